@@ -1,0 +1,239 @@
+"""The aliasing pass: who shares memory with whom, and when memory is taken and given back.
+
+ggml's graph allocator is two things in one loop.  This is the first: reference counts of children and views, in-place
+reuse, flags.  It never looks at the free list, so its result, a list of events (take, give back, trim) over
+*allocations*, may be fed to any offset planner.  The second, the free list, is `free_list.py`.
+
+Three rules:
+    MODERN   current ggml.  A view is never "own", so ops behind a reshape never work in place.
+    VIEWS    MODERN with that branch alive: a whole view at offset 0 whose root has no other user may be reused.
+    2023     `alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
+"""
+import numpy as np
+
+from ggjit.alloc.work import (
+    A_BUFT,
+    A_CUR,
+    A_FIRST,
+    A_HI,
+    A_LO,
+    A_SIZE,
+    ALLOC,
+    BUFT,
+    CAN_INPLACE,
+    CAUSE,
+    CAUSE_SRC,
+    COLUMNS,
+    EV_ALLOC,
+    EV_FREE,
+    EV_TRIM,
+    EXTERNAL,
+    FLAGS,
+    ID,
+    INPUT,
+    KIDS,
+    MARKER,
+    NONE,
+    OK,
+    OUTPUT,
+    OWN,
+    SIZE,
+    SRC,
+    VIEW,
+    VIEWS,
+    VOFFS,
+    col,
+    pad,
+    put_event,
+)
+from ggjit.ops.jit import exact, i64s, native
+from ggjit.ops.record import MAX_SRC, T_NB, T_NE, T_TYPE, T_WORDS
+
+MODERN, THROUGH_VIEWS = 0, 1
+
+# why a node was not computed in place: the source that came nearest decides
+(IN_PLACE, NOTHING_TO_PLACE, OP_CANNOT, NO_SOURCE, SRC_EXTERNAL, SRC_OUTPUT, SRC_LAYOUT, SRC_SHARED, SRC_VIEWED,
+ SRC_IS_VIEW) = range(10)
+CAUSE_TEXT = (
+    "computed in place",
+    "a view or a tensor placed elsewhere: nothing to place",
+    "this op cannot work in place",
+    "no source has memory in this plan",
+    "the source lives in memory of its own (weight, cache, input)",
+    "the source is an output of the graph",
+    "the source has another type, shape or strides",
+    "the source is still needed by another node",
+    "the source has other views that are still needed",
+    "the source is a view (ggml never reuses through views; planner 'best' does where it is safe)",
+)
+
+
+@exact
+def same_layout(t, a, b):
+    """Type, ne and nb of table rows a and b are equal."""
+    a *= T_WORDS
+    b *= T_WORDS
+    if t[a + T_TYPE] != t[b + T_TYPE]:
+        return False
+    for k in range(4):
+        if t[a + T_NE + k] != t[b + T_NE + k] or t[a + T_NB + k] != t[b + T_NB + k]:
+            return False
+    return True
+
+
+@exact
+def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
+    """Allocation number cnt[0] for tensor i; appends its event."""
+    a = cnt[0]
+    cnt[0] += 1
+    w[A_FIRST * m + a] = i
+    w[A_LO * m + a] = max(step, 0)
+    w[A_HI * m + a] = n_steps
+    w[A_SIZE * m + a] = size
+    w[A_CUR * m + a] = size
+    w[A_BUFT * m + a] = buft
+    w[ALLOC * m + i] = a
+    put_event(w, m, cnt[1], EV_ALLOC, a, size, step)
+    cnt[1] += 1
+
+
+@exact
+def _blame(w, m, i, cause, s):
+    if cause > w[CAUSE * m + i]:
+        w[CAUSE * m + i] = cause
+        w[CAUSE_SRC * m + i] = s
+
+
+@exact
+def _take_over(w, m, cnt, i, root, alignment, step):
+    """Node i gets root's allocation; what it does not need is given back."""
+    a = w[ALLOC * m + root]
+    w[ALLOC * m + i] = a
+    w[OWN * m + root] = 0
+    w[CAUSE * m + i] = IN_PLACE
+    w[CAUSE_SRC * m + i] = root
+    keep = pad(w[SIZE * m + i], alignment[w[A_BUFT * m + a]])
+    if keep < w[A_CUR * m + a]:
+        put_event(w, m, cnt[1], EV_TRIM, a, keep, step)
+        cnt[1] += 1
+        w[A_CUR * m + a] = keep
+
+
+@exact
+def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
+    """Try to compute node i in the memory of its source p."""
+    flags, view, kids, views, own = col(w, m, FLAGS), col(w, m, VIEW), col(w, m, KIDS), col(w, m, VIEWS), col(w, m, OWN)
+    root = view[p] if view[p] >= 0 else p
+    if view[p] < NONE or not own[root]:
+        _blame(w, m, i, SRC_EXTERNAL, p)
+    elif flags[p] & OUTPUT or flags[root] & OUTPUT:
+        _blame(w, m, i, SRC_OUTPUT, p)
+    elif not same_layout(t, w[ID * m + i], w[ID * m + p]):
+        _blame(w, m, i, SRC_LAYOUT, p)
+    elif kids[p] != 1:
+        _blame(w, m, i, SRC_SHARED, p)
+    elif views[p] != 0:
+        _blame(w, m, i, SRC_VIEWED, p)
+    elif root == p:
+        _take_over(w, m, cnt, i, p, alignment, step)
+        return True
+    elif views[root] != 1 or kids[root] != 0 or w[VOFFS * m + p] != 0:
+        _blame(w, m, i, SRC_VIEWED, p)
+    elif rule == THROUGH_VIEWS and pad(w[SIZE * m + i], alignment[w[A_BUFT * m + w[ALLOC * m + root]]]) <= \
+            w[A_CUR * m + w[ALLOC * m + root]]:
+        _take_over(w, m, cnt, i, root, alignment, step)
+        return True
+    else:
+        _blame(w, m, i, SRC_IS_VIEW, p)
+    return False
+
+
+@exact
+def _allocate(t, w, m, cnt, i, buft, rule, alignment, step, n_nodes, n_steps):
+    flags = w[FLAGS * m + i]
+    if w[OWN * m + i] or flags & EXTERNAL or w[VIEW * m + i] != NONE:
+        return
+    w[OWN * m + i] = 1
+    if i < n_nodes:
+        w[CAUSE * m + i] = NO_SOURCE if flags & CAN_INPLACE else OP_CANNOT
+        if flags & CAN_INPLACE:
+            for j in range(MAX_SRC):
+                p = w[SRC * m + i * MAX_SRC + j]
+                if p >= 0 and _reuse(t, w, m, cnt, i, p, rule, alignment, step):
+                    return
+    new_allocation(w, m, cnt, i, buft, pad(w[SIZE * m + i], alignment[buft]), step, n_steps)
+
+
+@exact
+def _free(w, m, cnt, i, step):
+    """Give tensor i's memory back, unless it is an output (or was handed on)."""
+    if w[FLAGS * m + i] & OUTPUT or not w[OWN * m + i]:
+        return
+    a = w[ALLOC * m + i]
+    w[OWN * m + i] = 0
+    w[A_HI * m + a] = step + 1
+    put_event(w, m, cnt[1], EV_FREE, a, w[A_CUR * m + a], step)
+    cnt[1] += 1
+
+
+@exact
+def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
+    """Children with multiplicity, views of nodes; input-flagged tensors are allocated as they are met."""
+    for i in range(n_nodes):
+        root = w[VIEW * m + i]
+        if root >= 0 and not w[FLAGS * m + i] & MARKER:
+            w[VIEWS * m + root] += 1
+        if w[FLAGS * m + i] & INPUT:
+            _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, 0, n_nodes, n_steps)
+        for j in range(MAX_SRC):
+            s = w[SRC * m + i * MAX_SRC + j]
+            if s >= 0:
+                w[KIDS * m + s] += 1
+                if w[FLAGS * m + s] & INPUT:
+                    _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, 0, n_nodes, n_steps)
+
+
+@exact
+def _release(w, m, cnt, p, step):
+    """One use of p is over."""
+    w[KIDS * m + p] -= 1
+    if w[KIDS * m + p] != 0 or w[VIEWS * m + p] != 0:
+        return
+    root = w[VIEW * m + p]
+    if root >= 0:
+        w[VIEWS * m + root] -= 1
+        if w[VIEWS * m + root] == 0 and w[KIDS * m + root] == 0:
+            _free(w, m, cnt, root, step)
+    elif root == NONE:
+        _free(w, m, cnt, p, step)
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def alias_modern(table, n_rows, ws, m, n_nodes, rule, alignments, n_buffers, counts):
+    """Events of current ggml's graph allocator.  counts[0..1] return the numbers of allocations and of events."""
+    t = i64s(table, n_rows * T_WORDS)
+    w = i64s(ws, COLUMNS * m)
+    alignment = i64s(alignments, n_buffers)
+    cnt = i64s(counts, 2)
+    cnt[0] = 0
+    cnt[1] = 0
+    n_steps = max(n_nodes, 1)
+    for i in range(m):
+        w[CAUSE * m + i] = NOTHING_TO_PLACE
+        w[CAUSE_SRC * m + i] = NONE
+    for i in range(n_nodes, m):                 # ggml forgets views among the leafs, and frees under them
+        if w[VIEW * m + i] >= 0:
+            w[VIEWS * m + w[VIEW * m + i]] += 1
+        _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, 0, n_nodes, n_steps)
+    _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps)
+    for i in range(n_nodes):
+        for j in range(MAX_SRC):
+            s = w[SRC * m + i * MAX_SRC + j]
+            if s >= 0:
+                _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
+        _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
+        for j in range(MAX_SRC):
+            s = w[SRC * m + i * MAX_SRC + j]
+            if s >= 0:
+                _release(w, m, cnt, s, i)
+    return OK

@@ -1,0 +1,337 @@
+"""Where every tensor of a graph lives: an aliasing pass, then an offset policy.  No memory is touched.
+
+    plan = plan_graph(table, node_ids, leaf_ids, (node_sizes, leaf_sizes))
+    plan.node_buffer, plan.node_chunk, plan.node_offs      # one entry per node, in graph order; buffer -1: elsewhere
+
+    table + ids --localize--> dense columns --alias_*--> events over allocations --replay / planners--> offsets
+"""
+import dataclasses
+import functools
+
+import numpy as np
+
+from ggjit.alloc import work
+from ggjit.alloc.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
+from ggjit.alloc.alias_2023 import alias_2023
+from ggjit.alloc.free_list import UNBOUNDED, new_states, reset_to_block
+from ggjit.alloc.localize import localize
+from ggjit.alloc.replay import chunk_sizes, replay
+from ggjit.alloc.sections import live_bytes
+from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.jit import i64s, native
+from ggjit.ops.record import OP, T_WORDS
+
+N_OPS = len(OP)
+PLANNERS = ("ggml", "ggml-2023", "best")
+
+
+def op_set(*ops):
+    """Bool array indexed by op number."""
+    out = np.zeros(N_OPS, np.uint8)
+    out[[int(op) for op in ops]] = 1
+    return out
+
+
+# ggml_op_can_inplace (row A10.04): 15 ops in 2023, 22 in current ggml
+IN_PLACE_2023 = op_set(OP.SCALE, OP.DIAG_MASK_ZERO, OP.DIAG_MASK_INF, OP.ADD, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR,
+                       OP.SQRT, OP.LOG, OP.UNARY, OP.ROPE, OP.RMS_NORM, OP.SOFT_MAX)
+IN_PLACE_OPS = IN_PLACE_2023 | op_set(OP.FILL, OP.ADD_ID, OP.ROPE_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
+                                      OP.SOFT_MAX_BACK)
+
+
+class GraphError(ShapeError):
+    """A graph that cannot be planned: a cycle, a foreign tensor, a tensor named twice."""
+
+
+@dataclasses.dataclass(slots=True)
+class GraphPlan:
+    """Placement of a graph's tensors.  Arrays are int64; node_* in node order, leaf_* in leaf order.
+
+    buffer  index of the buffer, -1: the tensor has memory of its own (weights, caches)
+    chunk   number of the chunk inside the buffer
+    offs    bytes from the chunk's start; a view's is its source's plus view_offs
+    size    bytes planned for the tensor itself, padded; 0 for views and external tensors (ggml's size_max)
+    root    table id of the tensor whose memory it is: itself, the reused parent, or the viewed tensor
+    alloc   row of the allocation arrays, -1
+    """
+    planner: str
+    rule: str                       # aliasing rule of the returned plan: "modern", "views", "2023"
+    n_steps: int
+    node_buffer: np.ndarray
+    node_chunk: np.ndarray
+    node_offs: np.ndarray
+    node_size: np.ndarray
+    node_root: np.ndarray
+    node_alloc: np.ndarray
+    leaf_buffer: np.ndarray
+    leaf_chunk: np.ndarray
+    leaf_offs: np.ndarray
+    leaf_size: np.ndarray
+    leaf_root: np.ndarray
+    leaf_alloc: np.ndarray
+    cause: np.ndarray               # per node, a number into CAUSE_TEXT
+    cause_src: np.ndarray           # per node, table id of the source the cause speaks of, -1
+    a_id: np.ndarray                # allocations: table id of the first tensor in it
+    a_lo: np.ndarray                # first step it is live
+    a_hi: np.ndarray                # first step it is dead
+    a_size: np.ndarray              # bytes, padded
+    a_buffer: np.ndarray
+    a_chunk: np.ndarray
+    a_offs: np.ndarray
+    events: np.ndarray              # (n, 4): kind (0 take, 1 give back, 2 trim), allocation, bytes, step
+    chunk_sizes: list               # per buffer: bytes of each chunk
+    lower_bounds: list              # per buffer: most live bytes at any step
+    ggml_peak: int                  # what ggml's own planner needs, bytes
+    seconds: float = 0.0
+
+    @property
+    def peak(self):
+        """Bytes of all chunks of all buffers."""
+        return sum(map(sum, self.chunk_sizes))
+
+    @property
+    def lower_bound(self):
+        """Bytes no plan of this node order and aliasing can go below."""
+        return sum(self.lower_bounds)
+
+    def why_not_in_place(self, i):
+        """(text, id of the source it speaks of or -1) for node i."""
+        return CAUSE_TEXT[self.cause[i]], int(self.cause_src[i])
+
+    @property
+    def n_in_place(self):
+        return int((self.cause == IN_PLACE).sum())
+
+    def live(self, buffer=None):
+        """Live bytes at every step, (n_steps,)."""
+        keep = slice(None) if buffer is None else self.a_buffer == buffer
+        return live_bytes(self.a_lo[keep], self.a_hi[keep], self.a_size[keep], self.n_steps)
+
+
+@native("i64(i64, i64, i64, i64, i64)")
+def _reset_all(states, words, n, offs, size):
+    st = i64s(states, n * words)
+    o, s = i64s(offs, n), i64s(size, n)
+    for b in range(n):
+        reset_to_block(st, b * words, o[b], s[b])
+    return 0
+
+
+def _ids(name, a):
+    a = np.ascontiguousarray(a, np.int64)
+    if a.ndim != 1:
+        raise ShapeError(f"{name}: expected a 1-D array of tensor ids, got shape {a.shape}")
+    return a
+
+
+def _sizes(name, a, n):
+    a = np.ascontiguousarray(a, np.int64)
+    if a.shape != (n,):
+        raise ShapeError(f"{name}: expected {n} sizes, one per tensor, got shape {a.shape}")
+    if n and int(a.min()) < 0:
+        i = int(a.argmin())
+        raise ShapeError(f"{name}[{i}] = {int(a[i])}: sizes are bytes and cannot be negative")
+    return a
+
+
+def check_alignment(alignment):
+    """int, or ParamError unless a power of two."""
+    a = int(alignment)
+    if a <= 0 or a & (a - 1) or a > 1 << 40:
+        raise ParamError(f"alignment {alignment}: expected a power of two")
+    return a
+
+
+def check_total(sizes, alignment, what):
+    """ShapeError when the padded sizes cannot be summed in 62 bits (ggml would wrap around)."""
+    total = sum(sizes.tolist()) + len(sizes) * alignment
+    if total >= UNBOUNDED:
+        raise ShapeError(f"{what}: {total} bytes in all overflow the 62-bit address space; check the shapes")
+
+
+class Problem:
+    """One graph in dense columns, checked; the passes run on `ws`."""
+
+    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None):
+        node_ids, leaf_ids = _ids("node_ids", node_ids), _ids("leaf_ids", leaf_ids)
+        if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != T_WORDS or not table.flags.c_contiguous:
+            raise ShapeError(f"table: expected a C-contiguous int64 matrix of {T_WORDS} columns, got "
+                             f"{table.dtype} {table.shape}")
+        self.table, self.n_rows = table, len(table)
+        self.n_nodes, self.m = len(node_ids), len(node_ids) + len(leaf_ids)
+        self.n_buffers = len(alignments)
+        self.alignments = np.array(alignments, np.int64)
+        m = self.m
+        self.ws = work.new_work(m)
+        ids, size, buft = self.col(work.ID), self.col(work.SIZE), self.col(work.BUFT)
+        ids[:self.n_nodes], ids[self.n_nodes:] = node_ids, leaf_ids
+        size[:self.n_nodes] = _sizes("node sizes", sizes[0], self.n_nodes)
+        size[self.n_nodes:] = _sizes("leaf sizes", sizes[1], m - self.n_nodes)
+        check_total(size, max(alignments), "graph")
+        buft[:self.n_nodes] = 0 if node_buffers is None else node_buffers
+        buft[self.n_nodes:] = 0 if leaf_buffers is None else leaf_buffers
+        info = np.zeros(3, np.int64)
+        own = 0 if own is None else np.ascontiguousarray(own, np.int64)
+        self._raise(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
+                             own, info), info)
+
+    def col(self, k):
+        return work.column(self.ws, self.m, k)
+
+    def alloc_col(self, k):
+        return work.column(self.ws, self.m, k)[:self.n_alloc].copy()
+
+    def _raise(self, status, info):
+        a, b = int(info[0]), int(info[1])
+        if status == work.OK:
+            return
+        if status == work.DUPLICATE:
+            raise GraphError(f"tensor {a} is in the graph twice; nodes and leafs are sets")
+        if status == work.BAD_ID:
+            raise IndexRangeError(f"tensor {a} refers to id {b}, the table has rows 0..{self.n_rows - 1}")
+        if status == work.FOREIGN_SRC:
+            raise GraphError(f"tensor {a} needs tensor {b}, which is neither in the graph nor placed; "
+                             "add it to the graph or allocate it first")
+        if status == work.UNORDERED:
+            raise GraphError(f"node {a} needs tensor {b}, which is computed after it: "
+                             "the graph is cyclic or not in execution order")
+        if status == work.VIEW_CYCLE:
+            raise GraphError(f"tensor {a} is a view of itself through a chain of views")
+        if status == work.BAD_BUFFER:
+            raise IndexRangeError(f"tensor {a} asks for a buffer outside 0..{self.n_buffers - 1}")
+        if status == work.BAD_SEQ:
+            raise GraphError(f"parse_seq[{int(info[2])}] names no node of the graph, or one a second time")
+        if status == work.NO_DATA:
+            raise GraphError(f"a view in node {int(self.col(work.ID)[int(info[2])])} comes before its source has "
+                             "memory; check parse_seq")
+        raise AssertionError(status)
+
+    def alias(self, rule):
+        """Run the modern aliasing pass on fresh columns (localize left the counters at zero)."""
+        counts = np.zeros(3, np.int64)
+        self._raise(alias_modern(self.table, self.n_rows, self.ws, self.m, self.n_nodes, rule, self.alignments,
+                                 self.n_buffers, counts), counts)
+        self.n_alloc, self.n_events, self.n_steps = int(counts[0]), int(counts[1]), max(self.n_nodes, 1)
+
+    def alias_2023(self, seq=None, placed=()):
+        """Run the 2023 pass.  placed: (local tensor, padded bytes, offs) of tensors already in our allocators."""
+        seq = np.ascontiguousarray(() if seq is None else seq, np.int64)
+        before = np.array([p[:2] for p in placed], np.int64).reshape(-1, 2)
+        counts = np.zeros(3, np.int64)
+        self._raise(alias_2023(self.table, self.n_rows, self.ws, self.m, self.n_nodes, seq, len(seq), self.alignments,
+                               self.n_buffers, before, len(before), counts), counts)
+        self.n_alloc, self.n_events = int(counts[0]), int(counts[1])
+        self.n_steps = max(len(seq) or self.n_nodes, 1)
+        for k, p in enumerate(placed):
+            self.col(work.A_CHUNK)[k], self.col(work.A_OFFS)[k] = 0, p[2]
+
+    def replay(self, states, words):
+        """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
+        info = np.zeros(1, np.int64)
+        if replay(self.ws, self.m, self.n_events, states, words, self.n_buffers, info) != work.OK:
+            a = int(info[0])
+            i = int(self.col(work.A_FIRST)[a])
+            raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.col(work.ID)[i])} needs "
+                              f"{int(self.col(work.A_SIZE)[a])} bytes; give a larger buffer or measure first")
+
+    def plan(self, planner, rule, sizes, ggml_peak=None):
+        """Columns -> GraphPlan."""
+        m, n = self.m, self.n_nodes
+        ids, view, flags, alloc = (self.col(k) for k in (work.ID, work.VIEW, work.FLAGS, work.ALLOC))
+        root = np.where(view >= 0, view, np.arange(m))
+        if rule != "2023":
+            alloc = alloc[root]             # modern views are resolved here; 2023 ones carry their allocation
+        offs = self.col(work.VOFFS) if rule != "2023" else self.col(work.DREL)
+        placed = (alloc >= 0) & (flags & work.EXTERNAL == 0)
+        alloc = np.where(placed, alloc, -1)
+        first, a_offs, a_chunk, a_buft = (self.alloc_col(k) for k in (work.A_FIRST, work.A_OFFS, work.A_CHUNK,
+                                                                      work.A_BUFT))
+        pick = lambda a: np.where(placed, np.append(a, -1)[alloc], -1)      # noqa: E731
+        size = np.where(placed & (view == work.NONE) | (self._took_over() & placed), self.col(work.SIZE), 0)
+        padding = self.alignments[np.maximum(pick(a_buft), 0)]
+        cols = {"buffer": pick(a_buft), "chunk": pick(a_chunk), "offs": np.where(placed, pick(a_offs) + offs, -1),
+                "size": (size + padding - 1) & -padding, "alloc": alloc,
+                "root": np.where(placed, ids[np.append(first, 0)[alloc]], self._root_ids(root, ids))}
+        fields = {f"{side}_{k}": v[part].copy() for side, part in (("node", slice(0, n)), ("leaf", slice(n, m)))
+                  for k, v in cols.items()}
+        cause_src = self.col(work.CAUSE_SRC)[:n]
+        a_lo, a_hi, a_size = (self.alloc_col(k) for k in (work.A_LO, work.A_HI, work.A_SIZE))
+        bounds = [int(live_bytes(a_lo[k], a_hi[k], a_size[k], self.n_steps).max(initial=0))
+                  for k in (a_buft == b for b in range(self.n_buffers))]
+        return GraphPlan(
+            planner=planner, rule=rule, n_steps=self.n_steps, **fields, cause=self.col(work.CAUSE)[:n].copy(),
+            cause_src=np.where(cause_src >= 0, ids[cause_src], -1), a_id=ids[first], a_lo=a_lo, a_hi=a_hi,
+            a_size=a_size, a_buffer=a_buft, a_chunk=a_chunk, a_offs=a_offs,
+            events=work.column(self.ws, m, work.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy(),
+            chunk_sizes=sizes, lower_bounds=bounds,
+            ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
+
+    def _took_over(self):
+        return self.col(work.CAUSE) == IN_PLACE
+
+    def _root_ids(self, root, ids):
+        """Root ids of tensors that are not placed here: the table's own view source, else the tensor itself."""
+        from ggjit.ops.record import T_VIEW_SRC
+        vs = self.table[ids, T_VIEW_SRC]
+        return np.where(vs >= 0, vs, ids[root])
+
+
+def _per_buffer(value, n, name):
+    out = [value] * n if value is None or np.isscalar(value) else list(value)
+    if len(out) != n:
+        raise ShapeError(f"{name}: expected one value or {n}, got {len(out)}")
+    return out
+
+
+def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
+               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0):
+    """Place every tensor of a graph that has no memory yet.
+
+    table        int64 matrix, one TENSOR record per row (ggjit.ops.record); a tensor is external when it, or the
+                 tensor it views, has a buffer there
+    node_ids, leaf_ids   table rows, nodes in execution order
+    sizes        (node sizes, leaf sizes): bytes each tensor needs from its buffer type; padded here
+    alignment, max_size  bytes, one value or one per buffer; max_size None means chunks without limit
+    node_buffers, leaf_buffers   buffer index per node and leaf (reserve_n's ids), None: all 0
+    planner      "ggml" (current ggml, offset for offset), "ggml-2023" (seed 003), "best" (never above ggml)
+    in_place     bool array by op number; default: the set of the chosen ggml version
+    parse_seq    "ggml-2023" only: node positions, -1 for barriers
+    time_limit   seconds "best" may search
+
+    Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
+    """
+    if planner not in PLANNERS:
+        raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
+    if parse_seq is not None and planner != "ggml-2023":
+        raise ParamError(f"parse_seq belongs to planner 'ggml-2023', not to {planner!r}")
+    alignments = [check_alignment(a) for a in _per_buffer(alignment, n_buffers, "alignment")]
+    limits = _per_buffer(max_size, n_buffers, "max_size")
+    if any(x is not None and x <= 0 for x in limits):
+        raise ParamError(f"max_size {max_size}: expected positive bytes")
+    if in_place is None:
+        in_place = IN_PLACE_2023 if planner == "ggml-2023" else IN_PLACE_OPS
+    in_place = np.ascontiguousarray(in_place, np.uint8)
+    make = functools.partial(Problem, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers,
+                             in_place)
+    if planner == "best":
+        from ggjit.alloc.best import best_plan
+        return best_plan(make, limits, time_limit)
+    return ggml_plan(make(), planner, limits, parse_seq)
+
+
+def ggml_plan(p, planner, limits, parse_seq=None, rule=MODERN):
+    """Plan of a fresh Problem by ggml's own free list."""
+    if planner == "ggml-2023":
+        p.alias_2023(parse_seq)
+        states, words = new_states(p.n_buffers, p.m + 2, None, 1)
+        zero = np.zeros(p.n_buffers, np.int64)
+        _reset_all(states, words, p.n_buffers, zero, zero + UNBOUNDED)
+        name = "2023"
+    else:
+        p.alias(rule)
+        states, words = new_states(p.n_buffers, p.m + 2, limits)
+        name = "views" if rule == THROUGH_VIEWS else "modern"
+    p.replay(states, words)
+    return p.plan(planner, name, chunk_sizes(states, words, p.n_buffers))
+
+

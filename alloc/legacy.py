@@ -1,0 +1,150 @@
+"""The graph allocator of 2023 over tensor allocators (rows A10.*), and the wrapper `ggml_allocr` (rows A11.*)."""
+import numpy as np
+
+from ggjit.alloc import work
+from ggjit.alloc.graph_alloc import IN_PLACE_2023, Problem
+from ggjit.alloc.replay import chunk_sizes
+from ggjit.alloc.tensor_alloc import TensorAllocator, stacked
+from ggjit.ops.errors import ShapeError
+
+
+class GraphAllocator2023:
+    """`ggml_gallocr` of 2023: plans a graph into tensor allocators, going on from the state they are in.
+
+    Memory a tensor got from one of the allocators beforehand counts as owned: it may be reused in place and freed.
+    An error leaves every allocator as it was.
+    """
+
+    def __init__(self):
+        self.parse_seq = None
+
+    def set_parse_seq(self, seq):
+        """Explicit order as node positions, -1 for barriers; an empty list turns it off (A10.03)."""
+        seq = np.array(seq, np.int64)
+        self.parse_seq = seq if len(seq) else None
+
+    def alloc_graph(self, talloc, table, node_ids, leaf_ids, sizes):
+        """(max_size of the allocator, GraphPlan) (A10.14)."""
+        plan = self.alloc_graph_n([talloc], table, node_ids, leaf_ids, sizes)
+        return talloc.max_size, plan
+
+    def alloc_graph_n(self, tallocs, table, node_ids, leaf_ids, sizes, node_tallocs=None, leaf_tallocs=None):
+        """An allocator per tensor (A10.15): node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
+
+        Returns a GraphPlan whose buffers are the allocators and whose offsets count from their bases.
+        """
+        if not tallocs:
+            raise ShapeError("no tensor allocator given")
+        ids = np.concatenate([np.asarray(node_ids, np.int64), np.asarray(leaf_ids, np.int64)])
+        want = np.zeros(len(ids), np.int64)
+        for part, given in ((slice(0, len(node_ids)), node_tallocs), (slice(len(node_ids), None), leaf_tallocs)):
+            if given is not None:
+                want[part] = given
+        holder = {int(i): b for b, t in enumerate(tallocs) for i in t.live}
+        placed, own = [], np.zeros(len(ids), np.int64)
+        for k, i in enumerate(ids.tolist()):
+            b = holder.get(i)
+            if b is not None:
+                own[k], want[k] = 1, b
+                offs, need = tallocs[b].live[i]
+                placed.append((k, need, offs))
+        p = Problem(table, node_ids, leaf_ids, sizes, [t.alignment for t in tallocs], want[:len(node_ids)],
+                    want[len(node_ids):], IN_PLACE_2023, own)
+        p.alias_2023(self.parse_seq, placed)
+        states, words = stacked(tallocs, p.m + 2)
+        p.replay(states, words)
+        plan = p.plan("ggml-2023", "2023", chunk_sizes(states, words, p.n_buffers))
+        self._commit(tallocs, states, words, p, plan, ids)
+        return plan
+
+    def _commit(self, tallocs, states, words, p, plan, ids):
+        for b, t in enumerate(tallocs):
+            before = t.max_size
+            t._state, t._words = states[b * words:(b + 1) * words].copy(), words
+            if t.on_max and t.max_size > before:
+                for top, live in maxima(plan, b, before):
+                    t.on_max(top, live)
+        alive = p.alloc_col(work.A_CUR) >= 0
+        buffer = np.concatenate([plan.node_buffer, plan.leaf_buffer])
+        offs = np.concatenate([plan.node_offs, plan.leaf_offs])
+        size = np.concatenate([plan.node_size, plan.leaf_size])
+        for i, b, o, s in zip(ids.tolist(), buffer.tolist(), offs.tolist(), size.tolist(), strict=True):
+            if b >= 0:
+                tallocs[b].own.setdefault(i, (o, s))
+                if tallocs[b].init_tensor and not tallocs[b].is_measure:
+                    tallocs[b].init_tensor(i, o, s)
+        planned = set(plan.a_id.tolist())
+        for t in tallocs:
+            t.live = {i: v for i, v in t.live.items() if i not in planned}
+        for a in np.flatnonzero(alive):
+            tallocs[plan.a_buffer[a]].live[int(plan.a_id[a])] = (int(plan.a_offs[a]), int(plan.a_size[a]))
+
+
+def maxima(plan, buffer=0, above=0):
+    """Every new maximum of one buffer's first chunk: (bytes, [(id, offs, nbytes)...] by address).
+
+    What GGML_ALLOCATOR_DEBUG prints (A9.23), from the events of a plan.
+    """
+    live, top, out = {}, above, []
+    for kind, a, nbytes, _ in plan.events.tolist():
+        if plan.a_buffer[a] != buffer or plan.a_chunk[a] != 0:
+            continue
+        if kind == work.EV_ALLOC:
+            live[a] = nbytes
+            end = int(plan.a_offs[a]) + nbytes
+            if end > top:
+                top = end
+                out.append((top, sorted(((int(plan.a_id[x]), int(plan.a_offs[x]), s) for x, s in live.items()),
+                                        key=lambda r: r[1])))
+        elif kind == work.EV_FREE:
+            live.pop(a, None)
+        else:
+            live[a] = nbytes
+    return out
+
+
+class Allocr:
+    """`ggml_allocr`: one tensor allocator and one graph allocator (A11.01).  Constructors as TensorAllocator's:
+    Allocr(size, alignment), Allocr.measure(alignment), Allocr.from_buffer(buffer), Allocr.from_backend(backend, size),
+    Allocr.measure_from_backend(backend) (A11.02); the rest forwards (A11.03 - A11.05)."""
+
+    def __init__(self, size=None, alignment=32, talloc=None, **kw):
+        self.talloc = talloc or TensorAllocator(size, alignment, **kw)
+        self.galloc = GraphAllocator2023()
+
+    @classmethod
+    def measure(cls, alignment=32):
+        return cls(talloc=TensorAllocator.measure(alignment))
+
+    @classmethod
+    def from_buffer(cls, buffer):
+        return cls(talloc=TensorAllocator.from_buffer(buffer))
+
+    @classmethod
+    def from_backend(cls, backend, size):
+        return cls(talloc=TensorAllocator.from_backend(backend, size))
+
+    @classmethod
+    def measure_from_backend(cls, backend):
+        return cls(talloc=TensorAllocator.measure_from_backend(backend))
+
+    buffer = property(lambda self: self.talloc.buffer)
+    is_measure = property(lambda self: self.talloc.is_measure)
+    max_size = property(lambda self: self.talloc.max_size)
+
+    def set_parse_seq(self, seq):
+        self.galloc.set_parse_seq(seq)
+
+    def reset(self):
+        self.talloc.reset()
+
+    def alloc(self, i, nbytes, table=None):
+        return self.talloc.alloc(i, nbytes, table)
+
+    def alloc_graph(self, table, node_ids, leaf_ids, sizes):
+        """max_size after placing the graph; the placement is in .plan."""
+        size, self.plan = self.galloc.alloc_graph(self.talloc, table, node_ids, leaf_ids, sizes)
+        return size
+
+    def free(self):
+        self.talloc.free()

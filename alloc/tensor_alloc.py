@@ -1,0 +1,231 @@
+"""Tensor allocators: ggml's best-fit allocator of 2023 (rows A9.*) and its modern bump pointer (B3).
+
+Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.
+
+    base           aligned base                                     max_size = highest end ever, from base
+    |  padding  |  a  |  b  |  free  |  c  |        tail (last resort)        |
+                                                                    reset() brings back one block; max_size stays
+"""
+import numpy as np
+
+from ggjit.alloc.free_list import (
+    CAP_BLOCKS,
+    CHUNK_HEAD,
+    FULL,
+    HEAD,
+    MAX_BLOCKS,
+    N_CHUNKS,
+    UNBOUNDED,
+    list_alloc,
+    list_free,
+    new_states,
+    reset_to_block,
+)
+from ggjit.alloc.graph_alloc import check_alignment
+from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.jit import i64s, native
+from ggjit.ops.record import T_BUFFER, T_VIEW_SRC
+
+MEASURE_BASE = 0x1000           # ggml_tallocr_new_measure's fake address
+
+
+def aligned_offset(base, offs, alignment):
+    """offs rounded up so that base + offs is a multiple of alignment; base 0 rounds a size up (A9.01)."""
+    alignment = check_alignment(alignment)
+    return offs + -(base + offs) % alignment
+
+
+@native("i64(i64, i64, i64)")
+def _take(state, words, size):
+    return list_alloc(i64s(state, words), 0, size)[1]
+
+
+@native("i64(i64, i64, i64, i64)")
+def _give(state, words, offs, size):
+    return 0 if list_free(i64s(state, words), 0, 0, offs, size) else 1
+
+
+@native("i64(i64, i64, i64, i64)")
+def _reset(state, words, offs, size):
+    reset_to_block(i64s(state, words), 0, offs, size)
+    return 0
+
+
+class Bump:
+    """Modern `ggml_tallocr`: a pointer that only moves up.
+
+    size, base, alignment in bytes.  alloc(nbytes) returns the offset from base; OutOfMemory leaves it where it was.
+    """
+
+    def __init__(self, size, alignment=32, base=0):
+        self.size, self.base, self.alignment = int(size), int(base), check_alignment(alignment)
+        self.offs = aligned_offset(self.base, 0, self.alignment)
+
+    def alloc(self, nbytes, name="tensor"):
+        """Offset of nbytes bytes, padded to the alignment."""
+        if nbytes < 0:
+            raise ShapeError(f"{name}: {nbytes} bytes")
+        need = aligned_offset(0, int(nbytes), self.alignment)
+        if self.offs + need > self.size:
+            raise OutOfMemory(f"not enough space in the buffer for {name}: needs {need} bytes, "
+                              f"{max(self.size - self.offs, 0)} of {self.size} are left")
+        offs, self.offs = self.offs, self.offs + need
+        return offs
+
+
+class TensorAllocator:
+    """`ggml_tallocr` of 2023: best fit with free, over one buffer.
+
+    size        bytes of the buffer; None makes a measuring allocator, which never runs out (A9.04)
+    base        address of the buffer's first byte; offsets count from it
+    init_tensor, free_tensor   called with (id, offs, nbytes) after an allocation and before a release, never while
+                measuring (A9.15, A9.19)
+    on_max      called with (max_size, [(id, offs, nbytes)...] by address) at every new maximum (A9.23)
+    buffer      the object wrapped, `owned` buffers are freed by free()
+    """
+
+    def __init__(self, size=None, alignment=32, base=None, buffer=None, owned=False, init_tensor=None,
+                 free_tensor=None, on_max=None):
+        if size is not None and size < 0:
+            raise ShapeError(f"a buffer of {size} bytes")
+        self.is_measure = size is None
+        self.size = UNBOUNDED if size is None else int(size)
+        self.alignment = check_alignment(alignment)
+        self.base = int(base) if base is not None else MEASURE_BASE if self.is_measure else 0
+        self.buffer, self.owned = buffer, owned
+        self.init_tensor, self.free_tensor, self.on_max = init_tensor, free_tensor, on_max
+        self.own = {}                           # id -> (offs, padded bytes) of every tensor in this buffer
+        self.live = {}                          # those not given back
+        self._state, self._words = new_states(1, 64, None, 1)
+        self.reset()
+
+    # ---- constructors
+    @classmethod
+    def measure(cls, alignment=32, **kw):
+        """`ggml_tallocr_new_measure`."""
+        return cls(None, alignment, **kw)
+
+    @classmethod
+    def from_buffer(cls, buffer, **kw):
+        """Over a buffer somebody else owns: base and alignment are the buffer's (A9.05)."""
+        return cls(buffer.size, buffer.buft.alignment, buffer.base, buffer, **kw)
+
+    @classmethod
+    def from_buft(cls, buft, size, **kw):
+        """Allocates and owns a buffer (A9.06)."""
+        buffer = buft.alloc_buffer(size)
+        return cls(buffer.size, buft.alignment, buffer.base, buffer, owned=True, **kw)
+
+    @classmethod
+    def measure_from_buft(cls, buft, **kw):
+        """Measures with a buffer type's alignment (A9.07); unlike ggml it needs no one-byte buffer for that."""
+        return cls(None, buft.alignment, **kw)
+
+    @classmethod
+    def from_backend(cls, backend, size, **kw):
+        """from_buft with the backend's default buffer type (A9.06)."""
+        return cls.from_buft(backend.default_buffer_type, size, **kw)
+
+    @classmethod
+    def measure_from_backend(cls, backend, **kw):
+        """measure_from_buft with the backend's default buffer type (A9.07)."""
+        return cls.measure_from_buft(backend.default_buffer_type, **kw)
+
+    def free(self):
+        """Release the buffer if it is ours; more than once is fine (A9.21)."""
+        if self.owned and self.buffer is not None:
+            self.buffer.free()
+        self.buffer = None
+
+    # ---- state
+    def reset(self):
+        """One free block from the aligned base; max_size stays (A9.08)."""
+        start = aligned_offset(self.base, 0, self.alignment)
+        _reset(self._state, self._words, start, self.size - (0 if self.is_measure else start))
+        self.own.clear()
+        self.live.clear()
+
+    @property
+    def max_size(self):
+        """Highest end of any allocation since creation, bytes from base (A9.20)."""
+        return int(self._state[HEAD + 1])
+
+    @property
+    def blocks(self):
+        """Free blocks as (offs, size), by address."""
+        n, cap = int(self._state[HEAD]), int(self._state[CAP_BLOCKS])
+        o = HEAD + CHUNK_HEAD
+        return [(int(self._state[o + i]), int(self._state[o + cap + i])) for i in range(n)]
+
+    def is_own(self, i):
+        """Whether tensor i lives in this allocator's buffer (A9.24)."""
+        return i in self.own
+
+    def nbytes_for(self, nbytes):
+        """Padded size."""
+        return aligned_offset(0, int(nbytes), self.alignment)
+
+    def _room(self, n_blocks):
+        """Make sure the list can hold n_blocks blocks; ggml stops at 256."""
+        cap = int(self._state[CAP_BLOCKS])
+        if n_blocks > cap:
+            self._state, self._words = regrown(self._state, max(2 * cap, n_blocks))
+
+    # ---- allocating
+    def alloc(self, i, nbytes, table=None):
+        """Place tensor i (nbytes bytes) and return its offset.  With the table, views and tensors that have memory
+        are refused (A9.09).  OutOfMemory says what is needed and what there is, and changes nothing (A9.13)."""
+        if nbytes < 0 or nbytes > UNBOUNDED // 2:
+            raise ShapeError(f"tensor {i}: {nbytes} bytes")
+        if i in self.live:
+            raise ParamError(f"tensor {i} has memory here already; free it or reset the allocator first")
+        if table is not None and (table[i, T_VIEW_SRC] >= 0 or table[i, T_BUFFER] >= 0):
+            raise ParamError(f"tensor {i} is a view or has memory already; allocate its source, or nothing")
+        need = self.nbytes_for(nbytes)
+        before = self.max_size
+        offs = _take(self._state, self._words, need)
+        if offs == FULL:
+            raise OutOfMemory(f"not enough space in the buffer: tensor {i} needs {need} bytes, the largest free "
+                              f"block has {max((s for _, s in self.blocks), default=0)}")
+        self._place(i, int(offs), need, before)
+        return int(offs)
+
+    def _place(self, i, offs, need, before):
+        self.own[i] = self.live[i] = (offs, need)
+        if self.init_tensor and not self.is_measure:
+            self.init_tensor(i, offs, need)
+        if self.on_max and offs + need > before:
+            self.on_max(offs + need, sorted(((t, *p) for t, p in self.live.items()), key=lambda p: p[1]))
+
+    def free_id(self, i):
+        """Give tensor i's bytes back; tensors of other buffers are ignored (A9.16), twice is an error (A9.18)."""
+        if i not in self.own:
+            return
+        if i not in self.live:
+            raise IndexRangeError(f"tensor {i} was given back already")
+        offs, need = self.live[i]
+        if self.free_tensor and not self.is_measure:
+            self.free_tensor(i, offs, need)
+        self._room(len(self.live) + 2)
+        assert _give(self._state, self._words, offs, need) == 0
+        del self.live[i]
+
+
+def regrown(state, cap):
+    """A copy of one single-chunk state with room for `cap` blocks: (state, words)."""
+    out, words = new_states(1, cap, None, 1)
+    old = int(state[CAP_BLOCKS])
+    n = int(state[HEAD])
+    out[N_CHUNKS], out[MAX_BLOCKS] = state[N_CHUNKS], state[MAX_BLOCKS]
+    out[HEAD:HEAD + CHUNK_HEAD] = state[HEAD:HEAD + CHUNK_HEAD]
+    o = HEAD + CHUNK_HEAD
+    out[o:o + n] = state[o:o + n]
+    out[o + cap:o + cap + n] = state[o + old:o + old + n]
+    return out, words
+
+
+def stacked(tallocs, room):
+    """States of several allocators side by side, each with `room` spare blocks: (states, words)."""
+    cap = max(int(t._state[HEAD]) for t in tallocs) + room
+    parts = [regrown(t._state, cap) for t in tallocs]
+    return np.concatenate([p for p, _ in parts]), parts[0][1]

@@ -1,0 +1,49 @@
+"""ggjit: ggml's tensors, graphs, kernels, memory plans and backends as a Numba-JIT engine.
+
+    import ggjit as gg
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, np.random.rand(3, 4).astype("f4"))
+    gg.compute(gg.soft_max(a))
+
+Read in this order: `table` (a tensor is a row), `context` and `tensor` (handles), `graph`, `plan` (kernels and
+addresses), `pool` (threads), then `ggjit.ops` (what is computed) and `ggjit.alloc` (where it lies).
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
+
+from ggjit.backend import Backend, Device
+from ggjit.buffer import Buffer, BufferType, HostBuffer, tensor_alloc
+from ggjit.compute import alloc_ctx_tensors, compute, from_numpy
+from ggjit.context import Context
+from ggjit.graph import Graph
+from ggjit.graph_allocator import GraphAllocator
+from ggjit.ops import errors
+from ggjit.ops.errors import (
+    BadFile,
+    Cancelled,
+    GgjitError,
+    IndexRangeError,
+    MissingExtra,
+    ModelError,
+    NotAllocated,
+    NotSupported,
+    OutOfMemory,
+    Overwritten,
+    ParamError,
+    ShapeError,
+    StaleHandle,
+    TypeMismatch,
+)
+try:
+    from ggjit.ops.quantize import dequantize, quantize
+except ModuleNotFoundError:
+    print('TEMPORARY: ops/quantize.py missing')
+from ggjit.ops.spec import builders as _builders
+from ggjit.ops.types.traits import BY_NAME as _types
+from ggjit.registry import init_backend, registry
+from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
+
+__version__ = "0.1.0"
+
+globals().update(_builders())                                           # every op under ggml's name
+globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...

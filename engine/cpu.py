@@ -1,0 +1,126 @@
+"""The CPU device: host memory, kernels from the op specs, plans on the process-wide thread pool."""
+import os
+import platform
+
+from ggjit.backend import Backend, Device, HostMemory
+from ggjit.buffer import BufferType, HostBuffer
+from ggjit.config import available_cores, default_threads
+from ggjit.ops import isa
+from ggjit.ops.errors import ParamError
+from ggjit.ops.record import VIEW_OPS
+from ggjit.ops.spec import all_specs
+from ggjit.plan import Plan
+
+MAX_THREADS = 512
+
+
+class CPUBufferType(BufferType):
+    """Plain host memory."""
+    name = "CPU"
+
+    def __init__(self, device):
+        self.device = device
+
+    def is_host(self):
+        return True
+
+    def alloc_buffer(self, size):
+        return HostBuffer(self, size)
+
+
+class CPUDevice(HostMemory, Device):
+    """This machine's processor."""
+    name = "CPU"
+
+    def __init__(self):
+        self._buffer_type = CPUBufferType(self)
+
+    @property
+    def description(self):
+        return f"{_processor_name()}, {available_cores()} cores, {isa.ISA}"
+
+    @property
+    def props(self):
+        return {**super().props, "buffer_from_host_ptr": True}
+
+    def memory(self):
+        page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+        return (page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")) if page else (0, 0)
+
+    def init_backend(self, params=""):
+        """params: "n_threads=2"."""
+        options = parse_params(params, {"n_threads": int})
+        return CPUBackend(self, **options)
+
+    def buffer_type(self):
+        return self._buffer_type
+
+    def supports_op(self, t):
+        if t.op in VIEW_OPS:
+            return True
+        spec = all_specs().get(t.op)
+        return spec is not None and spec.kernel is not None and spec.kernel(t, 1) is not None
+
+    def supports_buft(self, buft):
+        return buft.is_host()
+
+
+class CPUBackend(Backend):
+    """Computes graphs on `n_threads` threads of the one process-wide pool."""
+
+    def __init__(self, device, n_threads=None):
+        super().__init__(device)
+        self.n_threads = default_threads() if n_threads is None else n_threads
+        self.abort_callback = None          # () -> bool, asked every 10 ms or so; True cancels
+
+    @property
+    def n_threads(self):
+        return self._n_threads
+
+    @n_threads.setter
+    def n_threads(self, n):
+        if not isinstance(n, int) or not 1 <= n <= MAX_THREADS:
+            raise ParamError(f"n_threads must be an integer from 1 to {MAX_THREADS}, got {n!r}")
+        self._n_threads = n
+
+    def graph_plan_create(self, graph, placement=None):
+        """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it."""
+        return Plan(self, graph, placement or graph.placement)
+
+    def graph_compute(self, graph):
+        """Run the graph once.  The plan is kept with the graph, so a second call replays."""
+        kept = graph.plans.get(self)
+        if kept is None or kept.placement is not graph.placement or kept.n_threads != self.n_threads:
+            kept = graph.plans[self] = self.graph_plan_create(graph)
+        kept.compute()
+
+    def __repr__(self):
+        return f"<Backend CPU n_threads={self.n_threads}>"
+
+
+def parse_params(text, known):
+    """"n_threads=2,flag=1" -> {"n_threads": 2, ...}; ParamError names what is unknown."""
+    options = {}
+    for part in filter(None, (p.strip() for p in str(text).split(","))):
+        key, eq, value = part.partition("=")
+        if not eq or key not in known:
+            raise ParamError(f"unknown backend parameter {part!r}; known: {', '.join(f'{k}=...' for k in known)}")
+        try:
+            options[key] = known[key](value)
+        except ValueError:
+            raise ParamError(f"backend parameter {key}={value!r}: expected {known[key].__name__}") from None
+    return options
+
+
+def _processor_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+CPU = CPUDevice()

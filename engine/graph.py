@@ -1,0 +1,78 @@
+"""Graphs: the nodes that lead to some results, in an order in which each comes after its sources.  Immutable."""
+import functools
+import hashlib
+import weakref
+
+import numpy as np
+
+from ggjit.ops.errors import ParamError, TypeMismatch
+from ggjit.ops.record import FLAG_COMPUTE, FLAG_OUTPUT, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
+from ggjit.table import TABLE
+from ggjit.tensor import Tensor
+
+
+class Graph:
+    """The graph that computes `outputs` (ggml_build_forward_expand on each, in order); they become outputs.
+
+    `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
+    depth-first visit, which its allocator's offsets depend on.
+    """
+
+    def __init__(self, *outputs):
+        if not outputs:
+            raise ParamError("Graph needs at least one tensor to compute")
+        for y in outputs:
+            if not isinstance(y, Tensor):
+                raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}")
+            y._check()
+        self.outputs = outputs
+        self.nodes, self.leafs = _visit(outputs)
+        for t in outputs:
+            TABLE.flag(t.id, FLAG_OUTPUT)
+        self.node_ids = np.array([t.id for t in self.nodes], np.int64)
+        self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
+        TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
+        self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
+        self.plans = weakref.WeakKeyDictionary()        # backend -> its plan, for Backend.graph_compute
+        # strong references: the tensors, and through them their contexts
+        self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+
+    @functools.cached_property
+    def key(self):
+        """Topology key: ops, types, shapes, strides, views, parameters, flags and source identities of all tensors."""
+        h = hashlib.blake2b(digest_size=16)
+        h.update(self.node_ids.tobytes() + b"|" + self.leaf_ids.tobytes())
+        for ids in (self.node_ids, self.leaf_ids):
+            h.update(TABLE.words[ids, :T_BUFFER].tobytes())
+        return h.hexdigest()
+
+    def __len__(self):
+        return len(self.nodes)
+
+    def __repr__(self):
+        return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs -> {', '.join(map(repr, self.outputs))}>"
+
+
+def _visit(outputs):
+    """Depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than Python's stack."""
+    nodes, leafs, seen = [], [], set()
+    for y in outputs:
+        stack = [(y, 0)]
+        seen_here = y.id in seen
+        if seen_here:
+            continue
+        seen.add(y.id)
+        while stack:
+            t, i = stack.pop()
+            src = t.src
+            while i < len(src) and (src[i] is None or src[i].id in seen):
+                i += 1
+            if i < len(src):
+                stack.append((t, i + 1))
+                src[i]._check()
+                seen.add(src[i].id)
+                stack.append((src[i], 0))
+                continue
+            is_leaf = t.op == OP.NONE and not int(TABLE.words[t.id, T_FLAGS]) & FLAG_PARAM
+            (leafs if is_leaf else nodes).append(t)
+    return nodes, leafs

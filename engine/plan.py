@@ -1,0 +1,267 @@
+"""Plans: a graph made ready to run.  Plan once, replay many times.
+
+Making a plan chooses a kernel for every node, resolves every address and lays the NODE rows out in one int64 array;
+replaying it enters jitted code once (engine/pool.py).
+
+    graph.nodes      mul_mat      add      view     soft_max          (views need no code: they are addresses)
+                        |          |                   |
+    plan.rows      [ NODE row | NODE row         | NODE row ]         int64 words, layout in ops/record.py
+                     kernel     kernel             kernel             code addresses from the object cache
+                     dst, src   dst, src           dst, src           arena base + offset
+
+Leaves have a placement of their own, in the tensor table.  The placement of computed tensors belongs to the plan: two
+plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
+or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
+"""
+import threading
+import time
+import weakref
+
+import numpy as np
+
+from ggjit.buffer import HostBuffer, buffer_by_id
+from ggjit.config import debug
+from ggjit.ops.errors import Cancelled, GgjitError, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
+from ggjit.ops.jit import kernel_address
+from ggjit.ops.record import (
+    ABORTED,
+    BAD_ARGUMENT,
+    BAD_INDEX,
+    N_DST,
+    N_FLAGS,
+    N_ID,
+    N_INFO,
+    N_KERNEL,
+    N_NEXT,
+    N_PARAMS,
+    N_SRC,
+    N_TASKS,
+    N_WORK,
+    N_WORK_SIZE,
+    T_BUFFER,
+    T_NB,
+    T_NE,
+    T_OFFS,
+    T_PARAMS,
+    T_TYPE,
+    V_NB,
+    V_NE,
+    V_TYPE,
+    V_WORDS,
+    VIEW_OPS,
+    WORD,
+    node_words,
+)
+from ggjit.ops.shape import describe
+from ggjit.ops.spec import all_specs
+from ggjit.pool import BARRIER_AFTER, the_pool
+from ggjit.table import TABLE
+
+# Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
+TINY_NANOSECONDS = 4000.0
+
+
+class Placement:
+    """Where the computed tensors of a graph lie: made by GraphAllocator (engine/graph_allocator.py).
+
+    where: {tensor id: (buffer, byte offset)}, views and in-place results included.
+    """
+
+    def __init__(self, where):
+        self.where = where
+
+
+class Plan:
+    """`plan.compute()` runs the graph; `plan.numpy(t)` reads a result of this plan's last run."""
+
+    def __init__(self, backend, graph, placement):
+        self.backend, self.graph, self.placement = backend, graph, placement
+        self.n_threads = backend.n_threads
+        self.key = graph.key
+        self.runs = 0
+        self._lock = threading.Lock()
+        self.nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and min(t.ne) > 0]
+        self.kernels = [self._choose(t) for t in self.nodes]
+        self._check_written()
+        self._lay_out()
+        self._resolve()
+        if "plan" in debug:
+            print(self.dump())
+
+    # ------------------------------------------------------------ making
+    def _choose(self, t):
+        spec = all_specs().get(t.op)
+        kernel = spec.kernel(t, self.n_threads) if spec is not None and spec.kernel is not None else None
+        if kernel is None:
+            raise NotSupported(f"the CPU has no kernel for {t!r} with sources {', '.join(describe(s) for s in t.src)}; "
+                               f"`ggjit info` lists ops and types")
+        return kernel
+
+    def where(self, t):
+        """(buffer, byte offset) of any tensor of the graph, or None."""
+        base = t.base
+        row = TABLE.words[base.id]
+        if row[T_BUFFER] >= 0:
+            return buffer_by_id(int(row[T_BUFFER]), base), int(row[T_OFFS]) + t.view_offs
+        if self.placement is None:
+            return None
+        found = self.placement.where.get(t.id)
+        if found is None and t.view_src is not None:
+            found = self.placement.where.get(base.id)
+            found = found and (found[0], found[1] + t.view_offs)
+        return found
+
+    def _check_written(self):
+        """A plan that would write into mapped weights, or has tensors without memory, is refused as a whole."""
+        for t in self.nodes:
+            for x in (t, *(s for s in t.src if s is not None)):
+                x._check()
+                where = self.where(x)
+                if where is None:
+                    raise NotAllocated(f"{describe(x)}, needed by {t!r}, has no memory; allocate leaves with "
+                                       f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
+                buf, offs = where
+                if not buf.buft.is_host():
+                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which the CPU cannot reach; use a Scheduler")
+                if offs < 0 or offs + x.nbytes > buf.size:
+                    raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
+            if self.where(t)[0].read_only:
+                raise ParamError(f"{t!r} would write into read-only {self.where(t)[0]!r}; work on a copy (gg.dup)")
+
+    def _lay_out(self):
+        sizes = [node_words(len(t.src)) for t in self.nodes]
+        starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
+        self.work_nbytes = max((k.work_nbytes for k in self.kernels), default=0)
+        work_type = self.backend.default_buffer_type
+        self._work = HostBuffer(work_type, self.work_nbytes) if self.work_nbytes else None
+        store = np.zeros(starts[-1] + 8, np.int64)
+        skip = -(store.__array_interface__["data"][0] // WORD) % 8
+        self.rows = rows = store[skip:skip + starts[-1]]
+        self._first = rows.__array_interface__["data"][0]
+        self._starts = starts
+        self._views = []                    # (word of the address in rows, tensor)
+        words = TABLE.words
+        for t, kernel, at, size in zip(self.nodes, self.kernels, starts, sizes, strict=False):
+            rows[at + N_KERNEL] = self._code(t, kernel)
+            rows[at + N_NEXT] = size * WORD
+            rows[at + N_TASKS] = 1 if self.n_threads == 1 or kernel.cost < TINY_NANOSECONDS else self.n_threads
+            rows[at + N_WORK] = self._work.base if kernel.work_nbytes else 0
+            rows[at + N_WORK_SIZE] = kernel.work_nbytes
+            rows[at + N_ID] = t.id
+            rows[at + N_PARAMS:at + N_PARAMS + 8] = words[t.id, T_PARAMS:T_PARAMS + 8]
+            for k, x in enumerate((t, *t.src)):
+                v = at + (N_DST if k == 0 else N_SRC + V_WORDS * (k - 1))
+                if x is not None:
+                    rows[v + V_NE:v + V_NE + 4] = words[x.id, T_NE:T_NE + 4]
+                    rows[v + V_NB:v + V_NB + 4] = words[x.id, T_NB:T_NB + 4]
+                    rows[v + V_TYPE] = words[x.id, T_TYPE]
+                    self._views.append((v, x))
+        self._mark_barriers(starts)
+
+    @staticmethod
+    def _code(t, kernel):
+        spec = all_specs()[t.op]
+        return kernel_address(kernel.name, kernel.make, (spec.module, *kernel.modules))
+
+    def _mark_barriers(self, starts):
+        tasks = [int(self.rows[at + N_TASKS]) for at in starts[:-1]]
+        for i, at in enumerate(starts[:-1]):
+            alone = tasks[i] == 1 and (i + 1 == len(tasks) or tasks[i + 1] == 1)
+            self.rows[at + N_FLAGS] = 0 if alone else BARRIER_AFTER
+
+    def _resolve(self):
+        """Write the address of every view; called again when something moved."""
+        self._version = TABLE.placement_version
+        placed = [self.where(t) for _, t in self._views]
+        for (_, t), where in zip(self._views, placed, strict=True):
+            if where is None or not where[0].alive:
+                raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
+        at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
+        self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
+        self._buffers = {id(b): b for b, _ in placed}      # kept alive while the plan lives
+
+    # ------------------------------------------------------------ running
+    def compute(self):
+        """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
+        StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error the results are invalid."""
+        with self._lock:
+            if self._version != TABLE.placement_version:
+                self._check_written()
+                self._resolve()
+            if "poison" in debug:
+                self._poison()
+            if self.nodes:
+                status, node = the_pool().run(self._first, self._first + self.rows.size * WORD, self.n_threads,
+                                              self.backend.abort_callback)
+                if status:
+                    self._raise(status, node)
+            self.runs += 1
+        me = weakref.ref(self)
+        for t in self.graph.nodes:
+            t._plan = me
+
+    def _raise(self, status, node):
+        if status == ABORTED:
+            raise Cancelled("the computation was cancelled by the abort callback; its outputs are invalid")
+        at = (node - self._first) // WORD
+        t = next(t for t, start in zip(self.nodes, self._starts, strict=False) if start == at)
+        value = int(self.rows[at + N_INFO])
+        if status == BAD_INDEX:
+            raise IndexRangeError(f"{t!r}: index {value} is out of range for {describe(t.src[0])}; sources: "
+                                  f"{', '.join(describe(s) for s in t.src)}")
+        what = "was given a combination it does not know" if status == BAD_ARGUMENT else f"failed with status {status}"
+        raise GgjitError(f"the kernel of {t!r} {what} (value {value})")
+
+    def _poison(self):
+        for t in self.nodes:
+            buf, offs = self.where(t)
+            if t.view_src is None and not any(s is not None and self.where(s) == (buf, offs) for s in t.src):
+                buf.arena[offs:offs + t.nbytes] = 0xFF
+
+    # ------------------------------------------------------------ reading
+    def check_intact(self, t):
+        """Overwritten, if a later node of this plan reused the memory of `t`."""
+        where = self.where(t)
+        if where is None or TABLE.words[t.base.id, T_BUFFER] >= 0:
+            return
+        ids = [n.id for n in self.graph.nodes]
+        if t.id not in ids:
+            return
+        buf, lo = where
+        hi = lo + t.nbytes
+        for n in self.nodes:
+            if ids.index(n.id) <= ids.index(t.id) or n is t:
+                continue
+            other, offs = self.where(n)
+            if other is buf and offs < hi and lo < offs + n.nbytes:
+                raise Overwritten(f"the memory of {describe(t)} was reused by {n!r}; call gg.set_output on it before "
+                                  f"building the graph")
+
+    def numpy(self, t):
+        """The values of `t` as this plan's last run left them."""
+        with self._lock:
+            before, t._plan = t._plan, weakref.ref(self)
+            try:
+                return t.numpy()
+            finally:
+                t._plan = before or weakref.ref(self)
+
+    def dump(self):
+        """One line per node: number, result, kernel, threads, offset."""
+        lines = [f"plan of {len(self.nodes)} nodes, {self.n_threads} threads, work {self.work_nbytes:,} bytes"]
+        for i, (t, k, at) in enumerate(zip(self.nodes, self.kernels, self._starts, strict=False)):
+            buf, offs = self.where(t)
+            lines.append(f"{i:5d}  {t!r}  {k.name}  tasks {int(self.rows[at + N_TASKS])}  buffer {buf.id} + {offs}")
+        return "\n".join(lines)
+
+    def timed(self):
+        """Run once node by node on one thread: [(tensor, kernel name, nanoseconds)].  For profiles, not for results."""
+        pool, out = the_pool(), []
+        for t, k, at, end in zip(self.nodes, self.kernels, self._starts, self._starts[1:], strict=False):
+            t0 = time.perf_counter_ns()
+            status, node = pool.run(self._first + at * WORD, self._first + end * WORD, self.n_threads)
+            out.append((t, k.name, time.perf_counter_ns() - t0))
+            if status:
+                self._raise(status, node)
+        return out
+

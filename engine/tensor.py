@@ -1,0 +1,208 @@
+"""Tensor: a thin handle on a row of the tensor table.
+
+`ne` and `nb` are in ggml's order (ne0 is the fastest dimension, nb in bytes); `shape` is NumPy's, reversed:
+
+    ne = (4, 3, 1, 1)   nb = (4, 16, 48, 48)          shape = (3, 4)
+
+         ne0 ->
+        +----+----+----+----+        element (i0, i1) lies at  offs + i0*nb0 + i1*nb1
+    ne1 | 0  | 4  | 8  | 12 |
+     |  | 16 | 20 | 24 | 28 |        (numbers: byte offsets)
+     v  | 32 | 36 | 40 | 44 |
+        +----+----+----+----+
+"""
+import numpy as np
+
+from ggjit.ops.errors import IndexRangeError, NotAllocated, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
+from ggjit.ops.shape import describe, is_contiguous
+from ggjit.ops.types import BF16
+from ggjit.table import TABLE
+
+
+class Tensor:
+    """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
+
+    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "_plan",
+                 "__weakref__")
+
+    def __init__(self, id, generation, ctx, type, op, ne, nb, src, view_src, view_offs, name):
+        self.id, self.generation, self.ctx = id, generation, ctx
+        self.type, self.op, self.ne, self.nb = type, op, ne, nb
+        self.src, self.view_src, self.view_offs = src, view_src, view_offs
+        self.name = name
+        self._plan = None               # weak reference to the plan that computed it last
+
+    def _check(self):
+        if not self.ctx.alive or TABLE.words[self.id, T_GEN] != self.generation:
+            raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed")
+
+    # ------------------------------------------------------------ facts
+    @property
+    def shape(self):
+        """NumPy order, trailing ggml dimensions of length 1 dropped."""
+        n = 4
+        while n > 1 and self.ne[n - 1] == 1:
+            n -= 1
+        return tuple(reversed(self.ne[:n]))
+
+    @property
+    def nbytes(self):
+        """Bytes from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted)."""
+        if min(self.ne) <= 0:
+            return 0
+        if self.type.block == 1:
+            return self.type.nbytes + sum((n - 1) * b for n, b in zip(self.ne, self.nb, strict=True))
+        return self.ne[0] * self.nb[0] // self.type.block + sum(
+            (n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:], strict=True))
+
+    @property
+    def flags(self):
+        return int(TABLE.words[self.id, T_FLAGS])
+
+    @property
+    def op_params(self):
+        """The 16 int32 slots; floats are stored as their bits."""
+        return TABLE.records["op_params"][self.id].copy()
+
+    @property
+    def param_floats(self):
+        """The same slots read as float32."""
+        return self.op_params.view(np.float32)
+
+    @property
+    def base(self):
+        """The tensor whose memory this one uses: itself, or the end of its view chain."""
+        return self if self.view_src is None else self.view_src
+
+    @property
+    def buffer(self):
+        """The buffer that holds it, or None (results of ops: in the plan that ran last)."""
+        where = self._where()
+        return None if where is None else where[0]
+
+    @property
+    def offs(self):
+        """Byte offset in `buffer.arena`: buffer.arena[t.offs : t.offs + t.nbytes] are its bytes."""
+        where = self._where()
+        if where is None:
+            raise NotAllocated(f"{describe(self)} has no memory; use alloc_ctx_tensors or a GraphAllocator")
+        return where[1]
+
+    def _where(self):
+        """(buffer, byte offset) or None."""
+        from ggjit.buffer import buffer_by_id
+        self._check()
+        base = self.base
+        row = TABLE.words[base.id]
+        if row[T_BUFFER] >= 0:
+            return buffer_by_id(int(row[T_BUFFER]), base), int(row[T_OFFS]) + self.view_offs
+        plan = self._plan() if self._plan is not None else None
+        return plan.where(self) if plan is not None else None
+
+    def __repr__(self):
+        op = "" if not self.op else f" = {self.op.name.lower()}({', '.join(_short(s) for s in self.src)})"
+        return f"<{describe(self)}{op}>"
+
+    # ------------------------------------------------------------ data
+    def _bytes_view(self, offset=0, nbytes=None):
+        """uint8 view of the tensor's bytes in its arena; IndexRangeError outside it."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise IndexRangeError(f"bytes {offset}..{offset + nbytes} are outside {describe(self)} "
+                                  f"({self.nbytes} bytes)")
+        plan = self._plan() if self._plan is not None else None
+        if plan is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
+            plan.check_intact(self)
+        where = self._where()
+        if where is None:
+            raise NotAllocated(f"{describe(self)} has no memory; use alloc_ctx_tensors, a GraphAllocator or gg.compute")
+        buf, offs = where
+        return buf.host_bytes(offs + offset, nbytes)
+
+    def bytes(self):
+        """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
+        return self._bytes_view().tobytes()
+
+    def set_bytes(self, data, offset=0):
+        """Write raw bytes at byte `offset` of the tensor."""
+        raw = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
+        self._bytes_view(offset, raw.size)
+        self._writable()[offset:offset + raw.size] = raw
+
+    def _writable(self):
+        buf, offs = self._where()
+        return buf.host_bytes(offs, self.nbytes, write=True)
+
+    def set(self, array):
+        """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
+        a = np.asarray(array)
+        want = tuple(reversed(self.ne))
+        if a.size != int(np.prod(want)) or (a.ndim <= 4 and (1,) * (4 - a.ndim) + a.shape != want):
+            raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
+        self._bytes_view()
+        a = a.reshape(want)
+        if self.type.block > 1 or self.type is BF16:
+            from ggjit.ops.quantize import quantize
+            if not is_contiguous(self):
+                raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
+            self._writable()[...] = quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1)
+            return
+        if a.dtype.kind not in "fiub" or (self.type.dtype.kind == "i" and a.dtype.kind == "f"):
+            raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
+        self._elements(self._writable())[...] = a
+
+    def numpy(self):
+        """A copy of the values in NumPy order: float16 for F16; BF16 and quantised types come as float32."""
+        raw = self._bytes_view()
+        if self.type.block > 1 or self.type is BF16:
+            return self._dequantized(raw)
+        return self._elements(raw).reshape(self.shape).copy()
+
+    def _elements(self, raw):
+        """Strided NumPy view of scalar elements, 4 dimensions in NumPy order."""
+        if raw.size == 0:
+            return np.empty(tuple(reversed(self.ne)), self.type.dtype)
+        return np.ndarray(tuple(reversed(self.ne)), self.type.dtype, raw.data, 0, tuple(reversed(self.nb)))
+
+    def _dequantized(self, raw):
+        from ggjit.ops.quantize import dequantize
+        row = self.type.row_nbytes(self.ne[0])
+        if self.nb[0] != self.type.nbytes:
+            raise ShapeError(f"numpy: elements of {describe(self)} are not side by side in a row; use gg.cont first")
+        shape = (*reversed(self.ne[1:]), row)
+        if not raw.size:
+            return np.empty(self.shape, np.float32)
+        rows = np.ndarray(shape, np.uint8, raw.data, 0, (*reversed(self.nb[1:]), 1))
+        return dequantize(self.type, np.ascontiguousarray(rows), self.shape)
+
+
+def _short(t):
+    return "none" if t is None else t.name or f"%{t.id}"
+
+
+def set_input(t):
+    """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them."""
+    _flag(t, FLAG_INPUT)
+
+
+def set_output(t):
+    """Mark a result as an output: its memory is never reused, so it can be read after the compute."""
+    _flag(t, FLAG_OUTPUT)
+
+
+def set_param(t):
+    """Mark a leaf as a trainable parameter."""
+    _flag(t, FLAG_PARAM)
+
+
+def _flag(t, flag):
+    t._check()
+    TABLE.flag(t.id, flag)
+
+
+def set_name(t, name):
+    """Give the tensor a name (shown in errors, plans and reports); returns it."""
+    t.name = str(name)
+    return t
+

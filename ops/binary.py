@@ -1,0 +1,174 @@
+"""add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo).
+
+Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.
+One kernel body serves all four; it has three row forms:
+
+    b is one element per row (ne0 == 1)     d[i] = a[i] op b[0]
+    rows of equal length                    d[i] = a[i] op b[i]
+    anything else                           element by element with strides
+"""
+import numpy as np
+
+from ggjit.ops.jit import inline
+from ggjit.ops.node import (
+    DST,
+    SRC0,
+    SRC1,
+    chunk_rows,
+    n_rows,
+    nb,
+    ne,
+    next_rows,
+    row_addr,
+    row_addr_mod,
+    row_index,
+)
+from ggjit.ops.record import OK, OP
+from ggjit.ops.rows import ROW
+from ggjit.ops.shape import can_repeat, require, require_type
+from ggjit.ops.simd import W, fadd, fdiv, fmul, fsub
+from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.types import BF16, F16, F32
+
+FLOATS = (F32, F16, BF16)
+VECTOR = {OP.ADD: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
+NUMPY = {OP.ADD: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
+
+
+def _build(op, a, b, in_place):
+    name = op.name.lower()
+    require(can_repeat(b, a), f"{name}: b must tile a", a, b, remedy="reshape or repeat b")
+    require_type(name, a, FLOATS, "a")
+    require_type(name, b, FLOATS, "b")
+    return a.ctx.node(op, a.type, a.ne, (a, b), view_of=a if in_place else None)
+
+
+def add(a, b):
+    """a + b; shapes: a [ne0, ne1, ne2, ne3], b tiles a; NumPy: a + np.tile(b).  Type of a.  Source: ggml_add."""
+    return _build(OP.ADD, a, b, False)
+
+
+def add_inplace(a, b):
+    """a += b; a view of a.  Source: ggml_add_inplace."""
+    return _build(OP.ADD, a, b, True)
+
+
+def sub(a, b):
+    """a - b; shapes and types as `add`.  Source: ggml_sub."""
+    return _build(OP.SUB, a, b, False)
+
+
+def sub_inplace(a, b):
+    """a -= b; a view of a.  Source: ggml_sub_inplace."""
+    return _build(OP.SUB, a, b, True)
+
+
+def mul(a, b):
+    """a * b elementwise; shapes and types as `add`.  Source: ggml_mul."""
+    return _build(OP.MUL, a, b, False)
+
+
+def mul_inplace(a, b):
+    """a *= b; a view of a.  Source: ggml_mul_inplace."""
+    return _build(OP.MUL, a, b, True)
+
+
+def div(a, b):
+    """a / b elementwise; shapes and types as `add`.  Source: ggml_div."""
+    return _build(OP.DIV, a, b, False)
+
+
+def div_inplace(a, b):
+    """a /= b; a view of a.  Source: ggml_div_inplace."""
+    return _build(OP.DIV, a, b, True)
+
+
+def reference(t, a, b):
+    reps = [n // m for n, m in zip(a.shape, b.shape, strict=True)]
+    return NUMPY[OP(t.op)](a, np.tile(b, reps))
+
+
+def _make(op, ta, tb, td):
+    f = VECTOR[op]
+    xa, xb, xd = ROW[ta], ROW[tb], ROW[td]
+    lda, ldb, std = xa.load, xb.load, xd.store
+    lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
+    ldb1, lda1, std1 = xb.splat, xa.splat, xd.store_one
+    sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
+
+    @inline
+    def row_equal(d, a, b, n):
+        i = 0
+        while i + W <= n:
+            std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
+            i += W
+        if i < n:
+            std_part(d + i * sd, f(lda_part(a + i * sa, n - i), ldb_part(b + i * sb, n - i)), n - i)
+
+    @inline
+    def row_one(d, a, b, n):
+        y = ldb1(b)
+        i = 0
+        while i + W <= n:
+            std(d + i * sd, f(lda(a + i * sa), y))
+            i += W
+        if i < n:
+            std_part(d + i * sd, f(lda_part(a + i * sa, n - i), y), n - i)
+
+    @inline
+    def row_any(d, d0, a, a0, b, b0, nb_, n):
+        for i in range(n):
+            std1(d + i * d0, f(lda1(a + i * a0), ldb1(b + (i % nb_) * b0)))
+
+    def kernel(node, ith, nth, sync):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        n, n0, m0 = n_rows(d), ne(d, 0), ne(b, 0)
+        a0, b0, d0 = nb(a, 0), nb(b, 0), nb(d, 0)
+        packed = a0 == sa and d0 == sd
+        chunk = chunk_rows(n, nth)
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, n)
+            if start >= n:
+                return OK
+            for r in range(start, min(n, start + chunk)):
+                i1, i2, i3 = row_index(d, r)
+                pd, pa, pb = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3), row_addr_mod(b, i1, i2, i3)
+                if packed and m0 == 1:
+                    row_one(pd, pa, pb, n0)
+                elif packed and m0 == n0 and b0 == sb:
+                    row_equal(pd, pa, pb, n0)
+                else:
+                    row_any(pd, d0, pa, a0, pb, b0, m0, n0)
+    return kernel
+
+
+def kernel(t, n_threads):
+    a, b = t.src[:2]
+    if not {a.type, b.type, t.type} <= set(FLOATS):
+        return None
+    op = OP(t.op)
+    return Kernel(f"{op.name.lower()}-{a.type.name}-{b.type.name}-{t.type.name}",
+                  lambda: _make(op, a.type, b.type, t.type), cost=0.1 * touched_nbytes(t))
+
+
+def cases(op):
+    def make(ta, tb, ne, ne_b, swap):
+        def build(inp):
+            a, b = inp.new(ta, ne), inp.new(tb, ne_b, lo=0.5, hi=1.5)
+            if swap:
+                a = a.ctx.node(OP.PERMUTE, a.type, (ne[1], ne[0], *ne[2:]), (a,), (1, 0, 2, 3), view_of=a,
+                               nb=(a.nb[1], a.nb[0], a.nb[2], a.nb[3]))
+            return _build(op, a, b, False)
+        return build
+    for ta, tb in ((F32, F32), (F16, F32), (F32, F16), (F16, F16), (BF16, F32)):
+        for shape, shape_b in (((16, 5, 4, 3),) * 2, ((33, 5, 4, 3), (33, 1, 2, 1)), ((10, 5, 1, 1), (1, 5, 1, 1)),
+                         ((12, 6, 2, 1), (4, 3, 2, 1))):
+            yield Case(f"{ta!r} {tb!r} {shape} {shape_b}", make(ta, tb, shape, shape_b, False))
+    yield Case("transposed a", make(F32, F32, (7, 9, 2, 1), (9, 1, 1, 1), True))
+
+
+SPECS = tuple(
+    Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
+         cases=lambda op=op: cases(op))
+    for op, fs in ((OP.ADD, (add, add_inplace)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
+                   (OP.DIV, (div, div_inplace))))

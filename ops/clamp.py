@@ -1,0 +1,43 @@
+"""clamp: x limited to [min, max], in place."""
+import numpy as np
+
+from ggjit.ops.elementwise import lift, map_kernel
+from ggjit.ops.errors import ParamError
+from ggjit.ops.record import OP
+from ggjit.ops.shape import require_type
+from ggjit.ops.spec import Case, Spec
+from ggjit.ops.types import F16, F32
+
+
+def _clamp(b, x, p):
+    """max(min(x, p1), p0); NaN becomes p0, as in ggml's MAX(MIN(x, max), min)."""
+    x = b.select(b.fcmp_ordered("<", x, p[1]), x, p[1])
+    return b.select(b.fcmp_ordered(">", x, p[0]), x, p[0])
+
+
+CLAMP = lift(_clamp)
+
+
+def clamp(a, min, max):
+    """x limited to [min, max]; always in place, a view of a; F32, F16.  Source: ggml_clamp."""
+    require_type("clamp", a, (F32, F16))
+    if not min <= max:
+        raise ParamError(f"clamp: min {min} is above max {max}")
+    return a.ctx.node(OP.CLAMP, a.type, a.ne, (a,), (float(min), float(max)), view_of=a)
+
+
+def reference(t, a):
+    return np.clip(a.astype(np.float64), *t.param_floats[:2])
+
+
+def kernel(t, n_threads):
+    return map_kernel(t, "clamp", CLAMP)
+
+
+def cases():
+    for type in (F32, F16):
+        for ne in ((10, 5, 4, 3), (7, 1, 5, 3)):
+            yield Case(f"{type!r} {ne}", lambda inp, type=type, ne=ne: clamp(inp.new(type, ne), -0.5, 0.5))
+
+
+SPECS = (Spec(op=OP.CLAMP, builders=(clamp,), reference=reference, kernel=kernel, cases=cases),)

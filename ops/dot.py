@@ -1,0 +1,117 @@
+"""Dot products of rows: what a type supplies, and register tiles of R rows x C columns over it.
+
+A row of weights is read `step` elements at a time and multiplied with activations prepared once per column, laid out
+in the order the weights unpack to.  Products are summed in float32 lanes; the lanes are added at the end of the row.
+
+        k ->  |  step  |  step  |  step  |tail|
+    row r     |   w    |   w    |   w    | w  |         C columns share each w, R rows share each y
+    column j  |   y    |   y    |   y    | y  |
+
+Tiles at the edge repeat their last row or column: the same number is computed and stored twice, no code is added.
+"""
+import dataclasses
+from collections.abc import Callable
+
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, zero
+from ggjit.ops.mem import IR_I64
+from ggjit.ops.simd import W, store_ir, vec_ir
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dot:
+    """How rows of one type meet prepared activations.  The `_ir` members build LLVM IR inside an intrinsic.
+
+    step        elements a step
+    w_nbytes    bytes of a step of weights
+    y_nbytes    bytes of a step of prepared activations
+    load_w_ir   (b, address) -> values
+    tail_w_ir   (b, address, n) -> values: n < step elements (int64); reads no byte beyond them
+    load_y_ir   (b, address) -> values
+    tail_y_ir   the same for the last n; None: preparation pads with zeros, so load_y_ir serves
+    mac_ir      (b, acc, w values, y values) -> acc
+    prepare     jitted (float32 row, k, destination); None: the float32 row itself serves
+    lanes       float32 lanes of the accumulator
+    """
+    step: int
+    w_nbytes: int
+    y_nbytes: int
+    load_w_ir: Callable
+    tail_w_ir: Callable
+    load_y_ir: Callable
+    mac_ir: Callable
+    tail_y_ir: Callable | None = None
+    prepare: Callable | None = None
+    lanes: int = W
+
+    def column_nbytes(self, k):
+        """Bytes of a prepared column, whole cache lines."""
+        return (-(-k // self.step) * self.y_nbytes + 63) // 64 * 64
+
+
+def make_dot_tile(dot, n_rows, n_cols, unroll=1):
+    """intrinsic tile(w, ldw, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
+
+    Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
+    unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
+    """
+    acc_t = vec_ir("f32", dot.lanes)
+    nothing = zero("f32", dot.lanes)
+    n_acc = n_rows * n_cols
+    tail_y_ir = dot.tail_y_ir or (lambda b, addr, n: dot.load_y_ir(b, addr))
+
+    def pointers(b, base, stride, n, limit):
+        last = b.sub(limit, i64(1))
+        index = [i64(0)] + [min_ir(b, i64(i), last) for i in range(1, n)]
+        return [b.add(base, b.mul(i, stride)) for i in index], index
+
+    def codegen(context, b, sig, args):
+        w, ldw, y, ldy, k, dst, ldd, rows, cols = args
+        ws, ri = pointers(b, w, ldw, n_rows, rows)
+        ys, ci = pointers(b, y, ldy, n_cols, cols)
+
+        def multiply(b, acc, wo, yo, load_w, load_y):
+            wv = [load_w(b, b.add(p, wo)) for p in ws]
+            new = list(acc)
+            for j, q in enumerate(ys):
+                yv = load_y(b, b.add(q, yo))
+                for r in range(n_rows):
+                    new[j * n_rows + r] = dot.mac_ir(b, new[j * n_rows + r], wv[r], yv)
+            return new
+
+        def body_of(times):
+            def body(b, state):
+                wo, yo, acc = state[0], state[1], list(state[2:])
+                for u in range(times):
+                    o = u * n_acc
+                    acc[o:o + n_acc] = multiply(b, acc[o:o + n_acc], b.add(wo, i64(u * dot.w_nbytes)),
+                                                b.add(yo, i64(u * dot.y_nbytes)), dot.load_w_ir, dot.load_y_ir)
+                return [b.add(wo, i64(times * dot.w_nbytes)), b.add(yo, i64(times * dot.y_nbytes))] + acc
+            return body
+
+        steps = b.udiv(k, i64(dot.step))
+        state = [(IR_I64, i64(0))] * 2 + [(acc_t, nothing)] * (n_acc * unroll)
+        wo, yo, *acc = for_ir(b, b.udiv(steps, i64(unroll)), state, body_of(unroll))
+        if unroll > 1:
+            rest = [(IR_I64, wo), (IR_I64, yo)] + [(acc_t, v) for v in acc[:n_acc]]
+            wo, yo, *acc[:n_acc] = for_ir(b, b.urem(steps, i64(unroll)), rest, body_of(1))
+            while len(acc) > n_acc:
+                half = len(acc) // 2
+                acc = [b.fadd(p, q) for p, q in zip(acc[:half], acc[half:], strict=True)]
+        left = b.urem(k, i64(dot.step))
+        acc = if_ir(b, b.icmp_signed(">", left, i64(0)), acc, lambda b: multiply(
+            b, acc, wo, yo, lambda b, p: dot.tail_w_ir(b, p, left), lambda b, p: tail_y_ir(b, p, left)))
+        for j in range(n_cols):
+            column = b.add(dst, b.mul(ci[j], ldd))
+            for r0 in range(0, n_rows, 4):
+                group = range(r0, min(r0 + 4, n_rows))
+                for r, s in zip(group, hsums_ir(b, [acc[j * n_rows + r] for r in group]), strict=True):
+                    store_ir(b, s, b.add(column, b.mul(ri[r], i64(4))))
+        return context.get_dummy_value()
+
+    @intrinsic
+    def tile(typingctx, w, ldw, y, ldy, k, dst, ldd, rows, cols):
+        return types.void(*(types.int64,) * 9), codegen
+    return tile

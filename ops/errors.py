@@ -1,0 +1,68 @@
+"""Typed errors.  Every one names the thing that is wrong and the remedy; none is raised after state has changed."""
+
+
+class GgjitError(Exception):
+    """Base of every error ggjit raises on purpose."""
+
+
+class ShapeError(GgjitError, ValueError):
+    """Shapes, strides or sizes that do not fit together."""
+
+
+class TypeMismatch(GgjitError, TypeError):
+    """A tensor type an op or a setting does not take."""
+
+
+class ParamError(GgjitError, ValueError):
+    """A parameter out of its range."""
+
+
+class IndexRangeError(GgjitError, IndexError):
+    """An id, row number, position or byte range outside its tensor."""
+
+
+class StaleHandle(GgjitError, ReferenceError):
+    """A tensor, context or buffer that was freed."""
+
+
+class NotAllocated(GgjitError, RuntimeError):
+    """A tensor without memory where memory is needed."""
+
+
+class Overwritten(GgjitError, RuntimeError):
+    """An intermediate result whose memory a later node reused."""
+
+
+class OutOfMemory(GgjitError, MemoryError):
+    """A buffer type, a table or a fixed arena is full."""
+
+
+class NotSupported(GgjitError, NotImplementedError):
+    """An op, type or device combination no kernel serves."""
+
+
+class BadFile(GgjitError, ValueError):
+    """A file that is truncated, corrupted or hostile."""
+
+
+class ModelError(GgjitError, ValueError):
+    """A well-formed file that does not describe a model we can run."""
+
+
+class MissingExtra(GgjitError, ImportError):
+    """An optional package is not installed; the message names the pip extra."""
+
+
+class Cancelled(GgjitError, RuntimeError):
+    """A computation stopped by an abort callback; its outputs are invalid."""
+
+
+def extra(module, name):
+    """Import `module`, or say which extra brings it: `extra("tokenizers", "models")`."""
+    import importlib
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        if e.name and e.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtra(f"{module} is not installed; pip install 'ggjit[{name}]'") from None

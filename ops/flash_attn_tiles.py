@@ -1,0 +1,320 @@
+"""Register tiles of flash attention, as LLVM IR builders: dot products, weighted sums, matrix tiles, transposition.
+
+Two ways to the scores of a block of BK keys, and from them to the output:
+
+    few query rows (decode)                       many query rows (prefill)
+      scores: G rows x J keys, lanes along D,       scores: MR rows x NV vectors of keys, K block transposed
+              sums folded at the end                output: MR rows x NV vectors of columns, V block as float32
+      output: G rows x CV vectors of columns        (one matrix tile serves both)
+
+Every K and V element is loaded and widened once for all rows of a tile.  Loops over D and over the keys are real loops
+with hidden trip counts: unrolled, LLVM hoists loads until the accumulators spill (16 registers without AVX-512).
+Rows of any length are read exactly: a tail of n < lanes elements is put together from power-of-two pieces.
+"""
+import functools
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops import isa
+from ggjit.ops.mem import IR_F32, IR_I64
+from ggjit.ops.simd import (
+    B,
+    W,
+    const_ir,
+    counted_loop_ir,
+    fma_ir,
+    load_ir,
+    offset_ir,
+    opaque_ir,
+    shuffle_ir,
+    splat_ir,
+    store_ir,
+    vec_ir,
+)
+
+BK = 64                                     # keys of a block: their visibility is one 64-bit word
+ACC = 16 if isa.ISA == "avx512" else 8      # accumulators of the decode tiles
+MR, NV = (8, 2) if isa.ISA == "avx512" else (4, 2)      # the matrix tile: rows x vectors
+ELEMENT_NBYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+def lanes(n):
+    """Vector width for rows of n elements: the native one, or the power of two that holds a short row."""
+    w = 4
+    while w < W and w < n:
+        w *= 2
+    return w
+
+
+def padded(n):
+    """n rounded up to whole vectors."""
+    return -(-n // lanes(n)) * lanes(n)
+
+
+# ---------------------------------------------------------------- rows of any element type and length
+def _widen_ir(b, addr, elem, n):
+    """n elements at addr as <n x float>."""
+    if elem == "f32":
+        return load_ir(b, addr, vec_ir("f32", n))
+    if elem == "f16":
+        return b.fpext(load_ir(b, addr, vec_ir("f16", n)), vec_ir("f32", n))
+    half = b.zext(load_ir(b, addr, vec_ir("i16", n)), vec_ir("i32", n))
+    return b.bitcast(b.shl(half, const_ir("i32", [16] * n)), vec_ir("f32", n))
+
+
+def _lanes_ir(b, addr, elem, n, w):
+    """The first n <= w elements at addr as <w x float>, zeros above; no byte beyond them is read."""
+    if n == w:
+        return _widen_ir(b, addr, elem, w)
+    v, at = ir.Constant(vec_ir("f32", w), None), 0
+    for piece in (p for p in (8, 4, 2, 1) if n & p):
+        x = _widen_ir(b, offset_ir(b, addr, at * ELEMENT_NBYTES[elem]), elem, piece)
+        x = shuffle_ir(b, x, x, [max(0, min(i - at, piece - 1)) for i in range(w)])
+        v = shuffle_ir(b, v, x, [w + i if at <= i < at + piece else i for i in range(w)])
+        at += piece
+    return v
+
+
+def _row_vectors(n):
+    """(first element, elements in it) of each vector of a row of n elements."""
+    w = lanes(n)
+    return [(i, min(w, n - i)) for i in range(0, n, w)]
+
+
+@functools.cache
+def make_copy_row(elem, n):
+    """copy_row(src, dst, scale): n elements times scale -> float32, zero padded to whole vectors."""
+    w = lanes(n)
+
+    @intrinsic
+    def copy_row(typingctx, src, dst, scale):
+        def codegen(context, b, sig, args):
+            src, dst, scale = args
+            s = splat_ir(b, scale, w)
+            for i, m in _row_vectors(n):
+                v = _lanes_ir(b, offset_ir(b, src, i * ELEMENT_NBYTES[elem]), elem, m, w)
+                store_ir(b, b.fmul(v, s), offset_ir(b, dst, 4 * i))
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64, types.float32), codegen
+    return copy_row
+
+
+@functools.cache
+def make_store_row(n):
+    """store_row(src, dst, scale): n float32 of padded scratch times scale; exactly n elements are written."""
+    w = lanes(n)
+
+    @intrinsic
+    def store_row(typingctx, src, dst, scale):
+        def codegen(context, b, sig, args):
+            src, dst, scale = args
+            s = splat_ir(b, scale, w)
+            for i, m in _row_vectors(n):
+                v = b.fmul(load_ir(b, offset_ir(b, src, 4 * i), vec_ir("f32", w)), s)
+                at = 0
+                for piece in [w] if m == w else [p for p in (8, 4, 2, 1) if m & p]:
+                    part = shuffle_ir(b, v, v, range(at, at + piece))
+                    store_ir(b, part, offset_ir(b, dst, 4 * (i + at)))
+                    at += piece
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64, types.float32), codegen
+    return store_row
+
+
+# ---------------------------------------------------------------- few rows: dot products
+def _sums_ir(b, vs):
+    """Up to w vectors of w lanes -> one vector, lane i = sum of the lanes of vector i."""
+    w, s = vs[0].type.count, 1
+    while s < w:
+        if len(vs) > 1:
+            vs = vs + vs[-1:] * (len(vs) % 2)
+            even = [(i & ~s) + (w if i & s else 0) for i in range(w)]
+            odd = [i + s for i in even]
+            vs = [b.fadd(shuffle_ir(b, x, y, even), shuffle_ir(b, x, y, odd))
+                  for x, y in zip(vs[::2], vs[1::2], strict=True)]
+        else:
+            vs = [b.fadd(vs[0], shuffle_ir(b, vs[0], vs[0], [i ^ s for i in range(w)]))]
+        s *= 2
+    return vs[0]
+
+
+def _keys_at_once(w, n_rows):
+    """(J, U): keys of a tile, accumulators per (row, key)."""
+    if n_rows == 1:
+        return (4, 2) if ACC == 16 else (2, 4)
+    j = 1
+    while 2 * j * n_rows <= min(w, ACC):
+        j *= 2
+    return j, 1
+
+
+def _dot_products_ir(b, q, keys, elem, d, n_rows, u):
+    """{(row, key): <w x float> whose lanes sum to q[row] . key}; q rows are float32 scratch, padded."""
+    w, size, stride = lanes(d), ELEMENT_NBYTES[elem], 4 * padded(d)
+    step = max(u, 2)
+
+    def accumulate(acc, vectors, at):
+        """vectors: [(first element, count)] relative to element `at` (an IR value, or None for 0)."""
+        for x, (i, m) in enumerate(vectors):
+            kq = [offset_ir(b, k if at is None else b.add(k, b.mul(at, ir.Constant(IR_I64, size))), i * size)
+                  for k in keys]
+            qa = offset_ir(b, q if at is None else b.add(q, b.mul(at, ir.Constant(IR_I64, 4))), 4 * i)
+            for j, ka in enumerate(kq):
+                kv = _lanes_ir(b, ka, elem, m, w)
+                for g in range(n_rows):
+                    n = (x % u) * n_rows * len(keys) + g * len(keys) + j
+                    qv = load_ir(b, offset_ir(b, qa, g * stride), vec_ir("f32", w))
+                    acc[n] = fma_ir(b, kv, qv, acc[n])
+        return acc
+
+    vectors, n_full = _row_vectors(d), d // w
+    acc = [ir.Constant(vec_ir("f32", w), None)] * (n_rows * len(keys) * u)
+    n_steps = n_full // step if n_full > step else 0
+    if n_steps:
+        def body(b, state):
+            return [b.add(state[0], ir.Constant(IR_I64, step * w))] + accumulate(list(state[1:]), vectors[:step],
+                                                                                state[0])
+        count = opaque_ir(b, ir.Constant(IR_I64, n_steps))
+        acc = counted_loop_ir(b, count, [(IR_I64, ir.Constant(IR_I64, 0))] + [(a.type, a) for a in acc], body)[1:]
+    acc = accumulate(list(acc), vectors[n_steps * step:], None)
+    while len(acc) > n_rows * len(keys):
+        half = len(acc) // 2
+        acc = [b.fadd(x, y) for x, y in zip(acc[:half], acc[half:], strict=True)]
+    return acc
+
+
+@functools.cache
+def make_dots(elem, d, n_rows):
+    """dots(q, k, stride, n, out): out[g][j] = q[g] . k[j] for j < n; n >= 1, k[j] at k + j * stride.
+
+    out rows are BK floats apart; up to J - 1 floats beyond n are written in each.
+    """
+    w = lanes(d)
+    n_keys, u = _keys_at_once(w, n_rows)
+
+    @intrinsic
+    def dots(typingctx, q, k, stride, n, out):
+        def codegen(context, b, sig, args):
+            q, k, stride, n, out = args
+            zero = ir.Constant(IR_I64, 0)
+            strides = [b.mul(stride, ir.Constant(IR_I64, j)) for j in range(n_keys + 1)]
+
+            def body(b, state):
+                k, o, left = state
+                keys = [k] + [b.add(k, b.select(b.icmp_signed(">", left, ir.Constant(IR_I64, j)), strides[j], zero))
+                              for j in range(1, n_keys)]            # keys beyond the last: the first one again
+                acc = _dot_products_ir(b, q, keys, elem, d, n_rows, u)
+                for at in range(0, len(acc), w):
+                    sums = _sums_ir(b, acc[at:at + w])
+                    for x in range(at, min(at + w, len(acc)), n_keys):
+                        part = shuffle_ir(b, sums, sums, range(x - at, x - at + n_keys))
+                        store_ir(b, part, offset_ir(b, o, x // n_keys * BK * 4))
+                return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), b.sub(left, ir.Constant(IR_I64, n_keys))]
+            groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))
+            counted_loop_ir(b, groups, [(IR_I64, k), (IR_I64, out), (IR_I64, n)], body)
+            return context.get_dummy_value()
+        return types.void(*(types.int64,) * 5), codegen
+    return dots
+
+
+# ---------------------------------------------------------------- few rows: weighted sums
+@functools.cache
+def make_weighted(elem, d, n_rows):
+    """weighted(p, v, stride, n, acc, scale): acc[g] = scale[g] acc[g] + sum over j < n of p[g][j] v[j]; n >= 1."""
+    w, stride_acc = lanes(d), 4 * padded(d)
+    vectors = _row_vectors(d)
+    at_once = max(1, ACC // n_rows)
+
+    @intrinsic
+    def weighted(typingctx, p, v, stride, n, acc, scale):
+        def codegen(context, b, sig, args):
+            p, v, stride, n, acc, scale = args
+
+            def some(part):
+                where = [(g, i, offset_ir(b, acc, g * stride_acc + 4 * i)) for g in range(n_rows) for i, _ in part]
+                factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * g), IR_F32), w) for g in range(n_rows)]
+                start = [b.fmul(factor[g], load_ir(b, a, vec_ir("f32", w))) for g, _, a in where]
+
+                def body(b, state):
+                    p, v, sums = state[0], state[1], list(state[2:])
+                    x = [_lanes_ir(b, offset_ir(b, v, i * ELEMENT_NBYTES[elem]), elem, m, w) for i, m in part]
+                    for g in range(n_rows):
+                        pg = splat_ir(b, load_ir(b, offset_ir(b, p, g * BK * 4), IR_F32), w)
+                        for i in range(len(part)):
+                            sums[g * len(part) + i] = fma_ir(b, x[i], pg, sums[g * len(part) + i])
+                    return [offset_ir(b, p, 4), b.add(v, stride)] + sums
+                carried = [(IR_I64, p), (IR_I64, v)] + [(s.type, s) for s in start]
+                for (_, _, a), s in zip(where, counted_loop_ir(b, n, carried, body)[2:], strict=True):
+                    store_ir(b, s, a)
+            for i in range(0, len(vectors), at_once):
+                some(vectors[i:i + at_once])
+            return context.get_dummy_value()
+        return types.void(*(types.int64,) * 6), codegen
+    return weighted
+
+
+# ---------------------------------------------------------------- many rows: the matrix tile
+@functools.cache
+def make_tile(n_vectors, w, stride_a, stride_c, keep):
+    """tile(a, b, stride_b, n, c, scale): C = A B (keep: C = scale C + A B) for MR rows x n_vectors of w columns.
+
+    A rows are stride_a bytes apart, C rows stride_c (constants of the scratch layout); n >= 1 columns of A.
+    """
+    @intrinsic
+    def tile(typingctx, a, m, stride_b, n, c, scale):
+        def codegen(context, b, sig, args):
+            a, m, stride_b, n, c, scale = args
+            v = vec_ir("f32", w)
+            where = [offset_ir(b, c, r * stride_c + 4 * w * i) for r in range(MR) for i in range(n_vectors)]
+            start = [ir.Constant(v, None)] * len(where)
+            if keep:
+                factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * r), IR_F32), w) for r in range(MR)]
+                start = [b.fmul(factor[x // n_vectors], load_ir(b, at, v)) for x, at in enumerate(where)]
+
+            def body(b, state):
+                a, m, sums = state[0], state[1], list(state[2:])
+                columns = [load_ir(b, offset_ir(b, m, 4 * w * i), v) for i in range(n_vectors)]
+                for r in range(MR):
+                    ar = splat_ir(b, load_ir(b, offset_ir(b, a, r * stride_a), IR_F32), w)
+                    for i in range(n_vectors):
+                        sums[r * n_vectors + i] = fma_ir(b, columns[i], ar, sums[r * n_vectors + i])
+                return [offset_ir(b, a, 4), b.add(m, stride_b)] + sums
+            carried = [(IR_I64, a), (IR_I64, m)] + [(v, s) for s in start]
+            for at, s in zip(where, counted_loop_ir(b, n, carried, body)[2:], strict=True):
+                store_ir(b, s, at)
+            return context.get_dummy_value()
+        return types.void(*(types.int64,) * 6), codegen
+    return tile
+
+
+@functools.cache
+def make_transpose(stride_src, stride_dst, n):
+    """transpose(src, dst): W rows of W floats -> the first n <= W columns as rows of W floats.
+
+        src, stride_src apart      dst, stride_dst apart
+          a0 a1 a2 ...               a0 b0 c0 ...
+          b0 b1 b2 ...      ->       a1 b1 c1 ...
+          c0 c1 c2 ...               ...
+    """
+    @intrinsic
+    def transpose(typingctx, src, dst):
+        def codegen(context, b, sig, args):
+            v = [load_ir(b, offset_ir(b, args[0], r * stride_src), vec_ir("f32", W)) for r in range(W)]
+            s = 1
+            while s < W:                    # swap the off-diagonal blocks of size s
+                for i in (i for i in range(W) if not i & s):
+                    x, y = v[i], v[i + s]
+                    v[i] = shuffle_ir(b, x, y, [W + j - s if j & s else j for j in range(W)])
+                    v[i + s] = shuffle_ir(b, x, y, [W + j if j & s else j + s for j in range(W)])
+                s *= 2
+            for i in range(n):
+                store_ir(b, v[i], offset_ir(b, args[1], i * stride_dst))
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+    return transpose
+
+
+ROW_NBYTES = BK * 4                         # bytes of a row of scores
+assert BK * 4 % B == 0

@@ -1,0 +1,267 @@
+"""The native layer: jitted code by address, with an object cache keyed by content.
+
+Numba's own `cache=True` is keyed by one file (editing a callee elsewhere leaves stale machine code) and never hits for
+functions made by factories.  Here the key of a function is the hash of the sources of its module and of every ggjit
+module those import, of Numba, llvmlite and the CPU; the value is the finished object code.  A hit costs 2-3 ms.
+
+    @inline                       a helper, inlined into its callers
+    @exact                        the same without fastmath (quantisers: byte equality)
+    @native("i64(i64, f64)")      an entry point: callable from Python with the GIL released, and by address
+
+Only scalars and addresses cross the boundary; `i64s(addr, n)` and its kin make array views inside jitted code.
+Nothing that holds a process address (a global array, a ctypes object) may be captured by jitted code: the object would
+be reloaded in another process.
+"""
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+import pickle
+import re
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding as llvm
+from numba import carray, cfunc, njit, types
+from numba.core import bytecode
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from ggjit.ops import isa
+from ggjit.ops.errors import TypeMismatch
+
+# nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
+FASTMATH = {"reassoc", "contract", "nsz"}
+_OPTIONS = dict(nogil=True, error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+inline = njit(fastmath=FASTMATH, **_OPTIONS)
+exact = njit(**_OPTIONS)
+
+# Numba numbers functions 1, 2, 3... in every process and puts the number into the symbol; objects of different
+# processes loaded together would clash, and the first symbol wins silently (numba issue 10486).
+bytecode.FunctionIdentity._unique_ids = iter(range(int.from_bytes(os.urandom(6), "little") << 8, 1 << 63))
+
+_SCALARS = {"i64": (types.int64, ctypes.c_int64), "f64": (types.float64, ctypes.c_double),
+            "void": (types.void, None)}
+
+
+def _parse(signature):
+    m = re.fullmatch(r"\s*(\w+)\s*\(([\w\s,]*)\)\s*", signature)
+    ret, args = m.group(1), [a.strip() for a in m.group(2).split(",") if a.strip()]
+    return ret, args
+
+
+# ---------------------------------------------------------------- arrays inside jitted code
+def _array_maker(numba_type):
+    @intrinsic
+    def pointer(typingctx, addr):
+        def codegen(context, builder, sig, args):
+            return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+        return types.CPointer(numba_type)(types.int64), codegen
+
+    @exact
+    def view(addr, n):
+        return carray(pointer(addr), n)
+    return view
+
+
+i64s, i32s, u8s = _array_maker(types.int64), _array_maker(types.int32), _array_maker(types.uint8)
+f32s, f64s, u64s = _array_maker(types.float32), _array_maker(types.float64), _array_maker(types.uint64)
+
+
+# ---------------------------------------------------------------- content keys
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(ggjit[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
+                     r"|import[ \t]+(ggjit[\w.]*))", re.M)
+
+
+@functools.cache
+def _source(module):
+    """(path, text) of a ggjit module, or None if there is no such module."""
+    loaded = sys.modules.get(module)
+    spec = loaded.__spec__ if loaded is not None else None
+    if spec is None:
+        try:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:             # `from ggjit.ops.simd import ldf`: ldf is no module
+            return None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    return spec.origin, pathlib.Path(spec.origin).read_bytes()
+
+
+@functools.cache
+def _imports(module):
+    """Names of the ggjit modules that `module` imports, anywhere in its text."""
+    text = _source(module)[1].decode()
+    found = set()
+    for base, names, plain in _IMPORT.findall(text):
+        base = base or plain
+        found.add(base)
+        for name in re.findall(r"[\w]+", names):
+            if f"{base}.{name}" in sys.modules or os.path.exists(_guess(base, name)):
+                found.add(f"{base}.{name}")
+    return frozenset(m for m in found if _source(m))
+
+
+def _guess(base, name):
+    src = _source(base)
+    return os.path.join(os.path.dirname(src[0]), name + ".py") if src and src[0].endswith("__init__.py") else ""
+
+
+@functools.cache
+def _closure_key(modules):
+    """Hash of the sources of `modules` and of all ggjit modules they reach by imports."""
+    seen, todo = set(), list(modules)
+    while todo:
+        m = todo.pop()
+        if m in seen:
+            continue
+        seen.add(m)
+        # a package's __init__ gathers its modules; what it re-exports is named by the importer itself
+        todo += [x for x in _imports(m) if x not in seen] if not _source(m)[0].endswith("__init__.py") else []
+    h = hashlib.sha256()
+    for m in sorted(seen):
+        h.update(m.encode() + b"\0" + _source(m)[1])
+    h.update(f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.cpu_key()}".encode())
+    return h.hexdigest()[:20]
+
+
+# ---------------------------------------------------------------- the cache
+def cache_dir():
+    """Folder of everything ggjit keeps: GGJIT_CACHE_DIR, or the platform's cache folder."""
+    import platformdirs
+    return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
+
+
+class _ObjectCache:
+    """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
+
+    def __init__(self):
+        self.lock = threading.RLock()           # Numba's compiler lock is global anyway
+        self.addresses = {}                     # (name, modules) -> code address, in this process
+        self.keep = []                          # libraries must outlive the addresses taken from them
+        self.compiled = self.loaded = 0
+        self.compile_seconds = 0.0
+        self.on_compile = None                  # progress hook: called with the name before a compilation
+        self._warned = False
+
+    def _codegen(self):
+        from numba.core.runtime import rtsys
+        rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
+        for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
+            llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+        return cpu_target.target_context.codegen()
+
+    @functools.cached_property
+    def codegen(self):
+        return self._codegen()
+
+    def address(self, name, signature, make, modules):
+        """Code address of the function that `make()` returns (called on a miss only)."""
+        found = self.addresses.get((name, modules))
+        if found is not None:
+            return found
+        key = _closure_key(tuple(sorted(modules)))
+        with self.lock:
+            path = cache_dir() / "kernels" / f"{name}-{key}.o"
+            found = self._load(path)
+            if found is None:
+                found = self._compile(path, name, key, signature, make())
+            self.addresses[name, modules] = found
+            return found
+
+    def _load(self, path):
+        try:
+            symbol, state = pickle.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, EOFError, pickle.UnpicklingError, TypeError):
+            self._warn(path, "unreadable, compiled again")
+            return None
+        library = self.codegen.unserialize_library(state)
+        self.keep.append(library)
+        self.loaded += 1
+        return library.get_pointer_to_function(symbol)
+
+    def _compile(self, path, name, key, signature, func):
+        if self.on_compile:
+            self.on_compile(name)
+        t0 = time.perf_counter()
+        assert self.codegen is not None
+        ret, args = _parse(signature)
+        func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
+        sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
+        cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH)(func)
+        self.keep.append(cf)
+        self.compiled += 1
+        self.compile_seconds += time.perf_counter() - t0
+        self._save(path, (cf._wrapper_name, cf._library.serialize_using_object_code()))
+        return cf.address
+
+    def _save(self, path, value):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd, tmp = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            with os.fdopen(fd, "wb") as f:
+                f.write(pickle.dumps(value))
+            os.replace(tmp, path)
+        except OSError as e:
+            self._warn(path, f"cannot be written ({e.strerror}); compiling in every process")
+
+    def _warn(self, path, what):
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"kernel cache {path.parent}: {what}; GGJIT_CACHE_DIR chooses another place", stacklevel=3)
+
+
+CACHE = _ObjectCache()
+
+
+class Native:
+    """A jitted entry point; compiled or loaded at the first call.  Arrays are passed as their addresses."""
+
+    def __init__(self, func, signature, gil):
+        self.func, self.signature, self.gil = func, signature, gil
+        self.modules = (func.__module__,)
+        self.name = f"{func.__module__.removeprefix('ggjit.')}.{func.__name__}"
+        functools.update_wrapper(self, func)
+
+    @functools.cached_property
+    def address(self):
+        return CACHE.address(self.name, self.signature, lambda: self.func, self.modules)
+
+    @functools.cached_property
+    def _call(self):
+        ret, args = _parse(self.signature)
+        proto = (ctypes.PYFUNCTYPE if self.gil else ctypes.CFUNCTYPE)(_SCALARS[ret][1], *(_SCALARS[a][1] for a in args))
+        return proto(self.address)
+
+    def __call__(self, *args):
+        return self._call(*[address_of(a) if isinstance(a, np.ndarray) else a for a in args])
+
+
+def native(signature, gil=False):
+    """Decorator: see the module's text.  `gil=True` keeps the GIL and lets Python errors set inside come out."""
+    return lambda func: Native(func, signature, gil)
+
+
+def address_of(a):
+    """Address of a C-contiguous array's first byte."""
+    if not a.flags.c_contiguous:
+        raise TypeMismatch(f"jitted code takes C-contiguous arrays, got strides {a.strides} for shape {a.shape}")
+    return a.__array_interface__["data"][0]
+
+
+KERNEL_SIGNATURE = "i64(i64, i64, i64, i64)"        # status = kernel(node, ith, nth, sync)
+
+
+def kernel_address(name, make, modules):
+    """Address of a kernel `make()` returns: a plain function (node, ith, nth, sync) -> status."""
+    return CACHE.address(name, KERNEL_SIGNATURE, make, modules)

@@ -1,0 +1,235 @@
+"""Types whose element is one scalar: F32, F16, BF16, F64, I8, I16, I32, I64.
+
+    F16     IEEE half; rounds to nearest even
+    BF16    the upper 16 bits of a float32; rounds to nearest even, NaN made quiet (ggml_compute_fp32_to_bf16)
+    I*      float32 -> integer truncates toward zero, as C's cast
+
+Products: F16 weights meet activations rounded through F16, BF16 weights meet activations rounded through BF16 (ggml
+converts the second operand to the first one's type); sums are float32.
+"""
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops import isa
+from ggjit.ops.dot import Dot
+from ggjit.ops.jit import exact
+from ggjit.ops.lanes import load_part_ir, splat_const
+from ggjit.ops.mem import (
+    call_intrinsic,
+    copy_bytes,
+    ld_f16,
+    ld_f32,
+    ld_f64,
+    ld_i8,
+    ld_i16,
+    ld_i32,
+    ld_i64,
+    round_f16,
+    st_f16,
+    st_f32,
+    st_f64,
+    st_i8,
+    st_i16,
+    st_i32,
+    st_i64,
+)
+from ggjit.ops.simd import (
+    W,
+    bf16_ir,
+    fma_ir,
+    ldb,
+    ldf,
+    ldh,
+    load_ir,
+    pointer,
+    round_f16v,
+    splat_ir,
+    stb,
+    stf,
+    sth,
+    store_ir,
+    vec_ir,
+)
+from ggjit.ops.types import BF16, F16, F32, F64, I8, I16, I32, I64
+from ggjit.ops.types.traits import Traits
+
+f32 = types.float32
+
+
+# ---------------------------------------------------------------- one bfloat16
+@intrinsic
+def _ld_bf16(typingctx, addr):
+    def codegen(context, b, sig, args):
+        h = b.zext(load_ir(b, args[0], ir.IntType(16)), ir.IntType(32))
+        return b.bitcast(b.shl(h, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def _st_bf16(typingctx, addr, x):
+    def codegen(context, b, sig, args):
+        h = bf16_ir(b, splat_ir(b, args[1], 4))
+        b.store(b.extract_element(h, ir.Constant(ir.IntType(32), 0)), pointer(b, args[0], ir.IntType(16)), align=1)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.float32), codegen
+
+
+# ---------------------------------------------------------------- rows to and from float32
+@exact
+def copy_row(src, dst, k):
+    copy_bytes(dst, src, 4 * k)
+
+
+def _row(load, store, load_one, store_one, src_nbytes, dst_nbytes):
+    """W elements at a time, then one by one."""
+    @exact
+    def convert(src, dst, k):
+        n = k // W * W
+        for i in range(0, n, W):
+            store(dst + i * dst_nbytes, load(src + i * src_nbytes))
+        for i in range(n, k):
+            store_one(dst + i * dst_nbytes, load_one(src + i * src_nbytes))
+    return convert
+
+
+def _scalar_row(load_one, store_one, src_nbytes, dst_nbytes, target):
+    @exact
+    def convert(src, dst, k):
+        for i in range(k):
+            store_one(dst + i * dst_nbytes, target(load_one(src + i * src_nbytes)))
+    return convert
+
+
+def bf16_to_float(raw):
+    """uint16 bit patterns -> float32."""
+    return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def float_to_bf16(x):
+    """float32 -> uint16 bit patterns: nearest even, NaN made quiet."""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (u + (0x7FFF + ((u >> 16) & 1))) >> 16
+    return np.where((u & 0x7FFFFFFF) > 0x7F800000, (u >> 16) | 64, rounded).astype(np.uint16)
+
+
+def _np_to_float(dtype):
+    return lambda raw: np.ascontiguousarray(raw).view(dtype).astype(np.float32)
+
+
+def _np_from_float(dtype):
+    return lambda x: np.ascontiguousarray(np.asarray(x, np.float32).astype(dtype)).view(np.uint8)
+
+
+# ---------------------------------------------------------------- products
+def _widen(elem):
+    """LLVM value of W stored elements -> <W x float>"""
+    if elem == "f32":
+        return lambda b, v: v
+    if elem == "f16":
+        return lambda b, v: b.fpext(b.bitcast(v, vec_ir("f16", W)), vec_ir("f32", W))
+    return lambda b, v: b.bitcast(b.shl(b.zext(v, vec_ir("i32", W)), splat_const("i32", 16, W)), vec_ir("f32", W))
+
+
+def _float_dot(elem, nbytes, prepare):
+    widen, word = _widen(elem), "f32" if elem == "f32" else "i16"
+    return Dot(
+        step=W, w_nbytes=W * nbytes, y_nbytes=W * 4, prepare=prepare,
+        load_w_ir=lambda b, p: widen(b, load_ir(b, p, vec_ir(word, W))),
+        tail_w_ir=lambda b, p, n: widen(b, load_part_ir(b, p, word, W, n)),
+        load_y_ir=lambda b, p: load_ir(b, p, vec_ir("f32", W)),
+        tail_y_ir=lambda b, p, n: load_part_ir(b, p, "f32", W, n),
+        mac_ir=lambda b, acc, w, y: fma_ir(b, w, y, acc))
+
+
+@exact
+def _round_row_f16(src, k, dst):
+    n = k // W * W
+    for i in range(0, n, W):
+        stf(dst + 4 * i, round_f16v(ldf(src + 4 * i)))
+    for i in range(n, k):
+        st_f32(dst + 4 * i, round_f16(ld_f32(src + 4 * i)))
+
+
+@intrinsic
+def _round_bf16v(typingctx, v):
+    def codegen(context, b, sig, args):
+        return _widen("bf16")(b, bf16_ir(b, args[0]))
+    return v(v), codegen
+
+
+@exact
+def _round_row_bf16(src, k, dst):
+    n = k // W * W
+    for i in range(0, n, W):
+        stf(dst + 4 * i, _round_bf16v(ldf(src + 4 * i)))
+    for i in range(n, k):
+        _st_bf16(dst + 4 * i, ld_f32(src + 4 * i))
+        st_f32(dst + 4 * i, _ld_bf16(dst + 4 * i))
+
+
+class _BFloat(ir.Type):
+    """llvmlite has no bfloat, but IR travels as text: a type that prints `bfloat` is enough."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash("bfloat")
+
+
+@intrinsic
+def _zero_part(typingctx, addr):
+    """64 zero bytes at addr"""
+    def codegen(context, b, sig, args):
+        store_ir(b, ir.Constant(vec_ir("i32", 16), None), args[0])
+        return context.get_dummy_value()
+    return types.void(types.int64), codegen
+
+
+_bf16_from_float = _row(ldf, stb, ld_f32, _st_bf16, 4, 2)
+
+
+@exact
+def _prepare_bf16(src, k, dst):
+    _zero_part(dst + k // 32 * 64)
+    _bf16_from_float(src, dst, k)
+
+
+def _bf16_dot():
+    """vdpbf16ps: 32 products an instruction, pairs summed in float32."""
+    pairs = ir.VectorType(_BFloat(), 32)
+
+    def load(b, p):
+        return b.bitcast(load_ir(b, p, vec_ir("i16", 32)), pairs)
+    return Dot(
+        step=32, w_nbytes=64, y_nbytes=64, prepare=_prepare_bf16, load_w_ir=load, load_y_ir=load,
+        tail_w_ir=lambda b, p, n: b.bitcast(load_part_ir(b, p, "i16", 32, n), pairs),
+        mac_ir=lambda b, acc, w, y: call_intrinsic(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, [acc, w, y]))
+
+
+F32_DOT = _float_dot("f32", 4, None)
+F16_DOT = _float_dot("f16", 2, _round_row_f16)
+BF16_DOT = _bf16_dot() if isa.BF16_DOT else _float_dot("bf16", 2, _round_row_bf16)
+
+
+def _integer(type, load, store, numba_type):
+    return Traits(type, to_float=_scalar_row(load, st_f32, type.nbytes, 4, types.float32),
+                  from_float=_scalar_row(ld_f32, store, 4, type.nbytes, numba_type),
+                  np_to_float=_np_to_float(type.dtype), np_from_float=_np_from_float(type.dtype))
+
+
+TRAITS = (
+    Traits(F32, copy_row, copy_row, _np_to_float(np.float32), _np_from_float(np.float32), dot=F32_DOT),
+    Traits(F16, _row(ldh, stf, ld_f16, st_f32, 2, 4), _row(ldf, sth, ld_f32, st_f16, 4, 2),
+           _np_to_float(np.float16), _np_from_float(np.float16), round_activations=_round_row_f16, dot=F16_DOT),
+    Traits(BF16, _row(ldb, stf, _ld_bf16, st_f32, 2, 4), _bf16_from_float,
+           lambda raw: bf16_to_float(np.ascontiguousarray(raw).view(np.uint16)),
+           lambda x: float_to_bf16(x).view(np.uint8), round_activations=_round_row_bf16, dot=BF16_DOT),
+    _integer(F64, ld_f64, st_f64, types.float64),
+    _integer(I8, ld_i8, st_i8, types.int8), _integer(I16, ld_i16, st_i16, types.int16),
+    _integer(I32, ld_i32, st_i32, types.int32), _integer(I64, ld_i64, st_i64, types.int64))
