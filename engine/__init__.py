@@ -34,10 +34,7 @@ from ggjit.ops.errors import (
     StaleHandle,
     TypeMismatch,
 )
-try:
-    from ggjit.ops.quantize import dequantize, quantize
-except ModuleNotFoundError:
-    print('TEMPORARY: ops/quantize.py missing')
+from ggjit.ops.quantize import dequantize, quantize
 from ggjit.ops.spec import builders as _builders
 from ggjit.ops.types.traits import BY_NAME as _types
 from ggjit.registry import init_backend, registry

@@ -246,6 +246,13 @@ class Plan:
             finally:
                 t._plan = before or weakref.ref(self)
 
+    def view(self, t):
+        """The values of `t` (a scalar type) without a copy: read-only, valid until this memory is used again."""
+        buf, offs = self.where(t)
+        a = t._elements(buf.host_bytes(offs, t.nbytes)).reshape(t.shape)
+        a.flags.writeable = False
+        return a
+
     def dump(self):
         """One line per node: number, result, kernel, threads, offset."""
         lines = [f"plan of {len(self.nodes)} nodes, {self.n_threads} threads, work {self.work_nbytes:,} bytes"]

@@ -13,6 +13,7 @@ Nothing is copied: numeric arrays are views of the mapped file, strings are loca
 asked for.  Source: ggml's gguf.cpp, whose checks are all here; on top of them ranges may not overlap, but tensors need
 not follow one another without gaps.
 """
+import itertools
 import math
 import os
 import stat
@@ -39,16 +40,11 @@ MAX_NAME_NBYTES = 63            # GGML_MAX_NAME less its terminator
 MAX_DIMS = 4
 INT64_MAX = 2**63 - 1
 
-# GGUF value types: number -> NumPy dtype
-SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
-           12: "<f8"}
-SCALARS = {number: np.dtype(code) for number, code in SCALARS.items()}
-STRING, ARRAY = 8, 9
-BOOL = 7
-UNPACK = {number: struct.Struct("<" + dtype.char).unpack_from for number, dtype in SCALARS.items() if number < 10}
-UNPACK |= {10: struct.Struct("<Q").unpack_from, 11: struct.Struct("<q").unpack_from,
-           12: struct.Struct("<d").unpack_from}
-U32, U64 = UNPACK[4], UNPACK[10]
+# GGUF value types: number -> struct's and NumPy's letter
+CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+U32, BOOL, STRING, ARRAY, U64 = 4, 7, 8, 9, 10
+SCALARS = {kind: np.dtype("<" + code) for kind, code in CODES.items()}
+UNPACK = {kind: struct.Struct("<" + code).unpack_from for kind, code in CODES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,7 @@ class StringArray(Sequence):
         data, starts = self._data, self._starts
         blob = bytes(data[starts[0]:starts[-1]])          # one copy: slicing bytes is cheaper than slicing the map
         base = starts[0]
-        for a, b in zip(starts, starts[1:], strict=False):
+        for a, b in itertools.pairwise(starts):
             yield blob[a + 8 - base:b - base].decode("utf-8", "replace")
 
     def __repr__(self):
@@ -125,12 +121,14 @@ class _Cursor:
     def number(self, kind, what):
         nbytes = SCALARS[kind].itemsize
         self.need(nbytes, what)
+        if kind == BOOL and self.data[self.pos] > 1:
+            self.fail(f"key {what!r} holds a bool that is neither 0 nor 1")
         value = UNPACK[kind](self.data, self.pos)[0]
         self.pos += nbytes
         return value
 
     def raw_string(self, what):
-        nbytes = self.number(10, what)
+        nbytes = self.number(U64, what)
         self.need(nbytes, what)
         self.pos += nbytes
         if nbytes > MAX_STRING_NBYTES:
@@ -148,7 +146,7 @@ class _Cursor:
 
     def count(self, n_bytes_each, what):
         """A u64 count of things that take at least `n_bytes_each` bytes of the rest of the file each."""
-        n = self.number(10, what)
+        n = self.number(U64, what)
         if n > (self.end - self.pos) // n_bytes_each:
             self.fail(f"{what} says {n}, more than the {self.end - self.pos} bytes that are left can hold")
         return n
@@ -160,7 +158,7 @@ class _Cursor:
             return self.raw_string(key).decode("utf-8", "replace")
         if kind != ARRAY:
             self.fail(f"key {key!r} has value type {kind}, which GGUF does not define")
-        item = self.number(4, key)
+        item = self.number(U32, key)
         if item in SCALARS:
             return self.numbers(item, key)
         if item == STRING:
@@ -186,7 +184,7 @@ class _Cursor:
     def strings(self, key):
         n = self.count(8, key)
         self.spend(n, key)
-        pos, last, data, unpack = self.pos, self.end - 8, self.data, U64
+        pos, last, data, unpack = self.pos, self.end - 8, self.data, UNPACK[U64]
         starts = array("q")
         append = starts.append
         for _ in range(n):
@@ -296,7 +294,7 @@ def _read_start(c):
     if magic != MAGIC:
         c.fail(f"the file starts with {magic!r}, not {MAGIC!r}")
     c.pos = 4
-    version = c.number(4, "the version")
+    version = c.number(U32, "the version")
     if version not in VERSIONS:
         big_endian = int.from_bytes(version.to_bytes(4, "little"), "big")
         if big_endian in (1, *VERSIONS):
@@ -315,7 +313,7 @@ def _read_metadata(c, n_kv):
         key = c.name(f"key {i}", MAX_KEY_NBYTES)
         if key in out:
             c.fail(f"key {key!r} appears twice")
-        out[key] = c.value(c.number(4, key), key)
+        out[key] = c.value(c.number(U32, key), key)
     return out
 
 
@@ -331,14 +329,14 @@ def _read_infos(c, n_tensors):
     out = []
     for i in range(n_tensors):
         name = c.name(f"name of tensor {i}", MAX_NAME_NBYTES)
-        n_dims = c.number(4, name)
+        n_dims = c.number(U32, name)
         if n_dims > MAX_DIMS:
             c.fail(f"tensor {name!r} has {n_dims} dimensions, at most {MAX_DIMS} are allowed")
         c.need(8 * n_dims + 12, f"tensor {name!r}")
         ne = struct.unpack_from(f"<{n_dims}Q", c.data, c.pos) or (1,)
         c.pos += 8 * n_dims
-        kind = _type(c, name, c.number(4, name))
-        out.append((name, kind, ne, _nbytes(c, name, kind, ne), c.number(10, name)))
+        kind = _type(c, name, c.number(U32, name))
+        out.append((name, kind, ne, _nbytes(c, name, kind, ne), c.number(U64, name)))
     return out
 
 
@@ -369,7 +367,7 @@ def _place(c, infos, data_offs, alignment):
                    f"the file ends at {c.end} (truncated?)")
         tensors[name] = TensorInfo(name, kind, ne, data_offs + offs, nbytes)
     in_order = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: t.offs)
-    for a, b in zip(in_order, in_order[1:], strict=False):
+    for a, b in itertools.pairwise(in_order):
         if a.offs + a.nbytes > b.offs:
             c.fail(f"tensors {a.name!r} and {b.name!r} overlap")
     return tensors

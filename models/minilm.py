@@ -38,6 +38,9 @@ EMBEDDINGS = {"token_embd.weight": "word_embeddings.weight", "position_embd.weig
 LAYER = {"attn_q": "attention.self.query", "attn_k": "attention.self.key", "attn_v": "attention.self.value",
          "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm",
          "ffn_up": "intermediate.dense", "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm"}
+CONFIG_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+               "max_position_embeddings", "type_vocab_size", "layer_norm_eps")
+SPECIAL_WORDS = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
 STAY_F32 = ("position_embd.weight", "token_types.weight")       # added to sums, as llama.cpp's quantiser leaves them
 
 
@@ -79,7 +82,7 @@ def convert(source, path, type="F32", tick=lambda n_done, n_all: None):
     shapes = dict(_shapes(config))
     writer = gguf.GGUFWriter(path, "bert")
     try:
-        with safetensors.safe_open(source / "model.safetensors", "numpy") as weights:
+        with _open_weights(safetensors, source) as weights:
             _check_shapes(source, weights, shapes)
             _add_metadata(gguf, writer, config, words, type)
             kinds = {new: "F32" if len(shapes[new]) < 2 or new in STAY_F32 else type for new, _ in _names(config)}
@@ -95,14 +98,24 @@ def convert(source, path, type="F32", tick=lambda n_done, n_all: None):
         writer.close()
 
 
+def _open_weights(safetensors, source):
+    try:
+        return safetensors.safe_open(source / "model.safetensors", "numpy")
+    except safetensors.SafetensorError as e:
+        raise ModelError(f"{source / 'model.safetensors'}: {e}; {REINSTALL}") from e
+
+
 def _read_config(source):
     """(config.json, the words of vocab.txt)"""
-    with open(source / "config.json", encoding="utf-8") as f:
-        config = json.load(f)
-    with open(source / "vocab.txt", encoding="utf-8") as f:
-        words = f.read().split("\n")[:config["vocab_size"]]
-    if len(words) != config["vocab_size"]:
-        raise ModelError(f"{source / 'vocab.txt'}: {len(words)} words, {config['vocab_size']} expected; {REINSTALL}")
+    try:
+        config = json.loads((source / "config.json").read_text("utf-8"))
+        missing = [k for k in CONFIG_KEYS if not isinstance(config.get(k), (int, float))]
+        words = (source / "vocab.txt").read_text("utf-8").split("\n")[:config.get("vocab_size", 0)]
+    except (ValueError, AttributeError) as e:       # not UTF-8, not JSON, not an object
+        raise ModelError(f"{source}: config.json or vocab.txt is damaged ({e}); {REINSTALL}") from e
+    missing += [w for w in SPECIAL_WORDS if w not in words]
+    if missing or len(words) != config["vocab_size"]:
+        raise ModelError(f"{source}: {len(words)} words, without {missing}; {REINSTALL}")
     return config, words
 
 

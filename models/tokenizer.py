@@ -24,6 +24,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)     # tokeniz
 SPACE = "\u2581"                # how SentencePiece and llama.cpp's WordPiece write a space
 KEY = "tokenizer.ggml."
 
+MAX_SPLIT_WORK = 1 << 28        # characters copied to find the pairs of every token; real vocabularies need a million
 # tokens that end a turn or a document, whatever the file's eos and types say (llama.cpp finds them by text, too)
 STOP_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|endoftext|>", "<|end_of_text|>",
               "<end_of_turn>", "<end_of_utterance>", "<EOT>", "<｜end▁of▁sentence｜>")
@@ -89,9 +90,9 @@ class Tokenizer:
             return self._bytes(id, kind)
         return self._tokens.raw(id) if kind == USER_DEFINED else b""
 
-    def stream(self):
-        """A StreamDecoder for text that continues a prompt."""
-        return StreamDecoder(self)
+    def stream(self, at_start=False):
+        """A StreamDecoder; `at_start`: the ids are no continuation, so the space before the first word goes."""
+        return StreamDecoder(self, at_start)
 
     @functools.cached_property
     def stop_ids(self):
@@ -126,7 +127,12 @@ class Tokenizer:
     @functools.cached_property
     def _vocab(self):
         """Text -> id; the last of equal texts counts, as in llama.cpp."""
-        return {text or f"[EMPTY_{i}]": i for i, text in enumerate(self._tokens)}
+        return {text or _name_empty(i): i for i, text in enumerate(self._tokens)}
+
+    @property
+    def _unk_text(self):
+        """What stands for text without any token; None if the vocabulary has nothing for it."""
+        return None if self.unk_id is None else self._tokens[self.unk_id] or _name_empty(self.unk_id)
 
     @functools.cached_property
     def _types(self):
@@ -183,6 +189,10 @@ class Tokenizer:
         return parts
 
 
+def _name_empty(i):
+    return f"[EMPTY_{i}]"       # llama.cpp's name for a token without text
+
+
 def _cut(text, special, id):
     """"a<x>b<x>" -> "a", id, "b", id"""
     first, *rest = text.split(special)
@@ -203,9 +213,9 @@ class SentencePiece(Tokenizer):
         merges, tied = self._merges()
         if tied:
             return self._merge_by_score
-        unk = None if self.unk_id is None else self._tokens[self.unk_id]
-        return _runner(tokenizers.Tokenizer(tokenizers.models.BPE(vocab=self._vocab, merges=merges, unk_token=unk,
-                                                                  byte_fallback=True, fuse_unk=False)))
+        model = tokenizers.models.BPE(vocab=self._vocab, merges=merges, unk_token=self._unk_text, byte_fallback=True,
+                                      fuse_unk=False)
+        return _runner(tokenizers.Tokenizer(model))
 
     @functools.cached_property
     def _mergeable(self):
@@ -218,6 +228,8 @@ class SentencePiece(Tokenizer):
         """(pairs, tied): the pairs that make each token, best score first, which is what a BPE engine needs to do
         SentencePiece's merges; `tied` if two tokens score the same, for then position decides, not rank."""
         known, scores = self._mergeable, self._scores
+        if sum(len(text) ** 2 for text in known) > MAX_SPLIT_WORK:
+            self._bad(f"{KEY}tokens holds texts of {max(map(len, known))} characters and more, as no vocabulary does")
         pairs = [(-scores[id], text[:i], text[i:]) for text, id in known.items() for i in range(1, len(text))
                  if text[:i] in known and text[i:] in known]
         pairs.sort(key=operator.itemgetter(0))
@@ -283,13 +295,13 @@ class ByteLevelBPE(Tokenizer):
 
     def _build(self, tokenizers):
         pre, vocab = pre_tokenizer(self._pre_name), self._vocab
-        merges = []
+        merges = {}                                         # the first of equal pairs counts
         for text in self._file.get(KEY + "merges", kind=StringArray):
-            left, _, right = text[1:].partition(" ")
-            left = text[:1] + left
+            at = text.find(" ", 1)
+            left, right = text[:at], text[at + 1:]
             if left in vocab and right in vocab and left + right in vocab:
-                merges.append((left, right))
-        engine = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges,
+                merges[left, right] = None
+        engine = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=list(merges),
                                                             ignore_merges=pre.ignore_merges))
         P = tokenizers.pre_tokenizers
         cuts = [P.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -327,12 +339,13 @@ class WordPiece(Tokenizer):
         self.add_bos = self.add_eos = True                  # the network was never trained without them
 
     def _build(self, tokenizers):
+        if self.unk_id is None:
+            self._bad(f"{KEY}unknown_token_id is missing")
         types = self._types.tolist()
         vocab = {(t if types[i] in (CONTROL, UNKNOWN) else t[1:] if t.startswith(SPACE) else "##" + t): i
                  for t, i in self._vocab.items()}
-        if self.unk_id is None:
-            self._bad(f"{KEY}unknown_token_id is missing")
-        engine = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab=vocab, unk_token=self._tokens[self.unk_id]))
+        vocab[self._unk_text] = self.unk_id
+        engine = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab=vocab, unk_token=self._unk_text))
         engine.normalizer = tokenizers.normalizers.BertNormalizer()
         engine.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
         return _runner(engine)
@@ -370,12 +383,16 @@ class StreamDecoder:
     """Ids in, whole characters out: `push(id)` gives the text that is complete so far, `flush()` what is left (cut
     characters as U+FFFD)."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer, at_start=False):
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drop_space = at_start and tokenizer.add_space_prefix
 
     def push(self, id):
-        return self._utf8.decode(self._tokenizer.piece(id))
+        text = self._utf8.decode(self._tokenizer.piece(id))
+        if self._drop_space and text:
+            self._drop_space, text = False, text.removeprefix(" ")
+        return text
 
     def flush(self):
         return self._utf8.decode(b"", final=True)

@@ -9,6 +9,7 @@ One kernel body serves all four; it has three row forms:
 """
 import numpy as np
 
+from ggjit.ops.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.jit import inline
 from ggjit.ops.node import (
     DST,
@@ -30,7 +31,6 @@ from ggjit.ops.simd import W, fadd, fdiv, fmul, fsub
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.types import BF16, F16, F32
 
-FLOATS = (F32, F16, BF16)
 VECTOR = {OP.ADD: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
 NUMPY = {OP.ADD: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
 
@@ -163,7 +163,7 @@ def cases(op):
     for ta, tb in ((F32, F32), (F16, F32), (F32, F16), (F16, F16), (BF16, F32)):
         for shape, shape_b in (((16, 5, 4, 3),) * 2, ((33, 5, 4, 3), (33, 1, 2, 1)), ((10, 5, 1, 1), (1, 5, 1, 1)),
                          ((12, 6, 2, 1), (4, 3, 2, 1))):
-            yield Case(f"{ta!r} {tb!r} {shape} {shape_b}", make(ta, tb, shape, shape_b, False))
+            yield Case(f"{ta!r} {tb!r} {shape} {shape_b}", make(ta, tb, shape, shape_b, False), TOLERANCE[ta])
     yield Case("transposed a", make(F32, F32, (7, 9, 2, 1), (9, 1, 1, 1), True))
 
 

@@ -32,7 +32,7 @@ class Dot:
     load_y_ir   (b, address) -> values
     tail_y_ir   the same for the last n; None: preparation pads with zeros, so load_y_ir serves
     mac_ir      (b, acc, w values, y values) -> acc
-    prepare     jitted (float32 row, k, destination); None: the float32 row itself serves
+    prepare     jitted (float32 row, destination, k); None: the float32 row itself serves
     lanes       float32 lanes of the accumulator
     """
     step: int

@@ -32,6 +32,7 @@ from ggjit.ops.spec import Kernel, touched_nbytes
 from ggjit.ops.types import BF16, F16, F32
 
 FLOATS = (F32, F16, BF16)
+TOLERANCE = {F32: 1e-7, F16: 2.0 ** -22, BF16: 2.0 ** -16}     # NMSE of test cases: the type's own rounding, squared
 PIECE = 1024                    # elements of a contiguous tensor handled as one row; a multiple of every W
 
 

@@ -15,6 +15,10 @@ def i64(n):
     return ir.Constant(IR_I64, n)
 
 
+def i32(n):
+    return ir.Constant(IR_I32, n)
+
+
 def f32(x):
     return ir.Constant(IR_F32, x)
 
@@ -83,6 +87,14 @@ def load_part_ir(b, addr, elem, lanes, n):
     mask = b.icmp_signed("<", const_ir("i32", range(lanes)), splat_ir(b, b.trunc(n, IR_I32), lanes))
     name = f"llvm.masked.load.v{lanes}{elem}.p0"
     return call_intrinsic(b, name, v, [pointer(b, addr, v), ir.Constant(IR_I32, 1), mask, ir.Constant(v, None)])
+
+
+def store_part_ir(b, v, addr, n):
+    """Stores the first n (int64) lanes of a float vector; touches no byte beyond them."""
+    lanes = v.type.count
+    mask = b.icmp_signed("<", const_ir("i32", range(lanes)), splat_ir(b, b.trunc(n, IR_I32), lanes))
+    call_intrinsic(b, f"llvm.masked.store.v{lanes}f32.p0", ir.VoidType(),
+                   [v, pointer(b, addr, v.type), ir.Constant(IR_I32, 1), mask])
 
 
 def load_half_ir(b, addr):

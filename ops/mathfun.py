@@ -10,8 +10,6 @@ Largest errors found, in units in the last place of the true result:
     vexp_neg   0.9, x <= 0; without AVX-512        vsin_any, vcos_any   0.5, any x (huge ones by libm)
                results below 1.2e-38 are 0         vtanh 1.4   vsigmoid 2.4   vsilu 2.1   verf 1.0
     vexpm1     1.4      vlog 0.8   vlog1p 1.3      vgelu, vgelu_erf, vgelu_quick   1.3, absolute 1e-7 near 0
-
-vgelu_erf keeps its accuracy in the far negative tail, where ggml's 1 + erf(x) cancels to 0.
 `exp1` and its kin take a scalar through the same code, so a value alone and a value in a vector give equal bytes.
 Steps that must not be reassociated are written as fma, which carries no fastmath flags.
 """

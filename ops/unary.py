@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ggjit.ops import mathfun
-from ggjit.ops.elementwise import FLOATS, lift, map_kernel, number, positive
+from ggjit.ops.elementwise import FLOATS, TOLERANCE, lift, map_kernel, number, positive
 from ggjit.ops.errors import ParamError
 from ggjit.ops.jit import inline
 from ggjit.ops.mem import call_intrinsic
@@ -20,7 +20,6 @@ from ggjit.ops.record import OP, UNARY
 from ggjit.ops.shape import require, require_type, rows_contiguous
 from ggjit.ops.simd import fma_ir, suffix
 from ggjit.ops.spec import Case, Spec
-from ggjit.ops.types import BF16, F16, F32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,42 +98,47 @@ def _np_xielu(x, alpha_n, alpha_p, beta, eps):
 
 
 FUNCTIONS = {
-    UNARY.ABS: Function("|x|", np.abs, _llvm("fabs")),
-    UNARY.SGN: Function("-1, 0 or 1", np.sign, _of(_sign)),
-    UNARY.NEG: Function("-x", np.negative, _of(lambda b, x: b.fneg(x))),
-    UNARY.STEP: Function("1 if x > 0 else 0", lambda x: (x > 0) * 1.0,
+    "abs": Function("|x|", np.abs, _llvm("fabs")),
+    "sgn": Function("-1, 0 or 1", np.sign, _of(_sign)),
+    "neg": Function("-x", np.negative, _of(lambda b, x: b.fneg(x))),
+    "step": Function("1 if x > 0 else 0", lambda x: (x > 0) * 1.0,
                          _of(lambda b, x: b.select(positive(b, x), number(x, 1.0), number(x, 0.0)))),
-    UNARY.TANH: Function("tanh(x)", np.tanh, _of(mathfun.tanh_ir), 0.3),
-    UNARY.ELU: Function("x if x > 0 else e^x - 1", lambda x: np.where(x > 0, x, np.expm1(x)), _of(_elu), 0.3),
-    UNARY.RELU: Function("max(x, 0)", lambda x: np.maximum(x, 0),
+    "tanh": Function("tanh(x)", np.tanh, _of(mathfun.tanh_ir), 0.3),
+    "elu": Function("x if x > 0 else e^x - 1", lambda x: np.where(x > 0, x, np.expm1(x)), _of(_elu), 0.3),
+    "relu": Function("max(x, 0)", lambda x: np.maximum(x, 0),
                          _of(lambda b, x: b.select(positive(b, x), x, number(x, 0.0)))),
-    UNARY.SIGMOID: Function("1 / (1 + e^-x)", _np_sigmoid, _of(mathfun.sigmoid_ir), 0.2),
-    UNARY.GELU: Function("x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))", _np_gelu, _of(mathfun.gelu_ir), 0.25),
-    UNARY.GELU_QUICK: Function("x / (1 + e^(-1.702 x))", lambda x: x * _np_sigmoid(1.702 * x),
+    "sigmoid": Function("1 / (1 + e^-x)", _np_sigmoid, _of(mathfun.sigmoid_ir), 0.2),
+    "gelu": Function("x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))", _np_gelu, _of(mathfun.gelu_ir), 0.25),
+    "gelu_quick": Function("x / (1 + e^(-1.702 x))", lambda x: x * _np_sigmoid(1.702 * x),
                                _of(mathfun.gelu_quick_ir), 0.25),
-    UNARY.SILU: Function("x / (1 + e^-x)", lambda x: x * _np_sigmoid(x), _of(mathfun.silu_ir), 0.2),
-    UNARY.HARDSWISH: Function("x min(1, max(0, (x + 3) / 6))", lambda x: x * np.clip((x + 3) / 6, 0, 1),
+    "silu": Function("x / (1 + e^-x)", lambda x: x * _np_sigmoid(x), _of(mathfun.silu_ir), 0.2),
+    "hardswish": Function("x min(1, max(0, (x + 3) / 6))", lambda x: x * np.clip((x + 3) / 6, 0, 1),
                               _of(lambda b, x: b.fmul(x, _hardsigmoid(b, x)))),
-    UNARY.HARDSIGMOID: Function("min(1, max(0, (x + 3) / 6))", lambda x: np.clip((x + 3) / 6, 0, 1),
+    "hardsigmoid": Function("min(1, max(0, (x + 3) / 6))", lambda x: np.clip((x + 3) / 6, 0, 1),
                                 _of(_hardsigmoid)),
-    UNARY.EXP: Function("e^x", np.exp, _of(mathfun.exp_ir), 0.2),
-    UNARY.EXPM1: Function("e^x - 1", np.expm1, _of(mathfun.expm1_ir), 0.2),
-    UNARY.SOFTPLUS: Function("log(1 + e^x)", lambda x: np.logaddexp(0, x), _of(_softplus), 0.5),
-    UNARY.GELU_ERF: Function("x/2 (1 + erf(x / sqrt 2))", _np_gelu_erf, _of(mathfun.gelu_erf_ir), 0.25),
-    UNARY.XIELU: Function("x > 0: ap x^2 + b x; else (e^min(x, eps) - 1 - x) an + b x", _np_xielu, lift(_xielu), 0.3),
-    UNARY.FLOOR: Function("largest integer <= x", np.floor, _llvm("floor")),
-    UNARY.CEIL: Function("smallest integer >= x", np.ceil, _llvm("ceil")),
-    UNARY.ROUND: Function("nearest integer, halves away from 0", lambda x: np.trunc(x + np.copysign(0.5, x)),
+    "exp": Function("e^x", np.exp, _of(mathfun.exp_ir), 0.2),
+    "expm1": Function("e^x - 1", np.expm1, _of(mathfun.expm1_ir), 0.2),
+    "softplus": Function("log(1 + e^x)", lambda x: np.logaddexp(0, x), _of(_softplus), 0.5),
+    "gelu_erf": Function("x/2 (1 + erf(x / sqrt 2))", _np_gelu_erf, _of(mathfun.gelu_erf_ir), 0.25),
+    "xielu": Function("x > 0: ap x^2 + b x; else (e^min(x, eps) - 1 - x) an + b x", _np_xielu, lift(_xielu), 0.3),
+    "floor": Function("largest integer <= x", np.floor, _llvm("floor")),
+    "ceil": Function("smallest integer >= x", np.ceil, _llvm("ceil")),
+    "round": Function("nearest integer, halves away from 0", lambda x: np.trunc(x + np.copysign(0.5, x)),
                           _llvm("round")),
-    UNARY.TRUNC: Function("integer part", np.trunc, _llvm("trunc")),
-    OP.SQR: Function("x^2", np.square, _of(lambda b, x: b.fmul(x, x))),
-    OP.SQRT: Function("sqrt(x)", np.sqrt, _llvm("sqrt"), 0.2, 50.0, 100.0),
-    OP.LOG: Function("natural logarithm", np.log, _of(mathfun.log_ir), 0.3, 0.9, 1.1),
-    OP.SIN: Function("sin(x)", np.sin, _sin, 0.3, -6.5, 6.5),
-    OP.COS: Function("cos(x)", np.cos, _cos, 0.3, -6.5, 6.5),
-    OP.LEAKY_RELU: Function("x if x > 0 else slope x", lambda x, slope: np.where(x > 0, x, slope * x),
+    "trunc": Function("integer part", np.trunc, _llvm("trunc")),
+    "sqr": Function("x^2", np.square, _of(lambda b, x: b.fmul(x, x))),
+    "sqrt": Function("sqrt(x)", np.sqrt, _llvm("sqrt"), 0.2, 50.0, 100.0),
+    "log": Function("natural logarithm", np.log, _of(mathfun.log_ir), 0.3, 0.9, 1.1),
+    "sin": Function("sin(x)", np.sin, _sin, 0.3, -6.5, 6.5),
+    "cos": Function("cos(x)", np.cos, _cos, 0.3, -6.5, 6.5),
+    "leaky_relu": Function("x if x > 0 else slope x", lambda x, slope: np.where(x > 0, x, slope * x),
                             lift(lambda b, x, p: b.select(positive(b, x), x, b.fmul(x, p[0])))),
 }
+
+
+# how a function is written in a node: (op, params)
+NUMBER = {name: (OP.UNARY, (int(UNARY[name.upper()]),)) if name.upper() in UNARY.__members__ else (OP[name.upper()], ())
+          for name in FUNCTIONS}
 
 
 # ---------------------------------------------------------------- builders
@@ -179,42 +183,41 @@ def leaky_relu(a, negative_slope, inplace=False):
     return _node("leaky_relu", OP.LEAKY_RELU, a, (float(negative_slope),), inplace)
 
 
-def _simple(which, in_place):
-    op, params = (OP.UNARY, (int(which),)) if isinstance(which, UNARY) else (which, ())
-    name = which.name.lower() + "_inplace" * in_place
+def _simple(function, in_place):
+    op, params = NUMBER[function]
+    name = function + "_inplace" * in_place
 
     def build(a):
         return _node(name, op, a, params, in_place)
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = (f"{FUNCTIONS[which].formula}, elementwise; shape and type of a (F32, F16, BF16)"
+    build.__doc__ = (f"{FUNCTIONS[function].formula}, elementwise; shape and type of a (F32, F16, BF16)"
                      f"{', written over a' * in_place}.  Source: ggml_{name}.")
     return build
 
 
-PARAMETRIC = (UNARY.XIELU, OP.LEAKY_RELU)
-SIMPLE = {which: (_simple(which, False), _simple(which, True)) for which in FUNCTIONS if which not in PARAMETRIC}
+PARAMETRIC = ("xielu", "leaky_relu")
+SIMPLE = {name: (_simple(name, False), _simple(name, True)) for name in FUNCTIONS if name not in PARAMETRIC}
 
 
 # ---------------------------------------------------------------- reference, kernel, cases
-def _which(t):
-    return UNARY(int(t.op_params[0])) if t.op == OP.UNARY else OP(t.op)
+def _function_name(t):
+    return (UNARY(int(t.op_params[0])) if t.op == OP.UNARY else t.op).name.lower()
 
 
 def reference(t, a):
-    which = _which(t)
-    params = {UNARY.XIELU: t.param_floats[1:5], OP.LEAKY_RELU: t.param_floats[:1]}.get(which, ())
+    name = _function_name(t)
+    params = {"xielu": t.param_floats[1:5], "leaky_relu": t.param_floats[:1]}.get(name, ())
     with np.errstate(all="ignore"):
-        return FUNCTIONS[which].numpy(a.astype(np.float64), *(float(p) for p in params))
+        return FUNCTIONS[name].numpy(a.astype(np.float64), *(float(p) for p in params))
 
 
 def kernel(t, n_threads):
-    which = _which(t)
-    f = FUNCTIONS[which]
-    return map_kernel(t, which.name.lower(), f.vector, f.cost)
+    name = _function_name(t)
+    return map_kernel(t, name, FUNCTIONS[name].vector, FUNCTIONS[name].cost)
 
 
-def cases(which):
-    f = FUNCTIONS[which]
+def cases(name):
+    f = FUNCTIONS[name]
 
     def make(type, ne, view, in_place):
         def build(inp):
@@ -222,32 +225,27 @@ def cases(which):
             if view:                                            # every second row
                 a = a.ctx.node(OP.VIEW, type, (ne[0] - 3, (ne[1] + 1) // 2, *ne[2:]), (a,), view_of=a,
                                nb=(a.nb[0], 2 * a.nb[1], a.nb[2], a.nb[3]))
-            if which is UNARY.XIELU:
+            if name == "xielu":
                 return xielu(a, 4.0, 20.0, 0.5, 1e-6)
-            if which is OP.LEAKY_RELU:
+            if name == "leaky_relu":
                 return leaky_relu(a, 0.1, in_place)
-            return SIMPLE[which][in_place](a)
+            return SIMPLE[name][in_place](a)
         return build
     for type in FLOATS:
         for ne, view, in_place in (((128, 2, 2, 2), False, False), ((7, 5, 3, 2), False, True),
-                                   ((35, 5, 2, 1), True, False), ((1, 1, 1, 1), False, False)):
-            if not (in_place and which is UNARY.XIELU):
-                name = f"{type!r} {ne}{' view' * view}{' inplace' * in_place}"
-                yield Case(name, make(type, ne, view, in_place), TOLERANCE[type])
+                                   ((35, 5, 2, 1), True, False), ((5, 1, 1, 1), False, False)):
+            if not (in_place and name == "xielu"):
+                label = f"{name} {type!r} {ne}{' view' * view}{' inplace' * in_place}"
+                yield Case(label, make(type, ne, view, in_place), TOLERANCE[type])
 
 
-TOLERANCE = {F32: 1e-7, F16: 1e-7, BF16: 1e-5}          # bfloat16's own rounding is 3e-6
-
-_OF_UNARY = tuple(f for which in UNARY if which not in PARAMETRIC for f in SIMPLE[which])
+OF_UNARY = [u.name.lower() for u in UNARY]
 SPECS = (
-    Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *_OF_UNARY), reference=reference, kernel=kernel,
-         in_place=True, in_place_2023=True, cases=lambda: (c for u in UNARY for c in _named(u, cases(u)))),
-    *(Spec(op=op, builders=SIMPLE[op], reference=reference, kernel=kernel, in_place=op in (OP.SQR, OP.SQRT, OP.LOG),
-           in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG), cases=lambda op=op: cases(op))
-      for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
+    Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
+         reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
+         cases=lambda: (c for n in OF_UNARY for c in cases(n))),
+    *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
+           in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
+           cases=lambda op=op: cases(op.name.lower())) for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
     Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel,
-         cases=lambda: cases(OP.LEAKY_RELU)))
-
-
-def _named(which, found):
-    return (Case(f"{which.name.lower()} {c.name}", c.build, c.max_nmse) for c in found)
+         cases=lambda: cases("leaky_relu")))

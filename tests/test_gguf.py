@@ -163,6 +163,7 @@ HOSTILE = {
     "k: 5000000 more entries": file([key("k", ARR, array(STR, 5_000_000, bytes(40_000_000)))]),
     "nested deeper": file([key("k", ARR, array(ARR, 1, b"") + array(ARR, 1, b"") * 8)]),
     "neither 0 nor 1": file([key("k", ARR, array(7, 2, b"\1\2"))]),
+    "'k' holds a bool": file([key("k", 7, b"\2")]),
     "alignment is 48": file([key("general.alignment", U32, struct.pack("<I", 48))]),
     "alignment is 0": file([key("general.alignment", U32, bytes(4))]),
     "alignment is str": file([key("general.alignment", STR, text("32"))]),

@@ -2,7 +2,6 @@
 
 Outputs lie between sentinel bytes in poisoned memory; every case runs on one thread and with its work split in two.
 """
-import math
 import zlib
 
 import numpy as np
@@ -12,12 +11,12 @@ import ggjit as gg
 from ggjit.buffer import HostBuffer
 from ggjit.ops.record import OP, VIEW_OPS
 from ggjit.ops.spec import Inputs, all_specs
-from ggjit.plan import TINY_NANOSECONDS, Placement
+from ggjit.plan import Placement
 
 MINE = [OP.ADD, OP.SUB, OP.MUL, OP.DIV, OP.UNARY, OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS, OP.LEAKY_RELU, OP.SCALE,
         OP.CLAMP, OP.FILL, OP.GLU, OP.NORM, OP.RMS_NORM, OP.L2_NORM, OP.GROUP_NORM, OP.SOFT_MAX, OP.ROPE, OP.ROPE_BACK,
-        OP.GET_ROWS, OP.SET_ROWS, OP.CPY, OP.CONT, OP.DUP, OP.SUM, OP.SUM_ROWS, OP.MEAN, OP.ARGMAX, OP.REPEAT, OP.CONCAT,
-        OP.DIAG_MASK_INF, OP.DIAG_MASK_ZERO]
+        OP.GET_ROWS, OP.SET_ROWS, OP.CPY, OP.CONT, OP.DUP, OP.SUM, OP.SUM_ROWS, OP.MEAN, OP.ARGMAX, OP.REPEAT,
+        OP.CONCAT, OP.DIAG_MASK_INF, OP.DIAG_MASK_ZERO]
 CASES = [(op, c) for op in MINE if op in all_specs() for c in all_specs()[op].cases()]
 GAP, SENTINEL = 256, 0xFF                                   # 0xFF everywhere: NaN as a float, -1 as an id
 

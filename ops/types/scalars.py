@@ -35,6 +35,7 @@ from ggjit.ops.mem import (
     st_i32,
     st_i64,
 )
+from ggjit.ops.rows import ld_bf16, st_bf16
 from ggjit.ops.simd import (
     W,
     bf16_ir,
@@ -43,9 +44,7 @@ from ggjit.ops.simd import (
     ldf,
     ldh,
     load_ir,
-    pointer,
     round_f16v,
-    splat_ir,
     stb,
     stf,
     sth,
@@ -56,24 +55,6 @@ from ggjit.ops.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.types.traits import Traits
 
 f32 = types.float32
-
-
-# ---------------------------------------------------------------- one bfloat16
-@intrinsic
-def _ld_bf16(typingctx, addr):
-    def codegen(context, b, sig, args):
-        h = b.zext(load_ir(b, args[0], ir.IntType(16)), ir.IntType(32))
-        return b.bitcast(b.shl(h, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
-    return types.float32(types.int64), codegen
-
-
-@intrinsic
-def _st_bf16(typingctx, addr, x):
-    def codegen(context, b, sig, args):
-        h = bf16_ir(b, splat_ir(b, args[1], 4))
-        b.store(b.extract_element(h, ir.Constant(ir.IntType(32), 0)), pointer(b, args[0], ir.IntType(16)), align=1)
-        return context.get_dummy_value()
-    return types.void(types.int64, types.float32), codegen
 
 
 # ---------------------------------------------------------------- rows to and from float32
@@ -144,7 +125,7 @@ def _float_dot(elem, nbytes, prepare):
 
 
 @exact
-def _round_row_f16(src, k, dst):
+def _round_row_f16(src, dst, k):
     n = k // W * W
     for i in range(0, n, W):
         stf(dst + 4 * i, round_f16v(ldf(src + 4 * i)))
@@ -160,13 +141,13 @@ def _round_bf16v(typingctx, v):
 
 
 @exact
-def _round_row_bf16(src, k, dst):
+def _round_row_bf16(src, dst, k):
     n = k // W * W
     for i in range(0, n, W):
         stf(dst + 4 * i, _round_bf16v(ldf(src + 4 * i)))
     for i in range(n, k):
-        _st_bf16(dst + 4 * i, ld_f32(src + 4 * i))
-        st_f32(dst + 4 * i, _ld_bf16(dst + 4 * i))
+        st_bf16(dst + 4 * i, ld_f32(src + 4 * i))
+        st_f32(dst + 4 * i, ld_bf16(dst + 4 * i))
 
 
 class _BFloat(ir.Type):
@@ -191,12 +172,13 @@ def _zero_part(typingctx, addr):
     return types.void(types.int64), codegen
 
 
-_bf16_from_float = _row(ldf, stb, ld_f32, _st_bf16, 4, 2)
+_bf16_from_float = _row(ldf, stb, ld_f32, st_bf16, 4, 2)
 
 
 @exact
-def _prepare_bf16(src, k, dst):
-    _zero_part(dst + k // 32 * 64)
+def _prepare_bf16(src, dst, k):
+    if k % 32 != 0:
+        _zero_part(dst + k // 32 * 64)
     _bf16_from_float(src, dst, k)
 
 
@@ -226,10 +208,12 @@ def _integer(type, load, store, numba_type):
 TRAITS = (
     Traits(F32, copy_row, copy_row, _np_to_float(np.float32), _np_from_float(np.float32), dot=F32_DOT),
     Traits(F16, _row(ldh, stf, ld_f16, st_f32, 2, 4), _row(ldf, sth, ld_f32, st_f16, 4, 2),
-           _np_to_float(np.float16), _np_from_float(np.float16), round_activations=_round_row_f16, dot=F16_DOT),
-    Traits(BF16, _row(ldb, stf, _ld_bf16, st_f32, 2, 4), _bf16_from_float,
+           _np_to_float(np.float16), _np_from_float(np.float16), round_activations=_round_row_f16,
+           np_round_activations=lambda x: x.astype(np.float16).astype(np.float32), dot=F16_DOT),
+    Traits(BF16, _row(ldb, stf, ld_bf16, st_f32, 2, 4), _bf16_from_float,
            lambda raw: bf16_to_float(np.ascontiguousarray(raw).view(np.uint16)),
-           lambda x: float_to_bf16(x).view(np.uint8), round_activations=_round_row_bf16, dot=BF16_DOT),
+           lambda x: float_to_bf16(x).view(np.uint8), round_activations=_round_row_bf16,
+           np_round_activations=lambda x: bf16_to_float(float_to_bf16(x)), dot=BF16_DOT),
     _integer(F64, ld_f64, st_f64, types.float64),
     _integer(I8, ld_i8, st_i8, types.int8), _integer(I16, ld_i16, st_i16, types.int16),
     _integer(I32, ld_i32, st_i32, types.int32), _integer(I64, ld_i64, st_i64, types.int64))

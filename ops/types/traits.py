@@ -69,9 +69,9 @@ class Traits:
 
     to_float(src, dst, k)       jitted: k elements at src -> float32 at dst
     from_float(src, dst, k)     jitted: float32 at src -> blocks at dst; byte-equal to ggml's reference quantiser
-    np_to_float(raw, k)         NumPy twin: uint8 (..., row_nbytes) -> float32 (..., k)
+    np_to_float(raw)            NumPy twin: uint8 (..., row_nbytes) -> float32 (..., k)
     np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes)
-    round_activations(src, k, dst)  jitted: float32 row -> float32 row as a product with this type sees it (rounded
+    round_activations(src, dst, k)  jitted: float32 row -> float32 row as a product with this type sees it (rounded
                                 through F16, Q8_0...; ggml's vec_dot_type); None: unchanged
     np_round_activations(x)     NumPy twin
     dot                         products of rows (ops/dot.py)

@@ -1,0 +1,361 @@
+"""Canonical search: does a layout within `cap` bytes exist, and which?
+
+Depth first over bottom-up layouts (idea: Moffitt, MiniMalloc, ASPLOS 2023).  Every unplaced buffer has a least offset,
+the top of the placed buffers it meets in time.  A layout can be read off in order of (offset, rank), each buffer at
+its least offset, so one frame of the search picks the next buffer in that order:
+
+    - it must come after the last one picked, and start below the least possible top of any other (else it leaves a
+      hole that one would fill);
+    - for every section:  max(current offset, least offset in it) + unplaced bytes in it <= cap;
+    - a buffer with nothing above it needs no alternatives;
+    - when a placement empties the border between two sections, the rest splits into independent parts (AND nodes).
+
+            ^ address        c: least offset = top of a
+      cap --|---------------------------
+            |   +-- c? --+
+            | +-- a --+ .       b and c do not meet a together: once a is placed and only b lives left of the
+            | |       +-- b     border, both sides are searched apart
+            +-------------------------> sections
+
+Frames keep an explicit parent on one linear trail, so a failed part drops its solved siblings with one rewind.
+Buffers are renumbered by rank, hence "ties by rank" is "lowest index first".
+"""
+import numpy as np
+
+from ggjit.alloc.greedy import births_csr, members_csr
+from ggjit.ops.jit import exact, i64s, native
+
+FOUND, INFEASIBLE, NODE_LIMIT, TRAIL_FULL = 1, 0, -1, -2
+MAX_PAIRS = 60_000_000          # overlaps the adjacency lists may hold
+MAX_TRAIL = 16_000_000          # words of the section trail and of the member stack
+BIG = np.int64(1) << np.int64(62)
+
+# columns of the frame table
+PARENT, LO, HI, M0, M1, KEY, POS, HAT, T_MINO, T_SEC, T_OUT, MTOP, NEXT, END, SPLIT, LEFT = range(16)
+FRAME = 16
+
+
+@native("i64(i64, i64, i64, i64)")
+def count_pairs(slo, shi, n, ns):
+    """Ordered pairs of buffers that meet."""
+    a, b = i64s(slo, n), i64s(shi, n)
+    live, born = np.zeros(ns + 1, np.int64), np.zeros(ns + 2, np.int64)
+    for i in range(n):
+        live[a[i]] += 1
+        live[b[i]] -= 1
+        born[a[i] + 1] += 1
+    for s in range(ns):
+        live[s + 1] += live[s]
+        born[s + 1] += born[s]
+    total = np.int64(0)
+    for i in range(n):
+        total += live[a[i]] - 1 + born[b[i]] - born[a[i] + 1]
+    return total
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
+def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out):
+    """CSR lists: adj[ptr[i]:ptr[i+1]] meets i; sm[sp[s]:sp[s+1]] lives in section s."""
+    a, b = i64s(slo, n), i64s(shi, n)
+    sp, sm = members_csr(a, b, n, ns)
+    bp, by = births_csr(a, n, ns)
+    p, q = i64s(ptr, n + 1), np.int64(0)
+    p[0] = 0
+    for i in range(n):
+        p[i + 1] = p[i] + sp[a[i] + 1] - sp[a[i]] - 1 + bp[b[i]] - bp[a[i] + 1]
+    out = i64s(adj, p[n])
+    for i in range(n):
+        q = p[i]
+        for k in range(sp[a[i]], sp[a[i] + 1]):
+            if sm[k] != i:
+                out[q] = sm[k]
+                q += 1
+        for k in range(bp[a[i] + 1], bp[b[i]]):
+            out[q] = by[k]
+            q += 1
+    o = i64s(sp_out, ns + 1)
+    o[:] = sp
+    m = i64s(sm_out, sp[ns])
+    m[:] = sm[:sp[ns]]
+    return 0
+
+
+@exact
+def _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out):
+    """Rewind to the state in which frame f had placed nothing."""
+    while cnt[2] > fr[f, T_OUT]:
+        cnt[2] -= 1
+        i = t_out[cnt[2]]
+        out[i] = -1
+        for s in range(a[i], b[i]):
+            total[s] += size[i]
+        for s in range(a[i] + 1, b[i]):
+            cuts[s] += 1
+    while cnt[0] > fr[f, T_MINO]:
+        cnt[0] -= 1
+        mino[t_mino[cnt[0], 0]] = t_mino[cnt[0], 1]
+    while cnt[1] > fr[f, T_SEC]:
+        cnt[1] -= 1
+        s = t_sec[cnt[1], 0]
+        secmin[s] = t_sec[cnt[1], 1]
+        secarg[s] = t_sec[cnt[1], 2]
+
+
+@exact
+def _candidate(mem, m0, m1, out, mino, size, key, pos):
+    """(buffer, number of unplaced): the unplaced one with the least (mino, index) beyond (key, pos), or -1."""
+    best, best_o, least_top, left = np.int64(-1), BIG, BIG, 0
+    for k in range(m0, m1):
+        i = mem[k]
+        if out[i] >= 0:
+            continue
+        left += 1
+        o = mino[i]
+        least_top = min(least_top, o + size[i])
+        if o < best_o and (o > key or (o == key and i > pos)):
+            best, best_o = i, o
+    if best_o >= least_top:
+        best = np.int64(-1)
+    return best, left
+
+
+@exact
+def _sections_hold(total, secmin, lo, hi, o, cap):
+    """Whether every section of [lo, hi) can take what is left of it at or above offset o."""
+    bad = 0
+    for s in range(lo, hi):
+        bad |= max(secmin[s], o) + total[s] > cap
+    return bad == 0
+
+
+@exact
+def _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mino):
+    """Lift unplaced neighbours of i to h; returns (has one, first and last section anyone lifted lives in)."""
+    lo, hi, hat = a[i], b[i], 0
+    n = cnt[0]
+    for k in range(ptr[i], ptr[i + 1]):
+        j = adj[k]
+        if out[j] >= 0:
+            continue
+        hat = 1
+        if mino[j] < h:
+            t_mino[n, 0] = j
+            t_mino[n, 1] = mino[j]
+            n += 1
+            mino[j] = h
+            touched[j] = stamp
+            lo = min(lo, a[j])
+            hi = max(hi, b[j])
+    cnt[0] = n
+    return hat, lo, hi
+
+
+@exact
+def _least_in(s, floor, sp, sm, out, mino):
+    """(least offset of the unplaced buffers of section s, one that has it); stops at the first that is <= floor."""
+    v, w = BIG, np.int64(-1)
+    for k in range(sp[s], sp[s + 1]):
+        j = sm[k]
+        if out[j] < 0 and mino[j] < v:
+            v, w = mino[j], j
+            if v <= floor:
+                break
+    return (np.int64(0), w) if w < 0 else (v, w)
+
+
+@exact
+def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec):
+    """Bring secmin up to date after i went to o; 1 fine, 0 some section cannot hold its rest, -1 trail full."""
+    ok = 1
+    for s in range(lo, hi):
+        j = secarg[s]
+        inside = a[i] <= s < b[i]
+        if not inside and (j < 0 or touched[j] != stamp):
+            continue
+        n = cnt[1]
+        if n >= len(t_sec):
+            return -1
+        t_sec[n, 0] = s
+        t_sec[n, 1] = secmin[s]
+        t_sec[n, 2] = j
+        cnt[1] = n + 1
+        if total[s] == 0:
+            secmin[s], secarg[s] = 0, -1
+            continue
+        secmin[s], secarg[s] = _least_in(s, h if inside else secmin[s], sp, sm, out, mino)
+        if max(secmin[s], o) + total[s] > cap:
+            ok = 0
+            break
+    return ok
+
+
+@exact
+def _room_above(i, h, a, b, size, total, cap):
+    """Sections of i: whatever is left there has to go above h."""
+    for s in range(a[i], b[i]):
+        rest = total[s] - size[i]
+        if rest > 0 and h + rest > cap:
+            return False
+    return True
+
+
+@exact
+def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
+    """Frame f for part [lo, hi) below p; returns the new top of the member stack, -1 when it is full."""
+    fr[f, PARENT], fr[f, LO], fr[f, HI] = p, lo, hi
+    fr[f, KEY], fr[f, POS] = fr[p, KEY], fr[p, POS]
+    fr[f, MTOP] = mtop
+    m0, m1 = fr[p, M0], fr[p, M1]
+    whole = lo == fr[p, LO] and hi == fr[p, HI]
+    if whole:
+        if 2 * (fr[p, LEFT] - 1) > m1 - m0:     # else worth a list without the placed ones
+            fr[f, M0], fr[f, M1] = m0, m1
+            return mtop
+    top = mtop
+    if top + m1 - m0 > len(mem):
+        return np.int64(-1)
+    for k in range(m0, m1):
+        i = mem[k]
+        if out[i] < 0 and a[i] < hi and lo < b[i]:
+            mem[top] = i
+            top += 1
+    fr[f, M0], fr[f, M1] = mtop, top
+    return top
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, stats):
+    """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  stats[0]: nodes."""
+    a, b, size, out = i64s(slo, n), i64s(shi, n), i64s(size_, n), i64s(out_, n)
+    ptr, sp, st = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 1)
+    adj, sm = i64s(adj_, ptr[n]), i64s(sm_, sp[ns])
+    mino, touched = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    total, cuts = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64)
+    secmin, secarg = np.zeros(ns, np.int64), np.full(ns, -1, np.int64)
+    for i in range(n):
+        out[i] = -1
+        for s in range(a[i], b[i]):
+            total[s] += size[i]
+            secarg[s] = i
+        for s in range(a[i] + 1, b[i]):
+            cuts[s] += 1
+    cnt = np.zeros(3, np.int64)                 # lengths of the three trails
+    t_mino, t_out = np.empty((ptr[n] + 1, 2), np.int64), np.empty(n + 1, np.int64)
+    t_sec = np.empty((min(ns * (n + 1) + 1, MAX_TRAIL), 3), np.int64)
+    mem = np.empty(min(n * (n + 3) // 2 + 64, MAX_TRAIL), np.int64)
+    fr = np.empty((2 * n + 8, FRAME), np.int64)
+    for i in range(n):
+        mem[i] = i
+    mtop = np.int64(n)
+    st[0] = 0
+    if not _sections_hold(total, secmin, 0, ns, 0, cap):
+        return INFEASIBLE
+    # frame 0 stands for "nothing placed yet"; its one part is everything
+    fr[0, PARENT], fr[0, LO], fr[0, HI], fr[0, M0], fr[0, M1], fr[0, KEY], fr[0, POS] = -1, 0, ns, 0, n, 0, -1
+    fr[0, NEXT], fr[0, END], fr[0, SPLIT], fr[0, LEFT] = 0, ns, 1, n + 1
+    p, top, stamp, nodes = 0, 0, 0, 0
+    while True:
+        # ---- the next part below p, or of the nearest ancestor that has one
+        while p >= 0 and fr[p, NEXT] >= fr[p, END]:
+            p = fr[p, PARENT]
+        if p < 0:
+            st[0] = nodes
+            return FOUND
+        lo = fr[p, NEXT]
+        hi = fr[p, END]
+        if fr[p, SPLIT]:
+            hi = lo + 1
+            while hi < fr[p, END] and cuts[hi] > 0:
+                hi += 1
+        fr[p, NEXT] = hi
+        if hi == lo + 1 and total[lo] == 0:
+            continue
+        top += 1
+        f = top
+        mtop = _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b)
+        if mtop < 0:
+            return TRAIL_FULL
+        fr[f, HAT], fr[f, T_MINO], fr[f, T_SEC], fr[f, T_OUT] = 1, cnt[0], cnt[1], cnt[2]
+        # ---- try candidates of frame f; fall back to ancestors when there is none left
+        while True:
+            i, fr[f, LEFT] = _candidate(mem, fr[f, M0], fr[f, M1], out, mino, size, fr[f, KEY], fr[f, POS])
+            ok = i >= 0 and fr[f, HAT] == 1
+            if ok and mino[i] > fr[f, KEY]:     # else checked when the frame was made
+                ok = _sections_hold(total, secmin, fr[f, LO], fr[f, HI], mino[i], cap)
+            if not ok:
+                f = fr[f, PARENT]
+                if f == 0:
+                    st[0] = nodes
+                    return INFEASIBLE
+                _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out)
+                top = f
+                mtop = fr[f, M1] if fr[f, M0] >= fr[f, MTOP] else fr[f, MTOP]
+                continue
+            nodes += 1
+            if nodes > node_limit:
+                st[0] = nodes
+                return NODE_LIMIT
+            o = mino[i]
+            h = o + size[i]
+            fr[f, KEY], fr[f, POS] = o, i
+            if h > cap or not _room_above(i, h, a, b, size, total, cap):
+                continue
+            out[i] = o
+            t_out[cnt[2]] = i
+            cnt[2] += 1
+            for s in range(a[i], b[i]):
+                total[s] -= size[i]
+            split = 0
+            for s in range(a[i] + 1, b[i]):
+                cuts[s] -= 1
+                split |= cuts[s] == 0
+            stamp += 1
+            hat, s0, s1 = _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mino)
+            fr[f, HAT] = hat
+            ok = _refresh(i, o, h, s0, s1, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
+                          t_sec)
+            if ok < 0:
+                return TRAIL_FULL
+            if ok:
+                fr[f, NEXT], fr[f, END], fr[f, SPLIT] = fr[f, LO], fr[f, HI], split
+                p = f
+                break
+            _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out)
+
+
+class CanonicalSearch:
+    """The search on one instance with one rank order; lists are built once and serve every capacity."""
+
+    def __init__(self, inst, order):
+        self.n, self.ns = inst.n, inst.ns
+        self.order = order
+        self.slo, self.shi, self.size = (a[order] for a in (inst.slo, inst.shi, inst.size))
+        self.n_pairs = count_pairs(self.slo, self.shi, self.n, self.ns)
+        if not self.possible:
+            return
+        self.ptr, self.adj = np.empty(self.n + 1, np.int64), np.empty(max(self.n_pairs, 1), np.int64)
+        self.sp = np.empty(self.ns + 1, np.int64)
+        self.sm = np.empty(int((self.shi - self.slo).sum()), np.int64)
+        fill_lists(self.slo, self.shi, self.n, self.ns, self.ptr, self.adj, self.sp, self.sm)
+        self.found = np.empty(self.n, np.int64)
+        self.stats = np.zeros(1, np.int64)
+
+    @property
+    def possible(self):
+        """Whether the adjacency lists fit into memory."""
+        return self.n_pairs <= MAX_PAIRS
+
+    def solve(self, cap, node_limit):
+        """(status, offsets in the instance's numbering or None)."""
+        status = search(self.slo, self.shi, self.size, self.n, self.ns, self.ptr, self.adj, self.sp, self.sm,
+                        int(cap), int(node_limit), self.found, self.stats)
+        if status != FOUND:
+            return status, None
+        offs = np.empty(self.n, np.int64)
+        offs[self.order] = self.found
+        return status, offs
+
+    @property
+    def nodes(self):
+        """Search nodes of the last call."""
+        return int(self.stats[0])

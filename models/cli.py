@@ -1,0 +1,94 @@
+"""The command line: `ggjit <command>`.  Results go to stdout (one JSON object with --json), progress to stderr.
+
+Exit status: 0 done, 1 could not be done (one line on stderr: what, and how to mend it), 2 wrong usage, 130 Ctrl-C.
+"""
+import argparse
+import json
+import os
+import sys
+
+from ggjit.ops.errors import GgjitError
+
+
+def _positive(text):
+    n = int(text)
+    if n < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return n
+
+
+def _count(text):
+    n = int(text)
+    if n < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return n
+
+
+def _parser():
+    p = argparse.ArgumentParser(prog="ggjit", description="ggml's engine as a Numba JIT: run, measure and inspect "
+                                "models.  Start with `ggjit demo`.")
+    from ggjit import __version__
+    p.add_argument("--version", action="version", version=f"ggjit {__version__}")
+    sub = p.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name, help, **kw):
+        c = sub.add_parser(name, help=help, description=help, **kw)
+        c.add_argument("--json", action="store_true", help="print exactly one JSON object on stdout")
+        return c
+
+    def threads(c, *names):
+        c.add_argument(*(names or ("--threads",)), type=_positive, default=None, metavar="N",
+                       help="threads (default: the cores this process may use)")
+    c = command("demo", "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan")
+    threads(c)
+    c = command("embed", "sentence embeddings")
+    c.add_argument("--model", metavar="PATH", help="a bert GGUF (default: MiniLM, made on first use)")
+    threads(c)
+    c.add_argument("text", nargs="+", metavar="TEXT")
+    c = command("generate", "continue a text")
+    c.add_argument("--model", required=True, metavar="PATH", help="a llama GGUF")
+    c.add_argument("--prompt", required=True)
+    c.add_argument("--n-predict", type=_count, default=64, metavar="N", help="tokens to generate (64)")
+    c.add_argument("--temp", type=float, default=0.8, metavar="T", help="temperature, 0: greedy (0.8)")
+    c.add_argument("--top-k", type=_count, default=40, metavar="K")
+    c.add_argument("--top-p", type=float, default=0.95, metavar="P")
+    c.add_argument("--seed", type=int, default=None)
+    c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
+    c.add_argument("--n-ctx", type=_positive, default=None, metavar="N", help="context size (what the model allows)")
+    threads(c)
+    c = command("bench", "speed of a model, as llama-bench: pp = prompt processing, tg = text generation")
+    c.add_argument("model", metavar="MODEL", help="a llama GGUF; no vocabulary needed")
+    c.add_argument("-p", type=_count, default=128, metavar="N", help="prompt tokens, 0 skips (128)")
+    c.add_argument("-n", type=_count, default=64, metavar="N", help="generated tokens, 0 skips (64)")
+    threads(c, "-t", "--threads")
+    c.add_argument("-r", type=_positive, default=3, metavar="N", help="repetitions (3)")
+    c.add_argument("--kv-type", default="F16", metavar="TYPE")
+    command("info", "version, processor, devices, and which types and ops each device supports")
+    c = command("warm-up", "compile the kernels a model needs into the cache")
+    c.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
+    return p
+
+
+def main(argv=None):
+    """Entry point of the `ggjit` command; returns the exit status."""
+    from ggjit.models import commands
+    args = _parser().parse_args(argv)
+    run = getattr(commands, args.command.replace("-", "_"))
+    try:
+        result = run(args)
+        if args.json:
+            print(json.dumps(result))
+        return 0
+    except GgjitError as e:
+        print(f"ggjit {args.command}: {e}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # the reader left; say nothing more
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

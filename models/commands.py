@@ -1,0 +1,183 @@
+"""What the commands of `ggjit` do: each takes the parsed arguments, prints unless --json, and returns the JSON dict."""
+import statistics
+import sys
+import time
+
+from ggjit.models.progress import bar, compiling
+from ggjit.ops.errors import ModelError, ParamError
+
+
+def _load(path, args, **options):
+    from ggjit.models.load import load_model
+    return load_model(path, n_threads=args.threads, **options)
+
+
+def _stdout():
+    from rich.console import Console
+    return Console(file=sys.stdout)
+
+
+# ---------------------------------------------------------------- embed, demo
+def embed(args):
+    from ggjit.models.minilm import minilm_path
+    with compiling():
+        m = _load(args.model or minilm_path(), args)
+        ids = [m.tokenize(t) for t in args.text]
+        m.embed(args.text[:1])                      # plans and kernels, not timed
+        t0 = time.perf_counter()
+        vectors = m.embed(args.text)
+        seconds = time.perf_counter() - t0
+    result = {"tokens": ids, "embeddings": vectors.tolist(), "tokens_per_second": sum(map(len, ids)) / seconds}
+    if not args.json:
+        for text, v in zip(args.text, vectors, strict=True):
+            print(f"{' '.join(f'{x:.4f}' for x in v[:6])} ...  ({len(v)} numbers)  {text}")
+    return result
+
+
+DEMO_TEXTS = (
+    "The cat sits on the warm windowsill.", "A kitten is sleeping in the sun.",
+    "The stock market fell sharply today.", "Shares lost value after the announcement.",
+    "How do I bake sourdough bread?", "A recipe for a crusty loaf with wild yeast.",
+    "The spacecraft entered orbit around Mars.", "A probe has reached the red planet.",
+)
+
+
+def demo(args):
+    from ggjit.models.minilm import minilm_path
+    with compiling():
+        t0 = time.perf_counter()
+        m = _load(minilm_path(), args)
+        vectors = m.embed(DEMO_TEXTS)
+        first = time.perf_counter() - t0
+    n_tokens = sum(len(m.tokenize(t)) for t in DEMO_TEXTS)
+    times = []
+    for _ in range(5):
+        t0 = time.perf_counter()
+        m.embed(DEMO_TEXTS)
+        times.append(time.perf_counter() - t0)
+    likeness = vectors @ vectors.T
+    nearest = []
+    for i, text in enumerate(DEMO_TEXTS):
+        row = likeness[i].copy()
+        row[i] = -1
+        j = int(row.argmax())
+        nearest.append({"text": text, "nearest": DEMO_TEXTS[j], "cosine": float(row[j])})
+    plan = m._allocator.last
+    result = {"nearest": nearest, "tokens_per_second": n_tokens / statistics.median(times),
+              "first_result_seconds": first, "memory": {"weights": m.weights.nbytes, "compute": m.compute_nbytes,
+                                                        "last_plan_peak": plan.peak,
+                                                        "lower_bound": plan.lower_bound}}
+    if not args.json:
+        _show_demo(m, result)
+    return result
+
+
+def _show_demo(m, r):
+    from rich.table import Table
+    out = _stdout()
+    table = Table(title="Nearest neighbours by MiniLM embeddings", title_justify="left")
+    for column in ("sentence", "nearest", "cosine"):
+        table.add_column(column)
+    for row in r["nearest"]:
+        table.add_row(row["text"], row["nearest"], f"{row['cosine']:.3f}")
+    out.print(table)
+    mem = r["memory"]
+    out.print(f"{m.backend!r}: {r['tokens_per_second']:,.0f} tokens/s, first result after "
+              f"{r['first_result_seconds']:.2f} s")
+    out.print(f"memory: weights {mem['weights'] / 1e6:.1f} MB (mapped in place), compute arena "
+              f"{mem['compute'] / 1e3:.0f} kB; the last plan's peak {mem['last_plan_peak'] / 1e3:.0f} kB, "
+              f"lower bound {mem['lower_bound'] / 1e3:.0f} kB")
+
+
+# ---------------------------------------------------------------- generate, bench
+def generate(args):
+    with compiling():
+        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx)
+        run = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
+                         seed=args.seed)
+        if not args.json:
+            print(args.prompt, end="", flush=True)
+        for piece in run:
+            if not args.json:
+                print(piece, end="", flush=True)
+    if not args.json:
+        print()
+        s = run.stats
+        print(f"[{s['prompt_tokens']} prompt tokens at {s['prefill_tokens_per_second']:,.0f}/s, {len(s['tokens'])} "
+              f"generated at {s['decode_tokens_per_second']:,.0f}/s]", file=sys.stderr)
+    return run.stats
+
+
+def bench(args):
+    import numpy as np
+    if not args.p and not args.n:
+        raise ParamError("nothing to measure: -p and -n are both 0")
+    with compiling():
+        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=None)
+        if not hasattr(m, "decode"):
+            raise ModelError(f"{args.model}: bench measures llama models; time sentence encoders with `ggjit embed`")
+        if max(args.p, args.n) > m.n_ctx:
+            raise ParamError(f"-p {args.p} and -n {args.n} must fit the context of {m.n_ctx} tokens")
+        ids = np.random.default_rng(0).integers(0, m.n_vocab, max(args.p, args.n))
+        todo = [(f"pp{args.p}", lambda: m.decode(ids[:args.p]), args.p)] if args.p else []
+        if args.n:
+            todo.append((f"tg{args.n}", lambda: [m.decode(ids[i:i + 1]) for i in range(args.n)], args.n))
+        results = []
+        with bar(f"bench {args.model}", len(todo) * (args.r + 1)) as step:
+            for name, work, n in todo:
+                m.reset()
+                if name.startswith("tg"):
+                    m.decode(ids[:1])               # one step plans and warms; the whole text is not needed
+                else:
+                    work()
+                step()
+                speeds = []
+                for _ in range(args.r):
+                    m.reset()
+                    t0 = time.perf_counter()
+                    work()
+                    speeds.append(n / (time.perf_counter() - t0))
+                    step()
+                results.append({"test": name, "threads": m.backend.n_threads, "tokens_per_second": {
+                    "median": statistics.median(speeds), "min": min(speeds), "max": max(speeds)}})
+    if not args.json:
+        for r in results:
+            s = r["tokens_per_second"]
+            print(f"{r['test']:>8}  {r['threads']} threads  {s['median']:10.2f} tokens/s  "
+                  f"({s['min']:.2f} - {s['max']:.2f})")
+    return {"results": results}
+
+
+# ---------------------------------------------------------------- info, warm-up
+def info(args):
+    from ggjit import __version__, registry
+    from ggjit.models.support import supported
+    devices = [d.props for d in registry.devices()]
+    ops, types = supported()
+    result = {"version": __version__, "cpu": registry.by_type("cpu").description, "devices": devices,
+              "types": types, "ops": ops}
+    if not args.json:
+        print(f"ggjit {result['version']} on {result['cpu']}")
+        for d in devices:
+            print(f"device {d['name']}: {d['description']}, {d['memory_free'] / 1e9:.1f} GB of "
+                  f"{d['memory_total'] / 1e9:.1f} GB free")
+        for title, table in (("types", types), ("ops", ops)):
+            served = [n for n, where in table.items() if where]
+            print(f"{title} ({len(served)} of {len(table)}): {' '.join(served)}")
+    return result
+
+
+def warm_up(args):
+    from ggjit.models.load import load_model
+    from ggjit.models.minilm import minilm_path
+    from ggjit.ops.jit import CACHE
+    t0 = time.perf_counter()
+    with compiling():
+        m = load_model(args.model or minilm_path())
+        m.warm_up()
+    result = {"kernels": CACHE.compiled + CACHE.loaded, "compiled": CACHE.compiled, "cached": CACHE.loaded,
+              "seconds": time.perf_counter() - t0}
+    if not args.json:
+        print(f"{result['kernels']} kernels ready: {result['compiled']} compiled, {result['cached']} from the cache, "
+              f"{result['seconds']:.1f} s")
+    return result

@@ -1,0 +1,159 @@
+"""What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
+import collections
+import threading
+import time
+
+import numpy as np
+
+from ggjit.backend import Backend
+from ggjit.context import Context
+from ggjit.graph import Graph
+from ggjit.graph_allocator import GraphAllocator
+from ggjit.models.tokenizer import Tokenizer
+from ggjit.models.weights import Weights
+from ggjit.ops.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.registry import init_backend
+
+MAX_KEPT_PLANS = 24
+
+
+class Step:
+    """One graph of a network for one input shape, planned: fill `inputs`, `run()`, read `output`."""
+
+    def __init__(self, ctx, inputs, result, plan):
+        self.ctx, self.inputs, self.result, self.plan = ctx, inputs, result, plan
+
+    def run(self):
+        """Replay; the result as an array that stays valid until the network runs again."""
+        self.plan.compute()
+        return self.plan.view(self.result)
+
+
+class Network:
+    """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`."""
+
+    def __init__(self, file, backend="CPU", n_threads=None, load_start=None):
+        t0 = load_start or time.perf_counter()
+        self.file = file
+        if isinstance(backend, Backend):
+            self.backend = backend
+            if n_threads is not None:
+                backend.n_threads = n_threads
+        else:
+            self.backend = init_backend(backend, **({} if n_threads is None else {"n_threads": n_threads}))
+        self.weights = Weights(file, self.backend.device)
+        self._steps = collections.OrderedDict()
+        self._lock = threading.RLock()
+        self._tokenizer = None
+        self._allocator = GraphAllocator(self.backend)
+        try:
+            self._load()
+        except BaseException:
+            self.free()
+            raise
+        self.load_seconds = time.perf_counter() - t0
+
+    def _load(self):
+        """Read hyperparameters, check every weight, allocate what lives as long as the network."""
+        raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _build(self, ctx, shape):
+        """(inputs: {name: ndarray}, result tensor) of the graph for `shape`."""
+        raise NotSupported(f"{type(self).__name__} builds no graph")
+
+    # ------------------------------------------------------------ text
+    @property
+    def tokenizer(self):
+        """Built from the file's vocabulary when it is first needed."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_gguf(self.file)
+        return self._tokenizer
+
+    def tokenize(self, text):
+        """Token ids of `text` with the model's special tokens.  A file without vocabulary raises here."""
+        if not isinstance(text, str):
+            raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
+        return self.tokenizer.encode(text)
+
+    def _checked_ids(self, ids, n_max):
+        """`ids` as int32, each inside the vocabulary and all inside the context."""
+        a = np.asarray(ids)
+        if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
+            raise ParamError(f"token ids must be a non-empty list of integers, got shape {a.shape} {a.dtype}")
+        if a.size > n_max:
+            raise ParamError(f"{a.size} tokens do not fit the context of {n_max}; shorten the text or load the model "
+                             f"with a larger n_ctx (trained for {self.n_ctx_train})")
+        bad = np.flatnonzero((a < 0) | (a >= self.n_vocab))
+        if bad.size:
+            raise IndexRangeError(f"token id {int(a[bad[0]])} at position {int(bad[0])} is outside the vocabulary "
+                                  f"0..{self.n_vocab - 1}")
+        return a.astype(np.int32)
+
+    # ------------------------------------------------------------ plans
+    def _step(self, shape):
+        """The planned graph for `shape`; the most recent ones are kept."""
+        step = self._steps.get(shape)
+        if step is None:
+            ctx = Context()
+            with ctx:
+                inputs, result = self._build(ctx, shape)
+            graph = Graph(result)
+            # one arena for all steps: they never run at the same time
+            held = self._allocator.buffer_size()
+            self._allocator.alloc_graph(graph)
+            if self._allocator.buffer_size() != held:
+                self._steps.clear()             # their results lay in the arena that was replaced
+            step = Step(ctx, inputs, result, self.backend.graph_plan_create(graph))
+            self._steps[shape] = step
+            while len(self._steps) > MAX_KEPT_PLANS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(shape)
+        return step
+
+    @property
+    def compute_nbytes(self):
+        """Bytes of the arena for computed tensors."""
+        return self._allocator.buffer_size()
+
+    def graph(self, *shape):
+        """The graph for a shape, for measuring and drawing."""
+        return self._step(shape).plan.graph
+
+    def warm_up(self):
+        """Plan the graphs people run first, which compiles their kernels into the cache."""
+        for shape in self._common_shapes():
+            self._step(shape)
+
+    def _common_shapes(self):
+        return ()
+
+    def free(self):
+        """Give weights, caches and plans back.  A second call does nothing."""
+        self._steps.clear()
+        self._allocator.free()
+        self.weights.free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.free()
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {self.file.path} on {self.backend!r}>"
+
+    def _positive(self, key, default=...):
+        """An integer hyperparameter of the architecture that has to be positive."""
+        value = self.file.arch_get(key, default, int)
+        if value is not None and value <= 0:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a positive number")
+        return value
+
+    def embed(self, texts):
+        raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
+
+    def generate(self, prompt, n_predict=64, temp=0.0, **sampling):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def logits(self, ids):
+        raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")

@@ -1,0 +1,184 @@
+"""Flash attention for few query rows (decode): up to 8 rows that share a K/V head, straight from K and V.
+
+Work items are (group, set of rows, chunk of CHUNK keys).  With more than one chunk each leaves (m, l, acc) in shared
+scratch and a second phase joins them in order: long contexts feed many threads even with one K/V head, and the bytes do
+not depend on the number of threads, because the chunks do not.
+"""
+from ggjit.ops.flash_attn_rows import (
+    heads_per_group,
+    kv_addr,
+    make_begin,
+    make_finish,
+    make_row_reader,
+    score_scale,
+    sink_of,
+)
+from ggjit.ops.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
+from ggjit.ops.flash_attn_tiles import BK, make_dots, make_weighted, padded
+from ggjit.ops.jit import inline
+from ggjit.ops.mathfun import exp1
+from ggjit.ops.mem import ld_f32, st_f32
+from ggjit.ops.node import SRC0, SRC1, SRC2, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.record import OK
+from ggjit.ops.simd import B, W, f32, fma, fmul, ldf, splat, stf, zerof
+
+MAX_ROWS = 8
+CHUNK = 512                     # keys of an item
+
+
+class Layout(Scratch):
+    """A thread's scratch, and a partial result: m, l, then acc."""
+
+    def __init__(self, variant, n_rows):
+        super().__init__()
+        self.rows = Rows(self, n_rows)
+        self.q_stride, self.acc_stride = 4 * padded(variant.d), 4 * padded(variant.dv)
+        self.q = self.area(n_rows * self.q_stride)
+        self.acc = self.area(n_rows * self.acc_stride)
+        self.k = self.area(BK * self.q_stride if variant.k.quantized else 0)
+        self.v = self.area(BK * self.acc_stride if variant.v.quantized else 0)
+        self.acc_nbytes = -(-self.acc_stride // 64) * 64
+        self.partial_nbytes = 64 + self.acc_nbytes
+        self.area(64)           # whole vectors may be read beyond the last short row
+
+
+def work_nbytes(variant, n_rows, n_threads, n_out_rows, n_kv):
+    layout = Layout(variant, n_rows)
+    n_chunks = -(-n_kv // CHUNK)
+    return n_threads * layout.nbytes + (n_out_rows * n_chunks * layout.partial_nbytes if n_chunks > 1 else 0)
+
+
+def _make_attend(variant, n_rows, layout):
+    """attend(wk, k, ks, v, vs, j0, j1, n, cap): n rows against keys j0 .. j1; k and v are the heads' first rows."""
+    rows = layout.rows
+    start, see, softmax = make_row_stages(rows)
+    k_elem, v_elem = ("f32" if t.quantized else t.name for t in (variant.k, variant.v))
+    dots, weighted = make_dots(k_elem, variant.d, n_rows), make_weighted(v_elem, variant.dv, n_rows)
+    read_k, read_v = make_row_reader(variant.k, variant.d), make_row_reader(variant.v, variant.dv)
+    convert_k, convert_v = variant.k.quantized, variant.v.quantized
+    k_, v_, q_, acc_ = layout.k, layout.v, layout.q, layout.acc
+    k_stride, v_stride = layout.q_stride, layout.acc_stride
+    c_, scores_ = rows.c, rows.scores
+
+    @inline
+    def attend(wk, k, ks, v, vs, j0, j1, n, cap):
+        start(wk)
+        for i in range(0, n_rows * v_stride, B):
+            stf(wk + acc_ + i, zerof())
+        for j in range(j0, j1, BK):
+            bits = see(wk, n, j, min(BK, j1 - j))
+            if bits == 0:
+                continue
+            nj = 64 - clz(bits)
+            kb, kbs, vb, vbs = k + j * ks, ks, v + j * vs, vs
+            if convert_k:
+                for i in range(nj):
+                    read_k(kb + i * ks, wk + k_ + i * k_stride)
+                kb, kbs = wk + k_, k_stride
+            dots(wk + q_, kb, kbs, nj, wk + scores_)
+            softmax(wk, n, nj, cap)
+            first, length = next_run(bits, 0)
+            while length > 0:
+                if convert_v:
+                    for i in range(first, first + length):
+                        read_v(v + (j + i) * vs, wk + v_ + i * v_stride)
+                    vb, vbs = wk + v_, v_stride
+                weighted(wk + scores_ + 4 * first, vb + first * vbs, vbs, length, wk + acc_, wk + c_)
+                first, length = next_run(bits, first + length)
+                if length > 0:
+                    for i in range(0, 4 * n_rows, B):
+                        stf(wk + c_ + i, splat(f32(1.0)))
+    return attend
+
+
+def _make_join(layout):
+    """join(parts, n_chunks) -> (m, l): sums the partial results of one row into the first one."""
+    stride, nbytes = layout.partial_nbytes, layout.acc_nbytes
+
+    @inline
+    def join(parts, n_chunks):
+        m = ld_f32(parts)
+        for c in range(1, n_chunks):
+            m = max(m, ld_f32(parts + c * stride))
+        l_sum = f32(0.0)
+        for c in range(n_chunks):
+            part = parts + c * stride
+            weight = exp1(ld_f32(part) - m) if ld_f32(part + 4) > f32(0.0) else f32(0.0)
+            l_sum += weight * ld_f32(part + 4)
+            for i in range(64, 64 + nbytes, B):
+                x = ldf(part + i)
+                stf(parts + i, fmul(x, splat(weight)) if c == 0 else fma(x, splat(weight), ldf(parts + i)))
+        return m, l_sum
+    return join
+
+
+def make(variant, n_rows):
+    """The kernel for sets of up to `n_rows` rows."""
+    layout = Layout(variant, n_rows)
+    rows = layout.rows
+    begin = make_begin(variant, rows, layout.q, layout.q_stride)
+    attend = _make_attend(variant, n_rows, layout)
+    finish = make_finish(variant)
+    join = _make_join(layout)
+    m_, l_, acc_, acc_stride, acc_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.acc_nbytes
+    scratch_nbytes, partial_nbytes = layout.nbytes, layout.partial_nbytes
+
+    @inline
+    def put_partial(part, wk, i):
+        st_f32(part, ld_f32(wk + m_ + 4 * i))
+        st_f32(part + 4, ld_f32(wk + l_ + 4 * i))
+        for x in range(0, acc_nbytes, B):
+            stf(part + 64 + x, ldf(wk + acc_ + i * acc_stride + x))
+
+    @inline
+    def run_item(node, wk, partial, item, n_chunks, per_group):
+        k, v = node + SRC1, node + SRC2
+        n_sets = (per_group + n_rows - 1) // n_rows
+        chunk, rest = item % n_chunks, item // n_chunks
+        group, r0 = rest // n_sets, rest % n_sets * n_rows
+        n = min(n_rows, per_group - r0)
+        begin(node, wk, group, r0, n)
+        ka, va = kv_addr(node, group)
+        j0 = chunk * CHUNK
+        attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(ne(k, 1), j0 + CHUNK), n, score_scale(node)[1])
+        for i in range(n):
+            r = r0 + i
+            if n_chunks > 1:
+                put_partial(partial + ((group * per_group + r) * n_chunks + chunk) * partial_nbytes, wk, i)
+            else:
+                finish(node, group, r, wk + acc_ + i * acc_stride,
+                       output_factor(ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), sink_of(node, group, r)))
+
+    @inline
+    def join_rows(node, partial, ith, nth, sync, n_chunks, per_group, total):
+        chunk = chunk_rows(total, nth)
+        while True:
+            first = next_rows2(node, ith, nth, sync, chunk, total)
+            if first >= total:
+                return
+            for x in range(first, min(total, first + chunk)):
+                parts = partial + x * n_chunks * partial_nbytes
+                m, l_sum = join(parts, n_chunks)
+                group, r = x // per_group, x % per_group
+                finish(node, group, r, parts + 64, output_factor(m, l_sum, sink_of(node, group, r)))
+
+    def kernel(node, ith, nth, sync):
+        q, k, v = node + SRC0, node + SRC1, node + SRC2
+        rep = heads_per_group(q, k, v)
+        per_group = rep * ne(q, 1)
+        n_groups = ne(q, 2) // rep * ne(q, 3)
+        n_chunks = max(1, (ne(k, 1) + CHUNK - 1) // CHUNK)
+        n_items = n_groups * ((per_group + n_rows - 1) // n_rows) * n_chunks
+        wk, partial = work(node) + ith * scratch_nbytes, work(node) + nth * scratch_nbytes
+        step = 1 if n_chunks > 1 else chunk_rows(n_items, nth)
+        while True:
+            first = next_rows(node, ith, nth, sync, step, n_items)
+            if first >= n_items:
+                break
+            for item in range(first, min(n_items, first + step)):
+                run_item(node, wk, partial, item, n_chunks, per_group)
+        if n_chunks > 1:
+            barrier(sync, nth)
+            join_rows(node, partial, ith, nth, sync, n_chunks, per_group, n_groups * per_group)
+        return OK
+    return kernel

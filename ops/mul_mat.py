@@ -1,0 +1,111 @@
+"""mul_mat: d[j][i] = sum_k a[i][k] b[j][k], for each matrix of dimensions 2 and 3.
+
+ggml order: a [k, m, a2, a3], b [k, n, b2, b3] -> d F32 [m, n, b2, b3]; NumPy: b @ a.swapaxes(-1, -2), with a repeated
+along its two leading axes.  As in ggml, b's values are first rounded the way a's type wants its partner (F16 through
+F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that rounding; sums are float32.
+
+Three kernels, chosen by the number of columns n:
+
+    n = 1, n <= 8    rows of a times a few columns as they come (mul_mat_dot)
+    n > 8            packed panels and register tiles (mul_mat_tile)
+"""
+import dataclasses
+
+import numpy as np
+
+from ggjit.ops import isa, mul_mat_dot, mul_mat_tile
+from ggjit.ops.record import OP
+from ggjit.ops.shape import require, require_type, rows_contiguous
+from ggjit.ops.spec import Case, Kernel, Spec
+from ggjit.ops.tile_codes import code_tile
+from ggjit.ops.tile_float import float_tile
+from ggjit.ops.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.types.traits import all_traits, module_of, traits_of
+
+COLUMN_TYPES = (F32, F16, BF16)
+MAX_DOT_COLUMNS = 8
+L1_COLUMN_NBYTES = 24 << 10             # above this, four rows at a time share each load of the prepared column
+SHARED_PANEL_NBYTES = 4 << 20
+
+
+def weight_types():
+    """Types mul_mat takes as a."""
+    return tuple(t for t, (traits, _) in all_traits().items() if traits.dot is not None)
+
+
+def mul_mat(a, b):
+    """a^T b in ggml's sense: d[j][i] = sum_k a[i][k] b[j][k].
+
+    Shapes: a [k, m, a2, a3], b [k, n, b2, b3] with b2 % a2 == b3 % a3 == 0 -> F32 [m, n, b2, b3].
+    Types: a F32, F16, BF16 or quantised with contiguous rows (not transposed); b F32, F16 or BF16, any strides.
+    Errors: ShapeError, TypeMismatch.  Source: ggml_mul_mat.
+    """
+    require_type("mul_mat", a, weight_types(), "a")
+    require_type("mul_mat", b, COLUMN_TYPES, "b")
+    require(a.ne[0] == b.ne[0], "mul_mat: rows of a and b differ in length", a, b,
+            remedy="both store the summed dimension first; transpose and cont one of them")
+    require(a.ne[2] and a.ne[3] and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
+            "mul_mat: dimensions 2 and 3 of a must divide b's", a, b, remedy="swap a and b, or reshape")
+    require(a.nb[0] == a.type.nbytes and a.nb[0] <= a.nb[1], "mul_mat: a is transposed", a, remedy="gg.cont(a)")
+    return a.ctx.node(OP.MUL_MAT, F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), (a, b))
+
+
+def reference(t, a, b):
+    """float64 product of a's values with b's, b unrounded."""
+    reps = (b.shape[0] // a.shape[0], b.shape[1] // a.shape[1])
+    a = np.repeat(np.repeat(a.astype(np.float64), reps[0], 0), reps[1], 1)
+    return b.astype(np.float64) @ a.swapaxes(-1, -2)
+
+
+# ---------------------------------------------------------------- choice of kernel
+def _direct(b):
+    return b.type is F32 and b.nb[0] == 4
+
+
+def _cost(t):
+    """Nanoseconds on one thread: the slower of 100 GFLOP/s (400 for integer tiles) and 20 GB/s."""
+    a, b = t.src[:2]
+    k, m = a.ne[:2]
+    n = b.ne[1] * b.ne[2] * b.ne[3]
+    rate = 400 if a.type.quantized else 100
+    return 2 * k * m * n / rate + a.type.row_nbytes(k) * m * a.ne[2] * a.ne[3] / 20
+
+
+def _dot_kernel(t, n_threads):
+    a, b = t.src[:2]
+    dot, n = traits_of(a.type).dot, b.ne[1]
+    direct = dot.prepare is None and _direct(b)
+    if n == 1:
+        rows, cols, unroll = (4, 1, 1) if dot.column_nbytes(a.ne[0]) > L1_COLUMN_NBYTES else (1, 1, 4)
+    else:
+        cols = 2 if n <= 2 else 3 if n in (3, 5, 6) else 4
+        rows, unroll = 4 if isa.ISA == "avx512" or cols < 3 else 2, 1
+    columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
+    name = f"mul_mat-dot-{a.type.name}-{b.type.name}-{rows}x{cols}" + ("-direct" if direct else "")
+    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, rows, cols, unroll), _cost(t), columns,
+                  (module_of(a.type), module_of(b.type)))
+
+
+def _tile_kernel(t, n_threads):
+    a, b = t.src[:2]
+    tile = code_tile(a.type) or float_tile(a.type)
+    direct = _direct(b) and tile.rounds
+    matrices = b.ne[2] * b.ne[3]
+    panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
+    private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
+    own = mul_mat_tile.private_nbytes(tile)
+    work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
+    name = f"mul_mat-tile-{a.type.name}-{b.type.name}" + "-direct" * direct + "-private" * private
+    return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
+                  (module_of(a.type), module_of(b.type)))
+
+
+def kernel(t, n_threads):
+    a, b = t.src[:2]
+    if a.type not in weight_types() or b.type not in COLUMN_TYPES:
+        return None
+    return (_dot_kernel if b.ne[1] <= MAX_DOT_COLUMNS else _tile_kernel)(t, n_threads)
+
+
+SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat,), reference=reference, kernel=kernel, cases=lambda: ()),)
+assert dataclasses and Case and Q4_0 and Q8_0 and rows_contiguous

@@ -1,0 +1,114 @@
+"""mul_mat for few columns (n = 1 ... 8): rows of a are streamed once and multiplied as they come.
+
+    phase 1   every column of b is prepared once (converted, rounded or quantised) into work memory
+    phase 2   threads take runs of rows of a; a register tile of R rows x C columns does the sums
+
+A plain float32 b next to float32 weights needs no preparation: no work memory, no barrier.  That is also the
+low-latency path of tiny nodes.
+"""
+from ggjit.ops.dot import make_dot_tile
+from ggjit.ops.jit import inline
+from ggjit.ops.mem import st_f32
+from ggjit.ops.node import (
+    DST,
+    SRC0,
+    SRC1,
+    addr,
+    barrier,
+    chunk_rows,
+    n_rows,
+    nb,
+    ne,
+    next_rows,
+    next_rows2,
+    row_addr,
+    row_index,
+    work,
+)
+from ggjit.ops.record import OK
+from ggjit.ops.rows import ROW
+from ggjit.ops.types import F32
+from ggjit.ops.types.traits import traits_of
+
+
+def make_fetch(type):
+    """jitted fetch(src, nb0, k, tmp) -> address of the k values at src as contiguous float32: src itself, or tmp."""
+    get, to_float, nbytes, plain = ROW[type].get, traits_of(type).to_float, type.nbytes, type is F32
+
+    @inline
+    def fetch(src, nb0, k, tmp):
+        if nb0 == nbytes:
+            if plain:
+                return src
+            to_float(src, tmp, k)
+        else:
+            for i in range(k):
+                st_f32(tmp + 4 * i, get(src + i * nb0))
+        return tmp
+    return fetch
+
+
+def work_nbytes(dot, k, n_columns, n_threads):
+    """Prepared columns, then one float32 row for each thread."""
+    return n_columns * dot.column_nbytes(k) + n_threads * row_nbytes(k)
+
+
+def row_nbytes(k):
+    return (4 * k + 63) // 64 * 64
+
+
+def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
+    """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
+    dot = traits_of(ta).dot
+    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll)
+    fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
+    step, y_nbytes = dot.step, dot.y_nbytes
+
+    @inline
+    def prepare_columns(node, ith, nth, sync, b, k, ldy):
+        n = n_rows(b)
+        tmp = work(node) + n * ldy + ith * ((4 * k + 63) // 64 * 64)
+        while True:
+            r = next_rows(node, ith, nth, sync, 1, n)
+            if r >= n:
+                return
+            i1, i2, i3 = row_index(b, r)
+            row = fetch(row_addr(b, i1, i2, i3), nb(b, 0), k, tmp)
+            prepare(row, work(node) + r * ldy, k)
+
+    def kernel(node, ith, nth, sync):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
+        ldw, ldd = nb(a, 1), nb(d, 1)
+        if direct:
+            ldy = nb(b, 1)
+        else:
+            ldy = ((k + step - 1) // step * y_nbytes + 63) // 64 * 64
+            prepare_columns(node, ith, nth, sync, b, k, ldy)
+            barrier(sync, nth)
+        n2 = ne(b, 2)
+        ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
+        total = m * n2 * ne(b, 3)
+        chunk = chunk_rows(total, nth)
+        while True:
+            start = next_rows2(node, ith, nth, sync, chunk, total)
+            if start >= total:
+                return OK
+            end = min(total, start + chunk)
+            while start < end:
+                matrix = start // m
+                r = start - matrix * m
+                stop = min(m, r + end - start)
+                i3 = matrix // n2
+                i2 = matrix - i3 * n2
+                w = addr(a) + i2 // ratio2 * nb(a, 2) + i3 // ratio3 * nb(a, 3)
+                y = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3) if direct else work(node) + matrix * n * ldy
+                c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
+                start += stop - r
+                while r < stop:
+                    j = 0
+                    while j < n:
+                        tile(w + r * ldw, ldw, y + j * ldy, ldy, k, c + j * ldd + 4 * r, ldd, stop - r, n - j)
+                        j += n_cols_tile
+                    r += n_rows_tile
+    return kernel

@@ -1,0 +1,138 @@
+"""mul_mat for many columns: the driver of packed panels and register tiles (ops/tile.py has the picture).
+
+One big matrix       phase 1: threads pack panels of b into shared work memory; barrier;
+                     phase 2: threads take strips of MB rows of a against all panels
+many small matrices  each thread takes whole matrices and packs their columns into memory of its own: no barrier,
+                     and work memory for one matrix a thread instead of all of them (attention)
+
+Every element of the result is summed in the same order whoever computes it: results do not depend on threads.
+"""
+from ggjit.ops.jit import inline
+from ggjit.ops.mul_mat_dot import make_fetch
+from ggjit.ops.node import DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.record import OK
+from ggjit.ops.simd import W
+from ggjit.ops.tile import LDC, MB, NB, NL, put_transposed
+from ggjit.ops.types import F32
+from ggjit.ops.types.traits import traits_of
+
+WHOLE = 64                              # bytes of a cache line
+
+
+def panels_nbytes(tile, k, n):
+    """Packed columns of one matrix."""
+    return -(-n // NL) * tile.panel_nbytes(k)
+
+
+def private_nbytes(tile):
+    """A thread's own strips: a, C, and W float32 rows of b on their way into a panel."""
+    return MB * tile.ldw + MB * LDC + W * 4 * tile.kc
+
+
+def make_kernel(ta, tb, tile, direct, private):
+    """direct: columns of b are plain float32 and are packed from where they lie."""
+    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
+    rounding = round_row is not None and not tile.rounds
+    round_row = round_row or traits_of(F32).to_float
+    pack_y, pack_w = tile.pack_y, tile.pack_w
+    (rows2, multiply2), (rows1, multiply1) = tile.multiply[2], tile.multiply[1]
+    kc, ldw, unit, pad = tile.kc, tile.ldw, tile.unit, tile.pad
+    y_nbytes, half = tile.y_nbytes, 4 * W
+    w_nbytes, b_nbytes, block = ta.nbytes, tb.nbytes, ta.block
+    own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * ldw, MB * ldw + MB * LDC
+
+    @inline
+    def pack_group(b, src, n, g, panel_nbytes, panels, tmp):
+        """Columns W g ... of the matrix at src into their half of a panel."""
+        k, nb0, nb1 = ne(b, 0), nb(b, 0), nb(b, 1)
+        j0 = g * W
+        cols = min(W, n - j0)
+        dst = panels + g // 2 * panel_nbytes + g % 2 * half
+        src += j0 * nb1
+        if direct:
+            pack_y(src, nb1, k, cols, dst)
+            return
+        for k0 in range(0, k, kc):
+            kn = min(kc, k - k0)
+            for j in range(cols):
+                t = tmp + j * 4 * kc
+                row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
+                if rounding or row != t:
+                    round_row(row, t, kn)
+            pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
+
+    @inline
+    def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c):
+        """rows <= MB rows of a times all columns."""
+        for n0 in range(0, n, NB):
+            cols = min(NB, n - n0)
+            for k0 in range(0, k, kc):
+                kn = min(kc, k - k0)
+                units = (kn + unit - 1) // unit
+                for r in range(rows):
+                    pack_w(w + r * nb1 + k0 // block * w_nbytes, kn, strip + r * ldw)
+                first = 1 if k0 == 0 else 0
+                for j in range(0, cols, NL):
+                    y = panels + (n0 + j) // NL * panel_nbytes + k0 // unit * y_nbytes
+                    if cols - j > W:
+                        for r in range(0, rows, rows2):
+                            multiply2(strip + r * ldw, y, units, c + r * LDC + 4 * j, first)
+                    else:
+                        for r in range(0, rows, rows1):
+                            multiply1(strip + r * ldw, y, units, c + r * LDC + 4 * j, first)
+            for j in range(0, cols, W):
+                for r in range(0, rows, W):
+                    put_transposed(c + r * LDC + 4 * j, d + (n0 + j) * ldd + 4 * r, ldd, rows - r, cols - j)
+
+    def kernel(node, ith, nth, sync):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
+        n2, n_matrices = ne(b, 2), ne(b, 2) * ne(b, 3)
+        ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
+        panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
+        matrix_nbytes = (n + NL - 1) // NL * panel_nbytes
+        groups = (n + W - 1) // W
+        if private:
+            panels = work(node) + ith * (matrix_nbytes + own_nbytes)
+            own = panels + matrix_nbytes
+        else:
+            panels = work(node)
+            own = panels + n_matrices * matrix_nbytes + ith * own_nbytes
+            total = groups * n_matrices
+            while True:
+                g = next_rows(node, ith, nth, sync, 1, total)
+                if g >= total:
+                    break
+                matrix = g // groups
+                i3 = matrix // n2
+                src = addr(b) + (matrix - i3 * n2) * nb(b, 2) + i3 * nb(b, 3)
+                pack_group(b, src, n, g - matrix * groups, panel_nbytes, panels + matrix * matrix_nbytes, own + t_offs)
+            barrier(sync, nth)
+        strips = (m + MB - 1) // MB
+        mb = MB
+        if not private and strips * n_matrices < 4 * nth and nth > 1:
+            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + 11) // 12 * 12)
+            strips = (m + mb - 1) // mb
+        total = strips * n_matrices
+        chunk = strips if private else 1
+        while True:
+            start = next_rows2(node, ith, nth, sync, chunk, total)
+            if start >= total:
+                return OK
+            matrix = start // strips
+            i3 = matrix // n2
+            i2 = matrix - i3 * n2
+            if private:
+                src = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3)
+                for g in range(groups):
+                    pack_group(b, src, n, g, panel_nbytes, panels, own + t_offs)
+                y = panels
+            else:
+                y = panels + matrix * matrix_nbytes
+            w = addr(a) + i2 // ratio2 * nb(a, 2) + i3 // ratio3 * nb(a, 3)
+            c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
+            for s in range(start, start + chunk):
+                r = (s - matrix * strips) * mb
+                multiply_strip(w + r * nb(a, 1), nb(a, 1), min(mb, m - r), k, n, y, panel_nbytes, c + 4 * r, nb(d, 1),
+                               own, own + c_offs)
+    return kernel

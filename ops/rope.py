@@ -1,0 +1,459 @@
+"""Rotary position embedding: pairs of a head's elements are rotated by angles that depend on the position.
+
+    pair (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos)       angle of pair i: theta_i = pos * base^(-2 i / n_dims)
+
+Which elements form pair i of the n = n_dims / 2 (rotated elements start at n_offs, the others are copied):
+
+    NORMAL 0            (2 i, 2 i + 1)
+    NEOX 2              (i, i + n_dims / 2)
+    MROPE 8, IMROPE 40  as NEOX; four position ids a token, a section of the pairs for each (interleaved in IMROPE)
+    VISION 24           (i, i + n_dims), n_dims is half the head; the angles start anew in each section
+
+A row of positions: pos[i2], pos[i2 + ne2], pos[i2 + 2 ne2], pos[i2 + 3 ne2] in the last three modes.
+freq_factors divide the angles; YaRN (ext_factor != 0) blends interpolated and original angles by a ramp over the pairs.
+The angles are formed by repeated float32 multiplication, like ggml's, to keep its rounding.
+
+Kernel: for each position the thread writes cos and sin of all pairs into its scratch once, for all heads.
+"""
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.errors import ParamError
+from ggjit.ops.jit import inline
+from ggjit.ops.mathfun import vcos_any, vsin_any
+from ggjit.ops.mem import copy_bytes, ld_f32, ld_i32, st_f32
+from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, nb, ne, next_rows, param_f32, param_i32, row_addr, work
+from ggjit.ops.record import OK, OP
+from ggjit.ops.rows import ROW
+from ggjit.ops.shape import require, require_type, rows_contiguous
+from ggjit.ops.simd import (
+    W,
+    const_ir,
+    fadd,
+    fdiv,
+    fma,
+    fma_ir,
+    fmul,
+    fneg,
+    fsub,
+    ldf,
+    make_ir,
+    shuffle_ir,
+    splat,
+    stf,
+    vec_ir,
+    vmax,
+    vmin,
+)
+from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.types import F16, F32, I32
+
+f32 = types.float32
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
+MODES = (NORMAL, NEOX, MROPE, VISION, IMROPE)
+
+
+# ---------------------------------------------------------------- builders
+def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_place=False):
+    name = op.name.lower()
+    require_type(name, a, (F32, F16))
+    require_type(name, b, (I32,), "positions")
+    if mode not in MODES:
+        raise ParamError(f"{name}: mode must be 0 normal, 2 neox, 8 mrope, 24 vision or 40 imrope, got {mode}")
+    per_token = 4 if mode & MROPE else 1
+    require(b.ne == (per_token * a.ne[2], 1, 1, 1), f"{name}: positions must be a vector of {per_token} * a.ne[2] ids", a, b)
+    require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
+    if n_dims < 2 or n_dims % 2 or n_dims > a.ne[0] or (mode == VISION and 2 * n_dims != a.ne[0]):
+        raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
+    if not 0 <= n_offs <= a.ne[0] - n_dims * (2 if mode == VISION else 1):
+        raise ParamError(f"{name}: n_offs {n_offs} + n_dims {n_dims} do not fit a head of {a.ne[0]}")
+    if per_token == 4 and (len(sections) != 4 or min(sections) < 0 or not any(sections[:3])
+                           or sum(sections) > a.ne[0]):
+        raise ParamError(f"{name}: four sections >= 0, not all of the first three 0, at most ne0 = {a.ne[0]} in sum, "
+                         f"got {list(sections)}")
+    if c is not None:
+        require_type(name, c, (F32,), "freq_factors")
+        require(c.ne[0] >= n_dims // 2, f"{name}: freq_factors must hold n_dims / 2 = {n_dims // 2} values", c)
+    params = (0, n_dims, mode, 0, n_ctx_orig, *(float(x) for x in floats), *sections, n_offs)
+    return a.ctx.node(op, a.type, a.ne, (a, b) if c is None else (a, b, c), params, view_of=a if in_place else None)
+
+
+PLAIN = (10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+NO_SECTIONS = (0, 0, 0, 0)
+
+
+def rope(a, b, n_dims, mode):
+    """Rotate a [head, heads, tokens, seqs] (F32, F16) by positions b I32 [tokens]; base 10000.  Source: ggml_rope."""
+    return _node(OP.ROPE, a, b, None, n_dims, NO_SECTIONS, mode, 0, PLAIN)
+
+
+def rope_inplace(a, b, n_dims, mode):
+    """The same, written over a.  Source: ggml_rope_inplace."""
+    return _node(OP.ROPE, a, b, None, n_dims, NO_SECTIONS, mode, 0, PLAIN, in_place=True)
+
+
+def rope_ext(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
+    """Rotate a [head, heads, tokens, seqs] by positions b I32 [tokens]; c: freq_factors F32 [n_dims / 2] or None.
+
+    theta = pos base^(-2 i / n_dims) / c[i] * freq_scale; cos and sin are multiplied by attn_factor; YaRN if
+    ext_factor != 0 (arXiv 2309.00071; n_ctx_orig, beta_fast, beta_slow place its ramp).  RoPE: arXiv 2104.09864.
+    Errors: ParamError (mode, n_dims), ShapeError, TypeMismatch.  Source: ggml_rope_ext.
+    """
+    floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
+
+
+def rope_ext_inplace(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
+                     beta_slow):
+    """`rope_ext`, written over a.  Source: ggml_rope_ext_inplace."""
+    floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats, in_place=True)
+
+
+def rope_multi(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
+               beta_slow):
+    """Rotate with four position ids a token: b I32 [4 tokens] (all t, all h, all w, all e); sections: pairs for each.
+
+    Modes MROPE 8, VISION 24, IMROPE 40 (arXiv 2409.12191).  Source: ggml_rope_multi.
+    """
+    floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
+
+
+def rope_multi_inplace(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
+                       beta_fast, beta_slow):
+    """`rope_multi`, written over a.  Source: ggml_rope_multi_inplace."""
+    floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats, in_place=True)
+
+
+def rope_ext_back(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
+                  beta_slow):
+    """The inverse rotation of `rope_ext`, applied to a gradient.  Source: ggml_rope_ext_back."""
+    floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return _node(OP.ROPE_BACK, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
+
+
+def rope_multi_back(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
+                    beta_fast, beta_slow):
+    """The inverse rotation of `rope_multi`, applied to a gradient.  Source: ggml_rope_multi_back."""
+    floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return _node(OP.ROPE_BACK, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
+
+
+def rope_set_offset(a, n_offs):
+    """The rope node `a` with rotated elements starting at n_offs of each head.
+
+    ggml changes the node; nodes are immutable here, so this makes a new one.  Source: ggml_rope_set_offset.
+    """
+    if a.op not in (OP.ROPE, OP.ROPE_BACK):
+        raise ParamError(f"rope_set_offset: the argument must be the result of a rope, got {a!r}")
+    p = [int(x) for x in a.op_params]
+    return _node(a.op, a.src[0], a.src[1], a.src[2] if len(a.src) > 2 else None, p[1], tuple(p[11:15]), p[2], p[4],
+                 a.param_floats[5:11], n_offs, a.view_src is not None)
+
+
+# ---------------------------------------------------------------- reference
+def _corr_dims(n_dims, n_ctx_orig, base, beta_fast, beta_slow):
+    def dim(n_rot):
+        return n_dims * math.log(n_ctx_orig / (n_rot * 2 * math.pi)) / (2 * math.log(base))
+    return max(0, math.floor(dim(beta_fast))), min(n_dims - 1, math.ceil(dim(beta_slow)))
+
+
+def _sector_ids(mode, sections, n):
+    """Which of the four position ids each of the n pairs uses, and where its angle starts anew (vision)."""
+    s = np.array(sections)
+    total = s.sum()
+    at = np.arange(n) % total
+    if mode == IMROPE:
+        which = np.full(n, 3)
+        for k, size in enumerate(s[:3]):
+            which[(at % 3 == k) & (at < 3 * size)] = k
+    else:
+        which = np.searchsorted(np.cumsum(s), at, side="right")
+    starts = np.concatenate([[0], np.cumsum(s)])
+    power = np.arange(n) if mode != VISION else at - starts[which]
+    return which, power
+
+
+def reference(t, a, pos, factors=None):
+    p = t.op_params
+    n_dims, mode, n_ctx_orig, sections, n_offs = int(p[1]), int(p[2]), int(p[4]), p[11:15], int(p[15])
+    base, freq_scale, ext, attn, fast, slow = (float(x) for x in t.param_floats[5:11])
+    a = a.astype(np.float64)
+    n = n_dims if mode == VISION else n_dims // 2
+    n_tokens = a.shape[1]
+    i = np.arange(n)
+    if mode & MROPE:
+        which, power = _sector_ids(mode, sections, n)
+        start = pos.reshape(4, n_tokens).astype(np.float64)[which].T
+    else:
+        start, power = pos.reshape(n_tokens, 1).astype(np.float64), i
+    theta = start * base ** (-2.0 * power / n_dims)
+    if factors is not None:
+        theta = theta / factors.reshape(-1)[:n].astype(np.float64)
+    angle, magnitude = theta * freq_scale, attn
+    if ext:
+        low, high = _corr_dims(n_dims, n_ctx_orig, base, fast, slow)
+        mix = (1 - np.clip((i - low) / max(0.001, high - low), 0, 1)) * ext
+        angle = angle * (1 - mix) + theta * mix
+        magnitude *= 1 + 0.1 * math.log(1 / freq_scale)
+    c, s = (f(angle)[None, :, None, :] * magnitude for f in (np.cos, np.sin))
+    s = -s if t.op == OP.ROPE_BACK else s
+    first = n_offs + (2 * i if mode == NORMAL else i)
+    second = first + (1 if mode == NORMAL else n_dims if mode == VISION else n_dims // 2)
+    out = a.copy()
+    out[..., first] = a[..., first] * c - a[..., second] * s
+    out[..., second] = a[..., first] * s + a[..., second] * c
+    return out
+
+
+# ---------------------------------------------------------------- kernel: the angles of one position
+@intrinsic
+def lane_numbers(typingctx, i):
+    """i, i + 1, ... as float lanes."""
+    def codegen(context, b, sig, args):
+        first = b.sitofp(args[0], ir.FloatType())
+        lanes = const_ir("f32", [float(k) for k in range(W)])
+        u = ir.Constant(vec_ir("f32", W), ir.Undefined)
+        base = b.insert_element(u, first, ir.Constant(ir.IntType(32), 0))
+        return b.fadd(shuffle_ir(b, base, u, [0] * W), lanes)
+    return splat_type(types.int64), codegen
+
+
+def splat_type(*args):
+    from ggjit.ops.simd import V
+    return V("f32", W)(*args)
+
+
+def _half_pairs(high, alternate):
+    """(c0 c0 c1 c1 ...) from W lanes of c: the lower or upper half; alternate: (-s0 s0 -s1 s1 ...)."""
+    def build(b, x):
+        v = shuffle_ir(b, x, x, [W // 2 * high + k // 2 for k in range(W)])
+        return b.fmul(v, const_ir("f32", [-1.0, 1.0] * (W // 2))) if alternate else v
+    return make_ir(lambda t: t, build)
+
+
+twice_lo, twice_hi, signed_lo, signed_hi = (_half_pairs(h, a) for a in (False, True) for h in (0, 1))
+
+
+def _rotate_pairs_ir(b, x, c, s):
+    swapped = shuffle_ir(b, x, x, [k ^ 1 for k in range(x.type.count)])
+    return fma_ir(b, swapped, s, b.fmul(x, c))
+
+
+rotate_pairs = make_ir(lambda x, c, s: x, _rotate_pairs_ir)
+
+
+@inline
+def plain_angles(out, n, pos, scale):
+    """theta_i = pos * scale^i by repeated multiplication."""
+    theta = f32(ld_i32(pos))
+    for i in range(n):
+        st_f32(out + 4 * i, theta)
+        theta *= scale
+
+
+@inline
+def section_angles(node, out, n, pos, stride, scale, interleaved, anew):
+    """Four chains of angles, one for each position id; pair i takes the one of its section."""
+    s0, s1 = types.int64(param_i32(node, 11)), types.int64(param_i32(node, 12))
+    s2, s3 = types.int64(param_i32(node, 13)), types.int64(param_i32(node, 14))
+    total, sec_w = s0 + s1 + s2 + s3, s0 + s1
+    sec_e = sec_w + s2
+    p0, p1 = f32(ld_i32(pos)), f32(ld_i32(pos + stride))
+    p2, p3 = f32(ld_i32(pos + 2 * stride)), f32(ld_i32(pos + 3 * stride))
+    t, h, w, e = p0, p1, p2, p3
+    at = 0
+    for i in range(n):
+        if anew:
+            if at == 0:
+                t = p0
+            elif at == s0:
+                h = p1
+            elif at == sec_w:
+                w = p2
+            elif at == sec_e:
+                e = p3
+        if interleaved:
+            k = at % 3
+            theta = (t if k == 0 and at < 3 * s0 else h if k == 1 and at < 3 * s1 else
+                     w if k == 2 and at < 3 * s2 else e)
+        else:
+            theta = t if at < s0 else h if at < sec_w else w if at < sec_e else e
+        st_f32(out + 4 * i, theta)
+        t, h, w, e = t * scale, h * scale, w * scale, e * scale
+        at = at + 1 if at + 1 < total else 0
+
+
+@inline
+def corr_dim(n_dims, n_ctx_orig, n_rot, base):
+    """The pair that turns n_rot times over the original context."""
+    return f32(n_dims) * f32(math.log(f32(n_ctx_orig) / (n_rot * f32(2 * math.pi)))) / (f32(2.0) * f32(math.log(base)))
+
+
+def _make(mode, ty, backward, has_factors):
+    access, size = ROW[ty], ty.nbytes
+    ld, ld_part, st, st_part = access.load, access.load_part, access.store, access.store_part
+    pairs_adjacent = mode == NORMAL
+    sections, interleaved, anew = bool(mode & MROPE), mode == IMROPE, mode == VISION
+    sign = f32(-1.0 if backward else 1.0)
+
+    @inline
+    def cos_sin(node, factors, angles, cs, n):
+        """cos and sin of n pairs from their angles, in the layout the rotation reads."""
+        n_dims, n_ctx_orig = types.int64(param_i32(node, 1)), param_i32(node, 4)
+        base, freq_scale, ext = param_f32(node, 5), param_f32(node, 6), param_f32(node, 7)
+        magnitude, low, width = param_f32(node, 8), f32(0.0), f32(1.0)
+        if ext != f32(0.0):
+            low = max(f32(0.0), f32(math.floor(corr_dim(n_dims, n_ctx_orig, param_f32(node, 9), base))))
+            high = min(f32(n_dims - 1), f32(math.ceil(corr_dim(n_dims, n_ctx_orig, param_f32(node, 10), base))))
+            width = max(f32(0.001), high - low)
+            magnitude *= f32(1.0) + f32(0.1) * f32(math.log(f32(1.0) / freq_scale))
+        one = splat(f32(1.0))
+        for i in range(0, n, W):
+            theta = ldf(angles + 4 * i)
+            if has_factors:
+                theta = fdiv(theta, ldf(factors + 4 * i))
+            angle = fmul(theta, splat(freq_scale))
+            if ext != f32(0.0):
+                ramp = fdiv(fsub(lane_numbers(i), splat(low)), splat(width))
+                mix = fmul(fsub(one, vmin(one, vmax(splat(f32(0.0)), ramp))), splat(ext))
+                angle = fadd(fmul(angle, fsub(one, mix)), fmul(theta, mix))
+            c, s = fmul(vcos_any(angle), splat(magnitude)), fmul(vsin_any(angle), splat(magnitude * sign))
+            if pairs_adjacent:
+                at = cs + 16 * i
+                stf(at, twice_lo(c))
+                stf(at + 4 * W, signed_lo(s))
+                stf(at + 8 * W, twice_hi(c))
+                stf(at + 12 * W, signed_hi(s))
+            else:
+                stf(cs + 8 * i, c)
+                stf(cs + 8 * i + 4 * W, s)
+
+    @inline
+    def rotate_adjacent(d, x, cs, n):
+        i, end = 0, 2 * n
+        while i + W <= end:
+            st(d + i * size, rotate_pairs(ld(x + i * size), ldf(cs + 8 * i), ldf(cs + 8 * i + 4 * W)))
+            i += W
+        if i < end:
+            y = rotate_pairs(ld_part(x + i * size, end - i), ldf(cs + 8 * i), ldf(cs + 8 * i + 4 * W))
+            st_part(d + i * size, y, end - i)
+
+    @inline
+    def rotate_apart(d, x, cs, n, apart):
+        i = 0
+        while i + W <= n:
+            c, s = ldf(cs + 8 * i), ldf(cs + 8 * i + 4 * W)
+            u, v = ld(x + i * size), ld(x + (i + apart) * size)
+            st(d + i * size, fma(u, c, fneg(fmul(v, s))))
+            st(d + (i + apart) * size, fma(u, s, fmul(v, c)))
+            i += W
+        if i < n:
+            c, s = ldf(cs + 8 * i), ldf(cs + 8 * i + 4 * W)
+            u, v = ld_part(x + i * size, n - i), ld_part(x + (i + apart) * size, n - i)
+            st_part(d + i * size, fma(u, c, fneg(fmul(v, s))), n - i)
+            st_part(d + (i + apart) * size, fma(u, s, fmul(v, c)), n - i)
+
+    def kernel(node, ith, nth, sync):
+        x, positions, d = node + SRC0, node + SRC1, node + DST
+        n0, n_heads, n_tokens, n_seqs = ne(d, 0), ne(d, 1), ne(d, 2), ne(d, 3)
+        n_dims, n_offs = types.int64(param_i32(node, 1)), types.int64(param_i32(node, 15))
+        n = n_dims if anew else n_dims // 2
+        scale = f32(math.pow(param_f32(node, 5), f32(-2.0) / f32(n_dims)))
+        scratch = work(node) + ith * scratch_nbytes(n0)
+        angles, factors = scratch, scratch + 4 * (n0 + W)
+        cs = factors + 4 * (n0 + W)
+        if has_factors:
+            copy_bytes(factors, addr(node + SRC2), 4 * n)
+        total, last = n_tokens * n_seqs, -1
+        chunk = max(1, total // (nth * 8))
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, total)
+            if start >= total:
+                return OK
+            for r in range(start, min(total, start + chunk)):
+                token, seq = r // n_seqs, r % n_seqs
+                if token != last:
+                    pos = addr(positions) + 4 * token
+                    if sections:
+                        section_angles(node, angles, n, pos, 4 * n_tokens, scale, interleaved, anew)
+                    else:
+                        plain_angles(angles, n, pos, scale)
+                    cos_sin(node, factors, angles, cs, n)
+                    last = token
+                for head in range(n_heads):
+                    pd, px = row_addr(d, head, token, seq), row_addr(x, head, token, seq)
+                    at = n_offs * size
+                    if pairs_adjacent:
+                        rotate_adjacent(pd + at, px + at, cs, n)
+                    else:
+                        rotate_apart(pd + at, px + at, cs, n, n if anew else n_dims // 2)
+                    if pd != px and 2 * n < n0:
+                        after = at + 2 * n * size
+                        copy_bytes(pd, px, at)
+                        copy_bytes(pd + after, px + after, n0 * size - after)
+    return kernel
+
+
+@inline
+def scratch_nbytes(n0):
+    """A thread's scratch: angles, factors, cos and sin; each padded by a vector."""
+    return (16 * (n0 + 2 * W) + 63) // 64 * 64
+
+
+def kernel(t, n_threads):
+    mode, ty = int(t.op_params[2]), t.type
+    if t.src[0].type is not ty or ty not in (F32, F16):
+        return None
+    back, factors = t.op == OP.ROPE_BACK, len(t.src) > 2
+    per_token = 2.0 * t.ne[0] * t.ne[2]                     # angles, sines and cosines
+    label = f"rope-{mode}-{ty.name}{'-back' * back}{'-factors' * factors}"
+    return Kernel(label, lambda: _make(mode, ty, back, factors), cost=0.1 * touched_nbytes(t) + per_token,
+                  work_nbytes=n_threads * ((16 * (t.ne[0] + 2 * W) + 63) // 64 * 64))
+
+
+# ---------------------------------------------------------------- cases
+def cases(op):
+    from ggjit.ops.view import view_4d
+    yarn = (10000.0, 1.4245, 0.7465, 1.4245, 32.0, 1.0)
+
+    def make(ty, shape, n_dims, mode, floats=PLAIN, factors=False, view=False, n_offs=0, in_place=False):
+        def build(inp):
+            a = inp.new(ty, (shape[0] * (1 + view), *shape[1:]))
+            if view:
+                a = view_4d(a, *shape, *a.nb[1:], a.nb[0] * shape[0] // 2)
+            per_token = 4 if mode & MROPE else 1
+            pos = inp.ids(I32, (per_token * shape[2],), 512)
+            c = inp.new(F32, (n_dims // (1 if mode == VISION else 2),), lo=0.9, hi=1.1) if factors else None
+            third = n_dims // 2 // 3
+            sections = NO_SECTIONS
+            if mode & MROPE:
+                sections = (third, third, third, 0) if mode == IMROPE else (n_dims // 2, n_dims // 2, 0, 0) \
+                    if mode == VISION else (third + 1, third, third - 1, n_dims // 2 - 3 * third)
+            return _node(op, a, pos, c, n_dims, sections, mode, 512, floats, n_offs, in_place)
+        return build
+    for ty, limit in ((F32, 1e-7), (F16, 2.0 ** -22)):
+        for mode, shape, n_dims in ((0, (128, 5, 7, 1), 128), (0, (64, 3, 4, 2), 40), (2, (64, 3, 4, 2), 64),
+                                    (2, (80, 4, 3, 1), 36), (0, (8, 8, 1, 1), 8), (8, (128, 12, 2, 1), 128),
+                                    (8, (128, 3, 5, 1), 20), (24, (80, 4, 2, 1), 40), (40, (128, 4, 3, 1), 128),
+                                    (40, (36, 2, 3, 2), 36)):
+            name = f"{ty!r} mode {mode} {shape} {n_dims}"
+            yield Case(name, make(ty, shape, n_dims, mode), limit)
+            yield Case(f"{name} yarn", make(ty, shape, n_dims, mode, yarn, factors=True, view=True), limit)
+        yield Case(f"{ty!r} inplace", make(ty, (64, 3, 4, 1), 32, 0, in_place=True), limit)
+        yield Case(f"{ty!r} offset", make(ty, (64, 3, 4, 1), 20, 2, n_offs=30), limit)
+        yield Case(f"{ty!r} offset 0", make(ty, (64, 3, 4, 1), 20, 0, n_offs=32), limit)
+
+
+SPECS = (
+    Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
+                               rope_set_offset),
+         reference=reference, kernel=kernel, in_place=True, in_place_2023=True, cases=lambda: cases(OP.ROPE)),
+    Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
+         cases=lambda: cases(OP.ROPE_BACK)))

@@ -1,0 +1,95 @@
+"""Packed panels and register tiles: the geometry of a product with many columns.
+
+The columns of b lie in the vector lanes, the rows of a are broadcast element by element:
+
+                    NL columns of b in the lanes
+                 +-----------------+
+      k rows of  |  y y y ...      |    packed once: k-major panels of NL columns, in work memory
+      the panel  |  y y y ...      |
+                 +-----------------+
+     R rows   w -> c c c ...              R x NL accumulators in registers, k is the inner loop;
+     of a     w -> c c c ...              w comes from a thread's own strip: MB rows x KC columns of a
+
+so a needs no transpose: its rows are converted (or their codes unpacked) to a strip with a fixed stride, and the tile
+reads scalars from it as broadcast operands.  Sums over KC elements are added up in a float32 strip of C, which is
+transposed into the result at the end, W x W at a time.
+
+What it bought over panels of transposed weights with rows in the lanes: packing a costs 2 instructions a vector
+instead of 7, so few columns (n = 16 ... 64) run near the full rate.
+"""
+import dataclasses
+from collections.abc import Callable
+
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.lanes import i64, store_part_ir, transpose_ir
+from ggjit.ops.simd import B, W, load_ir, store_ir, vec_ir
+
+NL = 2 * W                              # columns of a panel
+MB = 96                                 # rows of a strip: one unit of work
+NB = 512 // NL * NL                     # columns of a strip of C
+LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tile:
+    """One way to multiply packed panels.  A unit is what the tile consumes a step along k.
+
+    unit            elements of a unit
+    y_nbytes        bytes of a unit of a panel (NL columns)
+    w_nbytes        bytes of a unit of one row of a strip
+    kc              elements of a strip's row
+    pack_y          jitted (rows, stride, k, cols, dst): `cols` <= W float32 rows into one half of a panel
+    pack_w          jitted (row address of the weights, k, dst)
+    multiply        {vectors: (rows, intrinsic (w, y, units, c, first))}
+    rounds          whether pack_y does the rounding of activations itself
+    pad             elements a panel's k is padded to
+    """
+    unit: int
+    y_nbytes: int
+    w_nbytes: int
+    kc: int
+    pack_y: Callable
+    pack_w: Callable
+    multiply: dict
+    rounds: bool
+    pad: int
+
+    @property
+    def ldw(self):
+        """Stride of a strip's rows."""
+        return self.kc // self.unit * self.w_nbytes + 64
+
+    def panel_nbytes(self, k):
+        return -(-k // self.pad) * self.pad // self.unit * self.y_nbytes
+
+
+def finish_ir(b, acc, places, first):
+    """Store the sums of a stretch of k, or add them to what earlier stretches left."""
+    with b.if_else(b.icmp_signed("!=", first, i64(0))) as (then, other):
+        with then:
+            for p, x in zip(places, acc, strict=True):
+                store_ir(b, x, p, B)
+        with other:
+            for p, x in zip(places, acc, strict=True):
+                store_ir(b, b.fadd(load_ir(b, p, vec_ir("f32", W), B), x), p, B)
+
+
+@intrinsic
+def put_transposed(typingctx, c, dst, ldd, rows, cols):
+    """W rows x W lanes of a strip of C -> dst[lane][row], the first `rows` rows and `cols` lanes."""
+    def codegen(context, b, sig, args):
+        c, dst, ldd, rows, cols = args
+        out = transpose_ir(b, [load_ir(b, b.add(c, i64(LDC * i)), vec_ir("f32", W), B) for i in range(W)])
+        whole = b.icmp_signed(">=", rows, i64(W))
+        for j, x in enumerate(out):
+            place = b.add(dst, b.mul(ldd, i64(j)))
+            with b.if_then(b.icmp_signed("<", i64(j), cols)):
+                with b.if_else(whole) as (full, part):
+                    with full:
+                        store_ir(b, x, place)
+                    with part:
+                        store_part_ir(b, x, place, rows)
+        return context.get_dummy_value()
+    return types.void(*(types.int64,) * 5), codegen

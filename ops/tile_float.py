@@ -1,0 +1,87 @@
+"""The float32 tile: serves every type through its to_float.
+
+12 rows x 32 columns are 24 of the 32 AVX-512 registers, 6 x 16 are 12 of the 16 AVX registers; for each k that is two
+loads and 12 (6) broadcast operands for 24 (12) FMAs.
+"""
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.jit import inline
+from ggjit.ops.lanes import i64, load_part_ir, min_ir, transpose_ir, zero
+from ggjit.ops.mem import IR_F32, IR_I64, st_f32
+from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.tile import LDC, NL, Tile, finish_ir
+from ggjit.ops.types.traits import traits_of
+
+ROWS = 12 if W == 16 else 6
+FLOAT_UNIT, FLOAT_KC = 4, 256
+
+
+def _make_float_multiply(n_vectors, ldw):
+    """c[ROWS][n_vectors * W] (+)= w[ROWS][4 units] x panel"""
+    v = vec_ir("f32", W)
+
+    @intrinsic
+    def multiply(typingctx, w, y, units, c, first):
+        def codegen(context, b, sig, args):
+            w, y, units, c, first = args
+
+            def body(b, state):
+                w, y, acc = state[0], state[1], list(state[2:])
+                for u in range(FLOAT_UNIT):
+                    ys = [load_ir(b, b.add(y, i64(4 * NL * u + B * h)), v, B) for h in range(n_vectors)]
+                    for r in range(ROWS):
+                        s = splat_ir(b, load_ir(b, b.add(w, i64(r * ldw + 4 * u)), IR_F32, 4), W)
+                        for h in range(n_vectors):
+                            i = r * n_vectors + h
+                            acc[i] = fma_ir(b, s, ys[h], acc[i])
+                return [b.add(w, i64(4 * FLOAT_UNIT)), b.add(y, i64(4 * NL * FLOAT_UNIT))] + acc
+            start = [(IR_I64, w), (IR_I64, y)] + [(v, zero("f32", W))] * (ROWS * n_vectors)
+            acc = counted_loop_ir(b, units, start, body)[2:]
+            finish_ir(b, acc, [b.add(c, i64(r * LDC + B * h)) for r in range(ROWS) for h in range(n_vectors)], first)
+            return context.get_dummy_value()
+        return types.void(*(types.int64,) * 5), codegen
+    return multiply
+
+
+@intrinsic
+def _transpose_columns(typingctx, src, stride, cols, left, dst):
+    """W values of each of `cols` float32 rows (from the first row, `stride` apart; the last one repeats) to the lanes
+    of W panel rows at dst; only `left` values are read where fewer than W are left, zeros follow."""
+    def codegen(context, b, sig, args):
+        src, stride, cols, left, dst = args
+        last = b.sub(cols, i64(1))
+        at = [b.add(src, b.mul(min_ir(b, i64(i), last), stride)) for i in range(W)]
+
+        def put(rows):
+            for i, x in enumerate(transpose_ir(b, rows)):
+                store_ir(b, x, b.add(dst, i64(4 * NL * i)), B)
+        with b.if_else(b.icmp_signed(">=", left, i64(W))) as (full, part):
+            with full:
+                put([load_ir(b, p, vec_ir("f32", W)) for p in at])
+            with part:
+                put([load_part_ir(b, p, "f32", W, left) for p in at])
+        return context.get_dummy_value()
+    return types.void(*(types.int64,) * 5), codegen
+
+
+@inline
+def _pack_floats(src, stride, k, cols, dst):
+    for i in range(0, k, W):
+        _transpose_columns(src + 4 * i, stride, cols, k - i, dst + 4 * NL * i)
+
+
+def float_tile(type):
+    to_float = traits_of(type).to_float
+    assert FLOAT_KC % type.block == 0
+
+    @inline
+    def pack_w(src, k, dst):
+        to_float(src, dst, k)
+        for i in range(k, (k + 3) // 4 * 4):
+            st_f32(dst + 4 * i, types.float32(0.0))
+    ldw = FLOAT_KC * 4 + 64
+    return Tile(unit=FLOAT_UNIT, y_nbytes=4 * NL * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT, kc=FLOAT_KC,
+                pack_y=_pack_floats, pack_w=pack_w,
+                multiply={h: (ROWS, _make_float_multiply(h, ldw)) for h in (1, 2)},
+                rounds=traits_of(type).round_activations is None, pad=W)

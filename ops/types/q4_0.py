@@ -1,0 +1,176 @@
+"""Q4_0: blocks of 32 weights, w[i] = d * (q[i] - 8), q of 4 bits.
+
+    byte   0  1 | 2 ... 17
+           d f16| q[0] + 16 q[16], q[1] + 16 q[17], ... q[15] + 16 q[31]
+"""
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops import isa
+from ggjit.ops.dot import Dot
+from ggjit.ops.jit import exact
+from ggjit.ops.lanes import (
+    amax_ir,
+    concat_ir,
+    dpbusd_ir,
+    f32,
+    i64,
+    int_to_float_ir,
+    madd_ir,
+    maddubs_ir,
+    min_ir,
+    nibbles_ir,
+    splat_const,
+    splat_half_ir,
+)
+from ggjit.ops.mem import IR_F32, IR_I32, call_intrinsic
+from ggjit.ops.quant32 import (
+    Codes,
+    activation_ir,
+    clamp_index_ir,
+    generic_dot,
+    half_scale,
+    make_prepare,
+    make_to_float,
+    np_round_activations,
+    round_activations,
+    scale_word_ir,
+    sum_ir,
+)
+from ggjit.ops.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types import Q4_0
+from ggjit.ops.types.traits import Traits
+
+NBYTES = 18
+
+
+def load_q_ir(b, addr):
+    return load_ir(b, b.add(addr, i64(2)), vec_ir("i8", 16))
+
+
+def codes_ir(b, addr):
+    return concat_ir(b, *nibbles_ir(b, load_q_ir(b, addr)))
+
+
+# ---------------------------------------------------------------- quantisation
+@intrinsic
+def _quantize_block(typingctx, src, dst):
+    """quantize_row_q4_0_ref: d = m / -8 for the first m of largest size, q = min(15, trunc(x * (1 / d) + 8.5))."""
+    def codegen(context, b, sig, args):
+        src, dst = args
+        x = load_ir(b, src, vec_ir("f32", 32))
+        amax = amax_ir(b, x)
+        size = call_intrinsic(b, "llvm.fabs.v32f32", x.type, [x])
+        at = b.bitcast(b.fcmp_ordered("==", size, splat_ir(b, amax, 32)), IR_I32)
+        m = load_ir(b, b.add(src, b.mul(clamp_index_ir(b, at), i64(4))), IR_F32)
+        d = b.fdiv(m, f32(-8.0))
+        inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
+        y = b.fadd(b.fmul(x, splat_ir(b, inverse, 32)), splat_const("f32", 8.5, 32))
+        q = b.fptosi(y, vec_ir("i32", 32))
+        q = call_intrinsic(b, "llvm.smin.v32i32", q.type, [q, splat_const("i32", 15, 32)])
+        q = b.trunc(q, vec_ir("i8", 32))
+        low, high = (shuffle_ir(b, q, q, range(i, i + 16)) for i in (0, 16))
+        store_ir(b, scale_word_ir(b, d), dst)
+        store_ir(b, b.or_(low, b.shl(high, splat_const("i8", 4, 16))), b.add(dst, i64(2)))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), codegen
+
+
+@exact
+def from_float(src, dst, k):
+    for i in range(k // 32):
+        _quantize_block(src + i * 128, dst + i * NBYTES)
+
+
+def np_from_float(x):
+    x = np.asarray(x, np.float32)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    m = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
+    d = m / np.float32(-8)
+    with np.errstate(divide="ignore"):
+        y = blocks * np.where(d != 0, np.float32(1) / d, np.float32(0)) + np.float32(8.5)
+    q = np.minimum(15, y.astype(np.int8)).astype(np.uint8)
+    return np.concatenate([half_scale(d), q[..., :16] | q[..., 16:] << 4], -1).reshape(*x.shape[:-1], -1)
+
+
+def np_to_float(raw):
+    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, NBYTES)
+    d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    q = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1).astype(np.int8) - np.int8(8)
+    return (d * q).reshape(*raw.shape[:-1], -1)
+
+
+# ---------------------------------------------------------------- products: two (AVX2) or four (AVX-512) blocks a step
+def _layout(n_blocks):
+    """Step of n blocks: low halves of q | high halves | -8 sum(q) over the block's four lanes | d in four lanes."""
+    part = 16 * n_blocks
+
+    def store(b, src, dst, j):
+        q, d = activation_ir(b, src)
+        codes = b.trunc(q, vec_ir("i8", 32))
+        at = b.add(dst, b.mul(j, i64(16)))
+        store_ir(b, shuffle_ir(b, codes, codes, range(16)), at)
+        store_ir(b, shuffle_ir(b, codes, codes, range(16, 32)), b.add(at, i64(part)))
+        store_ir(b, splat_ir(b, b.mul(sum_ir(b, q), ir.Constant(IR_I32, -8 // 4)), 4), b.add(at, i64(2 * part)))
+        store_ir(b, splat_ir(b, d, 4), b.add(at, i64(3 * part)))
+
+    def load_y(b, p):
+        return (load_ir(b, p, vec_ir("i8", part)), load_ir(b, b.add(p, i64(part)), vec_ir("i8", part)),
+                load_ir(b, b.add(p, i64(2 * part)), vec_ir("i32", part // 4)),
+                load_ir(b, b.add(p, i64(3 * part)), vec_ir("f32", part // 4)))
+
+    def join(b, parts):
+        while len(parts) > 1:
+            parts = [concat_ir(b, x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def tail_w(b, p, n):
+        """The last blocks; those beyond the row repeat the last one and meet zeros."""
+        last = b.sub(b.udiv(n, i64(32)), i64(1))
+        at = [b.add(p, b.mul(min_ir(b, i64(i), last), i64(NBYTES))) for i in range(n_blocks)]
+        return *nibbles_ir(b, join(b, [load_q_ir(b, a) for a in at])), join(b, [splat_half_ir(b, a, 4) for a in at])
+    return store, load_y, join, tail_w
+
+
+def _dot_512():
+    store, load_y, join, tail_w = _layout(4)
+
+    def load_w(b, p):
+        # the scale load overlaps the codes: hidden, or LLVM rebuilds one from the other byte by byte
+        words = load_ir(b, opaque_ir(b, p), vec_ir("i16", 32))
+        words = shuffle_ir(b, words, words, [9 * (i // 4) for i in range(16)])
+        d = b.fpext(b.bitcast(words, vec_ir("f16", 16)), vec_ir("f32", 16))
+        return *nibbles_ir(b, join(b, [load_q_ir(b, b.add(p, i64(NBYTES * i))) for i in range(4)])), d
+
+    def mac(b, acc, w, y):
+        s = dpbusd_ir(b, dpbusd_ir(b, y[2], w[0], y[0]), w[1], y[1])
+        return fma_ir(b, b.fmul(w[2], y[3]), int_to_float_ir(b, s), acc)
+    return Dot(step=128, w_nbytes=4 * NBYTES, y_nbytes=256, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
+               mac_ir=mac, prepare=make_prepare(4, 256, store), lanes=16)
+
+
+def _dot_256():
+    store, load_y, join, tail_w = _layout(2)
+
+    def load_w(b, p):
+        at = p, b.add(p, i64(NBYTES))
+        return *nibbles_ir(b, join(b, [load_q_ir(b, a) for a in at])), join(b, [splat_half_ir(b, a, 4) for a in at])
+
+    def mac(b, acc, w, y):
+        pairs = b.add(maddubs_ir(b, w[0], y[0]), maddubs_ir(b, w[1], y[1]))        # 4 * 15 * 127 < 32768
+        s = b.add(madd_ir(b, pairs, splat_const("i16", 1, 16)), y[2])
+        return fma_ir(b, b.fmul(w[2], y[3]), int_to_float_ir(b, s), acc)
+    return Dot(step=64, w_nbytes=2 * NBYTES, y_nbytes=128, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
+               mac_ir=mac, prepare=make_prepare(2, 128, store), lanes=8)
+
+
+def _dot():
+    if isa.ISA == "avx512":
+        return _dot_512()
+    return _dot_256() if isa.ISA == "avx2" else generic_dot(NBYTES, codes_ir, 8)
+
+
+TRAITS = (Traits(Q4_0, make_to_float(NBYTES, codes_ir, 8), from_float, np_to_float, np_from_float,
+                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 8, codes_ir)),)

@@ -1,0 +1,161 @@
+"""Q8_0: blocks of 32 weights, w[i] = d * q[i].
+
+    byte   0  1 | 2 ... 33
+           d f16| q[0..31] int8
+"""
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops import isa
+from ggjit.ops.dot import Dot
+from ggjit.ops.jit import exact
+from ggjit.ops.lanes import (
+    amax_ir,
+    concat_ir,
+    dpbusd_ir,
+    f32,
+    i64,
+    int_to_float_ir,
+    madd_ir,
+    maddubs_ir,
+    splat_const,
+    splat_half_ir,
+)
+from ggjit.ops.mem import IR_I32, call_intrinsic
+from ggjit.ops.quant32 import (
+    Codes,
+    activation_ir,
+    generic_dot,
+    half_scale,
+    make_prepare,
+    make_to_float,
+    np_round_activations,
+    round_activations,
+    scale_word_ir,
+    sum_ir,
+)
+from ggjit.ops.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types import Q8_0
+from ggjit.ops.types.traits import Traits
+
+NBYTES = 34
+
+
+def load_q_ir(b, addr):
+    return load_ir(b, b.add(addr, i64(2)), vec_ir("i8", 32))
+
+
+def codes_ir(b, addr):
+    """q + 128 as unsigned bytes."""
+    return b.xor(load_q_ir(b, addr), splat_const("i8", -128, 32))
+
+
+# ---------------------------------------------------------------- quantisation
+@intrinsic
+def _quantize_block(typingctx, src, dst):
+    """quantize_row_q8_0_ref: d = amax / 127, q = round(x * (1 / d)), halves away from zero."""
+    def codegen(context, b, sig, args):
+        x = load_ir(b, args[0], vec_ir("f32", 32))
+        d = b.fdiv(amax_ir(b, x), f32(127.0))
+        inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
+        q = call_intrinsic(b, "llvm.round.v32f32", x.type, [b.fmul(x, splat_ir(b, inverse, 32))])
+        store_ir(b, scale_word_ir(b, d), args[1])
+        store_ir(b, b.trunc(b.fptosi(q, vec_ir("i32", 32)), vec_ir("i8", 32)), b.add(args[1], i64(2)))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), codegen
+
+
+@exact
+def from_float(src, dst, k):
+    for i in range(k // 32):
+        _quantize_block(src + i * 128, dst + i * NBYTES)
+
+
+def np_from_float(x):
+    x = np.asarray(x, np.float32)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    d = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore"):
+        y = blocks * np.where(d > 0, np.float32(1) / d, np.float32(0))
+    q = np.trunc(y + np.copysign(np.float32(0.5), y))
+    q = np.where(np.abs(y - np.trunc(y)) == 0.5, np.trunc(y) + np.sign(y), np.rint(y)) if q.size else q
+    out = np.concatenate([half_scale(d), q.astype(np.int8).view(np.uint8)], -1)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def np_to_float(raw):
+    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, NBYTES)
+    d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    return (d * np.ascontiguousarray(blocks[..., 2:]).view(np.int8)).reshape(*raw.shape[:-1], -1)
+
+
+# ---------------------------------------------------------------- products, AVX-512: two blocks a step
+def _store_512(b, src, dst, j):
+    """Step of 192 bytes: q of both blocks | -128 sum(q), spread over the block's eight lanes | d in eight lanes."""
+    q, d = activation_ir(b, src)
+    part = b.add(dst, b.mul(j, i64(32)))
+    store_ir(b, b.trunc(q, vec_ir("i8", 32)), part)
+    bias = b.mul(sum_ir(b, q), ir.Constant(IR_I32, -128 // 8))
+    store_ir(b, splat_ir(b, bias, 8), b.add(part, i64(64)))
+    store_ir(b, splat_ir(b, d, 8), b.add(part, i64(128)))
+
+
+def _dot_512():
+    def load_w(b, p):
+        # the scale load overlaps the codes: hidden, or LLVM rebuilds one from the other byte by byte
+        words = load_ir(b, opaque_ir(b, p), vec_ir("i16", 32))
+        words = shuffle_ir(b, words, words, [0] * 8 + [17] * 8)
+        d = b.fpext(b.bitcast(words, vec_ir("f16", 16)), vec_ir("f32", 16))
+        return concat_ir(b, codes_ir(b, p), codes_ir(b, b.add(p, i64(NBYTES)))), d
+
+    def tail_w(b, p, n):
+        one = codes_ir(b, p)
+        return concat_ir(b, one, one), splat_half_ir(b, p, 16)       # the second block meets zeros
+
+    def load_y(b, p):
+        return (load_ir(b, p, vec_ir("i8", 64)), load_ir(b, b.add(p, i64(64)), vec_ir("i32", 16)),
+                load_ir(b, b.add(p, i64(128)), vec_ir("f32", 16)))
+
+    def mac(b, acc, w, y):
+        s = dpbusd_ir(b, y[1], w[0], y[0])
+        return fma_ir(b, b.fmul(w[1], y[2]), int_to_float_ir(b, s), acc)
+    return Dot(step=64, w_nbytes=2 * NBYTES, y_nbytes=192, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
+               mac_ir=mac, prepare=make_prepare(2, 192, _store_512), lanes=16)
+
+
+# ---------------------------------------------------------------- products, AVX2: one block a step
+def _store_256(b, src, dst, j):
+    """Step of 64 bytes: q | d in eight lanes."""
+    q, d = activation_ir(b, src)
+    store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
+    store_ir(b, splat_ir(b, d, 8), b.add(dst, i64(32)))
+
+
+def _dot_256():
+    def load_w(b, p):
+        q = load_q_ir(b, p)
+        size = call_intrinsic(b, "llvm.abs.v32i8", q.type, [q, ir.Constant(ir.IntType(1), 0)])
+        return q, size, splat_half_ir(b, p, 8)
+
+    def load_y(b, p):
+        return load_ir(b, p, vec_ir("i8", 32)), load_ir(b, b.add(p, i64(32)), vec_ir("f32", 8))
+
+    def mac(b, acc, w, y):
+        # |w| * (y with w's sign): pairs stay below 32768 although |w| may be 128, as |y| <= 127
+        signed = call_intrinsic(b, "llvm.x86.avx2.psign.b", y[0].type, [y[0], w[0]])
+        s = madd_ir(b, maddubs_ir(b, w[1], signed), splat_const("i16", 1, 16))
+        return fma_ir(b, b.fmul(w[2], y[1]), int_to_float_ir(b, s), acc)
+    return Dot(step=32, w_nbytes=NBYTES, y_nbytes=64, load_w_ir=load_w, tail_w_ir=lambda b, p, n: load_w(b, p),
+               load_y_ir=load_y, mac_ir=mac, prepare=make_prepare(1, 64, _store_256), lanes=8)
+
+
+def _dot():
+    if isa.ISA == "avx512":
+        return _dot_512()
+    return _dot_256() if isa.ISA == "avx2" else generic_dot(NBYTES, codes_ir, 128)
+
+
+TRAITS = (Traits(Q8_0, make_to_float(NBYTES, codes_ir, 128), from_float, np_to_float, np_from_float,
+                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 128, codes_ir)),)
