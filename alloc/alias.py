@@ -9,7 +9,6 @@ Three rules:
     VIEWS    MODERN with that branch alive: a whole view at offset 0 whose root has no other user may be reused.
     2023     `alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
 """
-import numpy as np
 
 from ggjit.alloc.work import (
     A_BUFT,
@@ -39,6 +38,7 @@ from ggjit.alloc.work import (
     OWN,
     SIZE,
     SRC,
+    USES,
     VIEW,
     VIEWS,
     VOFFS,
@@ -87,7 +87,8 @@ def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
     a = cnt[0]
     cnt[0] += 1
     w[A_FIRST * m + a] = i
-    w[A_LO * m + a] = max(step, 0)
+    step = max(step, 0)
+    w[A_LO * m + a] = step
     w[A_HI * m + a] = n_steps
     w[A_SIZE * m + a] = size
     w[A_CUR * m + a] = size
@@ -114,7 +115,7 @@ def _take_over(w, m, cnt, i, root, alignment, step):
     w[CAUSE_SRC * m + i] = root
     keep = pad(w[SIZE * m + i], alignment[w[A_BUFT * m + a]])
     if keep < w[A_CUR * m + a]:
-        put_event(w, m, cnt[1], EV_TRIM, a, keep, step)
+        put_event(w, m, cnt[1], EV_TRIM, a, keep, max(step, 0))
         cnt[1] += 1
         w[A_CUR * m + a] = keep
 
@@ -130,7 +131,7 @@ def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
         _blame(w, m, i, SRC_OUTPUT, p)
     elif not same_layout(t, w[ID * m + i], w[ID * m + p]):
         _blame(w, m, i, SRC_LAYOUT, p)
-    elif kids[p] != 1:
+    elif kids[p] != 1 or (step < 0 and w[USES * m + p] != 1):
         _blame(w, m, i, SRC_SHARED, p)
     elif views[p] != 0:
         _blame(w, m, i, SRC_VIEWED, p)
@@ -178,19 +179,30 @@ def _free(w, m, cnt, i, step):
 
 @exact
 def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
-    """Children with multiplicity, views of nodes; input-flagged tensors are allocated as they are met."""
+    """Children with multiplicity, views of nodes; input-flagged tensors are allocated as they are met.
+
+    At that moment (step -1) counts are partial: ggml may hand a tensor with later users to an input-flagged node that
+    works in place, and corrupts it.  USES prevents exactly that.
+    """
+    for i in range(n_nodes):
+        if w[VIEW * m + i] >= 0:
+            w[USES * m + w[VIEW * m + i]] += 1
+        for j in range(MAX_SRC):
+            s = w[SRC * m + i * MAX_SRC + j]
+            if s >= 0:
+                w[USES * m + s] += 1
     for i in range(n_nodes):
         root = w[VIEW * m + i]
         if root >= 0 and not w[FLAGS * m + i] & MARKER:
             w[VIEWS * m + root] += 1
         if w[FLAGS * m + i] & INPUT:
-            _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, 0, n_nodes, n_steps)
+            _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
         for j in range(MAX_SRC):
             s = w[SRC * m + i * MAX_SRC + j]
             if s >= 0:
                 w[KIDS * m + s] += 1
                 if w[FLAGS * m + s] & INPUT:
-                    _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, 0, n_nodes, n_steps)
+                    _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
 
 
 @exact
@@ -221,6 +233,7 @@ def alias_modern(table, n_rows, ws, m, n_nodes, rule, alignments, n_buffers, cou
     for i in range(m):
         w[CAUSE * m + i] = NOTHING_TO_PLACE
         w[CAUSE_SRC * m + i] = NONE
+        w[USES * m + i] = 0
     for i in range(n_nodes, m):                 # ggml forgets views among the leafs, and frees under them
         if w[VIEW * m + i] >= 0:
             w[VIEWS * m + w[VIEW * m + i]] += 1

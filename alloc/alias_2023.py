@@ -11,7 +11,6 @@ What differs from `alias.py`:
 import numpy as np
 
 from ggjit.alloc.alias import (
-
     IN_PLACE,
     NO_SOURCE,
     NOTHING_TO_PLACE,
@@ -59,7 +58,6 @@ from ggjit.alloc.work import (
 )
 from ggjit.ops.jit import exact, i64s, native
 from ggjit.ops.record import MAX_SRC, T_WORDS
-
 
 BARRIER = -1
 # OWN column here: 0 no data yet, 1 data in this plan, 2 data elsewhere

@@ -32,7 +32,7 @@ def op_set(*ops):
     return out
 
 
-# ggml_op_can_inplace (row A10.04): 15 ops in 2023, 22 in current ggml
+# ggml_op_can_inplace (row A10.04): 15 ops in 2023, 21 in current ggml
 IN_PLACE_2023 = op_set(OP.SCALE, OP.DIAG_MASK_ZERO, OP.DIAG_MASK_INF, OP.ADD, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR,
                        OP.SQRT, OP.LOG, OP.UNARY, OP.ROPE, OP.RMS_NORM, OP.SOFT_MAX)
 IN_PLACE_OPS = IN_PLACE_2023 | op_set(OP.FILL, OP.ADD_ID, OP.ROPE_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
@@ -82,6 +82,7 @@ class GraphPlan:
     chunk_sizes: list               # per buffer: bytes of each chunk
     lower_bounds: list              # per buffer: most live bytes at any step
     ggml_peak: int                  # what ggml's own planner needs, bytes
+    how: str = "ggml"               # what found the offsets
     seconds: float = 0.0
 
     @property
@@ -256,14 +257,13 @@ class Problem:
                   for k, v in cols.items()}
         cause_src = self.col(work.CAUSE_SRC)[:n]
         a_lo, a_hi, a_size = (self.alloc_col(k) for k in (work.A_LO, work.A_HI, work.A_SIZE))
-        bounds = [int(live_bytes(a_lo[k], a_hi[k], a_size[k], self.n_steps).max(initial=0))
-                  for k in (a_buft == b for b in range(self.n_buffers))]
+        events = work.column(self.ws, m, work.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
+        bounds = [_most_live(events, a_size, a_buft == b) for b in range(self.n_buffers)]
         return GraphPlan(
             planner=planner, rule=rule, n_steps=self.n_steps, **fields, cause=self.col(work.CAUSE)[:n].copy(),
             cause_src=np.where(cause_src >= 0, ids[cause_src], -1), a_id=ids[first], a_lo=a_lo, a_hi=a_hi,
             a_size=a_size, a_buffer=a_buft, a_chunk=a_chunk, a_offs=a_offs,
-            events=work.column(self.ws, m, work.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy(),
-            chunk_sizes=sizes, lower_bounds=bounds,
+            events=events, chunk_sizes=sizes, lower_bounds=bounds,
             ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
 
     def _took_over(self):
@@ -274,6 +274,18 @@ class Problem:
         from ggjit.ops.record import T_VIEW_SRC
         vs = self.table[ids, T_VIEW_SRC]
         return np.where(vs >= 0, vs, ids[root])
+
+
+def _most_live(events, a_size, keep):
+    """Most bytes live at once among the allocations in `keep`, trims counted."""
+    ev = events[keep[events[:, 1]]]
+    kind, a, nbytes = ev[:, 0], ev[:, 1], ev[:, 2]
+    delta = np.where(kind == work.EV_ALLOC, nbytes, -nbytes)
+    left = {}
+    for k in np.flatnonzero(kind == work.EV_TRIM):          # rare: nbytes is what stays
+        before = left.get(a[k], a_size[a[k]])
+        delta[k], left[a[k]] = nbytes[k] - before, nbytes[k]
+    return int(np.cumsum(delta).max(initial=0))
 
 
 def _per_buffer(value, n, name):

@@ -21,7 +21,6 @@ from ggjit.alloc.work import (
     OK,
     OUTPUT,
     OWN,
-    SIZE,
     SRC,
     UNORDERED,
     VIEW,

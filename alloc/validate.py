@@ -43,3 +43,139 @@ def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
                                   f"[{live[k][0]}, {live[k][1]}) and [{o}, {end})")
         live.insert(at, (o, end, i))
     return max((int(o) + int(z) for o, z in zip(offsets, size, strict=True)), default=0)
+
+
+class _Memory:
+    """What the bytes of one chunk hold: disjoint (start, end, tag) by address."""
+
+    def __init__(self, size):
+        self.size, self.parts = size, []
+
+    def write(self, start, end, tag):
+        kept = []
+        for a, b, t in self.parts:
+            if a < start:
+                kept.append((a, min(b, start), t))
+            if b > end:
+                kept.append((max(a, end), b, t))
+        self.parts = sorted([p for p in kept if p[0] < p[1]] + ([(start, end, tag)] if start < end else []))
+
+    def holds(self, start, end, tag):
+        at = start
+        for a, b, t in self.parts:
+            if t == tag and a <= at < b:
+                at = b
+        return at >= end
+
+    def owners(self, start, end):
+        return sorted({t for a, b, t in self.parts if a < end and start < b})
+
+
+class _Run:
+    """Executes a plan on tags instead of numbers: every tensor that is computed writes its own tag over its bytes."""
+
+    def __init__(self, table, node_ids, leaf_ids, sizes, plan, alignments, in_place):
+        from ggjit.ops import record as r
+        self.r, self.t, self.plan, self.in_place = r, table, plan, in_place
+        self.nbytes = dict(zip(map(int, [*node_ids, *leaf_ids]), map(int, [*sizes[0], *sizes[1]]), strict=True))
+        ids = [*map(int, node_ids), *map(int, leaf_ids)]
+        cols = [[*map(int, getattr(plan, f"node_{k}")), *map(int, getattr(plan, f"leaf_{k}"))]
+                for k in ("buffer", "chunk", "offs")]
+        self.place = {i: (b, c, o) for i, b, c, o in zip(ids, *cols, strict=True)}
+        self.mem = [[_Memory(s) for s in chunks] for chunks in plan.chunk_sizes]
+        for i, (b, c, o) in self.place.items():
+            if b < 0:
+                continue
+            if self.root(i) == i and o % alignments[b]:
+                raise InvalidPlan(f"tensor {i}: offset {o} is no multiple of {alignments[b]}")
+            if self.root(i) == i and o + self.nbytes[i] > self.mem[b][c].size:
+                raise InvalidPlan(f"tensor {i}: [{o}, {o + self.nbytes[i]}) ends beyond chunk {c} of buffer {b}")
+            self._check_view(i)
+
+    def root(self, i):
+        while self.t[i, self.r.T_VIEW_SRC] >= 0:
+            i = int(self.t[i, self.r.T_VIEW_SRC])
+        return i
+
+    def _check_view(self, i):
+        root = self.root(i)
+        if root == i:
+            return
+        offs, j = 0, i
+        while j != root:
+            offs, j = offs + int(self.t[j, self.r.T_VIEW_OFFS]), int(self.t[j, self.r.T_VIEW_SRC])
+        b, c, o = self.place[i]
+        if (b, c, o - offs) != self.place[root]:
+            raise InvalidPlan(f"view {i} is at {self.place[i]}, its source {root} at {self.place[root]} + {offs}")
+        ne, nb = (self.t[i, w:w + 4].tolist() for w in (self.r.T_NE, self.r.T_NB))
+        extent = sum((n - 1) * s for n, s in zip(ne[1:], nb[1:], strict=True)) + nb[0]
+        if min(ne) > 0 and offs + extent > self.nbytes[root]:
+            raise InvalidPlan(f"view {i} ends at byte {offs + extent} of its source {root} of {self.nbytes[root]}")
+
+    def span(self, i):
+        """(memory, start, end, tag) of the storage tensor i lives in, None outside the plan."""
+        root = self.root(i)
+        if root not in self.place or self.place[root][0] < 0:
+            return None
+        b, c, o = self.place[root]
+        return self.mem[b][c], o, o + self.nbytes[root], root
+
+    def write(self, i):
+        at = self.span(i)
+        if at:
+            at[0].write(*at[1:])
+
+    def read(self, i, who):
+        at = self.span(i)
+        if at and not at[0].holds(*at[1:]):
+            raise InvalidPlan(f"{who} reads tensor {i}, whose bytes [{at[1]}, {at[2]}) now hold "
+                              f"{at[0].owners(at[1], at[2])}")
+
+    def step(self, i):
+        r = self.r
+        row, mine = self.t[i], self.span(i)
+        view = row[r.T_VIEW_SRC] >= 0
+        for s in row[r.T_SRC:r.T_SRC + r.MAX_SRC].tolist():
+            if s < 0 or s == i:
+                continue
+            self.read(s, f"node {i}")
+            at = self.span(s)
+            if view or not mine or not at or at[0] is not mine[0] or not (at[1] < mine[2] and mine[1] < at[2]):
+                continue
+            same = all((row[w:w + 4] == self.t[s, w:w + 4]).all() for w in (r.T_NE, r.T_NB))
+            if not (self.in_place[row[r.T_OP]] and same and self.place[s] == self.place[i]):
+                raise InvalidPlan(f"node {i} writes [{mine[1]}, {mine[2]}) over its source {s}, "
+                                  "and may not work in place there")
+        if not view:
+            self.write(i)
+
+
+def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True):
+    """Run the graph on tags: raise InvalidPlan when any node reads bytes somebody else has written since.
+
+    Also: offsets aligned and inside their chunk, views inside their source, in-place only with the same layout and an
+    op that may, outputs (flagged, and the last node) intact at the end.  A flag on a view alone protects nothing in
+    ggml: whoever marks a view as output marks its source too.  leafs_first: leafs are written before node 0
+    (modern ggml); else when first used (2023, where the caller places inputs beforehand).
+    """
+    if in_place is None:
+        from ggjit.alloc.graph_alloc import IN_PLACE_OPS as in_place
+    run = _Run(table, node_ids, leaf_ids, sizes, plan, alignments, in_place)
+    leafs, fresh = [int(i) for i in leaf_ids], set(map(int, leaf_ids))
+    if leafs_first:
+        for i in leafs:
+            if run.root(i) == i:
+                run.write(i)
+        fresh = set()
+    nodes = [int(i) for i in node_ids]
+    for i in nodes:
+        for s in table[i, run.r.T_SRC:run.r.T_SRC + run.r.MAX_SRC].tolist():
+            if s in fresh:
+                fresh.discard(s)
+                run.write(s)
+        run.step(i)
+    for i in nodes:
+        if table[run.root(i), run.r.T_FLAGS] & run.r.FLAG_OUTPUT and leafs_first:
+            run.read(i, "the caller, after the run,")
+    if nodes:
+        run.read(nodes[-1], "the caller, after the run,")

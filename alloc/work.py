@@ -11,6 +11,7 @@ then leafs.  Local numbers take the place of table ids, so that every pass runs 
     SIZE   bytes, not padded                 A_CUR    bytes left after trims
     BUFT   buffer it wants                   A_BUFT   buffer it is in
     KIDS, VIEWS, OWN  ggml's hash node       A_CHUNK, A_OFFS  where the free list put it
+    USES   children and views over the whole graph
     ALLOC  allocation, -1                    SRC (10 columns): local sources, row-major n x 10
     DREL   bytes from its allocation's start EV (12 columns): events, 4 words each: kind, allocation, bytes, step
     CAUSE, CAUSE_SRC  why not in place
@@ -20,8 +21,8 @@ import numpy as np
 from ggjit.ops.jit import exact
 
 (ID, VIEW, VOFFS, FLAGS, SIZE, BUFT, KIDS, VIEWS, OWN, ALLOC, DREL, CAUSE, CAUSE_SRC,
- A_FIRST, A_LO, A_HI, A_SIZE, A_CUR, A_BUFT, A_CHUNK, A_OFFS) = range(21)
-SRC = 21                        # 10 columns
+ A_FIRST, A_LO, A_HI, A_SIZE, A_CUR, A_BUFT, A_CHUNK, A_OFFS, USES) = range(22)
+SRC = 22                        # 10 columns
 EV = SRC + 10                   # 12 columns: 3 M events of 4 words
 COLUMNS = EV + 12
 EV_WORDS = 4

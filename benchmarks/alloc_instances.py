@@ -40,13 +40,13 @@ def _cut(rng, box, flat):
     return [(t0, t1, m0, m), (t0, t1, m, m1)]
 
 
-def accelerator(n, seed, steps=None, capacity=1 << 20, flat=0.5, trim=0.35):
+def accelerator(n, seed, steps=None, capacity=1 << 20, flat=0.5, trim=0.35, unit=UNIT):
     """(lower, upper, size) of n buffers; a plan within `capacity` bytes exists and `capacity` is the lower bound."""
     rng = np.random.default_rng(seed)
-    units = capacity // UNIT
+    units = capacity // unit
     boxes = [(0, steps or 2 * n, 0, units)]
     while len(boxes) < n:
-        weight = np.array([(b[1] - b[0]) * (b[3] - b[2]) for b in boxes], float) ** 0.7
+        weight = np.array([(b[1] - b[0]) * (b[3] - b[2]) - 1 for b in boxes], float) ** 0.7
         k = int(rng.choice(len(boxes), p=weight / weight.sum()))
         boxes += _cut(rng, boxes.pop(k), flat)
     full = int(rng.integers(0, steps or 2 * n))             # this step keeps every byte: it is the lower bound
@@ -57,7 +57,7 @@ def accelerator(n, seed, steps=None, capacity=1 << 20, flat=0.5, trim=0.35):
                 t1 -= int(rng.integers(0, max(1, (t1 - t0) // 3)))
             elif m1 - m0 > 1:
                 m1 -= int(rng.integers(0, max(1, (m1 - m0) // 8)))
-        out.append((t0, t1, UNIT * (m1 - m0)))
+        out.append((t0, t1, unit * (m1 - m0)))
     out = np.array(out, np.int64)[rng.permutation(len(out))]
     return out[:, 0].copy(), out[:, 1].copy(), out[:, 2].copy()
 

@@ -12,9 +12,35 @@ if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
 from ggjit.backend import Backend, Device
-from ggjit.buffer import Buffer, BufferType, HostBuffer, tensor_alloc
+from ggjit.buffer import (
+    USAGE_ANY,
+    USAGE_COMPUTE,
+    USAGE_WEIGHTS,
+    Buffer,
+    BufferType,
+    HostBuffer,
+    MultiBuffer,
+    tensor_alloc,
+)
 from ggjit.compute import alloc_ctx_tensors, compute, from_numpy
 from ggjit.context import Context
+from ggjit.copies import (
+    GraphCopy,
+    compare_graph_backend,
+    graph_copy,
+    same_layout,
+    tensor_copy,
+    tensor_copy_async,
+    tensor_get,
+    tensor_get_2d,
+    tensor_get_async,
+    tensor_memset,
+    tensor_set,
+    tensor_set_2d,
+    tensor_set_async,
+    view_init,
+)
+from ggjit.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
 from ggjit.ops import errors

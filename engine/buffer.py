@@ -9,16 +9,27 @@ import weakref
 
 import numpy as np
 
-from ggjit.ops.errors import GgjitError, IndexRangeError, NotAllocated, OutOfMemory, ParamError, StaleHandle
+from ggjit.ops.errors import (
+    GgjitError,
+    IndexRangeError,
+    NotAllocated,
+    NotSupported,
+    OutOfMemory,
+    ParamError,
+    StaleHandle,
+)
 from ggjit.ops.jit import address_of
 from ggjit.ops.shape import describe
 from ggjit.table import TABLE
+from ggjit.versions import count_writes
 
 ARENA_ALIGNMENT = 64            # bytes: a cache line and the widest vector
 _ids = itertools.count()
 _buffers = weakref.WeakValueDictionary()        # id -> Buffer, as the table names them
 
 USAGE_ANY, USAGE_WEIGHTS, USAGE_COMPUTE = 0, 1, 2
+_WRITING_SLOTS = {"set_tensor": 0, "memset_tensor": 0, "copy_tensor": 1, "set_tensor_2d": 0, "clear": None,
+                  "reset": None}
 
 
 class BufferType:
@@ -55,38 +66,76 @@ class BufferType:
 
 
 class Buffer:
-    """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots."""
+    """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
-    arena = None                    # uint8 ndarray where the memory is host memory
+    Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
+    tensor's place in this buffer.  Writes are counted for them (engine/versions.py).
+    """
+
     base = 0                        # address of byte 0
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        count_writes(cls, _WRITING_SLOTS)
 
     def __init__(self, buft, size):
         self.buft, self.size = buft, int(size)
         self.usage = USAGE_ANY
         self.read_only = False
         self.alive = True
+        self.trusted = True         # False: bytes may change behind our back, so no copy of them is ever reused
+        self.version = 0            # writes that named no tensor
+        self._arena = None
+        self._end = 0               # where the last tensor placed by hand ends
         self.id = next(_ids)
         _buffers[self.id] = self
+
+    @property
+    def arena(self):
+        """uint8 ndarray of the memory, None where it is not host memory.  Who takes it may write at any time."""
+        self.trusted = False
+        return self._arena
+
+    @arena.setter
+    def arena(self, array):
+        self._arena = array
 
     # ------------------------------------------------------------ slots
     def init_tensor(self, t):
         """Called once for every tensor placed here."""
 
     def set_tensor(self, t, data, offset=0):
-        t.set_bytes(data, offset)
+        """Write raw bytes at byte `offset` of the tensor."""
+        raw = as_bytes(data)
+        self.host_bytes(t.offs + offset, raw.size, write=True)[...] = raw
 
     def get_tensor(self, t, offset=0, nbytes=None):
-        return t._bytes_view(offset, nbytes).tobytes()
+        """Read raw bytes."""
+        return self.host_bytes(t.offs + offset, t.nbytes - offset if nbytes is None else nbytes).tobytes()
 
     def memset_tensor(self, t, value, offset=0, nbytes=None):
-        t._bytes_view(offset, nbytes)
-        t._writable()[offset:None if nbytes is None else offset + nbytes] = value
+        """Fill bytes of the tensor."""
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        self.host_bytes(t.offs + offset, nbytes, write=True)[...] = value
+
+    def set_tensor_2d(self, t, data, offset, nbytes, n_copies, stride, data_stride):
+        """n_copies blocks of nbytes bytes, `stride` apart in the tensor and `data_stride` in `data`."""
+        raw = as_bytes(data)
+        for i in range(n_copies):
+            self.set_tensor(t, raw[i * data_stride:i * data_stride + nbytes], offset + i * stride)
+
+    def get_tensor_2d(self, t, offset, nbytes, n_copies, stride, data_stride):
+        """The blocks of set_tensor_2d, `data_stride` apart in the returned bytes; gaps are zero."""
+        out = np.zeros((n_copies - 1) * data_stride + nbytes if n_copies else 0, np.uint8)
+        for i in range(n_copies):
+            out[i * data_stride:i * data_stride + nbytes] = as_bytes(self.get_tensor(t, offset + i * stride, nbytes))
+        return out.tobytes()
 
     def copy_tensor(self, src, dst):
-        """Copy src's bytes into dst if both can be reached; False where they cannot."""
-        if src.nbytes != dst.nbytes or not (src.buffer.buft.is_host() and self.buft.is_host()):
+        """Copy src's bytes into dst, which lies here; False where that cannot be done directly."""
+        if self._arena is None or not src.buffer.buft.is_host():
             return False
-        dst.set_bytes(src._bytes_view())
+        self.host_bytes(dst.offs, dst.nbytes, write=True)[...] = src.buffer.host_bytes(src.offs, src.nbytes)
         return True
 
     def clear(self, value=0):
@@ -96,11 +145,17 @@ class Buffer:
     def reset(self):
         """Forget what init_tensor attached to tensors (nothing here)."""
 
+    def set_usage(self, usage):
+        """USAGE_ANY, USAGE_WEIGHTS (the scheduler runs ops where their weights are) or USAGE_COMPUTE."""
+        if usage not in (USAGE_ANY, USAGE_WEIGHTS, USAGE_COMPUTE):
+            raise ParamError(f"buffer usage must be USAGE_ANY, USAGE_WEIGHTS or USAGE_COMPUTE, got {usage!r}")
+        self.usage = usage
+
     def free(self):
         """Give the memory back.  Tensors that lived here raise when they are used; a second call does nothing."""
         if self.alive:
             self.alive = False
-            self.arena = None
+            self._arena = None
             self.base = 0
             TABLE.placement_version += 1
 
@@ -109,13 +164,13 @@ class Buffer:
         """uint8 view of arena[offs : offs + nbytes]."""
         if not self.alive:
             raise StaleHandle(f"{self!r} was freed")
-        if self.arena is None:
+        if self._arena is None:
             raise NotAllocated(f"{self!r} is not host memory; copy the tensor to a CPU buffer first")
         if write and self.read_only:
             raise ParamError(f"{self!r} is read-only (mapped weights); copy the tensor with gg.dup first")
         if offs < 0 or nbytes < 0 or offs + nbytes > self.size:
             raise IndexRangeError(f"bytes {offs}..{offs + nbytes} are outside {self!r}")
-        return self.arena[offs:offs + nbytes]
+        return self._arena[offs:offs + nbytes]
 
     def __repr__(self):
         state = "" if self.alive else " freed"
@@ -136,8 +191,8 @@ class HostBuffer(Buffer):
             raise OutOfMemory(f"{buft.name}: cannot allocate {size:,} bytes; use a smaller context or batch, or a "
                               f"smaller weight type") from None
         start = -address_of(raw) % ARENA_ALIGNMENT
-        self.arena = raw[start:start + size]
-        self.base = address_of(self.arena)
+        self._arena = raw[start:start + size]
+        self.base = address_of(self._arena)
 
 
 class ArrayBuffer(Buffer):
@@ -146,9 +201,75 @@ class ArrayBuffer(Buffer):
     def __init__(self, buft, array, read_only=False):
         flat = array.reshape(-1).view(np.uint8)
         super().__init__(buft, flat.size)
-        self.arena = flat
+        self._arena = flat
         self.base = address_of(flat)
         self.read_only = read_only or not flat.flags.writeable
+        self.trusted = read_only or not _writable_by_others(array)
+
+
+def _writable_by_others(array):
+    """Does the user hold an array through which this memory can be written?"""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return True
+        array = array.base
+    return False
+
+
+class MultiBuffer(Buffer):
+    """Several buffers under one handle (ggml_backend_multi_buffer): clear, usage and free reach every member.
+
+    It only groups: tensors lie in the members, so it has no address and no tensor slots.  size: the members' sum;
+    buffer type: that of the first member.
+    """
+
+    def __init__(self, buffers):
+        buffers = tuple(buffers)
+        if not buffers or not all(isinstance(b, Buffer) for b in buffers):
+            raise ParamError("a multi-buffer groups at least one Buffer")
+        self.buffers = buffers
+        super().__init__(buffers[0].buft, sum(b.size for b in buffers))
+
+    def __iter__(self):
+        return iter(self.buffers)
+
+    def __len__(self):
+        return len(self.buffers)
+
+    def __getitem__(self, i):
+        return self.buffers[i]
+
+    @property
+    def usage(self):
+        return self.buffers[0].usage
+
+    @usage.setter
+    def usage(self, usage):
+        if "id" in self.__dict__:               # Buffer.__init__ sets the default; members keep theirs
+            for b in self.buffers:
+                b.set_usage(usage)
+
+    def clear(self, value=0):
+        for b in self.buffers:
+            b.clear(value)
+
+    def free(self):
+        for b in self.buffers:
+            b.free()
+        super().free()
+
+    def _only_groups(self, *args, **kwargs):
+        raise NotSupported(f"{self!r} only groups buffers; use the tensor's own buffer")
+
+    set_tensor = get_tensor = memset_tensor = copy_tensor = _only_groups
+    _only_groups.counts_versions = True
+
+
+def as_bytes(data):
+    """Any bytes-like object or array as a flat uint8 array."""
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return np.frombuffer(data, np.uint8)
 
 
 def buffer_by_id(buffer_id, tensor):
@@ -169,6 +290,8 @@ def tensor_alloc(buf, t, offs):
         raise IndexRangeError(f"{describe(t)} needs {need} bytes at a multiple of {buf.buft.alignment()}; "
                               f"offset {offs} does not fit {buf!r}")
     TABLE.place(t.id, buf.id, offs)
+    buf.trusted &= offs >= buf._end         # tensors on top of each other: a write to one changes another
+    buf._end = max(buf._end, offs + need)
     buf.init_tensor(t)
     if not any(b is buf for b in t.ctx.buffers):
         t.ctx.buffers.append(buf)

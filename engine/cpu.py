@@ -28,20 +28,32 @@ class CPUBufferType(BufferType):
         return HostBuffer(self, size)
 
 
+class CPUPrivateBufferType(CPUBufferType):
+    """Memory only the CPU device reads, e.g. for weights in a layout of their own: other devices get copies.
+
+    It shows that a device may have several buffer types (ggml: CPU_REPACK, CPU_HBM); tensors are reached through the
+    buffer's slots.
+    """
+    name = "CPU_Private"
+
+    def is_host(self):
+        return False
+
+    def alignment(self):
+        return 64
+
+
 class CPUDevice(HostMemory, Device):
     """This machine's processor."""
     name = "CPU"
 
     def __init__(self):
         self._buffer_type = CPUBufferType(self)
+        self._private = CPUPrivateBufferType(self)
 
     @property
     def description(self):
         return f"{_processor_name()}, {available_cores()} cores, {isa.ISA}"
-
-    @property
-    def props(self):
-        return {**super().props, "buffer_from_host_ptr": True}
 
     def memory(self):
         page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
@@ -62,7 +74,10 @@ class CPUDevice(HostMemory, Device):
         return spec is not None and spec.kernel is not None and spec.kernel(t, 1) is not None
 
     def supports_buft(self, buft):
-        return buft.is_host()
+        return buft.is_host() or buft is self._private
+
+    def extra_buffer_types(self):
+        return [self._private]
 
 
 class CPUBackend(Backend):
@@ -124,3 +139,17 @@ def _processor_name():
 
 
 CPU = CPUDevice()
+
+
+def _features(registry=None):
+    """{feature: value}: the instruction set the kernels use and what it rests on."""
+    return {"isa": isa.ISA, "cpu": _processor_name(), "cores": available_cores()}
+
+
+# extension functions by ggml's names; each takes what the C function takes
+PROC_ADDRESSES = {
+    "ggml_backend_set_n_threads": lambda backend, n: setattr(backend, "n_threads", n),
+    "ggml_backend_set_abort_callback": lambda backend, callback: setattr(backend, "abort_callback", callback),
+    "ggml_backend_dev_get_extra_bufts": lambda device: device.extra_buffer_types(),
+    "ggml_backend_get_features": _features,
+}

@@ -17,6 +17,7 @@ class Graph:
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
     depth-first visit, which its allocator's offsets depend on.
     """
+    located = False                     # True for what a scheduler hands to a backend (engine/located.py)
 
     def __init__(self, *outputs):
         if not outputs:

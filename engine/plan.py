@@ -56,9 +56,22 @@ from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
 from ggjit.pool import BARRIER_AFTER, the_pool
 from ggjit.table import TABLE
+from ggjit.versions import T_VERSION
 
 # Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
 TINY_NANOSECONDS = 4000.0
+
+
+_ran_last = weakref.ref(set())     # weak reference to the plan that ran last; dead at first
+
+
+def mark_last(plan, nodes):
+    """`t.numpy()` reads the plan that ran last; a plan replayed in a row has marked its tensors already."""
+    global _ran_last
+    if _ran_last() is not plan:
+        _ran_last = weakref.ref(plan)
+        for t in nodes:
+            t._plan = _ran_last
 
 
 class Placement:
@@ -99,6 +112,8 @@ class Plan:
 
     def where(self, t):
         """(buffer, byte offset) of any tensor of the graph, or None."""
+        if t._at is not None:
+            return t._at
         base = t.base
         row = TABLE.words[base.id]
         if row[T_BUFFER] >= 0:
@@ -113,6 +128,7 @@ class Plan:
 
     def _check_written(self):
         """A plan that would write into mapped weights, or has tensors without memory, is refused as a whole."""
+        device = self.graph.device if self.graph.located else self.backend.device
         for t in self.nodes:
             for x in (t, *(s for s in t.src if s is not None)):
                 x._check()
@@ -121,8 +137,9 @@ class Plan:
                     raise NotAllocated(f"{describe(x)}, needed by {t!r}, has no memory; allocate leaves with "
                                        f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
                 buf, offs = where
-                if not buf.buft.is_host():
-                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which the CPU cannot reach; use a Scheduler")
+                if not device.supports_buft(buf.buft):
+                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
+                                       f"Scheduler")
                 if offs < 0 or offs + x.nbytes > buf.size:
                     raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
             if self.where(t)[0].read_only:
@@ -179,6 +196,9 @@ class Plan:
         at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
         self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
         self._buffers = {id(b): b for b, _ in placed}      # kept alive while the plan lives
+        # leaves this plan computes into: their data versions rise with every run (engine/versions.py)
+        written = {t.base.id for t in self.nodes if t._at is None and TABLE.words[t.base.id, T_BUFFER] >= 0}
+        self._written_ids = np.array(sorted(written), np.int64)
 
     # ------------------------------------------------------------ running
     def compute(self):
@@ -190,15 +210,16 @@ class Plan:
                 self._resolve()
             if "poison" in debug:
                 self._poison()
+            if self._written_ids.size:
+                TABLE.words[self._written_ids, T_VERSION] += 1
             if self.nodes:
                 status, node = the_pool().run(self._first, self._first + self.rows.size * WORD, self.n_threads,
                                               self.backend.abort_callback)
                 if status:
                     self._raise(status, node)
             self.runs += 1
-        me = weakref.ref(self)
-        for t in self.graph.nodes:
-            t._plan = me
+        if not self.graph.located:
+            mark_last(self, self.graph.nodes)
 
     def _raise(self, status, node):
         if status == ABORTED:
@@ -216,7 +237,7 @@ class Plan:
         for t in self.nodes:
             buf, offs = self.where(t)
             if t.view_src is None and not any(s is not None and self.where(s) == (buf, offs) for s in t.src):
-                buf.arena[offs:offs + t.nbytes] = 0xFF
+                buf._arena[offs:offs + t.nbytes] = 0xFF
 
     # ------------------------------------------------------------ reading
     def check_intact(self, t):

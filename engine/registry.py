@@ -1,16 +1,19 @@
 """Finding devices: by name ("CPU", "CPU:n_threads=2"), by type, the best one.
 
-A registry object has `.name`, `.devices()` and optionally `.proc_address(name)`.  Third parties call
-`gg.registry.register(reg)` or offer one through the entry point group `ggjit.backends`; an entry point that fails to
-load is reported in `gg.registry.errors` and never fatal.
+A registry object has `.name`, `.devices()` and optionally `.proc_address(name)` and `.api_version`.  Third parties
+call `gg.registry.register(reg)` or offer one through the entry point group `ggjit.backends` (the Python form of
+ggml_backend_load); an entry point or registry that fails is reported in `gg.registry.errors` and never fatal.
 """
+import importlib
 import importlib.metadata
+import threading
 import warnings
 
-from ggjit.backend import TYPE_ACCEL, TYPE_CPU, TYPE_GPU
-from ggjit.ops.errors import GgjitError, ParamError
+from ggjit.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU
+from ggjit.ops.errors import GgjitError, ParamError, TypeMismatch
 
 API_VERSION = 1
+ENTRY_POINTS = "ggjit.backends"
 
 
 class CPURegistry:
@@ -22,55 +25,104 @@ class CPURegistry:
         from ggjit.cpu import CPU
         return [CPU]
 
+    def proc_address(self, name):
+        from ggjit.cpu import PROC_ADDRESSES
+        return PROC_ADDRESSES.get(name)
+
+
+class NullRegistry:
+    """The device that computes nothing (engine/null.py)."""
+    name = "NULL"
+    api_version = API_VERSION
+
+    def devices(self):
+        from ggjit.null import NULL
+        return [NULL]
+
 
 class Registry:
-    """All registered devices."""
+    """All registered devices, in the order they were registered; CPU and NULL come last."""
 
     def __init__(self):
-        self._registries = [CPURegistry()]
-        self.errors = []                # (entry point name, exception) of backends that did not load
+        self._registries, self._built_in = [], [CPURegistry(), NullRegistry()]
+        self.errors = []                # (name, exception) of backends that did not load or list their devices
         self._searched = False
+        self._lock = threading.RLock()
 
     def register(self, reg):
-        """Add a registry object; its api_version must be ours."""
+        """Add a registry object; its api_version must be ours.  Registering it again does nothing."""
+        if reg is None or not callable(getattr(reg, "devices", None)) or not isinstance(getattr(reg, "name", None), str):
+            raise TypeMismatch(f"a backend registry has .name (a string) and .devices(), got {reg!r}")
         version = getattr(reg, "api_version", API_VERSION)
         if version != API_VERSION:
             raise ParamError(f"backend registry {reg.name!r} was made for API version {version}, this is {API_VERSION}")
-        if reg not in self._registries:
-            self._registries.append(reg)
+        with self._lock:
+            if all(r is not reg for r in self._registries):
+                self._registries.append(reg)
+
+    def unregister(self, reg):
+        """Take a registry out; its devices and backends that are in use live on."""
+        with self._lock:
+            self._registries = [r for r in self._registries if r is not reg]
+
+    def load(self, module):
+        """Import a module and register what its `ggjit_backend()` returns (ggml_backend_load).  Errors come out."""
+        reg = importlib.import_module(module).ggjit_backend()
+        self.register(reg)
+        return reg
 
     def _all(self):
-        if not self._searched:
-            self._searched = True
-            for point in importlib.metadata.entry_points(group="ggjit.backends"):
-                try:
-                    self.register(point.load()())
-                except Exception as e:              # a broken third party must not break us: reported, kept in errors
-                    self.errors.append((point.name, e))
-                    warnings.warn(f"backend {point.name!r} did not load: {e}", stacklevel=3)
-        return self._registries
+        with self._lock:
+            if not self._searched:
+                self._searched = True           # before loading: a backend may ask for devices while it loads
+                for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+                    self._guard(point.name, lambda point=point: self.register(point.load()()))
+            return [*self._registries, *self._built_in]
+
+    def _guard(self, name, call):
+        """A broken third party must not break us: its error is kept in `errors` and warned about once."""
+        try:
+            return call()
+        except Exception as e:
+            if not any(n == name and repr(e) == repr(old) for n, old in self.errors):
+                self.errors.append((name, e))
+                warnings.warn(f"backend {name!r} does not work: {e!r}", stacklevel=4)
+            return None
+
+    def registries(self):
+        """All registry objects."""
+        return self._all()
+
+    def registry(self, name):
+        """The registry of that name in any case, or None."""
+        return next((r for r in self._all() if r.name.casefold() == name.casefold()), None)
 
     def devices(self):
-        return [d for reg in self._all() for d in reg.devices()]
+        """All devices; a registry that raises is reported and left out."""
+        found = []
+        for reg in self._all():
+            found += self._guard(reg.name, lambda reg=reg: list(reg.devices())) or []
+        return found
 
     def device(self, name):
         """The device of that name, in any case."""
-        for d in self.devices():
+        devices = self.devices()
+        for d in devices:
             if d.name.casefold() == name.casefold():
                 return d
         if name.casefold().startswith("cuda"):
             raise ParamError(f"no device {name!r}: CUDA devices need an NVIDIA GPU and pip install 'ggjit[gpu]'")
-        raise ParamError(f"no device {name!r}; there are {', '.join(d.name for d in self.devices())}")
+        raise ParamError(f"no device {name!r}; there are {', '.join(d.name for d in devices)}")
 
     def by_type(self, type):
-        """First device of "cpu", "gpu" or "accel", or None."""
-        if type not in (TYPE_CPU, TYPE_GPU, TYPE_ACCEL):
-            raise ParamError(f"device type {type!r}: expected cpu, gpu or accel")
+        """First device of "cpu", "gpu", "igpu", "accel" or "null", or None."""
+        if type not in DEVICE_TYPES:
+            raise ParamError(f"device type {type!r}: expected {', '.join(DEVICE_TYPES)}")
         return next((d for d in self.devices() if d.type == type), None)
 
     def best(self):
-        """A GPU where there is one, else the CPU."""
-        return self.by_type(TYPE_GPU) or self.by_type(TYPE_CPU)
+        """A GPU where there is one, then an integrated GPU, then the CPU."""
+        return self.by_type(TYPE_GPU) or self.by_type(TYPE_IGPU) or self.by_type(TYPE_CPU)
 
     def proc_address(self, name):
         """The first registry's extension function of that name, or None."""
@@ -87,6 +139,7 @@ registry = Registry()
 def init_backend(name="CPU", **options):
     """A backend: init_backend("CPU", n_threads=2), init_backend("CPU:n_threads=2"), "best".
 
+    The name ends at the first colon, the rest are parameters (ggml_backend_reg_init_backend_from_str).
     Errors: ParamError for an unknown device or parameter.
     """
     if not isinstance(name, str):

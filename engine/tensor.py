@@ -11,13 +11,17 @@
      v  | 32 | 36 | 40 | 44 |
         +----+----+----+----+
 """
+import contextlib
+
 import numpy as np
 
+from ggjit.buffer import as_bytes, buffer_by_id
 from ggjit.ops.errors import IndexRangeError, NotAllocated, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.shape import describe, is_contiguous
 from ggjit.ops.types import BF16
 from ggjit.table import TABLE
+from ggjit.versions import T_VERSION, touched
 
 
 class Tensor:
@@ -32,6 +36,11 @@ class Tensor:
         self.src, self.view_src, self.view_offs = src, view_src, view_offs
         self.name = name
         self._plan = None               # weak reference to the plan that computed it last
+
+    _at = None                          # engine/located.py: fixed places under a scheduler
+
+    def _wrote(self):
+        TABLE.words[self.base.id, T_VERSION] += 1
 
     def _check(self):
         if not self.ctx.alive or TABLE.words[self.id, T_GEN] != self.generation:
@@ -91,7 +100,6 @@ class Tensor:
 
     def _where(self):
         """(buffer, byte offset) or None."""
-        from ggjit.buffer import buffer_by_id
         self._check()
         base = self.base
         row = TABLE.words[base.id]
@@ -105,8 +113,8 @@ class Tensor:
         return f"<{describe(self)}{op}>"
 
     # ------------------------------------------------------------ data
-    def _bytes_view(self, offset=0, nbytes=None):
-        """uint8 view of the tensor's bytes in its arena; IndexRangeError outside it."""
+    def _placed(self, offset=0, nbytes=None):
+        """(buffer, number of bytes) of a byte range, checked: IndexRangeError, NotAllocated, Overwritten."""
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise IndexRangeError(f"bytes {offset}..{offset + nbytes} are outside {describe(self)} "
@@ -117,22 +125,23 @@ class Tensor:
         where = self._where()
         if where is None:
             raise NotAllocated(f"{describe(self)} has no memory; use alloc_ctx_tensors, a GraphAllocator or gg.compute")
-        buf, offs = where
-        return buf.host_bytes(offs + offset, nbytes)
+        return where[0], nbytes
 
-    def bytes(self):
+    def _bytes_view(self, offset=0, nbytes=None):
+        """uint8 array of the tensor's bytes: the memory itself where it is host memory, else a copy."""
+        buf, nbytes = self._placed(offset, nbytes)
+        if buf.buft.is_host():
+            return buf.host_bytes(self.offs + offset, nbytes)
+        return np.frombuffer(buf.get_tensor(self, offset, nbytes), np.uint8)
+
+    def bytes(self, offset=0, nbytes=None):
         """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
-        return self._bytes_view().tobytes()
+        return self._bytes_view(offset, nbytes).tobytes()
 
     def set_bytes(self, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
-        raw = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
-        self._bytes_view(offset, raw.size)
-        self._writable()[offset:offset + raw.size] = raw
-
-    def _writable(self):
-        buf, offs = self._where()
-        return buf.host_bytes(offs, self.nbytes, write=True)
+        raw = as_bytes(data)
+        self._placed(offset, raw.size)[0].set_tensor(self, raw, offset)
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
@@ -140,17 +149,49 @@ class Tensor:
         want = tuple(reversed(self.ne))
         if a.size != int(np.prod(want)) or (a.ndim <= 4 and (1,) * (4 - a.ndim) + a.shape != want):
             raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
-        self._bytes_view()
+        buf, nbytes = self._placed()
         a = a.reshape(want)
+        whole = is_contiguous(self)
         if self.type.block > 1 or self.type is BF16:
             from ggjit.ops.quantize import quantize
-            if not is_contiguous(self):
+            if not whole:
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
-            self._writable()[...] = quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1)
-            return
-        if a.dtype.kind not in "fiub" or (self.type.dtype.kind == "i" and a.dtype.kind == "f"):
+            buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
+        elif a.dtype.kind not in "fiub" or (self.type.dtype.kind == "i" and a.dtype.kind == "f"):
             raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
-        self._elements(self._writable())[...] = a
+        elif buf.buft.is_host():
+            self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
+            touched(self)
+        else:
+            raw = np.empty(nbytes, np.uint8) if whole else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
+            self._elements(raw)[...] = a
+            buf.set_tensor(self, raw, 0)
+
+    @contextlib.contextmanager
+    def write(self):
+        """The values as a writable array in NumPy order (scalar types), for the length of a `with` block.
+
+            with t.write() as a:
+                a[0] = 1
+
+        On a device without host memory it is a copy that is sent back at the end.  Errors: TypeMismatch for
+        quantised types and BF16 (use set).
+        """
+        if self.type.block > 1 or self.type is BF16:
+            raise TypeMismatch(f"write: {describe(self)} is no array of numbers; use set, which converts")
+        buf, nbytes = self._placed()
+        host = buf.buft.is_host()
+        raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
+        a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
+        touched(self)
+        try:
+            yield a
+        finally:
+            a.flags.writeable = False
+            if host:
+                touched(self)
+            else:
+                buf.set_tensor(self, raw, 0)
 
     def numpy(self):
         """A copy of the values in NumPy order: float16 for F16; BF16 and quantised types come as float32."""

@@ -15,6 +15,7 @@ not follow one another without gaps.
 """
 import itertools
 import math
+import mmap
 import os
 import stat
 import struct
@@ -199,6 +200,19 @@ class _Cursor:
         return StringArray(data, starts)
 
 
+def _map_private(path):
+    """The file as uint8 in private copy-on-write pages.
+
+    MAP_NORESERVE: without it Linux may refuse to map a file larger than its memory, because every page could be
+    written.
+    """
+    with open(path, "rb") as f:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+            return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+
+
 class GGUFFile:
     """A GGUF file, mapped and checked: `.metadata`, `.tensors`, `.alignment`, `.arch`, `.version`, `.data_offs`.
 
@@ -215,7 +229,7 @@ class GGUFFile:
                 raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
             if os.path.getsize(path) < 24:
                 raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
-            data = np.memmap(path, np.uint8, "c").view(np.ndarray)
+            data = _map_private(path)
         except OSError as e:
             raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
         self._load(data, path)

@@ -213,7 +213,7 @@ class Llama(Network):
             mask[np.arange(mask.shape[1]) <= positions[:, None]] = 0
         if "out_rows" in inputs:
             inputs["out_rows"][:] = n - 1
-        return step.run().copy()
+        return step.run().reshape(-1, self.n_vocab).copy()
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten."""

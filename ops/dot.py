@@ -15,7 +15,7 @@ from collections.abc import Callable
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, zero
+from ggjit.ops.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, prefetch_ir, zero
 from ggjit.ops.mem import IR_I64
 from ggjit.ops.simd import W, store_ir, vec_ir
 
@@ -47,11 +47,11 @@ class Dot:
     lanes: int = W
 
     def column_nbytes(self, k):
-        """Bytes of a prepared column, whole cache lines."""
-        return (-(-k // self.step) * self.y_nbytes + 63) // 64 * 64
+        """Bytes of a prepared column: an odd number of cache lines, so that columns fall into different sets."""
+        return ((-(-k // self.step) * self.y_nbytes + 63) // 64 | 1) * 64
 
 
-def make_dot_tile(dot, n_rows, n_cols, unroll=1):
+def make_dot_tile(dot, n_rows, n_cols, unroll=1, ahead=False):
     """intrinsic tile(w, ldw, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
@@ -70,9 +70,13 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
     def codegen(context, b, sig, args):
         w, ldw, y, ldy, k, dst, ldd, rows, cols = args
         ws, ri = pointers(b, w, ldw, n_rows, rows)
+        jump = b.mul(ldw, i64(n_rows))
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
         def multiply(b, acc, wo, yo, load_w, load_y):
+            if ahead:
+                for p in ws:
+                    prefetch_ir(b, b.add(p, b.add(wo, jump)))
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
             for j, q in enumerate(ys):

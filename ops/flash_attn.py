@@ -40,7 +40,7 @@ def flash_attn_ext(q, k, v, mask=None, scale=1.0, max_bias=0.0, logit_softcap=0.
     Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_flash_attn_ext; Dao et al. 2022, arXiv 2205.14135.
     """
     _check_types(q, k, v)
-    require(q.ne[0] == k.ne[0], "flash_attn_ext: q and k must have rows of one length", q, k)
+    require(q.ne[0] == k.ne[0] > 0, "flash_attn_ext: q and k must have rows of one length", q, k)
     require(k.ne[1] == v.ne[1], "flash_attn_ext: k and v must have one row per key", k, v)
     require(q.ne[3] == k.ne[3] == v.ne[3], "flash_attn_ext: dim 3 of q, k and v must be equal", q, k, v)
     for name, x in (("k", k), ("v", v)):
@@ -167,8 +167,7 @@ def kernel(t, n_threads):
     if per_group >= MANY_ROWS:
         return Kernel(f"flash_attn-many-{variant.name}", lambda: many.make(variant), cost,
                       many.work_nbytes(variant, n_threads), modules)
-    n_sets = max(1, -(-per_group // few.MAX_ROWS))
-    group = -(-max(per_group, 1) // n_sets)
+    group = few.rows_at_once(per_group, q.ne[1])
     return Kernel(f"flash_attn-few{group}-{variant.name}", lambda: few.make(variant, group), cost,
                   few.work_nbytes(variant, group, n_threads, n_rows, n_kv), modules)
 

@@ -26,6 +26,13 @@ MAX_ROWS = 8
 CHUNK = 512                     # keys of an item
 
 
+def rows_at_once(per_group, n_batch):
+    """Rows of a set: equal sets of at most MAX_ROWS; powers of two where several queries come, to compile less."""
+    n_sets = max(1, -(-per_group // MAX_ROWS))
+    n = -(-max(per_group, 1) // n_sets)
+    return n if n_batch == 1 else 1 << (n - 1).bit_length()
+
+
 class Layout(Scratch):
     """A thread's scratch, and a partial result: m, l, then acc."""
 
@@ -131,10 +138,11 @@ def make(variant, n_rows):
             stf(part + 64 + x, ldf(wk + acc_ + i * acc_stride + x))
 
     @inline
-    def run_item(node, wk, partial, item, n_chunks, per_group):
+    def run_item(node, wk, partial, item, n_groups, n_chunks, per_group):
         k, v = node + SRC1, node + SRC2
         n_sets = (per_group + n_rows - 1) // n_rows
-        chunk, rest = item % n_chunks, item // n_chunks
+        # chunks outermost: all heads of the same tokens in turn, which lie on the same pages
+        chunk, rest = item // (n_sets * n_groups), item % (n_sets * n_groups)
         group, r0 = rest // n_sets, rest % n_sets * n_rows
         n = min(n_rows, per_group - r0)
         begin(node, wk, group, r0, n)
@@ -176,7 +184,7 @@ def make(variant, n_rows):
             if first >= n_items:
                 break
             for item in range(first, min(n_items, first + step)):
-                run_item(node, wk, partial, item, n_chunks, per_group)
+                run_item(node, wk, partial, item, n_groups, n_chunks, per_group)
         if n_chunks > 1:
             barrier(sync, nth)
             join_rows(node, partial, ith, nth, sync, n_chunks, per_group, n_groups * per_group)

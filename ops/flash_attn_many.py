@@ -30,7 +30,7 @@ from ggjit.ops.node import SRC0, SRC1, SRC2, nb, ne, next_rows, work
 from ggjit.ops.record import OK
 from ggjit.ops.simd import B, W, f32, splat, stf, zerof
 
-R = 64 // MR * MR               # rows of an item
+R = -(-64 // MR) * MR           # rows of an item
 PANEL = NV * W                  # keys of a panel of the transposed block
 
 

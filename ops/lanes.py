@@ -4,6 +4,8 @@ Everything here takes an llvmlite builder `b` and LLVM values and is called insi
 32 weights is handled as one value, <32 x i8> or <32 x float>: LLVM splits it into what the machine has.
 """
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from ggjit.ops.mem import IR_F16, IR_F32, IR_I32, IR_I64, call_intrinsic, pointer
 from ggjit.ops.simd import const_ir, load_ir, shuffle_ir, splat_ir, vec_ir
@@ -95,6 +97,19 @@ def store_part_ir(b, v, addr, n):
     mask = b.icmp_signed("<", const_ir("i32", range(lanes)), splat_ir(b, b.trunc(n, IR_I32), lanes))
     call_intrinsic(b, f"llvm.masked.store.v{lanes}f32.p0", ir.VoidType(),
                    [v, pointer(b, addr, v.type), ir.Constant(IR_I32, 1), mask])
+
+
+def prefetch_ir(b, addr, locality=2):
+    """Ask for the cache line at addr, in the second-level cache (locality 2) or the first (3); any address will do."""
+    call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, addr, ir.IntType(8)), *(i32(n) for n in (0, locality, 1))])
+
+
+@intrinsic
+def prefetch(typingctx, addr):
+    def codegen(context, b, sig, args):
+        prefetch_ir(b, args[0])
+        return context.get_dummy_value()
+    return types.void(types.int64), codegen
 
 
 def load_half_ir(b, addr):

@@ -9,13 +9,12 @@ Three kernels, chosen by the number of columns n:
     n = 1, n <= 8    rows of a times a few columns as they come (mul_mat_dot)
     n > 8            packed panels and register tiles (mul_mat_tile)
 """
-import dataclasses
 
 import numpy as np
 
 from ggjit.ops import isa, mul_mat_dot, mul_mat_tile
 from ggjit.ops.record import OP
-from ggjit.ops.shape import require, require_type, rows_contiguous
+from ggjit.ops.shape import require, require_type
 from ggjit.ops.spec import Case, Kernel, Spec
 from ggjit.ops.tile_codes import code_tile
 from ggjit.ops.tile_float import float_tile
@@ -26,6 +25,7 @@ COLUMN_TYPES = (F32, F16, BF16)
 MAX_DOT_COLUMNS = 8
 L1_COLUMN_NBYTES = 24 << 10             # above this, four rows at a time share each load of the prepared column
 SHARED_PANEL_NBYTES = 4 << 20
+MAX_NMSE = 5e-4                         # of ggml's own suite: the activations are rounded, the reference's are not
 
 
 def weight_types():
@@ -107,5 +107,37 @@ def kernel(t, n_threads):
     return (_dot_kernel if b.ne[1] <= MAX_DOT_COLUMNS else _tile_kernel)(t, n_threads)
 
 
-SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat,), reference=reference, kernel=kernel, cases=lambda: ()),)
-assert dataclasses and Case and Q4_0 and Q8_0 and rows_contiguous
+# ---------------------------------------------------------------- cases
+def cases():
+    def make(ta, tb, k, m, n, a23, b23, permuted):
+        def build(inp):
+            if permuted:
+                a = inp.new(ta, (k, a23[0], m, a23[1]))
+                a = a.ctx.node(OP.PERMUTE, ta, (k, m, *a23), (a,), (0, 2, 1, 3), view_of=a,
+                               nb=(a.nb[0], a.nb[2], a.nb[1], a.nb[3]))
+                b = inp.new(tb, (n, k, *b23))
+                b = b.ctx.node(OP.PERMUTE, tb, (k, n, *b23), (b,), (1, 0, 2, 3), view_of=b,
+                               nb=(b.nb[1], b.nb[0], b.nb[2], b.nb[3]))
+            else:
+                a, b = inp.new(ta, (k, m, *a23)), inp.new(tb, (k, n, *b23))
+            return mul_mat(a, b)
+        return build
+
+    def case(ta, tb, k, m, n, a23=(1, 1), b23=(1, 1), permuted=False):
+        name = f"{ta!r} {tb!r} k={k} m={m} n={n} {a23} {b23}" + " permuted" * permuted
+        return Case(name, make(ta, tb, k, m, n, a23, b23, permuted), MAX_NMSE)
+    for ta in (F32, F16, BF16, Q8_0, Q4_0):
+        for n in (1, 2, 3, 4, 8, 9, 16, 31, 32, 65):
+            yield case(ta, F32, 160 if ta.quantized else 172, 19, n)
+        for k in (32, 64, 96, 128) if ta.quantized else (1, 8, 15, 33):
+            yield case(ta, F32, k, 16, 1)
+            yield case(ta, F32, k, 16, 12)
+        for n in (1, 5, 17):
+            yield case(ta, F32, 64, 33, n, (2, 1), (4, 3))
+            yield case(ta, F32, 64, 33, n, (2, 3), (2, 3), True)
+    for tb in (F16, BF16):
+        yield case(F16, tb, 64, 7, 1)
+        yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)
+
+
+SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat,), reference=reference, kernel=kernel, cases=cases),)

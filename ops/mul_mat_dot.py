@@ -57,10 +57,10 @@ def row_nbytes(k):
     return (4 * k + 63) // 64 * 64
 
 
-def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
+def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll, ahead=False):
     """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
     dot = traits_of(ta).dot
-    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll)
+    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll, ahead)
     fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
     step, y_nbytes = dot.step, dot.y_nbytes
 
@@ -83,7 +83,7 @@ def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
         if direct:
             ldy = nb(b, 1)
         else:
-            ldy = ((k + step - 1) // step * y_nbytes + 63) // 64 * 64
+            ldy = (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
             prepare_columns(node, ith, nth, sync, b, k, ldy)
             barrier(sync, nth)
         n2 = ne(b, 2)

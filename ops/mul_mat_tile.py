@@ -8,6 +8,7 @@ many small matrices  each thread takes whole matrices and packs their columns in
 Every element of the result is summed in the same order whoever computes it: results do not depend on threads.
 """
 from ggjit.ops.jit import inline
+from ggjit.ops.lanes import prefetch
 from ggjit.ops.mul_mat_dot import make_fetch
 from ggjit.ops.node import DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows, next_rows2, work
 from ggjit.ops.record import OK
@@ -16,7 +17,7 @@ from ggjit.ops.tile import LDC, MB, NB, NL, put_transposed
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
-WHOLE = 64                              # bytes of a cache line
+LINE = 64                               # bytes of a cache line
 
 
 def panels_nbytes(tile, k, n):
@@ -38,7 +39,8 @@ def make_kernel(ta, tb, tile, direct, private):
     (rows2, multiply2), (rows1, multiply1) = tile.multiply[2], tile.multiply[1]
     kc, ldw, unit, pad = tile.kc, tile.ldw, tile.unit, tile.pad
     y_nbytes, half = tile.y_nbytes, 4 * W
-    w_nbytes, b_nbytes, block = ta.nbytes, tb.nbytes, ta.block
+    w_nbytes, block = ta.nbytes, ta.block
+    segment_nbytes = kc // block * w_nbytes
     own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * ldw, MB * ldw + MB * LDC
 
     @inline
@@ -62,6 +64,12 @@ def make_kernel(ta, tb, tile, direct, private):
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
+    def prefetch_rows(src, stride, rows):
+        for r in range(rows):
+            for i in range(0, segment_nbytes, LINE):
+                prefetch(src + r * stride + i)
+
+    @inline
     def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c):
         """rows <= MB rows of a times all columns."""
         for n0 in range(0, n, NB):
@@ -72,14 +80,22 @@ def make_kernel(ta, tb, tile, direct, private):
                 for r in range(rows):
                     pack_w(w + r * nb1 + k0 // block * w_nbytes, kn, strip + r * ldw)
                 first = 1 if k0 == 0 else 0
+                # what will be packed next travels from memory meanwhile, some rows a tile
+                ahead = w + (k0 + kc) // block * w_nbytes if k0 + kc < k else w + rows * nb1
+                calls = (cols + W - 1) // NL * ((rows + rows2 - 1) // rows2) + (rows + rows1 - 1) // rows1
+                share = (rows + calls - 1) // calls
+                soon = 0
                 for j in range(0, cols, NL):
                     y = panels + (n0 + j) // NL * panel_nbytes + k0 // unit * y_nbytes
-                    if cols - j > W:
-                        for r in range(0, rows, rows2):
+                    wide = cols - j > W
+                    for r in range(0, rows, rows2 if wide else rows1):
+                        if wide:
                             multiply2(strip + r * ldw, y, units, c + r * LDC + 4 * j, first)
-                    else:
-                        for r in range(0, rows, rows1):
+                        else:
                             multiply1(strip + r * ldw, y, units, c + r * LDC + 4 * j, first)
+                        if soon < rows:
+                            prefetch_rows(ahead + soon * nb1, nb1, min(share, rows - soon))
+                            soon += share
             for j in range(0, cols, W):
                 for r in range(0, rows, W):
                     put_transposed(c + r * LDC + 4 * j, d + (n0 + j) * ldd + 4 * r, ldd, rows - r, cols - j)

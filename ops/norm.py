@@ -19,8 +19,9 @@ from ggjit.ops.jit import inline
 from ggjit.ops.node import DST, SRC0, chunk_rows, n_rows, nb, ne, next_rows, param_f32, param_i32, row_addr, row_index
 from ggjit.ops.record import OK, OP
 from ggjit.ops.shape import is_contiguous, require, require_type, rows_contiguous
-from ggjit.ops.simd import B, W, fadd, fma, fmul, fsub, hsum, keep_part, ldf, ldf_part, splat, stf, stf_part, zerof
+from ggjit.ops.simd import W, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.sums import squares_of, sum_of
 from ggjit.ops.types import F32
 
 f32 = types.float32
@@ -107,44 +108,6 @@ def _normalised(a, axes, eps):
 
 
 # ---------------------------------------------------------------- kernel
-@inline
-def sum_of(x, n):
-    """Sum of n floats at x."""
-    s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()
-    i, end = x, x + 4 * n
-    while i + 4 * B <= end:
-        s0, s1 = fadd(s0, ldf(i)), fadd(s1, ldf(i + B))
-        s2, s3 = fadd(s2, ldf(i + 2 * B)), fadd(s3, ldf(i + 3 * B))
-        i += 4 * B
-    while i + B <= end:
-        s0 = fadd(s0, ldf(i))
-        i += B
-    if i < end:
-        s1 = fadd(s1, ldf_part(i, (end - i) >> 2))
-    return hsum(fadd(fadd(s0, s1), fadd(s2, s3)))
-
-
-@inline
-def squares_of(x, n, shift):
-    """Sum of (x - shift)^2 over n floats at x; shift is a vector."""
-    s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()
-    i, end = x, x + 4 * n
-    while i + 4 * B <= end:
-        v0, v1 = fsub(ldf(i), shift), fsub(ldf(i + B), shift)
-        v2, v3 = fsub(ldf(i + 2 * B), shift), fsub(ldf(i + 3 * B), shift)
-        s0, s1, s2, s3 = fma(v0, v0, s0), fma(v1, v1, s1), fma(v2, v2, s2), fma(v3, v3, s3)
-        i += 4 * B
-    while i + B <= end:
-        v0 = fsub(ldf(i), shift)
-        s0 = fma(v0, v0, s0)
-        i += B
-    if i < end:
-        m = (end - i) >> 2
-        v1 = keep_part(fsub(ldf_part(i, m), shift), m, f32(0.0))
-        s1 = fma(v1, v1, s1)
-    return hsum(fadd(fadd(s0, s1), fadd(s2, s3)))
-
-
 @inline
 def shift_and_scale(d, x, n, shift, factor):
     """d = (x - shift) * factor over n floats; both vectors."""

@@ -25,12 +25,13 @@ from numba.extending import intrinsic
 from ggjit.ops.errors import ParamError
 from ggjit.ops.jit import inline
 from ggjit.ops.mathfun import vcos_any, vsin_any
-from ggjit.ops.mem import copy_bytes, ld_f32, ld_i32, st_f32
-from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, nb, ne, next_rows, param_f32, param_i32, row_addr, work
+from ggjit.ops.mem import copy_bytes, ld_i32, st_f32
+from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, ne, next_rows, param_f32, param_i32, row_addr, work
 from ggjit.ops.record import OK, OP
 from ggjit.ops.rows import ROW
 from ggjit.ops.shape import require, require_type, rows_contiguous
 from ggjit.ops.simd import (
+    V,
     W,
     const_ir,
     fadd,
@@ -48,6 +49,7 @@ from ggjit.ops.simd import (
     vec_ir,
     vmax,
     vmin,
+    zerof,
 )
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.types import F16, F32, I32
@@ -65,7 +67,7 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
     if mode not in MODES:
         raise ParamError(f"{name}: mode must be 0 normal, 2 neox, 8 mrope, 24 vision or 40 imrope, got {mode}")
     per_token = 4 if mode & MROPE else 1
-    require(b.ne == (per_token * a.ne[2], 1, 1, 1), f"{name}: positions must be a vector of {per_token} * a.ne[2] ids", a, b)
+    require(b.ne == (per_token * a.ne[2], 1, 1, 1), f"{name}: positions must be {per_token} * a.ne[2] ids", a, b)
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
     if n_dims < 2 or n_dims % 2 or n_dims > a.ne[0] or (mode == VISION and 2 * n_dims != a.ne[0]):
         raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
@@ -222,12 +224,7 @@ def lane_numbers(typingctx, i):
         u = ir.Constant(vec_ir("f32", W), ir.Undefined)
         base = b.insert_element(u, first, ir.Constant(ir.IntType(32), 0))
         return b.fadd(shuffle_ir(b, base, u, [0] * W), lanes)
-    return splat_type(types.int64), codegen
-
-
-def splat_type(*args):
-    from ggjit.ops.simd import V
-    return V("f32", W)(*args)
+    return V("f32", W)(types.int64), codegen
 
 
 def _half_pairs(high, alternate):
@@ -385,6 +382,7 @@ def _make(mode, ty, backward, has_factors):
                         section_angles(node, angles, n, pos, 4 * n_tokens, scale, interleaved, anew)
                     else:
                         plain_angles(angles, n, pos, scale)
+                    stf(angles + 4 * n, zerof())            # lanes beyond the last pair
                     cos_sin(node, factors, angles, cs, n)
                     last = token
                 for head in range(n_heads):

@@ -35,7 +35,23 @@ from ggjit.ops.node import (
 from ggjit.ops.record import OK, OP
 from ggjit.ops.rows import ROW
 from ggjit.ops.shape import is_contiguous, require, require_type, rows_contiguous
-from ggjit.ops.simd import W, fadd, fma, fmul, fsub, hmax, hsum, keep_part, ldf, ldf_part, splat, stf, stf_part, vmax, zerof
+from ggjit.ops.simd import (
+    W,
+    fadd,
+    fma,
+    fmul,
+    fsub,
+    hmax,
+    hsum,
+    keep_part,
+    ldf,
+    ldf_part,
+    splat,
+    stf,
+    stf_part,
+    vmax,
+    zerof,
+)
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.types import F16, F32
 

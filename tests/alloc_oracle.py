@@ -2,8 +2,8 @@
 
     python alloc_oracle.py WHEEL < graphs.pickle > plans.pickle
 
-In: a list of dicts {table, roots, alignment, max_size, node_buffers, leaf_buffers}; out: per graph {nodes, leafs (table ids), sizes,
-place: {table id: (buffer, offs)}}, or an error text.  ggml aborts the process on a failed assert, hence the worker.
+In: a list of dicts {table, roots, alignment, max_size, node_buffers, leaf_buffers}; out: per graph {nodes, leafs
+(table ids), sizes, place: {table id: (buffer, offs)}}.  ggml aborts the process on a failed assert, hence the worker.
 """
 import ctypes as C
 import glob
@@ -89,7 +89,8 @@ class Oracle:
         self.cpu_buft = f("ggml_backend_cpu_buffer_type", C.POINTER(BufferType))()
         self.new_n = f("ggml_gallocr_new_n", p, C.POINTER(C.POINTER(BufferType)), C.c_int)
         self.gfree = f("ggml_gallocr_free", None, p)
-        self.reserve = f("ggml_gallocr_reserve_n", C.c_bool, p, C.POINTER(Graph), C.POINTER(C.c_int), C.POINTER(C.c_int))
+        ints = C.POINTER(C.c_int)
+        self.reserve = f("ggml_gallocr_reserve_n", C.c_bool, p, C.POINTER(Graph), ints, ints)
         self.alloc_graph = f("ggml_gallocr_alloc_graph", C.c_bool, p, C.POINTER(Graph))
         self.size = f("ggml_gallocr_get_buffer_size", z, p, C.c_int)
         self.base = f("ggml_backend_buffer_get_base", p, p)

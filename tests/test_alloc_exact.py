@@ -94,6 +94,6 @@ def test_recorded_graphs():
     for g in seen:
         plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
         assert plan.peak == g.peak, g.name
-        ids = g.nodes + g.leafs
-        for i, b, o in zip(ids, [*plan.node_buffer, *plan.leaf_buffer], [*plan.node_offs, *plan.leaf_offs], strict=True):
+        buffer, offs = [*plan.node_buffer, *plan.leaf_buffer], [*plan.node_offs, *plan.leaf_offs]
+        for i, b, o in zip(g.nodes + g.leafs, buffer, offs, strict=True):
             assert b < 0 or o == g.offs.get(i, o), (g.name, i)

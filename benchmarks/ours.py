@@ -1,0 +1,64 @@
+"""ggjit as an engine of the comparison."""
+import math
+import time
+
+import ggjit
+from benchmarks import engine, limits
+from ggjit.models import load_model
+from ggjit.models.gguf import GGUFFile
+from ggjit.ops import isa
+from ggjit.ops.jit import CACHE
+
+
+class Engine(engine.Engine):
+    def __init__(self):
+        self.model = None
+
+    def about(self):
+        return {"name": "ggjit", "version": ggjit.__version__, "features": isa.ISA}
+
+    def load(self, path, n_threads, n_ctx=512, embed=False):
+        """Bytes: weights that a token reads, KV cache, compute arena.  Operations: of one prompt token."""
+        self.unload()
+        self.model = m = load_model(path, n_threads=n_threads, n_ctx=n_ctx)
+        self.n_vocab, tensors = m.n_vocab, m.file.tensors
+        by_row = "token_embd.weight" if "output.weight" in tensors or embed else None      # read a row at a time
+        layers = [t for name, t in tensors.items() if name.startswith("blk.") and len(t.ne) == 2]
+        return {"read_per_token": sum(t.nbytes for name, t in tensors.items() if name != by_row),
+                "flops_per_token": 2 * sum(math.prod(t.ne) for t in layers),
+                "kv": getattr(m, "kv_nbytes", 0), "compute": m.compute_nbytes}
+
+    def unload(self):
+        if self.model is not None:
+            self.model.free()
+        self.model = None
+
+    def reset(self):
+        self.model.reset()
+
+    def decode(self, ids):
+        return self.model.decode(ids)
+
+    def encode(self, ids):
+        return self.model.embed_ids(ids)
+
+    def logits(self, ids):
+        """Logits after the last of `ids`."""
+        self.reset()
+        return self.decode(ids).tolist()
+
+    def metadata(self, path, reps=20):
+        """Seconds of opening a GGUF file: every key and every tensor's place, checked."""
+        out = []
+        for _ in range(reps):
+            t0 = time.perf_counter()
+            GGUFFile(path)
+            out.append(time.perf_counter() - t0)
+        return out
+
+    def limits(self, n_threads):
+        return {"bandwidth": limits.read_bandwidth(n_threads, now=self.now), "f32": limits.peak_f32(now=self.now)}
+
+    def compiled(self):
+        """[kernels compiled, loaded, seconds compiling] in this process."""
+        return [CACHE.compiled, CACHE.loaded, CACHE.compile_seconds]

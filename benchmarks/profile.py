@@ -1,0 +1,160 @@
+"""Where the time of a model goes: every kind of node, its share, and how near it comes to the machine's limits.
+
+    python -m benchmarks.profile MODEL.gguf                 # decode one token; encoders: a text of 64
+    python -m benchmarks.profile MODEL.gguf -p 128          # a prompt of 128 tokens
+    python -m benchmarks.profile tinyllama-1.1b:Q4_0        # a synthetic model (benchmarks/synth.py)
+
+Nodes run one by one (Plan.timed), the median of several runs each; of small plans, ever longer beginnings are run and
+the differences taken.  The whole plan's time stands beside the sum.
+"""
+import argparse
+import collections
+import pathlib
+import statistics
+import time
+
+from benchmarks import limits, machine, synth
+from ggjit.models import load_model
+from ggjit.ops.record import OP, WORD
+from ggjit.pool import the_pool
+
+SMALL_SECONDS = 1e-3
+
+
+def element_nbytes(t):
+    """Bytes of the elements of a tensor or view, gaps not counted."""
+    n = t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
+    return n // t.type.block * t.type.nbytes
+
+
+def traffic(t):
+    """Bytes a node has to read and write at least."""
+    out = element_nbytes(t)
+    if t.op == OP.GET_ROWS:
+        rows = t.ne[1] * t.ne[2] * t.ne[3]
+        return out + rows * t.src[0].type.row_nbytes(t.ne[0]) + t.src[1].nbytes
+    if t.op == OP.SET_ROWS:
+        x = t.src[0]
+        return element_nbytes(x) + element_nbytes(x) // x.type.nbytes * t.type.nbytes // t.type.block
+    return out + sum(element_nbytes(s) for s in t.src if s is not None)
+
+
+def operations(t):
+    """Multiplications and additions of the products; other ops count none."""
+    if t.op == OP.MUL_MAT:
+        return 2 * t.src[0].ne[0] * t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
+    if t.op == OP.FLASH_ATTN_EXT:
+        q, k, v = t.src[:3]
+        return 2 * (q.ne[0] + v.ne[0]) * k.ne[1] * q.ne[1] * q.ne[2] * q.ne[3]
+    return 0
+
+
+def kind(t, kernel):
+    """Nodes of one kind are summed up: the same kernel, and for products the same matrix."""
+    if t.op in (OP.MUL_MAT, OP.FLASH_ATTN_EXT):
+        a, b = t.src[:2]
+        return f"{kernel} [{a.ne[0]} x {a.ne[1]}] {b.ne[1]}"
+    return f"{kernel} [{t.ne[0]} x {t.ne[1] * t.ne[2] * t.ne[3]}]"
+
+
+def node_times(plan, reps):
+    """[(tensor, kernel name, seconds)]"""
+    return _by_node(plan, reps) if best_time(plan.compute, 5) > SMALL_SECONDS else _by_prefix(plan)
+
+
+def _by_node(plan, reps):
+    """Medians of single runs, less what it costs to call one node."""
+    call = best_time(lambda: the_pool().run(plan._first, plan._first, plan.n_threads), 200)
+    runs = [plan.timed() for _ in range(reps)]
+    return [(nodes[0][0], nodes[0][1], max(0.0, statistics.median(n[2] for n in nodes) / 1e9 - call))
+            for nodes in zip(*runs, strict=True)]
+
+
+def _by_prefix(plan):
+    """Differences of the best times of nodes 0..i: alone, a node of a microsecond would mostly measure cold caches."""
+    pool, out, before = the_pool(), [], best_time(lambda: the_pool().run(plan._first, plan._first, plan.n_threads), 200)
+    for t, kernel, end in zip(plan.nodes, plan.kernels, plan._starts[1:], strict=True):
+        now = best_time(lambda end=end: pool.run(plan._first, plan._first + end * WORD, plan.n_threads), 200)
+        out.append((t, kernel.name, max(0.0, now - before)))
+        before = max(before, now)
+    return out
+
+
+def best_time(work, reps):
+    out = []
+    for _ in range(reps):
+        t0 = time.perf_counter()
+        work()
+        out.append(time.perf_counter() - t0)
+    return min(out)
+
+
+def table(nodes, bandwidth, peak):
+    """Lines: kinds of nodes, slowest first."""
+    kinds = collections.defaultdict(lambda: [0, 0.0, 0, 0])
+    for t, kernel, seconds in nodes:
+        for i, x in enumerate((1, seconds, traffic(t), operations(t))):
+            kinds[kind(t, kernel)][i] += x
+    total = sum(k[1] for k in kinds.values()) or 1e-9
+    yield f"{'%':>6} {'us':>10} {'nodes':>5} {'us each':>9} {'GB/s':>6} {'% bw':>5} {'GFLOP/s':>8} {'% peak':>6}  kind"
+    for name, (n, seconds, nbytes, flops) in sorted(kinds.items(), key=lambda k: -k[1][1]):
+        bw, speed = nbytes / max(seconds, 1e-9), flops / max(seconds, 1e-9)
+        yield (f"{100 * seconds / total:6.1f} {1e6 * seconds:10.1f} {n:5d} {1e6 * seconds / n:9.2f} {bw / 1e9:6.1f} "
+               f"{100 * bw / bandwidth:5.0f} {speed / 1e9:8.1f} {100 * speed / peak:6.0f}  {name}")
+    yield f"{'':6} {1e6 * total:10.1f} {len(nodes):5d}{'':10}sum over nodes"
+
+
+def median_time(work, seconds=1.0, at_least=3):
+    work()
+    end, out = time.perf_counter() + seconds, []
+    while time.perf_counter() < end or len(out) < at_least:
+        t0 = time.perf_counter()
+        work()
+        out.append(time.perf_counter() - t0)
+    return statistics.median(out)
+
+
+def prepare(m, n_prompt):
+    """(step that was just run, a function that runs it the way a user does)"""
+    if not hasattr(m, "decode"):
+        ids = [1000 + i for i in range(n_prompt or 64)]
+        m.embed_ids(ids)
+        return m._step((len(ids),)), lambda: m.embed_ids(ids)
+    ids = list(range(1, 1 + (n_prompt or 64)))
+    m.reset()
+    m.decode(ids)
+    past = 0 if n_prompt else len(ids)
+    batch = ids if n_prompt else ids[:1]
+
+    def work():
+        m.n_past = past
+        m.decode(batch)
+    work()
+    return m._step((len(batch), m._n_kv(past + len(batch)), 1)), work
+
+
+def main(argv=None):
+    p = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model", help="a GGUF file, or SHAPE:TYPE of a synthetic model")
+    p.add_argument("-p", type=int, default=0, metavar="N", help="a prompt of N tokens (default: decode one token)")
+    p.add_argument("-t", type=int, default=1, metavar="N", help="threads (1)")
+    p.add_argument("--reps", type=int, default=5)
+    args = p.parse_args(argv)
+    path = args.model if pathlib.Path(args.model).exists() else synth.model_path(*args.model.split(":"))
+    print(machine.idle_check("before", 0.5))
+    bandwidth, peak = limits.read_bandwidth(1, 0.3), limits.peak_f32()
+    print(f"one core reads {bandwidth / 1e9:.1f} GB/s, computes {peak / 1e9:.0f} GFLOP/s in float32")
+    m = load_model(path, n_threads=args.t, n_ctx=512)
+    step, work = prepare(m, args.p)
+    nodes = node_times(step.plan, args.reps)
+    print(f"\n{path}, {f'prompt of {args.p}' if args.p else 'one step'}, {args.t} thread(s)")
+    print("\n".join(table(nodes, bandwidth, peak)))
+    whole, replay = median_time(work), median_time(step.plan.compute)
+    print(f"{'':6} {1e6 * replay:10.1f}{'':16}the plan replayed\n{'':6} {1e6 * whole:10.1f}{'':16}the whole call, "
+          f"{1e6 * (whole - replay):.1f} us of it Python")
+    print(machine.idle_check("after", 0.5))
+
+
+if __name__ == "__main__":
+    main()

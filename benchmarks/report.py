@@ -1,0 +1,50 @@
+"""Rows of measurements, and the Markdown table they make."""
+import dataclasses
+import statistics
+
+
+@dataclasses.dataclass
+class Spread:
+    """Repeated measurements of one thing: median, min and max of `values`, shown in `unit`."""
+    values: list
+    unit: str
+
+    @property
+    def median(self):
+        return statistics.median(self.values)
+
+    def __str__(self):
+        lo, mid, hi = (number(f(self.values)) for f in (min, statistics.median, max))
+        span = "" if len(self.values) == 1 else f" ({lo} - {hi})"
+        return f"{mid} {self.unit}{span}"
+
+
+@dataclasses.dataclass
+class Row:
+    """One line.  peer: a Spread, or the text that says why there is none; passed: None where nothing was promised."""
+    work: str
+    target: str
+    ours: object
+    peer: object = "-"
+    ratio: float | None = None
+    passed: bool | None = None
+    note: str = ""
+
+    HEAD = ("work", "target", "ggjit", "peer", "ratio", "verdict", "note")
+
+    def cells(self):
+        ratio = "-" if self.ratio is None else f"{self.ratio:.2f}"
+        verdict = {True: "pass", False: "**MISS**", None: "-"}[self.passed]
+        return self.work, self.target, str(self.ours), str(self.peer), ratio, verdict, self.note
+
+
+def number(x):
+    """Three or four significant digits, without exponents."""
+    digits = 0 if abs(x) >= 1000 else 1 if abs(x) >= 100 else 2 if abs(x) >= 10 else 3
+    return f"{x:,.{digits}f}"
+
+
+def markdown(rows):
+    lines = [" | ".join(("", *Row.HEAD, "")).strip(), "|" + "---|" * len(Row.HEAD)]
+    lines += ["| " + " | ".join(c.replace("|", "/") for c in row.cells()) + " |" for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,249 @@
+"""Moving tensor data: between host and tensors, between tensors, whole graphs to another backend.
+
+    tensor_set / tensor_get / tensor_memset, *_async, *_2d       bytes in and out, with exact bounds
+    tensor_copy, tensor_copy_async                               one tensor to another of the same layout
+    view_init, graph_copy, compare_graph_backend                 rows A15 of ggml's behaviour
+
+Names are ggml's without `ggml_backend_`.
+"""
+import dataclasses
+
+import numpy as np
+
+from ggjit.buffer import as_bytes, tensor_alloc
+from ggjit.context import Context
+from ggjit.graph import Graph
+from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError
+from ggjit.ops.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
+from ggjit.ops.shape import describe
+from ggjit.table import TABLE
+
+
+# ---------------------------------------------------------------- bytes in and out
+def tensor_set(t, data, offset=0):
+    """Write raw bytes at byte `offset` (ggml_backend_tensor_set)."""
+    t.set_bytes(data, offset)
+
+
+def tensor_get(t, offset=0, nbytes=None):
+    """Raw bytes (ggml_backend_tensor_get)."""
+    return t.bytes(offset, nbytes)
+
+
+def tensor_memset(t, value, offset=0, nbytes=None):
+    """Fill a byte range with a byte value 0..255 (ggml_backend_tensor_memset)."""
+    if not isinstance(value, int | np.integer) or not 0 <= value <= 255:
+        raise ParamError(f"memset value must be a byte 0..255, got {value!r}")
+    buf, nbytes = t._placed(offset, nbytes)
+    buf.memset_tensor(t, int(value), offset, nbytes)
+
+
+def tensor_set_async(backend, t, data, offset=0):
+    """Write bytes in `backend`'s order; `data` must stay as it is until it synchronizes."""
+    raw = as_bytes(data)
+    t._placed(offset, raw.size)
+    backend.set_tensor_async(t, raw, offset)
+
+
+def tensor_get_async(backend, t, offset=0, nbytes=None):
+    """Bytes of the tensor after everything submitted to `backend`; complete once it synchronizes."""
+    _, nbytes = t._placed(offset, nbytes)
+    return backend.get_tensor_async(t, offset, nbytes)
+
+
+def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
+    """Write n_copies blocks of nbytes bytes: block i goes from data[i * data_stride] to byte offset + i * stride.
+
+        data    |#####---|#####---|#####---|          #: nbytes,   |..|: data_stride
+        tensor  ..offset..|#####-|#####-|#####-|                   |..|: stride
+    """
+    raw = as_bytes(data)
+    buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
+    if n_copies and (n_copies - 1) * data_stride + nbytes > raw.size:
+        raise IndexRangeError(f"tensor_set_2d: {n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than "
+                              f"the {raw.size} bytes given")
+    buf.set_tensor_2d(t, raw, offset, nbytes, n_copies, stride, data_stride)
+
+
+def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
+    """Read n_copies blocks; block i lies at byte i * data_stride of the result, gaps are zero."""
+    return _check_2d(t, offset, nbytes, n_copies, stride, data_stride).get_tensor_2d(
+        t, offset, nbytes, n_copies, stride, data_stride)
+
+
+def _check_2d(t, offset, nbytes, n_copies, stride, data_stride):
+    if min(nbytes, n_copies, stride, data_stride) < 0:
+        raise ParamError("2-D copies take sizes, counts and strides of zero or more")
+    last = offset + max(n_copies - 1, 0) * stride
+    t._placed(offset, nbytes if n_copies else 0)
+    return t._placed(last, nbytes if n_copies else 0)[0]
+
+
+# ---------------------------------------------------------------- between tensors
+def same_layout(a, b):
+    """Type, sizes and strides are equal (ggml_are_same_layout)."""
+    return a.type is b.type and tuple(a.ne) == tuple(b.ne) and tuple(a.nb) == tuple(b.nb)
+
+
+def tensor_copy(src, dst):
+    """dst := src; both of the same layout, on any devices.
+
+    Tries the direct ways first: host source, host destination, the destination's buffer; else by way of the host.
+    """
+    if not same_layout(src, dst):
+        raise ShapeError(f"tensor_copy: layouts differ: {describe(src)} nb {list(src.nb)} and {describe(dst)} nb "
+                         f"{list(dst.nb)}")
+    if src is dst:
+        return
+    (from_buf, nbytes), (to_buf, _) = src._placed(), dst._placed()
+    if from_buf.buft.is_host():
+        to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
+    elif not to_buf.copy_tensor(src, dst):
+        to_buf.set_tensor(dst, from_buf.get_tensor(src, 0, nbytes), 0)
+
+
+def tensor_copy_async(src_backend, dst_backend, src, dst):
+    """The same in the order of both streams; where they cannot, both are synchronized and the copy blocks."""
+    if not same_layout(src, dst):
+        raise ShapeError(f"tensor_copy_async: layouts differ: {describe(src)} and {describe(dst)}")
+    if src is dst:
+        return
+    src._placed()
+    dst._placed()
+    if not dst_backend.copy_tensor_async(src, dst, src_backend):
+        src_backend.synchronize()
+        dst_backend.synchronize()
+        tensor_copy(src, dst)
+
+
+def view_init(t):
+    """Check that view `t` can be used and tell its buffer (ggml_backend_view_init).  Views need no placing here."""
+    if t.view_src is None:
+        raise ParamError(f"{describe(t)} is no view")
+    if int(TABLE.words[t.view_src.id, T_BUFFER]) < 0:
+        raise NotAllocated(f"{describe(t)} views {describe(t.view_src)}, which has no memory; allocate it first")
+    if t.view_offs + t.nbytes > t.view_src.nbytes:
+        raise IndexRangeError(f"{describe(t)} ends at byte {t.view_offs + t.nbytes}, past {describe(t.view_src)}")
+    t.buffer.init_tensor(t)
+
+
+# ---------------------------------------------------------------- graphs
+@dataclasses.dataclass
+class GraphCopy:
+    """A graph whose tensors all lie in one backend's memory.  `of` finds the copy of a tensor; `free` ends it."""
+    graph: Graph
+    buffer: object
+    ctx: Context
+    copies: dict
+
+    def of(self, t):
+        """The copy of the original's tensor `t`."""
+        return self.copies[t.id]
+
+    def free(self):
+        if self.buffer is not None:
+            self.buffer.free()
+        self.ctx.free()
+
+
+def graph_copy(backend, graph):
+    """Every tensor of `graph` with its values, ops, parameters, names and flags, in `backend`'s memory.
+
+    Leaves need memory; results are copied where they have some and are zero where not.  Errors: NotAllocated,
+    OutOfMemory; nothing is kept then.  Source: ggml_backend_graph_copy.
+    """
+    for t in graph.leafs:
+        t._placed()
+    ctx, copies = Context(), {}
+    try:
+        for t in _creation_order(graph):
+            copies[t.id] = _dup(ctx, t, copies)
+        buffer = _one_buffer(ctx, backend)
+        for t in (*graph.leafs, *graph.nodes):
+            copy = copies[t.id]
+            TABLE.words[copy.id, T_FLAGS] = TABLE.words[t.id, T_FLAGS]
+            if t.view_src is None and (t.op == OP.NONE or t._where() is not None):
+                tensor_copy(t, copy)
+        new = Graph(*[copies[t.id] for t in graph.outputs])
+    except BaseException:
+        ctx.free()
+        raise
+    return GraphCopy(new, buffer, ctx, copies)
+
+
+def _creation_order(graph):
+    """Leaves and nodes so that a view comes after what it views (a leaf may view another leaf)."""
+    done, order = set(), []
+    for t in (*graph.leafs, *graph.nodes):
+        for x in (t.base, t):
+            if x.id not in done:
+                done.add(x.id)
+                order.append(x)
+    return order
+
+
+def _dup(ctx, t, copies):
+    src = tuple(None if s is None else copies.get(s.id) for s in t.src)
+    view = None if t.view_src is None else copies[t.view_src.id]
+    # a tensor may name itself or a later one as a source only where nothing is computed from it (ggml_cast)
+    src = tuple(s if s is not None or o is None else None for s, o in zip(src, t.src, strict=True))
+    return ctx._add(t.type, t.op, t.ne, t.nb, tuple(int(p) for p in t.op_params), src, view, t.view_offs, t.name)
+
+
+def _one_buffer(ctx, backend):
+    buft = backend.default_buffer_type
+    align, at, places = buft.alignment(), 0, []
+    for t in ctx.tensors:
+        if t.view_src is None:
+            places.append((t, at))
+            at += -(-buft.alloc_size(t) // align) * align
+    if not places:
+        return None
+    buffer = buft.alloc_buffer(at)
+    for t, offs in places:
+        tensor_alloc(buffer, t, offs)
+    for t, _ in places:
+        if t.op != OP.NONE:
+            tensor_memset(t, 0)
+    return buffer
+
+
+def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
+    """Run `graph` node by node on two backends; callback(i, t1, t2) -> False stops.
+
+    test_nodes: run both graphs whole and compare only these tensors of `graph`; at least one must be in it.
+    Returns False only if stopped.  Source: ggml_backend_compare_graph_backend (row A15.07).
+    """
+    wanted = None if test_nodes is None else {t.id for t in test_nodes}
+    if wanted is not None and not any(t.id in wanted for t in graph.nodes):
+        raise ParamError("compare_graph_backend: none of test_nodes is in the graph")
+    copies = []
+    try:
+        for backend in (backend1, backend2):
+            copies.append(graph_copy(backend, graph))
+        for i, t in enumerate(graph.nodes):
+            pair = [c.of(t) for c in copies]
+            if wanted is None and t.op not in VIEW_OPS:
+                for backend, x in zip((backend1, backend2), pair, strict=True):
+                    backend.graph_compute(_single(x))
+                    backend.synchronize()
+                if callback(i, *pair) is False:
+                    return False
+        if wanted is not None:
+            for backend, c in zip((backend1, backend2), copies, strict=True):
+                backend.graph_compute(c.graph)
+                backend.synchronize()
+            for i, t in enumerate(graph.nodes):
+                if t.id in wanted and callback(i, *[c.of(t) for c in copies]) is False:
+                    return False
+        return True
+    finally:
+        for c in copies:
+            c.free()
+
+
+def _single(t):
+    """A graph of one node; its sources have memory of their own."""
+    g = Graph(t)
+    g.nodes, g.node_ids = [t], g.node_ids[-1:]
+    return g

@@ -1,0 +1,105 @@
+"""Moving rows of elements between types: what get_rows, set_rows, copies and concat share.
+
+    move(dst, src, k, scratch)      k elements (whole blocks) at src -> the same at dst; addresses in bytes
+
+Equal types are copied as bytes; the others go through float32, in pieces of PIECE elements where neither side is F32.
+`scratch` is SCRATCH_NBYTES of the calling thread's own.
+"""
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from ggjit.ops.jit import inline
+from ggjit.ops.mem import copy_bytes, ld_i8, ld_i16, ld_i32, ld_i64, st_i8, st_i16, st_i32, st_i64
+from ggjit.ops.simd import B, ldf, ldf_part, stf, stf_part
+from ggjit.ops.types import F32
+from ggjit.ops.types.traits import all_traits, module_of, traits_of
+
+PIECE = 1024                            # a multiple of every block
+SCRATCH_NBYTES = 4 * PIECE
+SHORT = 512                             # bytes: below, a loop of vectors beats a call of memcpy
+
+
+@dataclasses.dataclass(frozen=True)
+class Mover:
+    move: Callable
+    modules: tuple = ()                 # type files the code depends on
+
+
+@inline
+def move_bytes(dst, src, n):
+    """memcpy, inlined for short stretches of whole words."""
+    if n > SHORT or n & 3:
+        copy_bytes(dst, src, n)
+        return
+    i = 0
+    while i + B <= n:
+        stf(dst + i, ldf(src + i))
+        i += B
+    if i < n:
+        m = (n - i) >> 2
+        stf_part(dst + i, ldf_part(src + i, m), m)
+
+
+ONE = {1: (ld_i8, st_i8), 2: (ld_i16, st_i16), 4: (ld_i32, st_i32), 8: (ld_i64, st_i64)}
+
+
+def can_move(ts, td):
+    """Is there a conversion?"""
+    if ts is td:
+        return True
+    known = all_traits()
+    return (ts in known and td in known and known[ts][0].to_float is not None
+            and (td is F32 or known[td][0].from_float is not None))
+
+
+@functools.cache
+def mover(ts, td):
+    """The Mover from type ts to type td; NotSupported where a type has no such conversion."""
+    if ts is td:
+        block, nbytes = ts.block, ts.nbytes
+
+        @inline
+        def move(dst, src, k, scratch):
+            move_bytes(dst, src, k // block * nbytes)
+        return Mover(move)
+    modules = tuple(module_of(t) for t in (ts, td))
+    to_float, from_float = traits_of(ts).to_float, traits_of(td).from_float
+    if td is F32:
+        @inline
+        def move(dst, src, k, scratch):
+            to_float(src, dst, k)
+    elif ts is F32:
+        @inline
+        def move(dst, src, k, scratch):
+            from_float(src, dst, k)
+    else:
+        s_step, d_step = ts.row_nbytes(PIECE), td.row_nbytes(PIECE)
+
+        @inline
+        def move(dst, src, k, scratch):
+            while k > 0:
+                n = min(k, PIECE)
+                to_float(src, scratch, n)
+                from_float(scratch, dst, n)
+                dst, src, k = dst + d_step, src + s_step, k - n
+    return Mover(move, modules)
+
+
+@functools.cache
+def element_mover(ts, td):
+    """move(dst, src, scratch) of one element; both types have blocks of one."""
+    if ts is td and ts.nbytes in ONE:
+        load, store = ONE[ts.nbytes]
+
+        @inline
+        def move(dst, src, scratch):
+            store(dst, load(src))
+        return Mover(move)
+    row = mover(ts, td)
+    inner, k = row.move, max(ts.block, td.block)
+
+    @inline
+    def move_one(dst, src, scratch):
+        inner(dst, src, k, scratch)
+    return Mover(move_one, row.modules)

@@ -1,0 +1,67 @@
+"""Models that are not what they should be: typed errors that name the thing, nothing half-loaded."""
+import gc
+
+import gguf
+import numpy as np
+import pytest
+import tiny_model
+
+import ggjit as gg
+from ggjit.models import load_model
+from ggjit.table import TABLE
+
+
+def test_a_whole_model_computes_and_gives_everything_back(tmp_path):
+    gc.collect()
+    alive = TABLE.n_alive()
+    with load_model(tiny_model.write(tmp_path / "m.gguf"), n_threads=1) as m:
+        logits = m.logits([1, 2, 3])
+        assert logits.shape == (3, tiny_model.VOCAB) and np.isfinite(logits).all()
+        with pytest.raises(gg.GgjitError, match="vocab"):
+            m.tokenize("text")
+    del m
+    gc.collect()
+    assert TABLE.n_alive() == alive
+
+
+@pytest.mark.parametrize("change,error,words", [
+    ({"arch": "rwkv"}, gg.ModelError, "rwkv.*supported: bert"),
+    ({"without": ("blk.1.ffn_up.weight",)}, gg.ModelError, "blk.1.ffn_up.weight.*missing"),
+    ({"without": ("token_embd.weight",)}, gg.ModelError, "token_embd"),
+    ({"shapes": {"blk.0.attn_k.weight": (64, 64)}}, gg.ModelError, r"attn_k.*\[64, 64\].*\[64, 32\]"),
+    ({"shapes": {"output_norm.weight": (32,)}}, gg.ModelError, "output_norm"),
+    ({"raw_type": ("blk.0.attn_q.weight", gguf.GGMLQuantizationType.Q8_1, 72)}, gg.ModelError, "attn_q.*Q8_1"),
+    ({"without": ("block_count",)}, gg.GgjitError, "block_count"),
+    ({"metadata": {"block_count": 0}}, gg.ModelError, "block_count"),
+    ({"metadata": {"attention.head_count_kv": 3}}, gg.ModelError, "heads"),
+    ({"metadata": {"attention.head_count": 0}}, gg.ModelError, "head_count"),
+    ({"metadata": {"rope.dimension_count": 7}}, gg.ModelError, "rope.dimension_count"),
+    ({"metadata": {"block_count": 4_000_000_000}}, gg.ModelError, "blk.2"),
+])
+def test_what_is_wrong_is_named_and_nothing_stays(tmp_path, change, error, words):
+    gc.collect()
+    alive = TABLE.n_alive()
+    path = tiny_model.write(tmp_path / "m.gguf", **change)
+    with pytest.raises(error, match=words):
+        load_model(path, n_threads=1)
+    gc.collect()
+    assert TABLE.n_alive() == alive
+
+
+def test_truncated_files(tmp_path):
+    whole = tiny_model.write(tmp_path / "m.gguf").read_bytes()
+    for n in (0, 10, 100, 1000, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.gguf").write_bytes(whole[:n])
+        with pytest.raises(gg.BadFile):
+            load_model(tmp_path / "cut.gguf")
+    with pytest.raises(gg.BadFile, match="nowhere"):
+        load_model(tmp_path / "nowhere.gguf")
+
+
+def test_bad_numbers_in_weights_do_not_take_the_process_down(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf")
+    with load_model(path, n_threads=2) as m:
+        m.weights.file.map()[m.weights.file.data_offs:] = 0xFF          # private pages: NaN everywhere
+        assert np.isnan(m.logits([1, 2])).any()
+        with pytest.raises(gg.GgjitError):
+            list(m.generate([1, 2], 3))
