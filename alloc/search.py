@@ -164,7 +164,7 @@ def _least_in(s, floor, sp, sm, out, mino):
 
 
 @exact
-def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec):
+def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec, blame):
     """Bring secmin up to date after i went to o; 1 fine, 0 some section cannot hold its rest, -1 trail full."""
     ok = 1
     for s in range(lo, hi):
@@ -184,17 +184,19 @@ def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, to
             continue
         secmin[s], secarg[s] = _least_in(s, h if inside else secmin[s], sp, sm, out, mino)
         if max(secmin[s], o) + total[s] > cap:
+            blame[s] += 1
             ok = 0
             break
     return ok
 
 
 @exact
-def _room_above(i, h, a, b, size, total, cap):
+def _room_above(i, h, a, b, size, total, cap, blame):
     """Sections of i: whatever is left there has to go above h."""
     for s in range(a[i], b[i]):
         rest = total[s] - size[i]
         if rest > 0 and h + rest > cap:
+            blame[s] += 1
             return False
     return True
 
@@ -223,9 +225,13 @@ def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
     return top
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, stats):
-    """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  stats[0]: nodes."""
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, stats, blame_):
+    """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  stats[0]: nodes.
+
+    blame: per section, how often it could not hold its rest (added to what is there).
+    """
+    blame = i64s(blame_, ns)
     a, b, size, out = i64s(slo, n), i64s(shi, n), i64s(size_, n), i64s(out_, n)
     ptr, sp, st = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 1)
     adj, sm = i64s(adj_, ptr[n]), i64s(sm_, sp[ns])
@@ -298,7 +304,7 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
             o = mino[i]
             h = o + size[i]
             fr[f, KEY], fr[f, POS] = o, i
-            if h > cap or not _room_above(i, h, a, b, size, total, cap):
+            if h > cap or not _room_above(i, h, a, b, size, total, cap, blame):
                 continue
             out[i] = o
             t_out[cnt[2]] = i
@@ -313,7 +319,7 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
             hat, s0, s1 = _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mino)
             fr[f, HAT] = hat
             ok = _refresh(i, o, h, s0, s1, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
-                          t_sec)
+                          t_sec, blame)
             if ok < 0:
                 return TRAIL_FULL
             if ok:
@@ -339,6 +345,7 @@ class CanonicalSearch:
         fill_lists(self.slo, self.shi, self.n, self.ns, self.ptr, self.adj, self.sp, self.sm)
         self.found = np.empty(self.n, np.int64)
         self.stats = np.zeros(1, np.int64)
+        self.blame = np.zeros(self.ns, np.int64)
 
     @property
     def possible(self):
@@ -348,7 +355,7 @@ class CanonicalSearch:
     def solve(self, cap, node_limit):
         """(status, offsets in the instance's numbering or None)."""
         status = search(self.slo, self.shi, self.size, self.n, self.ns, self.ptr, self.adj, self.sp, self.sm,
-                        int(cap), int(node_limit), self.found, self.stats)
+                        int(cap), int(node_limit), self.found, self.stats, self.blame)
         if status != FOUND:
             return status, None
         offs = np.empty(self.n, np.int64)

@@ -73,6 +73,11 @@ class Bump:
         return offs
 
 
+def _value(slot):
+    """A slot that may be an attribute or a method."""
+    return slot() if callable(slot) else slot
+
+
 class TensorAllocator:
     """`ggml_tallocr` of 2023: best fit with free, over one buffer.
 
@@ -108,28 +113,28 @@ class TensorAllocator:
     @classmethod
     def from_buffer(cls, buffer, **kw):
         """Over a buffer somebody else owns: base and alignment are the buffer's (A9.05)."""
-        return cls(buffer.size, buffer.buft.alignment, buffer.base, buffer, **kw)
+        return cls(_value(buffer.size), _value(buffer.buft.alignment), _value(buffer.base), buffer, **kw)
 
     @classmethod
     def from_buft(cls, buft, size, **kw):
         """Allocates and owns a buffer (A9.06)."""
         buffer = buft.alloc_buffer(size)
-        return cls(buffer.size, buft.alignment, buffer.base, buffer, owned=True, **kw)
+        return cls(_value(buffer.size), _value(buft.alignment), _value(buffer.base), buffer, owned=True, **kw)
 
     @classmethod
     def measure_from_buft(cls, buft, **kw):
         """Measures with a buffer type's alignment (A9.07); unlike ggml it needs no one-byte buffer for that."""
-        return cls(None, buft.alignment, **kw)
+        return cls(None, _value(buft.alignment), **kw)
 
     @classmethod
     def from_backend(cls, backend, size, **kw):
         """from_buft with the backend's default buffer type (A9.06)."""
-        return cls.from_buft(backend.default_buffer_type, size, **kw)
+        return cls.from_buft(_value(backend.default_buffer_type), size, **kw)
 
     @classmethod
     def measure_from_backend(cls, backend, **kw):
         """measure_from_buft with the backend's default buffer type (A9.07)."""
-        return cls.measure_from_buft(backend.default_buffer_type, **kw)
+        return cls.measure_from_buft(_value(backend.default_buffer_type), **kw)
 
     def free(self):
         """Release the buffer if it is ours; more than once is fine (A9.21)."""

@@ -45,6 +45,22 @@ def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
     return max((int(o) + int(z) for o, z in zip(offsets, size, strict=True)), default=0)
 
 
+def validate_plan(plan, alignment=1):
+    """check_layout for every chunk of a GraphPlan's allocations; a trimmed tail counts until it was given back."""
+    boxes = [[*map(int, row)] for row in zip(plan.a_lo, plan.a_hi, plan.a_size, plan.a_offs, plan.a_buffer,
+                                             plan.a_chunk, strict=True)]
+    for kind, a, keep, step in plan.events.tolist():
+        if kind == 2:
+            lo, _, size, offs, *where = boxes[a]
+            boxes.append([lo, max(step, lo + 1), size - keep, offs + keep, *where])
+            boxes[a][2] = keep
+    for b, chunks in enumerate(plan.chunk_sizes):
+        for c, capacity in enumerate(chunks):
+            rows = [r[:4] for r in boxes if r[4:] == [b, c]]
+            if rows:
+                check_layout(*zip(*rows, strict=True), alignment, capacity)
+
+
 class _Memory:
     """What the bytes of one chunk hold: disjoint (start, end, tag) by address."""
 

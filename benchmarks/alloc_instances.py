@@ -64,6 +64,10 @@ def accelerator(n, seed, steps=None, capacity=1 << 20, flat=0.5, trim=0.35, unit
 
 HARD = [(n, 1000 + k) for k, n in enumerate((154, 170, 203, 213, 215, 296, 308, 316, 374, 409, 450))]
 
+# how the boxes are cut: a coarse grid with many equal sizes ("tiles"), most boxes
+# trimmed so that only part of the time is full ("loose")
+STYLES = {"tiles": {"steps": 60, "unit": 1 << 14}, "loose": {"steps": 120, "unit": 1 << 13, "trim": 0.95}}
+
 
 def random_lifetimes(n, seed=0):
     """Pareto lifetimes (most a few steps, some for ever), sizes spread over four decades."""

@@ -1,4 +1,6 @@
-"""Flash attention against the real ggml of the xllamacpp wheel: python benchmarks/flash_bench.py [--quick] [--threads N]
+"""Flash attention against the real ggml of the xllamacpp wheel.
+
+    python -m benchmarks.flash_bench [--quick] [--threads N] [--only WORD]
 
 Same bytes on both sides, laid out as a KV cache (heads of one token side by side), runs alternating, minimum and median
 of the rounds; one thread is measured in CPU time.  ratio = ggml's time / ours: above 1 we are faster.

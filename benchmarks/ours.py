@@ -20,6 +20,7 @@ class Engine(engine.Engine):
     def load(self, path, n_threads, n_ctx=512, embed=False):
         """Bytes: weights that a token reads, KV cache, compute arena.  Operations: of one prompt token."""
         self.unload()
+        n_ctx = n_ctx and min(n_ctx, GGUFFile(path).arch_get("context_length", n_ctx))
         self.model = m = load_model(path, n_threads=n_threads, n_ctx=n_ctx)
         self.n_vocab, tensors = m.n_vocab, m.file.tensors
         by_row = "token_embd.weight" if "output.weight" in tensors or embed else None      # read a row at a time

@@ -4,19 +4,20 @@
     python -m benchmarks.profile MODEL.gguf -p 128          # a prompt of 128 tokens
     python -m benchmarks.profile tinyllama-1.1b:Q4_0        # a synthetic model (benchmarks/synth.py)
 
-Nodes run one by one (Plan.timed), the median of several runs each; of small plans, ever longer beginnings are run and
+Nodes run one by one, the median of several runs each; of small plans, ever longer beginnings are run and
 the differences taken.  The whole plan's time stands beside the sum.
 """
 import argparse
 import collections
+import itertools
 import pathlib
 import statistics
 import time
 
 from benchmarks import limits, machine, synth
+from benchmarks.engine import CLOCKS
 from ggjit.models import load_model
-from ggjit.ops.record import OP, WORD
-from ggjit.pool import the_pool
+from ggjit.ops.record import OP
 
 SMALL_SECONDS = 1e-3
 
@@ -57,36 +58,34 @@ def kind(t, kernel):
     return f"{kernel} [{t.ne[0]} x {t.ne[1] * t.ne[2] * t.ne[3]}]"
 
 
-def node_times(plan, reps):
-    """[(tensor, kernel name, seconds)]"""
-    return _by_node(plan, reps) if best_time(plan.compute, 5) > SMALL_SECONDS else _by_prefix(plan)
+def node_times(plan, reps, now):
+    """[(tensor, kernel name, seconds)] by the clock `now`."""
+    small = best_time(plan.compute, 5, now) < SMALL_SECONDS
+    seconds = _by_prefix(plan, now) if small else _one_by_one(plan, reps, now)
+    return list(zip(plan.nodes, (k.name for k in plan.kernels), seconds, strict=True))
 
 
-def _by_node(plan, reps):
-    """Medians of single runs, less what it costs to call one node."""
-    call = best_time(lambda: the_pool().run(plan._first, plan._first, plan.n_threads), 200)
-    runs = [plan.timed() for _ in range(reps)]
-    return [(nodes[0][0], nodes[0][1], max(0.0, statistics.median(n[2] for n in nodes) / 1e9 - call))
-            for nodes in zip(*runs, strict=True)]
+def _one_by_one(plan, reps, now):
+    """Medians, less what it costs to call one node."""
+    call = best_time(lambda: plan.run_nodes(0, 0), 200, now)
+    runs = [[once(lambda i=i: plan.run_nodes(i, i + 1), now) for i in range(len(plan.nodes))] for _ in range(reps)]
+    return [max(0.0, statistics.median(node) - call) for node in zip(*runs, strict=True)]
 
 
-def _by_prefix(plan):
+def _by_prefix(plan, now):
     """Differences of the best times of nodes 0..i: alone, a node of a microsecond would mostly measure cold caches."""
-    pool, out, before = the_pool(), [], best_time(lambda: the_pool().run(plan._first, plan._first, plan.n_threads), 200)
-    for t, kernel, end in zip(plan.nodes, plan.kernels, plan._starts[1:], strict=True):
-        now = best_time(lambda end=end: pool.run(plan._first, plan._first + end * WORD, plan.n_threads), 200)
-        out.append((t, kernel.name, max(0.0, now - before)))
-        before = max(before, now)
-    return out
+    best = [best_time(lambda i=i: plan.run_nodes(0, i), 200, now) for i in range(len(plan.nodes) + 1)]
+    return [b - a for a, b in itertools.pairwise(itertools.accumulate(best, max))]
 
 
-def best_time(work, reps):
-    out = []
-    for _ in range(reps):
-        t0 = time.perf_counter()
-        work()
-        out.append(time.perf_counter() - t0)
-    return min(out)
+def once(work, now):
+    t0 = now()
+    work()
+    return now() - t0
+
+
+def best_time(work, reps, now):
+    return min(once(work, now) for _ in range(reps))
 
 
 def table(nodes, bandwidth, peak):
@@ -104,13 +103,11 @@ def table(nodes, bandwidth, peak):
     yield f"{'':6} {1e6 * total:10.1f} {len(nodes):5d}{'':10}sum over nodes"
 
 
-def median_time(work, seconds=1.0, at_least=3):
+def median_time(work, now, seconds=1.0):
     work()
     end, out = time.perf_counter() + seconds, []
-    while time.perf_counter() < end or len(out) < at_least:
-        t0 = time.perf_counter()
-        work()
-        out.append(time.perf_counter() - t0)
+    while time.perf_counter() < end or len(out) < 3:
+        out.append(once(work, now))
     return statistics.median(out)
 
 
@@ -140,17 +137,19 @@ def main(argv=None):
     p.add_argument("-p", type=int, default=0, metavar="N", help="a prompt of N tokens (default: decode one token)")
     p.add_argument("-t", type=int, default=1, metavar="N", help="threads (1)")
     p.add_argument("--reps", type=int, default=5)
+    p.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: processor time, where the machine is not idle")
     args = p.parse_args(argv)
+    now = CLOCKS[args.clock]
     path = args.model if pathlib.Path(args.model).exists() else synth.model_path(*args.model.split(":"))
     print(machine.idle_check("before", 0.5))
-    bandwidth, peak = limits.read_bandwidth(1, 0.3), limits.peak_f32()
+    bandwidth, peak = limits.read_bandwidth(1, 0.3, now), limits.peak_f32(now=now)
     print(f"one core reads {bandwidth / 1e9:.1f} GB/s, computes {peak / 1e9:.0f} GFLOP/s in float32")
     m = load_model(path, n_threads=args.t, n_ctx=512)
     step, work = prepare(m, args.p)
-    nodes = node_times(step.plan, args.reps)
+    nodes = node_times(step.plan, args.reps, now)
     print(f"\n{path}, {f'prompt of {args.p}' if args.p else 'one step'}, {args.t} thread(s)")
     print("\n".join(table(nodes, bandwidth, peak)))
-    whole, replay = median_time(work), median_time(step.plan.compute)
+    whole, replay = median_time(work, now), median_time(step.plan.compute, now)
     print(f"{'':6} {1e6 * replay:10.1f}{'':16}the plan replayed\n{'':6} {1e6 * whole:10.1f}{'':16}the whole call, "
           f"{1e6 * (whole - replay):.1f} us of it Python")
     print(machine.idle_check("after", 0.5))

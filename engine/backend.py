@@ -184,6 +184,9 @@ class Backend:
         return f"<Backend {self.name}>"
 
 
+count_writes(Backend, _WRITING_SLOTS)
+
+
 class HostMemory:
     """Mixin for devices that compute in host memory."""
 

@@ -177,6 +177,9 @@ class Buffer:
         return f"<Buffer {self.id} {self.buft.name} {self.size:,} bytes{' read-only' if self.read_only else ''}{state}>"
 
 
+count_writes(Buffer, _WRITING_SLOTS)
+
+
 class HostBuffer(Buffer):
     """The ready-made arena buffer: `size` bytes of host memory, 64-byte aligned, pages untouched until used."""
 

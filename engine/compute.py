@@ -1,7 +1,7 @@
 """The short ways: tensors from arrays, memory for a context, and `compute(y)`."""
 import numpy as np
 
-from ggjit.buffer import ArrayBuffer, tensor_alloc
+from ggjit.buffer import ArrayBuffer, MultiBuffer, tensor_alloc
 from ggjit.context import Context
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
@@ -48,11 +48,11 @@ def from_numpy(ctx, array, name="", type=None):
 
 
 def alloc_ctx_tensors(ctx, target, all=False):
-    """Memory for the leaves of `ctx` that have none, in one buffer (or a list of them above the type's max size).
+    """Memory for the leaves of `ctx` that have none, in one buffer (above the type's max size: in several).
 
     target: a backend or a buffer type.  all=True as ggml: results of ops get memory of their own as well.
-    Returns the buffer; None if there was nothing to do; a list when it had to be split.
-    Source: ggml_backend_alloc_ctx_tensors.
+    Returns the buffer; None if there was nothing to do; a MultiBuffer when it had to be split.
+    Errors: OutOfMemory; nothing is placed and nothing kept then.  Source: ggml_backend_alloc_ctx_tensors.
     """
     buft = getattr(target, "default_buffer_type", target)
     todo = [t for t in ctx.tensors
@@ -68,14 +68,19 @@ def alloc_ctx_tensors(ctx, target, all=False):
             size = 0
         groups[-1].append((t, size))
         size += need
-    buffers = []
-    for group in filter(None, groups):
-        last, offs = group[-1]
-        buf = buft.alloc_buffer(offs + -(-buft.alloc_size(last) // align) * align)
+    groups, buffers = list(filter(None, groups)), []
+    try:
+        for group in groups:
+            last, offs = group[-1]
+            buffers.append(buft.alloc_buffer(offs + -(-buft.alloc_size(last) // align) * align))
+    except BaseException:
+        for buf in buffers:
+            buf.free()
+        raise
+    for group, buf in zip(groups, buffers, strict=True):
         for t, at in group:
             tensor_alloc(buf, t, at)
-        buffers.append(buf)
-    return None if not buffers else buffers[0] if len(buffers) == 1 else buffers
+    return None if not buffers else buffers[0] if len(buffers) == 1 else MultiBuffer(buffers)
 
 
 def compute(*outputs, backend=None, planner="ggml"):

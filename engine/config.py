@@ -4,13 +4,14 @@
     GGJIT_CACHE_DIR  where compiled kernels and converted models are kept
     GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use)
     GGJIT_DEBUG      comma list: `plan` prints every plan as it is made; `poison` fills computed tensors with NaN bytes
-                     before each run; `validate` checks every memory plan with the independent validator
+                     before each run; `validate` checks every memory plan with the independent validator; `check`
+                     compares every node of every run with its NumPy reference (slow)
 """
 import os
 
 from ggjit.ops.errors import ParamError
 
-DEBUG_SWITCHES = {"plan", "poison", "validate"}
+DEBUG_SWITCHES = {"plan", "poison", "validate", "check"}
 
 
 def _debug():

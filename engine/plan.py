@@ -212,11 +212,11 @@ class Plan:
                 self._poison()
             if self._written_ids.size:
                 TABLE.words[self._written_ids, T_VERSION] += 1
-            if self.nodes:
-                status, node = the_pool().run(self._first, self._first + self.rows.size * WORD, self.n_threads,
-                                              self.backend.abort_callback)
-                if status:
-                    self._raise(status, node)
+            if "check" in debug:
+                from ggjit.check import require_right
+                require_right(self)
+            elif self.nodes:
+                self.run_nodes(0, len(self.nodes))
             self.runs += 1
         if not self.graph.located:
             mark_last(self, self.graph.nodes)
@@ -282,14 +282,19 @@ class Plan:
             lines.append(f"{i:5d}  {t!r}  {k.name}  tasks {int(self.rows[at + N_TASKS])}  buffer {buf.id} + {offs}")
         return "\n".join(lines)
 
-    def timed(self):
-        """Run once node by node on one thread: [(tensor, kernel name, nanoseconds)].  For profiles, not for results."""
-        pool, out = the_pool(), []
-        for t, k, at, end in zip(self.nodes, self.kernels, self._starts, self._starts[1:], strict=False):
-            t0 = time.perf_counter_ns()
-            status, node = pool.run(self._first + at * WORD, self._first + end * WORD, self.n_threads)
-            out.append((t, k.name, time.perf_counter_ns() - t0))
-            if status:
-                self._raise(status, node)
-        return out
+    def run_nodes(self, first, last):
+        """Run nodes first..last-1 alone (profiles and checks)."""
+        starts = self._starts
+        status, node = the_pool().run(self._first + starts[first] * WORD, self._first + starts[last] * WORD,
+                                      self.n_threads, self.backend.abort_callback)
+        if status:
+            self._raise(status, node)
 
+    def timed(self):
+        """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""
+        out = []
+        for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
+            t0 = time.perf_counter_ns()
+            self.run_nodes(i, i + 1)
+            out.append((t, k.name, time.perf_counter_ns() - t0))
+        return out

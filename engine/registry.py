@@ -51,7 +51,8 @@ class Registry:
 
     def register(self, reg):
         """Add a registry object; its api_version must be ours.  Registering it again does nothing."""
-        if reg is None or not callable(getattr(reg, "devices", None)) or not isinstance(getattr(reg, "name", None), str):
+        named = isinstance(getattr(reg, "name", None), str)
+        if not named or not callable(getattr(reg, "devices", None)):
             raise TypeMismatch(f"a backend registry has .name (a string) and .devices(), got {reg!r}")
         version = getattr(reg, "api_version", API_VERSION)
         if version != API_VERSION:

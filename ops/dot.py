@@ -51,11 +51,12 @@ class Dot:
         return ((-(-k // self.step) * self.y_nbytes + 63) // 64 | 1) * 64
 
 
-def make_dot_tile(dot, n_rows, n_cols, unroll=1, ahead=False):
+def make_dot_tile(dot, n_rows, n_cols, unroll=1):
     """intrinsic tile(w, ldw, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
+    While a tile is multiplied, the rows of the next one are asked for.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
@@ -74,9 +75,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1, ahead=False):
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
         def multiply(b, acc, wo, yo, load_w, load_y):
-            if ahead:
-                for p in ws:
-                    prefetch_ir(b, b.add(p, b.add(wo, jump)))
+            for p in ws:
+                prefetch_ir(b, b.add(p, b.add(wo, jump)))
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
             for j, q in enumerate(ys):

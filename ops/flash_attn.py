@@ -5,7 +5,7 @@
 
 Sums are float32 and q stays float32, whatever K and V are (ggml rounds q to K's companion type and sums an F16 V in
 F16; the distance between the two is its rounding).  Files: this one (what), _few and _many (the two kernels, chosen by
-the number of query rows that share a K/V head), _rows, _softmax and _tiles (their parts).
+the number of query rows that share a K/V head), _rows, _softmax, _tiles and _matrix (their parts).
 """
 import math
 
@@ -207,7 +207,8 @@ def cases():
     grid = [dict(kt=F32, d=8, n_kv=40, rep=2, permuted=True), dict(kt=F32, d=8, n=20, n_kv=75, rep=2),
             dict(kt=F32, d=32, n=64, n_kv=64, mask=False), dict(n_kv=1), dict(n_kv=1100, rep=4, permuted=True),
             dict(n_kv=64, rep=4, mask=False), dict(rep=4, max_bias=8.0, cap=10.0, sinks=True),
-            dict(n=75, n_kv=512, rep=4, permuted=True), dict(n=17, ne3=2, mask_heads=2, max_bias=8.0, cap=5.0, sinks=True),
+            dict(n=75, n_kv=512, rep=4, permuted=True),
+            dict(n=17, ne3=2, mask_heads=2, max_bias=8.0, cap=5.0, sinks=True),
             dict(d=40, dv=24, kt=F16, n=3), dict(d=40, dv=24, kt=F16, n=35), dict(kt=BF16, d=80, n=18, rep=2),
             dict(kt=F16, vt=F32, qt=F16, d=72, n_kv=65, n=2, rep=3), dict(kt=Q8_0, d=64, n=1, rep=4, n_kv=130),
             dict(kt=Q8_0, vt=Q4_0, d=64, n=33, n_kv=130), dict(d=5, dv=3, kt=F16, n=2, rep=5, n_kv=9)]

@@ -20,7 +20,7 @@ from ggjit.ops.mathfun import exp1
 from ggjit.ops.mem import ld_f32, st_f32
 from ggjit.ops.node import SRC0, SRC1, SRC2, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
 from ggjit.ops.record import OK
-from ggjit.ops.simd import B, W, f32, fma, fmul, ldf, splat, stf, zerof
+from ggjit.ops.simd import B, f32, fma, fmul, ldf, splat, stf, zerof
 
 MAX_ROWS = 8
 CHUNK = 512                     # keys of an item
@@ -119,74 +119,75 @@ def _make_join(layout):
     return join
 
 
-def make(variant, n_rows):
-    """The kernel for sets of up to `n_rows` rows."""
-    layout = Layout(variant, n_rows)
+def _make_emit(variant, layout):
+    """(emit, emit_joined): a set's rows, or one row joined from its chunks, to the result or to the partial results."""
     rows = layout.rows
-    begin = make_begin(variant, rows, layout.q, layout.q_stride)
-    attend = _make_attend(variant, n_rows, layout)
     finish = make_finish(variant)
     join = _make_join(layout)
     m_, l_, acc_, acc_stride, acc_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.acc_nbytes
-    scratch_nbytes, partial_nbytes = layout.nbytes, layout.partial_nbytes
+    partial_nbytes = layout.partial_nbytes
 
     @inline
-    def put_partial(part, wk, i):
-        st_f32(part, ld_f32(wk + m_ + 4 * i))
-        st_f32(part + 4, ld_f32(wk + l_ + 4 * i))
-        for x in range(0, acc_nbytes, B):
-            stf(part + 64 + x, ldf(wk + acc_ + i * acc_stride + x))
-
-    @inline
-    def run_item(node, wk, partial, item, n_groups, n_chunks, per_group):
-        k, v = node + SRC1, node + SRC2
-        n_sets = (per_group + n_rows - 1) // n_rows
-        # chunks outermost: all heads of the same tokens in turn, which lie on the same pages
-        chunk, rest = item // (n_sets * n_groups), item % (n_sets * n_groups)
-        group, r0 = rest // n_sets, rest % n_sets * n_rows
-        n = min(n_rows, per_group - r0)
-        begin(node, wk, group, r0, n)
-        ka, va = kv_addr(node, group)
-        j0 = chunk * CHUNK
-        attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(ne(k, 1), j0 + CHUNK), n, score_scale(node)[1])
+    def emit(node, wk, group, r0, n, part, n_chunks):
+        """part: where the first row's partial result goes, if there are several chunks."""
         for i in range(n):
-            r = r0 + i
-            if n_chunks > 1:
-                put_partial(partial + ((group * per_group + r) * n_chunks + chunk) * partial_nbytes, wk, i)
-            else:
-                finish(node, group, r, wk + acc_ + i * acc_stride,
-                       output_factor(ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), sink_of(node, group, r)))
+            m, l_sum, acc = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), wk + acc_ + i * acc_stride
+            if n_chunks == 1:
+                finish(node, group, r0 + i, acc, output_factor(m, l_sum, sink_of(node, group, r0 + i)))
+                continue
+            to = part + i * n_chunks * partial_nbytes
+            st_f32(to, m)
+            st_f32(to + 4, l_sum)
+            for x in range(0, acc_nbytes, B):
+                stf(to + 64 + x, ldf(acc + x))
 
     @inline
-    def join_rows(node, partial, ith, nth, sync, n_chunks, per_group, total):
-        chunk = chunk_rows(total, nth)
-        while True:
-            first = next_rows2(node, ith, nth, sync, chunk, total)
-            if first >= total:
-                return
-            for x in range(first, min(total, first + chunk)):
-                parts = partial + x * n_chunks * partial_nbytes
-                m, l_sum = join(parts, n_chunks)
-                group, r = x // per_group, x % per_group
-                finish(node, group, r, parts + 64, output_factor(m, l_sum, sink_of(node, group, r)))
+    def emit_joined(node, group, r, parts, n_chunks):
+        m, l_sum = join(parts, n_chunks)
+        finish(node, group, r, parts + 64, output_factor(m, l_sum, sink_of(node, group, r)))
+    return emit, emit_joined
+
+
+def make(variant, n_rows):
+    """The kernel for sets of up to `n_rows` rows.  (Few functions: each level of calls is optimised once more.)"""
+    layout = Layout(variant, n_rows)
+    begin = make_begin(variant, layout.rows, layout.q, layout.q_stride)
+    attend = _make_attend(variant, n_rows, layout)
+    emit, emit_joined = _make_emit(variant, layout)
+    scratch_nbytes, partial_nbytes = layout.nbytes, layout.partial_nbytes
 
     def kernel(node, ith, nth, sync):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
         rep = heads_per_group(q, k, v)
-        per_group = rep * ne(q, 1)
-        n_groups = ne(q, 2) // rep * ne(q, 3)
-        n_chunks = max(1, (ne(k, 1) + CHUNK - 1) // CHUNK)
-        n_items = n_groups * ((per_group + n_rows - 1) // n_rows) * n_chunks
+        n_kv, per_group, n_groups = ne(k, 1), rep * ne(q, 1), ne(q, 2) // rep * ne(q, 3)
+        n_sets, n_chunks = (per_group + n_rows - 1) // n_rows, max(1, (n_kv + CHUNK - 1) // CHUNK)
         wk, partial = work(node) + ith * scratch_nbytes, work(node) + nth * scratch_nbytes
+        cap = score_scale(node)[1]
+        n_items = n_groups * n_sets * n_chunks
         step = 1 if n_chunks > 1 else chunk_rows(n_items, nth)
         while True:
-            first = next_rows(node, ith, nth, sync, step, n_items)
-            if first >= n_items:
+            item0 = next_rows(node, ith, nth, sync, step, n_items)
+            if item0 >= n_items:
                 break
-            for item in range(first, min(n_items, first + step)):
-                run_item(node, wk, partial, item, n_groups, n_chunks, per_group)
+            for item in range(item0, min(n_items, item0 + step)):
+                # chunks outermost: all heads of the same tokens in turn, which lie on the same pages
+                chunk, rest = item // (n_sets * n_groups), item % (n_sets * n_groups)
+                group, r0, j0 = rest // n_sets, rest % n_sets * n_rows, chunk * CHUNK
+                n = min(n_rows, per_group - r0)
+                begin(node, wk, group, r0, n)
+                ka, va = kv_addr(node, group)
+                attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(n_kv, j0 + CHUNK), n, cap)
+                part = partial + ((group * per_group + r0) * n_chunks + chunk) * partial_nbytes
+                emit(node, wk, group, r0, n, part, n_chunks)
         if n_chunks > 1:
             barrier(sync, nth)
-            join_rows(node, partial, ith, nth, sync, n_chunks, per_group, n_groups * per_group)
+            total = n_groups * per_group
+            step = chunk_rows(total, nth)
+            while True:
+                first = next_rows2(node, ith, nth, sync, step, total)
+                if first >= total:
+                    break
+                for x in range(first, min(total, first + step)):
+                    emit_joined(node, x // per_group, x % per_group, partial + x * n_chunks * partial_nbytes, n_chunks)
         return OK
     return kernel

@@ -13,6 +13,7 @@ them in scratch (all of it stays in the L2 cache):
 
 Under a causal mask a tile of rows works only up to the last key that one of its rows sees.
 """
+from ggjit.ops.flash_attn_matrix import MR, NV, make_tile, make_transpose
 from ggjit.ops.flash_attn_rows import (
     heads_per_group,
     kv_addr,
@@ -23,7 +24,7 @@ from ggjit.ops.flash_attn_rows import (
     sink_of,
 )
 from ggjit.ops.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
-from ggjit.ops.flash_attn_tiles import BK, MR, NV, ROW_NBYTES, lanes, make_tile, make_transpose, padded
+from ggjit.ops.flash_attn_tiles import BK, ROW_NBYTES, lanes, padded
 from ggjit.ops.jit import inline
 from ggjit.ops.mem import ld_f32, ld_i64, st_i64
 from ggjit.ops.node import SRC0, SRC1, SRC2, nb, ne, next_rows, work

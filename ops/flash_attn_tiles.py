@@ -1,11 +1,7 @@
-"""Register tiles of flash attention, as LLVM IR builders: dot products, weighted sums, matrix tiles, transposition.
+"""Register tiles of flash attention for few query rows, as LLVM IR builders: dot products and weighted sums.
 
-Two ways to the scores of a block of BK keys, and from them to the output:
-
-    few query rows (decode)                       many query rows (prefill)
-      scores: G rows x J keys, lanes along D,       scores: MR rows x NV vectors of keys, K block transposed
-              sums folded at the end                output: MR rows x NV vectors of columns, V block as float32
-      output: G rows x CV vectors of columns        (one matrix tile serves both)
+    scores     G rows x J keys, lanes along D, sums folded at the end          s[g][j] = q[g] . k[j]
+    output     G rows x some vectors of columns                                acc[g] += p[g][j] v[j]
 
 Every K and V element is loaded and widened once for all rows of a tile.  Loops over D and over the keys are real loops
 with hidden trip counts: unrolled, LLVM hoists loads until the accumulators spill (16 registers without AVX-512).
@@ -21,7 +17,6 @@ from numba.extending import intrinsic
 from ggjit.ops import isa
 from ggjit.ops.mem import IR_F32, IR_I64
 from ggjit.ops.simd import (
-    B,
     W,
     const_ir,
     counted_loop_ir,
@@ -37,7 +32,7 @@ from ggjit.ops.simd import (
 
 BK = 64                                     # keys of a block: their visibility is one 64-bit word
 ACC = 16 if isa.ISA == "avx512" else 8      # accumulators of the decode tiles
-MR, NV = (8, 2) if isa.ISA == "avx512" else (6, 2)      # the matrix tile: rows x vectors
+ROW_NBYTES = BK * 4                         # bytes of a row of scores
 AHEAD = 32                                  # keys between a prefetch and its use
 ELEMENT_NBYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
@@ -230,7 +225,8 @@ def make_dots(elem, d, n_rows):
                     for x in range(at, min(at + w, len(acc)), n_keys):
                         part = shuffle_ir(b, sums, sums, range(x - at, x - at + n_keys))
                         store_ir(b, part, offset_ir(b, o, x // n_keys * BK * 4))
-                return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), b.sub(left, ir.Constant(IR_I64, n_keys))]
+                left = b.sub(left, ir.Constant(IR_I64, n_keys))
+                return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), left]
             groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))
             counted_loop_ir(b, groups, [(IR_I64, k), (IR_I64, out), (IR_I64, n)], body)
             return context.get_dummy_value()
@@ -239,24 +235,65 @@ def make_dots(elem, d, n_rows):
 
 
 # ---------------------------------------------------------------- few rows: weighted sums
+def _loop_ir(b, count, carried, body):
+    """counted_loop_ir for count >= 0."""
+    entry = b.basic_block
+    head, inside, done = (b.append_basic_block(n) for n in ("keys", "keys.body", "keys.end"))
+    b.branch(head)
+    b.position_at_end(head)
+    left = b.phi(IR_I64)
+    left.add_incoming(count, entry)
+    phis = [b.phi(t) for t, _ in carried]
+    for p, (_, start) in zip(phis, carried, strict=True):
+        p.add_incoming(start, entry)
+    b.cbranch(b.icmp_signed(">", left, ir.Constant(IR_I64, 0)), inside, done)
+    b.position_at_end(inside)
+    new = body(b, phis)
+    for p, v in zip([left, *phis], [b.sub(left, ir.Constant(IR_I64, 1)), *new], strict=True):
+        p.add_incoming(v, b.basic_block)
+    b.branch(head)
+    b.position_at_end(done)
+    return phis
+
+
 def _weighted_part_ir(b, p, v, stride, n, acc, factor, part, elem, stride_acc, ahead):
-    """The columns `part` (first element, count) of all rows; ahead: (bytes to look ahead, row bytes) or None."""
+    """The columns `part` (first element, count) of all rows; ahead: (bytes to look ahead, row bytes) or None.
+
+    A sum is a chain of FMAs, four cycles each: narrow parts take several keys at a time, with sums of their own.
+    """
     w, n_rows = factor[0].type.count, len(factor)
     where = [(g, offset_ir(b, acc, g * stride_acc + 4 * i)) for g in range(n_rows) for i, _ in part]
-    start = [b.fmul(factor[g], load_ir(b, a, vec_ir("f32", w))) for g, a in where]
+    sums = [b.fmul(factor[g], load_ir(b, a, vec_ir("f32", w))) for g, a in where]
+    n_keys = 4 if len(sums) <= 2 else 2 if len(sums) <= 4 else 1
 
-    def body(b, state):
-        p, v, sums = state[0], state[1], list(state[2:])
-        if ahead is not None:
-            _prefetch_row_ir(b, b.add(v, ahead[0]), ahead[1])
-        x = [_lanes_ir(b, offset_ir(b, v, i * ELEMENT_NBYTES[elem]), elem, m, w) for i, m in part]
-        for g in range(n_rows):
-            pg = splat_ir(b, load_ir(b, offset_ir(b, p, g * BK * 4), IR_F32), w)
-            for i in range(len(part)):
-                sums[g * len(part) + i] = fma_ir(b, x[i], pg, sums[g * len(part) + i])
-        return [offset_ir(b, p, 4), b.add(v, stride)] + sums
-    carried = [(IR_I64, p), (IR_I64, v)] + [(s.type, s) for s in start]
-    for (_, a), s in zip(where, counted_loop_ir(b, n, carried, body)[2:], strict=True):
+    def keys_at_once(n_keys):
+        def body(b, state):
+            p, v, sums = state[0], state[1], list(state[2:])
+            for j in range(n_keys):
+                if ahead is not None:
+                    _prefetch_row_ir(b, b.add(v, ahead[0]), ahead[1])
+                x = [_lanes_ir(b, offset_ir(b, v, i * ELEMENT_NBYTES[elem]), elem, m, w) for i, m in part]
+                for g in range(n_rows):
+                    pg = splat_ir(b, load_ir(b, offset_ir(b, p, g * BK * 4 + 4 * j), IR_F32), w)
+                    for i in range(len(part)):
+                        at = j * len(where) + g * len(part) + i
+                        sums[at] = fma_ir(b, x[i], pg, sums[at])
+                v = b.add(v, stride)
+            return [offset_ir(b, p, 4 * n_keys), v] + sums
+        return body
+
+    sums = sums + [ir.Constant(vec_ir("f32", w), None)] * (len(sums) * (n_keys - 1))
+    carried = [(IR_I64, p), (IR_I64, v)] + [(s.type, s) for s in sums]
+    if n_keys > 1:
+        p, v, *sums = _loop_ir(b, b.sdiv(n, ir.Constant(IR_I64, n_keys)), carried, keys_at_once(n_keys))
+        while len(sums) > len(where):
+            half = len(sums) // 2
+            sums = [b.fadd(x, y) for x, y in zip(sums[:half], sums[half:], strict=True)]
+        carried = [(IR_I64, p), (IR_I64, v)] + [(s.type, s) for s in sums]
+        sums = _loop_ir(b, b.srem(n, ir.Constant(IR_I64, n_keys)), carried, keys_at_once(1))[2:]
+    else:
+        sums = counted_loop_ir(b, n, carried, keys_at_once(1))[2:]
+    for (_, a), s in zip(where, sums, strict=True):
         store_ir(b, s, a)
 
 
@@ -293,68 +330,3 @@ def make_weighted(elem, d, n_rows):
             return context.get_dummy_value()
         return types.void(*(types.int64,) * 6), codegen
     return weighted
-
-
-# ---------------------------------------------------------------- many rows: the matrix tile
-@functools.cache
-def make_tile(n_vectors, w, stride_a, stride_c, keep):
-    """tile(a, b, stride_b, n, c, scale): C = A B (keep: C = scale C + A B) for MR rows x n_vectors of w columns.
-
-    A rows are stride_a bytes apart, C rows stride_c (constants of the scratch layout); n >= 1 columns of A.
-    """
-    @intrinsic
-    def tile(typingctx, a, m, stride_b, n, c, scale):
-        def codegen(context, b, sig, args):
-            a, m, stride_b, n, c, scale = args
-            v = vec_ir("f32", w)
-            where = [offset_ir(b, c, r * stride_c + 4 * w * i) for r in range(MR) for i in range(n_vectors)]
-            start = [ir.Constant(v, None)] * len(where)
-            if keep:
-                factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * r), IR_F32), w) for r in range(MR)]
-                start = [b.fmul(factor[x // n_vectors], load_ir(b, at, v)) for x, at in enumerate(where)]
-
-            def body(b, state):
-                a, m, sums = state[0], state[1], list(state[2:])
-                columns = [load_ir(b, offset_ir(b, m, 4 * w * i), v) for i in range(n_vectors)]
-                for r in range(MR):
-                    ar = splat_ir(b, load_ir(b, offset_ir(b, a, r * stride_a), IR_F32), w)
-                    for i in range(n_vectors):
-                        sums[r * n_vectors + i] = fma_ir(b, columns[i], ar, sums[r * n_vectors + i])
-                return [offset_ir(b, a, 4), b.add(m, stride_b)] + sums
-            carried = [(IR_I64, a), (IR_I64, m)] + [(v, s) for s in start]
-            for at, s in zip(where, counted_loop_ir(b, n, carried, body)[2:], strict=True):
-                store_ir(b, s, at)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 6), codegen
-    return tile
-
-
-@functools.cache
-def make_transpose(stride_src, stride_dst, n):
-    """transpose(src, dst): W rows of W floats -> the first n <= W columns as rows of W floats.
-
-        src, stride_src apart      dst, stride_dst apart
-          a0 a1 a2 ...               a0 b0 c0 ...
-          b0 b1 b2 ...      ->       a1 b1 c1 ...
-          c0 c1 c2 ...               ...
-    """
-    @intrinsic
-    def transpose(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            v = [load_ir(b, offset_ir(b, args[0], r * stride_src), vec_ir("f32", W)) for r in range(W)]
-            s = 1
-            while s < W:                    # swap the off-diagonal blocks of size s
-                for i in (i for i in range(W) if not i & s):
-                    x, y = v[i], v[i + s]
-                    v[i] = shuffle_ir(b, x, y, [W + j - s if j & s else j for j in range(W)])
-                    v[i + s] = shuffle_ir(b, x, y, [W + j if j & s else j + s for j in range(W)])
-                s *= 2
-            for i in range(n):
-                store_ir(b, v[i], offset_ir(b, args[1], i * stride_dst))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
-    return transpose
-
-
-ROW_NBYTES = BK * 4                         # bytes of a row of scores
-assert BK * 4 % B == 0

@@ -81,6 +81,9 @@ _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(ggjit[\w.]*)[ \t]+import[ \t]+(\([^)
                      r"|import[ \t]+(ggjit[\w.]*))", re.M)
 
 
+_STARTED = time.time()
+
+
 @functools.cache
 def _source(module):
     """(path, text) of a ggjit module, or None if there is no such module."""
@@ -128,7 +131,11 @@ def _closure_key(modules):
         todo += [x for x in _imports(m) if x not in seen] if not _source(m)[0].endswith("__init__.py") else []
     h = hashlib.sha256()
     for m in sorted(seen):
-        h.update(m.encode() + b"\0" + _source(m)[1])
+        path, text = _source(m)
+        h.update(m.encode() + b"\0" + text)
+        if os.stat(path).st_mtime >= _STARTED:
+            # edited since this process imported it: what runs here is not what the file says now
+            h.update(os.urandom(8))
     h.update(f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.cpu_key()}".encode())
     return h.hexdigest()[:20]
 

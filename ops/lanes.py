@@ -101,7 +101,8 @@ def store_part_ir(b, v, addr, n):
 
 def prefetch_ir(b, addr, locality=2):
     """Ask for the cache line at addr, in the second-level cache (locality 2) or the first (3); any address will do."""
-    call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, addr, ir.IntType(8)), *(i32(n) for n in (0, locality, 1))])
+    call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(),
+                   [pointer(b, addr, ir.IntType(8)), i32(0), i32(locality), i32(1)])
 
 
 @intrinsic

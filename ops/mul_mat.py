@@ -4,10 +4,10 @@ ggml order: a [k, m, a2, a3], b [k, n, b2, b3] -> d F32 [m, n, b2, b3]; NumPy: b
 along its two leading axes.  As in ggml, b's values are first rounded the way a's type wants its partner (F16 through
 F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that rounding; sums are float32.
 
-Three kernels, chosen by the number of columns n:
+Two families of kernels, chosen by the number of columns n:
 
-    n = 1, n <= 8    rows of a times a few columns as they come (mul_mat_dot)
-    n > 8            packed panels and register tiles (mul_mat_tile)
+    n <= 12 ... 32   rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
+    more             packed panels and register tiles (mul_mat_tile)
 """
 
 import numpy as np
@@ -22,8 +22,9 @@ from ggjit.ops.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 COLUMN_TYPES = (F32, F16, BF16)
-MAX_DOT_COLUMNS = 8
-L1_COLUMN_NBYTES = 24 << 10             # above this, four rows at a time share each load of the prepared column
+MAX_DOT_COLUMNS = {True: 12, False: 32}  # by "quantised": beyond, packing pays
+L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
+CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
 MAX_NMSE = 5e-4                         # of ggml's own suite: the activations are rounded, the reference's are not
 
@@ -71,18 +72,26 @@ def _cost(t):
     return 2 * k * m * n / rate + a.type.row_nbytes(k) * m * a.ne[2] * a.ne[3] / 20
 
 
+def _dot_shape(dot, k, m, n):
+    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot."""
+    column_nbytes = dot.column_nbytes(k)
+    if n == 1:
+        cached = k >= 64 and k * m * 4 <= CACHED_NBYTES         # no stream from memory: share loads and lane sums
+        return (4, 1, 1) if dot.prepare is None and (cached or column_nbytes > L1_NBYTES) else (1, 1, 4)
+    if n == 2 and 2 * column_nbytes <= L1_NBYTES:
+        return 1, 2, 4
+    cols = -(-n // -(-n // 4))                                  # 5 columns are 3 + 2, not 4 + 1
+    return (4 if isa.ISA == "avx512" else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
+
+
 def _dot_kernel(t, n_threads):
     a, b = t.src[:2]
     dot, n = traits_of(a.type).dot, b.ne[1]
     direct = dot.prepare is None and _direct(b)
-    if n == 1:
-        rows, cols, unroll = (4, 1, 1) if dot.column_nbytes(a.ne[0]) > L1_COLUMN_NBYTES else (1, 1, 4)
-    else:
-        cols = 2 if n <= 2 else 3 if n in (3, 5, 6) else 4
-        rows, unroll = 4 if isa.ISA == "avx512" or cols < 3 else 2, 1
+    shape = _dot_shape(dot, a.ne[0], a.ne[1], n)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
-    name = f"mul_mat-dot-{a.type.name}-{b.type.name}-{rows}x{cols}" + ("-direct" if direct else "")
-    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, rows, cols, unroll), _cost(t), columns,
+    name = "mul_mat-dot-{}-{}-{}x{}x{}".format(a.type.name, b.type.name, *shape) + "-direct" * direct
+    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, *shape), _cost(t), columns,
                   (module_of(a.type), module_of(b.type)))
 
 
@@ -104,7 +113,8 @@ def kernel(t, n_threads):
     a, b = t.src[:2]
     if a.type not in weight_types() or b.type not in COLUMN_TYPES:
         return None
-    return (_dot_kernel if b.ne[1] <= MAX_DOT_COLUMNS else _tile_kernel)(t, n_threads)
+    few = b.ne[1] <= MAX_DOT_COLUMNS[a.type.quantized]
+    return (_dot_kernel if few else _tile_kernel)(t, n_threads)
 
 
 # ---------------------------------------------------------------- cases

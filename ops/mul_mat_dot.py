@@ -1,10 +1,15 @@
-"""mul_mat for few columns (n = 1 ... 8): rows of a are streamed once and multiplied as they come.
+"""mul_mat for few columns: rows of a are streamed once and multiplied as they come.
 
     phase 1   every column of b is prepared once (converted, rounded or quantised) into work memory
     phase 2   threads take runs of rows of a; a register tile of R rows x C columns does the sums
 
 A plain float32 b next to float32 weights needs no preparation: no work memory, no barrier.  That is also the
 low-latency path of tiny nodes.
+
+What decides the speed is the stream of a from memory.  With n = 1 one row at a time is best: one sequential stream.
+With more columns four rows share each load of a column; that alone was 1.5 to 2.5 times slower than memory, because
+four streams restart at every page; asking for the next four rows while these are multiplied (Dot tiles prefetch one
+tile ahead) brought n = 4 to the speed of n = 1.
 """
 from ggjit.ops.dot import make_dot_tile
 from ggjit.ops.jit import inline
@@ -57,10 +62,10 @@ def row_nbytes(k):
     return (4 * k + 63) // 64 * 64
 
 
-def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll, ahead=False):
+def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
     """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
     dot = traits_of(ta).dot
-    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll, ahead)
+    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll)
     fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
     step, y_nbytes = dot.step, dot.y_nbytes
 

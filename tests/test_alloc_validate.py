@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ggjit.alloc.graph_alloc import IN_PLACE_2023, IN_PLACE_OPS, plan_graph
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
-from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
+from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
 from ggjit.ops.record import T_FLAGS, T_SRC
 
 BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
@@ -88,9 +88,7 @@ def test_graph_plans_keep_every_value_until_its_last_use(seed, planner, k, max_s
     modern = planner != "ggml-2023"
     check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan, [alignment] * k,
                      IN_PLACE_OPS if modern else IN_PLACE_2023, leafs_first=modern)
-    keep = (plan.a_chunk == 0) & (plan.a_buffer == 0)
-    if not any(plan.events[:, 0] == 2):
-        check_layout(plan.a_lo[keep], plan.a_hi[keep], plan.a_size[keep], plan.a_offs[keep], alignment)
+    validate_plan(plan, alignment)
     assert plan.lower_bound <= plan.peak
     if planner == "best":
         assert plan.peak <= plan.ggml_peak

@@ -388,3 +388,20 @@ def test_symbols_of_two_processes_do_not_clash():
     from numba.core.bytecode import FunctionIdentity
     assert next(FunctionIdentity._unique_ids) > 1 << 8
     assert sys.version_info >= (3, 11)
+
+
+# ---------------------------------------------------------------- checks
+def test_check_finds_the_first_wrong_node(monkeypatch):
+    import dataclasses
+
+    from ggjit.check import check, require_right
+    from ggjit.ops.spec import all_specs
+    ctx = gg.Context()
+    y = gg.silu(gg.mul_mat(gg.from_numpy(ctx, array(8, 64), type=gg.Q8_0), gg.from_numpy(ctx, array(3, 64))))
+    plan = planned(y)
+    rows = check(plan)
+    assert [r.tensor.op.name for r in rows] == ["MUL_MAT", "UNARY"] and all(r.ok for r in rows)
+    spec = all_specs()[y.op]
+    monkeypatch.setitem(all_specs(), y.op, dataclasses.replace(spec, reference=lambda t, a: spec.reference(t, a) + 1))
+    with pytest.raises(gg.GgjitError, match="silu|unary.*differs"):
+        require_right(plan)

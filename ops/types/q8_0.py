@@ -79,8 +79,8 @@ def np_from_float(x):
     d = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
     with np.errstate(divide="ignore"):
         y = blocks * np.where(d > 0, np.float32(1) / d, np.float32(0))
-    q = np.trunc(y + np.copysign(np.float32(0.5), y))
-    q = np.where(np.abs(y - np.trunc(y)) == 0.5, np.trunc(y) + np.sign(y), np.rint(y)) if q.size else q
+    whole = np.trunc(y)
+    q = whole + np.sign(y) * (np.abs(y - whole) >= 0.5)
     out = np.concatenate([half_scale(d), q.astype(np.int8).view(np.uint8)], -1)
     return out.reshape(*x.shape[:-1], -1)
 

@@ -1,0 +1,292 @@
+"""Execution order for less memory (opt-in, `order="memory"`): the same nodes, the same numbers, other moments.
+
+ggml's order is depth first from the outputs.  On chains (transformers) nothing is gained by another one; on branchy
+and training graphs the most live bytes fall by up to a half.  List scheduling takes the ready node that raises the
+peak least, then the live bytes least; a small beam keeps the best few orders (idea: Ahn et al., Serenity, MLSys 2020),
+two that have executed the same nodes being one state.
+
+An order is legal when, for every *storage* (a tensor and all views of it), reads stay between the same writes: edges
+for read after write, write after read and write after write.  A node whose result is a view and that is not merely a
+view op writes the storage it views (CPY, SET_ROWS, ACC, optimiser steps).
+"""
+import numpy as np
+
+from ggjit.alloc.work import (
+    CAN_INPLACE,
+    EXTERNAL,
+    FLAGS,
+    FOREIGN,
+    ID,
+    NONE,
+    OUTPUT,
+    SIZE,
+    SRC,
+    VIEW,
+)
+from ggjit.ops.jit import exact, i64s, native, u8s
+from ggjit.ops.record import MAX_SRC, T_OP, T_WORDS, VIEW_OPS
+
+VIEW_OP = np.zeros(256, np.uint8)
+VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
+EDGES_PER_NODE = 4 * MAX_SRC
+
+
+@exact
+def _storage(w, m, i):
+    return w[VIEW * m + i] if w[VIEW * m + i] >= 0 else i
+
+
+@exact
+def _edge(edges, cnt, p, q):
+    """Node q after node p."""
+    if p >= 0 and p != q:
+        edges[cnt[0], 0] = p
+        edges[cnt[0], 1] = q
+        cnt[0] += 1
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def dependencies(table, n_rows, ws, m, n, view_op, foreign, edges_, cap, count):
+    """Edges of the order: data flow, and hazards per storage.  foreign[i]: number of the storage outside the graph
+    that node i writes or reads through source j, n x 11 (column 10: what the node itself views), -1 none.
+
+    Returns 0, or 1 when `cap` edges do not suffice.  Readers since the last write are kept as linked lists.
+    """
+    t, w = i64s(table, n_rows * T_WORDS), i64s(ws, (SRC + MAX_SRC) * m)
+    is_view, edges, cnt = u8s(view_op, 256), i64s(edges_, 2 * cap).reshape(cap, 2), i64s(count, 1)
+    out = i64s(foreign, 11 * n)
+    n_store = np.int64(m)
+    for k in range(11 * n):
+        n_store = max(n_store, m + out[k] + 1)
+    last_write, head = np.full(n_store, -1, np.int64), np.full(n_store, -1, np.int64)
+    link, who = np.empty(11 * n + 1, np.int64), np.empty(11 * n + 1, np.int64)
+    n_link = 0
+    cnt[0] = 0
+    for i in range(n):
+        if cnt[0] + 3 * MAX_SRC + n_link + 2 > cap:
+            return 1
+        for j in range(MAX_SRC):
+            p = w[SRC * m + i * MAX_SRC + j]
+            if p >= 0 and p < n:
+                _edge(edges, cnt, p, i)
+        if is_view[t[w[ID * m + i] * T_WORDS + T_OP] & 255]:
+            continue
+        target = np.int64(-1)
+        if w[VIEW * m + i] != NONE:
+            target = _storage(w, m, i) if w[VIEW * m + i] != FOREIGN else m + out[11 * i + 10]
+        for j in range(MAX_SRC):
+            p = w[SRC * m + i * MAX_SRC + j]
+            s = np.int64(-1)
+            if p >= 0:
+                s = _storage(w, m, p) if w[VIEW * m + p] != FOREIGN else m + out[11 * i + j]
+            elif p == FOREIGN:
+                s = m + out[11 * i + j]
+            if s < 0:
+                continue
+            _edge(edges, cnt, last_write[s], i)
+            who[n_link] = i
+            link[n_link] = head[s]
+            head[s] = n_link
+            n_link += 1
+        if target >= 0:
+            _edge(edges, cnt, last_write[target], i)
+            k = head[target]
+            while k >= 0:
+                _edge(edges, cnt, who[k], i)
+                k = link[k]
+            head[target] = -1
+            last_write[target] = i
+    return 0
+
+
+@exact
+def _gain(i, w, m, n, uses, own, reads, cur, peak):
+    """(peak, live bytes) after computing node i now."""
+    need, freed, taken = own[i], np.int64(0), False
+    for j in range(MAX_SRC):
+        s = reads[i, j]
+        if s < 0:
+            break
+        if uses[s] == 1 and not w[FLAGS * m + s] & OUTPUT:
+            if not taken and need > 0 and w[FLAGS * m + i] & CAN_INPLACE and own[s] == need:
+                taken = True
+            else:
+                freed += own[s]
+    if taken:
+        need = np.int64(0)
+        return max(peak, cur), cur - freed
+    return max(peak, cur + need), cur + need - freed
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
+def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
+    """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak."""
+    w, edges = i64s(ws, (SRC + MAX_SRC) * m), i64s(edges_, 2 * n_edges).reshape(n_edges, 2)
+    out, st = i64s(order, n), i64s(stats, 1)
+    ptr, waits = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    for e in range(n_edges):
+        ptr[edges[e, 0] + 1] += 1
+        waits[edges[e, 1]] += 1
+    for i in range(n):
+        ptr[i + 1] += ptr[i]
+    nxt, fill = np.empty(max(n_edges, 1), np.int64), ptr.copy()
+    for e in range(n_edges):
+        nxt[fill[edges[e, 0]]] = edges[e, 1]
+        fill[edges[e, 0]] += 1
+    # storages: bytes, and by how many nodes each is read
+    own, uses0 = np.zeros(m, np.int64), np.zeros(m, np.int64)
+    for i in range(m):
+        own[i] = 0 if w[FLAGS * m + i] & EXTERNAL or w[VIEW * m + i] != NONE else w[SIZE * m + i]
+    reads = np.full((n, MAX_SRC), -1, np.int64)
+    for i in range(n):
+        k = 0
+        for j in range(MAX_SRC):
+            p = w[SRC * m + i * MAX_SRC + j]
+            if p < 0 or p == i:
+                continue
+            s, new = _storage(w, m, p), True
+            for q in range(k):
+                new = new and reads[i, q] != s
+            if new:
+                reads[i, k] = s
+                uses0[s] += 1
+                k += 1
+    start = np.int64(0)
+    for i in range(n, m):
+        start += own[i]
+    # beam states: rows of these arrays, double buffered
+    B = beam
+    left, uses = np.empty((2, B, n), np.int64), np.empty((2, B, m), np.int64)
+    ready, n_ready = np.empty((2, B, n), np.int64), np.zeros((2, B), np.int64)
+    peak, cur, key = np.zeros((2, B), np.int64), np.zeros((2, B), np.int64), np.zeros((2, B), np.int64)
+    came = np.empty((n, B, 2), np.int64)        # (node, state it came from)
+    zob = np.empty(n, np.int64)
+    x = np.int64(88172645463325252)
+    for i in range(n):
+        x ^= x << 13
+        x ^= (x >> 7) & ((np.int64(1) << 57) - 1)
+        x ^= x << 17
+        zob[i] = x
+    left[0, 0], uses[0, 0] = waits, uses0
+    for i in range(n):
+        if waits[i] == 0:
+            ready[0, 0, n_ready[0, 0]] = i
+            n_ready[0, 0] += 1
+    peak[0, 0] = cur[0, 0] = start
+    count, a = 1, 0
+    pick = np.empty((B, 5), np.int64)           # peak, live, node, state, key: the best B candidates, sorted
+    for step in range(n):
+        k = 0
+        for s in range(count):
+            for r in range(n_ready[a, s]):
+                i = ready[a, s, r]
+                p, c = _gain(i, w, m, n, uses[a, s], own, reads, cur[a, s], peak[a, s])
+                h = key[a, s] ^ zob[i]
+                same = False
+                for q in range(k):
+                    if pick[q, 4] == h:
+                        same = True
+                        if (p, c, i) < (pick[q, 0], pick[q, 1], pick[q, 2]):
+                            for z in range(q, k - 1):       # a better way to the same set: replace
+                                pick[z] = pick[z + 1]
+                            k -= 1
+                            same = False
+                        break
+                if same or (k == B and (p, c, i) >= (pick[k - 1, 0], pick[k - 1, 1], pick[k - 1, 2])):
+                    continue
+                q = k if k < B else B - 1
+                while q > 0 and (p, c, i) < (pick[q - 1, 0], pick[q - 1, 1], pick[q - 1, 2]):
+                    pick[q] = pick[q - 1]
+                    q -= 1
+                pick[q, 0], pick[q, 1], pick[q, 2], pick[q, 3], pick[q, 4] = p, c, i, s, h
+                k = min(k + 1, B)
+        b = 1 - a
+        for q in range(k):
+            i, s = pick[q, 2], pick[q, 3]
+            came[step, q, 0], came[step, q, 1] = i, s
+            peak[b, q], cur[b, q], key[b, q] = pick[q, 0], pick[q, 1], pick[q, 4]
+            left[b, q], uses[b, q] = left[a, s], uses[a, s]
+            z = 0
+            for r in range(n_ready[a, s]):
+                if ready[a, s, r] != i:
+                    ready[b, q, z] = ready[a, s, r]
+                    z += 1
+            for e in range(ptr[i], ptr[i + 1]):
+                left[b, q, nxt[e]] -= 1
+                if left[b, q, nxt[e]] == 0:
+                    ready[b, q, z] = nxt[e]
+                    z += 1
+            n_ready[b, q] = z
+            for j in range(MAX_SRC):
+                if reads[i, j] < 0:
+                    break
+                uses[b, q, reads[i, j]] -= 1
+        count, a = k, b
+    q = np.int64(0)
+    st[0] = peak[a, 0] if n else start
+    for step in range(n - 1, -1, -1):
+        out[step] = came[step, q, 0]
+        q = came[step, q, 1]
+    return 0
+
+
+def _foreign(p):
+    """Numbers of the storages outside the graph that nodes touch: n x 11."""
+    from ggjit.ops.record import T_SRC, T_VIEW_SRC
+    n = p.n_nodes
+    ids = p.col(ID)[:n]
+    touched = np.concatenate([p.table[ids, T_SRC:T_SRC + MAX_SRC], ids[:, None]], axis=1)
+    root = touched.copy()
+    for _ in range(64):                         # view chains are short; ggml flattens them
+        up = np.where(root >= 0, p.table[np.maximum(root, 0), T_VIEW_SRC], -1)
+        if not (up >= 0).any():
+            break
+        root = np.where(up >= 0, up, root)
+    out = np.full(root.shape, -1, np.int64)
+    outside = (root >= 0) & ~np.isin(root, p.col(ID))
+    out[outside] = np.unique(root[outside], return_inverse=True)[1].reshape(-1)
+    return np.ascontiguousarray(out)
+
+
+def legal_edges(p):
+    """(k, 2) pairs (before, after) of node positions that any order of Problem p must keep."""
+    n, foreign = p.n_nodes, _foreign(p)
+    cap, count = EDGES_PER_NODE * n + 64, np.zeros(1, np.int64)
+    while True:
+        edges = np.empty((cap, 2), np.int64)
+        if dependencies(p.table, p.n_rows, p.ws, p.m, n, VIEW_OP, foreign, edges, cap, count) == 0:
+            return np.unique(edges[:count[0]], axis=0)
+        cap *= 2
+
+
+def memory_order(p, beam=8):
+    """Node positions of Problem p in an order that needs less memory: (order, its estimated peak in bytes).
+
+    Never estimated worse than the given order: that one is returned when no better is found.
+    """
+    n = p.n_nodes
+    edges = np.ascontiguousarray(legal_edges(p))
+    best, stats = None, np.zeros(1, np.int64)
+    for width in sorted({1, beam}):
+        order = np.empty(n, np.int64)
+        schedule(p.ws, p.m, n, edges, len(edges), width, order, stats)
+        if best is None or stats[0] < best[1]:
+            best = order, int(stats[0])
+    return best
+
+
+def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None):
+    """node_ids in a legal order with at most as many live bytes at the peak as the given one.
+
+    Arguments as plan_graph's; sizes = (node sizes, leaf sizes).  The given order comes back when none better is found.
+    """
+    from ggjit.alloc.graph_alloc import IN_PLACE_OPS, Problem, plan_graph
+    in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
+    node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
+    order, _ = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place), beam)
+
+    def most_live(pick):
+        plan = plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place)
+        return plan.lower_bound
+    given = np.arange(len(node_ids))
+    return node_ids[order] if most_live(order) < most_live(given) else node_ids

@@ -1,0 +1,200 @@
+"""Cut: one graph, assigned and split.  Numbers only; nothing is allocated, nothing of the user's is written."""
+import functools
+
+import numpy as np
+
+from ggjit.alloc.graph_alloc import GraphError
+from ggjit.ops.errors import GgjitError, NotSupported
+from ggjit.ops.record import MAX_SRC, T_BUFFER
+from ggjit.ops.shape import describe
+from ggjit.ops.types.traits import TYPE_INFO
+from ggjit.sched_gather import B_WORDS, distinct_buffers, find_signatures, gather
+from ggjit.sched_rules import RULES, assign
+from ggjit.sched_split import COPY_WORDS, USE_WORDS, judge_copies, split
+from ggjit.sched_work import (
+    BACKEND,
+    BAD_PIN,
+    BITS,
+    C_DST,
+    C_USER,
+    CANNOT_WRITE,
+    CAUSE,
+    CAUSE_ARG,
+    FOREIGN,
+    ID,
+    IS_HOST,
+    IS_PINNED,
+    IS_WEIGHT,
+    MEM,
+    NO_BACKEND,
+    OK,
+    OWN,
+    S_BACKEND,
+    S_END,
+    S_INPUT0,
+    S_N_INPUTS,
+    S_START,
+    SPLIT_WORDS,
+    VIEW,
+    cause_text,
+    column,
+    new_work,
+)
+from ggjit.table import TABLE
+
+
+@functools.cache
+def _blocks():
+    """(bytes, elements) of a block by type number."""
+    nbytes, size = np.ones(64, np.int64), np.ones(64, np.int64)
+    for k, t in TYPE_INFO.items():
+        nbytes[int(k)], size[int(k)] = t.nbytes, t.block
+    return nbytes, size
+
+
+class Split:
+    """One run of nodes on one backend.  inputs: the tensors whose copies are made for it, as the rules list them."""
+
+    def __init__(self, backend, nodes, inputs, start):
+        self.backend, self.nodes, self.inputs, self.start = backend, nodes, inputs, start
+
+    def __repr__(self):
+        return f"<Split {self.backend.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs>"
+
+
+class Cut:
+    """Assignments, causes, splits, copies and uses of one graph under one scheduler's settings."""
+
+    def __init__(self, world, graph, pins, owned, order=None, motion=False):
+        self.world, self.graph = world, graph
+        self.tensors = [*graph.nodes, *graph.leafs]
+        self.n_nodes = len(graph.nodes)
+        self._gather()
+        self._support()
+        self._pin(pins, owned)
+        info = np.zeros(2, np.int64)
+        w = world
+        self._raise(assign(TABLE.words, self.ws, self.m, self.n_nodes, RULES[w.rules], w.buft_of, w.reads, w.homes,
+                           len(w.bufts), len(w.backends), w.support, w.offload, int(w.op_offload), info), info)
+        if motion:
+            from ggjit.sched_cost import move_splits
+            move_splits(self)
+        self._split()
+
+    # ------------------------------------------------------------ passes
+    def col(self, k, n=1):
+        return column(self.ws, self.m, k, n)
+
+    def _gather(self):
+        graph, w = self.graph, self.world
+        self.ids = ids = np.concatenate([graph.node_ids, graph.leaf_ids])
+        while True:
+            self.m = m = len(ids)
+            self.ws = new_work(m)
+            self.col(ID)[:] = ids
+            found = np.empty(m + 1, np.int64)
+            n = distinct_buffers(TABLE.words, ids, m, found)
+            self.buffers = w.buffers(found[:n].tolist(), self)
+            bufs = np.array([(b.id, w.buft_index(b.buft), (IS_WEIGHT if b.usage == 1 else 0)
+                              | (IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
+                            np.int64).reshape(-1, B_WORDS)
+            info = np.zeros(2, np.int64)
+            if gather(TABLE.words, self.ws, m, self.n_nodes, np.ascontiguousarray(bufs), len(bufs), *_blocks(),
+                      info) == OK:
+                return
+            ids = self.ids = np.append(ids, self._adopt(*info.tolist()))
+
+    def _adopt(self, needs, missing):
+        """A tensor outside the graph is taken in as a leaf if it has memory; a base of a view, say."""
+        t = next(t for t in self.tensors if t.id == needs)
+        other = next((x for x in (t.view_src, *t.src) if x is not None and x.id == missing), None)
+        if other is None or TABLE.words[missing, T_BUFFER] < 0:
+            raise GraphError(f"{t!r} needs {describe(other)}, which is neither in the graph nor has memory; add it to "
+                             f"the graph or allocate it first")
+        self.tensors.append(other)
+        return missing
+
+    def _support(self):
+        """Ask devices about signatures nobody asked about before."""
+        w = self.world
+        w.make_room(self.n_nodes)
+        new = np.empty(self.n_nodes + 1, np.int64)
+        n = find_signatures(TABLE.words, self.ws, self.m, self.n_nodes, w.memo, w.memo_mask, w.n_signatures, new)
+        if n:
+            w.ask([self.tensors[i] for i in new[:n].tolist()])
+
+    def _pin(self, pins, owned):
+        if not pins and not owned:
+            return
+        backend, cause, bits = self.col(BACKEND), self.col(CAUSE), self.col(BITS)
+        for i, id_ in enumerate(self.ids.tolist()):
+            b = pins.get(id_)
+            if b is None and id_ in owned:
+                backend[i], cause[i] = owned[id_], C_DST
+            elif b is not None:
+                backend[i], cause[i] = b, C_USER
+                bits[i] |= IS_PINNED
+
+    def _split(self):
+        w, n, m, nb = self.world, self.n_nodes, self.m, len(self.world.backends)
+        room = n * MAX_SRC + 1
+        splits = np.empty(((n + 1), SPLIT_WORDS), np.int64)
+        inputs, copies = np.empty(room, np.int64), np.empty((room, COPY_WORDS), np.int64)
+        uses, counts = np.empty((room, USE_WORDS), np.int64), np.zeros(5, np.int64)
+        scratch = np.empty(2 * m * nb + n + m + 2, np.int64)
+        split(self.ws, m, n, RULES[w.rules], w.buft_of, w.reads, len(w.bufts), nb, w.snapshot, splits, inputs, copies,
+              uses, scratch, counts)
+        n_splits, n_inputs, n_copies, n_uses, self.listed_nbytes = counts.tolist()
+        self.split_rows, self.inputs = splits[:n_splits], inputs[:n_inputs]
+        self.copies, self.uses = copies[:n_copies], uses[:n_uses]
+        judge_copies(self.ws, m, n, self.split_rows, n_splits, self.copies, n_copies, self.uses, n_uses, scratch,
+                     int(w.keep_weights))
+        self.written = scratch[:m].copy()               # per base: last node that writes it in place
+
+    def _raise(self, status, info):
+        if status == OK:
+            return
+        t = self.tensors[int(info[0])]
+        names = ", ".join(b.name for b in self.world.backends)
+        b = self.world.backends[self.col(BACKEND)[int(info[0])]]
+        if status == NO_BACKEND:
+            raise NotSupported(f"no backend ({names}) supports {t!r} with sources "
+                               f"{', '.join(describe(s) for s in t.src)}; add a CPU backend as the last one")
+        if status == BAD_PIN:
+            raise NotSupported(f"{t!r} is pinned to {b.name}, which does not support it or cannot reach the memory it "
+                               f"writes; pin it elsewhere, or reset the scheduler")
+        if status == CANNOT_WRITE:
+            raise NotSupported(f"{t!r} writes into {describe(t.base)}, and no backend ({names}) both supports the op "
+                               f"and reaches that memory; allocate {describe(t.base)} on a device that does")
+        assert status != FOREIGN
+        raise GgjitError(f"scheduler status {status}")
+
+    # ------------------------------------------------------------ reading
+    @property
+    def n_splits(self):
+        return len(self.split_rows)
+
+    @functools.cached_property
+    def splits(self):
+        """Split objects, in order."""
+        return [Split(self.world.backends[r[S_BACKEND]], self.graph.nodes[r[S_START]:r[S_END]],
+                      [self.tensors[i] for i in self.inputs[r[S_INPUT0]:r[S_INPUT0] + r[S_N_INPUTS]].tolist()],
+                      r[S_START]) for r in self.split_rows.tolist()]
+
+    @functools.cached_property
+    def local(self):
+        """Tensor id -> local number."""
+        return {id_: i for i, id_ in enumerate(self.ids.tolist())}
+
+    def backend_of(self, i):
+        b = int(self.col(BACKEND)[i])
+        return self.world.backends[b] if b >= 0 else None
+
+    def cause_of(self, i):
+        """(label, sentence)"""
+        return cause_text(int(self.col(CAUSE)[i]), int(self.col(CAUSE_ARG)[i]))
+
+    def place_leaf(self, i, buft_index):
+        """Leaf i has memory now."""
+        self.col(OWN)[i] = self.col(MEM)[i] = buft_index
+        self.col(MEM)[self.col(VIEW) == i] = buft_index

@@ -1,0 +1,713 @@
+"""Buffer types, buffers, backends, devices, events, registry, tensor copies and graph copies.
+
+Names of tests carry the rows of ggml's behaviour they check (A2.04 ...); tests/LEDGER.md maps every row.
+"""
+import gc
+import importlib.metadata
+import mmap
+import types
+
+import devices
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.buffer import ArrayBuffer
+from ggjit.cpu import CPU as CPU_DEVICE
+from ggjit.registry import API_VERSION, Registry
+from ggjit.table import TABLE
+from ggjit.versions import stamp
+
+CPU = gg.init_backend("CPU:n_threads=1")
+RNG = np.random.default_rng(11)
+
+
+def array(*shape):
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+def placed(ne, target=CPU, type=gg.F32, name="t"):
+    ctx = gg.Context()
+    t = ctx.new_tensor(type, ne, name)
+    gg.alloc_ctx_tensors(ctx, target)
+    return t
+
+
+def version(t):
+    return stamp(t.base.id, t.buffer)
+
+
+# ---------------------------------------------------------------- A2 buffer types
+def test_buffer_type_defaults_A2_01_A2_04_A2_05_A2_06_A2_07_A2_09():
+    class Plain(gg.BufferType):
+        name = "plain"
+    buft = Plain()
+    t = gg.Context().new_tensor(gg.Q8_0, (64, 3))
+    assert (buft.name, buft.alignment(), buft.max_size(), buft.is_host()) == ("plain", 32, (1 << 63) - 1, False)
+    assert buft.alloc_size(t) == t.nbytes and not buft.supports_backend(CPU)
+    with pytest.raises(gg.GgjitError, match="alloc_buffer"):
+        buft.alloc_buffer(10)
+
+
+def test_cpu_buffer_type_A2_02_A2_03_A2_08_A2_10_A2_11_A5_02_A5_13_A8_08():
+    buft = CPU.default_buffer_type
+    assert buft is gg.init_backend("CPU").default_buffer_type, "a type's identity is the object"
+    assert (buft.name, buft.alignment(), buft.is_host(), buft.supports_backend(CPU)) == ("CPU", 32, True, True)
+    buf = CPU.alloc_buffer(100)
+    assert buf.size == 100 and buf.base % 64 == 0 and buf.buft is buft and buf.base == buf.arena.ctypes.data
+    assert CPU.alignment == 32 and CPU.max_size == buft.max_size()
+    assert CPU.alloc_buffer(0).size == 0
+    with pytest.raises(gg.OutOfMemory):
+        buft.alloc_buffer(1 << 60)
+    with pytest.raises(gg.ParamError):
+        buft.alloc_buffer(-1)
+
+
+def test_a_second_private_buffer_type_A2_12():
+    private, = CPU_DEVICE.extra_buffer_types()
+    assert not private.is_host() and CPU_DEVICE.supports_buft(private) and private.device is CPU_DEVICE
+    t = placed((8,), private)
+    t.set(np.arange(8))
+    np.testing.assert_array_equal(t.numpy(), np.arange(8))
+    ctx = t.ctx
+    y = gg.scale(t, 2.0)
+    np.testing.assert_array_equal(gg.compute(y), 2 * np.arange(8))
+    fake = devices.Fake("A").init_backend()
+    graph = gg.Graph(y)
+    gg.GraphAllocator(fake).alloc_graph(graph)
+    with pytest.raises(gg.NotSupported, match="A cannot reach"):
+        fake.graph_compute(graph)
+    assert ctx.alive
+
+
+# ---------------------------------------------------------------- A3 buffers
+def test_buffer_state_A3_13_A3_14_A3_15_A3_17_A3_18_A3_21_A3_24():
+    buf = CPU.alloc_buffer(64)
+    assert (buf.usage, buf.buft.name, buf.size, buf.alive) == (gg.USAGE_ANY, "CPU", 64, True)
+    assert "CPU 64 bytes" in repr(buf)
+    buf.reset()
+
+
+def test_free_is_idempotent_and_stale_after_A3_02_A3_16():
+    t = placed((4,))
+    buf = t.buffer
+    buf.free()
+    buf.free()
+    with pytest.raises(gg.StaleHandle):
+        t.numpy()
+
+
+def test_init_tensor_is_called_for_every_tensor_once_A3_05_A3_19():
+    ctx = gg.Context()
+    for _ in range(3):
+        ctx.new_tensor(gg.F32, (4,))
+    buf = gg.alloc_ctx_tensors(ctx, devices.Fake("A").buffer_type())
+    assert buf.inits == 3
+
+
+def test_set_get_memset_with_exact_bounds_A3_07_A3_12_A5_15():
+    for target in (CPU, devices.Fake("A").buffer_type()):
+        t = placed((5, 3), target)
+        x = array(3, 5)
+        gg.tensor_set(t, x.tobytes())
+        gg.tensor_set(t, b"\x00" * 4, 56)
+        x[2, 4] = 0
+        assert gg.tensor_get(t) == x.tobytes() and gg.tensor_get(t, 4, 8) == x.tobytes()[4:12]
+        gg.tensor_memset(t, 0, 20, 20)
+        x[1] = 0
+        np.testing.assert_array_equal(t.numpy(), x)
+        gg.tensor_memset(t, 255)
+        assert np.isnan(t.numpy()).all() and gg.tensor_get(t, 60, 0) == b""
+        for bad in (lambda t=t: gg.tensor_set(t, b"12345678", 56), lambda t=t: gg.tensor_get(t, -1, 4),
+                    lambda t=t: gg.tensor_get(t, 0, 61), lambda t=t: gg.tensor_memset(t, 0, 60, 1)):
+            with pytest.raises(gg.IndexRangeError, match="60 bytes"):
+                bad()
+        with pytest.raises(gg.ParamError, match="0..255"):
+            gg.tensor_memset(t, 256)
+    bare = gg.Context().new_tensor(gg.F32, (2,), "bare")
+    for bad in (lambda: gg.tensor_set(bare, b"1234"), lambda: gg.tensor_get(bare), lambda: gg.tensor_memset(bare, 0)):
+        with pytest.raises(gg.NotAllocated, match="bare"):
+            bad()
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.I32])
+def test_values_move_through_slots_where_memory_is_private_A3_07(type):
+    there, here = placed((64, 3), devices.Fake("A").buffer_type(), type), placed((64, 3), CPU, type)
+    x = np.round(array(3, 64) * 4)
+    x = x.astype(np.int32) if type is gg.I32 else x
+    for t in (there, here):
+        t.set(x)
+    np.testing.assert_array_equal(there.numpy(), here.numpy())
+    if type is gg.F32:
+        v = gg.view_2d(there, 2, 3, there.nb[1], 8)
+        v.set(np.zeros((3, 2)))
+        x[:, 2:4] = 0
+        np.testing.assert_array_equal(there.numpy(), x)
+        with there.write() as a:
+            a[1] = 7
+        assert (there.numpy()[1] == 7).all()
+
+
+def test_two_d_copies_B5():
+    for target in (CPU, devices.Fake("A").buffer_type()):
+        t = placed((4, 4), target)
+        t.set(np.zeros((4, 4)))
+        data = np.arange(12, dtype=np.float32)
+        gg.tensor_set_2d(t, data, 4, 8, 3, 16, 12)          # two floats of every three, into columns 1..2 of rows 0..2
+        want = np.zeros((4, 4), np.float32)
+        want[:3, 1:3] = data.reshape(4, 3)[:3, :2]
+        np.testing.assert_array_equal(t.numpy(), want)
+        back = np.frombuffer(gg.tensor_get_2d(t, 4, 8, 3, 16, 12), np.float32)
+        np.testing.assert_array_equal(back, [0, 1, 0, 3, 4, 0, 6, 7])
+        assert gg.tensor_get_2d(t, 0, 8, 0, 16, 8) == b""
+        with pytest.raises(gg.IndexRangeError):
+            gg.tensor_set_2d(t, data, 4, 8, 5, 16, 8)
+        with pytest.raises(gg.IndexRangeError, match="48 bytes given"):
+            gg.tensor_set_2d(t, data, 4, 8, 4, 16, 16)
+        with pytest.raises(gg.ParamError):
+            gg.tensor_get_2d(t, 0, -1, 1, 4, 4)
+
+
+def test_copy_tensor_slot_A3_08_A3_09_A3_25():
+    private = devices.Fake("A").buffer_type()
+    a, b, c = placed((8,)), placed((8,)), placed((8,), private)
+    for t in (a, b, c):
+        t.set(array(8))
+    assert b.buffer.copy_tensor(a, b) and b.bytes() == a.bytes()
+    c.set(array(8))
+    assert not b.buffer.copy_tensor(c, b), "the source cannot be read directly"
+    assert b.bytes() == a.bytes()
+
+
+def test_clear_fills_the_whole_buffer_A3_10_A3_22():
+    buf = CPU.alloc_buffer(70)
+    buf.clear(7)
+    assert (buf.arena == 7).all()
+
+
+def test_usage_A1_12_A3_23_and_bad_values():
+    buf = CPU.alloc_buffer(8)
+    buf.set_usage(gg.USAGE_WEIGHTS)
+    assert buf.usage == 1 == gg.USAGE_WEIGHTS and (gg.USAGE_ANY, gg.USAGE_COMPUTE) == (0, 2)
+    with pytest.raises(gg.ParamError):
+        buf.set_usage("weights")
+
+
+def test_buffers_over_foreign_memory_A3_26_A3_27_A6_05(tmp_path):
+    x = array(16)
+    buf = CPU_DEVICE.buffer_from_host_ptr(x)
+    t = gg.Context().new_tensor(gg.F32, (16,))
+    gg.tensor_alloc(buf, t, 0)
+    x[3] = 5
+    assert t.numpy()[3] == 5 and buf.base == x.ctypes.data and buf.size == 64
+    path = tmp_path / "weights"
+    path.write_bytes(x.tobytes())
+    with open(path, "rb") as f:
+        mapped = CPU_DEVICE.buffer_from_host_ptr(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+    w = gg.Context().new_tensor(gg.F32, (16,), "w")
+    gg.tensor_alloc(mapped, w, 0)
+    np.testing.assert_array_equal(w.numpy(), x)
+    with pytest.raises(gg.ParamError, match="read-only"):
+        w.set(x)
+    with pytest.raises(gg.ParamError, match="C-contiguous"):
+        CPU_DEVICE.buffer_from_host_ptr(array(4, 4).T)
+    with pytest.raises(gg.TypeMismatch):
+        CPU_DEVICE.buffer_from_host_ptr(17)
+    with pytest.raises(gg.NotSupported):
+        gg.Device().buffer_from_host_ptr(x)
+
+
+# ---------------------------------------------------------------- A4 multi-buffers
+def test_multi_buffer_A4_01_to_A4_08():
+    members = [CPU.alloc_buffer(n) for n in (10, 20)]
+    multi = gg.MultiBuffer(members)
+    assert multi.size == 30 and multi.buft is members[0].buft and list(multi) == members and len(multi) == 2
+    multi.usage = gg.USAGE_WEIGHTS
+    assert {b.usage for b in members} == {gg.USAGE_WEIGHTS} == {multi.usage}
+    multi.clear(3)
+    assert all((b.arena == 3).all() for b in members)
+    t = placed((1,))
+    for slot in (lambda: multi.set_tensor(t, b"1234"), lambda: multi.get_tensor(t), lambda: multi.memset_tensor(t, 0)):
+        with pytest.raises(gg.NotSupported, match="only groups"):
+            slot()
+    assert multi.base == 0 and multi.arena is None
+    multi.free()
+    assert not any(b.alive for b in (*members, multi))
+    with pytest.raises(gg.ParamError):
+        gg.MultiBuffer([])
+
+
+def test_alloc_ctx_tensors_splits_and_is_atomic_A15_08():
+    device = devices.Fake("A", max_size=256, memory=600)
+    ctx = gg.Context()
+    ts = [ctx.new_tensor(gg.F32, (32,)) for _ in range(4)]
+    multi = gg.alloc_ctx_tensors(ctx, device.buffer_type())
+    assert isinstance(multi, gg.MultiBuffer) and [b.size for b in multi] == [256, 256]
+    assert {t.buffer for t in ts} == set(multi.buffers) and device.used == 512
+    more = gg.Context()
+    many = [more.new_tensor(gg.F32, (16,)) for _ in range(8)]
+    with pytest.raises(gg.OutOfMemory):
+        gg.alloc_ctx_tensors(more, device.buffer_type())
+    assert device.used == 512 and all(t.buffer is None for t in many), "nothing leaks, nothing is half placed"
+    multi.free()
+    assert isinstance(gg.alloc_ctx_tensors(more, device.buffer_type()), gg.MultiBuffer)
+
+
+# ---------------------------------------------------------------- A5, A7 backends
+def test_backend_identity_A5_01_A5_10_A5_11_A7_02_A7_03_A7_05():
+    a, b = gg.init_backend("CPU"), gg.init_backend("cpu")
+    assert a is not b and a.name == "CPU" and a.guid == b.guid != devices.Fake("A").init_backend().guid
+    assert a.device is CPU_DEVICE
+    a.free()
+
+
+def test_slot_defaults_A5_03_A5_04_A5_05_A5_06_A5_07_A5_08_A5_09_A5_16_A7_08_A7_09():
+    class Bare(gg.Device):
+        name = "bare"
+    device = Bare()
+    backend = gg.Backend(device)
+    t, u = placed((4,)), placed((4,))
+    x = array(4)
+    gg.tensor_set_async(backend, t, x)
+    assert gg.tensor_get_async(backend, t) == x.tobytes()
+    assert backend.copy_tensor_async(t, u) is False and not backend.supports_op(t) and not backend.offload_op(t)
+    backend.synchronize()
+    assert device.event_new() is None and gg.event_new(device) is None and device.memory() == (0, 0)
+    assert backend.graph_optimize([t]) == [t] and device.host_buffer_type() is None
+    for call in (lambda: backend.graph_compute(None), lambda: backend.graph_plan_create(None),
+                 lambda: backend.default_buffer_type, device.init_backend):
+        with pytest.raises(gg.NotSupported, match="bare"):
+            call()
+    with pytest.raises(gg.IndexRangeError):
+        gg.tensor_set_async(backend, t, array(5))
+    with pytest.raises(gg.IndexRangeError):
+        gg.tensor_get_async(backend, t, 4, 16)
+
+
+def test_async_slots_run_in_order_A5_14():
+    backend = devices.Fake("A", delay=2e-3).init_backend()
+    t = placed((4,), backend)
+    t.set(np.zeros(4))
+    data = array(4)
+    gg.tensor_set_async(backend, t, data)
+    assert (t.numpy() == 0).all(), "not yet"
+    assert gg.tensor_get_async(backend, t) == data.tobytes()
+    backend.free()
+
+
+def test_plans_through_the_backend_slots_A5_06_A5_17_A7_06_A7_07():
+    ctx = gg.Context()
+    x = array(300, 64)
+    a = gg.from_numpy(ctx, x)
+    graph = gg.Graph(gg.soft_max(a))
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plan = CPU.graph_plan_create(graph)
+    CPU.graph_plan_compute(plan)
+    first = plan.numpy(graph.outputs[0])
+    np.testing.assert_allclose(first.sum(-1), 1, rtol=1e-5)
+    other = gg.Graph(gg.scale(a, 2.0))
+    gg.GraphAllocator(CPU).alloc_graph(other)
+    plan = CPU.graph_plan_update(plan, other)
+    CPU.graph_plan_compute(plan)
+    np.testing.assert_allclose(plan.numpy(other.outputs[0]), 2 * x)
+    CPU.graph_plan_free(plan)
+
+
+def test_n_threads_A1_13_A7_01_A7_04():
+    backend = gg.init_backend("CPU", n_threads=3)
+    assert backend.n_threads == 3
+    for bad in (0, -1, 2.0, 1 << 20):
+        with pytest.raises(gg.ParamError, match="n_threads"):
+            backend.n_threads = bad
+    set_threads = gg.registry.proc_address("ggml_backend_set_n_threads")
+    set_threads(backend, 2)
+    assert backend.n_threads == 2
+
+
+def test_copies_between_all_kinds_of_memory_A5_18_A5_19_A5_20_A7_10():
+    kinds = [CPU.default_buffer_type, devices.Fake("A").buffer_type(), devices.Fake("B").buffer_type()]
+    for src_kind in kinds:
+        for dst_kind in kinds:
+            src, dst = placed((6, 2), src_kind), placed((6, 2), dst_kind)
+            src.set(array(2, 6))
+            gg.tensor_copy(src, dst)
+            assert dst.bytes() == src.bytes()
+            src.set(array(2, 6))
+            gg.tensor_copy_async(CPU, CPU, src, dst)
+            assert dst.bytes() == src.bytes()
+            gg.tensor_copy(src, src)
+    with pytest.raises(gg.ShapeError, match="layouts differ"):
+        gg.tensor_copy(src, placed((12,)))
+    assert gg.same_layout(src, dst) and not gg.same_layout(src, placed((6, 2), type=gg.F16))
+    with pytest.raises(gg.NotAllocated):
+        gg.tensor_copy(src, gg.Context().new_tensor(gg.F32, (6, 2)))
+
+
+def test_async_copy_between_streams_keeps_the_order_A5_20():
+    a, b = (devices.Fake(n, delay=2e-3).init_backend() for n in "AB")
+    src, dst = placed((4,), a), placed((4,), b)
+    src.set(np.zeros(4))
+    x, y = array(4), array(4)
+    gg.tensor_set_async(a, src, x)
+    gg.tensor_copy_async(a, b, src, dst)
+    gg.tensor_set_async(a, src, y)              # must not overtake the copy
+    b.synchronize()
+    assert dst.bytes() == x.tobytes()
+    a.synchronize()
+    assert src.bytes() == y.tobytes()
+    a.free()
+    b.free()
+
+
+def test_cpu_supports_op_A7_11_B5():
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (32, 4))
+    q = ctx.new_tensor(gg.Q4_0, (32, 4))
+    assert CPU.supports_op(gg.mul_mat(q, a)) and CPU.supports_op(gg.add(a, a)) and CPU.supports_op(a)
+    assert CPU.supports_buft(CPU.default_buffer_type) and not CPU.supports_buft(devices.Fake("A").buffer_type())
+    assert CPU.supports_buft(devices.Fake("H", host=True).buffer_type())
+
+
+# ---------------------------------------------------------------- A6 events and devices
+def test_events_A6_01_A6_07():
+    backend = devices.Fake("A", delay=3e-3).init_backend()
+    event = gg.event_new(backend.device)
+    t = placed((4,), backend)
+    t.set(np.zeros(4))
+    gg.tensor_set_async(backend, t, np.ones(4, np.float32))
+    gg.event_record(event, backend)
+    gg.event_synchronize(event)
+    assert (t.numpy() == 1).all()
+    other = devices.Fake("B", delay=1e-3).init_backend()
+    gg.tensor_set_async(backend, t, np.full(4, 2, np.float32))
+    gg.event_record(event, backend)
+    gg.event_wait(other, event)
+    other.synchronize()
+    assert (t.numpy() == 2).all(), "the other stream went on only after the event"
+    with pytest.raises(gg.ParamError, match="cannot be recorded"):
+        gg.event_record(event, other)
+    gg.event_free(event)
+    gg.event_free(event)
+    gg.event_free(None)
+    with pytest.raises(gg.ParamError, match="freed"):
+        gg.event_wait(other, event)
+    with pytest.raises(gg.ParamError, match="expected an event"):
+        gg.event_record(None, other)
+    for b in (backend, other):
+        b.free()
+
+
+def test_device_facts_A6_02_A6_03_A6_04_A6_08_B5():
+    props = CPU_DEVICE.props
+    assert props["type"] == "cpu" and props["buffer_from_host_ptr"] and not props["events"] and not props["async"]
+    assert 0 < props["memory_free"] <= props["memory_total"] and CPU_DEVICE.description
+    fake = devices.Fake("A", delay=1.0)
+    assert fake.props["events"] and fake.props["device_id"] is None and fake.host_buffer_type() is None
+    assert fake.supports_buft(fake.buffer_type()) and not fake.supports_buft(CPU.default_buffer_type)
+
+
+# ---------------------------------------------------------------- A8 registry
+class Reg:
+    def __init__(self, *found, name="mine", **more):
+        self.name, self.found = name, found
+        self.__dict__.update(more)
+
+    def devices(self):
+        return self.found
+
+
+def test_registry_A6_09_A6_10_A6_12_A8_01_A8_03_A8_05_A8_06():
+    registry = Registry()
+    a, b = devices.Fake("Alpha"), devices.Fake("Beta", type="accel")
+    mine = Reg(a, b, proc_address=lambda name: name.upper() if name == "x" else None)
+    registry.register(mine)
+    registry.register(mine)
+    assert [d.name for d in registry.devices()] == ["Alpha", "Beta", "CPU", "NULL"], "CPU and NULL come last"
+    assert registry.device("aLPHA") is a and registry.by_type("accel") is b and registry.best() is a
+    assert registry.registry("MINE") is mine and registry.registry("other") is None
+    assert registry.proc_address("x") == "X" and registry.proc_address("nothing") is None
+    assert "ggml_backend_get_features" and registry.proc_address("ggml_backend_get_features")()["isa"]
+    registry.unregister(mine)
+    assert registry.best() is CPU_DEVICE and registry.by_type("gpu") is None
+    with pytest.raises(gg.ParamError, match="no device 'Alpha'; there are CPU"):
+        registry.device("Alpha")
+    with pytest.raises(gg.ParamError, match="device type"):
+        registry.by_type("tpu")
+
+
+def test_registry_refuses_wrong_versions_and_objects_A6_10():
+    registry = Registry()
+    with pytest.raises(gg.ParamError, match=f"version 99, this is {API_VERSION}"):
+        registry.register(Reg(api_version=99))
+    for bad in (None, object(), types.SimpleNamespace(name=3, devices=list)):
+        with pytest.raises(gg.TypeMismatch):
+            registry.register(bad)
+    assert [d.name for d in registry.devices()] == ["CPU", "NULL"]
+
+
+def test_best_prefers_gpu_then_igpu_then_cpu_B5():
+    registry = Registry()
+    igpu, gpu = devices.Fake("I", type="igpu"), devices.Fake("G", type="gpu")
+    registry.register(Reg(igpu, name="i"))
+    assert registry.best() is igpu
+    registry.register(Reg(gpu, name="g"))
+    assert registry.best() is gpu
+
+
+def test_entry_points_and_their_failures_are_reported_A6_11_A8_04(monkeypatch):
+    def point(name, load):
+        return types.SimpleNamespace(name=name, load=load)
+
+    def boom():
+        raise ImportError("no libfoo.so")
+    good = devices.Fake("Good")
+    points = [point("broken", boom), point("good", lambda: lambda: Reg(good, name="good")),
+              point("old", lambda: lambda: Reg(name="old", api_version=0))]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    registry = Registry()
+    with pytest.warns(UserWarning, match="no libfoo|API version 0"):
+        assert [d.name for d in registry.devices()] == ["Good", "CPU", "NULL"]
+    assert [n for n, _ in registry.errors] == ["broken", "old"]
+    assert registry.device("CPU") is CPU_DEVICE
+
+
+def test_a_registry_that_raises_is_left_out():
+    def devices_slot():
+        raise RuntimeError("driver lost")
+    registry = Registry()
+    reg = Reg(name="bad")
+    reg.devices = devices_slot
+    registry.register(reg)
+    with pytest.warns(UserWarning, match="driver lost"):
+        assert [d.name for d in registry.devices()] == ["CPU", "NULL"]
+    registry.devices()
+    assert len(registry.errors) == 1, "reported once"
+
+
+def test_loading_a_module_B5(tmp_path, monkeypatch):
+    (tmp_path / "ggjit_test_backend.py").write_text(
+        "import devices\nclass R:\n    name = 'loaded'\n    def devices(self):\n        return []\n"
+        "def ggjit_backend():\n    return R()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry()
+    assert registry.load("ggjit_test_backend") is registry.registry("loaded")
+    with pytest.raises(ImportError):
+        registry.load("ggjit_no_such_backend")
+
+
+def test_backends_from_strings_A8_02_A8_07_A8_09():
+    assert gg.init_backend("CPU:n_threads=2").n_threads == 2 == gg.init_backend("cpu", n_threads=2).n_threads
+    seen = []
+    fake = devices.Fake("Fake")
+    fake.init_backend = lambda params: seen.append(params) or gg.Backend(fake)
+    reg = Reg(fake)
+    gg.registry.register(reg)
+    try:
+        gg.init_backend("FAKE:a=1:b")
+        gg.init_backend("fake", x=3)
+        assert seen == ["a=1:b", "x=3"], "the name ends at the first colon"
+        fake.init_backend = lambda params: None
+        with pytest.raises(gg.GgjitError, match="made no backend"):
+            gg.init_backend("fake")
+    finally:
+        gg.registry.unregister(reg)
+    for bad in ("nope", "CPU:threads=2", "CPU:n_threads=two", "CPU:n_threads"):
+        with pytest.raises(gg.ParamError):
+            gg.init_backend(bad)
+    with pytest.raises(gg.ParamError, match="NVIDIA"):
+        gg.init_backend("CUDA7")
+
+
+# ---------------------------------------------------------------- NULL
+def test_null_plans_and_reports_but_holds_nothing():
+    null = gg.init_backend("NULL")
+    ctx = gg.Context()
+    a, b = ctx.new_tensor(gg.F32, (1 << 20, 1 << 18), "a"), ctx.new_tensor(gg.F32, (1 << 20,), "b")
+    buf = gg.alloc_ctx_tensors(ctx, null)
+    assert buf.size == 4 * ((1 << 38) + (1 << 20)), "a terabyte that does not exist"
+    graph = gg.Graph(gg.silu(gg.add(a, b)))
+    ga = gg.GraphAllocator(null)
+    ga.alloc_graph(graph)
+    assert ga.buffer_size(0) == 1 << 40
+    null.graph_compute(graph)
+    assert null.report == [{"what": "compute", "nodes": 2, "ops": {"ADD": 1, "UNARY": 1}, "written_nbytes": 1 << 41,
+                            "read_nbytes": (1 << 41) + (1 << 22)}]
+    gg.tensor_set(b, b"1234")
+    assert buf.written_nbytes == 4
+    with pytest.raises(gg.NotAllocated, match="NULL"):
+        b.numpy()
+    with pytest.raises(gg.ParamError):
+        gg.init_backend("NULL:x=1")
+
+
+# ---------------------------------------------------------------- A15 utilities
+def test_view_init_A15_01():
+    t = placed((8,), devices.Fake("A").buffer_type())
+    inits = t.buffer.inits
+    v = gg.view_1d(t, 2, 8)
+    gg.view_init(v)
+    assert t.buffer.inits == inits + 1 and v.buffer is t.buffer and v.offs == t.offs + 8
+    with pytest.raises(gg.ParamError, match="no view"):
+        gg.view_init(t)
+    with pytest.raises(gg.NotAllocated):
+        gg.view_init(gg.view_1d(gg.Context().new_tensor(gg.F32, (8,)), 2, 8))
+
+
+def test_tensor_alloc_checks_A15_02():
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (8,), "t")
+    buf = CPU.alloc_buffer(64)
+    for offs in (-32, 8, 48, 64):
+        with pytest.raises(gg.IndexRangeError, match="t F32"):
+            gg.tensor_alloc(buf, t, offs)
+    assert t.buffer is None
+    gg.tensor_alloc(buf, t, 32)
+    assert t.offs == 32
+    with pytest.raises(gg.ParamError, match="is a view"):
+        gg.tensor_alloc(buf, gg.view_1d(t, 2, 0), 0)
+
+
+def small_graph():
+    ctx = gg.Context()
+    w, x = gg.from_numpy(ctx, array(16, 32), "w"), gg.from_numpy(ctx, array(4, 32), "x")
+    y = gg.mul_mat(w, x)
+    z = gg.soft_max(gg.scale(gg.transpose(gg.cont(gg.transpose(y))), 0.5)) if hasattr(gg, "cont") else gg.soft_max(y)
+    return gg.Graph(gg.add(z, gg.reshape_2d(y, 16, 4)))
+
+
+@pytest.mark.parametrize("target", ["CPU", "fake"])
+def test_graph_copy_A1_11_A15_03_to_A15_06(target):
+    graph = small_graph()
+    want = gg.compute(*graph.outputs)
+    backend = CPU if target == "CPU" else devices.Fake("A").init_backend()
+    alive = TABLE.n_alive()
+    copy = gg.graph_copy(backend, graph)
+    assert len(copy.graph) == len(graph) and [t.op for t in copy.graph.nodes] == [t.op for t in graph.nodes]
+    assert [t.name for t in copy.graph.leafs] == [t.name for t in graph.leafs]
+    backend.graph_compute(copy.graph)
+    np.testing.assert_array_equal(copy.of(graph.outputs[0]).numpy(), want)
+    copy.free()
+    del copy
+    gc.collect()
+    assert TABLE.n_alive() <= alive
+    bare = gg.Context().new_tensor(gg.F32, (4,), "bare")
+    with pytest.raises(gg.NotAllocated, match="bare"):
+        gg.graph_copy(backend, gg.Graph(gg.silu(bare)))
+    tight = devices.Fake("T", memory=100).init_backend()
+    with pytest.raises(gg.OutOfMemory):
+        gg.graph_copy(tight, graph)
+
+
+def test_a_graph_of_views_alone_copies_A15_05():
+    a = gg.from_numpy(gg.Context(), array(4, 2))
+    copy = gg.graph_copy(CPU, gg.Graph(gg.transpose(a)))
+    np.testing.assert_array_equal(copy.graph.outputs[0].numpy(), a.numpy().T)
+    copy.free()
+
+
+def test_compare_graph_backend_A15_07_B5():
+    graph, seen = small_graph(), []
+    fake = devices.Fake("A").init_backend()
+
+    def callback(i, t1, t2):
+        seen.append(i)
+        np.testing.assert_array_equal(t1.numpy(), t2.numpy())
+        assert t1.op == graph.nodes[i].op and t1.buffer is not t2.buffer
+    assert gg.compare_graph_backend(CPU, fake, graph, callback)
+    assert seen == [i for i, t in enumerate(graph.nodes) if t.op.name not in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")]
+    assert gg.compare_graph_backend(CPU, fake, graph, lambda i, a, b: False) is False
+    seen.clear()
+    assert gg.compare_graph_backend(CPU, fake, graph, callback, test_nodes=[graph.nodes[-1]])
+    assert seen == [len(graph.nodes) - 1]
+    with pytest.raises(gg.ParamError, match="test_nodes"):
+        gg.compare_graph_backend(CPU, fake, graph, callback, test_nodes=[graph.leafs[0]])
+    broken = devices.Fake("B", fail={"graph_compute"})
+    with pytest.raises(devices.DeviceFailed):
+        gg.compare_graph_backend(CPU, broken.init_backend(), graph, callback)
+    assert broken.used == 0
+
+
+# ---------------------------------------------------------------- data versions
+def test_every_write_counts():
+    t = placed((4, 4))
+    u = placed((4, 4))
+    u.set(array(4, 4))
+    old = [version(t)]
+
+    def changed():
+        old.append(version(t))
+        return old[-1] != old[-2]
+    t.numpy()
+    t.bytes()
+    assert not changed() and t.buffer.trusted
+    t.set(array(4, 4))
+    assert changed()
+    t.set_bytes(b"1234")
+    assert changed()
+    gg.view_1d(t, 2, 0).set([1, 2])
+    assert changed()
+    gg.tensor_memset(t, 0)
+    assert changed()
+    gg.tensor_copy(u, t)
+    assert changed()
+    t.buffer.clear(0)
+    assert changed()
+    with t.write() as a:
+        a[0] = 1
+    assert changed()
+    with pytest.raises(ValueError):
+        a[0] = 2
+    CPU.graph_compute(gg.Graph(gg.cpy(u, t))) if hasattr(gg, "cpy") else t.set(u.numpy())
+    assert changed()
+    assert t.buffer.trusted and t.buffer.arena is not None and not t.buffer.trusted, "who takes the arena may write it"
+
+
+def test_third_party_slots_count_too():
+    class Mine(gg.HostBuffer):
+        def set_tensor(self, t, data, offset=0):
+            super().set_tensor(t, data, offset)
+    buf = Mine(CPU.default_buffer_type, 64)
+    t = gg.Context().new_tensor(gg.F32, (4,))
+    gg.tensor_alloc(buf, t, 0)
+    before = version(t)
+    buf.set_tensor(t, array(4))
+    assert version(t) != before
+
+
+def test_memory_of_the_user_is_not_trusted():
+    x = array(4)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    shadow = x.view()
+    shadow.flags.writeable = False
+    buft = CPU.default_buffer_type
+    assert [ArrayBuffer(buft, a).trusted for a in (x, frozen, shadow)] == [False, True, False]
+    assert ArrayBuffer(buft, x, read_only=True).trusted
+    buf = CPU.alloc_buffer(64)
+    ctx = gg.Context()
+    for offs in (0, 32, 0):
+        gg.tensor_alloc(buf, ctx.new_tensor(gg.F32, (4,)), offs)
+    assert not buf.trusted, "tensors on top of each other"
+
+
+@pytest.mark.parametrize("slot", ["alloc_buffer", "init_backend", "supports_op", "graph_compute"])
+def test_a_slot_that_raises_leaves_everything_usable(slot):
+    device = devices.Fake("A", fail={slot})
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(4))
+    graph = gg.Graph(gg.silu(a))
+    copied = []
+    with pytest.raises(devices.DeviceFailed, match=slot):
+        backend = device.init_backend()
+        backend.supports_op(graph.nodes[0])
+        copied.append(gg.graph_copy(backend, graph))
+        backend.graph_compute(copied[0].graph)
+    for c in copied:
+        c.free()
+    device.fail.clear()
+    copy = gg.graph_copy(device.init_backend(), graph)
+    device.init_backend().graph_compute(copy.graph)
+    np.testing.assert_array_equal(copy.of(graph.outputs[0]).numpy(), gg.compute(*graph.outputs))
+    copy.free()
+    assert device.used == 0
+    devices.check_guards(device)

@@ -1,0 +1,183 @@
+"""mul_mat: against float64 on every instruction set, the real ggml, and itself on two threads."""
+import json
+import sys
+import zlib
+
+import numpy as np
+import oracle
+import pytest
+
+import ggjit as gg
+from ggjit.ops import isa
+from ggjit.ops.errors import ShapeError, TypeMismatch
+from ggjit.ops.mul_mat import cases, reference
+from ggjit.ops.record import OP
+from ggjit.ops.types.traits import traits_of
+
+WEIGHTS = (gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0)
+N_COLUMNS = (1, 2, 3, 4, 8, 12, 13, 33, 65)
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def rounded(type, x):
+    """What a product with weights of `type` sees of x."""
+    f = traits_of(type).np_round_activations
+    return f(np.ascontiguousarray(x)) if f else x
+
+
+def weights(type, a):
+    return gg.dequantize(type, gg.quantize(type, a), a.shape)
+
+
+def nmse(got, want):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert np.isfinite(got).all()
+    return np.square(got - want).sum() / np.square(want).sum()
+
+
+def product(type, a, b, b_type=None, n_threads=1):
+    """Our product: a quantised to `type`, NumPy order in and out."""
+    ctx = gg.Context()
+    y = gg.mul_mat(gg.from_numpy(ctx, a, type=type), gg.from_numpy(ctx, b, type=b_type or gg.F32))
+    shape = *b.shape[:-1], a.shape[-2]
+    return np.reshape(gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={n_threads}")), shape)
+
+
+@pytest.mark.parametrize("type", WEIGHTS, ids=repr)
+@pytest.mark.parametrize("n", N_COLUMNS)
+def test_sums_are_accurate(type, n):
+    """Next to float64 over the same rounded operands only float32 summation is left."""
+    for k in (32, 96, 160, 1056) if type.quantized else (8, 33, 172, 1030):
+        a, b = random(k, 19, k), random(n, n, k)
+        want = rounded(type, b).astype(np.float64) @ weights(type, a).T.astype(np.float64)
+        assert nmse(product(type, a, b), want) < 1e-11
+
+
+@pytest.mark.parametrize("type", WEIGHTS, ids=repr)
+@pytest.mark.parametrize("n", (1, 4, 40))
+def test_agrees_with_the_real_ggml(type, n):
+    """The same codes: the order of float32 additions differs, and ggml rounds the codes' scales through float16."""
+    a, b = random(1, 2, 37, 160), random(2, 6, n, 160)
+    want = oracle.connect().op("mul_mat", [a, b], types=[repr(type)])
+    assert nmse(product(type, a, b), want.reshape(6, n, 37)) < (2e-7 if type.quantized else 1e-10)
+
+
+def test_permuted_operands_agree_with_the_real_ggml():
+    """Attention's own strides: k and q of [d, heads, tokens] seen as [d, tokens, heads]."""
+    k, q = random(3, 33, 2, 64), random(4, 17, 4, 64)
+    want = oracle.connect().op("mul_mat", [k, q], permute={0: (0, 2, 1, 3), 1: (0, 2, 1, 3)})
+    ctx = gg.Context()
+    y = gg.mul_mat(gg.permute(gg.from_numpy(ctx, k), 0, 2, 1, 3), gg.permute(gg.from_numpy(ctx, q), 0, 2, 1, 3))
+    assert nmse(gg.compute(y), want.reshape(4, 17, 33)) < 1e-12
+
+
+def test_extreme_codes_are_exact():
+    """-128, 127 and nibbles 0, 15 against activations of +-127: no saturation anywhere."""
+    k, rng = 256, np.random.default_rng(0)
+    one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    for pattern in (np.full((32, k), -128), np.full((32, k), 127), rng.choice([-128, -127, 0, 127], (32, k))):
+        q8 = pattern.astype(np.int8).reshape(32, -1, 32)
+        q4 = ((pattern + 128) // 17).astype(np.uint8).reshape(32, -1, 32)
+        raws = {gg.Q8_0: q8.view(np.uint8), gg.Q4_0: q4[..., :16] | q4[..., 16:] << 4}
+        exact = {gg.Q8_0: q8.reshape(32, k).astype(np.int64), gg.Q4_0: q4.reshape(32, k).astype(np.int64) - 8}
+        for type, codes in raws.items():
+            raw = np.concatenate([np.broadcast_to(one, (*codes.shape[:2], 2)), codes], -1).reshape(32, -1)
+            for n in (1, 2, 4, 20):
+                y = np.where(np.arange(n)[:, None] % 3 == 0, 127, rng.choice([-127, 127], (n, k))).astype(np.float32)
+                ctx = gg.Context()
+                a = ctx.new_tensor(type, (k, 32))
+                b = gg.from_numpy(ctx, y)
+                gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+                a.set_bytes(raw)
+                got = gg.compute(gg.mul_mat(a, b)).reshape(n, 32)
+                np.testing.assert_array_equal(got, y @ exact[type].T)
+
+
+def test_two_threads_give_the_bytes_of_one(monkeypatch):
+    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    for type in WEIGHTS:
+        for n in (1, 4, 40):
+            for heads in (1, 8):
+                a, b = random(1, heads, 201, 320), random(2, heads, n, 320)
+                one, two = (product(type, a, b, n_threads=t) for t in (1, 2))
+                assert one.tobytes() == two.tobytes()
+
+
+def test_one_batch_equals_column_by_column():
+    """F32 sums do not depend on how many columns there are, beyond float32 rounding."""
+    a, b = random(5, 96, 1030), random(6, 50, 1030)
+    whole = product(gg.F32, a, b)
+    single = np.concatenate([product(gg.F32, a, b[j:j + 1]) for j in range(50)])
+    assert np.abs(whole - single).max() < 2e-5
+
+
+def test_infinity_and_nan_stay_where_they_are():
+    a, b = random(7, 20, 64), random(8, 5, 64)
+    a[3, 10], b[1, 60] = np.inf, np.nan
+    y = product(gg.F32, a, b)
+    assert np.isinf(y[0, 3]) and np.isnan(y[1]).all() and np.isfinite(np.delete(np.delete(y, 3, 1), 1, 0)).all()
+
+
+def test_empty_and_single():
+    assert product(gg.F32, np.ones((1, 1), np.float32), np.full((1, 1), 3, np.float32)).item() == 3
+    assert product(gg.F32, random(0, 4, 8), random(0, 0, 8)).shape == (0, 4)
+
+
+def test_errors_name_the_shapes():
+    ctx = gg.Context()
+    a, b = ctx.new_tensor(gg.F32, (64, 8), "weights"), ctx.new_tensor(gg.F32, (32, 4), "x")
+    with pytest.raises(ShapeError, match=r"weights F32 \[64, 8\].*x F32 \[32, 4\]"):
+        gg.mul_mat(a, b)
+    with pytest.raises(ShapeError, match="transposed"):
+        gg.mul_mat(gg.transpose(ctx.new_tensor(gg.F32, (8, 64))), ctx.new_tensor(gg.F32, (64, 4)))
+    with pytest.raises(ShapeError, match="divide"):
+        gg.mul_mat(ctx.new_tensor(gg.F32, (8, 2, 3)), ctx.new_tensor(gg.F32, (8, 2, 4)))
+    with pytest.raises(TypeMismatch, match="b"):
+        gg.mul_mat(a, ctx.new_tensor(gg.Q8_0, (64, 4)))
+    with pytest.raises(TypeMismatch, match="I32"):
+        gg.mul_mat(ctx.new_tensor(gg.I32, (64, 4)), a)
+
+
+# ---------------------------------------------------------------- every case, on every instruction set
+def run_case(case):
+    """NMSE of a spec's case against its reference; and whether two threads give the same bytes."""
+    from ggjit.ops.spec import Inputs
+    ctx = gg.Context()
+    inp = Inputs(ctx, np.random.default_rng(zlib.crc32(case.name.encode())))
+    y = case.build(inp)
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    for t, values in inp.data:
+        t.set(values)
+
+    def four(t):
+        if t.op == OP.PERMUTE:
+            base = four(t.src[0])
+            axes = [3 - t.op_params[3 - i] for i in range(4)]
+            return base.transpose(np.argsort(axes).tolist())
+        return gg.dequantize(t.type, t.bytes(), tuple(reversed(t.ne)))
+    want = reference(y, four(y.src[0]), four(y.src[1]))
+    return nmse(np.reshape(gg.compute(y), want.shape), want)
+
+
+def sweep():
+    return isa.ISA, {case.name: (run_case(case), case.max_nmse) for case in cases()}
+
+
+def test_cases():
+    name, errors = sweep()
+    bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
+    assert not bad, (name, bad)
+
+
+@pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
+def test_cases_on_other_instruction_sets(name, python):
+    done = python("import json, test_mul_mat as t; print(json.dumps(t.sweep()))", GGJIT_CPU=name,
+                  PYTHONPATH=str(sys.modules[__name__].__file__).rpartition("/")[0], timeout=900)
+    assert done.returncode == 0, done.stderr
+    used, errors = json.loads(done.stdout)
+    assert used == name and len(errors) > 50
+    bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
+    assert not bad, bad
