@@ -1,8 +1,11 @@
 """`plan_offsets`: buffers with lifetimes -> offsets, as low as the time limit allows.
 
     section bound -> ggml's best fit -> free canonical descents -> first fit in four orders
-                  -> canonical search at the goal -> bisection between the proved bound and the best plan, with
-                     growing node limits, until the goal is met or the time is up
+                  -> canonical search at the goal
+                  -> by turns, until the goal is met or the time is up:
+                         bisection between the proved bound and the best plan, with growing node limits (complete: it
+                         can prove that nothing fits)
+                         local search over the rank order, a short search each (finds what depth first misses)
 
 The goal is the lower bound, or `capacity` where that is given.  ggml's plan is always among the candidates, so the
 result is never above it.
@@ -15,7 +18,8 @@ import numpy as np
 from ggjit.alloc import greedy
 from ggjit.alloc.free_list import UNBOUNDED, list_alloc, list_free, new_states, reset_to_block
 from ggjit.alloc.graph_alloc import check_alignment, check_total
-from ggjit.alloc.search import FOUND, INFEASIBLE, CanonicalSearch
+from ggjit.alloc.local import LocalSearch
+from ggjit.alloc.search import FOUND, INFEASIBLE, CanonicalSearch, search
 from ggjit.alloc.sections import Instance
 from ggjit.ops.errors import ParamError, ShapeError
 from ggjit.ops.jit import CACHE, i64s, native
@@ -125,16 +129,16 @@ class Planner:
             self._search()
 
     def _try(self, cap, limit):
-        """FOUND, INFEASIBLE or something else: all three rank orders with `limit` nodes each."""
-        for name, s in self.searches.items():
+        """FOUND, INFEASIBLE or None (not known): all rank orders with `limit` nodes each."""
+        for name, order in self.ranks.items():
             nodes = min(limit, int(self.rate * self.clock.left))
             if nodes < self.inst.n:
                 self.out_of_time = True
                 return None
             t0 = time.perf_counter()
-            status, offsets = s.solve(cap, nodes)
-            if s.nodes > 1000:
-                self.rate = s.nodes / (time.perf_counter() - t0 + 1e-6)
+            status, offsets = self.search.solve(cap, order, nodes)
+            if self.search.nodes > 1000:
+                self.rate = self.search.nodes / (time.perf_counter() - t0 + 1e-6)
             if status == FOUND:
                 self._keep(int((offsets + self.inst.size).max()), offsets, f"search {name}")
                 return FOUND
@@ -143,24 +147,48 @@ class Planner:
                 return INFEASIBLE
         return None
 
+    def _bisect(self, limit):
+        """Narrow [proved bound, best] with `limit` nodes per search; a limit hit counts as "not here" in this pass."""
+        soft = max(self.proved, self.goal)
+        while self.best - soft > max(self.best // 256, 1) and not self.done and not self.out_of_time:
+            cap = (soft + self.best) // 2
+            if self._try(cap, limit) != FOUND:
+                soft = cap + 1
+        if not self.done and not self.out_of_time:
+            self._try(max(self.proved, self.goal), 4 * limit)
+
+    def _climb(self, local, seconds):
+        """Local search for so long."""
+        end = self.clock.used + min(seconds, self.clock.left)
+        while not self.done and self.clock.used < end:
+            nodes = min(2 * self.inst.n, int(self.rate * self.clock.left))
+            status, offsets = local.step(self.best, max(self.proved, self.goal), nodes)
+            if status == FOUND:
+                self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
+            elif status == INFEASIBLE:
+                self.proved = max(self.proved, local.cap + 1)
+
     def _search(self):
-        c0 = CACHE.compiled
-        self.searches = {name: CanonicalSearch(self.inst, order) for name, order in self.ranks.items()}
-        self.searches = {name: s for name, s in self.searches.items() if s.possible}
-        if c0 != CACHE.compiled and self.searches:
-            next(iter(self.searches.values())).solve(self.inst.lower_bound - 1, 1)      # compile outside the clock
-        self.out_of_time = not self.searches
+        self.search = CanonicalSearch(self.inst)
+        if not self.search.possible:
+            return
+        if search_is_cold():
+            self.search.solve(self.inst.lower_bound - 1, self.ranks["TWA"], 1)      # compile, outside the clock
+        self.out_of_time = False
         limit = 2 * self.inst.n
         self._try(self.goal, limit)
+        local = LocalSearch(self.inst, self.search)
         while not self.done and not self.out_of_time:
-            soft = max(self.proved, self.goal)
-            while self.best - soft > max(self.best // 256, 1) and not self.done and not self.out_of_time:
-                cap = (soft + self.best) // 2
-                if self._try(cap, limit) != FOUND:
-                    soft = cap + 1
+            t0 = self.clock.used
+            self._bisect(limit)
+            self._climb(local, self.clock.used - t0)
             limit *= 2
-            if not self.done and not self.out_of_time:
-                self._try(max(self.proved, self.goal), 2 * limit)
+        self._climb(local, self.clock.left)
+
+
+def search_is_cold():
+    """Whether the search kernel still has to be compiled or loaded."""
+    return "_call" not in search.__dict__
 
 
 def _columns(lower, upper, size):

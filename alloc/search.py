@@ -18,7 +18,7 @@ its least offset, so one frame of the search picks the next buffer in that order
             +-------------------------> sections
 
 Frames keep an explicit parent on one linear trail, so a failed part drops its solved siblings with one rewind.
-Buffers are renumbered by rank, hence "ties by rank" is "lowest index first".
+Member lists are kept in rank order, so the first of equals is the one with the better rank.
 """
 import numpy as np
 
@@ -102,8 +102,8 @@ def _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg
 
 
 @exact
-def _candidate(mem, m0, m1, out, mino, size, key, pos):
-    """(buffer, number of unplaced): the unplaced one with the least (mino, index) beyond (key, pos), or -1."""
+def _candidate(mem, m0, m1, out, mino, size, rank, key, pos):
+    """(buffer, number of unplaced): the unplaced one with the least (mino, rank) beyond (key, pos), or -1."""
     best, best_o, least_top, left = np.int64(-1), BIG, BIG, 0
     for k in range(m0, m1):
         i = mem[k]
@@ -112,7 +112,7 @@ def _candidate(mem, m0, m1, out, mino, size, key, pos):
         left += 1
         o = mino[i]
         least_top = min(least_top, o + size[i])
-        if o < best_o and (o > key or (o == key and i > pos)):
+        if o < best_o and (o > key or (o == key and rank[i] > pos)):
             best, best_o = i, o
     if best_o >= least_top:
         best = np.int64(-1)
@@ -164,7 +164,7 @@ def _least_in(s, floor, sp, sm, out, mino):
 
 
 @exact
-def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec, blame):
+def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec):
     """Bring secmin up to date after i went to o; 1 fine, 0 some section cannot hold its rest, -1 trail full."""
     ok = 1
     for s in range(lo, hi):
@@ -184,19 +184,17 @@ def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, to
             continue
         secmin[s], secarg[s] = _least_in(s, h if inside else secmin[s], sp, sm, out, mino)
         if max(secmin[s], o) + total[s] > cap:
-            blame[s] += 1
             ok = 0
             break
     return ok
 
 
 @exact
-def _room_above(i, h, a, b, size, total, cap, blame):
+def _room_above(i, h, a, b, size, total, cap):
     """Sections of i: whatever is left there has to go above h."""
     for s in range(a[i], b[i]):
         rest = total[s] - size[i]
         if rest > 0 and h + rest > cap:
-            blame[s] += 1
             return False
     return True
 
@@ -226,14 +224,11 @@ def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, stats, blame_):
-    """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  stats[0]: nodes.
-
-    blame: per section, how often it could not hold its rest (added to what is there).
-    """
-    blame = i64s(blame_, ns)
+def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit, out_, stats):
+    """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  order: buffers, best rank first;
+    stats: nodes, most buffers placed at once."""
     a, b, size, out = i64s(slo, n), i64s(shi, n), i64s(size_, n), i64s(out_, n)
-    ptr, sp, st = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 1)
+    ptr, sp, st = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 2)
     adj, sm = i64s(adj_, ptr[n]), i64s(sm_, sp[ns])
     mino, touched = np.zeros(n, np.int64), np.zeros(n, np.int64)
     total, cuts = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64)
@@ -250,10 +245,12 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
     t_sec = np.empty((min(ns * (n + 1) + 1, MAX_TRAIL), 3), np.int64)
     mem = np.empty(min(n * (n + 3) // 2 + 64, MAX_TRAIL), np.int64)
     fr = np.empty((2 * n + 8, FRAME), np.int64)
-    for i in range(n):
-        mem[i] = i
+    q, rank = i64s(order, n), np.empty(n, np.int64)
+    for k in range(n):
+        mem[k] = q[k]
+        rank[q[k]] = k
     mtop = np.int64(n)
-    st[0] = 0
+    st[0] = st[1] = 0
     if not _sections_hold(total, secmin, 0, ns, 0, cap):
         return INFEASIBLE
     # frame 0 stands for "nothing placed yet"; its one part is everything
@@ -284,7 +281,8 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
         fr[f, HAT], fr[f, T_MINO], fr[f, T_SEC], fr[f, T_OUT] = 1, cnt[0], cnt[1], cnt[2]
         # ---- try candidates of frame f; fall back to ancestors when there is none left
         while True:
-            i, fr[f, LEFT] = _candidate(mem, fr[f, M0], fr[f, M1], out, mino, size, fr[f, KEY], fr[f, POS])
+            i, fr[f, LEFT] = _candidate(mem, fr[f, M0], fr[f, M1], out, mino, size, rank, fr[f, KEY],
+                                         fr[f, POS])
             ok = i >= 0 and fr[f, HAT] == 1
             if ok and mino[i] > fr[f, KEY]:     # else checked when the frame was made
                 ok = _sections_hold(total, secmin, fr[f, LO], fr[f, HI], mino[i], cap)
@@ -303,12 +301,13 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
                 return NODE_LIMIT
             o = mino[i]
             h = o + size[i]
-            fr[f, KEY], fr[f, POS] = o, i
-            if h > cap or not _room_above(i, h, a, b, size, total, cap, blame):
+            fr[f, KEY], fr[f, POS] = o, rank[i]
+            if h > cap or not _room_above(i, h, a, b, size, total, cap):
                 continue
             out[i] = o
             t_out[cnt[2]] = i
             cnt[2] += 1
+            st[1] = max(st[1], cnt[2])
             for s in range(a[i], b[i]):
                 total[s] -= size[i]
             split = 0
@@ -319,7 +318,7 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
             hat, s0, s1 = _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mino)
             fr[f, HAT] = hat
             ok = _refresh(i, o, h, s0, s1, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
-                          t_sec, blame)
+                          t_sec)
             if ok < 0:
                 return TRAIL_FULL
             if ok:
@@ -330,39 +329,36 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, cap, node_limit, out_, 
 
 
 class CanonicalSearch:
-    """The search on one instance with one rank order; lists are built once and serve every capacity."""
+    """The search on one instance; the lists are built once and serve every capacity and every rank order."""
 
-    def __init__(self, inst, order):
-        self.n, self.ns = inst.n, inst.ns
-        self.order = order
-        self.slo, self.shi, self.size = (a[order] for a in (inst.slo, inst.shi, inst.size))
-        self.n_pairs = count_pairs(self.slo, self.shi, self.n, self.ns)
+    def __init__(self, inst):
+        self.inst, n, ns = inst, inst.n, inst.ns
+        self.n_pairs = count_pairs(inst.slo, inst.shi, n, ns)
         if not self.possible:
             return
-        self.ptr, self.adj = np.empty(self.n + 1, np.int64), np.empty(max(self.n_pairs, 1), np.int64)
-        self.sp = np.empty(self.ns + 1, np.int64)
-        self.sm = np.empty(int((self.shi - self.slo).sum()), np.int64)
-        fill_lists(self.slo, self.shi, self.n, self.ns, self.ptr, self.adj, self.sp, self.sm)
-        self.found = np.empty(self.n, np.int64)
-        self.stats = np.zeros(1, np.int64)
-        self.blame = np.zeros(self.ns, np.int64)
+        self.ptr, self.adj = np.empty(n + 1, np.int64), np.empty(max(self.n_pairs, 1), np.int64)
+        self.sp, self.sm = np.empty(ns + 1, np.int64), np.empty(int((inst.shi - inst.slo).sum()), np.int64)
+        fill_lists(inst.slo, inst.shi, n, ns, self.ptr, self.adj, self.sp, self.sm)
+        self.stats = np.zeros(2, np.int64)
 
     @property
     def possible(self):
         """Whether the adjacency lists fit into memory."""
         return self.n_pairs <= MAX_PAIRS
 
-    def solve(self, cap, node_limit):
-        """(status, offsets in the instance's numbering or None)."""
-        status = search(self.slo, self.shi, self.size, self.n, self.ns, self.ptr, self.adj, self.sp, self.sm,
-                        int(cap), int(node_limit), self.found, self.stats, self.blame)
-        if status != FOUND:
-            return status, None
-        offs = np.empty(self.n, np.int64)
-        offs[self.order] = self.found
-        return status, offs
+    def solve(self, cap, order, node_limit):
+        """(status, offsets or None) with ties broken by `order`, a permutation."""
+        i, offs = self.inst, np.empty(self.inst.n, np.int64)
+        status = search(i.slo, i.shi, i.size, i.n, i.ns, self.ptr, self.adj, self.sp, self.sm, order, int(cap),
+                        int(node_limit), offs, self.stats)
+        return status, offs if status == FOUND else None
 
     @property
     def nodes(self):
         """Search nodes of the last call."""
         return int(self.stats[0])
+
+    @property
+    def most_placed(self):
+        """Most buffers placed at once in the last call."""
+        return int(self.stats[1])

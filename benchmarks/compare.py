@@ -13,6 +13,7 @@ from benchmarks.report import Row, Spread
 from benchmarks.worker import Missing, Worker
 
 PAUSE_SECONDS = 0.1
+AWAKE_SECONDS = 0.05        # the kernel counts in steps of 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,9 @@ class Engines:
             self._loaded[name] = wanted, self.get(name).ask("load", path, n_threads=n_threads, embed=embed)
         return self._loaded[name][1]
 
+    def cpu_seconds(self, but):
+        return sum(w.cpu_seconds() for n, w in self.workers.items() if n != but)
+
     def unload(self):
         """Give memory back to the processes that are measured as a whole."""
         for name in self._loaded:
@@ -78,16 +82,19 @@ def compare(engines, speed, n_threads, rounds, limits):
     speeds = {n: [] for n in names}
     for n in names:
         _once(engines.get(n), speed, 0)                     # plans, kernels, caches: not counted
+    awake = 0.0
     with Others(engines.workers.values()) as others:
         for r in range(rounds):
             for n in names if r % 2 == 0 else names[::-1]:
                 time.sleep(PAUSE_SECONDS)
+                before = engines.cpu_seconds(but=n)
                 speeds[n].append(speed.n / _once(engines.get(n), speed, r))
+                awake += engines.cpu_seconds(but=n) - before
     spreads = {n: Spread(v, "tok/s") for n, v in speeds.items()}
     peer = spreads.get("peer")
     ratio = spreads["ours"].median / peer.median if peer else None
     work = f"{speed.work}, {n_threads} thread{'s' if n_threads > 1 else ''}"
-    notes = [_share(speed, sizes, spreads, limits), _beside(engines, speed, spreads), _disturbed(others)]
+    notes = [_share(speed, sizes, spreads, limits), _beside(engines, speed, spreads), _disturbed(others, awake)]
     return Row(work, f"{speed.target} x", spreads["ours"], peer or engines.reasons["peer"], ratio,
                None if ratio is None else ratio >= speed.target, "; ".join(n for n in notes if n))
 
@@ -118,5 +125,8 @@ def _beside(engines, speed, spreads):
     return f"{name} {shown}"
 
 
-def _disturbed(others):
-    return f"DISTURBED: others used {others.cores:.2f} cores" if others.cores >= IDLE_CORES else ""
+def _disturbed(others, awake):
+    """awake: processor seconds that engines used while another one was measured."""
+    notes = [f"DISTURBED: others used {others.cores:.2f} cores"] if others.cores >= IDLE_CORES else []
+    notes += [f"DISTURBED: an engine at rest used {awake:.2f} s"] if awake > AWAKE_SECONDS else []
+    return "; ".join(notes)

@@ -43,6 +43,7 @@ from ggjit.copies import (
 from ggjit.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
+from ggjit.measure import measure
 from ggjit.ops import errors
 from ggjit.ops.errors import (
     BadFile,
@@ -64,6 +65,7 @@ from ggjit.ops.quantize import dequantize, quantize
 from ggjit.ops.spec import builders as _builders
 from ggjit.ops.types.traits import BY_NAME as _types
 from ggjit.registry import init_backend, registry
+from ggjit.sched import Scheduler
 from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 
 __version__ = "0.1.0"

@@ -2,6 +2,7 @@
 import itertools
 import math
 import struct
+import sys
 import threading
 import weakref
 
@@ -13,6 +14,7 @@ from ggjit.table import NO_PARAMS, NO_SRC, TABLE
 from ggjit.tensor import Tensor
 
 _MAX_NBYTES = 1 << 62
+_INNER = ("ggjit.ops", "ggjit.context", "ggjit.compute")
 _ids = itertools.count()
 _active = threading.local()
 _float_bits = struct.Struct("f")
@@ -112,9 +114,18 @@ class Context:
         row, generation = TABLE.new(type.id, int(op), 0, ne, nb, params, ids,
                                     -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
         self._rows.append(row)
-        t = Tensor(row, generation, self, type, OP(op), ne, nb, src, view_src, view_offs, name)
+        t = Tensor(row, generation, self, type, OP(op), ne, nb, src, view_src, view_offs, name,
+                   _caller())
         self.tensors.append(t)
         return t
+
+
+def _caller():
+    """(file, line) of the innermost frame outside the op builders and this file."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
 
 
 def check_ne(type, ne):

@@ -149,8 +149,8 @@ class GraphCopy:
 def graph_copy(backend, graph):
     """Every tensor of `graph` with its values, ops, parameters, names and flags, in `backend`'s memory.
 
-    Leaves need memory; results are copied where they have some and are zero where not.  Errors: NotAllocated,
-    OutOfMemory; nothing is kept then.  Source: ggml_backend_graph_copy.
+    Leaves need memory; results with memory of their own are copied, others are zero until they are computed.
+    Errors: NotAllocated, OutOfMemory; nothing is kept then.  Source: ggml_backend_graph_copy.
     """
     for t in graph.leafs:
         t._placed()
@@ -162,7 +162,7 @@ def graph_copy(backend, graph):
         for t in (*graph.leafs, *graph.nodes):
             copy = copies[t.id]
             TABLE.words[copy.id, T_FLAGS] = TABLE.words[t.id, T_FLAGS]
-            if t.view_src is None and (t.op == OP.NONE or t._where() is not None):
+            if t.view_src is None and int(TABLE.words[t.id, T_BUFFER]) >= 0:
                 tensor_copy(t, copy)
         new = Graph(*[copies[t.id] for t in graph.outputs])
     except BaseException:

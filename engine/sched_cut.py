@@ -4,6 +4,7 @@ import functools
 import numpy as np
 
 from ggjit.alloc.graph_alloc import GraphError
+from ggjit.buffer import USAGE_WEIGHTS, buffer_by_id
 from ggjit.ops.errors import GgjitError, NotSupported
 from ggjit.ops.record import MAX_SRC, T_BUFFER
 from ggjit.ops.shape import describe
@@ -92,10 +93,10 @@ class Cut:
             self.m = m = len(ids)
             self.ws = new_work(m)
             self.col(ID)[:] = ids
-            found = np.empty(m + 1, np.int64)
+            found = np.empty((m + 1, 2), np.int64)
             n = distinct_buffers(TABLE.words, ids, m, found)
-            self.buffers = w.buffers(found[:n].tolist(), self)
-            bufs = np.array([(b.id, w.buft_index(b.buft), (IS_WEIGHT if b.usage == 1 else 0)
+            self.buffers = [buffer_by_id(b, self.tensors[i]) for b, i in found[:n].tolist()]
+            bufs = np.array([(b.id, w.buft_index(b.buft), (IS_WEIGHT if b.usage == USAGE_WEIGHTS else 0)
                               | (IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
                             np.int64).reshape(-1, B_WORDS)
             info = np.zeros(2, np.int64)

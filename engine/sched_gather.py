@@ -80,8 +80,8 @@ def _nbytes(t, r, block_nbytes, block_size):
 
 @native("i64(i64, i64, i64, i64)")
 def distinct_buffers(table, ids, m, out):
-    """Write the distinct buffer ids of the tensors to out (room for m); returns how many."""
-    t, a, o = i64s(table, 1 << 40), i64s(ids, m), i64s(out, m)
+    """Distinct buffers of the tensors, as pairs (buffer id, number of a tensor in it), room for m; returns how many."""
+    t, a, o = i64s(table, 1 << 40), i64s(ids, m), i64s(out, 2 * m)
     n = 0
     last = np.int64(-1)
     for i in range(m):
@@ -90,10 +90,11 @@ def distinct_buffers(table, ids, m, out):
             continue
         last = b
         k = 0
-        while k < n and o[k] != b:
+        while k < n and o[2 * k] != b:
             k += 1
         if k == n:
-            o[n] = b
+            o[2 * n] = b
+            o[2 * n + 1] = i
             n += 1
     return n
 

@@ -8,11 +8,9 @@ import threading
 import numpy as np
 
 from ggjit.backend import Backend
-from ggjit.buffer import BufferType, buffer_by_id
+from ggjit.buffer import BufferType
 from ggjit.ops.errors import ParamError
-from ggjit.ops.record import T_BUFFER
 from ggjit.sched_rules import RULES
-from ggjit.table import TABLE
 
 MEMO_SLOTS = 1 << 12
 
@@ -65,14 +63,6 @@ class World:
             home = next((i for i in (owner, by_type, reader) if i >= 0), -1)
             self.homes = np.append(getattr(self, "homes", np.empty(0, np.int64)), home)
         return k
-
-    def buffers(self, ids, cut):
-        """Live Buffer objects for the ids the table names."""
-        out = []
-        for id_ in ids:
-            t = next(t for t in cut.tensors if int(TABLE.words[t.id, T_BUFFER]) == id_)
-            out.append(buffer_by_id(id_, t))
-        return out
 
     # ------------------------------------------------------------ ops
     def _forget(self):

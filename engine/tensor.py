@@ -27,14 +27,15 @@ from ggjit.versions import T_VERSION, touched
 class Tensor:
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
-    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "_plan",
-                 "__weakref__")
+    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
+                 "_plan", "__weakref__")
 
-    def __init__(self, id, generation, ctx, type, op, ne, nb, src, view_src, view_offs, name):
+    def __init__(self, id, generation, ctx, type, op, ne, nb, src, view_src, view_offs, name, made_at=("", 0)):
         self.id, self.generation, self.ctx = id, generation, ctx
         self.type, self.op, self.ne, self.nb = type, op, ne, nb
         self.src, self.view_src, self.view_offs = src, view_src, view_offs
         self.name = name
+        self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
 
     _at = None                          # engine/located.py: fixed places under a scheduler

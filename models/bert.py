@@ -88,6 +88,10 @@ class Bert(Network):
         h = gg.gelu_erf(linear("ffn_up", x))
         return self._norm(gg.add(linear("ffn_down", h), x), w["out_norm"])
 
+    def largest_graph(self, all_logits=False):
+        """The longest text the model takes."""
+        return self.graph(self.n_ctx)
+
     def _common_shapes(self):
         return (8,), (64,)
 

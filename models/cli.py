@@ -63,6 +63,22 @@ def _parser():
     threads(c, "-t", "--threads")
     c.add_argument("-r", type=_positive, default=3, metavar="N", help="repetitions (3)")
     c.add_argument("--kv-type", default="F16", metavar="TYPE")
+    c = command("peak", "peak memory of a model, measured without allocating or reading weights")
+    c.add_argument("model", metavar="MODEL", help="a GGUF, or a shape: llama-7b, llama-70b, ...")
+    c.add_argument("--n-ctx", type=_positive, default=None, metavar="N", help="context (what it was trained for)")
+    c.add_argument("--n-batch", type=_positive, default=512, metavar="N", help="tokens per batch (512)")
+    c.add_argument("--flash", action="store_true", help="with flash attention")
+    c.add_argument("--planner", choices=("ggml", "ggml-2023", "best"), default="best")
+    c.add_argument("--order", choices=("graph", "memory"), default="graph", help="execution order")
+    c.add_argument("--all-logits", action="store_true", help="logits of every token, as llama.cpp reserves them")
+    c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
+    c.add_argument("--png", metavar="FILE", help="write the picture: offset by time")
+    c.add_argument("--csv", metavar="FILE", help="write one line per tensor")
+    c = command("plan", "place buffers with given lifetimes (MiniMalloc's CSV: id,lower,upper,size)")
+    c.add_argument("input", metavar="IN.csv")
+    c.add_argument("-o", "--output", metavar="OUT.csv", help="the input with an offset column")
+    c.add_argument("--capacity", type=_count, default=None, metavar="BYTES", help="exit 1 if it cannot be met")
+    c.add_argument("--time-limit", type=float, default=1.0, metavar="S", help="seconds of search (1)")
     command("info", "version, processor, devices, and which types and ops each device supports")
     c = command("warm-up", "compile the kernels a model needs into the cache")
     c.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
@@ -78,6 +94,10 @@ def main(argv=None):
         result = run(args)
         if args.json:
             print(json.dumps(result))
+        if not result.get("fits", True):
+            print(f"ggjit plan: over the capacity of {args.capacity:,} bytes: {result['verdict']}; the best layout "
+                  f"found has {result['peak']:,}", file=sys.stderr)
+            return 1
         return 0
     except GgjitError as e:
         print(f"ggjit {args.command}: {e}", file=sys.stderr)

@@ -4,7 +4,7 @@ import sys
 import time
 
 from ggjit.models.progress import bar, compiling
-from ggjit.ops.errors import ModelError, ParamError
+from ggjit.ops.errors import BadFile, ModelError, ParamError
 
 
 def _load(path, args, **options):
@@ -146,6 +146,55 @@ def bench(args):
             print(f"{r['test']:>8}  {r['threads']} threads  {s['median']:10.2f} tokens/s  "
                   f"({s['min']:.2f} - {s['max']:.2f})")
     return {"results": results}
+
+
+# ---------------------------------------------------------------- peak, plan
+def peak(args):
+    from ggjit.models.peak import model_peak, what_if
+    options = dict(order=args.order, all_logits=args.all_logits)
+    with compiling():
+        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options)
+        table = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None
+    if args.png:
+        report.plot(path=args.png)
+    if args.csv:
+        report.to_csv(args.csv)
+    result = {"peak": report.peak, "lower_bound": report.lower_bound, "planner": args.planner,
+              "n_nodes": report.n_nodes, "n_buffers": report.n_buffers, "seconds": report.total_seconds,
+              "kinds": report.kinds}
+    if table:
+        result["what_if"] = table
+    if not args.json:
+        _stdout().print(report)
+        if table:
+            _stdout().print(_what_if_table(table))
+    return result
+
+
+def _what_if_table(rows):
+    from rich.table import Table
+
+    from ggjit.alloc.measure import mib
+    out = Table(title="what if", title_justify="left")
+    for column in rows[0]:
+        out.add_column(column, justify="right")
+    for r in rows:
+        out.add_row(*(mib(v) if k in ("peak", "lower_bound", "kv", "total") else str(v) for k, v in r.items()))
+    return out
+
+
+def plan(args):
+    from ggjit.alloc.csvio import run_plan_csv
+    with compiling():
+        try:
+            result = run_plan_csv(args.input, args.output, capacity=args.capacity, time_limit=args.time_limit)
+        except OSError as e:
+            raise BadFile(f"{e.filename}: {e.strerror}; check the path") from None
+    verdict = result["fits"]                    # "fits", "does not fit" (proved), "not found in time"
+    result |= {"fits": args.capacity is None or result["peak"] <= args.capacity, "verdict": verdict}
+    if not args.json:
+        print(f"peak {result['peak']:,}  lower bound {result['lower_bound']:,}  {verdict}  {result['seconds']:.3f} s")
+    return result
 
 
 # ---------------------------------------------------------------- info, warm-up

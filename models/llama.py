@@ -58,7 +58,7 @@ class Llama(Network):
         self._make_cache()
         self.n_past = 0
         # the largest graph first, so that the arena never has to move
-        self._step((min(self.n_batch, self.n_ctx), self._n_kv(self.n_ctx), 1))
+        self._allocator.reserve(self.largest_graph())
 
     def _rope_settings(self):
         """(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)"""
@@ -165,6 +165,11 @@ class Llama(Network):
         m = gg.mul(gg.rms_norm(x, self.eps), w["ffn_norm"])
         h = gg.swiglu_split(self._linear(w["ffn_gate"], m), self._linear(w["ffn_up"], m))
         return gg.add(self._linear(w["ffn_down"], h), x)
+
+    def largest_graph(self, all_logits=False):
+        """A full batch that ends at the last cache row: what the compute arena is made for."""
+        n = min(self.n_batch, self.n_ctx)
+        return self.graph(n, self.n_ctx, n if all_logits else 1)
 
     def _n_kv(self, n):
         return min(-(-n // KV_STEP) * KV_STEP, self.n_ctx)

@@ -94,9 +94,7 @@ class Network:
         """The planned graph for `shape`; the most recent ones are kept."""
         step = self._steps.get(shape)
         if step is None:
-            ctx = Context()
-            with ctx:
-                inputs, result = self._build(ctx, shape)
+            ctx, inputs, result = self._built(shape)
             graph = Graph(result)
             # one arena for all steps: they never run at the same time
             held = self._allocator.buffer_size()
@@ -115,9 +113,15 @@ class Network:
         """Bytes of the arena for computed tensors."""
         return self._allocator.buffer_size()
 
+    def _built(self, shape):
+        ctx = Context()
+        with ctx:
+            inputs, result = self._build(ctx, shape)
+        return ctx, inputs, result
+
     def graph(self, *shape):
-        """The graph for a shape, for measuring and drawing."""
-        return self._step(shape).plan.graph
+        """The graph for a shape, unplanned: for measuring, drawing and reserving."""
+        return Graph(self._built(shape)[2])
 
     def warm_up(self):
         """Plan the graphs people run first, which compiles their kernels into the cache."""

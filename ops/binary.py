@@ -1,7 +1,7 @@
 """add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo).
 
 Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.
-One kernel body serves all four; it has three row forms:
+One kernel body serves all four; tensors of one shape without gaps are one long row, and a row has three forms:
 
     b is one element per row (ne0 == 1)     d[i] = a[i] op b[0]
     rows of equal length                    d[i] = a[i] op b[i]
@@ -9,12 +9,13 @@ One kernel body serves all four; it has three row forms:
 """
 import numpy as np
 
-from ggjit.ops.elementwise import FLOATS, TOLERANCE
+from ggjit.ops.elementwise import FLOATS, PIECE, TOLERANCE, is_packed
 from ggjit.ops.jit import inline
 from ggjit.ops.node import (
     DST,
     SRC0,
     SRC1,
+    addr,
     chunk_rows,
     n_rows,
     nb,
@@ -124,15 +125,24 @@ def _make(op, ta, tb, td):
         a, b, d = node + SRC0, node + SRC1, node + DST
         n, n0, m0 = n_rows(d), ne(d, 0), ne(b, 0)
         a0, b0, d0 = nb(a, 0), nb(b, 0), nb(d, 0)
+        total, one_row = n * n0, n_rows(b) == 1
+        flat = (m0 * n_rows(b) == total and is_packed(a, sa) and is_packed(b, sb) and is_packed(d, sd))
         packed = a0 == sa and d0 == sd
+        if flat:
+            n = (total + PIECE - 1) // PIECE
         chunk = chunk_rows(n, nth)
         while True:
             start = next_rows(node, ith, nth, sync, chunk, n)
             if start >= n:
                 return OK
+            if flat:
+                first, end = start * PIECE, min(total, (start + chunk) * PIECE)
+                row_equal(addr(d) + first * sd, addr(a) + first * sa, addr(b) + first * sb, end - first)
+                continue
             for r in range(start, min(n, start + chunk)):
                 i1, i2, i3 = row_index(d, r)
-                pd, pa, pb = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3), row_addr_mod(b, i1, i2, i3)
+                pd, pa = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3)
+                pb = addr(b) if one_row else row_addr_mod(b, i1, i2, i3)
                 if packed and m0 == 1:
                     row_one(pd, pa, pb, n0)
                 elif packed and m0 == n0 and b0 == sb:
@@ -148,7 +158,7 @@ def kernel(t, n_threads):
         return None
     op = OP(t.op)
     return Kernel(f"{op.name.lower()}-{a.type.name}-{b.type.name}-{t.type.name}",
-                  lambda: _make(op, a.type, b.type, t.type), cost=0.1 * touched_nbytes(t))
+                  lambda: _make(op, a.type, b.type, t.type), cost=0.025 * touched_nbytes(t))
 
 
 def cases(op):

@@ -287,7 +287,7 @@ def _choose(s, d):
     ts, td = s.type, d.type
     s_dense, d_dense = is_contiguous(s), is_contiguous(d)
     if s_dense and d_dense:
-        return "flat", lambda: _make_flat(ts, td), 0.1
+        return "flat", lambda: _make_flat(ts, td), 0.025
     one_shape = s.ne == d.ne
     if one_shape:
         s_dense = d_dense = False
@@ -296,17 +296,17 @@ def _choose(s, d):
     if not (one_shape or s_dense or d_dense):
         if ts.quantized or td.quantized:
             return None
-        return "any", lambda: _make_any(ts, td), 1.0
+        return "any", lambda: _make_any(ts, td), 0.7
     if (s_dense or rows_contiguous(s)) and (d_dense or rows_contiguous(d)) and _whole_blocks(n0, ts, td):
-        return f"rows{sides}", lambda: _make_rows(ts, td, s_dense, d_dense), 0.15
+        return f"rows{sides}", lambda: _make_rows(ts, td, s_dense, d_dense), 0.03
     if ts.quantized or td.quantized:
         return None
     tiled = {ts, td} <= set(ELEM) or (ts is td and ts.nbytes in (2, 4))
     if tiled and not s_dense and (d_dense or rows_contiguous(d)):
         for k in (1, 2, 3):
             if s.nb[k] == ts.nbytes and s.ne[k] >= W and s.ne[0] >= W:
-                return f"tile{k}{sides}", lambda k=k: _make_tile(ts, td, k, d_dense), 0.2
-    return f"strided{sides}", lambda: _make_strided(ts, td, s_dense, d_dense), 0.5
+                return f"tile{k}{sides}", lambda k=k: _make_tile(ts, td, k, d_dense), 0.065
+    return f"strided{sides}", lambda: _make_strided(ts, td, s_dense, d_dense), 0.15
 
 
 def kernel(t, n_threads):
@@ -316,7 +316,7 @@ def kernel(t, n_threads):
         return None
     name, make, each = chosen
     if s.type is not t.type and (s.type.quantized or t.type.quantized):
-        each *= 5
+        each *= 2
     return Kernel(f"copy-{name}-{s.type.name}-{t.type.name}", make, cost=each * touched_nbytes(t),
                   work_nbytes=n_threads * SCRATCH_NBYTES, modules=mover(s.type, t.type).modules)
 

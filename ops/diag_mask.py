@@ -80,7 +80,7 @@ def kernel(t, n_threads):
     if t.type is not F32:
         return None
     op = OP(t.op)
-    return Kernel(op.name.lower(), lambda: _make(VALUE[op]), cost=0.1 * touched_nbytes(t))
+    return Kernel(op.name.lower(), lambda: _make(VALUE[op]), cost=0.03 * touched_nbytes(t))
 
 
 def cases(plain, in_place):

@@ -105,7 +105,7 @@ def _make(f, ta, td):
     return kernel
 
 
-def map_kernel(t, label, f, cost=0.1):
+def map_kernel(t, label, f, cost=0.025):
     """The Kernel that applies f to t.src[0]; cost in nanoseconds a byte touched.  None for types it cannot take."""
     ta, td = t.src[0].type, t.type
     if ta not in ROW or td not in ROW:

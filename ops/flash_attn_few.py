@@ -14,7 +14,7 @@ from ggjit.ops.flash_attn_rows import (
     sink_of,
 )
 from ggjit.ops.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
-from ggjit.ops.flash_attn_tiles import BK, make_dots, make_weighted, padded
+from ggjit.ops.flash_attn_tiles import BK, make_dots, make_look_ahead, make_weighted, padded
 from ggjit.ops.jit import inline
 from ggjit.ops.mathfun import exp1
 from ggjit.ops.mem import ld_f32, st_f32
@@ -62,6 +62,8 @@ def _make_attend(variant, n_rows, layout):
     k_elem, v_elem = ("f32" if t.quantized else t.name for t in (variant.k, variant.v))
     dots, weighted = make_dots(k_elem, variant.d, n_rows), make_weighted(v_elem, variant.dv, n_rows)
     read_k, read_v = make_row_reader(variant.k, variant.d), make_row_reader(variant.v, variant.dv)
+    ahead_k = make_look_ahead(variant.k.row_nbytes(variant.d) if variant.k.quantized else 0)
+    ahead_v = make_look_ahead(variant.v.row_nbytes(variant.dv) if variant.v.quantized else 0)
     convert_k, convert_v = variant.k.quantized, variant.v.quantized
     k_, v_, q_, acc_ = layout.k, layout.v, layout.q, layout.acc
     k_stride, v_stride = layout.q_stride, layout.acc_stride
@@ -80,6 +82,7 @@ def _make_attend(variant, n_rows, layout):
             kb, kbs, vb, vbs = k + j * ks, ks, v + j * vs, vs
             if convert_k:
                 for i in range(nj):
+                    ahead_k(kb + i * ks, ks)
                     read_k(kb + i * ks, wk + k_ + i * k_stride)
                 kb, kbs = wk + k_, k_stride
             dots(wk + q_, kb, kbs, nj, wk + scores_)
@@ -88,6 +91,7 @@ def _make_attend(variant, n_rows, layout):
             while length > 0:
                 if convert_v:
                     for i in range(first, first + length):
+                        ahead_v(v + (j + i) * vs, vs)
                         read_v(v + (j + i) * vs, wk + v_ + i * v_stride)
                     vb, vbs = wk + v_, v_stride
                 weighted(wk + scores_ + 4 * first, vb + first * vbs, vbs, length, wk + acc_, wk + c_)

@@ -134,6 +134,18 @@ def _prefetch_row_ir(b, addr, nbytes):
         b.call(f, [p, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
 
 
+@functools.cache
+def make_look_ahead(nbytes):
+    """look_ahead(row, stride): ask for the row of `nbytes` that is AHEAD rows later."""
+    @intrinsic
+    def look_ahead(typingctx, row, stride):
+        def codegen(context, b, sig, args):
+            _prefetch_row_ir(b, b.add(args[0], b.mul(args[1], ir.Constant(IR_I64, AHEAD))), nbytes)
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+    return look_ahead
+
+
 # ---------------------------------------------------------------- few rows: dot products
 def _sums_ir(b, vs):
     """Up to w vectors of w lanes -> one vector, lane i = sum of the lanes of vector i."""

@@ -74,7 +74,7 @@ def kernel(t, n_threads):
     if not can_move(a.type, t.type):
         return None
     return Kernel(f"get_rows-{a.type.name}-{t.type.name}", lambda: _make(a.type, t.type),
-                  cost=0.4 * n_elements(t) + 10.0 * t.ne[1], work_nbytes=n_threads * SCRATCH_NBYTES,
+                  cost=0.15 * n_elements(t) + 5.0 * t.ne[1], work_nbytes=n_threads * SCRATCH_NBYTES,
                   modules=mover(a.type, t.type).modules)
 
 

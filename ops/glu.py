@@ -73,13 +73,13 @@ def _oai(b, x, g, alpha, limit):
 
 
 GATES = {
-    GLU.REGLU: _gate("max(x, 0) g", "relu", _relu, 0.1),
-    GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.2),
-    GLU.SWIGLU: _gate("silu(x) g", "silu", mathfun.silu_ir, 0.15),
+    GLU.REGLU: _gate("max(x, 0) g", "relu", _relu, 0.025),
+    GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.03),
+    GLU.SWIGLU: _gate("silu(x) g", "silu", mathfun.silu_ir, 0.03),
     GLU.SWIGLU_OAI: Gate("x' / (1 + e^(-alpha x')) (g' + 1), x' = min(x, limit), g' = g limited to +-limit",
-                         _np_oai, _oai, 0.2),
-    GLU.GEGLU_ERF: _gate("gelu_erf(x) g", "gelu_erf", mathfun.gelu_erf_ir, 0.2),
-    GLU.GEGLU_QUICK: _gate("gelu_quick(x) g", "gelu_quick", mathfun.gelu_quick_ir, 0.2),
+                         _np_oai, _oai, 0.03),
+    GLU.GEGLU_ERF: _gate("gelu_erf(x) g", "gelu_erf", mathfun.gelu_erf_ir, 0.03),
+    GLU.GEGLU_QUICK: _gate("gelu_quick(x) g", "gelu_quick", mathfun.gelu_quick_ir, 0.03),
 }
 
 

@@ -17,7 +17,7 @@ from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
-SHORT = 512                             # bytes: below, a loop of vectors beats a call of memcpy
+SHORT = 256                             # bytes: below, a loop of vectors beats a call of memcpy
 
 
 @dataclasses.dataclass(frozen=True)

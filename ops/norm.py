@@ -181,7 +181,7 @@ def kernel(t, n_threads):
         return None
     op = OP(t.op)
     make = _make_groups if op == OP.GROUP_NORM else lambda: _make_rows(op)
-    return Kernel(op.name.lower(), make, cost=0.08 * touched_nbytes(t))
+    return Kernel(op.name.lower(), make, cost=0.03 * touched_nbytes(t))
 
 
 # ---------------------------------------------------------------- cases

@@ -169,7 +169,7 @@ def kernel(t, n_threads):
     a, op = t.src[0], OP(t.op)
     if a.type not in (FLOATS if op == OP.SUM else (F32,)):
         return None
-    cost = 0.1 * touched_nbytes(t)
+    cost = 0.025 * touched_nbytes(t)
     if op == OP.SUM:
         rows = a.ne[1] * a.ne[2] * a.ne[3]
         return Kernel(f"sum-{a.type.name}", lambda: _make_sum(a.type), cost, work_nbytes=8 * rows)

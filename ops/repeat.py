@@ -61,7 +61,7 @@ def kernel(t, n_threads):
     size = t.type.nbytes
     if t.src[0].type is not t.type or t.type not in TYPES:
         return None
-    return Kernel(f"repeat-{size}", lambda: _make(size), cost=0.15 * touched_nbytes(t))
+    return Kernel(f"repeat-{size}", lambda: _make(size), cost=0.025 * touched_nbytes(t))
 
 
 def cases():

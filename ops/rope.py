@@ -410,9 +410,9 @@ def kernel(t, n_threads):
     if t.src[0].type is not ty or ty not in (F32, F16):
         return None
     back, factors = t.op == OP.ROPE_BACK, len(t.src) > 2
-    per_token = 2.0 * t.ne[0] * t.ne[2]                     # angles, sines and cosines
+    per_token = 0.7 * t.ne[0] * t.ne[2]                     # angles, sines and cosines
     label = f"rope-{mode}-{ty.name}{'-back' * back}{'-factors' * factors}"
-    return Kernel(label, lambda: _make(mode, ty, back, factors), cost=0.1 * touched_nbytes(t) + per_token,
+    return Kernel(label, lambda: _make(mode, ty, back, factors), cost=0.02 * touched_nbytes(t) + per_token,
                   work_nbytes=n_threads * ((16 * (t.ne[0] + 2 * W) + 63) // 64 * 64))
 
 

@@ -84,9 +84,9 @@ def kernel(t, n_threads):
     b, ids = t.src[:2]
     if b.type not in VALUES or ids.type not in IDS or not can_move(b.type, t.type):
         return None
-    each = 3.0 if t.type.quantized else 0.3
+    each = 0.3 if t.type.quantized else 0.1
     return Kernel(f"set_rows-{b.type.name}-{t.type.name}-{ids.type.name}", lambda: _make(b.type, t.type, ids.type),
-                  cost=each * n_elements(b) + 10.0 * b.ne[1], work_nbytes=n_threads * SCRATCH_NBYTES,
+                  cost=each * n_elements(b) + 5.0 * b.ne[1], work_nbytes=n_threads * SCRATCH_NBYTES,
                   modules=mover(b.type, t.type).modules)
 
 

@@ -243,7 +243,7 @@ def kernel(t, n_threads):
         return None
     mask_type = mask.type if mask is not None else None
     label = f"soft_max{'' if mask is None else '-' + mask_type.name}{'-sinks' * (sinks is not None)}"
-    return Kernel(label, lambda: _make(mask_type, sinks is not None), cost=0.15 * touched_nbytes(t))
+    return Kernel(label, lambda: _make(mask_type, sinks is not None), cost=0.04 * touched_nbytes(t))
 
 
 # ---------------------------------------------------------------- cases

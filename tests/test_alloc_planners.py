@@ -92,9 +92,9 @@ def test_a_gap_above_the_section_bound_is_proved():
 def test_search_says_when_it_ran_out_of_nodes_or_memory():
     lo, hi, size = instances.accelerator(150, 2)
     inst = Instance(lo, hi, size)
-    s = CanonicalSearch(inst, np.argsort(-size))
-    assert s.solve(inst.lower_bound, 10)[0] not in (0, 1) and s.nodes == 11
-    assert s.solve(inst.lower_bound - 1, 10)[0] == 0
+    s, order = CanonicalSearch(inst), np.argsort(-size)
+    assert s.solve(inst.lower_bound, order, 10)[0] not in (0, 1) and s.nodes == 11
+    assert s.solve(inst.lower_bound - 1, order, 10)[0] == 0
     assert TRAIL_FULL not in (0, 1, -1)
 
 

@@ -77,6 +77,17 @@ def _missing(bench, name):
     raise bench("worker").Missing(f"no {name} here")
 
 
+def test_a_peer_that_is_not_installed_is_missing(bench, monkeypatch):
+    peer = bench("peer")
+    monkeypatch.setattr(peer, "PACKAGE", "no_such_package")
+    with pytest.raises(bench("worker").Missing, match="pip install no_such_package"):
+        peer.Engine()
+    ort = bench("ort")
+    monkeypatch.setattr(ort, "onnxruntime", None)
+    with pytest.raises(bench("worker").Missing, match="pip install onnxruntime"):
+        ort.Engine()
+
+
 def test_an_engine_that_fails_says_so_and_stays(bench, tmp_path):
     worker = bench("worker")
     with worker.Worker("ours") as w:

@@ -1,0 +1,151 @@
+"""Memory for a cut graph: who lies where, as numbers (Layout), and the buffers behind it (Memory).
+
+Rows of the private table are places: tensor i of the graph is row i, copy c in instance k is row m + c * instances + k.
+Leaves without memory get buffers of their own (`place_leaves`): they keep their values from run to run, and two graphs
+on one scheduler may share them.  Everything computed shares the scheduler's buffers, one graph at a time.
+"""
+import threading
+
+import numpy as np
+
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.buffer import USAGE_COMPUTE, BufferType, tensor_alloc
+from ggjit.config import debug
+from ggjit.ops.record import T_BUFFER, T_WORDS
+from ggjit.ops.spec import in_place_table
+from ggjit.sched_split import K_BACKEND, K_SRC, U_COPY, planner_graph
+from ggjit.sched_work import BACKEND, NBYTES, VIEW
+from ggjit.table import TABLE
+
+_placing = threading.Lock()             # two schedulers may find the same leaf without memory
+
+
+class Layout:
+    """Places of all rows: `slot` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`."""
+
+    def __init__(self, cut, n_instances, planner):
+        w = cut.world
+        n_copies, n_uses = len(cut.copies), len(cut.uses)
+        self.n_rows = n_rows = cut.m + n_copies * n_instances + n_uses
+        table = np.empty((n_rows, T_WORDS), np.int64)
+        order, leafs, counts = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64), np.zeros(2, np.int64)
+        planner_graph(TABLE.words, cut.ws, cut.m, cut.n_nodes, cut.split_rows, cut.n_splits, cut.copies, n_copies,
+                      cut.uses, n_uses, n_instances, table, order, leafs, counts)
+        order, leafs = order[:counts[0]], leafs[:counts[1]]
+        source = np.concatenate([np.arange(cut.m), np.repeat(cut.copies[:, K_SRC], n_instances),
+                                 cut.copies[cut.uses[:, U_COPY], K_SRC]])      # row -> local tensor it looks like
+        backend = np.concatenate([cut.col(BACKEND), np.repeat(cut.copies[:, K_BACKEND], n_instances),
+                                  cut.col(BACKEND)[cut.copies[cut.uses[:, U_COPY], K_SRC]]])
+        slots = np.array(w.slots)[backend]
+        sizes = self._sizes(cut, source, slots)
+        bufts = w.own_bufts
+        plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
+                          alignment=[b.alignment() for b in bufts], max_size=[b.max_size() for b in bufts],
+                          node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
+                          in_place=in_place_table())
+        if "validate" in debug:
+            from ggjit.alloc.validate import validate_plan
+            validate_plan(plan)
+        self.slot, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))
+        for rows, side in ((order, "node"), (leafs, "leaf")):
+            self.slot[rows] = getattr(plan, side + "_buffer")
+            self.chunk[rows] = getattr(plan, side + "_chunk")
+            self.offs[rows] = getattr(plan, side + "_offs")
+        self.order, self.plan, self.sizes = order, plan, sizes
+        self.chunk_sizes = [np.asarray(s).tolist() for s in plan.chunk_sizes]
+
+    @staticmethod
+    def _sizes(cut, source, slots):
+        """Bytes per row; buffer types with an opinion of their own are asked."""
+        sizes = cut.col(NBYTES)[source]
+        for k, buft in enumerate(cut.world.own_bufts):
+            if type(buft).alloc_size is not BufferType.alloc_size and cut.world.slots[k] == k:
+                for row in np.flatnonzero((slots == k) & (cut.col(VIEW)[source] < 0)).tolist():
+                    sizes[row] = buft.alloc_size(cut.tensors[source[row]])
+        return sizes
+
+
+class Memory:
+    """The compute buffers of a scheduler, per slot and chunk.  Growing replaces buffers and raises `version`."""
+
+    def __init__(self, bufts):
+        self.bufts = bufts
+        self.chunks = [[] for _ in bufts]
+        self.version = 0
+
+    def grow(self, chunk_sizes, before_moving=lambda: None):
+        """Make every chunk large enough.  Errors: whatever a buffer type raises; the old buffers stay then."""
+        todo = [(b, c, size) for b, sizes in enumerate(chunk_sizes) for c, size in enumerate(sizes)
+                if size and (c >= len(self.chunks[b]) or self.chunks[b][c] is None or self.chunks[b][c].size < size
+                             or not self.chunks[b][c].alive)]
+        if not todo:
+            return
+        before_moving()
+        new = []
+        try:
+            for b, _, size in todo:
+                new.append(self.bufts[b].alloc_buffer(size))
+                new[-1].set_usage(USAGE_COMPUTE)
+        except BaseException:
+            for buf in new:
+                buf.free()
+            raise
+        for (b, c, _), buf in zip(todo, new, strict=True):
+            self.chunks[b] += [None] * (c + 1 - len(self.chunks[b]))
+            if self.chunks[b][c] is not None:
+                self.chunks[b][c].free()
+            self.chunks[b][c] = buf
+        self.version += 1
+
+    def size(self, slot):
+        return sum(buf.size for buf in self.chunks[slot] if buf is not None)
+
+    def free(self):
+        for chunks in self.chunks:
+            for buf in chunks:
+                if buf is not None:
+                    buf.free()
+            chunks.clear()
+        self.version += 1
+
+
+def place_leaves(cut):
+    """Give every leaf without memory a place on its backend, in one buffer per buffer type.
+
+    Returns [(tensor, backend number, buffer)].  Errors leave nothing behind.
+    """
+    todo = [i for i in range(cut.n_nodes, cut.m)
+            if cut.col(VIEW)[i] < 0 and TABLE.words[cut.ids[i], T_BUFFER] < 0]
+    if not todo:
+        return []
+    with _placing:
+        todo = [i for i in todo if TABLE.words[cut.ids[i], T_BUFFER] < 0]
+        groups = {}
+        for i in todo:
+            groups.setdefault(cut.world.slots[int(cut.col(BACKEND)[i])], []).append(i)
+        made = []
+        try:
+            for slot, members in groups.items():
+                buft, buffers = cut.world.own_bufts[slot], []
+                align, limit, at = buft.alignment(), buft.max_size(), 0
+                for i in members:
+                    need = -(-buft.alloc_size(cut.tensors[i]) // align) * align
+                    if not buffers or at + need > limit:
+                        buffers.append([])
+                        at = 0
+                    buffers[-1].append((i, at))
+                    at += need
+                for group in buffers:
+                    i, offs = group[-1]
+                    made.append((buft.alloc_buffer(offs + -(-buft.alloc_size(cut.tensors[i]) // align) * align), group))
+        except BaseException:
+            for buf, _ in made:
+                buf.free()
+            raise
+        out = []
+        for buf, group in made:
+            for i, offs in group:
+                tensor_alloc(buf, cut.tensors[i], offs)
+                cut.place_leaf(i, cut.world.buft_index(buf.buft))
+                out.append((cut.tensors[i], int(cut.col(BACKEND)[i]), buf))
+        return out

@@ -1,0 +1,353 @@
+"""Run: a cut and laid out graph made ready for its backends, and the loop over splits.
+
+    for each split:   wait for who shares its memory
+                      copy what it reads from elsewhere, unless the copy is still good
+                      hand the nodes to the backend (asynchronous ones return at once)
+                      record an event
+
+The user's tensors stay as they are: backends get Located tensors (engine/located.py).  Buffers may move between runs;
+then places are looked up again.
+"""
+import time
+import weakref
+
+import numpy as np
+
+from ggjit.buffer import Buffer
+from ggjit.copies import tensor_copy
+from ggjit.events import event_record, event_synchronize, event_wait
+from ggjit.located import Located, SubGraph
+from ggjit.ops.errors import Cancelled, IndexRangeError, NotAllocated, Overwritten
+from ggjit.ops.record import OP, T_BUFFER, VIEW_OPS
+from ggjit.ops.shape import describe
+from ggjit.plan import mark_last
+from ggjit.sched_split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT, U_COPY, U_REFRESH, U_SPLIT
+from ggjit.sched_work import BACKEND, BITS, COPY, IS_LEAF, S_BACKEND, S_END, S_START, VIEW
+from ggjit.table import TABLE
+from ggjit.versions import T_VERSION
+
+MAX_PAD_NBYTES = 512            # bytes copied past a run of experts, as in ggml: kernels may read a little further
+
+
+class Copy:
+    """One tensor on one backend, in one instance."""
+
+    __slots__ = ("src", "dst", "kept", "is_input", "src_backend", "base_id", "stamp", "nbytes", "experts", "fast")
+
+    def __init__(self, src, dst, kept, is_input, src_backend, base_id, nbytes):
+        self.src, self.dst, self.kept, self.is_input = src, dst, kept, is_input
+        self.src_backend, self.base_id, self.nbytes = src_backend, base_id, nbytes
+        self.stamp = self.experts = self.fast = None
+
+    def still_good(self):
+        """Was it copied before, and did nobody write the original since?"""
+        buf = self.src.buffer
+        now = (int(TABLE.words[self.base_id, T_VERSION]), buf.version, buf.id, self.src.offs)
+        if buf.trusted and self.stamp == now:
+            return True
+        self.stamp = now
+        return False
+
+
+class Part:
+    """A split in one instance: its backend, copies to look at, nodes to compute."""
+
+    __slots__ = ("backend", "number", "copies", "nodes", "graph", "ranges", "event", "copy_ns", "compute_ns")
+
+    def __init__(self, backend, number, copies, nodes, graph, event):
+        self.backend, self.number, self.copies, self.nodes = backend, number, copies, nodes
+        self.graph, self.event, self.ranges = graph, event, {}
+        self.copy_ns = self.compute_ns = 0
+
+
+class Run:
+    """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
+
+    def __init__(self, sched, graph, cut, layout):
+        self.world, self.memory, self.events = sched.world, sched.memory, sched.events
+        self.cut, self.layout, self.n_instances = cut, layout, sched.n_copies
+        self._graph = weakref.ref(graph)
+        self.nodes = graph.nodes
+        self.tensors = cut.tensors
+        self.instance = 0
+        self.parts = [None] * self.n_instances
+        self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
+        self.runs = 0
+        self._handles = {}                      # row -> Located, for rows placed by the layout
+        self._bound = None
+        self._written_ids = np.unique([t.base.id for t in graph.nodes
+                                       if t.op not in VIEW_OPS and TABLE.words[t.base.id, T_BUFFER] >= 0]).astype(np.int64)
+        self._shares = self._who_shares()
+
+    # ------------------------------------------------------------ places
+    def place(self, row):
+        """(buffer, byte offset) of a row of the layout, or None."""
+        slot = int(self.layout.slot[row])
+        if slot < 0:
+            return self.tensors[row]._where() if row < self.cut.m else None
+        return self.memory.chunks[slot][int(self.layout.chunk[row])], int(self.layout.offs[row])
+
+    def where(self, t):
+        """(buffer, byte offset) of any tensor of the graph, or None."""
+        i = self.cut.local.get(t.id)
+        return None if i is None else self.place(i)
+
+    def check_intact(self, t):
+        """Overwritten, if something computed or copied later reused the memory of `t`."""
+        i = self.cut.local.get(t.id)
+        lay, cut = self.layout, self.cut
+        if i is None or lay.slot[i] < 0:
+            return
+        order = lay.order
+        at = np.flatnonzero(order == (i if i < cut.n_nodes else -1))
+        later = order[at[0] + 1:] if len(at) else order
+        real = np.array([r >= cut.m or self.tensors[r].op not in VIEW_OPS for r in later.tolist()], bool)
+        real &= later < cut.m + len(cut.copies) * self.n_instances          # markers own nothing
+        later = later[real]
+        same = (lay.slot[later] == lay.slot[i]) & (lay.chunk[later] == lay.chunk[i])
+        lo, hi = lay.offs[i], lay.offs[i] + t.nbytes
+        hit = later[same & (lay.offs[later] < hi) & (lo < lay.offs[later] + lay.sizes[later])]
+        hit = [r for r in hit.tolist() if not (r < cut.m and self.tensors[r].base is t.base)]
+        if hit:
+            by = repr(self.tensors[hit[0]]) if hit[0] < cut.m else "a copy between backends"
+            raise Overwritten(f"the memory of {describe(t)} was reused by {by}; call gg.set_output on it before "
+                              f"building the graph")
+
+    def handle(self, row):
+        """The tensor a backend sees for a row: the user's own where it has memory of its own."""
+        found = self._handles.get(row)
+        if found is None:
+            t = self.tensors[row]
+            found = t if row >= self.cut.n_nodes else self._located(row, 0)
+        return found
+
+    def _located(self, i, instance):
+        """Node i with the sources it has in that instance."""
+        cut, t = self.cut, self.tensors[i]
+        copies = cut.col(COPY, 10)[10 * i:10 * i + len(t.src)].tolist()
+        src = tuple(None if s is None else self._source(s, c, instance) for s, c in zip(t.src, copies, strict=True))
+        x = Located(t, src, self.place(i))
+        self._handles.setdefault(i, x)
+        return x
+
+    def _source(self, s, copy, instance):
+        if copy >= 0:
+            return self._copy_handle(copy, instance)
+        return self.handle(self.cut.local[s.id])
+
+    def _copy_handle(self, c, instance):
+        row = self.cut.m + c * self.n_instances + instance
+        found = self._handles.get(row)
+        if found is None:
+            src = self.tensors[int(self.cut.copies[c, K_SRC])]
+            backend = self.world.backends[int(self.cut.copies[c, K_BACKEND])]
+            found = self._handles[row] = Located(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
+            found.op, found.view_src, found.view_offs = OP.NONE, None, 0
+        return found
+
+    def _bind(self):
+        """Look up all places again after something moved; copies made before are worth nothing then."""
+        self._bound = TABLE.placement_version, self.memory.version
+        for row, x in self._handles.items():
+            if isinstance(x, Located):
+                x._at = self.place(row)
+                if x._at is None:
+                    raise NotAllocated(f"{describe(x)} lost its memory; allocate it again")
+        for parts in self.parts:
+            for part in parts or ():
+                for c in part.copies:
+                    c.stamp = c.fast = None
+
+    # ------------------------------------------------------------ making
+    def _who_shares(self):
+        """Per backend, the asynchronous backends whose memory it may touch without a copy."""
+        w = self.world
+        n, out = len(w.backends), []
+        for b in range(n):
+            out.append([a for a in range(n) if a != b and w.is_async[a]
+                        and (w.reads[b, w.buft_of[a]] or w.reads[a, w.buft_of[b]])])
+        return out
+
+    def _make(self, instance):
+        """The parts of one instance."""
+        cut, w, parts = self.cut, self.world, []
+        uses = {}
+        for u in cut.uses.tolist():
+            if cut.copies[u[U_COPY], K_SPLIT] == u[U_SPLIT] or u[U_REFRESH] or cut.copies[u[U_COPY], K_KIND] == KEPT:
+                uses.setdefault(u[U_SPLIT], []).append(u[U_COPY])
+        made = {}
+        for k, row in enumerate(cut.split_rows.tolist()):
+            b = row[S_BACKEND]
+            copies = []
+            for c in uses.get(k, ()):
+                if c not in made:
+                    made[c] = self._copy(c, instance)
+                    copies.append(made[c])
+                elif not made[c].kept:
+                    copies.append(made[c])
+            nodes = self.nodes[row[S_START]:row[S_END]]
+            seen = [self._located(i, instance) for i in range(row[S_START], row[S_END])]
+            graph = SubGraph(w.backends[b].device, seen, (k, instance))
+            part = Part(w.backends[b], b, copies, nodes, graph, self.events[b][instance])
+            for c in copies:
+                c.experts = self._expert_ids(c, seen)
+            parts.append(part)
+        return parts
+
+    def _copy(self, c, instance):
+        cut = self.cut
+        s = int(cut.copies[c, K_SRC])
+        t = self.tensors[s]
+        bits = int(cut.col(BITS)[cut.local[t.base.id]])
+        src = self.handle(s)
+        b = int(cut.col(BACKEND)[s])
+        return Copy(src, self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT,
+                    bool(bits & IS_LEAF and not self._is_written(s)), b, t.base.id, t.nbytes)
+
+    def _is_written(self, s):
+        base = int(self.cut.col(VIEW)[s])
+        return self.cut.written[base if base >= 0 else s] >= 0
+
+    def _expert_ids(self, copy, seen):
+        """The ids tensor, if the split starts with the one op that needs only some experts of the weight copied."""
+        first = next((t for t in seen if t.op not in VIEW_OPS), None)
+        if first is None or first.op != OP.MUL_MAT_ID or first.src[0] is not copy.dst:
+            return None
+        buf = copy.src.buffer
+        return first.src[2] if buf is not None and buf.usage == 1 and buf.buft.is_host() else None
+
+    # ------------------------------------------------------------ running
+    def compute(self, callback=None):
+        """Submit everything; asynchronous backends may still be at work when this returns."""
+        self.instance = (self.instance + 1) % self.n_instances if self.runs else 0
+        if self._bound != (TABLE.placement_version, self.memory.version):
+            self._bind()
+        parts = self.parts[self.instance]
+        if parts is None:
+            parts = self.parts[self.instance] = self._make(self.instance)
+        self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
+        ids = None
+        try:
+            for part in parts:
+                t0 = time.perf_counter_ns()
+                for a in self._shares[part.number]:
+                    self._wait(part, a)
+                for copy in part.copies:
+                    if copy.kept and copy.still_good():
+                        self.n_elided += 1
+                        self.elided_nbytes += copy.nbytes
+                    else:
+                        ids = self._do_copy(part, copy, ids)
+                t1 = time.perf_counter_ns()
+                if callback is None:
+                    part.backend.graph_compute(part.graph)
+                else:
+                    self._compute_asking(part, callback)
+                if part.event is not None:
+                    event_record(part.event, part.backend)
+                part.copy_ns, part.compute_ns = t1 - t0, time.perf_counter_ns() - t1
+        except BaseException:
+            self.forget_copies()
+            raise
+        finally:
+            if self._written_ids.size:
+                TABLE.words[self._written_ids, T_VERSION] += 1
+            self.runs += 1
+            mark_last(self, self.nodes)
+
+    def forget_copies(self):
+        """After an error nobody knows what the copies hold."""
+        for parts in self.parts:
+            for part in parts or ():
+                for copy in part.copies:
+                    copy.stamp = None
+
+    def _wait(self, part, a):
+        """Backend a may still write or read memory that this split touches."""
+        event = self.events[a][self.instance]
+        if event is not None and self.world.is_async[part.number]:
+            event_record(event, self.world.backends[a])
+            event_wait(part.backend, event)
+        else:
+            self.world.backends[a].synchronize()
+
+    def _do_copy(self, part, copy, ids):
+        """Copy one input.  Returns the ids whose experts were looked up last, with their values."""
+        w, backend = self.world, part.backend
+        self.n_copied += 1
+        src_backend = w.backends[copy.src_backend] if copy.src_backend >= 0 else None
+        if not copy.is_input and src_backend is not None and src_backend is not backend:
+            if backend.copy_tensor_async(copy.src, copy.dst, src_backend):
+                self.copied_nbytes += copy.nbytes
+                return ids
+            src_backend.synchronize()
+        if w.is_async[part.number]:                     # it may still read what the copy held before
+            if part.event is not None and self.n_instances > 1:
+                event_synchronize(part.event)
+            else:
+                backend.synchronize()
+        if copy.experts is not None:
+            return self._copy_experts(copy, ids)
+        self.copied_nbytes += copy.nbytes
+        if copy.fast is None:
+            copy.fast = _direct(copy.src, copy.dst)
+        if copy.fast:
+            copy.fast[0][...] = copy.fast[1]
+        else:
+            tensor_copy(copy.src, copy.dst)
+        return ids
+
+    def _copy_experts(self, copy, ids):
+        """Only the experts that are used, neighbours in one piece, as ggml does for weights that stay on the host."""
+        t, src = copy.experts, copy.src
+        for part in self.parts[self.instance]:          # the ids may be a copy that is not made yet: read the original
+            t = next((c.src for c in part.copies if c.dst is t), t)
+        if ids is None or ids[0] is not t:
+            i = self.cut.local.get(t.id)
+            b = int(self.cut.col(BACKEND)[i])
+            self.world.backends[b].synchronize()
+            values = np.frombuffer(t.bytes(), np.uint8)
+            values = np.ndarray((t.ne[1], t.ne[0]), np.int32, values.data, 0, (t.nb[1], t.nb[0]))
+            ids = (t, np.unique(values))
+        used, n_expert, size = ids[1], src.ne[2], src.nb[2]
+        if len(used) and not 0 <= used[0] <= used[-1] < n_expert:
+            raise IndexRangeError(f"{describe(t)}: expert id {used[0] if used[0] < 0 else used[-1]} is outside "
+                                  f"0..{n_expert - 1} of {describe(src)}")
+        for group in np.split(used, np.flatnonzero(np.diff(used) != 1) + 1) if len(used) else ():
+            first, last = int(group[0]), int(group[-1])
+            pad = min(size, MAX_PAD_NBYTES) if last < n_expert - 1 else 0
+            nbytes = min((last - first + 1) * size + pad, src.nbytes - first * size)
+            copy.dst.buffer.set_tensor(copy.dst, src._bytes_view(first * size, nbytes), first * size)
+            self.copied_nbytes += nbytes
+        copy.stamp = None                               # it holds these experts only
+        return ids
+
+    def _compute_asking(self, part, callback):
+        """Run up to each node the callback wants to see, then show it.  False from the callback ends the whole run."""
+        mark_last(self, self.nodes)
+        j0, n = 0, len(part.nodes)
+        while j0 < n:
+            j1 = j0
+            need = callback(part.nodes[j1], True)
+            while not need and j1 < n - 1:
+                j1 += 1
+                need = callback(part.nodes[j1], True)
+            piece = part.ranges.get((j0, j1))
+            if piece is None:
+                piece = SubGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
+                part.ranges[j0, j1] = piece
+            part.backend.graph_compute(piece)
+            part.backend.synchronize()
+            if need and callback(part.nodes[j1], False) is False:
+                raise Cancelled(f"the eval callback stopped the computation at {part.nodes[j1]!r}; what comes after it "
+                                f"was not computed")
+            j0 = j1 + 1
+
+
+def _direct(src, dst):
+    """(destination, source) arrays for copies between host memories; False where buffer slots have to do it."""
+    a, b = src.buffer, dst.buffer
+    plain = type(b).set_tensor is Buffer.set_tensor and b._arena is not None and a.buft.is_host()
+    if not plain or a._arena is None or src.nbytes != dst.nbytes:
+        return False
+    return b.host_bytes(dst.offs, dst.nbytes), a.host_bytes(src.offs, src.nbytes)
