@@ -42,7 +42,6 @@ from ggjit.alloc.work import (
     VIEW,
     VIEWS,
     VOFFS,
-    col,
     pad,
     put_event,
 )
@@ -99,13 +98,6 @@ def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
 
 
 @exact
-def _blame(w, m, i, cause, s):
-    if cause > w[CAUSE * m + i]:
-        w[CAUSE * m + i] = cause
-        w[CAUSE_SRC * m + i] = s
-
-
-@exact
 def _take_over(w, m, cnt, i, root, alignment, step):
     """Node i gets root's allocation; what it does not need is given back."""
     a = w[ALLOC * m + root]
@@ -123,29 +115,32 @@ def _take_over(w, m, cnt, i, root, alignment, step):
 @exact
 def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
     """Try to compute node i in the memory of its source p."""
-    flags, view, kids, views, own = col(w, m, FLAGS), col(w, m, VIEW), col(w, m, KIDS), col(w, m, VIEWS), col(w, m, OWN)
-    root = view[p] if view[p] >= 0 else p
-    if view[p] < NONE or not own[root]:
-        _blame(w, m, i, SRC_EXTERNAL, p)
-    elif flags[p] & OUTPUT or flags[root] & OUTPUT:
-        _blame(w, m, i, SRC_OUTPUT, p)
+    root = w[VIEW * m + p] if w[VIEW * m + p] >= 0 else p
+    cause = SRC_IS_VIEW
+    if w[VIEW * m + p] < NONE or not w[OWN * m + root]:
+        cause = SRC_EXTERNAL
+    elif (w[FLAGS * m + p] | w[FLAGS * m + root]) & OUTPUT:
+        cause = SRC_OUTPUT
     elif not same_layout(t, w[ID * m + i], w[ID * m + p]):
-        _blame(w, m, i, SRC_LAYOUT, p)
-    elif kids[p] != 1 or (step < 0 and w[USES * m + p] != 1):
-        _blame(w, m, i, SRC_SHARED, p)
-    elif views[p] != 0:
-        _blame(w, m, i, SRC_VIEWED, p)
+        cause = SRC_LAYOUT
+    elif w[KIDS * m + p] != 1 or (step < 0 and w[USES * m + p] != 1):
+        cause = SRC_SHARED
+    elif w[VIEWS * m + p] != 0:
+        cause = SRC_VIEWED
     elif root == p:
-        _take_over(w, m, cnt, i, p, alignment, step)
-        return True
-    elif views[root] != 1 or kids[root] != 0 or w[VOFFS * m + p] != 0:
-        _blame(w, m, i, SRC_VIEWED, p)
-    elif rule == THROUGH_VIEWS and pad(w[SIZE * m + i], alignment[w[A_BUFT * m + w[ALLOC * m + root]]]) <= \
-            w[A_CUR * m + w[ALLOC * m + root]]:
+        cause = IN_PLACE
+    elif w[VIEWS * m + root] != 1 or w[KIDS * m + root] != 0 or w[VOFFS * m + p] != 0:
+        cause = SRC_VIEWED
+    elif rule == THROUGH_VIEWS:
+        a = w[ALLOC * m + root]
+        if pad(w[SIZE * m + i], alignment[w[A_BUFT * m + a]]) <= w[A_CUR * m + a]:
+            cause = IN_PLACE
+    if cause == IN_PLACE:
         _take_over(w, m, cnt, i, root, alignment, step)
         return True
-    else:
-        _blame(w, m, i, SRC_IS_VIEW, p)
+    if cause > w[CAUSE * m + i]:                # the source that came nearest is blamed
+        w[CAUSE * m + i] = cause
+        w[CAUSE_SRC * m + i] = p
     return False
 
 
@@ -195,14 +190,14 @@ def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
         root = w[VIEW * m + i]
         if root >= 0 and not w[FLAGS * m + i] & MARKER:
             w[VIEWS * m + root] += 1
-        if w[FLAGS * m + i] & INPUT:
-            _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
-        for j in range(MAX_SRC):
-            s = w[SRC * m + i * MAX_SRC + j]
-            if s >= 0:
+        for j in range(-1, MAX_SRC):            # the node itself, then its sources
+            s = w[SRC * m + i * MAX_SRC + j] if j >= 0 else i
+            if s < 0:
+                continue
+            if j >= 0:
                 w[KIDS * m + s] += 1
-                if w[FLAGS * m + s] & INPUT:
-                    _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
+            if w[FLAGS * m + s] & INPUT:
+                _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
 
 
 @exact
@@ -237,14 +232,16 @@ def alias_modern(table, n_rows, ws, m, n_nodes, rule, alignments, n_buffers, cou
     for i in range(n_nodes, m):                 # ggml forgets views among the leafs, and frees under them
         if w[VIEW * m + i] >= 0:
             w[VIEWS * m + w[VIEW * m + i]] += 1
-        _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, 0, n_nodes, n_steps)
+        if not w[FLAGS * m + i] & EXTERNAL and w[VIEW * m + i] == NONE:
+            w[OWN * m + i] = 1
+            buft = w[BUFT * m + i]
+            new_allocation(w, m, cnt, i, buft, pad(w[SIZE * m + i], alignment[buft]), 0, n_steps)
     _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps)
     for i in range(n_nodes):
-        for j in range(MAX_SRC):
-            s = w[SRC * m + i * MAX_SRC + j]
+        for j in range(MAX_SRC + 1):            # sources, then the node itself
+            s = w[SRC * m + i * MAX_SRC + j] if j < MAX_SRC else i
             if s >= 0:
                 _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
-        _allocate(t, w, m, cnt, i, w[BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
         for j in range(MAX_SRC):
             s = w[SRC * m + i * MAX_SRC + j]
             if s >= 0:

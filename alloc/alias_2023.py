@@ -52,7 +52,6 @@ from ggjit.alloc.work import (
     VIEW,
     VIEWS,
     VOFFS,
-    col,
     pad,
     put_event,
 )
@@ -85,33 +84,27 @@ def _init_view(w, m, i):
 
 
 @exact
-def _blame(w, m, i, cause, s):
-    if cause > w[CAUSE * m + i]:
-        w[CAUSE * m + i] = cause
-        w[CAUSE_SRC * m + i] = s
-
-
-@exact
 def _reuse(t, w, m, i, p):
     """Make node i a view of its source p (or of p's root) if p dies here."""
-    kids, views = col(w, m, KIDS), col(w, m, VIEWS)
-    root = w[VIEW * m + p]
+    root = w[VIEW * m + p] if w[VIEW * m + p] != NONE else p
+    cause = IN_PLACE
     if _buffer(w, m, p) != w[BUFT * m + i]:
-        _blame(w, m, i, SRC_EXTERNAL, p)
-    elif kids[p] != 1:
-        _blame(w, m, i, SRC_SHARED, p)
-    elif views[p] != 0:
-        _blame(w, m, i, SRC_VIEWED, p)
+        cause = SRC_EXTERNAL
+    elif w[KIDS * m + p] != 1:
+        cause = SRC_SHARED
+    elif w[VIEWS * m + p] != 0:
+        cause = SRC_VIEWED
     elif not same_layout(t, w[ID * m + i], w[ID * m + p]):
-        _blame(w, m, i, SRC_LAYOUT, p)
-    elif root == NONE:
-        _become_view(w, m, i, p)
-        return True
-    elif root >= 0 and views[root] == 1 and kids[root] == 0 and w[DREL * m + root] == w[DREL * m + p]:
+        cause = SRC_LAYOUT
+    elif root != p and (root < 0 or w[VIEWS * m + root] != 1 or w[KIDS * m + root] != 0 or
+                        w[DREL * m + root] != w[DREL * m + p]):
+        cause = SRC_VIEWED
+    if cause == IN_PLACE:
         _become_view(w, m, i, root)
         return True
-    else:
-        _blame(w, m, i, SRC_VIEWED, p)
+    if cause > w[CAUSE * m + i]:
+        w[CAUSE * m + i] = cause
+        w[CAUSE_SRC * m + i] = p
     return False
 
 

@@ -96,7 +96,8 @@ def first_fit_sparse(order, slo, shi, size, n, ns, off, limit):
     sp, sm = members_csr(a, b, n, ns)
     bp, by = births_csr(a, n, ns)
     key, end = np.empty(n, np.int64), np.empty(n, np.int64)
-    o[:] = -1
+    for i in range(n):
+        o[i] = -1
     peak = np.int64(0)
     for x in range(n):
         i = q[x]

@@ -118,6 +118,12 @@ def _gain(i, w, m, n, uses, own, reads, cur, peak):
     return max(peak, cur + need), cur + need - freed
 
 
+@exact
+def _copy_row(pick, to, frm):
+    for z in range(5):
+        pick[to, z] = pick[frm, z]
+
+
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
 def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
     """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak."""
@@ -167,8 +173,10 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
         x ^= (x >> 7) & ((np.int64(1) << 57) - 1)
         x ^= x << 17
         zob[i] = x
-    left[0, 0], uses[0, 0] = waits, uses0
+    for i in range(m):
+        uses[0, 0, i] = uses0[i]
     for i in range(n):
+        left[0, 0, i] = waits[i]
         if waits[i] == 0:
             ready[0, 0, n_ready[0, 0]] = i
             n_ready[0, 0] += 1
@@ -188,7 +196,7 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
                         same = True
                         if (p, c, i) < (pick[q, 0], pick[q, 1], pick[q, 2]):
                             for z in range(q, k - 1):       # a better way to the same set: replace
-                                pick[z] = pick[z + 1]
+                                _copy_row(pick, z, z + 1)
                             k -= 1
                             same = False
                         break
@@ -196,7 +204,7 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
                     continue
                 q = k if k < B else B - 1
                 while q > 0 and (p, c, i) < (pick[q - 1, 0], pick[q - 1, 1], pick[q - 1, 2]):
-                    pick[q] = pick[q - 1]
+                    _copy_row(pick, q, q - 1)
                     q -= 1
                 pick[q, 0], pick[q, 1], pick[q, 2], pick[q, 3], pick[q, 4] = p, c, i, s, h
                 k = min(k + 1, B)
@@ -205,7 +213,10 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
             i, s = pick[q, 2], pick[q, 3]
             came[step, q, 0], came[step, q, 1] = i, s
             peak[b, q], cur[b, q], key[b, q] = pick[q, 0], pick[q, 1], pick[q, 4]
-            left[b, q], uses[b, q] = left[a, s], uses[a, s]
+            for r in range(n):
+                left[b, q, r] = left[a, s, r]
+            for r in range(m):
+                uses[b, q, r] = uses[a, s, r]
             z = 0
             for r in range(n_ready[a, s]):
                 if ready[a, s, r] != i:

@@ -162,6 +162,8 @@ class Planner:
         end = self.clock.used + min(seconds, self.clock.left)
         while not self.done and self.clock.used < end:
             nodes = min(2 * self.inst.n, int(self.rate * self.clock.left))
+            if nodes < self.inst.n:
+                return
             status, offsets = local.step(self.best, max(self.proved, self.goal), nodes)
             if status == FOUND:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
@@ -181,7 +183,7 @@ class Planner:
         while not self.done and not self.out_of_time:
             t0 = self.clock.used
             self._bisect(limit)
-            self._climb(local, self.clock.used - t0)
+            self._climb(local, 2 * (self.clock.used - t0))
             limit *= 2
         self._climb(local, self.clock.left)
 

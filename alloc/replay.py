@@ -1,4 +1,6 @@
 """Events through ggml's free list: the offsets ggml itself would choose."""
+import numpy as np
+
 from ggjit.alloc.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, list_alloc, list_free
 from ggjit.alloc.work import (
     A_BUFT,
@@ -25,7 +27,9 @@ def replay(ws, m, n_ev, states, words, n_buffers, info):
     w = i64s(ws, COLUMNS * m)
     st = i64s(states, n_buffers * words)
     bad = i64s(info, 1)
-    cur = w[A_SIZE * m:(A_SIZE + 1) * m].copy()
+    cur = np.empty(m, np.int64)
+    for i in range(m):
+        cur[i] = w[A_SIZE * m + i]
     for k in range(n_ev):
         e = EV * m + EV_WORDS * k
         kind, i, nbytes = w[e], w[e + 1], w[e + 2]

@@ -73,10 +73,11 @@ def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out):
         for k in range(bp[a[i] + 1], bp[b[i]]):
             out[q] = by[k]
             q += 1
-    o = i64s(sp_out, ns + 1)
-    o[:] = sp
-    m = i64s(sm_out, sp[ns])
-    m[:] = sm[:sp[ns]]
+    o, m = i64s(sp_out, ns + 1), i64s(sm_out, sp[ns])
+    for s in range(ns + 1):
+        o[s] = sp[s]
+    for k in range(sp[ns]):
+        m[k] = sm[k]
     return 0
 
 
@@ -87,6 +88,7 @@ def _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg
         cnt[2] -= 1
         i = t_out[cnt[2]]
         out[i] = -1
+        mino[i] -= BIG
         for s in range(a[i], b[i]):
             total[s] += size[i]
         for s in range(a[i] + 1, b[i]):
@@ -102,21 +104,16 @@ def _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg
 
 
 @exact
-def _candidate(mem, m0, m1, out, mino, size, rank, key, pos):
-    """(buffer, number of unplaced): the unplaced one with the least (mino, rank) beyond (key, pos), or -1."""
-    best, best_o, least_top, left = np.int64(-1), BIG, BIG, 0
+def _candidate(mem, m0, m1, mino, size, rank, key, pos):
+    """The unplaced buffer with the least (mino, rank) beyond (key, pos), or -1."""
+    best, best_o, least_top = np.int64(-1), BIG, BIG
     for k in range(m0, m1):
         i = mem[k]
-        if out[i] >= 0:
-            continue
-        left += 1
         o = mino[i]
         least_top = min(least_top, o + size[i])
-        if o < best_o and (o > key or (o == key and rank[i] > pos)):
+        if key <= o < best_o and (o > key or rank[i] > pos):
             best, best_o = i, o
-    if best_o >= least_top:
-        best = np.int64(-1)
-    return best, left
+    return best if best_o < least_top else np.int64(-1)
 
 
 @exact
@@ -129,18 +126,17 @@ def _sections_hold(total, secmin, lo, hi, o, cap):
 
 
 @exact
-def _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mino):
+def _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino):
     """Lift unplaced neighbours of i to h; returns (has one, first and last section anyone lifted lives in)."""
     lo, hi, hat = a[i], b[i], 0
     n = cnt[0]
     for k in range(ptr[i], ptr[i + 1]):
         j = adj[k]
-        if out[j] >= 0:
-            continue
-        hat = 1
-        if mino[j] < h:
+        o = mino[j]
+        hat |= o < BIG
+        if o < h:
             t_mino[n, 0] = j
-            t_mino[n, 1] = mino[j]
+            t_mino[n, 1] = o
             n += 1
             mino[j] = h
             touched[j] = stamp
@@ -151,12 +147,12 @@ def _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mi
 
 
 @exact
-def _least_in(s, floor, sp, sm, out, mino):
+def _least_in(s, floor, sp, sm, mino):
     """(least offset of the unplaced buffers of section s, one that has it); stops at the first that is <= floor."""
     v, w = BIG, np.int64(-1)
     for k in range(sp[s], sp[s + 1]):
         j = sm[k]
-        if out[j] < 0 and mino[j] < v:
+        if mino[j] < v:
             v, w = mino[j], j
             if v <= floor:
                 break
@@ -164,7 +160,7 @@ def _least_in(s, floor, sp, sm, out, mino):
 
 
 @exact
-def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec):
+def _refresh(i, o, h, lo, hi, sp, sm, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt, t_sec):
     """Bring secmin up to date after i went to o; 1 fine, 0 some section cannot hold its rest, -1 trail full."""
     ok = 1
     for s in range(lo, hi):
@@ -182,7 +178,7 @@ def _refresh(i, o, h, lo, hi, sp, sm, out, mino, a, b, total, secmin, secarg, to
         if total[s] == 0:
             secmin[s], secarg[s] = 0, -1
             continue
-        secmin[s], secarg[s] = _least_in(s, h if inside else secmin[s], sp, sm, out, mino)
+        secmin[s], secarg[s] = _least_in(s, h if inside else secmin[s], sp, sm, mino)
         if max(secmin[s], o) + total[s] > cap:
             ok = 0
             break
@@ -209,7 +205,7 @@ def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
     whole = lo == fr[p, LO] and hi == fr[p, HI]
     if whole:
         if 2 * (fr[p, LEFT] - 1) > m1 - m0:     # else worth a list without the placed ones
-            fr[f, M0], fr[f, M1] = m0, m1
+            fr[f, M0], fr[f, M1], fr[f, LEFT] = m0, m1, fr[p, LEFT] - 1
             return mtop
     top = mtop
     if top + m1 - m0 > len(mem):
@@ -219,7 +215,7 @@ def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
         if out[i] < 0 and a[i] < hi and lo < b[i]:
             mem[top] = i
             top += 1
-    fr[f, M0], fr[f, M1] = mtop, top
+    fr[f, M0], fr[f, M1], fr[f, LEFT] = mtop, top, top - mtop
     return top
 
 
@@ -281,8 +277,7 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
         fr[f, HAT], fr[f, T_MINO], fr[f, T_SEC], fr[f, T_OUT] = 1, cnt[0], cnt[1], cnt[2]
         # ---- try candidates of frame f; fall back to ancestors when there is none left
         while True:
-            i, fr[f, LEFT] = _candidate(mem, fr[f, M0], fr[f, M1], out, mino, size, rank, fr[f, KEY],
-                                         fr[f, POS])
+            i = _candidate(mem, fr[f, M0], fr[f, M1], mino, size, rank, fr[f, KEY], fr[f, POS])
             ok = i >= 0 and fr[f, HAT] == 1
             if ok and mino[i] > fr[f, KEY]:     # else checked when the frame was made
                 ok = _sections_hold(total, secmin, fr[f, LO], fr[f, HI], mino[i], cap)
@@ -305,6 +300,7 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
             if h > cap or not _room_above(i, h, a, b, size, total, cap):
                 continue
             out[i] = o
+            mino[i] += BIG                      # a placed buffer is beyond every comparison
             t_out[cnt[2]] = i
             cnt[2] += 1
             st[1] = max(st[1], cnt[2])
@@ -315,9 +311,9 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
                 cuts[s] -= 1
                 split |= cuts[s] == 0
             stamp += 1
-            hat, s0, s1 = _raise_neighbours(i, h, ptr, adj, out, mino, a, b, touched, stamp, cnt, t_mino)
+            hat, s0, s1 = _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino)
             fr[f, HAT] = hat
-            ok = _refresh(i, o, h, s0, s1, sp, sm, out, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
+            ok = _refresh(i, o, h, s0, s1, sp, sm, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
                           t_sec)
             if ok < 0:
                 return TRAIL_FULL

@@ -26,7 +26,8 @@ def live_bytes(lo, hi, size, n_steps):
 def _totals(slo, shi, size, n, out, ns):
     """out[s] = bytes of section s; returns their maximum."""
     a, b, z, d = i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(out, ns)
-    d[:] = 0
+    for s in range(ns):
+        d[s] = 0
     for i in range(n):
         d[a[i]] += z[i]
         if b[i] < ns:
@@ -43,7 +44,8 @@ def _range_max(slo, shi, n, value, ns, out):
     """out[i] = max of value over [slo[i], shi[i]), by doubling windows: O((n + ns) log ns)."""
     a, b, v, o = i64s(slo, n), i64s(shi, n), i64s(value, ns), i64s(out, n)
     w = v.copy()
-    o[:] = 0
+    for i in range(n):
+        o[i] = 0
     span = 1
     while span <= ns:
         for i in range(n):

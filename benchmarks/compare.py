@@ -79,10 +79,20 @@ def compare(engines, speed, n_threads, rounds, limits):
     path, embed = speed.file(), speed.measure == "embed"
     names = [n for n in ("ours", "peer", speed.beside) if n and engines.get(n)]
     sizes = {n: engines.load(n, path, n_threads, embed) for n in names}["ours"]
-    speeds = {n: [] for n in names}
+    spreads, disturbed = _take_turns(engines, names, speed, rounds)
+    peer = spreads.get("peer")
+    ratio = spreads["ours"].median / peer.median if peer else None
+    work = f"{speed.work}, {n_threads} thread{'s' if n_threads > 1 else ''}"
+    notes = [_share(speed, sizes, spreads, limits, n_threads), _beside(engines, speed, spreads), disturbed]
+    return Row(work, f"{speed.target} x", spreads["ours"], peer or engines.reasons["peer"], ratio,
+               None if ratio is None else ratio >= speed.target, "; ".join(n for n in notes if n))
+
+
+def _take_turns(engines, names, speed, rounds):
+    """({engine: Spread}, what disturbed the measurement)"""
+    speeds, awake = {n: [] for n in names}, 0.0
     for n in names:
         _once(engines.get(n), speed, 0)                     # plans, kernels, caches: not counted
-    awake = 0.0
     with Others(engines.workers.values()) as others:
         for r in range(rounds):
             for n in names if r % 2 == 0 else names[::-1]:
@@ -90,13 +100,7 @@ def compare(engines, speed, n_threads, rounds, limits):
                 before = engines.cpu_seconds(but=n)
                 speeds[n].append(speed.n / _once(engines.get(n), speed, r))
                 awake += engines.cpu_seconds(but=n) - before
-    spreads = {n: Spread(v, "tok/s") for n, v in speeds.items()}
-    peer = spreads.get("peer")
-    ratio = spreads["ours"].median / peer.median if peer else None
-    work = f"{speed.work}, {n_threads} thread{'s' if n_threads > 1 else ''}"
-    notes = [_share(speed, sizes, spreads, limits), _beside(engines, speed, spreads), _disturbed(others, awake)]
-    return Row(work, f"{speed.target} x", spreads["ours"], peer or engines.reasons["peer"], ratio,
-               None if ratio is None else ratio >= speed.target, "; ".join(n for n in notes if n))
+    return {n: Spread(v, "tok/s") for n, v in speeds.items()}, _disturbed(others, awake)
 
 
 def _once(worker, speed, seed):
@@ -106,7 +110,7 @@ def _once(worker, speed, seed):
     return worker.ask(speed.measure, speed.n, seed=seed)
 
 
-def _share(speed, sizes, spreads, limits):
+def _share(speed, sizes, spreads, limits, n_threads):
     """How near the machine's limit: bytes for decoding, operations for prompts."""
     def percent(limit, each):
         return " / ".join(f"{100 * spreads[n].median * each / limit:.0f}" for n in spreads) + " %"
@@ -114,7 +118,7 @@ def _share(speed, sizes, spreads, limits):
         return ""                                           # fits the caches, or is too small to be near any limit
     if speed.measure == "tg":
         return f"{percent(limits['bandwidth'], sizes['read_per_token'])} of the read bandwidth"
-    return f"{percent(limits['f32'], sizes['flops_per_token'])} of the float32 peak"
+    return f"{percent(limits['f32'] * n_threads, sizes['flops_per_token'])} of the float32 peak"
 
 
 def _beside(engines, speed, spreads):

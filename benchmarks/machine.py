@@ -62,7 +62,7 @@ class Others:
         self.cores = max(0.0, busy_seconds() - self._ours() - busy) / seconds if seconds else 0.0
 
 
-def idle_check(when, seconds=1.0):
+def idle_check(when, seconds=0.7):
     """A line about the machine's load now; starts with a warning if it is not idle."""
     with Others() as others:
         time.sleep(seconds)

@@ -126,15 +126,19 @@ COSTS = {
 def measure(only, n_threads, rounds, clock="wall", say=print):
     """(rows, lines about the machine)"""
     wanted = [k for k in (*(s.key for s in SPEEDS), *COSTS) if not only or any(o in k for o in only)]
-    rows, lines = [], [machine.idle_check("before")]
-    say(lines[0])
+    rows, lines = [], []
+
+    def tell(line):
+        lines.append(line)
+        say(line)
+    tell(machine.idle_check("before"))
     with Engines(clock) as engines:
-        lines += [_introduce(engines, name) for name in ("ours", "peer")]
+        for name in ("ours", "peer"):
+            tell(_introduce(engines, name))
         for t in n_threads:
             limits = engines.get("ours").ask("limits", t)
-            lines.append(f"limits with {t} thread{'s' if t > 1 else ''}: memory is read at "
-                         f"{limits['bandwidth'] / 1e9:.1f} GB/s, float32 peak {limits['f32'] / 1e9:.0f} GFLOP/s")
-            say("\n".join(lines[-3:]))
+            tell(f"limits with {t} thread{'s' if t > 1 else ''}: memory is read at "
+                 f"{limits['bandwidth'] / 1e9:.1f} GB/s, float32 peak of a core {limits['f32'] / 1e9:.0f} GFLOP/s")
             for speed in (s for s in SPEEDS if s.key in wanted):
                 rows.append(_guarded(speed.work, lambda s=speed, t=t, x=limits: compare(engines, s, t, rounds, x)))
                 say(markdown(rows[-1:]).rsplit("\n", 1)[1])
@@ -142,8 +146,7 @@ def measure(only, n_threads, rounds, clock="wall", say=print):
         for key in (k for k in COSTS if k in wanted):
             rows.append(_guarded(key, lambda k=key: COSTS[k](engines, rounds)))
             say(markdown(rows[-1:]).rsplit("\n", 1)[1])
-    lines.append(machine.idle_check("after"))
-    say(lines[-1])
+    tell(machine.idle_check("after"))
     return rows, lines
 
 

@@ -117,7 +117,7 @@ def prepare(m, n_prompt):
         ids = [1000 + i for i in range(n_prompt or 64)]
         m.embed_ids(ids)
         return m._step((len(ids),)), lambda: m.embed_ids(ids)
-    ids = list(range(1, 1 + (n_prompt or 64)))
+    ids = [i % m.n_vocab for i in range(n_prompt or 64)]
     m.reset()
     m.decode(ids)
     past = 0 if n_prompt else len(ids)
@@ -140,11 +140,16 @@ def main(argv=None):
     p.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: processor time, where the machine is not idle")
     args = p.parse_args(argv)
     now = CLOCKS[args.clock]
-    path = args.model if pathlib.Path(args.model).exists() else synth.model_path(*args.model.split(":"))
+    path, (shape, _, type) = args.model, args.model.partition(":")
+    if shape in synth.SHAPES and type in synth.TYPES:
+        path = synth.model_path(shape, type)
+    elif not pathlib.Path(path).exists():
+        p.error(f"{path} is no file and no SHAPE:TYPE; shapes: {', '.join(synth.SHAPES)}; types: "
+                f"{', '.join(synth.TYPES)}")
     print(machine.idle_check("before", 0.5))
     bandwidth, peak = limits.read_bandwidth(1, 0.3, now), limits.peak_f32(now=now)
     print(f"one core reads {bandwidth / 1e9:.1f} GB/s, computes {peak / 1e9:.0f} GFLOP/s in float32")
-    m = load_model(path, n_threads=args.t, n_ctx=512)
+    m = load_model(path, n_threads=args.t)
     step, work = prepare(m, args.p)
     nodes = node_times(step.plan, args.reps, now)
     print(f"\n{path}, {f'prompt of {args.p}' if args.p else 'one step'}, {args.t} thread(s)")

@@ -74,6 +74,19 @@ def mark_last(plan, nodes):
             t._plan = _ran_last
 
 
+_work = None                        # scratch memory of all plans: they run one at a time
+_work_lock = threading.Lock()
+
+
+def _shared_work(backend, nbytes):
+    """The process-wide scratch buffer, grown to `nbytes`; plans keep the one they were resolved with."""
+    global _work
+    with _work_lock:
+        if _work is None or _work.size < nbytes:
+            _work = HostBuffer(backend.device.buffer_type(), nbytes)
+        return _work
+
+
 class Placement:
     """Where the computed tensors of a graph lie: made by GraphAllocator (engine/graph_allocator.py).
 
@@ -149,20 +162,19 @@ class Plan:
         sizes = [node_words(len(t.src)) for t in self.nodes]
         starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
         self.work_nbytes = max((k.work_nbytes for k in self.kernels), default=0)
-        work_type = self.backend.default_buffer_type
-        self._work = HostBuffer(work_type, self.work_nbytes) if self.work_nbytes else None
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // WORD) % 8
         self.rows = rows = store[skip:skip + starts[-1]]
         self._first = rows.__array_interface__["data"][0]
         self._starts = starts
         self._views = []                    # (word of the address in rows, tensor)
+        self._work_words = np.array([at + N_WORK for at, k in zip(starts, self.kernels, strict=False)
+                                     if k.work_nbytes], np.int64)
         words = TABLE.words
         for t, kernel, at, size in zip(self.nodes, self.kernels, starts, sizes, strict=False):
             rows[at + N_KERNEL] = self._code(t, kernel)
             rows[at + N_NEXT] = size * WORD
             rows[at + N_TASKS] = 1 if self.n_threads == 1 or kernel.cost < TINY_NANOSECONDS else self.n_threads
-            rows[at + N_WORK] = self._work.base if kernel.work_nbytes else 0
             rows[at + N_WORK_SIZE] = kernel.work_nbytes
             rows[at + N_ID] = t.id
             rows[at + N_PARAMS:at + N_PARAMS + 8] = words[t.id, T_PARAMS:T_PARAMS + 8]
@@ -188,7 +200,7 @@ class Plan:
 
     def _resolve(self):
         """Write the address of every view; called again when something moved."""
-        self._version = TABLE.placement_version
+        self.resolved = TABLE.placement_version
         placed = [self.where(t) for _, t in self._views]
         for (_, t), where in zip(self._views, placed, strict=True):
             if where is None or not where[0].alive:
@@ -196,6 +208,8 @@ class Plan:
         at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
         self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
         self._buffers = {id(b): b for b, _ in placed}      # kept alive while the plan lives
+        self._work = _shared_work(self.backend, self.work_nbytes)
+        self.rows[self._work_words] = self._work.base
         # leaves this plan computes into: their data versions rise with every run (engine/versions.py)
         written = {t.base.id for t in self.nodes if t._at is None and TABLE.words[t.base.id, T_BUFFER] >= 0}
         self._written_ids = np.array(sorted(written), np.int64)
@@ -205,7 +219,7 @@ class Plan:
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error the results are invalid."""
         with self._lock:
-            if self._version != TABLE.placement_version:
+            if self.resolved != TABLE.placement_version:
                 self._check_written()
                 self._resolve()
             if "poison" in debug:

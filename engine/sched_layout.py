@@ -26,16 +26,16 @@ class Layout:
     def __init__(self, cut, n_instances, planner):
         w = cut.world
         n_copies, n_uses = len(cut.copies), len(cut.uses)
-        self.n_rows = n_rows = cut.m + n_copies * n_instances + n_uses
+        self.n_rows = n_rows = cut.m + n_copies * n_instances + 2 * n_uses
         table = np.empty((n_rows, T_WORDS), np.int64)
         order, leafs, counts = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64), np.zeros(2, np.int64)
         planner_graph(TABLE.words, cut.ws, cut.m, cut.n_nodes, cut.split_rows, cut.n_splits, cut.copies, n_copies,
                       cut.uses, n_uses, n_instances, table, order, leafs, counts)
         order, leafs = order[:counts[0]], leafs[:counts[1]]
-        source = np.concatenate([np.arange(cut.m), np.repeat(cut.copies[:, K_SRC], n_instances),
-                                 cut.copies[cut.uses[:, U_COPY], K_SRC]])      # row -> local tensor it looks like
+        marked = np.repeat(cut.copies[cut.uses[:, U_COPY], K_SRC], 2)
+        source = np.concatenate([np.arange(cut.m), np.repeat(cut.copies[:, K_SRC], n_instances), marked])
         backend = np.concatenate([cut.col(BACKEND), np.repeat(cut.copies[:, K_BACKEND], n_instances),
-                                  cut.col(BACKEND)[cut.copies[cut.uses[:, U_COPY], K_SRC]]])
+                                  cut.col(BACKEND)[marked]])                  # source: row -> tensor it looks like
         slots = np.array(w.slots)[backend]
         sizes = self._sizes(cut, source, slots)
         bufts = w.own_bufts

@@ -14,6 +14,7 @@ from ggjit.sched_work import (
     BACKEND,
     BAD_PIN,
     BITS,
+    C_BASE,
     C_BEST,
     C_DST,
     C_FIRST,
@@ -41,8 +42,10 @@ from ggjit.sched_work import (
     IS_HOST,
     IS_INPUT,
     IS_PINNED,
+    IS_SHARED,
     IS_VIEW_OP,
     IS_WEIGHT,
+    IS_WRITTEN,
     MEM,
     NBYTES,
     NO_BACKEND,
@@ -164,7 +167,7 @@ def _assign_2024(w, m, n_nodes, homes, nb, sup):
 # ---------------------------------------------------------------- shared by 2024 and modern
 @exact
 def _spread(w, m, n_nodes, nb, sup, up, only_accelerators, cause, ask):
-    """Unassigned nodes take over the backend of their neighbour; the last backend does not spread in the first round."""
+    """Unassigned nodes take over their neighbour's backend; the last backend does not spread in the first rounds."""
     cur = -1
     for k in range(n_nodes):
         i = n_nodes - 1 - k if up else k
@@ -363,11 +366,15 @@ def settle(w, m, n_nodes, bufts, reads, n_bufts, nb, sup, bad):
             return NO_BACKEND
         if w[MEM * m + i] >= 0 or not _move_family(w, m, n_nodes, r, bufts, reads, n_bufts, nb, sup):
             return CANNOT_WRITE
+    for i in range(n_nodes):
+        r = w[VIEW * m + i]
+        if r >= 0 and w[BITS * m + i] & IS_COMPUTE:
+            w[BITS * m + r] |= IS_WRITTEN if w[BACKEND * m + i] == w[BACKEND * m + r] else IS_WRITTEN | IS_SHARED
     for i in range(m):
         r = w[VIEW * m + i]
         if r >= 0 and (w[BACKEND * m + i] < 0 or (w[BITS * m + i] & IS_VIEW_OP and w[MEM * m + i] < 0
                                                   and w[BACKEND * m + i] != w[BACKEND * m + r])):
-            _set(w, m, i, w[BACKEND * m + r], C_FOLLOW_VIEW, 0)
+            _set(w, m, i, w[BACKEND * m + r], C_BASE, 0)
     return OK
 
 

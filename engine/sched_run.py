@@ -75,8 +75,8 @@ class Run:
         self.runs = 0
         self._handles = {}                      # row -> Located, for rows placed by the layout
         self._bound = None
-        self._written_ids = np.unique([t.base.id for t in graph.nodes
-                                       if t.op not in VIEW_OPS and TABLE.words[t.base.id, T_BUFFER] >= 0]).astype(np.int64)
+        written = {t.base.id for t in graph.nodes if t.op not in VIEW_OPS and TABLE.words[t.base.id, T_BUFFER] >= 0}
+        self._written_ids = np.array(sorted(written), np.int64)
         self._shares = self._who_shares()
 
     # ------------------------------------------------------------ places

@@ -31,8 +31,10 @@ from ggjit.sched_work import (
     IS_COMPUTE,
     IS_INPUT,
     IS_LEAF,
+    IS_SHARED,
     IS_VIEW_OP,
     IS_WEIGHT,
+    IS_WRITTEN,
     MEM,
     NBYTES,
     NONE,
@@ -62,11 +64,14 @@ def _readable(w, m, bufts, reads, n_bufts, s, b):
 @exact
 def needs_copy(w, m, bufts, reads, n_bufts, rule, snapshot, s, b):
     """Must backend b read a copy of tensor s?  snapshot[b]: inputs are copied so that the user may overwrite them."""
-    if snapshot[b] and w[BITS * m + s] & IS_LEAF and w[BITS * m + s] & IS_INPUT:
-        return True
     if not _readable(w, m, bufts, reads, n_bufts, s, b):
         return True
-    return rule < 2 and w[BACKEND * m + s] != b
+    base = w[VIEW * m + s] if w[VIEW * m + s] >= 0 else s
+    bits = w[BITS * m + base]
+    if snapshot[b] and bits & IS_LEAF and bits & IS_INPUT and not bits & IS_WRITTEN:
+        return True
+    # where two backends work on one memory, a copy would miss what the other does to the original
+    return rule < 2 and w[BACKEND * m + s] != b and not bits & IS_SHARED
 
 
 @exact
@@ -190,22 +195,59 @@ def _copy_row(table, dst, t, id_):
         dst[t * T_WORDS + k] = table[id_ * T_WORDS + k]
 
 
+@exact
+def _copied_row(w, m, d, cp, c, row, kept):
+    """Row of a copy: the layout of its original, no op, no sources."""
+    r = row * T_WORDS
+    _copy_row(d, d, row, cp[COPY_WORDS * c + K_SRC])
+    d[r + T_OP] = 0
+    d[r + T_VIEW_SRC] = NONE
+    d[r + T_VIEW_OFFS] = 0
+    d[r + T_BUFFER] = -1
+    d[r + T_FLAGS] = FLAG_OUTPUT | FLAG_INPUT if kept else 0
+    for j in range(MAX_SRC):
+        d[r + T_SRC + j] = NONE
+    for j in range(8):
+        d[r + T_PARAMS + j] = 0
+
+
+@exact
+def _marker(w, m, d, row, s, src0, src1):
+    """A view of tensor s without op that keeps src0 and src1 alive up to here."""
+    r = row * T_WORDS
+    _copy_row(d, d, row, s)
+    base = w[VIEW * m + s]
+    d[r + T_OP] = 0
+    d[r + T_FLAGS] = 0
+    d[r + T_BUFFER] = -1
+    d[r + T_VIEW_OFFS] = d[s * T_WORDS + T_VIEW_OFFS] if base >= 0 else 0
+    d[r + T_VIEW_SRC] = base if base >= 0 else s
+    for j in range(MAX_SRC):
+        d[r + T_SRC + j] = NONE
+    d[r + T_SRC] = src0
+    d[r + T_SRC + 1] = src1
+
+
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def planner_graph(table, ws, m, n_nodes, splits, n_splits, copies, n_copies, uses, n_uses, n_instances, out, order,
                   leafs, counts):
     """A private table for the memory planner, so that the user's own stays as it is.
 
-    Rows: the m tensors, then one row per copy (n_instances rows each for pipelining), then one marker per use.  A
+    Rows: the m tensors, then one row per copy (n_instances rows each for pipelining), then two markers per use.  A
     marker is a view of the original that keeps it alive until it was copied; row numbers take the place of ids.
 
         order    [marker x] [copy x] node node | [marker y] [copy y] node ...      kept copies are leafs
+
+    A copied view may itself stand inside the split that reads the copy.  Then the first marker holds on to its base,
+    and a second one at the end of the split gives the view back.
 
     counts returns how many entries order and leafs have.
     """
     t, w = i64s(table, 1 << 40), i64s(ws, COLUMNS * m)
     sp, cp = i64s(splits, SPLIT_WORDS * n_splits), i64s(copies, COPY_WORDS * n_copies)
     us = i64s(uses, USE_WORDS * n_uses)
-    n_rows = m + n_copies * n_instances + n_uses
+    first_marker = m + n_copies * n_instances
+    n_rows = first_marker + 2 * n_uses
     d, o, lf = i64s(out, n_rows * T_WORDS), i64s(order, n_rows), i64s(leafs, n_rows)
     n, n_lf = 0, 0
     for i in range(m):
@@ -222,51 +264,41 @@ def planner_graph(table, ws, m, n_nodes, splits, n_splits, copies, n_copies, use
             lf[n_lf] = i
             n_lf += 1
     for c in range(n_copies):
+        kept = cp[COPY_WORDS * c + K_KIND] == KEPT or n_instances > 1
         for k in range(n_instances):
             row = m + c * n_instances + k
-            r = row * T_WORDS
-            _copy_row(t, d, row, w[ID * m + cp[COPY_WORDS * c + K_SRC]])
-            d[r + T_OP] = 0
-            d[r + T_VIEW_SRC] = NONE
-            d[r + T_VIEW_OFFS] = 0
-            d[r + T_BUFFER] = -1
-            kept = cp[COPY_WORDS * c + K_KIND] == KEPT or n_instances > 1
-            d[r + T_FLAGS] = FLAG_OUTPUT | FLAG_INPUT if kept else 0
-            for j in range(MAX_SRC):
-                d[r + T_SRC + j] = NONE
-            for j in range(8):
-                d[r + T_PARAMS + j] = 0
+            _copied_row(w, m, d, cp, c, row, kept)
             if kept:
                 lf[n_lf] = row
                 n_lf += 1
     u = 0
     for k in range(n_splits):
+        u0 = u
+        start, end = sp[SPLIT_WORDS * k + S_START], sp[SPLIT_WORDS * k + S_END]
         while u < n_uses and us[USE_WORDS * u + U_SPLIT] == k:
             c = us[USE_WORDS * u + U_COPY]
+            s = cp[COPY_WORDS * c + K_SRC]
             first = cp[COPY_WORDS * c + K_SPLIT] == k
             if first or us[USE_WORDS * u + U_REFRESH]:
-                s = cp[COPY_WORDS * c + K_SRC]
-                row = m + n_copies * n_instances + u
-                r = row * T_WORDS
-                _copy_row(d, d, row, s)
-                d[r + T_OP] = 0
-                d[r + T_FLAGS] = 0
-                d[r + T_BUFFER] = -1
                 base = w[VIEW * m + s] if w[VIEW * m + s] >= 0 else s
-                d[r + T_VIEW_OFFS] = d[s * T_WORDS + T_VIEW_OFFS] if w[VIEW * m + s] >= 0 else 0
-                d[r + T_VIEW_SRC] = base
-                for j in range(MAX_SRC):
-                    d[r + T_SRC + j] = NONE
-                d[r + T_SRC] = s
+                inside = start <= s < end
+                row = first_marker + 2 * u
+                _marker(w, m, d, row, s, base, NONE if inside or s == base else s)
                 o[n] = row
                 n += 1
                 if first and cp[COPY_WORDS * c + K_KIND] == TRANSIENT and n_instances == 1:
                     o[n] = m + c
                     n += 1
             u += 1
-        for i in range(sp[SPLIT_WORDS * k + S_START], sp[SPLIT_WORDS * k + S_END]):
+        for i in range(start, end):
             o[n] = i
             n += 1
+        for v in range(u0, u):
+            s = cp[COPY_WORDS * us[USE_WORDS * v + U_COPY] + K_SRC]
+            if start <= s < end:
+                _marker(w, m, d, first_marker + 2 * v + 1, s, s, NONE)
+                o[n] = first_marker + 2 * v + 1
+                n += 1
     cnt = i64s(counts, 2)
     cnt[0], cnt[1] = n, n_lf
     return 0

@@ -23,6 +23,8 @@ NONE = -1
 
 # BITS
 IS_VIEW_OP, IS_INPUT, IS_WEIGHT, IS_LEAF, IS_PINNED, IS_HOST, IS_COMPUTE = 1, 2, 4, 8, 16, 32, 64
+IS_WRITTEN = 128                # a node works in place on it
+IS_SHARED = 256                 # ... from another backend than its own
 
 # splits: rows of 5 words
 S_BACKEND, S_START, S_END, S_INPUT0, S_N_INPUTS = range(5)
@@ -32,7 +34,8 @@ SPLIT_WORDS = 5
 OK, FOREIGN, NO_BACKEND, BAD_PIN, CANNOT_WRITE = range(5)
 
 (C_NONE, C_USER, C_DST, C_VSRC, C_INPUT, C_WEIGHT, C_OFFLOAD, C_SRC, C_GPU_DOWN, C_GPU_UP, C_REST_DOWN, C_REST_UP,
- C_SRC2, C_BEST, C_UPGRADE, C_FOLLOW_VIEW, C_FOLLOW_NODE, C_FIRST, C_UNSUPPORTED, C_MEMORY, C_COST) = range(21)
+ C_SRC2, C_BEST, C_UPGRADE, C_FOLLOW_VIEW, C_FOLLOW_NODE, C_FIRST, C_UNSUPPORTED, C_MEMORY, C_BASE,
+ C_COST) = range(22)
 
 # (label in ggml's manner, what it means); {} is the number of the source
 CAUSES = (
@@ -56,6 +59,7 @@ CAUSES = (
     ("5.any", "first backend that supports the op"),
     ("5.sup", "the backend the rules chose does not support the op"),
     ("5.mem", "it writes memory that only this backend can reach"),
+    ("5.vsrc", "the rules parted a view from its base"),
     ("6.cost", "moved: fewer bytes to copy"),
 )
 

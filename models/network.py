@@ -22,11 +22,14 @@ class Step:
 
     def __init__(self, ctx, inputs, result, plan):
         self.ctx, self.inputs, self.result, self.plan = ctx, inputs, result, plan
+        self._resolved, self._array = None, None
 
     def run(self):
         """Replay; the result as an array that stays valid until the network runs again."""
         self.plan.compute()
-        return self.plan.view(self.result)
+        if self._resolved != self.plan.resolved:        # the addresses moved, or this is the first run
+            self._resolved, self._array = self.plan.resolved, self.plan.view(self.result)
+        return self._array
 
 
 class Network:
@@ -83,9 +86,9 @@ class Network:
         if a.size > n_max:
             raise ParamError(f"{a.size} tokens do not fit the context of {n_max}; shorten the text or load the model "
                              f"with a larger n_ctx (trained for {self.n_ctx_train})")
-        bad = np.flatnonzero((a < 0) | (a >= self.n_vocab))
-        if bad.size:
-            raise IndexRangeError(f"token id {int(a[bad[0]])} at position {int(bad[0])} is outside the vocabulary "
+        if a.min() < 0 or a.max() >= self.n_vocab:
+            at = int(np.flatnonzero((a < 0) | (a >= self.n_vocab))[0])
+            raise IndexRangeError(f"token id {int(a[at])} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")
         return a.astype(np.int32)
 

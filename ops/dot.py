@@ -12,12 +12,13 @@ Tiles at the edge repeat their last row or column: the same number is computed a
 import dataclasses
 from collections.abc import Callable
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, prefetch_ir, zero
-from ggjit.ops.mem import IR_I64
-from ggjit.ops.simd import W, store_ir, vec_ir
+from ggjit.ops.mem import IR_I32, IR_I64
+from ggjit.ops.simd import W, shuffle_ir, store_ir, vec_ir
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,12 +52,37 @@ class Dot:
         return ((-(-k // self.step) * self.y_nbytes + 63) // 64 | 1) * 64
 
 
+def store_sums_ir(b, sums, n_rows, n_cols, columns, index, rows):
+    """Sums in the order [column][row] -> the tile's columns; whole runs of rows where all of them exist."""
+    per = sums[0].type.count
+
+    def run(i, n):
+        v = sums[i // per]
+        return shuffle_ir(b, v, v, range(i % per, i % per + n))
+
+    def one_by_one():
+        for j, column in enumerate(columns):
+            for r in range(n_rows):
+                i = j * n_rows + r
+                x = b.extract_element(sums[i // per], ir.Constant(IR_I32, i % per))
+                store_ir(b, x, b.add(column, b.mul(index[r], i64(4))))
+    if n_rows == 1 or per % n_rows:
+        one_by_one()
+        return
+    with b.if_else(b.icmp_signed(">=", rows, i64(n_rows))) as (whole, edge):
+        with whole:
+            for j, column in enumerate(columns):
+                store_ir(b, run(j * n_rows, n_rows), column)
+        with edge:
+            one_by_one()
+
+
 def make_dot_tile(dot, n_rows, n_cols, unroll=1):
-    """intrinsic tile(w, ldw, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
+    """intrinsic tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
-    While a tile is multiplied, the rows of the next one are asked for.
+    While a tile is multiplied, the rows `ahead` bytes on are asked for.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
@@ -69,14 +95,13 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         return [b.add(base, b.mul(i, stride)) for i in index], index
 
     def codegen(context, b, sig, args):
-        w, ldw, y, ldy, k, dst, ldd, rows, cols = args
+        w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols = args
         ws, ri = pointers(b, w, ldw, n_rows, rows)
-        jump = b.mul(ldw, i64(n_rows))
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
         def multiply(b, acc, wo, yo, load_w, load_y):
             for p in ws:
-                prefetch_ir(b, b.add(p, b.add(wo, jump)))
+                prefetch_ir(b, b.add(p, b.add(wo, ahead)))
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
             for j, q in enumerate(ys):
@@ -107,15 +132,10 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         left = b.urem(k, i64(dot.step))
         acc = if_ir(b, b.icmp_signed(">", left, i64(0)), acc, lambda b: multiply(
             b, acc, wo, yo, lambda b, p: dot.tail_w_ir(b, p, left), lambda b, p: tail_y_ir(b, p, left)))
-        for j in range(n_cols):
-            column = b.add(dst, b.mul(ci[j], ldd))
-            for r0 in range(0, n_rows, 4):
-                group = range(r0, min(r0 + 4, n_rows))
-                for r, s in zip(group, hsums_ir(b, [acc[j * n_rows + r] for r in group]), strict=True):
-                    store_ir(b, s, b.add(column, b.mul(ri[r], i64(4))))
+        store_sums_ir(b, hsums_ir(b, acc), n_rows, n_cols, [b.add(dst, b.mul(i, ldd)) for i in ci], ri, rows)
         return context.get_dummy_value()
 
     @intrinsic
-    def tile(typingctx, w, ldw, y, ldy, k, dst, ldd, rows, cols):
-        return types.void(*(types.int64,) * 9), codegen
+    def tile(typingctx, w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
+        return types.void(*(types.int64,) * 10), codegen
     return tile

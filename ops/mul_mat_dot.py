@@ -35,6 +35,8 @@ from ggjit.ops.rows import ROW
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
+COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
+
 
 def make_fetch(type):
     """jitted fetch(src, nb0, k, tmp) -> address of the k values at src as contiguous float32: src itself, or tmp."""
@@ -93,6 +95,9 @@ def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
             barrier(sync, nth)
         n2 = ne(b, 2)
         ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
+        run = n_rows_tile
+        if n * ldy > COLUMNS_NBYTES:                 # columns come from the second-level cache: use each more often
+            run = max(1, min(8, ROWS_NBYTES // (n_rows_tile * ldw + 1))) * n_rows_tile
         total = m * n2 * ne(b, 3)
         chunk = chunk_rows(total, nth)
         while True:
@@ -110,10 +115,10 @@ def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
                 y = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3) if direct else work(node) + matrix * n * ldy
                 c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
                 start += stop - r
-                while r < stop:
-                    j = 0
-                    while j < n:
-                        tile(w + r * ldw, ldw, y + j * ldy, ldy, k, c + j * ldd + 4 * r, ldd, stop - r, n - j)
-                        j += n_cols_tile
-                    r += n_rows_tile
+                for r0 in range(r, stop, run):
+                    end_run = min(stop, r0 + run)
+                    for j in range(0, n, n_cols_tile):
+                        for q in range(r0, end_run, n_rows_tile):
+                            tile(w + q * ldw, ldw, run * ldw, y + j * ldy, ldy, k,
+                                 c + j * ldd + 4 * q, ldd, end_run - q, n - j)
     return kernel

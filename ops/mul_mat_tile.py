@@ -8,7 +8,6 @@ many small matrices  each thread takes whole matrices and packs their columns in
 Every element of the result is summed in the same order whoever computes it: results do not depend on threads.
 """
 from ggjit.ops.jit import inline
-from ggjit.ops.lanes import prefetch
 from ggjit.ops.mul_mat_dot import make_fetch
 from ggjit.ops.node import DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows, next_rows2, work
 from ggjit.ops.record import OK
@@ -16,8 +15,6 @@ from ggjit.ops.simd import W
 from ggjit.ops.tile import LDC, MB, NB, NL, put_transposed
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
-
-LINE = 64                               # bytes of a cache line
 
 
 def panels_nbytes(tile, k, n):
@@ -40,7 +37,8 @@ def make_kernel(ta, tb, tile, direct, private):
     kc, ldw, unit, pad = tile.kc, tile.ldw, tile.unit, tile.pad
     y_nbytes, half = tile.y_nbytes, 4 * W
     w_nbytes, block = ta.nbytes, ta.block
-    segment_nbytes = kc // block * w_nbytes
+    in_place = tile.in_place
+    assert not in_place or rows1 == rows2
     own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * ldw, MB * ldw + MB * LDC
 
     @inline
@@ -64,12 +62,6 @@ def make_kernel(ta, tb, tile, direct, private):
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
-    def prefetch_rows(src, stride, rows):
-        for r in range(rows):
-            for i in range(0, segment_nbytes, LINE):
-                prefetch(src + r * stride + i)
-
-    @inline
     def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c):
         """rows <= MB rows of a times all columns."""
         for n0 in range(0, n, NB):
@@ -77,25 +69,23 @@ def make_kernel(ta, tb, tile, direct, private):
             for k0 in range(0, k, kc):
                 kn = min(kc, k - k0)
                 units = (kn + unit - 1) // unit
-                for r in range(rows):
-                    pack_w(w + r * nb1 + k0 // block * w_nbytes, kn, strip + r * ldw)
+                here = w + k0 // block * w_nbytes
+                # whole tiles of float32 rows are read where they lie; others are unpacked first
+                whole = rows // rows2 * rows2 if in_place and k % unit == 0 else 0
+                for r in range(whole, rows):
+                    pack_w(here + r * nb1, kn, strip + r * ldw)
                 first = 1 if k0 == 0 else 0
-                # what will be packed next travels from memory meanwhile, some rows a tile
-                ahead = w + (k0 + kc) // block * w_nbytes if k0 + kc < k else w + rows * nb1
-                calls = (cols + W - 1) // NL * ((rows + rows2 - 1) // rows2) + (rows + rows1 - 1) // rows1
-                share = (rows + calls - 1) // calls
-                soon = 0
+                soon = w + (k0 + kc) // block * w_nbytes if k0 + kc < k else w + rows * nb1
                 for j in range(0, cols, NL):
                     y = panels + (n0 + j) // NL * panel_nbytes + k0 // unit * y_nbytes
-                    wide = cols - j > W
-                    for r in range(0, rows, rows2 if wide else rows1):
-                        if wide:
-                            multiply2(strip + r * ldw, y, units, c + r * LDC + 4 * j, first)
-                        else:
-                            multiply1(strip + r * ldw, y, units, c + r * LDC + 4 * j, first)
-                        if soon < rows:
-                            prefetch_rows(ahead + soon * nb1, nb1, min(share, rows - soon))
-                            soon += share
+                    if cols - j > W:
+                        for r in range(0, rows, rows2):
+                            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
+                            multiply2(p, s, y, units, c + r * LDC + 4 * j, first, soon + r * nb1, nb1)
+                    else:
+                        for r in range(0, rows, rows1):
+                            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
+                            multiply1(p, s, y, units, c + r * LDC + 4 * j, first, soon + r * nb1, nb1)
             for j in range(0, cols, W):
                 for r in range(0, rows, W):
                     put_transposed(c + r * LDC + 4 * j, d + (n0 + j) * ldd + 4 * r, ldd, rows - r, cols - j)

@@ -44,8 +44,9 @@ def set_rows(a, b, c):
     require_type("set_rows", b, VALUES, "values")
     require_type("set_rows", c, IDS, "ids")
     require(a.ne[0] == b.ne[0] and a.ne[2:] == b.ne[2:], "set_rows: a and b may differ in ne1 only", a, b)
-    require(b.ne[1] == c.ne[0] and c.ne[3] == 1 and min(c.ne) > 0 and b.ne[2] % c.ne[1] == 0 and b.ne[3] % c.ne[2] == 0,
-            "set_rows: ids must be [b.ne1, divides b.ne2, divides b.ne3]", b, c)
+    fits = (b.ne[1] == c.ne[0] and c.ne[3] == 1 and min(c.ne[1:]) > 0
+            and b.ne[2] % c.ne[1] == 0 and b.ne[3] % c.ne[2] == 0)
+    require(fits, "set_rows: ids must be [b.ne1, divides b.ne2, divides b.ne3]", b, c)
     for t in (a, b):
         require(rows_contiguous(t), "set_rows: elements of a row must lie side by side", t, remedy="use gg.cont first")
     return a.ctx.node(OP.SET_ROWS, a.type, a.ne, (b, c, a), view_of=a)

@@ -42,7 +42,9 @@ class Tile:
     kc              elements of a strip's row
     pack_y          jitted (rows, stride, k, cols, dst): `cols` <= W float32 rows into one half of a panel
     pack_w          jitted (row address of the weights, k, dst)
-    multiply        {vectors: (rows, intrinsic (w, y, units, c, first))}
+    multiply        {vectors: (rows, intrinsic (w, ldw, y, units, c, first, soon, stride))}; first: store, else add;
+                    soon, stride: rows that will be read next
+    in_place        weights may be read where they lie, without a strip (float32 rows)
     rounds          whether pack_y does the rounding of activations itself
     pad             elements a panel's k is padded to
     """
@@ -55,6 +57,7 @@ class Tile:
     multiply: dict
     rounds: bool
     pad: int
+    in_place: bool = False
 
     @property
     def ldw(self):

@@ -16,6 +16,7 @@ from ggjit.ops.lanes import (
     int_to_float_ir,
     madd_ir,
     maddubs_ir,
+    prefetch_ir,
     splat_const,
     zero,
 )
@@ -74,7 +75,20 @@ def _make_pack_weights(codes):
     return pack_w
 
 
-def _make_code_multiply(n_rows, n_vectors, ldw):
+def soon_ir(b, soon, stride, n_rows):
+    """ask(b, offset): prefetch that byte of the rows that will be read next; three rows share a base register."""
+    apart = [i64(0), stride, b.mul(stride, i64(2))]
+    bases = [b.add(soon, b.mul(stride, i64(r))) for r in range(0, n_rows, 3)]
+
+    def ask(b, offset):
+        for p in bases:
+            q = b.add(p, offset)
+            for o in apart:
+                prefetch_ir(b, b.add(q, o))
+    return ask
+
+
+def _make_code_multiply(n_rows, n_vectors, ldw, nbytes):
     """AVX-512 VNNI: 12 integer and 12 float accumulators; a block is 8 broadcasts of 4 codes for each row."""
     fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
     n_acc = n_rows * n_vectors
@@ -98,23 +112,25 @@ def _make_code_multiply(n_rows, n_vectors, ldw):
         return acc
 
     @intrinsic
-    def multiply(typingctx, w, y, units, c, first):
+    def multiply(typingctx, w, ldw_, y, units, c, first, soon, stride):
         def codegen(context, b, sig, args):
-            w, y, units, c, first = args
+            w, _, y, units, c, first, soon, stride = args
+            ask = soon_ir(b, soon, stride, n_rows)
             places = [b.add(c, i64(r * LDC + 64 * h)) for r in range(n_rows) for h in range(n_vectors)]
 
             def body(b, state):
-                acc = block(b, state[0], state[1], list(state[2:]))
-                return [b.add(state[0], i64(W_BLOCK)), b.add(state[1], i64(Y_BLOCK))] + acc
-            start = [(IR_I64, w), (IR_I64, y)] + [(fv, zero("f32", 16))] * n_acc
-            acc = counted_loop_ir(b, units, start, body)[2:]
+                w, y, o, *acc = state
+                ask(b, o)
+                return [b.add(w, i64(W_BLOCK)), b.add(y, i64(Y_BLOCK)), b.add(o, i64(nbytes)), *block(b, w, y, acc)]
+            start = [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))] + [(fv, zero("f32", 16))] * n_acc
+            acc = counted_loop_ir(b, units, start, body)[3:]
             finish_ir(b, acc, places, first)
             return context.get_dummy_value()
-        return types.void(*(types.int64,) * 5), codegen
+        return types.void(*(types.int64,) * 8), codegen
     return multiply
 
 
-def _make_nibble_multiply(n_rows, n_vectors, ldw):
+def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
     """AVX2, codes of 4 bits: pairs are summed in i16 over a block (16 * 15 * 127 < 32768).
 
     Sixteen registers hold the i16 sums only: float sums stay in the strip of C (L1), and the loop over a block is a
@@ -124,9 +140,10 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw):
     n_acc = n_rows * n_vectors
 
     @intrinsic
-    def multiply(typingctx, w, y, units, c, first):
+    def multiply(typingctx, w, ldw_, y, units, c, first, soon, stride):
         def codegen(context, b, sig, args):
-            w, y, units, c, first = args
+            w, _, y, units, c, first, soon, stride = args
+            ask = soon_ir(b, soon, stride, n_rows)
             places = [b.add(c, i64(r * LDC + 32 * h)) for r in range(n_rows) for h in range(n_vectors)]
             with b.if_then(b.icmp_signed("!=", first, i64(0))):
                 for p in places:
@@ -143,7 +160,8 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw):
                 return [b.add(w, i64(4)), b.add(y, i64(4 * NL))] + q
 
             def body(b, state):
-                w, y = state
+                w, y, o = state
+                ask(b, o)
                 start = [(IR_I64, w), (IR_I64, y)] + [(hv, zero("i16", 16))] * n_acc
                 w, y, *q = counted_loop_ir(b, opaque_ir(b, i64(8)), start, step)
                 bias = [load_ir(b, b.add(y, i64(32 * h)), iv, 32) for h in range(n_vectors)]
@@ -155,10 +173,10 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw):
                         s = b.add(madd_ir(b, q[i], splat_const("i16", 1, 16)), bias[h])
                         old = load_ir(b, places[i], fv, 32)
                         store_ir(b, fma_ir(b, b.fmul(dw, dy[h]), int_to_float_ir(b, s), old), places[i], 32)
-                return [b.add(w, i64(4)), b.add(y, i64(8 * NL))]
-            counted_loop_ir(b, units, [(IR_I64, w), (IR_I64, y)], body)
+                return [b.add(w, i64(4)), b.add(y, i64(8 * NL)), b.add(o, i64(nbytes))]
+            counted_loop_ir(b, units, [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))], body)
             return context.get_dummy_value()
-        return types.void(*(types.int64,) * 5), codegen
+        return types.void(*(types.int64,) * 8), codegen
     return multiply
 
 
@@ -172,4 +190,4 @@ def code_tile(type):
         _make_nibble_multiply, {1: 6, 2: 6})
     return Tile(unit=32, y_nbytes=Y_BLOCK, w_nbytes=W_BLOCK, kc=CODE_KC, pack_y=_make_pack_codes(codes),
                 pack_w=_make_pack_weights(codes), rounds=True, pad=32,
-                multiply={h: (r, make(r, h, ldw)) for h, r in shapes.items()})
+                multiply={h: (r, make(r, h, ldw, codes.nbytes)) for h, r in shapes.items()})

@@ -7,40 +7,60 @@ from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops.jit import inline
-from ggjit.ops.lanes import i64, load_part_ir, min_ir, transpose_ir, zero
+from ggjit.ops.lanes import i64, load_part_ir, min_ir, prefetch_ir, transpose_ir, zero
 from ggjit.ops.mem import IR_F32, IR_I64, st_f32
-from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.tile import LDC, NL, Tile, finish_ir
+from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
 ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = 4, 256
 
 
-def _make_float_multiply(n_vectors, ldw):
-    """c[ROWS][n_vectors * W] (+)= w[ROWS][4 units] x panel"""
+def _make_float_multiply(n_vectors, unit_nbytes):
+    """c[ROWS][n_vectors * W] (+)= w[ROWS][units * 4] x panel.
+
+    Rows of w lie ldw bytes apart.  Three of the ROWS rows at `soon` (stride bytes apart, unit_nbytes a unit) are asked
+    for with each unit: what the next tiles will read travels from memory while this one is multiplied.
+    """
     v = vec_ir("f32", W)
+    turns = ROWS // 3
 
     @intrinsic
-    def multiply(typingctx, w, y, units, c, first):
+    def multiply(typingctx, w, ldw, y, units, c, first, soon, stride):
         def codegen(context, b, sig, args):
-            w, y, units, c, first = args
+            w, ldw, y, units, c, first, soon, stride = args
+            # three rows share a base register; LLVM must not see how the addresses hang together, or it chains them
+            # and spills accumulators
+            apart = [i64(0), opaque_ir(b, ldw), opaque_ir(b, b.mul(ldw, i64(2)))]
+            soon_apart = [i64(0), stride, b.mul(stride, i64(2))]
+            step = b.mul(stride, i64(3))
+            back = b.sub(i64(turns * unit_nbytes), b.mul(step, i64(turns - 1)))
 
             def body(b, state):
-                w, y, acc = state[0], state[1], list(state[2:])
+                y, turn, soon = state[:3]
+                bases, acc = list(state[3:3 + turns]), list(state[3 + turns:])
+                for o in soon_apart:
+                    prefetch_ir(b, b.add(soon, o))
+                last = b.icmp_signed("==", turn, i64(turns - 1))
                 for u in range(FLOAT_UNIT):
                     ys = [load_ir(b, b.add(y, i64(4 * NL * u + B * h)), v, B) for h in range(n_vectors)]
                     for r in range(ROWS):
-                        s = splat_ir(b, load_ir(b, b.add(w, i64(r * ldw + 4 * u)), IR_F32, 4), W)
+                        at = b.add(b.add(bases[r // 3], apart[r % 3]), i64(4 * u))
+                        s = splat_ir(b, load_ir(b, at, IR_F32), W)
                         for h in range(n_vectors):
                             i = r * n_vectors + h
                             acc[i] = fma_ir(b, s, ys[h], acc[i])
-                return [b.add(w, i64(4 * FLOAT_UNIT)), b.add(y, i64(4 * NL * FLOAT_UNIT))] + acc
-            start = [(IR_I64, w), (IR_I64, y)] + [(v, zero("f32", W))] * (ROWS * n_vectors)
-            acc = counted_loop_ir(b, units, start, body)[2:]
+                return [b.add(y, i64(4 * NL * FLOAT_UNIT)), b.select(last, i64(0), b.add(turn, i64(1))),
+                        b.add(soon, b.select(last, back, step)),
+                        *(b.add(p, i64(4 * FLOAT_UNIT)) for p in bases), *acc]
+            starts = [opaque_ir(b, b.add(w, b.mul(ldw, i64(3 * i)))) for i in range(turns)]
+            state = [(IR_I64, x) for x in (y, i64(0), soon, *starts)] + [(v, zero("f32", W))] * (ROWS * n_vectors)
+            acc = counted_loop_ir(b, units, state, body)[3 + turns:]
             finish_ir(b, acc, [b.add(c, i64(r * LDC + B * h)) for r in range(ROWS) for h in range(n_vectors)], first)
             return context.get_dummy_value()
-        return types.void(*(types.int64,) * 5), codegen
+        return types.void(*(types.int64,) * 8), codegen
     return multiply
 
 
@@ -80,8 +100,7 @@ def float_tile(type):
         to_float(src, dst, k)
         for i in range(k, (k + 3) // 4 * 4):
             st_f32(dst + 4 * i, types.float32(0.0))
-    ldw = FLOAT_KC * 4 + 64
     return Tile(unit=FLOAT_UNIT, y_nbytes=4 * NL * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT, kc=FLOAT_KC,
-                pack_y=_pack_floats, pack_w=pack_w,
-                multiply={h: (ROWS, _make_float_multiply(h, ldw)) for h in (1, 2)},
+                pack_y=_pack_floats, pack_w=pack_w, in_place=type is F32,
+                multiply={h: (ROWS, _make_float_multiply(h, FLOAT_UNIT * type.nbytes // type.block)) for h in (1, 2)},
                 rounds=traits_of(type).round_activations is None, pad=W)

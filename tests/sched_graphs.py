@@ -28,7 +28,7 @@ class Drawn:
         rng = np.random.default_rng(seed)
         for t in self.leaves:
             values = rng.standard_normal((8, 8), dtype=np.float32) * np.float32(0.5)
-            if only is None or t in only:
+            if (only is None or t in only) and t.buffer is not None:       # one that nothing reads has no memory
                 t.set(values)
 
 
@@ -38,7 +38,7 @@ def random_graph(seed, place, n_ops=None, writes=True):
     new = lambda kind, n: [ctx.new_tensor(gg.F32, NE, f"{kind}{i}") for i in range(n)]       # noqa: E731
     weights, inputs, caches = (new(k, int(rng.integers(1, 4))) for k in ("w", "x", "c"))
     place(ctx, weights, inputs, caches)
-    live, frozen = [*inputs], set()
+    live = [*inputs]
     n_ops = n_ops or int(rng.integers(4, 30))
     for _ in range(n_ops):
         a, b = (live[int(rng.integers(max(0, len(live) - 6), len(live)))] for _ in range(2))
@@ -64,8 +64,8 @@ def random_graph(seed, place, n_ops=None, writes=True):
             y = gg.soft_max(gg.sub(a, b))
         elif kind == 8:
             y = gg.add(gg.mul_mat(a, b), c)
-        elif kind == 9:
-            y = gg.scale_inplace(gg.silu(a), 0.75)
+        elif kind == 9:                             # other nodes may read `a` before and after this one
+            y = gg.scale_inplace(a if a.base.op else gg.silu(a), 0.75)
         elif kind == 10:
             y = gg.add_inplace(gg.mul(a, b), w)
         elif kind == 11:
@@ -77,8 +77,9 @@ def random_graph(seed, place, n_ops=None, writes=True):
         else:
             y = gg.mul(c, a)
         live.append(y)
-    outputs = [live[-1], *(t for t in live[len(inputs):-1] if rng.random() < 0.1)]
-    return Drawn(gg.Graph(*outputs), weights, inputs, caches), frozen
+    changed = {t.view_src.id for t in live if t.view_src is not None}       # worked on in place later
+    outputs = [live[-1], *(t for t in live[len(inputs):-1] if rng.random() < 0.1 and t.base.id not in changed)]
+    return Drawn(gg.Graph(*outputs), weights, inputs, caches)
 
 
 # ---------------------------------------------------------------- the rules again, in plain Python

@@ -436,6 +436,20 @@ def test_empty_graph_and_cast():
     assert g.rows[x][T_BUFFER] == 0
 
 
+def test_none_op_views_in_nodes_do_not_count():
+    """The scheduler's dependency markers: op NONE, a view, sources, among the nodes."""
+    g = graphs.Net()
+    x = leaf(g, ext=True)
+    y = g.like(OP.MUL_MAT, x, x)
+    mark = g.new(OP.NONE, (32,), (y,), view=y)
+    z = g.like(OP.MUL_MAT, y, y)
+    u = g.like(OP.MUL_MAT, z, z)
+    g.nodes, g.leafs = [y, mark, z, u], [x]
+    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0, 128, 0]     # y is free for u
+    g.rows[mark][1] = int(OP.VIEW)
+    assert plan_graph(g.table, g.nodes, g.leafs, g.sizes).node_offs.tolist() == [0, 0, 128, 256]   # its view holds it
+
+
 def test_an_input_flagged_op_does_not_take_a_tensor_with_later_users():
     """ggml allocates it while counts are still partial and overwrites x; the validator finds that."""
     g = graphs.Net()

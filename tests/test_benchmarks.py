@@ -70,7 +70,7 @@ def test_our_engine_is_compared_and_the_missing_peer_is_named(bench, tiny, monke
     assert [r.work for r in rows] == ["tiny, tg, 1 thread", "tiny, pp, 1 thread", "metadata"]
     assert all(10 < r.ours.median < 1e6 for r in rows[:2]) and rows[2].passed is True
     assert all(r.peer == "missing: no peer here" and r.passed is None for r in rows[:2])
-    assert "before" in lines[0] and "missing: no peer here" in lines and len(said) == 6
+    assert "before" in lines[0] and "missing: no peer here" in lines and len(said) == 8
 
 
 def _missing(bench, name):

@@ -1,13 +1,13 @@
 """Models that are not what they should be: typed errors that name the thing, nothing half-loaded."""
 import gc
 
-import gguf
 import numpy as np
 import pytest
 import tiny_model
 
 import ggjit as gg
 from ggjit.models import load_model
+from ggjit.ops.types.traits import all_traits
 from ggjit.table import TABLE
 
 
@@ -30,7 +30,6 @@ def test_a_whole_model_computes_and_gives_everything_back(tmp_path):
     ({"without": ("token_embd.weight",)}, gg.ModelError, "token_embd"),
     ({"shapes": {"blk.0.attn_k.weight": (64, 64)}}, gg.ModelError, r"attn_k.*\[64, 64\].*\[64, 32\]"),
     ({"shapes": {"output_norm.weight": (32,)}}, gg.ModelError, "output_norm"),
-    ({"raw_type": ("blk.0.attn_q.weight", gguf.GGMLQuantizationType.Q8_1, 72)}, gg.ModelError, "attn_q.*Q8_1"),
     ({"without": ("block_count",)}, gg.GgjitError, "block_count"),
     ({"metadata": {"block_count": 0}}, gg.ModelError, "block_count"),
     ({"metadata": {"attention.head_count_kv": 3}}, gg.ModelError, "heads"),
@@ -46,6 +45,13 @@ def test_what_is_wrong_is_named_and_nothing_stays(tmp_path, change, error, words
         load_model(path, n_threads=1)
     gc.collect()
     assert TABLE.n_alive() == alive
+
+
+def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
+    served = {t: x for t, x in all_traits().items() if t is not gg.Q8_0}
+    monkeypatch.setattr("ggjit.models.weights.all_traits", lambda: served)
+    with pytest.raises(gg.ModelError, match="token_embd.*Q8_0.*no kernels"):
+        load_model(tiny_model.write(tmp_path / "m.gguf", type="Q8_0"), n_threads=1)
 
 
 def test_truncated_files(tmp_path):

@@ -13,7 +13,7 @@ for _i in range(LAYERS):
         "ffn_down": (DIM, FF)}.items()}
 
 
-def write(path, arch="llama", seed=0, type="F32", without=(), shapes=None, raw_type=None, metadata=None):
+def write(path, arch="llama", seed=0, type="F32", without=(), shapes=None, metadata=None):
     """Write the model; `without` drops tensors or keys, `shapes` overrides shapes, `metadata` overrides keys."""
     rng = np.random.default_rng(seed)
     w = gguf.GGUFWriter(str(path), arch)
@@ -30,9 +30,7 @@ def write(path, arch="llama", seed=0, type="F32", without=(), shapes=None, raw_t
         x = np.ones(shape, np.float32) if len(shape) == 1 else \
             (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
         kind = type if len(shape) > 1 else "F32"
-        if raw_type and name == raw_type[0]:
-            w.add_tensor(name, np.zeros((shape[0], raw_type[2]), np.uint8), raw_dtype=raw_type[1])
-        elif kind in ("F32", "F16"):
+        if kind in ("F32", "F16"):
             w.add_tensor(name, x.astype(np.float32 if kind == "F32" else np.float16))
         else:
             w.add_tensor(name, gg.quantize(getattr(gg, kind), x), raw_dtype=gguf.GGMLQuantizationType[kind])

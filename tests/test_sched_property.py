@@ -1,0 +1,124 @@
+"""Random graphs on random devices with random pins are bit-identical to the single-device run.
+
+Compute memory is poisoned with NaN bytes before every run (copies that may be reused are spared), guard bytes surround
+every buffer, inputs change between some runs and stay between others, caches are written by the graph.
+"""
+import devices
+import numpy as np
+import pytest
+import sched_graphs
+from test_sched_rules import RULES
+
+import ggjit as gg
+from ggjit.ops.record import OP
+from ggjit.sched_split import KEPT
+
+CI_SEEDS, ALL_SEEDS = range(0, 1000, 25), range(1000)
+N_RUNS = 4
+POOL = [OP.MUL_MAT, OP.ADD, OP.MUL, OP.UNARY, OP.SCALE, OP.RMS_NORM, OP.CONT, OP.SOFT_MAX, OP.SUB, OP.CPY, OP.CONCAT]
+
+
+def poison(sched):
+    """NaN bytes into all compute memory but kept copies."""
+    run, memory = sched._run, sched.memory
+    spared = {}
+    for c in np.flatnonzero(run.cut.copies[:, 3] == KEPT).tolist():
+        for k in range(run.n_instances):
+            row = run.cut.m + c * run.n_instances + k
+            buf, offs = run.place(row)
+            spared.setdefault(buf.id, []).append((offs, offs + int(run.layout.sizes[row])))
+    for chunks in memory.chunks:
+        for buf in chunks:
+            saved = [(lo, hi, buf._arena[lo:hi].copy()) for lo, hi in spared.get(buf.id, ())]
+            buf._arena[:] = 0xFF
+            for lo, hi, values in saved:
+                buf._arena[lo:hi] = values
+
+
+def draw(rng):
+    """Random devices, then the CPU; everything but values random."""
+    fakes = []
+    for name in "ABC"[:int(rng.integers(1, 4))]:
+        ops = None if rng.random() < 0.4 else {op for op in POOL if rng.random() < 0.7}
+        delay = 1e-5 if rng.random() < 0.25 else None
+        fakes.append(devices.Fake(name, ops=ops, host=bool(rng.random() < 0.25), delay=delay,
+                                  max_size=4096 if rng.random() < 0.2 else None,
+                                  offload=(lambda t: t.op == OP.MUL_MAT) if rng.random() < 0.4 else None))
+    cpu = gg.init_backend("CPU", n_threads=1 + int(rng.random() < 0.2))
+    sched = gg.Scheduler([*(f.init_backend() for f in fakes), cpu], rules=RULES[int(rng.integers(3))],
+                         parallel=bool(rng.random() < 0.3), motion=False,
+                         keep_weights=bool(rng.random() < 0.3))
+    return fakes, sched
+
+
+def places(rng, sched):
+    bufts = sched.world.own_bufts
+    writers = [k for b, k in zip(sched.backends, bufts, strict=True)
+               if getattr(b.device, "ops", None) is None or OP.CPY in b.device.ops]
+
+    def place(ctx, weights, inputs, caches):
+        for t in (*weights, *caches, *inputs):
+            if t in inputs and rng.random() < 0.6:
+                if rng.random() < 0.7:
+                    gg.set_input(t)
+                continue
+            choice = writers if t in caches else bufts          # a cache lies where somebody can write it
+            buf = choice[int(rng.integers(len(choice)))].alloc_buffer(t.nbytes)
+            buf.set_usage(gg.USAGE_WEIGHTS if t in weights and rng.random() < 0.8 else gg.USAGE_ANY)
+            gg.tensor_alloc(buf, t, 0)
+    return place
+
+
+def pin(rng, sched, graph):
+    """Pins that can be honoured: no node that writes another's memory, no base of one, supported ops."""
+    bases = {t.view_src.id for t in graph.nodes if t.view_src is not None}
+    for t in graph.nodes:
+        if t.view_src is None and t.id not in bases and rng.random() < 0.15:
+            b = sched.backends[int(rng.integers(len(sched.backends)))]
+            if b.supports_op(t):
+                sched.set_tensor_backend(t, b)
+
+
+def read(graph, drawn, get):
+    return [get(t).tobytes() for t in graph.outputs] + [t.bytes() for t in drawn.caches]
+
+
+def check(seed):
+    rng = np.random.default_rng(seed)
+    alone = sched_graphs.random_graph(seed, lambda ctx, *kinds: gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU")))
+    cpu = gg.init_backend("CPU:n_threads=1")
+    gg.GraphAllocator(cpu).alloc_graph(alone.graph)
+    plan = cpu.graph_plan_create(alone.graph)
+    fakes, sched = draw(rng)
+    drawn = sched_graphs.random_graph(seed, places(rng, sched))
+    graph = drawn.graph
+    pin(rng, sched, graph)
+    sched.alloc_graph(graph)
+    for run in range(N_RUNS):
+        if run == 0:
+            changed = None
+        else:
+            changed = [i for i in range(len(drawn.leaves)) if rng.random() < 0.4]
+        for d in (alone, drawn):
+            d.fill(100 * seed + run, only=None if changed is None else [d.leaves[i] for i in changed])
+        poison(sched)
+        plan.compute()
+        sched.graph_compute(graph)
+        want, got = read(alone.graph, alone, plan.numpy), read(graph, drawn, sched.numpy)
+        assert got == want, f"seed {seed} run {run}\n{sched.explain()}"
+        devices.check_guards(*fakes)
+    sched.free()
+    for b in sched.backends:
+        b.free()
+
+
+@pytest.mark.parametrize("seed", CI_SEEDS)
+def test_sampled(seed):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_a_thousand(block):
+    for seed in ALL_SEEDS[50 * block:50 * (block + 1)]:
+        check(seed)
