@@ -253,7 +253,7 @@ class Scheduler:
         return 0 if self._run is None else self._run.copied_nbytes
 
     def explain(self):
-        """Splits, causes, copies, bytes and times of the last graph: str() is text, notebooks show HTML, .dot a graph."""
+        """Splits, causes, copies, bytes and times of the last graph: str() is text, notebooks show HTML, .dot draws."""
         from ggjit.sched_explain import Explanation
         if self._cut is None:
             raise ParamError("explain: no graph was split yet; call split_graph, alloc_graph or graph_compute first")

@@ -130,7 +130,8 @@ class Explanation:
             out.append(f"  subgraph cluster_{k} {{ label={quote(f'split {k}: {s.backend.name}')};")
             for i, t in enumerate(s.nodes, s.start):
                 text = f"{name_of(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{cut.cause_of(i)[0]}".replace("\n", "\\n")
-                out.append(f"    n{i} [label={quote(text).replace(chr(92) * 2, chr(92))}, fillcolor={quote(colour(i))}];")
+                label = quote(text).replace(chr(92) * 2, chr(92))
+                out.append(f"    n{i} [label={label}, fillcolor={quote(colour(i))}];")
             out.append("  }")
         for i in range(cut.n_nodes, cut.m):
             out.append(f"  n{i} [label={quote(name_of(cut.tensors[i]))}, shape=ellipse, "

@@ -72,6 +72,7 @@ class Memory:
         self.bufts = bufts
         self.chunks = [[] for _ in bufts]
         self.version = 0
+        self.used_by = None             # the Run that computed here last
 
     def grow(self, chunk_sizes, before_moving=lambda: None):
         """Make every chunk large enough.  Errors: whatever a buffer type raises; the old buffers stay then."""

@@ -73,6 +73,7 @@ class Run:
         self.parts = [None] * self.n_instances
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
         self.runs = 0
+        self._shown = None                      # the node an eval callback is looking at
         self._handles = {}                      # row -> Located, for rows placed by the layout
         self._bound = None
         written = {t.base.id for t in graph.nodes if t.op not in VIEW_OPS and TABLE.words[t.base.id, T_BUFFER] >= 0}
@@ -99,6 +100,8 @@ class Run:
         if i is None or lay.slot[i] < 0:
             return
         order = lay.order
+        if self._shown is not None:                     # inside an eval callback: what follows was not computed yet
+            order = order[:np.flatnonzero(order == self._shown)[0] + 1]
         at = np.flatnonzero(order == (i if i < cut.n_nodes else -1))
         later = order[at[0] + 1:] if len(at) else order
         real = np.array([r >= cut.m or self.tensors[r].op not in VIEW_OPS for r in later.tolist()], bool)
@@ -222,6 +225,9 @@ class Run:
         self.instance = (self.instance + 1) % self.n_instances if self.runs else 0
         if self._bound != (TABLE.placement_version, self.memory.version):
             self._bind()
+        if self.memory.used_by is not self:             # another graph computed in this memory
+            self.memory.used_by = self
+            self.forget_copies()
         parts = self.parts[self.instance]
         if parts is None:
             parts = self.parts[self.instance] = self._make(self.instance)
@@ -338,10 +344,18 @@ class Run:
                 part.ranges[j0, j1] = piece
             part.backend.graph_compute(piece)
             part.backend.synchronize()
-            if need and callback(part.nodes[j1], False) is False:
+            if need and not self._show(part, j1, callback):
                 raise Cancelled(f"the eval callback stopped the computation at {part.nodes[j1]!r}; what comes after it "
                                 f"was not computed")
             j0 = j1 + 1
+
+    def _show(self, part, j, callback):
+        """The callback's second call for node j of the part: its value can be read now."""
+        self._shown = int(self.cut.split_rows[part.graph.key[0], S_START]) + j
+        try:
+            return callback(part.nodes[j], False) is not False
+        finally:
+            self._shown = None
 
 
 def _direct(src, dst):

@@ -201,13 +201,17 @@ class Tensor:
             return self._dequantized(raw)
         return self._elements(raw).reshape(self.shape).copy()
 
-    def _elements(self, raw):
-        """Strided NumPy view of scalar elements, 4 dimensions in NumPy order."""
+    def _elements(self, raw, dtype=None):
+        """Strided NumPy view of scalar elements, 4 dimensions in NumPy order (BF16: pass the dtype of its bits)."""
+        dtype = dtype or self.type.dtype
         if raw.size == 0:
-            return np.empty(tuple(reversed(self.ne)), self.type.dtype)
-        return np.ndarray(tuple(reversed(self.ne)), self.type.dtype, raw.data, 0, tuple(reversed(self.nb)))
+            return np.empty(tuple(reversed(self.ne)), dtype)
+        return np.ndarray(tuple(reversed(self.ne)), dtype, raw.data, 0, tuple(reversed(self.nb)))
 
     def _dequantized(self, raw):
+        if self.type is BF16:                   # the upper halves of float32, at any strides
+            bits = self._elements(raw, np.uint16).astype(np.uint32) << 16
+            return bits.view(np.float32).reshape(self.shape)
         from ggjit.ops.quantize import dequantize
         row = self.type.row_nbytes(self.ne[0])
         if self.nb[0] != self.type.nbytes:

@@ -6,7 +6,7 @@ F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that round
 
 Two families of kernels, chosen by the number of columns n:
 
-    n <= 12 ... 32   rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
+    n <= 8 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
     more             packed panels and register tiles (mul_mat_tile)
 """
 
@@ -22,7 +22,7 @@ from ggjit.ops.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 COLUMN_TYPES = (F32, F16, BF16)
-MAX_DOT_COLUMNS = {True: 12, False: 32}  # by "quantised": beyond, packing pays
+MAX_DOT_COLUMNS, MAX_DOT_COLUMNS_QUANTIZED = 16, 8      # beyond, packing pays
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -61,6 +61,12 @@ def reference(t, a, b):
 # ---------------------------------------------------------------- choice of kernel
 def _direct(b):
     return b.type is F32 and b.nb[0] == 4
+
+
+def _max_dot_columns(type):
+    if type is BF16 and isa.BF16_DOT:
+        return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
+    return MAX_DOT_COLUMNS_QUANTIZED if type.quantized else MAX_DOT_COLUMNS
 
 
 def _cost(t):
@@ -113,8 +119,7 @@ def kernel(t, n_threads):
     a, b = t.src[:2]
     if a.type not in weight_types() or b.type not in COLUMN_TYPES:
         return None
-    few = b.ne[1] <= MAX_DOT_COLUMNS[a.type.quantized]
-    return (_dot_kernel if few else _tile_kernel)(t, n_threads)
+    return (_dot_kernel if b.ne[1] <= _max_dot_columns(a.type) else _tile_kernel)(t, n_threads)
 
 
 # ---------------------------------------------------------------- cases

@@ -37,9 +37,15 @@ def make_kernel(ta, tb, tile, direct, private):
     kc, ldw, unit, pad = tile.kc, tile.ldw, tile.unit, tile.pad
     y_nbytes, half = tile.y_nbytes, 4 * W
     w_nbytes, block = ta.nbytes, ta.block
-    in_place = tile.in_place
+    in_place, whole_block = tile.in_place, max(32, ta.block)
     assert not in_place or rows1 == rows2
     own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * ldw, MB * ldw + MB * LDC
+
+    @inline
+    def stretch(k):
+        """Elements of k a strip's row holds: at most kc, equal parts, so that prefetching one covers the next."""
+        parts = (k + kc - 1) // kc
+        return ((k + parts - 1) // parts + whole_block - 1) // whole_block * whole_block
 
     @inline
     def pack_group(b, src, n, g, panel_nbytes, panels, tmp):
@@ -66,8 +72,9 @@ def make_kernel(ta, tb, tile, direct, private):
         """rows <= MB rows of a times all columns."""
         for n0 in range(0, n, NB):
             cols = min(NB, n - n0)
-            for k0 in range(0, k, kc):
-                kn = min(kc, k - k0)
+            step = stretch(k)
+            for k0 in range(0, k, step):
+                kn = min(step, k - k0)
                 units = (kn + unit - 1) // unit
                 here = w + k0 // block * w_nbytes
                 # whole tiles of float32 rows are read where they lie; others are unpacked first
@@ -75,7 +82,7 @@ def make_kernel(ta, tb, tile, direct, private):
                 for r in range(whole, rows):
                     pack_w(here + r * nb1, kn, strip + r * ldw)
                 first = 1 if k0 == 0 else 0
-                soon = w + (k0 + kc) // block * w_nbytes if k0 + kc < k else w + rows * nb1
+                soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + rows * nb1
                 for j in range(0, cols, NL):
                     y = panels + (n0 + j) // NL * panel_nbytes + k0 // unit * y_nbytes
                     if cols - j > W:

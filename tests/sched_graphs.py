@@ -1,6 +1,6 @@
 """Random graphs for scheduler tests, and the assignment rules of three ggml versions once more in plain Python.
 
-`random_graph(seed, place)` draws the same graph for the same seed; `place(ctx, leafs)` decides where leaves lie, so that
+`random_graph(seed, place)` draws the same graph for the same seed; `place(ctx, ...)` decides where leaves lie, so that
 the single-device run and the scheduled run differ in nothing else.
 """
 import numpy as np

@@ -263,3 +263,11 @@ def test_only_leaves_unless_all():
     a.set(np.arange(8))
     CPU.graph_compute(gg.Graph(y))
     np.testing.assert_array_equal(y.numpy(), 2 * np.arange(8))
+
+
+def test_bf16_views_read_at_any_strides():
+    ctx = gg.Context()
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    t = gg.from_numpy(ctx, x, type=gg.BF16)
+    np.testing.assert_array_equal(gg.transpose(t).numpy(), x.T)
+    np.testing.assert_array_equal(gg.view_2d(t, 3, 2, t.nb[1] * 2, 4).numpy(), x[::2, 2:5])
