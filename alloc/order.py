@@ -119,17 +119,9 @@ def _gain(i, w, m, n, uses, own, reads, cur, peak):
 
 
 @exact
-def _copy_row(pick, to, frm):
-    for z in range(5):
-        pick[to, z] = pick[frm, z]
-
-
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
-    """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak."""
-    w, edges = i64s(ws, (SRC + MAX_SRC) * m), i64s(edges_, 2 * n_edges).reshape(n_edges, 2)
-    out, st = i64s(order, n), i64s(stats, 1)
-    ptr, waits = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+def _successors(edges, n_edges, n, waits):
+    """CSR of what waits for node i: nxt[ptr[i]:ptr[i + 1]]; waits[i]: nodes that have to come before i."""
+    ptr = np.zeros(n + 1, np.int64)
     for e in range(n_edges):
         ptr[edges[e, 0] + 1] += 1
         waits[edges[e, 1]] += 1
@@ -139,8 +131,12 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
     for e in range(n_edges):
         nxt[fill[edges[e, 0]]] = edges[e, 1]
         fill[edges[e, 0]] += 1
-    # storages: bytes, and by how many nodes each is read
-    own, uses0 = np.zeros(m, np.int64), np.zeros(m, np.int64)
+    return ptr, nxt
+
+
+@exact
+def _storage_uses(w, m, n, own, uses):
+    """reads[i]: the storages node i reads, each once, -1 behind; own: bytes per storage; uses: its readers."""
     for i in range(m):
         own[i] = 0 if w[FLAGS * m + i] & EXTERNAL or w[VIEW * m + i] != NONE else w[SIZE * m + i]
     reads = np.full((n, MAX_SRC), -1, np.int64)
@@ -155,86 +151,117 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
                 new = new and reads[i, q] != s
             if new:
                 reads[i, k] = s
-                uses0[s] += 1
+                uses[s] += 1
                 k += 1
-    start = np.int64(0)
-    for i in range(n, m):
-        start += own[i]
-    # beam states: rows of these arrays, double buffered
-    B = beam
-    left, uses = np.empty((2, B, n), np.int64), np.empty((2, B, m), np.int64)
-    ready, n_ready = np.empty((2, B, n), np.int64), np.zeros((2, B), np.int64)
-    peak, cur, key = np.zeros((2, B), np.int64), np.zeros((2, B), np.int64), np.zeros((2, B), np.int64)
-    came = np.empty((n, B, 2), np.int64)        # (node, state it came from)
-    zob = np.empty(n, np.int64)
-    x = np.int64(88172645463325252)
+    return reads
+
+
+@exact
+def _random_words(n):
+    """n words by xorshift; the XOR of the words of a set of nodes names the set."""
+    zob, x = np.empty(n, np.int64), np.int64(88172645463325252)
     for i in range(n):
         x ^= x << 13
         x ^= (x >> 7) & ((np.int64(1) << 57) - 1)
         x ^= x << 17
         zob[i] = x
-    for i in range(m):
-        uses[0, 0, i] = uses0[i]
+    return zob
+
+
+@exact
+def _better(pick, q, p, c, i):
+    """Whether (peak, live bytes, node) comes before candidate q."""
+    if p != pick[q, 0]:
+        return p < pick[q, 0]
+    return c < pick[q, 1] if c != pick[q, 1] else i < pick[q, 2]
+
+
+@exact
+def _offer(pick, k, beam, p, c, i, s, h):
+    """Keep the best `beam` candidates sorted, one per executed set h; returns how many there are."""
+    for q in range(k):
+        if pick[q, 4] == h:
+            if not _better(pick, q, p, c, i):
+                return k
+            for z in range(q, k - 1):
+                for x in range(5):
+                    pick[z, x] = pick[z + 1, x]
+            k -= 1
+            break
+    if k == beam and not _better(pick, k - 1, p, c, i):
+        return k
+    q = min(k, beam - 1)
+    while q > 0 and _better(pick, q - 1, p, c, i):
+        for x in range(5):
+            pick[q, x] = pick[q - 1, x]
+        q -= 1
+    pick[q, 0], pick[q, 1], pick[q, 2], pick[q, 3], pick[q, 4] = p, c, i, s, h
+    return min(k + 1, beam)
+
+
+@exact
+def _advance(i, n, m, left, uses, ready, n_ready, new_left, new_uses, new_ready, ptr, nxt, reads):
+    """State after executing node i, written to the new_ rows; returns its number of ready nodes."""
+    for r in range(n):
+        new_left[r] = left[r]
+    for r in range(m):
+        new_uses[r] = uses[r]
+    z = 0
+    for r in range(n_ready):
+        if ready[r] != i:
+            new_ready[z] = ready[r]
+            z += 1
+    for e in range(ptr[i], ptr[i + 1]):
+        new_left[nxt[e]] -= 1
+        if new_left[nxt[e]] == 0:
+            new_ready[z] = nxt[e]
+            z += 1
+    for j in range(MAX_SRC):
+        if reads[i, j] < 0:
+            break
+        new_uses[reads[i, j]] -= 1
+    return z
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
+def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
+    """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak."""
+    w, edges = i64s(ws, (SRC + MAX_SRC) * m), i64s(edges_, 2 * n_edges).reshape(n_edges, 2)
+    out, st = i64s(order, n), i64s(stats, 1)
+    # beam states: rows of these arrays, double buffered
+    left, uses = np.zeros((2, beam, n), np.int64), np.zeros((2, beam, m), np.int64)
+    ready, n_ready = np.empty((2, beam, n), np.int64), np.zeros((2, beam), np.int64)
+    peak, cur, key = np.zeros((2, beam), np.int64), np.zeros((2, beam), np.int64), np.zeros((2, beam), np.int64)
+    came = np.empty((n, beam, 2), np.int64)     # (node, state it came from)
+    pick = np.empty((beam, 5), np.int64)        # candidates: peak, live bytes, node, state, executed set
+    own, zob = np.zeros(m, np.int64), _random_words(n)
+    ptr, nxt = _successors(edges, n_edges, n, left[0, 0])
+    reads = _storage_uses(w, m, n, own, uses[0, 0])
     for i in range(n):
-        left[0, 0, i] = waits[i]
-        if waits[i] == 0:
+        if left[0, 0, i] == 0:
             ready[0, 0, n_ready[0, 0]] = i
             n_ready[0, 0] += 1
-    peak[0, 0] = cur[0, 0] = start
+    for i in range(n, m):
+        cur[0, 0] += own[i]
+    peak[0, 0] = cur[0, 0]
     count, a = 1, 0
-    pick = np.empty((B, 5), np.int64)           # peak, live, node, state, key: the best B candidates, sorted
     for step in range(n):
         k = 0
         for s in range(count):
             for r in range(n_ready[a, s]):
                 i = ready[a, s, r]
                 p, c = _gain(i, w, m, n, uses[a, s], own, reads, cur[a, s], peak[a, s])
-                h = key[a, s] ^ zob[i]
-                same = False
-                for q in range(k):
-                    if pick[q, 4] == h:
-                        same = True
-                        if (p, c, i) < (pick[q, 0], pick[q, 1], pick[q, 2]):
-                            for z in range(q, k - 1):       # a better way to the same set: replace
-                                _copy_row(pick, z, z + 1)
-                            k -= 1
-                            same = False
-                        break
-                if same or (k == B and (p, c, i) >= (pick[k - 1, 0], pick[k - 1, 1], pick[k - 1, 2])):
-                    continue
-                q = k if k < B else B - 1
-                while q > 0 and (p, c, i) < (pick[q - 1, 0], pick[q - 1, 1], pick[q - 1, 2]):
-                    _copy_row(pick, q, q - 1)
-                    q -= 1
-                pick[q, 0], pick[q, 1], pick[q, 2], pick[q, 3], pick[q, 4] = p, c, i, s, h
-                k = min(k + 1, B)
+                k = _offer(pick, k, beam, p, c, i, s, key[a, s] ^ zob[i])
         b = 1 - a
         for q in range(k):
             i, s = pick[q, 2], pick[q, 3]
             came[step, q, 0], came[step, q, 1] = i, s
             peak[b, q], cur[b, q], key[b, q] = pick[q, 0], pick[q, 1], pick[q, 4]
-            for r in range(n):
-                left[b, q, r] = left[a, s, r]
-            for r in range(m):
-                uses[b, q, r] = uses[a, s, r]
-            z = 0
-            for r in range(n_ready[a, s]):
-                if ready[a, s, r] != i:
-                    ready[b, q, z] = ready[a, s, r]
-                    z += 1
-            for e in range(ptr[i], ptr[i + 1]):
-                left[b, q, nxt[e]] -= 1
-                if left[b, q, nxt[e]] == 0:
-                    ready[b, q, z] = nxt[e]
-                    z += 1
-            n_ready[b, q] = z
-            for j in range(MAX_SRC):
-                if reads[i, j] < 0:
-                    break
-                uses[b, q, reads[i, j]] -= 1
+            n_ready[b, q] = _advance(i, n, m, left[a, s], uses[a, s], ready[a, s], n_ready[a, s], left[b, q],
+                                     uses[b, q], ready[b, q], ptr, nxt, reads)
         count, a = k, b
+    st[0] = peak[a, 0]
     q = np.int64(0)
-    st[0] = peak[a, 0] if n else start
     for step in range(n - 1, -1, -1):
         out[step] = came[step, q, 0]
         q = came[step, q, 1]

@@ -196,6 +196,48 @@ def _room_above(i, h, a, b, size, total, cap):
 
 
 @exact
+def _place(i, o, a, b, size, out, mino, total, cuts, t_out, cnt):
+    """Put i at offset o; returns 1 when a border between two sections became free."""
+    out[i] = o
+    mino[i] += BIG                              # a placed buffer is beyond every comparison
+    t_out[cnt[2]] = i
+    cnt[2] += 1
+    for s in range(a[i], b[i]):
+        total[s] -= size[i]
+    split = 0
+    for s in range(a[i] + 1, b[i]):
+        cuts[s] -= 1
+        split |= cuts[s] == 0
+    return split
+
+
+@exact
+def _next_part(fr, p, total, cuts):
+    """Sections [lo, hi) of the next part below frame p; (0, 0) when what is next is empty."""
+    lo, hi = fr[p, NEXT], fr[p, END]
+    if fr[p, SPLIT]:
+        hi = lo + 1
+        while hi < fr[p, END] and cuts[hi] > 0:
+            hi += 1
+    fr[p, NEXT] = hi
+    if hi == lo + 1 and total[lo] == 0:
+        return np.int64(0), np.int64(0)
+    return lo, hi
+
+
+@exact
+def _fill_sections(n, a, b, size, out, total, cuts, secarg):
+    """Nothing placed: bytes per section, buffers across each border, someone who lives in each section."""
+    for i in range(n):
+        out[i] = -1
+        for s in range(a[i], b[i]):
+            total[s] += size[i]
+            secarg[s] = i
+        for s in range(a[i] + 1, b[i]):
+            cuts[s] += 1
+
+
+@exact
 def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
     """Frame f for part [lo, hi) below p; returns the new top of the member stack, -1 when it is full."""
     fr[f, PARENT], fr[f, LO], fr[f, HI] = p, lo, hi
@@ -229,13 +271,7 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
     mino, touched = np.zeros(n, np.int64), np.zeros(n, np.int64)
     total, cuts = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64)
     secmin, secarg = np.zeros(ns, np.int64), np.full(ns, -1, np.int64)
-    for i in range(n):
-        out[i] = -1
-        for s in range(a[i], b[i]):
-            total[s] += size[i]
-            secarg[s] = i
-        for s in range(a[i] + 1, b[i]):
-            cuts[s] += 1
+    _fill_sections(n, a, b, size, out, total, cuts, secarg)
     cnt = np.zeros(3, np.int64)                 # lengths of the three trails
     t_mino, t_out = np.empty((ptr[n] + 1, 2), np.int64), np.empty(n + 1, np.int64)
     t_sec = np.empty((min(ns * (n + 1) + 1, MAX_TRAIL), 3), np.int64)
@@ -260,14 +296,8 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
         if p < 0:
             st[0] = nodes
             return FOUND
-        lo = fr[p, NEXT]
-        hi = fr[p, END]
-        if fr[p, SPLIT]:
-            hi = lo + 1
-            while hi < fr[p, END] and cuts[hi] > 0:
-                hi += 1
-        fr[p, NEXT] = hi
-        if hi == lo + 1 and total[lo] == 0:
+        lo, hi = _next_part(fr, p, total, cuts)
+        if lo == hi:
             continue
         top += 1
         f = top
@@ -299,20 +329,10 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
             fr[f, KEY], fr[f, POS] = o, rank[i]
             if h > cap or not _room_above(i, h, a, b, size, total, cap):
                 continue
-            out[i] = o
-            mino[i] += BIG                      # a placed buffer is beyond every comparison
-            t_out[cnt[2]] = i
-            cnt[2] += 1
+            split = _place(i, o, a, b, size, out, mino, total, cuts, t_out, cnt)
             st[1] = max(st[1], cnt[2])
-            for s in range(a[i], b[i]):
-                total[s] -= size[i]
-            split = 0
-            for s in range(a[i] + 1, b[i]):
-                cuts[s] -= 1
-                split |= cuts[s] == 0
             stamp += 1
-            hat, s0, s1 = _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino)
-            fr[f, HAT] = hat
+            fr[f, HAT], s0, s1 = _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino)
             ok = _refresh(i, o, h, s0, s1, sp, sm, mino, a, b, total, secmin, secarg, touched, stamp, cap, cnt,
                           t_sec)
             if ok < 0:

@@ -21,7 +21,8 @@ from benchmarks.limits import peak_f32, read_bandwidth
 from benchmarks.machine import cpu_model, idle_check
 from ggjit.ops import isa
 
-TYPES = {"F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q4_0": 2}
+TYPES = {"F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q2_K": 10, "Q3_K": 11,
+         "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39}
 COLD_NBYTES = 96 << 20
 
 
@@ -40,7 +41,8 @@ class Peer:
                 ("ggml_cpu_init", None, []), ("ggml_init", p, [_Params]), ("ggml_free", None, [p]),
                 ("ggml_new_tensor_2d", p, [p, i, i64, i64]), ("ggml_mul_mat", p, [p, p, p]), ("ggml_get_data", p, [p]),
                 ("ggml_new_graph", p, [p]), ("ggml_build_forward_expand", None, [p, p]),
-                ("ggml_version", C.c_char_p, []), ("ggml_backend_cpu_init", p, []), ("ggml_backend_cpu_set_n_threads", None, [p, i]),
+                ("ggml_version", C.c_char_p, []), ("ggml_backend_cpu_init", p, []),
+                ("ggml_backend_cpu_set_n_threads", None, [p, i]),
                 ("ggml_backend_graph_compute", i, [p, p])):
             f = getattr(self.lib, name)
             f.restype, f.argtypes = result, args
@@ -120,7 +122,7 @@ def main():
     print("| type | n | us | GB/s | GFLOP/s | limit us | ggml us | ratio |\n|---|---|---|---|---|---|---|---|")
     for type_name in args.types.split(","):
         rng = np.random.default_rng(0)
-        raw = gg.quantize(type_name, rng.standard_normal((args.rows, args.k), np.float32) * 0.05)
+        raw = gg.quantize(getattr(gg, type_name), rng.standard_normal((args.rows, args.k), np.float32) * 0.05)
         weights = [raw.copy() for _ in range(max(1, COLD_NBYTES // raw.nbytes))]
         for n in map(int, args.columns.split(",")):
             y = rng.standard_normal((n, args.k), np.float32)

@@ -85,6 +85,7 @@ class Buffer:
         self.alive = True
         self.trusted = True         # False: bytes may change behind our back, so no copy of them is ever reused
         self.version = 0            # writes that named no tensor
+        self.last_plan = None       # weak reference to the plan that computed into it last (engine/plan.py)
         self._arena = None
         self._end = 0               # where the last tensor placed by hand ends
         self.id = next(_ids)
@@ -157,7 +158,7 @@ class Buffer:
             self.alive = False
             self._arena = None
             self.base = 0
-            TABLE.placement_version += 1
+            TABLE.unplace_all(self.id)
 
     # ------------------------------------------------------------ for tensors and plans
     def host_bytes(self, offs, nbytes, write=False):
@@ -279,8 +280,13 @@ def buffer_by_id(buffer_id, tensor):
     """The live buffer the table names for `tensor`."""
     buf = _buffers.get(buffer_id)
     if buf is None or not buf.alive:
-        raise StaleHandle(f"the buffer of {describe(tensor)} was freed; allocate the tensor again")
+        raise freed(tensor)
     return buf
+
+
+def freed(tensor):
+    """The error for a tensor whose memory is gone."""
+    return StaleHandle(f"the buffer of {describe(tensor)} was freed; allocate the tensor again")
 
 
 def tensor_alloc(buf, t, offs):

@@ -5,7 +5,7 @@ from ggjit.buffer import ArrayBuffer, MultiBuffer, tensor_alloc
 from ggjit.context import Context
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
-from ggjit.ops.errors import OutOfMemory, ParamError, TypeMismatch
+from ggjit.ops.errors import NotAllocated, OutOfMemory, ParamError, TypeMismatch
 from ggjit.ops.record import OP, T_BUFFER
 from ggjit.ops.shape import describe
 from ggjit.ops.types import F16, F32, F64, I8, I16, I32, I64
@@ -95,9 +95,14 @@ def compute(*outputs, backend=None, planner="ggml"):
         raise ParamError("compute needs at least one tensor")
     backend = backend or default_backend()
     graph = Graph(*outputs)
+    for t in graph.leafs:
+        if t._where() is None:
+            raise NotAllocated(f"{describe(t)} has no values; make it with from_numpy, or allocate it with "
+                               f"alloc_ctx_tensors and set it")
     GraphAllocator(backend, planner=planner).alloc_graph(graph)
     plan = backend.graph_plan_create(graph)
     plan.compute()
+    outputs[0].ctx.last_plan = plan             # so that y.numpy() can be asked afterwards
     values = tuple(plan.numpy(t) for t in outputs)
     return values[0] if len(values) == 1 else values
 

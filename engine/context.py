@@ -31,6 +31,7 @@ class Context:
     def __init__(self):
         self.id = next(_ids)
         self.tensors = []                   # in order of creation
+        self.last_plan = None               # of the last gg.compute of a tensor in here: its results can still be read
         self.buffers = []                   # buffers allocated for this context's tensors
         self.alive = True
         self._rows = []
@@ -60,6 +61,7 @@ class Context:
             for t in self.tensors:
                 t._plan = None
             self.tensors.clear()
+            self.last_plan = None
             self._keeps.clear()
             self.buffers.clear()
             self._finalizer()

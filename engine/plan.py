@@ -13,16 +13,18 @@ Leaves have a placement of their own, in the tensor table.  The placement of com
 plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
 or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
 """
-import threading
+import os
 import time
 import weakref
 
 import numpy as np
 
-from ggjit.buffer import HostBuffer, buffer_by_id
+from ggjit.buffer import USAGE_COMPUTE, HostBuffer, buffer_by_id, freed
 from ggjit.config import debug
+from ggjit.ops.custom import RAISED
 from ggjit.ops.errors import Cancelled, GgjitError, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
 from ggjit.ops.jit import kernel_address
+from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import (
     ABORTED,
     BAD_ARGUMENT,
@@ -55,7 +57,7 @@ from ggjit.ops.record import (
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
 from ggjit.pool import BARRIER_AFTER, the_pool
-from ggjit.table import TABLE
+from ggjit.table import FREED, TABLE
 from ggjit.versions import T_VERSION
 
 # Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
@@ -75,7 +77,7 @@ def mark_last(plan, nodes):
 
 
 _work = None                        # scratch memory of all plans: they run one at a time
-_work_lock = threading.Lock()
+_work_lock = ForkLock()
 
 
 def _shared_work(backend, nbytes):
@@ -105,7 +107,8 @@ class Plan:
         self.n_threads = backend.n_threads
         self.key = graph.key
         self.runs = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
+        self._running = 0                   # process id while a run is under way; a forked child is not running
         self.nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and min(t.ne) > 0]
         self.kernels = [self._choose(t) for t in self.nodes]
         self._check_written()
@@ -131,12 +134,14 @@ class Plan:
         row = TABLE.words[base.id]
         if row[T_BUFFER] >= 0:
             return buffer_by_id(int(row[T_BUFFER]), base), int(row[T_OFFS]) + t.view_offs
-        if self.placement is None:
-            return None
-        found = self.placement.where.get(t.id)
-        if found is None and t.view_src is not None:
-            found = self.placement.where.get(base.id)
-            found = found and (found[0], found[1] + t.view_offs)
+        found = None
+        if self.placement is not None:
+            found = self.placement.where.get(t.id)
+            if found is None and t.view_src is not None:
+                found = self.placement.where.get(base.id)
+                found = found and (found[0], found[1] + t.view_offs)
+        if found is None and row[T_BUFFER] == FREED:
+            raise freed(base)
         return found
 
     def _check_written(self):
@@ -190,6 +195,8 @@ class Plan:
     @staticmethod
     def _code(t, kernel):
         spec = all_specs()[t.op]
+        if hasattr(kernel, "code"):             # a function of the user's (ops/custom.py)
+            return kernel.code()
         return kernel_address(kernel.name, kernel.make, (spec.module, *kernel.modules))
 
     def _mark_barriers(self, starts):
@@ -200,28 +207,32 @@ class Plan:
 
     def _resolve(self):
         """Write the address of every view; called again when something moved."""
-        self.resolved = TABLE.placement_version
+        version = TABLE.placement_version
         placed = [self.where(t) for _, t in self._views]
         for (_, t), where in zip(self._views, placed, strict=True):
             if where is None or not where[0].alive:
                 raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
         at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
         self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
-        self._buffers = {id(b): b for b, _ in placed}      # kept alive while the plan lives
+        # the memory itself: freeing a buffer while this plan runs must not take it away
+        self._buffers = list({id(b): b for b, _ in placed}.values())
+        self._arenas = [b._arena for b in self._buffers]
+        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        self._me = weakref.ref(self)
         self._work = _shared_work(self.backend, self.work_nbytes)
         self.rows[self._work_words] = self._work.base
         # leaves this plan computes into: their data versions rise with every run (engine/versions.py)
         written = {t.base.id for t in self.nodes if t._at is None and TABLE.words[t.base.id, T_BUFFER] >= 0}
         self._written_ids = np.array(sorted(written), np.int64)
+        self.resolved = version             # last: a failure above leaves the plan to be resolved again
 
     # ------------------------------------------------------------ running
     def compute(self):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error the results are invalid."""
         with self._lock:
-            if self.resolved != TABLE.placement_version:
-                self._check_written()
-                self._resolve()
+            self._refuse_nesting()
+            self._up_to_date()
             if "poison" in debug:
                 self._poison()
             if self._written_ids.size:
@@ -232,8 +243,20 @@ class Plan:
             elif self.nodes:
                 self.run_nodes(0, len(self.nodes))
             self.runs += 1
+            for buf in self._written:
+                buf.last_plan = self._me
         if not self.graph.located:
             mark_last(self, self.graph.nodes)
+
+    def _refuse_nesting(self):
+        if self._running == os.getpid():
+            raise GgjitError("this plan is running in this thread: signal handlers and abort callbacks must not use "
+                             "it; set a flag and use it after it has returned")
+
+    def _up_to_date(self):
+        if self.resolved != TABLE.placement_version:
+            self._check_written()
+            self._resolve()
 
     def _raise(self, status, node):
         if status == ABORTED:
@@ -241,8 +264,12 @@ class Plan:
         at = (node - self._first) // WORD
         t = next(t for t, start in zip(self.nodes, self._starts, strict=False) if start == at)
         value = int(self.rows[at + N_INFO])
+        kernel = self.kernels[self.nodes.index(t)]
+        if status == RAISED and hasattr(kernel, "error"):
+            raise kernel.error()
         if status == BAD_INDEX:
-            raise IndexRangeError(f"{t!r}: index {value} is out of range for {describe(t.src[0])}; sources: "
+            raise IndexRangeError(f"{t!r}: index {value} is out of range for "
+                                  f"{describe(t.src[all_specs()[t.op].indexed])}; sources: "
                                   f"{', '.join(describe(s) for s in t.src)}")
         what = "was given a combination it does not know" if status == BAD_ARGUMENT else f"failed with status {status}"
         raise GgjitError(f"the kernel of {t!r} {what} (value {value})")
@@ -264,6 +291,9 @@ class Plan:
             return
         buf, lo = where
         hi = lo + t.nbytes
+        if buf.last_plan is not None and buf.last_plan() is not self:
+            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; "
+                              f"read results before that, or give each graph an allocator of its own")
         for n in self.nodes:
             if ids.index(n.id) <= ids.index(t.id) or n is t:
                 continue
@@ -275,11 +305,13 @@ class Plan:
     def numpy(self, t):
         """The values of `t` as this plan's last run left them."""
         with self._lock:
-            before, t._plan = t._plan, weakref.ref(self)
-            try:
-                return t.numpy()
-            finally:
-                t._plan = before or weakref.ref(self)
+            self._refuse_nesting()
+            t._check()
+            self.check_intact(t)
+            where = self.where(t)
+            if where is None:
+                raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
+            return t._decoded(where[0].host_bytes(where[1], t.nbytes))
 
     def view(self, t):
         """The values of `t` (a scalar type) without a copy: read-only, valid until this memory is used again."""
@@ -299,8 +331,15 @@ class Plan:
     def run_nodes(self, first, last):
         """Run nodes first..last-1 alone (profiles and checks)."""
         starts = self._starts
-        status, node = the_pool().run(self._first + starts[first] * WORD, self._first + starts[last] * WORD,
-                                      self.n_threads, self.backend.abort_callback)
+        with self._lock:
+            self._refuse_nesting()
+            self._up_to_date()
+            self._running = os.getpid()
+            try:
+                status, node = the_pool().run(self._first + starts[first] * WORD, self._first + starts[last] * WORD,
+                                              self.n_threads, self.backend.abort_callback)
+            finally:
+                self._running = 0
         if status:
             self._raise(status, node)
 

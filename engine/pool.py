@@ -31,6 +31,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ggjit.ops.errors import GgjitError
 from ggjit.ops.jit import exact, native
 from ggjit.ops.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
 from ggjit.ops.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL, S_POLL, aborted, barrier, pause, sched_yield
@@ -246,7 +247,8 @@ class Pool:
         self._page = memory[start:start + PAGE_NBYTES]
         self.words = self._page.view(np.int64)
         self.sync = self._page.__array_interface__["data"][0]
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._runner = None                     # ident of the thread that is inside `run`
         self._threads = []
         self._work = threading.Event()          # only where there is no futex
         self._per_second = _cycles_per_second()
@@ -270,21 +272,31 @@ class Pool:
 
         Concurrent callers queue.  Exceptions of signal handlers (KeyboardInterrupt) and of the callback come out.
         """
+        if self._runner == threading.get_ident():
+            raise GgjitError("a computation is running in this thread: signal handlers and abort callbacks must not "
+                             "compute; set a flag and compute after it has returned")
         with self._lock:
-            self._grow(n_threads)
-            raised = []
-            callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised)) if abort_callback else None
-            self.words[S_CALLBACK // 8] = ctypes.cast(callback, ctypes.c_void_p).value if callback else 0
-            if _SYS_FUTEX is None:
-                self._work.set()
+            self._runner = threading.get_ident()
             try:
-                status = run(self.sync, first, end, n_threads)
+                return self._run(first, end, n_threads, abort_callback)
             finally:
-                if _SYS_FUTEX is None:
-                    self._work.clear()
-            if raised:
-                raise raised[0]
-            return status, int(self.words[S_STATUS // 8 + 1])
+                self._runner = None
+
+    def _run(self, first, end, n_threads, abort_callback):
+        self._grow(n_threads)
+        raised = []
+        callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised)) if abort_callback else None
+        self.words[S_CALLBACK // 8] = ctypes.cast(callback, ctypes.c_void_p).value if callback else 0
+        if _SYS_FUTEX is None:
+            self._work.set()
+        try:
+            status = run(self.sync, first, end, n_threads)
+        finally:
+            if _SYS_FUTEX is None:
+                self._work.clear()
+        if raised:
+            raise raised[0]
+        return status, int(self.words[S_STATUS // 8 + 1])
 
     def stop(self):
         """End the threads (at interpreter exit)."""

@@ -101,7 +101,7 @@ class Cut:
                             np.int64).reshape(-1, B_WORDS)
             info = np.zeros(2, np.int64)
             if gather(TABLE.words, self.ws, m, self.n_nodes, np.ascontiguousarray(bufs), len(bufs), *_blocks(),
-                      info) == OK:
+                      *w.slot_words(), info) == OK:
                 return
             ids = self.ids = np.append(ids, self._adopt(*info.tolist()))
 
@@ -139,15 +139,14 @@ class Cut:
     def _split(self):
         w, n, m, nb = self.world, self.n_nodes, self.m, len(self.world.backends)
         room = n * MAX_SRC + 1
-        splits = np.empty(((n + 1), SPLIT_WORDS), np.int64)
-        inputs, copies = np.empty(room, np.int64), np.empty((room, COPY_WORDS), np.int64)
-        uses, counts = np.empty((room, USE_WORDS), np.int64), np.zeros(5, np.int64)
-        scratch = np.empty(2 * m * nb + n + m + 2, np.int64)
+        splits, inputs = w.scratch("splits", n + 1, SPLIT_WORDS), w.scratch("inputs", room)
+        copies, uses = w.scratch("copies", room, COPY_WORDS), w.scratch("uses", room, USE_WORDS)
+        scratch, counts = w.scratch("words", 2 * m * nb + n + m + 2), np.zeros(5, np.int64)
         split(self.ws, m, n, RULES[w.rules], w.buft_of, w.reads, len(w.bufts), nb, w.snapshot, splits, inputs, copies,
               uses, scratch, counts)
         n_splits, n_inputs, n_copies, n_uses, self.listed_nbytes = counts.tolist()
-        self.split_rows, self.inputs = splits[:n_splits], inputs[:n_inputs]
-        self.copies, self.uses = copies[:n_copies], uses[:n_uses]
+        self.split_rows, self.inputs = splits[:n_splits].copy(), inputs[:n_inputs].copy()
+        self.copies, self.uses = copies[:n_copies].copy(), uses[:n_uses].copy()
         judge_copies(self.ws, m, n, self.split_rows, n_splits, self.copies, n_copies, self.uses, n_uses, scratch,
                      int(w.keep_weights))
         self.written = scratch[:m].copy()               # per base: last node that writes it in place

@@ -84,43 +84,45 @@ def distinct_buffers(table, ids, m, out):
     t, a, o = i64s(table, 1 << 40), i64s(ids, m), i64s(out, 2 * m)
     n = 0
     last = np.int64(-1)
+    mask = np.int64(15)
+    while mask < 2 * m:
+        mask = 2 * mask + 1
+    keys = np.full(mask + 1, -1, np.int64)
     for i in range(m):
         b = t[a[i] * T_WORDS + T_BUFFER]
         if b < 0 or b == last:
             continue
         last = b
-        k = 0
-        while k < n and o[2 * k] != b:
-            k += 1
-        if k == n:
+        h = slot_of(keys, mask, b)
+        if keys[h] == -1:
+            keys[h] = b
             o[2 * n] = b
             o[2 * n + 1] = i
             n += 1
     return n
 
 
-@exact
-def _buffer_row(bufs, n_bufs, id_):
-    for k in range(n_bufs):
-        if bufs[k * B_WORDS + B_ID] == id_:
-            return k
-    return -1
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, slots, stamp, info):
+    """Fill all columns but SIG; ID is filled in by the caller.  FOREIGN: info[0] needs info[1], not in the graph.
 
-
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, info):
-    """Fill all columns but SIG; ID is filled in by the caller.  FOREIGN: info[0] needs info[1], not in the graph."""
+    slots: one word per table row, kept between calls: stamp << 32 | local number of the tensor; a word with another
+    stamp is from an earlier call.  (A hash table costs three times as much here.)
+    """
     t, w, bad = i64s(table, 1 << 40), i64s(ws, COLUMNS * m), i64s(info, 2)
     bufs, nb, bs = i64s(buffers, B_WORDS * n_bufs), i64s(block_nbytes, 64), i64s(block_size, 64)
-    mask = np.int64(15)
-    while mask < 2 * m:
-        mask = 2 * mask + 1
-    keys = np.full(mask + 1, -1, np.int64)
-    local = np.empty(mask + 1, np.int64)
+    slot = i64s(slots, 1 << 40)
+    small = np.int64(15)
+    while small < 2 * n_bufs:
+        small = 2 * small + 1
+    buffer_keys = np.full(small + 1, -1, np.int64)
+    buffer_row = np.empty(small + 1, np.int64)
+    for k in range(n_bufs):
+        h = slot_of(buffer_keys, small, bufs[k * B_WORDS + B_ID])
+        buffer_keys[h] = bufs[k * B_WORDS + B_ID]
+        buffer_row[h] = k
     for i in range(m):
-        h = slot_of(keys, mask, w[ID * m + i])
-        keys[h] = w[ID * m + i]
-        local[h] = i
+        slot[w[ID * m + i]] = stamp << 32 | i
     for i in range(m):
         r = w[ID * m + i] * T_WORDS
         op = t[r + T_OP]
@@ -139,62 +141,66 @@ def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, inf
         w[MEM * m + i] = NONE
         w[VIEW * m + i] = NONE
         if t[r + T_BUFFER] >= 0:
-            k = _buffer_row(bufs, n_bufs, t[r + T_BUFFER])
+            k = buffer_row[slot_of(buffer_keys, small, t[r + T_BUFFER])]
             w[OWN * m + i] = w[MEM * m + i] = bufs[k * B_WORDS + B_BUFT]
             bits |= bufs[k * B_WORDS + B_BITS]
         base = t[r + T_VIEW_SRC]
         bad[0] = w[ID * m + i]
         if base >= 0:
             bad[1] = base
-            h = slot_of(keys, mask, base)
-            if keys[h] != base:
+            if slot[base] >> 32 != stamp:
                 return FOREIGN
-            w[VIEW * m + i] = local[h]
+            w[VIEW * m + i] = slot[base] & 0xFFFFFFFF
             b = t[base * T_WORDS + T_BUFFER]
             if b >= 0:
-                w[MEM * m + i] = bufs[_buffer_row(bufs, n_bufs, b) * B_WORDS + B_BUFT]
+                k = buffer_row[slot_of(buffer_keys, small, b)]
+                w[MEM * m + i] = bufs[k * B_WORDS + B_BUFT]
         w[BITS * m + i] = bits
         for j in range(MAX_SRC):
             s = t[r + T_SRC + j]
             w[COPY * m + i * MAX_SRC + j] = NONE
             w[SRC * m + i * MAX_SRC + j] = NONE
             if s >= 0:
-                bad[1] = s
-                h = slot_of(keys, mask, s)
-                if keys[h] != s:
+                if slot[s] >> 32 != stamp:
+                    bad[1] = s
                     return FOREIGN
-                w[SRC * m + i * MAX_SRC + j] = local[h]
+                w[SRC * m + i * MAX_SRC + j] = slot[s] & 0xFFFFFFFF
     return OK
 
 
 @exact
-def _mix(h, x):
-    h = (h ^ x) * np.uint64(0xFF51AFD7ED558CCD)
-    return h ^ (h >> np.uint64(29))
+def _mix(a, b, x):
+    """One word into both hashes."""
+    x = np.uint64(x)
+    a = (a ^ x) * np.uint64(0xFF51AFD7ED558CCD)
+    b = (b ^ x) * np.uint64(0xC4CEB9FE1A85EC53)
+    return a ^ (a >> np.uint64(29)), b ^ (b >> np.uint64(31))
 
 
 @exact
-def _mix_shape(h, t, r):
-    h = _mix(h, np.uint64(t[r + T_TYPE]))
+def _mix_shape(a, b, t, r):
+    a, b = _mix(a, b, t[r + T_TYPE])
     for k in range(8):
-        h = _mix(h, np.uint64(t[r + T_NE + k]))         # ne, then nb
-    return h
+        a, b = _mix(a, b, t[r + T_NE + k])              # ne, then nb
+    return a, b
 
 
 @exact
-def _signature(t, w, m, i, seed):
+def _signature(t, w, m, i):
     r = w[ID * m + i] * T_WORDS
-    h = _mix(_mix_shape(np.uint64(seed), t, r), np.uint64(t[r + T_OP]))
+    a, b = _mix_shape(np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344), t, r)
+    a, b = _mix(a, b, t[r + T_OP])
     for k in range(8):
-        h = _mix(h, np.uint64(t[r + T_PARAMS + k]))
-    h = _mix(h, np.uint64(w[MEM * m + i] * 2 + (1 if w[VIEW * m + i] >= 0 else 0)))
+        if t[r + T_PARAMS + k] != 0:
+            a, b = _mix(a, b, k)
+            a, b = _mix(a, b, t[r + T_PARAMS + k])
+    a, b = _mix(a, b, w[MEM * m + i] * 2 + (1 if w[VIEW * m + i] >= 0 else 0))
     for j in range(MAX_SRC):
         s = w[SRC * m + i * MAX_SRC + j]
-        h = _mix(h, np.uint64(s >= 0))
         if s >= 0:
-            h = _mix_shape(h, t, w[ID * m + s] * T_WORDS)
-            h = _mix(h, np.uint64(w[MEM * m + s] * 4 + (w[BITS * m + s] & (IS_WEIGHT | IS_HOST)) // 4))
-    return np.int64(h >> np.uint64(1))
+            a, b = _mix_shape(a, b, t, w[ID * m + s] * T_WORDS)
+            a, b = _mix(a, b, ((w[MEM * m + s] + 1) * 64 + (w[BITS * m + s] & (IS_WEIGHT | IS_HOST))) * 16 + j)
+    return np.int64(a >> np.uint64(1)), np.int64(b >> np.uint64(1))
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
@@ -211,7 +217,7 @@ def find_signatures(table, ws, m, n_nodes, memo, mask, first_new, new_nodes):
         w[SIG * m + i] = 0
         if not w[BITS * m + i] & IS_COMPUTE:
             continue
-        a, b = _signature(t, w, m, i, 0x243F6A8885A308D3), _signature(t, w, m, i, 0x13198A2E03707344)
+        a, b = _signature(t, w, m, i)
         h = a & mask
         while mem[3 * h] != -1 and (mem[3 * h] != a or mem[3 * h + 1] != b):
             h = (h + 1) & mask

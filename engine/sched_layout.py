@@ -27,7 +27,7 @@ class Layout:
         w = cut.world
         n_copies, n_uses = len(cut.copies), len(cut.uses)
         self.n_rows = n_rows = cut.m + n_copies * n_instances + 2 * n_uses
-        table = np.empty((n_rows, T_WORDS), np.int64)
+        table = w.scratch("table", n_rows, T_WORDS)
         order, leafs, counts = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64), np.zeros(2, np.int64)
         planner_graph(TABLE.words, cut.ws, cut.m, cut.n_nodes, cut.split_rows, cut.n_splits, cut.copies, n_copies,
                       cut.uses, n_uses, n_instances, table, order, leafs, counts)

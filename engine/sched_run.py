@@ -32,18 +32,26 @@ MAX_PAD_NBYTES = 512            # bytes copied past a run of experts, as in ggml
 class Copy:
     """One tensor on one backend, in one instance."""
 
-    __slots__ = ("src", "dst", "kept", "is_input", "src_backend", "base_id", "stamp", "nbytes", "experts", "fast")
+    __slots__ = ("src", "dst", "kept", "is_input", "src_backend", "base_id", "stamp", "nbytes", "experts", "fast",
+                 "buf")
 
     def __init__(self, src, dst, kept, is_input, src_backend, base_id, nbytes):
         self.src, self.dst, self.kept, self.is_input = src, dst, kept, is_input
         self.src_backend, self.base_id, self.nbytes = src_backend, base_id, nbytes
-        self.stamp = self.experts = self.fast = None
+        self.experts = None
+        self.moved()
+
+    def moved(self):
+        """The original or the copy may lie elsewhere now: nothing is known about it."""
+        self.stamp = self.fast = self.buf = None
 
     def still_good(self):
         """Was it copied before, and did nobody write the original since?"""
-        buf = self.src.buffer
-        now = (int(TABLE.words[self.base_id, T_VERSION]), buf.version, buf.id, self.src.offs)
-        if buf.trusted and self.stamp == now:
+        buf = self.buf
+        if buf is None:
+            buf = self.buf = self.src.buffer
+        now = TABLE.words.item(self.base_id, T_VERSION), buf.version
+        if self.stamp == now and buf.trusted:
             return True
         self.stamp = now
         return False
@@ -131,6 +139,7 @@ class Run:
         src = tuple(None if s is None else self._source(s, c, instance) for s, c in zip(t.src, copies, strict=True))
         x = Located(t, src, self.place(i))
         self._handles.setdefault(i, x)
+        _init(x)
         return x
 
     def _source(self, s, copy, instance):
@@ -146,6 +155,7 @@ class Run:
             backend = self.world.backends[int(self.cut.copies[c, K_BACKEND])]
             found = self._handles[row] = Located(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
             found.op, found.view_src, found.view_offs = OP.NONE, None, 0
+            _init(found)
         return found
 
     def _bind(self):
@@ -156,10 +166,11 @@ class Run:
                 x._at = self.place(row)
                 if x._at is None:
                     raise NotAllocated(f"{describe(x)} lost its memory; allocate it again")
+                _init(x)
         for parts in self.parts:
             for part in parts or ():
                 for c in part.copies:
-                    c.stamp = c.fast = None
+                    c.moved()
 
     # ------------------------------------------------------------ making
     def _who_shares(self):
@@ -356,6 +367,13 @@ class Run:
             return callback(part.nodes[j], False) is not False
         finally:
             self._shown = None
+
+
+def _init(t):
+    """Tell the buffer, if it wants to know, which tensor lies in it now (ggml's init_tensor)."""
+    buf = t._at and t._at[0]
+    if buf is not None and type(buf).init_tensor is not Buffer.init_tensor:
+        buf.init_tensor(t)
 
 
 def _direct(src, dst):

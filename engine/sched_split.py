@@ -191,8 +191,12 @@ def judge_copies(ws, m, n_nodes, splits, n_splits, copies, n_copies, uses, n_use
 
 @exact
 def _copy_row(table, dst, t, id_):
-    for k in range(T_WORDS):
-        dst[t * T_WORDS + k] = table[id_ * T_WORDS + k]
+    """What the planner reads of a row: no parameters."""
+    d, s = t * T_WORDS, id_ * T_WORDS
+    for k in range(T_PARAMS):
+        dst[d + k] = table[s + k]
+    for k in range(T_SRC, T_BUFFER + 1):
+        dst[d + k] = table[s + k]
 
 
 @exact
@@ -207,8 +211,6 @@ def _copied_row(w, m, d, cp, c, row, kept):
     d[r + T_FLAGS] = FLAG_OUTPUT | FLAG_INPUT if kept else 0
     for j in range(MAX_SRC):
         d[r + T_SRC + j] = NONE
-    for j in range(8):
-        d[r + T_PARAMS + j] = 0
 
 
 @exact

@@ -11,6 +11,7 @@ from ggjit.backend import Backend
 from ggjit.buffer import BufferType
 from ggjit.ops.errors import ParamError
 from ggjit.sched_rules import RULES
+from ggjit.table import TABLE
 
 MEMO_SLOTS = 1 << 12
 
@@ -45,6 +46,7 @@ class World:
         self.slots = [self.own_bufts.index(k) for k in self.own_bufts]
         self.is_async = [type(b).synchronize is not Backend.synchronize for b in backends]
         self.snapshot = np.array([n_instances > 1 and a for a in self.is_async], np.int64)
+        self._scratch, self._slots, self._stamp = {}, None, 0
         self._forget()
 
     # ------------------------------------------------------------ memory
@@ -63,6 +65,22 @@ class World:
             home = next((i for i in (owner, by_type, reader) if i >= 0), -1)
             self.homes = np.append(getattr(self, "homes", np.empty(0, np.int64)), home)
         return k
+
+    # ------------------------------------------------------------ working memory, kept: fresh pages cost more than passes
+    def scratch(self, name, n, words=None):
+        """An int64 array of n (rows of) words whose contents are anybody's; valid until asked for by name again."""
+        size = n * (words or 1)
+        found = self._scratch.get(name)
+        if found is None or found.size < size:
+            found = self._scratch[name] = np.empty(2 * size, np.int64)
+        return found[:size] if words is None else found[:size].reshape(n, words)
+
+    def slot_words(self):
+        """(one word per row of the tensor table, a stamp nobody used before)"""
+        if self._slots is None:
+            self._slots = np.zeros(TABLE.capacity, np.int64)
+        self._stamp += 1
+        return self._slots, self._stamp
 
     # ------------------------------------------------------------ ops
     def _forget(self):

@@ -18,13 +18,14 @@ append to a queue, and the next allocation recycles.
 import collections
 import mmap
 import struct
-import threading
 
 import numpy as np
 
-from ggjit.ops.errors import OutOfMemory
+from ggjit.ops.errors import OutOfMemory, ParamError
+from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS, TENSOR, WORD
 
+FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
 
 # the row without its generation word is written in one go: head (type, op, flags), then everything after it
@@ -53,10 +54,16 @@ class Table:
         self._top = 0
         self._free = []
         self._dead = collections.deque()    # ids whose context is gone; filled by finalizers
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
         """Write one row; returns its id and generation.  Sequences are full length (NO_SRC, NO_PARAMS for none)."""
+        try:
+            head = _HEAD.pack(type_id, op, flags)
+            body = _BODY.pack(*ne, *nb, *params, *src, view_src, view_offs, buffer, offs, ctx_id)
+        except struct.error:
+            raise ParamError(f"a size, stride, offset (64 bits) or parameter (32 bits) is too large: ne {list(ne)}, "
+                             f"nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
         with self._lock:
             if self._dead:
                 self._recycle()
@@ -69,9 +76,8 @@ class Table:
                 raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
                                   f"replay one plan instead of building a graph per step")
             at = row * T_WORDS * WORD
-            _HEAD.pack_into(self._memory, at, type_id, op, flags)
-            _BODY.pack_into(self._memory, at + WORD * (T_GEN + 1), *ne, *nb, *params, *src, view_src, view_offs,
-                            buffer, offs, ctx_id)
+            self._memory[at:at + _HEAD.size] = head
+            self._memory[at + WORD * (T_GEN + 1):at + WORD * (T_GEN + 1) + _BODY.size] = body
             return row, int(self.words[row, T_GEN])
 
     def release_later(self, ids):
@@ -94,6 +100,12 @@ class Table:
         """Give a leaf its memory."""
         self.words[row, T_BUFFER] = buffer_id
         self.words[row, T_OFFS] = offs
+        self.placement_version += 1
+
+    def unplace_all(self, buffer_id):
+        """A buffer was freed: its tensors have no memory, and know why."""
+        placed = self.words[:self._top, T_BUFFER]
+        placed[placed == buffer_id] = FREED
         self.placement_version += 1
 
     def flag(self, row, flag, on=True):

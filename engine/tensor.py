@@ -15,12 +15,12 @@ import contextlib
 
 import numpy as np
 
-from ggjit.buffer import as_bytes, buffer_by_id
+from ggjit.buffer import as_bytes, buffer_by_id, freed
 from ggjit.ops.errors import IndexRangeError, NotAllocated, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.shape import describe, is_contiguous
 from ggjit.ops.types import BF16
-from ggjit.table import TABLE
+from ggjit.table import FREED, TABLE
 from ggjit.versions import T_VERSION, touched
 
 
@@ -107,6 +107,8 @@ class Tensor:
         if row[T_BUFFER] >= 0:
             return buffer_by_id(int(row[T_BUFFER]), base), int(row[T_OFFS]) + self.view_offs
         plan = self._plan() if self._plan is not None else None
+        if plan is None and row[T_BUFFER] == FREED:
+            raise freed(base)
         return plan.where(self) if plan is not None else None
 
     def __repr__(self):
@@ -196,7 +198,10 @@ class Tensor:
 
     def numpy(self):
         """A copy of the values in NumPy order: float16 for F16; BF16 and quantised types come as float32."""
-        raw = self._bytes_view()
+        return self._decoded(self._bytes_view())
+
+    def _decoded(self, raw):
+        """A copy of the values that the bytes `raw` mean."""
         if self.type.block > 1 or self.type is BF16:
             return self._dequantized(raw)
         return self._elements(raw).reshape(self.shape).copy()

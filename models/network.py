@@ -1,6 +1,5 @@
 """What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
 import collections
-import threading
 import time
 
 import numpy as np
@@ -12,6 +11,7 @@ from ggjit.graph_allocator import GraphAllocator
 from ggjit.models.tokenizer import Tokenizer
 from ggjit.models.weights import Weights
 from ggjit.ops.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.locks import ForkLock
 from ggjit.registry import init_backend
 
 MAX_KEPT_PLANS = 24
@@ -46,7 +46,7 @@ class Network:
             self.backend = init_backend(backend, **({} if n_threads is None else {"n_threads": n_threads}))
         self.weights = Weights(file, self.backend.device)
         self._steps = collections.OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
         try:

@@ -1,4 +1,4 @@
-"""add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo).
+"""add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo); add1.
 
 Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.
 One kernel body serves all four; tensors of one shape without gaps are one long row, and a row has three forms:
@@ -32,8 +32,8 @@ from ggjit.ops.simd import W, fadd, fdiv, fmul, fsub
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.types import BF16, F16, F32
 
-VECTOR = {OP.ADD: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
-NUMPY = {OP.ADD: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
+VECTOR = {OP.ADD: fadd, OP.ADD1: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
+NUMPY = {OP.ADD: np.add, OP.ADD1: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
 
 
 def _build(op, a, b, in_place):
@@ -52,6 +52,21 @@ def add(a, b):
 def add_inplace(a, b):
     """a += b; a view of a.  Source: ggml_add_inplace."""
     return _build(OP.ADD, a, b, True)
+
+
+def _add1(a, b, in_place):
+    require(tuple(b.ne) == (1, 1, 1, 1), "add1: b must be one element", b, remedy="use gg.add")
+    return _build(OP.ADD1, a, b, in_place)
+
+
+def add1(a, b):
+    """a + b[0], b one element; shape and type of a; types as `add`.  Source: ggml_add1 (deprecated there)."""
+    return _add1(a, b, False)
+
+
+def add1_inplace(a, b):
+    """a += b[0]; a view of a.  Source: ggml_add1_inplace."""
+    return _add1(a, b, True)
 
 
 def sub(a, b):
@@ -177,8 +192,21 @@ def cases(op):
     yield Case("transposed a", make(F32, F32, (7, 9, 2, 1), (9, 1, 1, 1), True))
 
 
-SPECS = tuple(
+def add1_cases():
+    from ggjit.ops.view import view_4d
+    for ta, tb in ((F32, F32), (F16, F32), (F16, F16), (BF16, F32), (BF16, BF16)):
+        for build in (add1, add1_inplace):
+            def make(inp, ta=ta, tb=tb, build=build):
+                a = inp.new(ta, (33, 5, 4, 3))
+                return build(view_4d(a, 30, 5, 2, 3, *a.nb[1:], a.nb[2]), inp.new(tb, (1,)))
+            yield Case(f"{build.__name__} {ta!r} {tb!r}", make, TOLERANCE[ta])
+    yield Case("flat", lambda inp: add1(inp.new(F32, (1031, 3)), inp.new(F32, (1,))))
+
+
+SPECS = (*(
     Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
          cases=lambda op=op: cases(op))
     for op, fs in ((OP.ADD, (add, add_inplace)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
-                   (OP.DIV, (div, div_inplace))))
+                   (OP.DIV, (div, div_inplace)))),
+    Spec(op=OP.ADD1, builders=(add1, add1_inplace), reference=reference, kernel=kernel, in_place=True,
+         in_place_2023=True, cases=add1_cases))

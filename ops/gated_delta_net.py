@@ -63,8 +63,8 @@ def gated_delta_net(q, k, v, g, beta, state, K=1):
     for t in (q, k):
         require(t.ne[0] == size and t.ne[1] > 0 and t.ne[2] == n_t and t.ne[3] > 0 and n_s % t.ne[3] == 0,
                 "gated_delta_net: q and k must be [S_v, heads, n_t, divides n_s]", t, v)
-    require(g.ne[0] in (1, size) and g.ne[1:] == (heads, n_t, n_s), "gated_delta_net: g must be [1 or S_v, H, n_t, n_s]",
-            g, v)
+    require(g.ne[0] in (1, size) and g.ne[1:] == (heads, n_t, n_s),
+            "gated_delta_net: g must be [1 or S_v, H, n_t, n_s]", g, v)
     require(beta.ne == (1, heads, n_t, n_s), "gated_delta_net: beta must be [1, H, n_t, n_s]", beta, v)
     require(state.ne == (size, size, heads, n_s), "gated_delta_net: state must be [S_v, S_v, H, n_s]", state, v)
     require_param(isinstance(K, int) and 1 <= K < 2 ** 31,

@@ -22,7 +22,6 @@ import pickle
 import re
 import sys
 import tempfile
-import threading
 import time
 import warnings
 
@@ -37,12 +36,13 @@ from numba.extending import intrinsic
 
 from ggjit.ops import isa
 from ggjit.ops.errors import TypeMismatch
+from ggjit.ops.locks import ForkLock
 
 # nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
 FASTMATH = {"reassoc", "contract", "nsz"}
 _OPTIONS = dict(nogil=True, error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 inline = njit(fastmath=FASTMATH, **_OPTIONS)
-exact = njit(**_OPTIONS)
+exact = njit(fastmath=False, **_OPTIONS)         # said, or it would inherit its caller's
 
 # Numba numbers functions 1, 2, 3... in every process and puts the number into the symbol; objects of different
 # processes loaded together would clash, and the first symbol wins silently (numba issue 10486).
@@ -151,7 +151,7 @@ class _ObjectCache:
     """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
 
     def __init__(self):
-        self.lock = threading.RLock()           # Numba's compiler lock is global anyway
+        self.lock = ForkLock()                  # Numba's compiler lock is global anyway
         self.addresses = {}                     # (name, modules) -> code address, in this process
         self.keep = []                          # libraries must outlive the addresses taken from them
         self.compiled = self.loaded = 0

@@ -8,13 +8,16 @@ Two families of kernels, chosen by the number of columns n:
 
     n <= 8 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
     more             packed panels and register tiles (mul_mat_tile)
+
+A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
 """
 
 import numpy as np
 
-from ggjit.ops import isa, mul_mat_dot, mul_mat_tile
+from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_tile
+from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import OP
-from ggjit.ops.shape import require, require_type
+from ggjit.ops.shape import describe, require, require_type
 from ggjit.ops.spec import Case, Kernel, Spec
 from ggjit.ops.tile_codes import code_tile
 from ggjit.ops.tile_float import float_tile
@@ -26,6 +29,8 @@ MAX_DOT_COLUMNS, MAX_DOT_COLUMNS_QUANTIZED = 16, 8      # beyond, packing pays
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
+PREC_DEFAULT, PREC_F32 = 0, 10           # GGML_PREC_*, parameter 0
+HINT_NONE, HINT_SRC0_IS_HADAMARD = 0, 1  # GGML_HINT_*, parameter 1
 MAX_NMSE = 5e-4                         # of ggml's own suite: the activations are rounded, the reference's are not
 
 
@@ -51,6 +56,45 @@ def mul_mat(a, b):
     return a.ctx.node(OP.MUL_MAT, F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), (a, b))
 
 
+def _is_product(name, t):
+    if t.op != OP.MUL_MAT:
+        raise TypeMismatch(f"{name}: expected the result of mul_mat, got {describe(t)}")
+
+
+def mul_mat_set_prec(a, prec):
+    """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0; sums are F32 anyway.
+
+    Returns a new tensor: built tensors never change (ggml writes into a).  Errors: TypeMismatch, ParamError.
+    Source: ggml_mul_mat_set_prec.
+    """
+    if prec not in (PREC_DEFAULT, PREC_F32):
+        raise ParamError(f"mul_mat_set_prec: prec must be {PREC_DEFAULT} (default) or {PREC_F32} (F32), got {prec!r}")
+    _is_product("mul_mat_set_prec", a)
+    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])))
+
+
+def mul_mat_set_hint(a, hint):
+    """The product `a` with a promise about its left side noted in parameter 1: 0 none, 1 it is a Hadamard matrix.
+
+    With hint 1 the left side, [n, n] for n a power of two, is taken to be H[i][j] = (-1)^popcount(i & j) / sqrt(n) and
+    is not read: b, F32, is transformed in n log2 n additions a row, without the rounding of the left side's type.
+    Returns a new tensor: built tensors never change (ggml writes into a).
+    Errors: TypeMismatch (b not F32), ParamError, ShapeError (ggml checks n alone, when it computes).
+    Source: ggml_mul_mat_set_hint.
+    """
+    if hint not in (HINT_NONE, HINT_SRC0_IS_HADAMARD):
+        raise ParamError(f"mul_mat_set_hint: hint must be {HINT_NONE} (none) or {HINT_SRC0_IS_HADAMARD} (Hadamard), "
+                         f"got {hint!r}")
+    _is_product("mul_mat_set_hint", a)
+    if hint == HINT_SRC0_IS_HADAMARD:
+        left, right = a.src
+        n = left.ne[0]
+        require(left.ne[1] == n and n > 0 and n & (n - 1) == 0,
+                "mul_mat_set_hint: a Hadamard matrix is [n, n] with n a power of two", left)
+        require_type("mul_mat_set_hint", right, (F32,), "b")
+    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(a.op_params[0]), int(hint)))
+
+
 def reference(t, a, b):
     """float64 product of a's values with b's, b unrounded."""
     reps = (b.shape[0] // a.shape[0], b.shape[1] // a.shape[1])
@@ -63,7 +107,8 @@ def _direct(b):
     return b.type is F32 and b.nb[0] == 4
 
 
-def _max_dot_columns(type):
+def max_dot_columns(type):
+    """Up to how many columns rows of `type` are multiplied as they come."""
     if type is BF16 and isa.BF16_DOT:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
     return MAX_DOT_COLUMNS_QUANTIZED if type.quantized else MAX_DOT_COLUMNS
@@ -78,7 +123,7 @@ def _cost(t):
     return 2 * k * m * n / rate + a.type.row_nbytes(k) * m * a.ne[2] * a.ne[3] / 20
 
 
-def _dot_shape(dot, k, m, n):
+def dot_shape(dot, k, m, n):
     """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot."""
     column_nbytes = dot.column_nbytes(k)
     if n == 1:
@@ -94,7 +139,7 @@ def _dot_kernel(t, n_threads):
     a, b = t.src[:2]
     dot, n = traits_of(a.type).dot, b.ne[1]
     direct = dot.prepare is None and _direct(b)
-    shape = _dot_shape(dot, a.ne[0], a.ne[1], n)
+    shape = dot_shape(dot, a.ne[0], a.ne[1], n)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
     name = "mul_mat-dot-{}-{}-{}x{}x{}".format(a.type.name, b.type.name, *shape) + "-direct" * direct
     return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, *shape), _cost(t), columns,
@@ -119,7 +164,9 @@ def kernel(t, n_threads):
     a, b = t.src[:2]
     if a.type not in weight_types() or b.type not in COLUMN_TYPES:
         return None
-    return (_dot_kernel if b.ne[1] <= _max_dot_columns(a.type) else _tile_kernel)(t, n_threads)
+    if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
+        return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
+    return (_dot_kernel if b.ne[1] <= max_dot_columns(a.type) else _tile_kernel)(t, n_threads)
 
 
 # ---------------------------------------------------------------- cases
@@ -153,6 +200,17 @@ def cases():
     for tb in (F16, BF16):
         yield case(F16, tb, 64, 7, 1)
         yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)
+    for n in (8, 32, 256, 1024):
+        yield Case(f"hadamard {n}", lambda inp, n=n: mul_mat_set_hint(
+            mul_mat(inp.new(F32, (n, n), _hadamard(n)), inp.new(F32, (n, 5, 2))), HINT_SRC0_IS_HADAMARD), 1e-7)
 
 
-SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat,), reference=reference, kernel=kernel, cases=cases),)
+def _hadamard(n):
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return (h / np.sqrt(n)).astype(np.float32)
+
+
+SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
+              kernel=kernel, cases=cases),)

@@ -27,45 +27,20 @@ def private_nbytes(tile):
     return MB * tile.ldw + MB * LDC + W * 4 * tile.kc
 
 
-def make_kernel(ta, tb, tile, direct, private):
-    """direct: columns of b are plain float32 and are packed from where they lie."""
-    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
-    rounding = round_row is not None and not tile.rounds
-    round_row = round_row or traits_of(F32).to_float
-    pack_y, pack_w = tile.pack_y, tile.pack_w
+def make_multiply_strip(ta, tile):
+    """jitted (w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c): rows of a against n packed columns."""
+    pack_w = tile.pack_w
     (rows2, multiply2), (rows1, multiply1) = tile.multiply[2], tile.multiply[1]
-    kc, ldw, unit, pad = tile.kc, tile.ldw, tile.unit, tile.pad
-    y_nbytes, half = tile.y_nbytes, 4 * W
+    kc, ldw, unit, y_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes
     w_nbytes, block = ta.nbytes, ta.block
     in_place, whole_block = tile.in_place, max(32, ta.block)
     assert not in_place or rows1 == rows2
-    own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * ldw, MB * ldw + MB * LDC
 
     @inline
     def stretch(k):
         """Elements of k a strip's row holds: at most kc, equal parts, so that prefetching one covers the next."""
         parts = (k + kc - 1) // kc
         return ((k + parts - 1) // parts + whole_block - 1) // whole_block * whole_block
-
-    @inline
-    def pack_group(b, src, n, g, panel_nbytes, panels, tmp):
-        """Columns W g ... of the matrix at src into their half of a panel."""
-        k, nb0, nb1 = ne(b, 0), nb(b, 0), nb(b, 1)
-        j0 = g * W
-        cols = min(W, n - j0)
-        dst = panels + g // 2 * panel_nbytes + g % 2 * half
-        src += j0 * nb1
-        if direct:
-            pack_y(src, nb1, k, cols, dst)
-            return
-        for k0 in range(0, k, kc):
-            kn = min(kc, k - k0)
-            for j in range(cols):
-                t = tmp + j * 4 * kc
-                row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
-                if rounding or row != t:
-                    round_row(row, t, kn)
-            pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
     def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c):
@@ -96,6 +71,37 @@ def make_kernel(ta, tb, tile, direct, private):
             for j in range(0, cols, W):
                 for r in range(0, rows, W):
                     put_transposed(c + r * LDC + 4 * j, d + (n0 + j) * ldd + 4 * r, ldd, rows - r, cols - j)
+    return multiply_strip
+
+
+def make_kernel(ta, tb, tile, direct, private):
+    """direct: columns of b are plain float32 and are packed from where they lie."""
+    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
+    rounding = round_row is not None and not tile.rounds
+    round_row = round_row or traits_of(F32).to_float
+    pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
+    kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
+    own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
+
+    @inline
+    def pack_group(b, src, n, g, panel_nbytes, panels, tmp):
+        """Columns W g ... of the matrix at src into their half of a panel."""
+        k, nb0, nb1 = ne(b, 0), nb(b, 0), nb(b, 1)
+        j0 = g * W
+        cols = min(W, n - j0)
+        dst = panels + g // 2 * panel_nbytes + g % 2 * half
+        src += j0 * nb1
+        if direct:
+            pack_y(src, nb1, k, cols, dst)
+            return
+        for k0 in range(0, k, kc):
+            kn = min(kc, k - k0)
+            for j in range(cols):
+                t = tmp + j * 4 * kc
+                row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
+                if rounding or row != t:
+                    round_row(row, t, kn)
+            pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST

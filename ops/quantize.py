@@ -32,9 +32,10 @@ def _entry(type, direction):
     if direction == "to_float":
         convert, nbytes, block, width = traits.to_float, type.nbytes, type.block, 4
     else:
-        convert, nbytes, block, width = traits.from_float, 4, 1, type.nbytes
+        convert, nbytes, block, width = traits.quantize or traits.from_float, 4, 1, type.nbytes
     if convert is None:
-        raise NotSupported(f"{type!r} has no {direction} conversion")
+        raise NotSupported(f"{type!r} has no {direction} conversion" + (
+            ": it needs an importance matrix (imatrix=)" if traits.quantize_weighted else ""))
     out_block = 1 if direction == "to_float" else type.block
 
     def entry(src, dst, rows, k):
@@ -47,15 +48,34 @@ def _entry(type, direction):
     return native
 
 
+@functools.cache
+def _weighted_entry(type):
+    """Native entry (src, dst, rows, k, weights), or None where a type has no use for importances."""
+    convert, nbytes, block = traits_of(type).quantize_weighted, type.nbytes, type.block
+    if convert is None:
+        return None
+
+    def entry(src, dst, rows, k, weights):
+        for r in range(rows):
+            convert(src + r * k * 4, dst + r * (k // block * nbytes), k, weights)
+        return 0
+    entry.__name__ = f"quantize_weighted_{type.name}"
+    native = Native(entry, "i64(i64, i64, i64, i64, i64)", False)
+    native.modules += (module_of(type),)
+    return native
+
+
 def quantize(type, array, imatrix=None):
     """float array (..., k) -> uint8 array (..., row bytes) of `type`, byte-equal to ggml's reference quantiser.
 
-    Formula: the type file's.  `imatrix` (k,) or None: importance of each column; the types here do not use it.
-    Errors: ShapeError if k is no multiple of the block or imatrix does not fit, NotSupported for a type without
-    a quantiser.  Source: ggml_quantize_chunk.
+    Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
+    MXFP4, the ternary ones, floats) do not use it.  Errors: ShapeError if k is no multiple of the block or imatrix does
+    not fit, NotSupported for a type without a quantiser, or without one that needs no imatrix.
+    Source: ggml_quantize_chunk.
     """
     type = _type(type)
-    entry = _entry(type, "from_float")
+    weighted = _weighted_entry(type) if imatrix is not None else None
+    entry = weighted or _entry(type, "from_float")
     array = np.ascontiguousarray(array, np.float32)
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
@@ -64,7 +84,8 @@ def quantize(type, array, imatrix=None):
     if imatrix is not None and np.shape(imatrix) != (k,):
         raise ShapeError(f"quantize: imatrix has shape {np.shape(imatrix)}, rows have {k} values; pass one weight each")
     out = np.empty((*array.shape[:-1], nbytes), np.uint8)
-    entry(array, out, math.prod(array.shape[:-1]), k)
+    weights = (np.ascontiguousarray(imatrix, np.float32),) if weighted else ()
+    entry(array, out, math.prod(array.shape[:-1]), k, *weights)
     return out
 
 

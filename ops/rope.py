@@ -54,6 +54,7 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
         raise ParamError(f"{name}: mode must be 0 normal, 2 neox, 8 mrope, 24 vision or 40 imrope, got {mode}")
     per_token = 4 if mode & MROPE else 1
     require(b.ne == (per_token * a.ne[2], 1, 1, 1), f"{name}: positions must be {per_token} * a.ne[2] ids", a, b)
+    require(rows_contiguous(b), f"{name}: positions must lie side by side", b, remedy="use gg.cont first")
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
     if n_dims < 2 or n_dims % 2 or n_dims > a.ne[0] or (mode == VISION and 2 * n_dims != a.ne[0]):
         raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
@@ -65,6 +66,7 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
                          f"got {list(sections)}")
     if c is not None:
         require_type(name, c, (F32,), "freq_factors")
+        require(rows_contiguous(c), f"{name}: freq_factors must lie side by side", c, remedy="use gg.cont first")
         require(c.ne[0] >= n_dims // 2, f"{name}: freq_factors must hold n_dims / 2 = {n_dims // 2} values", c)
     params = (0, n_dims, mode, 0, n_ctx_orig, *(float(x) for x in floats), *sections, n_offs)
     return a.ctx.node(op, a.type, a.ne, (a, b) if c is None else (a, b, c), params, view_of=a if in_place else None)

@@ -114,4 +114,4 @@ def cases():
     yield Case("tail", make(F32, F16, I64, 33, 5, 1, (1, 7), (1, 1), False), limit[F16])
 
 
-SPECS = (Spec(op=OP.SET_ROWS, builders=(set_rows,), reference=reference, kernel=kernel, cases=cases),)
+SPECS = (Spec(op=OP.SET_ROWS, builders=(set_rows,), reference=reference, kernel=kernel, cases=cases, indexed=2),)

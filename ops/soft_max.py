@@ -73,6 +73,7 @@ def _node(a, mask, scale, max_bias, sinks, in_place):
         raise ParamError("soft_max: max_bias > 0 (ALiBi) needs a mask")
     if sinks is not None:
         require_type("soft_max", sinks, (F32,), "sinks")
+        require(rows_contiguous(sinks), "soft_max: sinks must lie side by side", sinks, remedy="use gg.cont first")
         require(sinks.ne == (a.ne[2], 1, 1, 1), "soft_max: sinks must hold one value per head, a.ne[2]", a, sinks)
     src = (a,) if mask is None and sinks is None else (a, mask) if sinks is None else (a, mask, sinks)
     return a.ctx.node(OP.SOFT_MAX, a.type, a.ne, src, (float(scale), float(max_bias)), view_of=a if in_place else None)

@@ -73,6 +73,7 @@ class Spec:
     in_place: bool = False                  # may write over its first fitting source (ggml_op_can_inplace)
     in_place_2023: bool = False             # the same in the sources of November 2023
     cases: Callable | None = None           # () -> iterable of Case
+    indexed: int = 0                        # source whose rows the ids name, for the message of a bad id
     module: str = ""
 
     def cost_free(self):

@@ -54,7 +54,8 @@ def _node(op, state, per_token, others=(), src=(), params=()):
     n_seqs = state.ne[1]
     require(n_elements(state) == size * size * heads * n_seqs, f"{name}: state must be [S S H, n_seqs]", state,
             per_token[0])
-    require(n_seqs > 0 and n_tokens % n_seqs == 0, f"{name}: n_tokens must be a multiple of n_seqs", state, per_token[0])
+    require(n_seqs > 0 and n_tokens % n_seqs == 0, f"{name}: n_tokens must be a multiple of n_seqs", state,
+            per_token[0])
     return state.ctx.node(op, F32, (size * heads, n_tokens + size * n_seqs), src, params)
 
 
@@ -183,17 +184,16 @@ def _make_columns(is_wkv6):
                         copy_bytes(new + 4 * size * i, old + 4 * size * i, 4 * min(n, W))
                 for t in range(seq * per, (seq + 1) * per):
                     o = t * row + at
+                    pd, pv = d + o + 4 * j, v + o + 4 * j
                     if is_wkv6:
                         if n >= W:
-                            wkv6_whole(d + o + 4 * j, new, old, k + o, v + o + 4 * j, r + o, x3 + at, x4 + o, size,
-                                       4 * size, n)
+                            wkv6_whole(pd, new, old, k + o, pv, r + o, x3 + at, x4 + o, size, 4 * size, n)
                         else:
-                            wkv6_part(d + o + 4 * j, new, old, k + o, v + o + 4 * j, r + o, x3 + at, x4 + o, size,
-                                      4 * size, n)
+                            wkv6_part(pd, new, old, k + o, pv, r + o, x3 + at, x4 + o, size, 4 * size, n)
                     elif n >= W:
-                        gla_whole(d + o + 4 * j, new, old, k + o, v + o + 4 * j, r + o, x3 + o, scale, size, 4 * size, n)
+                        gla_whole(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
                     else:
-                        gla_part(d + o + 4 * j, new, old, k + o, v + o + 4 * j, r + o, x3 + o, scale, size, 4 * size, n)
+                        gla_part(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
                     old = new
     return kernel
 

@@ -105,9 +105,9 @@ class Ggml:
             for i, a in enumerate(arrays):
                 t = None if a is None else self.leaf(ctx, a, types[i] if i < len(types) else None)
                 sources.append(self.permute(ctx, t, *permute[i]) if i in permute else t)
-            kinds = {bool: C.c_bool, int: C.c_int, float: C.c_float}
+            kinds = {bool: C.c_bool, int: C.c_int, float: C.c_float, np.int64: C.c_int64}
             f = self.function(f"ggml_{name}", TP, C.c_void_p, *[TP] * len(sources), *[kinds[type(p)] for p in params])
-            result = f(ctx, *sources, *params)
+            result = f(ctx, *sources, *(p.item() if isinstance(p, np.int64) else p for p in params))
             graph = self.new_graph(ctx)
             self.expand(graph, result)
             status = self.compute(ctx, graph, n_threads)
@@ -146,7 +146,7 @@ class Oracle:
         """ggml_<name>(ctx, *arrays, *params), computed; four dimensions, NumPy order.
 
         arrays: NumPy arrays or None (NULL); types: ggml type names to convert or quantise them to (None: as is);
-        params: int, float or bool; permute {index: axes}: ggml_permute applied to a source first.
+        params: int, np.int64, float or bool; permute {index: axes}: ggml_permute applied to a source first.
         """
         return self._call("op", name, list(arrays), list(types), list(params), permute or {}, n_threads)
 

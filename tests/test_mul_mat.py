@@ -1,16 +1,19 @@
 """mul_mat: against float64 on every instruction set, the real ggml, and itself on two threads."""
 import json
+import re
 import sys
 import zlib
 
 import numpy as np
 import oracle
 import pytest
+from numba import cfunc, types
 
 import ggjit as gg
 from ggjit.ops import isa
 from ggjit.ops.errors import ShapeError, TypeMismatch
-from ggjit.ops.mul_mat import cases, reference
+from ggjit.ops.jit import FASTMATH
+from ggjit.ops.mul_mat import cases, kernel, reference
 from ggjit.ops.record import OP
 from ggjit.ops.types.traits import traits_of
 
@@ -139,6 +142,40 @@ def test_errors_name_the_shapes():
         gg.mul_mat(a, ctx.new_tensor(gg.Q8_0, (64, 4)))
     with pytest.raises(TypeMismatch, match="I32"):
         gg.mul_mat(ctx.new_tensor(gg.I32, (64, 4)), a)
+
+
+# ---------------------------------------------------------------- the machine code
+HOT = re.compile(r"\bv(?:fn?madd\w+ps|pdpbusd|pmaddubsw|dpbf16ps)\b")
+
+
+def loops(type, n):
+    """Basic blocks of the kernel's final code that multiply, the busiest first; and the whole text."""
+    ctx = gg.Context()
+    k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
+    i8 = types.int64
+    text = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH)(k.make())
+    text = text._library.get_asm_str()
+    blocks = re.split(r"^[.\w$]+:.*\n|(?<=\n)\tj\w+\s.*\n", text, flags=re.M)
+    return sorted((b for b in blocks if len(HOT.findall(b)) >= 4), key=lambda b: (-len(HOT.findall(b)), len(b))), text
+
+
+@pytest.mark.skipif(isa.ISA == "generic", reason="no instruction is promised for the generic set")
+@pytest.mark.parametrize("n", (1, 40))
+@pytest.mark.parametrize("type", (gg.F32, gg.F16, gg.Q8_0, gg.Q4_0), ids=repr)
+def test_hot_loops_hold_the_expected_instructions(type, n):
+    """Whole vectors, the right dot, nothing spilled, no load rebuilt byte by byte from an overlapping one."""
+    blocks, text = loops(type, n)
+    wide = "zmm" if isa.ISA == "avx512" else "ymm"
+    integer = "vpdpbusd" if isa.ISA == "avx512" else "vpmaddubsw"
+    # AVX2 has no integer tile for 8-bit codes
+    expected = integer if type.quantized and not (isa.ISA == "avx2" and type is gg.Q8_0 and n == 40) else "vfmadd"
+    lines = [x for x in blocks[0].splitlines() if HOT.search(x)]
+    assert any(expected in x and wide in x for x in lines), blocks[0]
+    spills = [x for x in blocks[0].splitlines() if "(%rsp)" in x and wide in x]
+    assert not spills, spills
+    assert "vpinsrb" not in text
+    if type is gg.F16 and n == 1:
+        assert re.search(rf"vcvtph2ps.*%{wide}", blocks[0])
 
 
 # ---------------------------------------------------------------- every case, on every instruction set

@@ -13,7 +13,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import oracle  # noqa: E402
 from test_ops_small import fits, nmse, prepare, run  # noqa: E402
 
-MINE = [OP.WIN_PART, OP.WIN_UNPART, OP.GET_REL_POS, OP.ADD_REL_POS, OP.TRI, OP.DIAG, OP.CUMSUM]
+MINE = [OP.WIN_PART, OP.WIN_UNPART, OP.GET_REL_POS, OP.ADD_REL_POS, OP.TRI, OP.DIAG, OP.CUMSUM, OP.ACC, OP.SET,
+        OP.ADD1, OP.ADD_ID, OP.COUNT_EQUAL, OP.REPEAT_BACK, OP.GET_ROWS_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
+        OP.SOFT_MAX_BACK, OP.POOL_1D, OP.POOL_2D, OP.POOL_2D_BACK, OP.PAD, OP.PAD_REFLECT_1D, OP.ROLL, OP.ARANGE,
+        OP.TIMESTEP_EMBEDDING]
 CASES = [(op, c) for op in MINE for c in all_specs()[op].cases()]
 
 
@@ -58,6 +61,29 @@ PEER = [                                        # (name, arrays, their types, pa
     *(("tri", [floats(2, 9, 9)], (), [kind], {}, 0.0) for kind in range(4)),
     ("diag", [floats(3, 2, 1, 9)], (), [], {}, 0.0),
     ("cumsum", [floats(3, 2, 100)], (), [], {}, 1e-12),
+    *((n, [floats(5, 9), floats(3, 7)], (), [36, 180, 180, np.int64(44)], {}, 0.0)
+      for n in ("acc", "acc_inplace", "set")),
+    ("set_1d", [floats(5, 9), floats(7)], (), [40], {}, 0.0),
+    ("set_2d", [floats(5, 9), floats(2, 7)], (), [72, 36], {}, 0.0),
+    ("add1", [floats(3, 35), floats(1)], (), [], {}, 0.0),
+    ("add_id", [floats(5, 2, 35), floats(4, 35), R.integers(0, 4, (5, 2), np.int32)], (), [], {}, 0.0),
+    ("count_equal", [R.integers(0, 3, (7, 35), np.int32), R.integers(0, 3, (7, 35), np.int32)], (), [], {}, 0.0),
+    ("repeat_back", [floats(4, 6, 10), floats(2, 3, 5)], (), [], {}, 1e-12),
+    ("get_rows_back", [floats(9, 35), R.integers(0, 4, 9, np.int32), floats(4, 35)], (), [], {}, 1e-12),
+    ("silu_back", [floats(3, 35), floats(3, 35, lo=-9, hi=9)], (), [], {}, 1e-12),
+    ("rms_norm_back", [floats(3, 35), floats(3, 35)], (), [1e-5], {}, 1e-11),
+    ("soft_max_ext_back", [floats(3, 35), floats(3, 35, lo=0)], (), [0.7, 0.0], {}, 1e-11),
+    *(("pool_1d", [floats(3, 35)], (ty,), [op, *q], {}, 1e-12) for ty in ("F32", "F16") for op in (0, 1)
+      for q in ((3, 2, 0), (3, 1, 2))),
+    *(("pool_2d", [floats(2, 3, 9, 35)], (ty,), [op, *q], {}, 1e-12) for ty in ("F32", "F16") for op in (0, 1)
+      for q in ((3, 2, 2, 1, 0.0, 1.0), (3, 3, 1, 1, 1.5, 0.5))),
+    *(("pool_2d_back", [floats(2, 3, 10, 17), floats(2, 3, 9, 35)], (), [op, 3, 2, 2, 1, 0.0, 1.0], {}, 1e-12)
+      for op in (0, 1)),
+    *((n, [floats(2, 3, 4, 35)], (), [3, 2, 1, 1], {}, 0.0) for n in ("pad", "pad_circular")),
+    *((n, [floats(2, 3, 4, 35)], (), [3, 2, 1, 1, 0, 2, 1, 0], {}, 0.0) for n in ("pad_ext", "pad_ext_circular")),
+    ("pad_reflect_1d", [floats(2, 35)], (), [10, 9], {}, 0.0),
+    ("roll", [floats(2, 3, 4, 35)], (), [3, -2, 1, 1], {}, 0.0),
+    ("timestep_embedding", [floats(5, lo=0, hi=1000)], (), [33, 10000], {}, 1e-8),
 ]
 
 

@@ -46,7 +46,7 @@ def draw(rng):
                                   offload=(lambda t: t.op == OP.MUL_MAT) if rng.random() < 0.4 else None))
     cpu = gg.init_backend("CPU", n_threads=1 + int(rng.random() < 0.2))
     sched = gg.Scheduler([*(f.init_backend() for f in fakes), cpu], rules=RULES[int(rng.integers(3))],
-                         parallel=bool(rng.random() < 0.3), motion=False,
+                         parallel=bool(rng.random() < 0.3), motion=bool(rng.random() < 0.3),
                          keep_weights=bool(rng.random() < 0.3))
     return fakes, sched
 

@@ -119,6 +119,6 @@ def test_errors_name_the_thing():
         gg.quantize("iq1_s", np.zeros(256))
 
 
-def test_every_type_with_kernels_converts_both_ways():
+def test_every_type_with_kernels_can_be_read():
     for type, (traits, module) in all_traits().items():
-        assert traits.to_float and traits.from_float and traits.np_to_float and traits.np_from_float, (type, module)
+        assert traits.to_float and traits.type is type, (type, module)

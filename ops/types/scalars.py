@@ -114,14 +114,17 @@ def _widen(elem):
 
 
 def _float_dot(elem, nbytes, prepare):
+    """FMAs on float32 lanes; activations are kept in the weights' own type: fewer bytes in the first-level cache are
+    worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s)."""
     widen, word = _widen(elem), "f32" if elem == "f32" else "i16"
-    return Dot(
-        step=W, w_nbytes=W * nbytes, y_nbytes=W * 4, prepare=prepare,
-        load_w_ir=lambda b, p: widen(b, load_ir(b, p, vec_ir(word, W))),
-        tail_w_ir=lambda b, p, n: widen(b, load_part_ir(b, p, word, W, n)),
-        load_y_ir=lambda b, p: load_ir(b, p, vec_ir("f32", W)),
-        tail_y_ir=lambda b, p, n: load_part_ir(b, p, "f32", W, n),
-        mac_ir=lambda b, acc, w, y: fma_ir(b, w, y, acc))
+
+    def load(b, p):
+        return widen(b, load_ir(b, p, vec_ir(word, W)))
+
+    def tail(b, p, n):
+        return widen(b, load_part_ir(b, p, word, W, n))
+    return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * nbytes, prepare=prepare, load_w_ir=load, tail_w_ir=tail,
+               load_y_ir=load, tail_y_ir=tail, mac_ir=lambda b, acc, w, y: fma_ir(b, w, y, acc))
 
 
 @exact
@@ -195,8 +198,9 @@ def _bf16_dot():
 
 
 F32_DOT = _float_dot("f32", 4, None)
-F16_DOT = _float_dot("f16", 2, _round_row_f16)
-BF16_DOT = _bf16_dot() if isa.BF16_DOT else _float_dot("bf16", 2, _round_row_bf16)
+_f16_from_float = _row(ldf, sth, ld_f32, st_f16, 4, 2)
+F16_DOT = _float_dot("f16", 2, _f16_from_float)
+BF16_DOT = _bf16_dot() if isa.BF16_DOT else _float_dot("bf16", 2, _bf16_from_float)
 
 
 def _integer(type, load, store, numba_type):
@@ -207,7 +211,7 @@ def _integer(type, load, store, numba_type):
 
 TRAITS = (
     Traits(F32, copy_row, copy_row, _np_to_float(np.float32), _np_from_float(np.float32), dot=F32_DOT),
-    Traits(F16, _row(ldh, stf, ld_f16, st_f32, 2, 4), _row(ldf, sth, ld_f32, st_f16, 4, 2),
+    Traits(F16, _row(ldh, stf, ld_f16, st_f32, 2, 4), _f16_from_float,
            _np_to_float(np.float16), _np_from_float(np.float16), round_activations=_round_row_f16,
            np_round_activations=lambda x: x.astype(np.float16).astype(np.float32), dot=F16_DOT),
     Traits(BF16, _row(ldb, stf, ld_bf16, st_f32, 2, 4), _bf16_from_float,

@@ -69,8 +69,11 @@ class Traits:
 
     to_float(src, dst, k)       jitted: k elements at src -> float32 at dst
     from_float(src, dst, k)     jitted: float32 at src -> blocks at dst; byte-equal to ggml's reference quantiser
+    quantize(src, dst, k)       jitted: as from_float where whole files are written (ggml_quantize_chunk searches longer
+                                there for some types); None: from_float
+    quantize_weighted(src, dst, k, weights)  jitted: the same with k float32 importances; None: they are ignored
     np_to_float(raw)            NumPy twin: uint8 (..., row_nbytes) -> float32 (..., k)
-    np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes)
+    np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes); None: the real ggml alone checks it
     round_activations(src, dst, k)  jitted: float32 row -> float32 row as a product with this type sees it (rounded
                                 through F16, Q8_0...; ggml's vec_dot_type); None: unchanged
     np_round_activations(x)     NumPy twin
@@ -86,6 +89,8 @@ class Traits:
     np_round_activations: Callable | None = None
     dot: object | None = None
     tile: object | None = None
+    quantize: Callable | None = None
+    quantize_weighted: Callable | None = None
 
 
 @functools.cache

@@ -1,0 +1,140 @@
+"""Plain blocks: float factors for each group of 32 (or its halves); their partner is Q8_0.
+
+Activations are those of ops/quant32.py: codes q of 32 values and their float32 scale.  A prepared group is
+
+    byte   0 ... 31 | 32 ... 35 | 36 ... 39 | 40 ... 63
+           q        | d         | word      | -            word: -zero_point sum(q) as int32, or d sum(q) as float32
+
+    sum_i (f (u_i - z) + o) (d q_i) = f d (sum u_i q_i - z sum q_i) + o (d sum q_i)
+"""
+import dataclasses
+from collections.abc import Callable
+
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.blocks import (
+    BYTE_DOTS,
+    floats_ir,
+    lane0_ir,
+    operand_ir,
+    quad_sums_ir,
+    scratch_dot,
+    store_groups_ir,
+)
+from ggjit.ops.dot import Dot
+from ggjit.ops.jit import exact
+from ggjit.ops.lanes import i32, i64, int_to_float_ir
+from ggjit.ops.mem import IR_F32, IR_I32
+from ggjit.ops.quant32 import activation_ir, np_round_activations, round_activations, sum_ir
+from ggjit.ops.simd import fma_ir, load_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.traits import Traits, Type
+
+Y_GROUP = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plain:
+    """How a block unpacks.  The `_ir` members build LLVM IR: (b, block address) -> values.
+
+    codes_ir    a <32 x i8> for each group
+    factors_ir  (b, address, n) -> an <n x float> for each group: n / 2 times the first half's factor, then the second's
+    offset_ir   (b, address) -> float32 offset of the block, or None
+    signed      codes are signed bytes, -127 ... 127; else unsigned, at most 128, and zero_point is subtracted
+    """
+    type: Type
+    codes_ir: Callable
+    factors_ir: Callable
+    offset_ir: Callable | None = None
+    zero_point: int = 0
+    signed: bool = False
+
+    @property
+    def n_groups(self):
+        return self.type.block // 32
+
+    def values_ir(self, b, p):
+        """A <32 x float> for each group; the operations of ggml's to_float in its order."""
+        out = []
+        for codes, factor in zip(self.codes_ir(b, p), self.factors_ir(b, p, 32), strict=True):
+            v = b.fmul(floats_ir(b, codes, self.zero_point, self.signed), factor)
+            out.append(b.fadd(v, splat_ir(b, self.offset_ir(b, p), 32)) if self.offset_ir else v)
+        return out
+
+    def traits(self, from_float, **more):
+        return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
+                      np_round_activations=np_round_activations, dot=_dot(self), **more)
+
+
+def make_to_float(blocks):
+    """Jitted to_float of Traits, for Plain and Super."""
+    size, nbytes = 4 * blocks.type.block, blocks.type.nbytes
+
+    @intrinsic
+    def block(typingctx, src, dst):
+        def codegen(context, b, sig, args):
+            store_groups_ir(b, blocks.values_ir(b, args[0]), args[1])
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+
+    @exact
+    def to_float(src, dst, k):
+        for i in range(k * 4 // size):
+            block(src + i * nbytes, dst + i * size)
+    return to_float
+
+
+def _make_prepare(plain):
+    zero_point, with_offset = plain.zero_point, plain.offset_ir is not None
+
+    @intrinsic
+    def group(typingctx, src, dst):
+        def codegen(context, b, sig, args):
+            src, dst = args
+            q, d = activation_ir(b, src)
+            store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
+            store_ir(b, d, b.add(dst, i64(32)))
+            total = sum_ir(b, q)
+            word = b.fmul(d, b.sitofp(total, IR_F32)) if with_offset else b.mul(total, i32(-zero_point))
+            store_ir(b, word, b.add(dst, i64(36)))
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+
+    @exact
+    def prepare(src, dst, k):
+        for i in range(k // 32):
+            group(src + 128 * i, dst + Y_GROUP * i)
+    return prepare
+
+
+def _dot(plain):
+    if not BYTE_DOTS:
+        return scratch_dot(plain.type, lambda b, p, to: store_groups_ir(b, plain.values_ir(b, p), to),
+                           round_activations)
+    n, f8 = plain.n_groups, vec_ir("f32", 8)
+
+    def load_w(b, p):
+        codes = [operand_ir(b, c, plain.signed) for c in plain.codes_ir(b, p)]
+        offset = splat_ir(b, plain.offset_ir(b, p), 8) if plain.offset_ir else None
+        return codes, plain.factors_ir(b, p, 8), offset
+
+    def load_y(b, p):
+        out = []
+        for g in range(n):
+            at = b.add(p, i64(Y_GROUP * g))
+            word = lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_F32 if plain.offset_ir else IR_I32))
+            out.append((load_ir(b, at, vec_ir("i8", 32)), splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8), word))
+        return out
+
+    def mac(b, acc, w, y):
+        codes, factors, offset = w
+        for (q, d, word), u, f in zip(y, codes, factors, strict=True):
+            start = word if plain.zero_point else None
+            acc = fma_ir(b, b.fmul(f, d), int_to_float_ir(b, quad_sums_ir(b, u, q, start)), acc)
+            if offset is not None:
+                acc = fma_ir(b, offset, word, acc)
+        assert acc.type == f8
+        return acc
+    return Dot(step=plain.type.block, w_nbytes=plain.type.nbytes, y_nbytes=Y_GROUP * n, load_w_ir=load_w,
+               tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=_make_prepare(plain),
+               lanes=8)

@@ -1,0 +1,216 @@
+"""What users do that they should not: typed errors or right results, never a crash, a hang or a silent wrong answer."""
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.table import TABLE
+
+
+def array(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def planned(y, n_threads=1, allocator=None):
+    backend = gg.init_backend("CPU", n_threads=n_threads)
+    g = gg.Graph(y)
+    (allocator or gg.GraphAllocator(backend)).alloc_graph(g)
+    return backend.graph_plan_create(g)
+
+
+def long_chain(ctx, n=400):
+    y, one = gg.from_numpy(ctx, array(1000, 1000)), gg.from_numpy(ctx, np.ones(1000, np.float32))
+    for _ in range(n):
+        y = gg.add(y, one)
+    return y
+
+
+# ---------------------------------------------------------------- strides
+def test_strided_small_operands_are_refused():
+    ctx = gg.Context()
+    x = gg.from_numpy(ctx, array(4, 2, 16))
+    ids = gg.transpose(gg.view_2d(gg.from_numpy(ctx, np.arange(8, dtype=np.int32)), 1, 4, 8, 0))
+    floats = gg.transpose(gg.view_2d(gg.from_numpy(ctx, array(16)), 1, 8, 8, 0))
+    none = gg.transpose(gg.view_2d(gg.from_numpy(ctx, np.zeros(1, np.int32)), 1, 4, 0, 0))
+    for make in (lambda: gg.rope(x, ids, 16, 0), lambda: gg.rope(x, none, 16, 0),
+                 lambda: gg.rope_ext(x, gg.cont(ids), floats, 16, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)):
+        with pytest.raises(gg.ShapeError, match="cont"):
+            make()
+    np.testing.assert_allclose(gg.compute(gg.rope(x, gg.cont(ids), 16, 0)).shape, (4, 2, 16))
+
+
+def test_numbers_that_do_not_fit_a_record_lose_nothing():
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(4, 4))
+    alive = TABLE.n_alive()
+    for _ in range(50):
+        for make in (lambda: gg.view_2d(a, 4, 1, 2**70, 0), lambda: gg.view_2d(a, 0, 4, 2**70, 0),
+                     lambda: gg.diag_mask_inf(a, 2**40)):
+            with pytest.raises(gg.GgjitError):
+                make()
+    assert TABLE.n_alive() == alive
+
+
+# ---------------------------------------------------------------- memory that goes away
+@pytest.mark.parametrize("what", ["leaf", "arena"])
+def test_freeing_memory_while_it_is_computed_with(what):
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (1000, 1000), "a")
+    cpu = gg.init_backend("CPU:n_threads=2")
+    buf = gg.alloc_ctx_tensors(ctx, cpu)
+    a.set(array(1000, 1000))
+    y = a
+    for _ in range(60):
+        y = gg.scale(y, 1.01)
+    g, ga = gg.Graph(y), gg.GraphAllocator(cpu)
+    ga.alloc_graph(g)
+    plan, raised = cpu.graph_plan_create(g), []
+
+    def work():
+        try:
+            for _ in range(200):
+                plan.compute()
+        except gg.GgjitError as e:
+            raised.append(e)
+    t = threading.Thread(target=work)
+    t.start()
+    (buf if what == "leaf" else ga).free()
+    t.join(60)
+    assert len(raised) == 1
+    for use in (plan.compute, plan.timed):
+        with pytest.raises(gg.GgjitError):
+            use()
+
+
+def test_a_tensor_can_be_allocated_again():
+    ctx = gg.Context()
+    a, cpu = ctx.new_tensor(gg.F32, (8,), "a"), gg.init_backend("CPU")
+    gg.alloc_ctx_tensors(ctx, cpu).free()
+    with pytest.raises(gg.StaleHandle, match="allocate the tensor again"):
+        a.numpy()
+    gg.alloc_ctx_tensors(ctx, cpu)
+    a.set(np.ones(8))
+    np.testing.assert_array_equal(gg.compute(gg.scale(a, 2.0)), 2)
+
+
+def test_compute_names_leaves_without_values():
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (8,), "empty")
+    with pytest.raises(gg.NotAllocated, match="empty"):
+        gg.compute(gg.scale(a, 2.0))
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    a.set(np.ones(8))
+    y = gg.scale(a, 2.0)
+    np.testing.assert_array_equal(gg.compute(y), 2)
+    np.testing.assert_array_equal(y.numpy(), 2)
+
+
+def test_results_of_another_graph_in_the_same_arena_are_not_mistaken():
+    ctx = gg.Context()
+    a, b = gg.from_numpy(ctx, array(100)), gg.from_numpy(ctx, array(100, seed=1))
+    shared = gg.GraphAllocator(gg.init_backend("CPU"))
+    first, second = gg.add(a, a), gg.mul(b, b)
+    p1 = planned(first, allocator=shared)
+    p1.compute()
+    p2 = planned(second, allocator=shared)
+    np.testing.assert_array_equal(p1.numpy(first), 2 * a.numpy())
+    p2.compute()
+    np.testing.assert_array_equal(second.numpy(), b.numpy() ** 2)
+    for read in (lambda: p1.numpy(first), first.numpy):
+        with pytest.raises(gg.Overwritten, match="GraphAllocator"):
+            read()
+    p1.compute()
+    np.testing.assert_array_equal(p1.numpy(first), 2 * a.numpy())
+
+
+# ---------------------------------------------------------------- threads, signals, fork
+def test_plans_of_one_graph_are_read_exactly_under_concurrency():
+    ctx = gg.Context()
+    x = np.ones(2000, np.float32)
+    y = gg.scale(gg.from_numpy(ctx, x), 2.0)
+    plans = [planned(y), planned(y)]
+    for i, p in enumerate(plans):
+        x[:] = i + 1
+        p.compute()
+    wrong = []
+
+    def read(i):
+        for _ in range(2000):
+            if plans[i].numpy(y)[0] != 2 * (i + 1):
+                wrong.append(i)
+    threads = [threading.Thread(target=read, args=(i,)) for i in (0, 1)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_computing_inside_a_computation_is_refused():
+    ctx = gg.Context()
+    plan, small = planned(long_chain(ctx), 2), planned(gg.silu(gg.from_numpy(ctx, array(10))))
+    for use in (small.compute, plan.compute, lambda: plan.numpy(plan.graph.outputs[0])):
+        plan.backend.abort_callback = use
+        with pytest.raises(gg.GgjitError, match="running in this thread"):
+            plan.compute()
+    plan.backend.abort_callback = None
+    plan.compute()
+    small.compute()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on this system")
+def test_a_signal_handler_that_computes_gets_an_error():
+    ctx = gg.Context()
+    plan, small = planned(long_chain(ctx), 2), planned(gg.silu(gg.from_numpy(ctx, array(10))))
+    old = signal.signal(signal.SIGALRM, lambda *a: small.compute())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with pytest.raises(gg.GgjitError, match="running in this thread"):
+            for _ in range(100):
+                plan.compute()
+            raise AssertionError("the signal never came during a compute")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    plan.compute()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_fork_while_another_thread_computes(python):
+    r = python("""
+import os, threading, time, numpy as np, ggjit as gg
+ctx = gg.Context()
+y = a = gg.from_numpy(ctx, np.ones((500, 1000), np.float32))
+for _ in range(50): y = gg.add(y, a)
+b, g = gg.init_backend("CPU:n_threads=2"), gg.Graph(y)
+gg.GraphAllocator(b).alloc_graph(g)
+p = b.graph_plan_create(g)
+p.compute()
+stop = []
+t = threading.Thread(target=lambda: [p.compute() for _ in iter(lambda: bool(stop), True)])
+t.start()
+codes = []
+for _ in range(5):
+    time.sleep(0.01)
+    pid = os.fork()
+    if pid == 0:
+        p.compute()
+        gg.compute(gg.silu(a))
+        os._exit(0)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+stop.append(1)
+t.join()
+print(codes)
+""", timeout=60)
+    assert r.stdout.strip() == "[0, 0, 0, 0, 0]", r.stderr
+
+
+def test_a_bad_row_id_names_the_table_it_indexes():
+    ctx = gg.Context()
+    table = gg.set_name(gg.from_numpy(ctx, array(3, 4)), "table")
+    rows, ids = gg.from_numpy(ctx, array(2, 4)), gg.from_numpy(ctx, np.array([1, 3], np.int64))
+    with pytest.raises(gg.IndexRangeError, match="index 3 is out of range for table"):
+        gg.compute(gg.set_rows(table, rows, ids))
