@@ -113,7 +113,8 @@ def plot(report, ax=None, path=None):
     ax.add_collection(PolyCollection(corners, facecolors=[colour[b[5]] for b in boxes], edgecolors="white",
                                      linewidths=edge, alpha=0.8))
     steps = np.arange(report.n_steps + 1)
-    ax.step(steps, np.append(report.live, report.live[-1:]) / unit, where="post", color="black", lw=1)
+    ax.step(steps, np.append(report.live, report.live[-1:]) / unit, where="post", color="black",
+            lw=1 if report.n_steps < 300 else 0.5)
     ax.axhline(report.lower_bound / unit, color="red", ls="--", lw=1)
     ax.axvline(report.peak_step + 0.5, color="black", ls=":", lw=0.8)
     ax.set_xlim(0, report.n_steps)

@@ -33,10 +33,12 @@ from ggjit.copies import (
     tensor_copy_async,
     tensor_get,
     tensor_get_2d,
+    tensor_get_2d_async,
     tensor_get_async,
     tensor_memset,
     tensor_set,
     tensor_set_2d,
+    tensor_set_2d_async,
     tensor_set_async,
     view_init,
 )

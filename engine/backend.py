@@ -80,7 +80,7 @@ class Device:
         return f"<Device {self.name}: {self.description}>"
 
 
-_WRITING_SLOTS = {"set_tensor_async": 0, "copy_tensor_async": 1}
+_WRITING_SLOTS = {"set_tensor_async": 0, "set_tensor_2d_async": 0, "copy_tensor_async": 1}
 
 
 class Backend:
@@ -125,6 +125,16 @@ class Backend:
         self.synchronize()
         t.buffer.set_tensor(t, data, offset)
 
+    def set_tensor_2d_async(self, t, data, offset, nbytes, n_copies, stride, data_stride):
+        """Write strided blocks (Buffer.set_tensor_2d) in this stream's order."""
+        self.synchronize()
+        t.buffer.set_tensor_2d(t, data, offset, nbytes, n_copies, stride, data_stride)
+
+    def get_tensor_2d_async(self, t, offset, nbytes, n_copies, stride, data_stride):
+        """Read strided blocks in this stream's order."""
+        self.synchronize()
+        return t.buffer.get_tensor_2d(t, offset, nbytes, n_copies, stride, data_stride)
+
     def get_tensor_async(self, t, offset=0, nbytes=None):
         """Bytes of the tensor after everything submitted before; asynchronous ones are filled in at `synchronize`."""
         self.synchronize()
@@ -157,13 +167,13 @@ class Backend:
         """Run the nodes of `graph` in order; may return before they are done (see synchronize).
 
         A node's memory is `t.buffer` and `t.offs`, a source's likewise: also under a scheduler, where sources may be
-        copies (engine/located.py).
+        copies (engine/located.py).  By default made of the plan slots.
         """
-        raise NotSupported(f"backend {self.name} does not compute")
-
-    def graph_optimize(self, nodes):
-        """The nodes of a scheduler's split in a better order; sources must still come first.  Default: as they are."""
-        return nodes
+        plan = self.graph_plan_create(graph)
+        try:
+            self.graph_plan_compute(plan)
+        finally:
+            self.graph_plan_free(plan)
 
     def supports_op(self, t):
         return self.device.supports_op(t)

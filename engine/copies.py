@@ -58,10 +58,7 @@ def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
         tensor  ..offset..|#####-|#####-|#####-|                   |..|: stride
     """
     raw = as_bytes(data)
-    buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
-    if n_copies and (n_copies - 1) * data_stride + nbytes > raw.size:
-        raise IndexRangeError(f"tensor_set_2d: {n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than "
-                              f"the {raw.size} bytes given")
+    buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size)
     buf.set_tensor_2d(t, raw, offset, nbytes, n_copies, stride, data_stride)
 
 
@@ -71,9 +68,25 @@ def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
         t, offset, nbytes, n_copies, stride, data_stride)
 
 
-def _check_2d(t, offset, nbytes, n_copies, stride, data_stride):
+def tensor_set_2d_async(backend, t, data, offset, nbytes, n_copies, stride, data_stride):
+    """tensor_set_2d in `backend`'s order; `data` must stay as it is until it synchronizes."""
+    raw = as_bytes(data)
+    _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size)
+    backend.set_tensor_2d_async(t, raw, offset, nbytes, n_copies, stride, data_stride)
+
+
+def tensor_get_2d_async(backend, t, offset, nbytes, n_copies, stride, data_stride):
+    """tensor_get_2d after everything submitted to `backend`; complete once it synchronizes."""
+    _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
+    return backend.get_tensor_2d_async(t, offset, nbytes, n_copies, stride, data_stride)
+
+
+def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
     if min(nbytes, n_copies, stride, data_stride) < 0:
         raise ParamError("2-D copies take sizes, counts and strides of zero or more")
+    if given is not None and n_copies and (n_copies - 1) * data_stride + nbytes > given:
+        raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than the {given} "
+                              f"bytes given")
     last = offset + max(n_copies - 1, 0) * stride
     t._placed(offset, nbytes if n_copies else 0)
     return t._placed(last, nbytes if n_copies else 0)[0]

@@ -7,8 +7,9 @@ import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.backend import Backend
-from ggjit.buffer import USAGE_COMPUTE, BufferType
+from ggjit.buffer import USAGE_COMPUTE, Buffer, BufferType
 from ggjit.config import debug
+from ggjit.located import Located
 from ggjit.ops.errors import NotAllocated, ParamError
 from ggjit.ops.record import T_BUFFER, VIEW_OPS
 from ggjit.ops.shape import describe
@@ -93,6 +94,9 @@ class GraphAllocator:
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
         self._where = where
         graph.placement = Placement(where)
+        for t in (*graph.leafs, *graph.nodes):
+            if t.id in where and type(where[t.id][0]).init_tensor is not Buffer.init_tensor:
+                where[t.id][0].init_tensor(Located(t, t.src, where[t.id]))
 
     def _grow(self, plan):
         for b, sizes in enumerate(plan.chunk_sizes):

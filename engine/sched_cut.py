@@ -66,11 +66,11 @@ class Split:
 class Cut:
     """Assignments, causes, splits, copies and uses of one graph under one scheduler's settings."""
 
-    def __init__(self, world, graph, pins, owned, order=None, motion=False):
-        self.world, self.graph = world, graph
+    def __init__(self, world, graph, pins, owned, motion=False):
+        self.world, self.nodes = world, graph.nodes         # not the graph: schedulers hold runs by weak graph keys
         self.tensors = [*graph.nodes, *graph.leafs]
         self.n_nodes = len(graph.nodes)
-        self._gather()
+        self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
         self._support()
         self._pin(pins, owned)
         info = np.zeros(2, np.int64)
@@ -86,10 +86,10 @@ class Cut:
     def col(self, k, n=1):
         return column(self.ws, self.m, k, n)
 
-    def _gather(self):
-        graph, w = self.graph, self.world
-        self.ids = ids = np.concatenate([graph.node_ids, graph.leaf_ids])
+    def _gather(self, ids):
+        w = self.world
         while True:
+            self.ids = ids
             self.m = m = len(ids)
             self.ws = new_work(m)
             self.col(ID)[:] = ids
@@ -103,7 +103,7 @@ class Cut:
             if gather(TABLE.words, self.ws, m, self.n_nodes, np.ascontiguousarray(bufs), len(bufs), *_blocks(),
                       *w.slot_words(), info) == OK:
                 return
-            ids = self.ids = np.append(ids, self._adopt(*info.tolist()))
+            ids = np.append(ids, self._adopt(*info.tolist()))
 
     def _adopt(self, needs, missing):
         """A tensor outside the graph is taken in as a leaf if it has memory; a base of a view, say."""
@@ -177,7 +177,7 @@ class Cut:
     @functools.cached_property
     def splits(self):
         """Split objects, in order."""
-        return [Split(self.world.backends[r[S_BACKEND]], self.graph.nodes[r[S_START]:r[S_END]],
+        return [Split(self.world.backends[r[S_BACKEND]], self.nodes[r[S_START]:r[S_END]],
                       [self.tensors[i] for i in self.inputs[r[S_INPUT0]:r[S_INPUT0] + r[S_N_INPUTS]].tolist()],
                       r[S_START]) for r in self.split_rows.tolist()]
 

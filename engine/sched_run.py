@@ -9,7 +9,6 @@ The user's tensors stay as they are: backends get Located tensors (engine/locate
 then places are looked up again.
 """
 import time
-import weakref
 
 import numpy as np
 
@@ -74,7 +73,6 @@ class Run:
     def __init__(self, sched, graph, cut, layout):
         self.world, self.memory, self.events = sched.world, sched.memory, sched.events
         self.cut, self.layout, self.n_instances = cut, layout, sched.n_copies
-        self._graph = weakref.ref(graph)
         self.nodes = graph.nodes
         self.tensors = cut.tensors
         self.instance = 0

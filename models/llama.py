@@ -121,26 +121,32 @@ class Llama(Network):
         if n_out < n_tokens:
             inputs["out_rows"] = np.zeros(n_out, np.int32)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
-        x = gg.get_rows(self.embd, leaf["tokens"])
+        x = gg.set_name(gg.get_rows(self.embd, leaf["tokens"]), "embd")
         for i, w in enumerate(self.layers):
             x = self._attention(x, w, i, leaf, n_tokens, n_kv)
             if i == self.n_layer - 1 and n_out < n_tokens:      # nobody reads the other rows from here on
                 x = gg.get_rows(x, leaf["out_rows"])
-            x = self._feed_forward(x, w)
-        x = gg.mul(gg.rms_norm(x, self.eps), self.out_norm)
+            x = self._feed_forward(x, w, i)
+        x = gg.set_name(gg.mul(gg.rms_norm(x, self.eps), self.out_norm), "result_norm")
         return inputs, gg.set_name(gg.mul_mat(self.out, x), "logits")
 
     @staticmethod
-    def _linear(wb, x):
-        y = gg.mul_mat(wb[0], x)
-        return y if wb[1] is None else gg.add(y, wb[1])
+    def _linear(w, weight, x, i, name):
+        """W x (+ b) of layer i; results carry llama.cpp's names, so that plans and reports can be read."""
+        a, bias = w[weight]
+        y = gg.mul_mat(a, x)
+        return gg.set_name(y if bias is None else gg.add(y, bias), f"{name}-{i}")
+
+    def _norm(self, x, weight, i, name):
+        return gg.set_name(gg.mul(gg.rms_norm(x, self.eps), weight), f"{name}-{i}")
 
     def _attention(self, x, w, i, leaf, n_tokens, n_kv):
-        n = gg.mul(gg.rms_norm(x, self.eps), w["attn_norm"])
-        q = gg.reshape_3d(self._linear(w["attn_q"], n), self.d_head, self.n_head, n_tokens)
-        k = gg.reshape_3d(self._linear(w["attn_k"], n), self.d_head, self.n_head_kv, n_tokens)
-        v = self._linear(w["attn_v"], n)
-        q, k = (gg.rope_ext(t, leaf["positions"], self.rope_factors, *self.rope) for t in (q, k))
+        n = self._norm(x, w["attn_norm"], i, "attn_norm")
+        q = gg.reshape_3d(self._linear(w, "attn_q", n, i, "Qcur"), self.d_head, self.n_head, n_tokens)
+        k = gg.reshape_3d(self._linear(w, "attn_k", n, i, "Kcur"), self.d_head, self.n_head_kv, n_tokens)
+        v = self._linear(w, "attn_v", n, i, "Vcur")
+        q, k = (gg.set_name(gg.rope_ext(t, leaf["positions"], self.rope_factors, *self.rope), f"{name}_roped-{i}")
+                for t, name in ((q, "Q"), (k, "K")))
         k = gg.reshape_2d(k, self.d_head * self.n_head_kv, n_tokens)
         # attention reads views of what set_rows returns, so it comes after the writes
         k_all = gg.set_rows(self.cache[i][0], k, leaf["rows"])
@@ -149,22 +155,24 @@ class Llama(Network):
         q = gg.permute(q, 0, 2, 1, 3)                           # [d_head, n_tokens, n_head]
         scale = 1.0 / math.sqrt(self.d_head)
         if self.flash:
-            o = gg.flash_attn_ext(q, k_all, v_all, leaf["mask"], scale, 0.0, 0.0)
+            o = gg.set_name(gg.flash_attn_ext(q, k_all, v_all, leaf["mask"], scale, 0.0, 0.0), f"attn-{i}")
         else:
-            p = gg.soft_max_ext(gg.mul_mat(k_all, q), leaf["mask"], scale, 0.0)
-            o = gg.mul_mat(gg.cont(gg.transpose(v_all)), p)     # [d_head_v, n_tokens, n_head]
+            kq = gg.set_name(gg.mul_mat(k_all, q), f"kq-{i}")
+            p = gg.set_name(gg.soft_max_ext(kq, leaf["mask"], scale, 0.0), f"kq_soft_max-{i}")
+            o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v_all)), p), f"kqv-{i}")   # [d_head_v, n_tokens, n_head]
             o = gg.cont(gg.permute(o, 0, 2, 1, 3))
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, n_tokens)
-        return gg.add(self._linear(w["attn_output"], o), x)
+        return gg.set_name(gg.add(self._linear(w, "attn_output", o, i, "attn_out"), x), f"ffn_inp-{i}")
 
     def _rows_by_head(self, cache, d, n_kv):
         """The first n_kv cache rows as [d, n_kv, n_head_kv]."""
         return gg.view_3d(cache, d, n_kv, self.n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
 
-    def _feed_forward(self, x, w):
-        m = gg.mul(gg.rms_norm(x, self.eps), w["ffn_norm"])
-        h = gg.swiglu_split(self._linear(w["ffn_gate"], m), self._linear(w["ffn_up"], m))
-        return gg.add(self._linear(w["ffn_down"], h), x)
+    def _feed_forward(self, x, w, i):
+        m = self._norm(x, w["ffn_norm"], i, "ffn_norm")
+        gate, up = self._linear(w, "ffn_gate", m, i, "ffn_gate"), self._linear(w, "ffn_up", m, i, "ffn_up")
+        h = gg.set_name(gg.swiglu_split(gate, up), f"ffn_swiglu-{i}")
+        return gg.set_name(gg.add(self._linear(w, "ffn_down", h, i, "ffn_out"), x), f"l_out-{i}")
 
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""

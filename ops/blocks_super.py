@@ -186,4 +186,4 @@ def _dot(blocks):
             acc = fma_ir(b, m, splat_ir(b, b.fneg(b.fmul(dmin, dy)), 8), acc)
         return acc
     return Dot(step=QK, w_nbytes=blocks.type.nbytes, y_nbytes=Y_BLOCK, load_w_ir=load_w,
-               tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=prepare, lanes=8)
+               tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=prepare, lanes=8, rows=1)

@@ -35,6 +35,7 @@ class Dot:
     mac_ir      (b, acc, w values, y values) -> acc
     prepare     jitted (float32 row, destination, k); None: the float32 row itself serves
     lanes       float32 lanes of the accumulator
+    rows        rows a tile of several columns has at most (a wide step needs its registers for one row)
     """
     step: int
     w_nbytes: int
@@ -46,6 +47,7 @@ class Dot:
     tail_y_ir: Callable | None = None
     prepare: Callable | None = None
     lanes: int = W
+    rows: int = 4
 
     def column_nbytes(self, k):
         """Bytes of a prepared column: an odd number of cache lines, so that columns fall into different sets."""

@@ -132,7 +132,7 @@ def dot_shape(dot, k, m, n):
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
         return 1, 2, 4
     cols = -(-n // -(-n // 4))                                  # 5 columns are 3 + 2, not 4 + 1
-    return (4 if isa.ISA == "avx512" else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
+    return min(dot.rows, 4 if isa.ISA == "avx512" else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
 
 
 def _dot_kernel(t, n_threads):

@@ -16,7 +16,8 @@ from test_ops_small import fits, nmse, prepare, run  # noqa: E402
 MINE = [OP.WIN_PART, OP.WIN_UNPART, OP.GET_REL_POS, OP.ADD_REL_POS, OP.TRI, OP.DIAG, OP.CUMSUM, OP.ACC, OP.SET,
         OP.ADD1, OP.ADD_ID, OP.COUNT_EQUAL, OP.REPEAT_BACK, OP.GET_ROWS_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
         OP.SOFT_MAX_BACK, OP.POOL_1D, OP.POOL_2D, OP.POOL_2D_BACK, OP.PAD, OP.PAD_REFLECT_1D, OP.ROLL, OP.ARANGE,
-        OP.TIMESTEP_EMBEDDING]
+        OP.TIMESTEP_EMBEDDING, OP.ARGSORT, OP.TOP_K, OP.CROSS_ENTROPY_LOSS, OP.CROSS_ENTROPY_LOSS_BACK,
+        OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD, OP.UPSCALE]
 CASES = [(op, c) for op in MINE for c in all_specs()[op].cases()]
 
 
@@ -84,6 +85,14 @@ PEER = [                                        # (name, arrays, their types, pa
     ("pad_reflect_1d", [floats(2, 35)], (), [10, 9], {}, 0.0),
     ("roll", [floats(2, 3, 4, 35)], (), [3, -2, 1, 1], {}, 0.0),
     ("timestep_embedding", [floats(5, lo=0, hi=1000)], (), [33, 10000], {}, 1e-8),
+    *(("argsort", [floats(5, n)], (), [order], {}, 0.0) for n in (7, 1000) for order in (0, 1)),
+    ("argsort_top_k", [floats(5, 100)], (), [9], {}, 0.0),
+    *(("top_k", [floats(5, n)], (), [2], {}, 0.0) for n in (7, 1000)),
+    ("cross_entropy_loss", [floats(4, 35, lo=-9, hi=9), floats(4, 35, lo=0)], (), [], {}, 1e-12),
+    ("cross_entropy_loss_back", [floats(1), floats(4, 35, lo=-9, hi=9), floats(4, 35, lo=0)], (), [], {}, 1e-12),
+    *(("upscale", [floats(2, 3, 5, 7)], (), [3, mode], {}, 1e-12) for mode in (0, 1, 2)),
+    *(("interpolate", [floats(2, 3, 9, 7)], (), [*(np.int64(n) for n in ne), mode], {}, 1e-12)
+      for mode in (0, 1, 2, 0x100, 0x101, 0x102, 0x201) for ne in ((11, 13, 3, 4), (5, 4, 3, 2), (1, 20, 6, 2))),
 ]
 
 

@@ -103,3 +103,136 @@ def test_against_ggml(name, args, kinds, limit):
     got = gg.compute(getattr(gg, name)(*sources, *params))
     assert got.size == want.size
     assert nmse(got.reshape(-1).astype(np.float64), want.reshape(-1).astype(np.float64)) <= limit
+
+
+def test_hadamard_hint_agrees_with_the_real_product():
+    """ggml computes the product with the matrix itself; the hint computes the transform."""
+    n = 128
+    h = np.ones((1, 1), np.float32)
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    h, x = np.float32(h / np.sqrt(n)), floats(3, 2, 5, n)
+    want = oracle.connect().op("mul_mat", [np.broadcast_to(h, (3, 2, n, n)).copy(), x])
+    ctx = gg.Context()
+    y = gg.mul_mat(gg.from_numpy(ctx, h), gg.from_numpy(ctx, x))
+    hinted = gg.mul_mat_set_prec(gg.mul_mat_set_hint(y, 1), 10)
+    assert list(hinted.op_params[:2]) == [10, 1] and list(y.op_params[:2]) == [0, 0]
+    assert nmse(gg.compute(hinted).astype(np.float64), want.astype(np.float64)) < 1e-10
+
+
+# ---------------------------------------------------------------- bad input
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n,bad", [(1, 4), (1, -1), (5, 2 ** 31 - 1), (40, -2 ** 31), (90, 4)])
+def test_mul_mat_id_checks_ids_first(n, bad, n_threads, monkeypatch):
+    """One token, few and many columns an expert: an error that names the id, and nothing written."""
+    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    arrays, _ = experts(64, 33, 4, 2, 1, n)
+    arrays[2][n // 2, 1] = bad
+    ctx, backend = gg.Context(), gg.init_backend(f"CPU:n_threads={n_threads}")
+    out = gg.mul_mat_id(*(gg.from_numpy(ctx, a) for a in arrays))
+    graph = gg.Graph(out)
+    allocator = gg.GraphAllocator(backend)
+    allocator.alloc_graph(graph)
+    plan = backend.graph_plan_create(graph)
+    buffer, offs = allocator.placement(out)
+    memory = buffer.arena[offs:offs + out.nbytes]
+    memory[:] = 0x55
+    for _ in range(3):                                  # a failed run leaves the pool usable
+        with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
+            plan.compute()
+    assert (memory == 0x55).all()
+
+
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_ssm_scan_checks_ids(bad):
+    arrays, _ = scan(16, 1, 8, 1, 3, 2, 16, 1)
+    arrays[-1][1] = bad
+    ctx = gg.Context()
+    with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
+        gg.compute(gg.ssm_scan(*(gg.from_numpy(ctx, a) for a in arrays)))
+
+
+def _t(type, *ne):
+    return gg.Context().new_tensor(type, ne)
+
+
+def _f(*ne):
+    return _t(gg.F32, *ne)
+
+
+def _scan(keep=1, **changed):
+    t = dict(s=_f(16, 2, 4, 3), x=_f(2, 4, 5, 3), dt=_f(4, 5, 3), A=_f(1, 4), B=_f(16, 2, 5, 3), C=_f(16, 2, 5, 3),
+             ids=_t(gg.I32, 3))
+    return gg.ssm_scan(*{**t, **changed}.values(), keep)
+
+
+def _delta(keep=1, **changed):
+    t = dict(q=_f(8, 2, 5, 3), k=_f(8, 2, 5, 3), v=_f(8, 4, 5, 3), g=_f(1, 4, 5, 3), beta=_f(1, 4, 5, 3),
+             state=_f(8, 8, 4, 3))
+    return gg.gated_delta_net(*{**t, **changed}.values(), keep)
+
+
+BAD = {
+    "ssm_conv channels": lambda: gg.ssm_conv(_f(10, 4), _f(4, 5)),
+    "ssm_conv short": lambda: gg.ssm_conv(_f(2, 4), _f(4, 4)),
+    "ssm_conv type": lambda: gg.ssm_conv(_f(10, 4), _t(gg.F16, 4, 4)),
+    "ssm_scan dt": lambda: _scan(dt=_f(4, 5, 2)),
+    "ssm_scan A": lambda: _scan(A=_f(2, 4)),
+    "ssm_scan groups": lambda: _scan(B=_f(16, 3, 5, 3), C=_f(16, 3, 5, 3)),
+    "ssm_scan ids": lambda: _scan(ids=_t(gg.I64, 3)),
+    "ssm_scan snapshots": lambda: _scan(keep=0),
+    "ssm_scan mamba-1 snapshots": lambda: _scan(keep=2, A=_f(16, 4)),
+    "wkv6 tokens": lambda: gg.rwkv_wkv6(*(_f(8, 2, 3) for _ in range(3)), _f(8, 2), _f(8, 2, 3), _f(128, 2)),
+    "wkv6 bonus": lambda: gg.rwkv_wkv6(*(_f(8, 2, 4) for _ in range(3)), _f(8, 3), _f(8, 2, 4), _f(128, 2)),
+    "wkv7 state": lambda: gg.rwkv_wkv7(*(_f(8, 2, 4) for _ in range(6)), _f(100, 2)),
+    "gla type": lambda: gg.gated_linear_attn(*(_f(8, 2, 4) for _ in range(4)), _t(gg.F16, 128, 2), 1.0),
+    "delta net q": lambda: _delta(q=_f(9, 2, 5, 3)),
+    "delta net sequences": lambda: _delta(k=_f(8, 2, 5, 2)),
+    "delta net gate": lambda: _delta(g=_f(2, 4, 5, 3)),
+    "delta net snapshots": lambda: _delta(keep=-1),
+    "solve_tri square": lambda: gg.solve_tri(_f(4, 5), _f(2, 5), True, True, False),
+    "solve_tri rows": lambda: gg.solve_tri(_f(4, 4), _f(2, 5), True, True, False),
+    "solve_tri right": lambda: gg.solve_tri(_f(4, 4), _f(2, 4), False, True, False),
+    "indexer mask": lambda: gg.lightning_indexer(_f(8, 4, 3), _f(8, 1, 9), _f(4, 3), _t(gg.F16, 8, 3)),
+    "indexer mask type": lambda: gg.lightning_indexer(_f(8, 4, 3), _f(8, 1, 9), _f(4, 3), _f(9, 3)),
+    "hc_comb streams": lambda: gg.dsv4_hc_comb(_f(20, 3), _f(3), _f(24), 1e-6, 4),
+    "hc_comb iterations": lambda: gg.dsv4_hc_comb(_f(24, 3), _f(3), _f(24), 1e-6, 0),
+    "hc_pre": lambda: gg.dsv4_hc_pre(_f(8, 4, 3), _f(3, 4)),
+    "hc_post": lambda: gg.dsv4_hc_post(_f(8, 3), _f(8, 4, 3), _f(4, 3), _f(4, 3, 3)),
+    "out_prod": lambda: gg.out_prod(_f(8, 3), _f(8, 4)),
+    "out_prod type": lambda: gg.out_prod(_f(8, 3), _t(gg.F16, 8, 3)),
+    "mul_mat_id ids": lambda: gg.mul_mat_id(_f(8, 3, 4), _f(8, 1, 5), _t(gg.I32, 2, 4)),
+    "mul_mat_id slots": lambda: gg.mul_mat_id(_f(8, 3, 4), _f(8, 2, 5), _t(gg.I32, 3, 5)),
+    "mul_mat_id width": lambda: gg.mul_mat_id(_f(8, 3, 4), _f(9, 1, 5), _t(gg.I32, 2, 5)),
+    "mul_mat_id id type": lambda: gg.mul_mat_id(_f(8, 3, 4), _f(8, 1, 5), _f(2, 5)),
+    "hint number": lambda: gg.mul_mat_set_hint(gg.mul_mat(_f(8, 8), _f(8, 5)), 2),
+    "hint size": lambda: gg.mul_mat_set_hint(gg.mul_mat(_f(12, 12), _f(12, 5)), 1),
+    "hint op": lambda: gg.mul_mat_set_hint(_f(8, 8), 1),
+    "prec": lambda: gg.mul_mat_set_prec(gg.mul_mat(_f(8, 8), _f(8, 5)), 3),
+    "flash_attn_back": lambda: gg.flash_attn_back(_f(8, 4), _f(8, 4), _f(4, 8), _f(8, 4), True),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_builders_refuse(what):
+    with pytest.raises((gg.ShapeError, gg.TypeMismatch, gg.ParamError, gg.NotSupported)) as e:
+        BAD[what]()
+    assert len(str(e.value)) > 20
+
+
+def test_good_defaults_build():
+    """The tensors that BAD changes one by one fit together."""
+    assert _scan().ne == (2 * 4 * 5 * 3 + 16 * 2 * 4 * 3, 1, 1, 1) and _delta(2).ne == (32, 15 + 2 * 8 * 3, 1, 1)
+
+
+def test_empty():
+    ctx = gg.Context()
+    x = gg.from_numpy(ctx, np.zeros((1, 4, 3), np.float32))
+    assert gg.compute(gg.ssm_conv(x, gg.from_numpy(ctx, np.ones((4, 4), np.float32)))).size == 0
+    state = gg.from_numpy(ctx, floats(1, 4, 8, 8))
+    none = [gg.from_numpy(ctx, np.zeros((1, 0, 4, n), np.float32)) for n in (8, 8, 8, 1, 1)]
+    out = gg.compute(gg.gated_delta_net(*none, state, 1))
+    assert (out.ravel() == state.numpy().ravel()).all(), "no tokens: the state stays"
+    ids = gg.from_numpy(ctx, np.zeros((0, 2), np.int32))
+    y = gg.mul_mat_id(gg.from_numpy(ctx, floats(4, 3, 8)), gg.from_numpy(ctx, np.zeros((0, 1, 8), np.float32)), ids)
+    assert gg.compute(y).size == 0

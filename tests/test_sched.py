@@ -192,6 +192,17 @@ def test_schedulers_leave_nothing_behind_A14_03():
     assert TABLE.n_alive() <= alive + 9 and device.used == 0
 
 
+def test_graphs_that_are_gone_take_their_runs_along():
+    sched, bufts = world(devices.Fake("A"))
+    for _ in range(10):
+        graph = llama_like(bufts, 2)[0]
+        fill(graph)
+        sched.graph_compute(graph)
+    del graph
+    gc.collect()
+    assert len(sched._runs) <= 1
+
+
 # ---------------------------------------------------------------- copies and data versions
 def test_unchanged_inputs_are_copied_once_per_device_A14_07():
     sched, bufts = world(devices.Fake("A"), devices.Fake("B"))

@@ -317,7 +317,7 @@ def test_modern_against_ggml(wheel, tmp_path):
         assert answer["n_splits"] == cut.n_splits
         assert answer["nodes"] == [names.index(cut.backend_of(i).name) for i in range(cut.n_nodes)]
         copied = [[bool(c >= 0) for c in cut.col(20, 10)[10 * i:10 * i + len(t.src)].tolist()]
-                  for i, t in enumerate(cut.graph.nodes)]
+                  for i, t in enumerate(cut.nodes)]
         assert answer["copied"] == copied
 
 

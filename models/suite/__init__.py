@@ -1,0 +1,13 @@
+"""The case suite: ggml's own operator tests (test-backend-ops), generated and run against ggjit.
+
+    case.py         a case: op, parameters, a function that builds it, its threshold
+    inputs.py       what the inputs hold, from a seeded generator
+    cases_*.py      the families: the same parameter grids as ggml's list
+    runner.py       sentinels, poisoned outputs, our result against the float64 reference and the real ggml
+    oracle.py       the real ggml in a worker process
+    compare.py      error measures
+    perf.py         time per run beside the real ggml's
+    command.py      `ggjit ops test | perf | support`
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

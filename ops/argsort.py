@@ -1,0 +1,210 @@
+"""argsort, top_k: the order of the elements of each row.
+
+Each float becomes a 32-bit key that sorts as an unsigned integer (sign bit flipped for positive numbers, all bits for
+negative ones; all bits once more for a descending order); key and index share a 64-bit word, and the words go through
+three passes of a radix sort by 11 bits. So the order is stable: equal elements keep theirs (ggml promises none).  -0
+equals 0, and NaN is largest (ggml's order with NaN is undefined).
+
+top_k first finds, by a histogram of the keys' upper 11 bits, which words can be among the k first, and sorts only those.
+"""
+import numpy as np
+from numba import types
+
+from ggjit.ops.jit import inline
+from ggjit.ops.loops import I32_MAX, param, whole
+from ggjit.ops.mem import ld_i32, ld_i64, st_i32, st_i64, zero_bytes
+from ggjit.ops.node import DST, SRC0, n_rows, nb, ne, next_rows, row_addr, row_index, work
+from ggjit.ops.record import OK, OP
+from ggjit.ops.shape import require, require_type
+from ggjit.ops.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.types import F32, I32
+from ggjit.ops.view import view_4d
+
+ASC, DESC = 0, 1
+BITS, BINS = 11, 1 << 11
+FEW = 40                                # words up to which insertion beats three passes
+
+
+# ---------------------------------------------------------------- builders
+def argsort(a, order):
+    """Indices that sort each row of a (F32) -> I32, shape of a; order: 0 ascending, 1 descending; stable.
+
+    NumPy: np.argsort(a, -1, kind="stable").  op params: order.  Errors: TypeMismatch, ShapeError, ParamError.
+    Source: ggml_argsort.
+    """
+    require_type("argsort", a, (F32,))
+    require(a.ne[0] <= I32_MAX, "argsort: rows of at most 2^31 - 1 elements", a)
+    return a.ctx.node(OP.ARGSORT, I32, a.ne, (a,), (whole("argsort", "order", order, 0, 1),))
+
+
+def argsort_top_k(a, k):
+    """Indices of the k largest of each row, in descending order: a view of argsort.  Source: ggml_argsort_top_k."""
+    k = whole("argsort_top_k", "k", k, 0, a.ne[0])
+    order = argsort(a, DESC)
+    return view_4d(order, k, *order.ne[1:], *order.nb[1:], 0)
+
+
+def top_k(a, k):
+    """Indices of the k largest of each row of a (F32) -> I32 [k, ne1, ne2, ne3].
+
+    The order is not specified; as in ggml it is descending with the first two exchanged, so that nobody relies on it.
+    op params: none.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_top_k.
+    """
+    require_type("top_k", a, (F32,))
+    require(a.ne[0] <= I32_MAX, "top_k: rows of at most 2^31 - 1 elements", a)
+    return a.ctx.node(OP.TOP_K, I32, (whole("top_k", "k", k, 1, a.ne[0]), *a.ne[1:]), (a,))
+
+
+def reference(t, a):
+    if t.op == OP.ARGSORT and t.op_params[0] == ASC:
+        return np.argsort(a, -1, kind="stable")
+    order = np.argsort(-a, -1, kind="stable")[..., :t.ne[0]]
+    if t.op == OP.TOP_K and t.ne[0] > 1:
+        order[..., :2] = order[..., 1::-1]
+    return order
+
+
+# ---------------------------------------------------------------- kernel
+@inline
+def _word(x, i, descending):
+    """(key, index) of the float at x as one word of 63 bits that sorts ascending."""
+    bits = types.int64(ld_i32(x)) & 0xFFFFFFFF
+    if bits == 0x80000000:
+        bits = 0
+    negative = bits >> 31
+    key = bits ^ (0xFFFFFFFF if negative else 0x80000000)
+    if bits & 0x7FFFFFFF > 0x7F800000:                          # NaN of either sign
+        key = 0xFFFFFFFF
+    if descending:
+        key ^= 0xFFFFFFFF
+    return key << 31 | i
+
+
+@inline
+def _insertion(words, n):
+    for i in range(1, n):
+        w, j = ld_i64(words + 8 * i), i
+        while j > 0 and ld_i64(words + 8 * j - 8) > w:
+            st_i64(words + 8 * j, ld_i64(words + 8 * j - 8))
+            j -= 1
+        st_i64(words + 8 * j, w)
+
+
+@inline
+def _radix_pass(to, words, n, counts, shift):
+    zero_bytes(counts, 8 * BINS)
+    for i in range(n):
+        c = counts + 8 * (ld_i64(words + 8 * i) >> shift & BINS - 1)
+        st_i64(c, ld_i64(c) + 1)
+    total = 0
+    for b in range(BINS):
+        c = ld_i64(counts + 8 * b)
+        st_i64(counts + 8 * b, total)
+        total += c
+    for i in range(n):
+        w = ld_i64(words + 8 * i)
+        c = counts + 8 * (w >> shift & BINS - 1)
+        place = ld_i64(c)
+        st_i64(c, place + 1)
+        st_i64(to + 8 * place, w)
+
+
+@inline
+def _sorted(words, spare, counts, n):
+    """Sorts n words; returns where they are: three passes end in the spare array."""
+    if n <= FEW:
+        _insertion(words, n)
+        return words
+    shift, a, b = 31, words, spare
+    for _ in range(3):
+        _radix_pass(b, a, n, counts, shift)
+        shift, a, b = shift + BITS, b, a
+    return a
+
+
+@inline
+def _candidates(words, spare, counts, n, k):
+    """Collects in `spare` the words whose upper bits do not exceed those of the k-th smallest; returns their number."""
+    zero_bytes(counts, 8 * BINS)
+    top = 31 + 32 - BITS
+    for i in range(n):
+        c = counts + 8 * (ld_i64(words + 8 * i) >> top)
+        st_i64(c, ld_i64(c) + 1)
+    last, total = 0, ld_i64(counts)
+    while total < k:
+        last += 1
+        total += ld_i64(counts + 8 * last)
+    m = 0
+    for i in range(n):
+        w = ld_i64(words + 8 * i)
+        st_i64(spare + 8 * m, w)                                # m < n: there is always room for one more
+        m += w >> top <= last
+    return m
+
+
+def _make(top):
+    def kernel(node, ith, nth, sync):
+        a, d = node + SRC0, node + DST
+        n, k, step, rows = ne(a, 0), ne(d, 0), nb(a, 0), n_rows(d)
+        descending = True if top else param(node, 0) == DESC
+        counts = work(node) + ith * (16 * n + 8 * BINS)
+        words = counts + 8 * BINS
+        spare = words + 8 * n
+        while True:
+            r = next_rows(node, ith, nth, sync, 1, rows)
+            if r >= rows:
+                return OK
+            i1, i2, i3 = row_index(d, r)
+            x, to, m, w, s = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3), n, words, spare
+            for i in range(n):
+                st_i64(words + 8 * i, _word(x + i * step, i, descending))
+            if top and n > 4 * FEW and k < n // 2:
+                m, w, s = _candidates(words, spare, counts, n, k), spare, words
+            w = _sorted(w, s, counts, m)
+            for i in range(k):
+                st_i32(to + 4 * i, types.int32(ld_i64(w + 8 * i) & I32_MAX))
+            if top and k > 1:
+                first = ld_i32(to)
+                st_i32(to, ld_i32(to + 4))
+                st_i32(to + 4, first)
+    return kernel
+
+
+def kernel(t, n_threads):
+    a, top = t.src[0], t.op == OP.TOP_K
+    return Kernel(OP(t.op).name.lower(), lambda: _make(top), cost=n_elements(a) * (4.0 if top else 12.0),
+                  work_nbytes=n_threads * (16 * a.ne[0] + 8 * BINS))
+
+
+# ---------------------------------------------------------------- cases
+def _rows(inp, shape, ties=1):
+    rows = np.stack([inp.rng.permutation(shape[0]) // ties for _ in range(int(np.prod(shape[1:])))])
+    return inp.new(F32, shape, (rows - shape[0] // 3).astype(np.float32))
+
+
+def argsort_cases():
+    for order in (ASC, DESC):
+        for shape in ((3, 1, 1, 1), (16, 10, 10, 10), (40, 3, 1, 1), (41, 3, 1, 1), (1023, 2, 1, 3), (60, 10, 10, 1),
+                      (16384, 1, 1, 1)):
+            yield Case(f"{order} {shape}", lambda inp, s=shape, o=order: argsort(_rows(inp, s), o), 0.0)
+        yield Case(f"{order} ties", lambda inp, o=order: argsort(_rows(inp, (500, 3), 7), o), 0.0)
+
+        def special(inp, o=order):
+            from ggjit.ops.view import permute
+            x = np.array([0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 1, -1], np.float32)
+            return argsort(permute(inp.new(F32, (2, 8), np.stack([x, x[::-1]], -1)), 1, 0, 2, 3), o)
+        yield Case(f"{order} special", special, 0.0)
+    yield Case("top", lambda inp: argsort_top_k(_rows(inp, (100, 5, 2)), 7), 0.0)
+
+
+def top_cases():
+    for n in (1, 2, 12, 64, 75, 1000, 4107, 33333):
+        for k in (1, 2, 3, 7, 100, 1023):
+            if k <= n:
+                yield Case(f"{n} {k}", lambda inp, n=n, k=k: top_k(_rows(inp, (n, 1 + 4000 // n, 1, 1)), k), 0.0)
+    yield Case("ties", lambda inp: top_k(_rows(inp, (1000, 4, 3, 1), 10), 100), 0.0)
+
+
+SPECS = (Spec(op=OP.ARGSORT, builders=(argsort, argsort_top_k), reference=reference, kernel=kernel,
+              cases=argsort_cases),
+         Spec(op=OP.TOP_K, builders=(top_k,), reference=reference, kernel=kernel, cases=top_cases))
