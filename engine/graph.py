@@ -6,9 +6,9 @@ import weakref
 import numpy as np
 
 from ggjit.ops.errors import ParamError, TypeMismatch
-from ggjit.ops.record import FLAG_COMPUTE, FLAG_OUTPUT, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
+from ggjit.ops.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
 from ggjit.table import TABLE
-from ggjit.tensor import Tensor
+from ggjit.tensor import Tensor, set_output
 
 
 class Graph:
@@ -29,7 +29,7 @@ class Graph:
         self.outputs = outputs
         self.nodes, self.leafs = _visit(outputs)
         for t in outputs:
-            TABLE.flag(t.id, FLAG_OUTPUT)
+            set_output(t)
         self.node_ids = np.array([t.id for t in self.nodes], np.int64)
         self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE

@@ -29,6 +29,7 @@ from ggjit.ops.record import (
     ABORTED,
     BAD_ARGUMENT,
     BAD_INDEX,
+    FLAG_OUTPUT,
     N_DST,
     N_FLAGS,
     N_ID,
@@ -299,8 +300,9 @@ class Plan:
                 continue
             other, offs = self.where(n)
             if other is buf and offs < hi and lo < offs + n.nbytes:
-                raise Overwritten(f"the memory of {describe(t)} was reused by {n!r}; call gg.set_output on it before "
-                                  f"building the graph")
+                remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
+                    if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
+                raise Overwritten(f"the memory of {describe(t)} was reused by {n!r}; {remedy}")
 
     def numpy(self, t):
         """The values of `t` as this plan's last run left them."""

@@ -10,11 +10,12 @@ The work is done elsewhere, in this order: sched_world (what devices can), sched
 (memory), sched_run (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
 any number of times, on several schedulers, from several threads.
 """
-import threading
 import weakref
 
 from ggjit.events import event_free, event_new
-from ggjit.ops.errors import NotAllocated, ParamError, TypeMismatch
+from ggjit.located import Located
+from ggjit.ops.errors import NotAllocated, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import T_BUFFER
 from ggjit.ops.shape import describe
 from ggjit.sched_cut import Cut
@@ -53,7 +54,8 @@ class Scheduler:
         self._runs = weakref.WeakKeyDictionary()
         self._cut = self._run = None
         self._callback = None
-        self._lock = threading.RLock()
+        self._alive = True
+        self._lock = ForkLock()
 
     # ------------------------------------------------------------ facts
     @property
@@ -128,6 +130,8 @@ class Scheduler:
             return self.splits
 
     def _make_cut(self, graph):
+        if not self._alive:
+            raise StaleHandle(f"{self!r} was freed; make a new one")
         owned = {id_: b for id_, (t, b, buf) in self._owned.items()
                  if buf.alive and int(TABLE.words[id_, T_BUFFER]) == buf.id}
         return Cut(self.world, graph, self._pins, owned, motion=self.motion)
@@ -212,13 +216,12 @@ class Scheduler:
         """The values of `t` as this scheduler's last run left them."""
         with self._lock:
             self.synchronize()
-            if self._run is None or self._run.where(t) is None:
+            t._check()
+            where = None if self._run is None else self._run.where(t)
+            if where is None:
                 raise NotAllocated(f"{describe(t)} was not computed by this scheduler")
-            before, t._plan = t._plan, weakref.ref(self._run)
-            try:
-                return t.numpy()
-            finally:
-                t._plan = before
+            self._run.check_intact(t)
+            return Located(t, t.src, where).numpy()
 
     # ------------------------------------------------------------ state
     def reset(self):
@@ -232,6 +235,7 @@ class Scheduler:
                 if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) == buf.id:
                     TABLE.place(t.id, -1, 0)
                     t.ctx.buffers = [b for b in t.ctx.buffers if b is not buf]
+            for _, _, buf in self._owned.values():      # now: a tensor in a freed buffer counts as lost
                 buf.free()
             self._owned.clear()
             self._runs.clear()
@@ -240,7 +244,10 @@ class Scheduler:
     def free(self):
         """Give everything back; a second call does nothing."""
         with self._lock:
+            if not self._alive:
+                return
             self.reset()
+            self._alive = False
             self.memory.free()
             for events in self.events:
                 for e in events:

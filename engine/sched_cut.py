@@ -4,7 +4,7 @@ import functools
 import numpy as np
 
 from ggjit.alloc.graph_alloc import GraphError
-from ggjit.buffer import USAGE_WEIGHTS, buffer_by_id
+from ggjit.buffer import USAGE_WEIGHTS, buffer_by_id, freed
 from ggjit.ops.errors import GgjitError, NotSupported
 from ggjit.ops.record import MAX_SRC, T_BUFFER
 from ggjit.ops.shape import describe
@@ -41,7 +41,7 @@ from ggjit.sched_work import (
     column,
     new_work,
 )
-from ggjit.table import TABLE
+from ggjit.table import FREED, TABLE
 
 
 @functools.cache
@@ -69,6 +69,7 @@ class Cut:
     def __init__(self, world, graph, pins, owned, motion=False):
         self.world, self.nodes = world, graph.nodes         # not the graph: schedulers hold runs by weak graph keys
         self.tensors = [*graph.nodes, *graph.leafs]
+        self._check_alive(graph.leaf_ids, graph.leafs)
         self.n_nodes = len(graph.nodes)
         self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
         self._support()
@@ -81,6 +82,13 @@ class Cut:
             from ggjit.sched_cost import move_splits
             move_splits(self)
         self._split()
+
+    @staticmethod
+    def _check_alive(leaf_ids, leafs):
+        """A leaf whose buffer was freed is no leaf without memory: its values are gone."""
+        gone = np.flatnonzero(TABLE.words[leaf_ids, T_BUFFER] == FREED)
+        if gone.size:
+            raise freed(leafs[gone[0]])
 
     # ------------------------------------------------------------ passes
     def col(self, k, n=1):

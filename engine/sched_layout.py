@@ -4,20 +4,19 @@ Rows of the private table are places: tensor i of the graph is row i, copy c in 
 Leaves without memory get buffers of their own (`place_leaves`): they keep their values from run to run, and two graphs
 on one scheduler may share them.  Everything computed shares the scheduler's buffers, one graph at a time.
 """
-import threading
-
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.buffer import USAGE_COMPUTE, BufferType, tensor_alloc
 from ggjit.config import debug
+from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import T_BUFFER, T_WORDS
 from ggjit.ops.spec import in_place_table
 from ggjit.sched_split import K_BACKEND, K_SRC, U_COPY, planner_graph
 from ggjit.sched_work import BACKEND, NBYTES, VIEW
 from ggjit.table import TABLE
 
-_placing = threading.Lock()             # two schedulers may find the same leaf without memory
+_placing = ForkLock()             # two schedulers may find the same leaf without memory
 
 
 class Layout:

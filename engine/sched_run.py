@@ -105,6 +105,9 @@ class Run:
         lay, cut = self.layout, self.cut
         if i is None or lay.slot[i] < 0:
             return
+        if self.memory.used_by is not self:
+            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler; read "
+                              f"results before that, or give each graph a scheduler of its own")
         order = lay.order
         if self._shown is not None:                     # inside an eval callback: what follows was not computed yet
             order = order[:np.flatnonzero(order == self._shown)[0] + 1]

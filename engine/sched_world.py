@@ -3,8 +3,6 @@
     reads[b, k]     backend b reads buffer type k           support[s, b]   backend b computes signature s
     homes[k]        backend a buffer of type k belongs to   offload[s, b]   ... and wants it even if weights must move
 """
-import threading
-
 import numpy as np
 
 from ggjit.backend import Backend
@@ -40,7 +38,7 @@ class World:
                 raise ParamError(f"{b!r}: {k!r} is no buffer type")
             if not b.device.supports_buft(k):
                 raise ParamError(f"{b!r} cannot compute in {k!r}, the buffer type given for it")
-        self.bufts, self._numbers, self._lock = [], {}, threading.RLock()
+        self.bufts, self._numbers = [], {}
         self.buft_of = np.array([self.buft_index(k) for k in self.own_bufts], np.int64)
         # backends with equal buffer types share memory: slot = first of them
         self.slots = [self.own_bufts.index(k) for k in self.own_bufts]
@@ -66,7 +64,7 @@ class World:
             self.homes = np.append(getattr(self, "homes", np.empty(0, np.int64)), home)
         return k
 
-    # ------------------------------------------------------------ working memory, kept: fresh pages cost more than passes
+    # ------------------------------------------------------------ working memory, kept: fresh pages are slow
     def scratch(self, name, n, words=None):
         """An int64 array of n (rows of) words whose contents are anybody's; valid until asked for by name again."""
         size = n * (words or 1)

@@ -240,6 +240,8 @@ def set_input(t):
 def set_output(t):
     """Mark a result as an output: its memory is never reused, so it can be read after the compute."""
     _flag(t, FLAG_OUTPUT)
+    if t.view_src is not None:              # a view has no memory of its own: keep that of its base
+        _flag(t.view_src, FLAG_OUTPUT)
 
 
 def set_param(t):

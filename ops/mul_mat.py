@@ -50,6 +50,7 @@ def mul_mat(a, b):
     require_type("mul_mat", b, COLUMN_TYPES, "b")
     require(a.ne[0] == b.ne[0], "mul_mat: rows of a and b differ in length", a, b,
             remedy="both store the summed dimension first; transpose and cont one of them")
+    require(a.ne[0] > 0, "mul_mat: the summed dimension is empty", a, b, remedy="the product would be zeros: gg.fill")
     require(a.ne[2] and a.ne[3] and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
             "mul_mat: dimensions 2 and 3 of a must divide b's", a, b, remedy="swap a and b, or reshape")
     require(a.nb[0] == a.type.nbytes and a.nb[0] <= a.nb[1], "mul_mat: a is transposed", a, remedy="gg.cont(a)")

@@ -40,8 +40,11 @@ def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
 
 def make_kernel(ta, tb, tile):
     fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
-    rounding = round_row is not None and not tile.rounds
-    round_row = round_row or traits_of(F32).to_float
+    if round_row is None or tile.rounds:
+        round_row = traits_of(F32).to_float             # a copy: packing rounds where that is needed
+        rounding = False
+    else:
+        rounding = True
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
     own_size, c_offs, t_offs, d_offs = own_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)

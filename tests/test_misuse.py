@@ -214,3 +214,16 @@ def test_a_bad_row_id_names_the_table_it_indexes():
     rows, ids = gg.from_numpy(ctx, array(2, 4)), gg.from_numpy(ctx, np.array([1, 3], np.int64))
     with pytest.raises(gg.IndexRangeError, match="index 3 is out of range for table"):
         gg.compute(gg.set_rows(table, rows, ids))
+
+
+@pytest.mark.parametrize("planner", ["ggml", "best"])
+def test_outputs_that_are_views_survive(planner):
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(32, 64))
+    x = gg.silu(a)
+    view = gg.reshape_1d(x, 2048)
+    z = gg.silu(gg.scale(gg.silu(gg.scale(x, 2.0)), 3.0))
+    first, last = gg.compute(view, z, planner=planner)
+    silu = lambda v: v / (1 + np.exp(-v))           # noqa: E731
+    np.testing.assert_allclose(first, silu(a.numpy()).reshape(-1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(last, silu(3 * silu(2 * silu(a.numpy()))), rtol=1e-4, atol=1e-6)

@@ -17,7 +17,7 @@ MINE = [OP.WIN_PART, OP.WIN_UNPART, OP.GET_REL_POS, OP.ADD_REL_POS, OP.TRI, OP.D
         OP.ADD1, OP.ADD_ID, OP.COUNT_EQUAL, OP.REPEAT_BACK, OP.GET_ROWS_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
         OP.SOFT_MAX_BACK, OP.POOL_1D, OP.POOL_2D, OP.POOL_2D_BACK, OP.PAD, OP.PAD_REFLECT_1D, OP.ROLL, OP.ARANGE,
         OP.TIMESTEP_EMBEDDING, OP.ARGSORT, OP.TOP_K, OP.CROSS_ENTROPY_LOSS, OP.CROSS_ENTROPY_LOSS_BACK,
-        OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD, OP.UPSCALE]
+        OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD, OP.UPSCALE, OP.IM2COL, OP.IM2COL_BACK, OP.IM2COL_3D]
 CASES = [(op, c) for op in MINE for c in all_specs()[op].cases()]
 
 
@@ -93,6 +93,21 @@ PEER = [                                        # (name, arrays, their types, pa
     *(("upscale", [floats(2, 3, 5, 7)], (), [3, mode], {}, 1e-12) for mode in (0, 1, 2)),
     *(("interpolate", [floats(2, 3, 9, 7)], (), [*(np.int64(n) for n in ne), mode], {}, 1e-12)
       for mode in (0, 1, 2, 0x100, 0x101, 0x102, 0x201) for ne in ((11, 13, 3, 4), (5, 4, 3, 2), (1, 20, 6, 2))),
+    *(("im2col", [floats(2, 3, 3, 3), floats(2, 3, 9, 20)], (), [2, 1, 1, 2, 1, 2, True, ty], {}, 1e-12)
+      for ty in (0, 1)),
+    ("im2col", [floats(2, 3, 5), floats(2, 3, 20)], (), [2, 0, 1, 0, 3, 0, False, 0], {}, 0.0),
+    *((n, [floats(4, 3, 5), floats(1, 3, 20)], (ty,), q, {}, 1e-6) for ty in ("F32", "F16")
+      for n, q in (("conv_1d", [2, 2, 1]), ("conv_1d_ph", [1, 1]))),
+    ("conv_1d", [floats(4, 3, 5), floats(2, 3, 20)], (), [1, 0, 1], {}, 1e-6),
+    ("conv_1d_dw", [floats(3, 1, 5), floats(3, 20)], ("F16",), [1, 2, 1], {}, 1e-6),
+    ("conv_1d_dw_ph", [floats(3, 1, 5), floats(3, 20)], ("F16",), [1, 1], {}, 1e-6),
+    *(("conv_2d", [floats(4, 3, 3, 5), floats(2, 3, 9, 20)], (ty,), [2, 1, 1, 0, 1, 2], {}, limit)
+      for ty, limit in (("F32", 1e-11), ("F16", 1e-6))),
+    *((n, [floats(4, 3, 3, 5), floats(2, 3, 9, 20)], ("F16",), [], {}, 1e-6)
+      for n in ("conv_2d_sk_p0", "conv_2d_s1_ph")),
+    ("conv_2d_dw", [floats(3, 1, 3, 5), floats(2, 3, 9, 20)], ("F16",), [2, 1, 1, 0, 1, 2], {}, 1e-6),
+    ("im2col_3d", [floats(6, 2, 3, 3), floats(6, 5, 6, 9)], (), [np.int64(3), 1, 2, *(np.int64(1),) * 7, 0], {}, 0.0),
+    ("conv_3d", [floats(6, 2, 3, 3), floats(6, 5, 6, 9)], (), [np.int64(3), 1, 2, *(np.int64(1),) * 7], {}, 1e-11),
 ]
 
 
@@ -112,6 +127,8 @@ def test_against_ggml(name, arrays, kinds, params, permuted, limit):
         ty = getattr(gg, kinds[i]) if i < len(kinds) and kinds[i] else None
         t = None if a is None else gg.from_numpy(ctx, a, type=ty)
         sources.append(gg.permute(t, *permuted[i]) if i in permuted else t)
+    if name.startswith("im2col"):
+        params = [*params[:-1], (gg.F32, gg.F16)[params[-1]]]
     got = gg.compute(getattr(gg, name)(*sources, *params))
     assert got.size == want.size
     assert nmse(got.reshape(-1).astype(np.float64), want.reshape(-1).astype(np.float64)) <= limit

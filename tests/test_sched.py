@@ -144,6 +144,11 @@ def test_two_graphs_on_one_scheduler_take_turns():
         for g, want in zip(graphs, wants, strict=True):
             sched.graph_compute(g)
             np.testing.assert_array_equal(sched.numpy(g.outputs[0]), want)
+    with pytest.raises(gg.Overwritten, match="another graph"):
+        graphs[0].outputs[0].numpy()
+    sched.free()
+    with pytest.raises(gg.StaleHandle, match="was freed"):
+        sched.graph_compute(graphs[0])
 
 
 def test_topology_decides_whether_a_plan_is_reused():

@@ -11,6 +11,7 @@ from conftest import ROOT, need
 
 import ggjit as gg
 from ggjit.ops.record import OP, T_BUFFER
+from ggjit.sched_work import BITS, IS_SHARED
 from ggjit.table import TABLE
 
 RULES = ("2023", "2024", "modern")
@@ -252,7 +253,7 @@ def draw_places(rng, bufts):
 @pytest.mark.parametrize("rules", RULES)
 def test_random_graphs_against_the_plain_rules_A12_A13_B4(rules):
     compared = 0
-    for seed in range(60):
+    for seed in range(80):
         rng = np.random.default_rng(seed)
         sched, bufts = draw_world(rng, rules, restricted=rules == "modern")
         drawn = sched_graphs.random_graph(seed, draw_places(rng, bufts))
@@ -275,6 +276,8 @@ def test_random_graphs_against_the_plain_rules_A12_A13_B4(rules):
         cut = sched._cut
         if any(cut.cause_of(i)[0].startswith(("5.", "3.upg")) or want.get(t) < 0 for i, t in enumerate(graph.nodes)):
             continue                                    # ggml would corrupt memory, or move a pinned node
+        if rules != "modern" and (cut.col(BITS) & IS_SHARED).any():
+            continue                                    # two backends write one tensor: a copy of it would be stale
         got = [backends.index(cut.backend_of(i)) for i in range(cut.m)]
         for i, t in enumerate(cut.tensors):
             assert want.get(t) in (-1, got[i]), (seed, i, t, want.get(t), got[i], cut.cause_of(i))

@@ -66,7 +66,7 @@ def soft_max(ne, mask, sinks, m_prec, nr23, scale, max_bias, inplace=False):
         added = m.new(m_prec, ne) if mask else None
         out = (m.soft_max_ext_inplace if inplace else m.soft_max_ext)(a, added, scale, max_bias)
         if sinks:
-            m.soft_max_add_sinks(out, m.new(F32, (ne[2] * nr23[0],)))
+            out = m.soft_max_add_sinks(out, m.new(F32, (ne[2] * nr23[0],)))
         return out
     params = vars_of(type=F32, ne=ne, mask=mask, sinks=sinks, m_prec=m_prec, nr23=nr23, scale=scale, max_bias=max_bias,
                      inplace=inplace)

@@ -1,0 +1,386 @@
+"""im2col, im2col_3d and the way back; convolutions as an unfolding and a matrix product.
+
+One row of the result holds the patch under one output pixel, channel by channel:
+
+    kernel [KW, KH, IC, OC], data [W, H, IC, N]
+
+        . . . . . .          output (ox, oy) sees the inputs  (ox s0 - p0 + kx d0,  oy s1 - p1 + ky d1)
+        . a b c . .
+        . d e f . .    ->    d[:, ox, oy, n] = | a b c d e f g h i | next channel ... |
+        . g h i . .
+        . . . . . .          inputs outside the picture are 0
+
+1-D and 2-D unfold as 3-D with the missing dimensions of size one, so there is one body.  The convolutions multiply
+these rows with the kernel's: they make the same nodes as ggml, with its choices of type (see conv_1d, conv_2d).
+"""
+import numpy as np
+from numba import types
+
+from ggjit.ops.copy import cont
+from ggjit.ops.errors import ParamError
+from ggjit.ops.jit import inline
+from ggjit.ops.loops import each, each_row, param, whole
+from ggjit.ops.mem import ld_f32, st_f32
+from ggjit.ops.mul_mat import mul_mat
+from ggjit.ops.node import DST, SRC0, SRC1, nb, ne, row_addr, row_index
+from ggjit.ops.record import OK, OP
+from ggjit.ops.rows import ROW
+from ggjit.ops.shape import require, require_type
+from ggjit.ops.simd import W
+from ggjit.ops.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.types import BF16, F16, F32
+from ggjit.ops.view import permute, reshape_2d, reshape_3d, reshape_4d
+
+f32 = types.float32
+OUT = (F32, F16, BF16)
+
+
+# ---------------------------------------------------------------- shape rules
+def conv_size(name, n, k, s, p, d):
+    """Outputs along a dimension: (n + 2 p - d (k - 1) - 1) / s + 1, rounded down.  ParamError if there are none."""
+    span = n + 2 * p - d * (k - 1) - 1
+    if span < 0 or k < 1:
+        raise ParamError(f"{name}: a kernel of {k} with dilation {d} does not fit into {n} + 2 * {p} elements")
+    return span // s + 1
+
+
+def steps(name, **values):
+    """Strides, paddings and dilations as ints: s and d from 1, p from 0."""
+    return [whole(name, k, v, 0 if k.startswith("p") else 1) for k, v in values.items()]
+
+
+def _unfolded(name, a, data_ne, s0, s1, p0, p1, d0, d1, is_2D):
+    """(shape of the patches, op params) for kernel a over data of shape data_ne, 1-D or 2-D."""
+    if is_2D:
+        params = steps(name, s0=s0, s1=s1, p0=p0, p1=p1, d0=d0, d1=d1)
+        require(a.ne[2] == data_ne[2], f"{name}: kernel and data {list(data_ne)} differ in channels (ne2)", a)
+        ow = conv_size(name, data_ne[0], a.ne[0], params[0], params[2], params[4])
+        oh = conv_size(name, data_ne[1], a.ne[1], params[1], params[3], params[5])
+        return (a.ne[0] * a.ne[1] * a.ne[2], ow, oh, data_ne[3]), (*params, 1)
+    s0, p0, d0 = steps(name, s0=s0, p0=p0, d0=d0)
+    unused = [whole(name, n, v) for n, v in (("s1", s1), ("p1", p1), ("d1", d1))]
+    require(a.ne[1] == data_ne[1], f"{name}: kernel and data {list(data_ne)} differ in channels (ne1)", a)
+    require(data_ne[3] == 1, f"{name}: 1-D data have three dimensions, not {list(data_ne)}", a)
+    ow = conv_size(name, data_ne[0], a.ne[0], s0, p0, d0)
+    return (a.ne[0] * a.ne[1], ow, data_ne[2], 1), (s0, unused[0], p0, unused[1], d0, unused[2], 0)
+
+
+# ---------------------------------------------------------------- builders
+def _types(name, b, dst_type):
+    require_type(name, b, (F32, F16), "data")
+    if dst_type not in OUT:
+        raise ParamError(f"{name}: dst_type must be one of {OUT}, got {dst_type!r}")
+
+
+def im2col(a, b, s0, s1, p0, p1, d0, d1, is_2D, dst_type):
+    """Patches of b under the kernel a (only its shape counts) -> [IC KH KW, OW, OH, N]; in 1-D [IC KW, OW, N].
+
+    2-D: a [KW, KH, IC, OC], b [W, H, IC, N];  1-D: a [KW, IC, OC], b [L, IC, N], s1, p1, d1 unused.
+    b F32 or F16, any strides; dst_type F32, F16 or BF16.  op params: s0, s1, p0, p1, d0, d1, is_2D.
+    Errors: ShapeError, ParamError, TypeMismatch.  Source: ggml_im2col.
+    """
+    _types("im2col", b, dst_type)
+    shape, params = _unfolded("im2col", a, b.ne, s0, s1, p0, p1, d0, d1, is_2D)
+    return a.ctx.node(OP.IM2COL, dst_type, shape, (a, b), params)
+
+
+def im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2D):
+    """Gradient of im2col: patches a F32 added back into zeros of shape ne -> F32; b is the kernel (its shape counts).
+
+    a as im2col's result; ne the shape of im2col's data.  (The comment in ggml.h has a and b swapped.)
+    op params and errors as im2col.  Source: ggml_im2col_back.
+    """
+    require_type("im2col_back", a, (F32,), "gradient")
+    shape = [whole("im2col_back", f"ne{i}", n, 0, 2 ** 40) for i, n in enumerate(ne)]
+    require(1 <= len(shape) <= 4, f"im2col_back: a shape of {len(shape)} dimensions")
+    shape = (*shape, 1, 1, 1)[:4]
+    want, params = _unfolded("im2col_back", b, shape, s0, s1, p0, p1, d0, d1, is_2D)
+    require(a.ne == want, f"im2col_back: the gradient must be {list(want)}", a, b)
+    return a.ctx.node(OP.IM2COL_BACK, F32, shape, (a, b), params)
+
+
+def im2col_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type):
+    """Patches of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> [KW KH KD IC, OW, OH, OD N].
+
+    Types as im2col.  op params: s0, s1, s2, p0, p1, p2, d0, d1, d2, IC.  Errors: ShapeError, ParamError,
+    TypeMismatch.  Source: ggml_im2col_3d.
+    """
+    _types("im2col_3d", b, dst_type)
+    ic = whole("im2col_3d", "IC", IC, 1)
+    params = steps("im2col_3d", s0=s0, s1=s1, s2=s2, p0=p0, p1=p1, p2=p2, d0=d0, d1=d1, d2=d2)
+    require(a.ne[3] % ic == 0 and b.ne[3] % ic == 0, f"im2col_3d: ne3 must be a multiple of IC = {ic}", a, b)
+    out = [conv_size("im2col_3d", b.ne[i], a.ne[i], params[i], params[3 + i], params[6 + i]) for i in range(3)]
+    shape = (a.ne[0] * a.ne[1] * a.ne[2] * ic, out[0], out[1], out[2] * (b.ne[3] // ic))
+    return a.ctx.node(OP.IM2COL_3D, dst_type, shape, (a, b), (*params, ic))
+
+
+# ---------------------------------------------------------------- convolutions of these
+def _patch_type(a):
+    """ggml's choice: F16 also for F32 kernels."""
+    return F32 if a.type is BF16 else F16
+
+
+def conv_1d(a, b, s0, p0, d0, dst_type=F16):
+    """Convolution of b [L, IC, N] with a [K, IC, OC] -> F32 [OL, OC, N]; stride s0, padding p0, dilation d0.
+
+    The patches are rounded to dst_type (ggml: always F16).  For N > 1 the result is ggml's: the product [OL N, OC]
+    read as [OL, OC, N], which is a convolution only where N or OC is 1.  Source: ggml_conv_1d.
+    """
+    cols = im2col(a, b, s0, 0, p0, 0, d0, 0, False, dst_type)
+    rows = reshape_2d(cols, cols.ne[0], cols.ne[2] * cols.ne[1])
+    result = mul_mat(rows, reshape_2d(a, a.ne[0] * a.ne[1], a.ne[2]))
+    return reshape_3d(result, cols.ne[1], a.ne[2], cols.ne[2])
+
+
+def conv_1d_ph(a, b, s, d, dst_type=F16):
+    """conv_1d with padding a.ne0 / 2.  Source: ggml_conv_1d_ph."""
+    return conv_1d(a, b, s, a.ne[0] // 2, d, dst_type)
+
+
+def conv_1d_dw(a, b, s0, p0, d0, dst_type=F16):
+    """Depthwise: channel c of b [L, C] with a[:, :, c], a [K, 1, C] -> F32 [OL, C, 1].  Source: ggml_conv_1d_dw."""
+    cols = im2col(a, reshape_4d(b, b.ne[0], 1, b.ne[1], b.ne[2]), s0, 0, p0, 0, d0, 0, False, dst_type)
+    result = mul_mat(cols, a)
+    return reshape_3d(result, result.ne[0], result.ne[2], 1)
+
+
+def conv_1d_dw_ph(a, b, s0, d0, dst_type=F16):
+    """conv_1d_dw with padding a.ne0 / 2.  Source: ggml_conv_1d_dw_ph."""
+    return conv_1d_dw(a, b, s0, a.ne[0] // 2, d0, dst_type)
+
+
+def conv_2d(a, b, s0, s1, p0, p1, d0, d1, dst_type=None):
+    """Convolution of b [W, H, IC, N] with a [KW, KH, IC, OC] -> F32 [OW, OH, OC, N].
+
+    The patches are rounded to dst_type; by default, as in ggml, to F16, whatever a is, but F32 where a is BF16.
+    Source: ggml_conv_2d.
+    """
+    cols = im2col(a, b, s0, s1, p0, p1, d0, d1, True, dst_type or _patch_type(a))
+    rows = reshape_2d(cols, cols.ne[0], cols.ne[3] * cols.ne[2] * cols.ne[1])
+    result = mul_mat(rows, reshape_2d(a, a.ne[0] * a.ne[1] * a.ne[2], a.ne[3]))
+    result = reshape_4d(result, cols.ne[1], cols.ne[2], cols.ne[3], a.ne[3])
+    return cont(permute(result, 0, 1, 3, 2))
+
+
+def conv_2d_sk_p0(a, b):
+    """conv_2d with the kernel's size as stride and no padding (patch embedding).  Source: ggml_conv_2d_sk_p0."""
+    return conv_2d(a, b, a.ne[0], a.ne[1], 0, 0, 1, 1)
+
+
+def conv_2d_s1_ph(a, b):
+    """conv_2d with stride 1 and half padding: the size stays for odd kernels.  Source: ggml_conv_2d_s1_ph."""
+    return conv_2d(a, b, 1, 1, a.ne[0] // 2, a.ne[1] // 2, 1, 1)
+
+
+def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
+    """Depthwise: a [KW, KH, 1, C], b [W, H, C, N] -> F32 [OW, OH, C, N], patches F16.  Source: ggml_conv_2d_dw."""
+    kernel = reshape_4d(a, a.ne[0], a.ne[1], 1, a.ne[2] * a.ne[3])
+    planes = reshape_4d(b, b.ne[0], b.ne[1], 1, b.ne[2] * b.ne[3])
+    cols = im2col(kernel, planes, s0, s1, p0, p1, d0, d1, True, F16)
+    patches = reshape_4d(cols, cols.ne[0], cols.ne[2] * cols.ne[1], b.ne[2], b.ne[3])
+    result = mul_mat(reshape_4d(kernel, a.ne[0] * a.ne[1], 1, kernel.ne[3], 1), patches)
+    return reshape_4d(result, cols.ne[1], cols.ne[2], b.ne[2], b.ne[3])
+
+
+def conv_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type=None):
+    """Convolution of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> F32 [OW, OH, OD, OC N].
+
+    Patches as in conv_2d.  Source: ggml_conv_3d.
+    """
+    cols = im2col_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type or _patch_type(a))
+    oc, n = a.ne[3] // IC, b.ne[3] // IC
+    rows = reshape_2d(cols, cols.ne[0], cols.ne[3] * cols.ne[2] * cols.ne[1])
+    result = mul_mat(rows, reshape_2d(a, a.ne[0] * a.ne[1] * a.ne[2] * IC, oc))
+    depth = cols.ne[3] // max(n, 1)
+    result = cont(permute(reshape_4d(result, cols.ne[1] * cols.ne[2], depth, n, oc), 0, 1, 3, 2))
+    return reshape_4d(result, cols.ne[1], cols.ne[2], depth, oc * n)
+
+
+# ---------------------------------------------------------------- reference
+def _as_3d(t, data_shape):
+    """(data shape [N, IC, D, H, W], kernel (KD, KH, KW), strides, paddings, dilations in that order)."""
+    p, k = [int(x) for x in t.op_params], (t.src[0] if t.op != OP.IM2COL_BACK else t.src[1]).ne
+    if t.op == OP.IM2COL_3D:
+        _, d, h, w = data_shape
+        return (-1, p[9], d, h, w), (k[2], k[1], k[0]), p[2::-1], p[5:2:-1], p[8:5:-1]
+    if p[6]:
+        n, c, h, w = data_shape
+        return (n, c, 1, h, w), (1, k[1], k[0]), (1, p[1], p[0]), (0, p[3], p[2]), (1, p[5], p[4])
+    _, n, c, w = data_shape
+    return (n, c, 1, 1, w), (1, 1, k[0]), (1, 1, p[0]), (0, 0, p[2]), (1, 1, p[4])
+
+
+def reference(t, kernel, b):
+    shape, k, s, p, d = _as_3d(t, b.shape)
+    b = np.pad(b.reshape(shape), ((0, 0), (0, 0), *((q, q) for q in p)))
+    taps = []
+    for z, y, x in np.ndindex(*k):
+        at = [slice(i * dd, n - (kk - 1 - i) * dd, ss)
+              for i, dd, n, kk, ss in zip((z, y, x), d, b.shape[2:], k, s, strict=True)]
+        taps.append(b[:, :, at[0], at[1], at[2]])
+    patches = np.stack(taps, -1)                                # [N, IC, OD, OH, OW, taps]
+    return np.moveaxis(patches, 1, 4).reshape(tuple(reversed(t.ne)))
+
+
+def reference_back(t, grad, kernel):
+    """The transpose of the unfolding, found by unfolding the numbers of the elements."""
+    shape = tuple(reversed(t.ne))
+    numbers = np.arange(1, np.prod(shape) + 1).reshape(shape)
+    out = np.zeros(numbers.size + 1)
+    np.add.at(out, _numbers(t, kernel, numbers).reshape(-1), grad.reshape(-1))
+    return out[1:].reshape(shape)
+
+
+def _numbers(t, kernel, numbers):
+    class Forward:
+        op, op_params, src, ne = t.op, t.op_params, t.src, t.src[0].ne
+    return reference(Forward, kernel, numbers)
+
+
+# ---------------------------------------------------------------- kernels
+def _make(dims, tb, td):
+    get, load, put, store = ROW[tb].get, ROW[tb].load, ROW[td].put, ROW[td].store
+    sb, sd = tb.nbytes, td.nbytes
+
+    @inline
+    def zeros(to, n):
+        for i in range(n):
+            put(to + i * sd, f32(0.0))
+
+    @inline
+    def run(to, x, step, n):
+        """n elements, `step` bytes apart, side by side."""
+        i = 0
+        if step == sb:
+            while i + W <= n:
+                store(to + i * sd, load(x + i * sb))
+                i += W
+        while i < n:
+            put(to + i * sd, get(x + i * step))
+            i += 1
+
+    @inline
+    def one(node, r):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        ox, i2, i3 = row_index(d, r)
+        to, kw, w, h, depth, kh, kd = row_addr(d, ox, i2, i3), ne(a, 0), ne(b, 0), 1, 1, 1, 1
+        if dims == 1:
+            channels, x0, y0, z0 = ne(a, 1), ox * param(node, 0) - param(node, 2), 0, 0
+            step, dy, dz = param(node, 4), 1, 1
+            plane, to_c, to_y, to_z = row_addr(b, 0, i2, 0), nb(b, 1), 0, 0
+        elif dims == 2:
+            x0, y0, z0 = ox * param(node, 0) - param(node, 2), i2 * param(node, 1) - param(node, 3), 0
+            channels, step, dy, dz, h, kh = ne(a, 2), param(node, 4), param(node, 5), 1, ne(b, 1), ne(a, 1)
+            plane, to_c, to_y, to_z = row_addr(b, 0, 0, i3), nb(b, 2), nb(b, 1), 0
+        else:
+            channels = param(node, 9)
+            n = i3 // (ne(d, 3) // (ne(b, 3) // channels))
+            oz = i3 - n * (ne(d, 3) // (ne(b, 3) // channels))
+            x0, y0 = ox * param(node, 0) - param(node, 3), i2 * param(node, 1) - param(node, 4)
+            z0, step, dy, dz = oz * param(node, 2) - param(node, 5), param(node, 6), param(node, 7), param(node, 8)
+            h, depth, kh, kd = ne(b, 1), ne(b, 2), ne(a, 1), ne(a, 2)
+            plane, to_c, to_y, to_z = row_addr(b, 0, 0, n * channels), nb(b, 3), nb(b, 1), nb(b, 2)
+        first = min(kw, (step - 1 - x0) // step if x0 < 0 else 0)
+        end = max(first, min(kw, (w - 1 - x0) // step + 1 if x0 < w else 0))
+        for c in range(channels):
+            for kz in range(kd):
+                z = z0 + kz * dz
+                for ky in range(kh):
+                    y = y0 + ky * dy
+                    if y < 0 or y >= h or z < 0 or z >= depth:
+                        zeros(to, kw)
+                    else:
+                        x = plane + c * to_c + z * to_z + y * to_y + (x0 + first * step) * nb(b, 0)
+                        zeros(to, first)
+                        run(to + first * sd, x, step * nb(b, 0), end - first)
+                        zeros(to + end * sd, kw - end)
+                    to += kw * sd
+        return OK
+    return each_row(one)
+
+
+@inline
+def _planes(node):
+    """Channels times pictures: dimensions 2 and 3, or 1 and 2 in 1-D."""
+    d = node + DST
+    return ne(d, 2) * (ne(d, 3) if param(node, 6) else ne(d, 1))
+
+
+@inline
+def _fold(node, r):
+    g, k, d = node + SRC0, node + SRC1, node + DST
+    flat = param(node, 6) == 0
+    channels = ne(d, 1) if flat else ne(d, 2)
+    c, n = r % channels, r // channels
+    w, h, kw, kh = ne(d, 0), 1 if flat else ne(d, 1), ne(k, 0), 1 if flat else ne(k, 1)
+    to = row_addr(d, c, n, 0) if flat else row_addr(d, 0, c, n)
+    for i in range(w * h):
+        st_f32(to + 4 * i, f32(0.0))
+    for oy in range(1 if flat else ne(g, 2)):
+        y0 = 0 if flat else oy * param(node, 1) - param(node, 3)
+        for ox in range(ne(g, 1)):
+            x0 = ox * param(node, 0) - param(node, 2)
+            patch = (row_addr(g, ox, n, 0) if flat else row_addr(g, ox, oy, n)) + c * kh * kw * nb(g, 0)
+            for ky in range(kh):
+                y = y0 + ky * param(node, 5)
+                if y < 0 or y >= h:
+                    continue
+                for kx in range(kw):
+                    x = x0 + kx * param(node, 4)
+                    if 0 <= x < w:
+                        at = to + 4 * (y * w + x)
+                        st_f32(at, ld_f32(at) + ld_f32(patch + (ky * kw + kx) * nb(g, 0)))
+    return OK
+
+
+def kernel(t, n_threads):
+    tb, td = t.src[1].type, t.type
+    dims = 3 if t.op == OP.IM2COL_3D else 2 if t.op_params[6] else 1
+    return Kernel(f"im2col-{dims}d-{tb.name}-{td.name}", lambda: _make(dims, tb, td), cost=0.6 * n_elements(t))
+
+
+def kernel_back(t, n_threads):
+    return Kernel("im2col_back", lambda: each(_planes, _fold), cost=1.5 * n_elements(t.src[0]))
+
+
+# ---------------------------------------------------------------- cases
+def forward_cases():
+    limit = {F32: 1e-7, F16: 2.0 ** -22, BF16: 2.0 ** -16}
+    pairs = ((F32, F32), (F32, F16), (F16, F16), (F16, F32), (F32, BF16))
+    grid = [(F32, F32, *q) for q in ((1, 1, 0, 0, 1, 1), (3, 1, 3, 0, 1, 3), (1, 3, 0, 3, 3, 1), (3, 3, 3, 3, 3, 3))]
+    for tb, td, *q in (*grid, *((tb, td, 2, 1, 1, 2, 1, 2) for tb, td in pairs)):
+        for kernel, data in (((3, 3, 3, 2), (20, 20, 3, 2)), ((5, 1, 2, 3), (33, 7, 2, 1)), ((3, 4, 2), (50, 4, 2)),
+                             ((20, 1, 3), (70, 1, 1))):
+            yield Case(f"{tb!r} {td!r} {q} {kernel}", lambda inp, q=q, k=kernel, b=data, tb=tb, td=td: im2col(
+                inp.new(F16, k), inp.new(tb, b), *q, len(k) == 4, td), limit[td])
+    yield Case("padding beyond the data", lambda inp: im2col(
+        inp.new(F32, (2, 2, 1, 1)), inp.new(F32, (3, 2, 1, 1)), 1, 1, 6, 5, 1, 1, True, F32))
+    yield Case("permuted", lambda inp: im2col(
+        inp.new(F32, (3, 3, 2, 2)), permute(inp.new(F32, (2, 9, 8, 2)), 2, 0, 1, 3), 1, 1, 1, 1, 1, 1, True, F32))
+
+
+def back_cases():
+    for kernel, data, q, is_2d in (
+            ((3, 3, 3, 2), (20, 17, 3, 2), (1, 1, 1, 1, 1, 1), True),
+            ((3, 2, 3, 2), (20, 17, 3, 2), (3, 2, 3, 1, 3, 2), True),
+            ((3, 4, 2), (50, 4, 2), (2, 0, 3, 0, 2, 0), False), ((1, 1, 1), (7, 1, 1), (1, 0, 0, 0, 1, 0), False)):
+        def make(inp, kernel=kernel, data=data, q=q, is_2d=is_2d):
+            k = inp.new(F16, kernel)
+            shape, _ = _unfolded("im2col_back", k, (*data, 1)[:4], *q, is_2d)
+            return im2col_back(inp.new(F32, shape), k, data, *q, is_2d)
+        yield Case(f"{kernel} {data} {q}", make)
+
+
+def cases_3d():
+    for ic in (1, 3):
+        for q in ((1, 1, 1, 0, 0, 0, 1, 1, 1), (3, 1, 2, 3, 0, 1, 1, 3, 2), (1, 2, 3, 0, 3, 2, 2, 1, 1)):
+            for tb, td in ((F32, F32), (F16, F16)):
+                yield Case(f"{ic} {q} {tb!r}", lambda inp, ic=ic, q=q, tb=tb, td=td: im2col_3d(
+                    inp.new(F16, (3, 2, 3, ic * 2)), inp.new(tb, (20, 11, 10, ic * 2)), ic, *q, td), 2.0 ** -22)
+
+
+SPECS = (
+    Spec(op=OP.IM2COL, builders=(im2col, conv_1d, conv_1d_ph, conv_1d_dw, conv_1d_dw_ph, conv_2d, conv_2d_sk_p0,
+                                 conv_2d_s1_ph, conv_2d_dw), reference=reference, kernel=kernel, cases=forward_cases),
+    Spec(op=OP.IM2COL_BACK, builders=(im2col_back,), reference=reference_back, kernel=kernel_back, cases=back_cases),
+    Spec(op=OP.IM2COL_3D, builders=(im2col_3d, conv_3d), reference=reference, kernel=kernel, cases=cases_3d))
