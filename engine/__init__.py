@@ -67,10 +67,18 @@ from ggjit.ops.quantize import dequantize, quantize
 from ggjit.ops.spec import builders as _builders
 from ggjit.ops.types.traits import BY_NAME as _types
 from ggjit.registry import init_backend, registry
-from ggjit.sched import Scheduler
 from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 
 __version__ = "0.1.0"
 
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
+
+
+def __getattr__(name):
+    """gg.Scheduler is imported when it is first asked for: one device needs none of it."""
+    if name == "Scheduler":
+        from ggjit.sched import Scheduler
+        globals()[name] = Scheduler
+        return Scheduler
+    raise AttributeError(f"module 'ggjit' has no attribute {name!r}")

@@ -175,6 +175,10 @@ class Backend:
         finally:
             self.graph_plan_free(plan)
 
+    def graph_optimize(self, nodes):
+        """The nodes of a scheduler's split in a better order, sources first.  By default as they are."""
+        return nodes
+
     def supports_op(self, t):
         return self.device.supports_op(t)
 

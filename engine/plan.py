@@ -14,6 +14,7 @@ plans of one graph may put them in different places, and nothing is ever written
 or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
 """
 import os
+import sys
 import time
 import weakref
 
@@ -116,7 +117,7 @@ class Plan:
         self._lay_out()
         self._resolve()
         if "plan" in debug:
-            print(self.dump())
+            print(self.dump(), file=sys.stderr)
 
     # ------------------------------------------------------------ making
     def _choose(self, t):

@@ -13,6 +13,7 @@ any number of times, on several schedulers, from several threads.
 import weakref
 
 from ggjit.events import event_free, event_new
+from ggjit.graph import Graph
 from ggjit.located import Located
 from ggjit.ops.errors import NotAllocated, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.locks import ForkLock
@@ -26,6 +27,7 @@ from ggjit.table import TABLE
 from ggjit.tensor import Tensor
 
 PIPELINE_COPIES = 4             # GGML_SCHED_MAX_COPIES
+PLANNERS = ("ggml", "best")
 
 
 class Scheduler:
@@ -38,11 +40,13 @@ class Scheduler:
     op_offload    large batches may run on a higher-priority backend although their weights lie on the host
     motion        move splits where that copies fewer bytes
     keep_weights  hold copies of weights between runs (fast, but they need the memory)
-    planner       memory planner, as in GraphAllocator
+    planner       memory planner: "ggml" or "best" ("ggml-2023" does not keep outputs apart, which copies need)
     """
 
     def __init__(self, backends, bufts=None, rules="modern", parallel=False, op_offload=True, motion=False,
                  keep_weights=False, planner="ggml"):
+        if planner not in PLANNERS:
+            raise ParamError(f"planner {planner!r}: a Scheduler takes {' or '.join(PLANNERS)}")
         self._n_copies = PIPELINE_COPIES if parallel else 1
         self.world = World(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
         self.motion, self.planner = motion, planner
@@ -129,12 +133,19 @@ class Scheduler:
             self._cut = self._make_cut(graph)
             return self.splits
 
-    def _make_cut(self, graph):
+    def _check(self, graph):
         if not self._alive:
             raise StaleHandle(f"{self!r} was freed; make a new one")
+        if not isinstance(graph, Graph):
+            raise TypeMismatch(f"a Scheduler computes graphs (gg.Graph), got {type(graph).__name__}")
+        for ctx in graph._contexts:
+            ctx._check()
+
+    def _make_cut(self, graph):
+        self._check(graph)
         owned = {id_: b for id_, (t, b, buf) in self._owned.items()
                  if buf.alive and int(TABLE.words[id_, T_BUFFER]) == buf.id}
-        return Cut(self.world, graph, self._pins, owned, motion=self.motion)
+        return Cut.in_order(self.world, graph, self._pins, owned, self.motion)
 
     def reserve(self, graph):
         """Make the compute buffers large enough for `graph`.  Errors: OutOfMemory; what was held before stays."""
@@ -154,6 +165,7 @@ class Scheduler:
             self._prepare(graph)
 
     def _prepare(self, graph):
+        self._check(graph)
         kept = self._runs.get(graph)
         if kept is not None and kept[0] == self._state(kept[1].cut):
             run = kept[1]

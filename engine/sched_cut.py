@@ -10,6 +10,7 @@ from ggjit.ops.record import MAX_SRC, T_BUFFER
 from ggjit.ops.shape import describe
 from ggjit.ops.types.traits import TYPE_INFO
 from ggjit.sched_gather import B_WORDS, distinct_buffers, find_signatures, gather
+from ggjit.sched_order import reordered
 from ggjit.sched_rules import RULES, assign
 from ggjit.sched_split import COPY_WORDS, USE_WORDS, judge_copies, split
 from ggjit.sched_work import (
@@ -66,19 +67,22 @@ class Split:
 class Cut:
     """Assignments, causes, splits, copies and uses of one graph under one scheduler's settings."""
 
-    def __init__(self, world, graph, pins, owned, motion=False):
+    def __init__(self, world, graph, pins, owned, motion=False, decided=None):
+        """decided: {tensor id: (backend number, cause, its argument)}, to cut in another order as decided before."""
         self.world, self.nodes = world, graph.nodes         # not the graph: schedulers hold runs by weak graph keys
         self.tensors = [*graph.nodes, *graph.leafs]
         self._check_alive(graph.leaf_ids, graph.leafs)
         self.n_nodes = len(graph.nodes)
         self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
         self._support()
-        self._pin(pins, owned)
+        self._pin({i: b for i, (b, _, _) in decided.items()} if decided else pins, owned)
         info = np.zeros(2, np.int64)
         w = world
         self._raise(assign(TABLE.words, self.ws, self.m, self.n_nodes, RULES[w.rules], w.buft_of, w.reads, w.homes,
                            len(w.bufts), len(w.backends), w.support, w.offload, int(w.op_offload), info), info)
-        if motion:
+        if decided:
+            self.col(CAUSE)[:], self.col(CAUSE_ARG)[:] = np.array([decided[i][1:] for i in self.ids.tolist()]).T
+        elif motion:
             from ggjit.sched_cost import move_splits
             move_splits(self)
         self._split()
@@ -89,6 +93,17 @@ class Cut:
         gone = np.flatnonzero(TABLE.words[leaf_ids, T_BUFFER] == FREED)
         if gone.size:
             raise freed(leafs[gone[0]])
+
+    @classmethod
+    def in_order(cls, world, graph, pins, owned, motion):
+        """A Cut whose nodes are in the order that backends want (engine/sched_order.py)."""
+        cut = cls(world, graph, pins, owned, motion)
+        wanted = reordered(cut, graph.leafs)
+        if wanted is None:
+            return cut
+        decided = dict(zip(cut.ids.tolist(), zip(*(cut.col(k).tolist() for k in (BACKEND, CAUSE, CAUSE_ARG)),
+                                                 strict=True), strict=True))
+        return cls(world, wanted, pins, owned, decided=decided)
 
     # ------------------------------------------------------------ passes
     def col(self, k, n=1):

@@ -73,7 +73,7 @@ class Run:
     def __init__(self, sched, graph, cut, layout):
         self.world, self.memory, self.events = sched.world, sched.memory, sched.events
         self.cut, self.layout, self.n_instances = cut, layout, sched.n_copies
-        self.nodes = graph.nodes
+        self.nodes = cut.nodes
         self.tensors = cut.tensors
         self.instance = 0
         self.parts = [None] * self.n_instances

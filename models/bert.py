@@ -9,6 +9,7 @@ GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh
 import numpy as np
 
 import ggjit as gg
+from ggjit.models.checks import finite
 from ggjit.models.network import Network
 from ggjit.ops.errors import ModelError, TypeMismatch
 
@@ -24,7 +25,8 @@ class Bert(Network):
         self.n_head = get("attention.head_count")
         self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
         self.n_ctx = self.n_ctx_train
-        self.eps = self.file.arch_get("attention.layer_norm_epsilon", kind=float)
+        eps = "attention.layer_norm_epsilon"
+        self.eps = finite(self.file, eps, self.file.arch_get(eps, kind=float), low=0.0)
         self.pooling = self.file.arch_get("pooling_type", MEAN, int)
         if self.pooling not in (MEAN, CLS):
             raise ModelError(f"{self.file.path}: bert.pooling_type {self.pooling} is not supported; "

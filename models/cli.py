@@ -24,6 +24,9 @@ def _count(text):
     return n
 
 
+_positive.__name__, _count.__name__ = "positive integer", "integer"       # as argparse names them in its errors
+
+
 def _parser():
     p = argparse.ArgumentParser(prog="ggjit", description="ggml's engine as a Numba JIT: run, measure and inspect "
                                 "models.  Start with `ggjit demo`.")
@@ -79,6 +82,14 @@ def _parser():
     c.add_argument("-o", "--output", metavar="OUT.csv", help="the input with an offset column")
     c.add_argument("--capacity", type=_count, default=None, metavar="BYTES", help="exit 1 if it cannot be met")
     c.add_argument("--time-limit", type=float, default=1.0, metavar="S", help="seconds of search (1)")
+    c = command("ops", "the op suite of ggml's test-backend-ops: check, time or list the cases")
+    c.add_argument("mode", choices=("test", "perf", "support"))
+    c.add_argument("-o", "--op", metavar="OP", help="ops or classes, comma separated, or one whole \"OP(params)\"")
+    c.add_argument("-b", "--backend", metavar="DEVICE", default="CPU", help="device (CPU)")
+    c.add_argument("-p", "--params", metavar="REGEX", help="cases whose parameters match")
+    c.add_argument("--seed", type=_count, default=0, metavar="N", help="of the inputs and the sample (0)")
+    c.add_argument("--sample", type=_positive, default=None, metavar="N", help="at most N cases, drawn by the seed")
+    c.add_argument("--threads", type=_positive, default=1, metavar="N", help="threads of both sides (1)")
     command("info", "version, processor, devices, and which types and ops each device supports")
     c = command("warm-up", "compile the kernels a model needs into the cache")
     c.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
@@ -88,6 +99,10 @@ def _parser():
 def main(argv=None):
     """Entry point of the `ggjit` command; returns the exit status."""
     from ggjit.models import commands
+    if sys.stderr is None:                  # closed by the caller
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")        # a terminal that cannot show a character shows ? instead
     args = _parser().parse_args(argv)
     run = getattr(commands, args.command.replace("-", "_"))
     try:
@@ -98,12 +113,16 @@ def main(argv=None):
             print(f"ggjit plan: over the capacity of {args.capacity:,} bytes: {result['verdict']}; the best layout "
                   f"found has {result['peak']:,}", file=sys.stderr)
             return 1
-        return 0
+        return int(result.get("failed", False))
     except GgjitError as e:
         print(f"ggjit {args.command}: {e}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
+    except BrokenPipeError:                # before OSError, of which it is one
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # the reader left; say nothing more
+        return 1
+    except OSError as e:
+        print(f"ggjit {args.command}: {e.filename or 'output'}: {e.strerror}; check the path and the space there",
+              file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

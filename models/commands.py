@@ -197,7 +197,12 @@ def plan(args):
     return result
 
 
-# ---------------------------------------------------------------- info, warm-up
+# ---------------------------------------------------------------- ops, info, warm-up
+def ops(args):
+    from ggjit.models.suite.command import run
+    return run(args)
+
+
 def info(args):
     from ggjit import __version__, registry
     from ggjit.models.support import supported

@@ -1,8 +1,11 @@
 """Text, token by token."""
 import time
 
+from ggjit.models.checks import integer, known_options
 from ggjit.models.sampling import Sampler
-from ggjit.ops.errors import ParamError
+from ggjit.ops.errors import ParamError, TypeMismatch
+
+SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty", "penalty_last_n", "seed")
 
 
 class Generation:
@@ -13,10 +16,11 @@ class Generation:
     """
 
     def __init__(self, model, prompt, n_predict, temp, sampling):
-        if not isinstance(n_predict, int) or n_predict < 0:
-            raise ParamError(f"n_predict must be an integer >= 0, got {n_predict!r}")
-        self.model, self.n_predict = model, n_predict
+        self.model, self.n_predict = model, integer("n_predict", n_predict, 0, 1 << 31)
+        known_options("generate", sampling, SAMPLING)
         self.sampler = Sampler(temp=temp, **sampling)
+        if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
+            raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if len(self.prompt_ids) > model.n_ctx:
             raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}; shorten it or "
@@ -32,12 +36,22 @@ class Generation:
     def __next__(self):
         return next(self._pieces)
 
+    def _decode(self, ids):
+        """Feed `ids` after this text; if the model was used for another one meanwhile, this text is read again."""
+        model = self.model
+        with model._lock:
+            if model.holder is not self:
+                model.reset()
+                ids = self.prompt_ids + self.stats["tokens"]
+            logits = model.decode(ids)
+            model.holder = self
+            return logits
+
     def _run(self):
         model, stats, stop = self.model, self.stats, self.model.tokenizer.stop_ids
         decoder = model.tokenizer.stream()
         t0 = time.perf_counter()
-        model.reset()
-        logits = model.decode(self.prompt_ids)
+        logits = self._decode(self.prompt_ids)
         t1 = time.perf_counter()
         stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (t1 - t0)
         self.sampler.accept(self.prompt_ids)
@@ -56,7 +70,7 @@ class Generation:
             if model.n_past >= model.n_ctx or len(stats["tokens"]) == self.n_predict:
                 break
             t = time.perf_counter()
-            logits = model.decode([token])
+            logits = self._decode([token])
             decode_seconds += time.perf_counter() - t
             n_decoded += 1
             stats["decode_tokens_per_second"] = n_decoded / decode_seconds

@@ -1,4 +1,4 @@
-"""LLaMA and its close relatives: rotary positions, grouped-query attention over a KV cache, SwiGLU.
+"""LLaMA and its close relatives: rotary positions, grouped-query attention over a KV cache, SwiGLU or experts of it.
 
     x = embd[ids]
     per layer:  x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x) * g
@@ -19,12 +19,16 @@ import numpy as np
 import ggjit as gg
 from ggjit.compute import alloc_ctx_tensors
 from ggjit.context import Context
+from ggjit.models import moe
+from ggjit.models.checks import finite, integer, one_of
 from ggjit.models.network import Network
 from ggjit.ops.errors import ModelError, ParamError
 from ggjit.ops.types.traits import BY_NAME
 
 ROPE_NORMAL, ROPE_NEOX = 0, 2
 ROPE_MODE = {"llama": ROPE_NORMAL, "qwen2": ROPE_NEOX}      # the architectures served, and how each rotates pairs
+KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+MAX_CTX = (1 << 31) - 1         # positions are int32
 KV_STEP = 256                   # cache rows looked at are a multiple of this
 DEFAULT_N_CTX = 4096
 
@@ -33,7 +37,10 @@ class Llama(Network):
     """`m.logits(ids)`, `m.decode(ids)`, `m.generate(prompt)`."""
 
     def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True, **kw):
-        self._want_ctx, self.n_batch, self.kv_type_name, self.flash = n_ctx, n_batch, str(kv_type), flash
+        self._want_ctx, self.flash = n_ctx, bool(flash)
+        self.n_batch = integer("n_batch", n_batch, 1, MAX_CTX)
+        self.kv_type = BY_NAME[one_of("kv_type", str(kv_type).upper(), KV_TYPES).lower()]
+        self.holder = None              # the Generation whose text is in the cache
         super().__init__(file, backend, n_threads, **kw)
 
     # ------------------------------------------------------------ loading
@@ -42,18 +49,20 @@ class Llama(Network):
         self.n_embd, self.n_layer = get("embedding_length"), get("block_count")
         self.n_head = get("attention.head_count")
         self.n_head_kv = get("attention.head_count_kv", self.n_head)
-        self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
-        if self.n_head % self.n_head_kv or (self.n_embd % self.n_head and "attention.key_length" not in file.metadata):
+        self.n_ff, self.n_ctx_train = get("feed_forward_length"), min(get("context_length"), MAX_CTX)
+        if self.n_head % self.n_head_kv or (self.n_embd % self.n_head and not file.arch_get("attention.key_length", 0)):
             raise ModelError(f"{file.path}: {self.n_head} heads, {self.n_head_kv} kv heads and embedding_length "
                              f"{self.n_embd} do not fit together")
         self.d_head = get("attention.key_length", self.n_embd // self.n_head)
         self.d_head_v = get("attention.value_length", self.d_head)
-        self.eps = file.arch_get("attention.layer_norm_rms_epsilon", kind=float)
+        eps = "attention.layer_norm_rms_epsilon"
+        self.eps = finite(file, eps, file.arch_get(eps, kind=float), low=0.0)
         self.rope = self._rope_settings()
         self.n_ctx = self._context_size()
-        self.kv_type = next((t for t in BY_NAME.values() if repr(t) == self.kv_type_name.upper()), None)
-        if self.kv_type is None:
-            raise ParamError(f"kv_type {self.kv_type_name!r}: expected F16 or F32")
+        self.n_batch = min(self.n_batch, self.n_ctx)
+        if self.d_head % self.kv_type.block or self.d_head_v % self.kv_type.block:
+            raise ParamError(f"kv_type {self.kv_type!r} stores blocks of {self.kv_type.block}, the heads of this model "
+                             f"have {self.d_head}; use F16 or F32")
         self._load_weights()
         self._make_cache()
         self.n_past = 0
@@ -69,37 +78,43 @@ class Llama(Network):
         kind, factor = get("rope.scaling.type", "none", str), get("rope.scaling.factor", 1.0, float)
         if kind not in ("none", "linear", "yarn") or not factor > 0:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} with factor {factor} is not supported")
+        finite(self.file, "rope.scaling.factor", factor, low=0.0)
         scale = 1.0 / factor if kind != "none" else 1.0
         n_orig = get("rope.scaling.original_context_length", self.n_ctx_train, int)
-        return (n_dims, ROPE_MODE[self.file.arch], n_orig, get("rope.freq_base", 10000.0, float), scale,
-                1.0 if kind == "yarn" else 0.0, get("rope.scaling.attn_factor", 1.0, float), 32.0, 1.0)
+        if not 0 < n_orig <= MAX_CTX:
+            raise ModelError(f"{self.file.path}: rope.scaling.original_context_length {n_orig} is out of range")
+        base, attn = (finite(self.file, key, get(key, default, float), low=0.0) for key, default in (
+            ("rope.freq_base", 10000.0), ("rope.scaling.attn_factor", 1.0)))
+        return (n_dims, ROPE_MODE[self.file.arch], n_orig, base, scale, 1.0 if kind == "yarn" else 0.0, attn, 32.0, 1.0)
 
     def _context_size(self):
         n = self._want_ctx
         if n is None:
             return min(self.n_ctx_train, DEFAULT_N_CTX)
-        if not isinstance(n, int) or not 1 <= n <= self.n_ctx_train:
-            raise ParamError(f"n_ctx must be 1 to {self.n_ctx_train} (what the model was trained for), got {n!r}")
-        return n
+        return integer("n_ctx", n, 1, self.n_ctx_train, " (what the model was trained for)")
 
     def _load_weights(self):
         file, want, d = self.file, self.weights.want, self.n_embd
         table = file.tensors.get("token_embd.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
+        if table and not self.n_vocab:
+            raise ModelError(f"{file.path}: token_embd.weight {list(table.ne)} holds no vocabulary")
         self.embd = want("token_embd.weight", d, self.n_vocab)
         self.out_norm = want("output_norm.weight", d)
         self.out = want("output.weight", d, self.n_vocab, optional=True) or self.embd       # tied where absent
         self.rope_factors = want("rope_freqs.weight", self.rope[0] // 2, optional=True)
-        if "blk.0.ffn_gate_exps.weight" in file.tensors:
-            raise ModelError(f"{file.path}: mixture-of-experts layers are not supported yet; use a dense model")
         q, k, v, f = self.d_head * self.n_head, self.d_head * self.n_head_kv, self.d_head_v * self.n_head_kv, self.n_ff
-        shapes = {"attn_q": (d, q), "attn_k": (d, k), "attn_v": (d, v), "attn_output": (self.d_head_v * self.n_head, d),
-                  "ffn_gate": (d, f), "ffn_up": (d, f), "ffn_down": (f, d)}
+        shapes = {"attn_q": (d, q), "attn_k": (d, k), "attn_v": (d, v), "attn_output": (self.d_head_v * self.n_head, d)}
+        mixture = moe.is_mixture(file)
+        if not mixture:
+            shapes |= {"ffn_gate": (d, f), "ffn_up": (d, f), "ffn_down": (f, d)}
         self.layers = []
         for i in range(self.n_layer):
             p = f"blk.{i}."
             layer = {n: (want(f"{p}{n}.weight", *ne), want(f"{p}{n}.bias", ne[1], optional=True))
                      for n, ne in shapes.items()}
+            if mixture:
+                layer["experts"] = moe.load_experts(file, want, i, d, f)
             self.layers.append({**layer, "attn_norm": want(p + "attn_norm.weight", d),
                                 "ffn_norm": want(p + "ffn_norm.weight", d)})
 
@@ -170,6 +185,8 @@ class Llama(Network):
 
     def _feed_forward(self, x, w, i):
         m = self._norm(x, w["ffn_norm"], i, "ffn_norm")
+        if "experts" in w:
+            return gg.set_name(gg.add(moe.feed_forward(m, w["experts"], i), x), f"l_out-{i}")
         gate, up = self._linear(w, "ffn_gate", m, i, "ffn_gate"), self._linear(w, "ffn_up", m, i, "ffn_up")
         h = gg.set_name(gg.swiglu_split(gate, up), f"ffn_swiglu-{i}")
         return gg.set_name(gg.add(self._linear(w, "ffn_down", h, i, "ffn_out"), x), f"l_out-{i}")
@@ -189,7 +206,7 @@ class Llama(Network):
     # ------------------------------------------------------------ running
     def reset(self):
         """Forget the text so far; the next tokens start at position 0."""
-        self.n_past = 0
+        self.n_past, self.holder = 0, None
 
     def decode(self, ids, all_logits=False):
         """Feed `ids` at the next positions; logits after the last one (n_vocab,), or after each (n, n_vocab).
@@ -198,6 +215,7 @@ class Llama(Network):
         IndexRangeError for ids outside the vocabulary.
         """
         with self._lock:
+            self.holder = None
             ids = self._checked_ids(ids, self.n_ctx - self.n_past if self.n_past < self.n_ctx else 0)
             past, out = self.n_past, []
             try:
@@ -250,6 +268,7 @@ class Llama(Network):
 
     def free(self):
         super().free()
+        self.holder = None
         if hasattr(self, "kv_buffer"):
             self.kv_ctx.free()
             self.kv_buffer.free()

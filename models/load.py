@@ -1,8 +1,12 @@
 """load_model: a GGUF file -> the network its architecture names."""
+import os
 import time
 
+from ggjit.models.checks import known_options
 from ggjit.models.gguf import GGUFFile
-from ggjit.ops.errors import ModelError
+from ggjit.ops.errors import BadFile, ModelError, ParamError, TypeMismatch
+
+OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
 
 
 def architectures():
@@ -20,10 +24,18 @@ def load_model(path, backend="CPU", n_threads=None, **options):
     or type we cannot run), ParamError (options); nothing stays loaded after an error.
     """
     t0 = time.perf_counter()
-    file = GGUFFile(path)
+    if not isinstance(path, str | os.PathLike):
+        raise TypeMismatch(f"load_model takes the path of a GGUF file, got {type(path).__name__}")
+    known_options("load_model", options, OPTIONS)
+    if "NULL" in str(backend).upper():
+        raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
+    try:
+        file = GGUFFile(path)
+    except ValueError as e:             # a null byte or a lone surrogate in the path
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
     known = architectures()
     if file.arch not in known:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
     if file.arch == "bert":
-        options = {k: v for k, v in options.items() if k not in ("n_ctx", "kv_type", "n_batch", "flash")}
+        options = {k: v for k, v in options.items() if k not in OPTIONS}
     return known[file.arch](file, backend, n_threads, load_start=t0, **options)

@@ -10,7 +10,7 @@ from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
 from ggjit.models.tokenizer import Tokenizer
 from ggjit.models.weights import Weights
-from ggjit.ops.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
 from ggjit.ops.locks import ForkLock
 from ggjit.registry import init_backend
 
@@ -118,8 +118,12 @@ class Network:
 
     def _built(self, shape):
         ctx = Context()
-        with ctx:
-            inputs, result = self._build(ctx, shape)
+        try:
+            with ctx:
+                inputs, result = self._build(ctx, shape)
+        except MemoryError:
+            raise OutOfMemory(f"the inputs of a graph of shape {shape} do not fit in memory; use a smaller n_ctx or "
+                              f"n_batch") from None
         return ctx, inputs, result
 
     def graph(self, *shape):
@@ -135,10 +139,11 @@ class Network:
         return ()
 
     def free(self):
-        """Give weights, caches and plans back.  A second call does nothing."""
-        self._steps.clear()
-        self._allocator.free()
-        self.weights.free()
+        """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
+        with self._lock:
+            self._steps.clear()
+            self._allocator.free()
+            self.weights.free()
 
     def __enter__(self):
         return self

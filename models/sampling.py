@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from ggjit.models.checks import number
 from ggjit.ops.errors import ParamError, ShapeError
 
 
@@ -29,12 +30,14 @@ class Sampler:
     """
 
     def __init__(self, temp=0.0, top_k=40, top_p=0.95, min_p=0.0, repeat_penalty=1.0, penalty_last_n=64, seed=None):
-        _check("temp", temp, -math.inf < temp < math.inf, "a finite number, 0 or less for greedy")
+        temp, top_p, min_p, repeat_penalty = (number(k, v) for k, v in (
+            ("temp", temp), ("top_p", top_p), ("min_p", min_p), ("repeat_penalty", repeat_penalty)))
         _check("top_k", top_k, _is_count(top_k), "a whole number, 0 to keep all")
         _check("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1")
         _check("min_p", min_p, 0 <= min_p <= 1, "from 0 to 1")
         _check("repeat_penalty", repeat_penalty, 0 < repeat_penalty < math.inf, "above 0, 1 for none")
-        _check("penalty_last_n", penalty_last_n, _is_count(penalty_last_n), "a whole number")
+        _check("penalty_last_n", penalty_last_n, _is_count(penalty_last_n) and penalty_last_n < 1 << 31,
+               "a whole number")
         _check("seed", seed, seed is None or _is_count(seed), "a whole number or None")
         self.temp, self.top_k, self.top_p, self.min_p = float(temp), int(top_k), float(top_p), float(min_p)
         self.repeat_penalty, self.seed = float(repeat_penalty), seed

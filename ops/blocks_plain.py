@@ -40,18 +40,32 @@ class Plain:
     codes_ir    a <32 x i8> for each group
     factors_ir  (b, address, n) -> an <n x float> for each group: n / 2 times the first half's factor, then the second's
     offset_ir   (b, address) -> float32 offset of the block, or None
-    signed      codes are signed bytes, -127 ... 127; else unsigned, at most 128, and zero_point is subtracted
+    signed      codes are signed bytes, -127 ... 127; else unsigned, at most max_code, and zero_point is subtracted
+    halves      the halves of a group have factors of their own
     """
     type: Type
     codes_ir: Callable
     factors_ir: Callable
     offset_ir: Callable | None = None
     zero_point: int = 0
+    max_code: int = 127
     signed: bool = False
+    halves: bool = False
 
     @property
     def n_groups(self):
         return self.type.block // 32
+
+    @property
+    def has_offsets(self):
+        return self.offset_ir is not None
+
+    def part_factors_ir(self, b, p, parts):
+        """(factors, offsets) of every group: lists of `parts` float32."""
+        def both(v):
+            return [b.extract_element(v, i32(i)) for i in range(parts)]
+        factors = [both(v) for v in self.factors_ir(b, p, 2)]
+        return factors, [[self.offset_ir(b, p)] * parts] * self.n_groups if self.offset_ir else None
 
     def values_ir(self, b, p):
         """A <32 x float> for each group; the operations of ggml's to_float in its order."""
@@ -63,7 +77,7 @@ class Plain:
 
     def traits(self, from_float, **more):
         return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
-                      np_round_activations=np_round_activations, dot=_dot(self), **more)
+                      np_round_activations=np_round_activations, dot=_dot(self), **{"tile": self, **more})
 
 
 def make_to_float(blocks):

@@ -33,7 +33,7 @@ from ggjit.ops.blocks import (
 from ggjit.ops.blocks_plain import make_to_float
 from ggjit.ops.dot import Dot
 from ggjit.ops.jit import exact
-from ggjit.ops.lanes import f32, fold_ir, i64, int_to_float_ir, madd_ir, splat_const
+from ggjit.ops.lanes import f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
 from ggjit.ops.mem import IR_F32, call_intrinsic
 from ggjit.ops.simd import IR, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.traits import Traits, Type
@@ -50,7 +50,8 @@ class Super:
     scales_ir   <16 x i16>, first halves | second halves; None: all 1
     d_ir        float32
     mins_ir     (<16 x i16> in the order of scales, dmin float32), or None
-    signed      codes are signed bytes, -127 ... 127; else unsigned, at most 128, and zero_point is subtracted
+    signed      codes are signed bytes, -127 ... 127; else unsigned, at most max_code, and zero_point is subtracted
+    halves      the halves of a group have scales of their own
     """
     type: Type
     codes_ir: Callable
@@ -58,28 +59,45 @@ class Super:
     d_ir: Callable
     mins_ir: Callable | None = None
     zero_point: int = 0
+    max_code: int = 127
     signed: bool = False
+    halves: bool = False
 
     def scale_words_ir(self, b, p):
         return self.scales_ir(b, p) if self.scales_ir else splat_const("i16", 1, 16)
 
+    @property
+    def has_offsets(self):
+        return self.mins_ir is not None
+
+    def factors_ir(self, b, p):
+        """(factors, mins) as <16 x float>, first halves | second halves; mins None where there are none."""
+        v16 = vec_ir("f32", 16)
+        factors = b.fmul(splat_ir(b, self.d_ir(b, p), 16), b.sitofp(self.scale_words_ir(b, p), v16))
+        if self.mins_ir is None:
+            return factors, None
+        mins, dmin = self.mins_ir(b, p)
+        return factors, b.fmul(splat_ir(b, dmin, 16), b.sitofp(mins, v16))
+
+    def part_factors_ir(self, b, p, parts):
+        """(factors, offsets) of every group: lists of `parts` float32."""
+        def split(v):
+            return [[b.extract_element(v, i32(g + 8 * i)) for i in range(parts)] for g in range(8)]
+        factors, mins = self.factors_ir(b, p)
+        return split(factors), None if mins is None else split(b.fneg(mins))
+
     def values_ir(self, b, p):
         """A <32 x float> for each group; the operations of ggml's to_float in its order."""
-        v16 = vec_ir("f32", 16)
-        factor = b.fmul(splat_ir(b, self.d_ir(b, p), 16), b.sitofp(self.scale_words_ir(b, p), v16))
-        offset = None
-        if self.mins_ir:
-            mins, dmin = self.mins_ir(b, p)
-            offset = b.fmul(splat_ir(b, dmin, 16), b.sitofp(mins, v16))
+        factors, mins = self.factors_ir(b, p)
         out = []
         for g, codes in enumerate(self.codes_ir(b, p)):
-            v = b.fmul(halves_ir(b, factor, g), floats_ir(b, codes, self.zero_point, self.signed))
-            out.append(v if offset is None else b.fsub(v, halves_ir(b, offset, g)))
+            v = b.fmul(halves_ir(b, factors, g), floats_ir(b, codes, self.zero_point, self.signed))
+            out.append(v if mins is None else b.fsub(v, halves_ir(b, mins, g)))
         return out
 
     def traits(self, from_float, **more):
         return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
-                      np_round_activations=np_round_activations, dot=_dot(self), **more)
+                      np_round_activations=np_round_activations, dot=_dot(self), **{"tile": self, **more})
 
 
 # ---------------------------------------------------------------- activations

@@ -8,24 +8,12 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import each, each_row, param, whole
 from ggjit.ops.mathfun import vexp
 from ggjit.ops.mem import ld_f32, st_f32
-from ggjit.ops.node import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    SRC3,
-    addr,
-    chunk_rows,
-    nb,
-    ne,
-    next_rows,
-    param_f32,
-    param_i32,
-)
+from ggjit.ops.node import DST, SRC0, SRC1, SRC2, SRC3, addr, nb, ne, param_f32
 from ggjit.ops.record import OK, OP
-from ggjit.ops.shape import n_elements, require, require_param, require_type
+from ggjit.ops.shape import n_elements, require, require_type
 from ggjit.ops.simd import (
     W,
     fadd,
@@ -72,9 +60,8 @@ def dsv4_hc_comb(mixes, scale, base, eps, n_iter):
     require(mixes.ne[0] == N_MIX and mixes.ne[2:] == (1, 1), "dsv4_hc_comb: mixes must be [24, t] (4 streams)", mixes)
     require(scale.ne[0] >= 3 and scale.ne[1:] == (1, 1, 1), "dsv4_hc_comb: scale must hold 3 values", scale)
     require(base.ne == (N_MIX, 1, 1, 1), "dsv4_hc_comb: base must be [24]", base)
-    require_param(isinstance(n_iter, int) and 1 <= n_iter < 2 ** 31,
-                  f"dsv4_hc_comb: n_iter must be at least 1, got {n_iter!r}")
-    return mixes.ctx.node(OP.DSV4_HC_COMB, F32, (HC, HC, mixes.ne[1]), (mixes, scale, base), (float(eps), n_iter))
+    params = (float(eps), whole("dsv4_hc_comb", "n_iter", n_iter, 1))
+    return mixes.ctx.node(OP.DSV4_HC_COMB, F32, (HC, HC, mixes.ne[1]), (mixes, scale, base), params)
 
 
 def dsv4_hc_pre(x, weights):
@@ -131,7 +118,7 @@ def _load4(p, stride):
 
 
 @inline
-def _divided_rows(v, eps):
+def _divided_row(v, eps):
     return fmul(v, splat4(f32(1.0) / (hsum(v) + eps)))
 
 
@@ -145,33 +132,31 @@ def _soft_max_row(d, mixes, m0, base, b0, scale, eps):
     return fadd(fmul(e, splat4(f32(1.0) / hsum(e))), splat4(eps))
 
 
-def _make_comb():
-    def kernel(node, ith, nth, sync):
-        mixes, scale, base, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        eps, n_iter, n = param_f32(node, 0), types.int64(param_i32(node, 1)), ne(mixes, 1)
-        factor, m0, b0 = ld_f32(addr(scale) + 2 * nb(scale, 0)), nb(mixes, 0), nb(base, 0)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for t in range(start, min(n, start + chunk)):
-                pm, pb, pd = addr(mixes) + t * nb(mixes, 1) + 8 * m0, addr(base) + 8 * b0, addr(d) + t * nb(d, 2)
-                v0 = _soft_max_row(pd, pm, m0, pb, b0, factor, eps)
-                v1 = _soft_max_row(pd, pm + 4 * m0, m0, pb + 4 * b0, b0, factor, eps)
-                v2 = _soft_max_row(pd, pm + 8 * m0, m0, pb + 8 * b0, b0, factor, eps)
-                v3 = _soft_max_row(pd, pm + 12 * m0, m0, pb + 12 * b0, b0, factor, eps)
-                for i in range(n_iter):
-                    if i > 0:
-                        v0, v1 = _divided_rows(v0, eps), _divided_rows(v1, eps)
-                        v2, v3 = _divided_rows(v2, eps), _divided_rows(v3, eps)
-                    f = fdiv(splat4(f32(1.0)), fadd(fadd(fadd(v0, v1), fadd(v2, v3)), splat4(eps)))
-                    v0, v1, v2, v3 = fmul(v0, f), fmul(v1, f), fmul(v2, f), fmul(v3, f)
-                st4(pd, v0)
-                st4(pd + 16, v1)
-                st4(pd + 32, v2)
-                st4(pd + 48, v3)
-    return kernel
+@inline
+def _n_tokens(node):
+    return ne(node + SRC0, 1)
+
+
+@inline
+def _comb(node, t):
+    mixes, scale, base, d = node + SRC0, node + SRC1, node + SRC2, node + DST
+    eps, factor, m0, b0 = param_f32(node, 0), ld_f32(addr(scale) + 2 * nb(scale, 0)), nb(mixes, 0), nb(base, 0)
+    pm, pb, pd = addr(mixes) + t * nb(mixes, 1) + 8 * m0, addr(base) + 8 * b0, addr(d) + t * nb(d, 2)
+    v0 = _soft_max_row(pd, pm, m0, pb, b0, factor, eps)
+    v1 = _soft_max_row(pd, pm + 4 * m0, m0, pb + 4 * b0, b0, factor, eps)
+    v2 = _soft_max_row(pd, pm + 8 * m0, m0, pb + 8 * b0, b0, factor, eps)
+    v3 = _soft_max_row(pd, pm + 12 * m0, m0, pb + 12 * b0, b0, factor, eps)
+    for i in range(param(node, 1)):
+        if i > 0:
+            v0, v1 = _divided_row(v0, eps), _divided_row(v1, eps)
+            v2, v3 = _divided_row(v2, eps), _divided_row(v3, eps)
+        f = fdiv(splat4(f32(1.0)), fadd(fadd(fadd(v0, v1), fadd(v2, v3)), splat4(eps)))
+        v0, v1, v2, v3 = fmul(v0, f), fmul(v1, f), fmul(v2, f), fmul(v3, f)
+    st4(pd, v0)
+    st4(pd + 16, v1)
+    st4(pd + 32, v2)
+    st4(pd + 48, v3)
+    return OK
 
 
 @inline
@@ -200,40 +185,28 @@ def _mix(d, x, x0, x1, w, w1, n, count, extra, e0, factor):
         i += 1
 
 
-def _make_pre():
-    def kernel(node, ith, nth, sync):
-        x, w, d = node + SRC0, node + SRC1, node + DST
-        n = ne(d, 1)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for t in range(start, min(n, start + chunk)):
-                _mix(addr(d) + t * nb(d, 1), addr(x) + t * nb(x, 2), nb(x, 0), nb(x, 1), addr(w) + t * nb(w, 1),
-                     nb(w, 0), ne(x, 0), ne(x, 1), 0, 0, f32(0.0))
-    return kernel
+@inline
+def _pre(node, t):
+    x, w, d = node + SRC0, node + SRC1, node + DST
+    _mix(addr(d) + t * nb(d, 1), addr(x) + t * nb(x, 2), nb(x, 0), nb(x, 1), addr(w) + t * nb(w, 1), nb(w, 0), ne(x, 0),
+         ne(x, 1), 0, 0, f32(0.0))
+    return OK
 
 
-def _make_post():
-    def kernel(node, ith, nth, sync):
-        x, res, post, comb, d = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + DST
-        hc, n = ne(d, 1), ne(d, 1) * ne(d, 2)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                t = r // hc
-                h = r - t * hc
-                _mix(addr(d) + h * nb(d, 1) + t * nb(d, 2), addr(res) + t * nb(res, 2), nb(res, 0), nb(res, 1),
-                     addr(comb) + h * nb(comb, 0) + t * nb(comb, 2), nb(comb, 1), ne(d, 0), hc,
-                     addr(x) + t * nb(x, 1), nb(x, 0), ld_f32(addr(post) + h * nb(post, 0) + t * nb(post, 1)))
-    return kernel
+@inline
+def _post(node, r):
+    x, res, post, comb, d = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + DST
+    hc = ne(d, 1)
+    t = r // hc
+    h = r - t * hc
+    _mix(addr(d) + h * nb(d, 1) + t * nb(d, 2), addr(res) + t * nb(res, 2), nb(res, 0), nb(res, 1),
+         addr(comb) + h * nb(comb, 0) + t * nb(comb, 2), nb(comb, 1), ne(d, 0), hc, addr(x) + t * nb(x, 1), nb(x, 0),
+         ld_f32(addr(post) + h * nb(post, 0) + t * nb(post, 1)))
+    return OK
 
 
-MAKE = {OP.DSV4_HC_COMB: _make_comb, OP.DSV4_HC_PRE: _make_pre, OP.DSV4_HC_POST: _make_post}
+MAKE = {OP.DSV4_HC_COMB: lambda: each(_n_tokens, _comb), OP.DSV4_HC_PRE: lambda: each_row(_pre),
+        OP.DSV4_HC_POST: lambda: each_row(_post)}
 
 
 def kernel(t, n_threads):

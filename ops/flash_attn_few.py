@@ -114,7 +114,7 @@ def _make_join(layout):
         l_sum = f32(0.0)
         for c in range(n_chunks):
             part = parts + c * stride
-            weight = exp1(ld_f32(part) - m) if ld_f32(part + 4) > f32(0.0) else f32(0.0)
+            weight = exp1(ld_f32(part) - m) if ld_f32(part + 4) != f32(0.0) else f32(0.0)
             l_sum += weight * ld_f32(part + 4)
             for i in range(64, 64 + nbytes, B):
                 x = ldf(part + i)

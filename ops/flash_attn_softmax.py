@@ -41,7 +41,7 @@ from ggjit.ops.simd import (
 )
 from ggjit.ops.types import F16
 
-NEG_INF = f32(-math.inf)
+NEG_INF, NAN = f32(-math.inf), f32(math.nan)
 ldh_part = ROW[F16].load_part
 
 
@@ -73,16 +73,24 @@ def shift_right(typingctx, bits, n):
 
 @intrinsic
 def visible(typingctx, v):
-    """One bit per lane: mask value above -inf."""
+    """One bit per lane: mask value above -inf, or NaN (a broken mask shall be seen in the result)."""
     def codegen(context, b, sig, args):
-        seen = b.fcmp_ordered(">", args[0], const_ir("f32", [-math.inf] * W))
+        seen = b.fcmp_unordered(">", args[0], const_ir("f32", [-math.inf] * W))
         return b.zext(b.bitcast(seen, ir.IntType(W)), IR_I64)
+    return types.int64(v), codegen
+
+
+@intrinsic
+def nans(typingctx, v):
+    """One bit per lane: NaN."""
+    def codegen(context, b, sig, args):
+        return b.zext(b.bitcast(b.fcmp_unordered("uno", args[0], args[0]), ir.IntType(W)), IR_I64)
     return types.int64(v), codegen
 
 
 # score + slope * mask, exactly -inf where the mask is: the score there may be NaN
 masked = make_ir(lambda s, *_: s, lambda b, s, slope, m: b.select(
-    b.fcmp_ordered(">", m, const_ir("f32", [-math.inf] * W)), fma_ir(b, slope, m, s),
+    b.fcmp_unordered(">", m, const_ir("f32", [-math.inf] * W)), fma_ir(b, slope, m, s),
     const_ir("f32", [-math.inf] * W)))
 finite_or_0 = make_ir(lambda x: x, lambda b, x: b.select(
     b.fcmp_ordered(">", x, const_ir("f32", [-math.inf] * W)), x, ir.Constant(x.type, None)))
@@ -129,7 +137,7 @@ def output_factor(m, l_sum, sink):
             c = exp1(m - s)
             return c / (l_sum * c + f32(1.0))
         l_sum += exp1(s - m)
-    return f32(1.0) / l_sum if l_sum > f32(0.0) else f32(0.0)
+    return f32(1.0) / l_sum if l_sum != f32(0.0) else f32(0.0)      # NaN stays NaN
 
 
 # ---------------------------------------------------------------- a thread's scratch
@@ -217,6 +225,13 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
         return hsum(a)
 
     @inline
+    def any_nan(s, nv):
+        bits = 0
+        for i in range(0, nv * B, B):
+            bits |= nans(ldf(s + i))
+        return bits != 0
+
+    @inline
     def softmax(wk, n, nj, cap):
         """Scores of the block -> weights exp(score - m), in place; updates m, l and the factor c of what is older."""
         nv = (nj + W - 1) // W
@@ -233,6 +248,8 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
             s = wk + scores_ + r * ROW_NBYTES
             m, c = ld_f32(wk + new_ + 4 * r), ld_f32(wk + c_ + 4 * r)
             if ld_i64(wk + bits_ + 8 * r) == 0 or m == NEG_INF:         # the row sees nothing here
+                if ld_i64(wk + bits_ + 8 * r) != 0 and any_nan(s, nv):  # or nothing but NaN, which no maximum shows
+                    st_f32(wk + l_ + 4 * r, NAN)
                 for i in range(0, nv * B, B):
                     stf(s + i, zerof())
             else:

@@ -16,6 +16,7 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import param, whole
 from ggjit.ops.mathfun import exp1, vexp
 from ggjit.ops.mem import copy_bytes, ld_f32, st_f32, zero_bytes
 from ggjit.ops.node import (
@@ -30,11 +31,10 @@ from ggjit.ops.node import (
     nb,
     ne,
     next_rows,
-    param_i32,
     work,
 )
 from ggjit.ops.record import OK, OP, V_WORDS, WORD
-from ggjit.ops.shape import is_contiguous, n_elements, require, require_param, require_type, rows_contiguous
+from ggjit.ops.shape import is_contiguous, n_elements, require, require_type, rows_contiguous
 from ggjit.ops.simd import W, ldf_part, stf_part
 from ggjit.ops.spec import Case, Kernel, Spec
 from ggjit.ops.state_rows import ROWS, dot, dot3, row_blocks, step, step_each
@@ -67,8 +67,7 @@ def gated_delta_net(q, k, v, g, beta, state, K=1):
             "gated_delta_net: g must be [1 or S_v, H, n_t, n_s]", g, v)
     require(beta.ne == (1, heads, n_t, n_s), "gated_delta_net: beta must be [1, H, n_t, n_s]", beta, v)
     require(state.ne == (size, size, heads, n_s), "gated_delta_net: state must be [S_v, S_v, H, n_s]", state, v)
-    require_param(isinstance(K, int) and 1 <= K < 2 ** 31,
-                  f"gated_delta_net: K, the number of snapshots, must be at least 1, got {K!r}")
+    K = whole("gated_delta_net", "K, the number of snapshots,", K, 1)
     ne = (size * heads, n_t * n_s + K * size * n_s)
     return q.ctx.node(OP.GATED_DELTA_NET, F32, ne, (q, k, v, g, beta, state), (K,))
 
@@ -102,7 +101,7 @@ def _make(each):
     def kernel(node, ith, nth, sync):
         q, k, v, g, beta, s, d = (node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + SRC4, node + SRC5,
                                   node + DST)
-        n, heads, n_t, n_s, n_keep = ne(v, 0), ne(v, 1), ne(v, 2), ne(v, 3), types.int64(param_i32(node, 0))
+        n, heads, n_t, n_s, n_keep = ne(v, 0), ne(v, 1), ne(v, 2), ne(v, 3), param(node, 0)
         decays = work(node) + ith * ((4 * n + 63) // 64 * 64)
         states = addr(d) + 4 * n * heads * n_t * n_s
         keep_nbytes = 4 * n * n * heads * n_s

@@ -12,8 +12,9 @@ import math
 from numba import types
 
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import each_row
 from ggjit.ops.mem import ld_f32, st_f32
-from ggjit.ops.node import DST, SRC1, chunk_rows, n_rows, nb, ne, next_rows, row_addr, row_index
+from ggjit.ops.node import DST, SRC1, nb, ne, row_addr, row_index
 from ggjit.ops.record import OK
 from ggjit.ops.simd import W, const_ir, fadd, fma_ir, fmul, fsub, ldf, make_ir, shuffle_ir, splat, stf
 
@@ -59,28 +60,26 @@ def _scalars(d, n):
         h *= 2
 
 
+@inline
+def _row(node, r):
+    b, d = node + SRC1, node + DST
+    n, b0 = ne(b, 0), nb(b, 0)
+    scale = f32(1.0) / f32(math.sqrt(f32(n)))
+    i1, i2, i3 = row_index(b, r)
+    pb, pd = row_addr(b, i1, i2, i3), row_addr(d, i1, i2, i3)
+    if b0 == 4 and n >= W:
+        for i in range(0, n, W):
+            stf(pd + 4 * i, fmul(ldf(pb + 4 * i), splat(scale)))
+    else:
+        for i in range(n):
+            st_f32(pd + 4 * i, ld_f32(pb + i * b0) * scale)
+    if n >= W:
+        _vectors(pd, n)
+    else:
+        _scalars(pd, n)
+    return OK
+
+
 def make_kernel():
     """Kernel of mul_mat(H, b): rows of b (float32, any strides) transformed into rows of d."""
-    def kernel(node, ith, nth, sync):
-        b, d = node + SRC1, node + DST
-        n, rows, b0 = ne(b, 0), n_rows(b), nb(b, 0)
-        scale = f32(1.0) / f32(math.sqrt(f32(n)))
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(b, r)
-                pb, pd = row_addr(b, i1, i2, i3), row_addr(d, i1, i2, i3)
-                if b0 == 4 and n >= W:
-                    for i in range(0, n, W):
-                        stf(pd + 4 * i, fmul(ldf(pb + 4 * i), splat(scale)))
-                else:
-                    for i in range(n):
-                        st_f32(pd + 4 * i, ld_f32(pb + i * b0) * scale)
-                if n >= W:
-                    _vectors(pd, n)
-                else:
-                    _scalars(pd, n)
-    return kernel
+    return each_row(_row)

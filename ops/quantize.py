@@ -10,9 +10,12 @@ from ggjit.ops.types import BY_NAME, Type
 from ggjit.ops.types.traits import module_of, traits_of
 
 
+_LOWER = {name.lower(): t for name, t in BY_NAME.items()}
+
+
 def _type(type):
-    if isinstance(type, str) and type.lower() in BY_NAME:
-        return BY_NAME[type.lower()]
+    if isinstance(type, str) and type.lower() in _LOWER:
+        return _LOWER[type.lower()]
     if not isinstance(type, Type):
         raise TypeMismatch(f"{type!r} is no tensor type; use gg.Q8_0, gg.F16, ... or a name such as 'q8_0'")
     return type

@@ -12,8 +12,9 @@ from numba import types
 
 from ggjit.ops.errors import NotSupported
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import each, param
 from ggjit.ops.mem import ld_f32
-from ggjit.ops.node import DST, SRC0, SRC1, chunk_rows, nb, ne, next_rows, param_i32, row_addr
+from ggjit.ops.node import DST, SRC0, SRC1, nb, ne, row_addr
 from ggjit.ops.record import OK, OP
 from ggjit.ops.shape import is_contiguous, n_elements, require, require_type
 from ggjit.ops.simd import W, fadd, fma, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, zerof
@@ -88,31 +89,30 @@ def _solve_columns(a, b, x, size, a1, b1, x1, n, mode):
             stf_part(x + i * x1, y, n)
 
 
-def _make():
-    def kernel(node, ith, nth, sync):
-        a, b, d, mode = node + SRC0, node + SRC1, node + DST, types.int64(param_i32(node, 0))
-        blocks = (ne(b, 0) + W - 1) // W
-        total = blocks * ne(b, 2) * ne(b, 3)
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                q = r // blocks
-                i = (r - q * blocks) * W
-                i3 = q // ne(b, 2)
-                i2 = q - i3 * ne(b, 2)
-                _solve_columns(row_addr(a, 0, i2, i3), row_addr(b, 0, i2, i3) + 4 * i, row_addr(d, 0, i2, i3) + 4 * i,
-                               ne(a, 0), nb(a, 1), nb(b, 1), nb(d, 1), ne(b, 0) - i, mode)
-    return kernel
+@inline
+def _blocks(node):
+    b = node + SRC1
+    return (ne(b, 0) + W - 1) // W * ne(b, 2) * ne(b, 3)
+
+
+@inline
+def _block(node, r):
+    a, b, d = node + SRC0, node + SRC1, node + DST
+    blocks = (ne(b, 0) + W - 1) // W
+    q = r // blocks
+    i = (r - q * blocks) * W
+    i3 = q // ne(b, 2)
+    i2 = q - i3 * ne(b, 2)
+    _solve_columns(row_addr(a, 0, i2, i3), row_addr(b, 0, i2, i3) + 4 * i, row_addr(d, 0, i2, i3) + 4 * i, ne(a, 0),
+                   nb(a, 1), nb(b, 1), nb(d, 1), ne(b, 0) - i, param(node, 0))
+    return OK
 
 
 def kernel(t, n_threads):
     a, b = t.src
     if a.type is not F32 or b.type is not F32:
         return None
-    return Kernel("solve_tri", _make, cost=0.05 * n_elements(b) * a.ne[0] + 2.0 * n_elements(a))
+    return Kernel("solve_tri", lambda: each(_blocks, _block), cost=0.05 * n_elements(b) * a.ne[0] + 2.0 * n_elements(a))
 
 
 def cases():

@@ -36,6 +36,7 @@ def ssm_conv(sx, c):
         require_type("ssm_conv", t, (F32,), role)
         require(t.nb[0] == 4, f"ssm_conv: elements of a row of {role} must lie side by side", t, remedy="gg.cont it")
     require(sx.ne[3] == 1 and c.ne[2] == c.ne[3] == 1, "ssm_conv: sx has 3 dimensions, c has 2", sx, c)
+    require(c.ne[0] > 0, "ssm_conv: a filter needs at least one tap", c)
     require(sx.ne[1] == c.ne[1], "ssm_conv: sx and c differ in d_inner (dimension 1)", sx, c)
     n_t = sx.ne[0] - c.ne[0] + 1
     require(n_t >= 0, "ssm_conv: rows of sx must hold d_conv - 1 earlier tokens", sx, c,
@@ -44,8 +45,8 @@ def ssm_conv(sx, c):
 
 
 def reference(t, sx, c):
-    windows = np.lib.stride_tricks.sliding_window_view(sx.astype(np.float64), c.shape[-1], axis=-1)
-    return np.einsum("asctj,cj->astc", windows, c[0, 0])
+    sx, c, n_t = sx.astype(np.float64), c[0, 0], t.ne[1]
+    return sum(sx[..., j:j + n_t] * c[:, j, None] for j in range(c.shape[1])).swapaxes(2, 3)
 
 
 @inline

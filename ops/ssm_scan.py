@@ -14,6 +14,7 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import param, whole
 from ggjit.ops.mathfun import exp1, log1p_1, vexp
 from ggjit.ops.mem import copy_bytes, ld_f32, ld_i32, st_f32, zero_bytes
 from ggjit.ops.node import (
@@ -29,7 +30,6 @@ from ggjit.ops.node import (
     nb,
     ne,
     next_rows,
-    param_i32,
     work,
 )
 from ggjit.ops.record import BAD_INDEX, OK, OP, V_WORDS, WORD
@@ -70,9 +70,8 @@ def ssm_scan(s, x, dt, A, B, C, ids, K=1):
             "ssm_scan: B and C must be [d_state, n_group, n_t, n_s]", B, C, x)
     require(B.ne[1] > 0 and n_head % B.ne[1] == 0, "ssm_scan: n_group must divide n_head", B, x)
     require(ids.ne == (n_s, 1, 1, 1), "ssm_scan: ids must hold one row number per sequence", ids, x)
-    require_param(isinstance(K, int) and K >= 1, f"ssm_scan: K, the number of snapshots, must be at least 1, got {K!r}")
+    K = whole("ssm_scan", "K, the number of snapshots,", K, 1)
     require_param(K == 1 or A.ne[0] == 1, f"ssm_scan: K = {K} snapshots need Mamba-2's A [1, n_head]")
-    require_param(K < 2 ** 31, "ssm_scan: K does not fit 32 bits")
     n = n_elements(x) + K * d_state * head_dim * n_head * n_s
     return s.ctx.node(OP.SSM_SCAN, F32, (n,), (s, x, dt, A, B, C, ids), (K,))
 
@@ -121,7 +120,7 @@ def _make(each):
             id = ld_i32(addr(ids) + i * nb(ids, 0))
             if id < 0 or id >= ne(s, 3):
                 return fail(node, BAD_INDEX, id)
-        share, n_keep = heads // ne(b, 1), types.int64(param_i32(node, 0))
+        share, n_keep = heads // ne(b, 1), param(node, 0)
         decays = work(node) + ith * ((4 * n + 63) // 64 * 64)
         states = addr(d) + 4 * dim * heads * n_t * n_s
         head_nbytes = 4 * n * dim

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops.lanes import i64, store_part_ir, transpose_ir
+from ggjit.ops.lanes import i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.simd import B, W, load_ir, store_ir, vec_ir
 
 NL = 2 * W                              # columns of a panel
@@ -80,6 +80,19 @@ def finish_ir(b, acc, places, first):
         with other:
             for p, x in zip(places, acc, strict=True):
                 store_ir(b, b.fadd(load_ir(b, p, vec_ir("f32", W), B), x), p, B)
+
+
+def soon_ir(b, soon, stride, n_rows):
+    """ask(b, offset): prefetch that byte of the rows that will be read next; three rows share a base register."""
+    apart = [i64(0), stride, b.mul(stride, i64(2))]
+    bases = [b.add(soon, b.mul(stride, i64(r))) for r in range(0, n_rows, 3)]
+
+    def ask(b, offset):
+        for p in bases:
+            q = b.add(p, offset)
+            for o in apart:
+                prefetch_ir(b, b.add(q, o))
+    return ask
 
 
 @intrinsic

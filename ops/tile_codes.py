@@ -16,14 +16,14 @@ from ggjit.ops.lanes import (
     int_to_float_ir,
     madd_ir,
     maddubs_ir,
-    prefetch_ir,
     splat_const,
     zero,
 )
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir, sum_ir
 from ggjit.ops.simd import counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tile, finish_ir
+from ggjit.ops.tile import LDC, NL, Tile, finish_ir, soon_ir
+from ggjit.ops.tile_blocks import block_tile
 from ggjit.ops.types.traits import traits_of
 
 Y_BLOCK = 10 * 4 * NL                   # 8 x NL quads of activations | NL biases i32 | NL scales f32
@@ -73,19 +73,6 @@ def _make_pack_weights(codes):
         for i in range(k // 32):
             put(src + i * nbytes, dst + i * W_BLOCK)
     return pack_w
-
-
-def soon_ir(b, soon, stride, n_rows):
-    """ask(b, offset): prefetch that byte of the rows that will be read next; three rows share a base register."""
-    apart = [i64(0), stride, b.mul(stride, i64(2))]
-    bases = [b.add(soon, b.mul(stride, i64(r))) for r in range(0, n_rows, 3)]
-
-    def ask(b, offset):
-        for p in bases:
-            q = b.add(p, offset)
-            for o in apart:
-                prefetch_ir(b, b.add(q, o))
-    return ask
 
 
 def _make_code_multiply(n_rows, n_vectors, ldw, nbytes):
@@ -183,6 +170,8 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
 def code_tile(type):
     """The integer tile of a type, or None where the instruction set has none for it."""
     codes = traits_of(type).tile
+    if hasattr(codes, "codes_ir") and hasattr(codes, "halves"):
+        return block_tile(codes)
     if codes is None or isa.ISA == "generic" or (isa.ISA == "avx2" and codes.zero_point > 8):
         return None
     ldw = CODE_KC // 32 * W_BLOCK + 64

@@ -14,20 +14,9 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import each
 from ggjit.ops.mem import copy_bytes, ld_f32, st_f32
-from ggjit.ops.node import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    SRC3,
-    SRC4,
-    addr,
-    chunk_rows,
-    ne,
-    next_rows,
-    param_f32,
-)
+from ggjit.ops.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, ne, param_f32
 from ggjit.ops.record import OK, OP, V_WORDS, WORD
 from ggjit.ops.shape import is_contiguous, n_elements, require, require_type
 from ggjit.ops.simd import W, fadd, fma, fmul, hsum, ldf, ldf_part, splat, stf, stf_part, zerof
@@ -156,46 +145,40 @@ def _make_columns(is_wkv6):
     (wkv6_whole, gla_whole), (wkv6_part, gla_part) = WHOLE, PART
     last = SRC5 if is_wkv6 else SRC4
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        return (ne(node + SRC0, 0) + W - 1) // W * ne(node + SRC0, 1) * ne(node + last, 1)
+
+    @inline
+    def columns(node, u):
         size, heads, n_tokens = ne(node + SRC0, 0), ne(node + SRC0, 1), ne(node + SRC0, 2)
-        n_seqs = ne(node + last, 1)
         k, v, r, x3, x4 = (addr(node + SRC0), addr(node + SRC1), addr(node + SRC2), addr(node + SRC3),
                            addr(node + SRC4))
-        d, s = addr(node + DST), addr(node + last)
-        scale = param_f32(node, 0)
-        per, row, head = n_tokens // n_seqs, 4 * size * heads, 4 * size * size
-        states = d + n_tokens * row
+        d, scale, per, row = addr(node + DST), param_f32(node, 0), n_tokens // ne(node + last, 1), 4 * size * heads
         blocks = (size + W - 1) // W
-        total = blocks * heads * n_seqs
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for u in range(start, min(total, start + chunk)):
-                hs = u // blocks
-                j = (u - hs * blocks) * W
-                seq = hs // heads
-                at = 4 * size * (hs - seq * heads)
-                n = size - j
-                old, new = s + hs * head + 4 * j, states + hs * head + 4 * j
-                if per == 0:
-                    for i in range(size):
-                        copy_bytes(new + 4 * size * i, old + 4 * size * i, 4 * min(n, W))
-                for t in range(seq * per, (seq + 1) * per):
-                    o = t * row + at
-                    pd, pv = d + o + 4 * j, v + o + 4 * j
-                    if is_wkv6:
-                        if n >= W:
-                            wkv6_whole(pd, new, old, k + o, pv, r + o, x3 + at, x4 + o, size, 4 * size, n)
-                        else:
-                            wkv6_part(pd, new, old, k + o, pv, r + o, x3 + at, x4 + o, size, 4 * size, n)
-                    elif n >= W:
-                        gla_whole(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
-                    else:
-                        gla_part(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
-                    old = new
-    return kernel
+        hs = u // blocks
+        j = (u - hs * blocks) * W
+        n, seq = size - j, hs // heads
+        at, state = 4 * size * (hs - seq * heads), 4 * size * size * hs + 4 * j
+        old, new = addr(node + last) + state, d + n_tokens * row + state
+        if per == 0:
+            for i in range(size):
+                copy_bytes(new + 4 * size * i, old + 4 * size * i, 4 * min(n, W))
+        for t in range(seq * per, (seq + 1) * per):
+            o = t * row + at
+            pd, pv = d + o + 4 * j, v + o + 4 * j
+            if is_wkv6:
+                if n >= W:
+                    wkv6_whole(pd, new, old, k + o, pv, r + o, x3 + at, x4 + o, size, 4 * size, n)
+                else:
+                    wkv6_part(pd, new, old, k + o, pv, r + o, x3 + at, x4 + o, size, 4 * size, n)
+            elif n >= W:
+                gla_whole(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
+            else:
+                gla_part(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
+            old = new
+        return OK
+    return each(count, columns)
 
 
 @inline
@@ -217,46 +200,45 @@ def _wkv7_row(new, old, w, k, b, r, v, sa, n):
     return hsum(y)
 
 
-def _make_wkv7():
-    def kernel(node, ith, nth, sync):
-        size, heads, n_tokens, n_seqs = ne(node + SRC0, 0), ne(node + SRC0, 1), ne(node + SRC0, 2), ne(node + SRC6, 1)
-        r, w, k, v = addr(node + SRC0), addr(node + SRC1), addr(node + SRC2), addr(node + SRC3)
-        a, b, s, d = addr(node + SRC4), addr(node + SRC5), addr(node + SRC6), addr(node + DST)
-        per, row = n_tokens // n_seqs, 4 * size * heads
-        states = d + n_tokens * row
-        blocks = row_blocks(size)
-        total = blocks * heads * n_seqs
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for u in range(start, min(total, start + chunk)):
-                hs = u // blocks
-                i0 = (u - hs * blocks) * ROWS
-                rows = min(ROWS, size - i0)
-                seq = hs // heads
-                at = 4 * size * (hs - seq * heads)
-                old, new = s + 4 * size * (hs * size + i0), states + 4 * size * (hs * size + i0)
-                if per == 0:
-                    copy_bytes(new, old, 4 * size * rows)
-                for t in range(seq * per, (seq + 1) * per):
-                    o = t * row + at
-                    for i in range(rows):
-                        of = old + 4 * size * i
-                        y = _wkv7_row(new + 4 * size * i, of, w + o, k + o, b + o, r + o,
-                                      ld_f32(v + o + 4 * (i0 + i)), dot(of, a + o, size), size)
-                        st_f32(d + o + 4 * (i0 + i), y)
-                    old = new
-    return kernel
+@inline
+def _wkv7_blocks(node):
+    return row_blocks(ne(node + SRC0, 0)) * ne(node + SRC0, 1) * ne(node + SRC6, 1)
+
+
+@inline
+def _wkv7_block(node, u):
+    """A block of rows of one head through the tokens of its sequence."""
+    size, heads, n_tokens, n_seqs = ne(node + SRC0, 0), ne(node + SRC0, 1), ne(node + SRC0, 2), ne(node + SRC6, 1)
+    r, w, k, v = addr(node + SRC0), addr(node + SRC1), addr(node + SRC2), addr(node + SRC3)
+    a, b, d = addr(node + SRC4), addr(node + SRC5), addr(node + DST)
+    per, row, blocks = n_tokens // n_seqs, 4 * size * heads, row_blocks(size)
+    hs = u // blocks
+    i0 = (u - hs * blocks) * ROWS
+    rows, seq = min(ROWS, size - i0), hs // heads
+    at, state = 4 * size * (hs - seq * heads), 4 * size * (hs * size + i0)
+    old, new = addr(node + SRC6) + state, d + n_tokens * row + state
+    if per == 0:
+        copy_bytes(new, old, 4 * size * rows)
+    for t in range(seq * per, (seq + 1) * per):
+        o = t * row + at
+        for i in range(rows):
+            of = old + 4 * size * i
+            y = _wkv7_row(new + 4 * size * i, of, w + o, k + o, b + o, r + o, ld_f32(v + o + 4 * (i0 + i)),
+                          dot(of, a + o, size), size)
+            st_f32(d + o + 4 * (i0 + i), y)
+        old = new
+    return OK
+
+
+MAKE = {OP.RWKV_WKV6: lambda: _make_columns(True), OP.GATED_LINEAR_ATTN: lambda: _make_columns(False),
+        OP.RWKV_WKV7: lambda: each(_wkv7_blocks, _wkv7_block)}
 
 
 def kernel(t, n_threads):
     if any(s.type is not F32 for s in t.src):
         return None
     op, (size, heads, n_tokens, _) = OP(t.op), t.src[0].ne
-    make = _make_wkv7 if op == OP.RWKV_WKV7 else lambda: _make_columns(op == OP.RWKV_WKV6)
-    return Kernel(op.name.lower(), make, cost=0.15 * size * size * heads * n_tokens + 0.3 * n_elements(t.src[-1]))
+    return Kernel(op.name.lower(), MAKE[op], cost=0.15 * size * size * heads * n_tokens + 0.3 * n_elements(t.src[-1]))
 
 
 # ---------------------------------------------------------------- cases

@@ -22,7 +22,9 @@ import threading
 import numpy as np
 
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
-         "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "BF16": 30}
+         "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19,
+         "IQ3_S": 21, "IQ2_S": 22, "IQ1_M": 29, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42,
+         "I8": 24, "I16": 25, "I32": 26, "I64": 27, "BF16": 30}
 OF_DTYPE = {"float32": "F32", "float16": "F16", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"}
 DTYPE = {TYPES[name]: np.dtype(dtype) for dtype, name in OF_DTYPE.items()}
 MEMORY = 1 << 28
@@ -82,11 +84,22 @@ class Ggml:
                 return f
         raise AttributeError(name)
 
-    def quantize(self, type_name, a):
+    def quantize(self, type_name, a, imatrix=None):
         a = np.ascontiguousarray(a, np.float32)
+        weights = None if imatrix is None else np.ascontiguousarray(imatrix, np.float32)
         k = a.shape[-1]
         out = np.empty((*a.shape[:-1], self.row_size(TYPES[type_name], k)), np.uint8)
-        self.quantize_chunk(TYPES[type_name], a.ctypes.data, out.ctypes.data, 0, a.size // k, k, None)
+        self.quantize_chunk(TYPES[type_name], a.ctypes.data, out.ctypes.data, 0, a.size // k, k,
+                            None if weights is None else weights.ctypes.data)
+        return out
+
+    def dequantize(self, type_name, raw, k):
+        """ggml_type_traits.to_float: the fifth pointer-sized field after the name."""
+        raw = np.ascontiguousarray(raw)
+        traits = self.function("ggml_get_type_traits", C.c_void_p, C.c_int)(TYPES[type_name])
+        to_float = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)(C.c_void_p.from_address(traits + 40).value)
+        out = np.empty((*raw.shape[:-1], k), np.float32)
+        to_float(raw.ctypes.data, out.ctypes.data, out.size)
         return out
 
     def leaf(self, ctx, a, type_name):
@@ -150,9 +163,13 @@ class Oracle:
         """
         return self._call("op", name, list(arrays), list(types), list(params), permute or {}, n_threads)
 
-    def quantize(self, type_name, array):
+    def quantize(self, type_name, array, imatrix=None):
         """float32 (..., k) -> uint8 (..., row bytes) by ggml_quantize_chunk."""
-        return self._call("quantize", type_name, array)
+        return self._call("quantize", type_name, array, imatrix)
+
+    def dequantize(self, type_name, raw, k):
+        """uint8 (..., row bytes) -> float32 (..., k) by the type's to_float."""
+        return self._call("dequantize", type_name, raw, k)
 
 
 @functools.cache

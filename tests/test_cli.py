@@ -74,6 +74,17 @@ def test_errors(args, status, words):
     assert status == 2 or len(r.stderr.strip().splitlines()) == 1
 
 
+def test_unusual_surroundings(tiny, tmp_path):
+    r = ggjit("peak", tiny, "--png", tmp_path / "none" / "x.png")
+    assert r.returncode == 1 and "none" in r.stderr and len(r.stderr.strip().splitlines()) == 1
+    r = ggjit("bench", tiny, "-p", 0, "-n", 2, "-r", 1, "--json", GGJIT_DEBUG="plan")
+    assert r.returncode == 0 and "plan of" in r.stderr and json.loads(r.stdout)["results"]
+    r = ggjit("peak", tiny, PYTHONIOENCODING="ascii")
+    assert r.returncode == 0 and "lower bound" in r.stdout
+    r = ggjit("bench", tiny, "-n", "x")
+    assert r.returncode == 2 and "integer" in r.stderr and "_count" not in r.stderr
+
+
 def test_errors_of_models(tiny):
     for args, words in (((tiny, "-p", "100"), "context of 64"), ((tiny, "-p", "0", "-n", "0"), "nothing to measure"),
                         ((tiny, "--kv-type", "Q9"), "kv_type")):

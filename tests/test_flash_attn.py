@@ -230,3 +230,25 @@ def test_sinks_and_precision_are_checked():
                      (ParamError, lambda: gg.flash_attn_ext_add_sinks(done, sinks))):
         with pytest.raises(error):
             f()
+
+
+@pytest.mark.parametrize("n,n_kv", [(1, 40), (1, 1100), (40, 70)])
+@pytest.mark.parametrize("where", ["q", "k", "mask"])
+def test_nan_is_not_swallowed(n, n_kv, where):
+    """A NaN that a row sees makes that row NaN, and no other."""
+    rng, ctx = np.random.default_rng(5), gg.Context()
+    q, k, v = (rng.standard_normal((1, m, 32)).astype(np.float32) for m in (n, n_kv, n_kv))
+    mask = np.zeros((n, n_kv), np.float16)
+    rows = np.zeros(n, bool)
+    if where == "q":
+        q[0, n // 2, 3] = np.nan
+        rows[n // 2] = True
+    elif where == "k":
+        k[0, n_kv // 2, 3] = np.nan
+        rows[:] = True
+    else:
+        mask[n // 2, n_kv // 2] = np.nan
+        rows[n // 2] = True
+    got = gg.compute(gg.flash_attn_ext(*(gg.from_numpy(ctx, a) for a in (q, k, v, mask)), 0.2)).reshape(n, 32)
+    np.testing.assert_array_equal(np.isnan(got).all(1), rows)
+    np.testing.assert_array_equal(np.isnan(got).any(1), rows)

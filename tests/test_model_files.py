@@ -36,6 +36,11 @@ def test_a_whole_model_computes_and_gives_everything_back(tmp_path):
     ({"metadata": {"attention.head_count": 0}}, gg.ModelError, "head_count"),
     ({"metadata": {"rope.dimension_count": 7}}, gg.ModelError, "rope.dimension_count"),
     ({"metadata": {"block_count": 4_000_000_000}}, gg.ModelError, "blk.2"),
+    ({"metadata": {"rope.freq_base": 0.0}}, gg.ModelError, "rope.freq_base"),
+    ({"metadata": {"rope.freq_base": float("nan")}}, gg.ModelError, "rope.freq_base"),
+    ({"metadata": {"rope.scaling.attn_factor": float("inf")}}, gg.ModelError, "attn_factor"),
+    ({"metadata": {"rope.scaling.original_context_length": 2**32 - 1}}, gg.ModelError, "original_context_length"),
+    ({"metadata": {"attention.layer_norm_rms_epsilon": -1.0}}, gg.ModelError, "epsilon"),
 ])
 def test_what_is_wrong_is_named_and_nothing_stays(tmp_path, change, error, words):
     gc.collect()
@@ -52,6 +57,19 @@ def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("ggjit.models.weights.all_traits", lambda: served)
     with pytest.raises(gg.ModelError, match="token_embd.*Q8_0.*no kernels"):
         load_model(tiny_model.write(tmp_path / "m.gguf", type="Q8_0"), n_threads=1)
+
+
+@pytest.mark.parametrize("path,error", [(None, gg.TypeMismatch), (5, gg.TypeMismatch), ("a\0b", gg.BadFile),
+                                        ("\ud800", gg.BadFile)])
+def test_bad_paths(path, error):
+    with pytest.raises(error):
+        load_model(path)
+
+
+def test_an_absurd_batch_is_out_of_memory(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf", metadata={"context_length": 2**31})
+    with pytest.raises(gg.OutOfMemory, match="n_batch"):
+        load_model(path, n_ctx=2**22, n_batch=2**22)
 
 
 def test_truncated_files(tmp_path):

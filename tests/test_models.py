@@ -202,8 +202,33 @@ def test_bad_ids_and_full_contexts(stories):
         m.embed(["x"])
 
 
-@pytest.mark.parametrize("options", [{"n_ctx": 0}, {"n_ctx": 513}, {"kv_type": "Q9"}, {"n_threads": 0},
-                                     {"backend": "TPU"}])
+def test_two_texts_on_one_model_do_not_mix(stories):
+    load, *_ = stories
+    m = load(kv_type="F32", n_threads=1)
+    want = "".join(m.generate("Once upon a time", 40))
+    first = m.generate("Once upon a time", 40)
+    pieces = [next(first) for _ in range(5)]
+    second = m.generate("The dog", 10)
+    other = next(second)
+    m.logits([1, 2, 3])
+    assert "".join(pieces) + "".join(first) == want
+    assert other + "".join(second) == "".join(m.generate("The dog", 10))
+
+
+@pytest.mark.parametrize("prompt,options", [
+    (None, {}), (5, {}), (b"ab", {}), ("x", {"temp": None}), ("x", {"temp": "hot"}), ("x", {"top_p": None}),
+    ("x", {"n_predict": True}), ("x", {"n_predict": -1}), ("x", {"colour": 1}), ("x", {"penalty_last_n": 2**70}),
+    ("x", {"repeat_penalty": float("nan")})])
+def test_bad_arguments_of_generate(stories, prompt, options):
+    load, *_ = stories
+    with pytest.raises(gg.GgjitError):
+        load(kv_type="F32", n_threads=1).generate(prompt, **options)
+
+
+@pytest.mark.parametrize("options", [
+    {"n_ctx": True}, {"n_ctx": 2.5}, {"n_ctx": 0}, {"n_ctx": 513}, {"n_batch": 0}, {"n_batch": "x"}, {"foo": 1},
+    {"kv_type": "I32"}, {"kv_type": "Q8_0"}, {"kv_type": "Q9"}, {"n_threads": 0}, {"backend": "NULL"},
+    {"backend": "TPU"}])
 def test_bad_options(shared, options):
     with pytest.raises(gg.ParamError):
         load_model(shared("data", "stories260k", "stories260K-F32.gguf"), **options)

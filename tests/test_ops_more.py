@@ -17,7 +17,8 @@ MINE = [OP.WIN_PART, OP.WIN_UNPART, OP.GET_REL_POS, OP.ADD_REL_POS, OP.TRI, OP.D
         OP.ADD1, OP.ADD_ID, OP.COUNT_EQUAL, OP.REPEAT_BACK, OP.GET_ROWS_BACK, OP.SILU_BACK, OP.RMS_NORM_BACK,
         OP.SOFT_MAX_BACK, OP.POOL_1D, OP.POOL_2D, OP.POOL_2D_BACK, OP.PAD, OP.PAD_REFLECT_1D, OP.ROLL, OP.ARANGE,
         OP.TIMESTEP_EMBEDDING, OP.ARGSORT, OP.TOP_K, OP.CROSS_ENTROPY_LOSS, OP.CROSS_ENTROPY_LOSS_BACK,
-        OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD, OP.UPSCALE, OP.IM2COL, OP.IM2COL_BACK, OP.IM2COL_3D]
+        OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD, OP.UPSCALE, OP.IM2COL, OP.IM2COL_BACK, OP.IM2COL_3D, OP.CONV_2D, OP.CONV_3D,
+        OP.CONV_TRANSPOSE_1D, OP.CONV_TRANSPOSE_2D, OP.CONV_2D_DW, OP.COL2IM_1D]
 CASES = [(op, c) for op in MINE for c in all_specs()[op].cases()]
 
 
@@ -108,6 +109,15 @@ PEER = [                                        # (name, arrays, their types, pa
     ("conv_2d_dw", [floats(3, 1, 3, 5), floats(2, 3, 9, 20)], ("F16",), [2, 1, 1, 0, 1, 2], {}, 1e-6),
     ("im2col_3d", [floats(6, 2, 3, 3), floats(6, 5, 6, 9)], (), [np.int64(3), 1, 2, *(np.int64(1),) * 7, 0], {}, 0.0),
     ("conv_3d", [floats(6, 2, 3, 3), floats(6, 5, 6, 9)], (), [np.int64(3), 1, 2, *(np.int64(1),) * 7], {}, 1e-11),
+    *(("conv_2d_direct", [floats(17, 3, 3, 5), floats(2, 3, 9, 40)], (ty,), [2, 1, 1, 0, 1, 2], {}, 1e-6)
+      for ty in ("F32", "F16")),
+    ("conv_3d_direct", [floats(6, 2, 3, 3), floats(6, 5, 6, 9)], (), [1, 2, 1, 1, 1, 1, 1, 1, 1, 3, 2, 2], {}, 1e-11),
+    *(("conv_transpose_1d", [floats(3, 5, 4), floats(3, 20)], (ty,), [3, 0, 1], {}, 1e-6) for ty in ("F32", "F16")),
+    ("conv_transpose_2d_p0", [floats(3, 5, 3, 4), floats(2, 3, 6, 20)], ("F16",), [2], {}, 1e-6),
+    ("conv_2d_dw_direct", [floats(5, 1, 3, 3), floats(2, 5, 9, 20)], (), [2, 1, 1, 0, 1, 2], {}, 1e-12),
+    ("conv_2d_dw_direct", [floats(3, 3, 1, 40), floats(2, 9, 20, 40)], (), [2, 1, 1, 0, 1, 2],
+     {0: (3, 2, 0, 1), 1: (2, 0, 1, 3)}, 1e-12),
+    ("col2im_1d", [floats(20, 15)], (), [2, 5, 1], {}, 1e-12),
 ]
 
 
@@ -132,3 +142,95 @@ def test_against_ggml(name, arrays, kinds, params, permuted, limit):
     got = gg.compute(getattr(gg, name)(*sources, *params))
     assert got.size == want.size
     assert nmse(got.reshape(-1).astype(np.float64), want.reshape(-1).astype(np.float64)) <= limit
+
+
+# ---------------------------------------------------------------- composites
+def test_conv_1d_and_2d_with_exact_patches():
+    """dst_type=F32 keeps the data as they are: float64 agreement far below what ggml's F16 patches allow."""
+    ctx, a, b = gg.Context(), floats(4, 3, 5), floats(1, 3, 20)
+    want = np.stack([[sum(np.dot(a[o, c], np.pad(b[0, c], 2)[2 * i:2 * i + 5]) for c in range(3))
+                      for i in range(10)] for o in range(4)])
+    got = gg.compute(gg.conv_1d(gg.from_numpy(ctx, a), gg.from_numpy(ctx, b), 2, 2, 1, gg.F32))
+    assert nmse(got.reshape(want.shape).astype(np.float64), want) < 1e-12
+    a2, b2 = (gg.from_numpy(ctx, x) for x in (floats(4, 3, 3, 5), floats(2, 3, 9, 20)))
+    exact = gg.compute(gg.conv_2d_direct(a2, b2, 2, 1, 1, 0, 1, 2)).astype(np.float64)
+    got = gg.compute(gg.conv_2d(a2, b2, 2, 1, 1, 0, 1, 2, gg.F32))
+    assert nmse(got.reshape(exact.shape).astype(np.float64), exact) < 1e-12
+
+
+# ---------------------------------------------------------------- bad input
+@pytest.mark.parametrize("bad", [-1, 4, 2 ** 31 - 1, -2 ** 31])
+def test_ids_are_checked(bad):
+    ctx = gg.Context()
+    ids = gg.from_numpy(ctx, np.int32([[0], [bad], [3]]))
+    with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
+        gg.compute(gg.add_id(gg.from_numpy(ctx, floats(3, 1, 8)), gg.from_numpy(ctx, floats(4, 8)), ids))
+    ids = gg.from_numpy(ctx, np.int32([0, bad, 3]))
+    with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
+        gg.compute(gg.get_rows_back(gg.from_numpy(ctx, floats(3, 8)), ids, gg.from_numpy(ctx, floats(4, 8))))
+
+
+def _t(*ne, type=gg.F32):
+    return gg.Context().new_tensor(type, ne)
+
+
+HUGE = 2 ** 31
+BAD = {
+    "win_part": lambda: gg.win_part(_t(4, 5, 5), 0), "win_unpart": lambda: gg.win_unpart(_t(4, 2, 2, 3), 5, 5, 2),
+    "get_rel_pos": lambda: gg.get_rel_pos(_t(4, 6, type=gg.F16), 3, 3), "add_rel_pos": lambda: gg.add_rel_pos(
+        _t(9, 4, 2), _t(3, 2, 2, 1), _t(3, 2, 2, 1)),
+    "tri": lambda: gg.tri(_t(4, 5), 0), "tri type": lambda: gg.tri(_t(4, 4), 4), "diag": lambda: gg.diag(_t(4, 2)),
+    "acc": lambda: gg.acc(_t(4, 4), _t(4), 16, 64, 64, 64), "set": lambda: gg.set_1d(_t(8), _t(8), 4),
+    "set negative": lambda: gg.set_1d(_t(8), _t(2), -4), "set types": lambda: gg.set_1d(_t(8), _t(2, type=gg.I32), 0),
+    "set huge": lambda: gg.set(_t(8, 8), _t(2, 2), HUGE, 0, 0, 0),
+    "add1": lambda: gg.add1(_t(8), _t(2)), "add_id": lambda: gg.add_id(_t(8, 2, 3), _t(8, 4), _t(2, 2, type=gg.I32)),
+    "count_equal": lambda: gg.count_equal(_t(8, type=gg.I32), _t(9, type=gg.I32)),
+    "repeat_back": lambda: gg.repeat_back(_t(8), _t(3)), "get_rows_back": lambda: gg.get_rows_back(
+        _t(8, 3), _t(2, type=gg.I32), _t(8, 4)),
+    "silu_back": lambda: gg.silu_back(_t(8), _t(9)), "rms_norm_back": lambda: gg.rms_norm_back(_t(8), _t(8), -1.0),
+    "soft_max_back": lambda: gg.soft_max_ext_back(_t(8), _t(8), 1.0, 8.0),
+    "pool k": lambda: gg.pool_1d(_t(8), 0, 9, 1, 0), "pool op": lambda: gg.pool_1d(_t(8), 2, 1, 1, 0),
+    "pool s": lambda: gg.pool_2d(_t(8, 8), 0, 2, 2, 0, 1, 0, 0), "pool p": lambda: gg.pool_2d(
+        _t(8, 8), 0, 2, 2, 1, 1, float("nan"), 0),
+    "pool back": lambda: gg.pool_2d_back(_t(8, 8), _t(8, 8), 0, 2, 2, 1, 1, 0, 0),
+    "pad": lambda: gg.pad(_t(8), -1, 0, 0, 0), "pad huge": lambda: gg.pad(_t(8), HUGE, 0, 0, 0),
+    "pad reflect": lambda: gg.pad_reflect_1d(_t(8), 8, 0), "roll": lambda: gg.roll(_t(8), 8, 0, 0, 0),
+    "arange": lambda: gg.arange(gg.Context(), 3, 3, 1), "arange step": lambda: gg.arange(gg.Context(), 0, 3, 0),
+    "arange nan": lambda: gg.arange(gg.Context(), 0, float("nan"), 1),
+    "timestep": lambda: gg.timestep_embedding(_t(3), 0, 100), "argsort": lambda: gg.argsort(_t(3), 2),
+    "top_k": lambda: gg.top_k(_t(3), 4), "argsort_top_k": lambda: gg.argsort_top_k(_t(3), 4),
+    "upscale mode": lambda: gg.upscale(_t(3, 3), 2, 3), "upscale antialias": lambda: gg.interpolate(
+        _t(3, 3), 2, 2, 1, 1, 0x202),
+    "cross_entropy": lambda: gg.cross_entropy_loss(_t(3), _t(4)), "adamw": lambda: gg.opt_step_adamw(
+        _t(3), _t(3), _t(3), _t(3), _t(7)),
+    "im2col channels": lambda: gg.im2col(_t(3, 3, 2), _t(9, 9, 3), 1, 1, 0, 0, 1, 1, True, gg.F32),
+    "im2col type": lambda: gg.im2col(_t(3, 3, 2), _t(9, 9, 2), 1, 1, 0, 0, 1, 1, True, gg.I32),
+    "conv stride": lambda: gg.conv_1d(_t(3, 2, 4), _t(9, 2), 0, 0, 1), "conv padding": lambda: gg.conv_2d_direct(
+        _t(3, 3, 2, 1), _t(9, 9, 2), 1, 1, -1, 0, 1, 1),
+    "conv dilation": lambda: gg.conv_2d_direct(_t(3, 3, 2, 1), _t(9, 9, 2), 1, 1, 0, 0, 5, 1),
+    "conv huge": lambda: gg.conv_2d_direct(_t(3, 3, 2, 1), _t(9, 9, 2), 1, 1, HUGE, 0, 1, 1),
+    "conv 3d": lambda: gg.conv_3d_direct(_t(3, 3, 3, 5), _t(9, 9, 9, 2), 1, 1, 1, 0, 0, 0, 1, 1, 1, 2, 1, 2),
+    "conv transpose": lambda: gg.conv_transpose_1d(_t(3, 2, 4), _t(9, 4), 1, 1, 1),
+    "conv dw": lambda: gg.conv_2d_dw_direct(_t(3, 3, 1, 4), _t(9, 9, 3), 1, 1, 0, 0, 1, 1),
+    "col2im": lambda: gg.col2im_1d(_t(9, 4), 1, 2, 0), "col2im p": lambda: gg.col2im_1d(_t(8, 4), 1, 2, 4),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_builders_refuse(what):
+    with pytest.raises((gg.ShapeError, gg.TypeMismatch, gg.ParamError, gg.IndexRangeError)) as e:
+        BAD[what]()
+    assert len(str(e.value)) > 20
+
+
+def test_extreme_params_that_are_valid():
+    """Sizes from whole-number arithmetic that would overflow 32 bits on the way."""
+    ctx = gg.Context()
+    x = gg.from_numpy(ctx, floats(1, 1, 5, 7))
+    k = gg.from_numpy(ctx, floats(1, 1, 1, 1))
+    big = 2 ** 31 - 1
+    y = gg.compute(gg.conv_2d_direct(k, x, big, big, 2 ** 30, 2 ** 30, big, big))
+    assert y.size == 4 and not y.any()
+    assert gg.compute(gg.pool_1d(x, 1, 1, big, 0)).shape[-1] == 1
+    assert gg.compute(gg.conv_transpose_1d(gg.from_numpy(ctx, floats(1, 1, 2)), gg.from_numpy(ctx, floats(1, 1)), big, 0,
+                                           1)).size == 2

@@ -47,7 +47,7 @@ def draw(rng):
     cpu = gg.init_backend("CPU", n_threads=1 + int(rng.random() < 0.2))
     sched = gg.Scheduler([*(f.init_backend() for f in fakes), cpu], rules=RULES[int(rng.integers(3))],
                          parallel=bool(rng.random() < 0.3), motion=bool(rng.random() < 0.3),
-                         keep_weights=bool(rng.random() < 0.3))
+                         keep_weights=bool(rng.random() < 0.3), planner="best" if rng.random() < 0.2 else "ggml")
     return fakes, sched
 
 
@@ -122,3 +122,39 @@ def test_sampled(seed):
 def test_a_thousand(block):
     for seed in ALL_SEEDS[50 * block:50 * (block + 1)]:
         check(seed)
+
+
+@pytest.mark.parametrize("seed", range(0, 150, 6))
+def test_pipelined(seed):
+    """Six runs are submitted without waiting, inputs overwritten after each; streams have real delays."""
+    rng = np.random.default_rng(seed)
+    cpu = gg.init_backend("CPU:n_threads=1")
+    alone = sched_graphs.random_graph(seed, lambda ctx, *kinds: gg.alloc_ctx_tensors(ctx, cpu))
+    gg.GraphAllocator(cpu).alloc_graph(alone.graph)
+    plan = cpu.graph_plan_create(alone.graph)
+    fakes = [devices.Fake(name, ops=None if rng.random() < 0.4 else {op for op in POOL if rng.random() < 0.7},
+                          host=bool(rng.random() < 0.25), delay=rng.random() * 3e-4 if rng.random() < 0.8 else None)
+             for name in "ABC"[:int(rng.integers(1, 4))]]
+    sched = gg.Scheduler([*(f.init_backend() for f in fakes), cpu], rules=RULES[int(rng.integers(3))], parallel=True)
+    placed = places(rng, sched)
+
+    def place(ctx, weights, inputs, caches):
+        placed(ctx, weights, [], caches)
+        for t in inputs:
+            gg.set_input(t)
+    drawn = sched_graphs.random_graph(seed, place)
+    pin(rng, sched, drawn.graph)
+    sched.alloc_graph(drawn.graph)
+    for d in (alone, drawn):
+        d.fill(seed)
+    for run in range(6):
+        for d in (alone, drawn):
+            d.fill(1000 * seed + run, only=d.inputs)
+        plan.compute()
+        sched.graph_compute_async(drawn.graph)
+    sched.synchronize()
+    assert read(drawn.graph, drawn, sched.numpy) == read(alone.graph, alone, plan.numpy), str(sched.explain())
+    devices.check_guards(*fakes)
+    sched.free()
+    for b in sched.backends:
+        b.free()

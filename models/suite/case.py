@@ -38,7 +38,8 @@ class Case:
     family   the class of ggml's test program;  op  what `-o` selects;  params  ggml's vars()
     build    (Maker) -> result tensor
     max_err  limit of the error measure `error` (compare.MEASURES) against ggml and against float64
-    whole    only results of the graph are compared (fusion cases), not every node
+    whole    only the result of the graph is compared with ggml (fusion cases), not every node
+    ggml_cpu False where ggml's own CPU backend refuses the case, and our builder does, too
     """
     family: str
     op: str
@@ -47,6 +48,7 @@ class Case:
     max_err: float = 1e-7
     error: str = "nmse"
     whole: bool = False
+    ggml_cpu: bool = True
     index: int = -1
 
     def __str__(self):

@@ -127,7 +127,7 @@ def out_prod(type_a, type_b, m, n, k, bs, nr):
         a = maker.new(type_a, (m, k, *bs))
         return maker.out_prod(a, maker.new(type_b, (n, k, bs[0] * nr[0], bs[1] * nr[1])))
     return Case("out_prod", "OUT_PROD", vars_of(type_a=type_a, type_b=type_b, m=m, n=n, k=k, bs=bs, nr=nr,
-                                                trans_b=False), build, 5e-4)
+                                                trans_b=False), build, 5e-4, ggml_cpu=type_b is F32)
 
 
 def out_prod_cases():

@@ -37,7 +37,8 @@ def get_rows_back(type, n, m, r, b, v):
             ids = m.view_2d(ids, r // 2, b, ids.nb[1], 0)
         grad = m.new(type, (n, r, b), integers(rows_of) if type is I32 else None)
         return m.get_rows_back(grad, ids, forward)
-    return Case("get_rows_back", "GET_ROWS_BACK", vars_of(type=type, n=n, m=m, r=r, b=b, v=v), build)
+    return Case("get_rows_back", "GET_ROWS_BACK", vars_of(type=type, n=n, m=m, r=r, b=b, v=v), build,
+                ggml_cpu=type in (F32, F16))
 
 
 def get_rows_back_cases():

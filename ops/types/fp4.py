@@ -162,7 +162,7 @@ def _traits():
     codes = _MxCodes(17, 12, lambda b, p: b.add(_levels_ir(b, p), shifted))
     yield Plain(MXFP4, lambda b, p: [_levels_ir(b, p)], lambda b, p, n: [splat_ir(b, _half_e8m0_ir(b, p), n)],
                 signed=True).traits(mx_from_float, tile=codes)
-    yield Plain(NVFP4, _nv_codes_ir, _nv_factors_ir, signed=True).traits(nv_from_float)
+    yield Plain(NVFP4, _nv_codes_ir, _nv_factors_ir, signed=True, halves=True).traits(nv_from_float)
 
 
 TRAITS = tuple(_traits())

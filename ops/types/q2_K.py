@@ -35,7 +35,8 @@ def _scale_bytes_ir(b, p, high):
 
 
 SUPER = Super(Q2_K, codes_ir=lambda b, p: two_bits_ir(b, p, 16), scales_ir=lambda b, p: _scale_bytes_ir(b, p, 0),
-              d_ir=half_at(80), mins_ir=lambda b, p: (_scale_bytes_ir(b, p, 1), half_at(82)(b, p)))
+              d_ir=half_at(80), mins_ir=lambda b, p: (_scale_bytes_ir(b, p, 1), half_at(82)(b, p)),
+              max_code=3, halves=True)
 
 
 @exact

@@ -11,7 +11,6 @@ from ggjit.ops.blocks_plain import Plain
 from ggjit.ops.jit import exact
 from ggjit.ops.lanes import concat_ir, i64, load_half_ir, nibbles_ir, splat_half_ir
 from ggjit.ops.mem import IR_I32, ld_u8, st_f16, st_i8, st_i32
-from ggjit.ops.quant32 import Codes
 from ggjit.ops.quant_search import (
     ONE,
     ZERO,
@@ -140,9 +139,9 @@ def _traits():
     nibbles, q5_0, q5_1 = _nibbles_at(4), _five_bits_at(2), _five_bits_at(4)
     for type, codes, nmax in ((Q4_1, nibbles, 15), (Q5_1, q5_1, 31)):
         from_float, weighted = _make_with_min(type.nbytes, nmax)
-        yield Plain(type, _groups(codes), _factors, offset_ir=_offset).traits(from_float, quantize_weighted=weighted)
-    yield Plain(Q5_0, _groups(q5_0), _factors, zero_point=16).traits(
-        _q5_0_from_float, quantize_weighted=_q5_0_weighted, tile=Codes(22, 16, q5_0))
+        yield Plain(type, _groups(codes), _factors, offset_ir=_offset, max_code=nmax).traits(from_float, quantize_weighted=weighted)
+    yield Plain(Q5_0, _groups(q5_0), _factors, zero_point=16, max_code=31).traits(
+        _q5_0_from_float, quantize_weighted=_q5_0_weighted)
 
 
 TRAITS = tuple(_traits())

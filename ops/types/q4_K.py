@@ -39,9 +39,9 @@ def _five_bits_ir(b, p):
     return [b.or_(q, bit_ir(b, high, j, 4)) for j, q in enumerate(_codes_ir(b, p, 48))]
 
 
-def _super(type, codes_ir):
+def _super(type, codes_ir, nmax):
     return Super(type, codes_ir, scales_ir=lambda b, p: both_halves_ir(b, k4_scales_ir(b, p)[0]), d_ir=half_at(0),
-                 mins_ir=lambda b, p: (both_halves_ir(b, k4_scales_ir(b, p)[1]), half_at(2)(b, p)))
+                 mins_ir=lambda b, p: (both_halves_ir(b, k4_scales_ir(b, p)[1]), half_at(2)(b, p)), max_code=nmax)
 
 
 # ---------------------------------------------------------------- quantisation
@@ -105,7 +105,7 @@ def _traits():
                                                 ("q5_K", _five_bits_ir, 31, -0.5, 15)):
         type = BY_NAME[name]
         from_float, weighted = _quantisers(type.nbytes, nmax, rmin, n_steps)
-        yield _super(type, codes_ir).traits(from_float, quantize_weighted=weighted)
+        yield _super(type, codes_ir, nmax).traits(from_float, quantize_weighted=weighted)
 
 
 TRAITS = tuple(_traits())

@@ -175,7 +175,7 @@ def q6_from_float(src, dst, k):
     q6_weighted(src, dst, k, 0)
 
 
-_Q3 = Super(BY_NAME["q3_K"], _q3_codes_ir, _q3_scales_ir, half_at(108), zero_point=4)
-_Q6 = Super(BY_NAME["q6_K"], _q6_codes_ir, _q6_scales_ir, half_at(208), zero_point=32)
+_Q3 = Super(BY_NAME["q3_K"], _q3_codes_ir, _q3_scales_ir, half_at(108), zero_point=4, max_code=7, halves=True)
+_Q6 = Super(BY_NAME["q6_K"], _q6_codes_ir, _q6_scales_ir, half_at(208), zero_point=32, max_code=63, halves=True)
 TRAITS = (_Q3.traits(q3_from_float, quantize_weighted=q3_weighted),
           _Q6.traits(q6_from_float, quantize_weighted=q6_weighted))

@@ -146,7 +146,8 @@ def _factors(n_groups):
 
 
 TRAITS = (
-    Super(BY_NAME["tq1_0"], _tq1_codes_ir, None, half_at(52), zero_point=1).traits(tq1_from_float),
-    Super(BY_NAME["tq2_0"], lambda b, p: two_bits_ir(b, p, 0), None, half_at(64), zero_point=1).traits(tq2_from_float),
-    Plain(BY_NAME["q1_0"], _q1_codes_ir, _factors(4), zero_point=1).traits(q1_from_float),
-    Plain(BY_NAME["q2_0"], _q2_codes_ir, _factors(2), zero_point=1).traits(q2_from_float))
+    Super(BY_NAME["tq1_0"], _tq1_codes_ir, None, half_at(52), zero_point=1, max_code=2).traits(tq1_from_float),
+    Super(BY_NAME["tq2_0"], lambda b, p: two_bits_ir(b, p, 0), None, half_at(64), zero_point=1,
+          max_code=3).traits(tq2_from_float),
+    Plain(BY_NAME["q1_0"], _q1_codes_ir, _factors(4), zero_point=1, max_code=2).traits(q1_from_float),
+    Plain(BY_NAME["q2_0"], _q2_codes_ir, _factors(2), zero_point=1, max_code=3).traits(q2_from_float))

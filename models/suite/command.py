@@ -1,0 +1,184 @@
+"""`ggjit ops`: the modes of ggml's test-backend-ops over the case suite.
+
+    test       run the cases; a line per failure, a table per op, exit status 1 if one fails
+    perf       time per run, speed, and the real ggml's beside it
+    support    which ops the device computes, and how many of their cases
+"""
+import collections
+import re
+import sys
+
+import numpy as np
+
+from ggjit.models.progress import bar, compiling
+from ggjit.models.suite import oracle
+from ggjit.models.suite.case import all_cases
+from ggjit.models.suite.perf import measure
+from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Built, Runner
+from ggjit.ops.errors import GgjitError, MissingExtra, ParamError
+from ggjit.registry import init_backend, registry
+
+
+def select(ops=None, params=None, sample=None, seed=0):
+    """Cases whose op or family is in `ops` ("ADD,mul_mat", or a whole "OP(params)"), whose parameters match a pattern.
+
+    sample: at most so many, drawn by `seed`, in the list's order.  Errors: ParamError for a name nothing has.
+    """
+    cases = all_cases()
+    if ops:
+        whole = [c for c in cases if str(c) == ops]
+        names = {n.strip().lower() for n in ops.split(",")}
+        known = {n for c in cases for n in (c.op.lower(), c.family)}
+        if not whole and names - known:
+            raise ParamError(f"no case has the op {', '.join(sorted(names - known))}; ops: {', '.join(sorted(known))}")
+        cases = whole or [c for c in cases if c.op.lower() in names or c.family in names]
+    if params:
+        try:
+            pattern = re.compile(params)
+        except re.error as e:
+            raise ParamError(f"-p {params!r} is no regular expression: {e}") from None
+        cases = [c for c in cases if pattern.search(c.params)]
+    if sample is not None and sample < len(cases):
+        keep = np.random.default_rng(seed).choice(len(cases), sample, replace=False)
+        cases = [cases[i] for i in sorted(keep)]
+    return list(cases)
+
+
+def backend_of(name, n_threads):
+    """The backend of device `name`; ParamError for a device that does not compute in host memory."""
+    name = name or "CPU"
+    device = registry.device(name.partition(":")[0])
+    if device.type != "cpu" or device.name == "NULL":
+        raise ParamError(f"-b {name}: the suite lays tensors out in host memory between sentinels, and {device.name} "
+                         f"has none; use CPU")
+    backend = init_backend(name)
+    backend.n_threads = n_threads
+    return backend
+
+
+def peer_of(args):
+    """(oracle or None, what to say about it)"""
+    try:
+        peer = oracle.connect()
+        return peer, f"compared with the ggml of {peer.wheel} and with float64"
+    except MissingExtra as e:
+        return None, str(e)
+
+
+def run(args):
+    """The command; returns its JSON object.  `failed`: the exit status is 1."""
+    cases = select(args.op, args.params, args.sample, args.seed)
+    backend = backend_of(args.backend, args.threads or 1)
+    peer, words = peer_of(args)
+    print(f"{len(cases):,} cases, {words}", file=sys.stderr)
+    with compiling():
+        return {"test": test, "perf": perf, "support": support}[args.mode](args, cases, backend, peer)
+
+
+# ---------------------------------------------------------------- test
+def test(args, cases, backend, peer):
+    runner, outcomes = Runner(backend, args.seed, peer), []
+    with bar("cases", len(cases)) as step:
+        for case in cases:
+            outcome = runner.run(case)
+            outcomes.append(outcome)
+            if not args.json and outcome.status in (FAIL, REFUSED):
+                print(f"{outcome.status}  {case}: {outcome.error}", flush=True)
+            step()
+    summary = summarize(outcomes)
+    if not args.json:
+        print("\n".join(table(outcomes, summary)))
+    return {"cases": [o.json for o in outcomes], **summary, "failed": summary["fail"] > 0}
+
+
+def summarize(outcomes):
+    """Counts.  gap: cases we lack although ggml's CPU backend takes them."""
+    n = collections.Counter(o.status for o in outcomes)
+    passed = [o for o in outcomes if o.status == OK]
+    return {"ok": n[OK], "fail": n[FAIL], "not_supported": n[NOT_SUPPORTED], "refused": n[REFUSED],
+            "gap": sum(o.status in (NOT_SUPPORTED, REFUSED) and not o.peer for o in outcomes),
+            "checked_by_ggml": sum("ggml" in o.checked for o in passed),
+            "checked_by_float64_alone": sum(o.checked == ("float64",) for o in passed),
+            "seconds": sum(o.seconds for o in outcomes)}
+
+
+def table(outcomes, summary):
+    """Lines of text: a row per family, then the totals."""
+    rows = collections.defaultdict(collections.Counter)
+    for o in outcomes:
+        rows[o.case.family][o.status] += 1
+        rows[o.case.family]["ms"] += o.seconds * 1e3
+    yield f"{'class':<26}{'cases':>7}{'ok':>7}{'FAIL':>6}{'not supported':>15}{'refused':>9}{'ms/case':>9}"
+    for family, n in rows.items():
+        total = sum(n[s] for s in (OK, FAIL, NOT_SUPPORTED, REFUSED))
+        yield (f"{family:<26}{total:>7}{n[OK]:>7}{n[FAIL]:>6}{n[NOT_SUPPORTED]:>15}{n[REFUSED]:>9}"
+               f"{n['ms'] / total:>9.1f}")
+    s = summary
+    yield (f"{len(outcomes):,} cases in {len(rows)} classes, {s['seconds']:.0f} s: {s['ok']:,} ok "
+           f"({s['checked_by_ggml']:,} by the real ggml, {s['checked_by_float64_alone']:,} by float64 alone), "
+           f"{s['fail']:,} FAIL, {s['not_supported']:,} not supported, {s['refused']:,} refused")
+    yield f"of the last two, ggml's CPU backend refuses all but {s['gap']:,}"
+
+
+# ---------------------------------------------------------------- perf, support
+def perf(args, cases, backend, peer):
+    if not args.op and args.sample is None:
+        cases = one_of_each(cases)
+    rows = []
+    if not args.json:
+        print(f"{'case':<96}{'us/run':>11}{'speed':>11}{'ggml us':>11}{'ggml':>9}{'ratio':>7}")
+    with bar("cases", len(cases)) as step:
+        for case in cases:
+            speed = measure(case, backend, args.seed, peer)
+            rows.append(speed)
+            if not args.json and not speed.error:
+                print(line(speed), flush=True)
+            step()
+    return {"cases": [s.json for s in rows], "threads": backend.n_threads}
+
+
+def line(s):
+    name, theirs = str(s.case), ""
+    if s.peer_seconds:
+        theirs = f"{s.peer_seconds * 1e6:>11.1f}{s.rate(s.peer_seconds):>9.2f}{s.peer_seconds / s.seconds:>7.2f}"
+    name = name if len(name) < 95 else f"{name[:91]}..."
+    return f"{name:<96}{s.seconds * 1e6:>11.1f}{s.rate(s.seconds):>6.2f} {s.unit[:4]}{theirs}"
+
+
+def one_of_each(cases):
+    """The middle case of each op: a first overview."""
+    by_op = collections.defaultdict(list)
+    for c in cases:
+        by_op[c.op].append(c)
+    return [same[len(same) // 2] for same in by_op.values()]
+
+
+def support(args, cases, backend, peer):
+    """Builds every case and asks the device; nothing is computed.  ok: supported."""
+    runner, rows = Runner(backend, args.seed, peer), []
+    with bar("cases", len(cases)) as step:
+        for case in cases:
+            rows.append(supported(case, runner))
+            step()
+    if not args.json:
+        count, total = collections.Counter(r["op"] for r in rows if r["ok"]), collections.Counter(r["op"] for r in rows)
+        print(f"{'op':<28}{'supported':>10}{'cases':>8}")
+        for op in total:
+            print(f"{op:<28}{count[op]:>10}{total[op]:>8}")
+        print(f"{sum(count.values()):,} of {len(rows):,} cases")
+    return {"cases": rows}
+
+
+def supported(case, runner):
+    built, error = None, ""
+    try:
+        built = Built(case, runner.backend, runner.seed, runner.peer)
+        built.require_support()
+    except GgjitError as e:
+        error = str(e)
+    peer = "" if case.ggml_cpu else case.op
+    peer = peer if built is None else runner.peer_refuses(built)
+    if built is not None:
+        built.close()
+    return {"op": case.op, "params": case.params, "ok": not error, "error": error, "family": case.family,
+            "index": case.index, "peer": peer}

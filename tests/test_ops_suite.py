@@ -1,0 +1,188 @@
+"""ggml's case suite: a seeded sample of it, and the suite's own machinery.
+
+The whole suite is `ggjit ops test` (see README.md).
+"""
+import collections
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.models.suite import command, compare, oracle
+from ggjit.models.suite.case import Case, all_cases, vars_of
+from ggjit.models.suite.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
+from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Runner
+from ggjit.ops.record import OP
+from ggjit.ops.spec import all_specs
+from ggjit.ops.types import F32
+
+SAMPLE, SEED = 300, 20
+N_CASES, N_CLASSES = 21093, 104             # what ggml's eval list holds
+PER_CLASS = dict(unary=168, get_rows=119, set_rows=703, im2col_3d=2051, conv_2d=3140, cpy=581, bin_bcast=372,
+                 mul_mat=1563, mul_mat_id=872, mul_mat_vec_fusion=432, out_prod=1415, soft_max=212, rope=870,
+                 argsort=98, top_k=445, flash_attn_ext=5158, topk_moe=320, lightning_indexer=156)
+
+
+def peer():
+    try:
+        return oracle.connect()
+    except gg.MissingExtra as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture
+def runner():
+    return Runner(gg.init_backend("CPU:n_threads=1"), SEED, peer())
+
+
+# ---------------------------------------------------------------- the list
+def test_the_list_is_ggmls():
+    n = collections.Counter(c.family for c in all_cases())
+    assert len(all_cases()) == N_CASES and len(n) == N_CLASSES
+    assert {f: n[f] for f in PER_CLASS} == PER_CLASS
+    assert [c.index for c in all_cases()] == list(range(N_CASES))
+
+
+def test_parameters_read_as_ggml_prints_them():
+    assert vars_of(type=gg.Q4_0, ne=(5, 7), scale=1.5, v=True, s="avg") == "type=q4_0,ne=[5,7],scale=1.500000,v=1,s=avg"
+    case = next(c for c in all_cases() if c.family == "mul_mat")
+    assert str(case) == ("MUL_MAT(type_a=f32,type_b=f32,m=16,n=1,k=256,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1,"
+                         "src_overlap=0)")
+
+
+# ---------------------------------------------------------------- the sample
+def test_sample(runner, request):
+    """Everything that ggjit has a kernel for gives ggml's results."""
+    outcomes = [runner.run(c) for c in command.select(sample=SAMPLE, seed=SEED)]
+    wrong = [f"{o.case}: {o.error}" for o in outcomes if o.status == FAIL]
+    assert not wrong, "\n".join(wrong)
+    passed = [o for o in outcomes if o.status == OK]
+    assert len(passed) > SAMPLE / 2 and sum("ggml" in o.checked for o in passed) > 0.7 * len(passed)
+
+
+# ---------------------------------------------------------------- the runner
+def relu_case(build=None):
+    return Case("unary", "RELU", "made here", build or (lambda m: m.relu(m.new(F32, (40, 6)))), index=0)
+
+
+def broken(monkeypatch, op, **changes):
+    """Replace parts of an op's spec."""
+    specs = dict(all_specs())
+    specs[op] = dataclasses.replace(specs[op], **changes)
+    for where in ("ggjit.plan", "ggjit.models.suite.runner"):
+        monkeypatch.setattr(f"{where}.all_specs", lambda: specs)
+
+
+def other_op(name):
+    """A stand-in for Spec.kernel: the kernel of another unary function."""
+    def kernel(t, n_threads):
+        twin = getattr(gg, name)(t.src[0])
+        return all_specs()[twin.op].kernel(twin, n_threads)
+    return kernel
+
+
+def test_right_is_ok(runner):
+    o = runner.run(relu_case())
+    assert o.status == OK and o.checked == ("float64", "ggml") and o.err == 0 and o.json["ok"] is True
+
+
+def test_a_wrong_reference_or_kernel_is_caught(runner, monkeypatch):
+    broken(monkeypatch, OP.SQR, reference=lambda t, a: a * a * 1.001)
+    o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
+    assert o.status == FAIL and "against float64" in o.error and o.json["ok"] is False
+    monkeypatch.undo()
+    broken(monkeypatch, OP.SQR, kernel=other_op("sin"), reference=lambda t, a: np.sin(a))
+    o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
+    assert o.status == FAIL and "against ggml" in o.error
+
+
+def test_sentinels_catch_an_overrun(runner, monkeypatch):
+    """A result one row longer than its memory: the gap behind it changes."""
+    from ggjit.models.suite import runner as module
+
+    class Short(module.Arena):
+        def __init__(self, backend, tensors):
+            super().__init__(backend, tensors)
+            self.where = [(t, o) for t, o in self.where]
+
+        def intact(self):
+            t, offs = self.where[-1]
+            self.buffer.arena[offs + t.nbytes] = 0          # what a kernel would have done
+            return super().intact()
+    monkeypatch.setattr(module, "Arena", Short)
+    o = runner.run(relu_case())
+    assert o.status == FAIL and "bytes outside the tensors were written" in o.error
+
+
+def test_poisoned_outputs_show_what_is_not_written(runner, monkeypatch):
+    broken(monkeypatch, OP.SQR, kernel=lambda t, n: None)
+    o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
+    assert o.status == NOT_SUPPORTED
+    monkeypatch.undo()
+    monkeypatch.setattr("ggjit.plan.Plan.run_nodes", lambda self, first, last: None)
+    o = runner.run(relu_case())
+    assert o.status == FAIL and "NaN in our result" in o.error
+
+
+def test_missing_ops_and_refusals_are_no_passes(runner):
+    assert runner.run(relu_case(lambda m: m.no_such_op(m.new(F32, (4,))))).status == NOT_SUPPORTED
+    o = runner.run(relu_case(lambda m: m.add(m.new(F32, (4,)), m.new(F32, (3,)))))
+    assert o.status == REFUSED and "ShapeError" in o.error and o.json["ok"] is False
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    for init in (uniform(-2, 3), shuffled(), shuffled(modulus=3), subsets(9), triangle(0.1, 1.0), kq_mask):
+        a, b = (init(np.random.default_rng(4), (8, 8, 2, 1)) for _ in range(2))
+        assert a.tobytes() == b.tobytes() and a.shape == (1, 2, 8, 8)
+    h = hadamard(None, (8, 8, 1, 1))[0, 0]
+    np.testing.assert_allclose(h @ h.T, np.eye(8), atol=1e-6)
+
+
+def test_measures():
+    a = np.arange(12.0).reshape(3, 4)
+    assert compare.nmse(a, a) == 0 and compare.nmse(a * 1.01, a) > 5e-5
+    assert compare.difference("nmse", np.array([np.nan]), np.array([1.0]))[0] == np.inf
+    assert compare.difference("nmse", np.array([np.inf]), np.array([-np.inf]))[0] == np.inf
+    ids, row = np.array([[0, 1]]), np.array([[5.0, 5.0, 1.0]])
+    assert compare.same_set(ids[:, ::-1], ids) == 0 < compare.same_set(ids + 1, ids)
+    assert compare.picked(ids[:, :1], ids[:, 1:], row) == 0 < compare.picked(ids[:, :1] + 2, ids[:, 1:], row)
+    assert compare.picked(ids * 0, ids, row) > 0
+    assert compare.in_order(a, a[::-1]) == 0 and compare.largest(np.array([1e-9]), np.array([-2e-9])) == 2e-9
+
+
+# ---------------------------------------------------------------- the real ggml
+def test_the_worker_comes_back():
+    p = peer()
+    ctx = gg.Context()
+    t = gg.relu(ctx.new_tensor(gg.F32, (4,)))
+    records, _ = oracle.records_of([t])
+    assert p.supports(records) == ""
+    p.worker.kill()
+    p.worker.wait()
+    assert p.run(records, {0: np.float32([-1, 2, -3, 4]).tobytes()}, [1])[1] == np.float32([0, 2, 0, 4]).tobytes()
+
+
+def test_without_a_wheel_there_is_a_typed_error(monkeypatch):
+    monkeypatch.setattr(oracle, "libraries", lambda wheel: [])
+    with pytest.raises(gg.MissingExtra, match="pip install"):
+        oracle.connect()
+    alone = Runner(gg.init_backend("CPU:n_threads=1"), SEED, None).run(relu_case())
+    assert alone.status == OK and alone.checked == ("float64",)
+
+
+# ---------------------------------------------------------------- the command
+def test_command(capsys):
+    from ggjit.models.cli import main
+    assert main(["ops", "-o", "RELU", "-p", "type=f32", "--json", "test"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["ok"] == len(got["cases"]) == 4 and got["fail"] == 0
+    assert {"op", "params", "ok", "error"} <= set(got["cases"][0]) and all(c["ok"] for c in got["cases"])
+    assert main(["ops", "-o", "RELU", "--sample", "1", "--json", "perf"]) == 0
+    speed = json.loads(capsys.readouterr().out)["cases"][0]
+    assert speed["seconds"] > 0 and speed["rate"] > 0 and speed["unit"] == "GB/s"
+    assert main(["ops", "-o", "RELU", "--json", "support"]) == 0
+    assert all(c["ok"] for c in json.loads(capsys.readouterr().out)["cases"])
+    assert main(["ops", "-o", "nonsense", "test"]) == 1 and "no case has the op nonsense" in capsys.readouterr().err
+    assert main(["ops", "-b", "NULL", "test"]) == 1
