@@ -24,7 +24,7 @@ from ggjit.buffer import USAGE_COMPUTE, HostBuffer, buffer_by_id, freed
 from ggjit.config import debug
 from ggjit.ops.custom import RAISED
 from ggjit.ops.errors import Cancelled, GgjitError, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
-from ggjit.ops.jit import kernel_address
+from ggjit.ops.jit import address_of, kernel_address
 from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import (
     ABORTED,
@@ -211,14 +211,16 @@ class Plan:
         """Write the address of every view; called again when something moved."""
         version = TABLE.placement_version
         placed = [self.where(t) for _, t in self._views]
+        # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
+        memory = {id(b): (b, b._arena) for b, _ in filter(None, placed)}
         for (_, t), where in zip(self._views, placed, strict=True):
-            if where is None or not where[0].alive:
+            if where is None or memory[id(where[0])][1] is None:
                 raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
+        base = {k: address_of(arena) for k, (_, arena) in memory.items()}
         at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
-        self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
-        # the memory itself: freeing a buffer while this plan runs must not take it away
-        self._buffers = list({id(b): b for b, _ in placed}.values())
-        self._arenas = [b._arena for b in self._buffers]
+        self.rows[at] = np.fromiter((base[id(b)] + o for b, o in placed), np.int64, len(placed))
+        self._buffers = [b for b, _ in memory.values()]
+        self._arenas = [arena for _, arena in memory.values()]
         self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
         self._me = weakref.ref(self)
         self._work = _shared_work(self.backend, self.work_nbytes)
@@ -235,7 +237,7 @@ class Plan:
         with self._lock:
             self._refuse_nesting()
             self._up_to_date()
-            if "poison" in debug:
+            if "poison" in debug and not self.graph.located:    # a split's memory holds what earlier splits computed
                 self._poison()
             if self._written_ids.size:
                 TABLE.words[self._written_ids, T_VERSION] += 1

@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from ggjit.buffer import Buffer
+from ggjit.config import debug
 from ggjit.copies import tensor_copy
 from ggjit.events import event_record, event_synchronize, event_wait
 from ggjit.located import Located, SubGraph
@@ -240,6 +241,8 @@ class Run:
         if self.memory.used_by is not self:             # another graph computed in this memory
             self.memory.used_by = self
             self.forget_copies()
+        if "poison" in debug and self.n_instances == 1:
+            self._poison()
         parts = self.parts[self.instance]
         if parts is None:
             parts = self.parts[self.instance] = self._make(self.instance)
@@ -272,6 +275,18 @@ class Run:
                 TABLE.words[self._written_ids, T_VERSION] += 1
             self.runs += 1
             mark_last(self, self.nodes)
+
+    def _poison(self):
+        """NaN bytes into all host memory that this run computes in, but for copies that may still be good."""
+        for b in self.world.backends:
+            b.synchronize()
+        kept = [self.place(self.cut.m + c) + (int(self.layout.sizes[self.cut.m + c]),)
+                for c in np.flatnonzero(self.cut.copies[:, K_KIND] == KEPT).tolist()]
+        for buf in (b for chunks in self.memory.chunks for b in chunks if b is not None and b._arena is not None):
+            saved = [(offs, buf._arena[offs:offs + n].copy()) for other, offs, n in kept if other is buf]
+            buf._arena[:] = 0xFF
+            for offs, values in saved:
+                buf._arena[offs:offs + values.size] = values
 
     def forget_copies(self):
         """After an error nobody knows what the copies hold."""

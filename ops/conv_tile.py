@@ -100,19 +100,18 @@ def make_kernel(describe, shape, ta, tb, td):
     @inline
     def pack(g, group, to):
         """Group `group` of the kernel: one line of G weights a tap, zeros beyond the last channel."""
-        tx, ty, tz, step = get(g, TAPS), get(g, TAPS + 1), get(g, TAPS + 2), get(g, KERNEL_NB_OC)
-        n = min(G, get(g, N_OUT) - group * G)
-        for c in range(get(g, N_IN)):
-            for z in range(tz):
-                for y in range(ty):
-                    w = (get(g, KERNEL_ADDR) + c * get(g, KERNEL_NB_C) + z * get(g, KERNEL_NB + 2)
-                         + y * get(g, KERNEL_NB + 1) + group * G * step)
+        tx, ty, tz, n = get(g, TAPS), get(g, TAPS + 1), get(g, TAPS + 2), min(G, get(g, N_OUT) - group * G)
+        if n < G:
+            zero_bytes(to, 4 * G * n_taps(g))
+        for j in range(n):
+            at, channel = to + 4 * j, get(g, KERNEL_ADDR) + (group * G + j) * get(g, KERNEL_NB_OC)
+            for c in range(get(g, N_IN)):
+                for zy in range(tz * ty):
+                    w = (channel + c * get(g, KERNEL_NB_C) + zy // ty * get(g, KERNEL_NB + 2)
+                         + zy % ty * get(g, KERNEL_NB + 1))
                     for _ in range(tx):
-                        for j in range(n):
-                            st_f32(to + 4 * j, weight(w + j * step))
-                        if n < G:
-                            zero_bytes(to + 4 * n, 4 * (G - n))
-                        to += 4 * G
+                        st_f32(at, weight(w))
+                        at += 4 * G
                         w += get(g, KERNEL_NB)
 
     @inline

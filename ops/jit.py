@@ -147,6 +147,9 @@ def cache_dir():
     return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
 
 
+_DIGEST = 16                    # bytes of SHA-256 in front of a cached object
+
+
 class _ObjectCache:
     """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
 
@@ -186,12 +189,16 @@ class _ObjectCache:
 
     def _load(self, path):
         try:
-            symbol, state = pickle.loads(path.read_bytes())
+            content = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, EOFError, pickle.UnpicklingError, TypeError):
-            self._warn(path, "unreadable, compiled again")
+        except OSError as e:
+            content = str(e).encode()
+        digest, payload = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(payload).digest()[:_DIGEST] != digest:        # LLVM aborts on damaged objects
+            self._warn(path, "a damaged file, compiled again")
             return None
+        symbol, state = pickle.loads(payload)
         library = self.codegen.unserialize_library(state)
         self.keep.append(library)
         self.loaded += 1
@@ -217,7 +224,8 @@ class _ObjectCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd, tmp = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
             with os.fdopen(fd, "wb") as f:
-                f.write(pickle.dumps(value))
+                payload = pickle.dumps(value)
+                f.write(hashlib.sha256(payload).digest()[:_DIGEST] + payload)
             os.replace(tmp, path)
         except OSError as e:
             self._warn(path, f"cannot be written ({e.strerror}); compiling in every process")

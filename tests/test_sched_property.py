@@ -7,6 +7,7 @@ import devices
 import numpy as np
 import pytest
 import sched_graphs
+from conftest import ROOT
 from test_sched_rules import RULES
 
 import ggjit as gg
@@ -158,3 +159,10 @@ def test_pipelined(seed):
     sched.free()
     for b in sched.backends:
         b.free()
+
+
+def test_under_the_debug_switches(python):
+    """GGJIT_DEBUG=poison,validate: runs start in NaN bytes, memory plans are judged; results stay the same."""
+    code = "import test_sched_property as p\nfor seed in range(0, 40): p.check(seed)\nprint('right')"
+    r = python(code, GGJIT_DEBUG="poison,validate", PYTHONPATH=str(ROOT / "tests"))
+    assert r.stdout.split() == ["right"], r.stderr[-2000:]
