@@ -90,6 +90,7 @@ def _parser():
     c.add_argument("--seed", type=_count, default=0, metavar="N", help="of the inputs and the sample (0)")
     c.add_argument("--sample", type=_positive, default=None, metavar="N", help="at most N cases, drawn by the seed")
     c.add_argument("--threads", type=_positive, default=1, metavar="N", help="threads of both sides (1)")
+    c.add_argument("-j", "--jobs", type=_positive, default=1, metavar="N", help="processes that share the test (1)")
     command("info", "version, processor, devices, and which types and ops each device supports")
     c = command("warm-up", "compile the kernels a model needs into the cache")
     c.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")

@@ -24,10 +24,10 @@ from ggjit.ops.blocks import (
 )
 from ggjit.ops.dot import Dot
 from ggjit.ops.jit import exact
-from ggjit.ops.lanes import i32, i64, int_to_float_ir
-from ggjit.ops.mem import IR_F32, IR_I32
+from ggjit.ops.lanes import i32, i64, int_to_float_ir, load_half_ir, zero
+from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir, np_round_activations, round_activations, sum_ir
-from ggjit.ops.simd import fma_ir, load_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.simd import fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.traits import Traits, Type
 
 Y_GROUP = 64
@@ -39,14 +39,14 @@ class Plain:
 
     codes_ir    a <32 x i8> for each group
     factors_ir  (b, address, n) -> an <n x float> for each group: n / 2 times the first half's factor, then the second's
-    offset_ir   (b, address) -> float32 offset of the block, or None
+    has_offsets the block begins with two float16: its factor and an offset; one group
     signed      codes are signed bytes, -127 ... 127; else unsigned, at most max_code, and zero_point is subtracted
     halves      the halves of a group have factors of their own
     """
     type: Type
     codes_ir: Callable
     factors_ir: Callable
-    offset_ir: Callable | None = None
+    has_offsets: bool = False
     zero_point: int = 0
     max_code: int = 127
     signed: bool = False
@@ -56,23 +56,22 @@ class Plain:
     def n_groups(self):
         return self.type.block // 32
 
-    @property
-    def has_offsets(self):
-        return self.offset_ir is not None
+    def offset_ir(self, b, p):
+        return load_half_ir(b, b.add(p, i64(2)))
 
     def part_factors_ir(self, b, p, parts):
         """(factors, offsets) of every group: lists of `parts` float32."""
         def both(v):
             return [b.extract_element(v, i32(i)) for i in range(parts)]
         factors = [both(v) for v in self.factors_ir(b, p, 2)]
-        return factors, [[self.offset_ir(b, p)] * parts] * self.n_groups if self.offset_ir else None
+        return factors, [[self.offset_ir(b, p)] * parts] if self.has_offsets else None
 
     def values_ir(self, b, p):
         """A <32 x float> for each group; the operations of ggml's to_float in its order."""
         out = []
         for codes, factor in zip(self.codes_ir(b, p), self.factors_ir(b, p, 32), strict=True):
             v = b.fmul(floats_ir(b, codes, self.zero_point, self.signed), factor)
-            out.append(b.fadd(v, splat_ir(b, self.offset_ir(b, p), 32)) if self.offset_ir else v)
+            out.append(b.fadd(v, splat_ir(b, self.offset_ir(b, p), 32)) if self.has_offsets else v)
         return out
 
     def traits(self, from_float, **more):
@@ -99,7 +98,7 @@ def make_to_float(blocks):
 
 
 def _make_prepare(plain):
-    zero_point, with_offset = plain.zero_point, plain.offset_ir is not None
+    zero_point, with_offset = plain.zero_point, plain.has_offsets
 
     @intrinsic
     def group(typingctx, src, dst):
@@ -125,30 +124,48 @@ def _dot(plain):
     if not BYTE_DOTS:
         return scratch_dot(plain.type, lambda b, p, to: store_groups_ir(b, plain.values_ir(b, p), to),
                            round_activations)
-    n, f8 = plain.n_groups, vec_ir("f32", 8)
+    if plain.has_offsets:
+        return _offset_dot(plain)
+    n = plain.n_groups
 
     def load_w(b, p):
-        codes = [operand_ir(b, c, plain.signed) for c in plain.codes_ir(b, p)]
-        offset = splat_ir(b, plain.offset_ir(b, p), 8) if plain.offset_ir else None
-        return codes, plain.factors_ir(b, p, 8), offset
+        return [operand_ir(b, c, plain.signed) for c in plain.codes_ir(b, p)], plain.factors_ir(b, p, 8)
 
     def load_y(b, p):
         out = []
         for g in range(n):
             at = b.add(p, i64(Y_GROUP * g))
-            word = lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_F32 if plain.offset_ir else IR_I32))
-            out.append((load_ir(b, at, vec_ir("i8", 32)), splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8), word))
+            start = lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_I32)) if plain.zero_point else None
+            out.append((load_ir(b, at, vec_ir("i8", 32)), splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8), start))
         return out
 
     def mac(b, acc, w, y):
-        codes, factors, offset = w
-        for (q, d, word), u, f in zip(y, codes, factors, strict=True):
-            start = word if plain.zero_point else None
+        for (q, d, start), u, f in zip(y, *w, strict=True):
             acc = fma_ir(b, b.fmul(f, d), int_to_float_ir(b, quad_sums_ir(b, u, q, start)), acc)
-            if offset is not None:
-                acc = fma_ir(b, offset, word, acc)
-        assert acc.type == f8
         return acc
-    return Dot(step=plain.type.block, w_nbytes=plain.type.nbytes, y_nbytes=Y_GROUP * n, load_w_ir=load_w,
+    return _make_dot(plain, load_w, load_y, mac)
+
+
+def _offset_dot(plain):
+    """Factor and offset are converted and multiplied as pairs: (f, o, f, o ...) (d, d sum q, ...)."""
+    def load_w(b, p):
+        pair = splat_ir(b, load_ir(b, p, IR_I32), 4)
+        return (operand_ir(b, plain.codes_ir(b, p)[0], plain.signed),
+                b.fpext(b.bitcast(pair, vec_ir("f16", 8)), vec_ir("f32", 8)))
+
+    def load_y(b, p):
+        pair = splat_ir(b, load_ir(b, b.add(p, i64(32)), IR_I64), 4)
+        return load_ir(b, p, vec_ir("i8", 32)), b.bitcast(pair, vec_ir("f32", 8))
+
+    def mac(b, acc, w, y):
+        both = b.fmul(w[1], y[1])
+        factor = shuffle_ir(b, both, both, [0, 0, 2, 2, 4, 4, 6, 6])
+        offset = shuffle_ir(b, both, zero("f32", 8), [8, 1, 10, 11, 12, 13, 14, 15])
+        return b.fadd(fma_ir(b, factor, int_to_float_ir(b, quad_sums_ir(b, w[0], y[0])), acc), offset)
+    return _make_dot(plain, load_w, load_y, mac)
+
+
+def _make_dot(plain, load_w, load_y, mac):
+    return Dot(step=plain.type.block, w_nbytes=plain.type.nbytes, y_nbytes=Y_GROUP * plain.n_groups, load_w_ir=load_w,
                tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=_make_prepare(plain),
                lanes=8)

@@ -101,18 +101,19 @@ def make_kernel(describe, shape, ta, tb, td):
     def pack(g, group, to):
         """Group `group` of the kernel: one line of G weights a tap, zeros beyond the last channel."""
         tx, ty, tz, n = get(g, TAPS), get(g, TAPS + 1), get(g, TAPS + 2), min(G, get(g, N_OUT) - group * G)
+        nb_x, nb_y, nb_z, nb_c = get(g, KERNEL_NB), get(g, KERNEL_NB + 1), get(g, KERNEL_NB + 2), get(g, KERNEL_NB_C)
         if n < G:
             zero_bytes(to, 4 * G * n_taps(g))
         for j in range(n):
             at, channel = to + 4 * j, get(g, KERNEL_ADDR) + (group * G + j) * get(g, KERNEL_NB_OC)
             for c in range(get(g, N_IN)):
-                for zy in range(tz * ty):
-                    w = (channel + c * get(g, KERNEL_NB_C) + zy // ty * get(g, KERNEL_NB + 2)
-                         + zy % ty * get(g, KERNEL_NB + 1))
-                    for _ in range(tx):
-                        st_f32(at, weight(w))
-                        at += 4 * G
-                        w += get(g, KERNEL_NB)
+                for z in range(tz):
+                    for y in range(ty):
+                        w = channel + c * nb_c + z * nb_z + y * nb_y
+                        for _ in range(tx):
+                            st_f32(at, weight(w))
+                            at += 4 * G
+                            w += nb_x
 
     @inline
     def line(to, x, step, first, end, n):

@@ -7,6 +7,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops import isa
+from ggjit.ops.blocks_plain import Plain
+from ggjit.ops.blocks_super import Super
 from ggjit.ops.jit import inline
 from ggjit.ops.lanes import (
     bitcast_ir,
@@ -170,7 +172,7 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
 def code_tile(type):
     """The integer tile of a type, or None where the instruction set has none for it."""
     codes = traits_of(type).tile
-    if hasattr(codes, "codes_ir") and hasattr(codes, "halves"):
+    if isinstance(codes, Plain | Super):
         return block_tile(codes)
     if codes is None or isa.ISA == "generic" or (isa.ISA == "avx2" and codes.zero_point > 8):
         return None

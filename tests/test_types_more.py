@@ -13,7 +13,7 @@ K = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 TERNARY = ("TQ1_0", "TQ2_0")
 NEW = ("NVFP4", "Q1_0", "Q2_0")                             # known to ggml 0.26, not to 0.13
 GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")
-SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", *K)           # importances change their codes
+SEARCHED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", *K)           # importances change their codes
 # bytes of a block that are a float16 scale or min
 HALVES = {"Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
           "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),

@@ -4,6 +4,7 @@
     inputs.py       what the inputs hold, from a seeded generator
     cases_*.py      the families: the same parameter grids as ggml's list
     runner.py       sentinels, poisoned outputs, our result against the float64 reference and the real ggml
+    jobs.py         the same in several processes
     oracle.py       the real ggml in a worker process
     compare.py      error measures
     perf.py         time per run beside the real ggml's

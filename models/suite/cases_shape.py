@@ -58,7 +58,7 @@ def roll_cases():
 def generated_cases():
     for stop in (10.0, 1048576.0):
         yield Case("arange", "ARANGE", vars_of(type=F32, start=0.0, stop=stop, step=1.0),
-                   lambda m, stop=stop: m.arange(0.0, stop, 1.0))
+                   lambda m, stop=stop: m.arange(m.ctx, 0.0, stop, 1.0))
     yield Case("timestep_embedding", "TIMESTEP_EMBEDDING", vars_of(type=F32, ne_a=(2, 1, 1, 1), dim=320,
                                                                    max_period=10000),
                lambda m: m.timestep_embedding(m.new(F32, (2,)), 320, 10000))

@@ -13,6 +13,7 @@ import numpy as np
 from ggjit.models.progress import bar, compiling
 from ggjit.models.suite import oracle
 from ggjit.models.suite.case import all_cases
+from ggjit.models.suite.jobs import spread
 from ggjit.models.suite.perf import measure
 from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Built, Runner
 from ggjit.ops.errors import GgjitError, MissingExtra, ParamError
@@ -78,12 +79,12 @@ def run(args):
 # ---------------------------------------------------------------- test
 def test(args, cases, backend, peer):
     runner, outcomes = Runner(backend, args.seed, peer), []
+    done = spread(cases, backend, args.seed, args.jobs) if args.jobs > 1 else map(runner.run, cases)
     with bar("cases", len(cases)) as step:
-        for case in cases:
-            outcome = runner.run(case)
+        for outcome in done:
             outcomes.append(outcome)
             if not args.json and outcome.status in (FAIL, REFUSED):
-                print(f"{outcome.status}  {case}: {outcome.error}", flush=True)
+                print(f"{outcome.status}  {outcome.case}: {outcome.error}", flush=True)
             step()
     summary = summarize(outcomes)
     if not args.json:

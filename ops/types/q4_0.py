@@ -25,7 +25,7 @@ from ggjit.ops.lanes import (
     splat_const,
     splat_half_ir,
 )
-from ggjit.ops.mem import IR_F32, IR_I32, call_intrinsic
+from ggjit.ops.mem import IR_F32, IR_I32, call_intrinsic, ld_u8, st_f16, st_i8
 from ggjit.ops.quant32 import (
     Codes,
     activation_ir,
@@ -39,6 +39,7 @@ from ggjit.ops.quant32 import (
     scale_word_ir,
     sum_ir,
 )
+from ggjit.ops.quant_search import importance, make_stack, mean_square, search_scale
 from ggjit.ops.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types import Q4_0
 from ggjit.ops.types.traits import Traits
@@ -82,6 +83,22 @@ def _quantize_block(typingctx, src, dst):
 def from_float(src, dst, k):
     for i in range(k // 32):
         _quantize_block(src + i * 128, dst + i * NBYTES)
+
+
+_scratch = make_stack(160)              # codes 32 | weights 128
+
+
+@exact
+def quantize_weighted(src, dst, k, weights):
+    """quantize_row_q4_0_impl"""
+    s = _scratch()
+    sigma2 = mean_square(src, k)
+    for i in range(k // 32):
+        x, to = src + 128 * i, dst + NBYTES * i
+        importance(x, weights + 128 * i, 32, sigma2, s + 32)
+        st_f16(to, search_scale(32, 8, x, s, s + 32))
+        for j in range(16):
+            st_i8(to + 2 + j, types.int8(ld_u8(s + j) | ld_u8(s + j + 16) << 4))
 
 
 def np_from_float(x):
@@ -173,4 +190,5 @@ def _dot():
 
 
 TRAITS = (Traits(Q4_0, make_to_float(NBYTES, codes_ir, 8), from_float, np_to_float, np_from_float,
-                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 8, codes_ir)),)
+                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 8, codes_ir),
+                 quantize_weighted=quantize_weighted),)

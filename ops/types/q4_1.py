@@ -9,7 +9,7 @@ from numba import types
 from ggjit.ops.blocks import mask_bytes_ir
 from ggjit.ops.blocks_plain import Plain
 from ggjit.ops.jit import exact
-from ggjit.ops.lanes import concat_ir, i64, load_half_ir, nibbles_ir, splat_half_ir
+from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_half_ir
 from ggjit.ops.mem import IR_I32, ld_u8, st_f16, st_i8, st_i32
 from ggjit.ops.quant_search import (
     ONE,
@@ -46,10 +46,6 @@ def _five_bits_at(offs):
 
 def _factors(b, p, n):
     return [splat_half_ir(b, p, n)]
-
-
-def _offset(b, p):
-    return load_half_ir(b, b.add(p, i64(2)))
 
 
 def _groups(codes):
@@ -139,7 +135,7 @@ def _traits():
     nibbles, q5_0, q5_1 = _nibbles_at(4), _five_bits_at(2), _five_bits_at(4)
     for type, codes, nmax in ((Q4_1, nibbles, 15), (Q5_1, q5_1, 31)):
         from_float, weighted = _make_with_min(type.nbytes, nmax)
-        yield Plain(type, _groups(codes), _factors, offset_ir=_offset, max_code=nmax).traits(from_float, quantize_weighted=weighted)
+        yield Plain(type, _groups(codes), _factors, has_offsets=True, max_code=nmax).traits(from_float, quantize_weighted=weighted)
     yield Plain(Q5_0, _groups(q5_0), _factors, zero_point=16, max_code=31).traits(
         _q5_0_from_float, quantize_weighted=_q5_0_weighted)
 
