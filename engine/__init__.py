@@ -66,6 +66,7 @@ from ggjit.ops.errors import (
 from ggjit.ops.quantize import dequantize, quantize
 from ggjit.ops.spec import builders as _builders
 from ggjit.ops.types.traits import BY_NAME as _types
+from ggjit.pool import threadpool
 from ggjit.registry import init_backend, registry
 from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 

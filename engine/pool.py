@@ -31,7 +31,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops.errors import GgjitError
+from ggjit.ops.errors import GgjitError, NotSupported, ParamError
 from ggjit.ops.jit import exact, native
 from ggjit.ops.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
 from ggjit.ops.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL, S_POLL, aborted, barrier, pause, sched_yield
@@ -46,11 +46,12 @@ S_PLAN = 640            # the job: first NODE, end address
 S_QUIT = 704            # the process exits
 S_SLEEPERS = 768        # workers asleep in the kernel
 S_THREAD_STATE = 832    # thread 0's saved Python thread state
+S_SPIN = 848            # cycles an idle worker spins before it sleeps
 S_CALLBACK = 840        # address of the abort callback (0: none)
 PAGE_NBYTES = 1024
 
 POLL_SECONDS = 0.010
-SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps
+SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
 TINY_PER_POLL = 64      # tiny nodes between two looks at the clock
 
 BARRIER_AFTER = 1       # NODE flag: all threads meet after this node
@@ -146,8 +147,8 @@ def walk(node, end, ith, nth, sync):
         node = after
 
 
-@native("i64(i64, i64, i64)")
-def worker(sync, ith, spin_cycles):
+@native("i64(i64, i64)")
+def worker(sync, ith):
     """The life of thread ith; returns at process exit, or (no futex) whenever it ran out of things to spin for."""
     seen = 0
     idle_since = cycles()
@@ -156,7 +157,7 @@ def worker(sync, ith, spin_cycles):
             return 1
         job = load_acquire(sync + S_JOB)
         if job == seen:
-            if cycles() - idle_since < spin_cycles:
+            if cycles() - idle_since < ld_i64(sync + S_SPIN):
                 pause()
             elif _SYS_FUTEX is not None:
                 atomic_add(sync + S_SLEEPERS, 1)
@@ -250,11 +251,51 @@ class Pool:
         self._lock = threading.Lock()
         self._runner = None                     # ident of the thread that is inside `run`
         self._threads = []
+        self._native_ids = {}                   # worker number -> the system's thread id
+        self.affinity = None                    # cores of the workers; None: wherever the system likes
         self._work = threading.Event()          # only where there is no futex
         self._per_second = _cycles_per_second()
         self.words[S_INTERVAL // 8] = int(POLL_SECONDS * self._per_second)
         self.words[S_POLL // 8] = poll.address
+        self.poll = 50
         assert run.address                      # compiled before any thread starts
+
+    @property
+    def poll(self):
+        """How eagerly idle workers wait, 0 (asleep at once) to 100 (0.3 ms of spinning); 50 as in ggml."""
+        return self._poll
+
+    @poll.setter
+    def poll(self, level):
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 100:
+            raise ParamError(f"poll must be an integer from 0 to 100, got {level!r}")
+        self._poll = level
+        self.words[S_SPIN // 8] = int(SPIN_SECONDS * level / 50 * self._per_second)
+
+    def pause(self):
+        """Put idle workers to sleep at once; they still answer computes (17-90 us later than spinning ones)."""
+        self.words[S_SPIN // 8] = 0
+
+    def resume(self):
+        """Let idle workers spin again as `poll` says."""
+        self.poll = self._poll
+
+    def set_affinity(self, cores):
+        """Bind the workers to these cores (worker i to the i-th, in turn); None lets them go.  Thread 0 is the caller's
+        own and stays as it is.  Errors: ParamError, NotSupported where the system cannot bind threads."""
+        if not hasattr(os, "sched_setaffinity"):
+            raise NotSupported("this system cannot bind threads to cores")
+        allowed = os.sched_getaffinity(0)
+        wanted = sorted(allowed) if cores is None else list(cores)
+        if not wanted or not set(wanted) <= allowed:
+            raise ParamError(f"affinity {cores!r}: this process may use the cores {sorted(allowed)}")
+        self.affinity = None if cores is None else wanted
+        for ith in list(self._native_ids):
+            self._pin(ith)
+
+    def _pin(self, ith):
+        cores = {self.affinity[ith % len(self.affinity)]} if self.affinity else os.sched_getaffinity(0)
+        os.sched_setaffinity(self._native_ids[ith], cores)
 
     def _grow(self, n_threads):
         while len(self._threads) < n_threads - 1:
@@ -264,7 +305,10 @@ class Pool:
             self._threads.append(t)
 
     def _live(self, ith):
-        while not worker(self.sync, ith, int(SPIN_SECONDS * self._per_second)):
+        self._native_ids[ith] = threading.get_native_id()
+        if self.affinity:
+            self._pin(ith)
+        while not worker(self.sync, ith):
             self._work.wait()
 
     def run(self, first, end, n_threads, abort_callback=None):
@@ -336,6 +380,12 @@ def the_pool():
                 _pool = Pool()
                 atexit.register(_stop)
     return _pool
+
+
+def threadpool():
+    """The process-wide thread pool: `.poll`, `.pause()`, `.resume()`, `.set_affinity(cores)`.  Thread counts belong to
+    backends: `cpu.n_threads = 2`.  Source: ggml_threadpool_params, ggml_threadpool_pause."""
+    return the_pool()
 
 
 def _stop():

@@ -201,8 +201,8 @@ def _as_3d(t, data_shape):
     """(data shape [N, IC, D, H, W], kernel (KD, KH, KW), strides, paddings, dilations in that order)."""
     p, k = [int(x) for x in t.op_params], (t.src[0] if t.op != OP.IM2COL_BACK else t.src[1]).ne
     if t.op == OP.IM2COL_3D:
-        _, d, h, w = data_shape
-        return (-1, p[9], d, h, w), (k[2], k[1], k[0]), p[2::-1], p[5:2:-1], p[8:5:-1]
+        planes, d, h, w = data_shape
+        return (planes // p[9], p[9], d, h, w), (k[2], k[1], k[0]), p[2::-1], p[5:2:-1], p[8:5:-1]
     if p[6]:
         n, c, h, w = data_shape
         return (n, c, 1, h, w), (1, k[1], k[0]), (1, p[1], p[0]), (0, p[3], p[2]), (1, p[5], p[4])

@@ -58,10 +58,10 @@ def reference(t, a):
         nx, ny, w = (int(p) for p in t.op_params[:3])
         full = np.zeros((ny * w, nx * w, a.shape[3]))
         full[:a.shape[1], :a.shape[2]] = a[0]
-        return full.reshape(ny, w, nx, w, -1).swapaxes(1, 2).reshape(-1, w, w, a.shape[3])
+        return full.reshape(ny, w, nx, w, t.ne[0]).swapaxes(1, 2).reshape(tuple(reversed(t.ne)))
     w, (_, w0, h0, _) = int(t.op_params[0]), t.ne
-    nx = -(-w0 // w)
-    full = a.reshape(-1, nx, w, w, a.shape[3]).swapaxes(1, 2).reshape(-1, nx * w, a.shape[3])
+    nx, ny = -(-w0 // w), -(-h0 // w)
+    full = a.reshape(ny, nx, w, w, t.ne[0]).swapaxes(1, 2).reshape(ny * w, nx * w, t.ne[0])
     return full[None, :h0, :w0]
 
 

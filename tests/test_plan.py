@@ -408,3 +408,30 @@ def test_check_finds_the_first_wrong_node(monkeypatch):
     monkeypatch.setitem(all_specs(), y.op, dataclasses.replace(spec, reference=lambda t, a: spec.reference(t, a) + 1))
     with pytest.raises(gg.GgjitError, match="silu|unary.*differs"):
         require_right(plan)
+
+
+# ---------------------------------------------------------------- thread pool settings
+def test_pool_settings_change_waiting_and_place_not_results():
+    pool = gg.threadpool()
+    x, y = chain(30, (400, 256))
+    plan = planned(y, n_threads=2)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    try:
+        for change in (lambda: setattr(pool, "poll", 0), lambda: setattr(pool, "poll", 100), pool.pause, pool.resume,
+                       lambda: cores and pool.set_affinity(cores[-1:]), lambda: cores and pool.set_affinity(None)):
+            change()
+            time.sleep(0.002)
+            plan.compute()
+            np.testing.assert_allclose(plan.numpy(y), x + 30, rtol=1e-5)
+        if cores:
+            pool.set_affinity(cores[:1])
+            assert os.sched_getaffinity(pool._native_ids[1]) == set(cores[:1])
+            with pytest.raises(gg.ParamError, match="may use"):
+                pool.set_affinity([9999])
+        for bad in (-1, 101, "fast", True):
+            with pytest.raises(gg.ParamError):
+                pool.poll = bad
+    finally:
+        pool.poll = 50
+        if cores:
+            pool.set_affinity(None)
