@@ -63,6 +63,7 @@ from ggjit.ops.errors import (
     StaleHandle,
     TypeMismatch,
 )
+from ggjit.ops.front_door import front_door as _front_door
 from ggjit.ops.quantize import dequantize, quantize
 from ggjit.ops.spec import builders as _builders
 from ggjit.ops.types.traits import BY_NAME as _types
@@ -72,6 +73,9 @@ from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 
 __version__ = "0.1.0"
 
+for _name in ("alloc_ctx_tensors", "compute", "dequantize", "from_numpy", "init_backend", "measure", "quantize",
+              "set_input", "set_name", "set_output", "set_param", "tensor_alloc"):
+    globals()[_name] = _front_door(globals()[_name])
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 

@@ -8,9 +8,10 @@ from ggjit.graph_allocator import GraphAllocator
 from ggjit.ops.errors import NotAllocated, OutOfMemory, ParamError, TypeMismatch
 from ggjit.ops.record import OP, T_BUFFER
 from ggjit.ops.shape import describe
-from ggjit.ops.types import F16, F32, F64, I8, I16, I32, I64
+from ggjit.ops.types import F16, F32, F64, I8, I16, I32, I64, Type
 from ggjit.registry import init_backend
 from ggjit.table import TABLE
+from ggjit.tensor import numbers
 
 _TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
 _default = None
@@ -32,7 +33,11 @@ def from_numpy(ctx, array, name="", type=None):
     """
     if not isinstance(ctx, Context):
         raise TypeMismatch(f"from_numpy(ctx, array): the first argument is a Context, got {ctx.__class__.__name__}")
-    a = np.asarray(array)
+    a = numbers(array, "from_numpy")
+    if type is not None and not isinstance(type, Type):
+        raise TypeMismatch(f"from_numpy: type must be a tensor type such as gg.Q8_0, got {type!r}")
+    if type is not None and type.dtype is not None and type.dtype.kind == "i" and a.dtype.kind == "f":
+        raise TypeMismatch(f"from_numpy: {a.dtype} values do not go into {type!r}; round them first")
     cpu = default_backend().device
     if type is not None and (a.dtype not in _TYPE_OF_DTYPE or _TYPE_OF_DTYPE[a.dtype] is not type):
         t = ctx.new_tensor(type, a.shape[::-1] or (1,), name)

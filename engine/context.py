@@ -1,6 +1,7 @@
 """Contexts own tensors.  They hold no tensor data: memory comes from buffers (`alloc_ctx_tensors`, GraphAllocator)."""
 import itertools
 import math
+import operator
 import struct
 import sys
 import threading
@@ -132,7 +133,10 @@ def _caller():
 
 def check_ne(type, ne):
     """ne as four ints, or a ShapeError."""
-    ne = tuple(int(n) for n in (ne if hasattr(ne, "__iter__") else (ne,)))
+    try:
+        ne = tuple(operator.index(n) for n in (ne if hasattr(ne, "__iter__") else (ne,)))
+    except TypeError:
+        raise ShapeError(f"a shape is 1 to {MAX_DIMS} integers (ggml order, ne0 fastest), got {ne!r}") from None
     if not 1 <= len(ne) <= MAX_DIMS:
         raise ShapeError(f"a tensor has 1 to {MAX_DIMS} dimensions, got {list(ne)}")
     ne += (1,) * (MAX_DIMS - len(ne))

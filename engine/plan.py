@@ -13,6 +13,8 @@ Leaves have a placement of their own, in the tensor table.  The placement of com
 plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
 or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
 """
+import bisect
+import functools
 import os
 import sys
 import time
@@ -228,6 +230,7 @@ class Plan:
         # leaves this plan computes into: their data versions rise with every run (engine/versions.py)
         written = {t.base.id for t in self.nodes if t._at is None and TABLE.words[t.base.id, T_BUFFER] >= 0}
         self._written_ids = np.array(sorted(written), np.int64)
+        self.__dict__.pop("_spans", None)
         self.resolved = version             # last: a failure above leaves the plan to be resolved again
 
     # ------------------------------------------------------------ running
@@ -290,22 +293,33 @@ class Plan:
         where = self.where(t)
         if where is None or TABLE.words[t.base.id, T_BUFFER] >= 0:
             return
-        ids = [n.id for n in self.graph.nodes]
-        if t.id not in ids:
+        position = self._positions.get(t.id)
+        if position is None:
             return
         buf, lo = where
-        hi = lo + t.nbytes
         if buf.last_plan is not None and buf.last_plan() is not self:
             raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; "
                               f"read results before that, or give each graph an allocator of its own")
-        for n in self.nodes:
-            if ids.index(n.id) <= ids.index(t.id) or n is t:
-                continue
-            other, offs = self.where(n)
-            if other is buf and offs < hi and lo < offs + n.nbytes:
-                remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
-                    if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
-                raise Overwritten(f"the memory of {describe(t)} was reused by {n!r}; {remedy}")
+        ends, spans = self._spans
+        later = bisect.bisect_right(ends, position)
+        hit = np.flatnonzero((spans[later:, 0] == id(buf)) & (spans[later:, 1] < lo + t.nbytes)
+                             & (lo < spans[later:, 2]))
+        if hit.size:
+            n = self.nodes[later + int(hit[0])]
+            remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
+                if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
+            raise Overwritten(f"the memory of {describe(t)} was reused by {n!r}; {remedy}")
+
+    @functools.cached_property
+    def _positions(self):
+        """{tensor id: place in the graph's order}"""
+        return {t.id: i for i, t in enumerate(self.graph.nodes)}
+
+    @functools.cached_property
+    def _spans(self):
+        """(place of each computed node in the graph's order, rows of (buffer, first byte, end) it writes)"""
+        spans = [(id(buf), offs, offs + t.nbytes) for t in self.nodes for buf, offs in (self.where(t),)]
+        return [self._positions[t.id] for t in self.nodes], np.array(spans, np.int64).reshape(-1, 3)
 
     def numpy(self, t):
         """The values of `t` as this plan's last run left them."""

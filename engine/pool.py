@@ -258,7 +258,7 @@ class Pool:
         self.words[S_INTERVAL // 8] = int(POLL_SECONDS * self._per_second)
         self.words[S_POLL // 8] = poll.address
         self.poll = 50
-        assert run.address                      # compiled before any thread starts
+        self._ready = run.address               # compiled before any thread starts
 
     @property
     def poll(self):

@@ -16,7 +16,7 @@ import contextlib
 import numpy as np
 
 from ggjit.buffer import as_bytes, buffer_by_id, freed
-from ggjit.ops.errors import IndexRangeError, NotAllocated, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.shape import describe, is_contiguous
 from ggjit.ops.types import BF16
@@ -127,7 +127,9 @@ class Tensor:
             plan.check_intact(self)
         where = self._where()
         if where is None:
-            raise NotAllocated(f"{describe(self)} has no memory; use alloc_ctx_tensors, a GraphAllocator or gg.compute")
+            how = "use alloc_ctx_tensors and set it" if not self.op else \
+                "compute it first; if it was, keep the plan that did in a variable, or use gg.compute"
+            raise NotAllocated(f"{describe(self)} has no memory; {how}")
         return where[0], nbytes
 
     def _bytes_view(self, offset=0, nbytes=None):
@@ -148,9 +150,9 @@ class Tensor:
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
-        a = np.asarray(array)
+        a = numbers(array, f"set {describe(self)}")
         want = tuple(reversed(self.ne))
-        if a.size != int(np.prod(want)) or (a.ndim <= 4 and (1,) * (4 - a.ndim) + a.shape != want):
+        if a.ndim > 4 or (1,) * (4 - a.ndim) + a.shape != want:
             raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
         buf, nbytes = self._placed()
         a = a.reshape(want)
@@ -160,8 +162,10 @@ class Tensor:
             if not whole:
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
             buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
-        elif a.dtype.kind not in "fiub" or (self.type.dtype.kind == "i" and a.dtype.kind == "f"):
+        elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
             raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
+        elif self.type.dtype.kind == "i" and a.size and not _in_range(a, self.type.dtype):
+            raise ParamError(f"set: values from {a.min()} to {a.max()} do not fit {describe(self)}")
         elif buf.buft.is_host():
             self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
             touched(self)
@@ -226,6 +230,22 @@ class Tensor:
             return np.empty(self.shape, np.float32)
         rows = np.ndarray(shape, np.uint8, raw.data, 0, (*reversed(self.nb[1:]), 1))
         return dequantize(self.type, np.ascontiguousarray(rows), self.shape)
+
+
+def numbers(array, what):
+    """`array` as an ndarray of real numbers, or a TypeMismatch."""
+    try:
+        a = np.asarray(array)
+    except ValueError as e:                 # a ragged list
+        raise TypeMismatch(f"{what}: not an array: {e}") from None
+    if a.dtype.kind not in "fiub":
+        raise TypeMismatch(f"{what}: cannot store {a.dtype} values; convert them to numbers first")
+    return a
+
+
+def _in_range(a, dtype):
+    limits = np.iinfo(dtype)
+    return limits.min <= int(a.min()) and int(a.max()) <= limits.max
 
 
 def _short(t):

@@ -136,7 +136,8 @@ def _dot(plain):
         for g in range(n):
             at = b.add(p, i64(Y_GROUP * g))
             start = lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_I32)) if plain.zero_point else None
-            out.append((load_ir(b, at, vec_ir("i8", 32)), splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8), start))
+            d = splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8)
+            out.append((load_ir(b, at, vec_ir("i8", 32)), d, start))
         return out
 
     def mac(b, acc, w, y):

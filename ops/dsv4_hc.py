@@ -2,6 +2,7 @@
 
     comb   4 x 4 matrices per token made doubly stochastic (Sinkhorn)
     pre    d[i, t]     = sum_h x[i, h, t] w[h, t]                               streams -> the layer's input
+           d[i, t]     = scale sum_h x[i, h, t] sigmoid(gate[i, h, t])          the same with a gate per element
     post   d[i, h, t]  = x[i, t] post[h, t] + sum_s res[i, s, t] comb[h, s, t]  the layer's output -> streams
 """
 import numpy as np
@@ -9,7 +10,7 @@ from numba import types
 
 from ggjit.ops.jit import inline
 from ggjit.ops.loops import each, each_row, param, whole
-from ggjit.ops.mathfun import vexp
+from ggjit.ops.mathfun import sigmoid1, vexp, vsigmoid
 from ggjit.ops.mem import ld_f32, st_f32
 from ggjit.ops.node import DST, SRC0, SRC1, SRC2, SRC3, addr, nb, ne, param_f32
 from ggjit.ops.record import OK, OP
@@ -67,25 +68,35 @@ def dsv4_hc_comb(mixes, scale, base, eps, n_iter):
 def dsv4_hc_pre(x, weights):
     """d[i, t] = sum_h x[i, h, t] weights[h, t]; x [n_embd, n_hc, t], weights [n_hc, t]; F32, any strides.
 
-    Errors: ShapeError, TypeMismatch.  Source: ggml_dsv4_hc_pre.
+    Errors: ShapeError, TypeMismatch.  Params: P0 = 1.0 (scale), P1 = 0 (not gated).  Source: ggml_dsv4_hc_pre.
     """
     _floats("dsv4_hc_pre", x, weights)
     require(x.ne[3] == 1 and weights.ne == (*x.ne[1:3], 1, 1), "dsv4_hc_pre: weights must be [n_hc, t] for x "
             "[n_embd, n_hc, t]", x, weights)
-    return x.ctx.node(OP.DSV4_HC_PRE, F32, (x.ne[0], x.ne[2]), (x, weights))
+    return x.ctx.node(OP.DSV4_HC_PRE, F32, (x.ne[0], x.ne[2]), (x, weights), (1.0, 0))
 
 
-def dsv4_hc_post(x, residual, post, comb):
+def dsv4_hc_pre_gated(x, gate, scale):
+    """d[i, t] = scale sum_h x[i, h, t] sigmoid(gate[i, h, t]); x, gate [n_embd, n_hc, t]; F32, any strides.
+
+    Errors: ShapeError, TypeMismatch.  Params: P0 = scale, P1 = 1 (gated).  Source: ggml_dsv4_hc_pre_gated (0.25).
+    """
+    _floats("dsv4_hc_pre_gated", x, gate)
+    require(x.ne[3] == 1 and gate.ne == x.ne, "dsv4_hc_pre_gated: x and gate must both be [n_embd, n_hc, t]", x, gate)
+    return x.ctx.node(OP.DSV4_HC_PRE, F32, (x.ne[0], x.ne[2]), (x, gate), (float(scale), 1))
+
+
+def dsv4_hc_post(x, residual, post, comb=None):
     """d[i, h, t] = x[i, t] post[h, t] + sum_s residual[i, s, t] comb[h, s, t] -> F32 [n_embd, n_hc, t].
 
-    x [n_embd, t], residual [n_embd, n_hc, t], post [n_hc, t], comb [n_hc, n_hc, t]; F32, any strides.
-    Errors: ShapeError, TypeMismatch.  Source: ggml_dsv4_hc_post.
+    x [n_embd, t], residual [n_embd, n_hc, t], post [n_hc, t], comb [n_hc, n_hc, t]; F32, any strides.  comb None is the
+    identity: the sum is residual[i, h, t].  Errors: ShapeError, TypeMismatch.  Source: ggml_dsv4_hc_post.
     """
-    _floats("dsv4_hc_post", x, residual, post, comb)
+    _floats("dsv4_hc_post", x, residual, post, *(() if comb is None else (comb,)))
     (n, t), hc = x.ne[:2], residual.ne[1]
     require(x.ne[2:] == (1, 1) and residual.ne == (n, hc, t, 1) and post.ne == (hc, t, 1, 1)
-            and comb.ne == (hc, hc, t, 1), "dsv4_hc_post: shapes must be [n_embd, t], [n_embd, n_hc, t], [n_hc, t], "
-            "[n_hc, n_hc, t]", x, residual, post, comb)
+            and (comb is None or comb.ne == (hc, hc, t, 1)), "dsv4_hc_post: shapes must be [n_embd, t], "
+            "[n_embd, n_hc, t], [n_hc, t], [n_hc, n_hc, t]", x, residual, post, comb)
     return x.ctx.node(OP.DSV4_HC_POST, F32, (n, hc, t), (x, residual, post, comb))
 
 
@@ -102,12 +113,15 @@ def _comb_reference(t, mixes, scale, base):
 
 
 def _pre_reference(t, x, w):
-    return np.einsum("ythi,th->yti", x.astype(np.float64), w[0, 0])[:, None]
+    x = x.astype(np.float64)
+    if t.op_params[1]:
+        return (x / (1 + np.exp(-w.astype(np.float64)))).sum(2)[:, None] * float(t.param_floats[0])
+    return np.einsum("ythi,th->yti", x, w[0, 0])[:, None]
 
 
-def _post_reference(t, x, residual, post, comb):
-    direct = x[0, 0].astype(np.float64)[:, None, :] * post[0, 0][:, :, None]
-    return (direct + np.einsum("tsi,tsh->thi", residual[0].astype(np.float64), comb[0]))[None]
+def _post_reference(t, x, residual, post, comb=None):
+    direct, residual = x[0, 0].astype(np.float64)[:, None, :] * post[0, 0][:, :, None], residual[0].astype(np.float64)
+    return (direct + (residual if comb is None else np.einsum("tsi,tsh->thi", residual, comb[0])))[None]
 
 
 # ---------------------------------------------------------------- kernels
@@ -186,22 +200,47 @@ def _mix(d, x, x0, x1, w, w1, n, count, extra, e0, factor):
 
 
 @inline
+def _gated(d, x, x0, x1, g, g0, g1, n, count, scale):
+    """d[i] = scale sum_h x[i, h] sigmoid(g[i, h]) over n elements; strides in bytes."""
+    i = 0
+    while x0 == 4 and g0 == 4 and i < n:
+        m, y = n - i, zerof()
+        for h in range(count):
+            y = fma(ldf_part(x + h * x1 + 4 * i, m), vsigmoid(ldf_part(g + h * g1 + 4 * i, m)), y)
+        stf_part(d + 4 * i, fmul(y, splat(scale)), m)
+        i += W
+    while i < n:
+        z = f32(0.0)
+        for h in range(count):
+            z += ld_f32(x + i * x0 + h * x1) * sigmoid1(ld_f32(g + i * g0 + h * g1))
+        st_f32(d + 4 * i, z * scale)
+        i += 1
+
+
+@inline
 def _pre(node, t):
     x, w, d = node + SRC0, node + SRC1, node + DST
-    _mix(addr(d) + t * nb(d, 1), addr(x) + t * nb(x, 2), nb(x, 0), nb(x, 1), addr(w) + t * nb(w, 1), nb(w, 0), ne(x, 0),
-         ne(x, 1), 0, 0, f32(0.0))
+    pd, px, n, hc = addr(d) + t * nb(d, 1), addr(x) + t * nb(x, 2), ne(x, 0), ne(x, 1)
+    if param(node, 1) != 0:
+        _gated(pd, px, nb(x, 0), nb(x, 1), addr(w) + t * nb(w, 2), nb(w, 0), nb(w, 1), n, hc, param_f32(node, 0))
+    else:
+        _mix(pd, px, nb(x, 0), nb(x, 1), addr(w) + t * nb(w, 1), nb(w, 0), n, hc, 0, 0, f32(0.0))
     return OK
 
 
 @inline
 def _post(node, r):
     x, res, post, comb, d = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + DST
-    hc = ne(d, 1)
+    n, hc = ne(d, 0), ne(d, 1)
     t = r // hc
     h = r - t * hc
-    _mix(addr(d) + h * nb(d, 1) + t * nb(d, 2), addr(res) + t * nb(res, 2), nb(res, 0), nb(res, 1),
-         addr(comb) + h * nb(comb, 0) + t * nb(comb, 2), nb(comb, 1), ne(d, 0), hc, addr(x) + t * nb(x, 1), nb(x, 0),
-         ld_f32(addr(post) + h * nb(post, 0) + t * nb(post, 1)))
+    pd, px, pr = addr(d) + h * nb(d, 1) + t * nb(d, 2), addr(x) + t * nb(x, 1), addr(res) + t * nb(res, 2)
+    share = addr(post) + h * nb(post, 0) + t * nb(post, 1)
+    if addr(comb) == 0:
+        _mix(pd, px, nb(x, 0), 0, share, 0, n, 1, pr + h * nb(res, 1), nb(res, 0), f32(1.0))
+    else:
+        _mix(pd, pr, nb(res, 0), nb(res, 1), addr(comb) + h * nb(comb, 0) + t * nb(comb, 2), nb(comb, 1), n, hc, px,
+             nb(x, 0), ld_f32(share))
     return OK
 
 
@@ -210,7 +249,7 @@ MAKE = {OP.DSV4_HC_COMB: lambda: each(_n_tokens, _comb), OP.DSV4_HC_PRE: lambda:
 
 
 def kernel(t, n_threads):
-    if any(s.type is not F32 for s in t.src):
+    if any(s is not None and s.type is not F32 for s in t.src):
         return None
     op = OP(t.op)
     cost = 10.0 * n_elements(t) * int(t.op_params[1]) / HC if op == OP.DSV4_HC_COMB else 0.05 * touched_nbytes(t)
@@ -230,6 +269,10 @@ def _pre_cases():
     for n, hc, t in ((64, 4, 1), (100, 4, 7), (33, 2, 5)):
         yield Case(f"{n} {hc} {t}", lambda inp, n=n, hc=hc, t=t: dsv4_hc_pre(
             inp.new(F32, (n, hc, t)), inp.new(F32, (hc, t))))
+        yield Case(f"gated {n} {hc} {t}", lambda inp, n=n, hc=hc, t=t: dsv4_hc_pre_gated(
+            inp.new(F32, (n, hc, t)), inp.new(F32, (n, hc, t), lo=-5, hi=5), 0.25))
+    yield Case("gated strided", lambda inp: dsv4_hc_pre_gated(
+        permute(inp.new(F32, (4, 40, 6)), 1, 0, 2, 3), inp.new(F32, (40, 4, 6)), 2.0))
     yield Case("strided", lambda inp: dsv4_hc_pre(permute(inp.new(F32, (4, 40, 6)), 1, 0, 2, 3), inp.new(F32, (4, 6))))
 
 
@@ -238,12 +281,14 @@ def _post_cases():
     for n, hc, t in ((64, 4, 1), (100, 4, 7), (33, 2, 5)):
         yield Case(f"{n} {hc} {t}", lambda inp, n=n, hc=hc, t=t: dsv4_hc_post(
             inp.new(F32, (n, t)), inp.new(F32, (n, hc, t)), inp.new(F32, (hc, t)), inp.new(F32, (hc, hc, t))))
+        yield Case(f"no comb {n} {hc} {t}", lambda inp, n=n, hc=hc, t=t: dsv4_hc_post(
+            inp.new(F32, (n, t)), inp.new(F32, (n, hc, t)), inp.new(F32, (hc, t))))
     yield Case("strided", lambda inp: dsv4_hc_post(
         permute(inp.new(F32, (6, 40)), 1, 0, 2, 3), permute(inp.new(F32, (4, 40, 6)), 1, 0, 2, 3),
         inp.new(F32, (4, 6)), permute(inp.new(F32, (4, 4, 6)), 1, 0, 2, 3)))
 
 
-SPECS = tuple(Spec(op=op, builders=(f,), reference=ref, kernel=kernel, cases=made) for op, f, ref, made in (
-    (OP.DSV4_HC_COMB, dsv4_hc_comb, _comb_reference, _comb_cases),
-    (OP.DSV4_HC_PRE, dsv4_hc_pre, _pre_reference, _pre_cases),
-    (OP.DSV4_HC_POST, dsv4_hc_post, _post_reference, _post_cases)))
+SPECS = tuple(Spec(op=op, builders=fs, reference=ref, kernel=kernel, cases=made) for op, fs, ref, made in (
+    (OP.DSV4_HC_COMB, (dsv4_hc_comb,), _comb_reference, _comb_cases),
+    (OP.DSV4_HC_PRE, (dsv4_hc_pre, dsv4_hc_pre_gated), _pre_reference, _pre_cases),
+    (OP.DSV4_HC_POST, (dsv4_hc_post,), _post_reference, _post_cases)))

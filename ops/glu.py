@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from ggjit.ops import mathfun, unary
 from ggjit.ops.elementwise import TOLERANCE, number, positive
-from ggjit.ops.errors import ParamError
+from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.jit import inline
 from ggjit.ops.node import (
     DST,
@@ -101,26 +101,34 @@ def _node(name, op, a, b, swapped, alpha=0.0, limit=0.0):
                       (int(op), int(swapped), float(alpha), float(limit)))
 
 
+def _other(b):
+    if b is None:
+        raise TypeMismatch("glu: the split forms take two tensors; for one that holds both halves use glu, swiglu, ...")
+    return b
+
+
 def glu(a, op, swapped=False):
     """act(x) g of the halves of a's rows: [2 n, ...] -> [n, ...]; op: GLU number.  Source: ggml_glu."""
+    if op == GLU.SWIGLU_OAI:
+        raise ParamError("glu: SWIGLU_OAI needs alpha and limit; use gg.swiglu_oai")
     return _node("glu", op, a, None, swapped)
 
 
 def glu_split(a, b, op):
     """act(a) b, elementwise; a and b of one shape and type.  Source: ggml_glu_split."""
-    return _node("glu_split", op, a, b, False)
+    return _node("glu_split", op, a, _other(b), False)
 
 
 def swiglu_oai(a, b, alpha, limit):
     """a' / (1 + e^(-alpha a')) (b' + 1), a' = min(a, limit), b' = b limited to +-limit.  Source: ggml_swiglu_oai."""
-    return _node("swiglu_oai", GLU.SWIGLU_OAI, a, b, False, alpha, limit)
+    return _node("swiglu_oai", GLU.SWIGLU_OAI, a, _other(b), False, alpha, limit)
 
 
 def _named(op, form):
     name = op.name.lower() + form
     if form == "_split":
         def build(a, b):
-            return _node(name, op, a, b, False)
+            return _node(name, op, a, _other(b), False)
     else:
         def build(a):
             return _node(name, op, a, None, form == "_swapped")

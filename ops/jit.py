@@ -208,7 +208,7 @@ class _ObjectCache:
         if self.on_compile:
             self.on_compile(name)
         t0 = time.perf_counter()
-        assert self.codegen is not None
+        _ = self.codegen                        # makes Python's functions known to LLVM by name
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))

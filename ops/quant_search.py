@@ -76,13 +76,13 @@ def weight(x, w, i):
 
 @exact
 def _fit(n, nmax, x, w, inverse):
-    """(sum w x l, sum w l l) for the codes l that `inverse` gives."""
+    """(sum w x q, sum w q q) for the codes q that `inverse` gives."""
     sumlx, suml2 = ZERO, ZERO
     for i in range(n):
-        l = f32(clip(nearest_int(inverse * at(x, i)), -nmax, nmax - 1))
+        q = f32(clip(nearest_int(inverse * at(x, i)), -nmax, nmax - 1))
         v = weight(x, w, i)
-        sumlx += v * at(x, i) * l
-        suml2 += v * l * l
+        sumlx += v * at(x, i) * q
+        suml2 += v * q * q
     return sumlx, suml2
 
 
@@ -128,11 +128,11 @@ def refine_scale(n, nmax, x, L):
     inverse = f32(-nmax) / largest
     sumlx, suml2 = ZERO, ZERO
     for i in range(n):
-        l = clip(nearest_int(inverse * at(x, i)), -nmax, nmax - 1)
-        put(L, i, l)
+        q = clip(nearest_int(inverse * at(x, i)), -nmax, nmax - 1)
+        put(L, i, q)
         v = at(x, i) * at(x, i)
-        sumlx += v * at(x, i) * f32(l)
-        suml2 += v * f32(l) * f32(l)
+        sumlx += v * at(x, i) * f32(q)
+        suml2 += v * f32(q) * f32(q)
     for _ in range(5):
         changed = False
         for i in range(n):
@@ -196,10 +196,10 @@ def search_scale_min(n, nmax, x, w, L, other, rmin, rdelta, n_steps, use_mad):
         _codes_from(n, nmax, x, other, inverse, low)
         sum_l, sum_l2, sum_xl = ZERO, ZERO, ZERO
         for i in range(n):
-            l = f32(ld_u8(other + i))
-            sum_l += at(w, i) * l
-            sum_l2 += at(w, i) * l * l
-            sum_xl += at(w, i) * l * at(x, i)
+            q = f32(ld_u8(other + i))
+            sum_l += at(w, i) * q
+            sum_l2 += at(w, i) * q * q
+            sum_xl += at(w, i) * q * at(x, i)
         D = sum_w * sum_l2 - sum_l * sum_l
         if D > ZERO:
             new_scale = (sum_w * sum_xl - sum_x * sum_l) / D
@@ -244,10 +244,10 @@ def search_positive(n, nmax, x, L, w):
             best, inverse = loss, trial
     sumlx, suml2 = ZERO, ZERO
     for i in range(n):
-        l = min(nmax, nearest_int(inverse * at(x, i)))
-        put(L, i, l)
-        sumlx += at(w, i) * at(x, i) * f32(l)
-        suml2 += at(w, i) * f32(l) * f32(l)
+        q = min(nmax, nearest_int(inverse * at(x, i)))
+        put(L, i, q)
+        sumlx += at(w, i) * at(x, i) * f32(q)
+        suml2 += at(w, i) * f32(q) * f32(q)
     for _ in range(5):
         changed = False
         for i in range(n):

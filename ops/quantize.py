@@ -9,7 +9,6 @@ from ggjit.ops.jit import Native
 from ggjit.ops.types import BY_NAME, Type
 from ggjit.ops.types.traits import module_of, traits_of
 
-
 _LOWER = {name.lower(): t for name, t in BY_NAME.items()}
 
 

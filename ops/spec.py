@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ggjit.ops.front_door import front_door
 from ggjit.ops.record import OP
 
 
@@ -76,9 +77,6 @@ class Spec:
     indexed: int = 0                        # source whose rows the ids name, for the message of a bad id
     module: str = ""
 
-    def cost_free(self):
-        return self.kernel is None
-
 
 @functools.cache
 def all_specs():
@@ -95,7 +93,7 @@ def all_specs():
 
 def builders():
     """{public name: function} of all ops."""
-    return {f.__name__: f for spec in all_specs().values() for f in spec.builders}
+    return {f.__name__: front_door(f) for spec in all_specs().values() for f in spec.builders}
 
 
 @functools.cache

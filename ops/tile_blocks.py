@@ -1,7 +1,7 @@
 """The 8-bit tiles of block formats (ops/blocks.py): any group of 32 codes with one or two scales and offsets.
 
-A unit is a group.  The strip of a holds its codes as unsigned bytes, then a float32 scale (and offset) for each part: the
-group, or its halves where these have scales of their own.  The panel of b holds, for NL columns,
+A unit is a group.  The strip of a holds its codes as unsigned bytes, then a float32 scale (and offset) for each part:
+the group, or its halves where these have scales of their own.  The panel of b holds, for NL columns,
 
     8 quads of codes | for each part: a word | d
 

@@ -8,6 +8,7 @@ A view shares the memory of its base; chains collapse, so `view_src` is always a
         ne (a, b, c, d) permuted by (1, 2, 0, 3)  ->  ne (c, a, b, d)         # not (b, c, a, d)
 """
 import math
+import operator
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _SPLIT = 1 << 32
 
 def _reshape(a, ne):
     require(is_contiguous(a), "reshape: the source must be contiguous", a, remedy="use gg.cont first")
-    ne = tuple(int(n) for n in ne)
+    ne = tuple(operator.index(n) for n in ne)
     if math.prod(ne) != math.prod(a.ne):
         raise ShapeError(f"reshape: {describe(a)} has {math.prod(a.ne)} elements, {list(ne)} has {math.prod(ne)}")
     return a.ctx.node(OP.RESHAPE, a.type, ne, (a,), view_of=a)
@@ -53,15 +54,15 @@ def reshape_4d(a, ne0, ne1, ne2, ne3):
 
 
 def _view(a, ne, nb, offset):
-    ne = tuple(int(n) for n in ne) + (1,) * (4 - len(ne))
+    ne = tuple(operator.index(n) for n in ne) + (1,) * (4 - len(ne))
     if min(ne) < 0 or ne[0] % a.type.block:
         raise ShapeError(f"view: bad shape {list(ne)} for {describe(a)}")
-    strides = [a.type.nbytes, *(int(n) for n in nb)]
+    strides = [a.type.nbytes, *(operator.index(n) for n in nb)]
     if len(strides) == 1:
         strides.append(a.type.row_nbytes(ne[0]))
     while len(strides) < 4:
         strides.append(strides[-1] * ne[len(strides) - 1])
-    offset = int(offset)
+    offset = operator.index(offset)
     if offset < 0 or min(strides) < 0:
         raise ParamError(f"view: offset {offset} and strides {strides} must not be negative")
     last = offset + (a.type.row_nbytes(ne[0]) + sum((n - 1) * b for n, b in zip(ne[1:], strides[1:], strict=True))

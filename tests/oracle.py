@@ -23,8 +23,8 @@ import numpy as np
 
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
          "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19,
-         "IQ3_S": 21, "IQ2_S": 22, "IQ1_M": 29, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42,
-         "I8": 24, "I16": 25, "I32": 26, "I64": 27, "BF16": 30}
+         "IQ3_S": 21, "IQ2_S": 22, "IQ1_M": 29, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41,
+         "Q2_0": 42, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "BF16": 30}
 OF_DTYPE = {"float32": "F32", "float16": "F16", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"}
 DTYPE = {TYPES[name]: np.dtype(dtype) for dtype, name in OF_DTYPE.items()}
 MEMORY = 1 << 28
@@ -91,6 +91,13 @@ class Ggml:
         out = np.empty((*a.shape[:-1], self.row_size(TYPES[type_name], k)), np.uint8)
         self.quantize_chunk(TYPES[type_name], a.ctypes.data, out.ctypes.data, 0, a.size // k, k,
                             None if weights is None else weights.ctypes.data)
+        return out
+
+    def quantize_row(self, function, a, nbytes):
+        """A row quantiser by its C name: (float *, blocks *, k)."""
+        a = np.ascontiguousarray(a, np.float32)
+        out = np.zeros((*a.shape[:-1], nbytes), np.uint8)
+        self.function(function, None, C.c_void_p, C.c_void_p, C.c_int64)(a.ctypes.data, out.ctypes.data, a.size)
         return out
 
     def dequantize(self, type_name, raw, k):
@@ -166,6 +173,10 @@ class Oracle:
     def quantize(self, type_name, array, imatrix=None):
         """float32 (..., k) -> uint8 (..., row bytes) by ggml_quantize_chunk."""
         return self._call("quantize", type_name, array, imatrix)
+
+    def quantize_row(self, function, array, nbytes):
+        """float32 (..., k) -> uint8 (..., nbytes) by a row quantiser such as "quantize_row_q8_K_ref"."""
+        return self._call("quantize_row", function, array, nbytes)
 
     def dequantize(self, type_name, raw, k):
         """uint8 (..., row bytes) -> float32 (..., k) by the type's to_float."""

@@ -227,3 +227,45 @@ def test_outputs_that_are_views_survive(planner):
     silu = lambda v: v / (1 + np.exp(-v))           # noqa: E731
     np.testing.assert_allclose(first, silu(a.numpy()).reshape(-1), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(last, silu(3 * silu(2 * silu(a.numpy()))), rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------- arguments that are something else
+@pytest.mark.parametrize("call", [
+    lambda a: gg.add(a, None), lambda a: gg.mul_mat("x", a), lambda a: gg.silu(5), lambda a: gg.scale(a, "x"),
+    lambda a: gg.scale(a, None), lambda a: gg.scale(a, 10**400), lambda a: gg.cast(a, "F16"), lambda a: gg.norm(a, "x"),
+    lambda a: gg.reshape_1d(a, "x"), lambda a: gg.reshape_1d(a, 24.5), lambda a: gg.permute(a, 0, 1, 2, None),
+    lambda a: gg.view_1d(a, 4, "x"), lambda a: gg.soft_max_ext(a, None, "x", 0.0), lambda a: gg.swiglu_split(a, None),
+    lambda a: gg.glu_split(a, None, 2), lambda a: gg.glu(a, 3), lambda a: gg.set_output(None),
+    lambda a: gg.set_name(None, "x"), lambda a: gg.quantize(gg.Q4_0, "x"), lambda a: gg.alloc_ctx_tensors(None, None),
+    lambda a: gg.from_numpy(a.ctx, [[1], [1, 2]]), lambda a: gg.from_numpy(a.ctx, np.ones(32) * 1j, type=gg.Q8_0),
+    lambda a: gg.from_numpy(a.ctx, ["a"] * 32, type=gg.Q8_0), lambda a: gg.from_numpy(a.ctx, np.ones(4), type=gg.I32),
+    lambda a: a.ctx.new_tensor(gg.F32, "ab"), lambda a: a.ctx.new_tensor(gg.F32, (1.5, 2)),
+    lambda a: a.ctx.new_tensor(gg.F32, (None, 2)), lambda a: a.set([[1], [2, 3]]), lambda a: a.set("x")])
+def test_wrong_arguments_are_typed_errors_and_change_nothing(call):
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(2, 3, 4))
+    n, before = len(ctx), a.bytes()
+    with pytest.raises(gg.GgjitError):
+        call(a)
+    assert len(ctx) == n and a.bytes() == before
+
+
+def test_integers_that_do_not_fit_are_refused():
+    ctx = gg.Context()
+    t = gg.from_numpy(ctx, np.arange(3, dtype=np.int32))
+    with pytest.raises(gg.ParamError, match="do not fit"):
+        t.set([2**40, 0, 0])
+    np.testing.assert_array_equal(t.numpy(), [0, 1, 2])
+
+
+def test_reading_the_last_node_of_a_long_graph_is_quick(python):
+    r = python("""
+import time, numpy as np, ggjit as gg
+ctx = gg.Context()
+y = a = gg.from_numpy(ctx, np.ones(8, np.float32))
+for _ in range(20000): y = gg.add(y, a)
+gg.compute(y)
+t = time.perf_counter(); y.numpy(); first = time.perf_counter() - t
+t = time.perf_counter(); [y.numpy() for _ in range(20)]; print(first < 2 and time.perf_counter() - t < 1)
+""")
+    assert r.stdout.strip() == "True", r.stderr

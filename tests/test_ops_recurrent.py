@@ -76,6 +76,8 @@ PEER = [                                        # (name, (arrays, params), their
                              []), (None, ty, None, "F16"), 1e-6) for ty in ("F32", "F16", "Q8_0")),
     *(("dsv4_hc_comb", ([floats(5, 24), floats(3), floats(24)], [1e-6, n]), (), 1e-9) for n in (1, 20)),
     ("dsv4_hc_pre", ([floats(5, 4, 100), floats(5, 4)], []), (), 1e-10),
+    ("dsv4_hc_pre_gated", (per_token(2, 5, 4, 100, lo=-4, hi=4), [0.25]), (), 1e-10),
+    ("dsv4_hc_post", ([floats(5, 100), floats(5, 4, 100), floats(5, 4), None], []), (), 1e-10),
     ("dsv4_hc_post", ([floats(5, 100), floats(5, 4, 100), floats(5, 4), floats(5, 4, 4)], []), (), 1e-10),
 ]
 
@@ -98,7 +100,7 @@ def test_against_ggml(name, args, kinds, limit):
             pytest.skip(f"this wheel's ggml has no ggml_{name}")
     ctx = gg.Context()
     types = [getattr(gg, kinds[i]) if i < len(kinds) and kinds[i] else None for i in range(len(arrays))]
-    sources = [gg.from_numpy(ctx, a, type=ty) for a, ty in zip(arrays, types, strict=True)]
+    sources = [None if a is None else gg.from_numpy(ctx, a, type=ty) for a, ty in zip(arrays, types, strict=True)]
     params = [p.item() if isinstance(p, np.int64) else p for p in params]
     got = gg.compute(getattr(gg, name)(*sources, *params))
     assert got.size == want.size

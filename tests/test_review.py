@@ -1,4 +1,4 @@
-"""Regressions: each test is a way a user once broke the engine.  What may crash or hang runs in a process of its own."""
+"""Regressions: each test is a way in which the engine once broke.  What may crash or hang runs in its own process."""
 import os
 import subprocess
 import sys
@@ -161,7 +161,7 @@ def test_timing_a_plan_whose_memory_is_gone():
 
 
 # ---------------------------------------------------------------- computing inside a compute
-@pytest.mark.parametrize("inner", ["other.compute()", "plan.compute()", "plan.numpy(y)", "plan.numpy(y).sum()"])
+@pytest.mark.parametrize("inner", ["other.compute()", "plan.compute()", "plan.numpy(y)"])
 def test_abort_callback_may_not_hang_the_pool(inner):
     survives(f"""
         y = gg.mul_mat(leaf(4096, 2048), leaf(4096, 512))
@@ -285,7 +285,7 @@ def test_attention_does_not_hide_a_nan(ctx, n, where):
     q, k, mask = rand(1, 2, n, 16), rand(1, 2, 9, 16), np.zeros((1, 1, n, 9), np.float16)
     (q if where == "q" else mask)[0, 0, 0, 3] = np.nan
     y = gg.flash_attn_ext(*(gg.from_numpy(ctx, x) for x in (q, k, k, mask)), 0.25, 0.0, 0.0)
-    assert np.isnan(gg.compute(y)[..., 0, 0, :]).all()
+    assert np.isnan(gg.compute(y).reshape(n, 2, 16)[0, 0]).all()
 
 
 def test_reading_from_a_long_graph_is_not_quadratic(ctx, cpu):
@@ -303,7 +303,8 @@ def test_reading_from_a_long_graph_is_not_quadratic(ctx, cpu):
 BAD = {
     "no tensor": lambda a, ctx: gg.add(a, None), "an array": lambda a, ctx: gg.soft_max(np.zeros(3)),
     "a number": lambda a, ctx: gg.mul_mat(1, a), "type by name": lambda a, ctx: gg.cast(a, "F16"),
-    "shape text": lambda a, ctx: ctx.new_tensor(gg.F32, "ab"), "shape None": lambda a, ctx: ctx.new_tensor(gg.F32, None),
+    "shape text": lambda a, ctx: ctx.new_tensor(gg.F32, "ab"),
+    "shape None": lambda a, ctx: ctx.new_tensor(gg.F32, None),
     "shape NaN": lambda a, ctx: ctx.new_tensor(gg.F32, (float("nan"),)),
     "shape 1.5": lambda a, ctx: ctx.new_tensor(gg.F32, (1.5, 2)), "reshape text": lambda a, ctx: gg.reshape_1d(a, "x"),
     "view stride": lambda a, ctx: gg.view_2d(a, 8, 1, 2**70, 0), "view offset": lambda a, ctx: gg.view_1d(a, 4, "x"),
@@ -363,7 +364,8 @@ def test_path_that_is_no_path(path):
         load_model(path)
 
 
-@pytest.mark.parametrize("key,value", [("context_length", 2**32 - 1), ("rope.scaling.original_context_length", 2**32 - 1),
+@pytest.mark.parametrize("key,value", [("context_length", 2**32 - 1),
+                                       ("rope.scaling.original_context_length", 2**32 - 1),
                                        ("rope.freq_base", 0.0), ("rope.freq_base", float("nan")),
                                        ("rope.scaling.attn_factor", float("nan")),
                                        ("attention.layer_norm_rms_epsilon", float("nan"))])
@@ -381,7 +383,7 @@ def test_generation_survives_other_use_of_the_model():
     from conftest import shared
 
     from ggjit.models import load_model
-    with load_model(str(shared("stories260k", "stories260K-F16.gguf")), n_threads=1) as m:
+    with load_model(str(shared("data", "stories260k", "stories260K-F16.gguf")), n_threads=1) as m:
         whole = "".join(m.generate("Once upon a time", n_predict=20, temp=0.0))
         for disturb in (lambda: next(m.generate("The dog", n_predict=5)), lambda: m.logits([1, 2, 3])):
             run = m.generate("Once upon a time", n_predict=20, temp=0.0)

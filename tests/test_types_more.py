@@ -59,6 +59,18 @@ def test_bytes_are_ggmls(name):
     np.testing.assert_array_equal(gg.quantize(name, x), ggml(name).quantize(name, x))
 
 
+@pytest.mark.parametrize("name", ("q8_1", "q8_K"))
+def test_activation_types_are_ggmls(name):
+    x = samples()
+    raw = gg.quantize(name, x)
+    want = oracle.connect().quantize_row(f"quantize_row_{name}_ref", x, raw.shape[-1])
+    if name == "q8_K":                                      # ggml leaves the sums of a block of zeros as they were
+        zeros = (x.reshape(20, 2, 256) == 0).all(-1)
+        want.reshape(20, 2, -1)[zeros, 260:] = 0
+    np.testing.assert_array_equal(raw, want)
+    assert np.abs(gg.dequantize(name, raw, x.shape) - x).max() <= 0.01 * np.abs(x).max()
+
+
 @pytest.mark.parametrize("name", SEARCHED)
 def test_bytes_are_ggmls_with_importances(name):
     x = samples()
@@ -119,7 +131,7 @@ def test_products_are_accurate(name):
 
 
 @pytest.mark.parametrize("n, names", [(3, ("Q5_1", "Q4_K")), (4, ("MXFP4", "Q6_K", "IQ3_S")),
-                                      (33, ("Q4_1", "Q5_0", "IQ4_NL", "MXFP4", "Q3_K", "Q5_K"))])
+                                      (33, ("Q4_1", "IQ4_NL", "Q3_K", "Q5_K", "Q6_K"))])
 def test_products_with_several_columns_are_accurate(n, names):
     for name in names:
         assert error(name, n) < 1e-11, name
@@ -152,8 +164,8 @@ def test_largest_codes_do_not_overflow(name):
 
 @pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
 def test_products_on_other_instruction_sets(name, python):
-    names = ("Q5_1", "IQ4_NL", "Q3_K", "Q4_K", "IQ2_XXS")
-    done = python(f"import test_types_more as t; print(t.isa.ISA, max(t.error(x, 1) for x in {names!r}) < 1e-11)",
+    runs = [("IQ4_NL", 1), ("Q3_K", 1), ("IQ2_XXS", 1)] + [("Q5_1", 20), ("Q6_K", 20)] * (name == "avx2")
+    done = python(f"import test_types_more as t; print(t.isa.ISA, max(t.error(*x) for x in {runs!r}) < 1e-11)",
                   GGJIT_CPU=name, PYTHONPATH=__file__.rpartition("/")[0], timeout=300)
     assert done.stdout.split() == [name, "True"], done.stdout + done.stderr
 

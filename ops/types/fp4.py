@@ -16,10 +16,9 @@ from ggjit.ops.blocks import lookup16_ir, table_ir
 from ggjit.ops.blocks_plain import Plain
 from ggjit.ops.jit import exact
 from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_const
-from ggjit.ops.mem import IR_F32, IR_I32, bits_f32, f32_bits, ld_i8, ld_u8
-from ggjit.ops.quant32 import Codes
+from ggjit.ops.mem import IR_F32, IR_I32, bits_f32, f32_bits, ld_i8
 from ggjit.ops.quant_search import ZERO, at, f32, first_largest, put
-from ggjit.ops.simd import IR, const_ir, load_ir, shuffle_ir, splat_ir, vec_ir
+from ggjit.ops.simd import IR, load_ir, shuffle_ir, splat_ir, vec_ir
 from ggjit.ops.types import BY_NAME
 
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -70,13 +69,6 @@ def _nv_codes_ir(b, p):
 def _nv_factors_ir(b, p, n):
     d = _half_ue4m3_ir(b, load_ir(b, p, vec_ir("i8", 4)))
     return [shuffle_ir(b, d, d, [2 * g] * (n // 2) + [2 * g + 1] * (n // 2)) for g in (0, 1)]
-
-
-class _MxCodes(Codes):
-    """Levels + 12 as unsigned codes; the scale is the block's first byte."""
-
-    def scale_ir(self, b, addr):
-        return _half_e8m0_ir(b, addr)
 
 
 # ---------------------------------------------------------------- quantisation
@@ -157,12 +149,7 @@ def nv_from_float(src, dst, k):
             _pack(table, x + 64 * j, 16, half_ue4m3(code), to + 4 + 8 * j)
 
 
-def _traits():
-    shifted = const_ir("i8", [12] * 32)
-    codes = _MxCodes(17, 12, lambda b, p: b.add(_levels_ir(b, p), shifted))
-    yield Plain(MXFP4, lambda b, p: [_levels_ir(b, p)], lambda b, p, n: [splat_ir(b, _half_e8m0_ir(b, p), n)],
-                signed=True).traits(mx_from_float, tile=codes)
-    yield Plain(NVFP4, _nv_codes_ir, _nv_factors_ir, signed=True, halves=True).traits(nv_from_float)
-
-
-TRAITS = tuple(_traits())
+TRAITS = (
+    Plain(MXFP4, lambda b, p: [_levels_ir(b, p)], lambda b, p, n: [splat_ir(b, _half_e8m0_ir(b, p), n)],
+          signed=True).traits(mx_from_float),
+    Plain(NVFP4, _nv_codes_ir, _nv_factors_ir, signed=True, halves=True).traits(nv_from_float))

@@ -6,8 +6,8 @@
     IQ2_S     32 points | 32 signs | 8 x 4 upper point bits | 8 bytes s, s   f = 8, s for 16
     IQ3_XXS   64 points | per group 4 x 7 signs, 4 bits s                    f = 4, s for 32
     IQ3_S     64 points | 8 upper point bits each | 32 signs | 4 bytes s, s  f = 1, s for 32
-    IQ1_S     32 points | per group 4 x 3 upper bits, 3 bits s, shift        f = 8, s for 32, w = d / f (2 s + 1) (8 g +- 1)
-    IQ1_M     32 points | 16 bytes: 3 upper bits and a shift, twice          s for 16, a shift for 8
+    IQ1_S     32 points | per group 4 x 3 upper bits, 3 bits s, shift        f = 8, s for 32; 8 grid +- 1 for the grid
+    IQ1_M     32 points | 16 bytes: 3 upper bits and a shift, twice          the same, s for 16
               | 4 words: 4 x 3 bits s and four bits of d (d is not at the front)
 
 Seven signs stand for eight: their number is even.  Points of IQ2 and IQ1 are 8 values, of IQ3 4.

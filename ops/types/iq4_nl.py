@@ -14,7 +14,6 @@ from ggjit.ops.blocks_super import Super
 from ggjit.ops.jit import exact
 from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_const, splat_half_ir
 from ggjit.ops.mem import ld_f32, ld_i8, ld_u8, st_f16, st_f32, st_i16
-from ggjit.ops.quant32 import Codes
 from ggjit.ops.quant_search import (
     ONE,
     TINY,
@@ -187,12 +186,12 @@ def _xs(src, dst, k, weights):
         inverse = ONE / d if d != ZERO else ZERO
         upper = types.int64(0)
         for j in range(8):
-            l = clip(nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31)
-            _codes(table, x + 128 * j, d * f32(l), s + 32 * j)
-            l += 32
+            code = clip(nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31)
+            _codes(table, x + 128 * j, d * f32(code), s + 32 * j)
+            code += 32
             lower = to + 4 + j // 2
-            put(lower, 0, (l & 15) << 4 | (ld_u8(lower) & 15) if j % 2 else l & 15)
-            upper |= l >> 4 << (2 * j)
+            put(lower, 0, (code & 15) << 4 | (ld_u8(lower) & 15) if j % 2 else code & 15)
+            upper |= code >> 4 << (2 * j)
             _pack(s + 32 * j, to + 8 + 16 * j)
         st_i16(to + 2, types.int16(upper))
 
@@ -206,9 +205,8 @@ def _unweighted(quantise):
 
 def _traits():
     files, here = _make_nl(7), _make_nl(-1)
-    codes = Codes(18, 128, lambda b, p: b.xor(_nl_codes_ir(b, p), splat_const("i8", -128, 32)))
-    yield Plain(IQ4_NL, lambda b, p: [_nl_codes_ir(b, p)], lambda b, p, n: [splat_half_ir(b, p, n)], signed=True).traits(
-        _unweighted(here), quantize=_unweighted(files), quantize_weighted=files, tile=codes)
+    nl = Plain(IQ4_NL, lambda b, p: [_nl_codes_ir(b, p)], lambda b, p, n: [splat_half_ir(b, p, n)], signed=True)
+    yield nl.traits(_unweighted(here), quantize=_unweighted(files), quantize_weighted=files)
     yield Super(IQ4_XS, lambda b, p: [_levels_ir(b, b.add(p, i64(8 + 16 * g))) for g in range(8)], _xs_scales_ir,
                 half_at(0), signed=True).traits(_unweighted(_xs), quantize_weighted=_xs)
 

@@ -80,9 +80,9 @@ def two_bits_ir(b, p, offs):
 @exact
 def pack_two_bits(L, dst):
     for j in range(0, QK, 128):
-        for l in range(32):
-            x = L + j + l
-            put(dst + j // 4, l, ld_u8(x) | ld_u8(x + 32) << 2 | ld_u8(x + 64) << 4 | ld_u8(x + 96) << 6)
+        for i in range(32):
+            x = L + j + i
+            put(dst + j // 4, i, ld_u8(x) | ld_u8(x + 32) << 2 | ld_u8(x + 64) << 4 | ld_u8(x + 96) << 6)
 
 
 @exact

@@ -135,7 +135,8 @@ def _traits():
     nibbles, q5_0, q5_1 = _nibbles_at(4), _five_bits_at(2), _five_bits_at(4)
     for type, codes, nmax in ((Q4_1, nibbles, 15), (Q5_1, q5_1, 31)):
         from_float, weighted = _make_with_min(type.nbytes, nmax)
-        yield Plain(type, _groups(codes), _factors, has_offsets=True, max_code=nmax).traits(from_float, quantize_weighted=weighted)
+        blocks = Plain(type, _groups(codes), _factors, has_offsets=True, max_code=nmax)
+        yield blocks.traits(from_float, quantize_weighted=weighted)
     yield Plain(Q5_0, _groups(q5_0), _factors, zero_point=16, max_code=31).traits(
         _q5_0_from_float, quantize_weighted=_q5_0_weighted)
 

@@ -49,16 +49,16 @@ def _super(type, codes_ir, nmax):
 def _pack(L, to, five):
     """Codes -> nibbles and fifth bits."""
     if five:
-        for l in range(32):
+        for m in range(32):
             high = types.int64(0)
             for j in range(8):
-                high |= (types.int64(ld_u8(L + 32 * j + l)) >> 4) << j
-            put(to + 16, l, high)
+                high |= (types.int64(ld_u8(L + 32 * j + m)) >> 4) << j
+            put(to + 16, m, high)
     nibbles = to + (48 if five else 16)
     for i in range(4):
-        for l in range(32):
-            x = L + 64 * i + l
-            put(nibbles + 32 * i, l, (ld_u8(x) & 15) | (ld_u8(x + 32) & 15) << 4)
+        for m in range(32):
+            x = L + 64 * i + m
+            put(nibbles + 32 * i, m, (ld_u8(x) & 15) | (ld_u8(x + 32) & 15) << 4)
 
 
 @exact

@@ -87,18 +87,18 @@ def _q3_finish(x, s, to, d):
     d = ld_f16(to + 108)
     zero_bytes(to + 96, 12)
     for j in range(16):
-        l = types.int64(ld_u8(s + LS + j))
+        m = types.int64(ld_u8(s + LS + j))
         low, top = to + 96 + j % 8, to + 104 + j % 4
-        put(low, 0, ld_u8(low) | (l & 15) << (4 * (j // 8)))
-        put(top, 0, ld_u8(top) | l >> 4 << (2 * (j // 4)))
-        recode(x + 64 * j, s + 16 * j, 16, d * f32(l - 32), 4)
-    for l in range(32):
+        put(low, 0, ld_u8(low) | (m & 15) << (4 * (j // 8)))
+        put(top, 0, ld_u8(top) | m >> 4 << (2 * (j // 4)))
+        recode(x + 64 * j, s + 16 * j, 16, d * f32(m - 32), 4)
+    for m in range(32):
         high = types.int64(0)
         for g in range(8):
-            code = types.int64(ld_u8(s + 32 * g + l))
+            code = types.int64(ld_u8(s + 32 * g + m))
             high |= (code >> 2) << g
-            put(s, 32 * g + l, code & 3)
-        put(to, l, high)
+            put(s, 32 * g + m, code & 3)
+        put(to, m, high)
     pack_two_bits(s, to + 32)
 
 
@@ -116,8 +116,8 @@ def q3_from_float(src, dst, k):
             inverse = f32(-32) / largest
             d = ONE / inverse
         for j in range(16):
-            l = clip(nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31) + 32
-            put(s + LS, j, l if largest != ZERO else 0)
+            m = clip(nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31) + 32
+            put(s + LS, j, m if largest != ZERO else 0)
         _q3_finish(x, s, to, d)
 
 
@@ -139,8 +139,8 @@ def q3_weighted(src, dst, k, weights):
 @exact
 def _q6_pack(L, to):
     for half in range(2):
-        for l in range(32):
-            x, q, h = L + 128 * half + l, to + 64 * half + l, to + 128 + 32 * half + l
+        for m in range(32):
+            x, q, h = L + 128 * half + m, to + 64 * half + m, to + 128 + 32 * half + m
             a, c = types.int64(ld_u8(x)), types.int64(ld_u8(x + 32))
             e, f = types.int64(ld_u8(x + 64)), types.int64(ld_u8(x + 96))
             put(q, 0, (a & 15) | (e & 15) << 4)

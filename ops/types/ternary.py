@@ -89,12 +89,12 @@ def tq1_from_float(src, dst, k):
     for i in range(k // QK):
         x, to = src + 4 * QK * i, dst + 54 * i
         inverse = _scale(x, QK, to + 52)
-        for l in range(32):
-            put(to, l, _trits(x + 4 * l, 32, 5, inverse))
-        for l in range(16):
-            put(to, 32 + l, _trits(x + 4 * (160 + l), 16, 5, inverse))
-        for l in range(4):
-            put(to, 48 + l, _trits(x + 4 * (240 + l), 4, 4, inverse))
+        for m in range(32):
+            put(to, m, _trits(x + 4 * m, 32, 5, inverse))
+        for m in range(16):
+            put(to, 32 + m, _trits(x + 4 * (160 + m), 16, 5, inverse))
+        for m in range(4):
+            put(to, 48 + m, _trits(x + 4 * (240 + m), 4, 4, inverse))
 
 
 @exact

@@ -73,7 +73,7 @@ class Traits:
                                 there for some types); None: from_float
     quantize_weighted(src, dst, k, weights)  jitted: the same with k float32 importances; None: they are ignored
     np_to_float(raw)            NumPy twin: uint8 (..., row_nbytes) -> float32 (..., k)
-    np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes); None: the real ggml alone checks it
+    np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes); None: ggml checks it
     round_activations(src, dst, k)  jitted: float32 row -> float32 row as a product with this type sees it (rounded
                                 through F16, Q8_0...; ggml's vec_dot_type); None: unchanged
     np_round_activations(x)     NumPy twin
