@@ -8,7 +8,7 @@ few columns an expert) and mul_mat_id_tile (many).  Ids are checked before anyth
 """
 import numpy as np
 
-from ggjit.ops import mul_mat_id_dot, mul_mat_id_tile
+from ggjit.ops import mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
 from ggjit.ops.mul_mat import COLUMN_TYPES, MAX_NMSE, dot_shape, max_dot_columns, weight_types
 from ggjit.ops.record import OP
 from ggjit.ops.shape import require, require_type
@@ -65,7 +65,7 @@ def kernel(t, n_threads):
     single = dot_shape(dot, k, m, 1)
     if t.ne[2] == 1:
         direct = dot.prepare is None and b.type is F32 and b.nb[0] == 4
-        work = 0 if direct else mul_mat_id_dot.one_nbytes(dot, k, b.ne[1], n_threads)
+        work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
         return Kernel(name.format("one", "x".join(map(str, single))) + "-direct" * direct,
                       lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
     if n_pairs <= max_dot_columns(a.type) * n_experts:

@@ -9,12 +9,13 @@ more tokens    columns are sorted by expert and prepared in that order, so an ex
 from ggjit.ops.dot import make_dot_tile
 from ggjit.ops.jit import inline
 from ggjit.ops.mem import ld_f32, ld_i64, st_f32
-from ggjit.ops.mul_mat_dot import make_fetch
+from ggjit.ops.mul_mat_dot import make_fetch, row_nbytes
 from ggjit.ops.mul_mat_id_group import (
     expert_id,
     experts_of,
     group,
     group_nbytes,
+    lists_end,
     n_active,
     pairs_of,
     starts_of,
@@ -39,15 +40,6 @@ from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
 LINE = 64
-
-
-def row_nbytes(k):
-    return (4 * k + LINE - 1) // LINE * LINE
-
-
-def one_nbytes(dot, k, n_columns, n_threads):
-    """Work memory for one token: its prepared columns, a float32 row a thread."""
-    return n_columns * dot.column_nbytes(k) + n_threads * row_nbytes(k)
 
 
 def many_nbytes(dot, k, n_experts, n_pairs, n_threads, tile_shape):
@@ -145,7 +137,7 @@ def make_many(ta, tb, shape, single_shape):
         if status != OK:
             return status
         ldy = (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
-        columns = work(node) + (8 * (3 * n_experts + 10 + n_pairs) + 63) // 64 * 64
+        columns = lists_end(node, n_experts, n_pairs)
         own = columns + n_pairs * ldy + ith * ((4 * k + 63) // 64 * 64 + sums_nbytes)
         starts, experts, pairs = starts_of(node), experts_of(node, n_experts), pairs_of(node, n_experts)
         while True:

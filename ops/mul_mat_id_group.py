@@ -21,6 +21,12 @@ def group_nbytes(n_experts, n_pairs):
 
 
 @inline
+def lists_end(node, n_experts, n_pairs):
+    """Address behind the lists: work memory the kernel lays out itself."""
+    return work(node) + (8 * (HEAD + 3 * n_experts + 2 + n_pairs) + 63) // 64 * 64
+
+
+@inline
 def starts_of(node):
     return work(node) + 8 * HEAD
 

@@ -14,6 +14,7 @@ from ggjit.ops.mul_mat_id_group import (
     experts_of,
     group,
     group_nbytes,
+    lists_end,
     n_active,
     n_panels,
     pairs_of,
@@ -21,7 +22,7 @@ from ggjit.ops.mul_mat_id_group import (
     starts_of,
 )
 from ggjit.ops.mul_mat_tile import make_multiply_strip, private_nbytes
-from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, barrier, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, barrier, nb, ne, next_rows, next_rows2
 from ggjit.ops.record import OK
 from ggjit.ops.simd import W
 from ggjit.ops.tile import LDC, MB, NB, NL
@@ -92,7 +93,7 @@ def make_kernel(ta, tb, tile):
         starts, experts = starts_of(node), experts_of(node, n_experts)
         firsts, pairs = panels_of(node, n_experts), pairs_of(node, n_experts)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
-        panels = work(node) + (8 * (3 * n_experts + 10 + n_pairs) + 63) // 64 * 64
+        panels = lists_end(node, n_experts, n_pairs)
         own = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * own_size
         halves = 2 * n_panels(node)
         while True:

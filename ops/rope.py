@@ -149,6 +149,9 @@ def rope_set_offset(a, n_offs):
 
 # ---------------------------------------------------------------- reference
 def _corr_dims(n_dims, n_ctx_orig, base, beta_fast, beta_slow):
+    if n_ctx_orig == 0:
+        return 0, -math.inf                 # log 0
+
     def dim(n_rot):
         return n_dims * math.log(n_ctx_orig / (n_rot * 2 * math.pi)) / (2 * math.log(base))
     return max(0, math.floor(dim(beta_fast))), min(n_dims - 1, math.ceil(dim(beta_slow)))

@@ -185,7 +185,7 @@ def test_abort_callback_may_not_hang_the_pool(inner):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_fork_while_another_thread_computes():
     survives("""
-        import os
+        import os, signal
         y = gg.mul_mat(leaf(1024, 1024), leaf(1024, 256))
         plan, _ = planned(y)
         stop = []
@@ -198,7 +198,7 @@ def test_fork_while_another_thread_computes():
             time.sleep(0.05)
             child = os.fork()
             if child == 0:
-                faulthandler.dump_traceback_later(10, exit=True)
+                signal.alarm(20)                    # faulthandler's watchdog does not survive a fork
                 plan.compute()
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
@@ -398,7 +398,7 @@ def test_generation_survives_other_use_of_the_model():
 def test_model_freed_while_it_computes(tiny):
     survives(f"""
         from ggjit.models import load_model
-        for i in range(5):
+        for i in range(3):
             m = load_model({tiny()!r}, n_threads=2)
             def work():
                 try:
@@ -420,12 +420,11 @@ def test_damaged_kernel_cache_is_compiled_again(tmp_path):
     survives(code, GGJIT_CACHE_DIR=str(tmp_path))
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert files
-    for at in (0.3, 0.6, 0.9):
-        for f in files:
-            raw = bytearray(f.read_bytes())
-            raw[int(at * len(raw))] ^= 255
-            f.write_bytes(raw)
-        assert survives(code, GGJIT_CACHE_DIR=str(tmp_path)).split() == ["2.0"]
+    for i, f in enumerate(files):
+        raw = bytearray(f.read_bytes())
+        raw[int((i % 10 + 0.5) / 10 * len(raw))] ^= 255
+        f.write_bytes(raw)
+    assert survives(code, GGJIT_CACHE_DIR=str(tmp_path)).split() == ["2.0"]
 
 
 def run_cli(*args, **env):
