@@ -17,6 +17,7 @@ from ggjit.ops.errors import (
     OutOfMemory,
     ParamError,
     StaleHandle,
+    TypeMismatch,
 )
 from ggjit.ops.jit import address_of
 from ggjit.ops.shape import describe
@@ -141,6 +142,8 @@ class Buffer:
 
     def clear(self, value=0):
         """Fill the whole buffer with a byte."""
+        if not isinstance(value, int) or not 0 <= value <= 255:
+            raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
         self.host_bytes(0, self.size, write=True)[...] = value
 
     def reset(self):
@@ -273,7 +276,10 @@ def as_bytes(data):
     """Any bytes-like object or array as a flat uint8 array."""
     if isinstance(data, np.ndarray):
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return np.frombuffer(data, np.uint8)
+    try:
+        return np.frombuffer(data, np.uint8)
+    except (TypeError, ValueError):
+        raise TypeMismatch(f"expected bytes or an array, got {type(data).__name__}") from None
 
 
 def buffer_by_id(buffer_id, tensor):

@@ -6,7 +6,7 @@ from ggjit.backend import Backend, Device, HostMemory
 from ggjit.buffer import BufferType, HostBuffer
 from ggjit.config import available_cores, default_threads
 from ggjit.ops import isa
-from ggjit.ops.errors import ParamError
+from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import VIEW_OPS
 from ggjit.ops.spec import all_specs
 from ggjit.plan import Plan
@@ -104,6 +104,8 @@ class CPUBackend(Backend):
 
     def graph_compute(self, graph):
         """Run the graph once.  The plan is kept with the graph, so a second call replays."""
+        if not hasattr(graph, "plans"):         # a Graph, or a scheduler's part of one
+            raise TypeMismatch(f"graph_compute takes a Graph, got {type(graph).__name__}; use gg.Graph(y)")
         kept = graph.plans.get(self)
         if kept is None or kept.placement is not graph.placement or kept.n_threads != self.n_threads:
             kept = graph.plans[self] = self.graph_plan_create(graph)

@@ -121,6 +121,8 @@ class GraphAllocator:
 
     def buffer_size(self, i=0):
         """Bytes held for buffer type i (the peak of the largest graph so far)."""
+        if not isinstance(i, int) or not 0 <= i < len(self.bufts):
+            raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
         return sum(b.size for b in self._chunks[self._index[i]] if b is not None)
 
     def placement(self, t):

@@ -95,6 +95,7 @@ class Memory:
             if self.chunks[b][c] is not None:
                 self.chunks[b][c].free()
             self.chunks[b][c] = buf
+        self.used_by = None                 # results of earlier graphs went with the old chunks
         self.version += 1
 
     def size(self, slot):
@@ -106,6 +107,7 @@ class Memory:
                 if buf is not None:
                     buf.free()
             chunks.clear()
+        self.used_by = None
         self.version += 1
 
 

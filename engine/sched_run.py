@@ -93,7 +93,10 @@ class Run:
         slot = int(self.layout.slot[row])
         if slot < 0:
             return self.tensors[row]._where() if row < self.cut.m else None
-        return self.memory.chunks[slot][int(self.layout.chunk[row])], int(self.layout.offs[row])
+        chunks = self.memory.chunks[slot]
+        if not chunks:                      # freed
+            return None
+        return chunks[int(self.layout.chunk[row])], int(self.layout.offs[row])
 
     def where(self, t):
         """(buffer, byte offset) of any tensor of the graph, or None."""
@@ -107,8 +110,8 @@ class Run:
         if i is None or lay.slot[i] < 0:
             return
         if self.memory.used_by is not self:
-            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler; read "
-                              f"results before that, or give each graph a scheduler of its own")
+            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved "
+                              f"or freed since; read results before that, or give each graph its own scheduler")
         order = lay.order
         if self._shown is not None:                     # inside an eval callback: what follows was not computed yet
             order = order[:np.flatnonzero(order == self._shown)[0] + 1]
@@ -380,7 +383,8 @@ class Run:
         """The callback's second call for node j of the part: its value can be read now."""
         self._shown = int(self.cut.split_rows[part.graph.key[0], S_START]) + j
         try:
-            return callback(part.nodes[j], False) is not False
+            goes_on = callback(part.nodes[j], False)
+            return goes_on is None or bool(goes_on)         # a callback that returns nothing lets it go on
         finally:
             self._shown = None
 

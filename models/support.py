@@ -9,6 +9,7 @@ def supported():
     """({ggml op name: [device names]}, {ggml type name: [device names]}) over all ops and types of ggml."""
     names = [d.name for d in registry.devices() if d.type == "cpu"]       # NULL would say yes to everything
     specs, traits = all_specs(), all_traits()
-    ops = {op.name: names if op in VIEW_OPS or (op in specs and specs[op].kernel) else [] for op in OP}
+    served = {op for op, spec in specs.items() if spec.kernel and spec.cases} | set(VIEW_OPS)
+    ops = {op.name: names if op in served else [] for op in OP}
     types = {t.name: names if t in traits else [] for t in TYPE_INFO.values()}
     return ops, types

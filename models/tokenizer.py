@@ -103,14 +103,14 @@ class Tokenizer:
     # ---------------------------------------------------------------- what the kinds fill in
     def _build(self, tokenizers):
         """The function that turns a part without special tokens into a list of ids."""
-        raise NotImplementedError
+        raise NotSupported(f"{type(self).__name__} does not build")
 
     def _prepare(self, part, after_special):
         return part
 
     def _bytes(self, id, kind):
         """Bytes of a normal or byte token."""
-        raise NotImplementedError
+        raise NotSupported(f"{type(self).__name__} has no bytes")
 
     # ---------------------------------------------------------------- the vocabulary
     @functools.cached_property

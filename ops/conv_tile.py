@@ -225,5 +225,5 @@ def work_nbytes(n_threads, n_classes, taps, n_out):
 
 
 def cost(taps, pixels, n_out):
-    """Nanoseconds on one thread: 60 GFLOP/s, and 0.2 ns an unfolded element."""
-    return pixels * taps * (n_out / 30 + 0.2)
+    """Nanoseconds on one thread: 160 GFLOP/s, and 0.2 ns an unfolded element."""
+    return pixels * taps * (n_out / 80 + 0.2)

@@ -1,4 +1,5 @@
 """Regressions: each test is a way in which the engine once broke.  What may crash or hang runs in its own process."""
+import gc
 import os
 import subprocess
 import sys
@@ -268,7 +269,7 @@ def test_leaves_of_a_freed_buffer_can_be_allocated_again(ctx, cpu):
     assert np.array_equal(a.numpy(), rand(4))
 
 
-def test_result_of_the_last_run_can_be_read_without_keeping_the_plan(ctx, cpu):
+def test_results_live_as_long_as_their_plan_and_the_error_says_so(ctx, cpu):
     y = gg.scale(gg.from_numpy(ctx, rand(4)), 2.0)
     gg.compute(y)
     assert np.array_equal(y.numpy(), 2 * rand(4))
@@ -276,6 +277,9 @@ def test_result_of_the_last_run_can_be_read_without_keeping_the_plan(ctx, cpu):
     graph = gg.Graph(z)
     gg.GraphAllocator(cpu).alloc_graph(graph)
     cpu.graph_plan_create(graph).compute()
+    with pytest.raises(gg.NotAllocated, match="keep the plan"):
+        z.numpy()
+    cpu.graph_compute(graph)                    # kept with the graph
     assert np.array_equal(z.numpy(), np.float32(3) * rand(4))
 
 
@@ -328,6 +332,7 @@ BAD = {
 def test_bad_argument_is_a_typed_error_and_changes_nothing(ctx, what):
     from ggjit.table import TABLE
     a = gg.from_numpy(ctx, rand(3, 8), name="a")
+    gc.collect()                            # contexts of earlier tests
     before = len(ctx.tensors), TABLE.n_alive()
     with pytest.raises(gg.GgjitError):
         BAD[what](a, ctx)
