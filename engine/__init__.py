@@ -73,7 +73,7 @@ from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 
 __version__ = "0.1.0"
 
-for _name in ("alloc_ctx_tensors", "compute", "dequantize", "from_numpy", "init_backend", "measure", "quantize",
+for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "measure", "quantize",
               "set_input", "set_name", "set_output", "set_param", "tensor_alloc"):
     globals()[_name] = _front_door(globals()[_name])
 globals().update(_builders())                                           # every op under ggml's name

@@ -298,6 +298,8 @@ def freed(tensor):
 def tensor_alloc(buf, t, offs):
     """Place leaf `t` at byte `offs` of `buf` (ggml_backend_tensor_alloc)."""
     t._check()
+    if not buf.alive:
+        raise StaleHandle(f"{buf!r} was freed; allocate another")
     if t.view_src is not None:
         raise ParamError(f"{describe(t)} is a view; it follows its base {describe(t.view_src)}")
     need = buf.buft.alloc_size(t)
