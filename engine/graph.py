@@ -5,8 +5,10 @@ import weakref
 
 import numpy as np
 
+from ggjit.alloc.order import reorder
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
+from ggjit.ops.spec import in_place_table
 from ggjit.table import TABLE
 from ggjit.tensor import Tensor, set_output
 
@@ -16,10 +18,15 @@ class Graph:
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
     depth-first visit, which its allocator's offsets depend on.
+
+    order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
+    It respects every read and write of every storage, so the results are the same bit for bit.
     """
     located = False                     # True for what a scheduler hands to a backend (engine/located.py)
 
-    def __init__(self, *outputs):
+    def __init__(self, *outputs, order="graph"):
+        if order not in ("graph", "memory"):
+            raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
         if not outputs:
             raise ParamError("Graph needs at least one tensor to compute")
         for y in outputs:
@@ -33,10 +40,19 @@ class Graph:
         self.node_ids = np.array([t.id for t in self.nodes], np.int64)
         self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
+        if order == "memory":
+            self._reorder()
         self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
         self.plans = weakref.WeakKeyDictionary()        # backend -> its plan, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+
+    def _reorder(self):
+        sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (self.nodes, self.leafs)]
+        ids = reorder(TABLE.words, self.node_ids, self.leaf_ids, sizes, in_place=in_place_table())
+        by_id = {t.id: t for t in self.nodes}
+        self.nodes = [by_id[i] for i in ids.tolist()]
+        self.node_ids = np.ascontiguousarray(ids, np.int64)
 
     @functools.cached_property
     def key(self):

@@ -47,6 +47,18 @@ def test_memory_order_lowers_the_peak_of_branches_and_keeps_the_result():
     y = branchy()
     g = gg.Graph(*y.src, y)
     assert gg.measure(g, order="memory").peak <= gg.measure(g).peak
+    given, better = gg.Graph(y), gg.Graph(y, order="memory")
+    assert sorted(given.node_ids) == sorted(better.node_ids)
+    assert gg.measure(better).peak <= gg.measure(given).peak
+    results = []
+    for graph in (given, better):
+        cpu = gg.init_backend("CPU:n_threads=2")
+        gg.GraphAllocator(cpu).alloc_graph(graph)
+        cpu.graph_compute(graph)
+        results.append(y.numpy().tobytes())
+    assert results[0] == results[1]
+    with pytest.raises(gg.ParamError, match="order"):
+        gg.Graph(y, order="random")
     with pytest.raises(gg.ParamError, match="order"):
         gg.measure(g, order="random")
     with pytest.raises(gg.ParamError, match="planner"):
