@@ -3,12 +3,20 @@
 ggml's order is depth first from the outputs.  On chains (transformers) nothing is gained by another one; on branchy
 and training graphs the most live bytes fall by up to a half.  List scheduling takes the ready node that raises the
 peak least, then the live bytes least; a small beam keeps the best few orders (idea: Ahn et al., Serenity, MLSys 2020),
-two that have executed the same nodes being one state.
+two that have executed the same nodes being one state.  The search runs from both ends, because each end sees what the
+other does not: of branches that leave a small result behind, the widest should run first, which is plain only to who
+comes from the end, where all small results are alive.
+
+    live bytes |  __    __      forward: a node takes its own bytes and gives back those of sources read last
+               | |  |__|  |     backward: a node gives back its own bytes and takes those of sources not yet seen
+               +-----------> step     either way the bytes alive between two steps are the same
 
 An order is legal when, for every *storage* (a tensor and all views of it), reads stay between the same writes: edges
 for read after write, write after read and write after write.  A node whose result is a view and that is not merely a
 view op writes the storage it views (CPY, SET_ROWS, ACC, optimiser steps).
 """
+import itertools
+
 import numpy as np
 
 from ggjit.alloc.work import (
@@ -113,9 +121,24 @@ def _gain(i, w, m, n, uses, own, reads, cur, peak):
             else:
                 freed += own[s]
     if taken:
-        need = np.int64(0)
         return max(peak, cur), cur - freed
     return max(peak, cur + need), cur + need - freed
+
+
+@exact
+def _gain_backward(i, w, m, uses, own, reads, cur, peak):
+    """(peak, live bytes) before node i, when everything behind it is done; uses[s]: readers of s behind, or output."""
+    need, new, taken = own[i], np.int64(0), False
+    for j in range(MAX_SRC):
+        s = reads[i, j]
+        if s < 0:
+            break
+        if uses[s] == 0:
+            new += own[s]
+            taken = taken or (need > 0 and w[FLAGS * m + i] & CAN_INPLACE and own[s] == need)
+    held = need if uses[i] > 0 else np.int64(0)         # a result nobody reads is alive for its own step only
+    during = cur - held + new + (np.int64(0) if taken else need)
+    return max(peak, during), cur - held + new
 
 
 @exact
@@ -200,8 +223,10 @@ def _offer(pick, k, beam, p, c, i, s, h):
 
 
 @exact
-def _advance(i, n, m, left, uses, ready, n_ready, new_left, new_uses, new_ready, ptr, nxt, reads):
-    """State after executing node i, written to the new_ rows; returns its number of ready nodes."""
+def _advance(i, n, m, left, uses, ready, n_ready, new_left, new_uses, new_ready, ptr, nxt, reads, one):
+    """State after executing node i, written to the new_ rows; returns its number of ready nodes.
+
+    one: what a read adds to the count of uses, -1 forward (readers to come), 1 backward (readers seen)."""
     for r in range(n):
         new_left[r] = left[r]
     for r in range(m):
@@ -219,13 +244,28 @@ def _advance(i, n, m, left, uses, ready, n_ready, new_left, new_uses, new_ready,
     for j in range(MAX_SRC):
         if reads[i, j] < 0:
             break
-        new_uses[reads[i, j]] -= 1
+        new_uses[reads[i, j]] += one
     return z
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
-    """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak."""
+@exact
+def _start_uses(w, m, n, backward, own, uses):
+    """Live bytes before the first step taken; uses becomes the number of readers that are done."""
+    live = np.int64(0)
+    for i in range(m):
+        if backward:
+            uses[i] = 1 if w[FLAGS * m + i] & OUTPUT else 0
+            live += own[i] * uses[i]
+        elif i >= n:
+            live += own[i]
+    return live
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def schedule(ws, m, n, edges_, n_edges, beam, backward, order, stats):
+    """Beam search over legal orders; beam 1 is list scheduling.  order: n nodes; stats[0]: its estimated peak.
+
+    backward: search from the last node to the first; edges are then (after, before)."""
     w, edges = i64s(ws, (SRC + MAX_SRC) * m), i64s(edges_, 2 * n_edges).reshape(n_edges, 2)
     out, st = i64s(order, n), i64s(stats, 1)
     # beam states: rows of these arrays, double buffered
@@ -241,16 +281,18 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
         if left[0, 0, i] == 0:
             ready[0, 0, n_ready[0, 0]] = i
             n_ready[0, 0] += 1
-    for i in range(n, m):
-        cur[0, 0] += own[i]
+    cur[0, 0] = _start_uses(w, m, n, backward, own, uses[0, 0])
     peak[0, 0] = cur[0, 0]
-    count, a = 1, 0
+    count, a, one = 1, 0, 1 if backward else -1
     for step in range(n):
         k = 0
         for s in range(count):
             for r in range(n_ready[a, s]):
                 i = ready[a, s, r]
-                p, c = _gain(i, w, m, n, uses[a, s], own, reads, cur[a, s], peak[a, s])
+                if backward:
+                    p, c = _gain_backward(i, w, m, uses[a, s], own, reads, cur[a, s], peak[a, s])
+                else:
+                    p, c = _gain(i, w, m, n, uses[a, s], own, reads, cur[a, s], peak[a, s])
                 k = _offer(pick, k, beam, p, c, i, s, key[a, s] ^ zob[i])
         b = 1 - a
         for q in range(k):
@@ -258,12 +300,12 @@ def schedule(ws, m, n, edges_, n_edges, beam, order, stats):
             came[step, q, 0], came[step, q, 1] = i, s
             peak[b, q], cur[b, q], key[b, q] = pick[q, 0], pick[q, 1], pick[q, 4]
             n_ready[b, q] = _advance(i, n, m, left[a, s], uses[a, s], ready[a, s], n_ready[a, s], left[b, q],
-                                     uses[b, q], ready[b, q], ptr, nxt, reads)
+                                     uses[b, q], ready[b, q], ptr, nxt, reads, one)
         count, a = k, b
     st[0] = peak[a, 0]
     q = np.int64(0)
     for step in range(n - 1, -1, -1):
-        out[step] = came[step, q, 0]
+        out[n - 1 - step if backward else step] = came[step, q, 0]
         q = came[step, q, 1]
     return 0
 
@@ -303,11 +345,11 @@ def memory_order(p, beam=8):
     Never estimated worse than the given order: that one is returned when no better is found.
     """
     n = p.n_nodes
-    edges = np.ascontiguousarray(legal_edges(p))
+    edges = legal_edges(p)
     best, stats = None, np.zeros(1, np.int64)
-    for width in sorted({1, beam}):
-        order = np.empty(n, np.int64)
-        schedule(p.ws, p.m, n, edges, len(edges), width, order, stats)
+    for backward, width in itertools.product((0, 1), sorted({1, beam})):
+        order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
+        schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
         if best is None or stats[0] < best[1]:
             best = order, int(stats[0])
     return best

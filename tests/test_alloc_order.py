@@ -73,5 +73,19 @@ def test_gains(name, at_most):
     assert values(g, new.tolist()) == values(g, g.nodes)
 
 
+def test_widest_branch_first():
+    """Only the search from the end sees that five small results need not wait for the widest branch."""
+    g = graphs.Net()
+    x, outputs = g.weight(64, 64), []
+    for width in (64, 128, 192, 256):
+        outputs.append(g.mul_mat(g.weight(width, 64), g.mul_mat(g.weight(64, width), x)))
+        g.output(outputs[-1])
+    size = dict(zip(g.nodes, g.sizes[0], strict=True))
+    new = reorder(g.table, g.nodes, g.leafs, g.sizes)
+    after = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]))
+    assert after.lower_bound == size[outputs[-1]] + max(size[i] for i in g.nodes)      # the widest step, alone
+    assert values(g, new.tolist()) == values(g, g.nodes)
+
+
 def test_empty():
     assert len(reorder(np.zeros((1, 40), np.int64), [], [], ([], []))) == 0
