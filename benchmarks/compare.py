@@ -1,136 +1,240 @@
 """Engines side by side: each in a process of its own, taking turns on the same bytes, one awake at a time.
 
-    round 1   ours ####  peer #######      round 2   ours ####  peer #######     ...
-                       ^ pause: the threads of the engine that is done stop spinning and sleep
+    round 1   ours ####  wheel #######      round 2   wheel #######  ours ####     ...
+                        ^ pause: the threads of the engine that is done stop spinning and sleep
 """
 import contextlib
-import dataclasses
-import statistics
+import os
+import pathlib
+import tempfile
 import time
 
 from benchmarks.machine import IDLE_CORES, Others
 from benchmarks.report import Row, Spread
-from benchmarks.worker import Missing, Worker
+from benchmarks.work import Graph, Model
+from benchmarks.worker import EngineError, Missing, Worker
 
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS = 0.05        # libgomp's threads spin for about 20 ms
 AWAKE_SECONDS = 0.05        # the kernel counts in steps of 0.01
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """A speed to compare.  measure: "pp" (a prompt of n tokens), "tg" (n tokens one by one), "embed" (a text of n).
-
-    file: a function that gives the model's path; target: ours over the peer's, at least.
-    beside: another engine whose figure is shown with the row.
-    """
-    key: str
-    work: str
-    file: object
-    measure: str
-    n: int
-    target: float
-    beside: str | None = None
+LIMITED_SHARE, LIMITED_RATIO, LIMITED_ROUNDS = 0.9, 0.97, 7     # both near the read bandwidth: nobody can win much
+NAMES = {"wheel": ("peer",), "onnxruntime": ("ort",), "numpy": ("arrays", "numpy"), "torch": ("arrays", "torch")}
 
 
 class Engines:
-    """Workers started when first asked for; `get` gives the reason instead where one is missing."""
+    """Our worker and the peers' for one number of threads.  `missing`: {peer: why it is not there}.
 
-    def __init__(self, clock="wall"):
-        self.clock = clock
-        self.workers, self.reasons, self._loaded = {}, {}, {}
+    only: the peers to start; isa: the instruction set our worker is made to use.
+    """
 
-    def get(self, name):
-        if name not in self.workers and name not in self.reasons:
+    def __init__(self, n_threads, clock="wall", isa=None, only=None):
+        self.n_threads, self.workers, self.missing, self._loaded = n_threads, {}, {}, {}
+        # set before numpy is imported; the others are told in `load`
+        self.env = {"OPENBLAS_NUM_THREADS": str(n_threads), "OMP_NUM_THREADS": str(n_threads)}
+        try:
+            self._start("ours", "ours", **({"GGJIT_CPU": isa} if isa else {}))
+            for name, how in NAMES.items():
+                if only is None or name in only:
+                    self._try(name, *how)
+            if only is None or "native" in only:
+                self._start_native()
+            for w in self.workers.values():
+                w.ask("use_clock", clock)
+            self.limits = self.workers["ours"].ask("limits", n_threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, name, *how, **env):
+        self.workers[name] = Worker(*how, **self.env, **env)
+
+    def _try(self, name, *how):
+        try:
+            self._start(name, *how)
+        except Missing as e:
+            self.missing[name] = str(e)
+
+    def _start_native(self):
+        """The builds that GGML_LIB_DIR names; one with llamafile's kernels is a peer of its own."""
+        folders = [f for f in os.environ.get("GGML_LIB_DIR", "").split(os.pathsep) if f]
+        if not folders:
+            self.missing["native"] = "GGML_LIB_DIR names no folder with a native build of ggml"
+        for folder in folders:
             try:
-                self.workers[name] = worker = Worker(name)
-                worker.ask("use_clock", self.clock)
+                worker = Worker("peer", folder, **self.env)
             except Missing as e:
-                self.reasons[name] = f"missing: {e}"
-        return self.workers.get(name)
+                self.missing["native"] = str(e)
+                continue
+            name = "llamafile" if "llamafile" in worker.about["features"] else "native"
+            if name in self.workers:
+                worker.close()
+                raise EngineError(f"GGML_LIB_DIR names two builds of one kind; the second is {folder}")
+            self.workers[name] = worker
 
-    def load(self, name, path, n_threads, embed):
+    def introductions(self):
+        """A line about every engine, and one about every missing one."""
+        yield from (f"{name}: " + "{name} {version} ({features})".format(**w.about)
+                    for name, w in self.workers.items())
+        yield from (f"{name}: missing: {why}" for name, why in self.missing.items())
+
+    def names(self, work):
+        """Ours and the peers of a work that are there."""
+        return ["ours", *(n for n in self.workers if n in work.targets)]
+
+    def load(self, name, path, embed):
         """What the engine says of the model; it keeps one loaded."""
-        wanted = path, n_threads
-        if self._loaded.get(name, (None, None))[0] != wanted:
-            self._loaded.pop(name, None)
-            self._loaded[name] = wanted, self.get(name).ask("load", path, n_threads=n_threads, embed=embed)
+        if self._loaded.get(name, (None, None))[0] != path:
+            self.forget(name)
+            self._loaded[name] = path, self.workers[name].ask("load", path, n_threads=self.n_threads, embed=embed)
         return self._loaded[name][1]
+
+    def forget(self, *names):
+        """Give back what the engines hold (all of them by default)."""
+        for name in names or self.workers:
+            self._loaded.pop(name, None)
+            self.workers[name].ask("unload")
 
     def cpu_seconds(self, but):
         return sum(w.cpu_seconds() for n, w in self.workers.items() if n != but)
 
-    def unload(self):
-        """Give memory back to the processes that are measured as a whole."""
-        for name in self._loaded:
-            self.workers[name].ask("unload")
-        self._loaded = {}
+    def close(self):
+        for w in self.workers.values():
+            with contextlib.suppress(OSError):
+                w.close()
+        self.workers = {}
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exc):
-        for w in self.workers.values():
-            with contextlib.suppress(OSError):
-                w.close()
+        self.close()
 
 
-def compare(engines, speed, n_threads, rounds, limits):
-    """The Row of a Speed; limits: what the machine can do at most (benchmarks/limits.py)."""
-    path, embed = speed.file(), speed.measure == "embed"
-    names = [n for n in ("ours", "peer", speed.beside) if n and engines.get(n)]
-    sizes = {n: engines.load(n, path, n_threads, embed) for n in names}["ours"]
-    spreads, disturbed = _take_turns(engines, names, speed, rounds)
-    peer = spreads.get("peer")
-    ratio = spreads["ours"].median / peer.median if peer else None
-    work = f"{speed.work}, {n_threads} thread{'s' if n_threads > 1 else ''}"
-    notes = [_share(speed, sizes, spreads, limits, n_threads), _beside(engines, speed, spreads), disturbed]
-    return Row(work, f"{speed.target} x", spreads["ours"], peer or engines.reasons["peer"], ratio,
-               None if ratio is None else ratio >= speed.target, "; ".join(n for n in notes if n))
+def compare(engines, work, rounds, seconds):
+    """The Rows of a Work: one for each peer.  seconds: how long a graph runs in one turn."""
+    return {Model: _compare_models, Graph: _compare_graphs}[type(work)](engines, work, rounds, seconds)
 
 
-def _take_turns(engines, names, speed, rounds):
-    """({engine: Spread}, what disturbed the measurement)"""
-    speeds, awake = {n: [] for n in names}, 0.0
+def rows(engines, work, turns, shown, unit, limited=None, note=""):
+    """shown: seconds -> the number in the table (a speed, or a time); limited: seconds -> share of the bandwidth."""
+    if limited is not None and any(limited(turns.median(n)) >= LIMITED_SHARE for n in turns.seconds):
+        turns.take(LIMITED_ROUNDS - turns.rounds)
+    spreads = {n: Spread([shown(s) for s in v], unit) for n, v in turns.seconds.items()}
+    peers = [n for n in spreads if n != "ours"]
+    for peer in peers or [None]:
+        near = peer and limited is not None and min(limited(turns.median(n)) for n in ("ours", peer)) >= LIMITED_SHARE
+        target = work.targets.get(peer)
+        least = target and min(target, LIMITED_RATIO if near else target)
+        ratio = peer and turns.median(peer) / turns.median("ours")
+        notes = [note, near and f"both move {LIMITED_SHARE:.0%} of the read bandwidth", turns.disturbed]
+        yield Row(work.text, f"{least:.2f} x" if least else "-", spreads["ours"], spreads.get(peer, "-"), ratio,
+                  ratio >= least if peer and least else None, "; ".join(n for n in notes if n), key=work.key,
+                  n_threads=engines.n_threads, against=peer or "-")
+
+
+class Turns:
+    """Rounds of one measurement, the engines one after the other.  seconds: {engine: [seconds]}"""
+
+    def __init__(self, engines, names, once):
+        """once: (worker, round) -> seconds"""
+        self.engines, self.once, self.rounds, self.awake, self.others = engines, once, 0, 0.0, 0.0
+        self.seconds = {n: [] for n in names}
+
+    def take(self, rounds):
+        with Others(self.engines.workers.values()) as others:
+            for r in range(self.rounds, self.rounds + max(0, rounds)):
+                names = list(self.seconds)
+                for n in names if r % 2 == 0 else names[::-1]:
+                    self._turn(n, r)
+                self.rounds += 1
+        self.others = max(self.others, others.cores)
+        return self
+
+    def _turn(self, name, r):
+        if self.engines.n_threads > 1:
+            time.sleep(PAUSE_SECONDS)
+        before = self.engines.cpu_seconds(but=name)
+        self.seconds[name].append(self.once(self.engines.workers[name], r))
+        self.awake += self.engines.cpu_seconds(but=name) - before
+
+    def median(self, name):
+        return Spread(self.seconds[name], "s").median
+
+    @property
+    def disturbed(self):
+        """What disturbed the measurement.  awake: processor seconds of engines while another one was measured."""
+        notes = [f"DISTURBED: others used {self.others:.2f} cores"] if self.others >= IDLE_CORES else []
+        notes += [f"DISTURBED: an engine at rest used {self.awake:.2f} s"] if self.awake > AWAKE_SECONDS else []
+        return "; ".join(notes)
+
+
+# ---------------------------------------------------------------- models
+def _compare_models(engines, work, rounds, seconds):
+    path, embed, names = work.file(), work.measure == "embed", engines.names(work)
+    names = [n for n in names if _loads(engines, n, path, embed)]
+    sizes = engines.load("ours", path, embed)
     for n in names:
-        _once(engines.get(n), speed, 0)                     # plans, kernels, caches: not counted
-    with Others(engines.workers.values()) as others:
-        for r in range(rounds):
-            for n in names if r % 2 == 0 else names[::-1]:
-                time.sleep(PAUSE_SECONDS)
-                before = engines.cpu_seconds(but=n)
-                speeds[n].append(speed.n / _once(engines.get(n), speed, r))
-                awake += engines.cpu_seconds(but=n) - before
-    return {n: Spread(v, "tok/s") for n, v in speeds.items()}, _disturbed(others, awake)
+        engines.workers[n].ask("warm", work.measure, work.n)        # plans, kernels, caches: not counted
+    turns = Turns(engines, names, lambda w, r: w.ask(work.measure, work.n, seed=r)).take(rounds)
+    share = _share(work, sizes, engines)
+    note = share and " / ".join(f"{share(turns.median(n)):.0%}" for n in names) + (
+        " of the read bandwidth" if work.measure == "tg" else " of the float32 peak")
+    limited = share if work.measure == "tg" else None
+    yield from rows(engines, work, turns, lambda s: work.n / s, "tok/s", limited, note or "")
+    if work.share and share:
+        reached = share(turns.median("ours"))
+        gigabytes = [sizes["read_per_token"] * work.n / s / 1e9 for s in turns.seconds["ours"]]
+        yield Row(f"{work.text}, share of the measured read bandwidth", f"{work.share:.0%}", Spread(gigabytes, "GB/s"),
+                  f"{engines.limits['bandwidth'] / 1e9:.1f} GB/s", reached, reached >= work.share, turns.disturbed,
+                  key=f"{work.key}-bandwidth", n_threads=engines.n_threads, against="limit")
 
 
-def _once(worker, speed, seed):
-    """Seconds of one measurement."""
-    if speed.measure == "embed":
-        return statistics.median(worker.ask("embed", list(range(1000, 1000 + speed.n))))
-    return worker.ask(speed.measure, speed.n, seed=seed)
+def _loads(engines, name, path, embed):
+    """A peer that cannot run models is missing for them."""
+    try:
+        engines.load(name, path, embed)
+    except Missing as e:
+        engines.missing.setdefault(f"{name}, models", str(e))
+        return False
+    return True
 
 
-def _share(speed, sizes, spreads, limits, n_threads):
-    """How near the machine's limit: bytes for decoding, operations for prompts."""
-    def percent(limit, each):
-        return " / ".join(f"{100 * spreads[n].median * each / limit:.0f}" for n in spreads) + " %"
-    if sizes["read_per_token"] < limits["bandwidth"] / 1000:
-        return ""                                           # fits the caches, or is too small to be near any limit
-    if speed.measure == "tg":
-        return f"{percent(limits['bandwidth'], sizes['read_per_token'])} of the read bandwidth"
-    return f"{percent(limits['f32'] * n_threads, sizes['flops_per_token'])} of the float32 peak"
+def _share(work, sizes, engines):
+    """seconds -> how near the machine's limit (bytes for decoding, operations for prompts); None: far from any."""
+    if sizes["read_per_token"] < engines.limits["bandwidth"] / 1000:
+        return None                                 # fits the caches
+    if work.measure == "tg":
+        least = sizes["read_per_token"] * work.n / engines.limits["bandwidth"]
+    else:
+        least = sizes["flops_per_token"] * work.n / (engines.limits["f32"] * engines.n_threads)
+    return lambda s: least / s
 
 
-def _beside(engines, speed, spreads):
-    if not speed.beside:
-        return ""
-    shown = spreads.get(speed.beside) or engines.reasons[speed.beside]
-    name = engines.workers[speed.beside].about["name"] if speed.beside in spreads else speed.beside
-    return f"{name} {shown}"
+# ---------------------------------------------------------------- graphs
+def _compare_graphs(engines, work, rounds, seconds):
+    engines.forget()
+    with tempfile.TemporaryDirectory(prefix="ggjit-peers-") as folder:
+        path, result = (pathlib.Path(folder) / name for name in ("graph", "result"))
+        about = engines.workers["ours"].ask("write_graph", work.key, path, n_threads=engines.n_threads)
+        names = engines.names(work)
+        for peer in names[1:]:
+            _hand_over(engines, peer, work, path, result)
+    turns = Turns(engines, names, lambda w, r: w.ask("graph", seconds) / about["n"]).take(rounds)
+    share = (lambda s: about["nbytes"] / s / engines.limits["bandwidth"]) if work.cold else None
+    least = about["nbytes"] / engines.limits["bandwidth"], about["flops"] / engines.limits["f32"] / engines.n_threads
+    if least[1] > least[0]:
+        note = " / ".join(f"{about['flops'] / turns.median(n) / 1e9:,.0f}" for n in names) + " GFLOP/s"
+    else:
+        note = " / ".join(f"{share(turns.median(n)):.0%}" for n in names) + " of the read bandwidth" if share else ""
+    yield from rows(engines, work, turns, lambda s: 1e6 * s, "us", share, note)
 
 
-def _disturbed(others, awake):
-    """awake: processor seconds that engines used while another one was measured."""
-    notes = [f"DISTURBED: others used {others.cores:.2f} cores"] if others.cores >= IDLE_CORES else []
-    notes += [f"DISTURBED: an engine at rest used {awake:.2f} s"] if awake > AWAKE_SECONDS else []
-    return "; ".join(notes)
+def _hand_over(engines, peer, work, path, result):
+    """Load our graph into a peer; it must compute what we compute."""
+    worker = engines.workers[peer]
+    worker.ask("load_graph", path, n_threads=engines.n_threads)
+    worker.ask("run_graph")
+    worker.ask("graph_result", result)
+    nmse = engines.workers["ours"].ask("difference", result)
+    if not nmse <= work.max_nmse:
+        raise EngineError(f"{work.key}: {peer}'s result differs from ours by NMSE {nmse:.2g}, allowed is "
+                          f"{work.max_nmse:.2g}")

@@ -1,10 +1,14 @@
-"""How every engine is timed, written once: subclasses say how to load, to forget, to decode and to embed."""
+"""How every engine is timed, written once: subclasses say how to load, to forget, to decode, to embed and to run a
+graph."""
+import statistics
 import time
 
 import numpy as np
 
 CLOCKS = {"wall": time.perf_counter,
           "cpu": time.process_time}             # on a machine that is not idle; means something with one thread only
+
+WARM_TOKENS = 16
 
 
 class Engine:
@@ -18,12 +22,13 @@ class Engine:
         """{"name", "version", "features"}"""
         raise NotImplementedError
 
+    # ------------------------------------------------------------ models
     def load(self, path, n_threads, n_ctx=512, embed=False):
         """Keep one model ready, instead of the one before."""
         raise NotImplementedError
 
     def unload(self):
-        """Give the model back."""
+        """Give the model, or the graph, back."""
         raise NotImplementedError
 
     def reset(self):
@@ -38,8 +43,26 @@ class Engine:
         """One text as ids -> its embedding."""
         raise NotImplementedError
 
+    # ------------------------------------------------------------ graphs
+    def load_graph(self, path, n_threads):
+        """Keep the graph of a file written by `ours.write_graph` ready, instead of the one before."""
+        raise NotImplementedError
+
+    def run_graph(self):
+        """Compute it once."""
+        raise NotImplementedError
+
+    def graph_result(self, path):
+        """Write the bytes of its first result to a file."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ timing
     def use_clock(self, name):
         self.now = CLOCKS[name]
+
+    def warm(self, measure, n):
+        """A first, shorter run of `measure`."""
+        getattr(self, measure)(min(n, WARM_TOKENS))
 
     def _ids(self, n, seed):
         ids = np.random.default_rng(seed).integers(0, self.n_vocab, n, np.int32)
@@ -63,13 +86,20 @@ class Engine:
             self.decode(ids[i:i + 1])
         return self.now() - t0
 
-    def embed(self, ids, seconds=0.3):
-        """Seconds of each embedding of the text `ids`, over and over for `seconds`."""
-        ids, out = np.array(ids, np.int32), []
-        self.encode(ids)
-        end = time.perf_counter() + seconds
+    def embed(self, n, seed=0, seconds=0.3):
+        """Seconds of one embedding of a text of n tokens: the median over `seconds`."""
+        ids = np.arange(1000 + seed, 1000 + seed + n, dtype=np.int32)
+        return self._median(lambda: self.encode(ids), seconds)
+
+    def graph(self, seconds):
+        """Seconds of one run of the graph: the median over `seconds`."""
+        return self._median(self.run_graph, seconds)
+
+    def _median(self, work, seconds):
+        work()
+        end, out = time.perf_counter() + seconds, []
         while time.perf_counter() < end or len(out) < 3:
             t0 = self.now()
-            self.encode(ids)
+            work()
             out.append(self.now() - t0)
-        return out
+        return statistics.median(out)

@@ -1,9 +1,12 @@
 """ggjit as an engine of the comparison."""
 import math
+import pathlib
 import time
 
 import ggjit
 from benchmarks import engine, limits
+from benchmarks.catalogue import GRAPHS
+from benchmarks.our_graphs import Prepared
 from ggjit.models import load_model
 from ggjit.models.gguf import GGUFFile
 from ggjit.ops import isa
@@ -12,7 +15,7 @@ from ggjit.ops.jit import CACHE
 
 class Engine(engine.Engine):
     def __init__(self):
-        self.model = None
+        self.model = self.prepared = None
 
     def about(self):
         return {"name": "ggjit", "version": ggjit.__version__, "features": isa.ISA}
@@ -32,7 +35,27 @@ class Engine(engine.Engine):
     def unload(self):
         if self.model is not None:
             self.model.free()
-        self.model = None
+        if self.prepared is not None:
+            self.prepared.free()
+        self.model = self.prepared = None
+
+    def warm(self, measure, n):
+        getattr(self, measure)(n)           # plans and kernels are made for a size
+
+    def write_graph(self, key, path, n_threads):
+        """Graph `key` of benchmarks/catalogue.py, kept ready and written to a file.  What one node of it takes."""
+        self.unload()
+        self.prepared = p = Prepared(GRAPHS[key], n_threads)
+        p.write(path)
+        self.run_graph()
+        return {"n": p.n, "nbytes": p.nbytes, "flops": p.flops}
+
+    def run_graph(self):
+        self.prepared.plan.compute()
+
+    def difference(self, path):
+        """NMSE between the result in a file and ours."""
+        return self.prepared.difference(pathlib.Path(path).read_bytes())
 
     def reset(self):
         self.model.reset()

@@ -1,4 +1,5 @@
-"""llama.cpp out of the `xllamacpp` wheel, through its C functions: the engine we are measured against.
+"""llama.cpp and its ggml, through their C functions: out of the `xllamacpp` wheel, or of a folder with a build of
+one's own (libllama, libggml-base, libggml-cpu; without libllama it runs graphs, not models).
 
 The wheel is one extension module that also exports llama.cpp's C interface.  Its parameter structs are passed by value
 and change between releases, so they are handled as blocks of bytes: taken from llama.cpp's own defaults, with the few
@@ -6,7 +7,6 @@ fields we set found by the values around them.  If those are not found, the rele
 """
 import ctypes as C
 import importlib.metadata
-import importlib.util
 import os
 import pathlib
 import struct
@@ -14,7 +14,9 @@ import struct
 import numpy as np
 
 from benchmarks import engine
+from benchmarks.ggml import Graphs
 from benchmarks.worker import EngineError, Missing
+from ggjit.models.suite.ggml import libraries
 
 PACKAGE = "xllamacpp"
 MEAN_POOLING = 1
@@ -33,7 +35,7 @@ class _Batch(C.Structure):
 _LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
 _P, _I = C.c_void_p, C.c_int32
 FUNCTIONS = {
-    "ggml_version": (C.c_char_p,), "llama_print_system_info": (C.c_char_p,), "llama_log_set": (None, _LOG, _P),
+    "llama_log_set": (None, _LOG, _P),
     "llama_backend_init": (None,), "llama_model_default_params": (_Params,), "llama_context_default_params": (_Params,),
     "llama_model_load_from_file": (_P, C.c_char_p, _Params), "llama_model_free": (None, _P),
     "llama_model_get_vocab": (_P, _P), "llama_vocab_n_tokens": (_I, _P), "llama_model_n_embd": (_I, _P),
@@ -44,19 +46,24 @@ FUNCTIONS = {
 }
 
 
-def _library():
-    spec = importlib.util.find_spec(PACKAGE)
-    folders = spec.submodule_search_locations if spec else ()
-    paths = [p for f in folders or () for p in pathlib.Path(f).glob(f"{PACKAGE}*.so")]
+def _llama(folder):
+    """llama.cpp's functions; folder: None for the wheel."""
+    if folder:
+        paths = sorted(pathlib.Path(folder).glob("libllama.*"))
+        for part in ("libggml-base.*", "libggml-cpu.*", "libggml.*"):       # what it refers to by name
+            for path in sorted(pathlib.Path(folder).glob(part))[:1]:
+                C.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    else:
+        paths = libraries(PACKAGE)
     if not paths:
-        raise Missing(f"llama.cpp is not installed (pip install {PACKAGE})")
+        raise Missing(f"no libllama in {folder}")
     try:
         lib = C.CDLL(str(paths[0]), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         for name, (result, *args) in FUNCTIONS.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, args
-    except (OSError, AttributeError) as e:          # libgomp1 is not there; another release
-        raise Missing(f"{PACKAGE} cannot be used: {e}") from e
+    except (OSError, AttributeError) as e:          # another release
+        raise Missing(f"{paths[0]} cannot be used: {e}") from e
     return lib
 
 
@@ -85,22 +92,26 @@ def _context_params(lib, n_ctx, n_threads, embed):
 class Engine(engine.Engine):
     """llama-bench's method: one llama_decode for a prompt, one a token for generation, an empty cache before each."""
 
-    def __init__(self):
-        self.lib = lib = _library()
-        self.log = []
-        self._log = _LOG(lambda level, text, data: self.log.append(text))       # kept: C holds the pointer
-        lib.llama_log_set(self._log, None)
-        lib.llama_backend_init()
+    def __init__(self, folder=None):
+        self.folder, self.lib, self.log = folder, None, []
+        self.graphs = Graphs(folder or PACKAGE)
         self.model = self.context = None
 
     def about(self):
-        features = self.lib.llama_print_system_info().decode()
-        on = [f.split(" = ")[0].split()[-1] for f in features.split("|") if f.strip().endswith("= 1")]
-        versions = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}, ggml {self.lib.ggml_version().decode()}"
-        return {"name": "llama.cpp", "version": versions, "features": " ".join(on)}
+        source = f"in {self.folder}" if self.folder else f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
+        return {"name": "llama.cpp", "version": f"{source}, ggml {self.graphs.version}",
+                "features": " ".join(self.graphs.features())}
+
+    def _start(self):
+        self.lib = lib = _llama(self.folder)
+        self._log = _LOG(lambda level, text, data: self.log.append(text))       # kept: C holds the pointer
+        lib.llama_log_set(self._log, None)
+        lib.llama_backend_init()
 
     def load(self, path, n_threads, n_ctx=512, embed=False):
         self.unload()
+        if self.lib is None:
+            self._start()
         self.model = self.lib.llama_model_load_from_file(os.fsencode(path), self.lib.llama_model_default_params())
         if not self.model:
             raise EngineError(f"llama.cpp does not load {path}: {self._last_words()}")
@@ -116,6 +127,16 @@ class Engine(engine.Engine):
         if self.model:
             self.lib.llama_model_free(self.model)
         self.model = self.context = None
+        self.graphs.free()
+
+    def load_graph(self, path, n_threads):
+        self.graphs.load(path, n_threads)
+
+    def run_graph(self):
+        self.graphs.run()
+
+    def graph_result(self, path):
+        pathlib.Path(path).write_bytes(self.graphs.result())
 
     def _last_words(self):
         return b"".join(self.log[-6:]).decode("utf-8", "replace").strip()

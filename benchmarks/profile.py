@@ -17,45 +17,9 @@ import time
 from benchmarks import limits, machine, synth
 from benchmarks.engine import CLOCKS
 from ggjit.models import load_model
-from ggjit.ops.record import OP
+from ggjit.profile import kind, operations, traffic
 
 SMALL_SECONDS = 1e-3
-
-
-def element_nbytes(t):
-    """Bytes of the elements of a tensor or view, gaps not counted."""
-    n = t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
-    return n // t.type.block * t.type.nbytes
-
-
-def traffic(t):
-    """Bytes a node has to read and write at least."""
-    out = element_nbytes(t)
-    if t.op == OP.GET_ROWS:
-        rows = t.ne[1] * t.ne[2] * t.ne[3]
-        return out + rows * t.src[0].type.row_nbytes(t.ne[0]) + t.src[1].nbytes
-    if t.op == OP.SET_ROWS:
-        x = t.src[0]
-        return element_nbytes(x) + element_nbytes(x) // x.type.nbytes * t.type.nbytes // t.type.block
-    return out + sum(element_nbytes(s) for s in t.src if s is not None)
-
-
-def operations(t):
-    """Multiplications and additions of the products; other ops count none."""
-    if t.op == OP.MUL_MAT:
-        return 2 * t.src[0].ne[0] * t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
-    if t.op == OP.FLASH_ATTN_EXT:
-        q, k, v = t.src[:3]
-        return 2 * (q.ne[0] + v.ne[0]) * k.ne[1] * q.ne[1] * q.ne[2] * q.ne[3]
-    return 0
-
-
-def kind(t, kernel):
-    """Nodes of one kind are summed up: the same kernel, and for products the same matrix."""
-    if t.op in (OP.MUL_MAT, OP.FLASH_ATTN_EXT):
-        a, b = t.src[:2]
-        return f"{kernel} [{a.ne[0]} x {a.ne[1]}] {b.ne[1]}"
-    return f"{kernel} [{t.ne[0]} x {t.ne[1] * t.ne[2] * t.ne[3]}]"
 
 
 def node_times(plan, reps, now):

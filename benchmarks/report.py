@@ -21,7 +21,7 @@ class Spread:
 
 @dataclasses.dataclass
 class Row:
-    """One line.  peer: a Spread, or the text that says why there is none; passed: None where nothing was promised."""
+    """One line.  peer: a Spread, or a text; passed: None where nothing was promised; against: the peer's name."""
     work: str
     target: str
     ours: object
@@ -29,13 +29,17 @@ class Row:
     ratio: float | None = None
     passed: bool | None = None
     note: str = ""
+    key: str = ""
+    n_threads: int = 1
+    against: str = "-"
 
-    HEAD = ("work", "target", "ggjit", "peer", "ratio", "verdict", "note")
+    HEAD = ("work", "threads", "against", "target", "ggjit", "peer", "ratio", "verdict", "note")
 
     def cells(self):
         ratio = "-" if self.ratio is None else f"{self.ratio:.2f}"
         verdict = {True: "pass", False: "**MISS**", None: "-"}[self.passed]
-        return self.work, self.target, str(self.ours), str(self.peer), ratio, verdict, self.note
+        return (self.work, str(self.n_threads), self.against, self.target, str(self.ours), str(self.peer), ratio,
+                verdict, self.note)
 
 
 def number(x):

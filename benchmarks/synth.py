@@ -2,8 +2,9 @@
 
     python -m benchmarks.synth tinyllama-1.1b Q4_0          # prints the path, writes the file if it is not there
 
-Speed does not depend on what the weights are, only on their types and shapes.  The same name and seed give the same
-float weights in every type; both engines read the same file.  No vocabulary: these models take token ids.
+Speed does not depend on what the weights are, only on their types and shapes; rows repeat after REPEAT, for some types
+take a second to quantise a million values.  The same name and seed give the same float weights in every type; all
+engines read the same file.  No vocabulary: these models take token ids.
 """
 import argparse
 import concurrent.futures
@@ -22,9 +23,12 @@ import ggjit as gg
 from benchmarks.worker import Missing
 from ggjit.ops.jit import cache_dir
 
-TYPES = {"F32": (gg.F32, 0), "F16": (gg.F16, 1), "Q4_0": (gg.Q4_0, 2), "Q8_0": (gg.Q8_0, 7)}     # type, file_type
+TYPES = {"F32": (gg.F32, 0), "F16": (gg.F16, 1), "Q4_0": (gg.Q4_0, 2), "Q8_0": (gg.Q8_0, 7),      # type, file_type
+         "Q4_K_M": (gg.Q4_K, 15)}
+SHORT_ROWS = {gg.Q4_K: gg.Q5_0, gg.Q6_K: gg.Q8_0}       # llama.cpp's choice where rows are no multiple of 256
+REPEAT = 256
 KEEP_FREE_NBYTES = 2 << 30          # of the disk, after the file is written
-RECIPE = 1                          # raise it when the files change
+RECIPE = 2                          # raise it when the files change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,20 @@ class Shape:
             yield f"blk.{i}.attn_norm.weight"
             yield f"blk.{i}.ffn_norm.weight"
 
+    def kinds(self, type):
+        """{matrix: tensor type} of a model of `type`; Q4_K_M mixes: Q6_K for the output and half of v and down."""
+        kind, n = TYPES[type][0], self.n_layer
+        precise = set()
+        if type == "Q4_K_M":
+            precise = {"token_embd.weight" if self.tied else "output.weight"} | {
+                f"blk.{i}.{name}.weight" for i in range(n) for name in ("attn_v", "ffn_down")
+                if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2}
+        out = {}
+        for name, _, columns in self.matrices():
+            t = gg.Q6_K if name in precise else kind
+            out[name] = SHORT_ROWS[t] if columns % t.block else t
+        return out
+
 
 SHAPES = {
     "tinyllama-1.1b": Shape(2048, 22, 32, 4, 5632, 32000, 2048, tied=False),
@@ -67,13 +85,16 @@ SHAPES = {
     "stories15m": Shape(288, 6, 6, 6, 768, 32000, 256),
     "llama-tiny": Shape(64, 2, 4, 2, 192, 512, 256),
 }
+LAYERS = 1, 2, 4, 8, 16, 32
+SHAPES |= {f"layers-{n}": Shape(576, n, 9, 3, 1536, 512, 256) for n in LAYERS}     # how cost grows with layers
 
 
 def model_path(shape, type):
     """Path of the model, written first if it is not there.  Missing where the disk or a package does not allow it."""
     path = cache_dir() / "bench" / f"{shape}-{type}-{RECIPE}.gguf"
     if not path.exists():
-        nbytes = sum(rows * TYPES[type][0].row_nbytes(columns) for _, rows, columns in SHAPES[shape].matrices())
+        kinds = SHAPES[shape].kinds(type)
+        nbytes = sum(rows * kinds[name].row_nbytes(columns) for name, rows, columns in SHAPES[shape].matrices())
         with fresh_file(path, nbytes) as partial:
             _write(partial, shape, type)
     return str(path)
@@ -116,20 +137,20 @@ def gguf_package():
 
 def _write(path, shape, type):
     gguf, s = gguf_package(), SHAPES[shape]
-    kind, file_type = TYPES[type]
+    kinds, file_type = s.kinds(type), TYPES[type][1]
     w = gguf.GGUFWriter(path, "llama")
     _write_head(w, s, f"synthetic {shape}", file_type)
     w.add_tokenizer_model("no_vocab")
     for name, rows, columns in s.matrices():
-        nbytes = kind.row_nbytes(columns)
+        nbytes = kinds[name].row_nbytes(columns)
         w.add_tensor_info(name, (rows, nbytes), np.dtype(np.uint8), rows * nbytes,
-                          raw_dtype=gguf.GGMLQuantizationType(kind.id))
+                          raw_dtype=gguf.GGMLQuantizationType(kinds[name].id))
     for name in s.vectors():
         w.add_tensor_info(name, (s.d,), np.dtype(np.float32), 4 * s.d)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
-    for raw in _in_order(lambda m: gg.quantize(kind, _values(*m)), s.matrices()):
+    for raw in _in_order(lambda m: _rows(kinds[m[0]], *m), s.matrices()):
         w.write_tensor_data(raw)
     for _ in s.vectors():
         w.write_tensor_data(np.ones(s.d, np.float32))
@@ -151,13 +172,18 @@ def _write_head(w, s, name, file_type):
     w.add_file_type(file_type)
 
 
-def _values(name, rows, columns, seed=0):
+def _rows(type, name, rows, columns):
+    raw = gg.quantize(type, values(name, min(rows, REPEAT), columns))
+    return np.resize(raw.view(np.uint8), (rows, raw[0].nbytes))
+
+
+def values(name, rows, columns, seed=0):
     """Normal weights; matrices are scaled so that activations keep their size from layer to layer."""
     rng = np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
-    a = rng.standard_normal((rows, columns), np.float32)
+    a = rng.standard_normal((min(rows, REPEAT), columns), np.float32)
     if name != "token_embd.weight":
         a *= np.float32(columns ** -0.5)
-    return a
+    return np.resize(a, (rows, columns))
 
 
 def _in_order(work, items, n_ahead=3):

@@ -30,10 +30,11 @@ class Missing(EngineError):
 class Worker:
     """The near end.  `about` is what the engine says of itself; Missing is raised where it cannot be started."""
 
-    def __init__(self, engine, **env):
+    def __init__(self, engine, *args, **env):
+        """engine, args: benchmarks/<engine>.py, Engine(*args); env: more environment variables."""
         self.engine = engine
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", engine], cwd=ROOT, text=True, env={**os.environ, **env},
+            [sys.executable, "-m", "benchmarks.worker", engine, *args], cwd=ROOT, text=True, env={**os.environ, **env},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             self.about = self.ask("about")
@@ -84,16 +85,16 @@ class Worker:
         self.close()
 
 
-def serve(name):
+def serve(name, *args):
     """The far end: answer until the pipe closes.  The engine's own prints go to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine = None
     for line in sys.stdin:
-        method, args, kw = json.loads(line)
+        method, values, kw = json.loads(line)
         try:
-            engine = engine or importlib.import_module(f"benchmarks.{name}").Engine()
-            answer = "ok", getattr(engine, method)(*args, **kw)
+            engine = engine or importlib.import_module(f"benchmarks.{name}").Engine(*args)
+            answer = "ok", getattr(engine, method)(*values, **kw)
         except Missing as e:
             answer = "missing", str(e)
         except Exception as e:          # whatever it is, it belongs to the asker
@@ -105,4 +106,4 @@ def serve(name):
 
 if __name__ == "__main__":
     # benchmarks.worker, not __main__: engines raise the Missing of the imported module
-    importlib.import_module("benchmarks.worker").serve(sys.argv[1])
+    importlib.import_module("benchmarks.worker").serve(*sys.argv[1:])

@@ -45,6 +45,7 @@ from ggjit.copies import (
 from ggjit.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
+from ggjit.interop import from_dlpack
 from ggjit.measure import measure
 from ggjit.ops import errors
 from ggjit.ops.errors import (
@@ -67,15 +68,20 @@ from ggjit.ops.front_door import front_door as _front_door
 from ggjit.ops.quantize import dequantize, quantize
 from ggjit.ops.spec import builders as _builders
 from ggjit.ops.types.traits import BY_NAME as _types
+from ggjit.ops.types.traits import Type
 from ggjit.pool import threadpool
+from ggjit.profile import profile
 from ggjit.registry import init_backend, registry
+from ggjit.scalars import new_f32, new_i32, set_zero
+from ggjit.show import Shown as _Shown
 from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 
 __version__ = "0.1.0"
 
-for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "measure", "quantize",
-              "set_input", "set_name", "set_output", "set_param", "tensor_alloc"):
+for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "measure", "new_f32", "new_i32",
+              "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc"):
     globals()[_name] = _front_door(globals()[_name])
+Type._repr_html_ = _Shown._repr_html_          # ops/ knows nothing of notebooks
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 

@@ -6,15 +6,17 @@ Every slot that ggml calls optional has ggml's default here: a device that only 
 """
 import numpy as np
 
+from ggjit.answers import allocate
 from ggjit.buffer import ArrayBuffer
 from ggjit.ops.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.show import Shown
 from ggjit.versions import count_writes
 
 TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL = "cpu", "gpu", "igpu", "accel", "null"
 DEVICE_TYPES = (TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL)
 
 
-class Device:
+class Device(Shown):
     """A piece of hardware.  Subclasses give name, description, type, `init_backend` and `buffer_type`."""
     name = "?"
     description = ""
@@ -28,7 +30,8 @@ class Device:
         return {"name": self.name, "description": self.description, "type": self.type, "memory_free": free,
                 "memory_total": total, "device_id": None, "async": False,
                 "host_buffer": self.host_buffer_type() is not None,
-                "buffer_from_host_ptr": overrides("buffer_from_host_ptr"), "events": overrides("event_new")}
+                "buffer_from_host_ptr": overrides("buffer_from_host_ptr"),
+                "mmap_support": overrides("buffer_from_host_ptr"), "events": overrides("event_new")}
 
     def memory(self):
         """(free, total) bytes; (0, 0) where unknown."""
@@ -83,7 +86,7 @@ class Device:
 _WRITING_SLOTS = {"set_tensor_async": 0, "set_tensor_2d_async": 0, "copy_tensor_async": 1}
 
 
-class Backend:
+class Backend(Shown):
     """A stream of work on a device.  The asynchronous slots default to the synchronous ones.
 
     Contract of the asynchronous slots: what is submitted runs in order; `synchronize` waits for all of it.
@@ -107,7 +110,7 @@ class Backend:
 
     def alloc_buffer(self, size):
         """A buffer of the default type (ggml_backend_alloc_buffer)."""
-        return self.default_buffer_type.alloc_buffer(size)
+        return allocate(self.default_buffer_type, size)
 
     @property
     def alignment(self):

@@ -5,6 +5,7 @@
                         buf.arena[t.offs : t.offs + t.nbytes]
 """
 import itertools
+import sys
 import weakref
 
 import numpy as np
@@ -20,7 +21,9 @@ from ggjit.ops.errors import (
     TypeMismatch,
 )
 from ggjit.ops.jit import address_of
+from ggjit.ops.record import T_BUFFER, T_OFFS
 from ggjit.ops.shape import describe
+from ggjit.show import Shown
 from ggjit.table import TABLE
 from ggjit.versions import count_writes
 
@@ -33,7 +36,7 @@ _WRITING_SLOTS = {"set_tensor": 0, "memset_tensor": 0, "copy_tensor": 1, "set_te
                   "reset": None}
 
 
-class BufferType:
+class BufferType(Shown):
     """Makes buffers of one kind of memory.  Subclasses give `name`, `device`, `alloc_buffer`; the rest has defaults."""
     name = "?"
     device = None
@@ -66,7 +69,7 @@ class BufferType:
         return f"<BufferType {self.name}>"
 
 
-class Buffer:
+class Buffer(Shown):
     """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
     Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
@@ -84,7 +87,8 @@ class Buffer:
         self.usage = USAGE_ANY
         self.read_only = False
         self.alive = True
-        self.trusted = True         # False: bytes may change behind our back, so no copy of them is ever reused
+        self._trusted = True        # nobody holds the memory itself
+        self._loans = []            # write blocks whose arrays are still around
         self.version = 0            # writes that named no tensor
         self.last_plan = None       # weak reference to the plan that computed into it last (engine/plan.py)
         self._arena = None
@@ -93,13 +97,33 @@ class Buffer:
         _buffers[self.id] = self
 
     @property
+    def trusted(self):
+        """False: bytes may change behind our back, so no copy of them is ever reused.  Ask before looking at versions:
+        a loan that ended counts as a write."""
+        if self._loans:
+            held = [loan for loan in self._loans if loan.is_held()]
+            self.version += len(held) < len(self._loans)
+            self._loans = held
+        return self._trusted and not self._loans
+
+    def lend(self, array):
+        """`array`, which lies in this memory, for writing: untrusted until nobody has it or a view of it."""
+        loan = Loan(array)
+        self._loans.append(loan)
+        return loan.hand_out()
+
+    @property
     def arena(self):
         """uint8 ndarray of the memory, None where it is not host memory.  Who takes it may write at any time."""
-        self.trusted = False
+        self._trusted = False
         return self._arena
 
     @arena.setter
     def arena(self, array):
+        flat = isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.ndim == 1
+        if array is not None and not (flat and array.flags.c_contiguous and array.size >= self.size):
+            raise TypeMismatch(f"the arena of {self!r} must be a flat uint8 array of its size, got "
+                               f"{type(array).__name__} {getattr(array, 'dtype', '')} {getattr(array, 'shape', '')}")
         self._arena = array
 
     # ------------------------------------------------------------ slots
@@ -211,16 +235,46 @@ class ArrayBuffer(Buffer):
         self._arena = flat
         self.base = address_of(flat)
         self.read_only = read_only or not flat.flags.writeable
-        self.trusted = read_only or not _writable_by_others(array)
+        self._trusted = read_only or _is_immutable(array)
 
 
-def _writable_by_others(array):
-    """Does the user hold an array through which this memory can be written?"""
-    while isinstance(array, np.ndarray):
-        if array.flags.writeable:
+def _is_immutable(memory):
+    """Can nobody write this memory?  Flags say little: an owner may flip them, a read-only view has a writable base."""
+    while isinstance(memory, np.ndarray | memoryview):
+        memory = memory.base if isinstance(memory, np.ndarray) else memory.obj
+    return isinstance(memory, bytes)
+
+
+class Loan:
+    """A writable array that was handed out, until it is read-only and no view of it is left.
+
+    Views refer to the root of their chain, not to the array they were taken from, so the root tells whether there are
+    any.  NumPy looks for the root up to the first object that is no array: _Memory.
+
+        memory <- _Memory <- root <- the array
+                                  <- views of it, and views of those
+    """
+
+    def __init__(self, array):
+        self.root = np.asarray(_Memory(array))
+        self.n_refs = sys.getrefcount(self.root)        # while nobody has anything
+        self.array = None
+
+    def hand_out(self):
+        array = self.root.view()
+        self.array = weakref.ref(array)
+        return array
+
+    def is_held(self):
+        array = self.array()
+        if array is not None and array.flags.writeable:
             return True
-        array = array.base
-    return False
+        return sys.getrefcount(self.root) > self.n_refs + (array is not None)
+
+
+class _Memory:
+    def __init__(self, array):
+        self.array, self.__array_interface__ = array, array.__array_interface__
 
 
 class MultiBuffer(Buffer):
@@ -306,9 +360,14 @@ def tensor_alloc(buf, t, offs):
     if offs < 0 or offs % buf.buft.alignment() or offs + need > buf.size:
         raise IndexRangeError(f"{describe(t)} needs {need} bytes at a multiple of {buf.buft.alignment()}; "
                               f"offset {offs} does not fit {buf!r}")
+    before = TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist()
     TABLE.place(t.id, buf.id, offs)
-    buf.trusted &= offs >= buf._end         # tensors on top of each other: a write to one changes another
+    try:
+        buf.init_tensor(t)
+    except BaseException:
+        TABLE.place(t.id, *before)
+        raise
+    buf._trusted &= offs >= buf._end        # tensors on top of each other: a write to one changes another
     buf._end = max(buf._end, offs + need)
-    buf.init_tensor(t)
     if not any(b is buf for b in t.ctx.buffers):
         t.ctx.buffers.append(buf)

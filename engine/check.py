@@ -50,6 +50,8 @@ def compare(got, want):
 
 def check(plan):
     """[NodeCheck] of every node, in order of execution."""
+    if plan.fuse:
+        plan = type(plan)(plan.backend, plan.graph, plan.placement, fuse=False)
     rows = []
     for i, t in enumerate(plan.nodes):
         sources = [None if s is None else values(plan, s) for s in t.src]

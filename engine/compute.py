@@ -5,10 +5,12 @@ from ggjit.buffer import ArrayBuffer, MultiBuffer, tensor_alloc
 from ggjit.context import Context
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
-from ggjit.ops.errors import NotAllocated, OutOfMemory, ParamError, TypeMismatch
+from ggjit.nesting import refuse_nesting
+from ggjit.ops.errors import NotAllocated, ParamError, TypeMismatch
 from ggjit.ops.record import OP, T_BUFFER
 from ggjit.ops.shape import describe
 from ggjit.ops.types import F16, F32, F64, I8, I16, I32, I64, Type
+from ggjit.placing import place_tensors
 from ggjit.registry import init_backend
 from ggjit.table import TABLE
 from ggjit.tensor import numbers
@@ -21,7 +23,7 @@ def default_backend():
     """The CPU backend that `compute` uses when none is given."""
     global _default
     if _default is None:
-        _default = init_backend("CPU")
+        _default = init_backend("CPU", fuse=0)      # one run gains nothing, and every result can be read
     return _default
 
 
@@ -59,32 +61,9 @@ def alloc_ctx_tensors(ctx, target, all=False):
     Returns the buffer; None if there was nothing to do; a MultiBuffer when it had to be split.
     Errors: OutOfMemory; nothing is placed and nothing kept then.  Source: ggml_backend_alloc_ctx_tensors.
     """
-    buft = getattr(target, "default_buffer_type", target)
     todo = [t for t in ctx.tensors
             if t.view_src is None and TABLE.words[t.id, T_BUFFER] < 0 and (all or t.op == OP.NONE)]
-    groups, size = [[]], 0
-    align, limit = buft.alignment(), buft.max_size()
-    for t in todo:
-        need = -(-buft.alloc_size(t) // align) * align
-        if need > limit:
-            raise OutOfMemory(f"{describe(t)} needs {need:,} bytes, a {buft.name} buffer holds at most {limit:,}")
-        if groups[-1] and size + need > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append((t, size))
-        size += need
-    groups, buffers = list(filter(None, groups)), []
-    try:
-        for group in groups:
-            last, offs = group[-1]
-            buffers.append(buft.alloc_buffer(offs + -(-buft.alloc_size(last) // align) * align))
-    except BaseException:
-        for buf in buffers:
-            buf.free()
-        raise
-    for group, buf in zip(groups, buffers, strict=True):
-        for t, at in group:
-            tensor_alloc(buf, t, at)
+    buffers = [buf for buf, _ in place_tensors([(getattr(target, "default_buffer_type", target), todo)])]
     return None if not buffers else buffers[0] if len(buffers) == 1 else MultiBuffer(buffers)
 
 
@@ -98,6 +77,7 @@ def compute(*outputs, backend=None, planner="ggml"):
     """
     if not outputs:
         raise ParamError("compute needs at least one tensor")
+    refuse_nesting()
     backend = backend or default_backend()
     graph = Graph(*outputs)
     for t in graph.leafs:

@@ -11,18 +11,25 @@ from ggjit.ops.errors import ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP
 from ggjit.ops.shape import contiguous_nb
 from ggjit.ops.types import Type
+from ggjit.show import Shown, size_text
 from ggjit.table import NO_PARAMS, NO_SRC, TABLE
 from ggjit.tensor import Tensor
 
 _MAX_NBYTES = 1 << 62
-_INNER = ("ggjit.ops", "ggjit.context", "ggjit.compute")
+_INNER = ("ggjit.ops", "ggjit.operators", "ggjit.interop", "ggjit.context", "ggjit.compute")
 _ids = itertools.count()
 _active = threading.local()
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
 
 
-class Context:
+def innermost(default=None):
+    """The context of the innermost `with ctx:` of this thread."""
+    stack = getattr(_active, "stack", None)
+    return stack[-1] if stack else default
+
+
+class Context(Shown):
     """Tensors that live and die together.
 
     `with ctx:` makes ctx the place where results of ops go; without it they go to the first source's context.
@@ -50,10 +57,16 @@ class Context:
         _active.stack.pop()
 
     def __repr__(self):
-        return f"<Context {self.id}: {len(self.tensors)} tensors>"
+        if not self.alive:
+            return f"<Context {self.id}, freed>"
+        nbytes = sum(t.nbytes for t in self.tensors if not t.op)
+        return f"<Context {self.id}: {len(self.tensors)} tensors, leafs of {size_text(nbytes)}>"
 
     def __len__(self):
         return len(self.tensors)
+
+    def __reduce__(self):
+        raise TypeMismatch("a Context cannot be pickled; pickle a Graph, or save values with ggjit.models.save_gguf")
 
     def free(self):
         """Give the records back; handles to its tensors raise from now on.  A second call does nothing."""
@@ -91,8 +104,7 @@ class Context:
         the result shares at byte `view_offs`; chains collapse to the base tensor.  nb: strides in bytes, contiguous
         if absent (for a view: those of view_of when the shape is the same).
         """
-        stack = getattr(_active, "stack", None)
-        ctx = stack[-1] if stack else self
+        ctx = innermost(self)
         ctx._check()
         ne = check_ne(type, ne)
         if nb is None:

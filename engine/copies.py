@@ -10,12 +10,14 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.buffer import as_bytes, tensor_alloc
+from ggjit.buffer import as_bytes
+from ggjit.compute import alloc_ctx_tensors
 from ggjit.context import Context
 from ggjit.graph import Graph
 from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError
 from ggjit.ops.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.shape import describe
+from ggjit.placing import finish
 from ggjit.table import TABLE
 
 
@@ -167,19 +169,22 @@ def graph_copy(backend, graph):
     """
     for t in graph.leafs:
         t._placed()
-    ctx, copies = Context(), {}
+    ctx, copies, buffer = Context(), {}, None
     try:
         for t in _creation_order(graph):
             copies[t.id] = _dup(ctx, t, copies)
-        buffer = _one_buffer(ctx, backend)
+        buffer = alloc_ctx_tensors(ctx, backend, all=True)
+        for t in ctx.tensors:
+            if t.view_src is None and t.op != OP.NONE:
+                tensor_memset(t, 0)
         for t in (*graph.leafs, *graph.nodes):
             copy = copies[t.id]
             TABLE.words[copy.id, T_FLAGS] = TABLE.words[t.id, T_FLAGS]
             if t.view_src is None and int(TABLE.words[t.id, T_BUFFER]) >= 0:
                 tensor_copy(t, copy)
         new = Graph(*[copies[t.id] for t in graph.outputs])
-    except BaseException:
-        ctx.free()
+    except BaseException as e:
+        finish(ctx.free, *([buffer.free] if buffer is not None else []), after=e)
         raise
     return GraphCopy(new, buffer, ctx, copies)
 
@@ -201,24 +206,6 @@ def _dup(ctx, t, copies):
     # a tensor may name itself or a later one as a source only where nothing is computed from it (ggml_cast)
     src = tuple(s if s is not None or o is None else None for s, o in zip(src, t.src, strict=True))
     return ctx._add(t.type, t.op, t.ne, t.nb, tuple(int(p) for p in t.op_params), src, view, t.view_offs, t.name)
-
-
-def _one_buffer(ctx, backend):
-    buft = backend.default_buffer_type
-    align, at, places = buft.alignment(), 0, []
-    for t in ctx.tensors:
-        if t.view_src is None:
-            places.append((t, at))
-            at += -(-buft.alloc_size(t) // align) * align
-    if not places:
-        return None
-    buffer = buft.alloc_buffer(at)
-    for t, offs in places:
-        tensor_alloc(buffer, t, offs)
-    for t, _ in places:
-        if t.op != OP.NONE:
-            tensor_memset(t, 0)
-    return buffer
 
 
 def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):

@@ -8,8 +8,8 @@ from ggjit.config import available_cores, default_threads
 from ggjit.ops import isa
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import VIEW_OPS
-from ggjit.ops.spec import all_specs
 from ggjit.plan import Plan
+from ggjit.repack import CPURepackBufferType, kernel_of
 
 MAX_THREADS = 512
 
@@ -50,6 +50,7 @@ class CPUDevice(HostMemory, Device):
     def __init__(self):
         self._buffer_type = CPUBufferType(self)
         self._private = CPUPrivateBufferType(self)
+        self._repack = CPURepackBufferType(self)
 
     @property
     def description(self):
@@ -60,8 +61,8 @@ class CPUDevice(HostMemory, Device):
         return (page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")) if page else (0, 0)
 
     def init_backend(self, params=""):
-        """params: "n_threads=2"."""
-        options = parse_params(params, {"n_threads": int})
+        """params: "n_threads=2,fuse=0"."""
+        options = parse_params(params, {"n_threads": int, "fuse": int})
         return CPUBackend(self, **options)
 
     def buffer_type(self):
@@ -70,21 +71,21 @@ class CPUDevice(HostMemory, Device):
     def supports_op(self, t):
         if t.op in VIEW_OPS:
             return True
-        spec = all_specs().get(t.op)
-        return spec is not None and spec.kernel is not None and spec.kernel(t, 1) is not None
+        return kernel_of(t, 1) is not None
 
     def supports_buft(self, buft):
-        return buft.is_host() or buft is self._private
+        return buft.is_host() or buft in self.extra_buffer_types()
 
     def extra_buffer_types(self):
-        return [self._private]
+        return [self._private, self._repack]
 
 
 class CPUBackend(Backend):
     """Computes graphs on `n_threads` threads of the one process-wide pool."""
 
-    def __init__(self, device, n_threads=None):
+    def __init__(self, device, n_threads=None, fuse=1):
         super().__init__(device)
+        self.fuse = fuse                    # may plans compute a run of nodes in one kernel?
         self.n_threads = default_threads() if n_threads is None else n_threads
         self.abort_callback = None          # () -> bool, asked every 10 ms or so; True cancels
 
@@ -98,9 +99,12 @@ class CPUBackend(Backend):
             raise ParamError(f"n_threads must be an integer from 1 to {MAX_THREADS}, got {n!r}")
         self._n_threads = n
 
-    def graph_plan_create(self, graph, placement=None):
-        """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it."""
-        return Plan(self, graph, placement or graph.placement)
+    def graph_plan_create(self, graph, placement=None, fuse=None):
+        """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it.
+
+        fuse=False: a kernel for each node, so that results in between can be read; None: as `self.fuse` says.
+        """
+        return Plan(self, graph, placement or graph.placement, fuse)
 
     def graph_compute(self, graph):
         """Run the graph once.  The plan is kept with the graph, so a second call replays."""

@@ -8,12 +8,14 @@ import numpy as np
 from ggjit.alloc.order import reorder
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
+from ggjit.ops.shape import describe
 from ggjit.ops.spec import in_place_table
+from ggjit.show import Shown
 from ggjit.table import TABLE
 from ggjit.tensor import Tensor, set_output
 
 
-class Graph:
+class Graph(Shown):
     """The graph that computes `outputs` (ggml_build_forward_expand on each, in order); they become outputs.
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
@@ -33,19 +35,33 @@ class Graph:
             if not isinstance(y, Tensor):
                 raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}")
             y._check()
-        self.outputs = outputs
-        self.nodes, self.leafs = _visit(outputs)
+        self._set_up(outputs, *_visit(outputs))
+        if order == "memory":
+            self._reorder()
+
+    @classmethod
+    def _in_order(cls, outputs, nodes, leafs):
+        """A graph whose order is known (engine/graph_pickle.py)."""
+        graph = cls.__new__(cls)
+        graph._set_up(tuple(outputs), nodes, leafs)
+        return graph
+
+    def _set_up(self, outputs, nodes, leafs):
+        self.outputs, self.nodes, self.leafs = outputs, nodes, leafs
         for t in outputs:
             set_output(t)
         self.node_ids = np.array([t.id for t in self.nodes], np.int64)
         self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
-        if order == "memory":
-            self._reorder()
         self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
         self.plans = weakref.WeakKeyDictionary()        # backend -> its plan, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+
+    def __reduce__(self):
+        """Pickles without data: topology, parameters, names, types (engine/graph_pickle.py)."""
+        from ggjit.graph_pickle import dump, load
+        return load, dump(self)
 
     def _reorder(self):
         sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (self.nodes, self.leafs)]
@@ -67,7 +83,21 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self):
-        return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs -> {', '.join(map(repr, self.outputs))}>"
+        return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs -> {', '.join(map(describe, self.outputs))}>"
+
+    def draw(self, file=None, expand=None, views=False, profile=None, sched=None, engine="auto"):
+        """A picture of the graph (engine/draw.py): shown by notebooks, `.svg`, `.dot`, written to `file` if given.
+
+        expand: True, False, or names of layers to unfold; views: draw reshape, view, permute and transpose too;
+        profile: times and bytes of a `gg.profile()` (default: the last that saw this graph); sched: a Scheduler whose
+        assignment gives the colours; engine: "auto" (graphviz where installed) or "own".
+        """
+        from ggjit.draw import draw
+        return draw(self, file, expand, views, profile, sched, engine)
+
+    def dot(self, expand=None, views=False):
+        """The picture in graphviz's language."""
+        return self.draw(expand=expand, views=views).dot
 
 
 def _visit(outputs):

@@ -6,6 +6,7 @@ turns graphs into numbers and plans into buffers.
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.answers import allocate, number
 from ggjit.backend import Backend
 from ggjit.buffer import USAGE_COMPUTE, Buffer, BufferType
 from ggjit.config import debug
@@ -51,7 +52,8 @@ class GraphAllocator:
         sizes = [np.array([self.bufts[i].alloc_size(t) for i, t in zip(ids, tensors, strict=True)], np.int64)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
         plan = plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes,
-                          alignment=[b.alignment() for b in self.bufts], max_size=[b.max_size() for b in self.bufts],
+                          alignment=[number(b, "alignment") for b in self.bufts],
+                          max_size=[number(b, "max_size") for b in self.bufts],
                           node_buffers=which[0], leaf_buffers=which[1], n_buffers=len(self.bufts),
                           planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
                           time_limit=self.time_limit)
@@ -105,7 +107,7 @@ class GraphAllocator:
                     self._chunks[b].append(None)
                 old = self._chunks[b][c]
                 if old is None or old.size < size:
-                    new = self.bufts[b].alloc_buffer(size)
+                    new = allocate(self.bufts[b], size)
                     new.usage = USAGE_COMPUTE
                     self._chunks[b][c] = new
                     if old is not None:

@@ -15,7 +15,6 @@ or a leaf moved since the last run (`TABLE.placement_version`), the addresses ar
 """
 import bisect
 import functools
-import os
 import sys
 import time
 import weakref
@@ -24,6 +23,8 @@ import numpy as np
 
 from ggjit.buffer import USAGE_COMPUTE, HostBuffer, buffer_by_id, freed
 from ggjit.config import debug
+from ggjit.fusion import fuse_nodes, single
+from ggjit.nesting import RunLock
 from ggjit.ops.custom import RAISED
 from ggjit.ops.errors import Cancelled, GgjitError, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
 from ggjit.ops.jit import address_of, kernel_address
@@ -48,7 +49,6 @@ from ggjit.ops.record import (
     T_NB,
     T_NE,
     T_OFFS,
-    T_PARAMS,
     T_TYPE,
     V_NB,
     V_NE,
@@ -61,8 +61,10 @@ from ggjit.ops.record import (
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
 from ggjit.pool import BARRIER_AFTER, the_pool
+from ggjit.repack import RepackBuffer, is_repacked, kernel_of
+from ggjit.show import Shown
 from ggjit.table import FREED, TABLE
-from ggjit.versions import T_VERSION
+from ggjit.versions import T_VERSION, written
 
 # Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
 TINY_NANOSECONDS = 4000.0
@@ -103,18 +105,25 @@ class Placement:
         self.where = where
 
 
-class Plan:
-    """`plan.compute()` runs the graph; `plan.numpy(t)` reads a result of this plan's last run."""
+class Plan(Shown):
+    """`plan.compute()` runs the graph; `plan.numpy(t)` reads a result of this plan's last run.
 
-    def __init__(self, backend, graph, placement):
+    fuse: may runs of nodes become one kernel (engine/fusion.py)?  None: as the backend says.
+    """
+
+    def __init__(self, backend, graph, placement, fuse=None):
         self.backend, self.graph, self.placement = backend, graph, placement
+        # a scheduler's part of a graph is left alone: other parts may read what is computed in between
+        self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.located \
+            and "check" not in debug
         self.n_threads = backend.n_threads
         self.key = graph.key
         self.runs = 0
-        self._lock = ForkLock()
-        self._running = 0                   # process id while a run is under way; a forked child is not running
-        self.nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and min(t.ne) > 0]
-        self.kernels = [self._choose(t) for t in self.nodes]
+        self._lock = RunLock()
+        self.failed = False                 # the last run did not finish: there are no results
+        computed = [t for t in graph.nodes if t.op not in VIEW_OPS and min(t.ne) > 0]
+        self._repacked = {s.base.id for t in computed for s in t.src if is_repacked(s)}
+        self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
         self._check_written()
         self._lay_out()
         self._resolve()
@@ -123,8 +132,7 @@ class Plan:
 
     # ------------------------------------------------------------ making
     def _choose(self, t):
-        spec = all_specs().get(t.op)
-        kernel = spec.kernel(t, self.n_threads) if spec is not None and spec.kernel is not None else None
+        kernel = kernel_of(t, self.n_threads)
         if kernel is None:
             raise NotSupported(f"the CPU has no kernel for {t!r} with sources {', '.join(describe(s) for s in t.src)}; "
                                f"`ggjit info` lists ops and types")
@@ -151,7 +159,7 @@ class Plan:
     def _check_written(self):
         """A plan that would write into mapped weights, or has tensors without memory, is refused as a whole."""
         device = self.graph.device if self.graph.located else self.backend.device
-        for t in self.nodes:
+        for t in (p.t for p in self._singles):
             for x in (t, *(s for s in t.src if s is not None)):
                 x._check()
                 where = self.where(x)
@@ -159,16 +167,22 @@ class Plan:
                     raise NotAllocated(f"{describe(x)}, needed by {t!r}, has no memory; allocate leaves with "
                                        f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
                 buf, offs = where
+                if (x.base.id in self._repacked) != isinstance(buf, RepackBuffer):
+                    raise ParamError(f"{describe(x)} moved into or out of CPU_REPACK memory; make the plan again")
                 if not device.supports_buft(buf.buft):
                     raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
                                        f"Scheduler")
                 if offs < 0 or offs + x.nbytes > buf.size:
                     raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
-            if self.where(t)[0].read_only:
-                raise ParamError(f"{t!r} would write into read-only {self.where(t)[0]!r}; work on a copy (gg.dup)")
+            for x in (t, *written(t)[1:]):
+                if self.where(x)[0].read_only:
+                    raise ParamError(f"{t!r} would write into read-only {self.where(x)[0]!r}; work on a copy (gg.dup)")
 
     def _lay_out(self):
-        sizes = [node_words(len(t.src)) for t in self.nodes]
+        """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
+        self.parts = fuse_nodes(self._singles, self.graph, self.where, self.n_threads) if self.fuse else self._singles
+        self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
+        sizes = [node_words(len(p.reads)) for p in self.parts]
         starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
         self.work_nbytes = max((k.work_nbytes for k in self.kernels), default=0)
         store = np.zeros(starts[-1] + 8, np.int64)
@@ -180,14 +194,14 @@ class Plan:
         self._work_words = np.array([at + N_WORK for at, k in zip(starts, self.kernels, strict=False)
                                      if k.work_nbytes], np.int64)
         words = TABLE.words
-        for t, kernel, at, size in zip(self.nodes, self.kernels, starts, sizes, strict=False):
-            rows[at + N_KERNEL] = self._code(t, kernel)
+        for p, at, size in zip(self.parts, starts, sizes, strict=False):
+            rows[at + N_KERNEL] = self._code(p)
             rows[at + N_NEXT] = size * WORD
-            rows[at + N_TASKS] = 1 if self.n_threads == 1 or kernel.cost < TINY_NANOSECONDS else self.n_threads
-            rows[at + N_WORK_SIZE] = kernel.work_nbytes
-            rows[at + N_ID] = t.id
-            rows[at + N_PARAMS:at + N_PARAMS + 8] = words[t.id, T_PARAMS:T_PARAMS + 8]
-            for k, x in enumerate((t, *t.src)):
+            rows[at + N_TASKS] = 1 if self.n_threads == 1 or p.kernel.cost < TINY_NANOSECONDS else self.n_threads
+            rows[at + N_WORK_SIZE] = p.kernel.work_nbytes
+            rows[at + N_ID] = p.t.id
+            rows[at + N_PARAMS:at + N_PARAMS + len(p.params)] = p.params
+            for k, x in enumerate((p.t, *p.reads)):
                 v = at + (N_DST if k == 0 else N_SRC + V_WORDS * (k - 1))
                 if x is not None:
                     rows[v + V_NE:v + V_NE + 4] = words[x.id, T_NE:T_NE + 4]
@@ -197,11 +211,11 @@ class Plan:
         self._mark_barriers(starts)
 
     @staticmethod
-    def _code(t, kernel):
-        spec = all_specs()[t.op]
+    def _code(part):
+        kernel = part.kernel
         if hasattr(kernel, "code"):             # a function of the user's (ops/custom.py)
             return kernel.code()
-        return kernel_address(kernel.name, kernel.make, (spec.module, *kernel.modules))
+        return kernel_address(kernel.name, kernel.make, (part.module, *kernel.modules))
 
     def _mark_barriers(self, starts):
         tasks = [int(self.rows[at + N_TASKS]) for at in starts[:-1]]
@@ -223,46 +237,47 @@ class Plan:
         self.rows[at] = np.fromiter((base[id(b)] + o for b, o in placed), np.int64, len(placed))
         self._buffers = [b for b, _ in memory.values()]
         self._arenas = [arena for _, arena in memory.values()]
+        for t, kernel in zip(self.nodes, self.kernels, strict=True):
+            if hasattr(kernel, "memory"):       # a function of the user's: its arrays hold on to their memory
+                kernel.memory[:] = [(memory[id(b)][1], o) for b, o in (self.where(x) for x in (t, *t.src))]
         self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
         self._me = weakref.ref(self)
         self._work = _shared_work(self.backend, self.work_nbytes)
         self.rows[self._work_words] = self._work.base
         # leaves this plan computes into: their data versions rise with every run (engine/versions.py)
-        written = {t.base.id for t in self.nodes if t._at is None and TABLE.words[t.base.id, T_BUFFER] >= 0}
-        self._written_ids = np.array(sorted(written), np.int64)
+        bases = {x.id for t in self._stored if t._at is None for x in written(t)}
+        self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
         self.__dict__.pop("_spans", None)
         self.resolved = version             # last: a failure above leaves the plan to be resolved again
 
     # ------------------------------------------------------------ running
     def compute(self):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
-        StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error the results are invalid."""
+        StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
         with self._lock:
-            self._refuse_nesting()
             self._up_to_date()
             if "poison" in debug and not self.graph.located:    # a split's memory holds what earlier splits computed
                 self._poison()
             if self._written_ids.size:
                 TABLE.words[self._written_ids, T_VERSION] += 1
+            self.failed = True
             if "check" in debug:
                 from ggjit.check import require_right
                 require_right(self)
             elif self.nodes:
                 self.run_nodes(0, len(self.nodes))
+            self.failed = False
             self.runs += 1
             for buf in self._written:
                 buf.last_plan = self._me
         if not self.graph.located:
             mark_last(self, self.graph.nodes)
 
-    def _refuse_nesting(self):
-        if self._running == os.getpid():
-            raise GgjitError("this plan is running in this thread: signal handlers and abort callbacks must not use "
-                             "it; set a flag and use it after it has returned")
-
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
             self._check_written()
+            if not all(p.permitted(self.where) for p in self.parts if len(p.nodes) > 1):
+                self._lay_out()             # something moved to where a fused kernel would overwrite what it reads
             self._resolve()
 
     def _raise(self, status, node):
@@ -296,6 +311,13 @@ class Plan:
         position = self._positions.get(t.id)
         if position is None:
             return
+        whole = next((p.t for p in self.parts if t.id in p.left_out), None)
+        if whole is not None:
+            raise Overwritten(f"{describe(t)} was never stored: one kernel computes {whole!r} from its sources; call "
+                              f"gg.set_output on it before building the graph, or plan with fuse=False")
+        if self.failed:
+            raise Overwritten(f"{describe(t)} holds no result: the last run of its plan did not finish; compute it "
+                              f"again")
         buf, lo = where
         if buf.last_plan is not None and buf.last_plan() is not self:
             raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; "
@@ -305,7 +327,7 @@ class Plan:
         hit = np.flatnonzero((spans[later:, 0] == id(buf)) & (spans[later:, 1] < lo + t.nbytes)
                              & (lo < spans[later:, 2]))
         if hit.size:
-            n = self.nodes[later + int(hit[0])]
+            n = self._stored[later + int(hit[0])]
             remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
                 if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
             raise Overwritten(f"the memory of {describe(t)} was reused by {n!r}; {remedy}")
@@ -315,16 +337,21 @@ class Plan:
         """{tensor id: place in the graph's order}"""
         return {t.id: i for i, t in enumerate(self.graph.nodes)}
 
+    @property
+    def _stored(self):
+        """Every computed tensor that has its values in memory, in order."""
+        return [t for p in self.parts for t in p.stored]
+
     @functools.cached_property
     def _spans(self):
-        """(place of each computed node in the graph's order, rows of (buffer, first byte, end) it writes)"""
-        spans = [(id(buf), offs, offs + t.nbytes) for t in self.nodes for buf, offs in (self.where(t),)]
-        return [self._positions[t.id] for t in self.nodes], np.array(spans, np.int64).reshape(-1, 3)
+        """(place of each stored tensor in the graph's order, rows of (buffer, first byte, end) it takes)"""
+        stored = self._stored
+        spans = [(id(buf), offs, offs + t.nbytes) for t in stored for buf, offs in (self.where(t),)]
+        return [self._positions[t.id] for t in stored], np.array(spans, np.int64).reshape(-1, 3)
 
     def numpy(self, t):
         """The values of `t` as this plan's last run left them."""
         with self._lock:
-            self._refuse_nesting()
             t._check()
             self.check_intact(t)
             where = self.where(t)
@@ -339,26 +366,28 @@ class Plan:
         a.flags.writeable = False
         return a
 
+    def __repr__(self):
+        return (f"<Plan of {len(self.nodes)} nodes for {self.backend!r}, work {self.work_nbytes:,} bytes, "
+                f"{self.runs} runs>")
+
     def dump(self):
-        """One line per node: number, result, kernel, threads, offset."""
-        lines = [f"plan of {len(self.nodes)} nodes, {self.n_threads} threads, work {self.work_nbytes:,} bytes"]
-        for i, (t, k, at) in enumerate(zip(self.nodes, self.kernels, self._starts, strict=False)):
-            buf, offs = self.where(t)
-            lines.append(f"{i:5d}  {t!r}  {k.name}  tasks {int(self.rows[at + N_TASKS])}  buffer {buf.id} + {offs}")
+        """One line per kernel: number, result, kernel, threads, offset; below it the other nodes it computes."""
+        lines = [f"plan of {len(self._singles)} nodes in {len(self.parts)} kernels, {self.n_threads} threads, work "
+                 f"{self.work_nbytes:,} bytes"]
+        for i, (p, at) in enumerate(zip(self.parts, self._starts, strict=False)):
+            buf, offs = self.where(p.t)
+            lines.append(f"{i:5d}  {p.t!r}  {p.kernel.name}  tasks {int(self.rows[at + N_TASKS])}  buffer {buf.id} + "
+                         f"{offs}")
+            lines += [f"{'':7}fused: {t!r}{', not stored' * (t.id in p.left_out)}" for t in p.nodes[:-1]]
         return "\n".join(lines)
 
     def run_nodes(self, first, last):
         """Run nodes first..last-1 alone (profiles and checks)."""
         starts = self._starts
         with self._lock:
-            self._refuse_nesting()
             self._up_to_date()
-            self._running = os.getpid()
-            try:
-                status, node = the_pool().run(self._first + starts[first] * WORD, self._first + starts[last] * WORD,
-                                              self.n_threads, self.backend.abort_callback)
-            finally:
-                self._running = 0
+            status, node = the_pool().run(self._first + starts[first] * WORD, self._first + starts[last] * WORD,
+                                          self.n_threads, self.backend.abort_callback, self, first, last)
         if status:
             self._raise(status, node)
 

@@ -31,7 +31,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops.errors import GgjitError, NotSupported, ParamError
+from ggjit.nesting import INSIDE, refuse_nesting
+from ggjit.ops.errors import NotSupported, ParamError
 from ggjit.ops.jit import exact, native
 from ggjit.ops.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
 from ggjit.ops.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL, S_POLL, aborted, barrier, pause, sched_yield
@@ -48,6 +49,8 @@ S_SLEEPERS = 768        # workers asleep in the kernel
 S_THREAD_STATE = 832    # thread 0's saved Python thread state
 S_SPIN = 848            # cycles an idle worker spins before it sleeps
 S_CALLBACK = 840        # address of the abort callback (0: none)
+S_TRACE = 856           # int64 (threads, nodes, 2) of the clock at each node's start and end (0: none); the next
+                        # words: bytes a thread has of it, address of the walk that fills it
 PAGE_NBYTES = 1024
 
 POLL_SECONDS = 0.010
@@ -112,39 +115,82 @@ def _fail(sync, status, node):
 
 
 @exact
-def walk(node, end, ith, nth, sync):
-    """Run the NODE rows from `node` to `end` as thread ith of nth."""
-    tiny = 0
-    while node < end:
-        after = node + ld_i64(node + WORD * N_NEXT)
-        if ld_i64(node + WORD * N_TASKS) == 1:
-            if ith == 0 and load_acquire(sync + S_ABORT) == 0:
-                st_i64(node + CHUNK, 0)
-                st_i64(node + CHUNK2, 0)
-                status = call4(ld_i64(node + WORD * N_KERNEL), (node, 0, 1, sync))
+def _note(at, start):
+    """Write a node's start and end for one thread; the end is the next node's start."""
+    now = cycles()
+    st_i64(at, start)
+    st_i64(at + WORD, now)
+    return now
+
+
+def _make_walk(traced):
+    """The walk, with or without a look at the clock around every node: without, nothing is left of it."""
+    @exact
+    def walk(node, end, ith, nth, sync):
+        """Run the NODE rows from `node` to `end` as thread ith of nth."""
+        tiny = 0
+        at = since = 0
+        if traced:
+            at = ld_i64(sync + S_TRACE) + ith * ld_i64(sync + S_TRACE + WORD)
+            since = cycles()
+        while node < end:
+            after = node + ld_i64(node + WORD * N_NEXT)
+            if ld_i64(node + WORD * N_TASKS) == 1:
+                if ith == 0 and load_acquire(sync + S_ABORT) == 0:
+                    st_i64(node + CHUNK, 0)
+                    st_i64(node + CHUNK2, 0)
+                    status = call4(ld_i64(node + WORD * N_KERNEL), (node, 0, 1, sync))
+                    if status != OK:
+                        _fail(sync, status, node)
+                    if traced:
+                        since = _note(at, since)
+                    tiny += 1
+                    if tiny == TINY_PER_POLL:
+                        tiny = 0
+                        aborted(0, sync)
+            else:
+                status = call4(ld_i64(node + WORD * N_KERNEL), (node, ith, nth, sync))
                 if status != OK:
                     _fail(sync, status, node)
-                tiny += 1
-                if tiny == TINY_PER_POLL:
-                    tiny = 0
+                if traced:
+                    since = _note(at, since)
+                if ith == 0:
                     aborted(0, sync)
-        else:
-            status = call4(ld_i64(node + WORD * N_KERNEL), (node, ith, nth, sync))
-            if status != OK:
-                _fail(sync, status, node)
-            if ith == 0:
-                aborted(0, sync)
-        if ld_i64(node + WORD * N_FLAGS) & BARRIER_AFTER or after >= end:
-            if ith == 0:
-                if load_acquire(sync + S_ABORT) != 0:
-                    store_release(sync + S_STOP_AT, node)
-                elif after < end:
-                    store_release(after + CHUNK, 0)
-                    store_release(after + CHUNK2, 0)
-            barrier(sync, nth)
-            if load_acquire(sync + S_STOP_AT) == node:
-                return
-        node = after
+            if ld_i64(node + WORD * N_FLAGS) & BARRIER_AFTER or after >= end:
+                if ith == 0:
+                    if load_acquire(sync + S_ABORT) != 0:
+                        store_release(sync + S_STOP_AT, node)
+                    elif after < end:
+                        store_release(after + CHUNK, 0)
+                        store_release(after + CHUNK2, 0)
+                barrier(sync, nth)
+                if load_acquire(sync + S_STOP_AT) == node:
+                    return
+                if traced:
+                    since = cycles()
+            node = after
+            if traced:
+                at += 2 * WORD
+    return walk
+
+
+walk, _walk_traced = _make_walk(False), _make_walk(True)
+
+
+@native("i64(i64, i64, i64, i64)")
+def walk_traced(node, end, who, sync):
+    """The walk of thread who >> 10 of who & 1023 in a profile; by address, so that nobody else compiles it."""
+    _walk_traced(node, end, who >> 10, who & 1023, sync)
+    return 0
+
+
+@exact
+def _walk_plan(first, end, ith, nth, sync):
+    """The job's nodes, traced or not: asked once a run."""
+    if ld_i64(sync + S_TRACE) == 0:
+        walk(first, end, ith, nth, sync)
+    else:
+        call4(ld_i64(sync + S_TRACE + 2 * WORD), (first, end, ith << 10 | nth, sync))
 
 
 @native("i64(i64, i64)")
@@ -170,7 +216,7 @@ def worker(sync, ith):
         seen = job
         nth = job & 1023
         if ith < nth:
-            walk(ld_i64(sync + S_PLAN), ld_i64(sync + S_PLAN + 8), ith, nth, sync)
+            _walk_plan(ld_i64(sync + S_PLAN), ld_i64(sync + S_PLAN + 8), ith, nth, sync)
             atomic_add(sync + S_DONE, 1)
         idle_since = cycles()
 
@@ -206,7 +252,7 @@ def run(sync, first, end, nth):
         atomic_add(sync + S_JOB, (((job >> 10) + 1) << 10 | nth) - job)
         if load_acquire(sync + S_SLEEPERS) > 0 and _SYS_FUTEX is not None:
             futex(sync + S_JOB, _FUTEX_WAKE_PRIVATE, 1 << 30)
-    walk(first, end, 0, nth, sync)
+    _walk_plan(first, end, 0, nth, sync)
     n = 0
     while load_acquire(sync + S_DONE) != nth - 1:
         n += 1
@@ -249,10 +295,10 @@ class Pool:
         self.words = self._page.view(np.int64)
         self.sync = self._page.__array_interface__["data"][0]
         self._lock = threading.Lock()
-        self._runner = None                     # ident of the thread that is inside `run`
         self._threads = []
         self._native_ids = {}                   # worker number -> the system's thread id
         self.affinity = None                    # cores of the workers; None: wherever the system likes
+        self.tracers = []                       # open profiles (engine/profile.py)
         self._work = threading.Event()          # only where there is no futex
         self._per_second = _cycles_per_second()
         self.words[S_INTERVAL // 8] = int(POLL_SECONDS * self._per_second)
@@ -308,23 +354,40 @@ class Pool:
         self._native_ids[ith] = threading.get_native_id()
         if self.affinity:
             self._pin(ith)
+        INSIDE.add(threading.get_ident())
         while not worker(self.sync, ith):
             self._work.wait()
 
-    def run(self, first, end, n_threads, abort_callback=None):
+    def run(self, first, end, n_threads, abort_callback=None, plan=None, i=0, j=0):
         """Run the NODE rows in [first, end) on n_threads threads; returns (status, address of the failing NODE).
 
-        Concurrent callers queue.  Exceptions of signal handlers (KeyboardInterrupt) and of the callback come out.
+        plan, i, j: whose rows i..j-1 these are, for profiles.  Concurrent callers queue.  Exceptions of signal
+        handlers (KeyboardInterrupt) and of the callback come out.
         """
-        if self._runner == threading.get_ident():
-            raise GgjitError("a computation is running in this thread: signal handlers and abort callbacks must not "
-                             "compute; set a flag and compute after it has returned")
-        with self._lock:
-            self._runner = threading.get_ident()
-            try:
+        refuse_nesting()
+        me = threading.get_ident()
+        try:                                    # first: a signal may raise between any two statements
+            INSIDE.add(me)
+            with self._lock:
+                if self.tracers and j > i:
+                    return self._traced(plan, i, j, first, end, n_threads, abort_callback)
                 return self._run(first, end, n_threads, abort_callback)
-            finally:
-                self._runner = None
+        finally:
+            INSIDE.discard(me)
+
+    def _traced(self, plan, i, j, first, end, n_threads, abort_callback):
+        """A run whose clock readings go to the open profiles; one that failed is not counted."""
+        ticks = np.zeros((n_threads, j - i, 2), np.int64)
+        at = S_TRACE // WORD
+        self.words[at:at + 3] = ticks.__array_interface__["data"][0], ticks.strides[0], walk_traced.address
+        try:
+            result = self._run(first, end, n_threads, abort_callback)
+        finally:
+            self.words[at] = 0
+        if result[0] == OK:
+            for tracer in self.tracers:
+                tracer.record(plan, i, ticks)
+        return result
 
     def _run(self, first, end, n_threads, abort_callback):
         self._grow(n_threads)

@@ -30,6 +30,16 @@ class CPURegistry:
         return PROC_ADDRESSES.get(name)
 
 
+class CUDARegistry:
+    """CUDA0, CUDA1, ...: none where the extra, the driver or a GPU is missing (engine/cuda.py)."""
+    name = "CUDA"
+    api_version = API_VERSION
+
+    def devices(self):
+        from ggjit.cuda import usable_devices
+        return usable_devices()
+
+
 class NullRegistry:
     """The device that computes nothing (engine/null.py)."""
     name = "NULL"
@@ -41,30 +51,30 @@ class NullRegistry:
 
 
 class Registry:
-    """All registered devices, in the order they were registered; CPU and NULL come last."""
+    """All registered devices, in the order they were registered; CUDA, CPU and NULL come last."""
 
     def __init__(self):
-        self._registries, self._built_in = [], [CPURegistry(), NullRegistry()]
+        self._registries, self._built_in = [], [CUDARegistry(), CPURegistry(), NullRegistry()]
         self.errors = []                # (name, exception) of backends that did not load or list their devices
         self._searched = False
         self._lock = threading.RLock()
 
     def register(self, reg):
         """Add a registry object; its api_version must be ours.  Registering it again does nothing."""
-        named = isinstance(getattr(reg, "name", None), str)
-        if not named or not callable(getattr(reg, "devices", None)):
+        name = getattr(reg, "name", None)       # asked once: whatever it says later, this is its name here
+        if not isinstance(name, str) or not callable(getattr(reg, "devices", None)):
             raise TypeMismatch(f"a backend registry has .name (a string) and .devices(), got {reg!r}")
         version = getattr(reg, "api_version", API_VERSION)
         if version != API_VERSION:
-            raise ParamError(f"backend registry {reg.name!r} was made for API version {version}, this is {API_VERSION}")
+            raise ParamError(f"backend registry {name!r} was made for API version {version}, this is {API_VERSION}")
         with self._lock:
-            if all(r is not reg for r in self._registries):
-                self._registries.append(reg)
+            if all(r is not reg for _, r in self._registries):
+                self._registries.append((name, reg))
 
     def unregister(self, reg):
         """Take a registry out; its devices and backends that are in use live on."""
         with self._lock:
-            self._registries = [r for r in self._registries if r is not reg]
+            self._registries = [(n, r) for n, r in self._registries if r is not reg]
 
     def load(self, module):
         """Import a module and register what its `ggjit_backend()` returns (ggml_backend_load).  Errors come out."""
@@ -73,12 +83,14 @@ class Registry:
         return reg
 
     def _all(self):
+        """[(name, registry object)]"""
         with self._lock:
             if not self._searched:
                 self._searched = True           # before loading: a backend may ask for devices while it loads
-                for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+                for point in self._guard(ENTRY_POINTS, lambda: list(importlib.metadata.entry_points(
+                        group=ENTRY_POINTS))) or ():
                     self._guard(point.name, lambda point=point: self.register(point.load()()))
-            return [*self._registries, *self._built_in]
+            return [*self._registries, *((r.name, r) for r in self._built_in)]
 
     def _guard(self, name, call):
         """A broken third party must not break us: its error is kept in `errors` and warned about once."""
@@ -92,34 +104,48 @@ class Registry:
 
     def registries(self):
         """All registry objects."""
-        return self._all()
+        return [r for _, r in self._all()]
 
     def registry(self, name):
         """The registry of that name in any case, or None."""
-        return next((r for r in self._all() if r.name.casefold() == name.casefold()), None)
+        return next((r for n, r in self._all() if n.casefold() == name.casefold()), None)
+
+    def _found(self, without=None):
+        """[(name, type, device)] of all devices that answer; what raises is reported and left out."""
+        found = []
+        for name, reg in self._all():
+            if name == without:
+                continue
+            for d in self._guard(name, lambda reg=reg: list(reg.devices())) or ():
+                found.append(self._guard(name, lambda d=d: _facts(d)))
+        return [f for f in found if f is not None]
 
     def devices(self):
-        """All devices; a registry that raises is reported and left out."""
-        found = []
-        for reg in self._all():
-            found += self._guard(reg.name, lambda reg=reg: list(reg.devices())) or []
-        return found
+        """All devices; a registry or device that raises is reported and left out."""
+        return [d for _, _, d in self._found()]
+
+    def props(self):
+        """The props of all devices; one that raises is reported and left out."""
+        found = [self._guard(name, lambda d=d: d.props) for name, _, d in self._found()]
+        return [p for p in found if p is not None]
 
     def device(self, name):
         """The device of that name, in any case."""
-        devices = self.devices()
-        for d in devices:
-            if d.name.casefold() == name.casefold():
+        cuda = name.casefold().startswith("cuda")
+        found = self._found(without=None if cuda else "CUDA")       # looking for GPUs takes a while
+        for n, _, d in found:
+            if n.casefold() == name.casefold():
                 return d
-        if name.casefold().startswith("cuda"):
-            raise ParamError(f"no device {name!r}: CUDA devices need an NVIDIA GPU and pip install 'ggjit[gpu]'")
-        raise ParamError(f"no device {name!r}; there are {', '.join(d.name for d in devices)}")
+        if cuda:
+            from ggjit.cuda import no_device
+            raise no_device(name)
+        raise ParamError(f"no device {name!r}; there are {', '.join(n for n, _, _ in found)}")
 
     def by_type(self, type):
         """First device of "cpu", "gpu", "igpu", "accel" or "null", or None."""
         if type not in DEVICE_TYPES:
             raise ParamError(f"device type {type!r}: expected {', '.join(DEVICE_TYPES)}")
-        return next((d for d in self.devices() if d.type == type), None)
+        return next((d for _, t, d in self._found() if t == type), None)
 
     def best(self):
         """A GPU where there is one, then an integrated GPU, then the CPU."""
@@ -127,11 +153,20 @@ class Registry:
 
     def proc_address(self, name):
         """The first registry's extension function of that name, or None."""
-        for reg in self._all():
-            found = getattr(reg, "proc_address", lambda _: None)(name)
+        for reg_name, reg in self._all():
+            found = self._guard(reg_name, lambda reg=reg: getattr(reg, "proc_address", lambda _: None)(name))
             if found is not None:
                 return found
         return None
+
+
+def _facts(device):
+    """(name, type, device), or an error about a device that cannot be listed."""
+    name, kind = device.name, device.type
+    if not isinstance(name, str) or kind not in DEVICE_TYPES:
+        raise TypeMismatch(f"a device has .name (a string) and .type ({', '.join(DEVICE_TYPES)}), got {name!r} and "
+                           f"{kind!r}")
+    return name, kind, device
 
 
 registry = Registry()

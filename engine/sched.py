@@ -10,18 +10,21 @@ The work is done elsewhere, in this order: sched_world (what devices can), sched
 (memory), sched_run (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
 any number of times, on several schedulers, from several threads.
 """
+import functools
 import weakref
 
 from ggjit.events import event_free, event_new
 from ggjit.graph import Graph
 from ggjit.located import Located
-from ggjit.ops.errors import NotAllocated, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.locks import ForkLock
+from ggjit.nesting import RunLock, refuse_nesting
+from ggjit.ops.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.record import T_BUFFER
 from ggjit.ops.shape import describe
+from ggjit.placing import finish, free_with, unplace
 from ggjit.sched_cut import Cut
 from ggjit.sched_layout import Layout, Memory, place_leaves
 from ggjit.sched_run import Run
+from ggjit.sched_work import BACKEND
 from ggjit.sched_world import World
 from ggjit.table import TABLE
 from ggjit.tensor import Tensor
@@ -51,15 +54,27 @@ class Scheduler:
         self.world = World(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
         self.motion, self.planner = motion, planner
         self.memory = Memory(self.world.own_bufts)
-        self.events = [[event_new(b.device) if parallel or a else None for _ in range(self._n_copies)]
-                       for b, a in zip(self.world.backends, self.world.is_async, strict=True)]
-        self._pins, self._pinned, self._pin_version = {}, {}, 0         # tensor id -> backend number; and the tensors
-        self._owned = {}                        # leaves placed here: id -> (tensor, backend number, buffer)
+        self.events = []
+        self._finalizer = weakref.finalize(self, _release, self.memory, self.events)
+        self._finalizer.atexit = False
+        self._make_events(parallel)
+        self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
+        self._owned = []                        # memory of leaves placed here, as Leaves
         self._runs = weakref.WeakKeyDictionary()
         self._cut = self._run = None
         self._callback = None
-        self._alive = True
-        self._lock = ForkLock()
+        self._alive, self._computing = True, False
+        self._lock = RunLock()
+
+    def _make_events(self, parallel):
+        try:
+            for b, is_async in zip(self.world.backends, self.world.is_async, strict=True):
+                self.events.append([])
+                for _ in range(self._n_copies):
+                    self.events[-1].append(event_new(b.device) if parallel or is_async else None)
+        except BaseException as e:
+            finish(self._finalizer, after=e)
+            raise
 
     # ------------------------------------------------------------ facts
     @property
@@ -107,14 +122,16 @@ class Scheduler:
             raise TypeMismatch(f"set_tensor_backend takes a tensor, got {type(t).__name__}")
         t._check()
         with self._lock:
-            self._pins[t.id], self._pinned[t.id] = self._number(backend), t
+            self._pins[t.id] = t, self._number(backend)
             self._pin_version += 1
 
     def get_tensor_backend(self, t):
         """The backend `t` is pinned or was assigned to, or None."""
-        if t.id in self._pins:
-            return self.world.backends[self._pins[t.id]]
-        i = None if self._cut is None else self._cut.local.get(t.id)
+        t._check()
+        pinned, b = self._pins.get(t.id, (None, -1))
+        if pinned is not None and pinned.generation == t.generation:
+            return self.world.backends[b]
+        i = None if self._cut is None else self._cut.number_of(t)
         return None if i is None else self._cut.backend_of(i)
 
     def set_eval_callback(self, callback):
@@ -130,8 +147,15 @@ class Scheduler:
     def split_graph(self, graph):
         """Assign and split only; nothing is allocated.  Errors: NotSupported, GraphError."""
         with self._lock:
+            self._refuse_callbacks()
             self._cut = self._make_cut(graph)
             return self.splits
+
+    def _refuse_callbacks(self):
+        """Callbacks of a run of this scheduler would change the run under way."""
+        if self._computing:
+            raise GgjitError(f"{self!r} is computing: its eval callback may read results, but must not plan, compute "
+                             f"or reset; return False to end the run, and do it afterwards")
 
     def _check(self, graph):
         if not self._alive:
@@ -143,13 +167,17 @@ class Scheduler:
 
     def _make_cut(self, graph):
         self._check(graph)
-        owned = {id_: b for id_, (t, b, buf) in self._owned.items()
-                 if buf.alive and int(TABLE.words[id_, T_BUFFER]) == buf.id}
-        return Cut.in_order(self.world, graph, self._pins, owned, self.motion)
+        self._owned = [leaves for leaves in self._owned if leaves.finalizer.alive]
+        owned = {t.id: b for leaves in self._owned for t, b in leaves.placed()}
+        for id_ in [id_ for id_, (t, _) in self._pins.items() if not t.ctx.alive]:
+            del self._pins[id_]
+        pins = {id_: b for id_, (_, b) in self._pins.items()}
+        return Cut.in_order(self.world, graph, pins, owned, self.motion)
 
     def reserve(self, graph):
         """Make the compute buffers large enough for `graph`.  Errors: OutOfMemory; what was held before stays."""
         with self._lock:
+            self._refuse_callbacks()
             self._cut = self._make_cut(graph)
             self.memory.grow(Layout(self._cut, self._n_copies, self.planner).chunk_sizes, self.synchronize)
 
@@ -162,6 +190,7 @@ class Scheduler:
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
         with self._lock:
+            self._refuse_callbacks()
             self._prepare(graph)
 
     def _prepare(self, graph):
@@ -169,15 +198,15 @@ class Scheduler:
         kept = self._runs.get(graph)
         if kept is not None and kept[0] == self._state(kept[1].cut):
             run = kept[1]
+            self.memory.grow(run.layout.chunk_sizes, self.synchronize)
         else:
             cut = self._make_cut(graph)
             layout = Layout(cut, self._n_copies, self.planner)
-            for t, b, buf in place_leaves(cut):
-                self._owned[t.id] = (t, b, buf)
+            self.memory.grow(layout.chunk_sizes, self.synchronize)
+            for buf, tensors in place_leaves(cut):          # after whatever may fail: the user sees it
+                self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
             run = Run(self, graph, cut, layout)
-        self.memory.grow(run.layout.chunk_sizes, self.synchronize)
-        if kept is None or kept[1] is not run:
-            self._runs[graph] = (self._state(run.cut), run)
+            self._runs[graph] = (self._state(cut), run)
         self._cut, self._run = run.cut, run
         return run
 
@@ -190,18 +219,25 @@ class Scheduler:
     def graph_compute(self, graph):
         """Compute `graph` and wait.  Errors: those of alloc_graph and of the backends; Cancelled."""
         with self._lock:
-            self.graph_compute_async(graph)
+            self._submit(graph)
             self.synchronize()
 
     def graph_compute_async(self, graph):
         """Submit `graph`; asynchronous backends may still be at work when this returns (`synchronize`)."""
         with self._lock:
-            run = self._prepare(graph)
-            try:
-                run.compute(self._callback)
-            except BaseException:
-                self._settle_down()
-                raise
+            self._submit(graph)
+
+    def _submit(self, graph):
+        self._refuse_callbacks()
+        run = self._prepare(graph)
+        self._computing = True
+        try:
+            run.compute(self._callback)
+        except BaseException:
+            self._settle_down()
+            raise
+        finally:
+            self._computing = False
 
     def _settle_down(self):
         """After an error: let every stream come to rest; their own errors follow from the first."""
@@ -213,6 +249,7 @@ class Scheduler:
 
     def synchronize(self):
         """Wait for all backends.  Errors of asynchronous work come out here."""
+        refuse_nesting()
         first = None
         for b in self.world.backends:
             try:
@@ -221,7 +258,7 @@ class Scheduler:
                 first = first or e
         if first is not None:
             for _, run in list(self._runs.values()):
-                run.forget_copies()
+                run.spoil(first)
             raise first
 
     def numpy(self, t):
@@ -237,33 +274,29 @@ class Scheduler:
 
     # ------------------------------------------------------------ state
     def reset(self):
-        """Forget pins, splits and the places of leaves this scheduler placed; memory stays for the next graph."""
+        """Forget pins, splits and the places of leaves this scheduler placed; memory stays for the next graph.
+
+        Errors of streams and buffers come out after everything was forgotten.
+        """
         with self._lock:
-            self.synchronize()
-            self._pins.clear()
-            self._pinned.clear()
-            self._pin_version += 1
-            for t, _, buf in self._owned.values():
-                if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) == buf.id:
-                    TABLE.place(t.id, -1, 0)
-                    t.ctx.buffers = [b for b in t.ctx.buffers if b is not buf]
-            for _, _, buf in self._owned.values():      # now: a tensor in a freed buffer counts as lost
-                buf.free()
-            self._owned.clear()
-            self._runs.clear()
-            self._cut = self._run = None
+            self._refuse_callbacks()
+            finish(self.synchronize, self._forget)
+
+    def _forget(self):
+        owned, self._owned = self._owned, []
+        self._pins.clear()
+        self._pin_version += 1
+        self._runs.clear()
+        self._cut = self._run = None
+        finish(*(leaves.take_back for leaves in owned))
 
     def free(self):
-        """Give everything back; a second call does nothing."""
+        """Give everything back; a second call does nothing.  Errors come out after all of it was tried."""
         with self._lock:
-            if not self._alive:
-                return
-            self.reset()
-            self._alive = False
-            self.memory.free()
-            for events in self.events:
-                for e in events:
-                    event_free(e)
+            self._refuse_callbacks()
+            if self._alive:
+                self._alive = False
+                finish(self.reset, self._finalizer)
 
     # ------------------------------------------------------------ showing
     @property
@@ -280,3 +313,32 @@ class Scheduler:
 
     def __repr__(self):
         return f"<Scheduler {', '.join(b.name for b in self.world.backends)}: rules {self.world.rules}>"
+
+    def _repr_html_(self):
+        from ggjit.show_html import scheduler_html
+        return scheduler_html(self)
+
+
+class Leaves:
+    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with their contexts."""
+
+    def __init__(self, buf, placed):
+        self.buf_id = buf.id
+        self._tensors = [(weakref.ref(t), b) for t, b in placed]
+        self.finalizer = free_with(buf, {t.ctx for t, _ in placed})
+
+    def placed(self):
+        """(tensor, backend number) of those that still lie here."""
+        found = ((ref(), b) for ref, b in self._tensors)
+        return [(t, b) for t, b in found if t is not None and int(TABLE.words[t.id, T_BUFFER]) == self.buf_id]
+
+    def take_back(self):
+        """The tensors have no memory again, as before."""
+        for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
+            unplace(t, self.buf_id)
+        self.finalizer()
+
+
+def _release(memory, events):
+    """What a scheduler holds of its devices.  Also called when one is dropped without `free`."""
+    finish(memory.free, *(functools.partial(event_free, e) for of_backend in events for e in of_backend))

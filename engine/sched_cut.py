@@ -9,6 +9,7 @@ from ggjit.ops.errors import GgjitError, NotSupported
 from ggjit.ops.record import MAX_SRC, T_BUFFER
 from ggjit.ops.shape import describe
 from ggjit.ops.types.traits import TYPE_INFO
+from ggjit.sched_cost import move_splits, never_worse
 from ggjit.sched_gather import B_WORDS, distinct_buffers, find_signatures, gather
 from ggjit.sched_order import reordered
 from ggjit.sched_rules import RULES, assign
@@ -63,6 +64,10 @@ class Split:
     def __repr__(self):
         return f"<Split {self.backend.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs>"
 
+    def _repr_html_(self):
+        from ggjit.show_html import split_html
+        return split_html(self)
+
 
 class Cut:
     """Assignments, causes, splits, copies and uses of one graph under one scheduler's settings."""
@@ -83,7 +88,6 @@ class Cut:
         if decided:
             self.col(CAUSE)[:], self.col(CAUSE_ARG)[:] = np.array([decided[i][1:] for i in self.ids.tolist()]).T
         elif motion:
-            from ggjit.sched_cost import move_splits
             move_splits(self)
         self._split()
 
@@ -97,7 +101,10 @@ class Cut:
     @classmethod
     def in_order(cls, world, graph, pins, owned, motion):
         """A Cut whose nodes are in the order that backends want (engine/sched_order.py)."""
-        cut = cls(world, graph, pins, owned, motion)
+        cut = cls(world, graph, pins, owned)
+        if motion:
+            moved = cls(world, graph, pins, owned, motion)
+            cut = moved if never_worse(moved, cut) else cut
         wanted = reordered(cut, graph.leafs)
         if wanted is None:
             return cut
@@ -208,6 +215,11 @@ class Cut:
     def local(self):
         """Tensor id -> local number."""
         return {id_: i for i, id_ in enumerate(self.ids.tolist())}
+
+    def number_of(self, t):
+        """Local number of tensor `t`, or None.  A table row may belong to another tensor by now."""
+        i = self.local.get(t.id)
+        return i if i is not None and self.tensors[i].generation == t.generation else None
 
     def backend_of(self, i):
         b = int(self.col(BACKEND)[i])

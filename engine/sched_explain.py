@@ -121,17 +121,21 @@ class Explanation:
     # ------------------------------------------------------------ dot
     @property
     def dot(self):
-        """Graphviz: one box per node, coloured by backend, grouped by split; copies are dashed edges."""
+        """Graphviz: one box per node, coloured by backend, grouped by split (with its times once it ran); copies are
+        dashed edges with their bytes."""
         cut = self.cut
+        lines = lambda s: quote(s).replace("\n", "\\n")                                        # noqa: E731
         quote = lambda s: '"' + str(s).replace("\\", "\\\\").replace('"', '\\"') + '"'       # noqa: E731
         colour = lambda i: COLOURS[max(int(cut.col(BACKEND)[i]), 0) % len(COLOURS)]               # noqa: E731
         out = ["digraph sched {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
         for k, s in enumerate(cut.splits):
-            out.append(f"  subgraph cluster_{k} {{ label={quote(f'split {k}: {s.backend.name}')};")
+            took = "" if k not in self.times else "\ncopy {:.1f} us, compute {:.1f} us".format(
+                *(ns / 1e3 for ns in self.times[k]))
+            text = f"split {k}: {s.backend.name}, {len(s.inputs)} inputs{took}"
+            out.append(f"  subgraph cluster_{k} {{ label={lines(text)};")
             for i, t in enumerate(s.nodes, s.start):
-                text = f"{name_of(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{cut.cause_of(i)[0]}".replace("\n", "\\n")
-                label = quote(text).replace(chr(92) * 2, chr(92))
-                out.append(f"    n{i} [label={label}, fillcolor={quote(colour(i))}];")
+                text = f"{name_of(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{cut.cause_of(i)[0]}"
+                out.append(f"    n{i} [label={lines(text)}, fillcolor={quote(colour(i))}];")
             out.append("  }")
         for i in range(cut.n_nodes, cut.m):
             out.append(f"  n{i} [label={quote(name_of(cut.tensors[i]))}, shape=ellipse, "
@@ -140,6 +144,7 @@ class Explanation:
             for j, x in enumerate(cut.tensors[i].src):
                 if x is not None and x is not cut.tensors[i]:
                     copied = int(cut.col(COPY, 10)[10 * i + j]) >= 0
-                    out.append(f"  n{cut.local[x.id]} -> n{i}{' [style=dashed, label=copy]' if copied else ''};")
+                    copy = f" [style=dashed, label={quote(f'copy {x.nbytes:,} bytes')}]" if copied else ""
+                    out.append(f"  n{cut.local[x.id]} -> n{i}{copy};")
         out.append("}")
         return "\n".join(out)

@@ -7,11 +7,13 @@ on one scheduler may share them.  Everything computed shares the scheduler's buf
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.buffer import USAGE_COMPUTE, BufferType, tensor_alloc
+from ggjit.answers import allocate, number
+from ggjit.buffer import USAGE_COMPUTE, BufferType
 from ggjit.config import debug
 from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import T_BUFFER, T_WORDS
 from ggjit.ops.spec import in_place_table
+from ggjit.placing import finish, place_tensors
 from ggjit.sched_split import K_BACKEND, K_SRC, U_COPY, planner_graph
 from ggjit.sched_work import BACKEND, NBYTES, VIEW
 from ggjit.table import TABLE
@@ -39,7 +41,8 @@ class Layout:
         sizes = self._sizes(cut, source, slots)
         bufts = w.own_bufts
         plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
-                          alignment=[b.alignment() for b in bufts], max_size=[b.max_size() for b in bufts],
+                          alignment=[number(b, "alignment") for b in bufts],
+                          max_size=[number(b, "max_size") for b in bufts],
                           node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
                           in_place=in_place_table())
         if "validate" in debug:
@@ -60,7 +63,7 @@ class Layout:
         for k, buft in enumerate(cut.world.own_bufts):
             if type(buft).alloc_size is not BufferType.alloc_size and cut.world.slots[k] == k:
                 for row in np.flatnonzero((slots == k) & (cut.col(VIEW)[source] < 0)).tolist():
-                    sizes[row] = buft.alloc_size(cut.tensors[source[row]])
+                    sizes[row] = number(buft, "alloc_size", cut.tensors[source[row]], least=sizes[row])
         return sizes
 
 
@@ -84,70 +87,50 @@ class Memory:
         new = []
         try:
             for b, _, size in todo:
-                new.append(self.bufts[b].alloc_buffer(size))
+                new.append(allocate(self.bufts[b], size))
                 new[-1].set_usage(USAGE_COMPUTE)
-        except BaseException:
-            for buf in new:
-                buf.free()
+        except BaseException as e:
+            finish(*(buf.free for buf in new), after=e)
             raise
+        old = []
         for (b, c, _), buf in zip(todo, new, strict=True):
             self.chunks[b] += [None] * (c + 1 - len(self.chunks[b]))
             if self.chunks[b][c] is not None:
-                self.chunks[b][c].free()
+                old.append(self.chunks[b][c])
             self.chunks[b][c] = buf
         self.used_by = None                 # results of earlier graphs went with the old chunks
         self.version += 1
+        finish(*(buf.free for buf in old))
 
     def size(self, slot):
         return sum(buf.size for buf in self.chunks[slot] if buf is not None)
 
     def free(self):
+        buffers = [buf for chunks in self.chunks for buf in chunks if buf is not None]
         for chunks in self.chunks:
-            for buf in chunks:
-                if buf is not None:
-                    buf.free()
             chunks.clear()
         self.used_by = None
         self.version += 1
+        finish(*(buf.free for buf in buffers))
 
 
 def place_leaves(cut):
     """Give every leaf without memory a place on its backend, in one buffer per buffer type.
 
-    Returns [(tensor, backend number, buffer)].  Errors leave nothing behind.
+    Returns [(buffer, its tensors)].  Errors leave nothing behind.
     """
-    todo = [i for i in range(cut.n_nodes, cut.m)
-            if cut.col(VIEW)[i] < 0 and TABLE.words[cut.ids[i], T_BUFFER] < 0]
-    if not todo:
+    def missing():
+        return [i for i in range(cut.n_nodes, cut.m)
+                if cut.col(VIEW)[i] < 0 and TABLE.words[cut.ids[i], T_BUFFER] < 0]
+    if not missing():
         return []
     with _placing:
-        todo = [i for i in todo if TABLE.words[cut.ids[i], T_BUFFER] < 0]
-        groups = {}
-        for i in todo:
-            groups.setdefault(cut.world.slots[int(cut.col(BACKEND)[i])], []).append(i)
-        made = []
-        try:
-            for slot, members in groups.items():
-                buft, buffers = cut.world.own_bufts[slot], []
-                align, limit, at = buft.alignment(), buft.max_size(), 0
-                for i in members:
-                    need = -(-buft.alloc_size(cut.tensors[i]) // align) * align
-                    if not buffers or at + need > limit:
-                        buffers.append([])
-                        at = 0
-                    buffers[-1].append((i, at))
-                    at += need
-                for group in buffers:
-                    i, offs = group[-1]
-                    made.append((buft.alloc_buffer(offs + -(-buft.alloc_size(cut.tensors[i]) // align) * align), group))
-        except BaseException:
-            for buf, _ in made:
-                buf.free()
-            raise
-        out = []
-        for buf, group in made:
-            for i, offs in group:
-                tensor_alloc(buf, cut.tensors[i], offs)
-                cut.place_leaf(i, cut.world.buft_index(buf.buft))
-                out.append((cut.tensors[i], int(cut.col(BACKEND)[i]), buf))
-        return out
+        wanted = {}
+        for i in missing():
+            wanted.setdefault(cut.world.slots[int(cut.col(BACKEND)[i])], []).append(i)
+        made = place_tensors([(cut.world.own_bufts[slot], [cut.tensors[i] for i in members])
+                              for slot, members in wanted.items()])
+        for slot, members in wanted.items():
+            for i in members:
+                cut.place_leaf(i, cut.world.buft_index(cut.world.own_bufts[slot]))
+        return made

@@ -25,7 +25,9 @@ def reordered(cut, leafs):
         return None
     nodes = []
     for s in cut.splits:
-        wanted = list(s.backend.graph_optimize(list(s.nodes)))
+        wanted = s.backend.graph_optimize(list(s.nodes))
+        if not isinstance(wanted, list | tuple):
+            raise GgjitError(f"{s.backend!r}: graph_optimize must return a list of nodes, got {wanted!r}")
         if [id(t) for t in wanted] != [id(t) for t in s.nodes]:
             _check(s.backend, s.nodes, wanted)
         nodes += wanted

@@ -12,31 +12,31 @@ import time
 
 import numpy as np
 
+from ggjit.answers import truth
 from ggjit.buffer import Buffer
 from ggjit.config import debug
 from ggjit.copies import tensor_copy
 from ggjit.events import event_record, event_synchronize, event_wait
 from ggjit.located import Located, SubGraph
-from ggjit.ops.errors import Cancelled, IndexRangeError, NotAllocated, Overwritten
+from ggjit.ops.errors import Cancelled, NotAllocated, Overwritten
 from ggjit.ops.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.shape import describe
 from ggjit.plan import mark_last
+from ggjit.sched_experts import copy_experts, expert_ids
 from ggjit.sched_split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT, U_COPY, U_REFRESH, U_SPLIT
 from ggjit.sched_work import BACKEND, BITS, COPY, IS_LEAF, S_BACKEND, S_END, S_START, VIEW
 from ggjit.table import TABLE
-from ggjit.versions import T_VERSION
-
-MAX_PAD_NBYTES = 512            # bytes copied past a run of experts, as in ggml: kernels may read a little further
+from ggjit.versions import T_VERSION, written
 
 
 class Copy:
     """One tensor on one backend, in one instance."""
 
-    __slots__ = ("src", "dst", "kept", "is_input", "src_backend", "base_id", "stamp", "nbytes", "experts", "fast",
-                 "buf")
+    __slots__ = ("number", "src", "dst", "kept", "is_input", "src_backend", "base_id", "stamp", "nbytes", "experts",
+                 "fast", "buf")
 
-    def __init__(self, src, dst, kept, is_input, src_backend, base_id, nbytes):
-        self.src, self.dst, self.kept, self.is_input = src, dst, kept, is_input
+    def __init__(self, number, src, dst, kept, is_input, src_backend, base_id, nbytes):
+        self.number, self.src, self.dst, self.kept, self.is_input = number, src, dst, kept, is_input
         self.src_backend, self.base_id, self.nbytes = src_backend, base_id, nbytes
         self.experts = None
         self.moved()
@@ -50,8 +50,9 @@ class Copy:
         buf = self.buf
         if buf is None:
             buf = self.buf = self.src.buffer
+        trusted = buf.trusted
         now = TABLE.words.item(self.base_id, T_VERSION), buf.version
-        if self.stamp == now and buf.trusted:
+        if self.stamp == now and trusted:
             return True
         self.stamp = now
         return False
@@ -80,11 +81,12 @@ class Run:
         self.parts = [None] * self.n_instances
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
         self.runs = 0
+        self.failed = None                      # why there are no results: the error of the last run
         self._shown = None                      # the node an eval callback is looking at
         self._handles = {}                      # row -> Located, for rows placed by the layout
         self._bound = None
-        written = {t.base.id for t in graph.nodes if t.op not in VIEW_OPS and TABLE.words[t.base.id, T_BUFFER] >= 0}
-        self._written_ids = np.array(sorted(written), np.int64)
+        bases = {x.id for t in graph.nodes if t.op not in VIEW_OPS for x in written(t)}
+        self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
         self._shares = self._who_shares()
 
     # ------------------------------------------------------------ places
@@ -100,15 +102,18 @@ class Run:
 
     def where(self, t):
         """(buffer, byte offset) of any tensor of the graph, or None."""
-        i = self.cut.local.get(t.id)
+        i = self.cut.number_of(t)
         return None if i is None else self.place(i)
 
     def check_intact(self, t):
         """Overwritten, if something computed or copied later reused the memory of `t`."""
-        i = self.cut.local.get(t.id)
+        i = self.cut.number_of(t)
         lay, cut = self.layout, self.cut
         if i is None or lay.slot[i] < 0:
             return
+        if self.failed is not None:
+            raise Overwritten(f"{describe(t)} holds no result: the last run of its graph did not finish "
+                              f"({self.failed}); compute it again")
         if self.memory.used_by is not self:
             raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved "
                               f"or freed since; read results before that, or give each graph its own scheduler")
@@ -209,7 +214,7 @@ class Run:
             graph = SubGraph(w.backends[b].device, seen, (k, instance))
             part = Part(w.backends[b], b, copies, nodes, graph, self.events[b][instance])
             for c in copies:
-                c.experts = self._expert_ids(c, seen)
+                c.experts = expert_ids(cut, c, seen)
             parts.append(part)
         return parts
 
@@ -220,20 +225,12 @@ class Run:
         bits = int(cut.col(BITS)[cut.local[t.base.id]])
         src = self.handle(s)
         b = int(cut.col(BACKEND)[s])
-        return Copy(src, self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT,
+        return Copy(c, src, self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT,
                     bool(bits & IS_LEAF and not self._is_written(s)), b, t.base.id, t.nbytes)
 
     def _is_written(self, s):
         base = int(self.cut.col(VIEW)[s])
         return self.cut.written[base if base >= 0 else s] >= 0
-
-    def _expert_ids(self, copy, seen):
-        """The ids tensor, if the split starts with the one op that needs only some experts of the weight copied."""
-        first = next((t for t in seen if t.op not in VIEW_OPS), None)
-        if first is None or first.op != OP.MUL_MAT_ID or first.src[0] is not copy.dst:
-            return None
-        buf = copy.src.buffer
-        return first.src[2] if buf is not None and buf.usage == 1 and buf.buft.is_host() else None
 
     # ------------------------------------------------------------ running
     def compute(self, callback=None):
@@ -250,7 +247,7 @@ class Run:
         if parts is None:
             parts = self.parts[self.instance] = self._make(self.instance)
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
-        ids = None
+        self.failed = ids = None
         try:
             for part in parts:
                 t0 = time.perf_counter_ns()
@@ -270,8 +267,8 @@ class Run:
                 if part.event is not None:
                     event_record(part.event, part.backend)
                 part.copy_ns, part.compute_ns = t1 - t0, time.perf_counter_ns() - t1
-        except BaseException:
-            self.forget_copies()
+        except BaseException as e:
+            self.spoil(e)
             raise
         finally:
             if self._written_ids.size:
@@ -291,8 +288,13 @@ class Run:
             for offs, values in saved:
                 buf._arena[offs:offs + values.size] = values
 
+    def spoil(self, error):
+        """After an error there are no results, and nobody knows what the copies hold."""
+        self.failed = repr(error)
+        self.forget_copies()
+
     def forget_copies(self):
-        """After an error nobody knows what the copies hold."""
+        """Copy everything anew in the next run."""
         for parts in self.parts:
             for part in parts or ():
                 for copy in part.copies:
@@ -323,7 +325,9 @@ class Run:
             else:
                 backend.synchronize()
         if copy.experts is not None:
-            return self._copy_experts(copy, ids)
+            nbytes, ids = copy_experts(self, copy, ids)
+            self.copied_nbytes += nbytes
+            return ids
         self.copied_nbytes += copy.nbytes
         if copy.fast is None:
             copy.fast = _direct(copy.src, copy.dst)
@@ -333,41 +337,16 @@ class Run:
             tensor_copy(copy.src, copy.dst)
         return ids
 
-    def _copy_experts(self, copy, ids):
-        """Only the experts that are used, neighbours in one piece, as ggml does for weights that stay on the host."""
-        t, src = copy.experts, copy.src
-        for part in self.parts[self.instance]:          # the ids may be a copy that is not made yet: read the original
-            t = next((c.src for c in part.copies if c.dst is t), t)
-        if ids is None or ids[0] is not t:
-            i = self.cut.local.get(t.id)
-            b = int(self.cut.col(BACKEND)[i])
-            self.world.backends[b].synchronize()
-            values = np.frombuffer(t.bytes(), np.uint8)
-            values = np.ndarray((t.ne[1], t.ne[0]), np.int32, values.data, 0, (t.nb[1], t.nb[0]))
-            ids = (t, np.unique(values))
-        used, n_expert, size = ids[1], src.ne[2], src.nb[2]
-        if len(used) and not 0 <= used[0] <= used[-1] < n_expert:
-            raise IndexRangeError(f"{describe(t)}: expert id {used[0] if used[0] < 0 else used[-1]} is outside "
-                                  f"0..{n_expert - 1} of {describe(src)}")
-        for group in np.split(used, np.flatnonzero(np.diff(used) != 1) + 1) if len(used) else ():
-            first, last = int(group[0]), int(group[-1])
-            pad = min(size, MAX_PAD_NBYTES) if last < n_expert - 1 else 0
-            nbytes = min((last - first + 1) * size + pad, src.nbytes - first * size)
-            copy.dst.buffer.set_tensor(copy.dst, src._bytes_view(first * size, nbytes), first * size)
-            self.copied_nbytes += nbytes
-        copy.stamp = None                               # it holds these experts only
-        return ids
-
     def _compute_asking(self, part, callback):
         """Run up to each node the callback wants to see, then show it.  False from the callback ends the whole run."""
         mark_last(self, self.nodes)
         j0, n = 0, len(part.nodes)
         while j0 < n:
             j1 = j0
-            need = callback(part.nodes[j1], True)
+            need = truth(callback(part.nodes[j1], True), "the eval callback")
             while not need and j1 < n - 1:
                 j1 += 1
-                need = callback(part.nodes[j1], True)
+                need = truth(callback(part.nodes[j1], True), "the eval callback")
             piece = part.ranges.get((j0, j1))
             if piece is None:
                 piece = SubGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
@@ -384,7 +363,7 @@ class Run:
         self._shown = int(self.cut.split_rows[part.graph.key[0], S_START]) + j
         try:
             goes_on = callback(part.nodes[j], False)
-            return goes_on is None or bool(goes_on)         # a callback that returns nothing lets it go on
+            return goes_on is None or truth(goes_on, "the eval callback")       # who returns nothing lets it go on
         finally:
             self._shown = None
 

@@ -5,6 +5,7 @@
 """
 import numpy as np
 
+from ggjit.answers import number, yes
 from ggjit.backend import Backend
 from ggjit.buffer import BufferType
 from ggjit.ops.errors import ParamError
@@ -36,7 +37,8 @@ class World:
         for b, k in zip(backends, self.own_bufts, strict=True):
             if not isinstance(k, BufferType):
                 raise ParamError(f"{b!r}: {k!r} is no buffer type")
-            if not b.device.supports_buft(k):
+            number(k, "alignment"), number(k, "max_size")
+            if not yes(b.device, "supports_buft", k):
                 raise ParamError(f"{b!r} cannot compute in {k!r}, the buffer type given for it")
         self.bufts, self._numbers = [], {}
         self.buft_of = np.array([self.buft_index(k) for k in self.own_bufts], np.int64)
@@ -52,9 +54,9 @@ class World:
         """Number of a buffer type; new ones are asked about."""
         k = self._numbers.get(id(buft))
         if k is None:
-            column = [int(bool(b.device.supports_buft(buft))) for b in self.backends]
+            column = [int(yes(b.device, "supports_buft", buft)) for b in self.backends]
             owner = next((i for i, x in enumerate(self.own_bufts) if x is buft), -1)
-            by_type = next((i for i, b in enumerate(self.backends) if buft.supports_backend(b)), -1)
+            by_type = next((i for i, b in enumerate(self.backends) if yes(buft, "supports_backend", b)), -1)
             reader = next((i for i, r in enumerate(column) if r), -1)
             k = self._numbers[id(buft)] = len(self.bufts)
             self.bufts.append(buft)
@@ -108,8 +110,8 @@ class World:
         try:
             for k, t in enumerate(nodes, self.n_signatures):
                 for b, backend in enumerate(self.backends):
-                    self.support[k, b] = bool(backend.supports_op(t))
-                    self.offload[k, b] = bool(self.op_offload and self.support[k, b] and backend.offload_op(t))
+                    self.support[k, b] = yes(backend, "supports_op", t)
+                    self.offload[k, b] = self.op_offload and self.support[k, b] and yes(backend, "offload_op", t)
                     self.n_asked += 1
         except BaseException:
             self._forget()

@@ -16,15 +16,18 @@ import contextlib
 import numpy as np
 
 from ggjit.buffer import as_bytes, buffer_by_id, freed
+from ggjit.interop import Exchange
+from ggjit.operators import Operators
 from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.shape import describe, is_contiguous
 from ggjit.ops.types import BF16
+from ggjit.show import Shown, state
 from ggjit.table import FREED, TABLE
 from ggjit.versions import T_VERSION, touched
 
 
-class Tensor:
+class Tensor(Operators, Exchange, Shown):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
     __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
@@ -113,7 +116,11 @@ class Tensor:
 
     def __repr__(self):
         op = "" if not self.op else f" = {self.op.name.lower()}({', '.join(_short(s) for s in self.src)})"
-        return f"<{describe(self)}{op}>"
+        return f"<{describe(self)}{op}, {state(self)}>"
+
+    def __reduce__(self):
+        raise TypeMismatch(f"{describe(self)} cannot be pickled by itself; pickle its Graph, or save the values with "
+                           f"ggjit.models.save_gguf")
 
     # ------------------------------------------------------------ data
     def _placed(self, offset=0, nbytes=None):
@@ -190,6 +197,7 @@ class Tensor:
         host = buf.buft.is_host()
         raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
+        a = buf.lend(a) if host else a
         touched(self)
         try:
             yield a

@@ -12,10 +12,19 @@ the buffer says so (`Buffer.trusted` is False) and nothing is assumed about it.
 """
 import functools
 
-from ggjit.ops.record import T_CTX
+from ggjit.ops.record import OP, T_CTX
 from ggjit.table import TABLE
 
 T_VERSION = T_CTX + 1           # a spare word of the TENSOR row; survives recycling, so it only ever grows
+
+
+# sources that a node of the op updates besides its result: their numbers
+UPDATED_SOURCES = {OP.OPT_STEP_ADAMW: (2, 3)}          # m and v
+
+
+def written(t):
+    """The tensors whose memory the node t writes: its own base, and those of the sources it updates."""
+    return (t.base, *(t.src[i].base for i in UPDATED_SOURCES.get(t.op, ())))
 
 
 def touched(t):

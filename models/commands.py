@@ -9,6 +9,8 @@ from ggjit.ops.errors import BadFile, ModelError, ParamError
 
 def _load(path, args, **options):
     from ggjit.models.load import load_model
+    from ggjit.models.warm import help_when_compiling
+    help_when_compiling(path, options | {"n_threads": args.threads})
     return load_model(path, n_threads=args.threads, **options)
 
 
@@ -148,6 +150,30 @@ def bench(args):
     return {"results": results}
 
 
+# ---------------------------------------------------------------- vad
+def vad(args):
+    from ggjit.models.silero import SAMPLE_RATE, load_vad
+    from ggjit.models.speech import find_segments
+    from ggjit.models.wav import read_wav
+    samples = read_wav(args.wav, SAMPLE_RATE)
+    with compiling():
+        model = load_vad(args.model, n_threads=args.threads or 1, conv_type=args.conv_type)
+        t0 = time.perf_counter()
+        p = model.probabilities(samples)
+        seconds = time.perf_counter() - t0
+    found = find_segments(p, model.n_window, SAMPLE_RATE, args.threshold, args.min_speech_ms, args.min_silence_ms,
+                          args.max_speech_s, args.pad_ms)
+    length = len(samples) / SAMPLE_RATE
+    result = {"segments": [{"start": start, "end": end} for start, end in found], "probabilities": p.tolist(),
+              "window_seconds": model.n_window / SAMPLE_RATE, "seconds": seconds, "audio_seconds": length}
+    if not args.json:
+        for start, end in found:
+            print(f"{start:9.2f} - {end:8.2f} s")
+        print(f"{len(found)} stretches of speech, {sum(e - s for s, e in found):.2f} of {length:.2f} s; took "
+              f"{seconds:.3f} s", file=sys.stderr)
+    return result
+
+
 # ---------------------------------------------------------------- peak, plan
 def peak(args):
     from ggjit.models.peak import model_peak, what_if
@@ -204,33 +230,51 @@ def ops(args):
 
 
 def info(args):
+    if args.op:
+        facts, page = _op_info(args.op)
+        if not args.json:
+            print(page, end="")
+        return facts
     from ggjit import __version__, registry
     from ggjit.models.support import supported
-    devices = [d.props for d in registry.devices()]
+    devices = registry.props()
     ops, types = supported()
     result = {"version": __version__, "cpu": registry.by_type("cpu").description, "devices": devices,
               "types": types, "ops": ops}
     if not args.json:
+        from ggjit.models.op_page import op_list
         print(f"ggjit {result['version']} on {result['cpu']}")
         for d in devices:
             print(f"device {d['name']}: {d['description']}, {d['memory_free'] / 1e9:.1f} GB of "
                   f"{d['memory_total'] / 1e9:.1f} GB free")
         for title, table in (("types", types), ("ops", ops)):
             served = [n for n, where in table.items() if where]
-            print(f"{title} ({len(served)} of {len(table)}): {' '.join(served)}")
+            print(f"{title}: {len(served)} of {len(table)}" + (f": {' '.join(served)}" if table is types else ""))
+        print("\n".join(op_list()))
+        print("`ggjit info OP` tells more of one op.")
     return result
+
+
+def _op_info(name):
+    from ggjit.models.op_page import find, op_facts, op_page
+    op = find(name)
+    return op_facts(op), op_page(op)
 
 
 def warm_up(args):
     from ggjit.models.load import load_model
     from ggjit.models.minilm import minilm_path
+    from ggjit.models.warm import help_when_compiling, kept_kernels
     from ggjit.ops.jit import CACHE
-    t0 = time.perf_counter()
+    t0, before = time.perf_counter(), kept_kernels()
+    path = args.model or minilm_path()
     with compiling():
-        m = load_model(args.model or minilm_path())
+        help_when_compiling(path, {})
+        m = load_model(path)
         m.warm_up()
-    result = {"kernels": CACHE.compiled + CACHE.loaded, "compiled": CACHE.compiled, "cached": CACHE.loaded,
-              "seconds": time.perf_counter() - t0}
+    n = CACHE.compiled + CACHE.loaded
+    compiled = min(n, len(kept_kernels() - before))         # here and by helpers
+    result = {"kernels": n, "compiled": compiled, "cached": n - compiled, "seconds": time.perf_counter() - t0}
     if not args.json:
         print(f"{result['kernels']} kernels ready: {result['compiled']} compiled, {result['cached']} from the cache, "
               f"{result['seconds']:.1f} s")

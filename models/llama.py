@@ -36,8 +36,9 @@ DEFAULT_N_CTX = 4096
 class Llama(Network):
     """`m.logits(ids)`, `m.decode(ids)`, `m.generate(prompt)`."""
 
-    def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True, **kw):
-        self._want_ctx, self.flash = n_ctx, bool(flash)
+    def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True,
+                 repack=False, **kw):
+        self._want_ctx, self.flash, self._repack = n_ctx, bool(flash), bool(repack)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_CTX)
         self.kv_type = BY_NAME[one_of("kv_type", str(kv_type).upper(), KV_TYPES).lower()]
         self.holder = None              # the Generation whose text is in the cache
@@ -66,7 +67,9 @@ class Llama(Network):
         self._load_weights()
         self._make_cache()
         self.n_past = 0
-        # the largest graph first, so that the arena never has to move
+
+    def _reserve(self):
+        """For the largest graph, so that the arena never has to move."""
         self._allocator.reserve(self.largest_graph())
 
     def _rope_settings(self):
@@ -117,6 +120,9 @@ class Llama(Network):
                 layer["experts"] = moe.load_experts(file, want, i, d, f)
             self.layers.append({**layer, "attn_norm": want(p + "attn_norm.weight", d),
                                 "ffn_norm": want(p + "ffn_norm.weight", d)})
+        if self._repack:
+            out = [] if self.out is self.embd else [self.out]           # rows of the embedding are read one by one
+            self.weights.repack(out + [layer[n][0] for layer in self.layers for n in shapes])
 
     def _make_cache(self):
         """K and V of every layer, zeroed: rows nobody wrote are masked, but they must hold numbers."""

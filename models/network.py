@@ -10,8 +10,8 @@ from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
 from ggjit.models.tokenizer import Tokenizer
 from ggjit.models.weights import Weights
+from ggjit.nesting import RunLock
 from ggjit.ops.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
-from ggjit.ops.locks import ForkLock
 from ggjit.registry import init_backend
 
 MAX_KEPT_PLANS = 24
@@ -35,7 +35,7 @@ class Step:
 class Network:
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`."""
 
-    def __init__(self, file, backend="CPU", n_threads=None, load_start=None):
+    def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True):
         t0 = load_start or time.perf_counter()
         self.file = file
         if isinstance(backend, Backend):
@@ -46,11 +46,13 @@ class Network:
             self.backend = init_backend(backend, **({} if n_threads is None else {"n_threads": n_threads}))
         self.weights = Weights(file, self.backend.device)
         self._steps = collections.OrderedDict()
-        self._lock = ForkLock()
+        self._lock = RunLock()
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
         try:
             self._load()
+            if reserve:
+                self._reserve()
         except BaseException:
             self.free()
             raise
@@ -59,6 +61,9 @@ class Network:
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
         raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _reserve(self):
+        """Set memory aside for the largest graph, where it is known."""
 
     def _build(self, ctx, shape):
         """(inputs: {name: ndarray}, result tensor) of the graph for `shape`."""

@@ -76,18 +76,20 @@ def _network(model, **options):
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
-               all_logits=False, n_threads=1, time_limit=1.0):
+               all_logits=False, n_threads=1, time_limit=1.0, repack=False):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as
     llama.cpp reserves them.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
     """
     t0 = time.perf_counter()
-    with _network(model, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type) as m:
+    with _network(model, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack) as m:
         graph = m.largest_graph(all_logits)
         report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path))
-        report.kinds = {"weights": m.weights.nbytes, "repacked weights": 0, "KV cache": getattr(m, "kv_nbytes", 0),
-                        "compute": report.peak, "kernel work": kernel_work_nbytes(graph, n_threads)}
+        repacked = m.weights.repacked_nbytes
+        report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
+                        "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
+                        "kernel work": kernel_work_nbytes(graph, n_threads)}
     report.total_seconds = time.perf_counter() - t0
     return report
 

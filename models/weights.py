@@ -1,5 +1,11 @@
 """Weights: every tensor of a GGUF file as a leaf over the mapped file.  Nothing is copied or read ahead."""
+import ctypes
+import itertools
+import mmap
+import sys
+
 from ggjit.context import Context
+from ggjit.ops import repack
 from ggjit.ops.errors import ModelError
 from ggjit.ops.types.traits import all_traits
 from ggjit.table import TABLE
@@ -15,6 +21,7 @@ class Weights:
         self.buffer = device.buffer_from_host_ptr(file.map(), read_only=True)
         self.buffer.usage = USAGE_WEIGHTS
         self.ctx.buffers.append(self.buffer)
+        self.device, self.repacked_nbytes = device, 0
         self._leaves = {}
 
     @property
@@ -47,7 +54,37 @@ class Weights:
             TABLE.place(leaf.id, self.buffer.id, info.offs)
         return self._leaves[name]
 
+    def repack(self, leaves):
+        """Move those matrices that a faster layout can take into a CPU_REPACK buffer; only products may read them then.
+
+        The file's pages they came from are given back to the system.
+        """
+        moved = {t.id: t for t in leaves if repack.takes(t.type, t.ne)}.values()
+        ends = list(itertools.accumulate((-(-t.nbytes // 64) * 64 for t in moved), initial=0))
+        self.repacked_nbytes = ends.pop()
+        buft = next((b for b in self.device.extra_buffer_types() if b.name == "CPU_REPACK"), None)
+        if buft is None or not moved:               # a device that only measures
+            return
+        buffer = buft.alloc_buffer(self.repacked_nbytes)
+        self.ctx.buffers.append(buffer)
+        buffer.set_usage(USAGE_WEIGHTS)
+        for t, at in zip(moved, ends, strict=True):
+            raw = self.buffer.host_bytes(t.offs, t.nbytes)
+            buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
+            TABLE.place(t.id, buffer.id, at)
+            _give_back(raw)
+        buffer.read_only = True
+
     def free(self):
         self._leaves.clear()
         self.ctx.free()
         self.buffer.free()
+
+
+def _give_back(array):
+    """Drop the pages of a mapped file that lie wholly inside `array`; whoever reads them again reads the file."""
+    if sys.platform == "linux":
+        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
+        start, end = -(-first // page) * page, (first + array.nbytes) // page * page
+        if end > start:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

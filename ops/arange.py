@@ -19,8 +19,8 @@ PIECE = 1024
 def arange(ctx, start, stop, step):
     """start + i step for i < ceil((stop - start) / step), F32; NumPy: np.arange(start, stop, step).
 
-    The count is formed in float32 as in ggml.  op params: start, stop, step.  Errors: ParamError unless
-    stop > start and step > 0.  Source: ggml_arange.
+    Made in the context ctx.  The count is formed in float32 as in ggml.  op params: start, stop, step.
+    Errors: ParamError unless stop > start and step > 0.  Source: ggml_arange.
     """
     start, stop, step = (np.float32(x) for x in (start, stop, step))
     with np.errstate(all="ignore"):

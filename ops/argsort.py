@@ -9,21 +9,25 @@ top_k first finds, by a histogram of the keys' upper 11 bits, which words can be
 those.
 """
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from ggjit.ops.jit import inline
-from ggjit.ops.loops import I32_MAX, param, whole
-from ggjit.ops.mem import ld_i32, ld_i64, st_i32, st_i64, zero_bytes
+from ggjit.ops.loops import I32_MAX, SHORT_CHUNK, param, whole
+from ggjit.ops.mem import IR_I64, ld_i32, ld_i64, st_i32, st_i64, zero_bytes
 from ggjit.ops.node import DST, SRC0, n_rows, nb, ne, next_rows, row_addr, row_index, work
 from ggjit.ops.record import OK, OP
 from ggjit.ops.shape import require, require_type
+from ggjit.ops.simd import counted_loop_ir, load_ir, splat_ir, store_ir
 from ggjit.ops.spec import Case, Kernel, Spec, n_elements
 from ggjit.ops.types import F32, I32
 from ggjit.ops.view import view_4d
 
 ASC, DESC = 0, 1
 BITS, BINS = 11, 1 << 11
-FEW = 40                                # words up to which insertion beats three passes
+FEW = 224                               # words up to which n^2 comparisons beat three passes
+LANES = 32                              # words ranked at a time
 
 
 # ---------------------------------------------------------------- builders
@@ -39,7 +43,11 @@ def argsort(a, order):
 
 
 def argsort_top_k(a, k):
-    """Indices of the k largest of each row, in descending order: a view of argsort.  Source: ggml_argsort_top_k."""
+    """Indices of the k largest of each row of a [n, n1, n2, n3] F32, in descending order -> I32 [k, n1, n2, n3].
+
+    A view of `argsort` (not contiguous for k < n).  NumPy: np.argsort(-a, -1)[..., :k].  Errors: TypeMismatch,
+    ShapeError, ParamError.  Source: ggml_argsort_top_k.
+    """
     k = whole("argsort_top_k", "k", k, 0, a.ne[0])
     order = argsort(a, DESC)
     return view_4d(order, k, *order.ne[1:], *order.nb[1:], 0)
@@ -70,25 +78,39 @@ def reference(t, a):
 def _word(x, i, descending):
     """(key, index) of the float at x as one word of 63 bits that sorts ascending."""
     bits = types.int64(ld_i32(x)) & 0xFFFFFFFF
-    if bits == 0x80000000:
-        bits = 0
-    negative = bits >> 31
-    key = bits ^ (0xFFFFFFFF if negative else 0x80000000)
-    if bits & 0x7FFFFFFF > 0x7F800000:                          # NaN of either sign
-        key = 0xFFFFFFFF
+    bits = 0 if bits == 0x80000000 else bits
+    key = bits ^ (0x80000000 | -(bits >> 31) & 0x7FFFFFFF)
+    key = 0xFFFFFFFF if bits & 0x7FFFFFFF > 0x7F800000 else key         # NaN of either sign
     if descending:
         key ^= 0xFFFFFFFF
     return key << 31 | i
 
 
+@intrinsic
+def _ranks(typingctx, words, n, at, ranks):
+    """For LANES words at `at`: how many of the n words are less, as LANES int64 at `ranks`."""
+    def codegen(context, b, sig, args):
+        words, n, at, ranks = args
+        v = ir.VectorType(IR_I64, LANES)
+        mine = load_ir(b, at, v)
+
+        def body(b, state):
+            word, count = state
+            less = b.icmp_signed("<", splat_ir(b, load_ir(b, word, IR_I64), LANES), mine)
+            return [b.add(word, ir.Constant(IR_I64, 8)), b.sub(count, b.sext(less, v))]
+        _, count = counted_loop_ir(b, n, [(IR_I64, words), (v, ir.Constant(v, None))], body)
+        store_ir(b, count, ranks)
+        return context.get_dummy_value()
+    return types.void(*(types.int64,) * 4), codegen
+
+
 @inline
-def _insertion(words, n):
-    for i in range(1, n):
-        w, j = ld_i64(words + 8 * i), i
-        while j > 0 and ld_i64(words + 8 * j - 8) > w:
-            st_i64(words + 8 * j, ld_i64(words + 8 * j - 8))
-            j -= 1
-        st_i64(words + 8 * j, w)
+def _ranked(to, words, ranks, n):
+    """Every word goes to the place its rank gives it: n^2 comparisons without a branch.  (Words differ.)"""
+    for i in range(0, n, LANES):                                # beyond n: whatever lies there, not looked at
+        _ranks(words, n, words + 8 * i, ranks + 8 * i)
+    for i in range(n):
+        st_i64(to + 8 * ld_i64(ranks + 8 * i), ld_i64(words + 8 * i))
 
 
 @inline
@@ -112,10 +134,10 @@ def _radix_pass(to, words, n, counts, shift):
 
 @inline
 def _sorted(words, spare, counts, n):
-    """Sorts n words; returns where they are: three passes end in the spare array."""
+    """Sorts n words; returns where they are: both ways end in the spare array."""
     if n <= FEW:
-        _insertion(words, n)
-        return words
+        _ranked(spare, words, counts, n)
+        return spare
     shift, a, b = 31, words, spare
     for _ in range(3):
         _radix_pass(b, a, n, counts, shift)
@@ -143,38 +165,45 @@ def _candidates(words, spare, counts, n, k):
     return m
 
 
+def _work_nbytes(n):
+    """Of a thread: counts, two arrays of words with room for LANES more."""
+    return 16 * (n + LANES) + 8 * BINS
+
+
 def _make(top):
     def kernel(node, ith, nth, sync):
         a, d = node + SRC0, node + DST
         n, k, step, rows = ne(a, 0), ne(d, 0), nb(a, 0), n_rows(d)
         descending = True if top else param(node, 0) == DESC
-        counts = work(node) + ith * (16 * n + 8 * BINS)
+        counts = work(node) + ith * (16 * (n + LANES) + 8 * BINS)            # _work_nbytes
         words = counts + 8 * BINS
-        spare = words + 8 * n
+        spare = words + 8 * (n + LANES)
+        chunk = max(1, SHORT_CHUNK // n) if n > 0 else 1
         while True:
-            r = next_rows(node, ith, nth, sync, 1, rows)
-            if r >= rows:
+            start = next_rows(node, ith, nth, sync, chunk, rows)
+            if start >= rows:
                 return OK
-            i1, i2, i3 = row_index(d, r)
-            x, to, m, w, s = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3), n, words, spare
-            for i in range(n):
-                st_i64(words + 8 * i, _word(x + i * step, i, descending))
-            if top and n > 4 * FEW and k < n // 2:
-                m, w, s = _candidates(words, spare, counts, n, k), spare, words
-            w = _sorted(w, s, counts, m)
-            for i in range(k):
-                st_i32(to + 4 * i, types.int32(ld_i64(w + 8 * i) & I32_MAX))
-            if top and k > 1:
-                first = ld_i32(to)
-                st_i32(to, ld_i32(to + 4))
-                st_i32(to + 4, first)
+            for r in range(start, min(rows, start + chunk)):
+                i1, i2, i3 = row_index(d, r)
+                x, to, m, w, s = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3), n, words, spare
+                for i in range(n):
+                    st_i64(words + 8 * i, _word(x + i * step, i, descending))
+                if top and n > FEW and k < n // 2:
+                    m, w, s = _candidates(words, spare, counts, n, k), spare, words
+                w = _sorted(w, s, counts, m)
+                for i in range(k):
+                    st_i32(to + 4 * i, types.int32(ld_i64(w + 8 * i) & I32_MAX))
+                if top and k > 1:
+                    first = ld_i32(to)
+                    st_i32(to, ld_i32(to + 4))
+                    st_i32(to + 4, first)
     return kernel
 
 
 def kernel(t, n_threads):
     a, top = t.src[0], t.op == OP.TOP_K
     return Kernel(OP(t.op).name.lower(), lambda: _make(top), cost=n_elements(a) * (4.0 if top else 12.0),
-                  work_nbytes=n_threads * (16 * a.ne[0] + 8 * BINS))
+                  work_nbytes=n_threads * _work_nbytes(a.ne[0]))
 
 
 # ---------------------------------------------------------------- cases

@@ -1,7 +1,8 @@
 """add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo); add1.
 
-Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.
-One kernel body serves all four; tensors of one shape without gaps are one long row, and a row has three forms:
+Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.  `add` also takes
+quantised rows (add_blocks.py).  One kernel body serves all four otherwise; tensors of one shape without gaps are one
+long row, and a row has three forms:
 
     b is one element per row (ne0 == 1)     d[i] = a[i] op b[0]
     rows of equal length                    d[i] = a[i] op b[i]
@@ -9,7 +10,9 @@ One kernel body serves all four; tensors of one shape without gaps are one long 
 """
 import numpy as np
 
+from ggjit.ops import add_blocks
 from ggjit.ops.elementwise import FLOATS, PIECE, TOLERANCE, is_packed
+from ggjit.ops.errors import TypeMismatch
 from ggjit.ops.jit import inline
 from ggjit.ops.node import (
     DST,
@@ -27,10 +30,11 @@ from ggjit.ops.node import (
 )
 from ggjit.ops.record import OK, OP
 from ggjit.ops.rows import ROW
-from ggjit.ops.shape import can_repeat, require, require_type
+from ggjit.ops.shape import can_repeat, require, require_type, rows_contiguous
 from ggjit.ops.simd import W, fadd, fdiv, fmul, fsub
-from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.types import BF16, F16, F32
+from ggjit.ops.spec import Case, Kernel, Spec, n_elements, touched_nbytes
+from ggjit.ops.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.types.traits import all_traits, module_of
 
 VECTOR = {OP.ADD: fadd, OP.ADD1: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
 NUMPY = {OP.ADD: np.add, OP.ADD1: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
@@ -39,19 +43,57 @@ NUMPY = {OP.ADD: np.add, OP.ADD1: np.add, OP.SUB: np.subtract, OP.MUL: np.multip
 def _build(op, a, b, in_place):
     name = op.name.lower()
     require(can_repeat(b, a), f"{name}: b must tile a", a, b, remedy="reshape or repeat b")
+    if op == OP.ADD and a.type.quantized:
+        return _add_blocks(name, a, b, a.type, a if in_place else None)
     require_type(name, a, FLOATS, "a")
     require_type(name, b, FLOATS, "b")
     return a.ctx.node(op, a.type, a.ne, (a, b), view_of=a if in_place else None)
 
 
+def writable_types():
+    """Types that rows of floats can be written in."""
+    return tuple(t for t, (traits, _) in all_traits().items() if traits.from_float and (t.quantized or t in FLOATS))
+
+
+def _add_blocks(name, a, b, type, view_of):
+    require_type(name, b, (F32,), "b, next to a quantised a,")
+    require(a.ne[0] == b.ne[0] and rows_contiguous(a) and rows_contiguous(b),
+            f"{name}: rows of a quantised a and of b must be equally long, their elements side by side", a, b)
+    if type not in writable_types():
+        raise TypeMismatch(f"{name}: values cannot be written as {type!r}; cast a with gg.cast first")
+    return a.ctx.node(OP.ADD, type, a.ne, (a, b), view_of=view_of)
+
+
 def add(a, b):
-    """a + b; shapes: a [ne0, ne1, ne2, ne3], b tiles a; NumPy: a + np.tile(b).  Type of a.  Source: ggml_add."""
+    """a + b, elementwise; b is repeated along every dimension to the shape of a.
+
+    Shapes: a [n0, n1, n2, n3], b [m0, m1, m2, m3] with every n % m == 0 -> shape of a.  NumPy: a + np.tile(b, n / m).
+    Types: a and b F32, F16 or BF16 in any mix -> type of a; sums are formed in float32.  A quantised a with F32 rows of
+    its length gives a's type, quantised anew.  Errors: ShapeError, TypeMismatch.  Source: ggml_add.
+    """
     return _build(OP.ADD, a, b, False)
 
 
 def add_inplace(a, b):
-    """a += b; a view of a.  Source: ggml_add_inplace."""
+    """As `add`, written over a; returns a view of a.  Source: ggml_add_inplace."""
     return _build(OP.ADD, a, b, True)
+
+
+def add_cast(a, b, type):
+    """a + b as `type`; shape of a, shapes as `add`, but rows of a and b are equally long.
+
+    Types: a quantised with b F32 -> `type`, any that can be written; a F16 or BF16 with b F32, F16 or BF16 -> `type`
+    F32, F16 or BF16.  Errors: ShapeError, TypeMismatch.  Source: ggml_add_cast.
+    """
+    require(can_repeat(b, a), "add_cast: b must tile a", a, b, remedy="reshape or repeat b")
+    if a.type.quantized:
+        return _add_blocks("add_cast", a, b, type, None)
+    require_type("add_cast", a, (F16, BF16), "a")
+    require_type("add_cast", b, FLOATS, "b")
+    require(a.ne[0] == b.ne[0], "add_cast: rows of a and b must be equally long", a, b)
+    if type not in FLOATS:
+        raise TypeMismatch(f"add_cast: type must be one of {FLOATS} for {a.type!r}, got {type!r}")
+    return a.ctx.node(OP.ADD, type, a.ne, (a, b))
 
 
 def _add1(a, b, in_place):
@@ -60,42 +102,45 @@ def _add1(a, b, in_place):
 
 
 def add1(a, b):
-    """a + b[0], b one element; shape and type of a; types as `add`.  Source: ggml_add1 (deprecated there)."""
+    """a + b, for b of one element [1]; otherwise as `add`.
+
+    Source: ggml_add1 (deprecated there: `add` does the same).
+    """
     return _add1(a, b, False)
 
 
 def add1_inplace(a, b):
-    """a += b[0]; a view of a.  Source: ggml_add1_inplace."""
+    """As `add1`, written over a; returns a view of a.  Source: ggml_add1_inplace."""
     return _add1(a, b, True)
 
 
 def sub(a, b):
-    """a - b; shapes and types as `add`.  Source: ggml_sub."""
+    """a - b, elementwise; shapes, types and errors as `add`.  NumPy: a - np.tile(b, n / m).  Source: ggml_sub."""
     return _build(OP.SUB, a, b, False)
 
 
 def sub_inplace(a, b):
-    """a -= b; a view of a.  Source: ggml_sub_inplace."""
+    """As `sub`, written over a; returns a view of a.  Source: ggml_sub_inplace."""
     return _build(OP.SUB, a, b, True)
 
 
 def mul(a, b):
-    """a * b elementwise; shapes and types as `add`.  Source: ggml_mul."""
+    """a * b, elementwise; shapes, types and errors as `add`.  NumPy: a * np.tile(b, n / m).  Source: ggml_mul."""
     return _build(OP.MUL, a, b, False)
 
 
 def mul_inplace(a, b):
-    """a *= b; a view of a.  Source: ggml_mul_inplace."""
+    """As `mul`, written over a; returns a view of a.  Source: ggml_mul_inplace."""
     return _build(OP.MUL, a, b, True)
 
 
 def div(a, b):
-    """a / b elementwise; shapes and types as `add`.  Source: ggml_div."""
+    """a / b, elementwise; shapes, types and errors as `add`.  NumPy: a / np.tile(b, n / m).  Source: ggml_div."""
     return _build(OP.DIV, a, b, False)
 
 
 def div_inplace(a, b):
-    """a /= b; a view of a.  Source: ggml_div_inplace."""
+    """As `div`, written over a; returns a view of a.  Source: ggml_div_inplace."""
     return _build(OP.DIV, a, b, True)
 
 
@@ -169,6 +214,10 @@ def _make(op, ta, tb, td):
 
 def kernel(t, n_threads):
     a, b = t.src[:2]
+    if t.op == OP.ADD and a.type.quantized and b.type is F32 and t.type in writable_types():
+        return Kernel(f"add-{a.type.name}-{t.type.name}", lambda: add_blocks.make_kernel(a.type, t.type),
+                      cost=0.3 * n_elements(t), work_nbytes=n_threads * add_blocks.row_nbytes(t.ne[0]),
+                      modules=(module_of(a.type), module_of(t.type)))
     if not {a.type, b.type, t.type} <= set(FLOATS):
         return None
     op = OP(t.op)
@@ -190,6 +239,19 @@ def cases(op):
                          ((12, 6, 2, 1), (4, 3, 2, 1))):
             yield Case(f"{ta!r} {tb!r} {shape} {shape_b}", make(ta, tb, shape, shape_b, False), TOLERANCE[ta])
     yield Case("transposed a", make(F32, F32, (7, 9, 2, 1), (9, 1, 1, 1), True))
+    if op == OP.ADD:
+        yield from _cast_cases()
+
+
+def _cast_cases():
+    # quantised anew: errors as of set_rows
+    for ta, td, limit in ((F16, F32, 1e-7), (BF16, F32, 1e-7), (F16, BF16, TOLERANCE[BF16]), (Q8_0, F32, 1e-7),
+                          (Q4_0, F16, TOLERANCE[F16]), (Q8_0, Q8_0, 1e-4), (Q4_0, Q8_0, 1e-4), (Q4_0, Q4_0, 2e-2)):
+        for ne_b in ((96, 5, 4, 3), (96, 1, 2, 1)):
+            def make(inp, ta=ta, td=td, ne_b=ne_b):
+                a, b = inp.new(ta, (96, 5, 4, 3)), inp.new(F32, ne_b, lo=0.5, hi=1.5)
+                return add(a, b) if td is ta else add_cast(a, b, td)
+            yield Case(f"cast {ta!r} {td!r} {ne_b}", make, limit)
 
 
 def add1_cases():
@@ -206,7 +268,7 @@ def add1_cases():
 SPECS = (*(
     Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
          cases=lambda op=op: cases(op))
-    for op, fs in ((OP.ADD, (add, add_inplace)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
+    for op, fs in ((OP.ADD, (add, add_inplace, add_cast)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
                    (OP.DIV, (div, div_inplace)))),
     Spec(op=OP.ADD1, builders=(add1, add1_inplace), reference=reference, kernel=kernel, in_place=True,
          in_place_2023=True, cases=add1_cases))

@@ -19,7 +19,11 @@ CLAMP = lift(_clamp)
 
 
 def clamp(a, min, max):
-    """x limited to [min, max]; always in place, a view of a; F32, F16.  Source: ggml_clamp."""
+    """min(max(a, min), max), elementwise; a [n0, n1, n2, n3] F32 or F16 -> a view of a.  NumPy: np.clip(a, min, max).
+
+    Always in place, as in ggml up to 0.13 (0.26 makes a new tensor here): gg.clamp(gg.dup(a), ...) keeps a.  op params:
+    min, max.  Errors: TypeMismatch, ParamError (min > max).  Source: ggml_clamp.
+    """
     require_type("clamp", a, (F32, F16))
     if not min <= max:
         raise ParamError(f"clamp: min {min} is above max {max}")

@@ -22,8 +22,9 @@ PIECE = 256                             # outputs of a channel that are one unit
 
 
 def col2im_1d(a, s0, oc, p0):
-    """a [K OC, T] F32, F16 or BF16 -> [(T - 1) s0 + K - 2 p0, OC] of a's type; oc divides a.ne0.
+    """a [K oc, T] F32, F16 or BF16 folded, step s0, cropped by p0: [(T - 1) s0 + K - 2 p0, oc] of a's type.
 
+    d[t s0 + k - p0, c] = sum over t, k of a[k + K c, t]: the second half of a transposed convolution; oc divides a.ne0.
     op params: s0, oc, p0.  Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_col2im_1d.
     """
     require_type("col2im_1d", a, FLOATS)

@@ -13,7 +13,9 @@ from ggjit.ops.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0
 def concat(a, b, dim):
     """a and b joined along dimension dim (0 to 3, ggml order); the other sizes and the types are equal.
 
-    NumPy: np.concatenate((a, b), 3 - dim).  Source: ggml_concat.
+    Shapes: sizes add up along dim.  NumPy: np.concatenate((a, b), 3 - dim), of four dimensions.  Any type and strides;
+    along ne0, quantised rows join at whole blocks.  op params: dim.  Errors: ShapeError (also for different types),
+    ParamError.  Source: ggml_concat.
     """
     if dim not in (0, 1, 2, 3):
         raise ParamError(f"concat: dim must be 0 to 3, got {dim!r}")

@@ -33,7 +33,7 @@ from ggjit.ops.conv_tile import (
     put3,
     work_nbytes,
 )
-from ggjit.ops.im2col import conv_size, steps
+from ggjit.ops.im2col import conv_size, steps, under_taps
 from ggjit.ops.jit import inline
 from ggjit.ops.loops import param, whole
 from ggjit.ops.node import DST, SRC0, SRC1, addr, nb, ne
@@ -61,8 +61,9 @@ def conv_2d_direct(a, b, s0, s1, p0, p1, d0, d1):
 def conv_3d_direct(a, b, s0, s1, s2, p0, p1, p2, d0, d1, d2, n_channels, n_batch, n_channels_out):
     """Convolution of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> F32 [OW, OH, OD, OC N].
 
-    op params: s0, s1, s2, p0, p1, p2, d0, d1, d2, IC, N, OC.  Errors: ShapeError, TypeMismatch, ParamError.
-    Source: ggml_conv_3d_direct.
+    IC = n_channels, N = n_batch, OC = n_channels_out; strides s0, s1, s2, paddings p0, p1, p2, dilations d0, d1, d2;
+    sizes and types as `conv_2d_direct`.  op params: s0, s1, s2, p0, p1, p2, d0, d1, d2, IC, N, OC.  Errors: ShapeError,
+    TypeMismatch, ParamError.  Source: ggml_conv_3d_direct.
     """
     require_type("conv_3d_direct", a, (F32, F16), "kernel")
     require_type("conv_3d_direct", b, (F32, F16), "data")
@@ -78,13 +79,9 @@ def conv_3d_direct(a, b, s0, s1, s2, p0, p1, p2, d0, d1, d2, n_channels, n_batch
 # ---------------------------------------------------------------- reference
 def convolve(a, b, s, p, d):
     """float64: a [OC, IC, KD, KH, KW], b [N, IC, D, H, W], triples in the order of the axes."""
-    b = np.pad(b.astype(np.float64), ((0, 0), (0, 0), *((q, q) for q in p)))
-    out = 0.0
-    for tap in np.ndindex(*a.shape[2:]):
-        at = [slice(i * dd, n - (k - 1 - i) * dd, ss)
-              for i, dd, n, k, ss in zip(tap, d, b.shape[2:], a.shape[2:], s, strict=True)]
-        out = out + np.einsum("oi,nizyx->nozyx", a[:, :, *tap].astype(np.float64), b[:, :, at[0], at[1], at[2]])
-    return out
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return sum(np.einsum("oi,nizyx->nozyx", a[:, :, *tap], inputs)
+               for tap, inputs in under_taps(b, a.shape[2:], s, p, d))
 
 
 def reference(t, a, b):
@@ -191,6 +188,7 @@ def cases_2d():
                     ((1, 1, 1, 1), (1, 1, 1, 2), (3, 5, 5, 5, 2, 4)),
                     ((11, 3, 2, 9), (40, 33, 2, 3), (3, 1, 2, 1, 1, 1)),
                     ((3, 3, 6, 17), (20, 7, 6, 2), (1, 1, 1, 1, 1, 1)),
+                    ((2, 3, 3, 5), (1, 4, 3, 2), (3, 5, 0, 0, 2, 3)),
                     ((2, 1, 40, 100), (5, 1, 40, 1), (1, 1, 0, 0, 1, 1))):
                 yield Case(f"{ta!r} {tb!r} {kernel} {data} {q}{' last' * last}", make(ta, tb, kernel, data, q, last),
                            1e-7 if tb is F32 else 2.0 ** -20)

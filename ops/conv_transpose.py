@@ -71,9 +71,9 @@ def conv_transpose_1d(a, b, s0, p0, d0):
 
 
 def conv_transpose_2d_p0(a, b, stride):
-    """b [W, H, IC, N] spread by a [KW, KH, OC, IC] -> F32 [(W - 1) s + KW, (H - 1) s + KH, OC, N], no padding.
+    """b [W, H, IC, N] spread by a [KW, KH, OC, IC] -> F32 [(W - 1) s + KW, (H - 1) s + KH, OC, N].
 
-    a F32 or F16, b F32.  op params: stride.  Errors: ShapeError, TypeMismatch, ParamError.
+    s = stride; no padding.  a F32 or F16, b F32.  op params: stride.  Errors: ShapeError, TypeMismatch, ParamError.
     Source: ggml_conv_transpose_2d_p0.
     """
     _check("conv_transpose_2d_p0", a, b)

@@ -16,9 +16,10 @@ chooses one of five small kernels:
                 dst rows along i0               src rows along ik
 
     strided    element by element, one shape
-    any        element by element, each side with a shape of its own
+    any        element by element, or block by block, each side with a shape of its own
 
-A side without gaps takes the shape of the other side.
+A side without gaps takes the shape of the other side.  Copies within one type move bytes: types with blocks of one size
+share their kernels.
 """
 import math
 
@@ -56,17 +57,24 @@ def cpy(a, b):
 
 
 def cast(a, type):
-    """a as a new contiguous tensor of `type`; NumPy: a.astype.  Source: ggml_cast."""
+    """a [n0, n1, n2, n3] as a new contiguous tensor of `type`, same shape; NumPy: a.astype.
+
+    Errors: TypeMismatch, ShapeError (blocks of `type` that do not divide n0); NotSupported as `cpy`.  Source:
+    ggml_cast.
+    """
     return a.ctx.node(OP.CPY, type, a.ne, (a,))
 
 
 def dup(a):
-    """A contiguous copy of a.  Source: ggml_dup."""
+    """A contiguous copy of a: same type and shape, any type and strides; NumPy: a.copy().
+
+    Errors: NotSupported as `cpy`.  Source: ggml_dup.
+    """
     return a.ctx.node(OP.DUP, a.type, a.ne, (a,))
 
 
 def dup_inplace(a):
-    """A view of a that stands for a copy onto itself.  Source: ggml_dup_inplace."""
+    """A view of a that stands for a copy onto itself; otherwise as `dup`.  Source: ggml_dup_inplace."""
     return a.ctx.node(OP.DUP, a.type, a.ne, (a,), view_of=a)
 
 
@@ -78,27 +86,40 @@ def _cont(a, ne):
 
 
 def cont(a):
-    """a made contiguous; NumPy: np.ascontiguousarray.  Source: ggml_cont."""
+    """a made contiguous, same type and shape; NumPy: np.ascontiguousarray(a).
+
+    Any type and strides; a is copied even if it is contiguous already, as in ggml.  Errors: NotSupported as `cpy`.
+    Source: ggml_cont.
+    """
     return _cont(a, a.ne)
 
 
 def cont_1d(a, ne0):
-    """a made contiguous, as [ne0]; NumPy: a.reshape(ne0).  Source: ggml_cont_1d."""
+    """a made contiguous, as [ne0]; NumPy: a.reshape(ne0).  Errors: ShapeError; as `cont`.  Source: ggml_cont_1d."""
     return _cont(a, (ne0,))
 
 
 def cont_2d(a, ne0, ne1):
-    """a made contiguous, as [ne0, ne1]; NumPy: a.reshape(ne1, ne0).  Source: ggml_cont_2d."""
+    """a made contiguous, as [ne0, ne1]; NumPy: a.reshape(ne1, ne0).
+
+    Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_2d.
+    """
     return _cont(a, (ne0, ne1))
 
 
 def cont_3d(a, ne0, ne1, ne2):
-    """a made contiguous, as [ne0, ne1, ne2]; NumPy: a.reshape(ne2, ne1, ne0).  Source: ggml_cont_3d."""
+    """a made contiguous, as [ne0, ne1, ne2]; NumPy: a.reshape(ne2, ne1, ne0).
+
+    Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_3d.
+    """
     return _cont(a, (ne0, ne1, ne2))
 
 
 def cont_4d(a, ne0, ne1, ne2, ne3):
-    """a made contiguous, as [ne0, ne1, ne2, ne3]; NumPy: a.reshape(ne3, ne2, ne1, ne0).  Source: ggml_cont_4d."""
+    """a made contiguous, as [ne0, ne1, ne2, ne3]; NumPy: a.reshape(ne3, ne2, ne1, ne0).
+
+    Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_4d.
+    """
     return _cont(a, (ne0, ne1, ne2, ne3))
 
 
@@ -175,19 +196,20 @@ def _make_strided(ts, td, s_dense, d_dense):
 
 
 @inline
-def _element_addr(view, e):
-    """Address of element number e in flat order."""
-    r, i0 = e // ne(view, 0), e % ne(view, 0)
-    i1, i2, i3 = row_index(view, r)
-    return row_addr(view, i1, i2, i3) + i0 * nb(view, 0)
+def _block_addr(view, e, block):
+    """Address of block number e in flat order."""
+    n0 = ne(view, 0) // block
+    i1, i2, i3 = row_index(view, e // n0)
+    return row_addr(view, i1, i2, i3) + e % n0 * nb(view, 0)
 
 
 def _make_any(ts, td):
-    element = element_mover(ts, td).move
+    """Two types, each with blocks of one, or one type."""
+    element, block = element_mover(ts, td).move, ts.block
 
     def kernel(node, ith, nth, sync):
         s, d = node + SRC0, node + DST
-        total = ne(d, 0) * n_rows(d)
+        total = ne(d, 0) // block * n_rows(d)
         scratch = work(node) + ith * SCRATCH_NBYTES
         chunk = chunk_rows(total, nth)
         while True:
@@ -195,7 +217,7 @@ def _make_any(ts, td):
             if start >= total:
                 return OK
             for e in range(start, min(total, start + chunk)):
-                element(_element_addr(d, e), _element_addr(s, e), scratch)
+                element(_block_addr(d, e, block), _block_addr(s, e, block), scratch)
     return kernel
 
 
@@ -294,7 +316,7 @@ def _choose(s, d):
     sides = f"{'-s' * s_dense}{'-d' * d_dense}"
     n0 = (s if d_dense else d).ne[0]
     if not (one_shape or s_dense or d_dense):
-        if ts.quantized or td.quantized:
+        if ts is not td and (ts.quantized or td.quantized):
             return None
         return "any", lambda: _make_any(ts, td), 0.7
     if (s_dense or rows_contiguous(s)) and (d_dense or rows_contiguous(d)) and _whole_blocks(n0, ts, td):
@@ -317,7 +339,8 @@ def kernel(t, n_threads):
     name, make, each = chosen
     if s.type is not t.type and (s.type.quantized or t.type.quantized):
         each *= 2
-    return Kernel(f"copy-{name}-{s.type.name}-{t.type.name}", make, cost=each * touched_nbytes(t),
+    pair = f"{s.type.name}-{t.type.name}" if s.type is not t.type else f"{t.type.nbytes}x{t.type.block}"
+    return Kernel(f"copy-{name}-{pair}", make, cost=each * touched_nbytes(t),
                   work_nbytes=n_threads * SCRATCH_NBYTES, modules=mover(s.type, t.type).modules)
 
 
@@ -374,6 +397,8 @@ def cases_of(op):
                                                  padded=True), limit)
     for axes in swaps:
         yield Case(f"permuted {axes}", make(F32, F16, (17, 19, 20, 2), axes), 1e-6)
+    for ty in (Q8_0, Q4_0):
+        yield Case(f"{ty!r} any", make(ty, ty, (64, 4, 3, 2), (0, 3, 1, 2), (0, 2, 1, 3)), 0.0)
     yield Case("cast", lambda inp: cast(permute(inp.new(F32, (24, 40, 3, 1)), 1, 0, 2, 3), F16), 1e-6)
     yield Case("reshaped", lambda inp: cpy(inp.new(F32, (24, 6)), reshape_4d(inp.new(F16, (36, 4)), 9, 4, 4, 1)), 1e-6)
 

@@ -15,7 +15,7 @@ from ggjit.ops.types import F32
 def cumsum(a):
     """d[i] = a[0] + ... + a[i] along ne0; shape of a, F32, any strides; NumPy: np.cumsum(a, -1).
 
-    The running sum is float64 (ggml: float32), so long rows do not drift.  Source: ggml_cumsum.
+    The running sum is float64 (ggml: float32), so long rows do not drift.  Errors: TypeMismatch.  Source: ggml_cumsum.
     """
     require_type("cumsum", a, (F32,))
     return a.ctx.node(OP.CUMSUM, F32, a.ne, (a,))

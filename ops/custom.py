@@ -13,17 +13,20 @@ Three kinds of functions:
     an @njit function   compiled with the arrays' types, runs in parallel; an exception in it becomes a GgjitError
     a cfunc             int64 (node, ith, nth, sync) returning a status: a kernel as in ops/node.py, addresses and all
 
-Arrays: sources are read-only; quantised types come as rows of bytes, BF16 as uint16.  `n_tasks` limits the threads
-(-1: all).  Source: ggml_map_custom1..3, ggml_custom_4d (rows B9).  Only the CPU runs them; a scheduler knows.
+Arrays: sources are read-only; quantised types come as rows of bytes, BF16 as uint16.  They are the tensors' memory
+itself and keep it alive, but what they hold after the function has returned is whatever is computed there next: copy
+what is needed later.  `n_tasks` limits the threads (-1: all).  Only the CPU runs custom ops; a scheduler knows.
+Source: ggml_map_custom1..3, ggml_custom_4d (rows B9).
 """
 import ctypes
 import dataclasses
 import itertools
+import math
 import weakref
 
 import numpy as np
 
-from ggjit.ops.errors import GgjitError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.jit import _array_maker
 from ggjit.ops.node import DST, SRC0, addr, nb, ne
 from ggjit.ops.record import MAX_SRC, OP, V_WORDS, WORD
@@ -40,38 +43,51 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 # ---------------------------------------------------------------- builders
 def map_custom1(a, fun, n_tasks=-1, userdata=None):
-    """fun(dst, a, ith, nth[, userdata]); type and shape of a.  Source: ggml_map_custom1."""
+    """fun(dst, a, ith, nth[, userdata]) writes dst, an array of a's type and shape; see the module's text for arrays.
+
+    a: any type [n0, n1, n2, n3]; dst and a come as NumPy arrays, dimensions reversed.  fun: a Python function, an @njit
+    function or a cfunc.  n_tasks: how many threads call it, -1 all.  userdata is passed on to a Python function.
+    Errors: TypeMismatch (fun), ParamError (n_tasks); what fun raises comes out of the compute.  Source:
+    ggml_map_custom1.
+    """
     return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata)
 
 
 def map_custom1_inplace(a, fun, n_tasks=-1, userdata=None):
-    """The same into a; a view of a.  Source: ggml_map_custom1_inplace."""
+    """As `map_custom1`, written over a; returns a view of a.  Source: ggml_map_custom1_inplace."""
     return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata, a)
 
 
 def map_custom2(a, b, fun, n_tasks=-1, userdata=None):
-    """fun(dst, a, b, ith, nth[, userdata]); type and shape of a.  Source: ggml_map_custom2."""
+    """fun(dst, a, b, ith, nth[, userdata]) writes dst, of a's type and shape; b any tensor.
+
+    fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom2.
+    """
     return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata)
 
 
 def map_custom2_inplace(a, b, fun, n_tasks=-1, userdata=None):
-    """The same into a; a view of a.  Source: ggml_map_custom2_inplace."""
+    """As `map_custom2`, written over a; returns a view of a.  Source: ggml_map_custom2_inplace."""
     return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata, a)
 
 
 def map_custom3(a, b, c, fun, n_tasks=-1, userdata=None):
-    """fun(dst, a, b, c, ith, nth[, userdata]); type and shape of a.  Source: ggml_map_custom3."""
+    """fun(dst, a, b, c, ith, nth[, userdata]) writes dst, of a's type and shape; b, c any tensors.
+
+    fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom3.
+    """
     return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata)
 
 
 def map_custom3_inplace(a, b, c, fun, n_tasks=-1, userdata=None):
-    """The same into a; a view of a.  Source: ggml_map_custom3_inplace."""
+    """As `map_custom3`, written over a; returns a view of a.  Source: ggml_map_custom3_inplace."""
     return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata, a)
 
 
 def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
-    """fun(dst, *args, ith, nth[, userdata]) with a result of any type and shape (ggml order).  At least one source.
+    """fun(dst, *args, ith, nth[, userdata]) with a result of any `type` and shape `ne` (ggml order).
 
+    args: 1 to 10 tensors.  fun, n_tasks, userdata and errors as `map_custom1`; ShapeError for no source or too many.
     Source: ggml_custom_4d.
     """
     args = tuple(args)
@@ -81,12 +97,18 @@ def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
 
 
 def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
-    """The same with ggml's arguments.  Source: ggml_custom_4d."""
+    """As `custom`, with ggml's arguments: type, ne0, ne1, ne2, ne3, args, fun, n_tasks, userdata.
+
+    Source: ggml_custom_4d.
+    """
     return custom(type, (ne0, ne1, ne2, ne3), args, fun, n_tasks, userdata)
 
 
 def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
-    """fun(dst, a, *args, ith, nth) into a; a view of a.  Source: ggml_custom_inplace."""
+    """fun(dst, a, *args, ith, nth[, userdata]) writes a; returns a view of a.  args: up to 9 further tensors.
+
+    fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_custom_inplace.
+    """
     if len(args) >= MAX_SRC:
         raise ShapeError(f"custom_inplace takes at most {MAX_SRC - 1} further sources, got {len(args)}")
     return _build(OP.CUSTOM, a.type, a.ne, (a, *args), fun, n_tasks, userdata, a)
@@ -112,9 +134,9 @@ class Function:
         if isinstance(fun, ctypes._CFuncPtr):
             self.kind, self.address = "cfunc", ctypes.cast(fun, ctypes.c_void_p).value
         elif hasattr(fun, "address") and hasattr(fun, "native_name"):
-            if len(getattr(fun, "_sig", ((),) * 4).args) != 4:
-                raise TypeMismatch("a cfunc for a custom op has the signature int64(int64 node, int64 ith, int64 nth, "
-                                   "int64 sync)")
+            if str(fun._sig) != "(int64, int64, int64, int64) -> int64":
+                raise TypeMismatch(f"a cfunc for a custom op has the signature int64(int64 node, int64 ith, int64 nth, "
+                                   f"int64 sync), got {fun._sig}")
             self.kind, self.address = "cfunc", fun.address
         elif hasattr(fun, "py_func"):
             self.kind = "njit"
@@ -135,7 +157,7 @@ def function_of(t):
     lo, hi = (int(p) for p in t.op_params[:2])
     f = _functions.get(hi << 31 | lo)
     if f is None:
-        raise GgjitError(f"the function of {describe(t)} is gone with its context")
+        raise StaleHandle(f"the function of {describe(t)} is gone with its context")
     return f
 
 
@@ -160,10 +182,14 @@ def _view_offs(k):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CustomKernel(Kernel):
-    """A kernel with code of its own; `code()` is its address, `raised` the exception of a Python function."""
+    """A kernel with code of its own; `code()` is its address, `raised` the exception of a Python function.
+
+    memory: (arena, byte offset) of the result and the sources; whoever places them keeps it up to date.
+    """
     function: Function = None
     views: tuple = ()
     n_tasks: int = -1
+    memory: list = dataclasses.field(default_factory=list)
     raised: list = dataclasses.field(default_factory=list)
     keep: list = dataclasses.field(default_factory=list)
 
@@ -182,7 +208,12 @@ class CustomKernel(Kernel):
             if ith >= n:
                 return 0
             try:
-                self.function.call([_array(node + _view_offs(k), v, k == 0) for k, v in enumerate(self.views)], ith, n)
+                arrays = [np.ndarray(shape, dtype, arena, offs, strides)
+                          for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
+                for a in arrays[1:]:
+                    a.flags.writeable = False
+                self.function.call(arrays, ith, n)
+                arrays[0].flags.writeable = False           # whoever keeps it must not write what comes after
             except BaseException as e:          # must not cross the C frame; the plan raises it again
                 self.raised.append(e)
                 return RAISED
@@ -193,13 +224,21 @@ class CustomKernel(Kernel):
     def _njit(self):
         """A jitted kernel that makes arrays and calls the function.  Not kept on disk: it contains the user's code."""
         from numba import cfunc
-        names = {f"v{k}": _jit_array(len(shape), dtype) for k, (shape, dtype, _) in enumerate(self.views)}
+        from numba.core.errors import NumbaError
+        names = {f"v{k}": _jit_array(len(shape), dtype, strides == _packed(shape, dtype))
+                 for k, (shape, dtype, strides) in enumerate(self.views)}
         arrays = ", ".join(f"v{k}(node + {_view_offs(k)})" for k in range(len(self.views)))
         limit = "nth" if self.n_tasks < 0 else f"min(nth, {self.n_tasks})"
         text = (f"def kernel(node, ith, nth, sync):\n    n = {limit}\n    if ith >= n:\n        return 0\n    try:\n"
                 f"        fun({arrays}, ith, n)\n    except Exception:\n        return {RAISED}\n    return 0\n")
         exec(text, names := {**names, "fun": self.function.fun})        # one call with as many arrays as there are
-        entry = cfunc("int64(int64, int64, int64, int64)", nopython=True)(names["kernel"])
+        try:
+            entry = cfunc("int64(int64, int64, int64, int64)", nopython=True)(names["kernel"])
+        except NumbaError as e:
+            given = ", ".join(["dst", *(f"source {k}" for k in range(len(self.views) - 1)), "ith", "nth"])
+            shapes = ", ".join(f"{len(shape)}-d {dtype}" for shape, dtype, _ in self.views)
+            raise TypeMismatch(f"the @njit function {self.function.fun.__name__} does not compile as f({given}) with "
+                               f"the arrays {shapes}: {str(e).strip().splitlines()[-1]}") from e
         return entry, entry.address
 
     def _limited(self):
@@ -221,18 +260,13 @@ class CustomKernel(Kernel):
                           f"see which")
 
 
-def _array(view, layout, writable):
-    """NumPy array over the memory a NODE view names."""
-    shape, dtype, strides = layout
-    nbytes = dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    memory = (ctypes.c_uint8 * nbytes).from_address(ctypes.c_int64.from_address(view).value)
-    a = np.ndarray(shape, dtype, memory, 0, strides)
-    a.flags.writeable = writable
-    return a
+def _packed(shape, dtype):
+    """Strides of a C-contiguous array."""
+    return tuple(dtype.itemsize * math.prod(shape[k + 1:]) for k in range(len(shape)))
 
 
-def _jit_array(ndim, dtype):
-    """Jitted function: NODE view -> strided array of `ndim` dimensions."""
+def _jit_array(ndim, dtype, packed):
+    """Jitted function: NODE view -> array of `ndim` dimensions; packed ones are C-contiguous, so loops vectorise."""
     from numba import from_dtype, njit
     first, strided = _array_maker(from_dtype(dtype)), np.lib.stride_tricks.as_strided
     shapes = (lambda v: (ne(v, 0),), lambda v: (ne(v, 1), ne(v, 0)), lambda v: (ne(v, 2), ne(v, 1), ne(v, 0)),
@@ -240,6 +274,8 @@ def _jit_array(ndim, dtype):
     strides = (lambda v: (nb(v, 0),), lambda v: (nb(v, 1), nb(v, 0)), lambda v: (nb(v, 2), nb(v, 1), nb(v, 0)),
                lambda v: (nb(v, 3), nb(v, 2), nb(v, 1), nb(v, 0)))
     shape, stride = njit(shapes[ndim - 1]), njit(strides[ndim - 1])
+    if packed:
+        return njit(lambda v: first(addr(v), shape(v)))
     return njit(lambda v: strided(first(addr(v), 1), shape(v), stride(v)))
 
 

@@ -30,22 +30,29 @@ def _node(op, a, n_past, in_place):
 
 
 def diag_mask_inf(a, n_past):
-    """-inf where i0 > n_past + i1, else a; shape of a, F32.  Source: ggml_diag_mask_inf."""
+    """-inf where i0 > n_past + i1, else a; a [n0, n1, n2, n3] F32, same shape.
+
+    NumPy: np.where(np.tri(n1, n0, n_past), a, -np.inf).  op params: n_past.  Errors: TypeMismatch, ShapeError,
+    ParamError.  Source: ggml_diag_mask_inf.
+    """
     return _node(OP.DIAG_MASK_INF, a, n_past, False)
 
 
 def diag_mask_inf_inplace(a, n_past):
-    """The same, written over a.  Source: ggml_diag_mask_inf_inplace."""
+    """As `diag_mask_inf`, written over a; returns a view of a.  Source: ggml_diag_mask_inf_inplace."""
     return _node(OP.DIAG_MASK_INF, a, n_past, True)
 
 
 def diag_mask_zero(a, n_past):
-    """0 where i0 > n_past + i1, else a; shape of a, F32.  Source: ggml_diag_mask_zero."""
+    """0 where i0 > n_past + i1, else a; otherwise as `diag_mask_inf`.  NumPy: np.tril(a, n_past).
+
+    op params: n_past.  Errors as there.  Source: ggml_diag_mask_zero.
+    """
     return _node(OP.DIAG_MASK_ZERO, a, n_past, False)
 
 
 def diag_mask_zero_inplace(a, n_past):
-    """The same, written over a.  Source: ggml_diag_mask_zero_inplace."""
+    """As `diag_mask_zero`, written over a; returns a view of a.  Source: ggml_diag_mask_zero_inplace."""
     return _node(OP.DIAG_MASK_ZERO, a, n_past, True)
 
 

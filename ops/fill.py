@@ -11,13 +11,16 @@ FILL = lift(lambda b, x, p: p[0])
 
 
 def fill(a, c):
-    """c everywhere; shape and type of a (F32, F16), whose values do not matter.  Source: ggml_fill."""
+    """c everywhere; shape and type of a (F32, F16), whose values do not matter; NumPy: np.full_like(a, c).
+
+    op params: c.  Errors: TypeMismatch.  Source: ggml_fill.
+    """
     require_type("fill", a, (F32, F16))
     return a.ctx.node(OP.FILL, a.type, a.ne, (a,), (float(c),))
 
 
 def fill_inplace(a, c):
-    """a = c; a view of a.  Source: ggml_fill_inplace."""
+    """As `fill`, written over a; returns a view of a.  Source: ggml_fill_inplace."""
     require_type("fill", a, (F32, F16))
     return a.ctx.node(OP.FILL, a.type, a.ne, (a,), (float(c),), view_of=a)
 

@@ -27,7 +27,7 @@ MANY_ROWS = 16                          # query rows per K/V head from which the
 
 # ---------------------------------------------------------------- builders
 def flash_attn_ext(q, k, v, mask=None, scale=1.0, max_bias=0.0, logit_softcap=0.0):
-    """Attention of n_batch queries over n_kv keys; F32 [Dv, n_head, n_batch, ne3].
+    """Attention of n_batch queries over n_kv keys: softmax(scale q k^T + slope mask) v; F32 [Dv, n_head, n_batch, ne3].
 
     Shapes (ggml order; NumPy's is reversed):
         q     [D,  n_batch, n_head,    ne3]    F32 or F16
@@ -59,7 +59,8 @@ def flash_attn_ext(q, k, v, mask=None, scale=1.0, max_bias=0.0, logit_softcap=0.
 def flash_attn_ext_set_prec(a, prec):
     """The attention `a` with precision `prec` (PREC_DEFAULT or PREC_F32) noted in parameter 3; both compute in F32.
 
-    Returns a new tensor: built tensors never change (ggml writes into a).  Source: ggml_flash_attn_ext_set_prec.
+    Returns a new tensor: built tensors never change (ggml writes into a).  Errors: TypeMismatch, ParamError.  Source:
+    ggml_flash_attn_ext_set_prec.
     """
     _check_attention("flash_attn_ext_set_prec", a)
     if prec not in (PREC_DEFAULT, PREC_F32):
@@ -72,7 +73,8 @@ def flash_attn_ext_add_sinks(a, sinks):
     """The attention `a` with one more score per head, sinks[h], that has no value: it only takes weight.
 
     sinks: F32 [n_head] or None (returns a).  Returns a new tensor: built tensors never change (ggml writes into a).
-    Source: ggml_flash_attn_ext_add_sinks (source 4); Xiao et al. 2023, arXiv 2309.17453.
+    Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_flash_attn_ext_add_sinks (source 4); Xiao et al. 2023,
+    arXiv 2309.17453.
     """
     _check_attention("flash_attn_ext_add_sinks", a)
     if sinks is None:

@@ -12,7 +12,11 @@ REFUSAL = ("flash_attn_back: ggml's own constructor aborts, so the op has no def
 
 
 def flash_attn_back(q, k, v, d, masked):
-    """Always raises NotSupported, which names the remedy.  Source: ggml_flash_attn_back (aborts)."""
+    """Gradients of flash attention (d: that of its result, masked: causal) for q, k, v: not computed, as in ggml.
+
+    ggml's builder aborts the process; this one raises.  Errors: NotSupported, always; the message names the remedy.
+    Source: ggml_flash_attn_back.
+    """
     raise NotSupported(REFUSAL)
 
 

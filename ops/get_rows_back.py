@@ -19,23 +19,24 @@ COLUMNS = 4 * W                         # a stretch of columns that one thread a
 
 
 def get_rows_back(a, b, c):
-    """Rows of a [n, r] (F32, F16) added into zeros of the shape of c [n, m] at rows b (I32 [r]) -> F32 [n, m].
+    """Rows of a [n, r] (F32, F16) added into zeros of the shape of c [n, m] at rows b (I32 [k]) -> F32 [n, m].
 
-    Only the shape of c counts.  NumPy: np.add.at(zeros, b, a).  Errors: ShapeError, TypeMismatch; IndexRangeError at
-    run time for ids outside [0, m), before anything of that row is added.  Source: ggml_get_rows_back.
+    The first k <= r rows of a are added; only the shape of c counts.  NumPy: np.add.at(zeros, b, a[:k]).
+    Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside [0, m), before anything of that row
+    is added.  Source: ggml_get_rows_back.
     """
     require_type("get_rows_back", a, (F32, F16), "rows")
     require_type("get_rows_back", b, (I32,), "ids")
     require(a.ne[0] == c.ne[0] and a.ne[2] == a.ne[3] == c.ne[2] == c.ne[3] == 1,
             "get_rows_back: a and c must be matrices with rows of one length", a, c)
-    require(b.ne == (a.ne[1], 1, 1, 1), "get_rows_back: ids must be [a.ne1]", a, b)
+    require(b.ne[1:] == (1, 1, 1) and b.ne[0] <= a.ne[1], "get_rows_back: ids must be a row of at most a.ne1", a, b)
     require(rows_contiguous(a), "get_rows_back: elements of a row must lie side by side", a, remedy="use gg.cont first")
     return a.ctx.node(OP.GET_ROWS_BACK, F32, c.ne[:2], (a, b))
 
 
 def reference(t, a, ids):
     out = np.zeros(tuple(reversed(t.ne)))
-    np.add.at(out[0, 0], ids[0, 0, 0], a[0, 0])
+    np.add.at(out[0, 0], ids[0, 0, 0], a[0, 0, :ids.size])
     return out
 
 
@@ -44,7 +45,7 @@ def _make(ta):
 
     def kernel(node, ith, nth, sync):
         a, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, r, m, step = ne(d, 0), ne(a, 1), ne(d, 1), nb(ids, 0)
+        n0, r, m, step = ne(d, 0), ne(ids, 0), ne(d, 1), nb(ids, 0)
         stretches = (n0 + COLUMNS - 1) // COLUMNS
         while True:
             s = next_rows(node, ith, nth, sync, 1, stretches)
@@ -81,7 +82,7 @@ def cases():
                 a = inp.new(ty, (n, r * (1 + view)))
                 if view:
                     a = view_2d(a, n, r, 2 * a.nb[1], 0)
-                return get_rows_back(a, inp.ids(I32, (r,), m), inp.new(F32, (n, m)))
+                return get_rows_back(a, inp.ids(I32, (r - view,), m), inp.new(F32, (n, m)))
             yield Case(f"{ty!r} {n} {m} {r}{' view' * view}", make)
 
 

@@ -1,10 +1,11 @@
 """Gated linear units: d = act(x) * g, where x and g are the halves of one tensor's rows or two tensors.
 
-    glu(a)                  row of a:  [ x ............ | g ............ ]   ->  row of d: ne0 / 2
+    glu(a)                  row of a:  [ x ............ | g ............ ]   ->  row of d: ne0 / 2, rounded down
     glu(a), swapped         row of a:  [ g ............ | x ............ ]
     glu_split(a, b)         x = a, g = b                                     ->  shape of a
 
-Types F32, F16; computed in float32.  geglu is computed where ggml reads a table of float16 results.
+Types F32, F16; computed in float32.  Where ne0 is odd the last element of a row is not read, as in ggml.  geglu is
+computed where ggml reads a table of float16 results.
 """
 import dataclasses
 from collections.abc import Callable
@@ -92,9 +93,7 @@ def _node(name, op, a, b, swapped, alpha=0.0, limit=0.0):
     for x in (a,) if b is None else (a, b):
         require_type(name, x, (F32, F16))
         require(is_contiguous(x, 1), f"{name}: rows must be contiguous", x, remedy="use gg.cont first")
-    if b is None:
-        require(a.ne[0] % 2 == 0, f"{name}: ne0 must be even, it holds x and g", a)
-    else:
+    if b is not None:
         require(same_shape(a, b) and a.type is b.type, f"{name}: x and g must have one shape and type", a, b)
     ne0 = a.ne[0] // 2 if b is None else a.ne[0]
     return a.ctx.node(OP.GLU, a.type, (ne0, *a.ne[1:]), (a,) if b is None else (a, b),
@@ -108,19 +107,31 @@ def _other(b):
 
 
 def glu(a, op, swapped=False):
-    """act(x) g of the halves of a's rows: [2 n, ...] -> [n, ...]; op: GLU number.  Source: ggml_glu."""
+    """act(x) g of the halves x, g of a's rows: a [2 n, n1, n2, n3] F32 or F16 -> [n, n1, n2, n3].
+
+    op: GLU number, which names act.  swapped: g is the first half.  NumPy: x, g = np.split(a, 2, -1).  Rows contiguous.
+    op params: op, swapped, alpha, limit.  Errors: ShapeError, TypeMismatch, ParamError (SWIGLU_OAI: see `swiglu_oai`).
+    Source: ggml_glu; arXiv 2002.05202.
+    """
     if op == GLU.SWIGLU_OAI:
         raise ParamError("glu: SWIGLU_OAI needs alpha and limit; use gg.swiglu_oai")
     return _node("glu", op, a, None, swapped)
 
 
 def glu_split(a, b, op):
-    """act(a) b, elementwise; a and b of one shape and type.  Source: ggml_glu_split."""
+    """act(a) b, elementwise; a and b of one shape and type, F32 or F16, rows contiguous; op: GLU number.
+
+    op params and errors as `glu`.  Source: ggml_glu_split.
+    """
     return _node("glu_split", op, a, _other(b), False)
 
 
 def swiglu_oai(a, b, alpha, limit):
-    """a' / (1 + e^(-alpha a')) (b' + 1), a' = min(a, limit), b' = b limited to +-limit.  Source: ggml_swiglu_oai."""
+    """a' / (1 + e^(-alpha a')) (b' + 1), a' = min(a, limit), b' = b limited to +-limit.
+
+    a and b of one shape and type, F32 or F16, rows contiguous.  op params: 3, 0, alpha, limit.  Errors: ShapeError,
+    TypeMismatch.  Source: ggml_swiglu_oai.
+    """
     return _node("swiglu_oai", GLU.SWIGLU_OAI, a, _other(b), False, alpha, limit)
 
 
@@ -132,10 +143,11 @@ def _named(op, form):
     else:
         def build(a):
             return _node(name, op, a, None, form == "_swapped")
-    shapes = {"": "x, g = halves of a's rows, [2 n, ...] -> [n, ...]", "_split": "x = a, g = b, one shape",
-              "_swapped": "g, x = halves of a's rows, [2 n, ...] -> [n, ...]"}[form]
+    shapes = {"": "x, g = halves of the rows of a, [2 n, ...] -> [n, ...]", "_split": "x = a, g = b, one shape",
+              "_swapped": "g, x = halves of the rows of a, [2 n, ...] -> [n, ...]"}[form]
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"{GATES[op].formula}; {shapes}; types F32, F16.  Source: ggml_{name}."
+    build.__doc__ = (f"{GATES[op].formula}; {shapes}.\n\nTypes, op params and errors as `glu"
+                     f"{'_split' * (form == '_split')}`.  Source: ggml_{name}.")
     return build
 
 
@@ -146,7 +158,7 @@ NAMED = {(op, form): _named(op, form) for op in GLU if op is not GLU.SWIGLU_OAI 
 def reference(t, a, b=None):
     a = a.astype(np.float64)
     n = t.ne[0]
-    x, g = (a, b.astype(np.float64)) if b is not None else (a[..., :n], a[..., n:])
+    x, g = (a, b.astype(np.float64)) if b is not None else (a[..., :n], a[..., n:2 * n])
     if b is None and t.op_params[1]:
         x, g = g, x
     with np.errstate(all="ignore"):
@@ -206,9 +218,9 @@ def kernel(t, n_threads):
 def cases():
     from ggjit.ops.view import view_4d
 
-    def make(type, op, form, ne, view):
+    def make(type, op, form, ne, view, odd):
         def build(inp):
-            n0 = ne[0] if form == "_split" else 2 * ne[0]
+            n0 = ne[0] if form == "_split" else 2 * ne[0] + odd
             got = []
             for _ in range(2 if form == "_split" else 1):
                 a = inp.new(type, (n0, ne[1] * (1 + view), *ne[2:]), lo=-10, hi=10)
@@ -220,9 +232,10 @@ def cases():
     for type in (F32, F16):
         for op in GLU:
             for form in ("_split",) if op is GLU.SWIGLU_OAI else ("", "_swapped", "_split"):
-                for shape, view in (((128, 2, 2, 2), False), ((5, 7, 11, 1), True)):
-                    yield Case(f"{type!r} {op.name.lower()}{form} {shape}{' view' * view}",
-                               make(type, op, form, shape, view), TOLERANCE[type])
+                for shape, view, odd in (((128, 2, 2, 2), False, 0), ((5, 7, 11, 1), True, 0),
+                                         ((8, 3, 2, 1), False, 1)):
+                    yield Case(f"{type!r} {op.name.lower()}{form} {shape}{' view' * view}{' odd' * odd}",
+                               make(type, op, form, shape, view, odd), TOLERANCE[type])
 
 
 SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, *NAMED.values()), reference=reference, kernel=kernel,

@@ -39,7 +39,7 @@ def _pair(name, dy, x, allowed):
 
 
 def silu_back(a, b):
-    """Gradient of silu: a = dy, b = x, one shape, F32 or F16; dy s (1 + x (1 - s)).
+    """Gradient of silu: a = dy, b = x -> dy s (1 + x (1 - s)), s = 1 / (1 + e^-x); one shape and type, F32 or F16.
 
     Errors: ShapeError, TypeMismatch.  Source: ggml_silu_back.
     """
@@ -48,9 +48,10 @@ def silu_back(a, b):
 
 
 def rms_norm_back(a, b, eps):
-    """Gradient of rms_norm(x, eps): a = dy, b = x, one shape, F32; op params: eps.
+    """Gradient of rms_norm(x, eps): a = dy, b = x, one shape, F32 -> the same shape.
 
-    Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_rms_norm_back.
+    d = r (dy - x mean(x dy) r^2) along ne0, with r = 1 / sqrt(mean(x^2) + eps).  (The comment in ggml.h has a and b
+    swapped.)  op params: eps.  Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_rms_norm_back.
     """
     _pair("rms_norm_back", a, b, (F32,))
     if not eps >= 0:
@@ -66,15 +67,16 @@ def _soft_max_back(a, b, scale, max_bias, in_place):
 
 
 def soft_max_ext_back(a, b, scale, max_bias):
-    """Gradient of soft_max_ext: a = dy, b = y, one shape, F32; op params: scale, max_bias (which must be 0).
+    """Gradient of soft_max_ext: a = dy, b = y, one shape, F32 -> (dy - sum(y dy)) y scale along ne0.
 
-    Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_soft_max_ext_back.
+    op params: scale, max_bias (which must be 0, as ggml's CPU backend demands).  Errors: ShapeError, TypeMismatch,
+    ParamError.  Source: ggml_soft_max_ext_back.
     """
     return _soft_max_back(a, b, scale, max_bias, False)
 
 
 def soft_max_ext_back_inplace(a, b, scale, max_bias):
-    """The same, written over a.  Source: ggml_soft_max_ext_back_inplace."""
+    """As `soft_max_ext_back`, written over a; returns a view of a.  Source: ggml_soft_max_ext_back_inplace."""
     return _soft_max_back(a, b, scale, max_bias, True)
 
 

@@ -37,11 +37,14 @@ OUT = (F32, F16, BF16)
 
 # ---------------------------------------------------------------- shape rules
 def conv_size(name, n, k, s, p, d):
-    """Outputs along a dimension: (n + 2 p - d (k - 1) - 1) / s + 1, rounded down.  ParamError if there are none."""
+    """Outputs along a dimension: (n + 2 p - d (k - 1) - 1) / s + 1.  ParamError if there are none.
+
+    The division is C's, rounded toward 0: a kernel that hangs over the padded input by less than a stride gives one.
+    """
     span = n + 2 * p - d * (k - 1) - 1
-    if span < 0 or k < 1:
+    if span <= -s or k < 1:
         raise ParamError(f"{name}: a kernel of {k} with dilation {d} does not fit into {n} + 2 * {p} elements")
-    return span // s + 1
+    return max(span, 0) // s + 1
 
 
 def steps(name, **values):
@@ -87,8 +90,8 @@ def im2col(a, b, s0, s1, p0, p1, d0, d1, is_2D, dst_type):
 def im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2D):
     """Gradient of im2col: patches a F32 added back into zeros of shape ne -> F32; b is the kernel (its shape counts).
 
-    a as im2col's result; ne the shape of im2col's data.  (The comment in ggml.h has a and b swapped.)
-    op params and errors as im2col.  Source: ggml_im2col_back.
+    a as im2col's result; ne the shape of im2col's data; s0, s1, p0, p1, d0, d1, is_2D, op params and errors as
+    `im2col`.  (The comment in ggml.h has a and b swapped.)  Source: ggml_im2col_back.
     """
     require_type("im2col_back", a, (F32,), "gradient")
     shape = [whole("im2col_back", f"ne{i}", n, 0, 2 ** 40) for i, n in enumerate(ne)]
@@ -102,13 +105,13 @@ def im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2D):
 def im2col_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type):
     """Patches of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> [KW KH KD IC, OW, OH, OD N].
 
-    Types as im2col.  op params: s0, s1, s2, p0, p1, p2, d0, d1, d2, IC.  Errors: ShapeError, ParamError,
-    TypeMismatch.  Source: ggml_im2col_3d.
+    N is b.ne3 / IC rounded down: planes beyond the last whole volume are not read, and with fewer than IC the result
+    is empty, as in ggml.  Types, dst_type too, as `im2col`.  op params: s0, s1, s2, p0, p1, p2, d0, d1, d2, IC.
+    Errors: ParamError, TypeMismatch.  Source: ggml_im2col_3d.
     """
     _types("im2col_3d", b, dst_type)
     ic = whole("im2col_3d", "IC", IC, 1)
     params = steps("im2col_3d", s0=s0, s1=s1, s2=s2, p0=p0, p1=p1, p2=p2, d0=d0, d1=d1, d2=d2)
-    require(a.ne[3] % ic == 0 and b.ne[3] % ic == 0, f"im2col_3d: ne3 must be a multiple of IC = {ic}", a, b)
     out = [conv_size("im2col_3d", b.ne[i], a.ne[i], params[i], params[3 + i], params[6 + i]) for i in range(3)]
     shape = (a.ne[0] * a.ne[1] * a.ne[2] * ic, out[0], out[1], out[2] * (b.ne[3] // ic))
     return a.ctx.node(OP.IM2COL_3D, dst_type, shape, (a, b), (*params, ic))
@@ -123,8 +126,10 @@ def _patch_type(a):
 def conv_1d(a, b, s0, p0, d0, dst_type=F16):
     """Convolution of b [L, IC, N] with a [K, IC, OC] -> F32 [OL, OC, N]; stride s0, padding p0, dilation d0.
 
-    The patches are rounded to dst_type (ggml: always F16).  For N > 1 the result is ggml's: the product [OL N, OC]
-    read as [OL, OC, N], which is a convolution only where N or OC is 1.  Source: ggml_conv_1d.
+    d[o, oc, n] = sum over ic, k of a[k, ic, oc] b[o s0 - p0 + k d0, ic, n]; OL = (L + 2 p0 - d0 (K - 1) - 1) / s0 + 1.
+    NumPy: a (OC, IC, K), b (N, IC, L) -> (N, OC, OL).  im2col and mul_mat; the patches are rounded to dst_type (ggml:
+    always F16).  For N > 1 the result is ggml's: the product [OL N, OC] read as [OL, OC, N], which is a convolution
+    only where N or OC is 1.  Errors: ShapeError, ParamError, TypeMismatch.  Source: ggml_conv_1d.
     """
     cols = im2col(a, b, s0, 0, p0, 0, d0, 0, False, dst_type)
     rows = reshape_2d(cols, cols.ne[0], cols.ne[2] * cols.ne[1])
@@ -133,27 +138,35 @@ def conv_1d(a, b, s0, p0, d0, dst_type=F16):
 
 
 def conv_1d_ph(a, b, s, d, dst_type=F16):
-    """conv_1d with padding a.ne0 / 2.  Source: ggml_conv_1d_ph."""
+    """As `conv_1d` with stride s, dilation d and padding a.ne0 / 2: for s = 1 and odd kernels the length stays.
+
+    a, b and dst_type as there.  Source: ggml_conv_1d_ph.
+    """
     return conv_1d(a, b, s, a.ne[0] // 2, d, dst_type)
 
 
 def conv_1d_dw(a, b, s0, p0, d0, dst_type=F16):
-    """Depthwise: channel c of b [L, C] with a[:, :, c], a [K, 1, C] -> F32 [OL, C, 1].  Source: ggml_conv_1d_dw."""
+    """Depthwise: channel c of b [L, C] with a[:, :, c], a [K, 1, C] -> F32 [OL, C, 1].
+
+    Stride s0, padding p0, dilation d0, dst_type and errors as `conv_1d`.  Source: ggml_conv_1d_dw.
+    """
     cols = im2col(a, reshape_4d(b, b.ne[0], 1, b.ne[1], b.ne[2]), s0, 0, p0, 0, d0, 0, False, dst_type)
     result = mul_mat(cols, a)
     return reshape_3d(result, result.ne[0], result.ne[2], 1)
 
 
 def conv_1d_dw_ph(a, b, s0, d0, dst_type=F16):
-    """conv_1d_dw with padding a.ne0 / 2.  Source: ggml_conv_1d_dw_ph."""
+    """As `conv_1d_dw` (a, b, stride s0, dilation d0, dst_type) with padding a.ne0 / 2.  Source: ggml_conv_1d_dw_ph."""
     return conv_1d_dw(a, b, s0, a.ne[0] // 2, d0, dst_type)
 
 
 def conv_2d(a, b, s0, s1, p0, p1, d0, d1, dst_type=None):
     """Convolution of b [W, H, IC, N] with a [KW, KH, IC, OC] -> F32 [OW, OH, OC, N].
 
-    The patches are rounded to dst_type; by default, as in ggml, to F16, whatever a is, but F32 where a is BF16.
-    Source: ggml_conv_2d.
+    Strides s0, s1, paddings p0, p1, dilations d0, d1 along W and H; O = (I + 2 p - d (K - 1) - 1) / s + 1.  NumPy: a
+    (OC, IC, KH, KW), b (N, IC, H, W) -> (N, OC, OH, OW).  im2col, mul_mat, permute, cont.  The patches are rounded to
+    dst_type; by default, as in ggml, to F16, whatever a is, but F32 where a is BF16.  Errors: ShapeError, ParamError,
+    TypeMismatch.  Source: ggml_conv_2d.
     """
     cols = im2col(a, b, s0, s1, p0, p1, d0, d1, True, dst_type or _patch_type(a))
     rows = reshape_2d(cols, cols.ne[0], cols.ne[3] * cols.ne[2] * cols.ne[1])
@@ -163,17 +176,26 @@ def conv_2d(a, b, s0, s1, p0, p1, d0, d1, dst_type=None):
 
 
 def conv_2d_sk_p0(a, b):
-    """conv_2d with the kernel's size as stride and no padding (patch embedding).  Source: ggml_conv_2d_sk_p0."""
+    """As `conv_2d` of a and b with the kernel's size as stride and no padding: the patches of a vision model.
+
+    Source: ggml_conv_2d_sk_p0.
+    """
     return conv_2d(a, b, a.ne[0], a.ne[1], 0, 0, 1, 1)
 
 
 def conv_2d_s1_ph(a, b):
-    """conv_2d with stride 1 and half padding: the size stays for odd kernels.  Source: ggml_conv_2d_s1_ph."""
+    """As `conv_2d` of a and b with stride 1 and half padding: for odd kernels the size stays.
+
+    Source: ggml_conv_2d_s1_ph.
+    """
     return conv_2d(a, b, 1, 1, a.ne[0] // 2, a.ne[1] // 2, 1, 1)
 
 
 def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
-    """Depthwise: a [KW, KH, 1, C], b [W, H, C, N] -> F32 [OW, OH, C, N], patches F16.  Source: ggml_conv_2d_dw."""
+    """Depthwise: a [KW, KH, 1, C], b [W, H, C, N] -> F32 [OW, OH, C, N]; patches F16, whatever a is.
+
+    s0, s1, p0, p1, d0, d1 and errors as `conv_2d`.  Source: ggml_conv_2d_dw.
+    """
     kernel = reshape_4d(a, a.ne[0], a.ne[1], 1, a.ne[2] * a.ne[3])
     planes = reshape_4d(b, b.ne[0], b.ne[1], 1, b.ne[2] * b.ne[3])
     cols = im2col(kernel, planes, s0, s1, p0, p1, d0, d1, True, F16)
@@ -185,7 +207,8 @@ def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
 def conv_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type=None):
     """Convolution of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> F32 [OW, OH, OD, OC N].
 
-    Patches as in conv_2d.  Source: ggml_conv_3d.
+    IC: channels.  Strides s0, s1, s2, paddings p0, p1, p2, dilations d0, d1, d2 along W, H, D; sizes and dst_type as
+    `conv_2d`.  Errors: ShapeError, ParamError, TypeMismatch.  Source: ggml_conv_3d.
     """
     cols = im2col_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type or _patch_type(a))
     oc, n = a.ne[3] // IC, b.ne[3] // IC
@@ -210,15 +233,24 @@ def _as_3d(t, data_shape):
     return (n, c, 1, 1, w), (1, 1, k[0]), (1, 1, p[0]), (0, 0, p[2]), (1, 1, p[4])
 
 
+def under_taps(b, k, s, p, d):
+    """(tap, the inputs under it for every output) for each tap of a kernel of shape k over b [N, C, D, H, W].
+
+    Triples in the order of the axes; inputs outside the picture are 0.
+    """
+    axes = list(zip(b.shape[2:], k, s, p, d, strict=True))
+    reach = [(conv_size("reference", *axis) - 1) * axis[2] + 1 for axis in axes]    # first to last output
+    pads = [(p, max(p, n + d * (k - 1) - size - p)) for n, (size, k, s, p, d) in zip(reach, axes, strict=True)]
+    b = np.pad(b, ((0, 0), (0, 0), *pads))
+    for tap in np.ndindex(*k):
+        z, y, x = (slice(i * d, i * d + n, s) for i, n, (_, _, s, _, d) in zip(tap, reach, axes, strict=True))
+        yield tap, b[:, :, z, y, x]
+
+
 def reference(t, kernel, b):
     shape, k, s, p, d = _as_3d(t, b.shape)
-    b = np.pad(b.reshape(shape), ((0, 0), (0, 0), *((q, q) for q in p)))
-    taps = []
-    for z, y, x in np.ndindex(*k):
-        at = [slice(i * dd, n - (kk - 1 - i) * dd, ss)
-              for i, dd, n, kk, ss in zip((z, y, x), d, b.shape[2:], k, s, strict=True)]
-        taps.append(b[:, :, at[0], at[1], at[2]])
-    patches = np.stack(taps, -1)                                # [N, IC, OD, OH, OW, taps]
+    taps = under_taps(b[:shape[0] * shape[1]].reshape(shape) if t.op == OP.IM2COL_3D else b.reshape(shape), k, s, p, d)
+    patches = np.stack([inputs for _, inputs in taps], -1)      # [N, IC, OD, OH, OW, taps]
     return np.moveaxis(patches, 1, 4).reshape(tuple(reversed(t.ne)))
 
 
@@ -366,6 +398,8 @@ def forward_cases():
                 inp.new(F16, k), inp.new(tb, b), *q, len(k) == 4, td), limit[td])
     yield Case("padding beyond the data", lambda inp: im2col(
         inp.new(F32, (2, 2, 1, 1)), inp.new(F32, (3, 2, 1, 1)), 1, 1, 6, 5, 1, 1, True, F32))
+    yield Case("a kernel larger than the padded data", lambda inp: im2col(
+        inp.new(F32, (2, 3, 2, 1)), inp.new(F32, (5, 4, 2, 2)), 1, 5, 1, 0, 1, 3, True, F32))
     yield Case("permuted", lambda inp: im2col(
         inp.new(F32, (3, 3, 2, 2)), permute(inp.new(F32, (2, 9, 8, 2)), 2, 0, 1, 3), 1, 1, 1, 1, 1, 1, True, F32))
 
@@ -388,6 +422,9 @@ def cases_3d():
             for tb, td in ((F32, F32), (F16, F16)):
                 yield Case(f"{ic} {q} {tb!r}", lambda inp, ic=ic, q=q, tb=tb, td=td: im2col_3d(
                     inp.new(F16, (3, 2, 3, ic * 2)), inp.new(tb, (20, 11, 10, ic * 2)), ic, *q, td), 2.0 ** -22)
+    for planes in (2, 5):
+        yield Case(f"{planes} planes of 3", lambda inp, planes=planes: im2col_3d(
+            inp.new(F16, (3, 2, 1, 4)), inp.new(F32, (6, 5, 2, planes)), 3, *(1,) * 9, F32))
 
 
 SPECS = (

@@ -31,9 +31,10 @@ def key_types():
 def lightning_indexer(q, k, weights, mask):
     """Scores of n_kv keys for each of n_batch tokens -> F32 [n_kv, n_batch, 1, n_stream].
 
-    q [d, n_head, n_batch, n_stream] F32; k [d, 1, n_kv, n_stream] any type that converts to floats; weights [n_head,
-    n_batch, 1, n_stream] F32; mask [n_kv, n_batch, 1, divides n_stream] F16; rows contiguous.
-    Errors: ShapeError, TypeMismatch.  Source: ggml_lightning_indexer.
+    d[j, i] = sum_h relu(q[:, h, i] . k[:, j]) weights[h, i] + mask[j, i].  q [d, n_head, n_batch, n_stream] F32; k [d,
+    1, n_kv, n_stream] any type that converts to floats; weights [n_head, n_batch, 1, n_stream] F32; mask [n_kv,
+    n_batch, 1, divides n_stream] F16; rows contiguous.  Errors: ShapeError, TypeMismatch.  Source:
+    ggml_lightning_indexer.
     """
     require_type("lightning_indexer", q, (F32,), "q")
     require_type("lightning_indexer", k, key_types(), "k")

@@ -15,12 +15,19 @@ from ggjit.ops.node import DST, chunk_rows, n_rows, next_rows, param_i32
 from ggjit.ops.record import OK
 
 I32_MAX = 2 ** 31 - 1
+SHORT_CHUNK = 512                   # elements: about as long as asking for a chunk ten times
 
 
 @inline
 def param(node, i):
     """Int32 op param i, widened: products with sizes do not overflow."""
     return types.int64(param_i32(node, i))
+
+
+@inline
+def chunk_of(n, nth, length):
+    """chunk_rows for n rows of `length` elements: never so few that asking for them takes longer than their work."""
+    return max(chunk_rows(n, nth), SHORT_CHUNK // max(length, 1))
 
 
 @inline

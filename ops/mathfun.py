@@ -7,7 +7,7 @@ NaN to an integer).  Polynomials are minimax fits of this project (iteratively r
 Largest errors found, in units in the last place of the true result:
 
     vexp       0.9, subnormal results kept         vsin, vcos   absolute 1e-7, 0.6 where |result| < 1e-7; |x| <= 2^20
-    vexp_neg   0.9, x <= 0; without AVX-512        vsin_any, vcos_any   0.5, any x (huge ones by libm)
+    vexp_neg   0.9, x <= 0;                        vsin_any, vcos_any   0.5, any x (huge ones by libm)
                results below 1.2e-38 are 0         vtanh 1.4   vsigmoid 2.4   vsilu 2.1   verf 1.0
     vexpm1     1.4      vlog 0.8   vlog1p 1.3      vgelu, vgelu_erf, vgelu_quick   1.3, absolute 1e-7 near 0
 `exp1` and its kin take a scalar through the same code, so a value alone and a value in a vector give equal bytes.
@@ -26,6 +26,7 @@ from ggjit.ops.simd import const_ir, fma_ir, make_ir, splat_ir, vec_ir
 
 MAGIC = 12582912.0                  # 1.5 * 2^23: adding it rounds to an integer and leaves that in the low bits
 LOG2E = 1.4426950408889634
+LN_TINY = -87.33                    # just above the logarithm of the smallest normal float32
 LN2_HI, LN2_LO = 0.693145751953125, 1.428606765330187e-06      # 15 bits + rest: n * LN2_HI is exact
 PIO2 = 1.5707963705062866, -4.371138828673793e-08, -1.7151245100059e-15     # float32 pieces of pi/2
 FAST_TRIG = 2.0 ** 20               # largest |x| the quadrant arithmetic serves
@@ -104,19 +105,27 @@ def _exp_parts(b, x):
     return n, nf, _fma(b, nf, -LN2_LO, _fma(b, nf, -LN2_HI, x))
 
 
+def _scaled(b, p, nf, wanted=None):
+    """p 2^nf; 0 in the lanes that are not wanted.  (A subnormal result costs Intel 100 ns, even where it is masked.)"""
+    n = p.type.count
+    bits = ir.IntType(max(8, n))
+    mask = ir.Constant(bits, -1) if wanted is None else b.zext(b.bitcast(wanted, ir.IntType(n)), bits)
+    args = [p, nf, p if wanted is None else _f(p, 0.0), mask] + [ir.Constant(IR_I32, 4)] * (n == 16)
+    return call_intrinsic(b, f"llvm.x86.avx512.mask.scalef.ps.{32 * n}", p.type, args)
+
+
 # ---------------------------------------------------------------- functions on IR values
 def exp_ir(b, x, never_positive=False):
-    """e^x."""
-    x = at_least_ir(b, x if never_positive else at_most_ir(b, x, 89.0), -104.0)
+    """e^x; never_positive: for x <= 0, where what would be subnormal is 0."""
+    x = at_least_ir(b, x, LN_TINY) if never_positive else at_least_ir(b, at_most_ir(b, x, 89.0), -104.0)
     n, nf, r = _exp_parts(b, x)
     p = _fma(b, r, _fma(b, r, _poly(b, r, EXP), 1.0), 1.0)
+    normal = b.fcmp_unordered(">", x, _f(x, LN_TINY)) if never_positive else None
     if isa.ISA == "avx512":
-        bits = max(8, x.type.count)
-        args = [p, nf, p, ir.Constant(ir.IntType(bits), -1)] + [ir.Constant(IR_I32, 4)] * (x.type.count == 16)
-        return call_intrinsic(b, f"llvm.x86.avx512.mask.scalef.ps.{32 * x.type.count}", x.type, args)
-    if never_positive:                      # one exponent addition; what would be subnormal is 0
+        return _scaled(b, p, nf, normal)
+    if never_positive:                      # one exponent addition
         y = _float(b, b.add(_bits(b, p), b.shl(n, _i(x, 23))))
-        return b.select(b.fcmp_unordered(">", x, _f(x, -87.33)), y, _f(x, 0.0))
+        return b.select(normal, y, _f(x, 0.0))
     half = b.ashr(n, _i(x, 1))              # 2^n in two steps: n = -150 .. 128 fits no single exponent
     y = _float(b, b.add(_bits(b, p), b.shl(half, _i(x, 23))))
     return b.fmul(y, _float(b, b.shl(b.add(b.sub(n, half), _i(x, 127)), _i(x, 23))))

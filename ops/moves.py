@@ -88,7 +88,7 @@ def mover(ts, td):
 
 @functools.cache
 def element_mover(ts, td):
-    """move(dst, src, scratch) of one element; both types have blocks of one."""
+    """move(dst, src, scratch) of one element, or of one block where both types are the same."""
     if ts is td and ts.nbytes in ONE:
         load, store = ONE[ts.nbytes]
 

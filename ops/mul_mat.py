@@ -4,17 +4,17 @@ ggml order: a [k, m, a2, a3], b [k, n, b2, b3] -> d F32 [m, n, b2, b3]; NumPy: b
 along its two leading axes.  As in ggml, b's values are first rounded the way a's type wants its partner (F16 through
 F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that rounding; sums are float32.
 
-Two families of kernels, chosen by the number of columns n:
+Three families of kernels, chosen by the number of columns n:
 
     n <= 8 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
-    more             packed panels and register tiles (mul_mat_tile)
+    more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_few_rows
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
 """
 
 import numpy as np
 
-from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_tile
+from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_few_rows, mul_mat_tile
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe, require, require_type
@@ -26,6 +26,7 @@ from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 COLUMN_TYPES = (F32, F16, BF16)
 MAX_DOT_COLUMNS, MAX_DOT_COLUMNS_QUANTIZED = 16, 8      # beyond, packing pays
+MAX_DOT_COLUMNS_UNPACKED = 12           # of quantised types whose tile is the float one: byte dots pay for longer
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -112,7 +113,9 @@ def max_dot_columns(type):
     """Up to how many columns rows of `type` are multiplied as they come."""
     if type is BF16 and isa.BF16_DOT:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
-    return MAX_DOT_COLUMNS_QUANTIZED if type.quantized else MAX_DOT_COLUMNS
+    if not type.quantized:
+        return MAX_DOT_COLUMNS
+    return MAX_DOT_COLUMNS_UNPACKED if isa.ISA == "avx2" and code_tile(type) is None else MAX_DOT_COLUMNS_QUANTIZED
 
 
 def _cost(t):
@@ -161,13 +164,22 @@ def _tile_kernel(t, n_threads):
                   (module_of(a.type), module_of(b.type)))
 
 
+def _few_rows_kernel(t):
+    a, b = t.src[:2]
+    rows = mul_mat_few_rows.tile_rows(a.ne[1])
+    return Kernel(f"mul_mat-few_rows-{a.type.name}-{rows}", lambda: mul_mat_few_rows.make_kernel(a.type, rows),
+                  _cost(t), modules=(module_of(a.type),))
+
+
 def kernel(t, n_threads):
     a, b = t.src[:2]
     if a.type not in weight_types() or b.type not in COLUMN_TYPES:
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
-    return (_dot_kernel if b.ne[1] <= max_dot_columns(a.type) else _tile_kernel)(t, n_threads)
+    if b.ne[1] <= max_dot_columns(a.type):
+        return _dot_kernel(t, n_threads)
+    return _few_rows_kernel(t) if mul_mat_few_rows.fits(a, b) else _tile_kernel(t, n_threads)
 
 
 # ---------------------------------------------------------------- cases

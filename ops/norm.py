@@ -7,7 +7,8 @@
 
 One kernel body: the sums of a stretch of memory, a shift and a factor from them, one pass that applies both.  A stretch
 is a row, or a group of planes.  Sums run in four vector accumulators of float32 (ggml sums in double or in one chain;
-the error is below 1e-7 of the result for rows of any usual length).
+the error is below 1e-7 of the result for rows of any usual length).  Rows whose elements do not lie side by side are
+gathered first.
 """
 import math
 
@@ -16,12 +17,25 @@ from numba import types
 
 from ggjit.ops.errors import ParamError
 from ggjit.ops.jit import inline
-from ggjit.ops.node import DST, SRC0, chunk_rows, n_rows, nb, ne, next_rows, param_f32, param_i32, row_addr, row_index
+from ggjit.ops.node import (
+    DST,
+    SRC0,
+    chunk_rows,
+    n_rows,
+    nb,
+    ne,
+    next_rows,
+    param_f32,
+    param_i32,
+    row_addr,
+    row_index,
+    work,
+)
 from ggjit.ops.record import OK, OP
 from ggjit.ops.shape import is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.simd import W, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.sums import squares_of, sum_of
+from ggjit.ops.sums import gathered, squares_of, sum_of
 from ggjit.ops.types import F32
 
 f32 = types.float32
@@ -30,39 +44,50 @@ f32 = types.float32
 # ---------------------------------------------------------------- builders
 def _rows_op(name, op, a, eps, in_place):
     require_type(name, a, (F32,))
-    require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
+    require(rows_contiguous(a) or not in_place, f"{name}: elements of a row must lie side by side to be overwritten", a,
+            remedy=f"use gg.{name}")
     if not eps >= 0:
         raise ParamError(f"{name}: eps must not be negative, got {eps}")
     return a.ctx.node(op, a.type, a.ne, (a,), (float(eps),), view_of=a if in_place else None)
 
 
 def norm(a, eps):
-    """(x - mean) / sqrt(variance + eps) along ne0; shape of a, F32; NumPy: axis -1.  Source: ggml_norm."""
+    """(x - mean) / sqrt(variance + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
+
+    The variance is the mean of the squares (no correction).  op params: eps.  Errors: TypeMismatch, ParamError (eps <
+    0).  Source: ggml_norm; arXiv 1607.06450.
+    """
     return _rows_op("norm", OP.NORM, a, eps, False)
 
 
 def norm_inplace(a, eps):
-    """The same, written over a.  Source: ggml_norm_inplace."""
+    """As `norm`, written over a; returns a view of a.  Source: ggml_norm_inplace."""
     return _rows_op("norm", OP.NORM, a, eps, True)
 
 
 def rms_norm(a, eps):
-    """x / sqrt(mean(x^2) + eps) along ne0; shape of a, F32.  Source: arXiv 1910.07467, ggml_rms_norm."""
+    """x / sqrt(mean(x^2) + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
+
+    op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_rms_norm; arXiv 1910.07467.
+    """
     return _rows_op("rms_norm", OP.RMS_NORM, a, eps, False)
 
 
 def rms_norm_inplace(a, eps):
-    """The same, written over a.  Source: ggml_rms_norm_inplace."""
+    """As `rms_norm`, written over a; returns a view of a.  Source: ggml_rms_norm_inplace."""
     return _rows_op("rms_norm", OP.RMS_NORM, a, eps, True)
 
 
 def l2_norm(a, eps):
-    """x / max(sqrt(sum x^2), eps) along ne0; shape of a, F32.  Source: ggml_l2_norm."""
+    """x / max(sqrt(sum x^2), eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
+
+    op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_l2_norm.
+    """
     return _rows_op("l2_norm", OP.L2_NORM, a, eps, False)
 
 
 def l2_norm_inplace(a, eps):
-    """The same, written over a.  Source: ggml_l2_norm_inplace."""
+    """As `l2_norm`, written over a; returns a view of a.  Source: ggml_l2_norm_inplace."""
     return _rows_op("l2_norm", OP.L2_NORM, a, eps, True)
 
 
@@ -77,15 +102,17 @@ def _group_norm(a, n_groups, eps, in_place):
 
 
 def group_norm(a, n_groups, eps):
-    """norm over [ne0, ne1, channels of a group]: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
+    """`norm` over [ne0, ne1, channels of a group] of a: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
 
-    Shape of a, F32, contiguous.  Source: arXiv 1803.08494, ggml_group_norm.
+    Shape of a, F32, contiguous.  The last group is smaller where n_groups does not divide ne2 (NumPy users expect an
+    error there).  op params: n_groups, eps.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_group_norm;
+    arXiv 1803.08494.
     """
     return _group_norm(a, n_groups, eps, False)
 
 
 def group_norm_inplace(a, n_groups, eps):
-    """The same, written over a.  Source: ggml_group_norm_inplace."""
+    """As `group_norm`, written over a; returns a view of a.  Source: ggml_group_norm_inplace."""
     return _group_norm(a, n_groups, eps, True)
 
 
@@ -146,7 +173,8 @@ def _make_rows(op):
 
     def kernel(node, ith, nth, sync):
         x, d = node + SRC0, node + DST
-        n0, rows, eps = ne(d, 0), n_rows(d), param_f32(node, 0)
+        n0, rows, eps, step = ne(d, 0), n_rows(d), param_f32(node, 0), nb(x, 0)
+        scratch = work(node) + ith * 4 * n0
         chunk = chunk_rows(rows, nth)
         while True:
             start = next_rows(node, ith, nth, sync, chunk, rows)
@@ -154,7 +182,7 @@ def _make_rows(op):
                 return OK
             for r in range(start, min(rows, start + chunk)):
                 i1, i2, i3 = row_index(d, r)
-                one(row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), n0, eps)
+                one(row_addr(d, i1, i2, i3), gathered(row_addr(x, i1, i2, i3), step, n0, scratch), n0, eps)
     return kernel
 
 
@@ -181,7 +209,9 @@ def kernel(t, n_threads):
         return None
     op = OP(t.op)
     make = _make_groups if op == OP.GROUP_NORM else lambda: _make_rows(op)
-    return Kernel(op.name.lower(), make, cost=0.03 * touched_nbytes(t))
+    gathers = 0 if rows_contiguous(t.src[0]) else n_threads
+    return Kernel(op.name.lower(), make, cost=(0.1 if gathers else 0.03) * touched_nbytes(t),
+                  work_nbytes=gathers * 4 * t.ne[0])
 
 
 # ---------------------------------------------------------------- cases
@@ -190,7 +220,7 @@ ROW_BUILDERS = {OP.NORM: (norm, norm_inplace), OP.RMS_NORM: (rms_norm, rms_norm_
 
 
 def cases(op):
-    from ggjit.ops.view import view_4d
+    from ggjit.ops.view import permute, view_4d
     build, in_place = ROW_BUILDERS[op]
 
     def halves(a):
@@ -200,6 +230,7 @@ def cases(op):
             yield Case(f"{shape} {eps}", lambda inp, ne=shape, eps=eps: build(inp.new(F32, ne, lo=-10, hi=10), eps))
         yield Case(f"{shape} view", lambda inp, ne=shape: build(halves(inp.new(F32, (ne[0] * 2, *ne[1:]))), 1e-5))
         yield Case(f"{shape} inplace", lambda inp, ne=shape: in_place(inp.new(F32, ne), 1e-5))
+        yield Case(f"{shape} permuted", lambda inp, ne=shape: build(permute(inp.new(F32, ne), 2, 0, 3, 1), 1e-5))
 
 
 def group_cases():

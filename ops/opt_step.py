@@ -36,19 +36,21 @@ def _check(name, a, same, settings, n_settings):
 
 
 def opt_step_adamw(a, grad, m, v, adamw_params):
-    """One AdamW step; a weights (marked by set_param), grad, m, v F32 of one shape -> view of a; m and v updated too.
+    """One AdamW step on the weights a (marked by set_param) -> view of a; m and v are updated too.
 
-    adamw_params F32 [7]: alpha, beta1, beta2, eps, wd, beta1h, beta2h.  Errors: ShapeError, TypeMismatch.
-    Source: arXiv 1711.05101, ggml_opt_step_adamw.
+    a, grad, m, v F32 of one shape.  adamw_params F32 [7]: alpha, beta1, beta2, eps, wd, beta1h, beta2h (1 / (1 -
+    beta^t) of step t).  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  a = a (1 - alpha wd) - alpha m
+    beta1h / (sqrt(v beta2h) + eps).  Errors: ShapeError, TypeMismatch.  Source: ggml_opt_step_adamw; arXiv 1711.05101.
     """
     _check("opt_step_adamw", a, (grad, m, v), adamw_params, 7)
     return a.ctx.node(OP.OPT_STEP_ADAMW, F32, a.ne, (a, grad, m, v, adamw_params), view_of=a)
 
 
 def opt_step_sgd(a, grad, sgd_params):
-    """One step of gradient descent with weight decay; a weights (marked by set_param), grad F32 -> view of a.
+    """One step of gradient descent with weight decay: a = a (1 - alpha wd) - alpha g -> view of a.
 
-    sgd_params F32 [2]: alpha, wd.  Errors: ShapeError, TypeMismatch.  Source: ggml_opt_step_sgd.
+    a weights (marked by set_param), grad, F32 of one shape; sgd_params F32 [2]: alpha, wd.  Errors: ShapeError,
+    TypeMismatch.  Source: ggml_opt_step_sgd.
     """
     _check("opt_step_sgd", a, (grad,), sgd_params, 2)
     return a.ctx.node(OP.OPT_STEP_SGD, F32, a.ne, (a, grad, sgd_params), view_of=a)

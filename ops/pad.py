@@ -36,36 +36,39 @@ def _pad(a, sides, circular):
 
 
 def pad_ext(a, lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3):
-    """a with lp<i> zeros before and rp<i> behind along dimension i; NumPy: np.pad(a, ...), dimensions reversed.
+    """a with lp0, lp1, lp2, lp3 zeros before and rp0, rp1, rp2, rp3 behind, along dimensions 0 to 3.
 
-    op params: lp0, rp0 ... lp3, rp3, circular.  Errors: ParamError for negative padding.  Source: ggml_pad_ext.
+    NumPy: np.pad(a, ((lp3, rp3), (lp2, rp2), (lp1, rp1), (lp0, rp0))).  F32, F16, BF16, I32 (ggml's CPU: F32), any
+    strides.  op params: lp0, rp0 ... lp3, rp3, circular.  Errors: ParamError for negative padding, TypeMismatch.
+    Source: ggml_pad_ext.
     """
     return _pad(a, (lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3), False)
 
 
 def pad(a, p0, p1, p2, p3):
-    """a with p<i> zeros behind along dimension i.  Source: ggml_pad."""
+    """a with p0, p1, p2, p3 zeros behind along dimensions 0 to 3; otherwise as `pad_ext`.  Source: ggml_pad."""
     return _pad(a, (0, p0, 0, p1, 0, p2, 0, p3), False)
 
 
 def pad_ext_circular(a, lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3):
-    """As pad_ext, continued periodically instead of by zeros; NumPy: np.pad(mode="wrap").
+    """As `pad_ext`, continued periodically instead of by zeros; NumPy: np.pad(mode="wrap").
 
-    Padding by more than a's own size wraps more than once (ggml reads before its tensor there).
-    Source: ggml_pad_ext_circular.
+    lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3 as there.  Padding by more than a's own size wraps more than once (ggml reads
+    before its tensor there).  Source: ggml_pad_ext_circular.
     """
     return _pad(a, (lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3), True)
 
 
 def pad_circular(a, p0, p1, p2, p3):
-    """As pad, continued periodically instead of by zeros.  Source: ggml_pad_circular."""
+    """As `pad` with p0, p1, p2, p3, continued periodically instead of by zeros.  Source: ggml_pad_circular."""
     return _pad(a, (0, p0, 0, p1, 0, p2, 0, p3), True)
 
 
 def pad_reflect_1d(a, p0, p1):
-    """a with p0 elements mirrored before and p1 behind along ne0, both < ne0; NumPy: np.pad(mode="reflect").
+    """a with p0 elements mirrored before and p1 behind along ne0, both < ne0: [ne0 + p0 + p1, ne1, ne2, ne3].
 
-    op params: p0, p1.  Errors: ParamError.  Source: ggml_pad_reflect_1d.
+    The edge is not repeated; NumPy: np.pad(mode="reflect").  Types as `pad_ext`.  op params: p0, p1.  Errors:
+    ParamError, TypeMismatch.  Source: ggml_pad_reflect_1d.
     """
     require_type("pad_reflect_1d", a, TYPES)
     p0, p1 = whole("pad_reflect_1d", "p0", p0), whole("pad_reflect_1d", "p1", p1)
@@ -75,10 +78,10 @@ def pad_reflect_1d(a, p0, p1):
 
 
 def roll(a, shift0, shift1, shift2, shift3):
-    """Elements moved on by shift<i> along dimension i, those that leave come in again; |shift<i>| < ne<i>.
+    """Elements moved on by shift0 ... shift3 along dimensions 0 to 3, those that leave come in again; |shift| < ne.
 
-    NumPy: np.roll(a, (shift3, shift2, shift1, shift0), (0, 1, 2, 3)).  op params: the shifts.  Errors: ParamError.
-    Source: ggml_roll.
+    NumPy: np.roll(a, (shift3, shift2, shift1, shift0), (0, 1, 2, 3)).  Types as `pad_ext`.  op params: shift0, shift1,
+    shift2, shift3.  Errors: ParamError, TypeMismatch.  Source: ggml_roll.
     """
     require_type("roll", a, TYPES)
     shifts = [whole("roll", f"shift{i}", s, 1 - n, n - 1)

@@ -48,8 +48,8 @@ def _padding(name, p):
 def pool_1d(a, op, k0, s0, p0):
     """Windows of k0, every s0, with p0 outside at both ends, along ne0: [(ne0 + 2 p0 - k0) / s0 + 1, ne1, ne2, ne3].
 
-    op: 0 maximum, 1 average of the taps inside.  a F32 or F16, result F32.  op params: op, k0, s0, p0.
-    Errors: ParamError, TypeMismatch.  Source: ggml_pool_1d.
+    op: 0 maximum, 1 average of the taps inside (`pool_2d` divides by all of them: ggml's two differ).  a F32 or F16,
+    result F32.  op params: op, k0, s0, p0.  Errors: ParamError, TypeMismatch.  Source: ggml_pool_1d.
     """
     require_type("pool_1d", a, (F32, F16))
     op, k0, s0 = whole("pool_1d", "op", op, 0, 1), whole("pool_1d", "k0", k0, 1), whole("pool_1d", "s0", s0, 1)
@@ -77,10 +77,11 @@ def pool_2d(a, op, k0, k1, s0, s1, p0, p1):
 
 
 def pool_2d_back(a, af, op, k0, k1, s0, s1, p0, p1):
-    """Gradient of pool_2d: a F32 that of its result, af F32 or F16 its input -> F32, shape of af.
+    """Gradient of `pool_2d`: a F32 that of its result, af F32 or F16 its input -> F32, shape of af.
 
-    A maximum passes its gradient to its first tap (rows first), an average 1 / (k0 k1) of it to every tap inside.
-    op params as pool_2d.  Errors: ShapeError, ParamError, TypeMismatch.  Source: ggml_pool_2d_back.
+    A maximum passes its gradient to its first tap (rows first), an average 1 / (k0 k1) of it to every tap inside.  op,
+    k0, k1, s0, s1, p0, p1 and op params as there.  Errors: ShapeError, ParamError, TypeMismatch.  Source:
+    ggml_pool_2d_back.
     """
     require_type("pool_2d_back", a, (F32,), "gradient")
     require_type("pool_2d_back", af, (F32, F16), "input")

@@ -217,7 +217,7 @@ def search_scale_min(n, nmax, x, w, L, other, rmin, rdelta, n_steps, use_mad):
 
 @exact
 def search_positive(n, nmax, x, L, w):
-    """Codes 0 ... nmax and scale of values >= 0."""
+    """Codes 0 ... nmax and scale of values >= 0; a value below 0 has some byte as its code."""
     high = ZERO
     for i in range(n):
         high = at(x, i) if at(x, i) > high else high
@@ -229,7 +229,7 @@ def search_positive(n, nmax, x, L, w):
     scale = ONE / inverse
     best = ZERO
     for i in range(n):
-        e = at(x, i) - scale * f32(nearest_int(inverse * at(x, i)))
+        e = at(x, i) - scale * f32(nearest_int(inverse * at(x, i)) & 255)       # through the byte of a code, as ggml
         best += at(w, i) * e * e
     for step in range(-4, 5):
         if step == 0:
@@ -269,11 +269,16 @@ def search_positive(n, nmax, x, L, w):
 
 # ---------------------------------------------------------------- weights
 @exact
-def mean_square(x, n):
+def sum_squares(x, n):
     total = ZERO
     for i in range(n):
         total += at(x, i) * at(x, i)
-    return total / f32(n)
+    return total
+
+
+@exact
+def mean_square(x, n):
+    return sum_squares(x, n) / f32(n)
 
 
 @exact

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from ggjit.ops.errors import NotSupported, ShapeError, TypeMismatch
-from ggjit.ops.jit import Native
+from ggjit.ops.errors import NotSupported, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.jit import Native, exact
 from ggjit.ops.types import BY_NAME, Type
 from ggjit.ops.types.traits import module_of, traits_of
 
@@ -27,67 +27,100 @@ def _row_nbytes(type, k):
     return type.row_nbytes(k)
 
 
+def _native(entry, signature, name, type):
+    entry.__name__ = f"{name}_{type.name}"
+    native = Native(entry, signature, False)
+    native.modules += (module_of(type),)
+    return native
+
+
 @functools.cache
-def _entry(type, direction):
-    """Native entry (src, dst, rows, k): converts rows that lie one after the other, on both sides."""
-    traits = traits_of(type)
-    if direction == "to_float":
-        convert, nbytes, block, width = traits.to_float, type.nbytes, type.block, 4
-    else:
-        convert, nbytes, block, width = traits.quantize or traits.from_float, 4, 1, type.nbytes
+def _reader(type):
+    """Native entry (src, dst, rows, k): rows of the type, one after the other -> float32."""
+    convert, nbytes, block = traits_of(type).to_float, type.nbytes, type.block
     if convert is None:
-        raise NotSupported(f"{type!r} has no {direction} conversion" + (
-            ": it needs an importance matrix (imatrix=)" if traits.quantize_weighted else ""))
-    out_block = 1 if direction == "to_float" else type.block
+        raise NotSupported(f"{type!r} has no to_float conversion")
 
     def entry(src, dst, rows, k):
         for r in range(rows):
-            convert(src + r * (k // block * nbytes), dst + r * (k // out_block * width), k)
+            convert(src + r * (k // block * nbytes), dst + 4 * r * k, k)
         return 0
-    entry.__name__ = f"{direction}_{type.name}"
-    native = Native(entry, "i64(i64, i64, i64, i64)", False)
-    native.modules += (module_of(type),)
-    return native
+    return _native(entry, "i64(i64, i64, i64, i64)", "to_float", type)
+
+
+def _row_writer(type, weighted):
+    """jitted (src, dst, k, weights, table); those a type has no use for are not looked at."""
+    traits = traits_of(type)
+    if traits.quantize_grid:
+        return traits.quantize_grid.quantise
+    with_weights, plain = traits.quantize_weighted, traits.quantize or traits.from_float
+    if weighted and with_weights:
+        return exact(lambda src, dst, k, weights, table: with_weights(src, dst, k, weights))
+    if plain is None:
+        raise NotSupported(f"{type!r} has no from_float conversion")
+    return exact(lambda src, dst, k, weights, table: plain(src, dst, k))
 
 
 @functools.cache
-def _weighted_entry(type):
-    """Native entry (src, dst, rows, k, weights), or None where a type has no use for importances."""
-    convert, nbytes, block = traits_of(type).quantize_weighted, type.nbytes, type.block
-    if convert is None:
-        return None
+def _writer(type, weighted):
+    """Native entry (src, dst, rows, k, weights, table): float32 rows, one after the other -> the type."""
+    convert, nbytes, block = _row_writer(type, weighted), type.nbytes, type.block
 
-    def entry(src, dst, rows, k, weights):
+    def entry(src, dst, rows, k, weights, table):
         for r in range(rows):
-            convert(src + r * k * 4, dst + r * (k // block * nbytes), k, weights)
+            convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights, table)
         return 0
-    entry.__name__ = f"quantize_weighted_{type.name}"
-    native = Native(entry, "i64(i64, i64, i64, i64, i64)", False)
-    native.modules += (module_of(type),)
-    return native
+    return _native(entry, "i64(i64, i64, i64, i64, i64, i64)", "quantize_weighted" if weighted else "quantize", type)
+
+
+def _importances(imatrix, k):
+    """`imatrix` as float32 (k,)."""
+    imatrix = np.ascontiguousarray(imatrix, np.float32)
+    if imatrix.shape != (k,):
+        raise ShapeError(f"quantize: imatrix has shape {imatrix.shape}, rows have {k} values; pass one weight each")
+    good = (imatrix >= 0) & (imatrix < np.inf)
+    if not good.all():
+        i = int(good.argmin())
+        raise ParamError(f"quantize: imatrix[{i}] is {imatrix[i]}; importances are finite and not below 0")
+    return imatrix
+
+
+def _grid_table(type, array, weighted):
+    """The table the quantiser of `type` needs; what would make ggml abort is a typed error."""
+    grid = traits_of(type).quantize_grid
+    if grid is None:
+        return 0
+    if grid.needs_importances and not weighted:
+        raise NotSupported(f"{type!r} cannot be written without importances: pass gg.quantize(..., imatrix=), a weight "
+                           f"for each column (ones where nothing is known); a tensor takes the result by set_bytes")
+    finite = np.isfinite(array)
+    if not finite.all():
+        where = tuple(map(int, np.unravel_index(finite.argmin(), array.shape)))
+        raise ParamError(f"quantize: {type!r} takes finite values, the array has {array[where]} at {where}")
+    return grid.grid.table
 
 
 def quantize(type, array, imatrix=None):
     """float array (..., k) -> uint8 array (..., row bytes) of `type`, byte-equal to ggml's reference quantiser.
 
     Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
-    MXFP4, the ternary ones, floats) do not use it.  Errors: ShapeError if k is no multiple of the block or imatrix does
-    not fit, NotSupported for a type without a quantiser, or without one that needs no imatrix.
-    Source: ggml_quantize_chunk.
+    MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is no
+    multiple of the block or imatrix does not fit; ParamError for importances below 0 or not finite, and for values
+    that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a quantiser, or without one that needs no
+    imatrix.  Source: ggml_quantize_chunk.
     """
     type = _type(type)
-    weighted = _weighted_entry(type) if imatrix is not None else None
-    entry = weighted or _entry(type, "from_float")
+    weighted = imatrix is not None
+    entry = _writer(type, weighted and traits_of(type).quantize_weighted is not None)
     array = np.ascontiguousarray(array, np.float32)
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
     k = array.shape[-1]
     nbytes = _row_nbytes(type, k)
-    if imatrix is not None and np.shape(imatrix) != (k,):
-        raise ShapeError(f"quantize: imatrix has shape {np.shape(imatrix)}, rows have {k} values; pass one weight each")
+    weights = _importances(imatrix, k) if weighted else 0
+    table = _grid_table(type, array, weighted)
     out = np.empty((*array.shape[:-1], nbytes), np.uint8)
-    weights = (np.ascontiguousarray(imatrix, np.float32),) if weighted else ()
-    entry(array, out, math.prod(array.shape[:-1]), k, *weights)
+    entry(array, out, math.prod(array.shape[:-1]), k, weights, table)
     return out
 
 
@@ -98,7 +131,7 @@ def dequantize(type, raw, shape):
     that is no multiple of the block.  Source: ggml's to_float.
     """
     type = _type(type)
-    entry = _entry(type, "to_float")
+    entry = _reader(type)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if not shape or any(n < 0 for n in shape):
         raise ShapeError(f"dequantize: {shape} is no shape of rows")

@@ -31,27 +31,38 @@ def _rows(name, a, allowed):
 
 
 def sum(a):
-    """Sum of all elements, [1], type of a (F32, F16, BF16); NumPy: a.sum().  Source: ggml_sum."""
-    _rows("sum", a, FLOATS)
+    """Sum of all elements of a (F32, F16, BF16), any strides -> [1] of its type; NumPy: a.sum().
+
+    (ggml's CPU backend takes rows whose elements do not lie side by side and adds the wrong ones.) Errors:
+    TypeMismatch.  Source: ggml_sum.
+    """
+    require_type("sum", a, FLOATS)
     return a.ctx.node(OP.SUM, a.type, (1,), (a,))
 
 
 def sum_rows(a):
-    """Sum along ne0: [1, ne1, ne2, ne3], F32; NumPy: a.sum(-1, keepdims=True).  Source: ggml_sum_rows."""
+    """Sum along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.sum(-1, keepdims=True).
+
+    Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_sum_rows.
+    """
     _rows("sum_rows", a, (F32,))
     return a.ctx.node(OP.SUM_ROWS, a.type, (1, *a.ne[1:]), (a,))
 
 
 def mean(a):
-    """Mean along ne0: [1, ne1, ne2, ne3], F32; NumPy: a.mean(-1, keepdims=True).  Source: ggml_mean."""
+    """Mean along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.mean(-1, keepdims=True).
+
+    Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_mean.
+    """
     _rows("mean", a, (F32,))
     return a.ctx.node(OP.MEAN, F32, (1, *a.ne[1:]), (a,))
 
 
 def argmax(a):
-    """Index of the largest element of each row of a matrix [n, m] -> I32 [m]; the last one among equals.
+    """Index of the largest element of each row of a matrix a [n, m] F32 -> I32 [m].
 
-    NumPy: n - 1 - a[:, ::-1].argmax(-1).  Source: ggml_argmax.
+    Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1); 0 where all are NaN.
+    Errors: TypeMismatch, ShapeError.  Source: ggml_argmax.
     """
     _rows("argmax", a, (F32,))
     require(a.ne[2] == a.ne[3] == 1 and a.ne[0] > 0, "argmax: the source must be a matrix with ne0 > 0", a)
@@ -89,11 +100,20 @@ def _sum_of_type(ty):
 
 
 def _make_sum(ty):
-    row_sum, put = _sum_of_type(ty), ROW[ty].put
+    dense_sum, get, put, size = _sum_of_type(ty), ROW[ty].get, ROW[ty].put, ty.nbytes
+
+    @inline
+    def row_sum(x, step, n):
+        if step == size:
+            return types.float64(dense_sum(x, n))
+        s = 0.0
+        for i in range(n):
+            s += types.float64(get(x + i * step))
+        return s
 
     def kernel(node, ith, nth, sync):
         a = node + SRC0
-        n0, n, parts = ne(a, 0), n_rows(a), work(node)
+        n0, n, parts, step = ne(a, 0), n_rows(a), work(node), nb(a, 0)
         chunk = chunk_rows(n, nth)
         while True:
             start = next_rows(node, ith, nth, sync, chunk, n)
@@ -101,7 +121,7 @@ def _make_sum(ty):
                 break
             for r in range(start, min(n, start + chunk)):
                 i1, i2, i3 = row_index(a, r)
-                st_f64(parts + 8 * r, types.float64(row_sum(row_addr(a, i1, i2, i3), n0)))
+                st_f64(parts + 8 * r, row_sum(row_addr(a, i1, i2, i3), step, n0))
         barrier(sync, nth)
         if ith == 0:
             total = 0.0
@@ -185,6 +205,10 @@ def cases(build, types_):
                        TOLERANCE[ty])
         yield Case(f"{ty!r} permuted", lambda inp, ty=ty: build(
             permute(inp.new(ty, (11, 5, 6, 3), lo=-0.9, hi=1.1), 0, 2, 3, 1)), TOLERANCE[ty])
+
+        if build is sum:
+            yield Case(f"{ty!r} rows apart", lambda inp, ty=ty: build(
+                permute(inp.new(ty, (11, 5, 6, 3), lo=-0.9, hi=1.1), 3, 0, 2, 1)), TOLERANCE[ty])
 
         def sliced(inp, ty=ty):
             a = inp.new(ty, (64, 5, 6, 3), lo=-0.9, hi=1.1)

@@ -56,7 +56,7 @@ def add_rel_pos(a, pw, ph):
 
 
 def add_rel_pos_inplace(a, pw, ph):
-    """The same, written over a.  Source: ggml_add_rel_pos_inplace."""
+    """As `add_rel_pos`, written over a; returns a view of a.  Source: ggml_add_rel_pos_inplace."""
     return _add_rel_pos(a, pw, ph, True)
 
 

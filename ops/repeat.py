@@ -13,12 +13,16 @@ TYPES = (F32, F16, BF16, I32, I16)
 
 
 def repeat(a, b):
-    """a tiled to the shape of b (every b.ne[i] a multiple of a.ne[i]); NumPy: np.tile.  Source: ggml_repeat."""
+    """a tiled to the shape of b, whose values do not matter: every b.ne[i] is a multiple of a.ne[i].
+
+    NumPy: np.tile(a, b.shape / a.shape).  F32, F16, BF16, I16, I32.  Errors: ShapeError, TypeMismatch.  Source:
+    ggml_repeat.
+    """
     return repeat_4d(a, *b.ne)
 
 
 def repeat_4d(a, ne0, ne1, ne2, ne3):
-    """a tiled to [ne0, ne1, ne2, ne3], multiples of its shape.  Source: ggml_repeat_4d."""
+    """As `repeat`, a tiled to [ne0, ne1, ne2, ne3], multiples of its shape.  Source: ggml_repeat_4d."""
     require_type("repeat", a, TYPES)
     wanted = (int(ne0), int(ne1), int(ne2), int(ne3))
     if not all(n >= 0 and (n == 0 if m == 0 else n % m == 0) for n, m in zip(wanted, a.ne, strict=True)):

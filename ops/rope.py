@@ -77,21 +77,27 @@ NO_SECTIONS = (0, 0, 0, 0)
 
 
 def rope(a, b, n_dims, mode):
-    """Rotate a [head, heads, tokens, seqs] (F32, F16) by positions b I32 [tokens]; base 10000.  Source: ggml_rope."""
+    """As `rope_ext` with base 10000, no scaling and no freq_factors: a, positions b, n_dims, mode.
+
+    Source: ggml_rope.
+    """
     return _node(OP.ROPE, a, b, None, n_dims, NO_SECTIONS, mode, 0, PLAIN)
 
 
 def rope_inplace(a, b, n_dims, mode):
-    """The same, written over a.  Source: ggml_rope_inplace."""
+    """As `rope`, written over a; returns a view of a.  Source: ggml_rope_inplace."""
     return _node(OP.ROPE, a, b, None, n_dims, NO_SECTIONS, mode, 0, PLAIN, in_place=True)
 
 
 def rope_ext(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow):
-    """Rotate a [head, heads, tokens, seqs] by positions b I32 [tokens]; c: freq_factors F32 [n_dims / 2] or None.
+    """Rotate a [head, heads, tokens, seqs] (F32, F16) by positions b I32 [tokens] -> shape and type of a.
 
-    theta = pos base^(-2 i / n_dims) / c[i] * freq_scale; cos and sin are multiplied by attn_factor; YaRN if
-    ext_factor != 0 (arXiv 2309.00071; n_ctx_orig, beta_fast, beta_slow place its ramp).  RoPE: arXiv 2104.09864.
-    Errors: ParamError (mode, n_dims), ShapeError, TypeMismatch.  Source: ggml_rope_ext.
+    Pair i of the first n_dims elements turns by theta = b base^(-2 i / n_dims) / c[i] freq_scale, base = freq_base; cos
+    and sin are multiplied by attn_factor; the elements behind n_dims are copied.  c: freq_factors F32 [n_dims / 2] or
+    None.  mode: 0 adjacent pairs (2 i, 2 i + 1), 2 (NEOX) halves (i, i + n_dims / 2).  ext_factor != 0: YaRN (arXiv
+    2309.00071; n_ctx_orig, beta_fast, beta_slow place its ramp), which scales cos and sin by 1 + 0.1 ln(1 / freq_scale)
+    as well.  NumPy: a (seqs, tokens, heads, head).  op params: -, n_dims, mode, -, n_ctx_orig, then the six floats in
+    their order.  Errors: ParamError (mode, n_dims), ShapeError, TypeMismatch.  Source: ggml_rope_ext; arXiv 2104.09864.
     """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
@@ -99,16 +105,19 @@ def rope_ext(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_facto
 
 def rope_ext_inplace(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
                      beta_slow):
-    """`rope_ext`, written over a.  Source: ggml_rope_ext_inplace."""
+    """As `rope_ext`, written over a; returns a view of a.  Source: ggml_rope_ext_inplace."""
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats, in_place=True)
 
 
 def rope_multi(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
                beta_slow):
-    """Rotate with four position ids a token: b I32 [4 tokens] (all t, all h, all w, all e); sections: pairs for each.
+    """Rotate with four position ids a token: b I32 [4 tokens] (all t, all h, all w, all e).
 
-    Modes MROPE 8, VISION 24, IMROPE 40 (arXiv 2409.12191).  Source: ggml_rope_multi.
+    sections: four numbers of pairs, for t, h, w, e.  mode: MROPE 8 (one section after the other), IMROPE 40
+    (interleaved), VISION 24 (two sections, n_dims is half the head; theta starts again in each).  a, c, n_ctx_orig,
+    freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow and errors as `rope_ext`.  Source:
+    ggml_rope_multi; arXiv 2409.12191.
     """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
@@ -116,29 +125,36 @@ def rope_multi(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scal
 
 def rope_multi_inplace(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
                        beta_fast, beta_slow):
-    """`rope_multi`, written over a.  Source: ggml_rope_multi_inplace."""
+    """As `rope_multi`, written over a; returns a view of a.  Source: ggml_rope_multi_inplace."""
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats, in_place=True)
 
 
 def rope_ext_back(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
                   beta_slow):
-    """The inverse rotation of `rope_ext`, applied to a gradient.  Source: ggml_rope_ext_back."""
+    """The inverse rotation of `rope_ext`, applied to a gradient a; everything else as there.
+
+    Source: ggml_rope_ext_back.
+    """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE_BACK, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
 
 
 def rope_multi_back(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor,
                     beta_fast, beta_slow):
-    """The inverse rotation of `rope_multi`, applied to a gradient.  Source: ggml_rope_multi_back."""
+    """The inverse rotation of `rope_multi`, applied to a gradient a; everything else as there.
+
+    Source: ggml_rope_multi_back.
+    """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE_BACK, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)
 
 
 def rope_set_offset(a, n_offs):
-    """The rope node `a` with rotated elements starting at n_offs of each head.
+    """The rope node `a` with rotated elements starting at n_offs of each head; those before are copied.
 
-    ggml changes the node; nodes are immutable here, so this makes a new one.  Source: ggml_rope_set_offset.
+    ggml changes the node; nodes are immutable here, so this makes a new one.  op params: n_offs in slot 15.  Errors:
+    ParamError.  Source: ggml_rope_set_offset.
     """
     if a.op not in (OP.ROPE, OP.ROPE_BACK):
         raise ParamError(f"rope_set_offset: the argument must be the result of a rope, got {a!r}")

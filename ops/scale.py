@@ -17,22 +17,25 @@ def _scale(a, s, b, in_place):
 
 
 def scale(a, s):
-    """s x; shape of a, F32.  Source: ggml_scale."""
+    """s a; shape of a, F32; NumPy: s * a.  op params: s, 0.  Errors: TypeMismatch.  Source: ggml_scale."""
     return _scale(a, s, 0.0, False)
 
 
 def scale_inplace(a, s):
-    """a *= s; a view of a.  Source: ggml_scale_inplace."""
+    """As `scale`, written over a; returns a view of a.  Source: ggml_scale_inplace."""
     return _scale(a, s, 0.0, True)
 
 
 def scale_bias(a, s, b):
-    """s x + b, one rounding; shape of a, F32.  Source: ggml_scale_bias."""
+    """s a + b, one rounding; shape of a, F32; s and b are numbers.
+
+    op params: s, b.  Errors: TypeMismatch.  Source: ggml_scale_bias.
+    """
     return _scale(a, s, b, False)
 
 
 def scale_bias_inplace(a, s, b):
-    """a = s a + b; a view of a.  Source: ggml_scale_bias_inplace."""
+    """As `scale_bias`, written over a; returns a view of a.  Source: ggml_scale_bias_inplace."""
     return _scale(a, s, b, True)
 
 

@@ -15,6 +15,7 @@ from numba import types
 
 from ggjit.ops.errors import ParamError
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import chunk_of
 from ggjit.ops.mathfun import exp_neg1, vexp_neg
 from ggjit.ops.mem import ld_f32
 from ggjit.ops.node import (
@@ -23,7 +24,6 @@ from ggjit.ops.node import (
     SRC1,
     SRC2,
     addr,
-    chunk_rows,
     n_rows,
     ne,
     next_rows,
@@ -80,35 +80,40 @@ def _node(a, mask, scale, max_bias, sinks, in_place):
 
 
 def soft_max(a):
-    """e^(x - max) / sum e^(x - max) along ne0; shape of a, F32; NumPy: axis -1.  Source: ggml_soft_max."""
+    """e^(x - max) / sum e^(x - max) along ne0 of a; shape of a, F32; NumPy: axis -1.
+
+    `soft_max_ext` without a mask.  Errors: TypeMismatch, ShapeError.  Source: ggml_soft_max.
+    """
     return _node(a, None, 1.0, 0.0, None, False)
 
 
 def soft_max_inplace(a):
-    """The same, written over a.  Source: ggml_soft_max_inplace."""
+    """As `soft_max`, written over a; returns a view of a.  Source: ggml_soft_max_inplace."""
     return _node(a, None, 1.0, 0.0, None, True)
 
 
 def soft_max_ext(a, mask, scale, max_bias):
-    """softmax(scale a + slope mask) along ne0.
+    """softmax(scale a + slope mask) along ne0; shape of a; NumPy: axis -1.
 
-    a [n, rows, heads, seqs] F32; mask [n, >= rows, divides heads, divides seqs] F16 or F32, contiguous, or None.
-    slope of head h, when max_bias > 0: with n = 2^floor(log2 heads), m0 = 2^(-max_bias / n), m1 = 2^(-max_bias / 2n):
-    m0^(h + 1) for h < n, m1^(2 (h - n) + 1) above (ALiBi, arXiv 2108.12409); else 1.  Source: ggml_soft_max_ext.
+    a [n, rows, heads, seqs] F32; mask [n, >= rows, divides heads, divides seqs] F16 or F32, contiguous, or None.  slope
+    of head h, when max_bias > 0: with n = 2^floor(log2 heads), m0 = 2^(-max_bias / n), m1 = 2^(-max_bias / 2n): m0^(h +
+    1) for h < n, m1^(2 (h - n) + 1) above (ALiBi, arXiv 2108.12409); else 1.  op params: scale, max_bias.  Errors:
+    TypeMismatch, ShapeError, ParamError (max_bias > 0 without a mask).  Source: ggml_soft_max_ext.
     """
     return _node(a, mask, scale, max_bias, None, False)
 
 
 def soft_max_ext_inplace(a, mask, scale, max_bias):
-    """The same, written over a.  Source: ggml_soft_max_ext_inplace."""
+    """As `soft_max_ext`, written over a; returns a view of a.  Source: ggml_soft_max_ext_inplace."""
     return _node(a, mask, scale, max_bias, None, True)
 
 
 def soft_max_add_sinks(a, sinks):
     """The soft_max node `a` with a sink logit per head, sinks F32 [heads]; `sinks` None returns a itself.
 
-    ggml writes src[2] of the existing node; nodes are immutable here, so this makes a new one.
-    Source: ggml_soft_max_add_sinks.
+    A sink joins the maximum and the sum, and has no place in the result.  ggml writes src[2] of the existing node;
+    nodes are immutable here, so this makes a new one.  Errors: ParamError, TypeMismatch, ShapeError.  Source:
+    ggml_soft_max_add_sinks.
     """
     if sinks is None:
         return a
@@ -202,10 +207,10 @@ def _make(mask_type, has_sinks):
             stf(d + 4 * i, e0)
             s0 = fadd(s0, e0)
             i += W
+        tail = zerof()                          # stays in a register: a masked store cannot be forwarded to its load
         if i < n:
-            e1 = vexp_neg(fsub(value_part(x, m, i, n, scale, slope), top))
-            stf_part(d + 4 * i, e1, n - i)
-            s1 = fadd(s1, e1)
+            tail = vexp_neg(fsub(value_part(x, m, i, n, scale, slope), top))
+            s1 = fadd(s1, tail)
         total = hsum(fadd(s0, s1))
         if has_sinks:
             total += exp_neg1(sink - highest)
@@ -215,13 +220,13 @@ def _make(mask_type, has_sinks):
             stf(d + 4 * i, fmul(ldf(d + 4 * i), k))
             i += W
         if i < n:
-            stf_part(d + 4 * i, fmul(ldf_part(d + 4 * i, n - i), k), n - i)
+            stf_part(d + 4 * i, fmul(tail, k), n - i)
 
     def kernel(node, ith, nth, sync):
         x, mask, sinks, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         scale, max_bias = splat(param_f32(node, 0)), param_f32(node, 1)
         n0, n, n_head = ne(d, 0), n_rows(d), ne(d, 2)
-        chunk = chunk_rows(n, nth)
+        chunk = chunk_of(n, nth, n0)
         slope, sink = f32(1.0), f32(0.0)
         while True:
             start = next_rows(node, ith, nth, sync, chunk, n)

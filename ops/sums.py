@@ -2,6 +2,7 @@
 from numba import types
 
 from ggjit.ops.jit import inline
+from ggjit.ops.mem import ld_f32, st_f32
 from ggjit.ops.simd import B, fadd, fma, fsub, hsum, keep_part, ldf, ldf_part, zerof
 
 f32 = types.float32
@@ -22,6 +23,16 @@ def sum_of(x, n):
     if i < end:
         s1 = fadd(s1, ldf_part(i, (end - i) >> 2))
     return hsum(fadd(fadd(s0, s1), fadd(s2, s3)))
+
+
+@inline
+def gathered(x, step, n, scratch):
+    """Address of n floats side by side: x, or a copy in scratch of the floats that lie `step` bytes apart at x."""
+    if step == 4:
+        return x
+    for i in range(n):
+        st_f32(scratch + 4 * i, ld_f32(x + i * step))
+    return scratch
 
 
 @inline

@@ -3,6 +3,8 @@
 A unit is a block: 8 quads of four codes, broadcast, times 8 x NL quads of activations; then the sums are scaled.
 AVX-512 uses VNNI for any code; AVX2 has a tile for codes of four bits (others use the float tile there).
 """
+import functools
+
 from numba import types
 from numba.extending import intrinsic
 
@@ -169,6 +171,7 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
     return multiply
 
 
+@functools.cache
 def code_tile(type):
     """The integer tile of a type, or None where the instruction set has none for it."""
     codes = traits_of(type).tile

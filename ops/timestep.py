@@ -22,10 +22,11 @@ from ggjit.ops.types import F32
 
 
 def timestep_embedding(timesteps, dim, max_period):
-    """[dim, n] F32 from n time steps (F32 [n]): cosines, then sines, then 0 if dim is odd.
+    """[dim, n] F32 from n timesteps (F32 [n]): cosines, then sines, then 0 if dim is odd.
 
-    op params: dim, max_period (both whole).  Errors: ShapeError, TypeMismatch, ParamError.
-    Source: arXiv 2006.11239, ggml_timestep_embedding.
+    d[j, i] = cos(t_i f_j), d[j + dim / 2, i] = sin(t_i f_j), f_j = max_period^(-j / (dim / 2)).  op params: dim,
+    max_period (both whole).  Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_timestep_embedding; arXiv
+    2006.11239.
     """
     require_type("timestep_embedding", timesteps, (F32,))
     require(timesteps.ne[1:] == (1, 1, 1), "timestep_embedding: the time steps must be one row", timesteps)

@@ -149,12 +149,16 @@ def _node(name, op, a, params, in_place):
 
 
 def unary(a, op):
-    """The elementwise function `op` (UNARY.GELU...) of a; shape and type of a.  Source: ggml_unary."""
+    """The elementwise function `op` (a UNARY number) of a; shape and type of a (F32, F16, BF16).
+
+    Elements of a row lie side by side.  op params: op.  Errors: TypeMismatch, ShapeError, ParamError.  Source:
+    ggml_unary.
+    """
     return _unary(a, op, False)
 
 
 def unary_inplace(a, op):
-    """The same, written over a.  Source: ggml_unary_inplace."""
+    """As `unary`, written over a; returns a view of a.  Source: ggml_unary_inplace."""
     return _unary(a, op, True)
 
 
@@ -169,9 +173,11 @@ def _unary(a, op, in_place):
 
 
 def xielu(a, alpha_n, alpha_p, beta, eps):
-    """b x + (sp(ap) x^2 if x > 0 else (e^min(x, eps) - 1 - x) (b + sp(an))), sp = softplus; shape of a.
+    """b x + (sp(ap) x^2 if x > 0 else (e^min(x, eps) - 1 - x) (b + sp(an))), b = beta, an = alpha_n, ap = alpha_p.
 
-    Source: arXiv 2411.13010, ggml_xielu (softplus is applied to the alphas here, as there).
+    sp = softplus, which is applied to the alphas here, as in ggml.  x = a; shape and type of a (F32, F16, BF16).  op
+    params: 17, beta + sp(alpha_n), sp(alpha_p), beta, eps.  Errors: TypeMismatch, ShapeError.  Source: ggml_xielu;
+    arXiv 2411.13010.
     """
     negative, positive_ = float(np.logaddexp(0, alpha_n)), float(np.logaddexp(0, alpha_p))
     params = (int(UNARY.XIELU), float(beta) + negative, positive_, float(beta), float(eps))
@@ -179,8 +185,18 @@ def xielu(a, alpha_n, alpha_p, beta, eps):
 
 
 def leaky_relu(a, negative_slope, inplace=False):
-    """x if x > 0 else negative_slope x; shape of a.  Source: ggml_leaky_relu."""
+    """a if a > 0 else negative_slope a, elementwise; shape and type of a (F32, F16, BF16).
+
+    inplace: written over a.  op params: negative_slope.  Errors: TypeMismatch, ShapeError.  Source: ggml_leaky_relu.
+    """
     return _node("leaky_relu", OP.LEAKY_RELU, a, (float(negative_slope),), inplace)
+
+
+# what ggml's CPU does differently
+QUIRKS = {"gelu": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
+          "gelu_quick": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
+          "expm1": "; ggml computes e^x and subtracts 1, which loses small x"}
+PARAMS = {OP.UNARY: "op params: the UNARY number"}
 
 
 def _simple(function, in_place):
@@ -190,8 +206,10 @@ def _simple(function, in_place):
     def build(a):
         return _node(name, op, a, params, in_place)
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = (f"{FUNCTIONS[function].formula}, elementwise; shape and type of a (F32, F16, BF16)"
-                     f"{', written over a' * in_place}.  Source: ggml_{name}.")
+    build.__doc__ = (f"As `{function}`, written over a; returns a view of a.  Source: ggml_{name}." if in_place else
+                     f"{FUNCTIONS[function].formula} for every x of a; shape and type of a (F32, F16, BF16)"
+                     f"{QUIRKS.get(function, '')}.\n\n{PARAMS.get(op, 'op params: none')}.  Errors: TypeMismatch, "
+                     f"ShapeError (elements of a row not side by side).  Source: ggml_{name}.")
     return build
 
 

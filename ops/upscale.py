@@ -38,8 +38,9 @@ f32 = types.float32
 def interpolate(a, ne0, ne1, ne2, ne3, mode):
     """a resampled to [ne0, ne1, ne2, ne3]; F32, any strides.
 
-    mode: 0 nearest, 1 bilinear, 2 bicubic, plus 0x100 to align corners, plus 0x200 (bilinear only) against aliasing.
-    op params: mode.  Errors: ParamError, ShapeError for empty sources.  Source: ggml_interpolate.
+    mode: 0 nearest, 1 bilinear, 2 bicubic (a = -0.75), plus 0x100 to align corners (else pixel centres), plus 0x200
+    (bilinear only) against aliasing.  op params: mode.  Errors: TypeMismatch, ParamError, ShapeError for empty sources.
+    Source: ggml_interpolate.
     """
     require_type("interpolate", a, (F32,))
     mode = whole("interpolate", "mode", mode)
@@ -52,13 +53,13 @@ def interpolate(a, ne0, ne1, ne2, ne3, mode):
 
 
 def upscale(a, scale_factor, mode):
-    """a enlarged scale_factor times along ne0 and ne1; modes as interpolate.  Source: ggml_upscale."""
+    """a enlarged scale_factor times along ne0 and ne1; mode and errors as `interpolate`.  Source: ggml_upscale."""
     k = whole("upscale", "scale_factor", scale_factor, 2)
     return interpolate(a, a.ne[0] * k, a.ne[1] * k, a.ne[2], a.ne[3], mode)
 
 
 def upscale_ext(a, ne0, ne1, ne2, ne3, mode):
-    """The same as interpolate, ggml's older name.  Source: ggml_upscale_ext."""
+    """As `interpolate` (a, ne0, ne1, ne2, ne3, mode): ggml's older name.  Source: ggml_upscale_ext."""
     return interpolate(a, ne0, ne1, ne2, ne3, mode)
 
 

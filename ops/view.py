@@ -29,27 +29,33 @@ def _reshape(a, ne):
 
 
 def reshape(a, b):
-    """a with the shape of tensor b; same elements in the same order.  a must be contiguous.  Source: ggml_reshape."""
+    """a with the shape of tensor b; same elements in the same order, a view.  NumPy: a.reshape(b.shape).
+
+    Errors: ShapeError unless a is contiguous and as large as b.  Source: ggml_reshape.
+    """
     return _reshape(a, b.ne)
 
 
 def reshape_1d(a, ne0):
-    """a as one row of ne0 elements; NumPy: a.reshape(ne0)."""
+    """a as one row of ne0 elements, a view; NumPy: a.reshape(ne0).  Errors as `reshape`.  Source: ggml_reshape_1d."""
     return _reshape(a, (ne0,))
 
 
 def reshape_2d(a, ne0, ne1):
-    """a as [ne0, ne1]; NumPy: a.reshape(ne1, ne0)."""
+    """a as [ne0, ne1], a view; NumPy: a.reshape(ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_2d."""
     return _reshape(a, (ne0, ne1))
 
 
 def reshape_3d(a, ne0, ne1, ne2):
-    """a as [ne0, ne1, ne2]; NumPy: a.reshape(ne2, ne1, ne0)."""
+    """a as [ne0, ne1, ne2], a view; NumPy: a.reshape(ne2, ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_3d."""
     return _reshape(a, (ne0, ne1, ne2))
 
 
 def reshape_4d(a, ne0, ne1, ne2, ne3):
-    """a as [ne0, ne1, ne2, ne3]; NumPy: a.reshape(ne3, ne2, ne1, ne0)."""
+    """a as [ne0, ne1, ne2, ne3], a view; NumPy: a.reshape(ne3, ne2, ne1, ne0).
+
+    Errors as `reshape`.  Source: ggml_reshape_4d.
+    """
     return _reshape(a, (ne0, ne1, ne2, ne3))
 
 
@@ -79,34 +85,46 @@ def _offset_params(offset):
 
 
 def view_1d(a, ne0, offset):
-    """ne0 elements of a from byte `offset`; contiguous.  Errors: IndexRangeError outside a.  Source: ggml_view_1d."""
+    """ne0 elements of a from byte `offset`; contiguous.
+
+    op params: offset, 64 bits over two slots.  Errors: IndexRangeError outside a, ShapeError, ParamError.  Source:
+    ggml_view_1d.
+    """
     return _view(a, (ne0,), (), offset)
 
 
 def view_2d(a, ne0, ne1, nb1, offset):
-    """[ne0, ne1] window of a from byte `offset`, rows nb1 bytes apart.  Source: ggml_view_2d."""
+    """[ne0, ne1] window of a from byte `offset`, rows nb1 bytes apart.  Errors as `view_1d`.  Source: ggml_view_2d."""
     return _view(a, (ne0, ne1), (nb1,), offset)
 
 
 def view_3d(a, ne0, ne1, ne2, nb1, nb2, offset):
-    """[ne0, ne1, ne2] window of a from byte `offset`, strides nb1, nb2 in bytes.  Source: ggml_view_3d."""
+    """[ne0, ne1, ne2] window of a from byte `offset`, strides nb1, nb2 in bytes.
+
+    Errors as `view_1d`.  Source: ggml_view_3d.
+    """
     return _view(a, (ne0, ne1, ne2), (nb1, nb2), offset)
 
 
 def view_4d(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
-    """[ne0, ne1, ne2, ne3] window of a from byte `offset`, strides nb1..nb3 in bytes.  Source: ggml_view_4d."""
+    """[ne0, ne1, ne2, ne3] window of a from byte `offset`, strides nb1, nb2, nb3 in bytes.
+
+    Errors as `view_1d`.  Source: ggml_view_4d.
+    """
     return _view(a, (ne0, ne1, ne2, ne3), (nb1, nb2, nb3), offset)
 
 
 def view_tensor(a):
-    """A view of all of a, with a's shape and strides.  Source: ggml_view_tensor."""
+    """A view of all of a, with a's shape and strides.  Errors: StaleHandle.  Source: ggml_view_tensor."""
     return a.ctx.node(OP.VIEW, a.type, a.ne, (a,), _offset_params(0), view_of=a, nb=a.nb)
 
 
 def permute(a, axis0, axis1, axis2, axis3):
-    """Axis i of a becomes axis `axis<i>` of the result; NumPy: np.transpose with the inverse permutation.
+    """Axes scattered: axis i of a becomes axis axis<i> of the result (axis0, axis1, axis2, axis3), a view.
 
-    Errors: ParamError unless the axes are a permutation of 0..3.  Source: ggml_permute.
+    ne (p, q, r, s) by axes (1, 2, 0, 3) -> ne (r, p, q, s).  NumPy's transpose gathers: it takes the inverse
+    permutation, of the reversed dimensions.  op params: the axes.  Blocks stay whole: axis0 is 0 for quantised types.
+    Errors: ParamError unless the axes are a permutation of 0..3, ShapeError.  Source: ggml_permute.
     """
     axes = (axis0, axis1, axis2, axis3)
     if sorted(axes) != [0, 1, 2, 3]:
@@ -120,7 +138,10 @@ def permute(a, axis0, axis1, axis2, axis3):
 
 
 def transpose(a):
-    """Dimensions 0 and 1 swapped; NumPy: a.swapaxes(-1, -2).  Source: ggml_transpose."""
+    """Dimensions 0 and 1 of a swapped, a view; NumPy: a.swapaxes(-1, -2).
+
+    Errors: ShapeError for quantised types.  Source: ggml_transpose.
+    """
     if a.type.block > 1:
         raise ShapeError(f"transpose: rows of {describe(a)} are blocks and cannot be strided")
     ne, nb = list(a.ne), list(a.nb)

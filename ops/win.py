@@ -44,7 +44,8 @@ def win_part(a, w):
 def win_unpart(a, w0, h0, w):
     """The inverse of win_part: a [C, w, w, windows] -> [C, w0, h0], without the padding; F32.
 
-    op params: w.  Errors: ShapeError unless a holds the windows of such a picture.  Source: ggml_win_unpart.
+    op params: w.  Errors: ShapeError unless a holds the windows of such a picture, ParamError.  Source:
+    ggml_win_unpart.
     """
     w = _check("win_unpart", a, w)
     w0, h0 = whole("win_unpart", "w0", w0), whole("win_unpart", "h0", h0)

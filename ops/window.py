@@ -54,47 +54,50 @@ def _build(op, a, b, nb1, nb2, nb3, offset, in_place):
 def acc(a, b, nb1, nb2, nb3, offset):
     """a + b in the window of a at byte `offset` with row strides nb1, nb2, nb3 in bytes; shape of a, contiguous F32.
 
-    op params: nb1, nb2, nb3, offset, in place.  Errors: ShapeError, TypeMismatch, ParamError, IndexRangeError for a
-    window outside a.  Source: ggml_acc.
+    b F32 of the window's shape.  op params: nb1, nb2, nb3, offset, in place.  Errors: ShapeError, TypeMismatch,
+    ParamError, IndexRangeError for a window outside a.  Source: ggml_acc.
     """
     return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, False)
 
 
 def acc_inplace(a, b, nb1, nb2, nb3, offset):
-    """The same, written over a.  Source: ggml_acc_inplace."""
+    """As `acc`, written over a; returns a view of a.  Source: ggml_acc_inplace."""
     return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, True)
 
 
 def set(a, b, nb1, nb2, nb3, offset):
-    """a with b copied into the window at byte `offset` < 2^30; strides in bytes; shape of a, contiguous F32 or I32.
+    """a with b copied into the window at byte `offset` < 2^30; strides nb1, nb2, nb3 in bytes; contiguous F32 or I32.
 
-    op params and errors as `acc`.  Source: ggml_set.
+    Shape of a; op params and errors as `acc`.  Source: ggml_set.
     """
     return _build(OP.SET, a, b, nb1, nb2, nb3, offset, False)
 
 
 def set_inplace(a, b, nb1, nb2, nb3, offset):
-    """The same, written over a.  Source: ggml_set_inplace."""
+    """As `set`, written over a; returns a view of a.  Source: ggml_set_inplace."""
     return _build(OP.SET, a, b, nb1, nb2, nb3, offset, True)
 
 
 def set_1d(a, b, offset):
-    """`set` with a's own strides: a stretch of b.ne0 elements at byte `offset`.  Source: ggml_set_1d."""
+    """`set` with a's own strides: a stretch of b.ne0 elements of a at byte `offset`.  Errors as `set`.
+
+    Source: ggml_set_1d.
+    """
     return set(a, b, *a.nb[1:], offset)
 
 
 def set_1d_inplace(a, b, offset):
-    """The same, written over a.  Source: ggml_set_1d_inplace."""
+    """As `set_1d`, written over a; returns a view of a.  Source: ggml_set_1d_inplace."""
     return set_inplace(a, b, *a.nb[1:], offset)
 
 
 def set_2d(a, b, nb1, offset):
-    """`set` of a matrix with rows nb1 bytes apart.  Source: ggml_set_2d."""
+    """`set` of a matrix b into a, rows nb1 bytes apart, from byte `offset`.  Errors as `set`.  Source: ggml_set_2d."""
     return set(a, b, nb1, *a.nb[2:], offset)
 
 
 def set_2d_inplace(a, b, nb1, offset):
-    """The same, written over a.  Source: ggml_set_2d_inplace."""
+    """As `set_2d`, written over a; returns a view of a.  Source: ggml_set_2d_inplace."""
     return set_inplace(a, b, nb1, *a.nb[2:], offset)
 
 

@@ -209,6 +209,101 @@ class AsyncBackend(FakeBackend):
         self.submit(lambda: reached.wait(2))
 
 
+class Slots(Fake):
+    """A device whose slots are replaced one at a time: `device.answers[slot] = function or exception`."""
+
+    def __init__(self, name="A", **options):
+        super().__init__(name, **options)
+        self.answers, self.events, self.freed_events = {}, [], []
+        self._buft = SlotsBufferType(self, name, self.host)
+
+    def answer(self, slot, otherwise, *args):
+        found = self.answers.get(slot, otherwise)
+        if isinstance(found, Exception):
+            raise found
+        return found(*args) if callable(found) else found
+
+    def init_backend(self, params=""):
+        return SlotsBackend(self)
+
+    def supports_op(self, t):
+        return self.answer("supports_op", super().supports_op, t)
+
+    def supports_buft(self, buft):
+        return self.answer("supports_buft", super().supports_buft, buft)
+
+    def offload_op(self, t):
+        return self.answer("offload_op", super().offload_op, t)
+
+    def event_new(self):
+        self.events.append(self.answer("event_new", StreamEvent))
+        return self.events[-1]
+
+    def event_free(self, event):
+        self.freed_events.append(event)
+        self.answer("event_free", None)
+
+
+class SlotsBufferType(FakeBufferType):
+    def alignment(self):
+        return self.device.answer("alignment", 64)
+
+    def max_size(self):
+        return self.device.answer("max_size", 1 << 40)
+
+    def alloc_size(self, t):
+        return self.device.answer("alloc_size", lambda t: t.nbytes, t)
+
+    def alloc_buffer(self, size):
+        def make(size):
+            self.device.used += size
+            return SlotsBuffer(self, size)
+        return self.device.answer("alloc_buffer", make, size)
+
+
+class SlotsBuffer(FakeBuffer):
+    def init_tensor(self, t):
+        super().init_tensor(t)
+        self.buft.device.answer("init_tensor", None, t)
+
+    def set_tensor(self, t, data, offset=0):
+        self.buft.device.answer("set_tensor", None)
+        super().set_tensor(t, data, offset)
+
+    def get_tensor(self, t, offset=0, nbytes=None):
+        self.buft.device.answer("get_tensor", None)
+        return super().get_tensor(t, offset, nbytes)
+
+    def copy_tensor(self, src, dst):
+        self.buft.device.answer("copy_tensor", None)
+        return super().copy_tensor(src, dst)
+
+    def free(self):
+        super().free()
+        self.buft.device.answer("free", None)
+
+
+class SlotsBackend(FakeBackend):
+    def graph_compute(self, graph):
+        self.device.answer("graph_compute", None)
+        super().graph_compute(graph)
+
+    def copy_tensor_async(self, src, dst, src_backend=None):
+        return self.device.answer("copy_tensor_async", False)
+
+    def synchronize(self):
+        self.device.answer("synchronize", None)
+
+    def event_record(self, event):
+        self.device.answer("event_record", None)
+
+    def event_wait(self, event):
+        self.device.answer("event_wait", None)
+
+    def graph_optimize(self, nodes):
+        return self.device.answer("graph_optimize", lambda ns: ns, nodes)
+
+
 def check_guards(*devices):
     """No device wrote outside its buffers."""
     for d in devices:

@@ -58,7 +58,7 @@ def test_cpu_buffer_type_A2_02_A2_03_A2_08_A2_10_A2_11_A5_02_A5_13_A8_08():
 
 
 def test_a_second_private_buffer_type_A2_12():
-    private, = CPU_DEVICE.extra_buffer_types()
+    private, _ = CPU_DEVICE.extra_buffer_types()
     assert not private.is_host() and CPU_DEVICE.supports_buft(private) and private.device is CPU_DEVICE
     t = placed((8,), private)
     t.set(np.arange(8))

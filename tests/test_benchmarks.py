@@ -1,8 +1,10 @@
 """The measuring programs: a tiny model, one round, no peers; and the arithmetic of what they report."""
+import dataclasses
 import importlib
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -42,7 +44,7 @@ def test_synthetic_models_hold_the_same_weights_in_every_type(bench):
         assert exact.std() == pytest.approx(1 if name == "token_embd.weight" else columns ** -0.5, rel=0.1)
         for t, f in files.items():
             info = f.tensors[name]
-            assert info.shape == (rows, columns) and info.type is getattr(gg, t)
+            assert info.shape == (rows, columns) and info.type is shape.kinds(t)[name]
             assert bytes(f.tensor_bytes(name)) == gg.quantize(info.type, exact).tobytes()
     with load_model(synth.model_path("llama-tiny", "F32"), n_threads=1) as m:
         logits = m.logits([1, 2, 3])
@@ -58,23 +60,107 @@ def test_a_full_disk_is_a_reason_not_a_crash(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_our_engine_is_compared_and_the_missing_peer_is_named(bench, tiny, monkeypatch):
-    compare, models = bench("compare"), bench("models")
-    ours = compare.Worker
-    monkeypatch.setattr(compare, "Worker", lambda name: ours(name) if name == "ours" else _missing(bench, name))
-    speeds = [compare.Speed(f"tiny-{m}", f"tiny, {m}", lambda: tiny, m, 8, 1.5) for m in ("tg", "pp")]
-    monkeypatch.setattr(models, "SPEEDS", speeds)
-    monkeypatch.setattr(models, "COSTS", {"metadata": models.metadata("metadata", lambda: tiny, 1000)})
-    said = []
-    rows, lines = models.measure((), (1,), 1, say=said.append)
-    assert [r.work for r in rows] == ["tiny, tg, 1 thread", "tiny, pp, 1 thread", "metadata"]
-    assert all(10 < r.ours.median < 1e6 for r in rows[:2]) and rows[2].passed is True
-    assert all(r.peer == "missing: no peer here" and r.passed is None for r in rows[:2])
-    assert "before" in lines[0] and "missing: no peer here" in lines and len(said) == 8
+@pytest.fixture
+def run(bench, tiny, monkeypatch, tmp_path):
+    """run(peers, *arguments): the comparison of a tiny model and three graphs, one round -> peers.Run"""
+    peers, compare, catalogue, models = (bench(n) for n in ("peers", "compare", "catalogue", "catalogue_models"))
+    model = [models.Model(key=f"tiny-{m}", text=f"tiny, {m}", targets={"wheel": 1.0}, file=lambda: tiny, measure=m, n=8)
+             for m in ("tg", "pp")]
+    graphs = [catalogue.GRAPHS[k] for k in ("op-soft_max-16x8", "op-argsort-64x64", "mul_mat-f32-384x1536-n64")]
+    monkeypatch.setattr(peers, "SECTIONS", {"models": model, "graphs": graphs})
+    monkeypatch.setattr(peers, "COSTS", {"metadata": bench("costs").metadata("metadata", lambda: tiny, 1000)})
+
+    def measure(names, *arguments):
+        monkeypatch.setattr(compare, "NAMES", names)
+        run = peers.Run(peers.arguments(["--quick", "--rounds", "1", "--threads", "1", *arguments]), lambda line: None)
+        run.measure()
+        run.write(tmp_path / "peers")
+        return run
+    return measure
 
 
-def _missing(bench, name):
-    raise bench("worker").Missing(f"no {name} here")
+def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
+    """The one command, tiny: numpy is always there; the other peers are missing, and are named."""
+    monkeypatch.delenv("GGML_LIB_DIR", raising=False)
+    done = run({"wheel": ("peer", str(tmp_path)), "numpy": ("arrays", "numpy")})
+    rows = [r for section in done.rows.values() for r in section]
+    assert [r.key for r in done.rows["models"]] == ["tiny-tg", "tiny-pp"]
+    assert all(10 < r.ours.median < 1e6 and r.passed is None and r.against == "-" for r in done.rows["models"])
+    products = [r for r in rows if r.key.startswith("mul_mat")]
+    assert [r.against for r in products] == ["numpy"] and products[0].ratio > 0.01
+    assert products[0].ratio == pytest.approx(products[0].peer.median / products[0].ours.median)
+    assert done.rows["costs"][0].passed is True
+    assert any("before" in line for line in done.lines) and any("numpy" in line for line in done.lines)
+    assert any(line.startswith("wheel: missing: no ggml libraries in") for line in done.lines)
+    assert any(line.startswith("native: missing: GGML_LIB_DIR") for line in done.lines)
+    text = (tmp_path / "peers.md").read_text()
+    assert all(r.work in text for r in rows) and (tmp_path / "peers.png").stat().st_size > 10_000
+
+
+@pytest.mark.peer
+def test_the_comparison_with_the_real_ggml(run, need):
+    need("xllamacpp", "llama.cpp is the peer")
+    done = run({"wheel": ("peer",)}, "--peers", "wheel")
+    rows = [r for section in ("models", "graphs") for r in done.rows[section] if r.key != "mul_mat-f32-384x1536-n64"]
+    assert [r.against for r in rows] == ["wheel"] * 4 and all(r.passed is (r.ratio >= 1.0) for r in rows)
+
+
+@pytest.mark.peer
+def test_a_folder_with_ggml_is_a_native_peer(bench, need, monkeypatch):
+    need("pywhispercpp", "it brings ggml as libraries in a folder")
+    from ggjit.models.suite.ggml import libraries
+    folder = libraries("pywhispercpp")[-1].rpartition("/")[0]
+    monkeypatch.setenv("GGML_LIB_DIR", folder)
+    monkeypatch.setattr(bench("compare"), "NAMES", {})
+    with bench("compare").Engines(1) as engines:
+        name, = set(engines.workers) & {"native", "llamafile"}
+        work = dataclasses.replace(bench("catalogue").GRAPHS["op-rms_norm-64x4"], targets={name: 1e-6})
+        row, = bench("compare").compare(engines, work, 1, 0.01)
+        assert row.against == name and row.passed is True
+        with pytest.raises(bench("worker").Missing, match="no libllama"):
+            engines.workers[name].ask("load", "x.gguf", n_threads=1)
+
+
+def test_a_wrong_result_is_no_row(bench):
+    """A peer that computes something else is not a peer."""
+    compare, work = bench("compare"), bench("catalogue").GRAPHS["op-soft_max-16x8"]
+    with compare.Engines(1, only=()) as engines:
+        engines.workers["wheel"] = wrong = Wrong()
+        with pytest.raises(bench("worker").EngineError, match="wheel's result differs from ours by NMSE 0.8"):
+            list(compare.compare(engines, work, 1, 0.01))
+        assert wrong.asked == ["unload", "load_graph", "run_graph", "graph_result"]
+
+class Wrong:
+    """An engine whose softmax is one."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, method, *args, **kw):
+        self.asked.append(method)
+        if method == "graph_result":
+            np.full(16 * 8, 1.0, np.float32).tofile(args[0])
+
+    def cpu_seconds(self):
+        return 0.0
+
+    def close(self):
+        pass
+
+
+def test_near_the_bandwidth_97_percent_pass_after_seven_rounds(bench):
+    compare = bench("compare")
+    engines = types.SimpleNamespace(workers={"ours": Wrong(), "wheel": Wrong()}, n_threads=1, cpu_seconds=lambda but: 0)
+    times = {id(engines.workers["ours"]): 1.02, id(engines.workers["wheel"]): 1.0}
+    work = bench("work").Work(key="k", text="t", targets={"wheel": 1.3})
+
+    def judged(share):
+        turns = compare.Turns(engines, ["ours", "wheel"], lambda w, r: times[id(w)]).take(2)
+        row, = compare.rows(engines, work, turns, lambda s: s, "s", lambda s: share / s)
+        return turns.rounds, row.passed, row.target
+    assert judged(0.95) == (7, True, "0.97 x")
+    assert judged(0.91) == (7, False, "1.30 x")         # ours moves 89 % only
+    assert judged(0.5) == (2, False, "1.30 x")
 
 
 def test_a_peer_that_is_not_installed_is_missing(bench, monkeypatch):
@@ -130,14 +216,42 @@ def test_traffic_and_operations(bench):
 def test_the_table_is_markdown(bench):
     report = bench("report")
     rows = [report.Row("a | b", "1.5 x", report.Spread([3.0, 1.0, 2.0], "tok/s"), "missing: x", passed=True),
-            report.Row("c", "30 ms", report.Spread([1234.5], "ms"), ratio=1.234, passed=False)]
+            report.Row("c", "30 ms", report.Spread([1234.5], "ms"), ratio=1.234, passed=False, n_threads=2,
+                       against="wheel")]
     head, rule, *lines = report.markdown(rows).splitlines()
     assert len({line.count("|") for line in (head, rule, *lines)}) == 1
-    assert lines[0] == "| a / b | 1.5 x | 2.000 tok/s (1.000 - 3.000) | missing: x | - | pass |  |"
-    assert lines[1] == "| c | 30 ms | 1,234 ms | - | 1.23 | **MISS** |  |"
+    assert lines[0] == "| a / b | 1 | - | 1.5 x | 2.000 tok/s (1.000 - 3.000) | missing: x | - | pass |  |"
+    assert lines[1] == "| c | 2 | wheel | 30 ms | 1,234 ms | - | 1.23 | **MISS** |  |"
+
+
+def test_q4_k_m_mixes_types_as_llama_cpp_does(bench):
+    shapes = bench("synth").SHAPES
+    kinds = shapes["tinyllama-1.1b"].kinds("Q4_K_M")
+    assert kinds["output.weight"] is gg.Q6_K and kinds["token_embd.weight"] is gg.Q4_K
+    better = [i for i in range(22) if kinds[f"blk.{i}.ffn_down.weight"] is gg.Q6_K]
+    assert better == [0, 1, 4, 7, 10, 13, 16, 19, 20, 21]
+    kinds = shapes["smollm-135m"].kinds("Q4_K_M")           # rows of 576: no multiple of 256
+    assert kinds["blk.9.attn_q.weight"] is gg.Q5_0 and kinds["token_embd.weight"] is gg.Q8_0
+    assert kinds["blk.5.ffn_down.weight"] in (gg.Q4_K, gg.Q6_K)
+
+
+def test_a_cliff_is_a_loss_of_throughput(bench):
+    growth = bench("growth")
+    assert growth.cliffs(growth.Curve("x", {1: 10.0, 2: 20.0, 3: 18.9, 4: 18.0})) == [(2, 3, pytest.approx(0.945))]
+    assert growth.Curve("x", {1: 5.0, 10: 1.0, 1000: 10.0}).exponent == pytest.approx(0.5)
+
+
+def test_growth_is_measured_and_shown(bench, tmp_path, monkeypatch):
+    growth = bench("growth")
+    curve = growth.Curve("a", {1: 0.1, 2: 0.2})
+    monkeypatch.setitem(growth.PARTS, "batch", (lambda n_threads: [curve], "n", "ms", 1e3))
+    growth.main(["--only", "batch", "--out", str(tmp_path / "growth")])
+    assert "| a, ms | 100.0 | 200.0 | 1.00 |" in (tmp_path / "growth.md").read_text()
+    assert (tmp_path / "growth.png").stat().st_size > 5_000
 
 
 def test_the_command_lists_its_rows():
-    r = subprocess.run([sys.executable, "-m", "benchmarks.models", "--list"], cwd=ROOT, text=True, capture_output=True,
+    r = subprocess.run([sys.executable, "-m", "benchmarks.peers", "--list"], cwd=ROOT, text=True, capture_output=True,
                        timeout=60)
-    assert r.returncode == 0 and {"tinyllama-q4_0-tg", "minilm-64", "startup-cold", "memory"} <= set(r.stdout.split())
+    assert r.returncode == 0 and {"tinyllama-q4_0-tg", "minilm-64", "startup-cold", "memory", "mul_mat-mxfp4-n512",
+                                  "nodes-10000"} <= set(r.stdout.split())

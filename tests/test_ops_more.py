@@ -186,7 +186,7 @@ BAD = {
     "add1": lambda: gg.add1(_t(8), _t(2)), "add_id": lambda: gg.add_id(_t(8, 2, 3), _t(8, 4), _t(2, 2, type=gg.I32)),
     "count_equal": lambda: gg.count_equal(_t(8, type=gg.I32), _t(9, type=gg.I32)),
     "repeat_back": lambda: gg.repeat_back(_t(8), _t(3)), "get_rows_back": lambda: gg.get_rows_back(
-        _t(8, 3), _t(2, type=gg.I32), _t(8, 4)),
+        _t(8, 3), _t(4, type=gg.I32), _t(8, 4)),
     "silu_back": lambda: gg.silu_back(_t(8), _t(9)), "rms_norm_back": lambda: gg.rms_norm_back(_t(8), _t(8), -1.0),
     "soft_max_back": lambda: gg.soft_max_ext_back(_t(8), _t(8), 1.0, 8.0),
     "pool k": lambda: gg.pool_1d(_t(8), 0, 9, 1, 0), "pool op": lambda: gg.pool_1d(_t(8), 2, 1, 1, 0),

@@ -5,6 +5,9 @@ The whole suite is `ggjit ops test` (see README.md).
 import collections
 import dataclasses
 import json
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -13,14 +16,14 @@ import ggjit as gg
 from ggjit.models.suite import command, compare, oracle
 from ggjit.models.suite.case import Case, all_cases, vars_of
 from ggjit.models.suite.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
-from ggjit.models.suite.jobs import spread
-from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Runner
+from ggjit.models.suite.jobs import READY, spread
+from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Outcome, Runner
+from ggjit.models.suite.sample import balanced
 from ggjit.ops.record import OP
 from ggjit.ops.spec import all_specs
 from ggjit.ops.types import F32
 
-SAMPLE, SEED, JOBS = 300, 20, 2
-# faults the suite found that are not mended yet: part of the error -> what it is
+SAMPLE, KERNELS, SEED, JOBS = 1500, 450, 20, 2
 N_CASES, N_CLASSES = 21093, 104             # what ggml's eval list holds
 PER_CLASS = dict(unary=168, get_rows=119, set_rows=703, im2col_3d=2051, conv_2d=3140, cpy=581, bin_bcast=372,
                  mul_mat=1563, mul_mat_id=872, mul_mat_vec_fusion=432, out_prod=1415, soft_max=212, rope=870,
@@ -56,13 +59,52 @@ def test_parameters_read_as_ggml_prints_them():
 
 # ---------------------------------------------------------------- the sample
 def test_sample(runner):
-    """Everything that ggjit has a kernel for gives ggml's results."""
-    outcomes = list(spread(command.select(sample=SAMPLE, seed=SEED), runner.backend, SEED, JOBS))
-    print("\n".join(command.table(outcomes, command.summarize(outcomes))))
-    wrong = [f"{o.case}: {o.error}" for o in outcomes if o.status == FAIL]
+    """Cases of every class and op give ggml's results."""
+    cases, kernels = balanced(SAMPLE, SEED, runner.backend, KERNELS)
+    assert len(cases) == SAMPLE and len(kernels) <= KERNELS
+    assert {(c.family, c.op) for c in cases} == {(c.family, c.op) for c in all_cases()}
+    outcomes = list(spread(cases, runner.backend, SEED, JOBS))
+    print("\n".join(command.table(outcomes)))
+    wrong = [f"{o.case}: {o.error}" for o in outcomes if o.status != OK]
     assert not wrong, "\n".join(wrong)
-    passed = [o for o in outcomes if o.status == OK]
-    assert len(passed) > SAMPLE / 2 and sum("ggml" in o.checked for o in passed) > 0.7 * len(passed)
+    assert sum("ggml" in o.checked for o in outcomes) > 0.7 * SAMPLE
+
+
+def test_every_case_of_ggmls_cpu_backend_is_supported(runner):
+    """Built, not computed: a tenth of the list.  What we refuse ggml refuses, too."""
+    for case in all_cases()[SEED % 10::10]:
+        row = command.supported(case, runner)
+        assert row["ok"] or row["peer"], (str(case), row["error"])
+
+
+def unlucky(pipe, backend, n_threads, seed):
+    """A worker that dies of case 3 and hangs in case 5."""
+    pipe.send(READY)
+    while True:
+        i = pipe.recv()
+        if i == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(60 if i == 5 else 0)
+        pipe.send(Outcome(None, OK))
+
+
+def test_a_case_that_kills_its_process_or_hangs_fails_alone(runner, monkeypatch):
+    monkeypatch.setattr("ggjit.models.suite.jobs.PATIENCE", 3.0)
+    outcomes = {o.case.index: o for o in spread(all_cases()[:8], runner.backend, SEED, 1, unlucky)}
+    assert sorted(outcomes) == list(range(8))
+    assert outcomes[3].status == FAIL and "SIGSEGV" in outcomes[3].error
+    assert outcomes[5].status == FAIL and "no answer within 3 s" in outcomes[5].error
+    assert all(o.status == OK for i, o in outcomes.items() if i not in (3, 5))
+
+
+def test_the_table_counts_each_case_once():
+    case = all_cases()[0]
+    outcomes = [Outcome(case, OK, checked=("float64", "ggml")), Outcome(case, OK, checked=("float64",)),
+                Outcome(case, REFUSED, peer="ADD"), Outcome(case, NOT_SUPPORTED), Outcome(case, FAIL)]
+    assert [command.verdict(o) for o in outcomes] == list(command.COLUMNS)
+    *_, total = command.table(outcomes)
+    assert total.split()[:8] == ["1", "classes", "5", "1", "1", "1", "1", "1"]
+    assert command.summarize(outcomes)["gap"] == 1
 
 
 # ---------------------------------------------------------------- the runner

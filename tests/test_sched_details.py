@@ -49,6 +49,8 @@ def test_causes_and_explanations_A12_08_A12_09_A13_13_A13_15_A14_08():
     html, dot = e._repr_html_(), e.dot
     assert html.count("<details>") == 2 and "source 0 is a weight" in html
     assert dot.count("subgraph") == 2 and dot.count("style=dashed") == 3 and dot.endswith("}")
+    assert 'label="copy 256 bytes"' in dot and dot.count(" us, compute ") == 2 and "1.wgt0" in dot
+    assert html.count(" us, compute ") == 2 and "<th>bytes" in html and ">x<td align=right>256" in html
     assert sched._run._copy_handle(0, 0).name == "A#x#0", "copies are named as in ggml"
     assert sched._run.parts[0][0].compute_ns > 0
 
@@ -130,7 +132,7 @@ def test_several_cpu_backends_at_once():
 
 def test_a_private_buffer_type_of_the_cpu_in_a_scheduler():
     cpu = gg.init_backend("CPU:n_threads=1")
-    private, = cpu.device.extra_buffer_types()
+    private, _ = cpu.device.extra_buffer_types()
     fake = devices.Fake("A", host=True)
     sched = gg.Scheduler([fake.init_backend(), cpu])
     ctx = gg.Context()

@@ -5,7 +5,8 @@
     cases_*.py      the families: the same parameter grids as ggml's list
     runner.py       sentinels, poisoned outputs, our result against the float64 reference and the real ggml
     jobs.py         the same in several processes
-    oracle.py       the real ggml in a worker process
+    ggml.py         the real ggml by ctypes: the worker process
+    oracle.py       its caller
     compare.py      error measures
     perf.py         time per run beside the real ggml's
     command.py      `ggjit ops test | perf | support`

@@ -40,6 +40,7 @@ class Case:
     max_err  limit of the error measure `error` (compare.MEASURES) against ggml and against float64
     whole    only the result of the graph is compared with ggml (fusion cases), not every node
     ggml_cpu False where ggml's own CPU backend refuses the case, and our builder does, too
+    wrong    "" or what ggml's CPU backend gets wrong here: the case is compared with float64 alone
     """
     family: str
     op: str
@@ -49,6 +50,7 @@ class Case:
     error: str = "nmse"
     whole: bool = False
     ggml_cpu: bool = True
+    wrong: str = ""
     index: int = -1
 
     def __str__(self):

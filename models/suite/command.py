@@ -7,9 +7,11 @@
 import collections
 import re
 import sys
+import time
 
 import numpy as np
 
+from ggjit.config import available_cores
 from ggjit.models.progress import bar, compiling
 from ggjit.models.suite import oracle
 from ggjit.models.suite.case import all_cases
@@ -18,6 +20,8 @@ from ggjit.models.suite.perf import measure
 from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Built, Runner
 from ggjit.ops.errors import GgjitError, MissingExtra, ParamError
 from ggjit.registry import init_backend, registry
+
+CASES_A_PROCESS = 64                                    # fewer are not worth starting another one
 
 
 def select(ops=None, params=None, sample=None, seed=0):
@@ -78,47 +82,52 @@ def run(args):
 
 # ---------------------------------------------------------------- test
 def test(args, cases, backend, peer):
-    runner, outcomes = Runner(backend, args.seed, peer), []
-    done = spread(cases, backend, args.seed, args.jobs) if args.jobs > 1 else map(runner.run, cases)
+    outcomes, t0 = [], time.perf_counter()
+    n_jobs = args.jobs or min(available_cores(), -(-len(cases) // CASES_A_PROCESS))
     with bar("cases", len(cases)) as step:
-        for outcome in done:
+        for outcome in spread(cases, backend, args.seed, n_jobs):
             outcomes.append(outcome)
             if not args.json and outcome.status in (FAIL, REFUSED):
                 print(f"{outcome.status}  {outcome.case}: {outcome.error}", flush=True)
             step()
+    outcomes.sort(key=lambda o: o.case.index)
     summary = summarize(outcomes)
     if not args.json:
-        print("\n".join(table(outcomes, summary)))
-    return {"cases": [o.json for o in outcomes], **summary, "failed": summary["fail"] > 0}
+        print("\n".join(table(outcomes)))
+        print(f"{time.perf_counter() - t0:.0f} s in {n_jobs} process{'es' * (n_jobs > 1)}")
+    return {"cases": [o.json for o in outcomes], **summary, "failed": summary["fail"] + summary["gap"] > 0}
+
+
+def verdict(outcome):
+    """Column of the table; "lacking": we refuse what ggml's CPU backend takes."""
+    if outcome.status == OK:
+        return "with ggml" if "ggml" in outcome.checked else "float64 alone"
+    return FAIL if outcome.status == FAIL else "both refuse" if outcome.peer else "lacking"
+
+
+COLUMNS = ("with ggml", "float64 alone", "both refuse", "lacking", FAIL)
 
 
 def summarize(outcomes):
-    """Counts.  gap: cases we lack although ggml's CPU backend takes them."""
-    n = collections.Counter(o.status for o in outcomes)
-    passed = [o for o in outcomes if o.status == OK]
+    """Counts by status and by verdict.  gap: cases we lack although ggml's CPU backend takes them."""
+    n, columns = collections.Counter(o.status for o in outcomes), collections.Counter(map(verdict, outcomes))
     return {"ok": n[OK], "fail": n[FAIL], "not_supported": n[NOT_SUPPORTED], "refused": n[REFUSED],
-            "gap": sum(o.status in (NOT_SUPPORTED, REFUSED) and not o.peer for o in outcomes),
-            "checked_by_ggml": sum("ggml" in o.checked for o in passed),
-            "checked_by_float64_alone": sum(o.checked == ("float64",) for o in passed),
-            "seconds": sum(o.seconds for o in outcomes)}
+            "gap": columns["lacking"], "checked_by_ggml": columns["with ggml"],
+            "checked_by_float64_alone": columns["float64 alone"], "seconds": sum(o.seconds for o in outcomes)}
 
 
-def table(outcomes, summary):
-    """Lines of text: a row per family, then the totals."""
-    rows = collections.defaultdict(collections.Counter)
+def table(outcomes):
+    """Lines of text: a row per class, then the totals.  The first two columns passed."""
+    rows, seconds = collections.defaultdict(collections.Counter), collections.Counter()
     for o in outcomes:
-        rows[o.case.family][o.status] += 1
-        rows[o.case.family]["ms"] += o.seconds * 1e3
-    yield f"{'class':<26}{'cases':>7}{'ok':>7}{'FAIL':>6}{'not supported':>15}{'refused':>9}{'ms/case':>9}"
-    for family, n in rows.items():
-        total = sum(n[s] for s in (OK, FAIL, NOT_SUPPORTED, REFUSED))
-        yield (f"{family:<26}{total:>7}{n[OK]:>7}{n[FAIL]:>6}{n[NOT_SUPPORTED]:>15}{n[REFUSED]:>9}"
-               f"{n['ms'] / total:>9.1f}")
-    s = summary
-    yield (f"{len(outcomes):,} cases in {len(rows)} classes, {s['seconds']:.0f} s: {s['ok']:,} ok "
-           f"({s['checked_by_ggml']:,} by the real ggml, {s['checked_by_float64_alone']:,} by float64 alone), "
-           f"{s['fail']:,} FAIL, {s['not_supported']:,} not supported, {s['refused']:,} refused")
-    yield f"of the last two, ggml's CPU backend refuses all but {s['gap']:,}"
+        rows[o.case.family][verdict(o)] += 1
+        seconds[o.case.family] += o.seconds
+
+    def row(name, n, seconds):
+        return f"{name:<26}{n.total():>7,}" + "".join(f"{n[c]:>15,}" for c in COLUMNS) + f"{seconds:>9.1f}"
+    yield f"{'class':<26}{'cases':>7}" + "".join(f"{c:>15}" for c in COLUMNS) + f"{'s':>9}"
+    yield from (row(family, n, seconds[family]) for family, n in rows.items())
+    yield row(f"{len(rows)} classes", sum(rows.values(), collections.Counter()), seconds.total())
 
 
 # ---------------------------------------------------------------- perf, support

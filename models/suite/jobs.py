@@ -1,40 +1,116 @@
-"""The suite in several processes: each runs stretches of neighbouring cases, which share kernels, with its own ggml."""
-import concurrent.futures
+"""The suite in worker processes: no case can end the run.  A process that dies or hangs fails the case it was at.
+
+    cases in order      | 0 -> .............. | 1 -> .............. |       each worker runs a part of its own from the
+                                         <- 1                               front, because neighbours share kernels, and
+                                                                            then takes from the end of the longest part
+"""
+import collections
 import dataclasses
 import multiprocessing
+import multiprocessing.connection
+import signal
+import time
 
 from ggjit.models.suite import oracle
 from ggjit.models.suite.case import all_cases
-from ggjit.models.suite.runner import Runner
-from ggjit.ops.errors import MissingExtra
+from ggjit.models.suite.runner import FAIL, Outcome, Runner
+from ggjit.ops.errors import GgjitError, MissingExtra
 from ggjit.registry import init_backend
 
-STRETCH = 16                                            # cases a process takes at a time
-_runner = None
+PATIENCE = 600.0                                        # seconds until a case counts as hung
+READY = "ready"
 
 
-def _start(backend, n_threads, seed):
-    global _runner
+def serve(pipe, backend, n_threads, seed):
+    """The worker's side: READY; then numbers of cases in, outcomes out, without the case (it holds functions)."""
     made = init_backend(backend)
     made.n_threads = n_threads
     try:
         peer = oracle.connect()
     except MissingExtra:
         peer = None
-    _runner = Runner(made, seed, peer)
+    runner = Runner(made, seed, peer)
+    pipe.send(READY)
+    while True:
+        try:
+            i = pipe.recv()
+        except EOFError:                                # the parent is gone or has no more
+            return
+        pipe.send(dataclasses.replace(runner.run(all_cases()[i]), case=None))
 
 
-def _run(indices):
-    """Outcomes of cases by number; the case itself (it holds functions) stays behind."""
-    return [dataclasses.replace(_runner.run(all_cases()[i]), case=None) for i in indices]
+class Worker:
+    """One process, its part of the cases, and the case it is at."""
+
+    def __init__(self, part, target, settings):
+        self.part, self.target, self.settings, self.case = collections.deque(part), target, settings, None
+        self.start()
+
+    def start(self):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=self.target, args=(theirs, *self.settings), daemon=True)
+        self.process.start()
+        self.ready = False
+        theirs.close()
+
+    def take(self, parts):
+        """Start the next case, if any is left.  GgjitError if the process did not come up."""
+        longest = max(parts, key=len)
+        self.case = self.part.popleft() if self.part else longest.pop() if longest else None
+        if self.case is None:
+            return
+        try:
+            self.ready = self.ready or self.pipe.recv() == READY
+        except (EOFError, ConnectionError):
+            self.process.join()
+            raise GgjitError(f"a process of the suite did not start: {self._status()}") from None
+        self.since = time.monotonic()
+        self.pipe.send(self.case.index)
+
+    @property
+    def late(self):
+        return time.monotonic() - self.since > PATIENCE
+
+    def outcome(self):
+        """Of the case, which is finished, or whose process died or is late."""
+        try:
+            if self.pipe.poll():
+                return dataclasses.replace(self.pipe.recv(), case=self.case)
+            error = f"no answer within {PATIENCE:.0f} s"
+            self.process.kill()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            error = f"the process died: {self._status()}"
+        seconds = time.monotonic() - self.since
+        self.start()
+        return Outcome(self.case, FAIL, error, seconds=seconds)
+
+    def _status(self):
+        code = self.process.exitcode
+        return signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
+
+    def stop(self):
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
 
 
-def spread(cases, backend, seed, n_jobs):
-    """Outcomes of the cases in order, computed by `n_jobs` processes."""
-    stretches = [cases[i:i + STRETCH] for i in range(0, len(cases), STRETCH)]
-    with concurrent.futures.ProcessPoolExecutor(
-            n_jobs, multiprocessing.get_context("spawn"), _start,
-            (backend.device.name, backend.n_threads, seed)) as pool:
-        for stretch, outcomes in zip(stretches, pool.map(_run, [[c.index for c in s] for s in stretches]),
-                                     strict=True):
-            yield from (dataclasses.replace(o, case=c) for c, o in zip(stretch, outcomes, strict=True))
+def spread(cases, backend, seed, n_jobs, target=serve):
+    """Outcomes of the cases, as they come, computed by at most `n_jobs` processes that run `target`."""
+    size = max(1, -(-len(cases) // n_jobs))
+    workers = [Worker(cases[i:i + size], target, (backend.device.name, backend.n_threads, seed))
+               for i in range(0, len(cases), size)]
+    try:
+        for w in workers:
+            w.take([v.part for v in workers])
+        while any(w.case is not None for w in workers):
+            busy = [w for w in workers if w.case is not None]
+            ready = multiprocessing.connection.wait([w.pipe for w in busy], timeout=1.0)
+            for w in busy:
+                if w.pipe in ready or w.late:
+                    yield w.outcome()
+                    w.take([v.part for v in workers])
+    finally:
+        for w in workers:
+            w.stop()

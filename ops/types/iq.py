@@ -19,7 +19,7 @@ from ggjit.ops.blocks_super import Super
 from ggjit.ops.lanes import concat_ir, f32, i32, i64, nibbles_ir, splat_const
 from ggjit.ops.mem import IR_F16, IR_F32, IR_I32, IR_I64
 from ggjit.ops.simd import IR, const_ir, load_ir, opaque_ir, shuffle_ir, vec_ir
-from ggjit.ops.types import BY_NAME
+from ggjit.ops.types import BY_NAME, iq1_write, iq_write
 from ggjit.ops.types.iq_grids import GRIDS, SIGNS
 from ggjit.ops.types.traits import Traits
 
@@ -201,15 +201,17 @@ def _iq1_m_d(b, p):
     return b.fmul(b.fpext(d, IR_F32), f32(0.125))
 
 
-def _super(name, codes, scales, d):
-    return Super(BY_NAME[name], codes, scales, d, signed=True, halves=name in ("iq2_xs", "iq2_s", "iq1_m"))
+def _traits(name, codes, scales, d):
+    blocks = Super(BY_NAME[name], codes, scales, d, signed=True, halves=name in ("iq2_xs", "iq2_s", "iq1_m"))
+    return blocks.traits(None, quantize_grid=WRITERS[name])
 
 
-TRAITS: tuple[Traits, ...] = tuple(s.traits(None) for s in (
-    _super("iq2_xxs", _iq2_xxs, lambda b, p: _upper_words_scales_ir(b, p, 2, 2), _d_ir(8)),
-    _super("iq2_xs", _iq2_xs, _nibble_scales_ir(66), _d_ir(8)),
-    _super("iq2_s", _iq2_s, _nibble_scales_ir(74), _d_ir(8)),
-    _super("iq3_xxs", _iq3_xxs, lambda b, p: _upper_words_scales_ir(b, p, 66, 1), _d_ir(4)),
-    _super("iq3_s", _iq3_s, _iq3_s_scales, _d_ir(1)),
-    _super("iq1_s", _iq1_s, _iq1_s_scales, _d_ir(8)),
-    _super("iq1_m", _iq1_m, _iq1_m_scales, _iq1_m_d)))
+WRITERS = iq1_write.WRITERS | iq_write.WRITERS
+TRAITS: tuple[Traits, ...] = (
+    _traits("iq2_xxs", _iq2_xxs, lambda b, p: _upper_words_scales_ir(b, p, 2, 2), _d_ir(8)),
+    _traits("iq2_xs", _iq2_xs, _nibble_scales_ir(66), _d_ir(8)),
+    _traits("iq2_s", _iq2_s, _nibble_scales_ir(74), _d_ir(8)),
+    _traits("iq3_xxs", _iq3_xxs, lambda b, p: _upper_words_scales_ir(b, p, 66, 1), _d_ir(4)),
+    _traits("iq3_s", _iq3_s, _iq3_s_scales, _d_ir(1)),
+    _traits("iq1_s", _iq1_s, _iq1_s_scales, _d_ir(8)),
+    _traits("iq1_m", _iq1_m, _iq1_m_scales, _iq1_m_d))

@@ -53,24 +53,35 @@ def codes_ir(b, addr):
 
 
 # ---------------------------------------------------------------- quantisation
-@intrinsic
-def _quantize_block(typingctx, src, dst):
-    """quantize_row_q8_0_ref: d = amax / 127, q = round(x * (1 / d)), halves away from zero."""
-    def codegen(context, b, sig, args):
-        x = load_ir(b, args[0], vec_ir("f32", 32))
-        d = b.fdiv(amax_ir(b, x), f32(127.0))
-        inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
-        q = call_intrinsic(b, "llvm.round.v32f32", x.type, [b.fmul(x, splat_ir(b, inverse, 32))])
-        store_ir(b, scale_word_ir(b, d), args[1])
-        store_ir(b, b.trunc(b.fptosi(q, vec_ir("i32", 32)), vec_ir("i8", 32)), b.add(args[1], i64(2)))
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+def _reference_ir(b, src):
+    """32 float32 at src -> (codes <32 x i32>, scale): quantize_row_q8_0_ref, halves away from zero."""
+    x = load_ir(b, src, vec_ir("f32", 32))
+    d = b.fdiv(amax_ir(b, x), f32(127.0))
+    inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
+    q = call_intrinsic(b, "llvm.round.v32f32", x.type, [b.fmul(x, splat_ir(b, inverse, 32))])
+    return b.fptosi(q, vec_ir("i32", 32)), d
 
 
-@exact
-def from_float(src, dst, k):
-    for i in range(k // 32):
-        _quantize_block(src + i * 128, dst + i * NBYTES)
+def _rows_of(block_ir):
+    """Jitted (src, dst, k): rows of blocks from `block_ir(b, src) -> (codes, scale)`."""
+    @intrinsic
+    def block(typingctx, src, dst):
+        def codegen(context, b, sig, args):
+            q, d = block_ir(b, args[0])
+            store_ir(b, scale_word_ir(b, d), args[1])
+            store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(args[1], i64(2)))
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+
+    @exact
+    def rows(src, dst, k):
+        for i in range(k // 32):
+            block(src + i * 128, dst + i * NBYTES)
+    return rows
+
+
+# ggml rounds halves to even where kernels write Q8_0 (copies, KV cache), away from 0 where files are written
+from_float, quantize = _rows_of(activation_ir), _rows_of(_reference_ir)
 
 
 def np_from_float(x):
@@ -158,4 +169,5 @@ def _dot():
 
 
 TRAITS = (Traits(Q8_0, make_to_float(NBYTES, codes_ir, 128), from_float, np_to_float, np_from_float,
-                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 128, codes_ir)),)
+                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 128, codes_ir),
+                 quantize=quantize),)

@@ -68,10 +68,12 @@ class Traits:
     """What kernels can do with a type.  All row functions take addresses and k, the row's element count.
 
     to_float(src, dst, k)       jitted: k elements at src -> float32 at dst
-    from_float(src, dst, k)     jitted: float32 at src -> blocks at dst; byte-equal to ggml's reference quantiser
+    from_float(src, dst, k)     jitted: float32 at src -> blocks at dst; byte-equal to what ggml's CPU kernels write
     quantize(src, dst, k)       jitted: as from_float where whole files are written (ggml_quantize_chunk searches longer
-                                there for some types); None: from_float
+                                there for some types and rounds differently for Q8_0); None: from_float
     quantize_weighted(src, dst, k, weights)  jitted: the same with k float32 importances; None: they are ignored
+    quantize_grid               (ops/quant_grid.py's GridQuantizer) instead of these three where codes name points of a
+                                grid; ggml has no from_float for such types, so no op writes them
     np_to_float(raw)            NumPy twin: uint8 (..., row_nbytes) -> float32 (..., k)
     np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes); None: ggml checks it
     round_activations(src, dst, k)  jitted: float32 row -> float32 row as a product with this type sees it (rounded
@@ -91,6 +93,7 @@ class Traits:
     tile: object | None = None
     quantize: Callable | None = None
     quantize_weighted: Callable | None = None
+    quantize_grid: object | None = None
 
 
 @functools.cache

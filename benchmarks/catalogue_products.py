@@ -1,0 +1,27 @@
+"""mul_mat: types against columns.  Weights come from memory, activations are small."""
+import ggjit as gg
+from benchmarks.work import Graph
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+         "IQ4_XS", "MXFP4")
+COLUMNS, QUICK_COLUMNS = (1, 2, 4, 8, 16, 32, 128, 512), (1, 4, 8, 32, 128)
+K, M = 2048, 2048
+LONG = {4096: 4096, 11008: 4096}                # row length: rows, for one column
+TARGETS = {"wheel": 1.0, "native": 0.95, "llamafile": None}
+MAX_NMSE = 1e-5                                 # Q4_1, Q5_1: ggml rounds a sum of the activations to float16
+BLAS = {"numpy": 1.0, "torch": 1.0}
+
+
+def product(type, k, m, n, targets, quick=True):
+    def build(new):
+        return gg.mul_mat(new(getattr(gg, type), (k, m)), new(gg.F32, (k, n)))
+    size = f"n{n}" if (k, m) == (K, M) else f"{k}x{m}-n{n}"
+    return Graph(key=f"mul_mat-{type.lower()}-{size}", text=f"mul_mat {type} [{k} x {m}], n = {n}", targets=targets,
+                 build=build, cold=True, quick=quick, max_nmse=MAX_NMSE)
+
+
+WORKS = (*(product(t, K, M, n, TARGETS | (BLAS if t == "F32" else {}), n in QUICK_COLUMNS)
+           for t in TYPES for n in COLUMNS),
+         *(product(t, k, m, 1, TARGETS, quick=False) for t in TYPES for k, m in LONG.items()),
+         *(product("F32", k, m, n, TARGETS | BLAS, quick=n == 64) for k, m in ((384, 1536), (1024, 1024))
+           for n in (16, 64, 256)))

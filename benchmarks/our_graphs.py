@@ -1,0 +1,57 @@
+"""A graph of the comparison on our side: built, written down for the peers, computed, compared."""
+import pickle
+
+import numpy as np
+
+import ggjit as gg
+from benchmarks.work import Leaves
+from ggjit.models.suite.oracle import records_of
+from ggjit.ops.record import VIEW_OPS
+from ggjit.profile import operations, traffic
+
+
+class Prepared:
+    """A work.Graph, ready to run.  n: how many nodes (or chains) of it; nbytes, flops: of one."""
+
+    def __init__(self, work, n_threads):
+        self.work, self.backend = work, gg.init_backend(f"CPU:n_threads={n_threads}")
+        self.ctx = gg.Context()
+        self.leaves = Leaves(self.ctx, self.work.cold)
+        with self.ctx:
+            outs = [self.work.build(self.leaves)]
+            nodes = [t for t in gg.Graph(outs[0]).nodes if t.op not in VIEW_OPS]
+            self.nbytes, self.flops = (sum(f(t) for t in nodes) for f in (traffic, operations))
+            while len(outs) < self.work.copies(self.nbytes, self.flops):
+                self.leaves.again()
+                outs.append(self.work.build(self.leaves))
+        self.outs, self.n = outs, len(outs) * self.work.n_nodes
+        gg.alloc_ctx_tensors(self.ctx, self.backend)
+        for t, raw in self.leaves.by_id.values():
+            t.set_bytes(raw)
+        self.graph = gg.Graph(*outs)
+        self.allocator = gg.GraphAllocator(self.backend)
+        self.allocator.alloc_graph(self.graph)
+        self.plan = self.backend.graph_plan_create(self.graph)
+
+    def write(self, path):
+        """For `Graphs.load` of the peers: tensors, {index: bytes of leaf}, indices of the results."""
+        records, order = records_of(self.outs)
+        index = {t.id: i for i, t in enumerate(order)}
+        leaves = {index[i]: raw for i, (_, raw) in self.leaves.by_id.items()}
+        with open(path, "wb") as f:
+            pickle.dump((records, leaves, [index[t.id] for t in self.outs]), f, protocol=5)
+
+    def difference(self, raw):
+        """NMSE of our first result, another engine's bytes of it being right."""
+        t = self.outs[0]
+        ours = np.float64(self.plan.numpy(t))
+        if t.type.block > 1 or t.type is gg.BF16:
+            theirs = gg.dequantize(t.type, raw, ours.shape)
+        else:
+            theirs = np.frombuffer(raw, t.type.dtype).reshape(ours.shape)
+        theirs = np.float64(theirs)
+        return float(np.square(ours - theirs).sum() / max(np.square(theirs).sum(), 1e-300))
+
+    def free(self):
+        self.plan = self.allocator = self.graph = None
+        self.ctx.free()

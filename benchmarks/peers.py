@@ -1,0 +1,151 @@
+"""ggjit next to its peers: every figure of the README, one table, one plot.
+
+    python -m benchmarks.peers                      # everything, the better part of an hour
+    python -m benchmarks.peers --quick              # fewer shapes and rounds, ten minutes
+    python -m benchmarks.peers --only q4_0,flash    # lines whose key contains one of these (--list shows the keys);
+                                                    # with a star it is a pattern for whole keys: 'mul_mat-*-n1'
+    python -m benchmarks.peers --isa avx2           # our AVX2 kernels
+
+Engines run in processes of their own and take turns on the same bytes; the others sleep meanwhile, results of graphs
+are compared, and the machine is checked before, during and after.  Medians over the rounds, minimum and maximum in
+brackets.  ratio: our speed over the peer's.  A peer that is not installed is named as missing:
+
+    pip install xllamacpp onnx onnxruntime torch    # torch is optional; GGML_LIB_DIR=FOLDER[:FOLDER] adds native builds
+"""
+import argparse
+import datetime
+import fnmatch
+import pathlib
+import sys
+
+from benchmarks import machine
+from benchmarks.catalogue import SECTIONS
+from benchmarks.compare import Engines, compare
+from benchmarks.costs import COSTS
+from benchmarks.engine import CLOCKS
+from benchmarks.report import Row, markdown
+from benchmarks.worker import ROOT, EngineError, Missing
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+class Run:
+    """Rows by section, and lines about the machine; both are said as they come."""
+
+    def __init__(self, args, say=print):
+        self.args, self.say, self.rows, self.lines = args, say, {}, []
+        self.rounds, self.seconds = (3, 0.04) if args.quick else (5, 0.15)
+        self.rounds = args.rounds or self.rounds
+
+    def tell(self, line):
+        if line not in self.lines:
+            self.lines.append(line)
+            self.say(line)
+
+    def wanted(self, section):
+        return [w for w in SECTIONS[section] if self._chosen(w.key) and (w.quick or not self.args.quick)]
+
+    def _chosen(self, key):
+        return not self.args.only or any(fnmatch.fnmatch(key, part) if "*" in part else part in key
+                                         for part in self.args.only)
+
+    def measure(self):
+        self.tell(machine.idle_check("before"))
+        for n_threads in self.args.threads:
+            with Engines(n_threads, self.args.clock, self.args.isa, self.args.peers) as engines:
+                self._compare(engines)
+        costs = [k for k in COSTS if self._chosen(k) and not self.args.isa]
+        if costs:
+            with Engines(1, self.args.clock, only=()) as engines:
+                for key in costs:
+                    self._add("costs", key, lambda k=key: [COSTS[k](engines.workers["ours"], self.rounds)], 1)
+        self.tell(machine.idle_check("after"))
+
+    def _compare(self, engines):
+        n = engines.n_threads
+        for line in engines.introductions():
+            self.tell(line)
+        self.tell(f"limits with {n} thread{'s' if n > 1 else ''}: memory is read at "
+                  f"{engines.limits['bandwidth'] / 1e9:.1f} GB/s, float32 peak of a core "
+                  f"{engines.limits['f32'] / 1e9:.0f} GFLOP/s")
+        for section in SECTIONS:
+            for work in self.wanted(section):
+                self._add(section, work.text,
+                          lambda w=work: list(compare(engines, w, self.rounds, self.seconds)), n)
+            engines.forget()
+        for name, why in engines.missing.items():
+            self.tell(f"{name}: missing: {why}")
+
+    def _add(self, section, text, make, n_threads):
+        """The rows, or one that says why there are none."""
+        try:
+            made = make()
+        except Missing as e:
+            made = [Row(text, "-", "not measured", note=str(e), n_threads=n_threads)]
+        except EngineError as e:
+            made = [Row(text, "-", "failed", passed=False, note=" ".join(str(e).split()), n_threads=n_threads)]
+        self.rows.setdefault(section, []).extend(made)
+        self.say("\n".join(markdown(made).splitlines()[2:]))
+
+    @property
+    def missed(self):
+        return [r for rows in self.rows.values() for r in rows if r.passed is False]
+
+    def write(self, path):
+        """Table, machine and misses to `path`.md, the plot to `path`.png."""
+        from benchmarks.plots import plot_ratios
+        about = [f"{datetime.date.today()}, {machine.cpu_model()}",
+                 ", ".join(f"{k} {v or 'not installed'}" for k, v in machine.versions().items()), *self.lines,
+                 f"medians of {self.rounds} rounds, (min - max); clock: {self.args.clock}"]
+        rows = [r for section in self.rows.values() for r in section]
+        judged = [r for r in rows if r.passed is not None]
+        command = "python -m benchmarks.peers " + " ".join(self.args.given)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".md").write_text(
+            f"# ggjit next to its peers\n\n`{command.strip()}`: {len(judged) - len(self.missed)} of {len(judged)} "
+            f"targets reached.\n\n{markdown(rows)}\n\n" + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
+        plot_ratios(self.rows, path.with_suffix(".png"))
+        self.say(f"\nwritten to {path}.md and .png")
+
+
+def arguments(argv):
+    def parts(text):
+        return [p for p in text.split(",") if p]
+
+    def counts(text):
+        return [int(p) for p in parts(text)]
+    p = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--quick", action="store_true", help="fewer shapes, shorter turns, three rounds")
+    p.add_argument("--rounds", type=int, help="turns of every engine (5; --quick: 3)")
+    p.add_argument("--threads", type=counts, default=[1, 2], help="thread counts (1,2)")
+    p.add_argument("--isa", choices=("avx2", "generic"), help="make our kernels use this instruction set")
+    p.add_argument("--peers", type=parts, help="only these peers, e.g. wheel,numpy")
+    p.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: processor time, where the machine is not idle")
+    p.add_argument("--only", type=parts, default=[], help="parts of keys, or patterns with *, separated by commas")
+    p.add_argument("--list", action="store_true", help="print the keys")
+    p.add_argument("--out", type=pathlib.Path, help="where table and plot go, without suffix (default: "
+                   "benchmarks/results/peers, peers-ISA with --isa; with --only nothing is written)")
+    args = p.parse_args(argv)
+    args.given = sys.argv[1:] if argv is None else argv
+    return args
+
+
+def main(argv=None):
+    args = arguments(argv)
+    run = Run(args)
+    if args.list:
+        keys = [w.key for section in SECTIONS for w in run.wanted(section)]
+        print("\n".join([*keys, *(k for k in COSTS if run._chosen(k))]))
+        return 0
+    run.measure()
+    for row in run.missed:
+        print("missed:", markdown([row]).splitlines()[-1])
+    out = args.out or (None if args.only else RESULTS / f"peers{f'-{args.isa}' if args.isa else ''}")
+    if out:
+        run.write(out)
+    return int(bool(run.missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Memory for tensors that have none: laid out, allocated, placed.  All of it or, on an error, nothing.
+
+    buffer type A    | t0 | t1 | t2 |            one buffer, above the type's max size several
+    buffer type B    | t3 |
+"""
+import weakref
+
+from ggjit.answers import allocate, number
+from ggjit.buffer import tensor_alloc
+from ggjit.ops.errors import OutOfMemory
+from ggjit.ops.record import T_BUFFER
+from ggjit.ops.shape import describe
+from ggjit.table import TABLE
+
+
+def place_tensors(wanted):
+    """wanted: [(buffer type, tensors)].  Returns [(buffer, its tensors)].
+
+    Errors: OutOfMemory, and whatever a buffer type or buffer raises; no tensor is placed and no buffer kept then.
+    """
+    layouts = [(buft, *part) for buft, tensors in wanted for part in _layout(buft, tensors)]
+    made, placed = [], []
+    try:
+        for buft, size, _ in layouts:
+            made.append(allocate(buft, size))
+        for buf, (_, _, group) in zip(made, layouts, strict=True):
+            for t, offs in group:
+                tensor_alloc(buf, t, offs)
+                placed.append((t, buf))
+    except BaseException as e:
+        for t, buf in placed:
+            unplace(t, buf.id)
+        finish(*(buf.free for buf in made), after=e)
+        raise
+    return [(buf, [t for t, _ in group]) for buf, (_, _, group) in zip(made, layouts, strict=True)]
+
+
+def _layout(buft, tensors):
+    """[(size, [(tensor, offset)])] of the buffers that take the tensors."""
+    align, limit, parts = number(buft, "alignment"), number(buft, "max_size"), []
+    for t in tensors:
+        need = -(-number(buft, "alloc_size", t, least=t.nbytes) // align) * align
+        if need > limit:
+            raise OutOfMemory(f"{describe(t)} needs {need:,} bytes, a {buft.name} buffer holds at most {limit:,}")
+        if not parts or parts[-1][0] + need > limit:
+            parts.append((0, []))
+        size, group = parts[-1]
+        group.append((t, size))
+        parts[-1] = size + need, group
+    return parts
+
+
+def unplace(t, buf_id):
+    """Take back a place in that buffer; a tensor that lies elsewhere by now is left alone."""
+    if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) == buf_id:
+        TABLE.place(t.id, -1, 0)
+        t.ctx.buffers = [b for b in t.ctx.buffers if b.id != buf_id]
+
+
+class _Lease:
+    """Dies with the last context that holds it."""
+
+
+def free_with(buf, contexts):
+    """Free `buf` when none of the contexts is left; returns the finalizer: call it to free earlier."""
+    lease = _Lease()
+    for ctx in contexts:
+        ctx._keeps.add(lease)
+    finalizer = weakref.finalize(lease, buf.free)
+    finalizer.atexit = False
+    return finalizer
+
+
+def finish(*calls, after=None):
+    """Make all calls, whatever some of them raise.  Then the first error comes out; `after`: it becomes a note on this
+    one, which is on its way already."""
+    first = None
+    for call in calls:
+        try:
+            call()
+        except Exception as e:
+            first = first or e
+    if first is not None and after is not None:
+        after.add_note(f"and while cleaning up: {first!r}")
+    elif first is not None:
+        raise first

@@ -1,0 +1,96 @@
+"""The buffer type CPU_REPACK: weights in the layout their products read fastest (ops/repack.py).
+
+What goes in and comes out are a tensor's own bytes; inside they lie rearranged, so only matrix products of the CPU can
+use them.  Matrices the layout cannot take do not belong here.
+
+    buf.set_tensor(t, raw)    raw -> layout             plan: mul_mat(t, x) gets the kernel of the layout
+    buf.get_tensor(t)         layout -> raw             any other op that reads t is refused
+"""
+import weakref
+
+import numpy as np
+
+from ggjit.buffer import BufferType, HostBuffer, as_bytes
+from ggjit.ops import repack
+from ggjit.ops.errors import NotAllocated, NotSupported
+from ggjit.ops.record import OP
+from ggjit.ops.shape import describe
+from ggjit.ops.spec import all_specs
+
+_alive = weakref.WeakSet()              # while there is none, nobody has to be asked
+
+
+class RepackBuffer(HostBuffer):
+    """Host memory whose tensors lie in the layout."""
+
+    def __init__(self, buft, size):
+        super().__init__(buft, size)
+        self._shapes = {}                       # byte offset -> (type, k, m)
+        _alive.add(self)
+
+    def init_tensor(self, t):
+        if not repack.takes(t.type, t.ne) or t.view_src is not None:
+            raise NotSupported(f"{describe(t)} cannot be repacked (Q4_0 and Q8_0 matrices of 16 n rows, AVX-512); put "
+                               f"it into a CPU buffer")
+        self._shapes[t.offs] = t.type, t.ne[0], t.ne[1]
+
+    def put(self, offs, type, k, m, raw):
+        """Repack the file's bytes of a [k, m] matrix to byte `offs`."""
+        self._shapes[offs] = type, k, m
+        repack.repack_rows(type.id, raw, self.base + offs, k, m)
+
+    def set_tensor(self, t, data, offset=0):
+        raw = as_bytes(data)
+        whole = raw if raw.size == t.nbytes else self.host_bytes(t.offs, t.nbytes).copy()
+        if raw.size != t.nbytes:
+            whole[offset:offset + raw.size] = raw
+        self.put(t.offs, t.type, t.ne[0], t.ne[1], np.ascontiguousarray(whole))
+
+    def memset_tensor(self, t, value, offset=0, nbytes=None):
+        self.set_tensor(t, np.full(t.nbytes - offset if nbytes is None else nbytes, value, np.uint8), offset)
+
+    def copy_tensor(self, src, dst):
+        """Always by way of the tensor's own bytes."""
+        return False
+
+    def host_bytes(self, offs, nbytes, write=False):
+        """The bytes of a tensor or of a part of it, unpacked: a copy."""
+        super().host_bytes(offs, nbytes, write)
+        if write:
+            raise NotSupported(f"{self!r} holds repacked weights; write whole tensors with set_tensor")
+        for start, (type, k, m) in self._shapes.items():
+            if start <= offs and offs + nbytes <= start + type.row_nbytes(k) * m:
+                out = np.empty(type.row_nbytes(k) * m, np.uint8)
+                repack.unpack_rows(type.id, out, self.base + start, k, m)
+                return out[offs - start:offs - start + nbytes]
+        raise NotAllocated(f"bytes {offs}..{offs + nbytes} of {self!r} belong to no tensor")
+
+    def clear(self, value=0):
+        self._arena[:] = value
+
+
+class CPURepackBufferType(BufferType):
+    """Weights of matrix products, rearranged.  Not host memory: its bytes are not the tensors'."""
+    name = "CPU_REPACK"
+
+    def __init__(self, device):
+        self.device = device
+
+    def alignment(self):
+        return 64
+
+    def alloc_buffer(self, size):
+        return RepackBuffer(self, size)
+
+
+def is_repacked(t):
+    """Does `t`, or what it is a view of, lie in a CPU_REPACK buffer?"""
+    return bool(_alive) and t is not None and t.base.op == OP.NONE and isinstance(t.buffer, RepackBuffer)
+
+
+def kernel_of(t, n_threads):
+    """The CPU's kernel of node `t`, None where there is none: the layout's where it reads repacked weights."""
+    if any(is_repacked(s) for s in t.src):
+        return None if any(is_repacked(s) for s in t.src[1:]) else repack.kernel(t, n_threads)
+    spec = all_specs().get(t.op)
+    return spec.kernel(t, n_threads) if spec is not None and spec.kernel is not None else None

@@ -1,0 +1,60 @@
+"""One body for every op of the form d[i] = f(x[i], p0..p4): the unary family, scale, clamp, fill.
+
+f takes and gives float32.  Contiguous tensors are one long row whose elements the threads take in turn; others go row
+by row.
+"""
+from ggjit.ops.cuda.core import block, device, n_blocks, n_threads, thread
+from ggjit.ops.cuda.launch import over_elements, over_rows
+from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.views import DST, SRC0, addr, n_rows, nb, ne, param_f32, row_addr, row_index
+from ggjit.ops.shape import is_contiguous, n_elements
+
+
+def _make_flat(f, get, put, sa, sd):
+    def kernel(node):
+        a, d = addr(node + SRC0), addr(node + DST)
+        p0, p1, p2 = param_f32(node, 0), param_f32(node, 1), param_f32(node, 2)
+        p3, p4 = param_f32(node, 3), param_f32(node, 4)
+        n, step = ne(node + DST, 0) * n_rows(node + DST), n_threads() * n_blocks()
+        i = block() * n_threads() + thread()
+        while i < n:
+            put(d + i * sd, f(get(a + i * sa), p0, p1, p2, p3, p4))
+            i += step
+    return kernel
+
+
+def _make_rows(f, get, put):
+    def kernel(node):
+        a, d = node + SRC0, node + DST
+        p0, p1, p2 = param_f32(node, 0), param_f32(node, 1), param_f32(node, 2)
+        p3, p4 = param_f32(node, 3), param_f32(node, 4)
+        n, n0, a0, d0 = n_rows(d), ne(d, 0), nb(a, 0), nb(d, 0)
+        r = block()
+        while r < n:
+            i1, i2, i3 = row_index(d, r)
+            pa, pd = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
+            i = thread()
+            while i < n0:
+                put(pd + i * d0, f(get(pa + i * a0), p0, p1, p2, p3, p4))
+                i += n_threads()
+            r += n_blocks()
+    return kernel
+
+
+def map_launch(t, label, f):
+    """The Launch that applies f to t.src[0]; None for types it cannot take."""
+    ta, td = t.src[0].type, t.type
+    if ta not in ONE or td not in ONE:
+        return None
+    get, put, name = ONE[ta].get, ONE[td].put, f"{label}_{ta.name}_{td.name}"
+    if is_contiguous(t) and is_contiguous(t.src[0]):
+        return over_elements(f"{name}_flat", lambda: _make_flat(f, get, put, ta.nbytes, td.nbytes), n_elements(t))
+    return over_rows(name, lambda: _make_rows(f, get, put), t.ne[1] * t.ne[2] * t.ne[3], t.ne[0])
+
+
+def plain(f):
+    """A function of x alone as map_launch takes it."""
+    @device
+    def of_x(x, p0, p1, p2, p3, p4):
+        return f(x)
+    return of_x

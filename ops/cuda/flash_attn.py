@@ -1,0 +1,153 @@
+"""flash_attn_ext (ops/flash_attn.py): online softmax; a block per query row and head.
+
+    keys       0 ... 31   32 ... 63   64 ...          chunks of 32, the block's warps take them in turn
+    scores     a lane computes q . k of one key
+    values     a lane adds up p v for dimensions lane, lane + 32, ...
+
+Each warp keeps (top score, sum of e^(s - top), sum of e^(s - top) v); in the end the warps' shares are rescaled to one
+top and added.  K and V: F32, F16, BF16; quantised ones are left to the CPU.
+"""
+from numba import cuda
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.core import (
+    block,
+    block_y,
+    block_z,
+    device,
+    exp,
+    ld_f32,
+    lds_f32,
+    n_threads,
+    shared,
+    shfl,
+    st_f32,
+    sts_f32,
+    sync,
+    tanh,
+    thread,
+    warp_max,
+    warp_sum,
+)
+from ggjit.ops.cuda.launch import SIMULATED, Launch, dense
+from ggjit.ops.cuda.rows import FLOATS, ONE
+from ggjit.ops.cuda.soft_max import slope_of
+from ggjit.ops.cuda.sums import LOWEST
+from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, param_f32, row_addr, row_addr_mod
+from ggjit.ops.record import OP
+from ggjit.ops.types import F16
+
+THREADS = 64 if SIMULATED else 128
+WARPS = THREADS // 32
+MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
+ZERO, UNIT = f32(0), f32(1)
+
+
+def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
+    get_q, get_k, get_v, get_m = ONE[tq].get, ONE[tk].get, ONE[tv].get, ONE[F16].get
+    q_size, k_size, v_size = tq.nbytes, tk.nbytes, tv.nbytes
+    shared_q, shared_tops, shared_sums = shared(4 * MAX_HEAD), shared(4 * WARPS), shared(4 * WARPS)
+    shared_values = shared(4 * WARPS * 32 * n_pieces)
+
+    @device
+    def score(node, q, pk, pm, j, slope):
+        """Scaled, capped and masked score of key j for the query in shared memory."""
+        scale, cap = param_f32(node, 0), param_f32(node, 2)
+        s, p = ZERO, pk + j * nb(node + SRC1, 1)
+        for i in range(ne(node + SRC0, 0)):
+            s += lds_f32(q + 4 * i) * get_k(p + i * k_size)
+        s *= scale
+        if cap != ZERO:
+            s = cap * tanh(s / cap)
+        if has_mask:
+            s += slope * get_m(pm + 2 * j)
+        return s
+
+    def kernel(node):
+        q, k, v, d = node + SRC0, node + SRC1, node + SRC2, node + DST
+        i1, h, i3 = block(), block_y(), block_z()
+        n_kv, n_value, n_head = ne(k, 1), ne(v, 0), ne(q, 2)
+        sq = shared_q()
+        i = thread()
+        while i < ne(q, 0):
+            sts_f32(sq + 4 * i, get_q(row_addr(q, i1, h, i3) + i * q_size))
+            i += n_threads()
+        sync()
+        pk = row_addr(k, 0, h // (n_head // ne(k, 2)), i3)
+        pv = row_addr(v, 0, h // (n_head // ne(v, 2)), i3)
+        pm, slope = 0, UNIT
+        if has_mask:
+            pm = row_addr_mod(node + SRC3, i1, h, i3)
+            if param_f32(node, 1) > ZERO:
+                slope = slope_of(h, n_head, param_f32(node, 1))
+        warp, lane = thread() >> 5, thread() & 31
+        top, total = LOWEST, ZERO
+        acc = cuda.local.array(n_pieces, "float32")
+        for c in range(n_pieces):
+            acc[c] = ZERO
+        first = 32 * warp
+        while first < n_kv:
+            s = LOWEST
+            if first + lane < n_kv:
+                s = score(node, sq, pk, pm, first + lane, slope)
+            higher = max(top, warp_max(s))
+            if higher > LOWEST:                 # else all keys so far are hidden
+                e, shrink = exp(s - higher), exp(top - higher)
+                total = total * shrink + warp_sum(e)
+                for c in range(n_pieces):
+                    acc[c] *= shrink
+                for j in range(32):
+                    p = shfl(e, j)
+                    if p > ZERO:                # values nobody weighs may be anything
+                        at = pv + (first + j) * nb(v, 1)
+                        for c in range(n_pieces):
+                            if 32 * c + lane < n_value:
+                                acc[c] += p * get_v(at + (32 * c + lane) * v_size)
+                top = higher
+            first += 32 * WARPS
+        tops, sums, values = shared_tops(), shared_sums(), shared_values()
+        if lane == 0:
+            sts_f32(tops + 4 * warp, top)
+            sts_f32(sums + 4 * warp, total)
+        for c in range(n_pieces):
+            sts_f32(values + (warp * n_pieces * 32 + 32 * c + lane) * 4, acc[c])
+        sync()
+        top = LOWEST
+        for w in range(WARPS):
+            top = max(top, lds_f32(tops + 4 * w))
+        if has_sinks:
+            top = max(top, ld_f32(addr(node + SRC4) + 4 * h))
+        total = ZERO
+        for w in range(WARPS):
+            if lds_f32(tops + 4 * w) > LOWEST:
+                total += lds_f32(sums + 4 * w) * exp(lds_f32(tops + 4 * w) - top)
+        if has_sinks:
+            total += exp(ld_f32(addr(node + SRC4) + 4 * h) - top)
+        factor = ZERO
+        if total > ZERO:                        # a query that sees no key gives zeros
+            factor = UNIT / total
+        i = thread()
+        while i < n_value:
+            y = ZERO
+            for w in range(WARPS):
+                if lds_f32(tops + 4 * w) > LOWEST:
+                    y += lds_f32(values + (w * n_pieces * 32 + i) * 4) * exp(lds_f32(tops + 4 * w) - top)
+            st_f32(row_addr(d, h, i1, i3) + 4 * i, y * factor)
+            i += n_threads()
+    return kernel
+
+
+def _flash_attn(t):
+    q, k, v, mask, sinks = t.src
+    if q.type not in FLOATS or k.type not in FLOATS or v.type not in FLOATS or not dense(t, q, k, v):
+        return None
+    if max(q.ne[0], v.ne[0]) > MAX_HEAD or max(q.ne[2], q.ne[3]) > 65535:
+        return None
+    pieces = -(-v.ne[0] // 32)
+    name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{pieces}"
+            f"{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}")
+    return Launch(name, lambda: _make(q.type, k.type, v.type, mask is not None, sinks is not None, pieces),
+                  (q.ne[1], q.ne[2], q.ne[3]), THREADS)
+
+
+CUDA = {OP.FLASH_ATTN_EXT: _flash_attn}

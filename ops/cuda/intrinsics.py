@@ -1,0 +1,361 @@
+"""What CUDA kernels are written in, on the device.  `twins.py` holds the same names for the simulator; `core.py` picks.
+
+Addresses are int64.  `ld_*` and `st_*` reach global memory (tensors), `ldc_*` global memory that no kernel writes
+while this one runs (NODE rows, through the read-only cache), `lds_*` and `sts_*` shared memory.  Elements lie at
+multiples of their own size; block types only promise 2 bytes, so their words are read as halves (`ld_i32_2`).
+"""
+import math
+
+from llvmlite import ir
+from numba import cuda, types
+from numba.core import cgutils
+from numba.cuda import libdevice
+from numba.cuda.extending import intrinsic
+
+I8, I16, I32, I64, F16, F32 = (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(),
+                               ir.FloatType())
+GLOBAL, SHARED = 1, 3           # LLVM address spaces of NVPTX
+FULL = 0xFFFFFFFF               # mask of all lanes
+
+device = cuda.jit(device=True, forceinline=True)
+
+
+# ---------------------------------------------------------------- memory
+def _pointer(b, addr, irty, space):
+    return b.inttoptr(addr, irty.as_pointer(space))
+
+
+def _loader(irty, nbty, nbytes, space=GLOBAL, constant=False, convert=None):
+    @intrinsic
+    def load(typingctx, addr):
+        def codegen(context, b, sig, args):
+            v = b.load(_pointer(b, args[0], irty, space), align=nbytes)
+            if constant:
+                v.set_metadata("invariant.load", b.module.add_metadata([]))
+            return convert(b, v) if convert else v
+        return nbty(types.int64), codegen
+    return load
+
+
+def _storer(irty, nbty, nbytes, space=GLOBAL, convert=None):
+    @intrinsic
+    def store(typingctx, addr, value):
+        def codegen(context, b, sig, args):
+            v = convert(b, args[1]) if convert else args[1]
+            b.store(v, _pointer(b, args[0], irty, space), align=nbytes)
+            return context.get_dummy_value()
+        return types.void(types.int64, nbty), codegen
+    return store
+
+
+def _widen_bf16(b, v):
+    return b.bitcast(b.shl(b.zext(v, I32), ir.Constant(I32, 16)), F32)
+
+
+def _round_bf16(b, v):
+    """Nearest even; NaN made quiet (ggml_compute_fp32_to_bf16)."""
+    bits = b.bitcast(v, I32)
+    upper = b.lshr(bits, ir.Constant(I32, 16))
+    half = b.add(ir.Constant(I32, 0x7FFF), b.and_(upper, ir.Constant(I32, 1)))
+    rounded = b.lshr(b.add(bits, half), ir.Constant(I32, 16))
+    quiet = b.or_(upper, ir.Constant(I32, 64))
+    return b.trunc(b.select(b.fcmp_unordered("uno", v, v), quiet, rounded), I16)
+
+
+def _widen(b, v):
+    return b.fpext(v, F32)
+
+
+def _narrow(b, v):
+    return b.fptrunc(v, F16)
+
+
+def _zext(b, v):
+    return b.zext(v, I32)
+
+
+def _sext(b, v):
+    return b.sext(v, I32)
+
+
+def _low(irty):
+    return lambda b, v: b.trunc(v, irty)
+
+
+ld_f32, st_f32 = _loader(F32, types.float32, 4), _storer(F32, types.float32, 4)
+ld_f16, st_f16 = _loader(F16, types.float32, 2, convert=_widen), _storer(F16, types.float32, 2, convert=_narrow)
+ld_bf16 = _loader(I16, types.float32, 2, convert=_widen_bf16)
+st_bf16 = _storer(I16, types.float32, 2, convert=_round_bf16)
+ld_i64, st_i64 = _loader(I64, types.int64, 8), _storer(I64, types.int64, 8)
+ld_i32, st_i32 = _loader(I32, types.int32, 4), _storer(I32, types.int32, 4)
+ld_u16, st_i16 = _loader(I16, types.int32, 2, convert=_zext), _storer(I16, types.int32, 2, convert=_low(I16))
+ld_i16 = _loader(I16, types.int32, 2, convert=_sext)
+ld_u8, st_i8 = _loader(I8, types.int32, 1, convert=_zext), _storer(I8, types.int32, 1, convert=_low(I8))
+ld_i8 = _loader(I8, types.int32, 1, convert=_sext)
+ldc_i64, ldc_i32 = _loader(I64, types.int64, 8, constant=True), _loader(I32, types.int32, 4, constant=True)
+ldc_f32 = _loader(F32, types.float32, 4, constant=True)
+lds_f32, sts_f32 = _loader(F32, types.float32, 4, SHARED), _storer(F32, types.float32, 4, SHARED)
+lds_i32, sts_i32 = _loader(I32, types.int32, 4, SHARED), _storer(I32, types.int32, 4, SHARED)
+lds_f16 = _loader(F16, types.float32, 2, SHARED, convert=_widen)
+sts_f16 = _storer(F16, types.float32, 2, SHARED, convert=_narrow)
+sts_bf16 = _storer(I16, types.float32, 2, SHARED, convert=_round_bf16)
+sts_i8 = _storer(I8, types.int32, 1, SHARED, convert=_low(I8))
+
+
+@intrinsic
+def ld_i32_2(typingctx, addr):
+    """Four bytes at a multiple of two."""
+    def codegen(context, b, sig, args):
+        low = b.load(_pointer(b, args[0], I16, GLOBAL), align=2)
+        high = b.load(_pointer(b, b.add(args[0], ir.Constant(I64, 2)), I16, GLOBAL), align=2)
+        return b.or_(b.zext(low, I32), b.shl(b.zext(high, I32), ir.Constant(I32, 16)))
+    return types.int32(types.int64), codegen
+
+
+def _vector_loader(irty, nbty, n, space=GLOBAL):
+    """n elements in one instruction; the address is a multiple of all their bytes.  A tuple."""
+    @intrinsic
+    def load(typingctx, addr):
+        def codegen(context, b, sig, args):
+            vector = ir.VectorType(irty, n)
+            v = b.load(_pointer(b, args[0], vector, space), align=n * 4)
+            return cgutils.pack_array(b, [b.extract_element(v, ir.Constant(I32, i)) for i in range(n)])
+        return types.UniTuple(nbty, n)(types.int64), codegen
+    return load
+
+
+ld_i32x4, ld_f32x4 = _vector_loader(I32, types.int32, 4), _vector_loader(F32, types.float32, 4)
+
+
+@intrinsic
+def sts_i32x4(typingctx, addr, v):
+    """Four words to shared memory in one instruction; the address is a multiple of 16."""
+    def codegen(context, b, sig, args):
+        vector = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
+        for i in range(4):
+            vector = b.insert_element(vector, b.extract_value(args[1], i), ir.Constant(I32, i))
+        b.store(vector, _pointer(b, args[0], vector.type, SHARED), align=16)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.UniTuple(types.int32, 4)), codegen
+
+
+def shared(nbytes):
+    """A piece of shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside, `piece()` its address."""
+    @intrinsic
+    def piece(typingctx):
+        def codegen(context, b, sig, args):
+            name = f"shared_{nbytes}_{id(piece):x}"
+            held = b.module.globals.get(name)
+            if held is None:
+                held = ir.GlobalVariable(b.module, ir.ArrayType(I8, nbytes), name, addrspace=SHARED)
+                held.linkage, held.align = "internal", 16
+                held.initializer = ir.Constant(held.type.pointee, ir.Undefined)
+            return b.ptrtoint(held, I64)
+        return types.int64(), codegen
+    return piece
+
+
+# ---------------------------------------------------------------- who am I
+@device
+def thread():
+    """Number of this thread in its block (blocks are one-dimensional)."""
+    return types.int64(cuda.threadIdx.x)
+
+
+@device
+def n_threads():
+    return types.int64(cuda.blockDim.x)
+
+
+@device
+def block():
+    return types.int64(cuda.blockIdx.x)
+
+
+@device
+def n_blocks():
+    return types.int64(cuda.gridDim.x)
+
+
+@device
+def block_y():
+    return types.int64(cuda.blockIdx.y)
+
+
+@device
+def block_z():
+    return types.int64(cuda.blockIdx.z)
+
+
+@device
+def sync():
+    """All threads of the block are here; what they wrote to memory is seen by all."""
+    cuda.syncthreads()
+
+
+# ---------------------------------------------------------------- bits
+def _bitcaster(src_nb, dst_ir, dst_nb):
+    @intrinsic
+    def cast(typingctx, x):
+        return dst_nb(src_nb), lambda context, b, sig, args: b.bitcast(args[0], dst_ir)
+    return cast
+
+
+f32_bits, bits_f32 = _bitcaster(types.float32, I32, types.int32), _bitcaster(types.int32, F32, types.float32)
+
+
+def _half_of(shift, half):
+    """One half of a word as float32."""
+    @intrinsic
+    def value(typingctx, x):
+        def codegen(context, b, sig, args):
+            bits = b.trunc(b.lshr(args[0], ir.Constant(I32, shift)), I16)
+            return _widen_bf16(b, bits) if half is None else b.fpext(b.bitcast(bits, half), F32)
+        return types.float32(types.int32), codegen
+    return value
+
+
+low_f16, high_f16, low_bf16, high_bf16 = (_half_of(s, h) for h in (F16, None) for s in (0, 16))
+
+
+@intrinsic
+def round_f16(typingctx, x):
+    """float32 rounded to half precision and back."""
+    def codegen(context, b, sig, args):
+        return b.fpext(b.fptrunc(args[0], F16), F32)
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def round_bf16(typingctx, x):
+    """float32 rounded to bfloat16 and back."""
+    def codegen(context, b, sig, args):
+        return _widen_bf16(b, _round_bf16(b, args[0]))
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def pack_f16(typingctx, low, high):
+    """Two float32 as float16 in one word."""
+    def codegen(context, b, sig, args):
+        halves = [b.zext(b.bitcast(b.fptrunc(x, F16), I16), I32) for x in args]
+        return b.or_(halves[0], b.shl(halves[1], ir.Constant(I32, 16)))
+    return types.int32(types.float32, types.float32), codegen
+
+
+@intrinsic
+def pack_bf16(typingctx, low, high):
+    """Two float32 as bfloat16 in one word."""
+    def codegen(context, b, sig, args):
+        halves = [b.zext(_round_bf16(b, x), I32) for x in args]
+        return b.or_(halves[0], b.shl(halves[1], ir.Constant(I32, 16)))
+    return types.int32(types.float32, types.float32), codegen
+
+
+@intrinsic
+def to_i32(typingctx, x):
+    """float32 -> int32 toward zero; values beyond the range saturate, NaN gives 0 (cvt.rzi)."""
+    def codegen(context, b, sig, args):
+        asm = ir.InlineAsm(ir.FunctionType(I32, [F32]), "cvt.rzi.s32.f32 $0, $1;", "=r,f", side_effect=False)
+        return b.call(asm, args)
+    return types.int32(types.float32), codegen
+
+
+# ---------------------------------------------------------------- arithmetic
+@intrinsic
+def dp4a(typingctx, a, b, c):
+    """c + the sum of the four products of the signed bytes of a and b."""
+    def codegen(context, builder, sig, args):
+        asm = ir.InlineAsm(ir.FunctionType(I32, [I32] * 3), "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r",
+                           side_effect=False)
+        return builder.call(asm, args)
+    return types.int32(types.int32, types.int32, types.int32), codegen
+
+
+def _mma(instruction, acc_ir, acc_nb, letter):
+    """mma.sync: 16 x 8 results += 16 x k times k x 8; a0..a3, b0, b1 packed words, c0..c3 the lane's four results."""
+    @intrinsic
+    def mma(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+        sig = types.UniTuple(acc_nb, 4)(*([types.int32] * 6 + [acc_nb] * 4))
+
+        def codegen(context, b, signature, args):
+            ft = ir.FunctionType(ir.LiteralStructType([acc_ir] * 4), [I32] * 6 + [acc_ir] * 4)
+            text = f"{instruction} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
+            constraints = ",".join([f"={letter}"] * 4 + ["r"] * 6 + [letter] * 4)
+            r = b.call(ir.InlineAsm(ft, text, constraints, side_effect=False), args)
+            return cgutils.pack_array(b, [b.extract_value(r, i) for i in range(4)])
+        return sig, codegen
+    return mma
+
+
+mma_f16 = _mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", F32, types.float32, "f")
+mma_bf16 = _mma("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", F32, types.float32, "f")
+
+
+@intrinsic
+def mma_i8(typingctx, a0, a1, b0):
+    """16 x 8 int32 sums of products of signed bytes, k = 16: a0, a1, b0 packed words; the lane's four results."""
+    sig = types.UniTuple(types.int32, 4)(types.int32, types.int32, types.int32)
+
+    def codegen(context, b, signature, args):
+        ft = ir.FunctionType(ir.LiteralStructType([I32] * 4), [I32] * 7)
+        text = "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5}, {$6}, {$7,$8,$9,$10};"
+        zero = ir.Constant(I32, 0)
+        r = b.call(ir.InlineAsm(ft, text, "=r,=r,=r,=r,r,r,r,r,r,r,r", side_effect=False), [*args, *[zero] * 4])
+        return cgutils.pack_array(b, [b.extract_value(r, i) for i in range(4)])
+    return sig, codegen
+
+
+@device
+def shfl_xor(x, mask):
+    """The value of x in lane `lane ^ mask` of the warp."""
+    return cuda.shfl_xor_sync(FULL, x, mask)
+
+
+@device
+def shfl(x, lane):
+    """The value of x in lane `lane` of the warp."""
+    return cuda.shfl_sync(FULL, x, lane)
+
+
+@device
+def warp_sum(x):
+    """Sum of x over the 32 lanes of the warp, in every lane."""
+    x += cuda.shfl_xor_sync(FULL, x, 16)
+    x += cuda.shfl_xor_sync(FULL, x, 8)
+    x += cuda.shfl_xor_sync(FULL, x, 4)
+    x += cuda.shfl_xor_sync(FULL, x, 2)
+    x += cuda.shfl_xor_sync(FULL, x, 1)
+    return x
+
+
+@device
+def warp_max(x):
+    """Maximum of x over the warp, in every lane."""
+    x = max(x, cuda.shfl_xor_sync(FULL, x, 16))
+    x = max(x, cuda.shfl_xor_sync(FULL, x, 8))
+    x = max(x, cuda.shfl_xor_sync(FULL, x, 4))
+    x = max(x, cuda.shfl_xor_sync(FULL, x, 2))
+    return max(x, cuda.shfl_xor_sync(FULL, x, 1))
+
+
+def _function(f, n=1):
+    """A float32 function of libdevice under a name of ours."""
+    if n == 1:
+        @device
+        def call(x):
+            return f(x)
+    else:
+        @device
+        def call(x, y):
+            return f(x, y)
+    return call
+
+
+exp, expm1, log, log1p = (_function(f) for f in (math.exp, math.expm1, math.log, math.log1p))
+sqrt, sin, cos, tanh, erf, erfc = (_function(f) for f in (math.sqrt, math.sin, math.cos, math.tanh, math.erf,
+                                                          math.erfc))
+power, atan2 = _function(math.pow, 2), _function(math.atan2, 2)
+fabs, floor, ceil, trunc, round_away, round_even = (_function(f) for f in (
+    libdevice.fabsf, libdevice.floorf, libdevice.ceilf, libdevice.truncf, libdevice.roundf, libdevice.rintf))
+fmin, fmax = _function(libdevice.fminf, 2), _function(libdevice.fmaxf, 2)     # the number where the other is NaN

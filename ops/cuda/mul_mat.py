@@ -1,0 +1,50 @@
+"""mul_mat and mul_mat_id (ops/mul_mat.py, ops/mul_mat_id.py): which kernels serve a product.
+
+    columns                  weights F32       F16, BF16           Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K ... Q6_K
+    at most MAX_VEC          float32 rows      float32 rows        8-bit columns, dp4a            mul_mat_vec
+    more                     float32 tiles     16-bit mma tiles    8-bit columns, int8 mma tiles  mul_mat_tile
+"""
+from ggjit.ops.cuda import mul_mat_tile, quantize_columns
+from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.launch import dense
+from ggjit.ops.cuda.mul_mat_vec import product
+from ggjit.ops.cuda.rows import FLOATS
+from ggjit.ops.record import OP
+
+MAX_VEC = 8
+HADAMARD = 1
+
+
+def _serves(t):
+    a, b = t.src[:2]
+    return ((a.type in BLOCKS or a.type in FLOATS) and b.type in FLOATS and dense(a, t)
+            and min(a.ne[1], t.ne[1], t.ne[2], t.ne[3]) > 0)
+
+
+def _mul_mat(t):
+    a, b = t.src[:2]
+    if not _serves(t) or t.op_params[1] == HADAMARD:
+        return None
+    n = b.ne[1]
+    if n <= MAX_VEC:
+        last = product(t, n, (n, b.ne[2] * b.ne[3]), False)
+    else:
+        last = mul_mat_tile.product(t)
+    return _after_columns(a, b, last)
+
+
+def _mul_mat_id(t):
+    a, b, ids = t.src[:3]
+    if not _serves(t):
+        return None
+    return _after_columns(a, b, product(t, 1, (ids.ne[0], ids.ne[1]), True))
+
+
+def _after_columns(a, b, last):
+    """The product, behind the launch that makes 8-bit columns where the weights are quantised."""
+    if last is None or a.type not in BLOCKS:
+        return last
+    return quantize_columns.launch(b), last
+
+
+CUDA = {OP.MUL_MAT: _mul_mat, OP.MUL_MAT_ID: _mul_mat_id}

@@ -1,0 +1,332 @@
+"""Products with many columns: tiles of the result, their operands in shared memory.
+
+                     n: columns of b                  a block of 4 warps makes a tile of M x N results,
+                   +--------- N --------+             STEP values of k at a time:
+                   |                    |
+    m: rows   M    |  warp 0  | warp 1  |                 shared a  M rows    x STEP values (+ pad)
+    of a           |----------+---------|                 shared b  N columns x STEP values (+ pad)
+                   |  warp 2  | warp 3  |
+                   +--------------------+             rows padded so that a warp's loads meet no bank twice
+
+    16-bit      mma m16n8k16, float32 sums; b is rounded to a's type
+    int8        mma m16n8k16 of codes; sums of 16 products are scaled, (d code_a + m) d_b code_b
+    float32     plain multiplications
+"""
+from numba import cuda
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.core import (
+    block,
+    block_y,
+    block_z,
+    device,
+    dp4a,
+    ld_f32,
+    ld_i32x4,
+    lds_f32,
+    lds_i32,
+    mma_bf16,
+    mma_f16,
+    mma_i8,
+    pack_bf16,
+    pack_f16,
+    shared,
+    st_f32,
+    sts_f32,
+    sts_i32,
+    sts_i32x4,
+    sync,
+    thread,
+)
+from ggjit.ops.cuda.launch import Launch
+from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.views import DST, SRC0, SRC1, nb, ne, row_addr, work
+from ggjit.ops.types import F16, F32
+
+ZERO = f32(0)
+THREADS = 128
+ONES = 0x01010101
+
+
+@device
+def matrices(node):
+    """(address of a's matrix, of b's, of d's) of this block."""
+    a, b = node + SRC0, node + SRC1
+    i3 = block_z() // ne(b, 2)
+    i2 = block_z() - i3 * ne(b, 2)
+    return (row_addr(a, 0, i2 // (ne(b, 2) // ne(a, 2)), i3 // (ne(b, 3) // ne(a, 3))), row_addr(b, 0, i2, i3),
+            row_addr(node + DST, 0, i2, i3))
+
+
+@device
+def store_pair(d, d1, m, n, row, column, x, y):
+    """Results of one row and two columns, where they exist."""
+    if row < m:
+        if column < n:
+            st_f32(d + column * d1 + 4 * row, x)
+        if column + 1 < n:
+            st_f32(d + (column + 1) * d1 + 4 * row, y)
+
+
+# ---------------------------------------------------------------- 16-bit floats
+HALF_M, HALF_N, HALF_STEP, HALF_STRIDE = 64, 64, 32, 80     # stride in bytes: 32 values and 16 bytes of pad
+HALF_SUMS = 2 * 4 * 4           # a warp has 2 x 4 mma tiles of 4 results a lane
+
+
+def _make_half(ta, tb, wide):
+    get_a, get_b = ONE[ta].get, ONE[tb].get
+    mma, pack = (mma_f16, pack_f16) if ta is F16 else (mma_bf16, pack_bf16)
+    b_size = tb.nbytes
+    shared_a, shared_b = shared(HALF_M * HALF_STRIDE), shared(HALF_N * HALF_STRIDE)
+
+    @device
+    def load_wide(to, p, stride, first, n, k0):
+        """16 bytes a thread and round; rows beyond the end are the last one again."""
+        for r in range(HALF_M * HALF_STEP // 8 // THREADS):
+            i = r * THREADS + thread()
+            row, piece = i >> 2, i & 3
+            sts_i32x4(to + row * HALF_STRIDE + 16 * piece,
+                      ld_i32x4(p + min(first + row, n - 1) * stride + 2 * k0 + 16 * piece))
+
+    def packing(get, size):
+        @device
+        def load(to, p, stride, step, first, n, k0, k):
+            """Two values a thread and round, zeros beyond the end of k."""
+            for r in range(HALF_M * HALF_STEP // 2 // THREADS):
+                i = r * THREADS + thread()
+                row, at = i >> 4, k0 + 2 * (i & 15)
+                q = p + min(first + row, n - 1) * stride + at * step
+                x, y = ZERO, ZERO
+                if at < k:
+                    x = get(q)
+                if at + 1 < k:
+                    y = get(q + step)
+                sts_i32(to + row * HALF_STRIDE + 4 * (i & 15), pack(x, y))
+        return load
+    load_a, load_b = packing(get_a, 2), packing(get_b, b_size)
+
+    def kernel(node):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        m, n, k = ne(a, 1), ne(b, 1), ne(a, 0)
+        pa, pb, pd = matrices(node)
+        m0, n0 = block() * HALF_M, block_y() * HALF_N
+        sa, sb = shared_a(), shared_b()
+        warp, lane = thread() >> 5, thread() & 31
+        g, t = lane >> 2, lane & 3
+        rows, columns = (warp >> 1) * 32, (warp & 1) * 32              # of this warp in the tile
+        acc = cuda.local.array(HALF_SUMS, "float32")
+        for i in range(HALF_SUMS):
+            acc[i] = ZERO
+        k0 = 0
+        while k0 < k:
+            if wide:
+                load_wide(sa, pa, nb(a, 1), m0, m, k0)
+            else:
+                load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
+            load_b(sb, pb, nb(b, 1), nb(b, 0), n0, n, k0, k)
+            sync()
+            for half in range(2):
+                for i in range(2):
+                    p = sa + (rows + 16 * i + g) * HALF_STRIDE + 32 * half + 4 * t
+                    a0, a1 = lds_i32(p), lds_i32(p + 8 * HALF_STRIDE)
+                    a2, a3 = lds_i32(p + 16), lds_i32(p + 8 * HALF_STRIDE + 16)
+                    for j in range(4):
+                        q = sb + (columns + 8 * j + g) * HALF_STRIDE + 32 * half + 4 * t
+                        s = 16 * i + 4 * j
+                        c = mma(a0, a1, a2, a3, lds_i32(q), lds_i32(q + 16), acc[s], acc[s + 1], acc[s + 2],
+                                acc[s + 3])
+                        acc[s], acc[s + 1], acc[s + 2], acc[s + 3] = c[0], c[1], c[2], c[3]
+            sync()
+            k0 += HALF_STEP
+        for i in range(2):
+            for j in range(4):
+                row, column, s = m0 + rows + 16 * i + g, n0 + columns + 8 * j + 2 * t, 16 * i + 4 * j
+                store_pair(pd, nb(d, 1), m, n, row, column, acc[s], acc[s + 1])
+                store_pair(pd, nb(d, 1), m, n, row + 8, column, acc[s + 2], acc[s + 3])
+    return kernel
+
+
+# ---------------------------------------------------------------- int8 codes
+CODE_M, CODE_N = 64, 32
+CODE_SUMS = 4 * 4               # a warp has 1 x 4 mma tiles
+
+
+def _make_codes(type):
+    """Step of 256 values for K-quants, 128 for the others; scales are kept for each 16 values."""
+    b = BLOCKS[type]
+    words, scale, at, segments = b.words, b.scale, b.at, b.segments
+    step = 256 if type.block == 256 else 128
+    stride, groups = step + 16, step // 16
+    per_row, block_units, block_nbytes = step // 32, type.block // 32, type.nbytes
+    n_words = 8 // segments
+    shared_a, shared_b = shared(CODE_M * stride), shared(CODE_N * stride)
+    shared_d, shared_m = shared(CODE_M * groups * 4), shared(CODE_M * groups * 4)
+    shared_x, shared_sum = shared(CODE_N * groups * 4), shared(CODE_N * groups * 4)
+
+    @device
+    def put_unit(codes, ds, ms, p, u, first):
+        """Unit u of the block at p: codes to their places in the row, scales to those of their groups."""
+        w = words(p, u)
+        for s in range(segments):
+            d, m = scale(p, u, s)
+            to = first + at(u, s)
+            for j in range(n_words):
+                sts_i32(codes + to + 4 * j, w[s * n_words + j])
+            sts_f32(ds + (to >> 4) * 4, d)
+            sts_f32(ms + (to >> 4) * 4, m)
+
+    @device
+    def put_nothing(codes, ds, ms, first):
+        for j in range(8):
+            sts_i32(codes + first + 4 * j, 0)
+        for j in range(2):
+            sts_f32(ds + (first >> 4) * 4 + 4 * j, ZERO)
+            sts_f32(ms + (first >> 4) * 4 + 4 * j, ZERO)
+
+    @device
+    def load_a(sa, sd, sm, p, stride_a, m0, m, k0, k):
+        for r in range(CODE_M * per_row // THREADS):
+            i = r * THREADS + thread()
+            row, u = i // per_row, i % per_row
+            codes, ds, ms = sa + row * stride, sd + row * groups * 4, sm + row * groups * 4
+            unit = (k0 >> 5) + u
+            if k0 + 32 * u < k:
+                q = unit // block_units
+                put_unit(codes, ds, ms, p + min(m0 + row, m - 1) * stride_a + q * block_nbytes,
+                         unit - q * block_units, q * type_block - k0)
+            else:
+                put_nothing(codes, ds, ms, 32 * u)
+    type_block = type.block
+
+    @device
+    def load_b(sb, sx, ss, codes, scales, n0, n, k0, k):
+        """Sixteen codes of a column a thread and round, their scale and the sum they stand for."""
+        for r in range(CODE_N * groups // THREADS):
+            i = r * THREADS + thread()
+            column, group = i // groups, i % groups
+            x, total, at_k = ZERO, 0, k0 + 16 * group
+            w = (0, 0, 0, 0)
+            if at_k < k:
+                c = min(n0 + column, n - 1)
+                w = ld_i32x4(codes + c * k + at_k)
+                x = ld_f32(scales + (c * (k >> 5) + (at_k >> 5)) * 4)
+                total = dp4a(ONES, w[3], dp4a(ONES, w[2], dp4a(ONES, w[1], dp4a(ONES, w[0], 0))))
+            sts_i32x4(sb + column * stride + 16 * group, w)
+            sts_f32(sx + (column * groups + group) * 4, x)
+            sts_f32(ss + (column * groups + group) * 4, x * f32(total))
+
+    def kernel(node):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        m, n, k = ne(a, 1), ne(b, 1), ne(a, 0)
+        pa, pb, pd = matrices(node)
+        m0, n0 = block() * CODE_M, block_y() * CODE_N
+        n_columns = n * ne(b, 2) * ne(b, 3)
+        codes = work(node) + block_z() * n * k
+        scales = work(node) + n_columns * k + block_z() * n * (k >> 5) * 4
+        sa, sb, sd, sm, sx, ss = shared_a(), shared_b(), shared_d(), shared_m(), shared_x(), shared_sum()
+        warp, lane = thread() >> 5, thread() & 31
+        g, t = lane >> 2, lane & 3
+        row = 16 * warp + g
+        acc = cuda.local.array(CODE_SUMS, "float32")
+        for i in range(CODE_SUMS):
+            acc[i] = ZERO
+        k0 = 0
+        while k0 < k:
+            load_a(sa, sd, sm, pa, nb(a, 1), m0, m, k0, k)
+            load_b(sb, sx, ss, codes, scales, n0, n, k0, k)
+            sync()
+            for group in range(groups):
+                p = sa + row * stride + 16 * group + 4 * t
+                a0, a1 = lds_i32(p), lds_i32(p + 8 * stride)
+                at_s = (row * groups + group) * 4
+                d0, d1 = lds_f32(sd + at_s), lds_f32(sd + at_s + 8 * groups * 4)
+                l0, l1 = lds_f32(sm + at_s), lds_f32(sm + at_s + 8 * groups * 4)
+                for j in range(4):
+                    c = mma_i8(a0, a1, lds_i32(sb + (8 * j + g) * stride + 16 * group + 4 * t))
+                    at_x = ((8 * j + 2 * t) * groups + group) * 4
+                    x0, x1 = lds_f32(sx + at_x), lds_f32(sx + at_x + groups * 4)
+                    s0, s1 = lds_f32(ss + at_x), lds_f32(ss + at_x + groups * 4)
+                    acc[4 * j] += d0 * x0 * f32(c[0]) + l0 * s0
+                    acc[4 * j + 1] += d0 * x1 * f32(c[1]) + l0 * s1
+                    acc[4 * j + 2] += d1 * x0 * f32(c[2]) + l1 * s0
+                    acc[4 * j + 3] += d1 * x1 * f32(c[3]) + l1 * s1
+            sync()
+            k0 += step
+        for j in range(4):
+            column = n0 + 8 * j + 2 * t
+            store_pair(pd, nb(d, 1), m, n, m0 + row, column, acc[4 * j], acc[4 * j + 1])
+            store_pair(pd, nb(d, 1), m, n, m0 + row + 8, column, acc[4 * j + 2], acc[4 * j + 3])
+    return kernel
+
+
+# ---------------------------------------------------------------- float32
+FULL_TILE, FULL_STEP, FULL_STRIDE = 32, 16, 68      # bytes: 16 values and 4 of pad
+
+
+def _make_full(tb):
+    get_b = ONE[tb].get
+    shared_a, shared_b = shared(FULL_TILE * FULL_STRIDE), shared(FULL_TILE * FULL_STRIDE)
+
+    def loading(get):
+        @device
+        def load(to, p, stride, step, first, n, k0, k):
+            for r in range(FULL_TILE * FULL_STEP // THREADS):
+                i = r * THREADS + thread()
+                row, at = i >> 4, k0 + (i & 15)
+                x = ZERO
+                if at < k:
+                    x = get(p + min(first + row, n - 1) * stride + at * step)
+                sts_f32(to + row * FULL_STRIDE + 4 * (i & 15), x)
+        return load
+    load_a, load_b = loading(ld_f32), loading(get_b)
+
+    def kernel(node):
+        """A thread makes 2 x 4 results: rows tm, tm + 16; columns tn, tn + 8, tn + 16, tn + 24."""
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        m, n, k = ne(a, 1), ne(b, 1), ne(a, 0)
+        pa, pb, pd = matrices(node)
+        m0, n0 = block() * FULL_TILE, block_y() * FULL_TILE
+        sa, sb = shared_a(), shared_b()
+        tm, tn = thread() & 15, thread() >> 4
+        acc = cuda.local.array(8, "float32")
+        for i in range(8):
+            acc[i] = ZERO
+        k0 = 0
+        while k0 < k:
+            load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
+            load_b(sb, pb, nb(b, 1), nb(b, 0), n0, n, k0, k)
+            sync()
+            for i in range(FULL_STEP):
+                x, y = lds_f32(sa + tm * FULL_STRIDE + 4 * i), lds_f32(sa + (tm + 16) * FULL_STRIDE + 4 * i)
+                for j in range(4):
+                    z = lds_f32(sb + (tn + 8 * j) * FULL_STRIDE + 4 * i)
+                    acc[2 * j] += x * z
+                    acc[2 * j + 1] += y * z
+            sync()
+            k0 += FULL_STEP
+        for j in range(4):
+            column = n0 + tn + 8 * j
+            if column < n:
+                to = pd + column * nb(d, 1) + 4 * (m0 + tm)
+                if m0 + tm < m:
+                    st_f32(to, acc[2 * j])
+                if m0 + tm + 16 < m:
+                    st_f32(to + 64, acc[2 * j + 1])
+    return kernel
+
+
+# ---------------------------------------------------------------- launches
+def product(t):
+    """The Launch of a product with many columns."""
+    a, b = t.src[:2]
+    if a.type in BLOCKS:
+        shape, name, make = (CODE_M, CODE_N), f"mul_mat_codes_{a.type.name}", lambda: _make_codes(a.type)
+    elif a.type is F32:
+        shape, name, make = (FULL_TILE, FULL_TILE), f"mul_mat_tile_f32_{b.type.name}", lambda: _make_full(b.type)
+    else:
+        wide = a.ne[0] % HALF_STEP == 0 and a.view_offs % 16 == 0 and all(s % 16 == 0 for s in a.nb[1:])
+        shape, name = (HALF_M, HALF_N), f"mul_mat_tile_{a.type.name}_{b.type.name}{'_wide' * wide}"
+        make = lambda: _make_half(a.type, b.type, wide)         # noqa: E731
+    grid = (-(-a.ne[1] // shape[0]), -(-b.ne[1] // shape[1]), b.ne[2] * b.ne[3])
+    return None if max(grid[1:]) > 65535 else Launch(name, make, grid, THREADS)

@@ -1,0 +1,264 @@
+"""Products with few columns: each weight is read once, by one warp per row (ops/mul_mat.py).
+
+    quantised weights   dp4a of unpacked codes with 8-bit columns; a lane takes units of 32 values
+    float weights       products in float32; `wide`: 16 bytes a load
+
+    lanes of a warp     0   1   2  ...  31   0   1  ...                        a row of a
+                       |---|---|---|...|---|---|---|...                        units, or 16-byte pieces
+                       partial sums of up to 4 columns, added over the warp at the end
+
+mul_mat_id is the same with the matrix named by an id: `experts`.
+"""
+from numba import cuda
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.core import (
+    block,
+    block_y,
+    block_z,
+    device,
+    dp4a,
+    high_bf16,
+    high_f16,
+    ld_f32,
+    ld_f32x4,
+    ld_i32,
+    ld_i32x4,
+    low_bf16,
+    low_f16,
+    n_threads,
+    st_f32,
+    thread,
+    warp_sum,
+)
+from ggjit.ops.cuda.launch import SIMULATED, Launch
+from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
+from ggjit.ops.types import BF16, F16, F32
+
+THREADS = 64 if SIMULATED else 128
+MAX_COLUMNS = 4                 # columns a warp takes at once
+ONES = 0x01010101
+ZERO = f32(0)
+
+
+# ---------------------------------------------------------------- which matrix, which column
+def _matrix(experts):
+    """matrix(node) -> address of the matrix this block multiplies, or 0 where the id is out of range."""
+    if experts:
+        @device
+        def matrix(node):
+            a, ids = node + SRC0, node + SRC2
+            id = ld_i32(addr(ids) + block_y() * nb(ids, 0) + block_z() * nb(ids, 1))
+            if id < 0 or id >= ne(a, 2):
+                bad_index(node, id)
+                return 0
+            return addr(a) + id * nb(a, 2)
+    else:
+        @device
+        def matrix(node):
+            a, b = node + SRC0, node + SRC1
+            i3 = block_z() // ne(b, 2)
+            i2 = block_z() - i3 * ne(b, 2)
+            return row_addr(a, 0, i2 // (ne(b, 2) // ne(a, 2)), i3 // (ne(b, 3) // ne(a, 3)))
+    return matrix
+
+
+def _column(experts, at_once):
+    """column(node, c) -> (i1, i2, i3) of b for the block's column c; the last one again beyond the end."""
+    if experts:
+        @device
+        def column(node, c):
+            return block_y() % ne(node + SRC1, 1), block_z(), 0
+    else:
+        @device
+        def column(node, c):
+            b = node + SRC1
+            i3 = block_z() // ne(b, 2)
+            return min(block_y() * at_once + c, ne(b, 1) - 1), block_z() - i3 * ne(b, 2), i3
+    return column
+
+
+def _put(experts, at_once):
+    """put(node, row, c, x): the result of a row and the block's column c."""
+    if experts:
+        @device
+        def put(node, row, c, x):
+            st_f32(row_addr(node + DST, block_y(), block_z(), 0) + 4 * row, x)
+    else:
+        @device
+        def put(node, row, c, x):
+            d, j = node + DST, block_y() * at_once + c
+            if j < ne(d, 1):
+                i3 = block_z() // ne(d, 2)
+                st_f32(row_addr(d, j, block_z() - i3 * ne(d, 2), i3) + 4 * row, x)
+    return put
+
+
+# ---------------------------------------------------------------- quantised weights
+def _make_quantized(type, at_once, experts):
+    b = BLOCKS[type]
+    words, scale, at, segments, mins = b.words, b.scale, b.at, b.segments, b.mins
+    units, block_nbytes = type.block // 32, type.nbytes
+    n_words = 8 // segments
+    matrix, column, put = _matrix(experts), _column(experts, at_once), _put(experts, at_once)
+
+    @device
+    def segment(w0, w1, w2, w3, d, m, codes, scales, first):
+        """One run of 8 or 16 codes with the column's codes at the same place."""
+        if n_words == 4:
+            x0, x1, x2, x3 = ld_i32x4(codes + first)
+        else:
+            x0, x1, x2, x3 = ld_i32(codes + first), ld_i32(codes + first + 4), 0, 0
+        total = dp4a(w1, x1, dp4a(w0, x0, 0))
+        if n_words == 4:
+            total = dp4a(w3, x3, dp4a(w2, x2, total))
+        y = d * f32(total)
+        if mins:
+            ones = dp4a(ONES, x1, dp4a(ONES, x0, 0))
+            if n_words == 4:
+                ones = dp4a(ONES, x3, dp4a(ONES, x2, ones))
+            y += m * f32(ones)
+        return y * ld_f32(scales + (first >> 5) * 4)
+
+    @device
+    def unit(p, u, w, codes, scales, first):
+        s = ZERO
+        if segments == 2:
+            for j in range(2):
+                d, m = scale(p, u, j)
+                s += segment(w[4 * j], w[4 * j + 1], w[4 * j + 2], w[4 * j + 3], d, m, codes, scales,
+                             first + at(u, j))
+        else:
+            for j in range(4):
+                d, m = scale(p, u, j)
+                s += segment(w[2 * j], w[2 * j + 1], 0, 0, d, m, codes, scales, first + at(u, j))
+        return s
+
+    def kernel(node):
+        a, b = node + SRC0, node + SRC1
+        row, lane = block() * (n_threads() >> 5) + (thread() >> 5), thread() & 31
+        base = matrix(node)
+        if row >= ne(a, 1) or base == 0:
+            return
+        k, n_units = ne(a, 0), ne(a, 0) >> 5
+        codes = work(node)
+        scales = codes + k * ne(b, 1) * ne(b, 2) * ne(b, 3)
+        at_c = cuda.local.array(at_once, "int64")
+        acc = cuda.local.array(at_once, "float32")
+        for c in range(at_once):
+            i1, i2, i3 = column(node, c)
+            at_c[c] = (i3 * ne(b, 2) + i2) * ne(b, 1) + i1
+            acc[c] = ZERO
+        p0 = base + row * nb(a, 1)
+        i = lane
+        while i < n_units:
+            q = i // units
+            p, u = p0 + q * block_nbytes, i - q * units
+            w = words(p, u)
+            for c in range(at_once):
+                acc[c] += unit(p, u, w, codes + at_c[c] * k, scales + at_c[c] * (k >> 5) * 4, q * units * 32)
+            i += 32
+        for c in range(at_once):
+            x = warp_sum(acc[c])
+            if lane == 0:
+                put(node, row, c, x)
+    return kernel
+
+
+# ---------------------------------------------------------------- float weights
+@device
+def _four_f32(p):
+    return ld_f32x4(p)
+
+
+def _eight(low, high):
+    @device
+    def eight(p):
+        w0, w1, w2, w3 = ld_i32x4(p)
+        return low(w0), high(w0), low(w1), high(w1), low(w2), high(w2), low(w3), high(w3)
+    return eight
+
+
+WIDE = {F16: _eight(low_f16, high_f16), BF16: _eight(low_bf16, high_bf16)}
+
+
+def _piece_of(type):
+    """piece(p, x): the sum of products of 16 bytes of weights with as many float32."""
+    if type is F32:
+        @device
+        def piece(p, x):
+            a0, a1, a2, a3 = ld_f32x4(p)
+            x0, x1, x2, x3 = ld_f32x4(x)
+            return (a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)
+        return piece
+    load = WIDE[type]
+
+    @device
+    def piece(p, x):
+        a0, a1, a2, a3, a4, a5, a6, a7 = load(p)
+        x0, x1, x2, x3 = ld_f32x4(x)
+        x4, x5, x6, x7 = ld_f32x4(x + 16)
+        return ((a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)) + ((a4 * x4 + a5 * x5) + (a6 * x6 + a7 * x7))
+    return piece
+
+
+def _make_float(ta, tb, at_once, experts, wide):
+    get_a, get_b, size = ONE[ta].get, ONE[tb].get, ta.nbytes
+    piece, per_piece = _piece_of(ta), 16 // ta.nbytes
+    matrix, column, put = _matrix(experts), _column(experts, at_once), _put(experts, at_once)
+
+    def kernel(node):
+        a, b = node + SRC0, node + SRC1
+        row, lane = block() * (n_threads() >> 5) + (thread() >> 5), thread() & 31
+        base = matrix(node)
+        if row >= ne(a, 1) or base == 0:
+            return
+        k, step = ne(a, 0), nb(b, 0)
+        at_c = cuda.local.array(at_once, "int64")
+        acc = cuda.local.array(at_once, "float32")
+        for c in range(at_once):
+            i1, i2, i3 = column(node, c)
+            at_c[c] = row_addr(b, i1, i2, i3)
+            acc[c] = ZERO
+        p = base + row * nb(a, 1)
+        i = lane
+        if wide:
+            while i < k // per_piece:
+                for c in range(at_once):
+                    acc[c] += piece(p + 16 * i, at_c[c] + 4 * per_piece * i)
+                i += 32
+        else:
+            while i < k:
+                x = get_a(p + i * size)
+                for c in range(at_once):
+                    acc[c] += x * get_b(at_c[c] + i * step)
+                i += 32
+        for c in range(at_once):
+            y = warp_sum(acc[c])
+            if lane == 0:
+                put(node, row, c, y)
+    return kernel
+
+
+# ---------------------------------------------------------------- launches
+def _is_wide(a, b):
+    """16-byte loads reach every row of both."""
+    return (a.ne[0] * a.type.nbytes % 16 == 0 and b.type is F32 and b.nb[0] == 4 and b.ne[0] % 4 == 0
+            and all(x.view_offs % 16 == 0 and all(s % 16 == 0 for s in x.nb[1:]) for x in (a, b)))
+
+
+def product(t, n_columns, grid_yz, experts):
+    """The Launch of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
+    a, b = t.src[:2]
+    at_once = 1 if experts else min(MAX_COLUMNS, n_columns if n_columns != 3 else 4)
+    grid = (-(-a.ne[1] * 32 // THREADS), -(-grid_yz[0] // at_once), grid_yz[1])
+    if max(grid[1:]) > 65535:
+        return None
+    name = f"mul_mat{'_id' * experts}_vec{at_once}_{a.type.name}"
+    if a.type in BLOCKS:
+        return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid, THREADS)
+    wide = _is_wide(a, b)
+    return Launch(f"{name}_{b.type.name}{'_wide' * wide}",
+                  lambda: _make_float(a.type, b.type, at_once, experts, wide), grid, THREADS)

@@ -1,0 +1,61 @@
+"""Activations as 8-bit codes, for products with quantised weights: blocks of 32 values, code = round(x / d).
+
+    scratch memory of the node      codes   n_columns x k bytes
+                                    scales  n_columns x k / 32 float32, right behind them
+
+A column is a row of b; columns are numbered in b's flat row order.
+"""
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.core import (
+    block,
+    fabs,
+    n_blocks,
+    n_threads,
+    round_away,
+    st_f32,
+    st_i8,
+    thread,
+    to_i32,
+    warp_max,
+)
+from ggjit.ops.cuda.launch import MAX_BLOCKS, MAX_THREADS, Launch
+from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.views import SRC1, n_rows, nb, ne, row_addr, row_index, work
+
+STEPS = f32(127)
+
+
+def nbytes(k, n_columns):
+    return n_columns * (k + k // 32 * 4)
+
+
+def _make(get):
+    def kernel(node):
+        b = node + SRC1
+        k, n = ne(b, 0), n_rows(b)
+        per_row, codes, lane = k >> 5, work(node), thread() & 31
+        scales = codes + n * k
+        i = block() * (n_threads() >> 5) + (thread() >> 5)              # a warp per 32 values
+        while i < n * per_row:
+            r = i // per_row
+            at = (i - r * per_row) * 32 + lane
+            i1, i2, i3 = row_index(b, r)
+            x = get(row_addr(b, i1, i2, i3) + at * nb(b, 0))
+            d = warp_max(fabs(x)) / STEPS
+            q = 0
+            if d > f32(0):
+                q = to_i32(round_away(x / d))
+            st_i8(codes + r * k + at, q)
+            if lane == 0:
+                st_f32(scales + 4 * i, d)
+            i += n_blocks() * (n_threads() >> 5)
+    return kernel
+
+
+def launch(b):
+    """The Launch that fills the scratch memory from source 1."""
+    n = b.ne[1] * b.ne[2] * b.ne[3]
+    blocks = max(1, min(-(-n * (b.ne[0] // 32) * 32 // MAX_THREADS), MAX_BLOCKS))
+    return Launch(f"quantize_columns_{b.type.name}", lambda: _make(ONE[b.type].get), (blocks, 1, 1), MAX_THREADS,
+                  nbytes(b.ne[0], n))

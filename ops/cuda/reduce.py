@@ -1,0 +1,111 @@
+"""sum, sum_rows, mean, argmax (ops/reduce.py).
+
+sum is two launches, so that its result does not depend on the order in which blocks run: N_PARTS partial sums in
+scratch memory, then one block adds them.
+"""
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.core import block, device, ld_f32, n_blocks, n_threads, st_f32, st_i32, thread, to_i32
+from ggjit.ops.cuda.launch import MAX_THREADS, Launch, dense, over_rows
+from ggjit.ops.cuda.norm import sum_of
+from ggjit.ops.cuda.rows import FLOATS, ONE
+from ggjit.ops.cuda.sums import LOWEST, block_max, block_sum
+from ggjit.ops.cuda.views import DST, SRC0, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.record import OP
+from ggjit.ops.types import F32
+
+N_PARTS = 64
+
+
+def _make_parts(get):
+    def kernel(node):
+        a = node + SRC0
+        n, s = ne(a, 0) * n_rows(a), f32(0)
+        e = block() * n_threads() + thread()
+        while e < n:
+            s += get(element_addr(a, e))
+            e += n_threads() * n_blocks()
+        s = block_sum(s)
+        if thread() == 0:
+            st_f32(work(node) + 4 * block(), s)
+    return kernel
+
+
+def _make_total(put, n_parts):
+    def kernel(node):
+        s = f32(0)
+        i = thread()
+        while i < n_parts:
+            s += ld_f32(work(node) + 4 * i)
+            i += n_threads()
+        s = block_sum(s)
+        if thread() == 0:
+            put(addr(node + DST), s)
+    return kernel
+
+
+def _sum(t):
+    a = t.src[0]
+    if a.type not in FLOATS:
+        return None
+    parts = 2 if MAX_THREADS < 256 else N_PARTS
+    return (Launch(f"sum_parts_{a.type.name}", lambda: _make_parts(ONE[a.type].get), (parts, 1, 1), MAX_THREADS,
+                   4 * parts),
+            Launch(f"sum_total_{a.type.name}", lambda: _make_total(ONE[t.type].put, parts), (1, 1, 1), 32, 4 * parts))
+
+
+@device
+def last_of_largest(x, n):
+    """Last index of the largest of n floats, 0 where all are NaN; in every thread."""
+    top = LOWEST
+    i = thread()
+    while i < n:
+        top = max(top, ld_f32(x + 4 * i))
+        i += n_threads()
+    top = block_max(top)
+    last = f32(0)                               # exact below 2^24, the longest row `_rows` takes
+    i = thread()
+    while i < n:
+        if ld_f32(x + 4 * i) == top:
+            last = f32(i)
+        i += n_threads()
+    return to_i32(block_max(last))
+
+
+def _make_argmax():
+    def kernel(node):
+        a, d = node + SRC0, node + DST
+        r = block()
+        while r < n_rows(a):
+            at = last_of_largest(row_addr(a, r, 0, 0), ne(a, 0))
+            if thread() == 0:
+                st_i32(addr(d) + r * nb(d, 0), at)
+            r += n_blocks()
+    return kernel
+
+
+def _make_rows(mean):
+    def kernel(node):
+        a, d = node + SRC0, node + DST
+        n = n_rows(a)
+        r = block()
+        while r < n:
+            i1, i2, i3 = row_index(a, r)
+            s = sum_of(row_addr(a, i1, i2, i3), ne(a, 0), nb(a, 0))
+            if mean:
+                s /= f32(ne(a, 0))
+            if thread() == 0:
+                st_f32(row_addr(d, i1, i2, i3), s)
+            r += n_blocks()
+    return kernel
+
+
+def _rows(t):
+    a = t.src[0]
+    if a.type is not F32 or not dense(a) or (t.op == OP.ARGMAX and a.ne[0] >= 1 << 24):
+        return None
+    make = _make_argmax if t.op == OP.ARGMAX else lambda: _make_rows(t.op == OP.MEAN)
+    return over_rows(t.op.name.lower(), make, a.ne[1] * a.ne[2] * a.ne[3], a.ne[0])
+
+
+CUDA = {OP.SUM: _sum, OP.SUM_ROWS: _rows, OP.MEAN: _rows, OP.ARGMAX: _rows}

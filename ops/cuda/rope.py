@@ -1,0 +1,130 @@
+"""Rotary position embedding (ops/rope.py): a block per row, a thread per pair.
+
+The angle of pair i is pos * scale^i; the CPU multiplies step by step, here each thread raises to a power in one step.
+"""
+import math
+
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.core import (
+    block,
+    ceil,
+    cos,
+    device,
+    floor,
+    ld_f32,
+    ld_i32,
+    log,
+    n_blocks,
+    n_threads,
+    power,
+    sin,
+    thread,
+)
+from ggjit.ops.cuda.launch import dense, over_rows
+from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, addr, n_rows, ne, param_f32, param_i32, row_addr, row_index
+from ggjit.ops.record import OP
+from ggjit.ops.rope_angles import IMROPE, MROPE, NORMAL, VISION
+from ggjit.ops.types import F16, F32
+
+ZERO, UNIT, TWO_PI = f32(0), f32(1), f32(2 * math.pi)
+
+
+@device
+def corr_dim(n_dims, n_ctx_orig, n_rot, base):
+    """The pair that turns n_rot times over the original context."""
+    return f32(n_dims) * log(f32(n_ctx_orig) / (n_rot * TWO_PI)) / (f32(2) * log(base))
+
+
+@device
+def yarn(node, i, theta):
+    """(angle, magnitude) of pair i: interpolated, or blended with the original by YaRN's ramp (arXiv 2309.00071)."""
+    freq_scale, ext, magnitude = param_f32(node, 6), param_f32(node, 7), param_f32(node, 8)
+    angle = theta * freq_scale
+    if ext != ZERO:
+        n_dims, n_ctx_orig, base = param_i32(node, 1), param_i32(node, 4), param_f32(node, 5)
+        low = max(ZERO, floor(corr_dim(n_dims, n_ctx_orig, param_f32(node, 9), base)))
+        high = min(f32(n_dims - 1), ceil(corr_dim(n_dims, n_ctx_orig, param_f32(node, 10), base)))
+        ramp = (f32(i) - low) / max(f32(0.001), high - low)
+        mix = (UNIT - min(UNIT, max(ZERO, ramp))) * ext
+        angle = angle * (UNIT - mix) + theta * mix
+        magnitude *= UNIT + f32(0.1) * log(UNIT / freq_scale)
+    return angle, magnitude
+
+
+@device
+def section_of(node, i, interleaved):
+    """(which of the four position ids pair i uses, pairs since its section began)."""
+    s0, s1, s2, s3 = param_i32(node, 11), param_i32(node, 12), param_i32(node, 13), param_i32(node, 14)
+    at = i % (s0 + s1 + s2 + s3)
+    if interleaved:
+        k = at % 3
+        which = 3
+        if (k == 0 and at < 3 * s0) or (k == 1 and at < 3 * s1) or (k == 2 and at < 3 * s2):
+            which = k
+        return which, at
+    if at < s0:
+        return 0, at
+    if at < s0 + s1:
+        return 1, at - s0
+    if at < s0 + s1 + s2:
+        return 2, at - s0 - s1
+    return 3, at - s0 - s1 - s2
+
+
+def _make(mode, get, put, size, sign, has_factors):
+    adjacent, sections, interleaved, anew = mode == NORMAL, bool(mode & MROPE), mode == IMROPE, mode == VISION
+    sign = f32(sign)
+
+    @device
+    def start_and_power(node, i, token, n_tokens):
+        positions = addr(node + SRC1)
+        if sections:
+            which, since = section_of(node, i, interleaved)
+            return f32(ld_i32(positions + 4 * (token + which * n_tokens))), f32(since if anew else i)
+        return f32(ld_i32(positions + 4 * token)), f32(i)
+
+    def kernel(node):
+        x, d = node + SRC0, node + DST
+        n0, n, n_tokens = ne(d, 0), n_rows(d), ne(d, 2)
+        n_dims, n_offs = param_i32(node, 1), param_i32(node, 15)
+        pairs = n_dims if anew else n_dims // 2
+        scale = power(param_f32(node, 5), f32(-2) / f32(n_dims))
+        r = block()
+        while r < n:
+            i1, i2, i3 = row_index(d, r)
+            px, pd = row_addr(x, i1, i2, i3), row_addr(d, i1, i2, i3)
+            i = thread()
+            while i < pairs:
+                start, p = start_and_power(node, i, i2, n_tokens)
+                theta = start * power(scale, p)
+                if has_factors:
+                    theta /= ld_f32(addr(node + SRC2) + 4 * i)
+                angle, magnitude = yarn(node, i, theta)
+                c, s = cos(angle) * magnitude, sin(angle) * magnitude * sign
+                j = n_offs + (2 * i if adjacent else i)
+                k = j + (1 if adjacent else pairs)
+                u, v = get(px + j * size), get(px + k * size)
+                put(pd + j * size, u * c - v * s)
+                put(pd + k * size, u * s + v * c)
+                i += n_threads()
+            i = thread()
+            while i < n0 - 2 * pairs:           # the others are copied
+                j = i if i < n_offs else i + 2 * pairs
+                put(pd + j * size, get(px + j * size))
+                i += n_threads()
+            r += n_blocks()
+    return kernel
+
+
+def _rope(t):
+    mode, ty, back, factors = int(t.op_params[2]), t.type, t.op == OP.ROPE_BACK, len(t.src) > 2
+    if t.src[0].type is not ty or ty not in (F32, F16) or not dense(t, *t.src):
+        return None
+    return over_rows(f"rope_{mode}_{ty.name}{'_back' * back}{'_factors' * factors}",
+                     lambda: _make(mode, ONE[ty].get, ONE[ty].put, ty.nbytes, -1 if back else 1, factors),
+                     t.ne[1] * t.ne[2] * t.ne[3], t.ne[0] // 2)
+
+
+CUDA = {OP.ROPE: _rope, OP.ROPE_BACK: _rope}

@@ -1,0 +1,63 @@
+"""Fusions: runs of nodes that one kernel computes.  A record beside its kernel, found by discovery as Specs are.
+
+    nodes of the plan      add   ->   rms_norm   ->   mul
+                            |                          |
+    one kernel              x (stored only if          d
+                            somebody else reads it)
+
+A Fusion names the ops; each node reads the one before it.  `fused` looks at types and shapes and returns the kernel, or
+None.  Whether results in between may be left out, and whether the memory the allocator chose permits it, is the
+planner's to know (engine/fusion.py).  Fused kernels give the bytes that the kernels of the single nodes give.
+"""
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from ggjit.ops.record import OP
+from ggjit.ops.spec import Kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedKernel:
+    """What the planner needs to lay out the NODE row of a fused run.
+
+    kernel   its sources are `reads`, then the results in between that are stored (`stored`, in the order of the nodes)
+    reads    tensors
+    params   32-bit numbers for the NODE's parameter slots: ints, or floats as their bits
+    by_row   of `reads`, those whose row r is read before any row r of a result is written: a result may lie exactly
+             where one of them lies.  The others must not overlap any result.
+    """
+    kernel: Kernel
+    reads: tuple
+    params: tuple = ()
+    by_row: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """A run of ops that may become one kernel.
+
+    ops      of consecutive nodes, each reading the result of the one before it
+    fused    (nodes, those in between that are stored, the nodes' own kernels, n_threads) -> FusedKernel, or None
+    """
+    ops: tuple[OP, ...]
+    fused: Callable
+    module: str = ""
+
+    @property
+    def name(self):
+        return "+".join(op.name.lower() for op in self.ops)
+
+
+@functools.cache
+def all_fusions():
+    """{first OP: its fusions, longest first} of every op file in ggjit.ops."""
+    import ggjit.ops as package
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"ggjit.ops.{info.name}")
+        for fusion in getattr(module, "FUSIONS", ()):
+            found.setdefault(fusion.ops[0], []).append(dataclasses.replace(fusion, module=module.__name__))
+    return {op: sorted(fusions, key=lambda f: -len(f.ops)) for op, fusions in found.items()}

@@ -1,0 +1,224 @@
+"""Fusion at plan time: the same bytes as one kernel a node, never where it would change what can be read or is read."""
+import json
+
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.ops import isa
+from ggjit.ops.errors import Overwritten
+from ggjit.ops.fusion import all_fusions
+from ggjit.ops.record import OP
+from ggjit.table import TABLE
+
+CPU = gg.init_backend("CPU", n_threads=2)
+KNOWN = {f.ops for fusions in all_fusions().values() for f in fusions}
+
+# Random graphs: each node takes one or two of the tensors made so far, so residuals, shared results, in-place chains
+# and repeated rows arise by themselves.  A fixed number of graphs in a child process of each instruction set.
+CODE = """
+import json, sys
+import numpy as np
+import ggjit as gg
+from ggjit.ops import isa
+
+def random_graph(rng):
+    ctx = gg.Context()
+    n, rows = int(rng.choice([1, 7, 16, 33, 64, 260])), tuple(int(x) for x in rng.integers(1, 4, 3))
+    def leaf(*shape):
+        return gg.from_numpy(ctx, rng.standard_normal(shape).astype(np.float32))
+    made = [leaf(*rows, n), leaf(*rows, n)]
+    def other():
+        return made[rng.integers(len(made))] if rng.random() < 0.5 else leaf(n)
+    def step(x):
+        k = rng.integers(8)
+        if k == 0: return gg.add(x, other())
+        if k == 1: return gg.mul(gg.rms_norm(x, 1e-5), leaf(n))
+        if k == 2: return gg.add(gg.mul(gg.norm(x, 1e-6), leaf(n)), leaf(n))
+        if k == 3: return gg.mul(gg.rms_norm(gg.add(x, other()), 1e-5), leaf(n))
+        if k == 4: return gg.gelu_erf(gg.add(x, leaf(n)))
+        if k == 5: return gg.soft_max(gg.add(gg.scale(x, 0.7), leaf(*rows[1:], n)))
+        if k == 6: return gg.silu(gg.add(made[rng.integers(len(made))], x))
+        return gg.add(gg.mul(gg.norm(gg.add(gg.add(x, leaf(n)), other()), 1e-6), leaf(n)), leaf(n))
+    for _ in range(int(rng.integers(2, 9))):
+        t = step(made[-1])
+        if rng.random() < 0.1: t = gg.reshape(t, made[0])
+        if rng.random() < 0.15: gg.set_output(t)
+        made.append(t)
+    return made[-1]
+
+def run(n_graphs, seed):
+    rng, fused, wrong = np.random.default_rng(seed), 0, []
+    for g in range(n_graphs):
+        y = random_graph(rng)
+        graph = gg.Graph(y)
+        for n_threads in (1, 2):
+            cpu = gg.init_backend("CPU", n_threads=n_threads)
+            allocator = gg.GraphAllocator(cpu, planner=("ggml", "best")[g % 2])
+            allocator.alloc_graph(graph)
+            outputs = [t for t in graph.nodes if t.flags & 2]
+            answers = []
+            for fuse in (True, False):
+                plan = cpu.graph_plan_create(graph, fuse=fuse)
+                plan.compute()
+                answers.append([plan.numpy(t).tobytes() for t in outputs])
+                fused += sum(len(p.nodes) > 1 for p in plan.parts)
+            if answers[0] != answers[1]:
+                wrong.append((g, n_threads))
+    return {"isa": isa.ISA, "fused": fused, "wrong": wrong}
+"""
+
+
+@pytest.mark.parametrize("name", isa.NAMES)
+def test_random_graphs_give_equal_bytes(python, name, n_graphs=60, seed=None):
+    seed = int(np.random.default_rng().integers(1 << 30)) if seed is None else seed
+    r = python(CODE + "\nprint(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]))))", n_graphs, seed, GGJIT_CPU=name)
+    if r.returncode and "supports" in r.stderr:
+        pytest.skip(f"this processor supports {isa.ISA} at most")
+    assert r.returncode == 0, f"seed {seed}: {r.stderr}"
+    got = json.loads(r.stdout)
+    assert got["isa"] == name and got["wrong"] == [], f"seed {seed}"
+    assert got["fused"] >= n_graphs                             # of two plans a graph, or nothing was tested
+
+
+class Net:
+    """x + a -> rms_norm -> * w, and what is built on it."""
+
+    def __init__(self, n=96, rows=5):
+        self.ctx, rng = gg.Context(), np.random.default_rng()
+        self.x, self.a = (gg.from_numpy(self.ctx, rng.standard_normal((rows, n)).astype(np.float32)) for _ in "xa")
+        self.w = gg.from_numpy(self.ctx, rng.standard_normal(n).astype(np.float32))
+        self.sum = gg.add(self.x, self.a)
+        self.norm = gg.rms_norm(self.sum, 1e-5)
+        self.y = gg.mul(self.norm, self.w)
+
+    def plan(self, *outputs, **kw):
+        graph = gg.Graph(*(outputs or (self.y,)))
+        gg.GraphAllocator(CPU).alloc_graph(graph)
+        return CPU.graph_plan_create(graph, **kw)
+
+
+def ops(plan):
+    return [tuple(t.op for t in p.nodes) for p in plan.parts]
+
+
+def test_a_run_becomes_one_kernel_and_the_dump_says_so():
+    net = Net()
+    plan = net.plan()
+    assert ops(plan) == [(OP.ADD, OP.RMS_NORM, OP.MUL)]
+    dump = plan.dump()
+    assert "3 nodes in 1 kernels" in dump and dump.count("fused: ") == 2 and dump.count("not stored") == 2
+
+
+def test_fusion_can_be_turned_off():
+    net = Net()
+    assert len(net.plan(fuse=False).parts) == 3
+    assert gg.init_backend("CPU:fuse=0").fuse == 0
+
+
+def test_a_result_that_was_never_stored_is_refused_by_name():
+    net = Net()
+    plan = net.plan()
+    plan.compute()
+    with pytest.raises(Overwritten, match=r"\[96, 5\] was never stored.*= mul.*set_output.*fuse=False"):
+        plan.numpy(net.norm)
+    plan = net.plan(net.norm, net.y)                            # an output is stored, and the run still fused
+    plan.compute()
+    assert np.isfinite(plan.numpy(net.norm)).all()
+
+
+def test_a_sum_that_others_read_is_stored():
+    net = Net()
+    plan = net.plan(gg.add(gg.gelu(net.y), net.sum))
+    assert ops(plan)[0] == (OP.ADD, OP.RMS_NORM, OP.MUL) and net.sum in plan.parts[0].stored
+    plan.compute()
+    assert (plan.numpy(net.sum) == net.x.numpy() + net.a.numpy()).all()
+
+
+def test_tensors_placed_by_hand_keep_their_values():
+    net = Net()
+    gg.alloc_ctx_tensors(net.ctx, CPU, all=True)
+    plan = CPU.graph_plan_create(gg.Graph(net.y))
+    plan.compute()
+    assert len(plan.parts) == 1 and (net.sum.numpy() == net.x.numpy() + net.a.numpy()).all()
+    assert np.allclose(net.norm.numpy() * net.w.numpy(), net.y.numpy())
+
+
+def test_a_run_that_would_overwrite_what_it_reads_stays_single():
+    """The result lies half over a source: row r of one is row r + 1 of the other."""
+    net = Net(n=64, rows=4)
+    raw = gg.HostBuffer(CPU.device.buffer_type(), 4096)
+    gg.tensor_alloc(raw, x := net.ctx.new_tensor(gg.F32, (64, 4)), 256)
+    y = gg.mul(gg.rms_norm(x, 1e-5), net.w)
+    gg.tensor_alloc(raw, y, 512)
+    gg.tensor_alloc(raw, y.src[0], 2048)
+    x.set(np.random.default_rng().standard_normal((4, 64)))
+    want = gg.mul(gg.rms_norm(gg.from_numpy(net.ctx, x.numpy().copy()), 1e-5), net.w)
+    plan = CPU.graph_plan_create(gg.Graph(y))
+    assert ops(plan) == [(OP.RMS_NORM,), (OP.MUL,)]
+    plan.compute()
+    assert plan.numpy(y).tobytes() == gg.compute(want).tobytes()
+
+
+def test_a_move_onto_a_source_undoes_the_fusion():
+    net = Net(n=64, rows=4)
+    buffers = [gg.HostBuffer(CPU.device.buffer_type(), 4096) for _ in "ab"]
+    x = net.ctx.new_tensor(gg.F32, (64, 4))
+    y = gg.mul(gg.rms_norm(x, 1e-5), net.w)
+    for t, buf, offs in ((x, 0, 256), (y, 1, 512), (y.src[0], 1, 2048)):
+        gg.tensor_alloc(buffers[buf], t, offs)
+    values = np.random.default_rng().standard_normal((4, 64)).astype(np.float32)
+    x.set(values)
+    plan = CPU.graph_plan_create(gg.Graph(y))
+    plan.compute()
+    want = plan.numpy(y).tobytes()
+    assert len(plan.parts) == 1
+    TABLE.place(x.id, buffers[1].id, 256)                       # the leaf moves to where the result half covers it
+    x.set(values)
+    plan.compute()
+    assert len(plan.parts) == 2 and plan.numpy(y).tobytes() == want
+
+
+@pytest.mark.parametrize("bad", ["twice", "columns", "f16", "shape"])
+def test_what_the_kernels_cannot_do_stays_single(bad):
+    net = Net()
+    y = {"twice": lambda: gg.mul(net.norm, net.norm),
+         "columns": lambda: gg.mul(net.norm, gg.from_numpy(net.ctx, np.ones((5, 1), np.float32))),
+         "f16": lambda: gg.mul(net.norm, gg.from_numpy(net.ctx, np.ones(96, np.float16))),
+         "shape": lambda: gg.mul(net.norm, gg.from_numpy(net.ctx, np.ones((5, 32), np.float32)))}[bad]()
+    plan = net.plan(y)
+    assert ops(plan) == [(OP.ADD,), (OP.RMS_NORM,), (OP.MUL,)]
+    plan.compute()
+    assert np.isfinite(plan.numpy(y)).all()
+
+
+@pytest.mark.parametrize("mask", [np.float16, np.float32])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_scale_mask_soft_max_is_one_kernel(mask, scaled):
+    ctx, rng = gg.Context(), np.random.default_rng()
+    x = gg.from_numpy(ctx, rng.standard_normal((4, 6, 50)).astype(np.float32))
+    values = np.where(rng.random((6, 50)) < 0.3, -np.inf, rng.standard_normal((6, 50))).astype(mask)
+    graph = gg.Graph(y := gg.soft_max(gg.add(gg.scale(x, 0.3) if scaled else x, gg.from_numpy(ctx, values))))
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plans = [CPU.graph_plan_create(graph, fuse=fuse) for fuse in (True, False)]
+    got = []
+    for plan in plans:
+        plan.compute()
+        got.append(plan.numpy(y).tobytes())
+    assert len(plans[0].parts) == 1 and got[0] == got[1]
+
+
+def test_a_scale_with_a_bias_is_no_soft_max_scale():
+    ctx, rng = gg.Context(), np.random.default_rng()
+    x, mask = (gg.from_numpy(ctx, rng.standard_normal((6, 50)).astype(np.float32)) for _ in "xm")
+    graph = gg.Graph(gg.soft_max(gg.add(gg.scale_bias(x, 0.3, 1.0), mask)))
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    assert ops(CPU.graph_plan_create(graph)) == [(OP.SCALE,), (OP.ADD, OP.SOFT_MAX)]
+
+
+def test_every_fusion_runs_in_some_random_graph():
+    """The patterns of the random graphs above cover what is declared; a new pattern needs a new step there."""
+    names = {"add": OP.ADD, "mul": OP.MUL, "norm": OP.NORM, "rms_norm": OP.RMS_NORM, "soft_max": OP.SOFT_MAX,
+             "scale": OP.SCALE, "gelu_erf": OP.UNARY, "silu": OP.UNARY}
+    assert {op for fusion in KNOWN for op in fusion} <= set(names.values())
+    assert all(f"gg.{name}(" in CODE for name in names)

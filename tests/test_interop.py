@@ -1,0 +1,325 @@
+"""Operators, slices, NumPy, DLPack and pickles: the tensors of a notebook."""
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ggjit as gg
+
+CPU = gg.init_backend("CPU:n_threads=1")
+RNG = np.random.default_rng()
+
+
+def leaf(shape, type=None, name="", ctx=None):
+    a = RNG.standard_normal(shape).astype(np.float32)
+    return gg.from_numpy(ctx or gg.Context(), a, name, type), a
+
+
+# ---------------------------------------------------------------- operators
+@pytest.mark.parametrize("make", [
+    lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b, lambda a, b: -a, lambda a, b: +a,
+    lambda a, b: abs(a), lambda a, b: a + 2, lambda a, b: 2 + a, lambda a, b: a - 2.5, lambda a, b: 2.5 - a,
+    lambda a, b: a * 3, lambda a, b: 3 * a, lambda a, b: a / 3, lambda a, b: 1 / a, lambda a, b: np.float32(2) * a,
+    lambda a, b: a - np.int64(2), lambda a, b: (1 - a) / (b + 2) * 0.5])
+def test_operators_mean_what_numpys_mean(make):
+    (a, x), (b, y) = leaf((2, 3, 4)), leaf((2, 3, 4))
+    np.testing.assert_allclose(gg.compute(gg.cont(make(a, b))), make(x, y), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("left,right", [((2, 3, 4), (4,)), ((4,), (2, 3, 4)), ((3, 1), (4,)), ((2, 1, 4), (3, 1)),
+                                        ((5, 2, 3, 4), (2, 1, 1)), ((1,), (3, 4))])
+@pytest.mark.parametrize("op", [lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b])
+def test_broadcasting_is_numpys(left, right, op):
+    (a, x), (b, y) = leaf(left), leaf(right)
+    np.testing.assert_allclose(gg.compute(op(a, b)), op(x, y), rtol=1e-6, atol=1e-7)
+
+
+def test_arrays_are_operands_on_both_sides():
+    a, x = leaf((3, 4))
+    y = RNG.standard_normal((3, 4))                     # float64, as notebooks make them
+    np.testing.assert_allclose(gg.compute(a * y), x * y.astype(np.float32), rtol=1e-6)
+    np.testing.assert_allclose(gg.compute(y - a), y.astype(np.float32) - x, rtol=1e-6)
+    np.testing.assert_allclose(gg.compute(y[:2] @ a.T), y[:2] @ x.T, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_and_scalars():
+    a, x = leaf((3, 8), gg.F16)
+    half = x.astype(np.float16).astype(np.float32)
+    for make in (lambda v: v + 1, lambda v: 2 * v, lambda v: 1 - v, lambda v: v / 4):
+        y = make(a)
+        assert y.type is gg.F16
+        np.testing.assert_allclose(gg.compute(y), make(half), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("make,error", [
+    (lambda a: a + leaf((2, 4))[0], gg.ShapeError), (lambda a: a @ leaf((3, 4))[0], gg.ShapeError),
+    (lambda a: a + "x", TypeError), (lambda a: a @ 3, gg.GgjitError), (lambda a: a * 10**400, gg.ParamError),
+    (lambda a: a + None, TypeError), (lambda a: gg.from_numpy(a.ctx, np.ones(4, np.int32)) + 1, gg.TypeMismatch)])
+def test_operands_that_do_not_fit(make, error):
+    a, _ = leaf((3, 4), name="a")
+    with pytest.raises(error):
+        make(a)
+
+
+@pytest.mark.parametrize("left,right", [((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)),
+                                        ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((2, 3, 4), (2, 4, 5)),
+                                        ((2, 3, 4), (4,)), ((4,), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2))])
+def test_matmul_is_numpys(left, right):
+    (a, x), (b, y) = leaf(left), leaf(right)
+    want = x @ y
+    got = gg.compute(a @ b)
+    assert got.shape == (want.shape or (1,))
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_transposed_right_operand_is_used_as_it_lies():
+    (x, a), (w, b) = leaf((3, 64)), leaf((5, 64), name="w")
+    y = x @ w.T
+    assert y.op.name == "MUL_MAT" and y.src == (w, x)
+    np.testing.assert_allclose(gg.compute(y), a @ b.T, rtol=1e-5, atol=1e-5)
+    q = gg.from_numpy(w.ctx, b, type=gg.Q8_0)
+    with pytest.raises(gg.ShapeError, match=r"gg.mul_mat\(w, x\)"):
+        leaf((3, 5))[0] @ q
+
+
+def test_results_go_to_the_innermost_context():
+    a, _ = leaf((3,))
+    with gg.Context() as ctx:
+        y = 2 / (a + np.ones(3, np.float32))
+    assert y.ctx is ctx and all(s.ctx is ctx for s in y.src) and len(a.ctx) == 1
+
+
+# ---------------------------------------------------------------- slices and shapes
+INDICES = [np.s_[0], np.s_[-1], np.s_[1:], np.s_[:, 1], np.s_[..., 2], np.s_[:, :, 1:3], np.s_[::2, ::2, ::2],
+           np.s_[1, 2, 3], np.s_[:, None, 1:], np.s_[1:1], np.s_[..., ::3], np.s_[:, 2:0], np.s_[np.int64(1), ..., -2]]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_slices_are_views_with_numpys_meaning(index):
+    a, x = leaf((2, 4, 6))
+    v, want = a[index], x[index]
+    assert v.view_src is a
+    np.testing.assert_array_equal(v.numpy().reshape(want.shape), want)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_slices_of_slices(data):
+    a, x = leaf(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    x = x.reshape(a.shape)
+    for _ in range(2):
+        n = len(a.shape)
+        index = tuple(data.draw(st.one_of(
+            st.integers(-a.shape[i], a.shape[i] - 1) if a.shape[i] else st.just(slice(None)),
+            st.builds(slice, st.one_of(st.none(), st.integers(-6, 6)), st.one_of(st.none(), st.integers(-6, 6)),
+                      st.one_of(st.none(), st.integers(1, 3))))) for i in range(data.draw(st.integers(0, n))))
+        a, x = a[index], x[index]
+        np.testing.assert_array_equal(a.numpy().reshape(x.shape), x)
+        x = x.reshape(a.shape)
+
+
+def test_a_slice_feeds_an_op_and_its_bytes_are_the_bases():
+    a, x = leaf((4, 8))
+    np.testing.assert_allclose(gg.compute(gg.cont(a[1:, ::2]) + 1), x[1:, ::2] + 1, rtol=1e-6)
+    a[2].set(np.zeros(8))
+    assert (x[2] == 0).all()
+    np.testing.assert_array_equal(gg.compute(gg.cont(a.T[1:3])), x.T[1:3])
+
+
+def test_quantised_rows_are_cut_at_blocks():
+    a, x = leaf((3, 128), gg.Q8_0, "a")
+    np.testing.assert_array_equal(a[1:, 32:96].numpy(), a.numpy()[1:, 32:96])
+    np.testing.assert_array_equal(a[2, 64:].numpy(), a.numpy()[2, 64:])
+    for index in (np.s_[:, 3:], np.s_[:, 0], np.s_[:, ::2], np.s_[:, :31]):
+        with pytest.raises(gg.ShapeError, match="block"):
+            a[index]
+
+
+@pytest.mark.parametrize("index,error", [
+    (np.s_[2], gg.IndexRangeError), (np.s_[0, 0, 0], gg.IndexRangeError), (np.s_[::-1], gg.ParamError),
+    (np.s_[[0, 1]], gg.TypeMismatch), (np.s_[np.array([True, False])], gg.TypeMismatch), (np.s_["x"], gg.TypeMismatch),
+    (np.s_[True], gg.TypeMismatch), (np.s_[None, None, None], gg.ShapeError), (np.s_[1.5], gg.TypeMismatch),
+    (np.s_[..., ...], gg.IndexRangeError)], ids=str)
+def test_bad_indices(index, error):
+    a, _ = leaf((2, 3), name="a")
+    n = len(a.ctx)
+    with pytest.raises(error, match="a F32"):
+        a[index]
+    assert len(a.ctx) == n
+
+
+def test_transposes_and_reshapes():
+    a, x = leaf((2, 3, 4))
+    np.testing.assert_array_equal(a.T.numpy(), x.T)
+    np.testing.assert_array_equal(a.transpose(1, 0, 2).numpy(), x.transpose(1, 0, 2))
+    np.testing.assert_array_equal(a.transpose((1, 2, 0)).numpy(), x.transpose(1, 2, 0))
+    np.testing.assert_array_equal(a.reshape(4, -1).numpy(), x.reshape(4, -1))
+    np.testing.assert_array_equal(a.reshape((6, 4)).numpy(), x.reshape(6, 4))
+    for bad in (lambda: a.transpose(0, 0, 1), lambda: a.reshape(5, -1), lambda: a.reshape(-1, -1)):
+        with pytest.raises(gg.GgjitError):
+            bad()
+    assert [t.shape for t in a] == [(3, 4), (3, 4)]
+
+
+# ---------------------------------------------------------------- NumPy
+def test_numpy_sees_a_leafs_memory_read_only():
+    a, x = leaf((2, 3, 4))
+    for view in (np.asarray(a), np.array(a, copy=False), np.asarray(a[:, 1:])):
+        assert np.shares_memory(view, x) and not view.flags.writeable
+    np.testing.assert_array_equal(np.asarray(a[:, ::2, 1:]), x[:, ::2, 1:])
+    assert not np.shares_memory(np.array(a), x)
+    assert np.asarray(a, np.float64).dtype == np.float64
+    with pytest.raises(ValueError):
+        np.asarray(a)[0] = 1
+    with pytest.raises(ValueError):
+        np.asarray(a).flags.writeable = True
+    np.testing.assert_allclose(np.exp(a), np.exp(x), rtol=1e-6)
+
+
+def test_an_array_outlives_its_tensor_and_buffer():
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (1 << 16,), "t")
+    buf = gg.alloc_ctx_tensors(ctx, CPU)
+    x = RNG.standard_normal(1 << 16).astype(np.float32)
+    t.set(x)
+    views = [np.asarray(t), np.array(t, copy=False), np.from_dlpack(t)]
+    buf.free()
+    ctx.free()
+    del t, buf, ctx
+    gc.collect()
+    filler = [np.full(1 << 16, 7.0, np.float32) for _ in range(20)]
+    for v in views:
+        np.testing.assert_array_equal(v, x)
+    assert len(filler) == 20
+
+
+def test_writes_through_the_engine_are_seen_in_the_view_and_counted():
+    from ggjit.versions import stamp
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (4,), "t")
+    gg.alloc_ctx_tensors(ctx, CPU)
+    view, before = np.asarray(t), stamp(t.id, t.buffer)
+    t.set(np.arange(4))
+    assert stamp(t.id, t.buffer) != before
+    np.testing.assert_array_equal(view, np.arange(4))
+
+
+def test_results_come_as_copies_that_the_next_run_leaves_alone():
+    a, x = leaf((4,))
+    y = a + 1
+    graph = gg.Graph(y)
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plan = CPU.graph_plan_create(graph)
+    plan.compute()
+    first, memory = np.asarray(y), np.array(y, copy=False)
+    a.set(x * 2)
+    plan.compute()
+    assert not np.array_equal(first, plan.numpy(y))
+    np.testing.assert_array_equal(memory, plan.numpy(y))
+    assert not memory.flags.writeable
+
+
+@pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_K, gg.BF16])
+def test_types_numpy_does_not_know_come_as_float32(type):
+    a, x = leaf((2, 256), type)
+    np.testing.assert_array_equal(np.asarray(a), a.numpy())
+    assert np.asarray(a).dtype == np.float32
+    with pytest.raises(ValueError, match="copy=False"):
+        np.array(a, copy=False)
+    with pytest.raises(BufferError):
+        np.from_dlpack(a)
+
+
+def test_tensors_without_data_say_so():
+    t = gg.Context().new_tensor(gg.F32, (4,), "t")
+    for read in (np.asarray, np.from_dlpack):
+        with pytest.raises(gg.NotAllocated, match="t F32"):
+            read(t)
+    assert not hasattr(t, "__array_interface__")
+
+
+def test_device_memory_is_copied():
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (4,), "t")
+    gg.alloc_ctx_tensors(ctx, CPU.device.extra_buffer_types()[0])
+    t.set(np.arange(4))
+    np.testing.assert_array_equal(np.asarray(t), np.arange(4))
+    with pytest.raises(ValueError, match="not host memory"):
+        np.array(t, copy=False)
+
+
+# ---------------------------------------------------------------- DLPack
+def test_dlpack_out_shares_memory_or_copies_for_old_consumers():
+    a, x = leaf((3, 5))
+    assert a.__dlpack_device__() == (1, 0)
+    np.testing.assert_array_equal(np.from_dlpack(a[:, 1:4]), x[:, 1:4])
+    if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+        view = np.from_dlpack(a)
+        assert np.shares_memory(view, x) and not view.flags.writeable
+        assert not np.shares_memory(np.from_dlpack(a, copy=True), x)
+
+    class Old:                          # a consumer from before DLPack 1.0 knows no max_version and no read-only
+        def __dlpack__(self, stream=None):
+            return a.__dlpack__()
+
+        def __dlpack_device__(self):
+            return a.__dlpack_device__()
+    assert not np.shares_memory(np.from_dlpack(Old()), x)
+    with pytest.raises(BufferError, match="CPU"):
+        a.__dlpack__(dl_device=(2, 0))
+
+
+def test_dlpack_in_aliases():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    t = gg.from_dlpack(x, name="t")
+    x[0, 0] = 7
+    assert t.name == "t" and t.shape == (2, 3) and t.numpy()[0, 0] == 7
+    with gg.Context() as ctx:
+        assert gg.from_dlpack(x).ctx is ctx
+    again = gg.from_dlpack(t)
+    assert np.shares_memory(np.asarray(again), x) or np.lib.NumpyVersion(np.__version__) < "2.1.0"
+    for bad in ([1, 2], "x", np.array(["a"]), np.zeros(2, np.uint64)):
+        with pytest.raises(gg.TypeMismatch):
+            gg.from_dlpack(bad)
+
+
+# ---------------------------------------------------------------- pickles
+def test_a_graph_pickles_without_data():
+    ctx = gg.Context()
+    w, x = leaf((3, 64), gg.Q8_0, "w", ctx)[0], leaf((2, 64), None, "x", ctx)[0]
+    y = gg.set_name(gg.soft_max_ext(gg.mul_mat(w, x)[:, 1:] * 2.0, None, 0.5, 0.0), "y")
+    gg.set_input(x)
+    graph = gg.Graph(y)
+    back = pickle.loads(pickle.dumps(graph))
+    assert len(pickle.dumps(graph)) < 4000
+    assert [(t.name, t.op, t.type, t.ne, t.nb, t.flags, tuple(t.op_params)) for t in (*back.nodes, *back.leafs)] == \
+        [(t.name, t.op, t.type, t.ne, t.nb, t.flags, tuple(t.op_params)) for t in (*graph.nodes, *graph.leafs)]
+    mine = {t.name: t for t in back.leafs}
+    assert mine["w"].ctx is not ctx and mine["w"].buffer is None
+    gg.alloc_ctx_tensors(mine["w"].ctx, CPU)
+    for t in (w, x):
+        mine[t.name].set_bytes(t.bytes())
+    np.testing.assert_array_equal(gg.compute(back.outputs[0]), gg.compute(y))
+
+
+def test_pickled_order_and_views_of_leaves():
+    a, _ = leaf((8, 8), name="a")
+    b = gg.set_rows(a, leaf((1, 8))[0], gg.from_numpy(a.ctx, np.array([3])))
+    graph = gg.Graph(gg.exp(a) + gg.sqr(a), b, order="memory")
+    back = pickle.loads(pickle.dumps(graph))
+    assert [t.op for t in back.nodes] == [t.op for t in graph.nodes]
+    assert back.outputs[1].view_src in back.leafs and back.outputs[1].view_src.name == "a"
+
+
+def test_what_cannot_be_pickled_says_so():
+    a, _ = leaf((4,))
+    for x, error in ((a, gg.TypeMismatch), (a.ctx, gg.TypeMismatch),
+                     (gg.Graph(gg.map_custom1(a, lambda dst, a, ith, nth: None)), gg.NotSupported)):
+        with pytest.raises(error):
+            pickle.dumps(x)
+    with pytest.raises(gg.TypeMismatch):
+        copy.deepcopy(a)

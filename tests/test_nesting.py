@@ -1,0 +1,144 @@
+"""Custom ops that misuse the engine: arrays that are kept, computing inside a computation, functions that do not fit.
+
+What may crash or hang runs in a process of its own.
+"""
+import numpy as np
+import pytest
+from conftest import ROOT
+from numba import cfunc, njit
+
+import ggjit as gg
+
+KEEPS = """
+import gc
+import numpy as np
+import ggjit as gg
+kept = []
+def keep(dst, a, ith, nth):
+    dst[:] = a + 1
+    kept.extend((dst, a, dst[:, 1:]))
+def run():
+    ctx = gg.Context()
+    x = ctx.new_tensor(gg.F32, (1 << 20, 4), "x")
+    buf = gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))     # 16 MB: its pages go back to the system when it dies
+    x.set(np.ones((4, 1 << 20), np.float32))
+    graph = gg.Graph(gg.map_custom1(gg.silu(x), keep, 1), gg.map_custom1(x, keep, 1))
+    allocator = gg.GraphAllocator(gg.init_backend("CPU"))
+    allocator.alloc_graph(graph)
+    gg.init_backend("CPU").graph_compute(graph)
+    {free}
+run()
+gc.collect()
+total = sum(float(a.sum()) for a in kept)
+print(len(kept), np.isfinite(total), any(a.flags.writeable for a in kept[0::3] + kept[1::3]))
+"""
+
+
+@pytest.mark.parametrize("free", ["pass", "buf.free(); allocator.free(); ctx.free()"])
+def test_arrays_that_a_custom_op_keeps_own_their_memory(free, python):
+    r = python(KEEPS.format(free=free))
+    assert (r.returncode, r.stdout.split()) == (0, ["6", "True", "False"]), r.stderr
+
+
+NESTS = """
+import threading
+import numpy as np
+import devices
+import ggjit as gg
+fake = devices.Fake("A", delay={delay})
+cpu = gg.init_backend("CPU", n_threads=2)
+sched = gg.Scheduler([fake.init_backend(), cpu])
+x = gg.from_numpy(gg.Context(), np.ones((64, 64), np.float32))
+inner, other = gg.Graph(gg.silu(x)), gg.Graph(gg.scale(x, 2.0))
+gg.GraphAllocator(cpu).alloc_graph(inner)
+plan = cpu.graph_plan_create(inner)
+plan.compute()
+found = []
+def nest(dst, a, ith, nth):
+    dst[:] = a
+    if ith == nth - 1:
+        try:
+            call()
+        except gg.GgjitError as e:
+            found.append((str(e), threading.current_thread().name))
+graph = gg.Graph(gg.silu(gg.map_custom1(x, nest, {n_tasks})))
+for name, call in dict(
+        sched_numpy=lambda: sched.numpy(other.outputs[0]), sched_compute=lambda: sched.graph_compute(other),
+        sched_async=lambda: sched.graph_compute_async(other), alloc=lambda: sched.alloc_graph(inner),
+        sched_sync=lambda: sched.synchronize(), reset=lambda: sched.reset(), free=lambda: sched.free(),
+        reserve=lambda: sched.reserve(inner), reserve_size=lambda: sched.reserve_size(inner),
+        split=lambda: sched.split_graph(inner), pin=lambda: sched.set_tensor_backend(x, cpu),
+        compute=lambda: gg.compute(gg.silu(x)), plan_numpy=lambda: plan.numpy(inner.outputs[0]),
+        plan_compute=lambda: plan.compute(), backend=lambda: cpu.graph_compute(inner)).items():
+    print(name, end=" ", flush=True)                        # the last one printed is the one that hangs
+    sched.set_tensor_backend(graph.nodes[0], sched.backends[{backend}])
+    sched.graph_compute(graph) if {scheduled} else gg.compute(graph.outputs[0], backend=cpu)
+    (message, thread), = found
+    assert "inside a computation" in message, message
+    assert thread.startswith({thread!r}), thread
+    found.clear()
+    sched.graph_compute(other)
+    assert (sched.numpy(other.outputs[0]) == 2).all()
+sched.free()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("n_tasks,backend,delay,scheduled,thread", [
+    (1, 1, None, True, "MainThread"), (2, 1, None, True, "ggjit-1"), (2, 1, None, False, "ggjit-1"),
+    (1, 0, 1e-3, True, "Thread-")], ids=["own thread", "worker", "worker of a plan", "stream"])
+def test_computing_inside_a_custom_op_is_refused(n_tasks, backend, delay, scheduled, thread, python):
+    """Each of these calls waited for the computation it was made in."""
+    code = NESTS.format(n_tasks=n_tasks, backend=backend, delay=delay, scheduled=scheduled, thread=thread)
+    r = python("import faulthandler; faulthandler.dump_traceback_later(60, exit=True)\n" + code,
+               PYTHONPATH=str(ROOT / "tests"))
+    assert r.stdout.split()[-1:] == ["done"], f"{r.stdout} {r.stderr[-3000:]}"
+
+
+# ---------------------------------------------------------------- functions that do not fit
+@njit
+def one_array(dst, ith, nth):
+    dst[0] = 1
+
+
+@njit
+def untypable(dst, a, ith, nth):
+    dst[0] = a + "text"
+
+
+@njit
+def three_dims(dst, a, ith, nth):
+    dst[0, 0, 0, 0, 0] = a[0]
+
+
+@pytest.mark.parametrize("fun", [one_array, untypable, three_dims], ids=lambda f: f.__name__)
+def test_a_jitted_function_that_does_not_fit_is_a_typed_error(fun):
+    x = gg.from_numpy(gg.Context(), np.ones((3, 4), np.float32))
+    y = gg.map_custom1(x, fun)
+    for _ in range(2):
+        with pytest.raises(gg.TypeMismatch, match=rf"{fun.__name__} does not compile as f\(dst, source 0, ith, nth\)"):
+            gg.compute(y)
+    cpu = gg.init_backend("CPU")
+    sched = gg.Scheduler([cpu])
+    with pytest.raises(gg.TypeMismatch, match="2-d float32"):
+        sched.graph_compute(gg.Graph(y))
+    sched.graph_compute(gg.Graph(gg.scale(x, 2.0)))
+
+
+@pytest.mark.parametrize("signature", ["int64(int64, int64)", "float64(float64, float64, float64, float64)",
+                                       "int32(int64, int64, int64, int64)"])
+def test_a_cfunc_of_another_signature_is_a_typed_error(signature):
+    fun = cfunc(signature)({2: lambda a, b: a, 4: lambda a, b, c, d: a}[signature.count(",") + 1])
+    with pytest.raises(gg.TypeMismatch, match="int64 node"):
+        gg.map_custom1(gg.from_numpy(gg.Context(), np.ones(4, np.float32)), fun)
+
+
+def test_a_function_that_died_with_its_context_is_a_typed_error():
+    """The graph outlives the context that held the function."""
+    ctx = gg.Context()
+    graph = gg.Graph(gg.map_custom1(gg.from_numpy(ctx, np.ones(4, np.float32)), lambda dst, a, ith, nth: None))
+    ctx.free()
+    cpu = gg.init_backend("CPU")
+    for call in (lambda: gg.Scheduler([cpu]).graph_compute(graph), lambda: cpu.graph_plan_create(graph)):
+        with pytest.raises(gg.StaleHandle):
+            call()

@@ -1,0 +1,213 @@
+"""Profiles: every node once a run, times that add up, nothing when off."""
+import json
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.pool import the_pool
+from ggjit.profile import Profile, last_of, operations, traffic
+
+RNG = np.random.default_rng()
+
+
+def planned(n_threads=1, size=256, depth=3):
+    """A plan of matrix products large enough for several threads, and tiny nodes between them."""
+    backend = gg.init_backend("CPU", n_threads=n_threads)
+    ctx = gg.Context()
+    x = gg.from_numpy(ctx, RNG.standard_normal((size, size)).astype(np.float32), "x")
+    w = gg.from_numpy(ctx, RNG.standard_normal((size, size)).astype(np.float32), "w")
+    small = gg.exp(gg.from_numpy(ctx, np.ones(4, np.float32)))
+    for i in range(depth):
+        x = gg.set_name(gg.rms_norm(gg.mul_mat(w, x), 1e-5), f"out-{i}")
+    graph = gg.Graph(x, small)
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    return backend.graph_plan_create(graph)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_every_node_is_a_row_and_times_add_up(n_threads):
+    plan = planned(n_threads)
+    plan.compute()
+    with gg.profile() as p:
+        t0 = time.perf_counter()
+        for _ in range(5):
+            plan.compute()
+        elapsed = time.perf_counter() - t0
+    rows = p.rows
+    assert [r.name for r in rows] == [t.name or f"%{t.id}" for t in plan.nodes]
+    assert all(r.runs == 5 and r.seconds > 0 and 0 < r.balance <= 1 for r in rows)
+    assert 0 < p.seconds <= elapsed
+    product = next(r for r in rows if r.op == "mul_mat")
+    assert product.flops == 2 * 256**3 and product.nbytes == 3 * 4 * 256**2
+    assert product.seconds > next(r for r in rows if r.n_threads == 1 and r.op == "unary").seconds
+    assert all(r.busy <= r.seconds * r.n_threads * 1.001 for r in rows)
+    if n_threads > 1:
+        assert product.n_threads == 2
+        assert {ith for r, i, ith, a, b in p.events() if r.nodes[i].op == "mul_mat"} == {0, 1}
+
+
+def test_events_of_a_thread_follow_one_another():
+    plan = planned(2)
+    with gg.profile() as p:
+        plan.compute()
+        plan.compute()
+    for ith in (0, 1):
+        mine = sorted((a, b) for _, _, t, a, b in p.events() if t == ith)
+        assert mine and all(a <= b for a, b in mine)
+        assert all(b <= a2 for (_, b), (a2, _) in zip(mine, mine[1:], strict=False))
+
+
+def test_the_clock_is_seconds():
+    """A node that sleeps: its time is known."""
+    a = gg.from_numpy(gg.Context(), np.ones(4, np.float32))
+    with gg.profile() as p:
+        gg.compute(gg.map_custom1(a, lambda dst, x, ith, nth: time.sleep(0.05 if ith == 0 else 0)))
+    assert 0.049 < p.rows[0].seconds < 0.5
+
+
+def test_off_means_off():
+    plan = planned()
+    with gg.profile() as p:
+        pass
+    plan.compute()
+    assert p.rows == [] and the_pool().tracers == []
+    assert "nothing was computed" in str(p) and p._repr_html_()
+
+
+def test_the_untraced_walk_holds_no_clock():
+    """What is compiled for a run without a profile reads the clock nowhere but where it polls."""
+    from ggjit.pool import _walk_traced, walk
+
+    def clocks(f):
+        from numba import types
+        f.compile((types.int64,) * 5)
+        return "".join(f.inspect_llvm().values()).count("@llvm.readcyclecounter()")
+    assert clocks(walk) < clocks(_walk_traced)
+
+
+def test_errors_and_nested_profiles():
+    plan = planned()
+    bad = gg.get_rows(gg.from_numpy(gg.Context(), np.ones((2, 4), np.float32)),
+                      gg.from_numpy(gg.Context(), np.array([5], np.int32)))
+    with gg.profile() as outer:
+        with gg.profile() as inner:
+            plan.compute()
+        with pytest.raises(gg.IndexRangeError):
+            gg.compute(bad)
+        plan.compute()
+        with pytest.raises(gg.GgjitError, match="open"):
+            outer.__enter__()
+    assert {r.runs for r in inner.rows} == {1} and {r.runs for r in outer.rows} == {2}
+    assert the_pool().tracers == []
+    with pytest.raises(KeyError), gg.profile():
+        raise KeyError("not ours")
+    assert the_pool().tracers == []
+
+
+def test_computes_of_other_threads_are_seen():
+    plans = [planned() for _ in range(2)]
+    with gg.profile() as p:
+        threads = [threading.Thread(target=plan.compute) for plan in plans]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert len(p.records) == 2
+
+
+def test_a_schedulers_splits_are_seen():
+    a, b = (gg.init_backend("CPU", n_threads=1) for _ in range(2))
+    x = gg.from_numpy(gg.Context(), np.ones((4, 4), np.float32), "x")
+    y = gg.exp(x)
+    z = gg.set_name(gg.sqr(y), "z")
+    sched = gg.Scheduler([a, b])
+    sched.set_tensor_backend(y, a)
+    sched.set_tensor_backend(z, b)
+    graph = gg.Graph(z)
+    with gg.profile() as p:
+        sched.graph_compute(graph)
+    assert [r.op for r in p.rows] == ["unary", "sqr"]
+
+
+def test_old_runs_are_kept_as_sums(monkeypatch):
+    monkeypatch.setattr(sys.modules["ggjit.profile"], "MAX_EVENTS", 50)
+    plan = planned(size=16)
+    with gg.profile() as p:
+        for _ in range(40):
+            plan.compute()
+    assert {r.runs for r in p.rows} == {40} and len(p.events()) <= 60
+    assert {r.runs for r in p.rows} == {40}                             # asking twice changes nothing
+
+
+def test_tables_sums_and_files(tmp_path):
+    plan = planned(2)
+    with gg.profile() as p:
+        plan.compute()
+    by_op = {r.name: r for r in p.by("op", limits=False)}
+    assert set(by_op) == {"mul_mat", "rms_norm", "unary"} and by_op["mul_mat"].n_nodes == 3
+    assert by_op["mul_mat"].flops == 3 * 2 * 256**3
+    assert {r.name for r in p.by("layer", limits=False)} >= {"blk.0", "blk.1", "blk.2"}
+    assert sum(r.seconds for r in p.by("node", limits=False)) == pytest.approx(p.seconds)
+    with pytest.raises(gg.ParamError, match="colour"):
+        p.by("colour")
+    assert "mul_mat" in str(p) and "roofline" in str(p) and "mul_mat" in p._repr_html_()
+    p.trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    bars = [e for e in events if e["ph"] == "X"]
+    assert {e["tid"] for e in bars} == {0, 1} and {e["cat"] for e in bars} == {"mul_mat", "rms_norm", "unary"}
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in bars)
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_plot(tmp_path, need):
+    need("matplotlib", "plots")
+    plan = planned(2)
+    with gg.profile() as p:
+        plan.compute()
+    ax = p.plot(path=tmp_path / "p.png")
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["layers", "thread 0", "thread 1"]
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    with pytest.raises(gg.ParamError):
+        p.plot(path=tmp_path / "q.png", run=7)
+    with pytest.raises(gg.ParamError, match="no run"):
+        Profile().plot(path=tmp_path / "q.png")
+
+
+def test_the_picture_of_the_graph_tells_times():
+    plan = planned()
+    with gg.profile() as p:
+        plan.compute()
+    assert last_of(plan.graph) is p
+    d = plan.graph.draw(engine="own")
+    assert d.profile is p and " moved" in d.svg and ">CPU</text>" in d.svg
+    assert last_of(planned().graph) is None
+
+
+def test_traffic_counts_rows_that_are_read():
+    ctx = gg.Context()
+    table, ids = ctx.new_tensor(gg.Q8_0, (64, 1000)), ctx.new_tensor(gg.I32, (3,))
+    y = gg.get_rows(table, ids)
+    assert traffic(y) == 3 * 64 * 4 + 3 * 68 + 12 and operations(y) == 0
+
+
+def test_a_fused_node_is_one_row():
+    backend, ctx = gg.init_backend("CPU", n_threads=1), gg.Context()
+    x, w = (gg.from_numpy(ctx, RNG.standard_normal(s).astype(np.float32)) for s in ((8, 64), (64,)))
+    graph = gg.Graph(gg.mul(gg.rms_norm(x, 1e-5), w))
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    rows = {}
+    for fuse in (False, True):
+        from ggjit.plan import Plan
+        plan = Plan(backend, graph, graph.placement, fuse=fuse)
+        with gg.profile() as p:
+            plan.compute()
+        rows[fuse] = p.rows
+        assert len(p.rows) == len(plan.parts)
+    assert [r.op for r in rows[False]] == ["rms_norm", "mul"]
+    assert [r.op for r in rows[True]] == ["rms_norm+mul"]
+    assert f"fused into %{graph.outputs[0].id}" in graph.draw(profile=p, engine="own").svg
+    assert rows[True][0].nbytes == 4 * (8 * 64 + 64 + 8 * 64) < sum(r.nbytes for r in rows[False])

@@ -1,0 +1,141 @@
+"""Repacked weights: the same tensors, another layout, and only products read it."""
+import numpy as np
+import pytest
+import tiny_model
+
+import ggjit as gg
+from ggjit.models import load_model
+from ggjit.models.peak import model_peak
+from ggjit.ops import isa, repack
+from ggjit.ops.errors import NotSupported, ParamError
+from ggjit.table import TABLE
+
+pytestmark = pytest.mark.skipif(isa.ISA != "avx512", reason=f"the layout is for AVX-512, this is {isa.ISA}")
+CPU = gg.init_backend("CPU", n_threads=2)
+REPACK = {b.name: b for b in CPU.device.extra_buffer_types()}["CPU_REPACK"]
+TYPES = (gg.Q4_0, gg.Q8_0)
+
+
+def matrix(type, k, m, buft=REPACK):
+    """(leaf in `buft`, its raw bytes, context)"""
+    ctx, rng = gg.Context(), np.random.default_rng()
+    raw = gg.quantize(type, rng.standard_normal((m, k)).astype(np.float32)).tobytes()
+    t = ctx.new_tensor(type, (k, m))
+    gg.alloc_ctx_tensors(ctx, buft)
+    t.set_bytes(raw)
+    return t, raw, ctx
+
+
+def planned(y, n_threads=2):
+    cpu = gg.init_backend("CPU", n_threads=n_threads)
+    graph = gg.Graph(y)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    return cpu.graph_plan_create(graph)
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_a_tensor_keeps_its_bytes(type):
+    t, raw, _ = matrix(type, 96, 48)
+    assert t.bytes() == raw and (t.numpy() == gg.dequantize(type, np.frombuffer(raw, np.uint8), (48, 96))).all()
+    assert bytes(t.buffer.arena) != raw                                     # inside they lie elsewhere
+    half = raw[:len(raw) // 2]
+    t.set_bytes(half[::-1])                                                 # a part of it
+    assert t.bytes() == half[::-1] + raw[len(half):]
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+@pytest.mark.parametrize("n", [1, 2, 5, 12, 13, 40])
+def test_products_are_those_of_the_file(type, n):
+    """Against float64 on the rounded activations, and against the kernels that read the file's blocks."""
+    rng = np.random.default_rng()
+    k, m = 32 * int(rng.integers(1, 9)), 16 * int(rng.integers(1, 6))
+    t, raw, ctx = matrix(type, k, m)
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    plan = planned(y := gg.mul_mat(t, b := gg.from_numpy(ctx, x)))
+    plan.compute()
+    got = plan.numpy(y)
+    assert "repacked" in plan.kernels[0].name
+    blocks = x.reshape(n, -1, 32).astype(np.float64)
+    d = np.abs(blocks).max(-1, keepdims=True) / 127
+    want = (np.rint(blocks / d) * d).reshape(n, k) @ t.numpy().astype(np.float64).T
+    assert np.square(got - want).sum() <= 1e-6 * np.square(want).sum()      # a code that rounds the other way
+    file, _, _ = matrix(type, k, m, CPU.device.buffer_type())
+    file.set_bytes(raw)
+    usual = gg.compute(gg.mul_mat(file, b))
+    assert np.square(got - usual).sum() <= 1e-10 * np.square(usual).sum()
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_threads_and_columns_do_not_change_the_bytes(type):
+    t, _, ctx = matrix(type, 256, 128)
+    x = np.random.default_rng().standard_normal((17, 256)).astype(np.float32)
+    answers = []
+    for n_threads in (1, 2):
+        plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
+        plan.compute()
+        answers.append(plan.numpy(y))
+    assert answers[0].tobytes() == answers[1].tobytes()
+    for j in (0, 16):
+        plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x[j:j + 1])))
+        plan.compute()
+        assert plan.numpy(y).tobytes() == answers[0][j].tobytes()
+
+
+def test_other_readers_are_refused():
+    t, _, ctx = matrix(gg.Q4_0, 64, 32)
+    x = gg.from_numpy(ctx, np.ones((3, 64), np.float32))
+    ids = gg.from_numpy(ctx, np.zeros(2, np.int32))
+    rows = gg.view_2d(t, 64, 16, t.nb[1], 0)
+    for y in (gg.get_rows(t, ids), gg.mul_mat(rows, x), gg.cpy(t, ctx.new_tensor(gg.F32, (64, 32)))):
+        assert not CPU.device.supports_op(y)
+    with pytest.raises(NotSupported):
+        gg.compute(gg.get_rows(t, ids))
+    assert CPU.device.supports_op(gg.mul_mat(t, x)) and CPU.device.supports_buft(REPACK)
+
+
+@pytest.mark.parametrize("type,ne", [(gg.F16, (64, 32)), (gg.Q4_0, (64, 24)), (gg.Q8_0, (64, 16, 2))])
+def test_what_the_layout_cannot_take_is_refused(type, ne):
+    ctx = gg.Context()
+    ctx.new_tensor(type, ne)
+    with pytest.raises(NotSupported, match="cannot be repacked"):
+        gg.alloc_ctx_tensors(ctx, REPACK)
+
+
+def test_a_leaf_that_changes_its_layout_stops_the_plan():
+    t, raw, ctx = matrix(gg.Q4_0, 64, 32)
+    plan = planned(gg.mul_mat(t, gg.from_numpy(ctx, np.ones((1, 64), np.float32))))
+    plan.compute()
+    plain = gg.HostBuffer(CPU.device.buffer_type(), len(raw))
+    TABLE.place(t.id, plain.id, 0)
+    with pytest.raises(ParamError, match="CPU_REPACK.*make the plan again"):
+        plan.compute()
+
+
+def test_a_scheduler_runs_products_with_repacked_weights():
+    t, _, ctx = matrix(gg.Q8_0, 64, 32)
+    y = gg.mul_mat(t, x := gg.from_numpy(ctx, np.random.default_rng().standard_normal((4, 64)).astype(np.float32)))
+    plan = planned(y)
+    plan.compute()
+    want = plan.numpy(y)
+    graph, sched = gg.Graph(y2 := gg.mul_mat(t, x)), gg.Scheduler([CPU])
+    sched.graph_compute(graph)
+    assert sched.numpy(y2).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q8_0"])
+def test_models_load_repacked(tmp_path, type):
+    path, ids = tiny_model.write(tmp_path / "m.gguf", type=type), [5, 7, 11, 13, 17, 19, 23]
+    with load_model(path, n_threads=2, kv_type="F32") as plain, \
+            load_model(path, n_threads=2, kv_type="F32", repack=True) as m:
+        want, got = plain.logits(ids), m.logits(ids)
+        assert abs(want - got).max() <= 1e-3
+        n = m.weights.repacked_nbytes
+        assert 0 < n < m.weights.nbytes and plain.weights.repacked_nbytes == 0
+        report = model_peak(path, repack=True)
+        assert report.kinds["repacked weights"] == n
+        assert report.kinds["weights"] + n == m.weights.nbytes
+
+
+def test_only_some_shapes_fit():
+    assert repack.takes(gg.Q4_0, (64, 16, 1, 1)) and not repack.takes(gg.Q4_0, (64, 17, 1, 1))
+    assert not repack.takes(gg.Q4_K, (256, 16, 1, 1)) and not repack.takes(gg.Q8_0, (64, 16, 2, 1))

@@ -1,0 +1,285 @@
+"""Objects show themselves: in one line, as HTML, as pictures, whatever state they are in."""
+import html.parser
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.draw import layer_of_name
+from ggjit.draw_layout import Layout
+from ggjit.show import EDGE, corner, edges, preview
+
+CPU = gg.init_backend("CPU:n_threads=1")
+RNG = np.random.default_rng()
+
+
+class Wellformed(html.parser.HTMLParser):
+    """Fails on tags that are not closed, on scripts and on anything fetched from elsewhere."""
+    VOID = {"br", "meta"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.data = [], []
+        self.feed(text)
+        assert not self.stack, self.stack
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "link", "img", "iframe")
+        for k, v in attrs:
+            assert k not in ("src", "href") and not k.startswith("on"), (tag, k)
+            assert "url(http" not in (v or "")
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_data(self, data):
+        self.data.append(data)
+
+
+def shown(x):
+    """One line of repr, and the texts of the HTML."""
+    assert "\n" not in repr(x)
+    return " ".join(Wellformed(x._repr_html_()).data)
+
+
+def leaf(shape, type=None, name="t"):
+    return gg.from_numpy(gg.Context(), RNG.standard_normal(shape).astype(np.float32), name, type)
+
+
+# ---------------------------------------------------------------- tensors
+def test_a_tensor_tells_its_facts():
+    a = leaf((2, 3), name="a")
+    y = gg.set_name(a + a, "y")
+    assert re.fullmatch(r"<a F32 \[3, 2\], CPU buffer \d+>", repr(a))
+    assert repr(y) == "<y F32 [3, 2] = add(a, a), no data>"
+    text = shown(y)
+    for word in ("(2, 3)", "[3, 2, 1, 1]", "24 bytes", "add(a, a)", "no data", "test_show.py:"):
+        assert word in text
+    gg.compute(y)
+    assert f"{a.numpy()[1, 2] * 2:.4g}" in shown(y)
+
+
+def test_texts_are_escaped():
+    a = leaf((2,), name="<script>alert('x')</script>&\"")
+    for x in (a, a.ctx, gg.Graph(a + 1)):
+        shown(x)
+        assert "<script" not in x._repr_html_()
+    ET.fromstring(gg.Graph(a + 1).draw(engine="own").svg)
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0, gg.Q4_K])
+def test_corner_values_are_the_tensors(type):
+    t = leaf((3, 12, 256), type)
+    x, rows = t.numpy()[0], corner(t)
+    at = [i for i in edges(12) if i is not None], [i for i in edges(256) if i is not None]
+    assert len(rows) == 2 * EDGE + 1 and rows[EDGE] == ["..."] * (2 * EDGE + 1)
+    got = [[float(v) for v in row if v != "..."] for row in rows if row[0] != "..."]
+    np.testing.assert_allclose(got, x[np.ix_(*at)], rtol=1e-3)
+    assert [[float(v) for v in row] for row in corner(gg.transpose(leaf((2, 3))))]
+
+
+def test_only_what_is_shown_is_read():
+    """A huge tensor over memory that is never touched: reading it whole would take its gigabyte."""
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (1 << 16, 1 << 12), "huge")
+    gg.alloc_ctx_tensors(ctx, CPU)
+    text = shown(t)
+    assert "1.00 GiB" in text and "min" not in text
+
+
+def state_no_data():
+    return gg.Context().new_tensor(gg.F32, (4,), "t"), "no data"
+
+
+def state_no_elements():
+    return gg.Context().new_tensor(gg.F32, (4, 0), "t"), "no elements"
+
+
+def state_nan():
+    return gg.from_numpy(gg.Context(), np.array([np.nan, np.inf, 1], np.float32)), "1 NaN"
+
+
+def state_all_nan():
+    return gg.from_numpy(gg.Context(), np.full(3, np.nan, np.float32)), "all NaN"
+
+
+def state_freed_context():
+    t = leaf((4,))
+    t.ctx.free()
+    return t, "freed context"
+
+
+def state_freed_buffer():
+    t = leaf((4,))
+    t.buffer.free()
+    return t, "freed buffer"
+
+
+def state_device():
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (4,), "t")
+    gg.alloc_ctx_tensors(ctx, CPU.device.extra_buffer_types()[0])
+    t.set(np.full(4, 1.25))
+    return t, "1.25"
+
+
+def state_raising_device():
+    class Broken(gg.Buffer):
+        def get_tensor(self, t, offset=0, nbytes=None):
+            raise OSError("the cable fell out")
+
+    class BrokenType(gg.BufferType):
+        name = "Broken"
+
+        def alloc_buffer(self, size):
+            return Broken(self, size)
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (4,), "t")
+    gg.alloc_ctx_tensors(ctx, BrokenType())
+    return t, "the cable fell out"
+
+
+def state_overwritten():
+    a = leaf((64,))
+    y = gg.exp(a)
+    z = gg.exp(gg.neg(gg.cont(gg.neg(y))))
+    graph = gg.Graph(z)
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plan = CPU.graph_plan_create(graph)
+    plan.compute()
+    y.ctx.last_plan = plan
+    return y, "reused by"
+
+
+@pytest.mark.parametrize("make", [state_no_data, state_no_elements, state_nan, state_all_nan, state_freed_context,
+                                  state_freed_buffer, state_device, state_raising_device, state_overwritten])
+def test_a_tensor_in_any_state_shows_itself(make):
+    t, said = make()
+    assert said in shown(t)
+    preview(t)
+
+
+def test_integers_and_scalars():
+    t = gg.from_numpy(gg.Context(), np.arange(5, dtype=np.int32))
+    assert corner(t) == [["0", "1", "2", "3", "4"]] and "min 0, max 4, mean 2" in shown(t)
+
+
+# ---------------------------------------------------------------- the other objects
+def test_everything_else_shows_itself():
+    a = leaf((4, 4), name="a")
+    graph = gg.Graph(gg.soft_max(a @ a.T))
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plan = CPU.graph_plan_create(graph)
+    plan.compute()
+    sched = gg.Scheduler([CPU])
+    for word, x in (("leafs of 64 bytes", a.ctx), ("writable", a.buffer), ("alignment", CPU.default_buffer_type),
+                    ("cores", CPU.device), ("threads", CPU), ("bits per value", gg.Q4_0), ("mul_mat", graph),
+                    ("kernels", plan), ("peak", gg.measure(graph)), ("splits", sched)):
+        assert word in shown(x) + repr(x)
+    sched.graph_compute(graph)
+    assert "Split on CPU" in shown(sched.splits[0])
+    assert "split 0" in sched._repr_html_()
+    a.buffer.free()
+    shown(plan)
+    a.ctx.free()
+    assert "freed" in shown(a.ctx) and "freed" in repr(a.ctx)
+
+
+# ---------------------------------------------------------------- pictures
+def network(n_layers=22):
+    """A graph with the names of a llama: three nodes and a view a layer."""
+    ctx = gg.Context()
+    x = ctx.new_tensor(gg.F32, (64, 4), "tokens")
+    mask = ctx.new_tensor(gg.F32, (64, 4), "mask")
+    for i in range(n_layers):
+        w = ctx.new_tensor(gg.Q8_0, (64, 64), f"blk.{i}.attn.weight")
+        y = gg.rms_norm(x, 1e-5)
+        y = gg.mul_mat(w, gg.reshape_2d(y, 64, 4))
+        x = gg.set_name(gg.add(gg.add(y, mask), x), f"l_out-{i}")
+    return gg.Graph(gg.set_name(gg.soft_max(x), "result"))
+
+
+def test_layers_are_found_by_names_weights_and_readers():
+    assert [layer_of_name(n) for n in ("blk.3.attn_q.weight", "ffn-12", "model.layers.7.mlp", "mask", "x-y")] == \
+        ["blk.3", "blk.12", "layers.7", None, None]
+    d = network(3).draw()
+    assert {d.layer[t.id] for t in d.nodes} == {"blk.0", "blk.1", "blk.2", None}
+    assert [t.name for t in d.nodes if d.layer[t.id] is None] == ["result"]
+
+
+def test_a_network_folds_into_one_box_a_layer():
+    graph = network()
+    d = graph.draw(engine="own")
+    root = ET.fromstring(d.svg)
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [t for t in texts if t.startswith("blk.")] == [f"blk.{i}" for i in range(22)]
+    assert len(d.boxes) == 23 and texts.count("4 nodes, weights 4.25 KiB") == 22
+    assert sum(t.startswith("+ ") and "mask" in t for t in texts) == 22 and sum("tokens" in t for t in texts) == 1
+    assert float(root.get("width")) < 500
+    part = graph.draw(expand="blk.3", engine="own")
+    assert len(part.folded) == 21 and "l_out-3" in part.svg and "l_out-4" not in re.sub("<title>.*?</title>", "",
+                                                                                       part.svg, flags=re.S)
+    assert graph.draw(expand=True).folded == set()
+    Wellformed(d.html())
+    assert d.html().count("<details>") == 22
+    with pytest.raises(gg.ParamError, match="no layer blk.99"):
+        graph.draw(expand="blk.99")
+
+
+def test_boxes_do_not_overlap_and_arrows_point_down():
+    for graph in (network(4), gg.Graph(*random_outputs())):
+        d = graph.draw(expand=True, engine="own")
+        sizes = {k: (80.0 + 5 * i % 40, 30.0) for i, k in enumerate(d.boxes)}
+        at = Layout(sizes, d.arrows, d.leaves)
+        boxes = [(at.x[k] - w / 2, at.x[k] + w / 2, at.y[k] - h / 2, at.y[k] + h / 2) for k, (w, h) in sizes.items()]
+        for i, (l, r, t, b) in enumerate(boxes):
+            assert l > -1e-6 and r < at.width + 1e-6 and t > -1e-6 and b < at.height + 1e-6
+            assert all(r <= l2 + 1e-6 or r2 <= l + 1e-6 or b <= t2 + 1e-6 or b2 <= t + 1e-6
+                       for l2, r2, t2, b2 in boxes[:i])
+        for path in at.paths.values():
+            assert all(y0 <= y1 for (_, y0), (_, y1) in zip(path, path[1:], strict=False))
+
+
+def random_outputs():
+    ctx = gg.Context()
+    made = [ctx.new_tensor(gg.F32, (4,), f"x{i}") for i in range(3)]
+    for _ in range(25):
+        i, j = RNG.integers(0, len(made), 2)
+        made.append(gg.add(made[i], made[j]))
+    return made[-3:]
+
+
+def test_views_backends_and_files(tmp_path):
+    a = leaf((4, 4), name="a")
+    graph = gg.Graph(gg.exp(gg.cont(gg.transpose(a))))
+    assert "transpose" in graph.draw(views=True).dot and "transpose" not in graph.dot()
+    sched = gg.Scheduler([CPU])
+    sched.graph_compute(graph)
+    assert ">CPU</text>" in graph.draw(sched=sched, engine="own").svg
+    for ext in ("svg", "html", "dot"):
+        graph.draw(file=tmp_path / f"g.{ext}")
+    ET.fromstring((tmp_path / "g.svg").read_text())
+    assert (tmp_path / "g.dot").read_text().startswith("digraph")
+    with pytest.raises(gg.ParamError, match=r"\.svg"):
+        graph.draw(file=tmp_path / "g.bmp")
+    with pytest.raises(gg.ParamError, match="engine"):
+        graph.draw(engine="neato")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g.dot", "g.html", "g.svg"]
+
+
+def test_graphviz_is_used_where_it_is(tmp_path, monkeypatch):
+    fake = tmp_path / "dot"
+    fake.write_text("#!/bin/sh\ncat > /dev/null\necho '<?xml?><svg>made by dot</svg>'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    d = network(2).draw()
+    assert d.svg.strip() == "<svg>made by dot</svg>"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    assert "blk.0" in d.svg and "made by dot" not in d.svg

@@ -1,0 +1,166 @@
+"""Types of the public API: the stubs say what is there, and mypy understands programs that use them."""
+import ast
+import importlib.util
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import ggjit as gg
+import ggjit.models
+from ggjit import stubs
+from ggjit.ops.spec import builders
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FOLDERS = {"ggjit": "engine", "ggjit/ops": "ops", "ggjit/alloc": "alloc", "ggjit/models": "models"}
+PROGRAM = '''
+import pickle
+import numpy as np
+import ggjit as gg
+from ggjit.models import load_model, save_gguf
+
+ctx = gg.Context()
+w = gg.from_numpy(ctx, np.ones((3, 64), np.float32), name="w", type=gg.Q8_0)
+x = gg.from_numpy(ctx, np.ones((2, 64), np.float32))
+y = gg.soft_max(gg.mul_mat(w, x)) * 2 + np.ones(3) - 1.5
+reveal_type(y)
+reveal_type(gg.compute(y))
+reveal_type(gg.compute(y, x))
+reveal_type((1 / y)[..., ::2].T @ y)
+graph = gg.Graph(y, order="memory")
+reveal_type(graph.nodes)
+reveal_type(gg.Scheduler([gg.init_backend("CPU")]).get_tensor_backend(y))
+with y.write() as a:
+    a[0] = 1
+save_gguf("m.gguf", {"w": w, "b": np.ones(3)}, {"a": 1})
+'''
+REVEALED = ["ggjit.Tensor", "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]",
+            "tuple[numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]], ...]", "ggjit.Tensor", "list[ggjit.Tensor]",
+            "ggjit.Backend | None"]
+WRONG = {'gg.add(x)': "Missing positional argument", 'gg.scale(x, "2")': "incompatible type",
+         'gg.measure(graph, planner="first")': "incompatible type", 'x.shapes': "has no attribute",
+         'gg.no_such_op(x)': "has no attribute", 'x["a"]': "Invalid index type"}
+
+
+@pytest.fixture(scope="module")
+def mypy(tmp_path_factory):
+    """mypy on a program, with the packages where an installation has them."""
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    folder = tmp_path_factory.mktemp("typing")
+    site = folder / "site"
+    for package, source in FOLDERS.items():
+        (site / package).mkdir(parents=True)
+        for f in [*(ROOT / source).glob("*.py"), *(ROOT / source).glob("*.pyi"), *(ROOT / source).glob("py.typed")]:
+            (site / package / f.name).symlink_to(f)
+
+    def run(*args, program=None):
+        if program is not None:
+            (folder / "program.py").write_text(program)
+            args = (*args, str(folder / "program.py"))
+        command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir",
+                   str(folder / "cache"), "--no-error-summary", *args]
+        # a program elsewhere imports ggjit from where it is installed; MYPYPATH stands for that
+        r = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=300,
+                           env={"MYPYPATH": str(site), "PATH": ""})
+        assert not r.stderr, r.stderr
+        return r.stdout
+    return run
+
+
+def hidden():
+    """{name in a stub: class} of what functions return."""
+    from ggjit.alloc.measure import MeasureReport
+    from ggjit.draw import Drawing
+    from ggjit.models.generate import Generation
+    from ggjit.models.network import Network
+    from ggjit.plan import Plan
+    from ggjit.pool import Pool
+    from ggjit.profile import NodeTime, Profile
+    found = MeasureReport, Drawing, Generation, Network, Plan, Pool, NodeTime, Profile
+    return {f"_{c.__name__}": c for c in found}
+
+
+def stub(path):
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def public(module):
+    return {n for n in dir(module) if not n.startswith("_") and not inspect.ismodule(getattr(module, n))}
+
+
+def arguments(f):
+    """[(name, kind, has a default)] of a function that is there, without self."""
+    return [(p.name, p.kind, p.default is not p.empty) for p in inspect.signature(f).parameters.values()
+            if p.name != "self"]
+
+
+def stub_arguments(node):
+    """The same of a function in a stub."""
+    a, P = node.args, inspect.Parameter
+    plain = [*a.posonlyargs, *a.args]
+    first = len(plain) - len(a.defaults)
+    out = [(x.arg, P.POSITIONAL_OR_KEYWORD, i >= first) for i, x in enumerate(plain)]
+    out += [(a.vararg.arg, P.VAR_POSITIONAL, False)] if a.vararg else []
+    out += [(x.arg, P.KEYWORD_ONLY, d is not None) for x, d in zip(a.kwonlyargs, a.kw_defaults, strict=True)]
+    out += [(a.kwarg.arg, P.VAR_KEYWORD, False)] if a.kwarg else []
+    return [x for x in out if x[0] != "self"]
+
+
+def test_the_ops_stub_is_up_to_date():
+    text = (ROOT / "engine" / "all_ops.pyi").read_text(encoding="utf-8")
+    assert text == stubs.text(), "run: python -m ggjit.stubs"
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_every_public_name_has_a_type():
+    tree = stub("engine/__init__.pyi")
+    named = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    named |= {n.target.id for n in tree.body if isinstance(n, ast.AnnAssign)}
+    named |= {a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
+    there = public(gg) - set(builders()) - {repr(t) for t in stubs.BY_NAME.values()}
+    assert there - named == set()
+    assert {n for n in named if not n.startswith("_")} - there - {"Scheduler", "errors"} == set()
+
+
+@pytest.mark.parametrize("module,path", [(gg, "engine/__init__.pyi"), (ggjit.models, "models/__init__.pyi")])
+def test_functions_and_methods_take_what_their_stubs_say(module, path):
+    n = 0
+    for node in stub(path).body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name != "load_vad":
+            assert arguments(getattr(module, node.name)) == stub_arguments(node), node.name
+            n += 1
+        elif isinstance(node, ast.ClassDef) and node.name != "Type":
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    there = inspect.getattr_static(hidden().get(node.name) or getattr(module, node.name), method.name)
+                    if callable(there) and not method.name == "__exit__":
+                        assert arguments(there) == stub_arguments(method), f"{node.name}.{method.name}"
+                        n += 1
+    assert n > 3
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "engine" / "py.typed").exists() and (ROOT / "models" / "py.typed").exists()
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"*" = ["py.typed", "*.pyi"]' in text
+
+
+def test_mypy_finds_the_stubs_clean(mypy):
+    assert mypy("-m", "ggjit", "-m", "ggjit.all_ops", "-m", "ggjit.models") == ""
+
+
+def test_mypy_knows_the_types_of_a_program(mypy):
+    out = mypy(program=PROGRAM)
+    assert [line.split('"')[1] for line in out.splitlines() if "Revealed" in line] == REVEALED
+    assert "error" not in out
+
+
+def test_mypy_refuses_wrong_programs(mypy):
+    start = PROGRAM.split("reveal_type")[0] + "graph = gg.Graph(y)\n"
+    n = start.count("\n")
+    out = mypy(program=start + "\n".join(WRONG)).splitlines()
+    for i, (line, said) in enumerate(WRONG.items()):
+        assert any(f"program.py:{n + 1 + i}:" in o and said in o for o in out), (line, out)
