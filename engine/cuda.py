@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib.util
 import os
+import threading
 import weakref
 
 import numpy as np
@@ -24,7 +25,7 @@ from ggjit.ops.errors import GgjitError, MissingExtra, NotSupported, OutOfMemory
 from ggjit.ops.jit import address_of
 from ggjit.ops.record import OP, VIEW_OPS
 
-OFFLOAD_MIN_BATCH = int(os.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", "32"))
+OFFLOAD_MIN_BATCH = 32
 MIN_CAPABILITY = (8, 0)         # mma of bfloat16 and int8 tiles: Ampere and newer
 
 
@@ -109,12 +110,12 @@ class CUDADevice(Device):
         return buft is self._buffer_type
 
     def offload_op(self, t):
-        """Worth copying weights here: at least 32 columns (GGML_OP_OFFLOAD_MIN_BATCH), as in ggml."""
+        """Worth copying weights here: at least 32 columns (or GGML_OP_OFFLOAD_MIN_BATCH), as in ggml."""
         if t.op == OP.GET_ROWS:
             return False
         batch = t.ne[1] if t.op == OP.MUL_MAT else t.ne[2] if t.op in (OP.MUL_MAT_ID, OP.ROPE) else \
             t.ne[1] * t.ne[2] * t.ne[3]
-        return batch >= OFFLOAD_MIN_BATCH
+        return batch >= _offload_min_batch()
 
     def event_new(self):
         self.use()
@@ -218,6 +219,7 @@ class CUDABackend(Backend):
         device.use()
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         weakref.finalize(self, _destroy_stream, self.cuda, self.stream).atexit = False
+        self.lock = threading.RLock()           # a capture takes in whatever reaches the stream meanwhile
         self._work = None
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
         device._backends.add(self)
@@ -328,6 +330,14 @@ class CUDABackend(Backend):
         if kept is None or kept.placement is not graph.placement:
             kept = graph.plans[self] = self.graph_plan_create(graph)
         kept.compute()
+
+
+@functools.cache
+def _offload_min_batch():
+    value = os.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", str(OFFLOAD_MIN_BATCH))
+    if not value.isdigit():
+        raise ParamError(f"GGML_OP_OFFLOAD_MIN_BATCH={value!r}: expected a number of columns")
+    return int(value)
 
 
 def _destroy_stream(cuda, stream):

@@ -103,7 +103,7 @@ class CUDAPlan(Plan):
     # ------------------------------------------------------------ running
     def run_nodes(self, first, last):
         """Submit nodes first..last-1."""
-        with self._lock:
+        with self._lock, self.backend.lock:
             self._up_to_date()
             self.backend.device.use()
             if first == 0 and last == len(self.nodes) and self._captures and self.runs:

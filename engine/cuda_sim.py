@@ -12,7 +12,7 @@ import types
 import numpy as np
 from numba import cuda
 
-from ggjit.ops.cuda.twins import expose, withdraw
+from ggjit.ops.cuda.turns import expose, withdraw
 
 N_DEVICES = 2
 MEMORY_NBYTES = 1 << 30         # of each device

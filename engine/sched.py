@@ -195,25 +195,33 @@ class Scheduler:
 
     def _prepare(self, graph):
         self._check(graph)
-        kept = self._runs.get(graph)
-        if kept is not None and kept[0] == self._state(kept[1].cut):
-            run = kept[1]
-            self.memory.grow(run.layout.chunk_sizes, self.synchronize)
-        else:
+        run = self._kept(graph)
+        if run is None:
             cut = self._make_cut(graph)
             layout = Layout(cut, self._n_copies, self.planner)
             self.memory.grow(layout.chunk_sizes, self.synchronize)
             for buf, tensors in place_leaves(cut):          # after whatever may fail: the user sees it
                 self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
-            run = Run(self, graph, cut, layout)
-            self._runs[graph] = (self._state(cut), run)
+            run = self._runs[graph] = Run(self, graph, cut, layout)
         self._cut, self._run = run.cut, run
         return run
 
-    def _state(self, cut):
-        """What a cut depends on besides the graph: pins, and which buffers of which use the tensors lie in."""
-        placed = TABLE.words[cut.ids, T_BUFFER]
-        return self._pin_version, self.motion, placed.tobytes(), tuple(b.usage for b in cut.buffers)
+    def _kept(self, graph):
+        """The run of this graph, or None where there is none or its cut is not what it would be now."""
+        run = self._runs.get(graph)
+        if run is None or run.settings != self._settings(run.cut):
+            return None
+        now = TABLE.placement_version, self.memory.version
+        if run.seen != now:                     # something moved, here or elsewhere
+            if run.placed != run.cut.placed():
+                return None
+            self.memory.grow(run.layout.chunk_sizes, self.synchronize)
+            run.seen = now
+        return run
+
+    def _settings(self, cut):
+        """What a cut depends on besides the graph and which buffers its tensors lie in."""
+        return self._pin_version, self.motion, tuple([b.usage for b in cut.buffers])
 
     # ------------------------------------------------------------ computing
     def graph_compute(self, graph):
@@ -257,7 +265,7 @@ class Scheduler:
             except Exception as e:
                 first = first or e
         if first is not None:
-            for _, run in list(self._runs.values()):
+            for run in list(self._runs.values()):
                 run.spoil(first)
             raise first
 

@@ -221,6 +221,10 @@ class Cut:
         i = self.local.get(t.id)
         return i if i is not None and self.tensors[i].generation == t.generation else None
 
+    def placed(self):
+        """Which buffers the tensors lie in, to compare with later."""
+        return TABLE.words[self.ids, T_BUFFER].tobytes()
+
     def backend_of(self, i):
         b = int(self.col(BACKEND)[i])
         return self.world.backends[b] if b >= 0 else None

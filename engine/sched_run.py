@@ -85,6 +85,8 @@ class Run:
         self._shown = None                      # the node an eval callback is looking at
         self._handles = {}                      # row -> Located, for rows placed by the layout
         self._bound = None
+        # what was true when this was made, for the scheduler to compare; seen: versions at which it last did
+        self.settings, self.placed, self.seen = sched._settings(cut), cut.placed(), None
         bases = {x.id for t in graph.nodes if t.op not in VIEW_OPS for x in written(t)}
         self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
         self._shares = self._who_shares()
@@ -311,14 +313,14 @@ class Run:
 
     def _do_copy(self, part, copy, ids):
         """Copy one input.  Returns the ids whose experts were looked up last, with their values."""
-        w, backend = self.world, part.backend
+        w, backend, a = self.world, part.backend, copy.src_backend
         self.n_copied += 1
-        src_backend = w.backends[copy.src_backend] if copy.src_backend >= 0 else None
-        if not copy.is_input and src_backend is not None and src_backend is not backend:
-            if backend.copy_tensor_async(copy.src, copy.dst, src_backend):
+        if not copy.is_input and a >= 0 and a != part.number:
+            if w.copies_async[part.number] and backend.copy_tensor_async(copy.src, copy.dst, w.backends[a]):
                 self.copied_nbytes += copy.nbytes
                 return ids
-            src_backend.synchronize()
+            if w.is_async[a]:
+                w.backends[a].synchronize()
         if w.is_async[part.number]:                     # it may still read what the copy held before
             if part.event is not None and self.n_instances > 1:
                 event_synchronize(part.event)
@@ -376,9 +378,11 @@ def _init(t):
 
 
 def _direct(src, dst):
-    """(destination, source) arrays for copies between host memories; False where buffer slots have to do it."""
+    """(destination, source) arrays where the slots would only copy from one arena to another; False: they do more."""
     a, b = src.buffer, dst.buffer
-    plain = type(b).set_tensor is Buffer.set_tensor and b._arena is not None and a.buft.is_host()
-    if not plain or a._arena is None or src.nbytes != dst.nbytes:
+    own = type(b).copy_tensor is not Buffer.copy_tensor or type(a).get_tensor is not Buffer.get_tensor
+    if type(b).set_tensor is not Buffer.set_tensor or own and not a.buft.is_host():
+        return False
+    if a._arena is None or b._arena is None or src.nbytes != dst.nbytes:
         return False
     return b.host_bytes(dst.offs, dst.nbytes), a.host_bytes(src.offs, src.nbytes)

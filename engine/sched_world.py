@@ -45,6 +45,7 @@ class World:
         # backends with equal buffer types share memory: slot = first of them
         self.slots = [self.own_bufts.index(k) for k in self.own_bufts]
         self.is_async = [type(b).synchronize is not Backend.synchronize for b in backends]
+        self.copies_async = [type(b).copy_tensor_async is not Backend.copy_tensor_async for b in backends]
         self.snapshot = np.array([n_instances > 1 and a for a in self.is_async], np.int64)
         self._scratch, self._slots, self._stamp = {}, None, 0
         self._forget()

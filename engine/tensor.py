@@ -261,25 +261,27 @@ def _short(t):
 
 
 def set_input(t):
-    """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them."""
-    _flag(t, FLAG_INPUT)
+    """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them.  Returns it."""
+    return _flag(t, FLAG_INPUT)
 
 
 def set_output(t):
-    """Mark a result as an output: its memory is never reused, so it can be read after the compute."""
+    """Mark a result as an output: its memory is never reused, so it can be read after the compute.  Returns it."""
     _flag(t, FLAG_OUTPUT)
     if t.view_src is not None:              # a view has no memory of its own: keep that of its base
         _flag(t.view_src, FLAG_OUTPUT)
+    return t
 
 
 def set_param(t):
-    """Mark a leaf as a trainable parameter."""
-    _flag(t, FLAG_PARAM)
+    """Mark a leaf as a trainable parameter.  Returns it."""
+    return _flag(t, FLAG_PARAM)
 
 
 def _flag(t, flag):
     t._check()
     TABLE.flag(t.id, flag)
+    return t
 
 
 def set_name(t, name):

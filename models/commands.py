@@ -1,9 +1,10 @@
 """What the commands of `ggjit` do: each takes the parsed arguments, prints unless --json, and returns the JSON dict."""
+import contextlib
 import statistics
 import sys
 import time
 
-from ggjit.models.progress import bar, compiling
+from ggjit.models.progress import bar, clock, compiling
 from ggjit.ops.errors import BadFile, ModelError, ParamError
 
 
@@ -99,9 +100,12 @@ def generate(args):
                          seed=args.seed)
         if not args.json:
             print(args.prompt, end="", flush=True)
-        for piece in run:
-            if not args.json:
-                print(piece, end="", flush=True)
+        with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
+            for piece in run:
+                if args.json:
+                    step()
+                else:
+                    print(piece, end="", flush=True)
     if not args.json:
         print()
         s = run.stats
@@ -211,7 +215,7 @@ def _what_if_table(rows):
 
 def plan(args):
     from ggjit.alloc.csvio import run_plan_csv
-    with compiling():
+    with compiling(), clock(f"searching at most {args.time_limit:g} s", args.time_limit):
         try:
             result = run_plan_csv(args.input, args.output, capacity=args.capacity, time_limit=args.time_limit)
         except OSError as e:
@@ -264,13 +268,18 @@ def _op_info(name):
 def warm_up(args):
     from ggjit.models.load import load_model
     from ggjit.models.minilm import minilm_path
-    from ggjit.models.warm import help_when_compiling, kept_kernels
+    from ggjit.models.warm import help_when_compiling, jobs, kept_kernels
     from ggjit.ops.jit import CACHE
     t0, before = time.perf_counter(), kept_kernels()
     path = args.model or minilm_path()
     with compiling():
         help_when_compiling(path, {})
         m = load_model(path)
+        todo = jobs(m)
+        with bar("kernels", len(todo)) as step:
+            for compile_one in reversed(todo):          # the helpers come from the other end
+                compile_one()
+                step()
         m.warm_up()
     n = CACHE.compiled + CACHE.loaded
     compiled = min(n, len(kept_kernels() - before))         # here and by helpers
@@ -279,3 +288,9 @@ def warm_up(args):
         print(f"{result['kernels']} kernels ready: {result['compiled']} compiled, {result['cached']} from the cache, "
               f"{result['seconds']:.1f} s")
     return result
+
+
+def completion(args):
+    from ggjit.models.completion import script
+    print(script(args.shell))
+    return {}

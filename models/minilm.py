@@ -7,7 +7,6 @@ Tensor names and metadata are those of llama.cpp's bert converter, so llama.cpp 
 located, never imported: importing it would load torch.  The digest covers the converter's version and samples of the
 source files, so a new package or a new converter makes a new file; files appear under their name only when whole.
 """
-import contextlib
 import hashlib
 import importlib.util
 import json
@@ -19,6 +18,7 @@ import tempfile
 import numpy as np
 
 from ggjit.models.gguf import GGUFFile
+from ggjit.models.progress import bar
 from ggjit.ops.errors import BadFile, MissingExtra, ModelError, ParamError, extra
 from ggjit.ops.jit import cache_dir
 
@@ -229,8 +229,8 @@ def _make(source, path, type, progress):
     os.close(handle)
     partial = pathlib.Path(partial)
     try:
-        with _bar(type, progress) as tick:
-            convert(source, partial, type, tick)
+        with bar(f"converting {NAME} to {type} (first use)", drawn=progress) as step:
+            convert(source, partial, type, lambda n_done, n_all: step(total=n_all))
         if not _is_whole(partial):
             raise ModelError(f"{partial}: the converted file does not read back; is the disk full?")
         partial.chmod(0o644)
@@ -239,15 +239,3 @@ def _make(source, path, type, progress):
         raise ModelError(f"{path} could not be written ({e.strerror}); free space or set GGJIT_CACHE_DIR") from e
     finally:
         partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _bar(type, progress):
-    """A tick function that moves a bar on stderr, or does nothing."""
-    if not progress:
-        yield lambda n_done, n_all: None
-        return
-    console = extra("rich.console", "models").Console(stderr=True)
-    with extra("rich.progress", "models").Progress(console=console, transient=True) as bar:
-        task = bar.add_task(f"converting {NAME} to {type} (first use)", total=None)
-        yield lambda n_done, n_all: bar.update(task, completed=n_done, total=n_all)

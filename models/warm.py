@@ -26,8 +26,8 @@ MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper i
 
 
 def jobs(network):
-    """[function that compiles one thing]: kernels of the network's common graphs, last nodes first, each once; after
-    the first graph the thread pool, which is when the command needs it."""
+    """{name: function that compiles it}: kernels of the network's common graphs, last nodes first; after the first
+    graph the thread pool, which is when the command needs it."""
     n_threads, found = network.backend.n_threads, {}
     for shape in network._common_shapes():
         graph = network.graph(*shape)
@@ -39,7 +39,7 @@ def jobs(network):
                 kernel_address, p.kernel.name, p.kernel.make, (p.module, *p.kernel.modules)))
         for f in (pool.run, pool.worker, pool.poll, pool.clock):
             found.setdefault(f.name, lambda f=f: f.address)
-    return list(found.values())
+    return found
 
 
 def kept_kernels():
@@ -52,7 +52,7 @@ def compile_share(path, options, share):
     from ggjit.models.load import load_model
     i, n = share
     with load_model(path, reserve=False, **options) as network:
-        for compile_one in jobs(network)[i::n]:
+        for compile_one in list(jobs(network).values())[i::n]:
             compile_one()
 
 

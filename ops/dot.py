@@ -20,6 +20,8 @@ from ggjit.ops.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, prefetch_ir, z
 from ggjit.ops.mem import IR_I32, IR_I64
 from ggjit.ops.simd import W, shuffle_ir, store_ir, vec_ir
 
+LINE = 64                       # bytes of a cache line
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dot:
@@ -84,7 +86,7 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
-    While a tile is multiplied, the rows `ahead` bytes on are asked for.
+    While a tile is multiplied, the bytes `ahead` of it are asked for, once a cache line.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
@@ -101,8 +103,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         ws, ri = pointers(b, w, ldw, n_rows, rows)
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
-        def multiply(b, acc, wo, yo, load_w, load_y):
-            for p in ws:
+        def multiply(b, acc, wo, yo, load_w, load_y, ask=True):
+            for p in ws if ask else ():
                 prefetch_ir(b, b.add(p, b.add(wo, ahead)))
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
@@ -118,7 +120,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
                 for u in range(times):
                     o = u * n_acc
                     acc[o:o + n_acc] = multiply(b, acc[o:o + n_acc], b.add(wo, i64(u * dot.w_nbytes)),
-                                                b.add(yo, i64(u * dot.y_nbytes)), dot.load_w_ir, dot.load_y_ir)
+                                                b.add(yo, i64(u * dot.y_nbytes)), dot.load_w_ir, dot.load_y_ir,
+                                                u * dot.w_nbytes % LINE < dot.w_nbytes)
                 return [b.add(wo, i64(times * dot.w_nbytes)), b.add(yo, i64(times * dot.y_nbytes))] + acc
             return body
 

@@ -296,7 +296,7 @@ def run(kernel, n_threads=64):
 
 
 def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
-    from ggjit.ops.cuda import twins
+    from ggjit.ops.cuda import turns, twins
 
     def stray(base):
         twins.ld_f32(base + 4096)
@@ -314,7 +314,7 @@ def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
                 return
             twins.warp_sum(1)
     for kernel, match in ((stray, "outside all memory"), (crooked, "multiple of 4"), (half_a_barrier, "never come")):
-        with pytest.raises(twins.SimulationFault, match=match):
+        with pytest.raises(turns.SimulationFault, match=match):
             run(kernel)
     ok = []
     run(lambda base: ok.append(twins.warp_sum(twins.thread())))

@@ -99,13 +99,13 @@ def test(args, cases, backend, peer):
 
 
 def verdict(outcome):
-    """Column of the table; "lacking": we refuse what ggml's CPU backend takes."""
+    """Column of the table.  empty: a result without elements; lacking: we refuse what ggml's CPU backend takes."""
     if outcome.status == OK:
-        return "with ggml" if "ggml" in outcome.checked else "float64 alone"
+        return "with ggml" if "ggml" in outcome.checked else "float64 alone" if outcome.checked else "empty"
     return FAIL if outcome.status == FAIL else "both refuse" if outcome.peer else "lacking"
 
 
-COLUMNS = ("with ggml", "float64 alone", "both refuse", "lacking", FAIL)
+COLUMNS = ("with ggml", "float64 alone", "empty", "both refuse", "lacking", FAIL)
 
 
 def summarize(outcomes):
@@ -117,7 +117,7 @@ def summarize(outcomes):
 
 
 def table(outcomes):
-    """Lines of text: a row per class, then the totals.  The first two columns passed."""
+    """Lines of text: a row per class, then the totals.  The first three columns passed."""
     rows, seconds = collections.defaultdict(collections.Counter), collections.Counter()
     for o in outcomes:
         rows[o.case.family][verdict(o)] += 1

@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import tempfile
+import threading
 
 import numba_cuda
 from cuda.core import Linker, LinkerOptions, ObjectCode
@@ -24,7 +25,8 @@ from ggjit.ops.errors import NotSupported
 from ggjit.ops.jit import _closure_key, cache_dir
 
 SIGNATURE = types.void(types.int64)
-_DIGEST = 16
+_DIGEST = 16                    # bytes of SHA-256 in front of a kept cubin
+_one_at_a_time = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +48,12 @@ def _compiling_for(cc):
     """
     class Device:
         compute_capability = cc
-    asked, dispatcher.get_current_device = dispatcher.get_current_device, lambda: Device
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device = asked
+    with _one_at_a_time:
+        asked, dispatcher.get_current_device = dispatcher.get_current_device, lambda: Device
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = asked
 
 
 def compile_kernel(func, cc):
@@ -87,7 +90,8 @@ def _versions():
 
 def binary(launch, cc):
     """The Binary of a Launch, from the cache folder or compiled."""
-    h = hashlib.sha256(f"{_closure_key((launch.module,))} {_versions()} {cc}".encode()).hexdigest()[:20]
+    sources = _closure_key((__name__, launch.module))
+    h = hashlib.sha256(f"{sources} {_versions()} {cc}".encode()).hexdigest()[:20]
     path = cache_dir() / "cuda" / f"{launch.name}-sm{cc[0]}{cc[1]}-{h}.bin"
     return _load(path) or _save(path, compile_kernel(launch.make(), cc))
 

@@ -5,7 +5,7 @@
     values     a lane adds up p v for dimensions lane, lane + 32, ...
 
 Each warp keeps (top score, sum of e^(s - top), sum of e^(s - top) v); in the end the warps' shares are rescaled to one
-top and added.  K and V: F32, F16, BF16; quantised ones are left to the CPU.
+top and added.  K and V: F32, F16, BF16, Q8_0, Q4_0; other quantised ones are left to the CPU.
 """
 from numba import cuda
 from numpy import float32 as f32
@@ -16,7 +16,10 @@ from ggjit.ops.cuda.core import (
     block_z,
     device,
     exp,
+    ld_f16,
     ld_f32,
+    ld_i8,
+    ld_u8,
     lds_f32,
     n_threads,
     shared,
@@ -35,17 +38,42 @@ from ggjit.ops.cuda.soft_max import slope_of
 from ggjit.ops.cuda.sums import LOWEST
 from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, param_f32, row_addr, row_addr_mod
 from ggjit.ops.record import OP
-from ggjit.ops.types import F16
+from ggjit.ops.types import F16, Q4_0, Q8_0
 
 THREADS = 64 if SIMULATED else 128
 WARPS = THREADS // 32
 MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
 ZERO, UNIT = f32(0), f32(1)
+Q8_0_NBYTES, Q4_0_NBYTES = Q8_0.nbytes, Q4_0.nbytes
+CACHE_TYPES = (*FLOATS, Q8_0, Q4_0)
+
+
+@device
+def _q8_0(row, i):
+    p = row + (i >> 5) * Q8_0_NBYTES
+    return ld_f16(p) * f32(ld_i8(p + 2 + (i & 31)))
+
+
+@device
+def _q4_0(row, i):
+    p = row + (i >> 5) * Q4_0_NBYTES
+    return ld_f16(p) * f32((ld_u8(p + 2 + (i & 15)) >> (4 * (i >> 4 & 1)) & 15) - 8)
+
+
+def _element(type):
+    """get(row, i): element i of the row at address `row`."""
+    if type.quantized:
+        return {Q8_0: _q8_0, Q4_0: _q4_0}[type]
+    get, size = ONE[type].get, type.nbytes
+
+    @device
+    def element(row, i):
+        return get(row + i * size)
+    return element
 
 
 def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
-    get_q, get_k, get_v, get_m = ONE[tq].get, ONE[tk].get, ONE[tv].get, ONE[F16].get
-    q_size, k_size, v_size = tq.nbytes, tk.nbytes, tv.nbytes
+    get_q, get_k, get_v, get_m = _element(tq), _element(tk), _element(tv), ONE[F16].get
     shared_q, shared_tops, shared_sums = shared(4 * MAX_HEAD), shared(4 * WARPS), shared(4 * WARPS)
     shared_values = shared(4 * WARPS * 32 * n_pieces)
 
@@ -55,7 +83,7 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
         scale, cap = param_f32(node, 0), param_f32(node, 2)
         s, p = ZERO, pk + j * nb(node + SRC1, 1)
         for i in range(ne(node + SRC0, 0)):
-            s += lds_f32(q + 4 * i) * get_k(p + i * k_size)
+            s += lds_f32(q + 4 * i) * get_k(p, i)
         s *= scale
         if cap != ZERO:
             s = cap * tanh(s / cap)
@@ -70,7 +98,7 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
         sq = shared_q()
         i = thread()
         while i < ne(q, 0):
-            sts_f32(sq + 4 * i, get_q(row_addr(q, i1, h, i3) + i * q_size))
+            sts_f32(sq + 4 * i, get_q(row_addr(q, i1, h, i3), i))
             i += n_threads()
         sync()
         pk = row_addr(k, 0, h // (n_head // ne(k, 2)), i3)
@@ -102,7 +130,7 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
                         at = pv + (first + j) * nb(v, 1)
                         for c in range(n_pieces):
                             if 32 * c + lane < n_value:
-                                acc[c] += p * get_v(at + (32 * c + lane) * v_size)
+                                acc[c] += p * get_v(at, 32 * c + lane)
                 top = higher
             first += 32 * WARPS
         tops, sums, values = shared_tops(), shared_sums(), shared_values()
@@ -139,7 +167,7 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
 
 def _flash_attn(t):
     q, k, v, mask, sinks = t.src
-    if q.type not in FLOATS or k.type not in FLOATS or v.type not in FLOATS or not dense(t, q, k, v):
+    if q.type not in FLOATS or not {k.type, v.type} <= set(CACHE_TYPES) or not dense(t, q, k, v):
         return None
     if max(q.ne[0], v.ne[0]) > MAX_HEAD or max(q.ne[2], q.ne[3]) > 65535:
         return None

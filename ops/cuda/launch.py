@@ -56,7 +56,7 @@ def makers():
     import ggjit.ops.cuda as package
     found = {}
     for info in pkgutil.iter_modules(package.__path__):
-        if info.name in ("intrinsics", "twins", "build"):   # no ops, and not importable everywhere
+        if info.name in ("intrinsics", "twins", "turns", "build"):   # no ops, and not importable everywhere
             continue
         module = importlib.import_module(f"ggjit.ops.cuda.{info.name}")
         for op, maker in getattr(module, "CUDA", {}).items():

@@ -1,0 +1,25 @@
+"""The `ggjit` command starts here, outside the package: what `import ggjit` refuses is one line too.
+
+A bad GGJIT_CPU or GGJIT_DEBUG raises ParamError while the package is imported, before any code inside could catch it.
+"""
+import sys
+
+
+def main():
+    """Exit status of the command; 2 when a setting in the environment cannot be used."""
+    try:
+        from ggjit.models.cli import main as run
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as e:
+        errors = sys.modules.get("ggjit.ops.errors")        # there even though `ggjit` itself failed to import
+        if errors is None or not isinstance(e, errors.GgjitError):
+            raise
+        print(f"ggjit: {e}", file=sys.stderr)
+        return 2
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
