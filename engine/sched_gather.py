@@ -44,6 +44,7 @@ from ggjit.sched_work import (
     OWN,
     SIG,
     SRC,
+    SRC_END,
     VIEW,
 )
 
@@ -156,6 +157,7 @@ def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, slo
                 k = buffer_row[slot_of(buffer_keys, small, b)]
                 w[MEM * m + i] = bufs[k * B_WORDS + B_BUFT]
         w[BITS * m + i] = bits
+        w[SRC_END * m + i] = 0
         for j in range(MAX_SRC):
             s = t[r + T_SRC + j]
             w[COPY * m + i * MAX_SRC + j] = NONE
@@ -165,6 +167,7 @@ def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, slo
                     bad[1] = s
                     return FOREIGN
                 w[SRC * m + i * MAX_SRC + j] = slot[s] & 0xFFFFFFFF
+                w[SRC_END * m + i] = j + 1
     return OK
 
 
@@ -195,7 +198,7 @@ def _signature(t, w, m, i):
             a, b = _mix(a, b, k)
             a, b = _mix(a, b, t[r + T_PARAMS + k])
     a, b = _mix(a, b, w[MEM * m + i] * 2 + (1 if w[VIEW * m + i] >= 0 else 0))
-    for j in range(MAX_SRC):
+    for j in range(w[SRC_END * m + i]):
         s = w[SRC * m + i * MAX_SRC + j]
         if s >= 0:
             a, b = _mix_shape(a, b, t, w[ID * m + s] * T_WORDS)

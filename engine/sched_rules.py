@@ -53,6 +53,7 @@ from ggjit.sched_work import (
     OWN,
     SIG,
     SRC,
+    SRC_END,
     VIEW,
 )
 
@@ -186,7 +187,7 @@ def _follow(w, m, n_nodes, nb, sup, fallback):
     for i in range(n_nodes):
         if w[VIEW * m + i] >= 0 and w[BACKEND * m + i] < 0:
             _set(w, m, i, w[BACKEND * m + w[VIEW * m + i]], C_FOLLOW_VIEW, 0)
-        for j in range(MAX_SRC):
+        for j in range(w[SRC_END * m + i]):
             s = _src(w, m, i, j)
             if s < 0 or w[BACKEND * m + s] >= 0:
                 continue
@@ -225,7 +226,7 @@ def _from_current(t, w, m, i, reads, n_bufts, nb, sup, off, op_offload):
         _set(w, m, i, nb - 1, C_INPUT, 0)
         return
     op = t[w[ID * m + i] * T_WORDS + T_OP]
-    for j in range(MAX_SRC):
+    for j in range(w[SRC_END * m + i]):
         s = _src(w, m, i, j)
         # rope factors and attention sinks are too small to decide
         if s < 0 or op == OP_ROPE or op == OP_FLASH or not w[BITS * m + s] & IS_WEIGHT or w[OWN * m + s] < 0:
@@ -256,7 +257,7 @@ def memory_of(w, m, bufts, i):
 def _n_readable(w, m, i, b, bufts, reads, n_bufts):
     """(sources backend b can read, sources)"""
     n, total = 0, 0
-    for j in range(MAX_SRC):
+    for j in range(w[SRC_END * m + i]):
         s = _src(w, m, i, j)
         if s >= 0:
             total += 1

@@ -46,6 +46,7 @@ from ggjit.sched_work import (
     S_START,
     SPLIT_WORDS,
     SRC,
+    SRC_END,
     VIEW,
 )
 
@@ -77,7 +78,7 @@ def needs_copy(w, m, bufts, reads, n_bufts, rule, snapshot, s, b):
 @exact
 def _wants_new_split(w, m, bufts, reads, n_bufts, i, b):
     """A weight has to be copied: with a split of its own, the memory of earlier ones can be reused."""
-    for j in range(MAX_SRC):
+    for j in range(w[SRC_END * m + i]):
         s = w[SRC * m + i * MAX_SRC + j]
         if s >= 0 and w[OWN * m + s] >= 0 and w[BITS * m + s] & IS_WEIGHT and w[BACKEND * m + s] != b and \
                 not _readable(w, m, bufts, reads, n_bufts, s, b):
@@ -128,7 +129,7 @@ def split(ws, m, n_nodes, rule, bufts, reads, n_bufts, nb, snapshot, splits, inp
             sp[SPLIT_WORDS * k + S_START] = i
             sp[SPLIT_WORDS * k + S_INPUT0] = n_in
             cur = b
-        for j in range(MAX_SRC):
+        for j in range(w[SRC_END * m + i]):
             s = w[SRC * m + i * MAX_SRC + j]
             if s < 0 or s == i or not needs_copy(w, m, bt, rd, n_bufts, rule, snap, s, b):
                 continue

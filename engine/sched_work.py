@@ -6,8 +6,8 @@ Local numbers take the place of table ids: nodes first, in execution order, then
     VIEW    local number of the base, NONE   BACKEND index of the backend, -1; lower index = higher priority
     OWN     buffer type of its own buffer    CAUSE, CAUSE_ARG   why (CAUSES below)
     MEM     the same of its base, -1         BITS    flags below
-    NBYTES  bytes from first to last element SRC     10 columns: local sources, row-major
-    COPY    10 columns: number of the copy a source is read from, -1: the source itself
+    NBYTES  bytes from first to last element SRC     10 columns: local sources, row-major, -1: none
+    SRC_END sources up to the last there is  COPY    10: number of the copy a source is read from, -1: the source itself
 
 Buffer types have numbers too (`Scheduler._buft_index`); READS[b, k] says whether backend b reads buffer type k.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from ggjit.ops.record import MAX_SRC
 
-ID, VIEW, OWN, MEM, NBYTES, SIG, BACKEND, CAUSE, CAUSE_ARG, BITS = range(10)
-SRC = 10
+ID, VIEW, OWN, MEM, NBYTES, SIG, BACKEND, CAUSE, CAUSE_ARG, BITS, SRC_END = range(11)
+SRC = 11
 COPY = SRC + MAX_SRC
 COLUMNS = COPY + MAX_SRC
 NONE = -1

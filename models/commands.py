@@ -1,5 +1,6 @@
 """What the commands of `ggjit` do: each takes the parsed arguments, prints unless --json, and returns the JSON dict."""
 import contextlib
+import os
 import statistics
 import sys
 import time
@@ -15,9 +16,12 @@ def _load(path, args, **options):
     return load_model(path, n_threads=args.threads, **options)
 
 
+PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
+
+
 def _stdout():
     from rich.console import Console
-    return Console(file=sys.stdout)
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
 
 
 # ---------------------------------------------------------------- embed, demo

@@ -1,11 +1,17 @@
 """The command line: JSON keys, exit statuses, one line of error."""
 import json
 import os
+import pathlib
+import shlex
 import subprocess
 import sys
 
 import pytest
 import tiny_model
+
+from ggjit.models.parser import SHELLS, TRY_FIRST, Arguments
+
+START = pathlib.Path(__file__).parents[1] / "ggjit_command.py"          # where the installed command starts
 
 
 def ggjit(*args, **env):
@@ -92,6 +98,115 @@ def test_errors_of_models(tiny):
         assert r.returncode == 1 and words in r.stderr
 
 
-def test_unusable_settings_are_one_line_errors():
-    r = ggjit("info", GGJIT_CPU="mmx")
-    assert r.returncode != 0 and "mmx" in r.stderr
+@pytest.mark.parametrize("name,value,status", [("GGJIT_CPU", "mmx", 2), ("GGJIT_DEBUG", "everything", 2),
+                                               ("GGJIT_THREADS", "many", 1)])
+def test_unusable_settings_are_one_line_errors(name, value, status, tiny):
+    command = [sys.executable, START, "bench", tiny, "-p", "0", "-n", "1", "-r", "1"]
+    r = subprocess.run(command, text=True, capture_output=True, timeout=300, env={**os.environ, name: value})
+    assert r.returncode == status and r.stdout == ""
+    assert name in r.stderr and value in r.stderr and len(r.stderr.strip().splitlines()) == 1
+    if status == 2:                         # Python programs get the exception itself
+        r = subprocess.run([sys.executable, "-c", "import ggjit"], text=True, capture_output=True, timeout=300,
+                           env={**os.environ, name: value})
+        assert r.returncode == 1 and "ParamError" in r.stderr.splitlines()[-1]
+
+
+def test_alone_it_says_what_to_try():
+    r = ggjit()
+    assert r.returncode == 2 and r.stdout == "" and all(line in r.stderr for line, _ in TRY_FIRST)
+    r = ggjit("bnech")
+    assert r.returncode == 2 and "did you mean bench?" in r.stderr
+    r = ggjit("bench", "m.gguf", "--fast")
+    assert r.returncode == 2 and "ggjit bench" in r.stderr and "--fast" in r.stderr
+
+
+@pytest.mark.parametrize("name", Arguments().commands)
+def test_examples_are_commands(name):
+    """--help of each command ends with examples, and they parse."""
+    text = Arguments().commands[name].format_help()
+    lines = [line.strip() for line in text.partition("examples:")[2].splitlines() if line.strip()]
+    assert 2 <= len(lines) <= 3
+    for line in lines:
+        words = shlex.split(line.partition("   ")[0].partition(" > ")[0])
+        args = Arguments().parse(words[1:])
+        assert words[0] == "ggjit" and args.command == name and (name == "completion") != hasattr(args, "json")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion(shell, monkeypatch, capsys):
+    pytest.importorskip("shtab")
+    from ggjit.models.completion import script
+    text = script(shell)
+    assert "warm-up" in text and "bench" in text and "n-predict" in text
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    from ggjit.models.cli import main
+    assert main(["completion", shell]) == 1
+    err = capsys.readouterr().err
+    assert "pip install 'ggjit[models]'" in err and len(err.splitlines()) == 1
+
+
+def test_completion_in_bash(tmp_path):
+    """bash itself completes a command and an option with it."""
+    pytest.importorskip("shtab")
+    import shutil
+    bash = shutil.which("bash") or pytest.skip("no bash")
+    from ggjit.models.completion import script
+    (tmp_path / "ggjit.bash").write_text(script("bash"))
+    ask = ("source ggjit.bash; f=$(complete -p ggjit | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); "
+           "COMP_WORDS=(ggjit {}); COMP_CWORD={}; $f; echo ${{COMPREPLY[@]}}")
+    for words, n, want in (("wa", 1, "warm-up"), ("bench --js", 2, "--json")):
+        r = subprocess.run([bash, "-c", ask.format(words, n)], text=True, capture_output=True, cwd=tmp_path, timeout=60)
+        assert want in r.stdout.split(), (r.stdout, r.stderr)
+
+
+def on_terminal(*args, **env):
+    """(stdout, what a terminal behind stderr got)"""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    p = subprocess.Popen([sys.executable, "-m", "ggjit.models.cli", *map(str, args)], stdout=subprocess.PIPE,
+                         stderr=theirs, text=True,
+                         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env})
+    os.close(theirs)
+    seen = b""
+    try:
+        while data := os.read(ours, 65536):
+            seen += data
+    except OSError:                         # how Linux tells that the other end is closed
+        assert p.wait(300) is not None
+    os.close(ours)
+    out = p.communicate(timeout=300)[0]
+    assert p.returncode == 0, seen
+    return out, seen.decode(errors="replace")
+
+
+def test_bars_are_for_terminals(tiny):
+    """On a terminal: numbers, rate, remaining time, colours unless NO_COLOR; on a pipe nothing."""
+    args = ("bench", tiny, "-p", 0, "-n", 8, "-r", 200, "--json")
+    out, seen = on_terminal(*args)
+    assert json.loads(out)["results"] and "/201" in seen and "/s" in seen and "left" in seen and "\x1b[38" in seen
+    out, seen = on_terminal(*args, NO_COLOR="1")
+    assert json.loads(out)["results"] and "/201" in seen and "\x1b[38" not in seen and "\x1b[3" not in seen
+    r = ggjit(*args, FORCE_COLOR="1")
+    assert r.returncode == 0 and r.stderr == "" and json.loads(r.stdout)
+
+
+def test_a_full_disk_and_a_reader_that_left(tiny):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    command = [sys.executable, "-m", "ggjit.models.cli", "info"]
+    with open("/dev/full", "w") as full:
+        r = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert r.returncode == 1 and "No space left" in r.stderr and len(r.stderr.splitlines()) == 1
+    read, write = os.pipe()
+    os.close(read)
+    r = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert r.returncode == 1 and r.stderr == ""
+
+
+@pytest.mark.parametrize("args", [("bench", "{}"), ("embed", "x", "--model", "{}"), ("plan", "{}"),
+                                  ("vad", "{}", "--model", "{}"), ("warm-up", "{}"), ("peak", "{}"),
+                                  ("generate", "--prompt", "x", "--model", "{}")], ids=lambda a: a[0])
+def test_a_folder_in_place_of_a_file(args, tmp_path):
+    r = ggjit(*(a.format(tmp_path) for a in args))
+    assert r.returncode == 1 and tmp_path.name in r.stderr and len(r.stderr.splitlines()) == 1 and r.stdout == ""

@@ -43,6 +43,6 @@ def test_without_the_extra_the_remedy_is_named(python):
 def test_nothing_of_cuda_is_imported_for_the_cpu(python):
     code = ("import sys, numpy as np, ggjit as gg\n"
             "gg.compute(gg.neg(gg.from_numpy(gg.Context(), np.ones(3, 'f4'))))\n"
-            "print([m for m in sys.modules if m.startswith(('ggjit.ops.cuda', 'ggjit.cuda', 'numba.cuda'))])")
+            "print([m for m in sys.modules if m.startswith(('ggjit.ops.cuda.', 'ggjit.cuda', 'numba.cuda'))])")
     r = python(code)
     assert r.stdout.strip() == "[]", r.stdout + r.stderr
