@@ -238,6 +238,8 @@ class Scheduler:
     def _submit(self, graph):
         self._refuse_callbacks()
         run = self._prepare(graph)
+        if self.memory.used_by is not run:      # others have other things at these places: they come to an end first
+            self.synchronize()
         self._computing = True
         try:
             run.compute(self._callback)

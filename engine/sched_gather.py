@@ -6,7 +6,7 @@ addressing table that lives as long as the scheduler; a graph of ten thousand no
 """
 import numpy as np
 
-from ggjit.ops.jit import exact, i64s, native
+from ggjit.ops.jit import i64s, native
 from ggjit.ops.record import (
     FLAG_INPUT,
     MAX_SRC,
@@ -46,6 +46,7 @@ from ggjit.sched_work import (
     SRC,
     SRC_END,
     VIEW,
+    inlined,
 )
 
 OP_NONE, OP_VIEW, OP_RESHAPE, OP_PERMUTE, OP_TRANSPOSE = (
@@ -54,7 +55,7 @@ OP_NONE, OP_VIEW, OP_RESHAPE, OP_PERMUTE, OP_TRANSPOSE = (
 B_ID, B_BUFT, B_BITS, B_WORDS = 0, 1, 2, 3
 
 
-@exact
+@inlined
 def slot_of(keys, mask, key):
     """Slot that holds `key`, or the empty slot where it belongs."""
     h = (key * np.int64(0x9E3779B97F4A7C1)) & mask
@@ -63,7 +64,7 @@ def slot_of(keys, mask, key):
     return h
 
 
-@exact
+@inlined
 def _nbytes(t, r, block_nbytes, block_size):
     """ggml_nbytes of the table row that starts at word r."""
     n = t[r + T_NE] // block_size[t[r + T_TYPE]]
@@ -171,7 +172,7 @@ def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, slo
     return OK
 
 
-@exact
+@inlined
 def _mix(a, b, x):
     """One word into both hashes."""
     x = np.uint64(x)
@@ -180,7 +181,7 @@ def _mix(a, b, x):
     return a ^ (a >> np.uint64(29)), b ^ (b >> np.uint64(31))
 
 
-@exact
+@inlined
 def _mix_shape(a, b, t, r):
     a, b = _mix(a, b, t[r + T_TYPE])
     for k in range(8):
@@ -188,7 +189,7 @@ def _mix_shape(a, b, t, r):
     return a, b
 
 
-@exact
+@inlined
 def _signature(t, w, m, i):
     r = w[ID * m + i] * T_WORDS
     a, b = _mix_shape(np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344), t, r)

@@ -8,7 +8,7 @@ Every assignment keeps its cause.  Then `settle` makes the result computable whe
 device that lacks the op, a node that writes memory its device cannot reach.  ggml aborts or corrupts memory there; on
 graphs it can compute, `settle` changes nothing.
 """
-from ggjit.ops.jit import exact, i64s, native, u8s
+from ggjit.ops.jit import i64s, native, u8s
 from ggjit.ops.record import MAX_SRC, OP, T_OP, T_WORDS
 from ggjit.sched_work import (
     BACKEND,
@@ -55,25 +55,26 @@ from ggjit.sched_work import (
     SRC,
     SRC_END,
     VIEW,
+    inlined,
 )
 
 OP_ROPE, OP_FLASH = int(OP.ROPE), int(OP.FLASH_ATTN_EXT)
 RULES = {"2023": 0, "2024": 1, "modern": 2}
 
 
-@exact
+@inlined
 def _set(w, m, i, b, cause, arg):
     w[BACKEND * m + i] = b
     w[CAUSE * m + i] = cause
     w[CAUSE_ARG * m + i] = arg
 
 
-@exact
+@inlined
 def _src(w, m, i, j):
     return w[SRC * m + i * MAX_SRC + j]
 
 
-@exact
+@inlined
 def _first_reader(reads, n_bufts, nb, k):
     """Highest-priority backend that reads buffer type k, -1."""
     for b in range(nb):
@@ -83,13 +84,13 @@ def _first_reader(reads, n_bufts, nb, k):
 
 
 # ---------------------------------------------------------------- 2023
-@exact
+@inlined
 def _home_2023(w, m, homes, i):
     """Backend of the tensor's own buffer (ggml_get_backend)."""
     return homes[w[OWN * m + i]] if w[OWN * m + i] >= 0 else -1
 
 
-@exact
+@inlined
 def _assign_2023(w, m, n_nodes, homes, nb):
     for i in range(n_nodes, m):
         if w[BACKEND * m + i] < 0:
@@ -126,7 +127,7 @@ def _assign_2023(w, m, n_nodes, homes, nb):
 
 
 # ---------------------------------------------------------------- 2024
-@exact
+@inlined
 def _from_current_2024(w, m, homes, i):
     if w[OWN * m + i] >= 0 and homes[w[OWN * m + i]] >= 0:
         _set(w, m, i, homes[w[OWN * m + i]], C_DST, 0)
@@ -143,7 +144,7 @@ def _from_current_2024(w, m, homes, i):
             return
 
 
-@exact
+@inlined
 def _assign_2024(w, m, n_nodes, homes, nb, sup):
     for i in range(n_nodes, m):
         if w[BACKEND * m + i] < 0:
@@ -166,7 +167,7 @@ def _assign_2024(w, m, n_nodes, homes, nb, sup):
 
 
 # ---------------------------------------------------------------- shared by 2024 and modern
-@exact
+@inlined
 def _spread(w, m, n_nodes, nb, sup, up, only_accelerators, cause, ask):
     """Unassigned nodes take over their neighbour's backend; the last backend does not spread in the first rounds."""
     cur = -1
@@ -181,7 +182,7 @@ def _spread(w, m, n_nodes, nb, sup, up, only_accelerators, cause, ask):
             _set(w, m, i, cur, cause, 0)
 
 
-@exact
+@inlined
 def _follow(w, m, n_nodes, nb, sup, fallback):
     """Views follow their base, unassigned sources their node."""
     for i in range(n_nodes):
@@ -203,7 +204,7 @@ def _follow(w, m, n_nodes, nb, sup, fallback):
 
 
 # ---------------------------------------------------------------- modern
-@exact
+@inlined
 def _from_buffer(w, m, i, op, reads, n_bufts, nb, sup):
     """Highest-priority backend that reads the memory of tensor i and supports node op, -1."""
     k = w[MEM * m + i]
@@ -214,7 +215,7 @@ def _from_buffer(w, m, i, op, reads, n_bufts, nb, sup):
     return -1
 
 
-@exact
+@inlined
 def _from_current(t, w, m, i, reads, n_bufts, nb, sup, off, op_offload):
     b = _from_buffer(w, m, i, i, reads, n_bufts, nb, sup)
     if b >= 0:
@@ -242,7 +243,7 @@ def _from_current(t, w, m, i, reads, n_bufts, nb, sup, off, op_offload):
         return
 
 
-@exact
+@inlined
 def memory_of(w, m, bufts, i):
     """Number of the buffer type tensor i lies in, or will lie in; -1 while undecided."""
     if w[MEM * m + i] >= 0:
@@ -253,7 +254,7 @@ def memory_of(w, m, bufts, i):
     return bufts[b] if b >= 0 else -1
 
 
-@exact
+@inlined
 def _n_readable(w, m, i, b, bufts, reads, n_bufts):
     """(sources backend b can read, sources)"""
     n, total = 0, 0
@@ -266,7 +267,7 @@ def _n_readable(w, m, i, b, bufts, reads, n_bufts):
     return n, total
 
 
-@exact
+@inlined
 def _assign_modern(t, w, m, n_nodes, bufts, reads, n_bufts, nb, sup, off, op_offload):
     for i in range(n_nodes, m):
         if w[BACKEND * m + i] < 0:
@@ -301,19 +302,19 @@ def _assign_modern(t, w, m, n_nodes, bufts, reads, n_bufts, nb, sup, off, op_off
 
 
 # ---------------------------------------------------------------- make it computable
-@exact
+@inlined
 def _writes(w, m, bufts, i):
     """Buffer type of the memory node i writes, when that was decided before it; -1: its own backend's."""
     r = w[VIEW * m + i]
     return w[MEM * m + i] if w[MEM * m + i] >= 0 else bufts[w[BACKEND * m + r]] if r >= 0 else -1
 
 
-@exact
+@inlined
 def _fits(w, m, i, b, k, reads, n_bufts, nb, sup):
     return sup[w[SIG * m + i] * nb + b] and (k < 0 or reads[b * n_bufts + k])
 
 
-@exact
+@inlined
 def _move_family(w, m, n_nodes, r, bufts, reads, n_bufts, nb, sup):
     """Put everything that computes or writes the unplaced tensor r on one backend that can do all of it."""
     for b in range(nb):
@@ -332,7 +333,7 @@ def _move_family(w, m, n_nodes, r, bufts, reads, n_bufts, nb, sup):
     return False
 
 
-@exact
+@inlined
 def settle(w, m, n_nodes, bufts, reads, n_bufts, nb, sup, bad):
     """See the module's text.  bad[0] = local number of the node that cannot be helped."""
     for i in range(m):                                  # bases first: a view's place is its base's

@@ -24,7 +24,7 @@ from ggjit.ops.shape import describe
 from ggjit.plan import mark_last
 from ggjit.sched_experts import copy_experts, expert_ids
 from ggjit.sched_split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT, U_COPY, U_REFRESH, U_SPLIT
-from ggjit.sched_work import BACKEND, BITS, COPY, IS_LEAF, S_BACKEND, S_END, S_START, VIEW
+from ggjit.sched_work import BACKEND, BITS, COPY, IS_INPUT, IS_LEAF, S_BACKEND, S_END, S_START, VIEW
 from ggjit.table import TABLE
 from ggjit.versions import T_VERSION, written
 
@@ -32,11 +32,12 @@ from ggjit.versions import T_VERSION, written
 class Copy:
     """One tensor on one backend, in one instance."""
 
-    __slots__ = ("number", "src", "dst", "kept", "is_input", "src_backend", "base_id", "stamp", "nbytes", "experts",
+    __slots__ = ("number", "src", "dst", "kept", "writers", "src_backend", "base_id", "stamp", "nbytes", "experts",
                  "fast", "buf")
 
-    def __init__(self, number, src, dst, kept, is_input, src_backend, base_id, nbytes):
-        self.number, self.src, self.dst, self.kept, self.is_input = number, src, dst, kept, is_input
+    def __init__(self, number, src, dst, kept, writers, src_backend, base_id, nbytes):
+        """writers: of a leaf this graph does not write, the streams whose earlier work may write it; else None."""
+        self.number, self.src, self.dst, self.kept, self.writers = number, src, dst, kept, writers
         self.src_backend, self.base_id, self.nbytes = src_backend, base_id, nbytes
         self.experts = None
         self.moved()
@@ -227,8 +228,18 @@ class Run:
         bits = int(cut.col(BITS)[cut.local[t.base.id]])
         src = self.handle(s)
         b = int(cut.col(BACKEND)[s])
-        return Copy(c, src, self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT,
-                    bool(bits & IS_LEAF and not self._is_written(s)), b, t.base.id, t.nbytes)
+        writers = self._writers(src, bits) if bits & IS_LEAF and not self._is_written(s) else None
+        return Copy(c, src, self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT, writers, b, t.base.id,
+                    t.nbytes)
+
+    def _writers(self, leaf, bits):
+        """Asynchronous backends that reach the leaf's memory: earlier graphs and writes may still be at work on it.
+        Inputs belong to the user: they are copied at once, whatever streams do (as in ggml)."""
+        if bits & IS_INPUT or leaf.buffer is None:
+            return ()
+        w = self.world
+        k = w.buft_index(leaf.buffer.buft)
+        return [b for b in range(len(w.backends)) if w.is_async[b] and w.reads[b, k]]
 
     def _is_written(self, s):
         base = int(self.cut.col(VIEW)[s])
@@ -315,7 +326,12 @@ class Run:
         """Copy one input.  Returns the ids whose experts were looked up last, with their values."""
         w, backend, a = self.world, part.backend, copy.src_backend
         self.n_copied += 1
-        if not copy.is_input and a >= 0 and a != part.number:
+        if copy.writers is not None:
+            # kept copies are made when something was written; others see for themselves
+            if copy.writers and (copy.kept or not copy.still_good()):
+                for k in copy.writers:
+                    w.backends[k].synchronize()
+        elif a >= 0 and a != part.number:
             if w.copies_async[part.number] and backend.copy_tensor_async(copy.src, copy.dst, w.backends[a]):
                 self.copied_nbytes += copy.nbytes
                 return ids

@@ -7,7 +7,7 @@
 Which copies are *listed* follows the chosen version: 2023 lists a source at every use, 2024 and modern when its copy
 is made, once per backend.  Which copies a split *uses* is the same for all and decides what is copied at run time.
 """
-from ggjit.ops.jit import exact, i64s, native
+from ggjit.ops.jit import i64s, native
 from ggjit.ops.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -48,6 +48,7 @@ from ggjit.sched_work import (
     SRC,
     SRC_END,
     VIEW,
+    inlined,
 )
 
 # copies: rows of 4 words; uses: rows of 3 words
@@ -56,13 +57,13 @@ U_SPLIT, U_COPY, U_REFRESH, USE_WORDS = 0, 1, 2, 3
 TRANSIENT, KEPT = 0, 1          # K_KIND: memory reused after the last use, or held between runs
 
 
-@exact
+@inlined
 def _readable(w, m, bufts, reads, n_bufts, s, b):
     k = memory_of(w, m, bufts, s)
     return k >= 0 and reads[b * n_bufts + k] != 0
 
 
-@exact
+@inlined
 def needs_copy(w, m, bufts, reads, n_bufts, rule, snapshot, s, b):
     """Must backend b read a copy of tensor s?  snapshot[b]: inputs are copied so that the user may overwrite them."""
     if not _readable(w, m, bufts, reads, n_bufts, s, b):
@@ -75,7 +76,7 @@ def needs_copy(w, m, bufts, reads, n_bufts, rule, snapshot, s, b):
     return rule < 2 and w[BACKEND * m + s] != b and not bits & IS_SHARED
 
 
-@exact
+@inlined
 def _wants_new_split(w, m, bufts, reads, n_bufts, i, b):
     """A weight has to be copied: with a split of its own, the memory of earlier ones can be reused."""
     for j in range(w[SRC_END * m + i]):
@@ -86,7 +87,7 @@ def _wants_new_split(w, m, bufts, reads, n_bufts, i, b):
     return False
 
 
-@exact
+@inlined
 def _first(w, m, n_nodes, rule):
     """The node that names the first split's backend."""
     for i in range(n_nodes):
@@ -190,7 +191,7 @@ def judge_copies(ws, m, n_nodes, splits, n_splits, copies, n_copies, uses, n_use
     return 0
 
 
-@exact
+@inlined
 def _copy_row(table, dst, t, id_):
     """What the planner reads of a row: no parameters."""
     d, s = t * T_WORDS, id_ * T_WORDS
@@ -200,7 +201,7 @@ def _copy_row(table, dst, t, id_):
         dst[d + k] = table[s + k]
 
 
-@exact
+@inlined
 def _copied_row(w, m, d, cp, c, row, kept):
     """Row of a copy: the layout of its original, no op, no sources."""
     r = row * T_WORDS
@@ -214,7 +215,7 @@ def _copied_row(w, m, d, cp, c, row, kept):
         d[r + T_SRC + j] = NONE
 
 
-@exact
+@inlined
 def _marker(w, m, d, row, s, src0, src1):
     """A view of tensor s without op that keeps src0 and src1 alive up to here."""
     r = row * T_WORDS

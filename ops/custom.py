@@ -254,8 +254,10 @@ class CustomKernel(Kernel):
 
     def error(self):
         """The exception to raise for status RAISED."""
-        if self.raised:
-            return self.raised.pop()
+        if self.raised:                     # by any number of threads, or left by a run that ended otherwise
+            last = self.raised[-1]
+            self.raised.clear()
+            return last
         return GgjitError(f"the jitted function {self.function.fun.__name__} raised an exception; run its .py_func to "
                           f"see which")
 

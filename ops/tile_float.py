@@ -3,6 +3,8 @@
 12 rows x 32 columns are 24 of the 32 AVX-512 registers, 6 x 16 are 12 of the 16 AVX registers; for each k that is two
 loads and 12 (6) broadcast operands for 24 (12) FMAs.
 """
+import functools
+
 from numba import types
 from numba.extending import intrinsic
 
@@ -18,6 +20,7 @@ ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = 4, 256
 
 
+@functools.cache                        # Numba keeps every intrinsic for ever
 def _make_float_multiply(n_vectors, unit_nbytes):
     """c[ROWS][n_vectors * W] (+)= w[ROWS][units * 4] x panel.
 
