@@ -80,10 +80,14 @@ class GraphPlan:
     a_offs: np.ndarray
     events: np.ndarray              # (n, 4): kind (0 take, 1 give back, 2 trim), allocation, bytes, step
     chunk_sizes: list               # per buffer: bytes of each chunk
-    lower_bounds: list              # per buffer: most live bytes at any step
     ggml_peak: int                  # what ggml's own planner needs, bytes
     how: str = "ggml"               # what found the offsets
     seconds: float = 0.0
+
+    @property
+    def lower_bounds(self):
+        """Per buffer: most live bytes at any step."""
+        return [_most_live(self.events, self.a_size, self.a_buffer == b) for b in range(len(self.chunk_sizes))]
 
     @property
     def peak(self):
@@ -145,7 +149,10 @@ def check_alignment(alignment):
 
 def check_total(sizes, alignment, what):
     """ShapeError when the padded sizes cannot be summed in 62 bits (ggml would wrap around)."""
-    total = sum(sizes.tolist()) + len(sizes) * alignment
+    n = len(sizes)
+    if n * (int(sizes.max(initial=0)) + alignment) < UNBOUNDED:
+        return
+    total = sum(sizes.tolist()) + n * alignment
     if total >= UNBOUNDED:
         raise ShapeError(f"{what}: {total} bytes in all overflow the 62-bit address space; check the shapes")
 
@@ -258,12 +265,11 @@ class Problem:
         cause_src = self.col(work.CAUSE_SRC)[:n]
         a_lo, a_hi, a_size = (self.alloc_col(k) for k in (work.A_LO, work.A_HI, work.A_SIZE))
         events = work.column(self.ws, m, work.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
-        bounds = [_most_live(events, a_size, a_buft == b) for b in range(self.n_buffers)]
         return GraphPlan(
             planner=planner, rule=rule, n_steps=self.n_steps, **fields, cause=self.col(work.CAUSE)[:n].copy(),
             cause_src=np.where(cause_src >= 0, ids[cause_src], -1), a_id=ids[first], a_lo=a_lo, a_hi=a_hi,
             a_size=a_size, a_buffer=a_buft, a_chunk=a_chunk, a_offs=a_offs,
-            events=events, chunk_sizes=sizes, lower_bounds=bounds,
+            events=events, chunk_sizes=sizes,
             ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
 
     def _took_over(self):

@@ -79,7 +79,10 @@ from ggjit.tensor import Tensor, set_input, set_name, set_output, set_param
 __version__ = "0.1.0"
 
 for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "measure", "new_f32", "new_i32",
-              "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc"):
+              "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
+              "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
+              "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
+              "view_init", "graph_copy"):
     globals()[_name] = _front_door(globals()[_name])
 Type._repr_html_ = _Shown._repr_html_          # ops/ knows nothing of notebooks
 globals().update(_builders())                                           # every op under ggml's name

@@ -7,7 +7,8 @@ Every slot that ggml calls optional has ggml's default here: a device that only 
 import numpy as np
 
 from ggjit.answers import allocate
-from ggjit.buffer import ArrayBuffer
+from ggjit.arguments import expect, expect_slot
+from ggjit.buffer import ArrayBuffer, BufferType
 from ggjit.ops.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.show import Shown
 from ggjit.versions import count_writes
@@ -161,6 +162,7 @@ class Backend(Shown):
 
     def graph_plan_compute(self, plan):
         """Run a plan."""
+        expect_slot(plan, "compute", "graph_plan_compute takes what graph_plan_create returned")
         plan.compute()
 
     def graph_plan_free(self, plan):
@@ -183,10 +185,13 @@ class Backend(Shown):
         return nodes
 
     def supports_op(self, t):
+        """Can this backend compute the node?"""
+        expect_slot(t, "ne", "supports_op takes a tensor")
         return self.device.supports_op(t)
 
     def supports_buft(self, buft):
-        return self.device.supports_buft(buft)
+        """Can this backend read tensors in that buffer type?"""
+        return self.device.supports_buft(expect(buft, BufferType, "supports_buft"))
 
     def offload_op(self, t):
         return self.device.offload_op(t)

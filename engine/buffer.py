@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.arguments import whole
 from ggjit.ops.errors import (
     GgjitError,
     IndexRangeError,
@@ -212,7 +213,7 @@ class HostBuffer(Buffer):
     """The ready-made arena buffer: `size` bytes of host memory, 64-byte aligned, pages untouched until used."""
 
     def __init__(self, buft, size):
-        size = int(size)
+        size = whole(size, "buffer size")
         if size < 0:
             raise ParamError(f"buffer size must not be negative, got {size}")
         super().__init__(buft, size)
@@ -230,7 +231,7 @@ class ArrayBuffer(Buffer):
     """A buffer over memory that belongs to somebody else: a user's array or a mapped file; nothing is copied."""
 
     def __init__(self, buft, array, read_only=False):
-        flat = array.reshape(-1).view(np.uint8)
+        flat = as_bytes(array)
         super().__init__(buft, flat.size)
         self._arena = flat
         self.base = address_of(flat)
@@ -285,9 +286,9 @@ class MultiBuffer(Buffer):
     """
 
     def __init__(self, buffers):
-        buffers = tuple(buffers)
+        buffers = tuple(buffers) if isinstance(buffers, list | tuple) else ()
         if not buffers or not all(isinstance(b, Buffer) for b in buffers):
-            raise ParamError("a multi-buffer groups at least one Buffer")
+            raise ParamError("a multi-buffer takes a list of at least one Buffer")
         self.buffers = buffers
         super().__init__(buffers[0].buft, sum(b.size for b in buffers))
 
@@ -322,12 +323,14 @@ class MultiBuffer(Buffer):
     def _only_groups(self, *args, **kwargs):
         raise NotSupported(f"{self!r} only groups buffers; use the tensor's own buffer")
 
-    set_tensor = get_tensor = memset_tensor = copy_tensor = _only_groups
+    init_tensor = set_tensor = get_tensor = memset_tensor = copy_tensor = _only_groups
     _only_groups.counts_versions = True
 
 
 def as_bytes(data):
     """Any bytes-like object or array as a flat uint8 array."""
+    if isinstance(data, np.ndarray) and data.dtype.hasobject:
+        raise TypeMismatch(f"an array of {data.dtype} values holds references, not bytes")
     if isinstance(data, np.ndarray):
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     try:

@@ -10,15 +10,20 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.buffer import as_bytes
+from ggjit.arguments import expect, whole
+from ggjit.backend import Backend
+from ggjit.buffer import BufferType, as_bytes
 from ggjit.compute import alloc_ctx_tensors
 from ggjit.context import Context
 from ggjit.graph import Graph
-from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError
+from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.shape import describe
 from ggjit.placing import finish
 from ggjit.table import TABLE
+from ggjit.tensor import Tensor
+
+_MAX_GAPS_NBYTES = 1 << 30      # between the blocks that a 2-D read returns
 
 
 # ---------------------------------------------------------------- bytes in and out
@@ -61,37 +66,49 @@ def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
     """
     raw = as_bytes(data)
     buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size)
-    buf.set_tensor_2d(t, raw, offset, nbytes, n_copies, stride, data_stride)
+    if buf is not None:
+        buf.set_tensor_2d(t, raw, offset, nbytes, n_copies, stride, data_stride)
 
 
 def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
     """Read n_copies blocks; block i lies at byte i * data_stride of the result, gaps are zero."""
-    return _check_2d(t, offset, nbytes, n_copies, stride, data_stride).get_tensor_2d(
-        t, offset, nbytes, n_copies, stride, data_stride)
+    buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
+    return b"" if buf is None else buf.get_tensor_2d(t, offset, nbytes, n_copies, stride, data_stride)
 
 
 def tensor_set_2d_async(backend, t, data, offset, nbytes, n_copies, stride, data_stride):
     """tensor_set_2d in `backend`'s order; `data` must stay as it is until it synchronizes."""
     raw = as_bytes(data)
-    _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size)
-    backend.set_tensor_2d_async(t, raw, offset, nbytes, n_copies, stride, data_stride)
+    if _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size) is not None:
+        backend.set_tensor_2d_async(t, raw, offset, nbytes, n_copies, stride, data_stride)
 
 
 def tensor_get_2d_async(backend, t, offset, nbytes, n_copies, stride, data_stride):
     """tensor_get_2d after everything submitted to `backend`; complete once it synchronizes."""
-    _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
+    if _check_2d(t, offset, nbytes, n_copies, stride, data_stride) is None:
+        return b""
     return backend.get_tensor_2d_async(t, offset, nbytes, n_copies, stride, data_stride)
 
 
 def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
-    if min(nbytes, n_copies, stride, data_stride) < 0:
+    """The tensor's buffer, or None where there is nothing to copy.  given: bytes of the data; None: it is a read."""
+    names = ("nbytes", "n_copies", "stride", "data_stride")
+    sizes = [whole(n, name) for n, name in zip((nbytes, n_copies, stride, data_stride), names, strict=True)]
+    if min(sizes) < 0:
         raise ParamError("2-D copies take sizes, counts and strides of zero or more")
+    if nbytes and n_copies > t.nbytes:                  # only with strides of 0
+        raise IndexRangeError(f"{n_copies} blocks are more than {describe(t)} has bytes ({t.nbytes})")
     if given is not None and n_copies and (n_copies - 1) * data_stride + nbytes > given:
         raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than the {given} "
                               f"bytes given")
-    last = offset + max(n_copies - 1, 0) * stride
-    t._placed(offset, nbytes if n_copies else 0)
-    return t._placed(last, nbytes if n_copies else 0)[0]
+    if not nbytes or not n_copies:
+        t._placed(offset, 0)
+        return None
+    if given is None and (n_copies - 1) * (data_stride - nbytes) > _MAX_GAPS_NBYTES:
+        raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart: more than "
+                              f"{_MAX_GAPS_NBYTES:,} bytes of gaps; use a smaller data_stride")
+    t._placed(offset, nbytes)
+    return t._placed(offset + (n_copies - 1) * stride, nbytes)[0]
 
 
 # ---------------------------------------------------------------- between tensors
@@ -167,7 +184,8 @@ def graph_copy(backend, graph):
     Leaves need memory; results with memory of their own are copied, others are zero until they are computed.
     Errors: NotAllocated, OutOfMemory; nothing is kept then.  Source: ggml_backend_graph_copy.
     """
-    for t in graph.leafs:
+    expect(backend, (Backend, BufferType), "graph_copy")
+    for t in expect(graph, Graph, "graph_copy").leafs:
         t._placed()
     ctx, copies, buffer = Context(), {}, None
     try:
@@ -214,7 +232,11 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
     test_nodes: run both graphs whole and compare only these tensors of `graph`; at least one must be in it.
     Returns False only if stopped.  Source: ggml_backend_compare_graph_backend (row A15.07).
     """
-    wanted = None if test_nodes is None else {t.id for t in test_nodes}
+    expect(graph, Graph, "compare_graph_backend")
+    if not callable(callback):
+        raise TypeMismatch(f"compare_graph_backend: the callback must be callable, got {callback!r}")
+    wanted = None if test_nodes is None else {expect(t, Tensor, "test_nodes").id
+                                                    for t in expect(test_nodes, (list, tuple, set), "test_nodes")}
     if wanted is not None and not any(t.id in wanted for t in graph.nodes):
         raise ParamError("compare_graph_backend: none of test_nodes is in the graph")
     copies = []

@@ -2,6 +2,7 @@
 import os
 import platform
 
+from ggjit.arguments import expect_slot
 from ggjit.backend import Backend, Device, HostMemory
 from ggjit.buffer import BufferType, HostBuffer
 from ggjit.config import available_cores, default_threads
@@ -87,7 +88,7 @@ class CPUBackend(Backend):
         super().__init__(device)
         self.fuse = fuse                    # may plans compute a run of nodes in one kernel?
         self.n_threads = default_threads() if n_threads is None else n_threads
-        self.abort_callback = None          # () -> bool, asked every 10 ms or so; True cancels
+        self.abort_callback = None
 
     @property
     def n_threads(self):
@@ -99,17 +100,28 @@ class CPUBackend(Backend):
             raise ParamError(f"n_threads must be an integer from 1 to {MAX_THREADS}, got {n!r}")
         self._n_threads = n
 
+    @property
+    def abort_callback(self):
+        """() -> bool, asked every 10 ms or so; True cancels.  None: nobody is asked."""
+        return self._abort_callback
+
+    @abort_callback.setter
+    def abort_callback(self, callback):
+        if callback is not None and not callable(callback):
+            raise TypeMismatch(f"abort_callback must be callable or None, got {callback!r}")
+        self._abort_callback = callback
+
     def graph_plan_create(self, graph, placement=None, fuse=None):
         """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it.
 
         fuse=False: a kernel for each node, so that results in between can be read; None: as `self.fuse` says.
         """
+        expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
         return Plan(self, graph, placement or graph.placement, fuse)
 
     def graph_compute(self, graph):
         """Run the graph once.  The plan is kept with the graph, so a second call replays."""
-        if not hasattr(graph, "plans"):         # a Graph, or a scheduler's part of one
-            raise TypeMismatch(f"graph_compute takes a Graph, got {type(graph).__name__}; use gg.Graph(y)")
+        expect_slot(graph, "plans", "graph_compute takes a Graph; use gg.Graph(y)")
         kept = graph.plans.get(self)
         if kept is None or kept.placement is not graph.placement or kept.n_threads != self.n_threads:
             kept = graph.plans[self] = self.graph_plan_create(graph)

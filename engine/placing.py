@@ -3,6 +3,7 @@
     buffer type A    | t0 | t1 | t2 |            one buffer, above the type's max size several
     buffer type B    | t3 |
 """
+import sys
 import weakref
 
 from ggjit.answers import allocate, number
@@ -57,18 +58,32 @@ def unplace(t, buf_id):
         t.ctx.buffers = [b for b in t.ctx.buffers if b.id != buf_id]
 
 
-class _Lease:
-    """Dies with the last context that holds it."""
+class Lease:
+    """Frees a buffer when the last context that holds the lease dies; `end` frees it earlier.
+
+    Not a weakref.finalize: that is known to the interpreter for ever, so a buffer whose device remembers a tensor
+    (device -> tensor -> context -> lease) would keep itself alive.  This is a cycle that can be collected.
+    """
+
+    def __init__(self, buf):
+        self.buf = buf
+
+    def end(self):
+        buf, self.buf = self.buf, None
+        if buf is not None:
+            buf.free()
+
+    def __del__(self):
+        if not sys.is_finalizing():             # devices are gone by then
+            self.end()
 
 
 def free_with(buf, contexts):
-    """Free `buf` when none of the contexts is left; returns the finalizer: call it to free earlier."""
-    lease = _Lease()
+    """Free `buf` when none of the contexts is left.  Returns a weak reference to the Lease."""
+    lease = Lease(buf)
     for ctx in contexts:
         ctx._keeps.add(lease)
-    finalizer = weakref.finalize(lease, buf.free)
-    finalizer.atexit = False
-    return finalizer
+    return weakref.ref(lease)
 
 
 def finish(*calls, after=None):

@@ -290,8 +290,9 @@ class Plan(Shown):
         if status == RAISED and hasattr(kernel, "error"):
             raise kernel.error()
         if status == BAD_INDEX:
+            indexed = all_specs()[t.op].indexed
             raise IndexRangeError(f"{t!r}: index {value} is out of range for "
-                                  f"{describe(t.src[all_specs()[t.op].indexed])}; sources: "
+                                  f"{describe(t if indexed is None else t.src[indexed])}; sources: "
                                   f"{', '.join(describe(s) for s in t.src)}")
         what = "was given a combination it does not know" if status == BAD_ARGUMENT else f"failed with status {status}"
         raise GgjitError(f"the kernel of {t!r} {what} (value {value})")

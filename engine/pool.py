@@ -31,6 +31,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ggjit.arguments import expect, whole
 from ggjit.nesting import INSIDE, refuse_nesting
 from ggjit.ops.errors import NotSupported, ParamError
 from ggjit.ops.jit import exact, native
@@ -332,7 +333,9 @@ class Pool:
         if not hasattr(os, "sched_setaffinity"):
             raise NotSupported("this system cannot bind threads to cores")
         allowed = os.sched_getaffinity(0)
-        wanted = sorted(allowed) if cores is None else list(cores)
+        if cores is not None:
+            cores = [whole(c, "a core") for c in expect(cores, (list, tuple, set, frozenset, range), "set_affinity")]
+        wanted = sorted(allowed) if cores is None else cores
         if not wanted or not set(wanted) <= allowed:
             raise ParamError(f"affinity {cores!r}: this process may use the cores {sorted(allowed)}")
         self.affinity = None if cores is None else wanted

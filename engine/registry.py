@@ -9,6 +9,7 @@ import importlib.metadata
 import threading
 import warnings
 
+from ggjit.arguments import expect
 from ggjit.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU
 from ggjit.ops.errors import GgjitError, ParamError, TypeMismatch
 
@@ -78,7 +79,12 @@ class Registry:
 
     def load(self, module):
         """Import a module and register what its `ggjit_backend()` returns (ggml_backend_load).  Errors come out."""
-        reg = importlib.import_module(module).ggjit_backend()
+        name = expect(module, str, "load")
+        try:
+            make = importlib.import_module(name).ggjit_backend
+        except (ImportError, ValueError, AttributeError) as e:
+            raise ParamError(f"load: {name!r} is no module with a function ggjit_backend(): {e}") from e
+        reg = make()
         self.register(reg)
         return reg
 
@@ -108,7 +114,8 @@ class Registry:
 
     def registry(self, name):
         """The registry of that name in any case, or None."""
-        return next((r for n, r in self._all() if n.casefold() == name.casefold()), None)
+        wanted = expect(name, str, "registry").casefold()
+        return next((r for n, r in self._all() if n.casefold() == wanted), None)
 
     def _found(self, without=None):
         """[(name, type, device)] of all devices that answer; what raises is reported and left out."""
@@ -131,7 +138,7 @@ class Registry:
 
     def device(self, name):
         """The device of that name, in any case."""
-        cuda = name.casefold().startswith("cuda")
+        cuda = expect(name, str, "device").casefold().startswith("cuda")
         found = self._found(without=None if cuda else "CUDA")       # looking for GPUs takes a while
         for n, _, d in found:
             if n.casefold() == name.casefold():

@@ -13,8 +13,10 @@ any number of times, on several schedulers, from several threads.
 import functools
 import weakref
 
+from ggjit.arguments import expect
 from ggjit.events import event_free, event_new
 from ggjit.graph import Graph
+from ggjit.in_flight import IN_FLIGHT
 from ggjit.located import Located
 from ggjit.nesting import RunLock, refuse_nesting
 from ggjit.ops.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
@@ -118,8 +120,7 @@ class Scheduler:
     # ------------------------------------------------------------ pins
     def set_tensor_backend(self, t, backend):
         """Pin a tensor to a backend; holds until `reset`."""
-        if not isinstance(t, Tensor):
-            raise TypeMismatch(f"set_tensor_backend takes a tensor, got {type(t).__name__}")
+        expect(t, Tensor, "set_tensor_backend")
         t._check()
         with self._lock:
             self._pins[t.id] = t, self._number(backend)
@@ -127,6 +128,7 @@ class Scheduler:
 
     def get_tensor_backend(self, t):
         """The backend `t` is pinned or was assigned to, or None."""
+        expect(t, Tensor, "get_tensor_backend")
         t._check()
         pinned, b = self._pins.get(t.id, (None, -1))
         if pinned is not None and pinned.generation == t.generation:
@@ -167,7 +169,7 @@ class Scheduler:
 
     def _make_cut(self, graph):
         self._check(graph)
-        self._owned = [leaves for leaves in self._owned if leaves.finalizer.alive]
+        self._owned = [leaves for leaves in self._owned if leaves.alive]
         owned = {t.id: b for leaves in self._owned for t, b in leaves.placed()}
         for id_ in [id_ for id_, (t, _) in self._pins.items() if not t.ctx.alive]:
             del self._pins[id_]
@@ -231,9 +233,13 @@ class Scheduler:
             self.synchronize()
 
     def graph_compute_async(self, graph):
-        """Submit `graph`; asynchronous backends may still be at work when this returns (`synchronize`)."""
+        """Submit `graph`; asynchronous backends may still be at work when this returns (`synchronize`).
+
+        Reading values (`t.numpy()`, `t.bytes()`, np.asarray) waits for them; `t.set` does not.
+        """
         with self._lock:
             self._submit(graph)
+            IN_FLIGHT.add(self)
 
     def _submit(self, graph):
         self._refuse_callbacks()
@@ -260,6 +266,7 @@ class Scheduler:
     def synchronize(self):
         """Wait for all backends.  Errors of asynchronous work come out here."""
         refuse_nesting()
+        IN_FLIGHT.discard(self)
         first = None
         for b in self.world.backends:
             try:
@@ -271,8 +278,15 @@ class Scheduler:
                 run.spoil(first)
             raise first
 
+    def may_write(self, buf):
+        """Can an asynchronous backend of this scheduler reach that buffer?"""
+        w = self.world
+        k = w.known_buft(buf.buft)
+        return k is not None and any(a and r for a, r in zip(w.is_async, w.reads[:, k].tolist(), strict=True))
+
     def numpy(self, t):
         """The values of `t` as this scheduler's last run left them."""
+        expect(t, Tensor, "Scheduler.numpy")
         with self._lock:
             self.synchronize()
             t._check()
@@ -335,7 +349,12 @@ class Leaves:
     def __init__(self, buf, placed):
         self.buf_id = buf.id
         self._tensors = [(weakref.ref(t), b) for t, b in placed]
-        self.finalizer = free_with(buf, {t.ctx for t, _ in placed})
+        self._lease = free_with(buf, {t.ctx for t, _ in placed})
+
+    @property
+    def alive(self):
+        lease = self._lease()
+        return lease is not None and lease.buf is not None
 
     def placed(self):
         """(tensor, backend number) of those that still lie here."""
@@ -346,7 +365,9 @@ class Leaves:
         """The tensors have no memory again, as before."""
         for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
             unplace(t, self.buf_id)
-        self.finalizer()
+        lease = self._lease()
+        if lease is not None:
+            lease.end()
 
 
 def _release(memory, events):

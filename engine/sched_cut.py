@@ -6,7 +6,7 @@ import numpy as np
 from ggjit.alloc.graph_alloc import GraphError
 from ggjit.buffer import USAGE_WEIGHTS, buffer_by_id, freed
 from ggjit.ops.errors import GgjitError, NotSupported
-from ggjit.ops.record import MAX_SRC, T_BUFFER
+from ggjit.ops.record import MAX_SRC, T_BUFFER, T_OP
 from ggjit.ops.shape import describe
 from ggjit.ops.types.traits import TYPE_INFO
 from ggjit.sched_cost import move_splits, never_worse
@@ -38,12 +38,14 @@ from ggjit.sched_work import (
     S_N_INPUTS,
     S_START,
     SPLIT_WORDS,
+    UPDATES,
     VIEW,
     cause_text,
     column,
     new_work,
 )
 from ggjit.table import FREED, TABLE
+from ggjit.versions import UPDATED_SOURCES, written
 
 
 @functools.cache
@@ -132,8 +134,11 @@ class Cut:
             info = np.zeros(2, np.int64)
             if gather(TABLE.words, self.ws, m, self.n_nodes, np.ascontiguousarray(bufs), len(bufs), *_blocks(),
                       *w.slot_words(), info) == OK:
-                return
+                break
             ids = np.append(ids, self._adopt(*info.tolist()))
+        ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
+        for op, sources in UPDATED_SOURCES.items():
+            self.col(BITS)[:self.n_nodes][ops == op] |= sum(1 << UPDATES + j for j in sources)
 
     def _adopt(self, needs, missing):
         """A tensor outside the graph is taken in as a leaf if it has memory; a base of a view, say."""
@@ -194,8 +199,9 @@ class Cut:
             raise NotSupported(f"{t!r} is pinned to {b.name}, which does not support it or cannot reach the memory it "
                                f"writes; pin it elsewhere, or reset the scheduler")
         if status == CANNOT_WRITE:
-            raise NotSupported(f"{t!r} writes into {describe(t.base)}, and no backend ({names}) both supports the op "
-                               f"and reaches that memory; allocate {describe(t.base)} on a device that does")
+            bases = " and ".join(describe(x) for x in written(t))
+            raise NotSupported(f"{t!r} writes into {bases}, and no backend ({names}) both supports the op and reaches "
+                               f"that memory; allocate {bases} on a device that does")
         assert status != FOREIGN
         raise GgjitError(f"scheduler status {status}")
 

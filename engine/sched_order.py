@@ -8,6 +8,7 @@ import numpy as np
 from ggjit.backend import Backend
 from ggjit.ops.errors import GgjitError
 from ggjit.ops.record import VIEW_OPS
+from ggjit.versions import written
 
 
 class Reordered:
@@ -42,8 +43,9 @@ def _check(backend, old, new):
         for s in (*t.src, t.view_src):
             if s is not None and s is not t and at.get(id(s), -1) > i:
                 raise GgjitError(f"{backend!r}: graph_optimize put {t!r} before its source {s!r}")
-    written = {t.view_src.id for t in old if t.view_src is not None and t.op not in VIEW_OPS}
-    for base in written:
+    bases = {t.view_src.id for t in old if t.view_src is not None and t.op not in VIEW_OPS}
+    bases |= {x.id for t in old for x in written(t)[1:]}
+    for base in bases:
         touching = [[t for t in nodes if any(x is not None and x.base.id == base for x in (t, *t.src))]
                     for nodes in (old, new)]
         if any(a is not b for a, b in zip(*touching, strict=True)):

@@ -4,17 +4,16 @@
     2024     early 2024 (A12.07, A13.05-A13.09): weights decide; accelerators spread up, then down; then the rest
     modern   current ggml (B4): as 2024 with supports_op at every step, inputs last, offloading, upgrades
 
-Every assignment keeps its cause.  Then `settle` makes the result computable where the rules alone do not: a node on a
-device that lacks the op, a node that writes memory its device cannot reach.  ggml aborts or corrupts memory there; on
-graphs it can compute, `settle` changes nothing.
+Every assignment keeps its cause.  What the rules leave undone, engine/sched_settle.py makes computable.
 """
 from ggjit.ops.jit import i64s, native, u8s
 from ggjit.ops.record import MAX_SRC, OP, T_OP, T_WORDS
+from ggjit.sched_settle import memory_of, settle
+from ggjit.sched_settle import set_backend as _set
+from ggjit.sched_settle import source as _src
 from ggjit.sched_work import (
     BACKEND,
-    BAD_PIN,
     BITS,
-    C_BASE,
     C_BEST,
     C_DST,
     C_FIRST,
@@ -23,36 +22,26 @@ from ggjit.sched_work import (
     C_GPU_DOWN,
     C_GPU_UP,
     C_INPUT,
-    C_MEMORY,
     C_OFFLOAD,
     C_REST_DOWN,
     C_REST_UP,
     C_SRC,
     C_SRC2,
-    C_UNSUPPORTED,
     C_UPGRADE,
     C_VSRC,
     C_WEIGHT,
-    CANNOT_WRITE,
     CAUSE,
-    CAUSE_ARG,
     COLUMNS,
     ID,
-    IS_COMPUTE,
     IS_HOST,
     IS_INPUT,
     IS_PINNED,
-    IS_SHARED,
     IS_VIEW_OP,
     IS_WEIGHT,
-    IS_WRITTEN,
     MEM,
     NBYTES,
-    NO_BACKEND,
-    OK,
     OWN,
     SIG,
-    SRC,
     SRC_END,
     VIEW,
     inlined,
@@ -60,18 +49,6 @@ from ggjit.sched_work import (
 
 OP_ROPE, OP_FLASH = int(OP.ROPE), int(OP.FLASH_ATTN_EXT)
 RULES = {"2023": 0, "2024": 1, "modern": 2}
-
-
-@inlined
-def _set(w, m, i, b, cause, arg):
-    w[BACKEND * m + i] = b
-    w[CAUSE * m + i] = cause
-    w[CAUSE_ARG * m + i] = arg
-
-
-@inlined
-def _src(w, m, i, j):
-    return w[SRC * m + i * MAX_SRC + j]
 
 
 @inlined
@@ -244,17 +221,6 @@ def _from_current(t, w, m, i, reads, n_bufts, nb, sup, off, op_offload):
 
 
 @inlined
-def memory_of(w, m, bufts, i):
-    """Number of the buffer type tensor i lies in, or will lie in; -1 while undecided."""
-    if w[MEM * m + i] >= 0:
-        return w[MEM * m + i]
-    b = w[BACKEND * m + i]
-    if b < 0 and w[VIEW * m + i] >= 0:
-        b = w[BACKEND * m + w[VIEW * m + i]]
-    return bufts[b] if b >= 0 else -1
-
-
-@inlined
 def _n_readable(w, m, i, b, bufts, reads, n_bufts):
     """(sources backend b can read, sources)"""
     n, total = 0, 0
@@ -299,85 +265,6 @@ def _assign_modern(t, w, m, n_nodes, bufts, reads, n_bufts, nb, sup, off, op_off
                     _set(w, m, i, a, C_UPGRADE, 0)
                     break
     _follow(w, m, n_nodes, nb, sup, True)
-
-
-# ---------------------------------------------------------------- make it computable
-@inlined
-def _writes(w, m, bufts, i):
-    """Buffer type of the memory node i writes, when that was decided before it; -1: its own backend's."""
-    r = w[VIEW * m + i]
-    return w[MEM * m + i] if w[MEM * m + i] >= 0 else bufts[w[BACKEND * m + r]] if r >= 0 else -1
-
-
-@inlined
-def _fits(w, m, i, b, k, reads, n_bufts, nb, sup):
-    return sup[w[SIG * m + i] * nb + b] and (k < 0 or reads[b * n_bufts + k])
-
-
-@inlined
-def _move_family(w, m, n_nodes, r, bufts, reads, n_bufts, nb, sup):
-    """Put everything that computes or writes the unplaced tensor r on one backend that can do all of it."""
-    for b in range(nb):
-        ok = True
-        for i in range(n_nodes):
-            if (i == r or w[VIEW * m + i] == r) and w[BITS * m + i] & IS_COMPUTE:
-                ok &= sup[w[SIG * m + i] * nb + b] != 0
-                ok &= w[BACKEND * m + i] == b or not w[BITS * m + i] & IS_PINNED
-        if ok and (w[BACKEND * m + r] == b or not w[BITS * m + r] & IS_PINNED):
-            for i in range(n_nodes):
-                if w[VIEW * m + i] == r and w[BACKEND * m + i] != b:
-                    _set(w, m, i, b, C_MEMORY, 0)
-            if w[BACKEND * m + r] != b:
-                _set(w, m, r, b, C_MEMORY, 0)
-            return True
-    return False
-
-
-@inlined
-def settle(w, m, n_nodes, bufts, reads, n_bufts, nb, sup, bad):
-    """See the module's text.  bad[0] = local number of the node that cannot be helped."""
-    for i in range(m):                                  # bases first: a view's place is its base's
-        if w[BACKEND * m + i] < 0 and w[VIEW * m + i] < 0 and not w[BITS * m + i] & IS_COMPUTE:
-            _set(w, m, i, nb - 1, C_FIRST, 0)
-    for i in range(n_nodes):
-        if not w[BITS * m + i] & IS_COMPUTE:
-            continue
-        bad[0] = i
-        b = w[BACKEND * m + i]
-        r = w[VIEW * m + i]
-        k = _writes(w, m, bufts, i)
-        if b >= 0 and _fits(w, m, i, b, k, reads, n_bufts, nb, sup):
-            continue
-        if w[BITS * m + i] & IS_PINNED:
-            return BAD_PIN
-        found = -1
-        if r >= 0 and w[BACKEND * m + r] >= 0 and \
-                _fits(w, m, i, w[BACKEND * m + r], k, reads, n_bufts, nb, sup):
-            found = w[BACKEND * m + r]
-        for a in range(nb):
-            if found < 0 and _fits(w, m, i, a, k, reads, n_bufts, nb, sup):
-                found = a
-        if found >= 0:
-            wrong_op = b >= 0 and not sup[w[SIG * m + i] * nb + b]
-            _set(w, m, i, found, C_FIRST if b < 0 else C_UNSUPPORTED if wrong_op else C_MEMORY, 0)
-            continue
-        anybody = False
-        for a in range(nb):
-            anybody |= sup[w[SIG * m + i] * nb + a] != 0
-        if not anybody:
-            return NO_BACKEND
-        if w[MEM * m + i] >= 0 or not _move_family(w, m, n_nodes, r, bufts, reads, n_bufts, nb, sup):
-            return CANNOT_WRITE
-    for i in range(n_nodes):
-        r = w[VIEW * m + i]
-        if r >= 0 and w[BITS * m + i] & IS_COMPUTE:
-            w[BITS * m + r] |= IS_WRITTEN if w[BACKEND * m + i] == w[BACKEND * m + r] else IS_WRITTEN | IS_SHARED
-    for i in range(m):
-        r = w[VIEW * m + i]
-        if r >= 0 and (w[BACKEND * m + i] < 0 or (w[BITS * m + i] & IS_VIEW_OP and w[MEM * m + i] < 0
-                                                  and w[BACKEND * m + i] != w[BACKEND * m + r])):
-            _set(w, m, i, w[BACKEND * m + r], C_BASE, 0)
-    return OK
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")

@@ -21,7 +21,7 @@ from ggjit.ops.record import (
     T_VIEW_SRC,
     T_WORDS,
 )
-from ggjit.sched_rules import memory_of
+from ggjit.sched_settle import memory_of, updated
 from ggjit.sched_work import (
     BACKEND,
     BITS,
@@ -47,6 +47,7 @@ from ggjit.sched_work import (
     SPLIT_WORDS,
     SRC,
     SRC_END,
+    UPDATES,
     VIEW,
     inlined,
 )
@@ -177,6 +178,10 @@ def judge_copies(ws, m, n_nodes, splits, n_splits, copies, n_copies, uses, n_use
         r = w[VIEW * m + i]
         if w[BITS * m + i] & IS_COMPUTE and (r >= 0 or w[OWN * m + i] >= 0):
             last[r if r >= 0 else i] = i
+        if w[BITS * m + i] >> UPDATES:
+            for j in range(w[SRC_END * m + i]):
+                if updated(w, m, i, j) >= 0:
+                    last[updated(w, m, i, j)] = i
     for c in range(n_copies):
         s = cp[COPY_WORDS * c + K_SRC]
         r = w[VIEW * m + s] if w[VIEW * m + s] >= 0 else s

@@ -20,16 +20,18 @@ from ggjit.ops.record import MAX_SRC
 # for what the passes call per node: a real call would hand over every array in seven words
 inlined = njit(fastmath=False, forceinline=True, **_OPTIONS)
 
-ID, VIEW, OWN, MEM, NBYTES, SIG, BACKEND, CAUSE, CAUSE_ARG, BITS, SRC_END = range(11)
-SRC = 11
+ID, VIEW, OWN, MEM, NBYTES, SIG, BACKEND, CAUSE, CAUSE_ARG, BITS = range(10)
+SRC = 10
 COPY = SRC + MAX_SRC
-COLUMNS = COPY + MAX_SRC
+SRC_END = COPY + MAX_SRC
+COLUMNS = SRC_END + 1
 NONE = -1
 
 # BITS
 IS_VIEW_OP, IS_INPUT, IS_WEIGHT, IS_LEAF, IS_PINNED, IS_HOST, IS_COMPUTE = 1, 2, 4, 8, 16, 32, 64
 IS_WRITTEN = 128                # a node works in place on it
 IS_SHARED = 256                 # ... from another backend than its own
+UPDATES = 16                    # bit UPDATES + j of a node: it writes its source j as well (engine/versions.py)
 
 # splits: rows of 5 words
 S_BACKEND, S_START, S_END, S_INPUT0, S_N_INPUTS = range(5)

@@ -6,6 +6,7 @@
 import numpy as np
 
 from ggjit.answers import number, yes
+from ggjit.arguments import expect
 from ggjit.backend import Backend
 from ggjit.buffer import BufferType
 from ggjit.ops.errors import ParamError
@@ -29,6 +30,7 @@ class World:
             raise ParamError("a backend is listed twice; make a second one with gg.init_backend")
         if rules not in RULES:
             raise ParamError(f"rules {rules!r}: expected one of {', '.join(RULES)}")
+        bufts = None if bufts is None else list(expect(bufts, (list, tuple), "bufts"))
         if bufts is not None and len(bufts) != len(backends):
             raise ParamError(f"{len(bufts)} buffer types for {len(backends)} backends")
         self.backends, self.rules, self.op_offload, self.keep_weights = backends, rules, op_offload, keep_weights
@@ -51,6 +53,10 @@ class World:
         self._forget()
 
     # ------------------------------------------------------------ memory
+    def known_buft(self, buft):
+        """Number of a buffer type that tensors of some graph lay in, or None."""
+        return self._numbers.get(id(buft))
+
     def buft_index(self, buft):
         """Number of a buffer type; new ones are asked about."""
         k = self._numbers.get(id(buft))

@@ -15,7 +15,9 @@ import contextlib
 
 import numpy as np
 
+from ggjit.arguments import whole
 from ggjit.buffer import as_bytes, buffer_by_id, freed
+from ggjit.in_flight import IN_FLIGHT, wait_for_writers
 from ggjit.interop import Exchange
 from ggjit.operators import Operators
 from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
@@ -125,7 +127,8 @@ class Tensor(Operators, Exchange, Shown):
     # ------------------------------------------------------------ data
     def _placed(self, offset=0, nbytes=None):
         """(buffer, number of bytes) of a byte range, checked: IndexRangeError, NotAllocated, Overwritten."""
-        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        offset = whole(offset, "offset")
+        nbytes = self.nbytes - offset if nbytes is None else whole(nbytes, "nbytes")
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise IndexRangeError(f"bytes {offset}..{offset + nbytes} are outside {describe(self)} "
                                   f"({self.nbytes} bytes)")
@@ -142,6 +145,8 @@ class Tensor(Operators, Exchange, Shown):
     def _bytes_view(self, offset=0, nbytes=None):
         """uint8 array of the tensor's bytes: the memory itself where it is host memory, else a copy."""
         buf, nbytes = self._placed(offset, nbytes)
+        if IN_FLIGHT:
+            wait_for_writers(buf)
         if buf.buft.is_host():
             return buf.host_bytes(self.offs + offset, nbytes)
         return np.frombuffer(buf.get_tensor(self, offset, nbytes), np.uint8)
@@ -195,6 +200,8 @@ class Tensor(Operators, Exchange, Shown):
             raise TypeMismatch(f"write: {describe(self)} is no array of numbers; use set, which converts")
         buf, nbytes = self._placed()
         host = buf.buft.is_host()
+        if IN_FLIGHT:
+            wait_for_writers(buf)
         raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
         a = buf.lend(a) if host else a
@@ -209,7 +216,10 @@ class Tensor(Operators, Exchange, Shown):
                 buf.set_tensor(self, raw, 0)
 
     def numpy(self):
-        """A copy of the values in NumPy order: float16 for F16; BF16 and quantised types come as float32."""
+        """A copy of the values in NumPy order: float16 for F16; BF16 and quantised types come as float32.
+
+        Waits for schedulers whose asynchronous work may still write them.
+        """
         return self._decoded(self._bytes_view())
 
     def _decoded(self, raw):

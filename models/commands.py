@@ -279,7 +279,7 @@ def warm_up(args):
     with compiling():
         help_when_compiling(path, {})
         m = load_model(path)
-        todo = jobs(m)
+        todo = list(jobs(m).values())
         with bar("kernels", len(todo)) as step:
             for compile_one in reversed(todo):          # the helpers come from the other end
                 compile_one()

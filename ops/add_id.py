@@ -63,4 +63,5 @@ def cases():
         yield Case("experts={} used={} n={} tokens={}".format(*shape), make(*shape))
 
 
-SPECS = (Spec(op=OP.ADD_ID, builders=(add_id,), reference=reference, kernel=kernel, in_place=True, cases=cases),)
+SPECS = (Spec(op=OP.ADD_ID, builders=(add_id,), reference=reference, kernel=kernel, in_place=True, cases=cases,
+              indexed=1),)

@@ -22,8 +22,8 @@ def arange(ctx, start, stop, step):
     Made in the context ctx.  The count is formed in float32 as in ggml.  op params: start, stop, step.
     Errors: ParamError unless stop > start and step > 0.  Source: ggml_arange.
     """
-    start, stop, step = (np.float32(x) for x in (start, stop, step))
     with np.errstate(all="ignore"):
+        start, stop, step = (np.float32(x) for x in (start, stop, step))
         n = np.ceil((stop - start) / step)
     if not (stop > start and step > 0 and 0 < n <= I32_MAX and math.isfinite(start)):
         raise ParamError(f"arange: from {start} to {stop} by {step} is no ascending range of at most 2^31 numbers")

@@ -86,4 +86,5 @@ def cases():
             yield Case(f"{ty!r} {n} {m} {r}{' view' * view}", make)
 
 
-SPECS = (Spec(op=OP.GET_ROWS_BACK, builders=(get_rows_back,), reference=reference, kernel=kernel, cases=cases),)
+SPECS = (Spec(op=OP.GET_ROWS_BACK, builders=(get_rows_back,), reference=reference, kernel=kernel, cases=cases,
+              indexed=None),)

@@ -53,8 +53,8 @@ def _gate(formula, name, build, cost):
                 lambda b, x, g, alpha, limit: b.fmul(build(b, x), g), cost)
 
 
-def _relu(b, x):
-    return b.select(positive(b, x), x, ir.Constant(x.type, None))
+def _reglu(b, x, g, alpha, limit):
+    return b.select(positive(b, x), b.fmul(x, g), ir.Constant(x.type, None))
 
 
 def _np_oai(x, g, alpha, limit):
@@ -74,7 +74,7 @@ def _oai(b, x, g, alpha, limit):
 
 
 GATES = {
-    GLU.REGLU: _gate("max(x, 0) g", "relu", _relu, 0.025),
+    GLU.REGLU: Gate("x g if x > 0 else 0", lambda x, g, alpha, limit: np.where(x > 0, x * g, 0), _reglu, 0.025),
     GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.03),
     GLU.SWIGLU: _gate("silu(x) g", "silu", mathfun.silu_ir, 0.03),
     GLU.SWIGLU_OAI: Gate("x' / (1 + e^(-alpha x')) (g' + 1), x' = min(x, limit), g' = g limited to +-limit",

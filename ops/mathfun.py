@@ -215,7 +215,8 @@ def gelu_erf_ir(b, x):
 
 
 def gelu_ir(b, x):
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(2 sqrt(2/pi) (...))."""
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(2 sqrt(2/pi) (...)); 0 at -infinity."""
+    x = at_least_ir(b, x, -100.0)                           # -infinity / infinity would be NaN
     inner = b.fmul(b.fmul(x, _f(x, -2 * math.sqrt(2 / math.pi))), _fma(b, b.fmul(x, x), 0.044715, 1.0))
     return b.fdiv(x, b.fadd(_f(x, 1.0), exp_ir(b, inner)))
 

@@ -8,7 +8,8 @@
         output 2                           [d e  .]
 
 What an average divides by differs, as in ggml: pool_1d by the number of taps inside the input, pool_2d and its gradient
-by k0 * k1 always.  A maximum over no taps is -FLT_MAX.  Forward: one body, a row of outputs at a time, tap by tap; 1-D
+by k0 * k1 always.  A maximum over no taps is -FLT_MAX; a NaN counts only as the last tap of a window, since max(m, v)
+is m if m > v else v, as in ggml.  Forward: one body, a row of outputs at a time, tap by tap; 1-D
 is 2-D with a window one row high.
 """
 import numpy as np
@@ -142,11 +143,11 @@ def _combine(to, x, n, step, op, get, load, size):
     if step == size:
         while i + W <= n:
             v, old = load(x + i * size), ldf(to + 4 * i)
-            stf(to + 4 * i, vmax(v, old) if op == MAX else fadd(v, old))
+            stf(to + 4 * i, vmax(old, v) if op == MAX else fadd(v, old))
             i += W
     while i < n:
         v, old = get(x + i * step), ld_f32(to + 4 * i)
-        st_f32(to + 4 * i, (v if v > old else old) if op == MAX else v + old)
+        st_f32(to + 4 * i, (old if old > v else v) if op == MAX else v + old)
         i += 1
 
 
@@ -213,7 +214,7 @@ def _make_back(ta):
         for y in range(y0, y1):
             for x in range(x0, x1):
                 v = get(plane + x * nb(a, 0) + y * nb(a, 1))
-                if v > best:
+                if not v <= best:               # also a NaN, which the next tap replaces
                     best, bx, by = v, x, y
         return bx, by
 

@@ -61,12 +61,21 @@ def mean(a):
 def argmax(a):
     """Index of the largest element of each row of a matrix a [n, m] F32 -> I32 [m].
 
-    Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1); 0 where all are NaN.
-    Errors: TypeMismatch, ShapeError.  Source: ggml_argmax.
+    Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1).  A NaN makes the
+    search start anew behind it, as in ggml, but for NaNs at the end of a row; 0 where all are NaN.  TypeMismatch, ShapeError.  Source: ggml_argmax.
     """
     _rows("argmax", a, (F32,))
     require(a.ne[2] == a.ne[3] == 1 and a.ne[0] > 0, "argmax: the source must be a matrix with ne0 > 0", a)
     return a.ctx.node(OP.ARGMAX, I32, (a.ne[1],), (a,))
+
+
+def _argmax(row):
+    numbers = np.flatnonzero(~np.isnan(row))
+    if not numbers.size:
+        return 0
+    end = numbers[-1] + 1
+    start = np.flatnonzero(np.isnan(row[:end])).max(initial=-1) + 1
+    return end - 1 - row[start:end][::-1].argmax()
 
 
 def reference(t, a):
@@ -74,7 +83,7 @@ def reference(t, a):
     if t.op == OP.SUM:
         return a.sum().reshape(1, 1, 1, 1)
     if t.op == OP.ARGMAX:
-        return (a.shape[-1] - 1 - a[..., ::-1].argmax(-1)).reshape(1, 1, 1, -1)
+        return np.array([_argmax(row) for row in a.reshape(-1, a.shape[-1])]).reshape(1, 1, 1, -1)
     with np.errstate(invalid="ignore"):
         return a.sum(-1, keepdims=True) / (a.shape[-1] if t.op == OP.MEAN else 1)
 
@@ -133,17 +142,17 @@ def _make_sum(ty):
 
 
 @intrinsic
-def any_equal(typingctx, x, y):
-    """True if some lane of x equals the same lane of y."""
+def any_reaches(typingctx, x, y):
+    """True if some lane of x is not below the same lane of y; NaNs are not."""
     def codegen(context, b, sig, args):
         mask = ir.IntType(W)
-        return b.icmp_unsigned("!=", b.bitcast(b.fcmp_ordered("==", *args), mask), ir.Constant(mask, 0))
+        return b.icmp_unsigned("!=", b.bitcast(b.fcmp_unordered(">=", *args), mask), ir.Constant(mask, 0))
     return types.boolean(x, y), codegen
 
 
 @inline
-def argmax_of(x, n):
-    """Last index of the largest of n floats; 0 where all are NaN."""
+def last_top(x, n):
+    """Last index of the largest of n floats or of a NaN, whichever comes last."""
     top = splat(LOWEST)
     i = 0
     while i + W <= n:
@@ -154,12 +163,28 @@ def argmax_of(x, n):
     highest = hmax(top)
     top = splat(highest)
     end = n
-    while end >= W and not any_equal(ldf(x + 4 * (end - W)), top):
+    while end >= W and not any_reaches(ldf(x + 4 * (end - W)), top):
         end -= W
     for k in range(end - 1, -1, -1):
-        if ld_f32(x + 4 * k) == highest:
+        if not ld_f32(x + 4 * k) < highest:
             return k
     return 0
+
+
+@inline
+def argmax_of(x, n):
+    """Last index of the largest of n floats, of those behind the last NaN that another number follows; 0 for NaNs only.
+
+    ggml's loop, max = max > x ? max : x; i = k where max == x, forgets at a NaN what came before.
+    """
+    while n > 0 and ld_f32(x + 4 * (n - 1)) != ld_f32(x + 4 * (n - 1)):
+        n -= 1
+    if n == 0:
+        return 0
+    k = last_top(x, n)
+    if ld_f32(x + 4 * k) != ld_f32(x + 4 * k):
+        return k + 1 + last_top(x + 4 * (k + 1), n - k - 1)
+    return k
 
 
 def _make_rows(op):

@@ -21,6 +21,7 @@ from numba import types
 
 from ggjit.ops.errors import ParamError
 from ggjit.ops.jit import inline
+from ggjit.ops.loops import whole
 from ggjit.ops.mem import copy_bytes
 from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, ne, next_rows, param_f32, param_i32, row_addr, work
 from ggjit.ops.record import OK, OP
@@ -60,6 +61,7 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
         raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
     if not 0 <= n_offs <= a.ne[0] - n_dims * (2 if mode == VISION else 1):
         raise ParamError(f"{name}: n_offs {n_offs} + n_dims {n_dims} do not fit a head of {a.ne[0]}")
+    sections = tuple(whole(name, "a section", n) for n in sections)
     if per_token == 4 and (len(sections) != 4 or min(sections) < 0 or not any(sections[:3])
                            or sum(sections) > a.ne[0]):
         raise ParamError(f"{name}: four sections >= 0, not all of the first three 0, at most ne0 = {a.ne[0]} in sum, "
@@ -67,7 +69,8 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
     if c is not None:
         require_type(name, c, (F32,), "freq_factors")
         require(rows_contiguous(c), f"{name}: freq_factors must lie side by side", c, remedy="use gg.cont first")
-        require(c.ne[0] >= n_dims // 2, f"{name}: freq_factors must hold n_dims / 2 = {n_dims // 2} values", c)
+        n_pairs = n_dims if mode == VISION else n_dims // 2
+        require(c.ne[0] >= n_pairs, f"{name}: freq_factors must hold one value for each of the {n_pairs} pairs", c)
     params = (0, n_dims, mode, 0, n_ctx_orig, *(float(x) for x in floats), *sections, n_offs)
     return a.ctx.node(op, a.type, a.ne, (a, b) if c is None else (a, b, c), params, view_of=a if in_place else None)
 
@@ -115,9 +118,9 @@ def rope_multi(a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scal
     """Rotate with four position ids a token: b I32 [4 tokens] (all t, all h, all w, all e).
 
     sections: four numbers of pairs, for t, h, w, e.  mode: MROPE 8 (one section after the other), IMROPE 40
-    (interleaved), VISION 24 (two sections, n_dims is half the head; theta starts again in each).  a, c, n_ctx_orig,
-    freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow and errors as `rope_ext`.  Source:
-    ggml_rope_multi; arXiv 2409.12191.
+    (interleaved), VISION 24 (two sections, n_dims is half the head; theta starts again in each).  c: freq_factors F32
+    [n_dims / 2], in VISION [n_dims] (one for each pair), or None.  a, n_ctx_orig, freq_base, freq_scale, ext_factor,
+    attn_factor, beta_fast, beta_slow and errors as `rope_ext`.  Source: ggml_rope_multi; arXiv 2409.12191.
     """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, tuple(sections), mode, n_ctx_orig, floats)

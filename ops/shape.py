@@ -8,6 +8,8 @@ def describe(t):
     """name type [ne] for error messages."""
     if t is None:
         return "none"
+    if isinstance(t, type):
+        return f"the class {t.__name__}"
     n = 4
     while n > 1 and t.ne[n - 1] == 1:
         n -= 1

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ggjit.ops.front_door import front_door
+from ggjit.ops.front_door import front_door, with_python_numbers
 from ggjit.ops.record import OP
 
 
@@ -74,7 +74,7 @@ class Spec:
     in_place: bool = False                  # may write over its first fitting source (ggml_op_can_inplace)
     in_place_2023: bool = False             # the same in the sources of November 2023
     cases: Callable | None = None           # () -> iterable of Case
-    indexed: int = 0                        # source whose rows the ids name, for the message of a bad id
+    indexed: int | None = 0                 # source whose rows the ids name, for the message of a bad id; None: result
     module: str = ""
 
 
@@ -93,7 +93,7 @@ def all_specs():
 
 def builders():
     """{public name: function} of all ops."""
-    return {f.__name__: front_door(f) for spec in all_specs().values() for f in spec.builders}
+    return {f.__name__: front_door(with_python_numbers(f)) for spec in all_specs().values() for f in spec.builders}
 
 
 @functools.cache

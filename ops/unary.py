@@ -43,7 +43,7 @@ def _of(build):
 
 def _hardsigmoid(b, x):
     y = fma_ir(b, x, number(x, 1 / 6), number(x, 0.5))
-    return mathfun.at_most_ir(b, mathfun.at_least_ir(b, y, 0.0), 1.0)
+    return mathfun.at_most_ir(b, b.select(positive(b, y), y, number(x, 0.0)), 1.0)      # 0 for NaN, as ggml
 
 
 def _softplus(b, x):
@@ -195,6 +195,7 @@ def leaky_relu(a, negative_slope, inplace=False):
 # what ggml's CPU does differently
 QUIRKS = {"gelu": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
           "gelu_quick": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
+          "gelu_erf": "; 0 for -infinity, where ggml gives NaN",
           "expm1": "; ggml computes e^x and subtracts 1, which loses small x"}
 PARAMS = {OP.UNARY: "op params: the UNARY number"}
 

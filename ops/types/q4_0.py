@@ -66,6 +66,7 @@ def _quantize_block(typingctx, src, dst):
         size = call_intrinsic(b, "llvm.fabs.v32f32", x.type, [x])
         at = b.bitcast(b.fcmp_ordered("==", size, splat_ir(b, amax, 32)), IR_I32)
         m = load_ir(b, b.add(src, b.mul(clamp_index_ir(b, at), i64(4))), IR_F32)
+        m = b.fadd(m, f32(0.0))                 # a block of zeros: m = +0, whatever their signs
         d = b.fdiv(m, f32(-8.0))
         inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
         y = b.fadd(b.fmul(x, splat_ir(b, inverse, 32)), splat_const("f32", 8.5, 32))
@@ -105,7 +106,7 @@ def np_from_float(x):
     x = np.asarray(x, np.float32)
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     m = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
-    d = m / np.float32(-8)
+    d = (m + np.float32(0)) / np.float32(-8)        # -0 to +0
     with np.errstate(divide="ignore"):
         y = blocks * np.where(d != 0, np.float32(1) / d, np.float32(0)) + np.float32(8.5)
     q = np.minimum(15, y.astype(np.int8)).astype(np.uint8)
