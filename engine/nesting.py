@@ -3,16 +3,21 @@
 Custom ops, abort callbacks and signal handlers run inside a computation: on the thread that called it, or on a worker
 of the pool.  Whatever waits for that computation from there (a second compute, the values of its plan, its scheduler)
 would wait for itself.  The pool knows which threads are inside; what computes or waits asks here first and raises.
+
+A function that waits for another thread which computes waits for itself in a roundabout way.  Nobody can tell that for
+sure; but if a thread had to wait for PATIENCE seconds, and all the time a user's function ran inside the computation
+and used no processor, the waiting thread gives up with an error.
 """
 import os
 import threading
+import time
 
+from ggjit.ops.custom import IN_PYTHON
 from ggjit.ops.errors import GgjitError
 from ggjit.ops.locks import ForkLock
 
 INSIDE = set()                  # idents of the threads that run kernels now; kept by the pool
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=INSIDE.clear)
+PATIENCE = 30.0                 # seconds
 
 
 def refuse_nesting():
@@ -30,4 +35,26 @@ class RunLock(ForkLock):
 
     def __enter__(self):
         refuse_nesting()
-        return ForkLock.__enter__(self)         # super() costs twice as much, in every replay
+        if self._pid != os.getpid():
+            self.__init__()
+        take(self._lock)
+        return self
+
+
+def take(lock):
+    """Acquire a lock that is held while kernels run.  GgjitError if its holder seems to wait for this thread."""
+    if lock.acquire(False):
+        return
+    before = {}
+    while not lock.acquire(timeout=PATIENCE if before else PATIENCE / 10):
+        now = {call: _cpu_seconds(call[0]) for call in list(IN_PYTHON.items())}
+        if any(seconds - before[call] < 1e-3 * PATIENCE for call, seconds in now.items() if call in before):
+            raise GgjitError(f"waited {PATIENCE:g} s for a computation in which a custom op or callback is itself "
+                             f"waiting, perhaps for this thread; nothing may compute or wait for a computation from "
+                             f"inside one, on no thread")
+        before = now
+
+
+def _cpu_seconds(ident):
+    """Processor time of a thread that is alive; 0 where the system does not say."""
+    return time.clock_gettime(time.pthread_getcpuclockid(ident)) if hasattr(time, "pthread_getcpuclockid") else 0.0

@@ -32,11 +32,25 @@ from numba import types
 from numba.extending import intrinsic
 
 from ggjit.arguments import expect, whole
-from ggjit.nesting import INSIDE, refuse_nesting
+from ggjit.nesting import INSIDE, refuse_nesting, take
+from ggjit.ops.custom import IN_PYTHON
 from ggjit.ops.errors import NotSupported, ParamError
 from ggjit.ops.jit import exact, native
 from ggjit.ops.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
-from ggjit.ops.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL, S_POLL, aborted, barrier, pause, sched_yield
+from ggjit.ops.node import (
+    CHUNK,
+    CHUNK2,
+    S_ABORT,
+    S_COUNT,
+    S_DEADLINE,
+    S_GENERATION,
+    S_INTERVAL,
+    S_POLL,
+    aborted,
+    barrier,
+    pause,
+    sched_yield,
+)
 from ggjit.ops.record import ABORTED, N_FLAGS, N_KERNEL, N_NEXT, N_TASKS, OK, WORD
 
 # sync page, continued from ops/node.py: byte offsets, hammered words 64 bytes apart
@@ -296,6 +310,7 @@ class Pool:
         self.words = self._page.view(np.int64)
         self.sync = self._page.__array_interface__["data"][0]
         self._lock = threading.Lock()
+        self.n_walking = 0                      # threads of the run under way
         self._threads = []
         self._native_ids = {}                   # worker number -> the system's thread id
         self.affinity = None                    # cores of the workers; None: wherever the system likes
@@ -360,6 +375,7 @@ class Pool:
         INSIDE.add(threading.get_ident())
         while not worker(self.sync, ith):
             self._work.wait()
+        self.n_walking = 0                      # in a process forked by this thread: the walk is over
 
     def run(self, first, end, n_threads, abort_callback=None, plan=None, i=0, j=0):
         """Run the NODE rows in [first, end) on n_threads threads; returns (status, address of the failing NODE).
@@ -371,6 +387,9 @@ class Pool:
         me = threading.get_ident()
         try:                                    # first: a signal may raise between any two statements
             INSIDE.add(me)
+            if self._lock.locked():
+                take(self._lock)                # patiently; given back, so that no signal can come between
+                self._lock.release()
             with self._lock:
                 if self.tracers and j > i:
                     return self._traced(plan, i, j, first, end, n_threads, abort_callback)
@@ -399,9 +418,11 @@ class Pool:
         self.words[S_CALLBACK // 8] = ctypes.cast(callback, ctypes.c_void_p).value if callback else 0
         if _SYS_FUTEX is None:
             self._work.set()
+        self.n_walking = n_threads
         try:
             status = run(self.sync, first, end, n_threads)
         finally:
+            self.n_walking = 0
             if _SYS_FUTEX is None:
                 self._work.clear()
         if raised:
@@ -419,11 +440,15 @@ class Pool:
 
 
 def _ask(callback, raised):
+    me = threading.get_ident()
+    IN_PYTHON[me] = time.monotonic()
     try:
         return 1 if callback() else 0
     except BaseException as e:          # must not cross jitted frames; raised again by Pool.run
         raised.append(e)
         return 1
+    finally:
+        IN_PYTHON.pop(me, None)
 
 
 def _cycles_per_second(seconds=0.002):
@@ -460,8 +485,25 @@ def _stop():
 
 
 def _after_fork():
+    """In the child: no pool yet.  Where it was forked inside a walk, by a user's function, that walk has to end."""
     global _pool, _making
+    old, walking = _pool, threading.get_ident() in INSIDE
     _pool, _making = None, threading.Lock()
+    INSIDE.clear()
+    IN_PYTHON.clear()
+    if old is not None and walking and old.n_walking > 1:
+        old.words[S_ABORT // 8] = old.words[S_QUIT // 8] = 1
+        old.words[S_COUNT // 8], old.words[S_DONE // 8] = 0, old.n_walking - 1
+        threading.Thread(target=_let_pass, args=(old,), daemon=True).start()
+
+
+def _let_pass(pool, seconds=1e-4):
+    """Open every barrier for the one thread that is left, until it has left the walk."""
+    while pool.n_walking:
+        if pool.words[S_COUNT // 8]:
+            pool.words[S_COUNT // 8] = 0
+            pool.words[S_GENERATION // 8] += 1
+        time.sleep(seconds)
 
 
 if hasattr(os, "register_at_fork"):

@@ -79,11 +79,10 @@ class Registry:
 
     def load(self, module):
         """Import a module and register what its `ggjit_backend()` returns (ggml_backend_load).  Errors come out."""
-        name = expect(module, str, "load")
-        try:
-            make = importlib.import_module(name).ggjit_backend
-        except (ImportError, ValueError, AttributeError) as e:
-            raise ParamError(f"load: {name!r} is no module with a function ggjit_backend(): {e}") from e
+        absolute = expect(module, str, "load") and not module.startswith(".")
+        make = getattr(importlib.import_module(module), "ggjit_backend", None) if absolute else None
+        if make is None:
+            raise ParamError(f"load: {module!r} is no module with a function ggjit_backend()")
         reg = make()
         self.register(reg)
         return reg

@@ -78,9 +78,10 @@ class Memory:
 
     def grow(self, chunk_sizes, before_moving=lambda: None):
         """Make every chunk large enough.  Errors: whatever a buffer type raises; the old buffers stay then."""
-        todo = [(b, c, size) for b, sizes in enumerate(chunk_sizes) for c, size in enumerate(sizes)
-                if size and (c >= len(self.chunks[b]) or self.chunks[b][c] is None or self.chunks[b][c].size < size
-                             or not self.chunks[b][c].alive)]
+        # empty tensors have a place as well: in a chunk of one byte, since not every device makes buffers of none
+        todo = [(b, c, max(size, 1)) for b, sizes in enumerate(chunk_sizes) for c, size in enumerate(sizes)
+                if c >= len(self.chunks[b]) or self.chunks[b][c] is None or self.chunks[b][c].size < size
+                or not self.chunks[b][c].alive]
         if not todo:
             return
         before_moving()

@@ -30,7 +30,6 @@ from ggjit.sched_work import (
     C_UPGRADE,
     C_VSRC,
     C_WEIGHT,
-    CAUSE,
     COLUMNS,
     ID,
     IS_HOST,

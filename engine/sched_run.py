@@ -36,7 +36,6 @@ class Copy:
                  "fast", "buf")
 
     def __init__(self, number, src, dst, kept, writers, src_backend, base_id, nbytes):
-        """writers: of a leaf this graph does not write, the streams whose earlier work may write it; else None."""
         self.number, self.src, self.dst, self.kept, self.writers = number, src, dst, kept, writers
         self.src_backend, self.base_id, self.nbytes = src_backend, base_id, nbytes
         self.experts = None
@@ -233,12 +232,10 @@ class Run:
                     t.nbytes)
 
     def _writers(self, leaf, bits):
-        """Asynchronous backends that reach the leaf's memory: earlier graphs and writes may still be at work on it.
-        Inputs belong to the user: they are copied at once, whatever streams do (as in ggml)."""
+        """Streams whose earlier work may still write the leaf.  Inputs are the user's: copied at once (as in ggml)."""
         if bits & IS_INPUT or leaf.buffer is None:
             return ()
-        w = self.world
-        k = w.buft_index(leaf.buffer.buft)
+        w, k = self.world, self.world.buft_index(leaf.buffer.buft)
         return [b for b in range(len(w.backends)) if w.is_async[b] and w.reads[b, k]]
 
     def _is_written(self, s):
@@ -326,8 +323,7 @@ class Run:
         """Copy one input.  Returns the ids whose experts were looked up last, with their values."""
         w, backend, a = self.world, part.backend, copy.src_backend
         self.n_copied += 1
-        if copy.writers is not None:
-            # kept copies are made when something was written; others see for themselves
+        if copy.writers is not None:            # a leaf that this graph does not write
             if copy.writers and (copy.kept or not copy.still_good()):
                 for k in copy.writers:
                     w.backends[k].synchronize()

@@ -32,6 +32,8 @@ from ggjit.registry import init_backend
 
 USAGE_WEIGHTS = 1
 SAMPLE_RATE = 16000
+VERSIONS = (5, 6)
+N_CONTEXT = 64                      # not computed with, see above; another number means another network
 STRIDES = (1, 2, 2, 1)              # of the encoder's layers; the file does not say
 CONV_TYPES = {"F16": gg.F16, "F32": gg.F32}
 
@@ -237,7 +239,11 @@ class SileroVad:
 def _check_architecture(file):
     n_hidden = file.lstm[1]
     problem = (f"kind {file.kind!r}, expected 'silero-16k'" if file.kind != "silero-16k" else
-               f"n_window {file.n_window}, expected 64 to 65536" if not 64 <= file.n_window <= 1 << 16 else
+               f"version {'.'.join(map(str, file.version))}, expected 5 or 6"
+               if file.version[0] not in VERSIONS or not all(0 <= n < 100 for n in file.version) else
+               f"n_window {file.n_window}, expected a multiple of 64 up to 4096"
+               if file.n_window % 64 or not 64 <= file.n_window <= 4096 else
+               f"n_context {file.n_context}, expected {N_CONTEXT}" if file.n_context != N_CONTEXT else
                f"{len(file.encoder)} encoder layers, expected {len(STRIDES)}" if len(file.encoder) != len(STRIDES) else
                f"an LSTM of {file.lstm}, the encoder gives {file.encoder[-1][1]} channels"
                if file.lstm[0] != file.encoder[-1][1] or n_hidden < 1 else

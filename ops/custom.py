@@ -22,6 +22,9 @@ import ctypes
 import dataclasses
 import itertools
 import math
+import os
+import threading
+import time
 import weakref
 
 import numpy as np
@@ -36,6 +39,7 @@ from ggjit.ops.types import F32
 
 RAISED = 64                     # status: the function raised; the kernel object holds the exception
 MANY = 1e12                     # cost that makes a plan use all threads
+IN_PYTHON = {}                  # thread ident -> start (monotonic seconds) of the user's function it runs in a walk
 _keys = itertools.count(1)
 _functions = weakref.WeakValueDictionary()      # key in op_params -> Function
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
@@ -207,6 +211,8 @@ class CustomKernel(Kernel):
             n = nth if self.n_tasks < 0 else min(nth, self.n_tasks)
             if ith >= n:
                 return 0
+            me, process = threading.get_ident(), os.getpid()
+            IN_PYTHON[me] = time.monotonic()
             try:
                 arrays = [np.ndarray(shape, dtype, arena, offs, strides)
                           for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
@@ -214,9 +220,14 @@ class CustomKernel(Kernel):
                     a.flags.writeable = False
                 self.function.call(arrays, ith, n)
                 arrays[0].flags.writeable = False           # whoever keeps it must not write what comes after
+                if nth > 1 and os.getpid() != process:
+                    raise GgjitError(f"{self.name} returned in a forked process, where the other {nth - 1} threads "
+                                     f"of its computation do not exist; end the child with os._exit")
             except BaseException as e:          # must not cross the C frame; the plan raises it again
                 self.raised.append(e)
                 return RAISED
+            finally:
+                IN_PYTHON.pop(me, None)
             return 0
         callback = _CALLBACK(entry)
         return callback, ctypes.cast(callback, ctypes.c_void_p).value

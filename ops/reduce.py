@@ -62,7 +62,8 @@ def argmax(a):
     """Index of the largest element of each row of a matrix a [n, m] F32 -> I32 [m].
 
     Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1).  A NaN makes the
-    search start anew behind it, as in ggml, but for NaNs at the end of a row; 0 where all are NaN.  TypeMismatch, ShapeError.  Source: ggml_argmax.
+    search start anew behind it, as in ggml, but for NaNs at the end of a row; 0 where all are NaN.  Errors:
+    TypeMismatch, ShapeError.  Source: ggml_argmax.
     """
     _rows("argmax", a, (F32,))
     require(a.ne[2] == a.ne[3] == 1 and a.ne[0] > 0, "argmax: the source must be a matrix with ne0 > 0", a)

@@ -56,6 +56,20 @@ def test_numbers_that_do_not_fit_a_record_lose_nothing():
     assert TABLE.n_alive() == alive
 
 
+@pytest.mark.parametrize("mode, n", [(24, 32), (8, 16), (40, 16)])
+def test_rope_wants_a_factor_for_each_pair(mode, n):
+    ctx = gg.Context()
+    x, ids = gg.from_numpy(ctx, array(3, 1, 64)), gg.from_numpy(ctx, np.arange(12, dtype=np.int32))
+
+    def turned(n_factors, behind):
+        values = np.r_[np.ones(n_factors), np.full(32, behind)].astype(np.float32)
+        factors = gg.view_1d(gg.from_numpy(ctx, values), n_factors, 0)
+        return gg.rope_multi(x, ids, factors, 32, [8, 8, 8, 8], mode, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
+    with pytest.raises(gg.ShapeError, match=f"{n} pairs"):
+        turned(n - 1, 1.0)
+    np.testing.assert_array_equal(*(gg.compute(turned(n, behind)) for behind in (1.0, 1e-3)))
+
+
 # ---------------------------------------------------------------- memory that goes away
 @pytest.mark.parametrize("what", ["leaf", "arena"])
 def test_freeing_memory_while_it_is_computed_with(what):
@@ -216,6 +230,11 @@ def test_a_bad_row_id_names_the_table_it_indexes():
     rows, ids = gg.from_numpy(ctx, array(2, 4)), gg.from_numpy(ctx, np.array([1, 3], np.int64))
     with pytest.raises(gg.IndexRangeError, match="index 3 is out of range for table"):
         gg.compute(gg.set_rows(table, rows, ids))
+    ids = gg.from_numpy(ctx, np.array([[0], [3]], np.int32))
+    with pytest.raises(gg.IndexRangeError, match="index 3 is out of range for table"):
+        gg.compute(gg.add_id(gg.from_numpy(ctx, array(2, 1, 4)), table, ids))
+    with pytest.raises(gg.IndexRangeError, match="index 3 is out of range for sum"):
+        gg.compute(gg.set_name(gg.get_rows_back(rows, gg.reshape_1d(ids, 2), table), "sum"))
 
 
 @pytest.mark.parametrize("planner", ["ggml", "best"])

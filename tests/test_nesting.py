@@ -2,12 +2,17 @@
 
 What may crash or hang runs in a process of its own.
 """
+import os
+import threading
+import time
+
 import numpy as np
 import pytest
 from conftest import ROOT
 from numba import cfunc, njit
 
 import ggjit as gg
+from ggjit import nesting
 
 KEEPS = """
 import gc
@@ -142,3 +147,103 @@ def test_a_function_that_died_with_its_context_is_a_typed_error():
     for call in (lambda: gg.Scheduler([cpu]).graph_compute(graph), lambda: cpu.graph_plan_create(graph)):
         with pytest.raises(gg.StaleHandle):
             call()
+
+
+# ---------------------------------------------------------------- in a roundabout way
+ROUNDABOUT = """
+import threading
+import numpy as np
+import ggjit as gg
+from ggjit import nesting
+nesting.PATIENCE = 1.0
+cpu = gg.init_backend("CPU", n_threads=1)
+x = gg.from_numpy(gg.Context(), np.ones(8, np.float32))
+def silu():
+    return gg.compute(gg.silu(gg.from_numpy(gg.Context(), np.ones(3, np.float32))))
+{setup}
+found = []
+def other():
+    try: found.append({call})
+    except gg.GgjitError as e: found.append(str(e)[:10])
+def wait(dst, a, ith, nth):
+    t = threading.Thread(target=other, daemon=True)
+    t.start()
+    t.join()
+    dst[:] = a
+{run}
+print(found)
+print(silu()[0] > 0)
+"""
+
+
+@pytest.mark.parametrize("setup,call,run", [
+    ("", "silu()", "gg.compute(gg.map_custom1(x, wait, 1))"),
+    ("sched = gg.Scheduler([cpu])", "sched.numpy(x)", "sched.graph_compute(gg.Graph(gg.map_custom1(x, wait, 1)))")],
+    ids=["another computation", "the scheduler's values"])
+def test_an_op_that_waits_for_a_thread_which_computes_is_told(setup, call, run, python):
+    r = python(ROUNDABOUT.format(setup=setup, call=call, run=run), timeout=60)
+    assert (r.returncode, r.stdout.splitlines()) == (0, ["['waited 1 s']", "True"]), r.stderr
+
+
+def test_threads_queue_behind_an_op_that_works(monkeypatch):
+    """Only waiting counts: an op that computes for longer than anybody's patience is waited for."""
+    monkeypatch.setattr(nesting, "PATIENCE", 0.1)
+    begun = threading.Event()
+
+    def work(dst, a, ith, nth):
+        begun.set()
+        end = time.monotonic() + 0.6
+        while time.monotonic() < end:
+            dst[:] = a + 1
+    x = gg.from_numpy(gg.Context(), np.ones(8, np.float32))
+    slow = threading.Thread(target=lambda: gg.compute(gg.map_custom1(x, work)))
+    slow.start()
+    assert begun.wait(30)
+    assert (gg.compute(gg.neg(x)) == -1).all()
+    slow.join()
+
+
+# ---------------------------------------------------------------- fork inside a walk
+FORKS = """
+import os, signal, time
+import numpy as np
+import ggjit as gg
+main = os.getpid()
+cpu = gg.init_backend("CPU", n_threads={n_threads})
+x = gg.from_numpy(gg.Context(), np.ones((64, 64), np.float32))
+children = []
+def fork(dst, a, ith, nth):
+    if ith == {ith}:
+        child = os.fork()
+        if child: children.append(child)
+    dst[ith::nth] = a[ith::nth]
+w = gg.mul_mat(x, gg.map_custom1(gg.silu(x), fork))
+graph = gg.Graph(gg.soft_max(w))
+gg.GraphAllocator(cpu).alloc_graph(graph)
+plan = cpu.graph_plan_create(graph)
+status = 0
+try: plan.compute()
+except gg.GgjitError as e: status = 7 if "forked" in str(e) else 8
+if os.getpid() != main:
+    status = status if gg.compute(gg.neg(x))[0, 0] == -1 else 9         # a pool of its own
+    os._exit(status)
+end = time.monotonic() + 30
+while True:
+    pid, status = os.waitpid(children[0], os.WNOHANG)
+    if pid or time.monotonic() > end: break
+    time.sleep(0.01)
+if not pid:
+    os.kill(children[0], signal.SIGKILL)
+    print("the child hangs")
+else:
+    print(os.waitstatus_to_exitcode(status))
+print(gg.compute(gg.neg(x))[0, 0])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("n_threads,ith,status", [(1, 0, 0), (2, 0, 7), (3, 0, 7), (2, 1, 0), (3, 2, 0)])
+def test_a_child_forked_by_an_op_ends_the_walk(n_threads, ith, status, python):
+    """Alone it computes on; without its workers it gets an error; a child of a worker has nothing left to do."""
+    r = python(FORKS.format(n_threads=n_threads, ith=ith), timeout=60)
+    assert (r.returncode, r.stdout.split()) == (0, [str(status), "-1.0"]), r.stdout + r.stderr

@@ -106,7 +106,7 @@ def _make_pool(get, put):
                     p = row_addr(a, y0 + ky, i2, i3)
                     for kx in range(max(0, -x0), min(k0, w - x0)):
                         v = get(p + (x0 + kx) * nb(a, 0))
-                        top = max(top, v)
+                        top = top if top > v else v         # a NaN counts as the last tap
                         total += v
                 if mode != MAX:
                     top = total / f32(k0 * k1)

@@ -4,7 +4,7 @@ from numpy import float32 as f32
 from ggjit.ops.cuda.core import block, device, exp, n_blocks, n_threads, thread
 from ggjit.ops.cuda.launch import dense, over_rows
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.unary import gelu, gelu_erf, gelu_quick, relu, silu
+from ggjit.ops.cuda.unary import gelu, gelu_erf, gelu_quick, silu
 from ggjit.ops.cuda.views import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, row_addr, row_index
 from ggjit.ops.record import GLU, OP
 from ggjit.ops.types import F16, F32
@@ -18,6 +18,11 @@ def _gate(act):
 
 
 @device
+def _reglu(x, g, alpha, limit):
+    return x * g if x > f32(0) else f32(0)
+
+
+@device
 def _oai(x, g, alpha, limit):
     x = limit if limit < x else x
     g = limit if limit < g else g
@@ -25,7 +30,7 @@ def _oai(x, g, alpha, limit):
     return x / (f32(1) + exp(-alpha * x)) * (g + f32(1))
 
 
-GATES = {GLU.REGLU: _gate(relu), GLU.GEGLU: _gate(gelu), GLU.SWIGLU: _gate(silu), GLU.SWIGLU_OAI: _oai,
+GATES = {GLU.REGLU: _reglu, GLU.GEGLU: _gate(gelu), GLU.SWIGLU: _gate(silu), GLU.SWIGLU_OAI: _oai,
          GLU.GEGLU_ERF: _gate(gelu_erf), GLU.GEGLU_QUICK: _gate(gelu_quick)}
 
 

@@ -50,12 +50,20 @@ def silu(x):
 
 
 @device
+def not_below_100(x):
+    """max(x, -100), NaN stays NaN: at -infinity the forms of gelu would be -infinity * 0."""
+    return f32(-100) if x < f32(-100) else x
+
+
+@device
 def gelu(x):
+    x = not_below_100(x)
     return HALF * x * (ONE + tanh(SQRT_2_OVER_PI * x * (ONE + GELU_CUBE * x * x)))
 
 
 @device
 def gelu_erf(x):
+    x = not_below_100(x)
     return HALF * x * erfc(-x * SQRT_HALF)
 
 
