@@ -23,7 +23,7 @@ from ggjit.ops.record import OP
 from ggjit.ops.spec import all_specs
 from ggjit.ops.types import F32
 
-SAMPLE, KERNELS, SEED, JOBS = 1500, 450, 20, 2
+SAMPLE, KERNELS, SEED, JOBS = 500, 450, 20, 2       # more take too long with a cold kernel cache: `ggjit ops --sample`
 N_CASES, N_CLASSES = 21093, 104             # what ggml's eval list holds
 PER_CLASS = dict(unary=168, get_rows=119, set_rows=703, im2col_3d=2051, conv_2d=3140, cpy=581, bin_bcast=372,
                  mul_mat=1563, mul_mat_id=872, mul_mat_vec_fusion=432, out_prod=1415, soft_max=212, rope=870,
