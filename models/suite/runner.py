@@ -196,8 +196,9 @@ class Runner:
             self._blame(outcome, built.out, "sentinels", np.inf, 0.0, "bytes outside the tensors were written")
         for t in (built.out,) if built.case.whole else built.nodes:
             if theirs is not None and t.id in theirs:
-                source = None if t.src[0] is None else results.get(t.src[0].id)
-                source = read(plan, t.src[0]) if source is None and t.src[0] is not None else source
+                first = t.src[0] if t.src else None
+                source = None if first is None else results.get(first.id)
+                source = read(plan, first) if source is None and first is not None else source
                 measure = built.case.error if t is built.out else "nmse"
                 err, complaint = difference(measure, results[t.id], as_array(t, theirs[t.id]), source)
                 self._blame(outcome, t, "ggml", err, built.case.max_err, complaint)
