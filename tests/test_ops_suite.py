@@ -117,7 +117,7 @@ def broken(monkeypatch, op, **changes):
     """Replace parts of an op's spec."""
     specs = dict(all_specs())
     specs[op] = dataclasses.replace(specs[op], **changes)
-    for where in ("ggjit.plan", "ggjit.models.suite.runner"):
+    for where in ("ggjit.plan", "ggjit.repack", "ggjit.models.suite.runner"):
         monkeypatch.setattr(f"{where}.all_specs", lambda: specs)
 
 
