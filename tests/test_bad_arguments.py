@@ -55,7 +55,7 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("door", OBJECTS)
-@pytest.mark.parametrize("bad", WRONG, ids=repr)
+@pytest.mark.parametrize("bad", WRONG, ids=lambda bad: type(bad).__name__)
 def test_objects_of_the_wrong_kind(door, bad, x):
     if door == "set_affinity" and bad == 5:
         bad = 1.5
