@@ -45,7 +45,7 @@ from ggjit.alloc.work import (
     pad,
     put_event,
 )
-from ggjit.ops.jit import exact, i64s, native
+from ggjit.ops.jit import i64s, inlined, native
 from ggjit.ops.record import MAX_SRC, T_NB, T_NE, T_TYPE, T_WORDS
 
 MODERN, THROUGH_VIEWS = 0, 1
@@ -67,7 +67,7 @@ CAUSE_TEXT = (
 )
 
 
-@exact
+@inlined
 def same_layout(t, a, b):
     """Type, ne and nb of table rows a and b are equal."""
     a *= T_WORDS
@@ -80,7 +80,7 @@ def same_layout(t, a, b):
     return True
 
 
-@exact
+@inlined
 def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
     """Allocation number cnt[0] for tensor i; appends its event."""
     a = cnt[0]
@@ -97,7 +97,7 @@ def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
     cnt[1] += 1
 
 
-@exact
+@inlined
 def _take_over(w, m, cnt, i, root, alignment, step):
     """Node i gets root's allocation; what it does not need is given back."""
     a = w[ALLOC * m + root]
@@ -112,7 +112,7 @@ def _take_over(w, m, cnt, i, root, alignment, step):
         w[A_CUR * m + a] = keep
 
 
-@exact
+@inlined
 def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
     """Try to compute node i in the memory of its source p."""
     root = w[VIEW * m + p] if w[VIEW * m + p] >= 0 else p
@@ -144,7 +144,7 @@ def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
     return False
 
 
-@exact
+@inlined
 def _allocate(t, w, m, cnt, i, buft, rule, alignment, step, n_nodes, n_steps):
     flags = w[FLAGS * m + i]
     if w[OWN * m + i] or flags & EXTERNAL or w[VIEW * m + i] != NONE:
@@ -160,7 +160,7 @@ def _allocate(t, w, m, cnt, i, buft, rule, alignment, step, n_nodes, n_steps):
     new_allocation(w, m, cnt, i, buft, pad(w[SIZE * m + i], alignment[buft]), step, n_steps)
 
 
-@exact
+@inlined
 def _free(w, m, cnt, i, step):
     """Give tensor i's memory back, unless it is an output (or was handed on)."""
     if w[FLAGS * m + i] & OUTPUT or not w[OWN * m + i]:
@@ -172,7 +172,7 @@ def _free(w, m, cnt, i, step):
     cnt[1] += 1
 
 
-@exact
+@inlined
 def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
     """Children with multiplicity, views of nodes; input-flagged tensors are allocated as they are met.
 
@@ -200,7 +200,7 @@ def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
                 _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
 
 
-@exact
+@inlined
 def _release(w, m, cnt, p, step):
     """One use of p is over."""
     w[KIDS * m + p] -= 1

@@ -78,9 +78,12 @@ def run_plan_csv(in_path, out_path=None, capacity=None, time_limit=1.0):
             ids, lower, upper, size = read_problem(f)
     except UnicodeDecodeError as e:
         raise BadFile(f"{in_path}: not text: {e.reason} at byte {e.start}") from None
-    lay = plan_offsets(lower, upper, size, capacity=capacity, time_limit=time_limit)
+    except BadFile as e:
+        raise BadFile(f"{in_path}: {e}") from None
+    hopeless = capacity is not None and capacity < max(size, default=0)      # the best layout is written all the same
+    lay = plan_offsets(lower, upper, size, capacity=None if hopeless else capacity, time_limit=time_limit)
     if out_path is not None:
         with open(out_path, "w", newline="", encoding="utf-8") as f:
             write_problem(f, ids, lower, upper, size, lay.offsets)
-    return {"peak": lay.peak, "lower_bound": lay.lower_bound, "fits": lay.fits, "seconds": lay.seconds,
-            "planner": lay.planner, "n_buffers": len(ids)}
+    return {"peak": lay.peak, "lower_bound": lay.lower_bound, "fits": "does not fit" if hopeless else lay.fits,
+            "seconds": lay.seconds, "planner": lay.planner, "n_buffers": len(ids)}

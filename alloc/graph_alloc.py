@@ -4,6 +4,7 @@
     plan.node_buffer, plan.node_chunk, plan.node_offs      # one entry per node, in graph order; buffer -1: elsewhere
 
     table + ids --localize--> dense columns --alias_*--> events over allocations --replay / planners--> offsets
+                --resolve--> the place of every tensor
 """
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ from ggjit.alloc.alias_2023 import alias_2023
 from ggjit.alloc.free_list import UNBOUNDED, new_states, reset_to_block
 from ggjit.alloc.localize import localize
 from ggjit.alloc.replay import chunk_sizes, replay
+from ggjit.alloc.resolve import P_ROWS, resolve
 from ggjit.alloc.sections import live_bytes
 from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.jit import i64s, native
@@ -157,6 +159,21 @@ def check_total(sizes, alignment, what):
         raise ShapeError(f"{what}: {total} bytes in all overflow the 62-bit address space; check the shapes")
 
 
+# status of a pass -> error and text; {a}, {b}: the ids it left, {at}: a position in parse_seq, {node}: an id
+_REFUSALS = {
+    work.DUPLICATE: (GraphError, "tensor {a} is in the graph twice; nodes and leafs are sets"),
+    work.BAD_ID: (IndexRangeError, "tensor {a} refers to id {b}, the table has rows 0..{last_row}"),
+    work.FOREIGN_SRC: (GraphError, "tensor {a} needs tensor {b}, which is neither in the graph nor placed; "
+                                   "add it to the graph or allocate it first"),
+    work.UNORDERED: (GraphError, "node {a} needs tensor {b}, which is computed after it: "
+                                 "the graph is cyclic or not in execution order"),
+    work.VIEW_CYCLE: (GraphError, "tensor {a} is a view of itself through a chain of views"),
+    work.BAD_BUFFER: (IndexRangeError, "tensor {a} asks for a buffer outside 0..{last_buffer}"),
+    work.BAD_SEQ: (GraphError, "parse_seq[{at}] names no node of the graph, or one a second time"),
+    work.NO_DATA: (GraphError, "a view in node {node} comes before its source has memory; check parse_seq"),
+}
+
+
 class Problem:
     """One graph in dense columns, checked; the passes run on `ws`."""
 
@@ -190,29 +207,12 @@ class Problem:
         return work.column(self.ws, self.m, k)[:self.n_alloc].copy()
 
     def _raise(self, status, info):
-        a, b = int(info[0]), int(info[1])
-        if status == work.OK:
-            return
-        if status == work.DUPLICATE:
-            raise GraphError(f"tensor {a} is in the graph twice; nodes and leafs are sets")
-        if status == work.BAD_ID:
-            raise IndexRangeError(f"tensor {a} refers to id {b}, the table has rows 0..{self.n_rows - 1}")
-        if status == work.FOREIGN_SRC:
-            raise GraphError(f"tensor {a} needs tensor {b}, which is neither in the graph nor placed; "
-                             "add it to the graph or allocate it first")
-        if status == work.UNORDERED:
-            raise GraphError(f"node {a} needs tensor {b}, which is computed after it: "
-                             "the graph is cyclic or not in execution order")
-        if status == work.VIEW_CYCLE:
-            raise GraphError(f"tensor {a} is a view of itself through a chain of views")
-        if status == work.BAD_BUFFER:
-            raise IndexRangeError(f"tensor {a} asks for a buffer outside 0..{self.n_buffers - 1}")
-        if status == work.BAD_SEQ:
-            raise GraphError(f"parse_seq[{int(info[2])}] names no node of the graph, or one a second time")
-        if status == work.NO_DATA:
-            raise GraphError(f"a view in node {int(self.col(work.ID)[int(info[2])])} comes before its source has "
-                             "memory; check parse_seq")
-        raise AssertionError(status)
+        if status != work.OK:
+            error, text = _REFUSALS[status]
+            a, b, at = info.tolist()
+            node = int(self.col(work.ID)[at]) if status == work.NO_DATA else None       # else `at` may be anywhere
+            raise error(text.format(a=a, b=b, at=at, node=node, last_row=self.n_rows - 1,
+                                    last_buffer=self.n_buffers - 1))
 
     def alias(self, rule):
         """Run the modern aliasing pass on fresh columns (localize left the counters at zero)."""
@@ -245,41 +245,20 @@ class Problem:
     def plan(self, planner, rule, sizes, ggml_peak=None):
         """Columns -> GraphPlan."""
         m, n = self.m, self.n_nodes
-        ids, view, flags, alloc = (self.col(k) for k in (work.ID, work.VIEW, work.FLAGS, work.ALLOC))
-        root = np.where(view >= 0, view, np.arange(m))
-        if rule != "2023":
-            alloc = alloc[root]             # modern views are resolved here; 2023 ones carry their allocation
-        offs = self.col(work.VOFFS) if rule != "2023" else self.col(work.DREL)
-        placed = (alloc >= 0) & (flags & work.EXTERNAL == 0)
-        alloc = np.where(placed, alloc, -1)
-        first, a_offs, a_chunk, a_buft = (self.alloc_col(k) for k in (work.A_FIRST, work.A_OFFS, work.A_CHUNK,
-                                                                      work.A_BUFT))
-        pick = lambda a: np.where(placed, np.append(a, -1)[alloc], -1)      # noqa: E731
-        size = np.where(placed & (view == work.NONE) | (self._took_over() & placed), self.col(work.SIZE), 0)
-        padding = self.alignments[np.maximum(pick(a_buft), 0)]
-        cols = {"buffer": pick(a_buft), "chunk": pick(a_chunk), "offs": np.where(placed, pick(a_offs) + offs, -1),
-                "size": (size + padding - 1) & -padding, "alloc": alloc,
-                "root": np.where(placed, ids[np.append(first, 0)[alloc]], self._root_ids(root, ids))}
-        fields = {f"{side}_{k}": v[part].copy() for side, part in (("node", slice(0, n)), ("leaf", slice(n, m)))
-                  for k, v in cols.items()}
-        cause_src = self.col(work.CAUSE_SRC)[:n]
-        a_lo, a_hi, a_size = (self.alloc_col(k) for k in (work.A_LO, work.A_HI, work.A_SIZE))
+        tensors = np.empty((P_ROWS, m), np.int64)
+        resolve(self.table, self.n_rows, self.ws, m, int(rule == "2023"), self.alignments, self.n_buffers, tensors)
+        fields = {f"{side}_{name}": row[part] for side, part in (("node", slice(0, n)), ("leaf", slice(n, m)))
+                  for name, row in zip(("buffer", "chunk", "offs", "size", "alloc", "root"), tensors, strict=True)}
+        ids, cause_src = self.col(work.ID), self.col(work.CAUSE_SRC)[:n]
+        allocations = {name: self.alloc_col(k) for name, k in (
+            ("a_lo", work.A_LO), ("a_hi", work.A_HI), ("a_size", work.A_SIZE), ("a_buffer", work.A_BUFT),
+            ("a_chunk", work.A_CHUNK), ("a_offs", work.A_OFFS))}
         events = work.column(self.ws, m, work.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
         return GraphPlan(
-            planner=planner, rule=rule, n_steps=self.n_steps, **fields, cause=self.col(work.CAUSE)[:n].copy(),
-            cause_src=np.where(cause_src >= 0, ids[cause_src], -1), a_id=ids[first], a_lo=a_lo, a_hi=a_hi,
-            a_size=a_size, a_buffer=a_buft, a_chunk=a_chunk, a_offs=a_offs,
-            events=events, chunk_sizes=sizes,
+            planner=planner, rule=rule, n_steps=self.n_steps, **fields, **allocations,
+            cause=self.col(work.CAUSE)[:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
+            a_id=ids[self.alloc_col(work.A_FIRST)], events=events, chunk_sizes=sizes,
             ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
-
-    def _took_over(self):
-        return self.col(work.CAUSE) == IN_PLACE
-
-    def _root_ids(self, root, ids):
-        """Root ids of tensors that are not placed here: the table's own view source, else the tensor itself."""
-        from ggjit.ops.record import T_VIEW_SRC
-        vs = self.table[ids, T_VIEW_SRC]
-        return np.where(vs >= 0, vs, ids[root])
 
 
 def _most_live(events, a_size, keep):
@@ -311,7 +290,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     sizes        (node sizes, leaf sizes): bytes each tensor needs from its buffer type; padded here
     alignment, max_size  bytes, one value or one per buffer; max_size None means chunks without limit
     node_buffers, leaf_buffers   buffer index per node and leaf (reserve_n's ids), None: all 0
-    planner      "ggml" (current ggml, offset for offset), "ggml-2023" (seed 003), "best" (never above ggml)
+    planner      "ggml" (current ggml, offset for offset), "ggml-2023" (its November sources), "best" (never above ggml)
     in_place     bool array by op number; default: the set of the chosen ggml version
     parse_seq    "ggml-2023" only: node positions, -1 for barriers
     time_limit   seconds "best" may search

@@ -107,7 +107,7 @@ def first_fit_sparse(order, slo, shi, size, n, ns, off, limit):
             if o[j] >= 0:
                 key[m], end[m] = o[j], o[j] + z[j]
                 m += 1
-        for k in range(bp[a[i] + 1] if a[i] + 1 < ns else bp[ns], bp[b[i]]):
+        for k in range(bp[a[i] + 1], bp[b[i]]):
             j = by[k]
             if o[j] >= 0:
                 key[m], end[m] = o[j], o[j] + z[j]
@@ -173,23 +173,25 @@ def descent(order, slo, shi, size, n, ns, off, limit):
         _sift(heap, key, rank, m, 0)
         for k in range(sp[a[i]], sp[a[i] + 1]):
             least[sm[k]] = max(least[sm[k]], top)
-        for k in range(bp[a[i] + 1] if a[i] + 1 < ns else bp[ns], bp[b[i]]):
+        for k in range(bp[a[i] + 1], bp[b[i]]):
             least[by[k]] = max(least[by[k]], top)
     return peak
 
 
+def _by(*keys):
+    """Permutation: keys descending, ties by index."""
+    return np.lexsort(tuple(-k for k in reversed(keys))).astype(np.int64)
+
+
 def orders(inst):
-    """Orders worth trying, most promising first: name -> permutation (keys descending, ties by index)."""
+    """Orders worth trying, most promising first: (name, permutation)."""
     width, size = inst.hi - inst.lo, inst.size
     area = size.astype(np.float64) * width
     total = inst.breadth
-
-    def by(*keys):
-        return np.lexsort(tuple(-k for k in reversed(keys))).astype(np.int64)
-    yield "size", by(size, width)
-    yield "size*sqrt(width)", by(size * np.sqrt(width), size)
-    yield "breadth", by(total, size)
-    yield "area", by(area, size)
+    yield "size", _by(size, width)
+    yield "size*sqrt(width)", _by(size * np.sqrt(width), size)
+    yield "breadth", _by(total, size)
+    yield "area", _by(area, size)
 
 
 def ranks(inst):
@@ -197,10 +199,7 @@ def ranks(inst):
     width = inst.hi - inst.lo
     area = inst.size.astype(np.float64) * width
     total = inst.breadth
-
-    def by(*keys):
-        return np.lexsort(tuple(-k for k in reversed(keys))).astype(np.int64)
-    return {"TWA": by(total, width, area), "WAT": by(width, area, total), "TAW": by(total, area, width)}
+    return {"TWA": _by(total, width, area), "WAT": _by(width, area, total), "TAW": _by(total, area, width)}
 
 
 def first_fit(inst, order, off, limit=BIG):

@@ -27,9 +27,8 @@ from ggjit.alloc.work import (
     VIEW_CYCLE,
     VIEWS,
     VOFFS,
-    col,
 )
-from ggjit.ops.jit import exact, i64s, native, u8s
+from ggjit.ops.jit import i64s, inlined, native, u8s
 from ggjit.ops.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -47,16 +46,26 @@ from ggjit.ops.record import (
 OP_NONE = int(OP.NONE)
 
 
-@exact
-def _slot(keys, mask, key):
-    """Slot that holds `key`, or the empty slot where it belongs (open addressing, at most half full)."""
-    h = (key * np.int64(0x9E3779B97F4A7C1)) & mask
-    while keys[h] != -1 and keys[h] != key:
+@inlined
+def _slot(slots, mask, id_):
+    """Slot that holds an id, or the empty slot where it belongs (open addressing, at most half full).
+
+    A slot is id << 32 | local number, -1 while empty: one word, for a large graph's table misses the cache.
+    """
+    h = (id_ * np.int64(0x9E3779B97F4A7C1)) & mask
+    while slots[h] != -1 and slots[h] >> 32 != id_:
         h = (h + 1) & mask
     return h
 
 
-@exact
+@inlined
+def _local(slots, mask, id_):
+    """Local number of an id, FOREIGN where it is not in the graph."""
+    word = slots[_slot(slots, mask, id_)]
+    return word & 0xFFFFFFFF if word >= 0 else np.int64(FOREIGN)
+
+
+@inlined
 def _root(t, n_rows, i):
     """(root id, bytes from it) of tensor i; root -1 when an id is out of range, -2 when the chain never ends."""
     offs = np.int64(0)
@@ -72,7 +81,7 @@ def _root(t, n_rows, i):
     return i, offs
 
 
-@exact
+@inlined
 def _describe(t, inplace, n_inplace, id_, root):
     """FLAGS of one tensor."""
     r = id_ * T_WORDS
@@ -91,71 +100,59 @@ def _describe(t, inplace, n_inplace, id_, root):
     return f
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def localize(table, n_rows, ws, m, n_nodes, inplace, n_inplace, n_buffers, own_ids, info):
-    """Fill the tensor columns and SRC from the table.  ID, SIZE and BUFT are filled in by the caller.
-
-    own_ids: M words, non-zero where a tensor with a buffer belongs to the allocator itself (2023 wrapper), or 0.
-    info[0..1]: the offending ids.  Sources that are not in the graph are fine when they have memory elsewhere.
-    """
-    t = i64s(table, n_rows * T_WORDS)
-    w = i64s(ws, (SRC + MAX_SRC) * m)
-    ip = u8s(inplace, n_inplace)
-    bad = i64s(info, 2)
-    ids, view, voffs, flags = col(w, m, ID), col(w, m, VIEW), col(w, m, VOFFS), col(w, m, FLAGS)
-    src = w[SRC * m:(SRC + MAX_SRC) * m]
-    mask = np.int64(15)
-    while mask < 2 * m:
-        mask = 2 * mask + 1
-    keys = np.full(mask + 1, -1, np.int64)
-    local = np.empty(mask + 1, np.int64)
+@inlined
+def _number(w, m, n_rows, n_buffers, slots, mask, bad):
+    """Ids into the slots; columns start at nothing."""
     for i in range(m):
-        bad[0] = ids[i]
-        bad[1] = ids[i]
-        if ids[i] < 0 or ids[i] >= n_rows:
+        id_ = w[ID * m + i]
+        bad[0] = bad[1] = id_
+        if id_ < 0 or id_ >= n_rows:
             return BAD_ID
-        h = _slot(keys, mask, ids[i])
-        if keys[h] != -1:
+        h = _slot(slots, mask, id_)
+        if slots[h] != -1:
             return DUPLICATE
-        keys[h] = ids[i]
-        local[h] = i
+        slots[h] = id_ << 32 | i
         if w[BUFT * m + i] < 0 or w[BUFT * m + i] >= n_buffers:
             return BAD_BUFFER
-        w[KIDS * m + i] = 0
-        w[VIEWS * m + i] = 0
-        w[OWN * m + i] = 0
+        w[KIDS * m + i] = w[VIEWS * m + i] = w[OWN * m + i] = w[DREL * m + i] = 0
         w[ALLOC * m + i] = -1
-        w[DREL * m + i] = 0
+    return OK
+
+
+@inlined
+def _find_roots(t, w, m, n_rows, inplace, n_inplace, slots, mask, bad):
+    """VIEW, VOFFS and FLAGS."""
     for i in range(m):
-        bad[0] = ids[i]
-        root, offs = _root(t, n_rows, ids[i])
+        id_ = w[ID * m + i]
+        bad[0] = id_
+        root, offs = _root(t, n_rows, id_)
         if root < 0:
             return BAD_ID if root == -1 else VIEW_CYCLE
-        flags[i] = _describe(t, ip, n_inplace, ids[i], root)
-        view[i] = NONE
-        voffs[i] = offs
-        if root != ids[i]:
+        w[FLAGS * m + i] = _describe(t, inplace, n_inplace, id_, root)
+        w[VIEW * m + i] = NONE
+        w[VOFFS * m + i] = offs
+        if root != id_:
             bad[1] = root
-            h = _slot(keys, mask, root)
-            view[i] = local[h] if keys[h] == root else FOREIGN
-            if view[i] == FOREIGN and not flags[i] & EXTERNAL:
+            w[VIEW * m + i] = _local(slots, mask, root)
+            if w[VIEW * m + i] == FOREIGN and not w[FLAGS * m + i] & EXTERNAL:
                 return FOREIGN_SRC
-    if own_ids != 0:
-        own = i64s(own_ids, m)
-        for i in range(m):
-            if own[i] or (view[i] >= 0 and own[view[i]]):
-                flags[i] &= ~EXTERNAL
+    return OK
+
+
+@inlined
+def _find_sources(t, w, m, n_nodes, n_rows, slots, mask, bad):
+    """SRC of the nodes; those that are not in the graph must have memory."""
     for i in range(n_nodes):
-        bad[0] = ids[i]
+        r = w[ID * m + i] * T_WORDS
+        bad[0] = w[ID * m + i]
         for j in range(MAX_SRC):
-            s = t[ids[i] * T_WORDS + T_SRC + j]
+            s = t[r + T_SRC + j]
             k = np.int64(NONE)
             if s >= 0:
                 bad[1] = s
                 if s >= n_rows:
                     return BAD_ID
-                h = _slot(keys, mask, s)
-                k = local[h] if keys[h] == s else np.int64(FOREIGN)
+                k = _local(slots, mask, s)
                 if i < k < n_nodes:                 # k == i: ggml_cast names itself as its destination
                     return UNORDERED
                 if k == FOREIGN:
@@ -164,5 +161,32 @@ def localize(table, n_rows, ws, m, n_nodes, inplace, n_inplace, n_buffers, own_i
                         return VIEW_CYCLE
                     if t[s * T_WORDS + T_BUFFER] < 0 and t[root * T_WORDS + T_BUFFER] < 0:
                         return FOREIGN_SRC
-            src[i * MAX_SRC + j] = k
+            w[SRC * m + i * MAX_SRC + j] = k
     return OK
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def localize(table, n_rows, ws, m, n_nodes, inplace, n_inplace, n_buffers, own_ids, info):
+    """Fill the tensor columns and SRC from the table.  ID, SIZE and BUFT are filled in by the caller.
+
+    own_ids: M words, non-zero where a tensor with a buffer belongs to the allocator itself (2023 wrapper), or 0.
+    info[0..1]: the offending ids.  Sources that are not in the graph are fine when they have memory elsewhere.
+    """
+    t, w, bad = i64s(table, n_rows * T_WORDS), i64s(ws, (SRC + MAX_SRC) * m), i64s(info, 2)
+    mask = np.int64(15)
+    while mask < 2 * m:
+        mask = 2 * mask + 1
+    slots = np.full(mask + 1, -1, np.int64)
+    status = _number(w, m, n_rows, n_buffers, slots, mask, bad)
+    if status != OK:
+        return status
+    status = _find_roots(t, w, m, n_rows, u8s(inplace, n_inplace), n_inplace, slots, mask, bad)
+    if status != OK:
+        return status
+    if own_ids != 0:
+        own = i64s(own_ids, m)
+        for i in range(m):
+            view = w[VIEW * m + i]
+            if own[i] or (view >= 0 and own[view]):
+                w[FLAGS * m + i] &= ~EXTERNAL
+    return _find_sources(t, w, m, n_nodes, n_rows, slots, mask, bad)

@@ -18,7 +18,7 @@ then leafs.  Local numbers take the place of table ids, so that every pass runs 
 """
 import numpy as np
 
-from ggjit.ops.jit import exact
+from ggjit.ops.jit import inlined
 
 (ID, VIEW, VOFFS, FLAGS, SIZE, BUFT, KIDS, VIEWS, OWN, ALLOC, DREL, CAUSE, CAUSE_SRC,
  A_FIRST, A_LO, A_HI, A_SIZE, A_CUR, A_BUFT, A_CHUNK, A_OFFS, USES) = range(22)
@@ -44,13 +44,7 @@ def new_work(m):
     return np.empty(COLUMNS * m, np.int64)
 
 
-@exact
-def col(w, m, k):
-    """Column k inside jitted code."""
-    return w[k * m:(k + 1) * m]
-
-
-@exact
+@inlined
 def put_event(w, m, n_ev, kind, a, nbytes, step):
     e = EV * m + EV_WORDS * n_ev
     w[e] = kind
@@ -59,7 +53,7 @@ def put_event(w, m, n_ev, kind, a, nbytes, step):
     w[e + 3] = step
 
 
-@exact
+@inlined
 def pad(n, alignment):
     """n rounded up to a multiple of a power of two."""
     return (n + alignment - 1) & -alignment

@@ -1,12 +1,15 @@
 """What compiling costs: every kernel of a sample of the op suite, one by one, into an empty cache; then whole models.
 
-    python -m benchmarks.compile_budget [--cases 1500] [--kernels 450] [--models PATH ...]
+    python -m benchmarks.compile_budget [--cases 1500] [--kernels 450] [--seconds S] [--resume FILE] [--models PATH ...]
 
 Budgets: 95 of 100 kernels within 1.5 s of processor time, those of matrix products within 3 s, a language model's whole
 graph (prompt and decode) within 10 s.  Kernels are compiled in one process, as for a graph: helpers that an earlier
-kernel needed, too, are typed once; the first compilation, which wakes Numba up, is not counted.
+kernel needed, too, are typed once; the first compilation, which wakes Numba up, is not counted.  The order is drawn by
+the seed, so what is done after --seconds, or at Ctrl-C, is a fair sample; --resume adds to an earlier run's.
 """
 import argparse
+import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -18,29 +21,52 @@ import ggjit as gg
 from benchmarks import costs
 from ggjit.models.progress import bar
 from ggjit.models.suite.sample import balanced
-from ggjit.ops.jit import CACHE, kernel_address
+from ggjit.ops.jit import kernel_address
 
 BUDGET, MATRIX_BUDGET, MODEL_BUDGET = 1.5, 3.0, 10.0            # seconds
 MATRIX = ("mul_mat", "mul_mat_id", "out_prod")                  # modules of ggjit.ops
 
 
-def compiled(kernels):
-    """[(processor seconds, kernel name, module)] of kernels compiled one by one; longest first."""
-    found, warm = [], False
-    with bar("kernels", len(kernels)) as step:
-        for name, (kernel, module) in sorted(kernels.items(), key=lambda item: (item[1][1] in MATRIX, item[0])):
-            if not warm:
+@contextlib.contextmanager
+def empty_cache():
+    before = os.environ.get("GGJIT_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="ggjit-cold-") as folder:
+        os.environ["GGJIT_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("GGJIT_CACHE_DIR")
+            if before is not None:
+                os.environ["GGJIT_CACHE_DIR"] = before
+
+
+def compiled(kernels, known, seed, seconds):
+    """Yields (processor seconds, kernel name, module) of the kernels that are not known, compiled one by one.
+
+    Ends after so many seconds of processor time.
+    """
+    waiting = sorted(kernels.keys() - known)
+    np.random.default_rng(seed).shuffle(waiting)
+    with bar("kernels", len(waiting)) as step, empty_cache():
+        for i, name in enumerate(waiting):
+            kernel, module = kernels[name]
+            if i == 0:
                 kernel_address(f"{name}-first", kernel.make, (module, *kernel.modules))
-                warm = True
             t0 = time.process_time()
             kernel_address(name, kernel.make, (module, *kernel.modules))
-            found.append((time.process_time() - t0, name, module.rpartition(".")[2]))
+            t1 = time.process_time()
+            yield t1 - t0, name, module.rpartition(".")[2]
             step()
-    return sorted(found, reverse=True)
+            if t1 > seconds:
+                return
 
 
 def table(title, rows, budget):
     """Lines: count, percentiles, share within the budget, the worst ten."""
+    if not rows:
+        yield f"{title}: none"
+        return
+    rows = sorted(rows, reverse=True)
     seconds = np.array([s for s, _, _ in rows])
     p50, p95 = np.percentile(seconds, (50, 95))
     yield (f"{title}: {len(rows)} kernels, {seconds.sum():.0f} s; median {p50:.2f} s, 95 % {p95:.2f} s, worst "
@@ -62,19 +88,22 @@ def main(argv=None):
     p.add_argument("--cases", type=int, default=1500)
     p.add_argument("--kernels", type=int, default=450)
     p.add_argument("--seed", type=int, default=20)
+    p.add_argument("--seconds", type=float, default=np.inf, help="of processor time, for the kernels")
+    p.add_argument("--resume", default=os.devnull, metavar="FILE", help="lines of JSON, one a kernel")
     p.add_argument("--models", nargs="*", default=None, metavar="PATH", help="GGUF files (TinyLlama-1.1B shape, Q4_0)")
     args = p.parse_args(argv)
-    models = [costs.tinyllama()] if args.models is None else args.models
-    backend = gg.init_backend("CPU:n_threads=1")
-    _, kernels = balanced(args.cases, args.seed, backend, args.kernels)
-    with tempfile.TemporaryDirectory(prefix="ggjit-cold-") as folder:
-        os.environ["GGJIT_CACHE_DIR"] = folder
-        rows = compiled(kernels)
-    matrix = [r for r in rows if r[2] in MATRIX]
-    print("\n".join(table("matrix products", matrix, MATRIX_BUDGET)))
-    print("\n".join(table("all others", [r for r in rows if r[2] not in MATRIX], BUDGET)))
-    print(f"compiled in this process: {CACHE.compiled}")
-    for path in models:
+    _, kernels = balanced(args.cases, args.seed, gg.init_backend("CPU:n_threads=1"), args.kernels)
+    with open(args.resume, "a+", encoding="utf-8") as file, contextlib.suppress(KeyboardInterrupt):
+        file.seek(0)
+        rows = [tuple(json.loads(line)) for line in file]
+        for row in compiled(kernels, {name for _, name, _ in rows}, args.seed, args.seconds):
+            rows.append(row)
+            print(json.dumps(row), file=file, flush=True)
+    rows = [r for r in rows if r[1] in kernels]
+    print(f"{len(rows)} of {len(kernels)} kernels of {args.cases} cases")
+    print("\n".join(table("matrix products", [r for r in rows if r[2] in MATRIX], MATRIX_BUDGET)))
+    print("\n".join(table("all others", [r for r in rows if r[2] not in MATRIX], BUDGET)), flush=True)
+    for path in [costs.tinyllama()] if args.models is None else args.models:
         print(model(path), flush=True)
     return 0
 

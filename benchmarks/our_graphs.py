@@ -7,7 +7,7 @@ import ggjit as gg
 from benchmarks.work import Leaves
 from ggjit.models.suite.oracle import records_of
 from ggjit.ops.record import VIEW_OPS
-from ggjit.profile import operations, traffic
+from ggjit.profile_nodes import operations, traffic
 
 
 class Prepared:

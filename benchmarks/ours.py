@@ -11,6 +11,7 @@ from ggjit.models import load_model
 from ggjit.models.gguf import GGUFFile
 from ggjit.ops import isa
 from ggjit.ops.jit import CACHE
+from ggjit.tuning import all_kept
 
 
 class Engine(engine.Engine):
@@ -18,7 +19,8 @@ class Engine(engine.Engine):
         self.model = self.prepared = None
 
     def about(self):
-        return {"name": "ggjit", "version": ggjit.__version__, "features": isa.ISA}
+        tiles = ", ".join(f"{t.name} {c.rows}" for t, c in all_kept().items()) or "by the rule"
+        return {"name": "ggjit", "version": ggjit.__version__, "features": f"{isa.ISA}; rows of decode tiles: {tiles}"}
 
     def load(self, path, n_threads, n_ctx=512, embed=False):
         """Bytes: weights that a token reads, KV cache, compute arena.  Operations: of one prompt token."""

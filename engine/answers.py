@@ -4,13 +4,15 @@ import numpy as np
 from ggjit.buffer import Buffer
 from ggjit.ops.errors import GgjitError, OutOfMemory
 
+MOST = (1 << 63) - 1
+
 
 def number(buft, slot, *args, least=1):
-    """The integer a buffer type answers: "alignment", "max_size", "alloc_size"."""
+    """The integer a buffer type answers: "alignment", "max_size", "alloc_size"; at most MOST."""
     n = getattr(buft, slot)(*args)
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < least:
         raise GgjitError(f"buffer type {buft.name}: {slot} must be an integer of at least {least}, got {n!r}")
-    return int(n)
+    return min(int(n), MOST)
 
 
 def yes(owner, slot, *args):

@@ -9,6 +9,7 @@ import numpy as np
 from ggjit.answers import allocate
 from ggjit.arguments import expect, expect_slot
 from ggjit.buffer import ArrayBuffer, BufferType
+from ggjit.handle import Handle
 from ggjit.ops.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.show import Shown
 from ggjit.versions import count_writes
@@ -17,7 +18,7 @@ TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL = "cpu", "gpu", "igpu", "ac
 DEVICE_TYPES = (TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL)
 
 
-class Device(Shown):
+class Device(Handle, Shown):
     """A piece of hardware.  Subclasses give name, description, type, `init_backend` and `buffer_type`."""
     name = "?"
     description = ""
@@ -87,7 +88,7 @@ class Device(Shown):
 _WRITING_SLOTS = {"set_tensor_async": 0, "set_tensor_2d_async": 0, "copy_tensor_async": 1}
 
 
-class Backend(Shown):
+class Backend(Handle, Shown):
     """A stream of work on a device.  The asynchronous slots default to the synchronous ones.
 
     Contract of the asynchronous slots: what is submitted runs in order; `synchronize` waits for all of it.
@@ -218,12 +219,17 @@ class HostMemory:
         Nothing is copied.  read_only=True promises that nobody writes it: plans that would are refused, and copies of
         it on other devices are kept.  Errors: TypeMismatch, ParamError (not C-contiguous).
         """
-        if not isinstance(array, np.ndarray):
-            try:
-                array = np.frombuffer(array, np.uint8)
-            except TypeError:
-                raise TypeMismatch(f"buffer_from_host_ptr takes an array or a buffer object, got "
-                                   f"{array.__class__.__name__}") from None
-        if not array.flags.c_contiguous:
-            raise ParamError("buffer_from_host_ptr: the array is not C-contiguous; pass np.ascontiguousarray(a)")
-        return ArrayBuffer(self.buffer_type(), array, read_only)
+        return ArrayBuffer(self.buffer_type(), host_array(array), read_only)
+
+
+def host_array(memory):
+    """The memory of anything with the buffer protocol as an ndarray.  Errors: TypeMismatch, ParamError."""
+    if not isinstance(memory, np.ndarray):
+        try:
+            memory = np.frombuffer(memory, np.uint8)
+        except (TypeError, ValueError):
+            raise TypeMismatch(f"buffer_from_host_ptr takes an array or a buffer object, got "
+                               f"{memory.__class__.__name__}") from None
+    if not memory.flags.c_contiguous:
+        raise ParamError("buffer_from_host_ptr: the array is not C-contiguous; pass np.ascontiguousarray(a)")
+    return memory

@@ -11,6 +11,8 @@ import weakref
 import numpy as np
 
 from ggjit.arguments import whole
+from ggjit.finish import finish
+from ggjit.handle import Handle
 from ggjit.ops.errors import (
     GgjitError,
     IndexRangeError,
@@ -37,7 +39,7 @@ _WRITING_SLOTS = {"set_tensor": 0, "memset_tensor": 0, "copy_tensor": 1, "set_te
                   "reset": None}
 
 
-class BufferType(Shown):
+class BufferType(Handle, Shown):
     """Makes buffers of one kind of memory.  Subclasses give `name`, `device`, `alloc_buffer`; the rest has defaults."""
     name = "?"
     device = None
@@ -70,7 +72,7 @@ class BufferType(Shown):
         return f"<BufferType {self.name}>"
 
 
-class Buffer(Shown):
+class Buffer(Handle, Shown):
     """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
     Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
@@ -316,9 +318,8 @@ class MultiBuffer(Buffer):
             b.clear(value)
 
     def free(self):
-        for b in self.buffers:
-            b.free()
-        super().free()
+        if self.alive:
+            finish(super().free, *(b.free for b in self.buffers))
 
     def _only_groups(self, *args, **kwargs):
         raise NotSupported(f"{self!r} only groups buffers; use the tensor's own buffer")

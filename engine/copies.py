@@ -10,16 +10,18 @@ import dataclasses
 
 import numpy as np
 
+from ggjit.answers import truth
 from ggjit.arguments import expect, whole
 from ggjit.backend import Backend
 from ggjit.buffer import BufferType, as_bytes
 from ggjit.compute import alloc_ctx_tensors
 from ggjit.context import Context
+from ggjit.finish import finish
 from ggjit.graph import Graph
+from ggjit.in_flight import wait_for_writers
 from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.shape import describe
-from ggjit.placing import finish
 from ggjit.table import TABLE
 from ggjit.tensor import Tensor
 
@@ -73,7 +75,10 @@ def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
 def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
     """Read n_copies blocks; block i lies at byte i * data_stride of the result, gaps are zero."""
     buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
-    return b"" if buf is None else buf.get_tensor_2d(t, offset, nbytes, n_copies, stride, data_stride)
+    if buf is None:
+        return b""
+    wait_for_writers(buf)
+    return buf.get_tensor_2d(t, offset, nbytes, n_copies, stride, data_stride)
 
 
 def tensor_set_2d_async(backend, t, data, offset, nbytes, n_copies, stride, data_stride):
@@ -121,12 +126,18 @@ def tensor_copy(src, dst):
     """dst := src; both of the same layout, on any devices.
 
     Tries the direct ways first: host source, host destination, the destination's buffer; else by way of the host.
+    Waits for schedulers whose asynchronous work may still write src.
     """
     if not same_layout(src, dst):
         raise ShapeError(f"tensor_copy: layouts differ: {describe(src)} nb {list(src.nb)} and {describe(dst)} nb "
                          f"{list(dst.nb)}")
-    if src is dst:
-        return
+    if src is not dst:
+        wait_for_writers(src._placed()[0])
+        copy_bytes(src, dst)
+
+
+def copy_bytes(src, dst):
+    """tensor_copy without the questions."""
     (from_buf, nbytes), (to_buf, _) = src._placed(), dst._placed()
     if from_buf.buft.is_host():
         to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
@@ -233,6 +244,8 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
     Returns False only if stopped.  Source: ggml_backend_compare_graph_backend (row A15.07).
     """
     expect(graph, Graph, "compare_graph_backend")
+    for backend in (backend1, backend2):
+        expect(backend, Backend, "compare_graph_backend")
     if not callable(callback):
         raise TypeMismatch(f"compare_graph_backend: the callback must be callable, got {callback!r}")
     wanted = None if test_nodes is None else {expect(t, Tensor, "test_nodes").id
@@ -249,14 +262,14 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
                 for backend, x in zip((backend1, backend2), pair, strict=True):
                     backend.graph_compute(_single(x))
                     backend.synchronize()
-                if callback(i, *pair) is False:
+                if _stops(callback(i, *pair)):
                     return False
         if wanted is not None:
             for backend, c in zip((backend1, backend2), copies, strict=True):
                 backend.graph_compute(c.graph)
                 backend.synchronize()
             for i, t in enumerate(graph.nodes):
-                if t.id in wanted and callback(i, *[c.of(t) for c in copies]) is False:
+                if t.id in wanted and _stops(callback(i, *[c.of(t) for c in copies])):
                     return False
         return True
     finally:
@@ -264,8 +277,11 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
             c.free()
 
 
+def _stops(answer):
+    """A callback that returns nothing lets it go on."""
+    return answer is not None and not truth(answer, "the callback of compare_graph_backend")
+
+
 def _single(t):
     """A graph of one node; its sources have memory of their own."""
-    g = Graph(t)
-    g.nodes, g.node_ids = [t], g.node_ids[-1:]
-    return g
+    return Graph._in_order((t,), [t], list({s.id: s for s in t.src if s is not None}.values()))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ggjit.backend import TYPE_GPU, TYPE_IGPU, Backend, Device
 from ggjit.buffer import as_bytes
-from ggjit.cpu import parse_params
+from ggjit.cpu import CPU, parse_params
 from ggjit.cuda_driver import INSTALL, SIMULATED, CudaError, driver
 from ggjit.cuda_memory import CUDABuffer, CUDABufferType, PinnedBufferType
 from ggjit.ops.errors import GgjitError, MissingExtra, NotSupported, OutOfMemory, ParamError, TypeMismatch
@@ -310,11 +310,13 @@ class CUDABackend(Backend):
         """A CUDAPlan: kernels compiled and loaded, launches prepared; `plan.compute()` submits them.
 
         A graph with leaves in host memory (inputs made with from_numpy) gets a plan that runs on a Scheduler of this
-        backend and the CPU, which copies what changed.
+        backend and the CPU, which copies what changed.  Its memory is the scheduler's, copies included; what a
+        GraphAllocator set aside for the graph lies idle.  Many such graphs share memory in one Scheduler of your own.
         """
         if not graph.located and any(self._is_host(t) for t in graph.leafs):
-            from ggjit.cuda_scheduled import ScheduledPlan
-            return ScheduledPlan(self, graph)
+            from ggjit.sched import Scheduler
+            from ggjit.sched_plan import ScheduledPlan
+            return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
         return self._plan_class(self, graph, placement or graph.placement)
 
     @staticmethod

@@ -22,6 +22,7 @@ from ggjit.ops.record import BAD_INDEX, N_CHUNK, N_INFO, T_BUFFER, WORD
 from ggjit.ops.shape import describe
 from ggjit.plan import Plan
 from ggjit.table import TABLE
+from ggjit.versions import written
 
 STATUS_WORDS = 2                # as in ops/cuda/views.py
 GRAPH_MIN_LAUNCHES = 2
@@ -89,8 +90,8 @@ class CUDAPlan(Plan):
         self._me = weakref.ref(self)
         self._work = self.backend.work(self.work_nbytes)
         self.rows[self._work_words] = self._work.base
-        written = {t.base.id for t in self.nodes if t._at is None and TABLE.words[t.base.id, T_BUFFER] >= 0}
-        self._written_ids = np.array(sorted(written), np.int64)
+        bases = {x.id for t in self.nodes if t._at is None for x in written(t)}
+        self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
         self.__dict__.pop("_spans", None)
         self._send_rows()
         self.resolved = version

@@ -20,7 +20,7 @@ from ggjit.draw_layout import Layout
 from ggjit.ops.errors import ParamError
 from ggjit.ops.record import OP, VIEW_OPS
 from ggjit.ops.shape import describe
-from ggjit.show import Shown, state
+from ggjit.show import Shown, op_name, state
 from ggjit.show_html import escape, folded, label
 
 FOLD_ABOVE = 40                 # boxes: larger graphs are folded unless asked otherwise
@@ -153,7 +153,7 @@ class Drawing(Shown):
 
     def _words(self, t):
         """(title, lines) of one tensor."""
-        op = t.op.name.lower() if t.op else ""
+        op = op_name(t) if t.op else ""
         kind = describe(t).split(" ", 1)[1] if not t.name else describe(t)[len(t.name) + 1:]
         return (t.name, [f"{op} {kind}" if op else kind]) if t.name else (op or f"%{t.id}", [kind])
 
@@ -202,7 +202,7 @@ class Drawing(Shown):
         return LEAF if box.kind == "leaf" else palette.get(box.backend, PLAIN)
 
     def _tooltip(self, box):
-        rows = [f"{describe(t)} = {t.op.name.lower()}" if t.op else describe(t) for t in box.tensors[:60]]
+        rows = [f"{describe(t)} = {op_name(t)}" if t.op else describe(t) for t in box.tensors[:60]]
         if box.kind != "group":
             t = box.tensors[0]
             rows = [repr(t), f"shape {t.shape}, ne {list(t.ne)}, nb {list(t.nb)}, {t.nbytes:,} bytes"]

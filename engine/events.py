@@ -6,10 +6,11 @@
     event_synchronize(e)          blocks the caller until the point is reached
     event_free(e)
 """
+from ggjit.handle import Handle
 from ggjit.ops.errors import ParamError
 
 
-class Event:
+class Event(Handle):
     """A handle: the device's own event and the device that understands it."""
 
     def __init__(self, device, handle):

@@ -1,13 +1,13 @@
 """Fusion: which runs of nodes of a plan become one kernel (ops/fusion.py says what can).
 
-A run is taken when its nodes follow each other in the plan, each reading the one before.  Results in between:
+A run is taken when its nodes follow each other in the plan and read each other as the pattern says.  Results between:
 
-    left out     only the next node of the run reads it; it is neither an output nor a view nor placed by hand
+    left out     only one node of the run reads it; it is neither an output nor a view nor placed by hand
     stored       anything else; the kernel writes it to the memory it has anyway
 
 and the memory the allocator chose must permit it.  One kernel reads its sources while it writes its results, so no
-result may overlap a source, except a source that is read row by row and lies exactly where the result lies.  A run
-whose memory forbids it stays as it is.
+result may overlap a source, except one that is read as a whole before anything is written, and one that is read row by
+row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
 """
 import collections
 import dataclasses
@@ -34,6 +34,7 @@ class PlanNode:
     nodes: tuple                    # all nodes it computes, in order; the last one is t
     left_out: frozenset = frozenset()       # ids of those that are never stored
     by_row: tuple = ()
+    ahead: tuple = ()
 
     @property
     def stored(self):
@@ -45,8 +46,8 @@ class PlanNode:
         spans = [(t, *where(t)) for t in self.stored]
         if any(_overlap(p, q) for p, q in itertools.combinations(spans, 2)):
             return False
-        own = {t.id for t in self.nodes}
-        sources = [(t, *where(t)) for t in self.reads if t.id not in own]
+        free = {t.id for t in (*self.nodes, *self.ahead)}
+        sources = [(t, *where(t)) for t in self.reads if t.id not in free]
         by_row = {t.id for t in self.by_row}
         return not any(_overlap(w, s) and not (s[0].id in by_row and _same_place(w, s)) for w in spans for s in sources)
 
@@ -90,14 +91,10 @@ def _needed_elsewhere(graph):
             or words[t.id, T_FLAGS] & ~FLAG_COMPUTE}
 
 
-def _reads(t, source):
-    return any(s is not None and s.id == source.id for s in t.src)
-
-
 def _matched(fusion, run, needed, where, n_threads):
     """The fused PlanNode of `run`, or None."""
     nodes = tuple(p.t for p in run)
-    if tuple(t.op for t in nodes) != fusion.ops or not all(_reads(b, a) for a, b in itertools.pairwise(nodes)):
+    if not fusion.matches(nodes):
         return None
     stored = tuple(t for t in nodes[:-1] if t.id in needed)
     made = fusion.fused(nodes, stored, [p.kernel for p in run], n_threads)
@@ -107,5 +104,5 @@ def _matched(fusion, run, needed, where, n_threads):
     params.view(np.int32)[:len(made.params)] = made.params
     left_out = frozenset(t.id for t in nodes[:-1]) - {t.id for t in stored}
     reads = (*made.reads, *stored)
-    fused = PlanNode(nodes[-1], made.kernel, fusion.module, reads, params, nodes, left_out, made.by_row)
+    fused = PlanNode(nodes[-1], made.kernel, fusion.module, reads, params, nodes, left_out, made.by_row, made.ahead)
     return fused if fused.permitted(where) else None

@@ -104,11 +104,10 @@ def _visit(outputs):
     """Depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than Python's stack."""
     nodes, leafs, seen = [], [], set()
     for y in outputs:
-        stack = [(y, 0)]
-        seen_here = y.id in seen
-        if seen_here:
+        if y.id in seen:
             continue
         seen.add(y.id)
+        stack = [(y, 0)]
         while stack:
             t, i = stack.pop()
             src = t.src

@@ -6,9 +6,10 @@ turns graphs into numbers and plans into buffers.
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
-from ggjit.answers import allocate, number
+from ggjit.answers import number
 from ggjit.backend import Backend
-from ggjit.buffer import USAGE_COMPUTE, Buffer, BufferType
+from ggjit.buffer import Buffer, BufferType
+from ggjit.chunks import Memory
 from ggjit.config import debug
 from ggjit.located import Located
 from ggjit.ops.errors import NotAllocated, ParamError
@@ -40,17 +41,18 @@ class GraphAllocator:
         # equal buffer types share one buffer, as in ggml
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
-        self._chunks = [[] for _ in self.bufts]         # buffers per buffer type
+        self._memory = Memory(self.bufts)
         self._owned = {}                                # ids of leaves this allocator placed -> tensor
         self._where = {}                                # placement of the last allocated graph
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
     def plan(self, graph, node_ids=None, leaf_ids=None):
         """The memory plan of `graph`; allocates nothing."""
-        self._forget_leaves()
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
-        sizes = [np.array([self.bufts[i].alloc_size(t) for i, t in zip(ids, tensors, strict=True)], np.int64)
+        sizes = [np.array([number(self.bufts[i], "alloc_size", t, least=t.nbytes)
+                           for i, t in zip(ids, tensors, strict=True)], np.int64)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
+        self._forget_leaves()                           # the arguments are right: state may change from here on
         plan = plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes,
                           alignment=[number(b, "alignment") for b in self.bufts],
                           max_size=[number(b, "max_size") for b in self.bufts],
@@ -74,18 +76,18 @@ class GraphAllocator:
 
     def reserve(self, graph, node_ids=None, leaf_ids=None):
         """Plan `graph` and make the buffers large enough for it; call it with the largest graph first."""
-        self._grow(self.plan(graph, node_ids, leaf_ids))
+        self._memory.grow(self.plan(graph, node_ids, leaf_ids).chunk_sizes)
 
     def alloc_graph(self, graph, node_ids=None, leaf_ids=None):
         """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
         plan = self.plan(graph, node_ids, leaf_ids)
-        self._grow(plan)
+        self._memory.grow(plan.chunk_sizes)
         where = {}
         for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
                                             (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
             for t, b, c, o in zip(tensors, bufs.tolist(), chunks.tolist(), offs.tolist(), strict=True):
                 if b >= 0:
-                    where[t.id] = (self._chunks[b][c], o)
+                    where[t.id] = (self._memory.chunks[b][c], o)
         for t in graph.leafs:
             if t.id in where and t.view_src is None:
                 buf, offs = where[t.id]
@@ -100,22 +102,9 @@ class GraphAllocator:
             if t.id in where and type(where[t.id][0]).init_tensor is not Buffer.init_tensor:
                 where[t.id][0].init_tensor(Located(t, t.src, where[t.id]))
 
-    def _grow(self, plan):
-        for b, sizes in enumerate(plan.chunk_sizes):
-            for c, size in enumerate(np.asarray(sizes).tolist()):
-                if c == len(self._chunks[b]):
-                    self._chunks[b].append(None)
-                old = self._chunks[b][c]
-                if old is None or old.size < size:
-                    new = allocate(self.bufts[b], size)
-                    new.usage = USAGE_COMPUTE
-                    self._chunks[b][c] = new
-                    if old is not None:
-                        old.free()
-
     def _forget_leaves(self):
         """Leaves placed by an earlier call are planned anew; those placed by somebody else meanwhile are left alone."""
-        mine = {buf.id for chunks in self._chunks for buf in chunks if buf is not None}
+        mine = {buf.id for chunks in self._memory.chunks for buf in chunks if buf is not None}
         for t in self._owned.values():
             if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine:
                 TABLE.place(t.id, -1, 0)
@@ -125,7 +114,7 @@ class GraphAllocator:
         """Bytes held for buffer type i (the peak of the largest graph so far)."""
         if not isinstance(i, int) or not 0 <= i < len(self.bufts):
             raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
-        return sum(b.size for b in self._chunks[self._index[i]] if b is not None)
+        return self._memory.size(self._index[i])
 
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""
@@ -137,9 +126,5 @@ class GraphAllocator:
     def free(self):
         """Give all memory back."""
         self._forget_leaves()
-        for chunks in self._chunks:
-            for buf in chunks:
-                if buf is not None:
-                    buf.free()
-            chunks.clear()
+        self._memory.free()
 

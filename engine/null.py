@@ -6,7 +6,10 @@
     null.graph_compute(graph)
     null.report                                 # [{"what": "compute", "nodes": 12, "written_nbytes": ...}, ...]
 """
-from ggjit.backend import TYPE_NULL, Backend, Device
+import numpy as np
+
+from ggjit.arguments import whole
+from ggjit.backend import TYPE_NULL, Backend, Device, host_array
 from ggjit.buffer import Buffer, BufferType, as_bytes
 from ggjit.ops.errors import NotAllocated, ParamError
 from ggjit.ops.record import VIEW_OPS
@@ -17,6 +20,7 @@ class NullBuffer(Buffer):
     """A size without memory.  Writes are counted and forgotten; reads raise."""
 
     def __init__(self, buft, size):
+        size = whole(size, "buffer size")
         if size < 0:
             raise ParamError(f"buffer size must not be negative, got {size}")
         super().__init__(buft, size)
@@ -69,7 +73,8 @@ class NullDevice(Device):
 
     def buffer_from_host_ptr(self, array, read_only=False):
         """A size without memory: mapped weights can be planned without being read."""
-        return NullBuffer(self._buffer_type, array.size * array.itemsize)
+        array = array if isinstance(array, np.ndarray) else host_array(array)       # never read: strides do not matter
+        return NullBuffer(self._buffer_type, array.nbytes)
 
     def supports_op(self, t):
         return True

@@ -80,6 +80,15 @@ class Operators:
         a = _operand(other, self)
         return NotImplemented if a is None else matmul(a, self)
 
+    def __pow__(self, power):
+        """Squares and square roots (power 2, 0.5): what ggml has ops for.  Errors: ParamError for other powers."""
+        if not _is_scalar(power):
+            return NotImplemented
+        if power not in (2, 0.5):
+            raise ParamError(f"{describe(self)} ** {power}: 2 and 0.5 are served; of positive values, write "
+                             f"gg.exp(gg.log(x) * {power})")
+        return SIMPLE["sqr" if power == 2 else "sqrt"][0](self)
+
     def __neg__(self):
         return SIMPLE["neg"][0](self)
 
@@ -88,6 +97,29 @@ class Operators:
 
     def __abs__(self):
         return SIMPLE["abs"][0](self)
+
+    def __len__(self):
+        """Length of the first NumPy axis."""
+        return self.shape[0]
+
+    def __bool__(self):
+        return True                     # a tensor is an object, whatever its length; its values need a compute
+
+    def item(self):
+        """The value of a tensor of one element that has data, as a Python number.  Errors: ShapeError."""
+        if math.prod(self.ne) != 1:
+            raise ShapeError(f"{describe(self)} holds {math.prod(self.ne):,} values, not one")
+        return self.numpy().item()
+
+    @property
+    def ndim(self):
+        """Axes of `shape`."""
+        return len(self.shape)
+
+    @property
+    def size(self):
+        """Number of elements."""
+        return math.prod(self.ne)
 
     @property
     def T(self):

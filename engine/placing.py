@@ -8,6 +8,7 @@ import weakref
 
 from ggjit.answers import allocate, number
 from ggjit.buffer import tensor_alloc
+from ggjit.finish import finish
 from ggjit.ops.errors import OutOfMemory
 from ggjit.ops.record import T_BUFFER
 from ggjit.ops.shape import describe
@@ -37,7 +38,7 @@ def place_tensors(wanted):
 
 
 def _layout(buft, tensors):
-    """[(size, [(tensor, offset)])] of the buffers that take the tensors."""
+    """[(size, [(tensor, offset)])] of the buffers that take the tensors; no size is 0: not every device makes those."""
     align, limit, parts = number(buft, "alignment"), number(buft, "max_size"), []
     for t in tensors:
         need = -(-number(buft, "alloc_size", t, least=t.nbytes) // align) * align
@@ -48,7 +49,7 @@ def _layout(buft, tensors):
         size, group = parts[-1]
         group.append((t, size))
         parts[-1] = size + need, group
-    return parts
+    return [(max(size, 1), group) for size, group in parts]
 
 
 def unplace(t, buf_id):
@@ -84,18 +85,3 @@ def free_with(buf, contexts):
     for ctx in contexts:
         ctx._keeps.add(lease)
     return weakref.ref(lease)
-
-
-def finish(*calls, after=None):
-    """Make all calls, whatever some of them raise.  Then the first error comes out; `after`: it becomes a note on this
-    one, which is on its way already."""
-    first = None
-    for call in calls:
-        try:
-            call()
-        except Exception as e:
-            first = first or e
-    if first is not None and after is not None:
-        after.add_note(f"and while cleaning up: {first!r}")
-    elif first is not None:
-        raise first

@@ -24,15 +24,13 @@ import numpy as np
 from ggjit.buffer import USAGE_COMPUTE, HostBuffer, buffer_by_id, freed
 from ggjit.config import debug
 from ggjit.fusion import fuse_nodes, single
+from ggjit.kernel_error import kernel_error
 from ggjit.nesting import RunLock
-from ggjit.ops.custom import RAISED
-from ggjit.ops.errors import Cancelled, GgjitError, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
+from ggjit.ops.errors import Cancelled, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
 from ggjit.ops.jit import address_of, kernel_address
 from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import (
     ABORTED,
-    BAD_ARGUMENT,
-    BAD_INDEX,
     FLAG_OUTPUT,
     N_DST,
     N_FLAGS,
@@ -60,11 +58,12 @@ from ggjit.ops.record import (
 )
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
-from ggjit.pool import BARRIER_AFTER, the_pool
+from ggjit.pool import the_pool
 from ggjit.repack import RepackBuffer, is_repacked, kernel_of
 from ggjit.show import Shown
 from ggjit.table import FREED, TABLE
 from ggjit.versions import T_VERSION, written
+from ggjit.walk import BARRIER_AFTER
 
 # Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
 TINY_NANOSECONDS = 4000.0
@@ -258,18 +257,22 @@ class Plan(Shown):
             self._up_to_date()
             if "poison" in debug and not self.graph.located:    # a split's memory holds what earlier splits computed
                 self._poison()
-            if self._written_ids.size:
-                TABLE.words[self._written_ids, T_VERSION] += 1
             self.failed = True
-            if "check" in debug:
-                from ggjit.check import require_right
-                require_right(self)
-            elif self.nodes:
-                self.run_nodes(0, len(self.nodes))
-            self.failed = False
-            self.runs += 1
-            for buf in self._written:
-                buf.last_plan = self._me
+            try:
+                if "check" in debug:
+                    from ggjit.check import require_right
+                    require_right(self)
+                elif self.nodes:
+                    self.run_nodes(0, len(self.nodes))
+                self.failed = False
+                self.runs += 1
+            finally:
+                # At the end, for who copied a leaf meanwhile has part of it at most; and after a failure too, which
+                # leaves some of it written.  No call stands before the count: a signal could come in and skip it.
+                if self._written_ids.size:
+                    TABLE.words[self._written_ids, T_VERSION] += 1
+                for buf in self._written:
+                    buf.last_plan = self._me
         if not self.graph.located:
             mark_last(self, self.graph.nodes)
 
@@ -286,16 +289,7 @@ class Plan(Shown):
         at = (node - self._first) // WORD
         t = next(t for t, start in zip(self.nodes, self._starts, strict=False) if start == at)
         value = int(self.rows[at + N_INFO])
-        kernel = self.kernels[self.nodes.index(t)]
-        if status == RAISED and hasattr(kernel, "error"):
-            raise kernel.error()
-        if status == BAD_INDEX:
-            indexed = all_specs()[t.op].indexed
-            raise IndexRangeError(f"{t!r}: index {value} is out of range for "
-                                  f"{describe(t if indexed is None else t.src[indexed])}; sources: "
-                                  f"{', '.join(describe(s) for s in t.src)}")
-        what = "was given a combination it does not know" if status == BAD_ARGUMENT else f"failed with status {status}"
-        raise GgjitError(f"the kernel of {t!r} {what} (value {value})")
+        raise kernel_error(status, t, self.kernels[self.nodes.index(t)], value)
 
     def _poison(self):
         for t in self.nodes:

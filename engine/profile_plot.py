@@ -13,22 +13,16 @@ from ggjit.ops.errors import ParamError
 
 def _one_run(profile, run):
     """The (number, thread, start, end) of one run of the plan that took most time, and its record."""
-    records = [r for r in profile.records if r.kept]
+    records = [r for r in profile.records if len(r.ticks)]
     if not records:
         raise ParamError("plot: no run was kept; compute something inside the `with gg.profile()` block")
-    spent = lambda r: sum(int((t[:, :, 1] - t[:, :, 0]).sum()) for _, t in r.kept)               # noqa: E731
-    record = max(records, key=spent)
-    if not -len(record.kept) <= run < len(record.kept):
-        raise ParamError(f"plot: run {run} of {len(record.kept)} that were kept")
-    first, ticks = record.kept[run]
-    zero = int(ticks[:, :, 0][ticks[:, :, 1] > 0].min())
-    out = []
-    for ith in range(ticks.shape[0]):
-        for i in range(ticks.shape[1]):
-            a, b = ticks[ith, i].tolist()
-            if b:
-                out.append((first + i, ith, (a - zero) * 1e6 / profile.hz, (b - zero) * 1e6 / profile.hz))
-    return record, out
+    record = max(records, key=lambda r: r.busy.sum())
+    n = len(record.ticks)
+    if not -n <= run < n:
+        raise ParamError(f"plot: run {run} of {n} that were kept")
+    found = [(i, ith, a, b) for k, ith, i, a, b in record.events() if k == run % n]
+    zero = min(a for _, _, a, _ in found)
+    return record, [(i, ith, (a - zero) * 1e6 / profile.hz, (b - zero) * 1e6 / profile.hz) for i, ith, a, b in found]
 
 
 def plot(profile, ax=None, path=None, run=-1):

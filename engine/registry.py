@@ -98,10 +98,11 @@ class Registry:
             return [*self._registries, *((r.name, r) for r in self._built_in)]
 
     def _guard(self, name, call):
-        """A broken third party must not break us: its error is kept in `errors` and warned about once."""
+        """A broken third party must not break us: its error is kept in `errors` and warned about once.  A script that
+        exits when it is imported is no reason to exit either."""
         try:
             return call()
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if not any(n == name and repr(e) == repr(old) for n, old in self.errors):
                 self.errors.append((name, e))
                 warnings.warn(f"backend {name!r} does not work: {e!r}", stacklevel=4)

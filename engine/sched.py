@@ -14,17 +14,20 @@ import functools
 import weakref
 
 from ggjit.arguments import expect
+from ggjit.chunks import Memory
 from ggjit.events import event_free, event_new
+from ggjit.finish import finish
 from ggjit.graph import Graph
-from ggjit.in_flight import IN_FLIGHT
+from ggjit.handle import Handle
+from ggjit.in_flight import IN_FLIGHT, land, take_off, wait_for_others
 from ggjit.located import Located
 from ggjit.nesting import RunLock, refuse_nesting
 from ggjit.ops.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.record import T_BUFFER
 from ggjit.ops.shape import describe
-from ggjit.placing import finish, free_with, unplace
+from ggjit.placing import free_with, unplace
 from ggjit.sched_cut import Cut
-from ggjit.sched_layout import Layout, Memory, place_leaves
+from ggjit.sched_layout import Layout, place_leaves
 from ggjit.sched_run import Run
 from ggjit.sched_work import BACKEND
 from ggjit.sched_world import World
@@ -35,7 +38,7 @@ PIPELINE_COPIES = 4             # GGML_SCHED_MAX_COPIES
 PLANNERS = ("ggml", "best")
 
 
-class Scheduler:
+class Scheduler(Handle):
     """Computes graphs on several backends.
 
     backends      in order of priority
@@ -199,10 +202,13 @@ class Scheduler:
         self._check(graph)
         run = self._kept(graph)
         if run is None:
-            cut = self._make_cut(graph)
-            layout = Layout(cut, self._n_copies, self.planner)
-            self.memory.grow(layout.chunk_sizes, self.synchronize)
-            for buf, tensors in place_leaves(cut):          # after whatever may fail: the user sees it
+            made = None
+            while made is None:                             # until nobody moves a leaf while we plan
+                cut = self._make_cut(graph)
+                layout = Layout(cut, self._n_copies, self.planner)
+                self.memory.grow(layout.chunk_sizes, self.synchronize)
+                made = place_leaves(cut)                    # after whatever may fail: the user sees it
+            for buf, tensors in made:
                 self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
             run = self._runs[graph] = Run(self, graph, cut, layout)
         self._cut, self._run = run.cut, run
@@ -239,13 +245,14 @@ class Scheduler:
         """
         with self._lock:
             self._submit(graph)
-            IN_FLIGHT.add(self)
+            take_off(self, self._run)
 
     def _submit(self, graph):
         self._refuse_callbacks()
         run = self._prepare(graph)
         if self.memory.used_by is not run:      # others have other things at these places: they come to an end first
             self.synchronize()
+        wait_for_others(self, run)
         self._computing = True
         try:
             run.compute(self._callback)
@@ -266,23 +273,17 @@ class Scheduler:
     def synchronize(self):
         """Wait for all backends.  Errors of asynchronous work come out here."""
         refuse_nesting()
-        IN_FLIGHT.discard(self)
-        first = None
+        flight, first = IN_FLIGHT.get(self), None
         for b in self.world.backends:
             try:
                 b.synchronize()
             except Exception as e:
                 first = first or e
+        land(self, flight)
         if first is not None:
-            for run in list(self._runs.values()):
+            for run in {*self._runs.values(), *(flight or ()), *filter(None, [self._run])}:
                 run.spoil(first)
             raise first
-
-    def may_write(self, buf):
-        """Can an asynchronous backend of this scheduler reach that buffer?"""
-        w = self.world
-        k = w.known_buft(buf.buft)
-        return k is not None and any(a and r for a, r in zip(w.is_async, w.reads[:, k].tolist(), strict=True))
 
     def numpy(self, t):
         """The values of `t` as this scheduler's last run left them."""
@@ -290,11 +291,12 @@ class Scheduler:
         with self._lock:
             self.synchronize()
             t._check()
-            where = None if self._run is None else self._run.where(t)
-            if where is None:
+            runs = [self._run, *self._runs.values()]            # of the last graph, of those before
+            run = next((r for r in runs if r is not None and r.where(t) is not None), None)
+            if run is None:
                 raise NotAllocated(f"{describe(t)} was not computed by this scheduler")
-            self._run.check_intact(t)
-            return Located(t, t.src, where).numpy()
+            run.check_intact(t)
+            return Located(t, t.src, run.where(t)).numpy()
 
     # ------------------------------------------------------------ state
     def reset(self):

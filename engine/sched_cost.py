@@ -9,7 +9,7 @@ For every pair of neighbouring splits the switch is tried at each node up to REA
 long as the other backend supports the nodes in between and nothing pins them there; the place with the fewest bytes
 copied in the whole graph wins.  Two numbers count, and a move may raise neither: the bytes of the first run (a tensor
 once per backend that reads a copy of it, as ggml lists them), and those of every later one, when copies of inputs that
-did not change are kept.  `never_worse` looks at the finished cut again.  (The wish: seed 003, row E2.)
+did not change are kept.  `never_worse` looks at the finished cut again.  (Row E2 of tests/LEDGER.md.)
 """
 import numpy as np
 

@@ -122,6 +122,7 @@ class Cut:
         w = self.world
         while True:
             self.ids = ids
+            self.found = self.placed()              # before anything is read: whoever places leaves compares
             self.m = m = len(ids)
             self.ws = new_work(m)
             self.col(ID)[:] = ids

@@ -92,16 +92,23 @@ class Explanation:
         return f"<Explanation: {self.totals}>"
 
     # ------------------------------------------------------------ html
+    def _totals_text(self):
+        t = self.totals
+        text = f"{t['splits']} splits by the rules {t['rules']}; {t['copies']} copies, {t['copy_nbytes']:,} bytes"
+        return text if self.run is None else (f"{text}; run {t['runs']} copied {t['copied_nbytes']:,} bytes and spared "
+                                              f"{t['elided_nbytes']:,} that had not changed")
+
     def to_html(self):
         """A page fragment: one table of splits with their nodes, one of copies."""
         e = html.escape
-        out = ["<div class='ggjit-sched'><p>", e("   ".join(f"{k}: {v}" for k, v in self.totals.items())), "</p>"]
+        out = ["<div class='ggjit-sched'><p>", e(self._totals_text()), "</p>"]
         rows = iter(self.rows)
         for k, s in enumerate(self.cut.splits):
             colour = COLOURS[self.cut.split_rows[k, 0] % len(COLOURS)]
             took = self.times.get(k, (0, 0))
-            out.append(f"<details><summary style='background:{colour}'>split {k}: {e(s.backend.name)}, {len(s.nodes)} "
-                       f"nodes, {len(s.inputs)} inputs, copy {took[0] / 1e3:.1f} us, compute {took[1] / 1e3:.1f} us"
+            style = f"border-left:14px solid {colour};padding-left:6px"
+            out.append(f"<details><summary style='{style}'>split {k}: {e(s.backend.name)}, {len(s.nodes)} nodes, "
+                       f"{len(s.inputs)} inputs, copy {took[0] / 1e3:.1f} us, compute {took[1] / 1e3:.1f} us"
                        f"</summary><table><tr><th>node<th>op<th>bytes<th>cause<th>sources</tr>")
             for _ in s.nodes:
                 r = next(rows)

@@ -6,7 +6,7 @@ addressing table that lives as long as the scheduler; a graph of ten thousand no
 """
 import numpy as np
 
-from ggjit.ops.jit import i64s, native
+from ggjit.ops.jit import i64s, inlined, native
 from ggjit.ops.record import (
     FLAG_INPUT,
     MAX_SRC,
@@ -46,7 +46,6 @@ from ggjit.sched_work import (
     SRC,
     SRC_END,
     VIEW,
-    inlined,
 )
 
 OP_NONE, OP_VIEW, OP_RESHAPE, OP_PERMUTE, OP_TRANSPOSE = (

@@ -6,7 +6,7 @@
 
 Every assignment keeps its cause.  What the rules leave undone, engine/sched_settle.py makes computable.
 """
-from ggjit.ops.jit import i64s, native, u8s
+from ggjit.ops.jit import i64s, inlined, native, u8s
 from ggjit.ops.record import MAX_SRC, OP, T_OP, T_WORDS
 from ggjit.sched_settle import memory_of, settle
 from ggjit.sched_settle import set_backend as _set
@@ -43,20 +43,10 @@ from ggjit.sched_work import (
     SIG,
     SRC_END,
     VIEW,
-    inlined,
 )
 
 OP_ROPE, OP_FLASH = int(OP.ROPE), int(OP.FLASH_ATTN_EXT)
 RULES = {"2023": 0, "2024": 1, "modern": 2}
-
-
-@inlined
-def _first_reader(reads, n_bufts, nb, k):
-    """Highest-priority backend that reads buffer type k, -1."""
-    for b in range(nb):
-        if reads[b * n_bufts + k]:
-            return b
-    return -1
 
 
 # ---------------------------------------------------------------- 2023

@@ -8,6 +8,7 @@
 The user's tensors stay as they are: backends get Located tensors (engine/located.py).  Buffers may move between runs;
 then places are looked up again.
 """
+import functools
 import time
 
 import numpy as np
@@ -15,47 +16,19 @@ import numpy as np
 from ggjit.answers import truth
 from ggjit.buffer import Buffer
 from ggjit.config import debug
-from ggjit.copies import tensor_copy
-from ggjit.events import event_record, event_synchronize, event_wait
+from ggjit.events import event_record, event_wait
 from ggjit.located import Located, SubGraph
 from ggjit.ops.errors import Cancelled, NotAllocated, Overwritten
 from ggjit.ops.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.shape import describe
 from ggjit.plan import mark_last
-from ggjit.sched_experts import copy_experts, expert_ids
+from ggjit.sched_copy import Copy
+from ggjit.sched_experts import expert_ids
 from ggjit.sched_split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT, U_COPY, U_REFRESH, U_SPLIT
-from ggjit.sched_work import BACKEND, BITS, COPY, IS_INPUT, IS_LEAF, S_BACKEND, S_END, S_START, VIEW
+from ggjit.sched_streams import Writers, sharing
+from ggjit.sched_work import BACKEND, BITS, COPY, IS_INPUT, S_BACKEND, S_END, S_START, VIEW
 from ggjit.table import TABLE
-from ggjit.versions import T_VERSION, written
-
-
-class Copy:
-    """One tensor on one backend, in one instance."""
-
-    __slots__ = ("number", "src", "dst", "kept", "writers", "src_backend", "base_id", "stamp", "nbytes", "experts",
-                 "fast", "buf")
-
-    def __init__(self, number, src, dst, kept, writers, src_backend, base_id, nbytes):
-        self.number, self.src, self.dst, self.kept, self.writers = number, src, dst, kept, writers
-        self.src_backend, self.base_id, self.nbytes = src_backend, base_id, nbytes
-        self.experts = None
-        self.moved()
-
-    def moved(self):
-        """The original or the copy may lie elsewhere now: nothing is known about it."""
-        self.stamp = self.fast = self.buf = None
-
-    def still_good(self):
-        """Was it copied before, and did nobody write the original since?"""
-        buf = self.buf
-        if buf is None:
-            buf = self.buf = self.src.buffer
-        trusted = buf.trusted
-        now = TABLE.words.item(self.base_id, T_VERSION), buf.version
-        if self.stamp == now and trusted:
-            return True
-        self.stamp = now
-        return False
+from ggjit.versions import T_VERSION
 
 
 class Part:
@@ -87,9 +60,15 @@ class Run:
         self._bound = None
         # what was true when this was made, for the scheduler to compare; seen: versions at which it last did
         self.settings, self.placed, self.seen = sched._settings(cut), cut.placed(), None
-        bases = {x.id for t in graph.nodes if t.op not in VIEW_OPS for x in written(t)}
-        self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
-        self._shares = self._who_shares()
+        self.writers = Writers(cut)
+        self._written_ids = cut.ids[self.writers.leaves]
+        self.written_buffers = set(TABLE.words[self._written_ids, T_BUFFER].tolist())
+        self._shares = sharing(sched.world, cut, self.writers)
+
+    @functools.cached_property
+    def touched_buffers(self):
+        """Ids of the buffers in which tensors of the graph have memory of their own."""
+        return set(TABLE.words[self.cut.ids, T_BUFFER].tolist()) - {-1}
 
     # ------------------------------------------------------------ places
     def place(self, row):
@@ -171,7 +150,7 @@ class Run:
         return found
 
     def _bind(self):
-        """Look up all places again after something moved; copies made before are worth nothing then."""
+        """Look up all places again after something moved, here or elsewhere."""
         self._bound = TABLE.placement_version, self.memory.version
         for row, x in self._handles.items():
             if isinstance(x, Located):
@@ -182,18 +161,9 @@ class Run:
         for parts in self.parts:
             for part in parts or ():
                 for c in part.copies:
-                    c.moved()
+                    c.look_up()
 
     # ------------------------------------------------------------ making
-    def _who_shares(self):
-        """Per backend, the asynchronous backends whose memory it may touch without a copy."""
-        w = self.world
-        n, out = len(w.backends), []
-        for b in range(n):
-            out.append([a for a in range(n) if a != b and w.is_async[a]
-                        and (w.reads[b, w.buft_of[a]] or w.reads[a, w.buft_of[b]])])
-        return out
-
     def _make(self, instance):
         """The parts of one instance."""
         cut, w, parts = self.cut, self.world, []
@@ -224,23 +194,24 @@ class Run:
         cut = self.cut
         s = int(cut.copies[c, K_SRC])
         t = self.tensors[s]
-        bits = int(cut.col(BITS)[cut.local[t.base.id]])
-        src = self.handle(s)
-        b = int(cut.col(BACKEND)[s])
-        writers = self._writers(src, bits) if bits & IS_LEAF and not self._is_written(s) else None
-        return Copy(c, src, self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT, writers, b, t.base.id,
-                    t.nbytes)
+        return Copy(c, self.handle(s), self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT, *self._waits(s),
+                    t.base.id, t.nbytes)
 
-    def _writers(self, leaf, bits):
-        """Streams whose earlier work may still write the leaf.  Inputs are the user's: copied at once (as in ggml)."""
-        if bits & IS_INPUT or leaf.buffer is None:
-            return ()
-        w, k = self.world, self.world.buft_index(leaf.buffer.buft)
-        return [b for b in range(len(w.backends)) if w.is_async[b] and w.reads[b, k]]
-
-    def _is_written(self, s):
-        base = int(self.cut.col(VIEW)[s])
-        return self.cut.written[base if base >= 0 else s] >= 0
+    def _waits(self, s):
+        """(writer, waits) of copies of tensor s, see Copy.  Inputs are the user's: copied at once (as in ggml)."""
+        w, cut = self.world, self.cut
+        base = int(cut.col(VIEW)[s]) if cut.col(VIEW)[s] >= 0 else s
+        writers = self.writers.of(base)
+        if len(writers) == 1:
+            return writers[0], ()
+        if writers:
+            here = int(cut.col(BACKEND)[s])
+            return here, [b for b in writers if w.is_async[b] and b != here]
+        buf = self.tensors[base].buffer
+        if cut.col(BITS)[base] & IS_INPUT or buf is None:
+            return -1, ()
+        k = w.buft_index(buf.buft)
+        return -1, [b for b in range(len(w.backends)) if w.is_async[b] and w.reads[b, k]]
 
     # ------------------------------------------------------------ running
     def compute(self, callback=None):
@@ -268,7 +239,9 @@ class Run:
                         self.n_elided += 1
                         self.elided_nbytes += copy.nbytes
                     else:
-                        ids = self._do_copy(part, copy, ids)
+                        nbytes, ids = copy.make(self, part, ids)
+                        self.n_copied += 1
+                        self.copied_nbytes += nbytes
                 t1 = time.perf_counter_ns()
                 if callback is None:
                     part.backend.graph_compute(part.graph)
@@ -319,38 +292,6 @@ class Run:
         else:
             self.world.backends[a].synchronize()
 
-    def _do_copy(self, part, copy, ids):
-        """Copy one input.  Returns the ids whose experts were looked up last, with their values."""
-        w, backend, a = self.world, part.backend, copy.src_backend
-        self.n_copied += 1
-        if copy.writers is not None:            # a leaf that this graph does not write
-            if copy.writers and (copy.kept or not copy.still_good()):
-                for k in copy.writers:
-                    w.backends[k].synchronize()
-        elif a >= 0 and a != part.number:
-            if w.copies_async[part.number] and backend.copy_tensor_async(copy.src, copy.dst, w.backends[a]):
-                self.copied_nbytes += copy.nbytes
-                return ids
-            if w.is_async[a]:
-                w.backends[a].synchronize()
-        if w.is_async[part.number]:                     # it may still read what the copy held before
-            if part.event is not None and self.n_instances > 1:
-                event_synchronize(part.event)
-            else:
-                backend.synchronize()
-        if copy.experts is not None:
-            nbytes, ids = copy_experts(self, copy, ids)
-            self.copied_nbytes += nbytes
-            return ids
-        self.copied_nbytes += copy.nbytes
-        if copy.fast is None:
-            copy.fast = _direct(copy.src, copy.dst)
-        if copy.fast:
-            copy.fast[0][...] = copy.fast[1]
-        else:
-            tensor_copy(copy.src, copy.dst)
-        return ids
-
     def _compute_asking(self, part, callback):
         """Run up to each node the callback wants to see, then show it.  False from the callback ends the whole run."""
         mark_last(self, self.nodes)
@@ -387,14 +328,3 @@ def _init(t):
     buf = t._at and t._at[0]
     if buf is not None and type(buf).init_tensor is not Buffer.init_tensor:
         buf.init_tensor(t)
-
-
-def _direct(src, dst):
-    """(destination, source) arrays where the slots would only copy from one arena to another; False: they do more."""
-    a, b = src.buffer, dst.buffer
-    own = type(b).copy_tensor is not Buffer.copy_tensor or type(a).get_tensor is not Buffer.get_tensor
-    if type(b).set_tensor is not Buffer.set_tensor or own and not a.buft.is_host():
-        return False
-    if a._arena is None or b._arena is None or src.nbytes != dst.nbytes:
-        return False
-    return b.host_bytes(dst.offs, dst.nbytes), a.host_bytes(src.offs, src.nbytes)

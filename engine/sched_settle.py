@@ -6,6 +6,7 @@
 
 ggml aborts or corrupts memory there; on graphs it can compute, `settle` changes nothing.
 """
+from ggjit.ops.jit import inlined
 from ggjit.ops.record import MAX_SRC
 from ggjit.sched_work import (
     BACKEND,
@@ -32,7 +33,6 @@ from ggjit.sched_work import (
     SRC_END,
     UPDATES,
     VIEW,
-    inlined,
 )
 
 

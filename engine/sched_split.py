@@ -7,7 +7,7 @@
 Which copies are *listed* follows the chosen version: 2023 lists a source at every use, 2024 and modern when its copy
 is made, once per backend.  Which copies a split *uses* is the same for all and decides what is copied at run time.
 """
-from ggjit.ops.jit import i64s, native
+from ggjit.ops.jit import i64s, inlined, native
 from ggjit.ops.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -49,7 +49,6 @@ from ggjit.sched_work import (
     SRC_END,
     UPDATES,
     VIEW,
-    inlined,
 )
 
 # copies: rows of 4 words; uses: rows of 3 words
@@ -60,7 +59,8 @@ TRANSIENT, KEPT = 0, 1          # K_KIND: memory reused after the last use, or h
 
 @inlined
 def _readable(w, m, bufts, reads, n_bufts, s, b):
-    k = memory_of(w, m, bufts, s)
+    """Can backend b read tensor s?  What is computed in place lies where its base does (the rules ask its backend)."""
+    k = memory_of(w, m, bufts, w[VIEW * m + s] if w[VIEW * m + s] >= 0 else s)
     return k >= 0 and reads[b * n_bufts + k] != 0
 
 
@@ -237,15 +237,34 @@ def _marker(w, m, d, row, s, src0, src1):
     d[r + T_SRC + 1] = src1
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def planner_graph(table, ws, m, n_nodes, splits, n_splits, copies, n_copies, uses, n_uses, n_instances, out, order,
-                  leafs, counts):
+@inlined
+def _stay_at_home(w, m, d, slots, i):
+    """No computing in place in the memory of another backend: others count on a result being in its own backend's.
+
+    A source that is named twice is never worked on in place.
+    """
+    end = w[SRC_END * m + i]
+    for j in range(w[SRC_END * m + i]):
+        s = w[SRC * m + i * MAX_SRC + j]
+        if s < 0 or w[COPY * m + i * MAX_SRC + j] >= 0 or end == MAX_SRC:
+            continue
+        base = w[VIEW * m + s] if w[VIEW * m + s] >= 0 else s
+        if slots[w[BACKEND * m + base]] != slots[w[BACKEND * m + i]]:
+            d[i * T_WORDS + T_SRC + end] = s
+            end += 1
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def planner_graph(table, ws, m, n_nodes, slots, splits, n_splits, copies, n_copies, uses, n_uses, n_instances, out,
+                  order, leafs, counts):
     """A private table for the memory planner, so that the user's own stays as it is.
 
     Rows: the m tensors, then one row per copy (n_instances rows each for pipelining), then two markers per use.  A
     marker is a view of the original that keeps it alive until it was copied; row numbers take the place of ids.
 
         order    [marker x] [copy x] node node | [marker y] [copy y] node ...      kept copies are leafs
+
+    slots[b]: number of the memory that backend b computes in.
 
     A copied view may itself stand inside the split that reads the copy.  Then the first marker holds on to its base,
     and a second one at the end of the split gives the view back.
@@ -258,6 +277,7 @@ def planner_graph(table, ws, m, n_nodes, splits, n_splits, copies, n_copies, use
     first_marker = m + n_copies * n_instances
     n_rows = first_marker + 2 * n_uses
     d, o, lf = i64s(out, n_rows * T_WORDS), i64s(order, n_rows), i64s(leafs, n_rows)
+    home = i64s(slots, 1 << 20)
     n, n_lf = 0, 0
     for i in range(m):
         _copy_row(t, d, i, w[ID * m + i])
@@ -269,6 +289,8 @@ def planner_graph(table, ws, m, n_nodes, splits, n_splits, copies, n_copies, use
         for j in range(MAX_SRC):
             c = w[COPY * m + i * MAX_SRC + j]
             d[r + T_SRC + j] = w[SRC * m + i * MAX_SRC + j] if c < 0 else m + c * n_instances
+        if w[BITS * m + i] & IS_COMPUTE:
+            _stay_at_home(w, m, d, home, i)
         if i >= n_nodes:
             lf[n_lf] = i
             n_lf += 1

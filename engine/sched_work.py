@@ -12,13 +12,8 @@ Local numbers take the place of table ids: nodes first, in execution order, then
 Buffer types have numbers too (`Scheduler._buft_index`); READS[b, k] says whether backend b reads buffer type k.
 """
 import numpy as np
-from numba import njit
 
-from ggjit.ops.jit import _OPTIONS
 from ggjit.ops.record import MAX_SRC
-
-# for what the passes call per node: a real call would hand over every array in seven words
-inlined = njit(fastmath=False, forceinline=True, **_OPTIONS)
 
 ID, VIEW, OWN, MEM, NBYTES, SIG, BACKEND, CAUSE, CAUSE_ARG, BITS = range(10)
 SRC = 10

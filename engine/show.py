@@ -11,6 +11,7 @@ import numpy as np
 
 from ggjit.alloc.measure import mib
 from ggjit.ops.errors import GgjitError, StaleHandle
+from ggjit.ops.record import GLU, OP, UNARY
 
 EDGE = 3                        # elements shown at each end of a dimension
 MAX_STATS_NBYTES = 16 << 20     # larger tensors are not read whole for their minimum and maximum
@@ -28,6 +29,14 @@ class Shown:
 def size_text(nbytes):
     """"1,024 bytes (1.00 KiB)"."""
     return f"{nbytes:,} bytes" if nbytes < 1024 else f"{nbytes:,} bytes ({mib(nbytes)})"
+
+
+def op_name(t):
+    """The op of a tensor in lower case; of OP.UNARY and OP.GLU the function: "silu", "swiglu"."""
+    functions = {OP.UNARY: UNARY, OP.GLU: GLU}.get(t.op)
+    if functions is None or not t.ctx.alive:        # the parameters of a freed tensor may be another's by now
+        return t.op.name.lower()
+    return functions(int(t.op_params[0])).name.lower()
 
 
 def state(t):

@@ -15,7 +15,7 @@ from ggjit.ops.errors import GgjitError
 from ggjit.ops.record import FLAG_INPUT, FLAG_LOSS, FLAG_OUTPUT, FLAG_PARAM
 from ggjit.ops.types.traits import Type, all_traits
 from ggjit.plan import Plan
-from ggjit.show import preview, size_text, state
+from ggjit.show import op_name, preview, size_text, state
 from ggjit.tensor import Tensor
 
 MAX_ROWS = 200                  # lines of a table; more are counted
@@ -73,7 +73,7 @@ def _tensor(t: Tensor):
         ("type", f"{t.type!r}, {t.type.block} values in {t.type.nbytes} bytes" if t.type.block > 1 else repr(t.type)),
         ("shape", f"{t.shape} (NumPy)   ne {list(t.ne)} (ggml)"), ("strides", f"nb {list(t.nb)} bytes"),
         ("bytes", size_text(t.nbytes)), ("lives in", state(t)), ("view", view),
-        ("op", f"{t.op.name.lower()}({', '.join(map(label, t.src))})" if t.op else "leaf"),
+        ("op", f"{op_name(t)}({', '.join(map(label, t.src))})" if t.op else "leaf"),
         ("flags", ", ".join(text for bit, text in _FLAGS.items() if flags & bit)), ("made at", source_line(t)),
         ("values", remark)))
     return about + (table(values, numbers=range(99)) if values else "")
@@ -83,8 +83,8 @@ def _tensor(t: Tensor):
 def _graph(g: Graph):
     ops = {}
     for t in g.nodes:
-        n, nbytes = ops.get(t.op.name.lower(), (0, 0))
-        ops[t.op.name.lower()] = n + 1, nbytes + t.nbytes
+        n, nbytes = ops.get(op_name(t), (0, 0))
+        ops[op_name(t)] = n + 1, nbytes + t.nbytes
     ordered = sorted(ops.items(), key=lambda x: (-x[1][0], x[0]))
     about = facts(f"Graph of {len(g.nodes)} nodes", (
         ("outputs", ", ".join(map(repr, g.outputs))), ("leafs", len(g.leafs)),
@@ -95,7 +95,7 @@ def _graph(g: Graph):
 
 @html_of.register
 def _context(ctx: Context):
-    rows = ((label(t), repr(t.type), t.shape, f"{t.nbytes:,}", t.op.name.lower() if t.op else "leaf", state(t))
+    rows = ((label(t), repr(t.type), t.shape, f"{t.nbytes:,}", op_name(t) if t.op else "leaf", state(t))
             for t in ctx.tensors[:MAX_ROWS])
     return facts(f"Context {ctx.id}", (
         ("state", "" if ctx.alive else "freed"), ("tensors", len(ctx.tensors)),
@@ -143,7 +143,7 @@ def _backend(b: Backend):
 def _plan(p: Plan):
     def row(i, t, kernel):
         where = p.where(t)
-        return i, label(t), t.op.name.lower(), kernel.name, f"{where[0].id} + {where[1]:,}" if where else ""
+        return i, label(t), op_name(t), kernel.name, f"{where[0].id} + {where[1]:,}" if where else ""
     try:
         rows = [row(i, t, k) for i, (t, k) in enumerate(zip(p.nodes, p.kernels, strict=False))]
     except GgjitError:                  # memory that was freed since
@@ -156,7 +156,7 @@ def _plan(p: Plan):
 
 def split_html(s):
     """One of a scheduler's splits."""
-    rows = ((label(t), t.op.name.lower(), repr(t.type), t.shape, f"{t.nbytes:,}") for t in s.nodes)
+    rows = ((label(t), op_name(t), repr(t.type), t.shape, f"{t.nbytes:,}") for t in s.nodes)
     return facts(f"Split on {s.backend.name}", (
         ("nodes", f"{len(s.nodes)}, from number {s.start} of the graph"),
         ("inputs copied", ", ".join(f"{label(t)} ({t.nbytes:,} bytes)" for t in s.inputs)))) + folded(

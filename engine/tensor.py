@@ -24,7 +24,7 @@ from ggjit.ops.errors import IndexRangeError, NotAllocated, ParamError, ShapeErr
 from ggjit.ops.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.shape import describe, is_contiguous
 from ggjit.ops.types import BF16
-from ggjit.show import Shown, state
+from ggjit.show import Shown, op_name, state
 from ggjit.table import FREED, TABLE
 from ggjit.versions import T_VERSION, touched
 
@@ -117,7 +117,7 @@ class Tensor(Operators, Exchange, Shown):
         return plan.where(self) if plan is not None else None
 
     def __repr__(self):
-        op = "" if not self.op else f" = {self.op.name.lower()}({', '.join(_short(s) for s in self.src)})"
+        op = "" if not self.op else f" = {op_name(self)}({', '.join(_short(s) for s in self.src)})"
         return f"<{describe(self)}{op}, {state(self)}>"
 
     def __reduce__(self):

@@ -13,7 +13,8 @@ def _load(path, args, **options):
     from ggjit.models.load import load_model
     from ggjit.models.warm import help_when_compiling
     help_when_compiling(path, options | {"n_threads": args.threads})
-    return load_model(path, n_threads=args.threads, **options)
+    gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
+    return load_model(path, n_threads=args.threads, **gpu, **options)
 
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
@@ -99,7 +100,7 @@ def _show_demo(m, r):
 # ---------------------------------------------------------------- generate, bench
 def generate(args):
     with compiling():
-        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx)
+        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
         run = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
                          seed=args.seed)
         if not args.json:
@@ -123,7 +124,7 @@ def bench(args):
     if not args.p and not args.n:
         raise ParamError("nothing to measure: -p and -n are both 0")
     with compiling():
-        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=None)
+        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=None, repack=args.repack)
         if not hasattr(m, "decode"):
             raise ModelError(f"{args.model}: bench measures llama models; time sentence encoders with `ggjit embed`")
         if max(args.p, args.n) > m.n_ctx:
@@ -245,16 +246,19 @@ def info(args):
         return facts
     from ggjit import __version__, registry
     from ggjit.models.support import supported
+    from ggjit.tuning import all_kept
     devices = registry.props()
     ops, types = supported()
     result = {"version": __version__, "cpu": registry.by_type("cpu").description, "devices": devices,
-              "types": types, "ops": ops}
+              "tiles": _tiles(all_kept()), "types": types, "ops": ops}
     if not args.json:
         from ggjit.models.op_page import op_list
         print(f"ggjit {result['version']} on {result['cpu']}")
         for d in devices:
             print(f"device {d['name']}: {d['description']}, {d['memory_free'] / 1e9:.1f} GB of "
                   f"{d['memory_total'] / 1e9:.1f} GB free")
+        tiles = _tiles_line(result["tiles"]) or "the rule's; `ggjit warm-up MODEL` measures others"
+        print(f"rows of decode tiles (speed over the rule's): {tiles}")
         for title, table in (("types", types), ("ops", ops)):
             served = [n for n, where in table.items() if where]
             print(f"{title}: {len(served)} of {len(table)}" + (f": {' '.join(served)}" if table is types else ""))
@@ -272,13 +276,14 @@ def _op_info(name):
 def warm_up(args):
     from ggjit.models.load import load_model
     from ggjit.models.minilm import minilm_path
-    from ggjit.models.warm import help_when_compiling, jobs, kept_kernels
+    from ggjit.models.warm import help_when_compiling, jobs, kept_kernels, tune_for
     from ggjit.ops.jit import CACHE
     t0, before = time.perf_counter(), kept_kernels()
-    path = args.model or minilm_path()
+    path, options = args.model or minilm_path(), {"repack": args.repack}
     with compiling():
-        help_when_compiling(path, {})
-        m = load_model(path)
+        m = load_model(path, **options)
+        tuned = tune_for(m, **options)                  # nothing else may run beside it
+        help_when_compiling(path, options)
         todo = list(jobs(m).values())
         with bar("kernels", len(todo)) as step:
             for compile_one in reversed(todo):          # the helpers come from the other end
@@ -287,11 +292,22 @@ def warm_up(args):
         m.warm_up()
     n = CACHE.compiled + CACHE.loaded
     compiled = min(n, len(kept_kernels() - before))         # here and by helpers
-    result = {"kernels": n, "compiled": compiled, "cached": n - compiled, "seconds": time.perf_counter() - t0}
+    result = {"kernels": n, "compiled": compiled, "cached": n - compiled, "seconds": time.perf_counter() - t0,
+              "tiles": _tiles(tuned)}
     if not args.json:
         print(f"{result['kernels']} kernels ready: {result['compiled']} compiled, {result['cached']} from the cache, "
               f"{result['seconds']:.1f} s")
+        if tuned:
+            print(f"measured rows of decode tiles: {_tiles_line(result['tiles'])}")
     return result
+
+
+def _tiles(choices):
+    return {t.name: {"rows": c.rows, "gain": c.gain} for t, c in choices.items()}
+
+
+def _tiles_line(tiles):
+    return ", ".join(f"{name} {c['rows']} ({c['gain']:.2f} x)" for name, c in tiles.items())
 
 
 def completion(args):

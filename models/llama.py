@@ -17,13 +17,14 @@ import math
 import numpy as np
 
 import ggjit as gg
-from ggjit.compute import alloc_ctx_tensors
+from ggjit.buffer import MultiBuffer
 from ggjit.context import Context
 from ggjit.models import moe
 from ggjit.models.checks import finite, integer, one_of
 from ggjit.models.network import Network
 from ggjit.ops.errors import ModelError, ParamError
 from ggjit.ops.types.traits import BY_NAME
+from ggjit.placing import place_tensors
 
 ROPE_NORMAL, ROPE_NEOX = 0, 2
 ROPE_MODE = {"llama": ROPE_NORMAL, "qwen2": ROPE_NEOX}      # the architectures served, and how each rotates pairs
@@ -70,7 +71,7 @@ class Llama(Network):
 
     def _reserve(self):
         """For the largest graph, so that the arena never has to move."""
-        self._allocator.reserve(self.largest_graph())
+        (self.scheduler or self._allocator).reserve(self.largest_graph())
 
     def _rope_settings(self):
         """(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)"""
@@ -104,7 +105,10 @@ class Llama(Network):
             raise ModelError(f"{file.path}: token_embd.weight {list(table.ne)} holds no vocabulary")
         self.embd = want("token_embd.weight", d, self.n_vocab)
         self.out_norm = want("output_norm.weight", d)
-        self.out = want("output.weight", d, self.n_vocab, optional=True) or self.embd       # tied where absent
+        self.out = want("output.weight", d, self.n_vocab, optional=True)
+        if self.out is None:                    # tied; on the GPU a copy, the embedding itself stays where it is
+            self.out = want("token_embd.weight", d, self.n_vocab, named="output.weight") \
+                if self.offload.takes("output.weight") else self.embd
         self.rope_factors = want("rope_freqs.weight", self.rope[0] // 2, optional=True)
         q, k, v, f = self.d_head * self.n_head, self.d_head * self.n_head_kv, self.d_head_v * self.n_head_kv, self.n_ff
         shapes = {"attn_q": (d, q), "attn_k": (d, k), "attn_v": (d, v), "attn_output": (self.d_head_v * self.n_head, d)}
@@ -122,16 +126,22 @@ class Llama(Network):
                                 "ffn_norm": want(p + "ffn_norm.weight", d)})
         if self._repack:
             out = [] if self.out is self.embd else [self.out]           # rows of the embedding are read one by one
-            self.weights.repack(out + [layer[n][0] for layer in self.layers for n in shapes])
+            matrices = out + [layer[n][0] for layer in self.layers for n in shapes]
+            self.weights.repack([t for t in matrices if not self.offload.takes(t.name)])
 
     def _make_cache(self):
-        """K and V of every layer, zeroed: rows nobody wrote are masked, but they must hold numbers."""
+        """K and V of every layer where its weights are, zeroed: rows nobody wrote are masked, but must hold numbers."""
         self.kv_ctx = Context()
         k_ne, v_ne = ((d * self.n_head_kv, self.n_ctx) for d in (self.d_head, self.d_head_v))
         new = self.kv_ctx.new_tensor
         self.cache = [(new(self.kv_type, k_ne, f"k cache {i}"), new(self.kv_type, v_ne, f"v cache {i}"))
                       for i in range(self.n_layer)]
-        self.kv_buffer = alloc_ctx_tensors(self.kv_ctx, self.backend)
+        by_backend = {}
+        for i, kv in enumerate(self.cache):
+            where = self.offload.gpu if self.offload.takes(f"blk.{i}.") else self.backend
+            by_backend.setdefault(where, []).extend(kv)
+        self.kv_buffer = MultiBuffer([buf for buf, _ in place_tensors(
+            [(b.default_buffer_type, tensors) for b, tensors in by_backend.items()])])
         self.kv_buffer.clear()
 
     # ------------------------------------------------------------ the graph

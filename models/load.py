@@ -16,13 +16,15 @@ def architectures():
     return {"bert": Bert, **dict.fromkeys(ROPE_MODE, Llama)}
 
 
-def load_model(path, backend="CPU", n_threads=None, reserve=True, **options):
+def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
     "F32"), flash, repack (Q4_0 and Q8_0 matrices in a layout of their own: faster tokens for a slower load and memory
     that is not shared with the file).  reserve=False sets no memory aside for computing yet.  Weights are mapped, not
-    read, but for repacked ones.
+    read, but for repacked ones and those on a GPU.
+    n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
+    output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
     """
@@ -41,4 +43,5 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, **options):
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
     if file.arch == "bert":
         options = {k: v for k, v in options.items() if k not in OPTIONS}
-    return known[file.arch](file, backend, n_threads, load_start=t0, reserve=reserve, **options)
+    return known[file.arch](file, backend, n_threads, load_start=t0, reserve=reserve, n_gpu_layers=n_gpu_layers,
+                            cpu_moe=cpu_moe, **options)

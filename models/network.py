@@ -4,15 +4,15 @@ import time
 
 import numpy as np
 
-from ggjit.backend import Backend
 from ggjit.context import Context
 from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
+from ggjit.models.offload import choose_backends, offload, scheduler_of
 from ggjit.models.tokenizer import Tokenizer
 from ggjit.models.weights import Weights
 from ggjit.nesting import RunLock
 from ggjit.ops.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
-from ggjit.registry import init_backend
+from ggjit.sched_plan import ScheduledPlan
 
 MAX_KEPT_PLANS = 24
 
@@ -33,17 +33,19 @@ class Step:
 
 
 class Network:
-    """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`."""
+    """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
-    def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True):
+    backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
+    (`print(m.scheduler.explain())` tells who computes what).
+    """
+
+    def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
+                 cpu_moe=False):
         t0 = load_start or time.perf_counter()
         self.file = file
-        if isinstance(backend, Backend):
-            self.backend = backend
-            if n_threads is not None:
-                backend.n_threads = n_threads
-        else:
-            self.backend = init_backend(backend, **({} if n_threads is None else {"n_threads": n_threads}))
+        self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
+        self.offload = offload(gpu, n_gpu_layers, self._positive("block_count"), cpu_moe)
+        self.scheduler = scheduler_of(self.backend, gpu)
         self.weights = Weights(file, self.backend.device)
         self._steps = collections.OrderedDict()
         self._lock = RunLock()
@@ -51,6 +53,8 @@ class Network:
         self._allocator = GraphAllocator(self.backend)
         try:
             self._load()
+            if gpu is not None:
+                self.weights.move(self.offload.takes, gpu.default_buffer_type)
             if reserve:
                 self._reserve()
         except BaseException:
@@ -103,22 +107,27 @@ class Network:
         step = self._steps.get(shape)
         if step is None:
             ctx, inputs, result = self._built(shape)
-            graph = Graph(result)
-            # one arena for all steps: they never run at the same time
-            held = self._allocator.buffer_size()
-            self._allocator.alloc_graph(graph)
-            if self._allocator.buffer_size() != held:
-                self._steps.clear()             # their results lay in the arena that was replaced
-            step = Step(ctx, inputs, result, self.backend.graph_plan_create(graph))
-            self._steps[shape] = step
+            step = self._steps[shape] = Step(ctx, inputs, result, self._plan(Graph(result)))
             while len(self._steps) > MAX_KEPT_PLANS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(shape)
         return step
 
+    def _plan(self, graph):
+        """A plan of `graph`.  All share one arena, since they never run at the same time."""
+        if self.scheduler is not None:
+            return ScheduledPlan(self.scheduler, graph)
+        held = self._allocator.buffer_size()
+        self._allocator.alloc_graph(graph)
+        if self._allocator.buffer_size() != held:
+            self._steps.clear()                 # their results lay in the arena that was replaced
+        return self.backend.graph_plan_create(graph)
+
     @property
     def compute_nbytes(self):
-        """Bytes of the arena for computed tensors."""
+        """Bytes of the arena for computed tensors, on all devices."""
+        if self.scheduler is not None:
+            return sum(map(self.scheduler.buffer_size, self.scheduler.backends))
         return self._allocator.buffer_size()
 
     def _built(self, shape):
@@ -147,7 +156,7 @@ class Network:
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
         with self._lock:
             self._steps.clear()
-            self._allocator.free()
+            (self.scheduler or self._allocator).free()
             self.weights.free()
 
     def __enter__(self):
@@ -157,7 +166,7 @@ class Network:
         self.free()
 
     def __repr__(self):
-        return f"<{type(self).__name__} {self.file.path} on {self.backend!r}>"
+        return f"<{type(self).__name__} {self.file.path} on {self.scheduler or self.backend!r}>"
 
     def _positive(self, key, default=...):
         """An integer hyperparameter of the architecture that has to be positive."""

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pathlib
 
+from ggjit.models.parser import nearest
 from ggjit.models.support import devices, op_types, supports
 from ggjit.ops.errors import ParamError
 from ggjit.ops.record import GLU, OP, UNARY, VIEW_OPS
@@ -34,11 +35,6 @@ def types_text(types):
 
 def signature(builder):
     return f"{builder.__name__}{inspect.signature(builder)}"
-
-
-def short_signature(builder):
-    """Without the defaults: they are in the long one."""
-    return f"{builder.__name__}({', '.join(inspect.signature(builder).parameters)})"
 
 
 def file_of(module):
@@ -108,11 +104,12 @@ def sources_text(op, device):
 # ---------------------------------------------------------------- pages
 def find(name):
     """The OP of a ggml name or of a builder's name.  ParamError for what is neither."""
-    wanted = name.removeprefix("ggml_").removeprefix("GGML_OP_")
-    for op, spec in all_specs().items():
-        if wanted.upper() == op.name or wanted in (b.__name__ for b in spec.builders):
-            return op
-    raise ParamError(f"no op {name!r}; ops: {' '.join(op.name for op in sorted(all_specs()))}")
+    wanted = name.removeprefix("GGML_OP_").lower().removeprefix("ggml_")
+    known = {b.__name__.lower(): op for op, spec in all_specs().items() for b in spec.builders}
+    known |= {op.name.lower(): op for op in all_specs()}
+    if wanted not in known:
+        raise ParamError(f"no op {name!r}{nearest(wanted, known)}; `ggjit info` lists them")
+    return known[wanted]
 
 
 def op_facts(op, on=None):

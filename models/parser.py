@@ -23,7 +23,15 @@ def _count(text):
     return n
 
 
-_positive.__name__, _count.__name__ = "positive integer", "integer"       # as argparse names them in its errors
+def _layers(text):
+    n = int(text)
+    if n < -1:
+        raise argparse.ArgumentTypeError("must be a number of layers, or -1 for all")
+    return n
+
+
+_positive.__name__ = "positive integer"                 # as argparse names them in its errors
+_count.__name__ = _layers.__name__ = "integer"
 
 
 def _examples(title, pairs):
@@ -110,6 +118,8 @@ class Arguments:
         c.add_argument("--seed", type=int, default=None, metavar="N", help="of the draws (a new one each time)")
         c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
         c.add_argument("--n-ctx", type=_positive, default=None, metavar="N", help="context size (the model's own)")
+        _repack(c)
+        _gpu(c)
         _threads(c)
         c = self._command("bench", "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
                           ("ggjit bench m.gguf", "a prompt of 128, then 64 tokens"),
@@ -117,9 +127,11 @@ class Arguments:
         self._file(c, "model", metavar="MODEL", help="a llama GGUF; no vocabulary needed")
         c.add_argument("-p", type=_count, default=128, metavar="N", help="prompt tokens, 0 skips (128)")
         c.add_argument("-n", type=_count, default=64, metavar="N", help="generated tokens, 0 skips (64)")
+        _gpu(c)
         _threads(c, "-t", "--threads")
         c.add_argument("-r", type=_positive, default=3, metavar="N", help="repetitions (3)")
         c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
+        _repack(c)
 
     def _speech(self):
         c = self._command("vad", "where somebody speaks in a recording (Silero VAD)",
@@ -164,9 +176,9 @@ class Arguments:
 
     def _engine(self):
         c = self._command("ops", "the op suite of ggml's test-backend-ops: check, time or list the cases",
-                          ("ggjit ops test -o soft_max", "against float64 and the real ggml"),
-                          ("ggjit ops perf -o mul_mat --sample 20", "time next to ggml's"),
-                          ("ggjit ops support", "what the device computes"))
+                          ("ggjit ops test -o soft_max,rope", "against float64 and the real ggml"),
+                          ("ggjit ops test --resume ops.jsonl", "the whole suite, in as many runs as it takes"),
+                          ("ggjit ops perf -o mul_mat --sample 20", "time next to ggml's"))
         c.add_argument("mode", choices=("test", "perf", "support"))
         c.add_argument("-o", "--op", metavar="OP", help="ops or classes, comma separated, or one whole \"OP(params)\"")
         c.add_argument("-b", "--backend", metavar="DEVICE", default="CPU", help="device (CPU)")
@@ -176,17 +188,31 @@ class Arguments:
         c.add_argument("--threads", type=_positive, default=1, metavar="N", help="threads of both sides (1)")
         c.add_argument("-j", "--jobs", type=_positive, default=None, metavar="N",
                        help="processes that share the test (one a core)")
+        self._file(c, "--resume", metavar="FILE", help="test: note outcomes in FILE, skip those there that passed")
         c = self._command("info", "version, processor, devices, and which types and ops each device supports",
                           ("ggjit info", ""), ("ggjit info soft_max", "one op: builders, types, files"))
         c.add_argument("op", nargs="?", metavar="OP", help="one op: its builders, types and files (\"soft_max\")")
-        c = self._command("warm-up", "compile the kernels a model needs into the cache", ("ggjit warm-up", "MiniLM's"),
+        c = self._command("warm-up", "compile the kernels a model needs into the cache, and measure once which tiles "
+                          "make its tokens fastest on this machine", ("ggjit warm-up", "MiniLM's"),
                           ("ggjit warm-up m.gguf", "of a llama: the first answer comes at once"))
         self._file(c, "model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
+        _repack(c)
         c = self._command("completion", "print the script that completes commands and options in a shell",
                           ("ggjit completion bash > ~/.local/share/bash-completion/completions/ggjit", ""),
                           ("ggjit completion zsh > ~/.zfunc/_ggjit", "a folder of $fpath"),
                           ("ggjit completion fish > ~/.config/fish/completions/ggjit.fish", ""), json=False)
         c.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def _gpu(c):
+    c.add_argument("-ngl", "--n-gpu-layers", type=_layers, default=None, metavar="N",
+                   help="the last N layers on the first GPU, -1: all and the output (none)")
+    c.add_argument("--cpu-moe", action="store_true", help="with -ngl: the weights of experts stay on the CPU")
+
+
+def _repack(c):
+    c.add_argument("--repack", action="store_true", help="Q4_0 and Q8_0 matrices in a layout of their own: faster "
+                   "tokens for a slower load and more memory")
 
 
 def _threads(c, *names):

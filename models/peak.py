@@ -5,6 +5,7 @@
     what_if("model.gguf", n_ctx=(2048, 4096), n_batch=(128, 512))
 """
 import itertools
+import os
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ggjit.measure import kernel_work_nbytes, measure
 from ggjit.models.gguf import GGUFFile, TensorInfo
 from ggjit.models.load import architectures
+from ggjit.models.parser import nearest
 from ggjit.ops.errors import BadFile, ModelError
 from ggjit.ops.types.traits import BY_NAME
 
@@ -25,6 +27,10 @@ SHAPES = {
 }
 
 
+def _unknown(name):
+    return ModelError(f"no file and no shape {str(name)!r}{nearest(str(name), SHAPES)}; shapes: {', '.join(SHAPES)}")
+
+
 class ShapeFile:
     """A llama as a GGUFFile would present it, made of shapes; its tensors have types and sizes but no bytes."""
 
@@ -32,7 +38,7 @@ class ShapeFile:
 
     def __init__(self, name, weight_type="q4_0"):
         if name not in SHAPES:
-            raise ModelError(f"no shape {name!r}; known: {', '.join(SHAPES)}")
+            raise _unknown(name)
         dim, n_layer, n_head, n_head_kv, n_ff, n_vocab, n_ctx = SHAPES[name]
         self.path = f"{name} ({weight_type})"
         self.metadata = {f"llama.{k}": v for k, v in {
@@ -65,8 +71,18 @@ class ShapeFile:
         return value
 
 
+def _file(model):
+    if isinstance(model, ShapeFile):
+        return model
+    if model in SHAPES:
+        return ShapeFile(model)
+    if not os.path.exists(model):
+        raise _unknown(model)
+    return GGUFFile(model)
+
+
 def _network(model, **options):
-    file = model if isinstance(model, ShapeFile) else ShapeFile(model) if model in SHAPES else GGUFFile(model)
+    file = _file(model)
     known = architectures()
     if file.arch not in known:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")

@@ -40,7 +40,8 @@ class _Display:
                 def render(self, task):
                     return text.Text(_numbers(task))
             self._progress = p.Progress(p.TextColumn("{task.description}", markup=False), p.BarColumn(), Numbers(),
-                                        console=p.Console(file=sys.stderr), transient=True)
+                                        console=p.Console(file=sys.stderr), transient=True,
+                                        redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
             self._progress.start()
         return self._progress.add_task(description, total=total)
 

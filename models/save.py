@@ -10,12 +10,13 @@ beside it and renamed.  Reading: models/gguf.py and models/load_tensors.py.
     safetensors   length of the header | JSON {name: {dtype, shape, data_offsets}} | data
 """
 import contextlib
+import errno
 import json
 import math
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -40,11 +41,11 @@ def save_gguf(path, tensors, metadata=None):
     (their own kind), arrays, and lists of these, nested ones too.  "general.alignment" (default 32) is obeyed.
     Errors: ParamError (names, keys, alignment), TypeMismatch (values GGUF has no kind for), NotAllocated, OSError.
     """
-    metadata = dict(metadata or {})
+    metadata = _dict("metadata", {} if metadata is None else metadata)
     align = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if isinstance(align, bool) or not isinstance(align, int | np.integer) or align <= 0 or align & (align - 1):
         raise ParamError(f"general.alignment must be a power of two, got {align!r}")
-    sources = {name: _Source(name, x) for name, x in tensors.items()}
+    sources = {name: _Source(name, x) for name, x in _dict("tensors", tensors).items()}
     header = [MAGIC, struct.pack("<IQQ", VERSION, len(sources), len(metadata))]
     for key, value in metadata.items():
         header += [_text(key, "key", MAX_KEY_NBYTES), _value(value, key)]
@@ -66,10 +67,10 @@ def save_safetensors(path, tensors, metadata=None):
     """Write a safetensors file.  tensors: {name: Tensor or ndarray} of F32, F16, BF16, F64 or integers (quantised
     types have no dtype there: save_gguf keeps them); metadata: {str: str}.  Errors: TypeMismatch, ParamError, OSError.
     """
-    metadata = dict(metadata or {})
+    metadata = _dict("metadata", {} if metadata is None else metadata)
     if not all(isinstance(x, str) for pair in metadata.items() for x in pair):
         raise TypeMismatch("safetensors metadata maps strings to strings; save_gguf takes other values")
-    sources = {name: _Source(name, x) for name, x in tensors.items()}
+    sources = {name: _Source(name, x) for name, x in _dict("tensors", tensors).items()}
     header, offs = {"__metadata__": metadata} if metadata else {}, 0
     for name, s in sources.items():
         _text(name, "tensor name", MAX_KEY_NBYTES)
@@ -88,6 +89,12 @@ def save_safetensors(path, tensors, metadata=None):
 
 
 # ---------------------------------------------------------------- tensors
+def _dict(what, x):
+    if not isinstance(x, Mapping):
+        raise TypeMismatch(f"{what} must be a dict with names as keys, got {type(x).__name__}")
+    return dict(x)
+
+
 class _Source:
     """One tensor to write: type, ne (ggml order), shape (NumPy order), nbytes, and its bytes when their turn comes."""
 
@@ -189,6 +196,8 @@ def _list(items, key):
 def _whole_file(path):
     """A file that gets its name when it is whole; nothing is left behind by an error."""
     path = os.path.abspath(os.fspath(path))
+    if not os.path.isdir(os.path.dirname(path)):        # or the error would name the partial file
+        raise FileNotFoundError(errno.ENOENT, "no such folder", os.path.dirname(path))
     handle, partial = tempfile.mkstemp(suffix=".part", prefix=os.path.basename(path) + ".", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "wb") as f:

@@ -1,6 +1,6 @@
 """Compiling in parallel: helper processes compile a model's kernels from the other end.
 
-    this process      alloc.alias ... pool.run   get_rows   rope   mul_mat ->
+    this process      alloc.alias ... walk.run   get_rows   rope   mul_mat ->
     a helper                                               <- mul_mat   swiglu   flash_attn   set_rows
 
 A helper maps the same file, builds the same graphs and chooses the same kernels, without memory or a plan.  All
@@ -10,19 +10,36 @@ kernel is compiled twice and nothing is harmed.
     python -m ggjit.models.warm '{"path": ..., "options": {...}, "share": [0, 1]}'          (what a helper runs)
 """
 import atexit
+import collections
 import functools
 import json
 import subprocess
 import sys
 
-from ggjit import pool
+from ggjit import walk
 from ggjit.config import available_cores
 from ggjit.fusion import fuse_nodes, single
 from ggjit.ops.jit import CACHE, cache_dir, kernel_address
 from ggjit.ops.record import VIEW_OPS
+from ggjit.ops.repack import takes
 from ggjit.ops.spec import all_specs
+from ggjit.ops.types.traits import all_traits
+from ggjit.repack import kernel_of
+from ggjit.tuning import tune
 
 MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
+LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their tokens are fast anyway
+
+
+def tune_for(network, repack=False):
+    """Measure the decode tiles of the types whose matrices a token of this model streams: {type: Choice} of the new."""
+    if not hasattr(network, "decode"):                  # an encoder: always many columns
+        return {}
+    nbytes = collections.Counter()
+    for info in network.file.tensors.values():
+        if len(info.ne) > 1 and info.type in all_traits() and not (repack and takes(info.type, info.ne)):
+            nbytes[info.type] += info.nbytes
+    return tune([t for t, n in nbytes.items() if n >= LEAST_TUNED_NBYTES])
 
 
 def jobs(network):
@@ -31,13 +48,12 @@ def jobs(network):
     n_threads, found = network.backend.n_threads, {}
     for shape in network._common_shapes():
         graph = network.graph(*shape)
-        singles = [single(t, all_specs()[t.op], all_specs()[t.op].kernel(t, n_threads))
-                   for t in graph.nodes if t.op not in VIEW_OPS]
+        singles = [single(t, all_specs()[t.op], kernel_of(t, n_threads)) for t in graph.nodes if t.op not in VIEW_OPS]
         # runs are fused as if every node had memory of its own: mostly that is what the plan will do
         for p in reversed(fuse_nodes(singles, graph, lambda t: (t, 0), n_threads)):
             found.setdefault(p.kernel.name, functools.partial(
                 kernel_address, p.kernel.name, p.kernel.make, (p.module, *p.kernel.modules)))
-        for f in (pool.run, pool.worker, pool.poll, pool.clock):
+        for f in (walk.run, walk.worker, walk.poll, walk.clock):
             found.setdefault(f.name, lambda f=f: f.address)
     return found
 
@@ -72,6 +88,8 @@ def _end(process):
 def help_when_compiling(path, options):
     """Start helpers at the first compilation, one for each further core; a warm cache starts none."""
     show, n_helpers = CACHE.on_compile, min(available_cores() - 1, MAX_HELPERS)
+    # a helper does not move the weights once more: the few kernels of that layout are compiled here
+    options = {k: v for k, v in options.items() if k != "repack"}
 
     def first(name):
         CACHE.on_compile = show

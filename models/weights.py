@@ -8,6 +8,7 @@ from ggjit.context import Context
 from ggjit.ops import repack
 from ggjit.ops.errors import ModelError
 from ggjit.ops.types.traits import all_traits
+from ggjit.placing import place_tensors
 from ggjit.table import TABLE
 
 USAGE_WEIGHTS = 1
@@ -22,15 +23,15 @@ class Weights:
         self.buffer.usage = USAGE_WEIGHTS
         self.ctx.buffers.append(self.buffer)
         self.device, self.repacked_nbytes = device, 0
-        self._leaves = {}
+        self._leaves, self._moved = {}, []
 
     @property
     def nbytes(self):
         """Bytes of all tensors in the file."""
         return sum(info.nbytes for info in self.file.tensors.values())
 
-    def want(self, name, *ne, optional=False):
-        """The leaf `name` with exactly the shape `ne` (ggml order).
+    def want(self, name, *ne, optional=False, named=None):
+        """The leaf `name` with exactly the shape `ne` (ggml order).  named: another leaf of the same bytes, so called.
 
         Errors: ModelError for a missing tensor, another shape, or a type without kernels.
         """
@@ -48,11 +49,27 @@ class Weights:
         if info.type not in all_traits():
             raise ModelError(f"{self.file.path}: tensor {name!r} has type {info.type!r}, which has no kernels yet; "
                              f"convert the model to one of {', '.join(map(repr, all_traits()))}")
-        if name not in self._leaves:
-            leaf = self._leaves[name] = self.ctx.new_tensor(info.type, info.ne, name)
+        called = named or name
+        if called not in self._leaves:
+            leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
             # mapped memory: the file's alignment is what it is, kernels take any
             TABLE.place(leaf.id, self.buffer.id, info.offs)
-        return self._leaves[name]
+        return self._leaves[called]
+
+    def move(self, takes, buft):
+        """Copy the leaves whose names `takes` accepts into memory of `buft`, where they lie from then on.
+
+        The file's pages they came from are given back to the system.  Errors: OutOfMemory.
+        """
+        leaves = [t for name, t in self._leaves.items() if takes(name)]
+        raw = {t.id: self.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
+        for buf, tensors in place_tensors([(buft, leaves)]):
+            self._moved.append(buf)
+            buf.set_usage(USAGE_WEIGHTS)
+            for t in tensors:
+                buf.set_tensor(t, raw[t.id])
+                _give_back(raw[t.id])
+            buf.read_only = True
 
     def repack(self, leaves):
         """Move those matrices that a faster layout can take into a CPU_REPACK buffer; only products may read them then.
@@ -78,7 +95,8 @@ class Weights:
     def free(self):
         self._leaves.clear()
         self.ctx.free()
-        self.buffer.free()
+        for buf in (*self._moved, self.buffer):
+            buf.free()
 
 
 def _give_back(array):

@@ -29,14 +29,6 @@ BYTE_DOTS = isa.ISA != "generic"
 
 
 # ---------------------------------------------------------------- bits
-def shift_and_ir(b, v, shift, mask):
-    """(v >> shift) & mask, byte by byte."""
-    n = v.type.count
-    if shift:
-        v = b.lshr(v, splat_const("i8", shift, n))
-    return b.and_(v, splat_const("i8", mask, n))
-
-
 def bit_ir(b, v, bit, place):
     """Bit number `bit` of every byte, moved to bit number `place`."""
     n = v.type.count

@@ -165,7 +165,8 @@ def reference(t, a, b=None):
         return GATES[GLU(int(t.op_params[0]))].numpy(x, g, float(t.param_floats[2]), float(t.param_floats[3]))
 
 
-def _make(op, ty, split):
+def make_row(op, ty):
+    """jitted row(d, x, g, n, alpha, limit): n elements; d may be x or g, alpha and limit are vectors."""
     gate, access, size = GATES[op], ROW[ty], ty.nbytes
     ld, ld_part, st, st_part = access.load, access.load_part, access.store, access.store_part
 
@@ -184,6 +185,11 @@ def _make(op, ty, split):
         if i < n:
             y = apply(ld_part(x + i * size, n - i), ld_part(g + i * size, n - i), alpha, limit)
             st_part(d + i * size, y, n - i)
+    return row
+
+
+def _make(op, ty, split):
+    row, size = make_row(op, ty), ty.nbytes
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST

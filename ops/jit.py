@@ -43,6 +43,8 @@ FASTMATH = {"reassoc", "contract", "nsz"}
 _OPTIONS = dict(nogil=True, error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 inline = njit(fastmath=FASTMATH, **_OPTIONS)
 exact = njit(fastmath=False, **_OPTIONS)         # said, or it would inherit its caller's
+# a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
+inlined = njit(fastmath=False, forceinline=True, **_OPTIONS)
 
 # Numba numbers functions 1, 2, 3... in every process and puts the number into the symbol; objects of different
 # processes loaded together would clash, and the first symbol wins silently (numba issue 10486).
@@ -73,7 +75,6 @@ def _array_maker(numba_type):
 
 
 i64s, i32s, u8s = _array_maker(types.int64), _array_maker(types.int32), _array_maker(types.uint8)
-f32s, f64s, u64s = _array_maker(types.float32), _array_maker(types.float64), _array_maker(types.uint64)
 
 
 # ---------------------------------------------------------------- content keys
@@ -119,7 +120,7 @@ def _guess(base, name):
 
 
 @functools.cache
-def _closure_key(modules):
+def sources_key(modules):
     """Hash of the sources of `modules` and of all ggjit modules they reach by imports."""
     seen, todo = set(), list(modules)
     while todo:
@@ -178,7 +179,7 @@ class _ObjectCache:
         found = self.addresses.get((name, modules))
         if found is not None:
             return found
-        key = _closure_key(tuple(sorted(modules)))
+        key = sources_key(tuple(sorted(modules)))
         with self.lock:
             path = cache_dir() / "kernels" / f"{name}-{key}.o"
             found = self._load(path)

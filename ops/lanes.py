@@ -8,8 +8,6 @@ from llvmlite import ir
 from ggjit.ops.mem import IR_F16, IR_F32, IR_I32, IR_I64, call_intrinsic, pointer
 from ggjit.ops.simd import const_ir, load_ir, shuffle_ir, splat_ir, vec_ir
 
-IR_I1 = ir.IntType(1)
-
 
 def i64(n):
     return ir.Constant(IR_I64, n)

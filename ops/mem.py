@@ -42,7 +42,7 @@ def _storer(irty, nbty, narrow=None):
     return store
 
 
-ld_i64, ld_i32, ld_u32 = _loader(IR_I64, types.int64), _loader(IR_I32, types.int32), _loader(IR_I32, types.uint32)
+ld_i64, ld_i32 = _loader(IR_I64, types.int64), _loader(IR_I32, types.int32)
 ld_i16, ld_u16 = _loader(ir.IntType(16), types.int16), _loader(ir.IntType(16), types.uint16)
 ld_i8, ld_u8 = _loader(ir.IntType(8), types.int8), _loader(ir.IntType(8), types.uint8)
 ld_f32, ld_f64 = _loader(IR_F32, types.float32), _loader(ir.DoubleType(), types.float64)

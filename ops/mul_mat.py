@@ -14,7 +14,7 @@ A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast 
 
 import numpy as np
 
-from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_few_rows, mul_mat_tile
+from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_few_rows, mul_mat_tile, tuned
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe, require, require_type
@@ -127,12 +127,15 @@ def _cost(t):
     return 2 * k * m * n / rate + a.type.row_nbytes(k) * m * a.ne[2] * a.ne[3] / 20
 
 
-def dot_shape(dot, k, m, n):
-    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot."""
+def dot_shape(type, k, m, n):
+    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot and, for one column, tuned."""
+    dot = traits_of(type).dot
     column_nbytes = dot.column_nbytes(k)
     if n == 1:
+        if dot.prepare is not None:
+            return tuned.rows(type), 1, 4
         cached = k >= 64 and k * m * 4 <= CACHED_NBYTES         # no stream from memory: share loads and lane sums
-        return (4, 1, 1) if dot.prepare is None and (cached or column_nbytes > L1_NBYTES) else (1, 1, 4)
+        return (4, 1, 1) if cached or column_nbytes > L1_NBYTES else (1, 1, 4)
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
         return 1, 2, 4
     cols = -(-n // -(-n // 4))                                  # 5 columns are 3 + 2, not 4 + 1
@@ -143,7 +146,7 @@ def _dot_kernel(t, n_threads):
     a, b = t.src[:2]
     dot, n = traits_of(a.type).dot, b.ne[1]
     direct = dot.prepare is None and _direct(b)
-    shape = dot_shape(dot, a.ne[0], a.ne[1], n)
+    shape = dot_shape(a.type, a.ne[0], a.ne[1], n)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
     name = "mul_mat-dot-{}-{}-{}x{}x{}".format(a.type.name, b.type.name, *shape) + "-direct" * direct
     return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, *shape), _cost(t), columns,

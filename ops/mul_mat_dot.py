@@ -6,14 +6,14 @@
 A plain float32 b next to float32 weights needs no preparation: no work memory, no barrier.  That is also the
 low-latency path of tiny nodes.
 
-What decides the speed is the stream of a from memory.  With n = 1 one row at a time is best: one sequential stream.
-With more columns four rows share each load of a column; that alone was 1.5 to 2.5 times slower than memory, because
-four streams restart at every page; asking for the next four rows while these are multiplied (Dot tiles prefetch one
+What decides the speed is the stream of a from memory.  With n = 1 one row at a time was best on an AMD Zen 4, four were
+on an Intel Xeon for some types: ops/tuned.py.  With more columns four rows share each load of a column; that alone was
+1.5 to 2.5 times slower than memory; asking for the next four rows while these are multiplied (Dot tiles prefetch one
 tile ahead) brought n = 4 to the speed of n = 1.  Short rows are asked for at least AHEAD_NBYTES ahead: Q8_0 with
 k = 2048 went from 73 to 84 % of the read bandwidth on an Intel core.
 """
 from ggjit.ops.dot import make_dot_tile
-from ggjit.ops.jit import inline
+from ggjit.ops.jit import exact, inline
 from ggjit.ops.mem import st_f32
 from ggjit.ops.node import (
     DST,
@@ -36,7 +36,7 @@ from ggjit.ops.rows import ROW
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
-AHEAD_NBYTES = 16 << 10         # four pages: the hardware's own prefetcher starts anew at each of them
+AHEAD_NBYTES = 16 << 10         # measured, see above
 COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
 
 
@@ -66,12 +66,32 @@ def row_nbytes(k):
     return (4 * k + 63) // 64 * 64
 
 
-def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
-    """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
+def make_tile(ta, n_rows, n_cols, unroll):
+    """jitted dot tile (ops/dot.py) for weights of type ta.
+
+    Exact: a kernel around it may not reorder its sums, so those of one unroll are the same bytes in every tile height.
+    """
+    tile = make_dot_tile(traits_of(ta).dot, n_rows, n_cols, unroll)
+
+    @exact
+    def exact_tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
+        tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols)
+    return exact_tile
+
+
+def make_columns(ta, tb):
+    """jitted (stride(k), prepare(node, ith, nth, sync, b, k, ldy)): the columns of b as weights of type ta meet them.
+
+    `prepare` shares the columns among the threads and writes them `stride` bytes apart to the start of work memory;
+    a barrier has to follow.
+    """
     dot = traits_of(ta).dot
-    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll)
     fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
     step, y_nbytes = dot.step, dot.y_nbytes
+
+    @inline
+    def stride(k):
+        return (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
 
     @inline
     def prepare_columns(node, ith, nth, sync, b, k, ldy):
@@ -84,6 +104,13 @@ def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
             i1, i2, i3 = row_index(b, r)
             row = fetch(row_addr(b, i1, i2, i3), nb(b, 0), k, tmp)
             prepare(row, work(node) + r * ldy, k)
+    return stride, prepare_columns
+
+
+def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
+    """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
+    tile = make_tile(ta, n_rows_tile, n_cols_tile, unroll)
+    stride, prepare_columns = make_columns(ta, tb)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
@@ -92,7 +119,7 @@ def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
         if direct:
             ldy = nb(b, 1)
         else:
-            ldy = (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
+            ldy = stride(k)
             prepare_columns(node, ith, nth, sync, b, k, ldy)
             barrier(sync, nth)
         n2 = ne(b, 2)

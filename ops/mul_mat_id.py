@@ -62,14 +62,14 @@ def kernel(t, n_threads):
     dot, (k, m, n_experts), n_pairs = traits_of(a.type).dot, a.ne[:3], t.ne[1] * t.ne[2]
     modules = (module_of(a.type), module_of(b.type))
     name = f"mul_mat_id-{{}}-{a.type.name}-{b.type.name}-{{}}"
-    single = dot_shape(dot, k, m, 1)
+    single = dot_shape(a.type, k, m, 1)
     if t.ne[2] == 1:
         direct = dot.prepare is None and b.type is F32 and b.nb[0] == 4
         work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
         return Kernel(name.format("one", "x".join(map(str, single))) + "-direct" * direct,
                       lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
     if n_pairs <= max_dot_columns(a.type) * n_experts:
-        shape = dot_shape(dot, k, m, 4)
+        shape = dot_shape(a.type, k, m, 4)
         work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)
         return Kernel(name.format("many", "x".join(map(str, (*shape, *single)))),
                       lambda: mul_mat_id_dot.make_many(a.type, b.type, shape, single), _cost(t), work, modules)

@@ -16,7 +16,7 @@ Thread 0 looks for signals between chunks; the others see the abort word.
 
 The sync page is shared by all threads of the pool; each word that is hammered has a cache line of its own:
 
-    byte    0         64             128                192    256    320      328   ...   (see engine/pool.py)
+    byte    0         64             128                192    256    320      328   ...   (see engine/walk.py)
             barrier   generation     abort (status)     deadline poll  interval
             count
 """

@@ -54,7 +54,7 @@ from ggjit.ops.simd import (
     zeroi,
 )
 
-QK, MAX_RUN, MAX_TRIALS = 256, 32, 32
+QK, MAX_TRIALS = 256, 32
 ROW = 4 * MAX_TRIALS                    # bytes of one number of every trial
 POINTS, SIGNS, CODES, SCALES = 0, 256, 288, 320
 WEIGHTS, ROOTS, SIZES, LEVELS, BEST = 384, 512, 640, 768, 800       # of a run: w, sqrt w, |x|, scratch, best words

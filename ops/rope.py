@@ -10,6 +10,9 @@ Which elements form pair i of the n = n_dims / 2 (rotated elements start at n_of
     VISION 24           (i, i + n_dims), n_dims is half the head; the angles start anew in each section
 
 A row of positions: pos[i2], pos[i2 + ne2], pos[i2 + 2 ne2], pos[i2 + 3 ne2] in the last three modes.
+Position ids may be negative (a shift back); beyond 2^24 float32 cannot tell one from the next, so such an id stops the
+graph with IndexRangeError before anything is written.
+
 freq_factors divide the angles; YaRN (ext_factor != 0) blends interpolated and original angles by a ramp over the pairs.
 
 Kernel: for each position the thread writes cos and sin of all pairs into its scratch once, for all heads.
@@ -22,9 +25,9 @@ from numba import types
 from ggjit.ops.errors import ParamError
 from ggjit.ops.jit import inline
 from ggjit.ops.loops import whole
-from ggjit.ops.mem import copy_bytes
-from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, ne, next_rows, param_f32, param_i32, row_addr, work
-from ggjit.ops.record import OK, OP
+from ggjit.ops.mem import copy_bytes, ld_i32
+from ggjit.ops.node import DST, SRC0, SRC1, SRC2, addr, fail, ne, next_rows, param_f32, param_i32, row_addr, work
+from ggjit.ops.record import BAD_INDEX, OK, OP
 from ggjit.ops.rope_angles import IMROPE, MODES, MROPE, NORMAL, VISION, make_cos_sin, plain_angles, section_angles
 from ggjit.ops.rows import ROW
 from ggjit.ops.shape import require, require_type, rows_contiguous
@@ -44,6 +47,7 @@ from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.types import F16, F32, I32
 
 f32 = types.float32
+FARTHEST = 1 << 24                          # float32 holds every whole number up to here
 
 
 # ---------------------------------------------------------------- builders
@@ -100,7 +104,8 @@ def rope_ext(a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_facto
     None.  mode: 0 adjacent pairs (2 i, 2 i + 1), 2 (NEOX) halves (i, i + n_dims / 2).  ext_factor != 0: YaRN (arXiv
     2309.00071; n_ctx_orig, beta_fast, beta_slow place its ramp), which scales cos and sin by 1 + 0.1 ln(1 / freq_scale)
     as well.  NumPy: a (seqs, tokens, heads, head).  op params: -, n_dims, mode, -, n_ctx_orig, then the six floats in
-    their order.  Errors: ParamError (mode, n_dims), ShapeError, TypeMismatch.  Source: ggml_rope_ext; arXiv 2104.09864.
+    their order.  Errors: ParamError (mode, n_dims), ShapeError, TypeMismatch; IndexRangeError at run time for positions
+    outside [-2^24, 2^24] (ggml rounds them to float32 and goes on).  Source: ggml_rope_ext; arXiv 2104.09864.
     """
     floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return _node(OP.ROPE, a, b, c, n_dims, NO_SECTIONS, mode, n_ctx_orig, floats)
@@ -241,6 +246,16 @@ def _scratch_nbytes(n0):
 scratch_nbytes = inline(_scratch_nbytes)
 
 
+@inline
+def too_far(positions):
+    """The first position id that is beyond float32's whole numbers, or 0."""
+    for i in range(ne(positions, 0)):
+        id = ld_i32(addr(positions) + 4 * i)
+        if id < -FARTHEST or id > FARTHEST:
+            return id
+    return types.int64(0)
+
+
 def _make(mode, ty, backward, has_factors):
     access, size = ROW[ty], ty.nbytes
     ld, ld_part, st, st_part = access.load, access.load_part, access.store, access.store_part
@@ -274,6 +289,9 @@ def _make(mode, ty, backward, has_factors):
 
     def kernel(node, ith, nth, sync):
         x, positions, d = node + SRC0, node + SRC1, node + DST
+        bad = too_far(positions)                    # every thread looks, so nobody has written when one fails
+        if bad != 0:
+            return fail(node, BAD_INDEX, bad)
         n0, n_heads, n_tokens, n_seqs = ne(d, 0), ne(d, 1), ne(d, 2), ne(d, 3)
         n_dims, n_offs = types.int64(param_i32(node, 1)), types.int64(param_i32(node, 15))
         n = n_dims if anew else n_dims // 2
@@ -361,6 +379,7 @@ def cases(op):
 SPECS = (
     Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
                                rope_set_offset),
-         reference=reference, kernel=kernel, in_place=True, in_place_2023=True, cases=lambda: cases(OP.ROPE)),
+         reference=reference, kernel=kernel, in_place=True, in_place_2023=True, cases=lambda: cases(OP.ROPE),
+         indexed=1),
     Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
-         cases=lambda: cases(OP.ROPE_BACK)))
+         cases=lambda: cases(OP.ROPE_BACK), indexed=1))

@@ -6,14 +6,12 @@ In: a list of dicts {table, roots, alignment, max_size, node_buffers, leaf_buffe
 (table ids), sizes, place: {table id: (buffer, offs)}}.  ggml aborts the process on a failed assert, hence the worker.
 """
 import ctypes as C
-import glob
-import importlib.util
-import os
 import pickle
 import sys
 
 import numpy as np
 
+from ggjit.models.suite.ggml import TP, InitParams, Library
 from ggjit.ops.record import (
     OP,
     T_BUFFER,
@@ -26,22 +24,6 @@ from ggjit.ops.record import (
     T_VIEW_OFFS,
     T_VIEW_SRC,
 )
-
-
-class Params(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("buffer", C.c_void_p), ("no_alloc", C.c_bool)]
-
-
-class Tensor(C.Structure):
-    pass
-
-
-Tensor._fields_ = [
-    ("type", C.c_int), ("buffer", C.c_void_p), ("ne", C.c_int64 * 4), ("nb", C.c_size_t * 4), ("op", C.c_int),
-    ("op_params", C.c_int32 * 16), ("flags", C.c_int32), ("src", C.POINTER(Tensor) * 10),
-    ("view_src", C.POINTER(Tensor)), ("view_offs", C.c_size_t), ("data", C.c_void_p), ("name", C.c_char * 64),
-    ("extra", C.c_void_p), ("pad", C.c_char * 8)]
-TP = C.POINTER(Tensor)
 
 
 class Graph(C.Structure):
@@ -57,31 +39,12 @@ class BufferType(C.Structure):
 SIZE_FN = C.CFUNCTYPE(C.c_size_t, C.c_void_p)
 
 
-def load(wheel):
-    spec = importlib.util.find_spec(wheel)
-    pkg = spec.submodule_search_locations[0]
-    if wheel == "xllamacpp":
-        names = [os.path.join(pkg, "xllamacpp.abi3.so")]
-    else:
-        names = [p for k in ("libgomp*", "libggml-base*", "libggml-cpu*")
-                 for p in sorted(glob.glob(os.path.join(pkg + ".libs", k)))[:1]]
-    libs = [C.CDLL(p, mode=C.RTLD_LOCAL) for p in names]
-
-    def f(name, res, *args):
-        for lib in reversed(libs):
-            if hasattr(lib, name):
-                fn = getattr(lib, name)
-                fn.restype, fn.argtypes = res, list(args)
-                return fn
-        raise AttributeError(name)
-    return f
-
-
 class Oracle:
     def __init__(self, wheel):
-        f = load(wheel)
+        library = Library(wheel)
+        f = library.function
         p, z = C.c_void_p, C.c_size_t
-        self.init, self.free = f("ggml_init", p, Params), f("ggml_free", None, p)
+        self.init, self.free = f("ggml_init", p, InitParams), f("ggml_free", None, p)
         self.new_tensor = f("ggml_new_tensor", TP, p, C.c_int, C.c_int, C.POINTER(C.c_int64))
         self.new_graph = f("ggml_new_graph_custom", C.POINTER(Graph), p, z, C.c_bool)
         self.overhead = f("ggml_graph_overhead_custom", z, z, C.c_bool)
@@ -94,9 +57,7 @@ class Oracle:
         self.alloc_graph = f("ggml_gallocr_alloc_graph", C.c_bool, p, C.POINTER(Graph))
         self.size = f("ggml_gallocr_get_buffer_size", z, p, C.c_int)
         self.base = f("ggml_backend_buffer_get_base", p, p)
-        self.usage = f("ggml_backend_buffer_get_usage", C.c_int, p)
-        name, count = f("ggml_op_name", C.c_char_p, C.c_int), len(OP)
-        numbers = {name(i).decode(): i for i in range(count if wheel == "xllamacpp" else count - 8)}
+        numbers = library.op_numbers()
         self.op = [numbers.get(op.name, numbers["CONT"]) for op in OP]      # ops are renumbered between versions
         self.far = np.zeros(64, np.uint8)               # address of external tensors; never touched
         self.keep = []
@@ -133,9 +94,9 @@ class Oracle:
                 x.data = self.far.ctypes.data
         return ts
 
-    def plan(self, table, roots, alignment=(32,), max_size=(None,), node_buffers=None, leaf_buffers=None, times=0):
+    def plan(self, table, roots, alignment=(32,), max_size=(None,), node_buffers=None, leaf_buffers=None):
         n = len(table)
-        ctx = self.init(Params(400 * n + self.overhead(4 * n + 16, False) + (1 << 16), None, True))
+        ctx = self.init(InitParams(400 * n + self.overhead(4 * n + 16, False) + (1 << 16), None, True))
         ts = self.tensors(ctx, table)
         graph = self.new_graph(ctx, 4 * n + 16, False)
         for r in roots:

@@ -26,6 +26,14 @@ def need(module, what):
         pytest.skip(f"{what} ({module} is not installed)")
 
 
+def benchmark(name):
+    """benchmarks/<name>.py as a module of its own."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def python(code, *args, timeout=300, **env):
     """Run `code` in a fresh interpreter; returns CompletedProcess with text output."""
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], text=True, capture_output=True,

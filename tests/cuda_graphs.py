@@ -72,72 +72,16 @@ def test_an_encoder_on_the_gpu_alone(gpu, cpu, type):
 
 
 # ---------------------------------------------------------------- a llama
-def load(tmp_path, type):
-    return load_model(tiny_model.write(tmp_path / "tiny.gguf", type=type), n_threads=1, kv_type="F16")
-
-
-def onto(gpu, tensors):
-    """Copies of tensors in GPU memory, as weights."""
-    ctx = gg.Context()
-    copies = [ctx.new_tensor(t.type, t.ne, t.name) for t in tensors]
-    gg.alloc_ctx_tensors(ctx, gpu).set_usage(gg.USAGE_WEIGHTS)
-    for t, c in zip(tensors, copies, strict=True):
-        gg.tensor_copy(t, c)
-    return copies
-
-
-class Layered:
-    """A loaded llama with the weights and the cache of its last n layers on the GPU (n_gpu_layers)."""
-
-    def __init__(self, m, gpu, n):
-        self.m, self.kept = m, (m.layers, m.cache)
-        m.layers, m.cache = list(m.layers), list(m.cache)
-        for i in range(m.n_layer - n, m.n_layer):
-            flat = [(k, j, t) for k, v in m.layers[i].items() for j, t in enumerate(v if isinstance(v, tuple) else (v,))
-                    if t is not None]
-            copies = onto(gpu, [t for *_, t in flat])
-            m.layers[i] = {k: list(v) if isinstance(v, tuple) else v for k, v in m.layers[i].items()}
-            for (k, j, _), c in zip(flat, copies, strict=True):
-                if isinstance(m.layers[i][k], list):
-                    m.layers[i][k][j] = c
-                else:
-                    m.layers[i][k] = c
-            m.cache[i] = tuple(onto(gpu, m.cache[i]))
-
-    def graph(self, ids, n_past=0):
-        """The graph for ids at n_past with its inputs filled in, and the tensor of logits."""
-        n = len(ids)
-        ctx = gg.Context()
-        n_kv = self.m._n_kv(n_past + n)
-        with ctx:
-            inputs, y = self.m._build(ctx, (n, n_kv, n))
-        at = np.arange(n_past, n_past + n)
-        inputs["tokens"][:], inputs["positions"][:], inputs["rows"][:] = ids, at, at
-        inputs["mask"][:] = np.where(np.arange(n_kv) <= at[:, None], 0, -np.inf)
-        return gg.Graph(y), y
-
-    def free(self):
-        self.m.layers, self.m.cache = self.kept
-
-
 @pytest.mark.parametrize("type,n_gpu_layers", [("F32", 2), ("Q8_0", 1)])
 def test_a_llama_with_some_layers_on_the_gpu(tmp_path, gpu, cpu, type, n_gpu_layers):
-    model = load(tmp_path, type)
-    ids, more = [3, 17, 40], [31]
-    want = model.logits(ids)
-    want_next = model.decode(more, all_logits=True)
-    m = Layered(model, gpu, n_gpu_layers)
-    try:
-        sched = gg.Scheduler([gpu, cpu])
-        for part, past, right in ((ids, 0, want), (more, len(ids), want_next)):
-            graph, y = m.graph(part, past)
-            sched.graph_compute(graph)
-            assert nmse(sched.numpy(y).reshape(right.shape), right) < 1e-5
-        ran = {id(s.backend) for s in sched.splits if any(t.op == OP.MUL_MAT for t in s.nodes)}
-        assert ran == {id(gpu), id(cpu)}
-    finally:
-        m.free()
-        model.free()
+    path, ids, more = tiny_model.write(tmp_path / "tiny.gguf", type=type), [3, 17, 40], [31]
+    with load_model(path, backend=cpu) as m, load_model(path, gpu, n_gpu_layers=n_gpu_layers) as g:
+        for got, want in ((g.logits(ids), m.logits(ids)), (g.decode(more), m.decode(more))):
+            assert nmse(got, want) < 1e-5
+        on_gpu = [k.buffer.buft is gpu.default_buffer_type for k, _ in g.cache]
+        assert on_gpu == [False] * (g.n_layer - n_gpu_layers) + [True] * n_gpu_layers
+        ran = {s.backend.name for s in g.scheduler.splits if any(t.op == OP.MUL_MAT for t in s.nodes)}
+        assert ran == {"CUDA0", "CPU"}
 
 
 def test_a_model_loaded_onto_the_gpu(tmp_path):

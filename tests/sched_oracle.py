@@ -10,7 +10,9 @@ import ctypes as C
 import json
 import sys
 
-from alloc_oracle import TP, Params, Tensor, load
+from alloc_oracle import Graph
+
+from ggjit.models.suite.ggml import TP, InitParams, Library, Tensor
 
 VP = C.c_void_p
 BOOL_OP = C.CFUNCTYPE(C.c_bool, VP, VP)
@@ -82,7 +84,7 @@ class World:
 def build(f, job, world):
     """The job's tensors as ggml tensors; leafs with buffers of the made-up types."""
     rows = job["tensors"]
-    ctx = f("ggml_init", VP, Params)(Params(400 * (len(rows) + 600) + (1 << 22), None, True))
+    ctx = f("ggml_init", VP, InitParams)(InitParams(400 * (len(rows) + 600) + (1 << 22), None, True))
     new = f("ggml_new_tensor", TP, VP, C.c_int, C.c_int, C.POINTER(C.c_int64))
     from_ptr = f("ggml_backend_cpu_buffer_from_ptr", VP, VP, C.c_size_t)
     set_usage = f("ggml_backend_buffer_set_usage", None, VP, C.c_int)
@@ -111,7 +113,6 @@ def build(f, job, world):
             set_usage(buf, 1 if r["weights"] else 0)
             t.buffer, t.data = buf, (C.addressof(memory) + 63) // 64 * 64
     graph = f("ggml_new_graph_custom", VP, VP, C.c_size_t, C.c_bool)(ctx, 4 * len(rows) + 64, False)
-    from alloc_oracle import Graph
     g = Graph.from_address(graph)
     for i, t in enumerate(tensors):
         if i < job["n_leafs"]:
@@ -146,7 +147,7 @@ def run(f, job):
 
 
 def main():
-    f = load(sys.argv[1])
+    f = Library(sys.argv[1]).function
     with open(sys.argv[2], encoding="utf-8") as src:
         jobs = json.load(src)
     print(json.dumps([run(f, job) for job in jobs]))

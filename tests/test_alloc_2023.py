@@ -2,11 +2,10 @@
 
 Golden traces are worked out by hand from the 2023 sources; alignment 32 unless said otherwise.
 """
-import importlib.util
-import pathlib
 
 import numpy as np
 import pytest
+from conftest import benchmark
 
 from ggjit.alloc.graph_alloc import IN_PLACE_2023, IN_PLACE_OPS, GraphError, plan_graph
 from ggjit.alloc.legacy import Allocr, GraphAllocator2023, maxima
@@ -15,17 +14,7 @@ from ggjit.alloc.validate import check_graph_plan
 from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.record import OP, T_BUFFER
 
-BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-graphs = load("alloc_graphs")
+graphs = benchmark("alloc_graphs")
 
 
 # ---------------------------------------------------------------- A10

@@ -1,27 +1,16 @@
 """planner="ggml" against the real ggml: same order, same peak, same offset for every tensor (rows B3)."""
 import importlib.util
-import os
-import pathlib
 import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT, benchmark, shared
 
 from ggjit.alloc.graph_alloc import plan_graph
 
-HERE = pathlib.Path(__file__).resolve().parent
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, HERE.parent / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-graphs = load("alloc_graphs")
+graphs = benchmark("alloc_graphs")
 
 
 def oracle(problems):
@@ -29,7 +18,7 @@ def oracle(problems):
     wheel = next((w for w in ("xllamacpp", "pywhispercpp") if importlib.util.find_spec(w)), None)
     if wheel is None:
         pytest.skip("no wheel with ggml: pip install 'ggjit[test]'")
-    run = subprocess.run([sys.executable, str(HERE / "alloc_oracle.py"), wheel], input=pickle.dumps(problems),
+    run = subprocess.run([sys.executable, str(ROOT / "tests" / "alloc_oracle.py"), wheel], input=pickle.dumps(problems),
                          capture_output=True, check=False)
     assert run.returncode == 0, run.stderr.decode()[-2000:]
     return pickle.loads(run.stdout)
@@ -86,10 +75,8 @@ def test_chunks_and_several_buffer_types(n):
 
 
 def test_recorded_graphs():
-    folder = pathlib.Path(os.environ.get("GGJIT_SHARED", HERE.parents[1] / "shared")) / "data" / "graphs"
-    if not folder.is_dir():
-        pytest.skip("recorded graphs not found; GGJIT_SHARED names the folder that holds data/graphs")
-    seen = load("alloc_recorded").recorded(folder)
+    folder = shared("data", "graphs")
+    seen = benchmark("alloc_recorded").recorded(folder)
     assert len(seen) == 17
     for g in seen:
         plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes)

@@ -1,22 +1,18 @@
 """Reports on memory plans: numbers, texts, pictures, files, differences."""
 import csv
-import importlib.util
 import io
 import json
-import pathlib
 import xml.dom.minidom
 
 import numpy as np
 import pytest
+from conftest import benchmark
 
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.measure import MeasureReport, mib
 from ggjit.ops.record import OP, T_OP
 
-BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
-spec = importlib.util.spec_from_file_location("alloc_graphs", BENCH / "alloc_graphs.py")
-graphs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(graphs)
+graphs = benchmark("alloc_graphs")
 
 
 def report(g, planner="best", title="net", **kw):

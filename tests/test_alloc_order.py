@@ -1,18 +1,14 @@
 """order="memory": the same values from every node and every write, and less live at once."""
-import importlib.util
-import pathlib
 
 import numpy as np
 import pytest
+from conftest import benchmark
 
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.order import VIEW_OP, reorder
 from ggjit.ops.record import OP, T_OP, T_SRC, T_VIEW_SRC
 
-BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
-spec = importlib.util.spec_from_file_location("alloc_graphs", BENCH / "alloc_graphs.py")
-graphs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(graphs)
+graphs = benchmark("alloc_graphs")
 
 
 def values(g, order):

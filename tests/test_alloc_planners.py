@@ -1,11 +1,10 @@
 """plan_offsets and its CSV front: targets on random problems, decisions, bad input."""
 import csv
-import importlib.util
-import pathlib
 import threading
 
 import numpy as np
 import pytest
+from conftest import benchmark
 
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
@@ -14,17 +13,7 @@ from ggjit.alloc.sections import Instance
 from ggjit.alloc.validate import check_layout
 from ggjit.ops.errors import BadFile, ParamError, ShapeError
 
-BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-instances = load("alloc_instances")
+instances = benchmark("alloc_instances")
 
 
 @pytest.mark.parametrize("n", [1000, 10_000, 100_000])

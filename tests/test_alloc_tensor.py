@@ -2,28 +2,17 @@
 
 Golden traces are worked out by hand from the 2023 sources; alignment 32 unless said otherwise.
 """
-import importlib.util
-import pathlib
 import types
 
 import numpy as np
 import pytest
+from conftest import benchmark
 
 from ggjit.alloc.tensor_alloc import MEASURE_BASE, Bump, TensorAllocator, aligned_offset
 from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.record import OP
 
-BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-graphs = load("alloc_graphs")
+graphs = benchmark("alloc_graphs")
 
 
 # ---------------------------------------------------------------- A9

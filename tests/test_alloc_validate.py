@@ -1,10 +1,9 @@
 """The independent validator accepts every planner's plans and refuses broken ones (properties over random problems)."""
-import importlib.util
 import itertools
-import pathlib
 
 import numpy as np
 import pytest
+from conftest import benchmark
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,18 +12,10 @@ from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
 from ggjit.ops.record import T_FLAGS, T_SRC
 
-BENCH = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
 quick = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-graphs = load("alloc_graphs")
+graphs = benchmark("alloc_graphs")
 buffers = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8), st.integers(0, 200)), min_size=1, max_size=24)
 
 

@@ -87,7 +87,11 @@ def test_compare_graph_backend_A15_07_B5():
         assert t1.op == graph.nodes[i].op and t1.buffer is not t2.buffer
     assert gg.compare_graph_backend(CPU, fake, graph, callback)
     assert seen == [i for i, t in enumerate(graph.nodes) if t.op not in VIEW_OPS]
-    assert gg.compare_graph_backend(CPU, fake, graph, lambda i, a, b: False) is False
+    for stop in (False, np.False_, 0):
+        assert gg.compare_graph_backend(CPU, fake, graph, lambda i, a, b, stop=stop: stop) is False
+    for bad in (fake.device, CPU.default_buffer_type, None):
+        with pytest.raises(gg.TypeMismatch, match="compare_graph_backend takes a Backend"):
+            gg.compare_graph_backend(CPU, bad, graph, callback)
     seen.clear()
     assert gg.compare_graph_backend(CPU, fake, graph, callback, test_nodes=[graph.nodes[-1]])
     assert seen == [len(graph.nodes) - 1]

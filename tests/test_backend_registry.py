@@ -105,14 +105,17 @@ def test_entry_points_and_their_failures_are_reported_A6_11_A8_04(monkeypatch):
 
     def boom():
         raise ImportError("no libfoo.so")
+
+    def script():
+        raise SystemExit("usage: a script that was meant to be run")
     good = devices.Fake("Good")
-    points = [point("broken", boom), point("good", lambda: lambda: Reg(good, name="good")),
+    points = [point("broken", boom), point("script", script), point("good", lambda: lambda: Reg(good, name="good")),
               point("old", lambda: lambda: Reg(name="old", api_version=0))]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     registry = Registry()
-    with pytest.warns(UserWarning, match="no libfoo|API version 0"):
+    with pytest.warns(UserWarning, match="no libfoo|API version 0|a script"):
         assert [d.name for d in registry.devices()] == ["Good", "CPU", "NULL"]
-    assert [n for n, _ in registry.errors] == ["broken", "old"]
+    assert [n for n, _ in registry.errors] == ["broken", "script", "old"]
     assert registry.device("CPU") is CPU_DEVICE
 
 
@@ -183,3 +186,10 @@ def test_null_plans_and_reports_but_holds_nothing():
         b.numpy()
     with pytest.raises(gg.ParamError):
         gg.init_backend("NULL:x=1")
+    for bad in ("64", 1.5, None):
+        with pytest.raises(gg.TypeMismatch, match="buffer size"):
+            null.alloc_buffer(bad)
+    for memory, size in ((b"abcd", 4), (memoryview(bytearray(5)), 5), (np.zeros((3, 4)), 96)):
+        assert null.device.buffer_from_host_ptr(memory).size == size
+    with pytest.raises(gg.TypeMismatch, match="buffer object"):
+        null.device.buffer_from_host_ptr("text")

@@ -250,6 +250,20 @@ def test_growth_is_measured_and_shown(bench, tmp_path, monkeypatch):
     assert (tmp_path / "growth.png").stat().st_size > 5_000
 
 
+def test_fusion_patterns_are_compared_with_the_plan_without_any(bench, tiny):
+    fusion = bench("fusion")
+    lines = list(fusion.measure(fusion.Net("tiny", lambda: tiny, (1, 256, 1)), 1, 0.02))
+    kernels = {pattern: n for _, _, pattern, n, *_ in lines}
+    assert {"none", "all", "mul_mat+mul_mat+glu", "rms_norm+mul"} < kernels.keys()
+    assert kernels["none"] - kernels["mul_mat+mul_mat+glu"] == 2 * 2 and min(kernels.values()) < kernels["all"]
+    assert lines[0][4:] == (1.0, 1.0) and all(0.01 < r < 100 for line in lines for r in line[4:])
+
+
+def test_tiles_with_other_bytes_are_marked(bench):
+    line = bench("tuning").row(gg.Q4_0, 64, {1: 3e-6, 2: 2e-6, 4: 1e-6}, [4])
+    assert line == "| Q4_0 | 64 | 3 | 2 | 1 (other bytes) | 2 | 1.500 |"
+
+
 def test_the_command_lists_its_rows():
     r = subprocess.run([sys.executable, "-m", "benchmarks.peers", "--list"], cwd=ROOT, text=True, capture_output=True,
                        timeout=60)

@@ -73,7 +73,10 @@ def test_warm_up(tiny):
 @pytest.mark.parametrize("args,status,words", [
     (["bench", "no-such-file.gguf"], 1, "no-such-file.gguf"), (["bench"], 2, "MODEL"), (["fly"], 2, "fly"),
     ([], 2, "COMMAND"), (["generate", "--prompt", "x"], 2, "--model"), (["embed", "x", "--threads", "0"], 2, "threads"),
-    (["bench", __file__], 1, "GGUF")])
+    (["bench", __file__], 1, "GGUF"),
+    (["peak", "llama-8b"], 1, "(did you mean llama-3-8b?); shapes: llama-7b, llama-3-8b, llama-13b, llama-70b"),
+    (["peak", "./llama-7b.gguf"], 1, "no file and no shape './llama-7b.gguf'"),
+    (["info", "softmax"], 1, "did you mean soft_max?")])
 def test_errors(args, status, words):
     r = ggjit(*args)
     assert r.returncode == status and words in r.stderr and r.stdout == ""
@@ -89,6 +92,19 @@ def test_unusual_surroundings(tiny, tmp_path):
     assert r.returncode == 0 and "lower bound" in r.stdout
     r = ggjit("bench", tiny, "-n", "x")
     assert r.returncode == 2 and "integer" in r.stderr and "_count" not in r.stderr
+
+
+@pytest.mark.parametrize("capacity,status", [(30, 0), (29, 1), (5, 1), (0, 1)])
+def test_plan_writes_the_best_layout_also_where_it_does_not_fit(capacity, status, tmp_path):
+    (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\n")
+    r = ggjit("plan", tmp_path / "in.csv", "-o", tmp_path / "out.csv", "--capacity", capacity, "--json")
+    assert r.returncode == status and json.loads(r.stdout)["fits"] is (status == 0) and bool(r.stderr) == bool(status)
+    lines = (tmp_path / "out.csv").read_text().split()
+    offsets = sorted(int(x.split(",")[4]) for x in lines[1:])
+    assert lines[0] == "id,lower,upper,size,offset" and offsets in ([0, 10], [0, 20])
+    (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,x\n")
+    r = ggjit("plan", tmp_path / "in.csv")
+    assert r.returncode == 1 and "in.csv: line 2" in r.stderr and len(r.stderr.splitlines()) == 1
 
 
 def test_errors_of_models(tiny):
@@ -188,6 +204,11 @@ def test_bars_are_for_terminals(tiny):
     assert json.loads(out)["results"] and "/201" in seen and "\x1b[38" not in seen and "\x1b[3" not in seen
     r = ggjit(*args, FORCE_COLOR="1")
     assert r.returncode == 0 and r.stderr == "" and json.loads(r.stdout)
+
+
+def test_results_go_to_stdout_while_a_bar_is_drawn():
+    out, seen = on_terminal("ops", "-o", "ACC", "-j", 1, "test")
+    assert "1 classes" in out and "1 classes" not in seen and "/6" in seen
 
 
 def test_a_full_disk_and_a_reader_that_left(tiny):

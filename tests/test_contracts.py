@@ -3,8 +3,10 @@
 Every one ends in a typed error that names it (or in what the device itself raised); nothing leaks, all objects stay
 usable.  How long memory lives: test_lifetimes.py.
 """
+import copy
 import gc
 import importlib.metadata
+import pickle
 import warnings
 import weakref
 
@@ -17,6 +19,7 @@ from test_sched_rules import world
 
 import ggjit as gg
 from ggjit.cpu import CPU
+from ggjit.events import event_new
 from ggjit.registry import Registry
 
 BOOM = RuntimeError("driver lost")
@@ -98,6 +101,7 @@ def test_init_tensor_that_raises_leaves_tensors_where_they_were():
 @pytest.mark.parametrize("slot,answer", [
     ("alignment", lambda: None), ("alignment", 0), ("alignment", -32), ("alignment", "32"), ("alignment", 2.5),
     ("max_size", lambda: None), ("max_size", 0), ("alloc_size", lambda t: None), ("alloc_size", lambda t: t.nbytes - 1),
+    ("alloc_size", lambda t: 1 << 70), ("alloc_size", lambda t: (1 << 63) - 1), ("max_size", 8),
     ("alloc_buffer", lambda size: None), ("alloc_buffer", lambda size: np.zeros(size)),
     ("alloc_buffer", lambda size: gg.HostBuffer(CPU.buffer_type(), size // 2)),
     ("supports_op", lambda t: np.array([True, False])), ("supports_buft", lambda b: np.array([1, 0])),
@@ -119,7 +123,7 @@ def test_nonsense_is_a_typed_error(slot, answer):
         x.set(np.zeros((8, 8)))
         sched.graph_compute(y)
         return sched.numpy(y.outputs[0])
-    with pytest.raises(gg.GgjitError, match="A" if slot != "graph_optimize" else slot):
+    with pytest.raises(gg.GgjitError, match={"graph_optimize": slot, "alloc_size": "A|bytes"}.get(slot, "A")):
         go()
     gc.collect()
     assert device.used == 0
@@ -144,6 +148,77 @@ def test_an_arena_that_is_no_flat_memory_is_refused():
         with pytest.raises(gg.TypeMismatch, match="flat uint8"):
             Mine(buft, 64, bad)
     assert Mine(buft, 64, np.zeros(64, np.uint8)).arena.size == 64
+
+
+@pytest.mark.parametrize("answer", [lambda t: None, lambda t: t.nbytes - 1, lambda t: 1 << 70])
+def test_graph_allocators_check_answers_too(answer):
+    device = devices.Slots()
+    graph = gg.Graph(gg.silu(gg.from_numpy(gg.Context(), array(8))))
+    device.answers["alloc_size"] = answer
+    with pytest.raises(gg.GgjitError, match="alloc_size|bytes"):
+        gg.GraphAllocator(device.buffer_type()).alloc_graph(graph)
+    assert device.used == 0 and graph.placement is None
+
+
+def test_a_graph_allocator_that_cannot_grow_keeps_what_it_has():
+    """The first buffer type has memory, the second has none: the small graph's memory is still there."""
+    a, b = devices.Slots("A"), devices.Slots("B")
+    allocator = gg.GraphAllocator([a.buffer_type(), b.buffer_type()])
+    graphs = []
+    for n in (64, 4096):
+        x = gg.from_numpy(gg.Context(), array(n))
+        graphs.append(gg.Graph(gg.silu(x), gg.relu(x)))
+        n_leafs = len(graphs[-1].leafs)
+    allocator.alloc_graph(graphs[0], [0, 1], [0] * n_leafs)
+    held = [allocator.buffer_size(i) for i in (0, 1)]
+    b.answers["alloc_buffer"] = gg.OutOfMemory("no more")
+    with pytest.raises(gg.OutOfMemory, match="no more"):
+        allocator.alloc_graph(graphs[1], [0, 1], [0] * n_leafs)
+    assert [allocator.buffer_size(i) for i in (0, 1)] == held and a.used == held[0] and b.used == held[1]
+    assert all(allocator.placement(t)[0].alive for t in graphs[0].nodes)
+    b.answers.clear()
+    allocator.alloc_graph(graphs[1], [0, 1], [0] * n_leafs)
+    allocator.free()
+    assert (a.used, b.used) == (0, 0)
+
+
+def test_no_device_is_asked_for_a_buffer_of_no_bytes():
+    """Not every driver makes them; empty tensors have a place all the same."""
+    device, asked = devices.Slots(), []
+    device.answers["alloc_buffer"] = lambda size: (asked.append(size), devices.SlotsBuffer(device._buft, size))[1]
+    ctx = gg.Context()
+    none = [ctx.new_tensor(gg.F32, (0, 3)) for _ in range(2)]
+    gg.alloc_ctx_tensors(ctx, device.buffer_type())
+    assert [t.numpy().shape for t in none] == [(3, 0)] * 2
+    sched, _ = world(device)
+    late = gg.Context().new_tensor(gg.F32, (0, 3))
+    sched.set_tensor_backend(late, sched.backends[0])
+    with ctx:
+        sched.graph_compute(graph := gg.Graph(gg.silu(late), gg.silu(none[0])))
+    assert [sched.numpy(t).shape for t in graph.outputs] == [(3, 0)] * 2 and asked and min(asked) > 0
+
+
+def test_max_sizes_beyond_64_bits_mean_no_limit():
+    """SIZE_MAX, say."""
+    device, ctx = devices.Slots(), gg.Context()
+    device.answers["max_size"] = (1 << 64) - 1
+    x = ctx.new_tensor(gg.F32, (8, 8))
+    gg.alloc_ctx_tensors(ctx, device.buffer_type())
+    x.set(np.ones((8, 8)))
+    sched, _ = world(device)
+    with ctx:
+        sched.graph_compute(graph := gg.Graph(gg.scale(x, 3.0)))
+    assert (sched.numpy(graph.outputs[0]) == 3).all()
+
+
+def test_handles_are_neither_copied_nor_pickled():
+    """A second buffer with the number of the first would free its tensors; a second CPU reads none of the first's."""
+    sched, _ = world(devices.Fake("A"))
+    x = gg.from_numpy(gg.Context(), array(8))
+    for handle in (sched, *sched.backends, CPU, CPU.buffer_type(), x.buffer, event_new(devices.Fake("B", delay=1))):
+        for again in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(gg.TypeMismatch, match="copied or pickled"):
+                again(handle)
 
 
 # ---------------------------------------------------------------- callbacks

@@ -29,9 +29,13 @@ def product(type, n):
     return gg.mul_mat(leaf(type, 512, 64), leaf(gg.F32, 512, n))
 
 
-def attention():
-    k = leaf(gg.F16, 128, 256, 8)
-    return gg.flash_attn_ext(leaf(gg.F32, 128, 4, 32), k, k, leaf(gg.F16, 256, 4), 0.1, 0.0, 0.0)
+def experts(type):
+    return gg.mul_mat_id(leaf(type, 512, 64, 8), leaf(gg.F32, 512, 1, 128), leaf(gg.I32, 2, 128))
+
+
+def attention(n=4, d=128):
+    k = leaf(gg.F16, d, 256, 8)
+    return gg.flash_attn_ext(leaf(gg.F32, d, n, 32), k, k, leaf(gg.F16, 256, n), 0.1, 0.0, 0.0)
 
 
 HOT = {
@@ -41,6 +45,8 @@ HOT = {
     "tiles F16": (lambda: product(gg.F16, 128), 128), "tiles BF16": (lambda: product(gg.BF16, 128), 128),
     "tiles F32": (lambda: product(gg.F32, 128), 128), "int8 tiles Q8_0": (lambda: product(gg.Q8_0, 128), 128),
     "int8 tiles Q4_K": (lambda: product(gg.Q4_K, 128), 128), "attention": (attention, 128),
+    "prefill attention 64": (lambda: attention(64, 64), 168), "prefill attention 128": (lambda: attention(64), 255),
+    "expert tiles F16": (lambda: experts(gg.F16), 128), "expert tiles Q4_K": (lambda: experts(gg.Q4_K), 128),
     "softmax": (lambda: gg.soft_max_ext(leaf(gg.F32, 256, 4), leaf(gg.F16, 256, 4), 1.0, 0.0), 96),
     "rms_norm": (lambda: gg.rms_norm(leaf(gg.F32, 4096, 4), 1e-6), 96)}
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops import isa
+from ggjit.ops import isa, tuned
 from ggjit.ops.errors import Overwritten
 from ggjit.ops.fusion import all_fusions
 from ggjit.ops.record import OP
@@ -31,13 +31,18 @@ def random_graph(rng):
     def other():
         return made[rng.integers(len(made))] if rng.random() < 0.5 else leaf(n)
     def step(x):
-        k = rng.integers(8)
+        k = rng.integers(9)
         if k == 0: return gg.add(x, other())
         if k == 1: return gg.mul(gg.rms_norm(x, 1e-5), leaf(n))
         if k == 2: return gg.add(gg.mul(gg.norm(x, 1e-6), leaf(n)), leaf(n))
         if k == 3: return gg.mul(gg.rms_norm(gg.add(x, other()), 1e-5), leaf(n))
         if k == 4: return gg.gelu_erf(gg.add(x, leaf(n)))
         if k == 5: return gg.soft_max(gg.add(gg.scale(x, 0.7), leaf(*rows[1:], n)))
+        if k == 7:
+            type, row = (gg.F32, gg.Q8_0)[n % 32 == 0], gg.view_1d(x, n, 0)
+            w = [gg.from_numpy(ctx, rng.standard_normal((n, n)).astype(np.float32), type=type) for _ in "gu"]
+            pair = [gg.mul_mat(m, row) for m in w]
+            return gg.add(x, gg.swiglu_split(*pair[::rng.choice([1, -1])]))
         if k == 6: return gg.silu(gg.add(made[rng.integers(len(made))], x))
         return gg.add(gg.mul(gg.norm(gg.add(gg.add(x, leaf(n)), other()), 1e-6), leaf(n)), leaf(n))
     for _ in range(int(rng.integers(2, 9))):
@@ -216,9 +221,71 @@ def test_a_scale_with_a_bias_is_no_soft_max_scale():
     assert ops(CPU.graph_plan_create(graph)) == [(OP.SCALE,), (OP.ADD, OP.SOFT_MAX)]
 
 
+class Gated:
+    """x -> gate, up -> swiglu, and what is built on it."""
+
+    def __init__(self, k=64, m=40, n=1, type=gg.F32, up_type=None):
+        self.ctx, rng = gg.Context(), np.random.default_rng()
+        self.x = gg.from_numpy(self.ctx, rng.standard_normal((n, k)).astype(np.float32))
+        gate, up = (gg.from_numpy(self.ctx, rng.standard_normal((m, k)).astype(np.float32), type=t)
+                    for t in (type, up_type or type))
+        self.gate, self.up = gg.mul_mat(gate, self.x), gg.mul_mat(up, self.x)
+        self.y = gg.swiglu_split(self.gate, self.up)
+
+    def plan(self, *outputs, **kw):
+        return Net.plan(self, *outputs, **kw)
+
+
+GATED = (OP.MUL_MAT, OP.MUL_MAT, OP.GLU)
+
+
+@pytest.mark.parametrize("type,m", [(gg.F32, 1), (gg.F32, 77), (gg.Q4_0, 40), (gg.Q4_0, 301)])
+@pytest.mark.parametrize("n_rows", [1, 4])
+def test_a_gated_unit_is_one_kernel_with_the_same_bytes(type, m, n_rows):
+    net = Gated(512, m, type=type)
+    with tuned.forced(n_rows):
+        plans = [net.plan(fuse=fuse) for fuse in (True, False)]
+    assert ops(plans[0]) == [GATED] and len(plans[1].parts) == 3 and "mul_mat-glu-swiglu" in plans[0].dump()
+    got = []
+    for plan in plans:
+        plan.compute()
+        got.append(plan.numpy(net.y))
+    assert got[0].tobytes() == got[1].tobytes() and np.isfinite(got[0]).all()
+    with pytest.raises(Overwritten, match="never stored"):
+        plans[0].numpy(net.gate)
+
+
+@pytest.mark.parametrize("bad", [{"n": 2}, {"type": gg.Q4_0, "up_type": gg.Q8_0}, {"m": 32, "stored": True}], ids=str)
+def test_gated_units_that_cannot_be_one_kernel(bad):
+    stored = bad.pop("stored", False)
+    net = Gated(**bad)
+    plan = net.plan(*([net.up, net.y] if stored else [net.y]))
+    assert GATED not in ops(plan)
+    plan.compute()
+    assert np.isfinite(plan.numpy(net.y)).all()
+
+
+@pytest.mark.parametrize("type,fits", [(gg.Q4_0, True), (gg.F32, False)])
+def test_a_gated_unit_may_lie_over_a_column_that_is_read_first(type, fits):
+    """Activations of Q4_0 are prepared before anything is written; a plain float32 column is read all the time."""
+    net = Gated(64, 64, type=type)
+    want = gg.compute(net.y)
+    raw = gg.HostBuffer(CPU.device.buffer_type(), 4096)
+    gg.tensor_alloc(raw, x := net.ctx.new_tensor(gg.F32, (64,)), 0)
+    y = gg.swiglu_split(*(gg.mul_mat(t.src[0], x) for t in (net.gate, net.up)))
+    gg.tensor_alloc(raw, y, 0)
+    x.set(net.x.numpy())
+    graph = gg.Graph(y)
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plan = CPU.graph_plan_create(graph)
+    assert (ops(plan) == [GATED]) is fits
+    plan.compute()
+    assert plan.numpy(y).tobytes() == want.tobytes()
+
+
 def test_every_fusion_runs_in_some_random_graph():
     """The patterns of the random graphs above cover what is declared; a new pattern needs a new step there."""
     names = {"add": OP.ADD, "mul": OP.MUL, "norm": OP.NORM, "rms_norm": OP.RMS_NORM, "soft_max": OP.SOFT_MAX,
-             "scale": OP.SCALE, "gelu_erf": OP.UNARY, "silu": OP.UNARY}
+             "scale": OP.SCALE, "gelu_erf": OP.UNARY, "silu": OP.UNARY, "mul_mat": OP.MUL_MAT, "swiglu_split": OP.GLU}
     assert {op for fusion in KNOWN for op in fusion} <= set(names.values())
-    assert all(f"gg.{name}(" in CODE for name in names)
+    assert all(f"gg.{name}" in CODE for name in names)

@@ -24,7 +24,8 @@ def leaf(shape, type=None, name="", ctx=None):
     lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b, lambda a, b: -a, lambda a, b: +a,
     lambda a, b: abs(a), lambda a, b: a + 2, lambda a, b: 2 + a, lambda a, b: a - 2.5, lambda a, b: 2.5 - a,
     lambda a, b: a * 3, lambda a, b: 3 * a, lambda a, b: a / 3, lambda a, b: 1 / a, lambda a, b: np.float32(2) * a,
-    lambda a, b: a - np.int64(2), lambda a, b: (1 - a) / (b + 2) * 0.5])
+    lambda a, b: a - np.int64(2), lambda a, b: (1 - a) / (b + 2) * 0.5,
+    lambda a, b: a**2, lambda a, b: abs(a)**0.5, lambda a, b: (a**2 + b**np.int32(2))**0.5])
 def test_operators_mean_what_numpys_mean(make):
     (a, x), (b, y) = leaf((2, 3, 4)), leaf((2, 3, 4))
     np.testing.assert_allclose(gg.compute(gg.cont(make(a, b))), make(x, y), rtol=2e-6, atol=1e-6)
@@ -58,7 +59,8 @@ def test_half_precision_and_scalars():
 @pytest.mark.parametrize("make,error", [
     (lambda a: a + leaf((2, 4))[0], gg.ShapeError), (lambda a: a @ leaf((3, 4))[0], gg.ShapeError),
     (lambda a: a + "x", TypeError), (lambda a: a @ 3, gg.GgjitError), (lambda a: a * 10**400, gg.ParamError),
-    (lambda a: a + None, TypeError), (lambda a: gg.from_numpy(a.ctx, np.ones(4, np.int32)) + 1, gg.TypeMismatch)])
+    (lambda a: a + None, TypeError), (lambda a: gg.from_numpy(a.ctx, np.ones(4, np.int32)) + 1, gg.TypeMismatch),
+    (lambda a: a**3, gg.ParamError), (lambda a: a**a, TypeError)])
 def test_operands_that_do_not_fit(make, error):
     a, _ = leaf((3, 4), name="a")
     with pytest.raises(error):
@@ -150,6 +152,20 @@ def test_bad_indices(index, error):
     with pytest.raises(error, match="a F32"):
         a[index]
     assert len(a.ctx) == n
+
+
+def test_lengths_and_single_values():
+    a, x = leaf((2, 3, 4))
+    assert (len(a), a.ndim, a.size) == (len(x), x.ndim, x.size) == (2, 3, 24)
+    assert a[1, 2, 3].item() == x[1, 2, 3] and isinstance(a[0, 0, 0].item(), float)
+    assert bool(a) and bool(a[:, :0]) and len(list(a)) == 2
+    with pytest.raises(gg.ShapeError, match="24 values, not one"):
+        a.item()
+    y = a[0, 0, 0] + 1
+    with pytest.raises(gg.NotAllocated, match="compute it first"):
+        y.item()
+    gg.compute(y)
+    assert y.item() == x[0, 0, 0] + np.float32(1)
 
 
 def test_transposes_and_reshapes():

@@ -9,6 +9,7 @@ from test_sched import alone, fill, llama_like
 from test_sched_rules import two_layers, world
 
 import ggjit as gg
+from ggjit.buffer import MultiBuffer
 
 BOOM = RuntimeError("driver lost")
 
@@ -47,6 +48,17 @@ def test_a_free_that_raises_does_not_keep_the_others():
     device.answers.clear()
     other, _ = world(devices.Slots("B"))
     other.graph_compute(graph)
+
+
+def test_a_multi_buffer_frees_all_its_members():
+    device = devices.Slots()
+    bufs = [device.buffer_type().alloc_buffer(64) for _ in range(3)]
+    group = MultiBuffer(bufs)
+    device.answers["free"] = BOOM
+    with pytest.raises(RuntimeError, match="driver lost"):
+        group.free()
+    assert not any(b.alive for b in (*bufs, group)) and device.used == 0
+    group.free()
 
 
 def test_growing_goes_on_when_freeing_the_old_memory_fails():
@@ -123,3 +135,24 @@ def test_a_dropped_scheduler_gives_everything_back(parallel):
     del ctx, x, graph
     gc.collect()
     assert device.used == 0
+
+
+def test_a_custom_op_may_know_its_scheduler():
+    """An object with a scheduler whose graph calls a method of that object: both end together."""
+    class Model:
+        def __init__(self, device):
+            self.sched, _ = world(device)
+            self.factor = 2
+            self.graph = gg.Graph(gg.map_custom1(gg.from_numpy(gg.Context(), np.ones(8, np.float32)), self.op, 1))
+
+        def op(self, dst, a, ith, nth):
+            dst[...] = self.factor * a
+    device = devices.Slots()
+    model = Model(device)
+    model.sched.graph_compute(model.graph)
+    assert (model.sched.numpy(model.graph.outputs[0]) == 2).all()
+    watch = weakref.ref(model)
+    del model
+    device.asked.clear()
+    gc.collect()
+    assert watch() is None and device.used == 0

@@ -170,6 +170,35 @@ def test_ids_are_checked(bad):
         gg.compute(gg.get_rows_back(gg.from_numpy(ctx, floats(3, 8)), ids, gg.from_numpy(ctx, floats(4, 8))))
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("mode,in_place", [(0, False), (2, True), (8, False), (40, True)])
+def test_rope_refuses_positions_beyond_float32(mode, in_place, n_threads, monkeypatch):
+    """Named with node and value, nothing written, and the plan goes on with good ids; 2^24 and negatives are."""
+    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    ctx, backend = gg.Context(), gg.init_backend(f"CPU:n_threads={n_threads}")
+    x, ids = floats(9, 3, 16), np.arange(9 * (4 if mode & 8 else 1), dtype=np.int32)
+    a, pos = gg.from_numpy(ctx, x.copy(), "a"), gg.from_numpy(ctx, ids, "positions")
+    rest = (0, 10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+    name = ("rope_multi" if mode & 8 else "rope_ext") + "_inplace" * in_place
+    turned = getattr(gg, name)(a, pos, None, 16, *[(3, 3, 2, 0)] * (mode & 8 > 0), mode, *rest)
+    y = gg.set_name(turned, "turned")
+    graph = gg.Graph(y)
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    plan = backend.graph_plan_create(graph)
+    buffer, offs = plan.where(y)
+    memory = buffer.arena[offs:offs + y.nbytes]
+    before = memory.copy()
+    for bad in (2 ** 24 + 1, -2 ** 24 - 1, 2 ** 31 - 1, -2 ** 31):
+        ids[-2] = bad
+        with pytest.raises(gg.IndexRangeError, match=f"turned.*index {bad} is out of range for.*positions"):
+            plan.compute()
+        assert memory.tobytes() == before.tobytes()
+    ids[-2], ids[1] = 2 ** 24, -5
+    plan.compute()
+    want, near = all_specs()[OP.ROPE].reference(y, x[None], ids), np.arange(9) != 7     # float32 angles are off at 2^24
+    assert nmse(plan.numpy(y)[near].astype(np.float64), want[0, near]) < 1e-7
+
+
 def _t(*ne, type=gg.F32):
     return gg.Context().new_tensor(type, ne)
 

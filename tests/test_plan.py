@@ -159,6 +159,23 @@ def test_a_reused_intermediate_is_refused_by_name():
     np.testing.assert_allclose(plan.numpy(first), a.numpy() / (1 + np.exp(-a.numpy())), rtol=1e-5)
 
 
+def test_a_plan_that_failed_has_used_the_memory_it_shares():
+    ctx = gg.Context()
+    a, beyond = gg.from_numpy(ctx, array(3, 8)), gg.from_numpy(ctx, np.array([3], np.int32))
+    y, cpu = gg.scale(a, 2.0), gg.init_backend("CPU:n_threads=1")
+    allocator, whole, broken = gg.GraphAllocator(cpu), gg.Graph(y), gg.Graph(gg.neg(a), gg.get_rows(a, beyond))
+    plans = []
+    for graph in (broken, whole):
+        allocator.alloc_graph(graph)
+        plans.append(cpu.graph_plan_create(graph))
+    plans[1].compute()
+    np.testing.assert_allclose(plans[1].numpy(y), 2 * a.numpy())
+    with pytest.raises(gg.IndexRangeError):
+        plans[0].compute()
+    with pytest.raises(gg.Overwritten, match="another graph"):
+        plans[1].numpy(y)
+
+
 def test_leaves_that_move_are_found_again():
     ctx = gg.Context()
     a = ctx.new_tensor(gg.F32, (16,), "a")
@@ -202,6 +219,10 @@ def test_graph_allocator_places_inputs_it_is_given():
         cpu.graph_compute(g)
         np.testing.assert_allclose(y.numpy(), 2 * value / (1 + np.exp(-2 * value)), rtol=1e-5)
     assert ga.buffer_size(0) == size and ga.placement(a)[0].size == size
+    buf = a.buffer
+    with pytest.raises(gg.ParamError):
+        ga.alloc_graph(g, node_ids=[0])                 # too few: the input stays where it is
+    assert a.buffer is buf is not None
 
 
 def test_writing_into_read_only_memory_is_refused():
@@ -363,7 +384,10 @@ def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
     assert python(code, GGJIT_CACHE_DIR=str(tmp_path)).stdout.split() == ["True"]
     for i, f in enumerate(sorted((tmp_path / "kernels").iterdir())):
         whole = bytearray(f.read_bytes())
-        whole[(i * 997) % len(whole)] ^= 1                      # one bit anywhere
+        if i % 2:
+            whole[(i * 997) % len(whole)] ^= 1                      # one bit anywhere
+        else:
+            whole[int((i % 10 + 0.5) / 10 * len(whole))] ^= 255     # one byte, in each tenth of a file
         f.write_bytes(b"" if i == 0 else b"\x00garbage" if i == 1 else bytes(whole))
     r = python(code, GGJIT_CACHE_DIR=str(tmp_path))
     assert r.stdout.split() == ["True"] and "compiled again" in r.stderr
@@ -375,8 +399,8 @@ def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
 
 
 def test_keys_follow_the_sources_of_callees(tmp_path, monkeypatch):
-    key = jit._closure_key(("ggjit.ops.binary",))
-    assert key == jit._closure_key(("ggjit.ops.binary",)) != jit._closure_key(("ggjit.ops.node",))
+    key = jit.sources_key(("ggjit.ops.binary",))
+    assert key == jit.sources_key(("ggjit.ops.binary",)) != jit.sources_key(("ggjit.ops.node",))
     reached = set()
     todo = ["ggjit.ops.binary"]
     while todo:

@@ -9,7 +9,9 @@ import pytest
 
 import ggjit as gg
 from ggjit.pool import the_pool
-from ggjit.profile import Profile, last_of, operations, traffic
+from ggjit.profile import Profile, last_of
+from ggjit.profile_nodes import operations, traffic
+from ggjit.profile_ticks import add_runs
 
 RNG = np.random.default_rng()
 
@@ -43,7 +45,7 @@ def test_every_node_is_a_row_and_times_add_up(n_threads):
     assert 0 < p.seconds <= elapsed
     product = next(r for r in rows if r.op == "mul_mat")
     assert product.flops == 2 * 256**3 and product.nbytes == 3 * 4 * 256**2
-    assert product.seconds > next(r for r in rows if r.n_threads == 1 and r.op == "unary").seconds
+    assert product.seconds > next(r for r in rows if r.n_threads == 1 and r.op == "exp").seconds
     assert all(r.busy <= r.seconds * r.n_threads * 1.001 for r in rows)
     if n_threads > 1:
         assert product.n_threads == 2
@@ -74,19 +76,20 @@ def test_off_means_off():
     with gg.profile() as p:
         pass
     plan.compute()
-    assert p.rows == [] and the_pool().tracers == []
+    assert p.rows == [] and the_pool().tracing.watchers == []
     assert "nothing was computed" in str(p) and p._repr_html_()
 
 
 def test_the_untraced_walk_holds_no_clock():
     """What is compiled for a run without a profile reads the clock nowhere but where it polls."""
-    from ggjit.pool import _walk_traced, walk
+    from ggjit.walk import walk
+    from ggjit.walk_traced import walk_with_clock
 
     def clocks(f):
         from numba import types
         f.compile((types.int64,) * 5)
         return "".join(f.inspect_llvm().values()).count("@llvm.readcyclecounter()")
-    assert clocks(walk) < clocks(_walk_traced)
+    assert clocks(walk) < clocks(walk_with_clock)
 
 
 def test_errors_and_nested_profiles():
@@ -102,10 +105,10 @@ def test_errors_and_nested_profiles():
         with pytest.raises(gg.GgjitError, match="open"):
             outer.__enter__()
     assert {r.runs for r in inner.rows} == {1} and {r.runs for r in outer.rows} == {2}
-    assert the_pool().tracers == []
+    assert the_pool().tracing.watchers == []
     with pytest.raises(KeyError), gg.profile():
         raise KeyError("not ours")
-    assert the_pool().tracers == []
+    assert the_pool().tracing.watchers == []
 
 
 def test_computes_of_other_threads_are_seen():
@@ -130,11 +133,11 @@ def test_a_schedulers_splits_are_seen():
     graph = gg.Graph(z)
     with gg.profile() as p:
         sched.graph_compute(graph)
-    assert [r.op for r in p.rows] == ["unary", "sqr"]
+    assert [r.op for r in p.rows] == ["exp", "sqr"]
 
 
 def test_old_runs_are_kept_as_sums(monkeypatch):
-    monkeypatch.setattr(sys.modules["ggjit.profile"], "MAX_EVENTS", 50)
+    monkeypatch.setattr(sys.modules["ggjit.profile_ticks"], "SHEET_NBYTES", 1024)
     plan = planned(size=16)
     with gg.profile() as p:
         for _ in range(40):
@@ -143,12 +146,80 @@ def test_old_runs_are_kept_as_sums(monkeypatch):
     assert {r.runs for r in p.rows} == {40}                             # asking twice changes nothing
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_sums_of_any_stretch_of_runs(n_threads):
+    """What jitted code adds up, beside NumPy; thread 0 alone runs every other node; pages are written over."""
+    n_pages, n_nodes, (first, end) = 5, 6, sorted(RNG.integers(0, 30, 2).tolist())
+    end = min(end, first + n_pages)
+    start = RNG.integers(1, 1 << 60, (n_pages, n_threads, n_nodes))
+    ticks = np.stack([start, start + RNG.integers(0, 1000, start.shape)], -1)
+    ticks[:, 1:, ::2] = 0
+    wall, busy = RNG.integers(0, 9, n_nodes), RNG.integers(0, 9, (n_nodes, n_threads))
+    want = wall.copy(), busy.copy()
+    for run in range(first, end):
+        for i in range(n_nodes):
+            ran = ticks[run % n_pages, :1 if i % 2 == 0 else n_threads, i]
+            want[0][i] += ran[:, 1].max() - ran[:, 0].min()
+            want[1][i, :len(ran)] += ran[:, 1] - ran[:, 0]
+    add_runs(first, end, ticks, n_pages, n_threads, n_nodes, wall, busy)
+    assert (wall == want[0]).all() and (busy == want[1]).all()
+
+
+@pytest.mark.parametrize("n_runs", [1, 2, 3, 7, 8, 9, 40])
+def test_every_run_is_counted_once(n_runs, monkeypatch):
+    """Sheets double up to 8 pages and are written over then; a profile inside another sees its own runs only."""
+    monkeypatch.setattr(sys.modules["ggjit.profile_ticks"], "SHEET_NBYTES", 1024)
+    plan = planned(size=16)
+    with gg.profile() as outer:
+        plan.compute()
+        with gg.profile() as inner:
+            for k in range(n_runs):
+                plan.compute()
+                assert {r.runs for r in inner.rows} == {k + 1}          # asked while it is open
+        plan.compute()
+    assert {r.runs for r in inner.rows} == {n_runs} and {r.runs for r in outer.rows} == {n_runs + 2}
+    assert len(inner.records[0].ticks) == min(n_runs, len(outer.records[0].ticks))
+    for p in (inner, outer):
+        starts = p.records[0].ticks[:, 0, 0, 0]
+        assert (np.diff(starts) > 0).all()                              # oldest first, none twice
+        assert p.seconds >= sum(b - a for *_, a, b in p.events()) * 0.999
+
+
+def test_failed_runs_leave_no_trace():
+    ctx = gg.Context()
+    ids = gg.from_numpy(ctx, np.zeros(1, np.int32))
+    graph = gg.Graph(gg.exp(gg.get_rows(gg.from_numpy(ctx, np.ones((2, 4), np.float32)), ids)))
+    backend = gg.init_backend("CPU", n_threads=1)
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    plan = backend.graph_plan_create(graph)
+    with gg.profile() as p:
+        for k in range(9):
+            ids.set(np.array([5 if k % 3 else 1], np.int32))
+            if k % 3:
+                with pytest.raises(gg.IndexRangeError):
+                    plan.compute()
+            else:
+                plan.compute()
+    assert {r.runs for r in p.rows} == {3} and p.records[0].ticks.shape == (3, 1, 2, 2)
+    assert (np.diff(p.records[0].ticks.reshape(-1)) >= 0).all()         # start, end, start, end ... of three runs
+
+
+def test_names_given_between_two_profiles():
+    plan = planned()
+    with gg.profile() as p:
+        plan.compute()
+    gg.set_name(plan.nodes[0], "renamed")
+    with gg.profile() as q:
+        plan.compute()
+    assert p.rows[0].name != "renamed" and q.rows[0].name == "renamed"
+
+
 def test_tables_sums_and_files(tmp_path):
     plan = planned(2)
     with gg.profile() as p:
         plan.compute()
     by_op = {r.name: r for r in p.by("op", limits=False)}
-    assert set(by_op) == {"mul_mat", "rms_norm", "unary"} and by_op["mul_mat"].n_nodes == 3
+    assert set(by_op) == {"mul_mat", "rms_norm", "exp"} and by_op["mul_mat"].n_nodes == 3
     assert by_op["mul_mat"].flops == 3 * 2 * 256**3
     assert {r.name for r in p.by("layer", limits=False)} >= {"blk.0", "blk.1", "blk.2"}
     assert sum(r.seconds for r in p.by("node", limits=False)) == pytest.approx(p.seconds)
@@ -158,7 +229,7 @@ def test_tables_sums_and_files(tmp_path):
     p.trace(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     bars = [e for e in events if e["ph"] == "X"]
-    assert {e["tid"] for e in bars} == {0, 1} and {e["cat"] for e in bars} == {"mul_mat", "rms_norm", "unary"}
+    assert {e["tid"] for e in bars} == {0, 1} and {e["cat"] for e in bars} == {"mul_mat", "rms_norm", "exp"}
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in bars)
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 
@@ -209,5 +280,5 @@ def test_a_fused_node_is_one_row():
         assert len(p.rows) == len(plan.parts)
     assert [r.op for r in rows[False]] == ["rms_norm", "mul"]
     assert [r.op for r in rows[True]] == ["rms_norm+mul"]
-    assert f"fused into %{graph.outputs[0].id}" in graph.draw(profile=p, engine="own").svg
+    assert "fused into mul<" in graph.draw(profile=p, engine="own").svg
     assert rows[True][0].nbytes == 4 * (8 * 64 + 64 + 8 * 64) < sum(r.nbytes for r in rows[False])

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import tiny_model
+from test_cli import ggjit, result
 
 import ggjit as gg
 from ggjit.models import load_model
@@ -134,6 +135,15 @@ def test_models_load_repacked(tmp_path, type):
         report = model_peak(path, repack=True)
         assert report.kinds["repacked weights"] == n
         assert report.kinds["weights"] + n == m.weights.nbytes
+
+
+def test_the_command_line_asks_for_it(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf", type="Q4_0")
+    for more, is_repacked in (((), False), (("--repack",), True)):
+        r = ggjit("bench", path, "-p", 0, "-n", 2, "-r", 1, "--json", *more, GGJIT_DEBUG="plan")
+        assert r.returncode == 0 and ("mul_mat-repacked" in r.stderr) is is_repacked, r.stderr
+    got = result("warm-up", path, "--repack")
+    assert got["kernels"] > 5 and got["tiles"] == {}                # a tiny model is not worth measuring
 
 
 def test_only_some_shapes_fit():

@@ -94,12 +94,19 @@ def test_alignment_is_kept(tmp_path, align):
     ({}, {"k": 2**70}, gg.ParamError),
     ({}, {"k": b"x"}, gg.TypeMismatch), ({}, {"k": {"a": 1}}, gg.TypeMismatch), ({}, {"k": [1, "a"]}, gg.TypeMismatch),
     ({}, {"k": np.ones((2, 2))}, gg.TypeMismatch), ({}, {"general.alignment": 3}, gg.ParamError),
+    ([np.ones(1)], {}, gg.TypeMismatch), ({}, ["k"], gg.TypeMismatch), ({}, 5, gg.TypeMismatch),
     ({}, {"k": "\ud800"}, gg.ParamError), ({"a": gg.Context().new_tensor(gg.F32, (3,), "a")}, {}, gg.NotAllocated)])
 def test_what_cannot_be_written_leaves_no_file(tmp_path, tensors, metadata, error):
     (tmp_path / "a.gguf").write_bytes(b"as before")
     with pytest.raises(error):
         save_gguf(tmp_path / "a.gguf", tensors, metadata)
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"] and (tmp_path / "a.gguf").read_bytes() == b"as before"
+
+
+@pytest.mark.parametrize("save", [save_gguf, save_safetensors])
+def test_a_missing_folder_is_named(save, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder: '.*none'$"):
+        save(tmp_path / "none" / "a.bin", {"a": np.ones(1, np.float32)})
 
 
 def test_an_error_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch):

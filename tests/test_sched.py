@@ -174,6 +174,12 @@ def test_overwritten_results_say_so():
         sched.numpy(graph.nodes[0])
     with pytest.raises(gg.NotAllocated, match="not computed"):
         sched.numpy(gg.Context().new_tensor(gg.F32, (2,)))
+    sched.graph_compute(other := llama_like(bufts)[0])
+    with pytest.raises(gg.Overwritten, match="another graph of the same Scheduler"):
+        sched.numpy(graph.outputs[0])
+    leaf = graph.leafs[0]
+    np.testing.assert_array_equal(sched.numpy(leaf), leaf.numpy())
+    assert sched.numpy(other.outputs[0]).shape == other.outputs[0].shape
 
 
 def test_schedulers_leave_nothing_behind_A14_03():

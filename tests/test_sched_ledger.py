@@ -12,7 +12,14 @@ CURRENT = {
         tensor_memset | CPU supports_op | supports_buft | use_ref | CPU fusion | node skipping | CUDA offload_op |
         meta backend | RPC | graph_copy""",
     "B8": """context | graph | fusion helpers | threadpool | abort callback | fatal abort hook | statuses | NUMA |
-        logging | dumps | flags"""}
+        logging | dumps | flags""",
+    "E1": """whole process | not enough space | free blocks | plan reused | max size | leak | use after free |
+        split input limit | per-op malloc | undocumented | abort callback""",
+    "E2": """view initialised | within one backend | work buffer | plans copy | move backend switches |
+        unchanged inputs | set_usage | case-insensitive""",
+    "E3": """eval callback stops | stale copies | edits the user's graph | reserve_n | context buffer | last backend |
+        count inputs | hash sized | ROPE | always synchronizes | NONE nodes | multi-buffer | no device | unloaded |
+        meta device | barrier | dot dump"""}
 
 
 def test_the_ledger_is_complete_and_true():

@@ -11,11 +11,13 @@ from conftest import ROOT
 from test_sched_rules import RULES
 
 import ggjit as gg
+from ggjit.cpu import CPU
 from ggjit.ops.record import OP
 from ggjit.sched_split import KEPT
 
 CI_SEEDS, ALL_SEEDS = range(0, 1000, 25), range(1000)
 N_RUNS = 4
+HOST = CPU.buffer_type()
 POOL = [OP.MUL_MAT, OP.ADD, OP.MUL, OP.UNARY, OP.SCALE, OP.RMS_NORM, OP.CONT, OP.SOFT_MAX, OP.SUB, OP.CPY, OP.CONCAT]
 
 
@@ -36,13 +38,15 @@ def poison(sched):
                 buf._arena[lo:hi] = values
 
 
-def draw(rng):
-    """Random devices, then the CPU; everything but values random."""
+def draw(rng, reach=False):
+    """Random devices, then the CPU; everything but values random.  reach: devices may read each other's memory."""
     fakes = []
     for name in "ABC"[:int(rng.integers(1, 4))]:
         ops = None if rng.random() < 0.4 else {op for op in POOL if rng.random() < 0.7}
         delay = 1e-5 if rng.random() < 0.25 else None
-        fakes.append(devices.Fake(name, ops=ops, host=bool(rng.random() < 0.25), delay=delay,
+        host = bool(rng.random() < 0.25)
+        reads = [buft for buft in (HOST, *(f.buffer_type() for f in fakes)) if reach and rng.random() < 0.5]
+        fakes.append(devices.Fake(name, ops=ops, host=host, delay=20 * delay if delay and reach else delay, reads=reads,
                                   max_size=4096 if rng.random() < 0.2 else None,
                                   offload=(lambda t: t.op == OP.MUL_MAT) if rng.random() < 0.4 else None))
     cpu = gg.init_backend("CPU", n_threads=1 + int(rng.random() < 0.2))
@@ -52,7 +56,7 @@ def draw(rng):
     return fakes, sched
 
 
-def places(rng, sched):
+def places(rng, sched, reach=False):
     bufts = sched.world.own_bufts
     writers = [k for b, k in zip(sched.backends, bufts, strict=True)
                if getattr(b.device, "ops", None) is None or OP.CPY in b.device.ops]
@@ -64,6 +68,7 @@ def places(rng, sched):
                     gg.set_input(t)
                 continue
             choice = writers if t in caches else bufts          # a cache lies where somebody can write it
+            choice = [HOST] if reach and t in caches and rng.random() < 0.6 else choice
             buf = choice[int(rng.integers(len(choice)))].alloc_buffer(t.nbytes)
             buf.set_usage(gg.USAGE_WEIGHTS if t in weights and rng.random() < 0.8 else gg.USAGE_ANY)
             gg.tensor_alloc(buf, t, 0)
@@ -84,14 +89,14 @@ def read(graph, drawn, get):
     return [get(t).tobytes() for t in graph.outputs] + [t.bytes() for t in drawn.caches]
 
 
-def check(seed):
+def check(seed, reach=False):
     rng = np.random.default_rng(seed)
     alone = sched_graphs.random_graph(seed, lambda ctx, *kinds: gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU")))
     cpu = gg.init_backend("CPU:n_threads=1")
     gg.GraphAllocator(cpu).alloc_graph(alone.graph)
     plan = cpu.graph_plan_create(alone.graph)
-    fakes, sched = draw(rng)
-    drawn = sched_graphs.random_graph(seed, places(rng, sched))
+    fakes, sched = draw(rng, reach)
+    drawn = sched_graphs.random_graph(seed, places(rng, sched, reach))
     graph = drawn.graph
     pin(rng, sched, graph)
     sched.alloc_graph(graph)
@@ -116,6 +121,20 @@ def check(seed):
 @pytest.mark.parametrize("seed", CI_SEEDS)
 def test_sampled(seed):
     check(seed)
+
+
+@pytest.mark.parametrize("seeds", [range(8), range(8, 16), range(16, 24), (1073, 1174, 1816)], ids=str)
+def test_devices_that_read_each_others_memory(seeds):
+    """Results computed in place, leaves and intermediate memory that several devices touch, some of them late."""
+    for seed in seeds:
+        check(seed, reach=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_a_thousand_that_read_each_others_memory(block):
+    for seed in ALL_SEEDS[100 * block:100 * block + 100]:
+        check(seed, reach=True)
 
 
 @pytest.mark.slow

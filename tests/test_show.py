@@ -66,6 +66,18 @@ def test_a_tensor_tells_its_facts():
     assert f"{a.numpy()[1, 2] * 2:.4g}" in shown(y)
 
 
+def test_units_go_by_the_name_of_their_function():
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, np.ones((2, 4), np.float32), "a")
+    y = gg.set_name(gg.swiglu_split(gg.set_name(gg.silu(a), "s"), a), "y")
+    assert repr(y) == "<y F32 [4, 2] = swiglu(s, a), no data>" and "= silu(a)" in repr(y.src[0])
+    assert "swiglu(s, a)" in y._repr_html_()
+    html = gg.Graph(y)._repr_html_()
+    assert "silu F32" in html and "swiglu F32" in html and "unary" not in html and ">glu" not in html
+    ctx.free()
+    assert "= glu(s, a), freed context>" in repr(y)         # its parameters may be another tensor's by now
+
+
 def test_texts_are_escaped():
     a = leaf((2,), name="<script>alert('x')</script>&\"")
     for x in (a, a.ctx, gg.Graph(a + 1)):

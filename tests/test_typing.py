@@ -2,6 +2,7 @@
 import ast
 import importlib.util
 import inspect
+import os
 import pathlib
 import subprocess
 import sys
@@ -76,10 +77,12 @@ def hidden():
     from ggjit.draw import Drawing
     from ggjit.models.generate import Generation
     from ggjit.models.network import Network
+    from ggjit.models.silero import SileroVad
     from ggjit.plan import Plan
     from ggjit.pool import Pool
-    from ggjit.profile import NodeTime, Profile
-    found = MeasureReport, Drawing, Generation, Network, Plan, Pool, NodeTime, Profile
+    from ggjit.profile import Profile
+    from ggjit.profile_nodes import NodeTime
+    found = MeasureReport, Drawing, Generation, Network, Plan, Pool, NodeTime, Profile, SileroVad
     return {f"_{c.__name__}": c for c in found}
 
 
@@ -129,7 +132,7 @@ def test_every_public_name_has_a_type():
 def test_functions_and_methods_take_what_their_stubs_say(module, path):
     n = 0
     for node in stub(path).body:
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name != "load_vad":
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
             assert arguments(getattr(module, node.name)) == stub_arguments(node), node.name
             n += 1
         elif isinstance(node, ast.ClassDef) and node.name != "Type":
@@ -140,6 +143,56 @@ def test_functions_and_methods_take_what_their_stubs_say(module, path):
                         assert arguments(there) == stub_arguments(method), f"{node.name}.{method.name}"
                         n += 1
     assert n > 3
+
+
+# constructors that users do not call; all_ops is a stub alone
+NOT_COMPARED = "".join(f"ggjit.{name}\n" for name in (r"(Event|GraphCopy|Tensor|Type)\.__init__", "all_ops"))
+
+
+def stubtest(folder, edit=lambda text: text):
+    """What mypy's stubtest says of the stubs, edited, beside the packages as they are: names, kinds, defaults."""
+    pytest.importorskip("mypy")
+    site = folder / "site"
+    for package, source in FOLDERS.items():
+        (site / package).mkdir(parents=True)
+        for f in (ROOT / source).glob("*.pyi"):
+            (site / package / f.name).write_text(edit(f.read_text(encoding="utf-8")), encoding="utf-8")
+    (site / "ggjit/ops/__init__.py").touch()
+    for name in ("errors.py", "record.py"):                 # what the stubs import
+        (site / "ggjit/ops" / name).symlink_to(ROOT / "ops" / name)
+    (folder / "allowed").write_text(NOT_COMPARED)
+    command = [sys.executable, "-m", "mypy.stubtest", "ggjit", "--concise", "--ignore-missing-stub", "--allowlist",
+               str(folder / "allowed"), "--mypy-config-file", str(ROOT / "pyproject.toml")]
+    r = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=300,
+                       env={**os.environ, "MYPYPATH": str(site), "NO_COLOR": "1"})
+    assert not r.stderr, r.stderr
+    return [line for line in r.stdout.splitlines() if line.startswith("ggjit") or line.startswith("error")]
+
+
+def test_stubs_and_runtime_agree(tmp_path):
+    assert stubtest(tmp_path) == []
+
+
+def test_stubs_that_differ_are_found(tmp_path):
+    changes = {
+        "def load_vad(path: _Path": "def load_vad(file: _Path",                                 # another name
+        'conv_type: Literal["F32", "F16"] = "F32"': 'conv_type: Literal["F32", "F16"] = "F16"',  # another default
+        "def profile() ->": "def profile(graph: Graph) ->",                                     # one more argument
+        "    def set(self, array: npt.ArrayLike) -> None": "    def put(self, array: npt.ArrayLike) -> None"}
+    left = set(changes)
+
+    def edit(text):
+        for old, new in changes.items():
+            if old in text:
+                left.discard(old)
+                text = text.replace(old, new)
+        return text
+    out = stubtest(tmp_path, edit)
+    assert not left, f"not in the stubs any more: {left}"
+    for said in ('ggjit.models.load_vad is inconsistent, stub parameter "file"',
+                 'ggjit.models.load_vad is inconsistent, runtime parameter "conv_type" has a default value',
+                 "ggjit.profile is inconsistent", "ggjit.Tensor.put is not present at runtime"):
+        assert any(line.startswith(said) for line in out), (said, out)
 
 
 def test_the_package_says_that_it_is_typed():

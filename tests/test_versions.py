@@ -45,6 +45,32 @@ def test_a_plan_counts_its_updates():
     assert m.numpy().tolist() == [2] * 8 and v.numpy().tolist() == [5] * 8
 
 
+def test_a_copy_made_during_a_run_is_stale_after_it():
+    """Another thread may copy a leaf while a plan computes into it: what it copied does not count as the result."""
+    x = gg.from_numpy(gg.Context(), np.ones(8, np.float32))
+    leaf, seen = x.ctx.new_tensor(gg.F32, (8,)), []
+    gg.alloc_ctx_tensors(x.ctx, gg.init_backend("CPU"))
+
+    def look(dst, a, ith, nth):
+        seen.append(gg.versions.stamp(leaf.id, leaf.buffer))
+        dst[:] = a
+    gg.compute(gg.cpy(gg.map_custom1(x, look, n_tasks=1), leaf))
+    assert len(seen) == 1 and gg.versions.stamp(leaf.id, leaf.buffer) != seen[0]
+
+
+def test_a_run_that_fails_counts_its_writes():
+    x = gg.from_numpy(gg.Context(), np.ones((2, 8), np.float32))
+    leaf = x.ctx.new_tensor(gg.F32, (8, 2))
+    gg.alloc_ctx_tensors(x.ctx, gg.init_backend("CPU"))
+    leaf.set(np.zeros((2, 8)))
+    before = gg.versions.stamp(leaf.id, leaf.buffer)
+    beyond = gg.from_numpy(x.ctx, np.array([2], np.int32))
+    with pytest.raises(gg.IndexRangeError):
+        gg.compute(gg.cpy(x, leaf), gg.get_rows(x, beyond))
+    assert leaf.numpy().tolist() == x.numpy().tolist()
+    assert gg.versions.stamp(leaf.id, leaf.buffer) != before
+
+
 @pytest.mark.parametrize("name", ["w", "m", "v"])
 def test_read_only_memory_is_not_updated(name):
     tensors = dict(zip(("w", "g", "m", "v", "settings"),

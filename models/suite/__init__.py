@@ -8,6 +8,7 @@
     ggml.py         the real ggml by ctypes: the worker process
     oracle.py       its caller
     compare.py      error measures
+    report.py       a row per class as it ends, the file a stopped run resumes from
     perf.py         time per run beside the real ggml's
     command.py      `ggjit ops test | perf | support`
 """

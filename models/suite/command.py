@@ -1,6 +1,6 @@
 """`ggjit ops`: the modes of ggml's test-backend-ops over the case suite.
 
-    test       run the cases; a line per failure, a table per op, exit status 1 if one fails
+    test       run the cases; a line per failure, a row per class, exit status 1 if one fails
     perf       time per run, speed, and the real ggml's beside it
     support    which ops the device computes, and how many of their cases
 """
@@ -17,8 +17,10 @@ from ggjit.models.suite import oracle
 from ggjit.models.suite.case import all_cases
 from ggjit.models.suite.jobs import spread
 from ggjit.models.suite.perf import measure
-from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Built, Runner
+from ggjit.models.suite.report import Journal, Report
+from ggjit.models.suite.runner import Built, Runner
 from ggjit.ops.errors import GgjitError, MissingExtra, ParamError
+from ggjit.ops.isa import ISA
 from ggjit.registry import init_backend, registry
 
 CASES_A_PROCESS = 64                                    # fewer are not worth starting another one
@@ -82,52 +84,35 @@ def run(args):
 
 # ---------------------------------------------------------------- test
 def test(args, cases, backend, peer):
-    outcomes, t0 = [], time.perf_counter()
-    n_jobs = args.jobs or min(available_cores(), -(-len(cases) // CASES_A_PROCESS))
-    with bar("cases", len(cases)) as step:
-        for outcome in spread(cases, backend, args.seed, n_jobs):
-            outcomes.append(outcome)
-            if not args.json and outcome.status in (FAIL, REFUSED):
-                print(f"{outcome.status}  {outcome.case}: {outcome.error}", flush=True)
-            step()
-    outcomes.sort(key=lambda o: o.case.index)
-    summary = summarize(outcomes)
+    """Runs the cases that the journal does not hold; the report goes to stderr where stdout is for JSON."""
+    report, t0 = Report(cases, sys.stderr if args.json else sys.stdout), time.perf_counter()
+    journal = Journal(args.resume, settings(args, peer)) if args.resume else None
+    known = {c.index: journal.passed(c) for c in cases} if journal else {}
+    waiting = [c for c in cases if not known.get(c.index)]
+    n_jobs = args.jobs or max(1, min(available_cores(), -(-len(waiting) // CASES_A_PROCESS)))
+    try:
+        for outcome in filter(None, known.values()):
+            report.add(outcome)
+        with bar("cases", len(waiting)) as step:
+            for outcome in spread(waiting, backend, args.seed, n_jobs):
+                report.add(outcome)
+                if journal:
+                    journal.add(outcome)
+                step(description=outcome.case.family)
+    finally:
+        report.close()
+        if journal:
+            journal.close()
     if not args.json:
-        print("\n".join(table(outcomes)))
         print(f"{time.perf_counter() - t0:.0f} s in {n_jobs} process{'es' * (n_jobs > 1)}")
-    return {"cases": [o.json for o in outcomes], **summary, "failed": summary["fail"] + summary["gap"] > 0}
+    summary = report.summary()
+    return {"cases": [o.json for o in sorted(report.outcomes, key=lambda o: o.case.index)], **summary,
+            "failed": summary["fail"] + summary["gap"] > 0}
 
 
-def verdict(outcome):
-    """Column of the table.  empty: a result without elements; lacking: we refuse what ggml's CPU backend takes."""
-    if outcome.status == OK:
-        return "with ggml" if "ggml" in outcome.checked else "float64 alone" if outcome.checked else "empty"
-    return FAIL if outcome.status == FAIL else "both refuse" if outcome.peer else "lacking"
-
-
-COLUMNS = ("with ggml", "float64 alone", "empty", "both refuse", "lacking", FAIL)
-
-
-def summarize(outcomes):
-    """Counts by status and by verdict.  gap: cases we lack although ggml's CPU backend takes them."""
-    n, columns = collections.Counter(o.status for o in outcomes), collections.Counter(map(verdict, outcomes))
-    return {"ok": n[OK], "fail": n[FAIL], "not_supported": n[NOT_SUPPORTED], "refused": n[REFUSED],
-            "gap": columns["lacking"], "checked_by_ggml": columns["with ggml"],
-            "checked_by_float64_alone": columns["float64 alone"], "seconds": sum(o.seconds for o in outcomes)}
-
-
-def table(outcomes):
-    """Lines of text: a row per class, then the totals.  The first three columns passed."""
-    rows, seconds = collections.defaultdict(collections.Counter), collections.Counter()
-    for o in outcomes:
-        rows[o.case.family][verdict(o)] += 1
-        seconds[o.case.family] += o.seconds
-
-    def row(name, n, seconds):
-        return f"{name:<26}{n.total():>7,}" + "".join(f"{n[c]:>15,}" for c in COLUMNS) + f"{seconds:>9.1f}"
-    yield f"{'class':<26}{'cases':>7}" + "".join(f"{c:>15}" for c in COLUMNS) + f"{'s':>9}"
-    yield from (row(family, n, seconds[family]) for family, n in rows.items())
-    yield row(f"{len(rows)} classes", sum(rows.values(), collections.Counter()), seconds.total())
+def settings(args, peer):
+    """What an outcome depends on besides the case and the sources."""
+    return f"seed {args.seed}, {args.threads or 1} threads, {ISA}, {peer.wheel if peer else 'float64 alone'}"
 
 
 # ---------------------------------------------------------------- perf, support

@@ -54,25 +54,11 @@ DTYPES = {0: np.dtype("f4"), 1: np.dtype("f2"), 24: np.dtype("i1"), 25: np.dtype
 KINDS = {bool: C.c_bool, int: C.c_int, float: C.c_float, np.int64: C.c_int64}
 
 
-class Ggml:
-    """One loaded ggml.  Loaded RTLD_LOCAL: a second ggml in the process would silently call into a global first."""
+class Library:
+    """The functions of a ggml.  RTLD_LOCAL: a second ggml in the process would silently call into a global first."""
 
     def __init__(self, wheel):
         self.libs = [C.CDLL(p, mode=C.RTLD_LOCAL) for p in libraries(wheel)]
-        p, i, z, i64 = C.c_void_p, C.c_int, C.c_size_t, C.c_int64
-        self.init = self.function("ggml_init", p, InitParams)
-        self.free = self.function("ggml_free", None, p)
-        self.new_graph = self.function("ggml_new_graph_custom", p, p, z, C.c_bool)
-        self.graph_overhead = self.function("ggml_graph_overhead_custom", z, z, C.c_bool)
-        self.expand = self.function("ggml_build_forward_expand", None, p, TP)
-        self.supports_op = self.function("ggml_backend_supports_op", C.c_bool, p, TP)
-        self.compute = self.function("ggml_backend_graph_compute", i, p, p)
-        self.set_n_threads = self.function("ggml_backend_cpu_set_n_threads", None, p, i)
-        self.row_size = self.function("ggml_row_size", z, i, i64)
-        self.quantize_chunk = self.function("ggml_quantize_chunk", z, i, p, p, i64, i64, i64, p)
-        self.backend = self.function("ggml_backend_cpu_init", p)()
-        self.ops = self.names("ggml_op_name", 128, LAST_OP)
-        self.unary, self.glu = self.names("ggml_unary_op_name", N_UNARY), self.names("ggml_glu_op_name", N_GLU)
 
     def function(self, name, result, *args):
         for lib in reversed(self.libs):
@@ -91,6 +77,31 @@ class Ggml:
             if name == last:
                 break
         return found
+
+    def op_numbers(self):
+        """{op name: enum number}"""
+        return self.names("ggml_op_name", 128, LAST_OP)
+
+
+class Ggml(Library):
+    """Graphs, conversions and single ops on its CPU backend."""
+
+    def __init__(self, wheel):
+        super().__init__(wheel)
+        p, i, z, i64 = C.c_void_p, C.c_int, C.c_size_t, C.c_int64
+        self.init = self.function("ggml_init", p, InitParams)
+        self.free = self.function("ggml_free", None, p)
+        self.new_graph = self.function("ggml_new_graph_custom", p, p, z, C.c_bool)
+        self.graph_overhead = self.function("ggml_graph_overhead_custom", z, z, C.c_bool)
+        self.expand = self.function("ggml_build_forward_expand", None, p, TP)
+        self.supports_op = self.function("ggml_backend_supports_op", C.c_bool, p, TP)
+        self.compute = self.function("ggml_backend_graph_compute", i, p, p)
+        self.set_n_threads = self.function("ggml_backend_cpu_set_n_threads", None, p, i)
+        self.row_size = self.function("ggml_row_size", z, i, i64)
+        self.quantize_chunk = self.function("ggml_quantize_chunk", z, i, p, p, i64, i64, i64, p)
+        self.backend = self.function("ggml_backend_cpu_init", p)()
+        self.ops = self.op_numbers()
+        self.unary, self.glu = self.names("ggml_unary_op_name", N_UNARY), self.names("ggml_glu_op_name", N_GLU)
 
     def tensors(self, records, leaves):
         """(structs, their memory), or the name of an op this ggml does not have."""

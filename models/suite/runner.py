@@ -110,6 +110,9 @@ class Built:
         self.maker, self.peer = maker, peer
         self.graph = gg.Graph(self.out)
         self.nodes = [t for t in self.graph.nodes if t.op not in VIEW_OPS and min(t.ne) > 0]
+        self.result = self.out              # whose values the result shows
+        while self.result.op in VIEW_OPS and self.result.src:
+            self.result = self.result.src[0]
         self.rng = np.random.default_rng([seed, case.index + 1, zlib.crc32(str(case).encode())])
 
     def require_support(self):
@@ -194,12 +197,12 @@ class Runner:
         results = {t.id: read(plan, t) for t in built.nodes} if theirs is not None else {}
         if not (built.leaves.intact() and built.own.intact()):
             self._blame(outcome, built.out, "sentinels", np.inf, 0.0, "bytes outside the tensors were written")
-        for t in (built.out,) if built.case.whole else built.nodes:
+        for t in (built.result,) if built.case.whole else built.nodes:
             if theirs is not None and t.id in theirs:
                 first = t.src[0] if t.src else None
                 source = None if first is None else results.get(first.id)
                 source = read(plan, first) if source is None and first is not None else source
-                measure = built.case.error if t is built.out else "nmse"
+                measure = built.case.error if t.id == built.result.id else "nmse"
                 err, complaint = difference(measure, results[t.id], as_array(t, theirs[t.id]), source)
                 self._blame(outcome, t, "ggml", err, built.case.max_err, complaint)
         return outcome
@@ -213,7 +216,7 @@ class Runner:
         leaves = {index[i]: raw for i, raw in built.bytes.items() if i in index}
         # a node that a later one writes over can only be read at the end: leave it out
         written = {t.base.id for t in built.nodes if t.view_src is not None}
-        wanted = {t.id: index[t.id] for t in built.nodes if t is built.out or t.base.id not in written}
+        wanted = {t.id: index[t.id] for t in built.nodes if t.id == built.result.id or t.base.id not in written}
         try:
             answer = self.peer.run(records, leaves, list(wanted.values()), self.backend.n_threads)
         except Gone as e:
@@ -232,7 +235,7 @@ class Runner:
                 want = np.asarray(all_specs()[t.op].reference(t, *sources))
             plan.run_nodes(i, i + 1)
             got = read(plan, t)
-            measure = case.error if t is built.out and case.error not in ("largest", "sorted") else "nmse"
+            measure = case.error if t.id == built.result.id and case.error not in ("largest", "sorted") else "nmse"
             want = stored(t.type, want.reshape(got.shape)) if want.size == got.size else want
             err, complaint = difference(measure, got, want, sources[0] if sources else None)
             self._blame(outcome, t, "float64", err, max(case.max_err, rounding(t.type)), complaint)

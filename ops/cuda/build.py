@@ -22,7 +22,7 @@ from numba.cuda import dispatcher
 from numba.cuda.cudadrv import nvrtc
 
 from ggjit.ops.errors import NotSupported
-from ggjit.ops.jit import _closure_key, cache_dir
+from ggjit.ops.jit import cache_dir, sources_key
 
 SIGNATURE = types.void(types.int64)
 _DIGEST = 16                    # bytes of SHA-256 in front of a kept cubin
@@ -90,7 +90,7 @@ def _versions():
 
 def binary(launch, cc):
     """The Binary of a Launch, from the cache folder or compiled."""
-    sources = _closure_key((__name__, launch.module))
+    sources = sources_key((__name__, launch.module))
     h = hashlib.sha256(f"{sources} {_versions()} {cc}".encode()).hexdigest()[:20]
     path = cache_dir() / "cuda" / f"{launch.name}-sm{cc[0]}{cc[1]}-{h}.bin"
     return _load(path) or _save(path, compile_kernel(launch.make(), cc))

@@ -5,11 +5,13 @@
     values     a lane adds up p v for dimensions lane, lane + 32, ...
 
 Each warp keeps (top score, sum of e^(s - top), sum of e^(s - top) v); in the end the warps' shares are rescaled to one
-top and added.  K and V: F32, F16, BF16, Q8_0, Q4_0; other quantised ones are left to the CPU.
+top and added.  K and V: F32, F16, BF16, Q8_0, Q4_0; other quantised ones are left to the CPU.  Many queries over a
+float16 cache go to flash_attn_mma.
 """
 from numba import cuda
 from numpy import float32 as f32
 
+from ggjit.ops.cuda import flash_attn_mma
 from ggjit.ops.cuda.core import (
     block,
     block_y,
@@ -37,6 +39,7 @@ from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 from ggjit.ops.cuda.sums import LOWEST
 from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, param_f32, row_addr, row_addr_mod
+from ggjit.ops.flash_attn import PREC_F32
 from ggjit.ops.record import OP
 from ggjit.ops.types import F16, Q4_0, Q8_0
 
@@ -171,6 +174,9 @@ def _flash_attn(t):
         return None
     if max(q.ne[0], v.ne[0]) > MAX_HEAD or max(q.ne[2], q.ne[3]) > 65535:
         return None
+    fast = flash_attn_mma.launch(t) if t.op_params[3] != PREC_F32 else None
+    if fast is not None:
+        return fast
     pieces = -(-v.ne[0] // 32)
     name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{pieces}"
             f"{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}")

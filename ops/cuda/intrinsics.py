@@ -96,6 +96,7 @@ ldc_i64, ldc_i32 = _loader(I64, types.int64, 8, constant=True), _loader(I32, typ
 ldc_f32 = _loader(F32, types.float32, 4, constant=True)
 lds_f32, sts_f32 = _loader(F32, types.float32, 4, SHARED), _storer(F32, types.float32, 4, SHARED)
 lds_i32, sts_i32 = _loader(I32, types.int32, 4, SHARED), _storer(I32, types.int32, 4, SHARED)
+lds_i64, sts_i64 = _loader(I64, types.int64, 8, SHARED), _storer(I64, types.int64, 8, SHARED)
 lds_f16 = _loader(F16, types.float32, 2, SHARED, convert=_widen)
 sts_f16 = _storer(F16, types.float32, 2, SHARED, convert=_narrow)
 sts_bf16 = _storer(I16, types.float32, 2, SHARED, convert=_round_bf16)
@@ -316,6 +317,18 @@ def shfl_xor(x, mask):
 def shfl(x, lane):
     """The value of x in lane `lane` of the warp."""
     return cuda.shfl_sync(FULL, x, lane)
+
+
+@device
+def ballot(predicate):
+    """Bit i: the predicate of lane i."""
+    return types.int64(cuda.ballot_sync(FULL, predicate)) & FULL
+
+
+@device
+def popcount(x):
+    """Ones among the bits of x."""
+    return types.int64(cuda.popc(x))
 
 
 @device

@@ -25,6 +25,7 @@ class Launch:
     block       threads of a block: whole warps
     work_nbytes scratch memory of the node; its launches share it
     module      where the maker is defined: the code depends on it and what it imports (`launches` fills it in)
+    max_nmse    ggml's bound of the error, where the kernel rounds what the CPU's does not
     """
     name: str
     make: Callable
@@ -32,6 +33,7 @@ class Launch:
     block: int
     work_nbytes: int = 0
     module: str = ""
+    max_nmse: float = 0.0
 
 
 def threads_for(n, most=MAX_THREADS):

@@ -3,6 +3,8 @@
     columns                  weights F32       F16, BF16           Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K ... Q6_K
     at most MAX_VEC          float32 rows      float32 rows        8-bit columns, dp4a            mul_mat_vec
     more                     float32 tiles     16-bit mma tiles    8-bit columns, int8 mma tiles  mul_mat_tile
+
+mul_mat_id with more than MAX_VEC tokens groups its columns by expert first (mul_mat_group).
 """
 from ggjit.ops.cuda import mul_mat_tile, quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
@@ -27,24 +29,23 @@ def _mul_mat(t):
         return None
     n = b.ne[1]
     if n <= MAX_VEC:
-        last = product(t, n, (n, b.ne[2] * b.ne[3]), False)
-    else:
-        last = mul_mat_tile.product(t)
-    return _after_columns(a, b, last)
+        return _after_columns(a, b, product(t, n, (n, b.ne[2] * b.ne[3]), False))
+    return _after_columns(a, b, mul_mat_tile.product(t, False))
 
 
 def _mul_mat_id(t):
     a, b, ids = t.src[:3]
     if not _serves(t):
         return None
-    return _after_columns(a, b, product(t, 1, (ids.ne[0], ids.ne[1]), True))
+    tiles = mul_mat_tile.product(t, True) if ids.ne[1] > MAX_VEC else None
+    return _after_columns(a, b, tiles or product(t, 1, (ids.ne[0], ids.ne[1]), True))
 
 
-def _after_columns(a, b, last):
-    """The product, behind the launch that makes 8-bit columns where the weights are quantised."""
-    if last is None or a.type not in BLOCKS:
-        return last
-    return quantize_columns.launch(b), last
+def _after_columns(a, b, made):
+    """The product's launches, behind the one that makes 8-bit columns where the weights are quantised."""
+    if made is None or a.type not in BLOCKS:
+        return made
+    return quantize_columns.launch(b), *made
 
 
 CUDA = {OP.MUL_MAT: _mul_mat, OP.MUL_MAT_ID: _mul_mat_id}

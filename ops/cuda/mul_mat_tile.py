@@ -15,11 +15,10 @@
 from numba import cuda
 from numpy import float32 as f32
 
+from ggjit.ops.cuda import mul_mat_group
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.core import (
     block,
-    block_y,
-    block_z,
     device,
     dp4a,
     ld_f32,
@@ -40,8 +39,9 @@ from ggjit.ops.cuda.core import (
     thread,
 )
 from ggjit.ops.cuda.launch import Launch
+from ggjit.ops.cuda.mul_mat_columns import columns, store_pair
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, nb, ne, row_addr, work
+from ggjit.ops.cuda.views import SRC0, SRC1, n_rows, nb, ne, work
 from ggjit.ops.types import F16, F32
 
 ZERO = f32(0)
@@ -49,35 +49,15 @@ THREADS = 128
 ONES = 0x01010101
 
 
-@device
-def matrices(node):
-    """(address of a's matrix, of b's, of d's) of this block."""
-    a, b = node + SRC0, node + SRC1
-    i3 = block_z() // ne(b, 2)
-    i2 = block_z() - i3 * ne(b, 2)
-    return (row_addr(a, 0, i2 // (ne(b, 2) // ne(a, 2)), i3 // (ne(b, 3) // ne(a, 3))), row_addr(b, 0, i2, i3),
-            row_addr(node + DST, 0, i2, i3))
-
-
-@device
-def store_pair(d, d1, m, n, row, column, x, y):
-    """Results of one row and two columns, where they exist."""
-    if row < m:
-        if column < n:
-            st_f32(d + column * d1 + 4 * row, x)
-        if column + 1 < n:
-            st_f32(d + (column + 1) * d1 + 4 * row, y)
-
-
 # ---------------------------------------------------------------- 16-bit floats
 HALF_M, HALF_N, HALF_STEP, HALF_STRIDE = 64, 64, 32, 80     # stride in bytes: 32 values and 16 bytes of pad
 HALF_SUMS = 2 * 4 * 4           # a warp has 2 x 4 mma tiles of 4 results a lane
 
 
-def _make_half(ta, tb, wide):
-    get_a, get_b = ONE[ta].get, ONE[tb].get
+def _make_half(ta, tb, wide, grouped):
     mma, pack = (mma_f16, pack_f16) if ta is F16 else (mma_bf16, pack_bf16)
-    b_size = tb.nbytes
+    c = columns(grouped, False, HALF_N)
+    matrix, fill, source, target = c.matrix, c.fill, c.source, c.target
     shared_a, shared_b = shared(HALF_M * HALF_STRIDE), shared(HALF_N * HALF_STRIDE)
 
     @device
@@ -89,32 +69,43 @@ def _make_half(ta, tb, wide):
             sts_i32x4(to + row * HALF_STRIDE + 16 * piece,
                       ld_i32x4(p + min(first + row, n - 1) * stride + 2 * k0 + 16 * piece))
 
-    def packing(get, size):
+    def packing(get):
         @device
-        def load(to, p, stride, step, first, n, k0, k):
-            """Two values a thread and round, zeros beyond the end of k."""
-            for r in range(HALF_M * HALF_STEP // 2 // THREADS):
-                i = r * THREADS + thread()
-                row, at = i >> 4, k0 + 2 * (i & 15)
-                q = p + min(first + row, n - 1) * stride + at * step
-                x, y = ZERO, ZERO
-                if at < k:
-                    x = get(q)
-                if at + 1 < k:
-                    y = get(q + step)
-                sts_i32(to + row * HALF_STRIDE + 4 * (i & 15), pack(x, y))
-        return load
-    load_a, load_b = packing(get_a, 2), packing(get_b, b_size)
+        def load_two(to, q, step, at, k):
+            """Two values, zeros beyond the end of k."""
+            x, y = ZERO, ZERO
+            if at < k:
+                x = get(q + at * step)
+            if at + 1 < k:
+                y = get(q + (at + 1) * step)
+            sts_i32(to, pack(x, y))
+        return load_two
+    two_of_a, two_of_b = packing(ONE[ta].get), packing(ONE[tb].get)
+
+    @device
+    def load_a(to, p, stride, step, first, n, k0, k):
+        for r in range(HALF_M * HALF_STEP // 2 // THREADS):
+            i = r * THREADS + thread()
+            row, pair = i >> 4, i & 15
+            two_of_a(to + row * HALF_STRIDE + 4 * pair, p + min(first + row, n - 1) * stride, step, k0 + 2 * pair, k)
+
+    @device
+    def load_b(to, step, k0, k):
+        for r in range(HALF_N * HALF_STEP // 2 // THREADS):
+            i = r * THREADS + thread()
+            column, pair = i >> 4, i & 15
+            two_of_b(to + column * HALF_STRIDE + 4 * pair, source(column), step, k0 + 2 * pair, k)
 
     def kernel(node):
-        a, b, d = node + SRC0, node + SRC1, node + DST
-        m, n, k = ne(a, 1), ne(b, 1), ne(a, 0)
-        pa, pb, pd = matrices(node)
-        m0, n0 = block() * HALF_M, block_y() * HALF_N
+        a, b = node + SRC0, node + SRC1
+        m, k, m0, pa = ne(a, 1), ne(a, 0), block() * HALF_M, matrix(node)
+        if pa == 0:
+            return
+        fill(node)
         sa, sb = shared_a(), shared_b()
         warp, lane = thread() >> 5, thread() & 31
         g, t = lane >> 2, lane & 3
-        rows, columns = (warp >> 1) * 32, (warp & 1) * 32              # of this warp in the tile
+        rows, columns_at = (warp >> 1) * 32, (warp & 1) * 32           # of this warp in the tile
         acc = cuda.local.array(HALF_SUMS, "float32")
         for i in range(HALF_SUMS):
             acc[i] = ZERO
@@ -124,7 +115,7 @@ def _make_half(ta, tb, wide):
                 load_wide(sa, pa, nb(a, 1), m0, m, k0)
             else:
                 load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
-            load_b(sb, pb, nb(b, 1), nb(b, 0), n0, n, k0, k)
+            load_b(sb, nb(b, 0), k0, k)
             sync()
             for half in range(2):
                 for i in range(2):
@@ -132,18 +123,19 @@ def _make_half(ta, tb, wide):
                     a0, a1 = lds_i32(p), lds_i32(p + 8 * HALF_STRIDE)
                     a2, a3 = lds_i32(p + 16), lds_i32(p + 8 * HALF_STRIDE + 16)
                     for j in range(4):
-                        q = sb + (columns + 8 * j + g) * HALF_STRIDE + 32 * half + 4 * t
+                        q = sb + (columns_at + 8 * j + g) * HALF_STRIDE + 32 * half + 4 * t
                         s = 16 * i + 4 * j
-                        c = mma(a0, a1, a2, a3, lds_i32(q), lds_i32(q + 16), acc[s], acc[s + 1], acc[s + 2],
+                        x = mma(a0, a1, a2, a3, lds_i32(q), lds_i32(q + 16), acc[s], acc[s + 1], acc[s + 2],
                                 acc[s + 3])
-                        acc[s], acc[s + 1], acc[s + 2], acc[s + 3] = c[0], c[1], c[2], c[3]
+                        acc[s], acc[s + 1], acc[s + 2], acc[s + 3] = x[0], x[1], x[2], x[3]
             sync()
             k0 += HALF_STEP
-        for i in range(2):
-            for j in range(4):
-                row, column, s = m0 + rows + 16 * i + g, n0 + columns + 8 * j + 2 * t, 16 * i + 4 * j
-                store_pair(pd, nb(d, 1), m, n, row, column, acc[s], acc[s + 1])
-                store_pair(pd, nb(d, 1), m, n, row + 8, column, acc[s + 2], acc[s + 3])
+        for j in range(4):
+            to, to_next = target(columns_at + 8 * j + 2 * t), target(columns_at + 8 * j + 2 * t + 1)
+            for i in range(2):
+                row, s = m0 + rows + 16 * i + g, 16 * i + 4 * j
+                store_pair(to, to_next, row, m, acc[s], acc[s + 1])
+                store_pair(to, to_next, row + 8, m, acc[s + 2], acc[s + 3])
     return kernel
 
 
@@ -152,7 +144,7 @@ CODE_M, CODE_N = 64, 32
 CODE_SUMS = 4 * 4               # a warp has 1 x 4 mma tiles
 
 
-def _make_codes(type):
+def _make_codes(type, grouped):
     """Step of 256 values for K-quants, 128 for the others; scales are kept for each 16 values."""
     b = BLOCKS[type]
     words, scale, at, segments = b.words, b.scale, b.at, b.segments
@@ -160,6 +152,8 @@ def _make_codes(type):
     stride, groups = step + 16, step // 16
     per_row, block_units, block_nbytes = step // 32, type.block // 32, type.nbytes
     n_words = 8 // segments
+    c = columns(grouped, True, CODE_N)
+    matrix, fill, source, target = c.matrix, c.fill, c.source, c.target
     shared_a, shared_b = shared(CODE_M * stride), shared(CODE_N * stride)
     shared_d, shared_m = shared(CODE_M * groups * 4), shared(CODE_M * groups * 4)
     shared_x, shared_sum = shared(CODE_N * groups * 4), shared(CODE_N * groups * 4)
@@ -200,7 +194,7 @@ def _make_codes(type):
     type_block = type.block
 
     @device
-    def load_b(sb, sx, ss, codes, scales, n0, n, k0, k):
+    def load_b(sb, sx, ss, codes, scales, k0, k):
         """Sixteen codes of a column a thread and round, their scale and the sum they stand for."""
         for r in range(CODE_N * groups // THREADS):
             i = r * THREADS + thread()
@@ -208,22 +202,22 @@ def _make_codes(type):
             x, total, at_k = ZERO, 0, k0 + 16 * group
             w = (0, 0, 0, 0)
             if at_k < k:
-                c = min(n0 + column, n - 1)
-                w = ld_i32x4(codes + c * k + at_k)
-                x = ld_f32(scales + (c * (k >> 5) + (at_k >> 5)) * 4)
+                number = source(column)
+                w = ld_i32x4(codes + number * k + at_k)
+                x = ld_f32(scales + (number * (k >> 5) + (at_k >> 5)) * 4)
                 total = dp4a(ONES, w[3], dp4a(ONES, w[2], dp4a(ONES, w[1], dp4a(ONES, w[0], 0))))
             sts_i32x4(sb + column * stride + 16 * group, w)
             sts_f32(sx + (column * groups + group) * 4, x)
             sts_f32(ss + (column * groups + group) * 4, x * f32(total))
 
     def kernel(node):
-        a, b, d = node + SRC0, node + SRC1, node + DST
-        m, n, k = ne(a, 1), ne(b, 1), ne(a, 0)
-        pa, pb, pd = matrices(node)
-        m0, n0 = block() * CODE_M, block_y() * CODE_N
-        n_columns = n * ne(b, 2) * ne(b, 3)
-        codes = work(node) + block_z() * n * k
-        scales = work(node) + n_columns * k + block_z() * n * (k >> 5) * 4
+        a = node + SRC0
+        m, k, m0, pa = ne(a, 1), ne(a, 0), block() * CODE_M, matrix(node)
+        if pa == 0:
+            return
+        fill(node)
+        codes = work(node)
+        scales = codes + n_rows(node + SRC1) * k
         sa, sb, sd, sm, sx, ss = shared_a(), shared_b(), shared_d(), shared_m(), shared_x(), shared_sum()
         warp, lane = thread() >> 5, thread() & 31
         g, t = lane >> 2, lane & 3
@@ -234,7 +228,7 @@ def _make_codes(type):
         k0 = 0
         while k0 < k:
             load_a(sa, sd, sm, pa, nb(a, 1), m0, m, k0, k)
-            load_b(sb, sx, ss, codes, scales, n0, n, k0, k)
+            load_b(sb, sx, ss, codes, scales, k0, k)
             sync()
             for group in range(groups):
                 p = sa + row * stride + 16 * group + 4 * t
@@ -243,20 +237,20 @@ def _make_codes(type):
                 d0, d1 = lds_f32(sd + at_s), lds_f32(sd + at_s + 8 * groups * 4)
                 l0, l1 = lds_f32(sm + at_s), lds_f32(sm + at_s + 8 * groups * 4)
                 for j in range(4):
-                    c = mma_i8(a0, a1, lds_i32(sb + (8 * j + g) * stride + 16 * group + 4 * t))
+                    s = mma_i8(a0, a1, lds_i32(sb + (8 * j + g) * stride + 16 * group + 4 * t))
                     at_x = ((8 * j + 2 * t) * groups + group) * 4
                     x0, x1 = lds_f32(sx + at_x), lds_f32(sx + at_x + groups * 4)
                     s0, s1 = lds_f32(ss + at_x), lds_f32(ss + at_x + groups * 4)
-                    acc[4 * j] += d0 * x0 * f32(c[0]) + l0 * s0
-                    acc[4 * j + 1] += d0 * x1 * f32(c[1]) + l0 * s1
-                    acc[4 * j + 2] += d1 * x0 * f32(c[2]) + l1 * s0
-                    acc[4 * j + 3] += d1 * x1 * f32(c[3]) + l1 * s1
+                    acc[4 * j] += d0 * x0 * f32(s[0]) + l0 * s0
+                    acc[4 * j + 1] += d0 * x1 * f32(s[1]) + l0 * s1
+                    acc[4 * j + 2] += d1 * x0 * f32(s[2]) + l1 * s0
+                    acc[4 * j + 3] += d1 * x1 * f32(s[3]) + l1 * s1
             sync()
             k0 += step
         for j in range(4):
-            column = n0 + 8 * j + 2 * t
-            store_pair(pd, nb(d, 1), m, n, m0 + row, column, acc[4 * j], acc[4 * j + 1])
-            store_pair(pd, nb(d, 1), m, n, m0 + row + 8, column, acc[4 * j + 2], acc[4 * j + 3])
+            to, to_next = target(8 * j + 2 * t), target(8 * j + 2 * t + 1)
+            store_pair(to, to_next, m0 + row, m, acc[4 * j], acc[4 * j + 1])
+            store_pair(to, to_next, m0 + row + 8, m, acc[4 * j + 2], acc[4 * j + 3])
     return kernel
 
 
@@ -264,29 +258,37 @@ def _make_codes(type):
 FULL_TILE, FULL_STEP, FULL_STRIDE = 32, 16, 68      # bytes: 16 values and 4 of pad
 
 
-def _make_full(tb):
+def _make_full(tb, grouped):
     get_b = ONE[tb].get
+    c = columns(grouped, False, FULL_TILE)
+    matrix, fill, source, target = c.matrix, c.fill, c.source, c.target
     shared_a, shared_b = shared(FULL_TILE * FULL_STRIDE), shared(FULL_TILE * FULL_STRIDE)
 
-    def loading(get):
-        @device
-        def load(to, p, stride, step, first, n, k0, k):
-            for r in range(FULL_TILE * FULL_STEP // THREADS):
-                i = r * THREADS + thread()
-                row, at = i >> 4, k0 + (i & 15)
-                x = ZERO
-                if at < k:
-                    x = get(p + min(first + row, n - 1) * stride + at * step)
-                sts_f32(to + row * FULL_STRIDE + 4 * (i & 15), x)
-        return load
-    load_a, load_b = loading(ld_f32), loading(get_b)
+    @device
+    def load_a(to, p, stride, step, first, n, k0, k):
+        for r in range(FULL_TILE * FULL_STEP // THREADS):
+            i = r * THREADS + thread()
+            row, at, x = i >> 4, k0 + (i & 15), ZERO
+            if at < k:
+                x = ld_f32(p + min(first + row, n - 1) * stride + at * step)
+            sts_f32(to + row * FULL_STRIDE + 4 * (i & 15), x)
+
+    @device
+    def load_b(to, step, k0, k):
+        for r in range(FULL_TILE * FULL_STEP // THREADS):
+            i = r * THREADS + thread()
+            column, at, x = i >> 4, k0 + (i & 15), ZERO
+            if at < k:
+                x = get_b(source(column) + at * step)
+            sts_f32(to + column * FULL_STRIDE + 4 * (i & 15), x)
 
     def kernel(node):
         """A thread makes 2 x 4 results: rows tm, tm + 16; columns tn, tn + 8, tn + 16, tn + 24."""
-        a, b, d = node + SRC0, node + SRC1, node + DST
-        m, n, k = ne(a, 1), ne(b, 1), ne(a, 0)
-        pa, pb, pd = matrices(node)
-        m0, n0 = block() * FULL_TILE, block_y() * FULL_TILE
+        a, b = node + SRC0, node + SRC1
+        m, k, m0, pa = ne(a, 1), ne(a, 0), block() * FULL_TILE, matrix(node)
+        if pa == 0:
+            return
+        fill(node)
         sa, sb = shared_a(), shared_b()
         tm, tn = thread() & 15, thread() >> 4
         acc = cuda.local.array(8, "float32")
@@ -295,7 +297,7 @@ def _make_full(tb):
         k0 = 0
         while k0 < k:
             load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
-            load_b(sb, pb, nb(b, 1), nb(b, 0), n0, n, k0, k)
+            load_b(sb, nb(b, 0), k0, k)
             sync()
             for i in range(FULL_STEP):
                 x, y = lds_f32(sa + tm * FULL_STRIDE + 4 * i), lds_f32(sa + (tm + 16) * FULL_STRIDE + 4 * i)
@@ -306,27 +308,33 @@ def _make_full(tb):
             sync()
             k0 += FULL_STEP
         for j in range(4):
-            column = n0 + tn + 8 * j
-            if column < n:
-                to = pd + column * nb(d, 1) + 4 * (m0 + tm)
+            to = target(tn + 8 * j)
+            if to != 0:
                 if m0 + tm < m:
-                    st_f32(to, acc[2 * j])
+                    st_f32(to + 4 * (m0 + tm), acc[2 * j])
                 if m0 + tm + 16 < m:
-                    st_f32(to + 64, acc[2 * j + 1])
+                    st_f32(to + 4 * (m0 + tm + 16), acc[2 * j + 1])
     return kernel
 
 
 # ---------------------------------------------------------------- launches
-def product(t):
-    """The Launch of a product with many columns."""
+def product(t, grouped):
+    """The Launches of a product with many columns.  grouped: a mul_mat_id."""
     a, b = t.src[:2]
-    if a.type in BLOCKS:
-        shape, name, make = (CODE_M, CODE_N), f"mul_mat_codes_{a.type.name}", lambda: _make_codes(a.type)
+    quantized, suffix = a.type in BLOCKS, "_id" * grouped
+    if quantized:
+        shape, name, make = (CODE_M, CODE_N), f"codes_{a.type.name}", lambda: _make_codes(a.type, grouped)
     elif a.type is F32:
-        shape, name, make = (FULL_TILE, FULL_TILE), f"mul_mat_tile_f32_{b.type.name}", lambda: _make_full(b.type)
+        shape, name, make = (FULL_TILE, FULL_TILE), f"tile_f32_{b.type.name}", lambda: _make_full(b.type, grouped)
     else:
         wide = a.ne[0] % HALF_STEP == 0 and a.view_offs % 16 == 0 and all(s % 16 == 0 for s in a.nb[1:])
-        shape, name = (HALF_M, HALF_N), f"mul_mat_tile_{a.type.name}_{b.type.name}{'_wide' * wide}"
-        make = lambda: _make_half(a.type, b.type, wide)         # noqa: E731
-    grid = (-(-a.ne[1] // shape[0]), -(-b.ne[1] // shape[1]), b.ne[2] * b.ne[3])
-    return None if max(grid[1:]) > 65535 else Launch(name, make, grid, THREADS)
+        shape, name = (HALF_M, HALF_N), f"tile_{a.type.name}_{b.type.name}{'_wide' * wide}"
+        make = lambda: _make_half(a.type, b.type, wide, grouped)        # noqa: E731
+    before, n_rows_of_blocks, n_matrices = (), -(-b.ne[1] // shape[1]), b.ne[2] * b.ne[3]
+    if grouped:
+        before, ids = (mul_mat_group.launch(t, quantized, shape[1]),), t.src[2]
+        n_rows_of_blocks, n_matrices = mul_mat_group.n_tiles(ids.ne[0] * ids.ne[1], a.ne[2], shape[1]), 1
+    if None in before or max(n_rows_of_blocks, n_matrices) > 65535:
+        return None
+    grid = -(-a.ne[1] // shape[0]), n_rows_of_blocks, n_matrices
+    return *before, Launch(f"mul_mat{suffix}_{name}", make, grid, THREADS)

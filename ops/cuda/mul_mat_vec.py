@@ -168,11 +168,6 @@ def _make_quantized(type, at_once, experts):
 
 
 # ---------------------------------------------------------------- float weights
-@device
-def _four_f32(p):
-    return ld_f32x4(p)
-
-
 def _eight(low, high):
     @device
     def eight(p):
@@ -250,7 +245,7 @@ def _is_wide(a, b):
 
 
 def product(t, n_columns, grid_yz, experts):
-    """The Launch of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
+    """The Launches of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
     a, b = t.src[:2]
     at_once = 1 if experts else min(MAX_COLUMNS, n_columns if n_columns != 3 else 4)
     grid = (-(-a.ne[1] * 32 // THREADS), -(-grid_yz[0] // at_once), grid_yz[1])
@@ -258,7 +253,7 @@ def product(t, n_columns, grid_yz, experts):
         return None
     name = f"mul_mat{'_id' * experts}_vec{at_once}_{a.type.name}"
     if a.type in BLOCKS:
-        return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid, THREADS)
+        return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid, THREADS),
     wide = _is_wide(a, b)
     return Launch(f"{name}_{b.type.name}{'_wide' * wide}",
-                  lambda: _make_float(a.type, b.type, at_once, experts, wide), grid, THREADS)
+                  lambda: _make_float(a.type, b.type, at_once, experts, wide), grid, THREADS),

@@ -9,7 +9,7 @@ from ggjit.ops.cuda.core import block, device, ld_f32, n_blocks, n_threads, st_f
 from ggjit.ops.cuda.launch import MAX_THREADS, Launch, dense, over_rows
 from ggjit.ops.cuda.norm import sum_of
 from ggjit.ops.cuda.rows import FLOATS, ONE
-from ggjit.ops.cuda.sums import LOWEST, block_max, block_sum
+from ggjit.ops.cuda.sums import LOWEST, ZERO, block_max, block_sum
 from ggjit.ops.cuda.views import DST, SRC0, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.record import OP
 from ggjit.ops.types import F32
@@ -54,22 +54,36 @@ def _sum(t):
             Launch(f"sum_total_{a.type.name}", lambda: _make_total(ONE[t.type].put, parts), (1, 1, 1), 32, 4 * parts))
 
 
+def _past_last(is_it):
+    """past(x, start, end, y) -> 1 + the last i in start ... end - 1 with is_it(x[i], y), 0 if there is none."""
+    @device
+    def past(x, start, end, y):
+        at = ZERO                               # exact up to 2^24, the longest row `_rows` takes
+        i = start + thread()
+        while i < end:
+            if is_it(ld_f32(x + 4 * i), y):
+                at = f32(i + 1)
+            i += n_threads()
+        return to_i32(block_max(at))
+    return past
+
+
+past_number, past_nan, past_equal = (_past_last(device(f)) for f in (
+    lambda v, y: v == v, lambda v, y: v != v, lambda v, y: v == y))     # noqa: PLR0124
+
+
 @device
 def last_of_largest(x, n):
-    """Last index of the largest of n floats, 0 where all are NaN; in every thread."""
+    """As the CPU's argmax_of: the last index of the largest of n floats, of those behind the last NaN that another
+    number follows; 0 for NaNs only.  In every thread."""
+    end = past_number(x, 0, n, ZERO)
+    start = past_nan(x, 0, end, ZERO)
     top = LOWEST
-    i = thread()
-    while i < n:
+    i = start + thread()
+    while i < end:
         top = max(top, ld_f32(x + 4 * i))
         i += n_threads()
-    top = block_max(top)
-    last = f32(0)                               # exact below 2^24, the longest row `_rows` takes
-    i = thread()
-    while i < n:
-        if ld_f32(x + 4 * i) == top:
-            last = f32(i)
-        i += n_threads()
-    return to_i32(block_max(last))
+    return max(past_equal(x, start, end, block_max(top)) - 1, 0)
 
 
 def _make_argmax():

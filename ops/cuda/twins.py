@@ -71,7 +71,7 @@ def st_bf16(addr, x):
     st_u16(addr, bf16_bits(x))
 
 
-lds_f32, sts_f32, lds_i32, sts_i32 = ld_f32, st_f32, ld_i32, st_i32
+lds_f32, sts_f32, lds_i32, sts_i32, lds_i64, sts_i64 = ld_f32, st_f32, ld_i32, st_i32, ld_i64, st_i64
 lds_f16, sts_f16, sts_bf16, sts_i8 = ld_f16, st_f16, st_bf16, st_i8
 
 
@@ -251,6 +251,14 @@ def shfl_xor(x, mask):
 
 def shfl(x, lane):
     return me().wait("shfl", x)[lane]
+
+
+def ballot(predicate):
+    return _once_per_warp("ballot", bool(predicate), lambda ps: [sum(p << i for i, p in enumerate(ps))] * WARP)
+
+
+def popcount(x):
+    return int(x).bit_count()
 
 
 def _butterfly(name, combine):

@@ -9,7 +9,7 @@ from numba import types
 
 from ggjit.ops.jit import exact
 from ggjit.ops.lanes import i64, load_half_ir, splat_const
-from ggjit.ops.mem import IR_I32, ld_u8, st_f32, st_i8
+from ggjit.ops.mem import IR_I32, ld_u8, st_f32
 from ggjit.ops.quant_search import (
     ZERO,
     at,
@@ -149,8 +149,3 @@ def find_weighted(x, weights, s, n, nmax, sigma2, top):
     d = search_positive(QK // n, top, s + SCALES, s + LS, s + SUMS)
     dmin = search_positive(QK // n, top, s + MINS, s + LM, s + SUMS)
     return d, dmin
-
-
-@exact
-def store_byte(p, x):
-    st_i8(p, types.int8(x))

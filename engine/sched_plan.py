@@ -1,21 +1,18 @@
-"""Plans for graphs whose inputs lie in host memory: a Scheduler of the GPU and the CPU behind a plan's interface.
+"""Plans that a Scheduler runs, behind the interface of a plan on one backend.
 
     m = load_model("model.gguf", backend="CUDA0")       weights and cache on the GPU; token ids, masks: host arrays
 
-What the GPU has no kernel for runs on the CPU.
+Their memory is the scheduler's: plans of one scheduler share it and run one after the other.
 """
-from ggjit.cpu import CPU
 
 
 class ScheduledPlan:
-    """`compute()`, `numpy(t)`, `view(t)` of a plan, done by a Scheduler of its own."""
+    """`compute()`, `numpy(t)`, `view(t)` of a plan; `sched` splits the graph and copies what its devices need."""
 
-    def __init__(self, backend, graph):
-        from ggjit.sched import Scheduler
-        self.backend, self.graph, self.placement = backend, graph, graph.placement
-        self.sched = Scheduler([backend, CPU.init_backend()])
-        self.sched.reserve(graph)
+    def __init__(self, sched, graph):
+        self.sched, self.graph, self.placement = sched, graph, graph.placement
         self.runs = 0
+        sched.alloc_graph(graph)
 
     @property
     def resolved(self):

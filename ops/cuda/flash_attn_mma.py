@@ -1,0 +1,226 @@
+"""flash_attn_ext of many queries over a float16 cache, with tensor cores (ops/flash_attn.py): online softmax.
+
+    a warp has 16 queries of a head, the block's warps share tiles of KEYS keys
+
+                      keys                               dims of a value
+                 8      8      8      8                  8     8     ...
+             +------+------+------+------+            +-----+-----+-----
+    queries  |  s      s      s      s   |  16    p @ |  v     v          KEYS        s, p, o: mma tiles of 16 x 8,
+             +------+------+------+------+            +-----+-----+-----              float32, in registers
+
+A lane holds s and o of rows g and g + 8, columns 2 t and 2 t + 1 of each tile (g = lane / 4, t = lane % 4), which is
+how mma takes p as its left operand: it never leaves the registers.  K lies in shared memory by keys, V by dims, two
+keys a word.  q and p are rounded to float16, as in llama.cpp; PREC_F32 asks for the kernel of flash_attn.py.  Hidden
+keys are multiplied by zero, so their values have to be numbers.
+"""
+from numba import cuda
+from numpy import float32 as f32
+
+from ggjit.ops.cuda.core import (
+    block,
+    block_y,
+    block_z,
+    device,
+    exp,
+    ld_f16,
+    ld_f32,
+    ld_i32x4,
+    lds_i32,
+    mma_f16,
+    pack_f16,
+    shared,
+    shfl_xor,
+    st_f32,
+    sts_i32,
+    sts_i32x4,
+    sync,
+    tanh,
+    thread,
+)
+from ggjit.ops.cuda.launch import SIMULATED, Launch
+from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.soft_max import slope_of
+from ggjit.ops.cuda.sums import LOWEST, ZERO
+from ggjit.ops.cuda.unroll import unrolled
+from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, param_f32, row_addr, row_addr_mod
+from ggjit.ops.types import F16
+
+WARPS = 1 if SIMULATED else 4
+THREADS = 32 * WARPS
+KEYS = 32                       # of a tile
+V_STRIDE = 2 * KEYS + 16        # bytes between dims in shared memory
+MAX_HEAD = 128                  # longer heads would not fit the registers
+MIN_QUERIES = 9
+MAX_NMSE = 5e-4                 # ggml's own bound for this op: q and p are rounded
+LOW_HALF, HIGH_HALF = 0xFFFF, -0x10000
+ZEROS = (0, 0, 0, 0)
+UNIT = f32(1)
+
+
+def _make(tq, d, dv, has_mask, has_sinks):
+    n_steps, n_values, n_scores, k_stride = d // 16, dv // 8, KEYS // 8, 2 * d + 16
+    n_q, n_s, n_o = 4 * n_steps, 4 * n_scores, 4 * n_values             # words of q, scores and results of a lane
+    get_q, q_size = ONE[tq].get, tq.nbytes
+    shared_k, shared_v = shared(KEYS * k_stride), shared(dv * V_STRIDE)
+
+    @device
+    def row_of_keys(p, first, n_kv, step, piece):
+        """16 bytes of a row of the cache, zeros behind its end."""
+        if first < n_kv:
+            return ld_i32x4(p + first * step + 16 * piece)
+        return ZEROS
+
+    @device
+    def load_k(sk, p, step, first, n_kv):
+        i = thread()
+        while i < KEYS * (d // 8):
+            key, piece = i // (d // 8), i % (d // 8)
+            sts_i32x4(sk + key * k_stride + 16 * piece, row_of_keys(p, first + key, n_kv, step, piece))
+            i += THREADS
+
+    @device
+    def load_v(sv, p, step, first, n_kv):
+        """Two keys a thread and round, eight dims: low halves from the first, high ones from the second."""
+        i = thread()
+        while i < KEYS // 2 * (dv // 8):
+            pair, piece = i % (KEYS // 2), i // (KEYS // 2)
+            x = row_of_keys(p, first + 2 * pair, n_kv, step, piece)
+            y = row_of_keys(p, first + 2 * pair + 1, n_kv, step, piece)
+            for w in range(4):
+                to = sv + (8 * piece + 2 * w) * V_STRIDE + 4 * pair
+                sts_i32(to, (x[w] & LOW_HALF) | (y[w] << 16))
+                sts_i32(to + V_STRIDE, (x[w] >> 16 & LOW_HALF) | (y[w] & HIGH_HALF))
+            i += THREADS
+
+    @device
+    def score(node, s, pm, key, slope):
+        """Scaled, capped and masked; -inf behind the end."""
+        cap = param_f32(node, 2)
+        s *= param_f32(node, 0)
+        if cap != ZERO:
+            s = cap * tanh(s / cap)
+        if key >= ne(node + SRC1, 1):
+            return LOWEST
+        if has_mask:
+            s += slope * ld_f16(pm + 2 * key)
+        return s
+
+    @device
+    def over_quad_max(x):
+        x = max(x, shfl_xor(x, 1))
+        return max(x, shfl_xor(x, 2))
+
+    @device
+    def over_quad_sum(x):
+        x += shfl_xor(x, 1)
+        return x + shfl_xor(x, 2)
+
+    @device
+    def factor(node, h, top, total):
+        """What the sums of a row are multiplied by; a query that sees no key gives zeros."""
+        total, rest = over_quad_sum(total), UNIT
+        if has_sinks:
+            sink = ld_f32(addr(node + SRC4) + 4 * h)
+            both = max(top, sink)
+            rest = exp(top - both)
+            total = total * rest + exp(sink - both)
+        return rest / total if total > ZERO else ZERO
+
+    @device
+    def clear_tile(i, o):
+        o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = ZERO, ZERO, ZERO, ZERO
+
+    @device
+    def add_tile(i, o, s, sv, shrink0, shrink1):
+        """The tile's share so far, shrunk, and p times these keys' values."""
+        c = (o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1, o[4 * i + 3] * shrink1)
+        p = sv + 8 * i * V_STRIDE
+        for j in range(KEYS // 16):
+            x = 8 * j
+            c = mma_f16(pack_f16(s[x], s[x + 1]), pack_f16(s[x + 2], s[x + 3]), pack_f16(s[x + 4], s[x + 5]),
+                        pack_f16(s[x + 6], s[x + 7]), lds_i32(p + 32 * j), lds_i32(p + 32 * j + 16),
+                        c[0], c[1], c[2], c[3])
+        o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = c[0], c[1], c[2], c[3]
+
+    @device
+    def put_tile(i, o, first, to, f):
+        st_f32(to + 32 * i, o[4 * i + first] * f)
+        st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
+    clear, add_values, put_row = (unrolled(n_values, body) for body in (clear_tile, add_tile, put_tile))
+
+    def kernel(node):
+        q, k, v, out = node + SRC0, node + SRC1, node + SRC2, node + DST
+        h, i3, n, n_kv, n_head = block_y(), block_z(), ne(q, 1), ne(k, 1), ne(q, 2)
+        g, t = (thread() & 31) >> 2, thread() & 3
+        row0 = (block() * WARPS + (thread() >> 5)) * 16 + g
+        row1 = row0 + 8
+        q0, q1 = row_addr(q, min(row0, n - 1), h, i3), row_addr(q, min(row1, n - 1), h, i3)
+        pk = row_addr(k, 0, h // (n_head // ne(k, 2)), i3)
+        pv = row_addr(v, 0, h // (n_head // ne(v, 2)), i3)
+        m0, m1, slope = 0, 0, UNIT
+        if has_mask:
+            m0 = row_addr_mod(node + SRC3, min(row0, n - 1), h, i3)
+            m1 = row_addr_mod(node + SRC3, min(row1, n - 1), h, i3)
+            if param_f32(node, 1) > ZERO:
+                slope = slope_of(h, n_head, param_f32(node, 1))
+        qs = cuda.local.array(n_q, "int32")
+        s = cuda.local.array(n_s, "float32")
+        o = cuda.local.array(n_o, "float32")
+        for i in range(n_steps):
+            for half in range(2):
+                at = (16 * i + 8 * half + 2 * t) * q_size
+                qs[4 * i + 2 * half] = pack_f16(get_q(q0 + at), get_q(q0 + at + q_size))
+                qs[4 * i + 2 * half + 1] = pack_f16(get_q(q1 + at), get_q(q1 + at + q_size))
+        clear(o)
+        top0, top1, total0, total1 = LOWEST, LOWEST, ZERO, ZERO
+        sk, sv, first = shared_k(), shared_v(), 0
+        while first < n_kv:
+            load_k(sk, pk, nb(k, 1), first, n_kv)
+            load_v(sv, pv, nb(v, 1), first, n_kv)
+            sync()
+            high0, high1 = top0, top1
+            for j in range(n_scores):
+                c = (ZERO, ZERO, ZERO, ZERO)
+                p = sk + (8 * j + g) * k_stride + 4 * t
+                for i in range(n_steps):
+                    c = mma_f16(qs[4 * i], qs[4 * i + 1], qs[4 * i + 2], qs[4 * i + 3], lds_i32(p + 32 * i),
+                                lds_i32(p + 32 * i + 16), c[0], c[1], c[2], c[3])
+                key = first + 8 * j + 2 * t
+                s[4 * j], s[4 * j + 1] = score(node, c[0], m0, key, slope), score(node, c[1], m0, key + 1, slope)
+                s[4 * j + 2], s[4 * j + 3] = score(node, c[2], m1, key, slope), score(node, c[3], m1, key + 1, slope)
+                high0, high1 = max(high0, s[4 * j], s[4 * j + 1]), max(high1, s[4 * j + 2], s[4 * j + 3])
+            high0, high1 = over_quad_max(high0), over_quad_max(high1)
+            base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO     # all hidden so far
+            shrink0, shrink1 = exp(top0 - base0), exp(top1 - base1)
+            top0, top1, total0, total1 = high0, high1, total0 * shrink0, total1 * shrink1
+            for j in range(n_scores):
+                s[4 * j], s[4 * j + 1] = exp(s[4 * j] - base0), exp(s[4 * j + 1] - base0)
+                s[4 * j + 2], s[4 * j + 3] = exp(s[4 * j + 2] - base1), exp(s[4 * j + 3] - base1)
+                total0 += s[4 * j] + s[4 * j + 1]
+                total1 += s[4 * j + 2] + s[4 * j + 3]
+            add_values(o, s, sv + g * V_STRIDE + 4 * t, shrink0, shrink1)
+            sync()
+            first += KEYS
+        f0, f1 = factor(node, h, top0, total0), factor(node, h, top1, total1)
+        if row0 < n:
+            put_row(o, 0, row_addr(out, h, row0, i3) + 8 * t, f0)
+        if row1 < n:
+            put_row(o, 2, row_addr(out, h, row1, i3) + 8 * t, f1)
+    return kernel
+
+
+def _by_16_bytes(x):
+    return x.view_offs % 16 == 0 and all(b % 16 == 0 for b in x.nb[1:])
+
+
+def launch(t):
+    """The Launch of an attention of enough queries over a float16 cache; None for others."""
+    q, k, v, mask, sinks = t.src
+    d, dv = q.ne[0], v.ne[0]
+    if q.ne[1] < MIN_QUERIES or not k.type is v.type is F16 or max(d, dv) > MAX_HEAD or d % 16 or dv % 8:
+        return None
+    if not _by_16_bytes(k) or not _by_16_bytes(v):
+        return None
+    name = f"flash_attn_mma_{q.type.name}_{d}_{dv}{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}"
+    return Launch(name, lambda: _make(q.type, d, dv, mask is not None, sinks is not None),
+                  (-(-q.ne[1] // (16 * WARPS)), q.ne[2], q.ne[3]), THREADS, max_nmse=MAX_NMSE)

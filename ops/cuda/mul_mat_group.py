@@ -1,0 +1,154 @@
+"""Columns of mul_mat_id grouped by expert, so that tiles read an expert's weights once for all its columns.
+
+    slot = u + n_used * token           a place in ids [n_used, n_tokens]
+
+    ids of the slots         2 0   0 1   2 0
+    order                    1 2 5   3   0 4                                slots of expert 0, of expert 1, ...
+    tiles of 2 columns       (0, 0, 3) (0, 2, 3) (1, 3, 4) (2, 4, 6)        (expert, first place in order, end)
+
+    scratch memory of the node, int32, behind the 8-bit columns where weights are quantised
+        order   n_slots
+        flat    n_slots         the ids side by side
+        tiles   3 n_tiles       enough for every way the ids may fall; expert -1: no tile
+
+One block does it: its warps take experts in turn, count their slots, then write them in order.
+"""
+from ggjit.ops.cuda import quantize_columns
+from ggjit.ops.cuda.core import (
+    ballot,
+    device,
+    ld_i32,
+    lds_i32,
+    n_threads,
+    popcount,
+    shared,
+    st_i32,
+    sts_i32,
+    sync,
+    thread,
+    warp_sum,
+)
+from ggjit.ops.cuda.launch import SIMULATED, Launch
+from ggjit.ops.cuda.views import SRC0, SRC1, SRC2, addr, bad_index, n_rows, nb, ne, work
+
+MAX_EXPERTS = 1024
+THREADS = 64 if SIMULATED else 1024
+
+
+def n_tiles(n_slots, n_expert, width):
+    """At most so many tiles of `width` columns: every expert in use may leave one unfilled."""
+    return n_slots // width + min(n_slots, n_expert)
+
+
+def nbytes(n_slots, n_expert, width):
+    return 4 * (2 * n_slots + 3 * n_tiles(n_slots, n_expert, width))
+
+
+def scratch(quantized):
+    """scratch(node): address of `order`."""
+    if not quantized:
+        return work
+
+    @device
+    def behind_columns(node):
+        b = node + SRC1
+        n, k = n_rows(b), ne(b, 0)
+        return work(node) + n * k + n * (k >> 5) * 4
+    return behind_columns
+
+
+def _make(quantized, width):
+    order_of, counts_at = scratch(quantized), shared(4 * MAX_EXPERTS)
+
+    @device
+    def flatten(node, flat, n_slots):
+        """The ids into `flat`; those that name no expert are reported."""
+        ids = node + SRC2
+        i = thread()
+        while i < n_slots:
+            token = i // ne(ids, 0)
+            id = ld_i32(addr(ids) + (i - token * ne(ids, 0)) * nb(ids, 0) + token * nb(ids, 1))
+            if id < 0 or id >= ne(node + SRC0, 2):
+                bad_index(node, id)
+            st_i32(flat + 4 * i, id)
+            i += n_threads()
+
+    @device
+    def count(flat, expert, n_slots):
+        """Slots of an expert; in every lane of the warp."""
+        n, i = 0, thread() & 31
+        while i < n_slots:
+            if ld_i32(flat + 4 * i) == expert:
+                n += 1
+            i += 32
+        return warp_sum(n)
+
+    @device
+    def before(counts, expert):
+        """(slots, tiles) of the experts in front of this one; in every lane of the warp."""
+        slots, tiles, e = 0, 0, thread() & 31
+        while e < expert:
+            n = lds_i32(counts + 4 * e)
+            slots += n
+            tiles += (n + width - 1) // width
+            e += 32
+        return warp_sum(slots), warp_sum(tiles)
+
+    @device
+    def put_slots(order, flat, expert, first, n_slots):
+        lane, start = thread() & 31, 0
+        while start < n_slots:
+            hit = start + lane < n_slots and ld_i32(flat + 4 * (start + lane)) == expert
+            mask = ballot(hit)
+            if hit:
+                st_i32(order + 4 * (first + popcount(mask & ((1 << lane) - 1))), start + lane)
+            first += popcount(mask)
+            start += 32
+
+    @device
+    def put_tiles(tiles, expert, number, first, end):
+        i = thread() & 31
+        while first + i * width < end:
+            to = tiles + 12 * (number + i)
+            st_i32(to, expert)
+            st_i32(to + 4, first + i * width)
+            st_i32(to + 8, end)
+            i += 32
+
+    def kernel(node):
+        n_expert, n_slots = ne(node + SRC0, 2), ne(node + SRC2, 0) * ne(node + SRC2, 1)
+        order, counts, warp = order_of(node), counts_at(), thread() >> 5
+        flat = order + 4 * n_slots
+        tiles = flat + 4 * n_slots
+        flatten(node, flat, n_slots)
+        sync()
+        e = warp
+        while e < n_expert:
+            n = count(flat, e, n_slots)
+            if thread() & 31 == 0:
+                sts_i32(counts + 4 * e, n)
+            e += n_threads() >> 5
+        sync()
+        e = warp
+        while e < n_expert:
+            first, number = before(counts, e)
+            put_slots(order, flat, e, first, n_slots)
+            put_tiles(tiles, e, number, first, first + lds_i32(counts + 4 * e))
+            e += n_threads() >> 5
+        _, i = before(counts, n_expert)
+        i += thread()
+        while i < n_slots // width + min(n_slots, n_expert):
+            st_i32(tiles + 12 * i, -1)
+            i += n_threads()
+    return kernel
+
+
+def launch(t, quantized, width):
+    """The Launch that groups the slots of a mul_mat_id for tiles of `width` columns; None for too many experts."""
+    a, b, ids = t.src[:3]
+    n_slots = ids.ne[0] * ids.ne[1]
+    if a.ne[2] > MAX_EXPERTS or n_slots >= 1 << 30:
+        return None
+    columns_nbytes = quantize_columns.nbytes(b.ne[0], b.ne[1] * b.ne[2] * b.ne[3]) if quantized else 0
+    return Launch(f"group_slots{'_quantized' * quantized}_{width}", lambda: _make(quantized, width), (1, 1, 1), THREADS,
+                  columns_nbytes + nbytes(n_slots, a.ne[2], width))
