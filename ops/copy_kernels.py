@@ -52,51 +52,55 @@ def _make_flat(ts, td):
     return kernel
 
 
-def _make_rows(ts, td, s_dense, d_dense):
-    move = mover(ts, td).move
+def _make_by_row(ts, td, s_dense, d_dense, row):
+    """row(node, d, s, n0, scratch) copies n0 elements; along dimension 1 addresses are stepped, not computed."""
     s_block, s_size, d_block, d_size = ts.block, ts.nbytes, td.block, td.nbytes
 
     def kernel(node, ith, nth, sync):
         s, d = node + SRC0, node + DST
         shape = s if d_dense else d
-        n0, n = ne(shape, 0), n_rows(shape)
+        n0, n1, n = ne(shape, 0), ne(shape, 1), n_rows(shape)
         s_row, d_row = n0 // s_block * s_size, n0 // d_block * d_size
+        s_step, d_step = s_row if s_dense else nb(s, 1), d_row if d_dense else nb(d, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
         chunk = chunk_rows(n, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
+            r = next_rows(node, ith, nth, sync, chunk, n)
+            if r >= n:
                 return OK
-            for r in range(start, min(n, start + chunk)):
+            stop = min(n, r + chunk)
+            while r < stop:
                 i1, i2, i3 = row_index(shape, r)
                 ps = addr(s) + r * s_row if s_dense else row_addr(s, i1, i2, i3)
                 pd = addr(d) + r * d_row if d_dense else row_addr(d, i1, i2, i3)
-                move(pd, ps, n0, scratch)
+                run = min(stop - r, n1 - i1)
+                for _ in range(run):
+                    row(node, pd, ps, n0, scratch)
+                    ps += s_step
+                    pd += d_step
+                r += run
     return kernel
+
+
+def _make_rows(ts, td, s_dense, d_dense):
+    move = mover(ts, td).move
+
+    @inline
+    def row(node, d, s, n0, scratch):
+        move(d, s, n0, scratch)
+    return _make_by_row(ts, td, s_dense, d_dense, row)
 
 
 def _make_strided(ts, td, s_dense, d_dense):
     element = element_mover(ts, td).move
     s_size, d_size = ts.nbytes, td.nbytes
 
-    def kernel(node, ith, nth, sync):
-        s, d = node + SRC0, node + DST
-        shape = s if d_dense else d
-        n0, n = ne(shape, 0), n_rows(shape)
-        s0, d0 = s_size if s_dense else nb(s, 0), d_size if d_dense else nb(d, 0)
-        scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(shape, r)
-                ps = addr(s) + r * n0 * s_size if s_dense else row_addr(s, i1, i2, i3)
-                pd = addr(d) + r * n0 * d_size if d_dense else row_addr(d, i1, i2, i3)
-                for i in range(n0):
-                    element(pd + i * d0, ps + i * s0, scratch)
-    return kernel
+    @inline
+    def row(node, d, s, n0, scratch):
+        s0, d0 = s_size if s_dense else nb(node + SRC0, 0), d_size if d_dense else nb(node + DST, 0)
+        for i in range(n0):
+            element(d + i * d0, s + i * s0, scratch)
+    return _make_by_row(ts, td, s_dense, d_dense, row)
 
 
 @inline
