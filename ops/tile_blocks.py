@@ -32,7 +32,7 @@ from ggjit.ops.lanes import (
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir
 from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tile, finish_ir, soon_ir
+from ggjit.ops.tile import LDC, NL, Tile, blank_columns, finish_ir, soon_ir
 
 KC = 512
 SIGNED_ZERO = 128                       # signed codes are stored with their sign bit flipped
@@ -87,13 +87,14 @@ def _make_pack_y(layout):
                 put_group(b, q, d, b.add(dst, i64(layout.y_nbytes * g)))
             return context.get_dummy_value()
         return types.void(types.int64, types.int64), codegen
-    dst_step = step // 32 * layout.y_nbytes
+    y_nbytes, dst_step = layout.y_nbytes, step // 32 * layout.y_nbytes
 
     @inline
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
             for i in range(k // step):
                 put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * j)
+        blank_columns(cols, k // 32, y_nbytes, dst)
     return pack_y
 
 

@@ -26,7 +26,7 @@ from ggjit.ops.lanes import (
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir, sum_ir
 from ggjit.ops.simd import counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tile, finish_ir, soon_ir
+from ggjit.ops.tile import LDC, NL, Tile, blank_columns, finish_ir, soon_ir
 from ggjit.ops.tile_blocks import block_tile
 from ggjit.ops.types.traits import traits_of
 
@@ -58,6 +58,7 @@ def _make_pack_codes(codes):
         for j in range(cols):
             for i in range(k // 32):
                 put(src + j * stride + 128 * i, dst + i * Y_BLOCK + 4 * j)
+        blank_columns(cols, k // 32, Y_BLOCK, dst)
     return pack_y
 
 

@@ -15,6 +15,9 @@ from ggjit.ops.errors import ShapeError, TypeMismatch
 from ggjit.ops.jit import FASTMATH
 from ggjit.ops.mul_mat import cases, kernel, reference
 from ggjit.ops.record import OP
+from ggjit.ops.simd import W
+from ggjit.ops.tile import NL
+from ggjit.ops.tile_codes import code_tile
 from ggjit.ops.types.traits import traits_of
 
 WEIGHTS = (gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0)
@@ -75,6 +78,26 @@ def test_permuted_operands_agree_with_the_real_ggml():
     ctx = gg.Context()
     y = gg.mul_mat(gg.permute(gg.from_numpy(ctx, k), 0, 2, 1, 3), gg.permute(gg.from_numpy(ctx, q), 0, 2, 1, 3))
     assert nmse(gg.compute(y), want.reshape(4, 17, 33)) < 1e-12
+
+
+@pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_0, gg.Q4_K, gg.Q6_K, gg.Q2_K], ids=repr)
+def test_columns_that_are_not_there_are_blank(type):
+    """They are multiplied with the others: whatever work memory held may be denormal, and those are slow."""
+    tile, k, n_cols = code_tile(type), 512, 3
+    if tile is None:
+        pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
+    pack_y = tile.pack_y
+
+    @cfunc(types.void(*(types.int64,) * 5))
+    def pack(src, stride, k, cols, dst):
+        pack_y(src, stride, k, cols, dst)
+    src = random(1, n_cols, k)
+    panel = np.full(tile.panel_nbytes(k) // 4, 1, np.int32)
+    pack.ctypes(src.ctypes.data, 4 * k, k, n_cols, panel.ctypes.data)
+    words = panel.reshape(k // 32, -1, NL)
+    assert (words[:, 8:, n_cols:W] == 0).all()
+    assert (words[:, :, W:] == 1).all(), "the other half is another group's"
+    assert (words[:, -1, :n_cols].view(np.float32) > 1e-6).all(), "scales"
 
 
 def test_extreme_codes_are_exact():
