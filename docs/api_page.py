@@ -6,8 +6,13 @@ import textwrap
 import types
 
 import ggjit as gg
+from ggjit import models
 from ggjit.alloc.measure import MeasureReport
 from ggjit.draw import Drawing
+from ggjit.models import peak
+from ggjit.models.bert import Bert
+from ggjit.models.llama import Llama
+from ggjit.models.silero import SileroVad
 from ggjit.ops.spec import builders
 from ggjit.ops.types.traits import Type
 from ggjit.plan import Plan
@@ -31,21 +36,25 @@ SECTIONS = {
     "Backends, devices, registry": ("ggjit.backend", "ggjit.registry", "ggjit.events"),
     "Scheduler": ("ggjit.sched",),
     "Threads and tracing": ("ggjit.pool", "ggjit.profile"),
+    "Models and files: ggjit.models, ggjit.models.peak": ("ggjit.models",),
     "Errors": ("ggjit.ops.errors",),
 }
+MODELS = (models.load_model, models.load_vad, models.load_gguf, models.load_safetensors, models.save_gguf,
+          models.save_safetensors, peak.model_peak, peak.what_if)
 
 # classes that users do not call: what gives their objects
 GIVEN_BY = {Plan: "backend.graph_plan_create(graph)", MeasureReport: "gg.measure(graph)", Drawing: "graph.draw()",
             Profile: "gg.profile()", NodeTime: "profile.rows", Pool: "gg.threadpool()",
             Explanation: "scheduler.explain()", gg.Tensor: "gg.from_numpy(...), context.new_tensor(...), every op",
+            Llama: "load_model(path)", Bert: "load_model(path)", SileroVad: "load_vad(path)",
             gg.Event: "gg.event_new(device)", gg.GraphCopy: "gg.graph_copy(...)"}
 
 
 def public_names():
-    """{name: object} of ggjit and what it returns, without ops, types, constants and modules."""
+    """{name: object} of ggjit and what it returns, and of ggjit.models, without ops, types, constants and modules."""
     ops = builders()
     names = [n for n in dir(gg) if not n.startswith("_") and n not in ops] + ["Scheduler"]
-    found = {n: getattr(gg, n) for n in dict.fromkeys(names)}
+    found = {n: getattr(gg, n) for n in dict.fromkeys(names)} | {f.__name__: f for f in MODELS}
     skipped = (types.ModuleType, Type, int, float, str, enum.Enum)
     found |= {c.__name__: c for c in GIVEN_BY}
     return {n: o for n, o in found.items() if not isinstance(o, skipped) and o.__doc__}

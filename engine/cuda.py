@@ -47,7 +47,7 @@ class CUDADevice(Device):
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda_code.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
-        self._garbage = collections.deque()             # device memory nobody holds any more
+        self._garbage = collections.deque()             # (function that frees, what nobody holds any more)
 
     @functools.cached_property
     def context(self):
@@ -122,6 +122,7 @@ class CUDADevice(Device):
         return driver().cuEventCreate(driver().CUevent_flags.CU_EVENT_DISABLE_TIMING)
 
     def event_free(self, event):
+        self.use()
         driver().cuEventDestroy(event)
 
     def event_synchronize(self, event):
@@ -183,20 +184,22 @@ class CUDADevice(Device):
                     return
 
     # ------------------------------------------------------------ memory
-    def allocate(self, nbytes):
-        """Address of new device memory.  Errors: OutOfMemory."""
+    def allocate(self, function, *args):
+        """Address of new memory from the driver function `function`.  Errors: OutOfMemory."""
+        make = getattr(driver(), function)
         self.use()
         self.collect()
         try:
-            return int(driver().cuMemAlloc(nbytes))
+            return int(make(*args))
         except OutOfMemory:
             gc.collect()                        # plans and buffers in reference cycles
             self.collect()
-            return int(driver().cuMemAlloc(nbytes))
+            return int(make(*args))
 
-    def release(self, address):
-        """Memory that nobody refers to any more: freed at the next allocation or wait, never from a finalizer."""
-        self._garbage.append(address)
+    def release(self, function, held):
+        """Let the driver function `function` free what nobody refers to any more: at the next allocation or wait, never
+        from a finalizer, which may run in any thread, a captured graph under way."""
+        self._garbage.append((function, held))
 
     def collect(self):
         if not self._garbage:
@@ -205,7 +208,8 @@ class CUDADevice(Device):
         for backend in list(self._backends):
             driver().cuStreamSynchronize(backend.stream)
         while self._garbage:
-            driver().cuMemFree(self._garbage.popleft())
+            function, held = self._garbage.popleft()
+            getattr(driver(), function)(held)
 
 
 class CUDABackend(Backend):
@@ -218,8 +222,8 @@ class CUDABackend(Backend):
         self._plan_class, self.use_graphs, self.cuda = CUDAPlan, bool(graphs), driver()
         device.use()
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        weakref.finalize(self, _destroy_stream, self.cuda, self.stream).atexit = False
-        self.lock = threading.RLock()           # a capture takes in whatever reaches the stream meanwhile
+        weakref.finalize(self, device.release, "cuStreamDestroy", self.stream).atexit = False
+        self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
         self._work = None
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
         device._backends.add(self)
@@ -340,10 +344,6 @@ def _offload_min_batch():
     if not value.isdigit():
         raise ParamError(f"GGML_OP_OFFLOAD_MIN_BATCH={value!r}: expected a number of columns")
     return int(value)
-
-
-def _destroy_stream(cuda, stream):
-    cuda.cuStreamDestroy(stream)
 
 
 def _text(raw):

@@ -12,7 +12,6 @@ import weakref
 import numpy as np
 
 from ggjit.buffer import Buffer, BufferType, HostBuffer, as_bytes
-from ggjit.cuda_driver import driver
 from ggjit.ops.errors import IndexRangeError, ParamError, StaleHandle
 
 ALIGNMENT = 128                 # bytes: a cache line, and more than any vector load asks for
@@ -25,7 +24,7 @@ class CUDABuffer(Buffer):
         if size < 0:
             raise ParamError(f"buffer size must not be negative, got {size}")
         super().__init__(buft, size)
-        self.base = buft.device.allocate(max(self.size, 1))
+        self.base = buft.device.allocate("cuMemAlloc", max(self.size, 1))
         # the memory lives as long as somebody holds it: this buffer, or a plan that computes in it
         self.memory = Allocation(buft.device, self.base)
 
@@ -81,7 +80,7 @@ class Allocation:
 
     def __init__(self, device, address):
         self.address = address
-        self._finalizer = weakref.finalize(self, device.release, address)
+        self._finalizer = weakref.finalize(self, device.release, "cuMemFree", address)
         self._finalizer.atexit = False          # the driver may be gone by then; it frees everything itself
 
 
@@ -108,15 +107,11 @@ class PinnedBuffer(HostBuffer):
         if size < 0:
             raise ParamError(f"buffer size must not be negative, got {size}")
         Buffer.__init__(self, buft, size)
-        buft.device.use()
-        self.base = int(driver().cuMemHostAlloc(max(self.size, 1), 0))
+        self.base = buft.device.allocate("cuMemHostAlloc", max(self.size, 1), 0)
         raw = (ctypes.c_uint8 * self.size).from_address(self.base)
         self._arena = np.ctypeslib.as_array(raw) if self.size else np.empty(0, np.uint8)
-        weakref.finalize(raw, _free_pinned, self.base).atexit = False     # views of the memory keep `raw` alive
-
-
-def _free_pinned(address):
-    driver().cuMemFreeHost(address)
+        # views of the memory keep `raw` alive
+        weakref.finalize(raw, buft.device.release, "cuMemFreeHost", self.base).atexit = False
 
 
 class PinnedBufferType(BufferType):

@@ -17,7 +17,7 @@ import numpy as np
 from ggjit.buffer import USAGE_COMPUTE
 from ggjit.cuda_code import functions
 from ggjit.cuda_driver import CudaError
-from ggjit.ops.errors import IndexRangeError, NotAllocated, NotSupported
+from ggjit.ops.errors import IndexRangeError, NotAllocated, NotSupported, OutOfMemory, ParamError
 from ggjit.ops.record import BAD_INDEX, N_CHUNK, N_INFO, T_BUFFER, WORD
 from ggjit.ops.shape import describe
 from ggjit.plan import Plan
@@ -26,6 +26,7 @@ from ggjit.versions import written
 
 STATUS_WORDS = 2                # as in ops/cuda/views.py
 GRAPH_MIN_LAUNCHES = 2
+ALIGNED = 16                    # bytes: the widest load; makers of launches look at strides and view offsets alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +68,12 @@ class CUDAPlan(Plan):
             argument = _argument(self._row_base + start * WORD)
             self._arguments.append(argument)
             for launch, f in zip(kernel.launches, functions(backend.device, kernel.launches), strict=True):
-                self._launches.append((f, *launch.grid, launch.block, 1, 1, 0, backend.stream, argument[0], 0))
+                self._launches.append(((f, *launch.grid, launch.block, 1, 1, 0), argument[0]))
             self.rows[start + N_CHUNK] = self._row_base + self._status_offs
         self._first_launch.append(len(self._launches))
         self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
         self._graph = _Graph()
-        weakref.finalize(self, _free_graph, backend.cuda, self._graph).atexit = False
+        weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
 
     def _resolve(self):
         """Write the address of every view and send the rows to the device; called again when something moved."""
@@ -81,6 +82,10 @@ class CUDAPlan(Plan):
         for (_, t), where in zip(self._views, placed, strict=True):
             if where is None or not where[0].alive:
                 raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
+            if (where[1] - t.view_offs) % ALIGNED:
+                raise ParamError(f"{describe(t)} lies at byte {where[1] - t.view_offs} of {where[0]!r}, which is no "
+                                 f"multiple of {ALIGNED}; save the file with general.alignment 32, or load the model "
+                                 f"with n_gpu_layers=-1, which places its weights anew")
         at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
         self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
         buffers = {id(b): b for b, _ in placed}
@@ -110,33 +115,44 @@ class CUDAPlan(Plan):
             if first == 0 and last == len(self.nodes) and self._captures and self.runs:
                 self._replay()
             else:
-                self._submit(first, last)
+                self._submit(first, last, self.backend.stream)
             self.backend.ran(self)
 
-    def _submit(self, first, last):
+    def _submit(self, first, last, stream):
         launch = self.backend.cuda.cuLaunchKernel
-        for arguments in self._launches[self._first_launch[first]:self._first_launch[last]]:
-            launch(*arguments)
+        for shape, argument in self._launches[self._first_launch[first]:self._first_launch[last]]:
+            launch(*shape, stream, argument, 0)
         self.backend.cuda.cuMemcpyDtoHAsync(self._status.base, self._row_base + self._status_offs,
-                                            STATUS_WORDS * WORD, self.backend.stream)
+                                            STATUS_WORDS * WORD, stream)
 
     def _replay(self):
         """The whole plan as one CUDA graph, captured at its second run."""
-        cuda, stream = self.backend.cuda, self.backend.stream
+        stream = self.backend.stream
         if self._graph.exec is None:
             try:
-                cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-                try:
-                    self._submit(0, len(self.nodes))
-                finally:
-                    graph = cuda.cuStreamEndCapture(stream)
-                self._graph.exec = cuda.cuGraphInstantiate(graph, 0)
-                cuda.cuGraphDestroy(graph)
-            except CudaError:                   # a driver that does not capture: launches serve as well
+                self._graph.exec = self._captured()
+            except (CudaError, OutOfMemory):    # a driver that does not capture, memory full: launches serve as well
                 self._captures = False
-                self._submit(0, len(self.nodes))
+                self._submit(0, len(self.nodes), stream)
                 return
-        cuda.cuGraphLaunch(self._graph.exec, stream)
+        self.backend.cuda.cuGraphLaunch(self._graph.exec, stream)
+
+    def _captured(self):
+        """On a stream of its own, which other threads' copies and waits do not reach; relaxed, so that nothing this or
+        another thread does meanwhile (torch frees memory, say) spoils it."""
+        cuda = self.backend.cuda
+        stream = cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        try:
+            cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+            try:
+                self._submit(0, len(self.nodes), stream)
+            finally:
+                graph = cuda.cuStreamEndCapture(stream)
+            made = cuda.cuGraphInstantiate(graph, 0)
+            cuda.cuGraphDestroy(graph)
+            return made
+        finally:
+            cuda.cuStreamDestroy(stream)
 
     def failure(self):
         """The error a kernel left behind, or None; the next run starts clean.  The stream was synchronized."""
@@ -185,6 +201,7 @@ class CUDAPlan(Plan):
     def timed(self):
         """Node by node, by events of the stream: [(tensor, kernel name, nanoseconds)]."""
         cuda, out = self.backend.cuda, []
+        self.backend.device.use()
         start, end = cuda.cuEventCreate(0), cuda.cuEventCreate(0)
         for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
             cuda.cuEventRecord(start, self.backend.stream)
@@ -202,9 +219,9 @@ class _Graph:
     exec = None
 
 
-def _free_graph(cuda, graph):
+def _free_graph(device, graph):
     if graph.exec is not None:
-        cuda.cuGraphExecDestroy(graph.exec)
+        device.release("cuGraphExecDestroy", graph.exec)
 
 
 def _argument(address):

@@ -26,6 +26,7 @@ class CUresult(enum.IntEnum):
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
     CUDA_ERROR_UNKNOWN = 999
 
 
@@ -34,7 +35,7 @@ CUdevice_attribute = enum.IntEnum("CUdevice_attribute", {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75, "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76})
 CUstream_flags = enum.IntEnum("CUstream_flags", {"CU_STREAM_NON_BLOCKING": 1})
 CUevent_flags = enum.IntEnum("CUevent_flags", {"CU_EVENT_DEFAULT": 0, "CU_EVENT_DISABLE_TIMING": 2})
-CUstreamCaptureMode = enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_THREAD_LOCAL": 1})
+CUstreamCaptureMode = enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_RELAXED": 2})
 _ATTRIBUTES = {16: 4, 18: 0, 75: 9, 76: 0}
 
 _memory = {}                    # address -> (uint8 array that holds it, size, device or None for host memory)
@@ -230,6 +231,8 @@ def cuStreamDestroy(hStream):
 
 @_call
 def cuStreamSynchronize(hStream):
+    if hStream.captured is not None:
+        return CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     hStream.run()
 
 

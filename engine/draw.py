@@ -16,6 +16,7 @@ import shutil
 import subprocess
 
 from ggjit.alloc.measure import mib
+from ggjit.arguments import expect_slot
 from ggjit.draw_layout import Layout
 from ggjit.ops.errors import ParamError
 from ggjit.ops.record import OP, VIEW_OPS
@@ -314,13 +315,17 @@ def draw(graph, file=None, expand=None, views=False, profile=None, sched=None, e
     expand: True, False, a layer's name or a list of them; by default graphs of up to 40 nodes are unfolded.  views:
     draw reshape, view, permute and transpose too.  profile: what `gg.profile()` gave (default: the last one that saw
     this graph).  sched: a Scheduler whose assignment gives the colours.  engine: "auto" (graphviz where installed) or
-    "own".  Errors: ParamError.
+    "own".  Errors: ParamError, TypeMismatch, OSError.
     """
     if engine not in ("auto", "own"):
         raise ParamError(f"draw: engine {engine!r}: expected 'auto' or 'own'")
     if profile is None:
         from ggjit.profile import last_of
         profile = last_of(graph)
+    else:
+        expect_slot(profile, "seconds_by_tensor", "draw: profile is what `with gg.profile() as p:` gives")
+    if sched is not None:
+        expect_slot(sched, "get_tensor_backend", "draw: sched is a gg.Scheduler")
     drawing = Drawing(graph.nodes, expand, views, profile, sched, engine)
     if file is not None:
         drawing.save(file)

@@ -9,11 +9,13 @@
 Steps: ranks, points for long arrows, order within ranks (barycentres, down and up), x positions (towards the mean of
 the neighbours, apart where boxes would touch), y positions.  Source: Sugiyama, Tagawa, Toda 1981.
 """
+import bisect
 import collections
 
 GAP_X, GAP_Y = 22, 34           # between boxes of a rank, between ranks
 LANE = 10                       # width an arrow takes when it passes a rank
 SWEEPS = 12
+MAX_LANE_POINTS = 4000          # beyond it the longest arrows are drawn straight across what lies between
 
 
 class Layout:
@@ -47,8 +49,13 @@ class Layout:
     def _split_long_edges(self):
         """self.steps: edges between neighbouring ranks; self.lanes: {edge: its points}."""
         self.steps, self.lanes, n = [], {}, 0
+        spans = {(a, b): self.rank[b] - self.rank[a] - 1 for a, b in self.edges}
+        longest = _longest_lane(spans.values())
         for a, b in self.edges:
             lane, last = [], a
+            if spans[a, b] > longest:
+                self.lanes[a, b] = lane
+                continue
             for r in range(self.rank[a] + 1, self.rank[b]):
                 point = ("lane", n)
                 n += 1
@@ -89,8 +96,7 @@ class Layout:
         by_rank = collections.defaultdict(list)
         for a, b in self.steps:
             by_rank[self.rank[a]].append((at[a], at[b]))
-        return sum((a1 - a2) * (b1 - b2) < 0 for pairs in by_rank.values()
-                   for i, (a1, b1) in enumerate(pairs) for a2, b2 in pairs[:i])
+        return sum(map(_inversions, by_rank.values()))
 
     # ------------------------------------------------------------ positions
     def _place_x(self):
@@ -157,3 +163,22 @@ class Layout:
         a, b = edge
         lane = [(self.x[p], self.y[p]) for p in self.lanes[edge]]
         return [(self.x[a], self.y[a] + self.sizes[a][1] / 2), *lane, (self.x[b], self.y[b] - self.sizes[b][1] / 2)]
+
+
+def _longest_lane(spans):
+    """Arrows that pass at most so many ranks get lanes: MAX_LANE_POINTS points for all of them."""
+    total = 0
+    for n, arrows in sorted(collections.Counter(spans).items()):
+        total += n * arrows
+        if total > MAX_LANE_POINTS:
+            return n - 1
+    return max(spans, default=0)
+
+
+def _inversions(pairs):
+    """How many two of the pairs (a, b) are in one order by a and in the other by b."""
+    below, n = [], 0
+    for _, b in sorted(pairs):
+        n += len(below) - bisect.bisect_right(below, b)
+        bisect.insort(below, b)
+    return n

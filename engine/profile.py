@@ -21,6 +21,7 @@ it.
 """
 import collections
 import dataclasses
+import errno
 import json
 import os
 import time
@@ -180,10 +181,13 @@ class Profile(Shown):
                            "tid": ith, "ts": round(1e6 * start, 3), "dur": round(1e6 * (end - start), 3),
                            "args": {"kernel": f.kernel, "tensor": f.tensor, "layer": f.layer, "bytes": f.nbytes,
                                     "operations": f.flops, "backend": r.backend}})
-        partial = f"{os.fspath(file)}.{os.getpid()}.part"
+        path = os.path.abspath(os.fspath(file))
+        if not os.path.isdir(os.path.dirname(path)):            # or the error would name the partial file
+            raise FileNotFoundError(errno.ENOENT, "no such folder", os.path.dirname(path))
+        partial = f"{path}.{os.getpid()}.part"
         with open(partial, "w", encoding="utf-8") as f:
             json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, f)
-        os.replace(partial, file)
+        os.replace(partial, path)
 
     def plot(self, ax=None, path=None, run=-1):
         """Layers and threads over the time of one run (engine/profile_plot.py); returns the axes."""

@@ -108,7 +108,10 @@ class Tracing:
 
     def run(self, plan, i, j, work, *args):
         """work(*args), which runs nodes i..j-1 of a plan; a run that failed is not counted."""
-        sheet = self.sheets.get((id(plan.rows), i, j)) or self._new(plan, i, j)
+        watchers = self.watchers                # another thread may close its profile while this one gets here
+        if not watchers:
+            return work(*args)
+        sheet = self.sheets.get((id(plan.rows), i, j)) or self._new(plan, i, j, watchers[0].facts)
         n = sheet.n_runs
         if n == sheet.turn_at:
             sheet.turn()
@@ -124,8 +127,8 @@ class Tracing:
             sheet.n_runs = n + 1
         return result
 
-    def _new(self, plan, i, j):
-        facts = self.watchers[0].facts(plan, i, j)
+    def _new(self, plan, i, j, facts_of):
+        facts = facts_of(plan, i, j)
         memory = self._spare.pop() if self._spare else None
         sheet = self.sheets[id(plan.rows), i, j] = Sheet(plan.rows, facts, plan.n_threads, j - i, memory)
         return sheet

@@ -7,6 +7,8 @@
 Showing must never disturb or fail: nothing is allocated, only the few bytes that are shown are read, and whatever
 cannot be read (no memory, a freed buffer, reused memory, a device that raises) is said in words.
 """
+import math
+
 import numpy as np
 
 from ggjit.alloc.measure import mib
@@ -89,7 +91,8 @@ def value_text(x):
 
 def statistics(t):
     """"min -1, max 2, mean 0.5" of a tensor of scalars of moderate size, with the number of NaN; else ""."""
-    if t.type.dtype is None or not 0 < t.nbytes <= MAX_STATS_NBYTES:
+    # elements, not nbytes: strides of 0 make many elements of few bytes
+    if t.type.dtype is None or not 0 < math.prod(t.ne) * t.type.nbytes <= MAX_STATS_NBYTES:
         return ""
     a = t.numpy()
     bad = int(np.isnan(a).sum()) if a.dtype.kind == "f" else 0

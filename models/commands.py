@@ -6,7 +6,7 @@ import sys
 import time
 
 from ggjit.models.progress import bar, clock, compiling
-from ggjit.ops.errors import BadFile, ModelError, ParamError
+from ggjit.ops.errors import BadFile, ModelError, ParamError, extra
 
 
 def _load(path, args, **options):
@@ -21,8 +21,11 @@ PIPE_WIDTH = 200                    # columns where there is no terminal: nothin
 
 
 def _stdout():
+    """Where tables are printed; names of files and tensors are no markup, whatever brackets they hold."""
+    extra("rich", "models")
     from rich.console import Console
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH,
+                   markup=False, emoji=False)
 
 
 # ---------------------------------------------------------------- embed, demo
@@ -81,8 +84,8 @@ def demo(args):
 
 
 def _show_demo(m, r):
-    from rich.table import Table
     out = _stdout()
+    from rich.table import Table
     table = Table(title="Nearest neighbours by MiniLM embeddings", title_justify="left")
     for column in ("sentence", "nearest", "cosine"):
         table.add_column(column)

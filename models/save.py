@@ -198,6 +198,8 @@ def _whole_file(path):
     path = os.path.abspath(os.fspath(path))
     if not os.path.isdir(os.path.dirname(path)):        # or the error would name the partial file
         raise FileNotFoundError(errno.ENOENT, "no such folder", os.path.dirname(path))
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", path)
     handle, partial = tempfile.mkstemp(suffix=".part", prefix=os.path.basename(path) + ".", dir=os.path.dirname(path))
     try:
         with os.fdopen(handle, "wb") as f:

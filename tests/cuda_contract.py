@@ -8,6 +8,7 @@ import pytest
 import ggjit as gg
 from ggjit import cuda, cuda_driver, cuda_sim
 from ggjit.cuda_driver import DeviceLost
+from ggjit.table import TABLE
 
 RNG = np.random.default_rng(5)
 
@@ -239,6 +240,62 @@ def test_offload_is_for_large_batches(gpu):
     assert not device.offload_op(gg.get_rows(a, on(gpu, gg.I32, (64,))))
 
 
+def test_a_capture_is_left_alone_by_other_work(gpu, monkeypatch):
+    """Copies and waits of other threads reach the backend's stream while a plan is captured on a stream of its own."""
+    x, a, b = floats(40), on(gpu, gg.F32, (40,)), on(gpu, gg.F32, (40,))
+    y = gg.relu(gg.mul(gg.add(a, a), a))
+    _, _, plan = planned(gpu, y)
+    a.set(x)
+    plan.compute()
+    submit = plan._submit
+
+    def amid_others(*args):
+        gpu.synchronize()
+        submit(*args)
+        gg.tensor_set_async(gpu, b, x)
+        gpu.synchronize()
+    monkeypatch.setattr(plan, "_submit", amid_others)
+    plan.compute()
+    assert plan._graph.exec is not None and b.bytes() == x.tobytes()
+    b.set(2 * x)
+    plan.compute()                                  # the copy is not part of the graph
+    np.testing.assert_allclose(plan.numpy(y), np.maximum(2 * x * x, 0), rtol=1e-6)
+    assert b.bytes() == (2 * x).tobytes()
+
+
+def test_a_graph_that_does_not_fit_is_launched_one_by_one(gpu, failing):
+    x = floats(8)
+    y = gg.relu(gg.neg(on(gpu, gg.F32, (8,), x)))
+    _, _, plan = planned(gpu, y)
+    failing["cuGraphInstantiate"] = "CUDA_ERROR_OUT_OF_MEMORY", 0
+    for _ in range(3):
+        plan.compute()
+    np.testing.assert_array_equal(plan.numpy(y), np.maximum(-x, 0))
+
+
+def test_what_is_given_up_is_freed_at_the_next_wait(gpu):
+    """Not by a finalizer: copies may be under way, and the thread may have no context."""
+    raw = floats(8)
+    pinned = gpu.device.host_buffer_type().alloc_buffer(32)
+    t, base, source = on(gpu, gg.F32, (8,)), pinned.base, pinned.host_bytes(0, 32)
+    source[:] = raw.view(np.uint8)
+    gg.tensor_set_async(gpu, t, source)
+    del pinned, source
+    gc.collect()
+    assert base in cuda_sim._memory
+    gpu.synchronize()
+    assert base not in cuda_sim._memory and t.bytes() == raw.tobytes()
+
+
+def test_leaves_at_odd_places_are_refused(gpu):
+    """Vector loads take multiples of 16; a mapped file may have another alignment."""
+    buf = gpu.device.buffer_from_host_ptr(floats(64), read_only=True)
+    t = gg.Context().new_tensor(gg.F32, (16,))
+    TABLE.place(t.id, buf.id, 8)
+    with pytest.raises(gg.ParamError, match="general.alignment"):
+        gg.compute(gg.neg(t), backend=gpu)
+
+
 # ---------------------------------------------------------------- errors
 def test_out_of_device_memory(gpu):
     with pytest.raises(gg.OutOfMemory, match="n_gpu_layers"):
@@ -319,3 +376,24 @@ def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
     ok = []
     run(lambda base: ok.append(twins.warp_sum(twins.thread())))
     assert sorted(set(ok)) == [sum(range(32)), sum(range(32, 64))]
+
+
+def test_a_piece_of_shared_memory_belongs_to_the_function_that_asks():
+    """As on the device, where functions are modules of their own; the address may be handed on."""
+    from ggjit.ops.cuda import twins
+    piece, seen = twins.shared(64), []
+
+    def fill():
+        twins.sts_i32(piece(), 7)
+
+    def fill_at(at):
+        twins.sts_i32(at, 7)
+
+    def kernel(base):
+        at = piece()
+        fill()
+        seen.append(twins.lds_i32(at))
+        fill_at(at)
+        seen.append(twins.lds_i32(at))
+    run(kernel, 32)
+    assert seen[:2] == [-1, 7]

@@ -161,6 +161,19 @@ def test_completion(shell, monkeypatch, capsys):
     assert "pip install 'ggjit[models]'" in err and len(err.splitlines()) == 1
 
 
+def test_names_are_no_markup_and_tables_need_an_extra(tiny, tmp_path, monkeypatch, capsys):
+    from ggjit.models.cli import main
+    path = tmp_path / "m[" / "y].gguf"          # "[/y]" would close a style
+    path.parent.mkdir()
+    path.write_bytes(tiny.read_bytes())
+    assert main(["peak", str(path)]) == 0 and "m[/y].gguf" in capsys.readouterr().out.replace("\n", "")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main(["peak", str(path), "--json"]) == 0 and json.loads(capsys.readouterr().out)["peak"] > 0
+    assert main(["peak", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert "rich is not installed; pip install 'ggjit[models]'" in err and len(err.splitlines()) == 1
+
+
 def test_completion_in_bash(tmp_path):
     """bash itself completes a command and an option with it."""
     pytest.importorskip("shtab")

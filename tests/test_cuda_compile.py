@@ -61,6 +61,8 @@ def built(launch, cc):
     b = binary(launch, cc)
     print(f"{launch.name} sm_{cc[0]}{cc[1]}: {b.registers} registers, {b.spill_nbytes} bytes of stack and spills, "
           f"{b.shared_nbytes} shared, {len(b.cubin)} bytes")
+    assert -(-b.registers // 8) * 8 * launch.block <= 1 << 16, "a block needs more registers than there are"
+    assert b.shared_nbytes <= 48 << 10
     return b
 
 
@@ -70,7 +72,7 @@ def test_hot_kernels_spill_nothing(name):
     cc = random.choice(ARCHITECTURES)
     for launch in launches_of(build()):
         b = built(launch, cc)
-        assert b.spill_nbytes == 0 and b.registers <= most and b.shared_nbytes <= 48 << 10
+        assert b.spill_nbytes == 0 and b.registers <= most
         assert b.cubin[:4] == b"\x7fELF" and b.symbol.encode() in b.cubin
 
 
@@ -103,6 +105,13 @@ def test_every_kernel_compiles():
     for op in makers():
         for launch in kernels_of(op).values():
             built(launch, (9, 0))
+
+
+@pytest.mark.parametrize("type,nbytes", [(gg.F32, (32 + 32) * 68 + 16 * 32), (gg.F16, (64 + 64) * 80 + 16 * 64),
+                                         (gg.Q8_0, (64 + 32) * (144 + 2 * 8 * 4) + 16 * 32)], ids=str)
+def test_functions_of_a_kernel_share_its_memory(type, nbytes):
+    """A piece that two device functions ask for would be there twice: one writes it, the other reads its own."""
+    assert built(launches_of(product(type, 128))[-1], (9, 0)).shared_nbytes == nbytes
 
 
 def test_no_double_precision_in_hot_kernels():

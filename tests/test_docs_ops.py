@@ -73,6 +73,12 @@ def test_ops_page_is_generated(generate):
     assert all(f"\n{op_page.signature(b)}\n" in page for b in BUILDERS.values())
 
 
+def test_api_page_is_generated(generate):
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert page == generate.api_page.page(), STALE.format("api.md")
+    assert all(f"\n### {name}\n" in page for name in ("Tensor", "compute", "load_model", "save_gguf", "Llama"))
+
+
 def test_names_page_is_generated(generate, need):
     need("xllamacpp", "the names that ggml exports")
     if shutil.which("nm") is None:

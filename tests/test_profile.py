@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ggjit as gg
+from ggjit.ops.record import OK
 from ggjit.pool import the_pool
 from ggjit.profile import Profile, last_of
 from ggjit.profile_nodes import operations, traffic
@@ -122,6 +123,13 @@ def test_computes_of_other_threads_are_seen():
     assert len(p.records) == 2
 
 
+def test_a_profile_that_another_thread_closes_as_a_run_begins():
+    tracing, plan = the_pool().tracing, planned()
+    with gg.profile():
+        pass
+    assert tracing.run(plan, 0, len(plan.parts), lambda: (OK, 0)) == (OK, 0) and not tracing.sheets
+
+
 def test_a_schedulers_splits_are_seen():
     a, b = (gg.init_backend("CPU", n_threads=1) for _ in range(2))
     x = gg.from_numpy(gg.Context(), np.ones((4, 4), np.float32), "x")
@@ -232,6 +240,8 @@ def test_tables_sums_and_files(tmp_path):
     assert {e["tid"] for e in bars} == {0, 1} and {e["cat"] for e in bars} == {"mul_mat", "rms_norm", "exp"}
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in bars)
     assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+    with pytest.raises(FileNotFoundError, match="no such folder: '.*none'$"):
+        p.trace(tmp_path / "none" / "t.json")
 
 
 def test_plot(tmp_path, need):

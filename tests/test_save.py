@@ -107,6 +107,9 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path, tensors, metadata, erro
 def test_a_missing_folder_is_named(save, tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder: '.*none'$"):
         save(tmp_path / "none" / "a.bin", {"a": np.ones(1, np.float32)})
+    with pytest.raises(IsADirectoryError, match=f"a folder, not a file: '.*{tmp_path.name}'$"):
+        save(tmp_path, {"a": np.ones(1, np.float32)})
+    assert not list(tmp_path.iterdir()) and not list(tmp_path.parent.glob("*.part"))
 
 
 def test_an_error_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch):

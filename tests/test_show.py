@@ -8,8 +8,8 @@ import pytest
 
 import ggjit as gg
 from ggjit.draw import layer_of_name
-from ggjit.draw_layout import Layout
-from ggjit.show import EDGE, corner, edges, preview
+from ggjit.draw_layout import MAX_LANE_POINTS, Layout, _inversions
+from ggjit.show import EDGE, corner, edges, preview, statistics
 
 CPU = gg.init_backend("CPU:n_threads=1")
 RNG = np.random.default_rng()
@@ -178,6 +178,12 @@ def test_a_tensor_in_any_state_shows_itself(make):
     preview(t)
 
 
+def test_views_with_more_elements_than_bytes_are_not_read_whole():
+    v = gg.view_2d(leaf((4,), name="b"), 4, 1 << 28, 0, 0)
+    assert v.nbytes == 16 and statistics(v) == ""
+    assert "(268435456, 4)" in v._repr_html_()
+
+
 def test_integers_and_scalars():
     t = gg.from_numpy(gg.Context(), np.arange(5, dtype=np.int32))
     assert corner(t) == [["0", "1", "2", "3", "4"]] and "min 0, max 4, mean 2" in shown(t)
@@ -259,6 +265,25 @@ def test_boxes_do_not_overlap_and_arrows_point_down():
             assert all(y0 <= y1 for (_, y0), (_, y1) in zip(path, path[1:], strict=False))
 
 
+def test_crossings_are_counted_right():
+    for n in (0, 1, 2, 40):
+        pairs = [tuple(p) for p in RNG.integers(0, 8, (n, 2)).tolist()]
+        assert _inversions(pairs) == sum((a - c) * (b - d) < 0 for i, (a, b) in enumerate(pairs)
+                                         for c, d in pairs[:i])
+
+
+def test_arrows_over_thousands_of_ranks_share_a_bounded_number_of_lanes():
+    """One result that all later nodes read: a lane each would be a quarter of a million points."""
+    y = first = gg.relu(leaf((4,)))
+    for _ in range(700):
+        y = gg.add(y, first)
+    d = gg.Graph(y).draw(expand=True, engine="own")
+    at = Layout({k: (80.0, 30.0) for k in d.boxes}, d.arrows, d.leaves)
+    assert len(d.boxes) > 700 and 0 < sum(map(len, at.lanes.values())) <= MAX_LANE_POINTS
+    assert set(at.paths) == set(d.arrows)
+    Wellformed(d.html())
+
+
 def random_outputs():
     ctx = gg.Context()
     made = [ctx.new_tensor(gg.F32, (4,), f"x{i}") for i in range(3)]
@@ -283,6 +308,9 @@ def test_views_backends_and_files(tmp_path):
         graph.draw(file=tmp_path / "g.bmp")
     with pytest.raises(gg.ParamError, match="engine"):
         graph.draw(engine="neato")
+    for wrong in ({"profile": 3}, {"sched": CPU}):
+        with pytest.raises(gg.TypeMismatch, match=next(iter(wrong))):
+            graph.draw(**wrong)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["g.dot", "g.html", "g.svg"]
 
 

@@ -141,7 +141,11 @@ def sts_i32x4(typingctx, addr, v):
 
 
 def shared(nbytes):
-    """A piece of shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside, `piece()` its address."""
+    """A piece of shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside, `piece()` its address.
+
+    Only one function may ask for the address, and hands it on: every device function is a module of its own, with
+    variables of its own, so another would get another piece.
+    """
     @intrinsic
     def piece(typingctx):
         def codegen(context, b, sig, args):
@@ -274,7 +278,10 @@ def dp4a(typingctx, a, b, c):
 
 
 def _mma(instruction, acc_ir, acc_nb, letter):
-    """mma.sync: 16 x 8 results += 16 x k times k x 8; a0..a3, b0, b1 packed words, c0..c3 the lane's four results."""
+    """mma.sync: 16 x 8 results += 16 x k times k x 8; a0..a3, b0, b1 packed words, c0..c3 the lane's four results.
+
+    All lanes of the warp have to meet in it: convergent, so that LLVM moves it into no branch.
+    """
     @intrinsic
     def mma(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
         sig = types.UniTuple(acc_nb, 4)(*([types.int32] * 6 + [acc_nb] * 4))
@@ -283,7 +290,7 @@ def _mma(instruction, acc_ir, acc_nb, letter):
             ft = ir.FunctionType(ir.LiteralStructType([acc_ir] * 4), [I32] * 6 + [acc_ir] * 4)
             text = f"{instruction} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
             constraints = ",".join([f"={letter}"] * 4 + ["r"] * 6 + [letter] * 4)
-            r = b.call(ir.InlineAsm(ft, text, constraints, side_effect=False), args)
+            r = b.call(ir.InlineAsm(ft, text, constraints, side_effect=False), args, attrs=("convergent",))
             return cgutils.pack_array(b, [b.extract_value(r, i) for i in range(4)])
         return sig, codegen
     return mma
@@ -302,7 +309,8 @@ def mma_i8(typingctx, a0, a1, b0):
         ft = ir.FunctionType(ir.LiteralStructType([I32] * 4), [I32] * 7)
         text = "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {$0,$1,$2,$3}, {$4,$5}, {$6}, {$7,$8,$9,$10};"
         zero = ir.Constant(I32, 0)
-        r = b.call(ir.InlineAsm(ft, text, "=r,=r,=r,=r,r,r,r,r,r,r,r", side_effect=False), [*args, *[zero] * 4])
+        asm = ir.InlineAsm(ft, text, "=r,=r,=r,=r,r,r,r,r,r,r,r", side_effect=False)
+        r = b.call(asm, [*args, *[zero] * 4], attrs=("convergent",))
         return cgutils.pack_array(b, [b.extract_value(r, i) for i in range(4)])
     return sig, codegen
 

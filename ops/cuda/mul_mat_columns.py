@@ -18,9 +18,15 @@ from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, addr, nb, ne, row_addr
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """What a tile kernel asks.  matrix(node) -> address, 0: this block has nothing to do;  fill(node) looks the columns
-    up, every thread of the block calls it;  source(c), target(c): from and to of column c."""
+    """What a tile kernel asks.
+
+    matrix(node)                    address of the matrix, 0: this block has nothing to do
+    shared()                        where the columns lie; for the kernel alone, which hands it on (core.shared)
+    fill(node, sc)                  looks the columns up; every thread of the block calls it
+    source(sc, c), target(sc, c)    from and to of column c
+    """
     matrix: Callable
+    shared: Callable
     fill: Callable
     source: Callable
     target: Callable
@@ -28,32 +34,31 @@ class Columns:
 
 def columns(grouped, quantized, width):
     matrix, span, index = _grouped(quantized) if grouped else _plain(width)
-    shared_from, shared_to = shared(8 * width), shared(8 * width)
 
     @device
-    def fill(node):
+    def fill(node, sc):
         b, c = node + SRC1, thread()
         first, end = span(node)
         if c < width:
             i1, i2, i3, j1, j2 = index(node, min(first + c, end - 1))
             if quantized:
-                sts_i64(shared_from() + 8 * c, (i3 * ne(b, 2) + i2) * ne(b, 1) + i1)
+                sts_i64(sc + 8 * c, (i3 * ne(b, 2) + i2) * ne(b, 1) + i1)
             else:
-                sts_i64(shared_from() + 8 * c, row_addr(b, i1, i2, i3))
+                sts_i64(sc + 8 * c, row_addr(b, i1, i2, i3))
             to = 0
             if first + c < end:
                 to = row_addr(node + DST, j1, j2, i3)
-            sts_i64(shared_to() + 8 * c, to)
+            sts_i64(sc + 8 * (width + c), to)
         sync()
 
     @device
-    def source(c):
-        return lds_i64(shared_from() + 8 * c)
+    def source(sc, c):
+        return lds_i64(sc + 8 * c)
 
     @device
-    def target(c):
-        return lds_i64(shared_to() + 8 * c)
-    return Columns(matrix, fill, source, target)
+    def target(sc, c):
+        return lds_i64(sc + 8 * (width + c))
+    return Columns(matrix, shared(16 * width), fill, source, target)
 
 
 def _plain(width):

@@ -57,7 +57,7 @@ HALF_SUMS = 2 * 4 * 4           # a warp has 2 x 4 mma tiles of 4 results a lane
 def _make_half(ta, tb, wide, grouped):
     mma, pack = (mma_f16, pack_f16) if ta is F16 else (mma_bf16, pack_bf16)
     c = columns(grouped, False, HALF_N)
-    matrix, fill, source, target = c.matrix, c.fill, c.source, c.target
+    matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
     shared_a, shared_b = shared(HALF_M * HALF_STRIDE), shared(HALF_N * HALF_STRIDE)
 
     @device
@@ -90,18 +90,19 @@ def _make_half(ta, tb, wide, grouped):
             two_of_a(to + row * HALF_STRIDE + 4 * pair, p + min(first + row, n - 1) * stride, step, k0 + 2 * pair, k)
 
     @device
-    def load_b(to, step, k0, k):
+    def load_b(to, sc, step, k0, k):
         for r in range(HALF_N * HALF_STEP // 2 // THREADS):
             i = r * THREADS + thread()
             column, pair = i >> 4, i & 15
-            two_of_b(to + column * HALF_STRIDE + 4 * pair, source(column), step, k0 + 2 * pair, k)
+            two_of_b(to + column * HALF_STRIDE + 4 * pair, source(sc, column), step, k0 + 2 * pair, k)
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
         m, k, m0, pa = ne(a, 1), ne(a, 0), block() * HALF_M, matrix(node)
         if pa == 0:
             return
-        fill(node)
+        sc = shared_c()
+        fill(node, sc)
         sa, sb = shared_a(), shared_b()
         warp, lane = thread() >> 5, thread() & 31
         g, t = lane >> 2, lane & 3
@@ -115,7 +116,7 @@ def _make_half(ta, tb, wide, grouped):
                 load_wide(sa, pa, nb(a, 1), m0, m, k0)
             else:
                 load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
-            load_b(sb, nb(b, 0), k0, k)
+            load_b(sb, sc, nb(b, 0), k0, k)
             sync()
             for half in range(2):
                 for i in range(2):
@@ -131,7 +132,7 @@ def _make_half(ta, tb, wide, grouped):
             sync()
             k0 += HALF_STEP
         for j in range(4):
-            to, to_next = target(columns_at + 8 * j + 2 * t), target(columns_at + 8 * j + 2 * t + 1)
+            to, to_next = target(sc, columns_at + 8 * j + 2 * t), target(sc, columns_at + 8 * j + 2 * t + 1)
             for i in range(2):
                 row, s = m0 + rows + 16 * i + g, 16 * i + 4 * j
                 store_pair(to, to_next, row, m, acc[s], acc[s + 1])
@@ -153,7 +154,7 @@ def _make_codes(type, grouped):
     per_row, block_units, block_nbytes = step // 32, type.block // 32, type.nbytes
     n_words = 8 // segments
     c = columns(grouped, True, CODE_N)
-    matrix, fill, source, target = c.matrix, c.fill, c.source, c.target
+    matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
     shared_a, shared_b = shared(CODE_M * stride), shared(CODE_N * stride)
     shared_d, shared_m = shared(CODE_M * groups * 4), shared(CODE_M * groups * 4)
     shared_x, shared_sum = shared(CODE_N * groups * 4), shared(CODE_N * groups * 4)
@@ -194,7 +195,7 @@ def _make_codes(type, grouped):
     type_block = type.block
 
     @device
-    def load_b(sb, sx, ss, codes, scales, k0, k):
+    def load_b(sb, sx, ss, sc, codes, scales, k0, k):
         """Sixteen codes of a column a thread and round, their scale and the sum they stand for."""
         for r in range(CODE_N * groups // THREADS):
             i = r * THREADS + thread()
@@ -202,7 +203,7 @@ def _make_codes(type, grouped):
             x, total, at_k = ZERO, 0, k0 + 16 * group
             w = (0, 0, 0, 0)
             if at_k < k:
-                number = source(column)
+                number = source(sc, column)
                 w = ld_i32x4(codes + number * k + at_k)
                 x = ld_f32(scales + (number * (k >> 5) + (at_k >> 5)) * 4)
                 total = dp4a(ONES, w[3], dp4a(ONES, w[2], dp4a(ONES, w[1], dp4a(ONES, w[0], 0))))
@@ -215,7 +216,8 @@ def _make_codes(type, grouped):
         m, k, m0, pa = ne(a, 1), ne(a, 0), block() * CODE_M, matrix(node)
         if pa == 0:
             return
-        fill(node)
+        sc = shared_c()
+        fill(node, sc)
         codes = work(node)
         scales = codes + n_rows(node + SRC1) * k
         sa, sb, sd, sm, sx, ss = shared_a(), shared_b(), shared_d(), shared_m(), shared_x(), shared_sum()
@@ -228,7 +230,7 @@ def _make_codes(type, grouped):
         k0 = 0
         while k0 < k:
             load_a(sa, sd, sm, pa, nb(a, 1), m0, m, k0, k)
-            load_b(sb, sx, ss, codes, scales, k0, k)
+            load_b(sb, sx, ss, sc, codes, scales, k0, k)
             sync()
             for group in range(groups):
                 p = sa + row * stride + 16 * group + 4 * t
@@ -248,7 +250,7 @@ def _make_codes(type, grouped):
             sync()
             k0 += step
         for j in range(4):
-            to, to_next = target(8 * j + 2 * t), target(8 * j + 2 * t + 1)
+            to, to_next = target(sc, 8 * j + 2 * t), target(sc, 8 * j + 2 * t + 1)
             store_pair(to, to_next, m0 + row, m, acc[4 * j], acc[4 * j + 1])
             store_pair(to, to_next, m0 + row + 8, m, acc[4 * j + 2], acc[4 * j + 3])
     return kernel
@@ -261,7 +263,7 @@ FULL_TILE, FULL_STEP, FULL_STRIDE = 32, 16, 68      # bytes: 16 values and 4 of 
 def _make_full(tb, grouped):
     get_b = ONE[tb].get
     c = columns(grouped, False, FULL_TILE)
-    matrix, fill, source, target = c.matrix, c.fill, c.source, c.target
+    matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
     shared_a, shared_b = shared(FULL_TILE * FULL_STRIDE), shared(FULL_TILE * FULL_STRIDE)
 
     @device
@@ -274,12 +276,12 @@ def _make_full(tb, grouped):
             sts_f32(to + row * FULL_STRIDE + 4 * (i & 15), x)
 
     @device
-    def load_b(to, step, k0, k):
+    def load_b(to, sc, step, k0, k):
         for r in range(FULL_TILE * FULL_STEP // THREADS):
             i = r * THREADS + thread()
             column, at, x = i >> 4, k0 + (i & 15), ZERO
             if at < k:
-                x = get_b(source(column) + at * step)
+                x = get_b(source(sc, column) + at * step)
             sts_f32(to + column * FULL_STRIDE + 4 * (i & 15), x)
 
     def kernel(node):
@@ -288,7 +290,8 @@ def _make_full(tb, grouped):
         m, k, m0, pa = ne(a, 1), ne(a, 0), block() * FULL_TILE, matrix(node)
         if pa == 0:
             return
-        fill(node)
+        sc = shared_c()
+        fill(node, sc)
         sa, sb = shared_a(), shared_b()
         tm, tn = thread() & 15, thread() >> 4
         acc = cuda.local.array(8, "float32")
@@ -297,7 +300,7 @@ def _make_full(tb, grouped):
         k0 = 0
         while k0 < k:
             load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
-            load_b(sb, nb(b, 0), k0, k)
+            load_b(sb, sc, nb(b, 0), k0, k)
             sync()
             for i in range(FULL_STEP):
                 x, y = lds_f32(sa + tm * FULL_STRIDE + 4 * i), lds_f32(sa + (tm + 16) * FULL_STRIDE + 4 * i)
@@ -308,7 +311,7 @@ def _make_full(tb, grouped):
             sync()
             k0 += FULL_STEP
         for j in range(4):
-            to = target(tn + 8 * j)
+            to = target(sc, tn + 8 * j)
             if to != 0:
                 if m0 + tm < m:
                     st_f32(to + 4 * (m0 + tm), acc[2 * j])
