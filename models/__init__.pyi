@@ -1,7 +1,7 @@
 """Types of the public names of ggjit.models."""
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,21 @@ import numpy.typing as npt
 from ggjit import Backend, Context, Graph, Scheduler, Tensor
 
 _Path = str | os.PathLike[str]
+
+class _LlamaOptions(TypedDict, total=False):
+    n_ctx: int | None
+    n_batch: int
+    kv_type: Literal["F16", "F32", "BF16", "Q8_0", "Q4_0"]
+    flash: bool
+    repack: bool
+
+class _Sampling(TypedDict, total=False):
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    penalty_last_n: int
+    seed: int | None
 
 class _Generation(Iterator[str]):
     stats: dict[str, Any]
@@ -24,9 +39,9 @@ class _Network:
     def __exit__(self, *exc: object) -> None: ...
     def tokenize(self, text: str) -> list[int]: ...
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
-    def embed(self, texts: str | Sequence[str]) -> npt.NDArray[np.float32]: ...
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
     def generate(self, prompt: str | Sequence[int], n_predict: int = 64, temp: float = 0.0,
-                 **sampling: Any) -> _Generation: ...
+                 **sampling: Unpack[_Sampling]) -> _Generation: ...
     def graph(self, *shape: int) -> Graph: ...
     def warm_up(self) -> None: ...
     def free(self) -> None: ...
@@ -45,7 +60,7 @@ class _SileroVad:
     def free(self) -> None: ...
 
 def load_model(path: _Path, backend: str | Backend = "CPU", n_threads: int | None = None, reserve: bool = True,
-               n_gpu_layers: int | None = None, cpu_moe: bool = False, **options: Any) -> _Network: ...
+               n_gpu_layers: int | None = None, cpu_moe: bool = False, **options: Unpack[_LlamaOptions]) -> _Network: ...
 def load_gguf(path: _Path, ctx: Context | None = None) -> tuple[dict[str, Tensor], Mapping[str, Any]]: ...
 def load_safetensors(path: _Path, ctx: Context | None = None) -> dict[str, Tensor]: ...
 def save_gguf(path: _Path, tensors: Mapping[str, Tensor | npt.NDArray[Any]],

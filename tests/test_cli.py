@@ -166,7 +166,7 @@ def test_names_are_no_markup_and_tables_need_an_extra(tiny, tmp_path, monkeypatc
     path = tmp_path / "m[" / "y].gguf"          # "[/y]" would close a style
     path.parent.mkdir()
     path.write_bytes(tiny.read_bytes())
-    assert main(["peak", str(path)]) == 0 and "m[/y].gguf" in capsys.readouterr().out.replace("\n", "")
+    assert main(["peak", str(path)]) == 0 and "m[/y].gguf" in "".join(capsys.readouterr().out.split())
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["peak", str(path), "--json"]) == 0 and json.loads(capsys.readouterr().out)["peak"] > 0
     assert main(["peak", str(path)]) == 1

@@ -42,7 +42,8 @@ REVEALED = ["ggjit.Tensor", "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]",
             "ggjit.Backend | None"]
 WRONG = {'gg.add(x)': "Missing positional argument", 'gg.scale(x, "2")': "incompatible type",
          'gg.measure(graph, planner="first")': "incompatible type", 'x.shapes': "has no attribute",
-         'gg.no_such_op(x)': "has no attribute", 'x["a"]': "Invalid index type"}
+         'gg.no_such_op(x)': "has no attribute", 'x["a"]': "Invalid index type",
+         'load_model("m.gguf", n_cxt=8)': "Unexpected keyword argument", 'load_model("m.gguf", n_ctx="8")': "n_ctx"}
 
 
 @pytest.fixture(scope="module")
