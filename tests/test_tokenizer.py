@@ -345,17 +345,21 @@ def random_words(alphabet, n, rnd):
     return tokens, merges
 
 
-@pytest.mark.parametrize("model, n, limit", [("llama", 32_000, 0.3), ("gpt2", 50_000, 0.5)])
+@pytest.mark.parametrize("model, n, limit", [("llama", 32_000, 5), ("gpt2", 50_000, 4)])
 def test_building_is_fast_and_only_done_for_text(tmp_path, model, n, limit):
+    """Processor time, the best of three, in units of a pass over all prefixes of all words on the same machine."""
     tokens, merges = random_words(sorted(BYTE_OF_CHAR), n, random.Random(0))
     kind = dict(scores=[-float(i) for i in range(n)]) if model == "llama" else dict(merges=merges, pre="qwen2",
                                                                                    bos_token_id=0, eos_token_id=0)
     file = GGUFFile(write(tmp_path / "v.gguf", model, tokens, **kind))
-    made, built = [], []
-    for _ in range(3):                          # processor time, the best of three: others may use the machine
+    made, built, passed = [], [], []
+    for _ in range(3):
+        start = time.process_time()
+        len({word[:i] for word in tokens for i in range(1, len(word))})
+        passed.append(time.process_time() - start)
         start = time.process_time()
         t = Tokenizer.from_gguf(file)
         made.append(time.process_time() - start)
         t.encode("hello world")
         built.append(time.process_time() - start)
-    assert min(made) < 0.05 and min(built) < limit, (made, built)
+    assert min(made) < 0.05 and min(built) < limit * min(passed), (made, built, passed)
