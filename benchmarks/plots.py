@@ -43,7 +43,7 @@ def plot_ratios(sections, path):
             ax.set_title(f"{name}, {t} thread{'s' if t > 1 else ''}")
             draw(ax, [r for r in rs if r.n_threads == t])
     figure.suptitle("ggjit's speed over the peer's (above 1: ggjit is faster)")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
