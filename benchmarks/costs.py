@@ -23,9 +23,11 @@ def run(*args, **env):
     """(seconds, processor seconds, peak resident bytes) of one `ggjit` command."""
     script = pathlib.Path(sys.executable).with_name("ggjit")
     command = [str(script)] if script.exists() else [sys.executable, "-m", "ggjit.models.cli"]
+    env = {**os.environ, **env}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)        # with it, every start compiles our modules anew
     t0 = time.perf_counter()
     with tempfile.TemporaryFile() as said:
-        p = subprocess.Popen([*command, *args], stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **env})
+        p = subprocess.Popen([*command, *args], stdout=subprocess.DEVNULL, stderr=said, env=env)
         _, status, usage = os.wait4(p.pid, 0)
         p.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.perf_counter() - t0

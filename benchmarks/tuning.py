@@ -4,7 +4,7 @@
     python -m benchmarks.tuning --keep          # measure all types' choices anew for this machine, as warm-up does
 
 Weights come from memory; the tiles take turns on one thread; medians of the rounds.  A tile whose results differ from
-the rule's in any byte is marked and could not be chosen.
+one row's in any byte is marked and could not be chosen.
 """
 import argparse
 import json
@@ -21,9 +21,10 @@ TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
 
 def row(type, k, seconds, others):
     """A line of the table."""
-    rule, best = tuned.ROWS[0], min((n for n in seconds if n not in others), key=seconds.get)
-    cells = " | ".join(f"{1e6 * s:,.0f}{' (other bytes)' * (n in others)}" for n, s in seconds.items())
-    return f"| {type!r} | {k} | {cells} | {best} | {seconds[rule] / seconds[best]:.3f} |"
+    one, best = tuned.ROWS[0], min((n for n in seconds if n not in others), key=seconds.get)
+    cells = " | ".join(f"{1e6 * seconds[n]:,.0f}{' (other bytes)' * (n in others)}" if n in seconds else "-"
+                       for n in tuned.ROWS)
+    return f"| {type!r} | {k} | {cells} | {best} | {seconds[one] / seconds[best]:.3f} |"
 
 
 def main(argv=None):
@@ -40,11 +41,12 @@ def main(argv=None):
     if args.keep:
         for type in args.types:
             for choice in tuning.tune([type], again=True).values():
-                print(f"{type!r}: {choice.rows} rows, {choice.gain:.3f} x the rule's speed", flush=True)
+                print(f"{type!r}: {choice.rows} rows, {choice.gain:.3f} x the speed of one row", flush=True)
         return
     results = []
     if not args.json:
-        print(f"| type | k | {' | '.join(f'{n} rows, us' for n in tuned.ROWS)} | best | rule / best |\n|{'---|' * 7}")
+        heads = " | ".join(f"{n} rows, us" for n in tuned.ROWS)
+        print(f"| type | k | {heads} | best | one / best |\n|{'---|' * (4 + len(tuned.ROWS))}")
     for type in args.types:
         for k in args.k:
             seconds, others = tuning.measure(type, (k,), rounds=args.rounds, now=CLOCKS[args.clock])

@@ -18,7 +18,7 @@ from ggjit.buffer import USAGE_COMPUTE
 from ggjit.cuda_code import functions
 from ggjit.cuda_driver import CudaError
 from ggjit.ops.errors import IndexRangeError, NotAllocated, NotSupported, OutOfMemory, ParamError
-from ggjit.ops.record import BAD_INDEX, N_CHUNK, N_INFO, T_BUFFER, WORD
+from ggjit.ops.record import BAD_INDEX, N_CHUNK, N_INFO, WORD
 from ggjit.ops.shape import describe
 from ggjit.plan import Plan
 from ggjit.table import TABLE
@@ -96,7 +96,7 @@ class CUDAPlan(Plan):
         self._work = self.backend.work(self.work_nbytes)
         self.rows[self._work_words] = self._work.base
         bases = {x.id for t in self.nodes if t._at is None for x in written(t)}
-        self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
+        self._note_written(bases)
         self.__dict__.pop("_spans", None)
         self._send_rows()
         self.resolved = version
@@ -117,6 +117,8 @@ class CUDAPlan(Plan):
             else:
                 self._submit(first, last, self.backend.stream)
             self.backend.ran(self)
+
+    _run = run_nodes
 
     def _submit(self, first, last, stream):
         launch = self.backend.cuda.cuLaunchKernel

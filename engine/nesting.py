@@ -34,10 +34,12 @@ class RunLock(ForkLock):
     __slots__ = ()
 
     def __enter__(self):
-        refuse_nesting()
+        if threading.get_ident() in INSIDE:
+            refuse_nesting()
         if self._pid != os.getpid():
             self.__init__()
-        take(self._lock)
+        if not self._lock.acquire(False):
+            take(self._lock)
         return self
 
 

@@ -15,20 +15,20 @@ or a leaf moved since the last run (`TABLE.placement_version`), the addresses ar
 """
 import bisect
 import functools
+import itertools
 import sys
 import time
 import weakref
 
 import numpy as np
 
-from ggjit.buffer import USAGE_COMPUTE, HostBuffer, buffer_by_id, freed
+from ggjit.buffer import USAGE_COMPUTE, buffer_by_id, freed
 from ggjit.config import debug
 from ggjit.fusion import fuse_nodes, single
 from ggjit.kernel_error import kernel_error
 from ggjit.nesting import RunLock
 from ggjit.ops.errors import Cancelled, IndexRangeError, NotAllocated, NotSupported, Overwritten, ParamError
 from ggjit.ops.jit import address_of, kernel_address
-from ggjit.ops.locks import ForkLock
 from ggjit.ops.record import (
     ABORTED,
     FLAG_OUTPUT,
@@ -48,6 +48,7 @@ from ggjit.ops.record import (
     T_NE,
     T_OFFS,
     T_TYPE,
+    T_WORDS,
     V_NB,
     V_NE,
     V_TYPE,
@@ -58,6 +59,7 @@ from ggjit.ops.record import (
 )
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
+from ggjit.plan_work import shared_work
 from ggjit.pool import the_pool
 from ggjit.repack import RepackBuffer, is_repacked, kernel_of
 from ggjit.show import Shown
@@ -67,6 +69,9 @@ from ggjit.walk import BARRIER_AFTER
 
 # Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
 TINY_NANOSECONDS = 4000.0
+# A plan that would save less than so many tiny nodes by sharing runs on thread 0 alone: the others sleep (waking takes
+# 17-90 us), or spin beside it, which takes a third of its speed where both are threads of one core.
+LEAST_SAVED_TINIES = 3
 
 
 _ran_last = weakref.ref(set())     # weak reference to the plan that ran last; dead at first
@@ -79,19 +84,6 @@ def mark_last(plan, nodes):
         _ran_last = weakref.ref(plan)
         for t in nodes:
             t._plan = _ran_last
-
-
-_work = None                        # scratch memory of all plans: they run one at a time
-_work_lock = ForkLock()
-
-
-def _shared_work(backend, nbytes):
-    """The process-wide scratch buffer, grown to `nbytes`; plans keep the one they were resolved with."""
-    global _work
-    with _work_lock:
-        if _work is None or _work.size < nbytes:
-            _work = HostBuffer(backend.device.buffer_type(), nbytes)
-        return _work
 
 
 class Placement:
@@ -193,10 +185,12 @@ class Plan(Shown):
         self._work_words = np.array([at + N_WORK for at, k in zip(starts, self.kernels, strict=False)
                                      if k.work_nbytes], np.int64)
         words = TABLE.words
-        for p, at, size in zip(self.parts, starts, sizes, strict=False):
+        tasks = self._tasks()
+        self.n_used = max(tasks, default=1)
+        for p, at, size, n, then in zip(self.parts, starts, sizes, tasks, [*tasks[1:], 1], strict=False):
             rows[at + N_KERNEL] = self._code(p)
             rows[at + N_NEXT] = size * WORD
-            rows[at + N_TASKS] = 1 if self.n_threads == 1 or p.kernel.cost < TINY_NANOSECONDS else self.n_threads
+            rows[at + N_TASKS], rows[at + N_FLAGS] = n, 0 if n == then == 1 else BARRIER_AFTER
             rows[at + N_WORK_SIZE] = p.kernel.work_nbytes
             rows[at + N_ID] = p.t.id
             rows[at + N_PARAMS:at + N_PARAMS + len(p.params)] = p.params
@@ -207,7 +201,15 @@ class Plan(Shown):
                     rows[v + V_NB:v + V_NB + 4] = words[x.id, T_NB:T_NB + 4]
                     rows[v + V_TYPE] = words[x.id, T_TYPE]
                     self._views.append((v, x))
-        self._mark_barriers(starts)
+
+    def _tasks(self):
+        """Threads that run each node: all, or one."""
+        n = self.n_threads
+        if n == 1:
+            return [1] * len(self.kernels)
+        large = [k.cost >= TINY_NANOSECONDS for k in self.kernels]
+        saved = sum(k.cost for k in itertools.compress(self.kernels, large)) * (1 - 1 / n)
+        return [n if x and saved >= LEAST_SAVED_TINIES * TINY_NANOSECONDS else 1 for x in large]
 
     @staticmethod
     def _code(part):
@@ -215,12 +217,6 @@ class Plan(Shown):
         if hasattr(kernel, "code"):             # a function of the user's (ops/custom.py)
             return kernel.code()
         return kernel_address(kernel.name, kernel.make, (part.module, *kernel.modules))
-
-    def _mark_barriers(self, starts):
-        tasks = [int(self.rows[at + N_TASKS]) for at in starts[:-1]]
-        for i, at in enumerate(starts[:-1]):
-            alone = tasks[i] == 1 and (i + 1 == len(tasks) or tasks[i + 1] == 1)
-            self.rows[at + N_FLAGS] = 0 if alone else BARRIER_AFTER
 
     def _resolve(self):
         """Write the address of every view; called again when something moved."""
@@ -241,13 +237,17 @@ class Plan(Shown):
                 kernel.memory[:] = [(memory[id(b)][1], o) for b, o in (self.where(x) for x in (t, *t.src))]
         self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
         self._me = weakref.ref(self)
-        self._work = _shared_work(self.backend, self.work_nbytes)
+        self._work = shared_work(self.backend, self.work_nbytes)
         self.rows[self._work_words] = self._work.base
-        # leaves this plan computes into: their data versions rise with every run (engine/versions.py)
-        bases = {x.id for t in self._stored if t._at is None for x in written(t)}
-        self._written_ids = np.array(sorted(i for i in bases if TABLE.words[i, T_BUFFER] >= 0), np.int64)
+        self._note_written(x.id for t in self._stored if t._at is None for x in written(t))
         self.__dict__.pop("_spans", None)
         self.resolved = version             # last: a failure above leaves the plan to be resolved again
+
+    def _note_written(self, bases):
+        """The leaves among them, which this plan computes into: their versions rise with a run (engine/versions.py)."""
+        ids = sorted({i for i in bases if TABLE.words[i, T_BUFFER] >= 0})
+        self._written_ids = np.array(ids, np.int64)
+        self._written_cell = ids[0] * T_WORDS + T_VERSION if len(ids) == 1 else None
 
     # ------------------------------------------------------------ running
     def compute(self):
@@ -263,13 +263,15 @@ class Plan(Shown):
                     from ggjit.check import require_right
                     require_right(self)
                 elif self.nodes:
-                    self.run_nodes(0, len(self.nodes))
+                    self._run(0, len(self.nodes))
                 self.failed = False
                 self.runs += 1
             finally:
                 # At the end, for who copied a leaf meanwhile has part of it at most; and after a failure too, which
                 # leaves some of it written.  No call stands before the count: a signal could come in and skip it.
-                if self._written_ids.size:
+                if self._written_cell is not None:      # NumPy takes 6 us, and 25 where a large copy emptied the caches
+                    TABLE.cells[self._written_cell] += 1
+                elif self._written_ids.size:
                     TABLE.words[self._written_ids, T_VERSION] += 1
                 for buf in self._written:
                     buf.last_plan = self._me
@@ -378,11 +380,14 @@ class Plan(Shown):
 
     def run_nodes(self, first, last):
         """Run nodes first..last-1 alone (profiles and checks)."""
-        starts = self._starts
         with self._lock:
             self._up_to_date()
-            status, node = the_pool().run(self._first + starts[first] * WORD, self._first + starts[last] * WORD,
-                                          self.n_threads, self.backend.abort_callback, self, first, last)
+            self._run(first, last)
+
+    def _run(self, first, last):
+        """The same for who holds the lock of a plan that is up to date."""
+        at, end = self._first + self._starts[first] * WORD, self._first + self._starts[last] * WORD
+        status, node = the_pool().run(at, end, self.n_used, self.backend.abort_callback, self, first, last)
         if status:
             self._raise(status, node)
 

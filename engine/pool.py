@@ -43,6 +43,7 @@ from ggjit.walk_traced import walk_traced
 POLL_SECONDS = 0.010
 SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
 
+_RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 5)         # engine/walk.py: run, called without looking for arrays
 _ABORT_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int)       # called by thread 0 while it holds the GIL
 
 
@@ -53,7 +54,7 @@ class Pool:
         memory = np.zeros(PAGE_NBYTES + 64, np.uint8)
         start = -memory.__array_interface__["data"][0] % 64
         self._page = memory[start:start + PAGE_NBYTES]
-        self.words = self._page.view(np.int64)
+        self.words = memoryview(self._page.view(np.int64))      # a word at a time: faster than through NumPy
         self.sync = self._page.__array_interface__["data"][0]
         self._lock = threading.Lock()
         self.n_walking = 0                      # threads of the run under way
@@ -66,7 +67,7 @@ class Pool:
         self.words[S_INTERVAL // WORD] = int(POLL_SECONDS * self._per_second)
         self.words[S_POLL // WORD] = poll.address
         self.poll = 50
-        self._ready = run.address               # compiled before any thread starts
+        self._enter = _RUN(run.address)         # compiled before any thread starts
 
     @property
     def poll(self):
@@ -129,8 +130,9 @@ class Pool:
         plan, i, j: whose rows i..j-1 these are, for profiles.  Concurrent callers queue.  Exceptions of signal
         handlers (KeyboardInterrupt) and of the callback come out.
         """
-        refuse_nesting()
         me = threading.get_ident()
+        if me in INSIDE:
+            refuse_nesting()
         try:                                    # first: a signal may raise between any two statements
             INSIDE.add(me)
             if self._lock.locked():
@@ -144,7 +146,8 @@ class Pool:
             INSIDE.discard(me)
 
     def _run(self, first, end, n_threads, abort_callback):
-        self._grow(n_threads)
+        if len(self._threads) < n_threads - 1:
+            self._grow(n_threads)
         raised = []
         callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised)) if abort_callback else None
         self.words[S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value if callback else 0
@@ -152,14 +155,14 @@ class Pool:
             self._work.set()
         self.n_walking = n_threads
         try:
-            status = run(self.sync, first, end, n_threads)
+            status = self._enter(self.sync, first, end, n_threads)
         finally:
             self.n_walking = 0
             if SYS_FUTEX is None:
                 self._work.clear()
         if raised:
             raise raised[0]
-        return status, int(self.words[S_STATUS // WORD + 1])
+        return status, self.words[S_STATUS // WORD + 1]
 
     def stop(self):
         """End the threads (at interpreter exit)."""

@@ -1,11 +1,11 @@
 """Tuning: how many rows a decode tile takes, measured once on a machine.  `ggjit warm-up MODEL` does it.
 
-    candidates   tiles of 1, 2 and 4 rows by one column (ops/tuned.py); one whose results differ from the rule's in any
-                 byte is out
+    candidates   tiles of 1, 2, 4 and for floats 8 rows by one column (ops/tuned.py); one whose results differ from
+                 those of one row in any byte is out
     measured     one thread, weights from memory, rows of two lengths, the tiles taking turns; medians of ROUNDS
-    chosen       the rule's tile unless another is faster by LEAST_GAIN
+    chosen       one row unless another is faster by LEAST_GAIN
 
-Products of several columns, and F32, follow the rule.
+Products of several columns follow the rule.
 """
 import statistics
 import time
@@ -18,7 +18,7 @@ from ggjit.graph import Graph
 from ggjit.graph_allocator import GraphAllocator
 from ggjit.ops import tuned
 from ggjit.ops.mul_mat import mul_mat
-from ggjit.ops.tuned import ROWS, Choice
+from ggjit.ops.tuned import ROWS, Choice, candidates
 from ggjit.ops.types.traits import all_traits, traits_of
 from ggjit.registry import init_backend
 
@@ -31,9 +31,8 @@ LEAST_GAIN = 1.02
 
 
 def tunable(type):
-    """Does the choice apply to the type?  To all that prepare a column first, which is all but F32."""
-    dot = traits_of(type).dot
-    return dot is not None and dot.prepare is not None
+    """Does the choice apply to the type?  To all that have products."""
+    return traits_of(type).dot is not None
 
 
 def _products(ctx, backend, type, lengths, nbytes):
@@ -63,15 +62,15 @@ def _plan(backend, graph, n_rows):
 
 
 def measure(type, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS, now=time.perf_counter):
-    """({rows: median seconds of a pass over the weights}, rows of the tiles with other bytes than the rule's)."""
+    """({rows: median seconds of a pass over the weights}, rows of the tiles with other bytes than one row's)."""
     backend, ctx = init_backend("CPU", n_threads=1), Context()
     try:
         graph = _products(ctx, backend, type, lengths, nbytes)
-        plans, answers = {n: _plan(backend, graph, n) for n in ROWS}, {}
+        plans, answers = {n: _plan(backend, graph, n) for n in candidates(type)}, {}
         for n, plan in plans.items():
             plan.compute()
             answers[n] = [plan.numpy(y).tobytes() for y in graph.outputs]
-        seconds = {n: [] for n in ROWS}
+        seconds = {n: [] for n in plans}
         for _ in range(rounds):
             for n, plan in plans.items():
                 t0 = now()
@@ -79,7 +78,7 @@ def measure(type, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS, now=tim
                 seconds[n].append(now() - t0)
     finally:
         ctx.free()
-    return {n: statistics.median(s) for n, s in seconds.items()}, [n for n in ROWS if answers[n] != answers[ROWS[0]]]
+    return {n: statistics.median(s) for n, s in seconds.items()}, [n for n in plans if answers[n] != answers[ROWS[0]]]
 
 
 def choose(type, **how):

@@ -9,12 +9,12 @@ from ggjit.models.progress import bar, clock, compiling
 from ggjit.ops.errors import BadFile, ModelError, ParamError, extra
 
 
-def _load(path, args, **options):
+def _load(path, args, reserve=True, **options):
     from ggjit.models.load import load_model
     from ggjit.models.warm import help_when_compiling
     help_when_compiling(path, options | {"n_threads": args.threads})
     gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
-    return load_model(path, n_threads=args.threads, **gpu, **options)
+    return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
 
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
@@ -127,7 +127,8 @@ def bench(args):
     if not args.p and not args.n:
         raise ParamError("nothing to measure: -p and -n are both 0")
     with compiling():
-        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=None, repack=args.repack)
+        # without a prompt nothing as large as a batch is ever computed
+        m = _load(args.model, args, kv_type=args.kv_type, n_ctx=None, repack=args.repack, reserve=args.p > 0)
         if not hasattr(m, "decode"):
             raise ModelError(f"{args.model}: bench measures llama models; time sentence encoders with `ggjit embed`")
         if max(args.p, args.n) > m.n_ctx:

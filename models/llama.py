@@ -249,7 +249,7 @@ class Llama(Network):
         step = self._step((n, self._n_kv(past + n), n if all_logits else 1))
         inputs = step.inputs
         inputs["tokens"][:] = ids
-        positions = np.arange(past, past + n)
+        positions = past if n == 1 else np.arange(past, past + n)
         inputs["positions"][:] = positions
         inputs["rows"][:] = positions
         mask = inputs["mask"]

@@ -95,7 +95,7 @@ class Network:
         if a.size > n_max:
             raise ParamError(f"{a.size} tokens do not fit the context of {n_max}; shorten the text or load the model "
                              f"with a larger n_ctx (trained for {self.n_ctx_train})")
-        if a.min() < 0 or a.max() >= self.n_vocab:
+        if a.astype(np.int64).view(np.uint64).max() >= self.n_vocab:        # negative ids are large ones here
             at = int(np.flatnonzero((a < 0) | (a >= self.n_vocab))[0])
             raise IndexRangeError(f"token id {int(a[at])} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")

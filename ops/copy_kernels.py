@@ -24,7 +24,8 @@ from numba.extending import intrinsic
 from ggjit.ops.jit import inline
 from ggjit.ops.lanes import transpose_ir
 from ggjit.ops.moves import PIECE, SCRATCH_NBYTES, element_mover, mover
-from ggjit.ops.node import DST, SRC0, addr, chunk_rows, n_rows, nb, ne, next_rows, row_addr, row_index, work
+from ggjit.ops.node import DST, SRC0, addr, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import OK
 from ggjit.ops.shape import is_contiguous, rows_contiguous
 from ggjit.ops.simd import W, bf16_ir, const_ir, load_ir, store_ir, vec_ir
@@ -42,9 +43,9 @@ def _make_flat(ts, td):
         total = ne(d, 0) * n_rows(d)
         pieces = (total + PIECE - 1) // PIECE
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = chunk_rows(pieces, nth)
+        chunk = own_chunk(pieces, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, pieces)
+            start = next_own(node, ith, nth, sync, chunk, pieces)
             if start >= pieces:
                 return OK
             n = min(total, (start + chunk) * PIECE) - start * PIECE
@@ -63,9 +64,9 @@ def _make_by_row(ts, td, s_dense, d_dense, row):
         s_row, d_row = n0 // s_block * s_size, n0 // d_block * d_size
         s_step, d_step = s_row if s_dense else nb(s, 1), d_row if d_dense else nb(d, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = chunk_rows(n, nth)
+        chunk = own_chunk(n, nth)
         while True:
-            r = next_rows(node, ith, nth, sync, chunk, n)
+            r = next_own(node, ith, nth, sync, chunk, n)
             if r >= n:
                 return OK
             stop = min(n, r + chunk)
@@ -119,9 +120,9 @@ def _make_any(ts, td):
         s, d = node + SRC0, node + DST
         total = ne(d, 0) // block * n_rows(d)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = chunk_rows(total, nth)
+        chunk = own_chunk(total, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
+            start = next_own(node, ith, nth, sync, chunk, total)
             if start >= total:
                 return OK
             for e in range(start, min(total, start + chunk)):
@@ -189,9 +190,9 @@ def _make_tile(ts, td, k, d_dense):
         scratch = work(node) + ith * SCRATCH_NBYTES
         blocks = (nk + W - 1) // W
         total = blocks * np_ * nq
-        chunk = chunk_rows(total, nth)
+        chunk = own_chunk(total, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
+            start = next_own(node, ith, nth, sync, chunk, total)
             if start >= total:
                 return OK
             for r in range(start, min(total, start + chunk)):

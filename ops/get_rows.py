@@ -8,21 +8,8 @@ import numpy as np
 
 from ggjit.ops.mem import ld_i32
 from ggjit.ops.moves import SCRATCH_NBYTES, can_move, mover
-from ggjit.ops.node import (
-    DST,
-    SRC0,
-    SRC1,
-    addr,
-    chunk_rows,
-    fail,
-    n_rows,
-    nb,
-    ne,
-    next_rows,
-    row_addr,
-    row_index,
-    work,
-)
+from ggjit.ops.node import DST, SRC0, SRC1, addr, fail, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import BAD_INDEX, OK, OP
 from ggjit.ops.shape import require, require_type, rows_contiguous
 from ggjit.ops.spec import Case, Kernel, Spec, n_elements
@@ -55,9 +42,9 @@ def _make(ta, td):
         a, ids, d = node + SRC0, node + SRC1, node + DST
         n0, n, n_table = ne(d, 0), n_rows(d), ne(a, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = chunk_rows(n, nth)
+        chunk = own_chunk(n, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
+            start = next_own(node, ith, nth, sync, chunk, n)
             if start >= n:
                 return OK
             for r in range(start, min(n, start + chunk)):

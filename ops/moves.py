@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from ggjit.ops.jit import inline
 from ggjit.ops.mem import copy_bytes, ld_i8, ld_i16, ld_i32, ld_i64, st_i8, st_i16, st_i32, st_i64
-from ggjit.ops.simd import B, ldf, ldf_part, stf, stf_part
+from ggjit.ops.simd import B, ldf, ldf_part, opaque, stf, stf_part
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
-SHORT = 256                             # bytes: below, a loop of vectors beats a call of memcpy
+SHORT, LONG = 256, 64 * B               # bytes: a loop of vectors, of four vectors; above, libc's memcpy is as fast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,29 @@ class Mover:
 
 
 @inline
+def _move_long(dst, src, n):
+    """SHORT bytes or more, four vectors at a time."""
+    i = 0
+    while i + 4 * B <= n:
+        v0, v1, v2, v3 = ldf(src + i), ldf(src + i + B), ldf(src + i + 2 * B), ldf(src + i + 3 * B)
+        stf(dst + i, v0)
+        stf(dst + i + B, v1)
+        stf(dst + i + 2 * B, v2)
+        stf(dst + i + 3 * B, v3)
+        i += 4 * B
+    while i < n:
+        at = opaque(min(i, n - B))          # the last vector may move some bytes a second time
+        stf(dst + at, ldf(src + at))
+        i += B
+
+
+@inline
 def move_bytes(dst, src, n):
-    """memcpy, inlined for short stretches of whole words."""
-    if n > SHORT or n & 3:
+    """memcpy, inlined for short stretches; dst and src are the same or do not overlap."""
+    if SHORT < n <= LONG:
+        _move_long(dst, src, n)
+        return
+    if n > LONG or n & 3:
         copy_bytes(dst, src, n)
         return
     i = 0

@@ -6,8 +6,8 @@
 A plain float32 b next to float32 weights needs no preparation: no work memory, no barrier.  That is also the
 low-latency path of tiny nodes.
 
-What decides the speed is the stream of a from memory.  With n = 1 one row at a time was best on an AMD Zen 4, four were
-on an Intel Xeon for some types: ops/tuned.py.  With more columns four rows share each load of a column; that alone was
+What decides the speed is the stream of a from memory.  With n = 1 one row at a time was best on an AMD Zen 4, four or
+eight were on an Intel Xeon: ops/tuned.py.  With more columns four rows share each load of a column; that alone was
 1.5 to 2.5 times slower than memory; asking for the next four rows while these are multiplied (Dot tiles prefetch one
 tile ahead) brought n = 4 to the speed of n = 1.  Short rows are asked for at least AHEAD_NBYTES ahead: Q8_0 with
 k = 2048 went from 73 to 84 % of the read bandwidth on an Intel core.
@@ -129,7 +129,7 @@ def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
             run = max(1, min(8, ROWS_NBYTES // (n_rows_tile * ldw + 1))) * n_rows_tile
         ahead = max(run * ldw, AHEAD_NBYTES)
         total = m * n2 * ne(b, 3)
-        chunk = chunk_rows(total, nth)
+        chunk = (chunk_rows(total, nth) + n_rows_tile - 1) // n_rows_tile * n_rows_tile
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:

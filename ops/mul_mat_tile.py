@@ -28,7 +28,10 @@ def private_nbytes(tile):
 
 
 def make_multiply_strip(ta, tile):
-    """jitted (w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c): rows of a against n packed columns."""
+    """jitted (w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c, turns): rows of a against n packed columns.
+
+    turns: the caller's next strip is that many strips further; threads that take strips in turn are `nth` apart.
+    """
     pack_w = tile.pack_w
     (rows2, multiply2), (rows1, multiply1) = tile.multiply[2], tile.multiply[1]
     kc, ldw, unit, y_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes
@@ -43,7 +46,7 @@ def make_multiply_strip(ta, tile):
         return ((k + parts - 1) // parts + whole_block - 1) // whole_block * whole_block
 
     @inline
-    def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c):
+    def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c, turns=1):
         """rows <= MB rows of a times all columns."""
         for n0 in range(0, n, NB):
             cols = min(NB, n - n0)
@@ -57,20 +60,23 @@ def make_multiply_strip(ta, tile):
                 for r in range(whole, rows):
                     pack_w(here + r * nb1, kn, strip + r * ldw)
                 first = 1 if k0 == 0 else 0
-                soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + rows * nb1
+                last = k0 + step >= k
+                soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + turns * rows * nb1
                 for j in range(0, cols, NL):
                     y = panels + (n0 + j) // NL * panel_nbytes + k0 // unit * y_nbytes
+                    sums = c + 4 * j if k > step else c             # nothing to keep: stay in the first-level cache
                     if cols - j > W:
                         for r in range(0, rows, rows2):
                             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-                            multiply2(p, s, y, units, c + r * LDC + 4 * j, first, soon + r * nb1, nb1)
+                            multiply2(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
                     else:
                         for r in range(0, rows, rows1):
                             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-                            multiply1(p, s, y, units, c + r * LDC + 4 * j, first, soon + r * nb1, nb1)
-            for j in range(0, cols, W):
-                for r in range(0, rows, W):
-                    put_transposed(c + r * LDC + 4 * j, d + (n0 + j) * ldd + 4 * r, ldd, rows - r, cols - j)
+                            multiply1(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
+                    for i in range(j, min(j + NL, cols) if last else j, W):
+                        for r in range(0, rows, W):
+                            put_transposed(sums + r * LDC + 4 * (i - j), d + (n0 + i) * ldd + 4 * r, ldd,
+                                           rows - r, cols - i)
     return multiply_strip
 
 
@@ -153,5 +159,5 @@ def make_kernel(ta, tb, tile, direct, private):
             for s in range(start, start + chunk):
                 r = (s - matrix * strips) * mb
                 multiply_strip(w + r * nb(a, 1), nb(a, 1), min(mb, m - r), k, n, y, panel_nbytes, c + 4 * r, nb(d, 1),
-                               own, own + c_offs)
+                               own, own + c_offs, 1 if private else nth)
     return kernel

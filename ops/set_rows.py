@@ -10,21 +10,8 @@ import numpy as np
 
 from ggjit.ops.mem import ld_i32, ld_i64
 from ggjit.ops.moves import SCRATCH_NBYTES, can_move, mover
-from ggjit.ops.node import (
-    DST,
-    SRC0,
-    SRC1,
-    addr,
-    chunk_rows,
-    fail,
-    n_rows,
-    nb,
-    ne,
-    next_rows,
-    row_addr,
-    row_index,
-    work,
-)
+from ggjit.ops.node import DST, SRC0, SRC1, addr, fail, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import BAD_INDEX, OK, OP
 from ggjit.ops.shape import require, require_type, rows_contiguous
 from ggjit.ops.spec import Case, Kernel, Spec, n_elements
@@ -65,16 +52,19 @@ def _make(tb, td, ids_type):
 
     def kernel(node, ith, nth, sync):
         b, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, n, n_table, m2, m3 = ne(b, 0), n_rows(b), ne(d, 1), ne(ids, 1), ne(ids, 2)
+        n0, n1, n, n_table, m2, m3 = ne(b, 0), ne(b, 1), n_rows(b), ne(d, 1), ne(ids, 1), ne(ids, 2)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = chunk_rows(n, nth)
+        chunk = own_chunk(n, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
+            start = next_own(node, ith, nth, sync, chunk, n)
             if start >= n:
                 return OK
             for r in range(start, min(n, start + chunk)):
                 i1, i2, i3 = row_index(b, r)
-                id = load_id(addr(ids) + i1 * nb(ids, 0) + i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2))
+                at = addr(ids) + i1 * nb(ids, 0)
+                if r >= n1:                                 # most have one plane: two divisions saved
+                    at += i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2)
+                id = load_id(at)
                 if id < 0 or id >= n_table:
                     return fail(node, BAD_INDEX, id)
                 move(row_addr(d, id, i2, i3), row_addr(b, i1, i2, i3), n0, scratch)

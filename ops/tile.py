@@ -111,13 +111,17 @@ def soon_ir(b, soon, stride, n_rows):
 
 @intrinsic
 def put_transposed(typingctx, c, dst, ldd, rows, cols):
-    """W rows x W lanes of a strip of C -> dst[lane][row], the first `rows` rows and `cols` lanes."""
+    """W rows x W lanes of a strip of C -> dst[lane][row], the first `rows` rows and `cols` lanes.
+
+    Lines of the next panel's columns are asked for: they lie far apart, and a store that misses waits.
+    """
     def codegen(context, b, sig, args):
         c, dst, ldd, rows, cols = args
         out = transpose_ir(b, [load_ir(b, b.add(c, i64(LDC * i)), vec_ir("f32", W), B) for i in range(W)])
         whole = b.icmp_signed(">=", rows, i64(W))
         for j, x in enumerate(out):
             place = b.add(dst, b.mul(ldd, i64(j)))
+            prefetch_ir(b, b.add(dst, b.mul(ldd, i64(NL + j))))
             with b.if_then(b.icmp_signed("<", i64(j), cols)):
                 with b.if_else(whole) as (full, part):
                     with full:

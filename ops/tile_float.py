@@ -17,7 +17,7 @@ from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
 ROWS = 12 if W == 16 else 6
-FLOAT_UNIT, FLOAT_KC = 4, 256
+FLOAT_UNIT, FLOAT_KC = 4, 384 if W == 16 else 256
 
 
 @functools.cache                        # Numba keeps every intrinsic for ever
@@ -35,7 +35,7 @@ def _make_float_multiply(n_vectors, unit_nbytes):
         def codegen(context, b, sig, args):
             w, ldw, y, units, c, first, soon, stride = args
             # three rows share a base register; LLVM must not see how the addresses hang together, or it chains them
-            # and spills accumulators
+            # and spills accumulators; nor how they go on, or it keeps twelve bases in memory and loads each again
             apart = [i64(0), opaque_ir(b, ldw), opaque_ir(b, b.mul(ldw, i64(2)))]
             soon_apart = [i64(0), stride, b.mul(stride, i64(2))]
             step = b.mul(stride, i64(3))
@@ -55,9 +55,9 @@ def _make_float_multiply(n_vectors, unit_nbytes):
                         for h in range(n_vectors):
                             i = r * n_vectors + h
                             acc[i] = fma_ir(b, s, ys[h], acc[i])
-                return [b.add(y, i64(4 * NL * FLOAT_UNIT)), b.select(last, i64(0), b.add(turn, i64(1))),
+                return [opaque_ir(b, b.add(y, i64(4 * NL * FLOAT_UNIT))), b.select(last, i64(0), b.add(turn, i64(1))),
                         b.add(soon, b.select(last, back, step)),
-                        *(b.add(p, i64(4 * FLOAT_UNIT)) for p in bases), *acc]
+                        *(opaque_ir(b, b.add(p, i64(4 * FLOAT_UNIT))) for p in bases), *acc]
             starts = [opaque_ir(b, b.add(w, b.mul(ldw, i64(3 * i)))) for i in range(turns)]
             state = [(IR_I64, x) for x in (y, i64(0), soon, *starts)] + [(v, zero("f32", W))] * (ROWS * n_vectors)
             acc = counted_loop_ir(b, units, state, body)[3 + turns:]
@@ -96,14 +96,14 @@ def _pack_floats(src, stride, k, cols, dst):
 
 def float_tile(type):
     to_float = traits_of(type).to_float
-    assert FLOAT_KC % type.block == 0
+    kc = FLOAT_KC // type.block * type.block
 
     @inline
     def pack_w(src, k, dst):
         to_float(src, dst, k)
         for i in range(k, (k + 3) // 4 * 4):
             st_f32(dst + 4 * i, types.float32(0.0))
-    return Tile(unit=FLOAT_UNIT, y_nbytes=4 * NL * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT, kc=FLOAT_KC,
+    return Tile(unit=FLOAT_UNIT, y_nbytes=4 * NL * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT, kc=kc,
                 pack_y=_pack_floats, pack_w=pack_w, in_place=type is F32,
                 multiply={h: (ROWS, _make_float_multiply(h, FLOAT_UNIT * type.nbytes // type.block)) for h in (1, 2)},
                 rounds=traits_of(type).round_activations is None, pad=W)

@@ -284,6 +284,16 @@ def test_more_threads_than_cores_work():
     np.testing.assert_allclose(plan.numpy(y), x + 10, rtol=1e-6)
 
 
+def test_a_plan_with_little_to_share_runs_on_one_thread():
+    """Two threads would save 6 us of the first, less than waking one takes; of the second they save 65."""
+    for n, n_used in ((1, 1), (10, 2)):
+        x, y = chain(n, (64, 1024))
+        plan = planned(y, n_threads=2)
+        assert plan.n_used == n_used, plan.dump()
+        plan.compute()
+        np.testing.assert_allclose(plan.numpy(y), x + n, rtol=1e-6)
+
+
 # ---------------------------------------------------------------- stopping
 def slow_graph():
     """About half a second on one thread."""

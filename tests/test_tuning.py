@@ -11,10 +11,11 @@ from test_cli import START
 import ggjit as gg
 from ggjit import tuning
 from ggjit.ops import tuned
-from ggjit.ops.tuned import ROWS, Choice
+from ggjit.ops.mul_mat import CACHED_NBYTES
+from ggjit.ops.tuned import ROWS, Choice, candidates
 from ggjit.ops.types.traits import traits_of
 
-TYPES = (gg.F16, gg.Q4_0, gg.Q4_K)
+TYPES = (gg.F32, gg.F16, gg.BF16, gg.Q4_0, gg.Q4_K)
 CPU = gg.init_backend("CPU", n_threads=2)
 
 
@@ -48,20 +49,23 @@ def product(ctx, type, k, m, seed):
 
 
 @pytest.mark.parametrize("type", TYPES, ids=repr)
-@pytest.mark.parametrize("k,m", [(1, 1), (7, 3), (33, 6), (256, 1), (512, 9), (1280, 39)])
+@pytest.mark.parametrize("k,m", [(1, 1), (7, 3), (33, 6), (256, 1), (512, 9), (1280, 39), (50, 700)])
 def test_every_tile_gives_the_same_bytes(type, k, m):
     k = -(-k // type.block) * type.block
     ctx, got = gg.Context(), {}
     y = product(ctx, type, k, m, seed=k + m)
-    for n in ROWS:
+    a_nbytes = y.src[0].nbytes
+    for n in candidates(type):
         with tuned.forced(n):
             plan = plan_of(y)
-        assert f"-{n}x1x4" in plan.dump()
+        small = type is gg.F32 and k >= 64 and a_nbytes <= CACHED_NBYTES        # a tile of its own
+        assert ("-4x1x1" if small else f"-{n}x1x{4 if type.quantized else 2}") in plan.dump()
         plan.compute()
         got[n] = plan.numpy(y)
     assert len({v.tobytes() for v in got.values()}) == 1
     a, b = (t.numpy().astype(np.float64) for t in y.src)
-    want = (traits_of(type).np_round_activations(b.astype(np.float32)).astype(np.float64)) @ a.T
+    rounded = traits_of(type).np_round_activations or (lambda x: x)
+    want = rounded(b.astype(np.float32)).astype(np.float64) @ a.T
     assert np.square(got[1] - want).sum() <= 1e-10 * np.square(want).sum()
 
 
@@ -71,7 +75,7 @@ def test_experts_follow_the_choice():
     experts = gg.from_numpy(ctx, rng.standard_normal((4, 13, 96)).astype(np.float32), type=gg.Q4_0)
     x = gg.from_numpy(ctx, rng.standard_normal((1, 2, 96)).astype(np.float32))
     y = gg.mul_mat_id(experts, x, gg.from_numpy(ctx, np.array([[2, 0]], np.int32)))
-    for n in ROWS:
+    for n in candidates(gg.Q4_0):
         with tuned.forced(n):
             plan = plan_of(y)
         assert f"{n}x1x4" in plan.kernels[0].name
@@ -84,8 +88,15 @@ def test_untuned_machines_follow_the_rule(folder):
     assert tuned.kept(gg.Q4_0) is None and tuned.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
 
 
-def test_f32_and_other_widths_are_not_touched():
-    assert not tuning.tunable(gg.F32)
+@pytest.mark.parametrize("processor,rows", [("znver4", 1), ("sapphirerapids", candidates(gg.F16)[-1])])
+def test_the_rule_for_floats_depends_on_the_processor(folder, monkeypatch, processor, rows):
+    monkeypatch.setattr(tuned, "ONE_STREAM", processor.startswith("znver"))
+    assert [tuned.rows(t) for t in (gg.F32, gg.F16, gg.BF16, gg.Q8_0)] == [rows, rows, rows, 1]
+    with tuned.forced(8):                       # as many as the type's tiles have
+        assert tuned.rows(gg.Q8_0) == 4 and tuned.rows(gg.F16) == candidates(gg.F16)[-1]
+
+
+def test_other_widths_are_not_touched():
     ctx = gg.Context()
     x = gg.from_numpy(ctx, np.zeros((3, 256), np.float32))
     y = gg.mul_mat(gg.from_numpy(ctx, np.zeros((8, 256), np.float32), type=gg.Q4_0), x)
@@ -129,7 +140,7 @@ def test_a_place_that_cannot_be_written_changes_nothing(folder):
 def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder):
     small = {"lengths": (256, 64), "nbytes": 1 << 16, "rounds": 2}
     seconds, others = tuning.measure(gg.Q4_0, **small)
-    assert set(seconds) == set(ROWS) and min(seconds.values()) > 0 and others == []
+    assert set(seconds) == {1, 2, 4} and min(seconds.values()) > 0 and others == []
     clock = iter(np.cumsum([0, 4, 0, 3, 0, 1] * 2).tolist())                    # the third tile takes a second
     assert tuning.choose(gg.Q4_0, **small, now=lambda: next(clock)) == Choice(4, {1: 4, 2: 3, 4: 1})
     clock = iter(np.cumsum([0, 1.01, 0, 1.01, 0, 1.0] * 2).tolist())            # a gain below LEAST_GAIN
@@ -138,7 +149,7 @@ def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder):
 
 def test_tiles_with_other_bytes_cannot_be_chosen(folder, monkeypatch):
     monkeypatch.setattr(tuning, "measure", lambda type: ({1: 3.0, 2: 2.0, 4: 1.0}, [4]))
-    assert tuning.tune([gg.Q4_0, gg.F32]) == {gg.Q4_0: Choice(2, {1: 3.0, 2: 2.0})}
+    assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: Choice(2, {1: 3.0, 2: 2.0})}
     assert tuned.rows(gg.Q4_0) == 2
     assert tuning.tune([gg.Q4_0]) == {} and list(tuning.tune([gg.Q4_0], again=True)) == [gg.Q4_0]
 

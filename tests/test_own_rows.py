@@ -1,0 +1,90 @@
+"""Moving bytes, and handing rows out to threads that keep their own."""
+import numpy as np
+import pytest
+
+from ggjit.ops.jit import native
+from ggjit.ops.moves import LONG, SHORT, move_bytes
+from ggjit.ops.node import CHUNK, S_ABORT, S_DEADLINE
+from ggjit.ops.own_rows import next_own, own_chunk
+from ggjit.ops.simd import B
+
+
+@native("i64(i64, i64)")
+def chunk_of(n, nth):
+    return own_chunk(n, nth)
+
+
+@native("i64(i64, i64, i64, i64, i64, i64)")
+def take(node, ith, nth, sync, chunk, n):
+    return next_own(node, ith, nth, sync, chunk, n)
+
+
+@native("i64(i64, i64, i64)")
+def move(dst, src, n):
+    move_bytes(dst, src, n)
+    return 0
+
+
+class Rows:
+    """n rows of one node, and threads that ask for them one after the other."""
+
+    def __init__(self, n, nth):
+        self.n, self.nth, self.chunk = n, nth, chunk_of(n, nth)
+        self.node, self.sync = np.zeros(CHUNK // 8 + 2, np.int64), np.zeros(128, np.int64)
+        self.sync[S_DEADLINE // 8] = np.iinfo(np.int64).max
+
+    def take(self, ith):
+        """The rows of the next chunk of a thread."""
+        start = take(self.node, ith, self.nth, self.sync, self.chunk, self.n)
+        return range(start, min(self.n, start + self.chunk))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 5, 8, 9, 21, 33, 64, 65, 200])
+def test_every_row_once(nth):
+    rng = np.random.default_rng()
+    for n in (0, 1, 2, nth, 8 * nth, 8 * nth + 1, 64, 65, *rng.integers(1, 3000, 5).tolist()):
+        rows, taken, busy = Rows(n, nth), [], list(range(nth))
+        while busy:
+            ith = int(rng.choice(busy))
+            mine = rows.take(ith)
+            taken += mine
+            if not mine:
+                busy.remove(ith)
+        assert sorted(taken) == list(range(n)), (n, nth)
+
+
+@pytest.mark.parametrize("nth", [2, 3, 8, 64])
+def test_equally_fast_threads_keep_their_rows(nth):
+    n = 16 * nth
+    rows, taken = Rows(n, nth), [[] for _ in range(nth)]
+    for _ in range(16):
+        for ith in range(nth):
+            taken[ith] += rows.take(ith)
+    assert taken == [list(range(16 * ith, 16 * ith + 16)) for ith in range(nth)]
+
+
+def test_who_is_done_helps_from_the_end():
+    rows = Rows(160, 2)
+    mine = [row for _ in range(8) for row in rows.take(0)]
+    assert mine == list(range(80))
+    assert rows.take(0) == range(150, 160)
+    assert rows.take(1) == range(80, 90)
+
+
+def test_nothing_is_handed_out_after_an_abort():
+    rows = Rows(1000, 2)
+    assert rows.take(0) and rows.take(1)
+    rows.sync[S_ABORT // 8] = 1
+    assert not rows.take(0) and not rows.take(1)
+
+
+@pytest.mark.parametrize("skew", [0, 1, 7])
+def test_bytes_are_moved_and_no_others(skew):
+    rng = np.random.default_rng()
+    edges = [m + d for m in (0, B, 4 * B, SHORT, LONG) for d in (-5, -4, -1, 0, 1, 4, 5)]
+    for n in sorted({k for k in (*edges, *rng.integers(0, LONG + 100, 40).tolist()) if k >= 0}):
+        src, dst = rng.integers(0, 256, n + 2 * B, np.uint8), rng.integers(0, 256, n + 2 * B, np.uint8)
+        expected = dst.copy()
+        expected[B + skew:B + skew + n] = src[3:3 + n]
+        move(dst.ctypes.data + B + skew, src.ctypes.data + 3, n)
+        assert np.array_equal(dst, expected), n
