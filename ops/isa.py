@@ -57,6 +57,10 @@ X86 = any(f.startswith("sse") for f in FEATURES)
 BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES
 
 
+_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")    # NUMBA_*
+
+
 def cpu_key():
     """What the compiled code depends on besides its sources."""
-    return f"{ISA} {numba.config.CPU_NAME or llvm.get_host_cpu_name()} {','.join(sorted(FEATURES))}"
+    settings = " ".join(f"{name}={getattr(numba.config, name)}" for name in _SETTINGS)
+    return f"{ISA} {numba.config.CPU_NAME or llvm.get_host_cpu_name()} {','.join(sorted(FEATURES))} {settings}"

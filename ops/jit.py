@@ -57,7 +57,13 @@ inlined = _helper(fastmath=False, forceinline=True)
 
 # Numba numbers functions 1, 2, 3... in every process and puts the number into the symbol; objects of different
 # processes loaded together would clash, and the first symbol wins silently (numba issue 10486).
-bytecode.FunctionIdentity._unique_ids = iter(range(int.from_bytes(os.urandom(6), "little") << 8, 1 << 63))
+def _number_functions():
+    bytecode.FunctionIdentity._unique_ids = iter(range(int.from_bytes(os.urandom(6), "little") << 8, 1 << 63))
+
+
+_number_functions()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_number_functions)
 
 _SCALARS = {"i64": (types.int64, ctypes.c_int64), "f64": (types.float64, ctypes.c_double),
             "void": (types.void, None)}
@@ -188,7 +194,10 @@ class _ObjectCache:
         """Where cached objects are loaded.  Numba's own way reads a library's bitcode too: 4 ms instead of 0.4."""
         _ = self.codegen                        # makes the functions that objects refer to known to LLVM by name
         machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
-        return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        if numba.config.ENABLE_PROFILING:
+            engine.enable_jit_events()
+        return engine
 
     def address(self, name, signature, make, modules):
         """Code address of the function that `make()` returns (called on a miss only)."""
@@ -210,7 +219,8 @@ class _ObjectCache:
         except FileNotFoundError:
             return None
         except OSError as e:
-            content = str(e).encode()
+            self._warn(path, f"a file that cannot be read ({e.strerror}), compiled again")
+            return None
         digest, payload = content[:_DIGEST], content[_DIGEST:]
         if hashlib.sha256(payload).digest()[:_DIGEST] != digest:        # LLVM aborts on damaged objects
             self._warn(path, "a damaged file, compiled again")
@@ -218,7 +228,7 @@ class _ObjectCache:
         symbol, code = pickle.loads(payload)
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.loaded += 1
-        return self.engine.get_function_address(symbol)
+        return self.engine.get_function_address(symbol) or None
 
     def _compile(self, path, name, key, signature, func):
         if self.on_compile:
