@@ -13,7 +13,7 @@ NumPy expressions, closures, comprehensions, `with` blocks, exceptions made at r
 of these, and where one is written the compilation fails.  Together: 40 % less processor time.
 
 Cached machine code is loaded without Numba's libraries, so all it refers to must be known to the process by name
-(`require_known`); LLVM would put in address 0 for the rest and say nothing.
+(`unknown`).  LLVM ends the process for a function that is not, or puts in address 0 and says nothing.
 """
 import llvmlite.binding as llvm
 from numba import types
@@ -60,13 +60,9 @@ def _link(module, library):
         module.link_in(callee._get_module_for_linking(), preserve=True)
 
 
-def require_known(module):
-    """NotSupported if the module refers to a name that has no address in this process."""
-    unknown = [x.name for x in (*module.functions, *module.global_variables)
-               if x.is_declaration and not x.name.startswith("llvm.") and llvm.address_of_symbol(x.name) is None]
-    if unknown:
-        raise NotSupported(f"{module.name} refers to {', '.join(unknown)}, which is not in this process; helpers that "
-                           f"call each other in turn cannot be compiled, nor C functions that are not loaded")
+def unknown(names):
+    """Those that have no address in this process."""
+    return [name for name in names if llvm.address_of_symbol(name) is None]
 
 
 class HelperLibrary(JITCodeLibrary):
@@ -114,7 +110,13 @@ class KernelLibrary(JITCodeLibrary):
     def finalize(self):
         _link(self._final_module, self)
         self._linking_libraries = []
-        require_known(self._final_module)
+        module = self._final_module
+        self.externals = [x.name for x in (*module.functions, *module.global_variables)
+                          if x.is_declaration and not x.name.startswith("llvm.")]
+        if unknown(self.externals):
+            raise NotSupported(f"{self.name} refers to {', '.join(unknown(self.externals))}, which is not in this "
+                               f"process; helpers that call each other in turn cannot be compiled, nor calls of C "
+                               f"functions that are not loaded")
         super().finalize()
 
 

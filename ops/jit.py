@@ -36,7 +36,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ggjit.ops import isa
-from ggjit.ops.compiler import HelperCompiler, KernelCompiler, by_type
+from ggjit.ops.compiler import HelperCompiler, KernelCompiler, by_type, unknown
 from ggjit.ops.errors import TypeMismatch
 from ggjit.ops.locks import ForkLock
 
@@ -225,10 +225,13 @@ class _ObjectCache:
         if hashlib.sha256(payload).digest()[:_DIGEST] != digest:        # LLVM aborts on damaged objects
             self._warn(path, "a damaged file, compiled again")
             return None
-        symbol, code = pickle.loads(payload)
-        self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        symbol, externals, code = pickle.loads(payload)
+        engine = self.engine
+        if unknown(externals):                  # a library that is not loaded here
+            return None
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.loaded += 1
-        return self.engine.get_function_address(symbol) or None
+        return engine.get_function_address(symbol)
 
     def _compile(self, path, name, key, signature, func):
         if self.on_compile:
@@ -243,7 +246,7 @@ class _ObjectCache:
         self.compiled += 1
         self.compile_seconds += time.perf_counter() - t0
         _, _, (code, _) = cf._library.serialize_using_object_code()         # the bitcode is for callers to link
-        self._save(path, (cf._wrapper_name, code))
+        self._save(path, (cf._wrapper_name, cf._library.externals, code))
         return cf.address
 
     def _save(self, path, value):
