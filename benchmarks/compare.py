@@ -93,6 +93,15 @@ class Engines:
             self._loaded.pop(name, None)
             self.workers[name].ask("unload")
 
+    def bury(self):
+        """Peers whose process has ended are missing from now on.  Their names."""
+        dead = [n for n, w in self.workers.items() if n != "ours" and w.ended is not None]
+        for name in dead:
+            self.missing[name] = f"its process ended with status {self.workers[name].ended}"
+            self.workers.pop(name).close()
+            self._loaded.pop(name, None)
+        return dead
+
     def cpu_seconds(self, but):
         return sum(w.cpu_seconds() for n, w in self.workers.items() if n != but)
 

@@ -70,11 +70,21 @@ class Run:
                   f"{engines.limits['f32'] / 1e9:.0f} GFLOP/s")
         for section in SECTIONS:
             for work in self.wanted(section):
-                self._add(section, work.text,
-                          lambda w=work: list(compare(engines, w, self.rounds, self.seconds)), n)
+                self._add(section, work.text, lambda w=work: self._rows(engines, w), n)
             engines.forget()
         for name, why in engines.missing.items():
             self.tell(f"{name}: missing: {why}")
+
+    def _rows(self, engines, work):
+        """Rows of a work; a peer whose process ends meanwhile is named, and missing from then on."""
+        try:
+            return list(compare(engines, work, self.rounds, self.seconds))
+        except EngineError:
+            dead = engines.bury()
+            if not dead:
+                raise
+        return [Row(work.text, "-", "-", engines.missing[name], key=work.key, n_threads=engines.n_threads, against=name)
+                for name in dead] + self._rows(engines, work)
 
     def _add(self, section, text, make, n_threads):
         """The rows, or one that says why there are none."""

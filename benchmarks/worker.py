@@ -59,6 +59,11 @@ class Worker:
             raise EngineError(f"{self.engine}.{method}: {value}")
         return value
 
+    @property
+    def ended(self):
+        """The status its process ended with, None while it runs."""
+        return self._process.poll()
+
     def cpu_seconds(self):
         """Processor time of all threads so far."""
         try:

@@ -97,6 +97,18 @@ def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
     assert all(r.work in text for r in rows) and (tmp_path / "peers.png").stat().st_size > 10_000
 
 
+def test_a_peer_that_dies_is_missing_from_then_on(bench, monkeypatch):
+    monkeypatch.setattr(bench("compare"), "NAMES", {"numpy": ("arrays", "numpy")})
+    run = bench("peers").Run(bench("peers").arguments(["--quick", "--rounds", "1"]), lambda line: None)
+    work = bench("catalogue").GRAPHS["mul_mat-f32-384x1536-n64"]
+    with bench("compare").Engines(1, only=["numpy"]) as engines:
+        engines.workers["numpy"]._process.kill()
+        first, second = run._rows(engines, work)
+        assert (first.against, first.peer, first.passed) == ("numpy", "its process ended with status -9", None)
+        assert (second.against, second.ratio) == ("-", None) and second.ours.median > 0
+        assert set(engines.workers) == {"ours"} and [r.against for r in run._rows(engines, work)] == ["-"]
+
+
 @pytest.mark.peer
 def test_the_comparison_with_the_real_ggml(run, need):
     need("xllamacpp", "llama.cpp is the peer")
