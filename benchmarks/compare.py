@@ -6,6 +6,7 @@
 import contextlib
 import os
 import pathlib
+import statistics
 import tempfile
 import time
 
@@ -14,9 +15,11 @@ from benchmarks.report import Row, Spread
 from benchmarks.work import Graph, Model
 from benchmarks.worker import EngineError, Missing, Worker
 
-PAUSE_SECONDS = 0.05        # libgomp's threads spin for about 20 ms
+PAUSE_SECONDS = 0.05        # threads spin after their work: libgomp's 20 ms, OpenBLAS's up to 150
+MOST_PAUSES = 20
 AWAKE_SECONDS = 0.05        # the kernel counts in steps of 0.01
 LIMITED_SHARE, LIMITED_RATIO, LIMITED_ROUNDS = 0.9, 0.97, 7     # both near the read bandwidth: nobody can win much
+LEAST_ROUNDS, PATIENCE_SECONDS = 3, 60                          # slow works have fewer rounds
 NAMES = {"wheel": ("peer",), "onnxruntime": ("ort",), "numpy": ("arrays", "numpy"), "torch": ("arrays", "torch")}
 
 
@@ -102,8 +105,16 @@ class Engines:
             self._loaded.pop(name, None)
         return dead
 
-    def cpu_seconds(self, but):
+    def cpu_seconds(self, but=None):
         return sum(w.cpu_seconds() for n, w in self.workers.items() if n != but)
+
+    def rest(self):
+        """Wait until the threads of all engines sleep."""
+        for _ in range(MOST_PAUSES):
+            before = self.cpu_seconds()
+            time.sleep(PAUSE_SECONDS)
+            if self.cpu_seconds() == before:
+                return
 
     def close(self):
         for w in self.workers.values():
@@ -149,9 +160,11 @@ class Turns:
         self.seconds = {n: [] for n in names}
 
     def take(self, rounds):
+        start, names = time.perf_counter(), list(self.seconds)
         with Others(self.engines.workers.values()) as others:
             for r in range(self.rounds, self.rounds + max(0, rounds)):
-                names = list(self.seconds)
+                if r >= LEAST_ROUNDS and time.perf_counter() - start > PATIENCE_SECONDS:
+                    break
                 for n in names if r % 2 == 0 else names[::-1]:
                     self._turn(n, r)
                 self.rounds += 1
@@ -160,7 +173,7 @@ class Turns:
 
     def _turn(self, name, r):
         if self.engines.n_threads > 1:
-            time.sleep(PAUSE_SECONDS)
+            self.engines.rest()
         before = self.engines.cpu_seconds(but=name)
         self.seconds[name].append(self.once(self.engines.workers[name], r))
         self.awake += self.engines.cpu_seconds(but=name) - before
@@ -171,9 +184,14 @@ class Turns:
     @property
     def disturbed(self):
         """What disturbed the measurement.  awake: processor seconds of engines while another one was measured."""
-        notes = [f"DISTURBED: others used {self.others:.2f} cores"] if self.others >= IDLE_CORES else []
+        notes = [disturbance(self.others)]
         notes += [f"DISTURBED: an engine at rest used {self.awake:.2f} s"] if self.awake > AWAKE_SECONDS else []
-        return "; ".join(notes)
+        return "; ".join(n for n in notes if n)
+
+
+def disturbance(cores):
+    """What to say of other processes that kept so many cores busy."""
+    return f"DISTURBED: others used {cores:.2f} cores" if cores >= IDLE_CORES else ""
 
 
 # ---------------------------------------------------------------- models
@@ -190,11 +208,21 @@ def _compare_models(engines, work, rounds, seconds):
     limited = share if work.measure == "tg" else None
     yield from rows(engines, work, turns, lambda s: work.n / s, "tok/s", limited, note or "")
     if work.share and share:
-        reached = share(turns.median("ours"))
-        gigabytes = [sizes["read_per_token"] * work.n / s / 1e9 for s in turns.seconds["ours"]]
-        yield Row(f"{work.text}, share of the measured read bandwidth", f"{work.share:.0%}", Spread(gigabytes, "GB/s"),
-                  f"{engines.limits['bandwidth'] / 1e9:.1f} GB/s", reached, reached >= work.share, turns.disturbed,
-                  key=f"{work.key}-bandwidth", n_threads=engines.n_threads, against="limit")
+        yield _bandwidth_row(engines, work, sizes["read_per_token"] * work.n, rounds)
+
+
+def _bandwidth_row(engines, work, nbytes, rounds):
+    """What decoding reads a second, next to what memory gives in the same seconds: that changes by the minute."""
+    ours, read, limit = engines.workers["ours"], [], []
+    with Others(engines.workers.values()) as others:
+        for r in range(rounds):
+            limit.append(ours.ask("limits", engines.n_threads)["bandwidth"])
+            read.append(nbytes / ours.ask(work.measure, work.n, seed=r))
+    reached = statistics.median(a / b for a, b in zip(read, limit, strict=True))
+    read, limit = (Spread([x / 1e9 for x in values], "GB/s") for values in (read, limit))
+    return Row(f"{work.text}, share of the measured read bandwidth", f"{work.share:.0%}", read, limit, reached,
+               reached >= work.share, disturbance(others.cores), key=f"{work.key}-bandwidth",
+               n_threads=engines.n_threads, against="limit")
 
 
 def _loads(engines, name, path, embed):

@@ -1,7 +1,7 @@
 """ggjit next to its peers: every figure of the README, one table, one plot.
 
-    python -m benchmarks.peers                      # everything, the better part of an hour
-    python -m benchmarks.peers --quick              # fewer shapes and rounds, ten minutes
+    python -m benchmarks.peers                      # everything, more than an hour; Ctrl-C writes what is there
+    python -m benchmarks.peers --quick              # fewer shapes and rounds, twenty minutes
     python -m benchmarks.peers --only q4_0,flash    # lines whose key contains one of these (--list shows the keys);
                                                     # with a star it is a pattern for whole keys: 'mul_mat-*-n1'
     python -m benchmarks.peers --isa avx2           # our AVX2 kernels
@@ -50,6 +50,13 @@ class Run:
                                          for part in self.args.only)
 
     def measure(self):
+        """All rows; Ctrl-C leaves those measured so far."""
+        try:
+            self._measure()
+        except KeyboardInterrupt:
+            self.tell("stopped before the end")
+
+    def _measure(self):
         self.tell(machine.idle_check("before"))
         for n_threads in self.args.threads:
             with Engines(n_threads, self.args.clock, self.args.isa, self.args.peers) as engines:
