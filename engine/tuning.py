@@ -3,10 +3,11 @@
     candidates   tiles of 1, 2, 4 and for floats 8 rows by one column (ops/tuned.py); one whose results differ from
                  those of one row in any byte is out
     measured     one thread, weights from memory, rows of two lengths, the tiles taking turns; medians of ROUNDS
-    chosen       one row unless another is faster by LEAST_GAIN
+    chosen       the rule's rows unless another number is faster by LEAST_GAIN
 
 Products of several columns follow the rule.
 """
+import math
 import statistics
 import time
 
@@ -85,8 +86,8 @@ def choose(type, **how):
     """The Choice for `type`; measured."""
     seconds, others = measure(type, **how)
     seconds = {n: s for n, s in seconds.items() if n not in others}
-    best = min(seconds, key=seconds.get)
-    return Choice(best if seconds[ROWS[0]] >= LEAST_GAIN * seconds[best] else ROWS[0], seconds)
+    best, rule = min(seconds, key=seconds.get), tuned.rule(type)
+    return Choice(best if seconds.get(rule, math.inf) >= LEAST_GAIN * seconds[best] else rule, seconds)
 
 
 def all_kept():

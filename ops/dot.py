@@ -38,6 +38,8 @@ class Dot:
     prepare     jitted (float32 row, destination, k); None: the float32 row itself serves
     lanes       float32 lanes of the accumulator
     rows        rows a tile of several columns has at most (a wide step needs its registers for one row)
+    locality    of prefetch_ir: the cache that weights are asked into, 2 the second, 3 the first
+    ahead_nbytes  how far ahead of a load they are asked for; None: as far as the kernel says, a tile
     """
     step: int
     w_nbytes: int
@@ -50,6 +52,8 @@ class Dot:
     prepare: Callable | None = None
     lanes: int = W
     rows: int = 4
+    locality: int = 2
+    ahead_nbytes: int | None = None
 
     def column_nbytes(self, k):
         """Bytes of a prepared column: an odd number of cache lines, so that columns fall into different sets."""
@@ -86,7 +90,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
-    While a tile is multiplied, the bytes `ahead` of it are asked for, once a cache line.
+    While a tile is multiplied, the bytes `ahead` of it (dot.ahead_nbytes where the type sets it) are asked for, once a
+    cache line.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
@@ -100,12 +105,14 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
 
     def codegen(context, b, sig, args):
         w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols = args
+        if dot.ahead_nbytes is not None:
+            ahead = i64(dot.ahead_nbytes)
         ws, ri = pointers(b, w, ldw, n_rows, rows)
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
         def multiply(b, acc, wo, yo, load_w, load_y, ask=True):
             for p in ws if ask else ():
-                prefetch_ir(b, b.add(p, b.add(wo, ahead)))
+                prefetch_ir(b, b.add(p, b.add(wo, ahead)), dot.locality)
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
             for j, q in enumerate(ys):

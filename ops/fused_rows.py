@@ -18,16 +18,15 @@ from ggjit.ops.node import (
     DST,
     SRC0,
     addr,
-    chunk_rows,
     n_rows,
     ne,
-    next_rows,
     param_f32,
     row_addr,
     row_index,
     work,
 )
 from ggjit.ops.norm import STRETCH
+from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import OK, OP, UNARY, V_WORDS, WORD
 from ggjit.ops.shape import rows_contiguous, same_shape
 from ggjit.ops.simd import W, ldf, ldf_part, splat, stf, stf_part
@@ -173,9 +172,9 @@ def _make(plan):
         x, d = node + SRC0, node + DST
         n, rows, eps = ne(d, 0), n_rows(d), param_f32(node, 0)
         scratch = work(node) + ith * _scratch_nbytes(n)
-        chunk = chunk_rows(rows, nth)
+        chunk = own_chunk(rows, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
+            start = next_own(node, ith, nth, sync, chunk, rows)
             if start >= rows:
                 return OK
             for r in range(start, min(rows, start + chunk)):

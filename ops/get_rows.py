@@ -80,6 +80,8 @@ def cases():
         for n, m, r, batch, view in ((256, 5, 4, (7, 1), True), (64, 5, 4, (2, 3), False), (96, 80, 40, (1, 1), False)):
             yield Case(f"{ty!r} {n} {m} {r} {batch}{' view' * view}", make(ty, n, m, r, batch, view))
     yield Case("F16 tail", make(F16, 77, 9, 5, (1, 1), False))
+    for ty in (F32, F16, Q8_0):                             # rows whose lines are asked for early (ops/moves.py)
+        yield Case(f"{ty!r} long", make(ty, 2336, 9, 5, (1, 1), False))
 
 
 SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel, cases=cases),)

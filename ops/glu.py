@@ -22,15 +22,14 @@ from ggjit.ops.node import (
     DST,
     SRC0,
     SRC1,
-    chunk_rows,
     n_rows,
     ne,
-    next_rows,
     param_f32,
     param_i32,
     row_addr,
     row_index,
 )
+from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import GLU, OK, OP
 from ggjit.ops.rows import ROW
 from ggjit.ops.shape import is_contiguous, require, require_type, same_shape
@@ -69,8 +68,7 @@ def _oai(b, x, g, alpha, limit):
     low = b.fneg(limit)
     g = least(g, limit)
     g = b.select(b.fcmp_ordered("<", g, low), low, g)
-    e = mathfun.exp_ir(b, b.fneg(b.fmul(alpha, x)))
-    return b.fmul(b.fdiv(x, b.fadd(number(x, 1.0), e)), b.fadd(g, number(x, 1.0)))
+    return b.fmul(mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
 
 
 GATES = {
@@ -179,6 +177,12 @@ def make_row(op, ty):
     @inline
     def row(d, x, g, n, alpha, limit):
         i = 0
+        while i + 2 * W <= n:
+            y0 = apply(ld(x + i * size), ld(g + i * size), alpha, limit)
+            y1 = apply(ld(x + (i + W) * size), ld(g + (i + W) * size), alpha, limit)
+            st(d + i * size, y0)
+            st(d + (i + W) * size, y1)
+            i += 2 * W
         while i + W <= n:
             st(d + i * size, apply(ld(x + i * size), ld(g + i * size), alpha, limit))
             i += W
@@ -195,9 +199,9 @@ def _make(op, ty, split):
         a, b, d = node + SRC0, node + SRC1, node + DST
         alpha, limit = splat(param_f32(node, 2)), splat(param_f32(node, 3))
         n0, rows, swapped = ne(d, 0), n_rows(d), param_i32(node, 1) != 0
-        chunk = chunk_rows(rows, nth)
+        chunk = own_chunk(rows, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
+            start = next_own(node, ith, nth, sync, chunk, rows)
             if start >= rows:
                 return OK
             for r in range(start, min(rows, start + chunk)):

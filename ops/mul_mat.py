@@ -18,6 +18,7 @@ from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_few_rows, mul_mat_tile
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe, require, require_type
+from ggjit.ops.simd import W
 from ggjit.ops.spec import Case, Kernel, Spec
 from ggjit.ops.tile_codes import code_tile
 from ggjit.ops.tile_float import float_tile
@@ -139,7 +140,8 @@ def dot_shape(type, k, m, n):
             return tuned.rows(type), 1, 4
         return max(tuned.rows(type), 4 if column_nbytes > L1_NBYTES else 1), 1, 2
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
-        return 1, 2, 4
+        rows = tuned.rule(type)                                 # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
+        return (1, 2, 4) if rows == 1 else (rows, 2, 1)
     cols = -(-n // -(-n // 4))                                  # 5 columns are 3 + 2, not 4 + 1
     return min(dot.rows, 4 if isa.ISA == "avx512" else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
 
@@ -157,14 +159,15 @@ def _dot_kernel(t, n_threads):
 
 def _tile_kernel(t, n_threads):
     a, b = t.src[:2]
-    tile = code_tile(a.type) or float_tile(a.type)
+    tile = code_tile(a.type) or float_tile(a.type, b.ne[1])
     direct = _direct(b) and tile.rounds
     matrices = b.ne[2] * b.ne[3]
     panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
     own = mul_mat_tile.private_nbytes(tile)
     work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
-    name = f"mul_mat-tile-{a.type.name}-{b.type.name}" + "-direct" * direct + "-private" * private
+    narrow = tile.columns == W
+    name = f"mul_mat-tile-{a.type.name}-{b.type.name}" + "-direct" * direct + "-private" * private + "-narrow" * narrow
     return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
                   (module_of(a.type), module_of(b.type)))
 

@@ -9,8 +9,8 @@ low-latency path of tiny nodes.
 What decides the speed is the stream of a from memory.  With n = 1 one row at a time was best on an AMD Zen 4, four or
 eight were on an Intel Xeon: ops/tuned.py.  With more columns four rows share each load of a column; that alone was
 1.5 to 2.5 times slower than memory; asking for the next four rows while these are multiplied (Dot tiles prefetch one
-tile ahead) brought n = 4 to the speed of n = 1.  Short rows are asked for at least AHEAD_NBYTES ahead: Q8_0 with
-k = 2048 went from 73 to 84 % of the read bandwidth on an Intel core.
+tile ahead, F32 less: ops/types/scalars.py) brought n = 4 to the speed of n = 1.  Short rows are asked for at least
+AHEAD_NBYTES ahead: Q8_0 with k = 2048 went from 73 to 84 % of the read bandwidth on an Intel core.
 """
 from ggjit.ops.dot import make_dot_tile
 from ggjit.ops.jit import exact, inline

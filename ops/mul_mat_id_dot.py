@@ -78,7 +78,7 @@ def make_one(ta, tb, direct, shape):
                 prepare(fetch(addr(b) + r * nb(b, 1), nb(b, 0), k, tmp), y + r * ldy, k)
             barrier(sync, nth)
         ldw, total = nb(a, 1), m * slots
-        chunk = chunk_rows(total, nth)
+        chunk = (chunk_rows(total, nth) + n_rows_tile - 1) // n_rows_tile * n_rows_tile
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:

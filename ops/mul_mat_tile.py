@@ -1,7 +1,8 @@
 """mul_mat for many columns: the driver of packed panels and register tiles (ops/tile.py has the picture).
 
 One big matrix       phase 1: threads pack panels of b into shared work memory; barrier;
-                     phase 2: threads take strips of MB rows of a against all panels
+                     phase 2: threads take strips of MB rows of a against all panels, or, where float32 rows meet
+                     many columns, against their own: those are in the core's cache, and so is what follows the product
 many small matrices  each thread takes whole matrices and packs their columns into memory of its own: no barrier,
                      and work memory for one matrix a thread instead of all of them (attention)
 
@@ -9,17 +10,21 @@ Every element of the result is summed in the same order whoever computes it: res
 """
 from ggjit.ops.jit import inline
 from ggjit.ops.mul_mat_dot import make_fetch
-from ggjit.ops.node import DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows, next_rows2, work
+from ggjit.ops.node import CHUNK, CHUNK2, DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows2, work
+from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import OK
-from ggjit.ops.simd import W
-from ggjit.ops.tile import LDC, MB, NB, NL, put_transposed
+from ggjit.ops.simd import B, W
+from ggjit.ops.tile import LDC, MB, NB, put_transposed
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
+
+# Columns a thread, from which each thread reads all rows of a.  MiniLM F32, two threads: 3 % at n = 256, 9 % at n = 64
+BLOCK = 32
 
 
 def panels_nbytes(tile, k, n):
     """Packed columns of one matrix."""
-    return -(-n // NL) * tile.panel_nbytes(k)
+    return -(-n // tile.columns) * tile.panel_nbytes(k)
 
 
 def private_nbytes(tile):
@@ -33,10 +38,11 @@ def make_multiply_strip(ta, tile):
     turns: the caller's next strip is that many strips further; threads that take strips in turn are `nth` apart.
     """
     pack_w = tile.pack_w
-    (rows2, multiply2), (rows1, multiply1) = tile.multiply[2], tile.multiply[1]
+    rows1, multiply1 = tile.multiply[1]
+    rows2, multiply2 = tile.multiply.get(2, tile.multiply[1])
     kc, ldw, unit, y_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes
     w_nbytes, block = ta.nbytes, ta.block
-    in_place, whole_block = tile.in_place, max(32, ta.block)
+    in_place, whole_block, columns = tile.in_place, max(32, ta.block), tile.columns
     assert not in_place or rows1 == rows2
 
     @inline
@@ -62,10 +68,10 @@ def make_multiply_strip(ta, tile):
                 first = 1 if k0 == 0 else 0
                 last = k0 + step >= k
                 soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + turns * rows * nb1
-                for j in range(0, cols, NL):
-                    y = panels + (n0 + j) // NL * panel_nbytes + k0 // unit * y_nbytes
+                for j in range(0, cols, columns):
+                    y = panels + (n0 + j) // columns * panel_nbytes + k0 // unit * y_nbytes
                     sums = c + 4 * j if k > step else c             # nothing to keep: stay in the first-level cache
-                    if cols - j > W:
+                    if columns > W and cols - j > W:
                         for r in range(0, rows, rows2):
                             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
                             multiply2(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
@@ -73,10 +79,11 @@ def make_multiply_strip(ta, tile):
                         for r in range(0, rows, rows1):
                             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
                             multiply1(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
-                    for i in range(j, min(j + NL, cols) if last else j, W):
+                    for i in range(j, min(j + columns, cols) if last else j, W):
+                        ahead = columns * ldd if cols - i > columns else B      # the next panel's, or its next rows'
                         for r in range(0, rows, W):
                             put_transposed(sums + r * LDC + 4 * (i - j), d + (n0 + i) * ldd + 4 * r, ldd,
-                                           rows - r, cols - i)
+                                           rows - r, cols - i, ahead)
     return multiply_strip
 
 
@@ -86,22 +93,23 @@ def make_kernel(ta, tb, tile, direct, private):
     rounding = round_row is not None and not tile.rounds
     round_row = round_row or traits_of(F32).to_float
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
-    kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
+    kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
+    blocks = tile.in_place                  # others would unpack rows of a once more for each block
     own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
 
     @inline
-    def pack_group(b, src, n, g, panel_nbytes, panels, tmp):
-        """Columns W g ... of the matrix at src into their half of a panel."""
-        k, nb0, nb1 = ne(b, 0), nb(b, 0), nb(b, 1)
+    def pack_group(b, src, n, g, first, end, panel_nbytes, panels, tmp):
+        """Elements `first` (a multiple of kc) to `end` of columns W g ... of the matrix at src into their panel."""
+        nb0, nb1 = nb(b, 0), nb(b, 1)
         j0 = g * W
         cols = min(W, n - j0)
-        dst = panels + g // 2 * panel_nbytes + g % 2 * half
+        dst = panels + j0 // columns * panel_nbytes + j0 % columns * 4
         src += j0 * nb1
         if direct:
-            pack_y(src, nb1, k, cols, dst)
+            pack_y(src + 4 * first, nb1, end - first, cols, dst + first // unit * y_nbytes)
             return
-        for k0 in range(0, k, kc):
-            kn = min(kc, k - k0)
+        for k0 in range(first, end, kc):
+            kn = min(kc, end - k0)
             for j in range(cols):
                 t = tmp + j * 4 * kc
                 row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
@@ -109,13 +117,34 @@ def make_kernel(ta, tb, tile, direct, private):
                     round_row(row, t, kn)
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
+    @inline
+    def multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, own):
+        """One matrix by blocks of columns: each thread begins with those it packed, against all rows of a."""
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
+        n_panels, strips = (n + columns - 1) // columns, (m + MB - 1) // MB
+        total = nth * strips
+        chunk = own_chunk(total, nth)
+        while True:
+            start = next_own(node + CHUNK2 - CHUNK, ith, nth, sync, chunk, total)      # counts in the second word
+            if start >= total:
+                return
+            for item in range(start, min(total, start + chunk)):
+                block = item // strips
+                r = (item - block * strips) * MB
+                first, end = n_panels * block // nth, n_panels * (block + 1) // nth
+                j = first * columns
+                multiply_strip(addr(a) + r * nb(a, 1), nb(a, 1), min(MB, m - r), k, min(n, end * columns) - j,
+                               panels + first * panel_nbytes, panel_nbytes, addr(d) + j * nb(d, 1) + 4 * r, nb(d, 1),
+                               own, own + c_offs)
+
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
         k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
         n2, n_matrices = ne(b, 2), ne(b, 2) * ne(b, 3)
         ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
-        matrix_nbytes = (n + NL - 1) // NL * panel_nbytes
+        matrix_nbytes = (n + columns - 1) // columns * panel_nbytes
         groups = (n + W - 1) // W
         if private:
             panels = work(node) + ith * (matrix_nbytes + own_nbytes)
@@ -123,16 +152,26 @@ def make_kernel(ta, tb, tile, direct, private):
         else:
             panels = work(node)
             own = panels + n_matrices * matrix_nbytes + ith * own_nbytes
-            total = groups * n_matrices
+            length = kc if groups * n_matrices < 4 * nth else k         # few columns: threads share their elements
+            parts = (k + length - 1) // length
+            total = parts * groups * n_matrices
+            chunk = own_chunk(total, nth)
             while True:
-                g = next_rows(node, ith, nth, sync, 1, total)
-                if g >= total:
+                start = next_own(node, ith, nth, sync, chunk, total)
+                if start >= total:
                     break
-                matrix = g // groups
-                i3 = matrix // n2
-                src = addr(b) + (matrix - i3 * n2) * nb(b, 2) + i3 * nb(b, 3)
-                pack_group(b, src, n, g - matrix * groups, panel_nbytes, panels + matrix * matrix_nbytes, own + t_offs)
+                for item in range(start, min(total, start + chunk)):
+                    g = item // parts
+                    first = (item - g * parts) * length
+                    matrix = g // groups
+                    i3 = matrix // n2
+                    src = addr(b) + (matrix - i3 * n2) * nb(b, 2) + i3 * nb(b, 3)
+                    pack_group(b, src, n, g - matrix * groups, first, min(k, first + length), panel_nbytes,
+                               panels + matrix * matrix_nbytes, own + t_offs)
             barrier(sync, nth)
+            if blocks and nth > 1 and n_matrices == 1 and n >= BLOCK * nth:
+                multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, own)
+                return OK
         strips = (m + MB - 1) // MB
         mb = MB
         if not private and strips * n_matrices < 4 * nth and nth > 1:
@@ -150,7 +189,7 @@ def make_kernel(ta, tb, tile, direct, private):
             if private:
                 src = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3)
                 for g in range(groups):
-                    pack_group(b, src, n, g, panel_nbytes, panels, own + t_offs)
+                    pack_group(b, src, n, g, 0, k, panel_nbytes, panels, own + t_offs)
                 y = panels
             else:
                 y = panels + matrix * matrix_nbytes

@@ -18,7 +18,7 @@ from ggjit.ops.record import OK, OP
 from ggjit.ops.shape import require, require_type
 from ggjit.ops.simd import W, fma, ldf, ldf_part, opaque, splat, stf, zerof
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.tile import LDC, put_transposed
+from ggjit.ops.tile import LDC, NL, put_transposed
 from ggjit.ops.types import F32
 
 FEW_TOKENS = 4
@@ -72,7 +72,7 @@ def _many(x, c, d, n_t, d_conv, channels, x1, c1, d1, strip):
                 else:
                     y = fma(ldf_part(at, cols), f, y)
             stf(strip + i * LDC, y)
-        put_transposed(strip, d + t * d1, d1, channels, cols)
+        put_transposed(strip, d + t * d1, d1, channels, cols, NL * d1)
 
 
 def _make():

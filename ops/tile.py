@@ -31,7 +31,7 @@ from ggjit.ops.lanes import i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.mem import st_i32
 from ggjit.ops.simd import B, W, load_ir, store_ir, vec_ir
 
-NL = 2 * W                              # columns of a panel
+NL = 2 * W                              # columns of a panel; W of them where a product has no more
 MB = 96                                 # rows of a strip: one unit of work
 NB = 512 // NL * NL                     # columns of a strip of C
 LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
@@ -42,7 +42,7 @@ class Tile:
     """One way to multiply packed panels.  A unit is what the tile consumes a step along k.
 
     unit            elements of a unit
-    y_nbytes        bytes of a unit of a panel (NL columns)
+    y_nbytes        bytes of a unit of a panel
     w_nbytes        bytes of a unit of one row of a strip
     kc              elements of a strip's row
     pack_y          jitted (rows, stride, k, cols, dst): `cols` <= W float32 rows into one half of a panel
@@ -52,6 +52,7 @@ class Tile:
     in_place        weights may be read where they lie, without a strip (float32 rows)
     rounds          whether pack_y does the rounding of activations itself
     pad             elements a panel's k is padded to
+    columns         columns of a panel, NL or W
     """
     unit: int
     y_nbytes: int
@@ -63,6 +64,7 @@ class Tile:
     rounds: bool
     pad: int
     in_place: bool = False
+    columns: int = NL
 
     @property
     def ldw(self):
@@ -110,18 +112,18 @@ def soon_ir(b, soon, stride, n_rows):
 
 
 @intrinsic
-def put_transposed(typingctx, c, dst, ldd, rows, cols):
+def put_transposed(typingctx, c, dst, ldd, rows, cols, ahead):
     """W rows x W lanes of a strip of C -> dst[lane][row], the first `rows` rows and `cols` lanes.
 
-    Lines of the next panel's columns are asked for: they lie far apart, and a store that misses waits.
+    The lines `ahead` bytes further are asked for: they lie far apart, and a store that misses waits.
     """
     def codegen(context, b, sig, args):
-        c, dst, ldd, rows, cols = args
+        c, dst, ldd, rows, cols, ahead = args
         out = transpose_ir(b, [load_ir(b, b.add(c, i64(LDC * i)), vec_ir("f32", W), B) for i in range(W)])
         whole = b.icmp_signed(">=", rows, i64(W))
         for j, x in enumerate(out):
             place = b.add(dst, b.mul(ldd, i64(j)))
-            prefetch_ir(b, b.add(dst, b.mul(ldd, i64(NL + j))))
+            prefetch_ir(b, b.add(place, ahead))
             with b.if_then(b.icmp_signed("<", i64(j), cols)):
                 with b.if_else(whole) as (full, part):
                     with full:
@@ -129,4 +131,4 @@ def put_transposed(typingctx, c, dst, ldd, rows, cols):
                     with part:
                         store_part_ir(b, x, place, rows)
         return context.get_dummy_value()
-    return types.void(*(types.int64,) * 5), codegen
+    return types.void(*(types.int64,) * 6), codegen

@@ -18,11 +18,12 @@ from ggjit.ops.types.traits import traits_of
 
 ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = 4, 384 if W == 16 else 256
+NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384
 
 
 @functools.cache                        # Numba keeps every intrinsic for ever
-def _make_float_multiply(n_vectors, unit_nbytes):
-    """c[ROWS][n_vectors * W] (+)= w[ROWS][units * 4] x panel.
+def _make_float_multiply(n_vectors, columns, unit_nbytes):
+    """c[ROWS][n_vectors * W] (+)= w[ROWS][units * 4] x panel of `columns`.
 
     Rows of w lie ldw bytes apart.  Three of the ROWS rows at `soon` (stride bytes apart, unit_nbytes a unit) are asked
     for with each unit: what the next tiles will read travels from memory while this one is multiplied.
@@ -48,15 +49,15 @@ def _make_float_multiply(n_vectors, unit_nbytes):
                     prefetch_ir(b, b.add(soon, o))
                 last = b.icmp_signed("==", turn, i64(turns - 1))
                 for u in range(FLOAT_UNIT):
-                    ys = [load_ir(b, b.add(y, i64(4 * NL * u + B * h)), v, B) for h in range(n_vectors)]
+                    ys = [load_ir(b, b.add(y, i64(4 * columns * u + B * h)), v, B) for h in range(n_vectors)]
                     for r in range(ROWS):
                         at = b.add(b.add(bases[r // 3], apart[r % 3]), i64(4 * u))
                         s = splat_ir(b, load_ir(b, at, IR_F32), W)
                         for h in range(n_vectors):
                             i = r * n_vectors + h
                             acc[i] = fma_ir(b, s, ys[h], acc[i])
-                return [opaque_ir(b, b.add(y, i64(4 * NL * FLOAT_UNIT))), b.select(last, i64(0), b.add(turn, i64(1))),
-                        b.add(soon, b.select(last, back, step)),
+                return [opaque_ir(b, b.add(y, i64(4 * columns * FLOAT_UNIT))),
+                        b.select(last, i64(0), b.add(turn, i64(1))), b.add(soon, b.select(last, back, step)),
                         *(opaque_ir(b, b.add(p, i64(4 * FLOAT_UNIT))) for p in bases), *acc]
             starts = [opaque_ir(b, b.add(w, b.mul(ldw, i64(3 * i)))) for i in range(turns)]
             state = [(IR_I64, x) for x in (y, i64(0), soon, *starts)] + [(v, zero("f32", W))] * (ROWS * n_vectors)
@@ -67,43 +68,48 @@ def _make_float_multiply(n_vectors, unit_nbytes):
     return multiply
 
 
-@intrinsic
-def _transpose_columns(typingctx, src, stride, cols, left, dst):
-    """W values of each of `cols` float32 rows (from the first row, `stride` apart; the last one repeats) to the lanes
-    of W panel rows at dst; only `left` values are read where fewer than W are left, zeros follow."""
-    def codegen(context, b, sig, args):
-        src, stride, cols, left, dst = args
-        last = b.sub(cols, i64(1))
-        at = [b.add(src, b.mul(min_ir(b, i64(i), last), stride)) for i in range(W)]
+@functools.cache
+def _make_pack(columns):
+    """pack_y of a Tile with panels of `columns`."""
+    @intrinsic
+    def transpose(typingctx, src, stride, cols, left, dst):
+        """W values of each of `cols` float32 rows (from the first row, `stride` apart; the last one repeats) to the
+        lanes of W panel rows at dst; only `left` values are read where fewer than W are left, zeros follow."""
+        def codegen(context, b, sig, args):
+            src, stride, cols, left, dst = args
+            last = b.sub(cols, i64(1))
+            at = [b.add(src, b.mul(min_ir(b, i64(i), last), stride)) for i in range(W)]
 
-        def put(rows):
-            for i, x in enumerate(transpose_ir(b, rows)):
-                store_ir(b, x, b.add(dst, i64(4 * NL * i)), B)
-        with b.if_else(b.icmp_signed(">=", left, i64(W))) as (full, part):
-            with full:
-                put([load_ir(b, p, vec_ir("f32", W)) for p in at])
-            with part:
-                put([load_part_ir(b, p, "f32", W, left) for p in at])
-        return context.get_dummy_value()
-    return types.void(*(types.int64,) * 5), codegen
+            def put(rows):
+                for i, x in enumerate(transpose_ir(b, rows)):
+                    store_ir(b, x, b.add(dst, i64(4 * columns * i)), B)
+            with b.if_else(b.icmp_signed(">=", left, i64(W))) as (full, part):
+                with full:
+                    put([load_ir(b, p, vec_ir("f32", W)) for p in at])
+                with part:
+                    put([load_part_ir(b, p, "f32", W, left) for p in at])
+            return context.get_dummy_value()
+        return types.void(*(types.int64,) * 5), codegen
+
+    @inline
+    def pack(src, stride, k, cols, dst):
+        for i in range(0, k, W):
+            transpose(src + 4 * i, stride, cols, k - i, dst + 4 * columns * i)
+    return pack
 
 
-@inline
-def _pack_floats(src, stride, k, cols, dst):
-    for i in range(0, k, W):
-        _transpose_columns(src + 4 * i, stride, cols, k - i, dst + 4 * NL * i)
-
-
-def float_tile(type):
-    to_float = traits_of(type).to_float
-    kc = FLOAT_KC // type.block * type.block
+def float_tile(type, n=NL):
+    """The Tile of weights of `type` for products of n columns; panels of W columns hold n <= W in half the cache."""
+    to_float, columns = traits_of(type).to_float, NL if n > W else W
+    kc = (FLOAT_KC if columns == NL else NARROW_KC) // type.block * type.block
 
     @inline
     def pack_w(src, k, dst):
         to_float(src, dst, k)
         for i in range(k, (k + 3) // 4 * 4):
             st_f32(dst + 4 * i, types.float32(0.0))
-    return Tile(unit=FLOAT_UNIT, y_nbytes=4 * NL * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT, kc=kc,
-                pack_y=_pack_floats, pack_w=pack_w, in_place=type is F32,
-                multiply={h: (ROWS, _make_float_multiply(h, FLOAT_UNIT * type.nbytes // type.block)) for h in (1, 2)},
-                rounds=traits_of(type).round_activations is None, pad=W)
+    return Tile(unit=FLOAT_UNIT, y_nbytes=4 * columns * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT, kc=kc,
+                pack_y=_make_pack(columns), pack_w=pack_w, in_place=type is F32,
+                multiply={h: (ROWS, _make_float_multiply(h, columns, FLOAT_UNIT * type.nbytes // type.block))
+                          for h in range(1, columns // W + 1)},
+                rounds=traits_of(type).round_activations is None, pad=W, columns=columns)

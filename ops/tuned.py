@@ -11,11 +11,13 @@ process; one that is damaged counts as absent, and the next warm-up writes it an
     GGJIT_TUNE=1|2|4|8  that many rows, or as many as the type's tiles have at most
 
 Rows of a tile are streams from memory.  An Intel Xeon reads eight at once faster than one, whose prefetching ends with
-every page: float weights of 192 MB, one thread, GB/s (a plain loop over eight streams reads 15.6 to 16.3):
+every page: float weights of 1 GB, rows of 2048, one thread, share of what a plain loop over eight streams read in the
+same seconds (12.9 to 13.2 GB/s, without asking ahead of it):
 
-    rows        1       4       8
-    F32      13.4    14.5    15.5
-    F16      11.4    14.8    16.0
+    rows        1       2       4       8
+    F32      0.80    0.89    0.95    1.03
+    F16      0.77    0.95    1.04    1.05
+    BF16     0.82    0.90    0.98    1.03
 
 An AMD Zen 4 reads one faster than two or four.
 """

@@ -122,6 +122,15 @@ def test_special_values(name):
     np.testing.assert_allclose(y[good], want[good], rtol=4e-7, atol=1.2e-38 if name != "gelu_erf" else 1e-7)
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_quick"])
+def test_what_is_below_the_smallest_normal_sigmoid_vanishes(name):
+    """Arguments whose e^-x overflows, by little and by much: 0, or what a sigmoid of 1.2e-38 leaves of x."""
+    x = -inputs(np.random.default_rng(2), 87.0, 3.4e38)
+    y, z = evaluate(name, x)
+    assert (y.view(np.int32) == z.view(np.int32)).all()
+    assert (np.abs(y) <= 90 * 1.4e-38).all() and (y == 0)[x < -89].all()
+
+
 def test_gelu_erf_is_close_enough_for_embeddings():
     x = np.linspace(-10, 10, 1 << 16).astype(np.float32)
     y, _ = evaluate("gelu_erf", x)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ggjit.ops.jit import native
-from ggjit.ops.moves import LONG, SHORT, move_bytes
+from ggjit.ops.moves import AHEAD, FAR, LONG, SHORT, move_bytes
 from ggjit.ops.node import CHUNK, S_ABORT, S_DEADLINE
 from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.simd import B
@@ -81,8 +81,9 @@ def test_nothing_is_handed_out_after_an_abort():
 @pytest.mark.parametrize("skew", [0, 1, 7])
 def test_bytes_are_moved_and_no_others(skew):
     rng = np.random.default_rng()
-    edges = [m + d for m in (0, B, 4 * B, SHORT, LONG) for d in (-5, -4, -1, 0, 1, 4, 5)]
-    for n in sorted({k for k in (*edges, *rng.integers(0, LONG + 100, 40).tolist()) if k >= 0}):
+    edges = [m + d for m in (0, B, 4 * B, SHORT, LONG, LONG + AHEAD, FAR) for d in (-5, -4, -1, 0, 1, 4, 5)]
+    some = [*rng.integers(0, LONG + 100, 40).tolist(), *rng.integers(LONG, FAR, 9).tolist()]
+    for n in sorted({k for k in edges + some if k >= 0}):
         src, dst = rng.integers(0, 256, n + 2 * B, np.uint8), rng.integers(0, 256, n + 2 * B, np.uint8)
         expected = dst.copy()
         expected[B + skew:B + skew + n] = src[3:3 + n]

@@ -147,6 +147,15 @@ def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder):
     assert tuning.choose(gg.Q4_0, **small, now=lambda: next(clock)).rows == 1
 
 
+@pytest.mark.parametrize("seconds,others,rows", [
+    ({1: 2.0, 2: 2.0, 4: 1.0, 8: 1.01}, [], 8), ({1: 2.0, 2: 2.0, 4: 1.0, 8: 1.03}, [], 4),
+    ({1: 1.0, 2: 1.0, 4: 1.1, 8: 0.9}, [8], 1)], ids=["near", "slower", "other bytes"])
+def test_the_rules_rows_stay_unless_others_are_faster(monkeypatch, seconds, others, rows):
+    monkeypatch.setattr(tuning, "measure", lambda type: (seconds, others))
+    monkeypatch.setattr(tuned, "rule", lambda type: 8)
+    assert tuning.choose(gg.F32).rows == rows
+
+
 def test_tiles_with_other_bytes_cannot_be_chosen(folder, monkeypatch):
     monkeypatch.setattr(tuning, "measure", lambda type: ({1: 3.0, 2: 2.0, 4: 1.0}, [4]))
     assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: Choice(2, {1: 3.0, 2: 2.0})}
