@@ -38,6 +38,7 @@ class Dot:
     prepare     jitted (float32 row, destination, k); None: the float32 row itself serves
     lanes       float32 lanes of the accumulator
     rows        rows a tile of several columns has at most (a wide step needs its registers for one row)
+    max_columns up to how many columns dots are faster than the integer tile of the type, where it has one
     locality    of prefetch_ir: the cache that weights are asked into, 2 the second, 3 the first
     ahead_nbytes  how far ahead of a load they are asked for; None: as far as the kernel says, a tile
     """
@@ -52,6 +53,7 @@ class Dot:
     prepare: Callable | None = None
     lanes: int = W
     rows: int = 4
+    max_columns: int = 4
     locality: int = 2
     ahead_nbytes: int | None = None
 

@@ -27,8 +27,8 @@ from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 COLUMN_TYPES = (F32, F16, BF16)
 # Beyond, packing pays.  AVX-512, 16 columns of [2048 x 2048], one thread: dots 2.8 ms, the tile 2.15 ms; 12: 2.3, 2.2
-MAX_DOT_COLUMNS, MAX_DOT_COLUMNS_QUANTIZED = 12 if isa.ISA == "avx512" else 16, 8
-MAX_DOT_COLUMNS_UNPACKED = 12           # of quantised types whose tile is the float one: byte dots pay for longer
+MAX_DOT_COLUMNS = 12 if isa.ISA == "avx512" else 16
+MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
 SHARED_PANEL_NBYTES = 4 << 20
@@ -112,12 +112,20 @@ def _direct(b):
 
 
 def max_dot_columns(type):
-    """Up to how many columns rows of `type` are multiplied as they come."""
+    """Up to how many columns rows of `type` are multiplied as they come.
+
+    Four for most quantised types: [2048 x 2048], AVX-512, one thread, time of the integer tile over that of dots
+
+        n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_1   IQ4_XS      Q8_0   Q4_0
+        4      1.46   1.25   1.57   1.68   1.39                 1.14
+        5      0.90   0.87   1.02   1.09   0.89   0.79   0.70   0.69        1.08   1.91
+        8      0.61   0.65   0.84   0.86   0.74   0.61   0.51   0.58        0.89   1.38
+    """
     if type is BF16 and isa.BF16_DOT:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
     if not type.quantized:
         return MAX_DOT_COLUMNS
-    return MAX_DOT_COLUMNS_UNPACKED if isa.ISA == "avx2" and code_tile(type) is None else MAX_DOT_COLUMNS_QUANTIZED
+    return MAX_DOT_COLUMNS_UNPACKED if code_tile(type) is None else traits_of(type).dot.max_columns
 
 
 def _cost(t):
