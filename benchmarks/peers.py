@@ -1,6 +1,6 @@
 """ggjit next to its peers: every figure of the README, one table, one plot.
 
-    python -m benchmarks.peers                      # everything, more than an hour; Ctrl-C writes what is there
+    python -m benchmarks.peers                      # everything, more than an hour
     python -m benchmarks.peers --quick              # fewer shapes and rounds, twenty minutes
     python -m benchmarks.peers --only q4_0,flash    # lines whose key contains one of these (--list shows the keys);
                                                     # with a star it is a pattern for whole keys: 'mul_mat-*-n1'
@@ -8,7 +8,8 @@
 
 Engines run in processes of their own and take turns on the same bytes; the others sleep meanwhile, results of graphs
 are compared, and the machine is checked before, during and after.  Medians over the rounds, minimum and maximum in
-brackets.  ratio: our speed over the peer's.  A peer that is not installed is named as missing:
+brackets.  ratio: our speed over the peer's.  Ctrl-C ends the run; what was measured is written where --out says, and
+nowhere else.  A peer that is not installed is named as missing:
 
     pip install xllamacpp onnx onnxruntime torch    # torch is optional; GGML_LIB_DIR=FOLDER[:FOLDER] adds native builds
 """
@@ -27,13 +28,14 @@ from benchmarks.report import Row, markdown
 from benchmarks.worker import ROOT, EngineError, Missing
 
 RESULTS = ROOT / "benchmarks" / "results"
+STOPPED = 130               # exit status after Ctrl-C
 
 
 class Run:
     """Rows by section, and lines about the machine; both are said as they come."""
 
     def __init__(self, args, say=print):
-        self.args, self.say, self.rows, self.lines = args, say, {}, []
+        self.args, self.say, self.rows, self.lines, self.stopped = args, say, {}, [], False
         self.rounds, self.seconds = (3, 0.04) if args.quick else (5, 0.15)
         self.rounds = args.rounds or self.rounds
 
@@ -50,11 +52,11 @@ class Run:
                                          for part in self.args.only)
 
     def measure(self):
-        """All rows; Ctrl-C leaves those measured so far."""
+        """All rows; Ctrl-C leaves those measured so far, and `stopped` is true."""
         try:
             self._measure()
         except KeyboardInterrupt:
-            self.tell("stopped before the end")
+            self.stopped = True
 
     def _measure(self):
         self.tell(machine.idle_check("before"))
@@ -117,12 +119,13 @@ class Run:
         rows = [r for section in self.rows.values() for r in section]
         judged = [r for r in rows if r.passed is not None]
         command = "python -m benchmarks.peers " + " ".join(self.args.given)
+        reached = f"{len(judged) - len(self.missed)} of {len(judged)} targets reached"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".md").write_text(
-            f"# ggjit next to its peers\n\n`{command.strip()}`: {len(judged) - len(self.missed)} of {len(judged)} "
-            f"targets reached.\n\n{markdown(rows)}\n\n" + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
-        plot_ratios(self.rows, path.with_suffix(".png"))
-        self.say(f"\nwritten to {path}.md and .png")
+            f"# ggjit next to its peers\n\n`{command.strip()}`: {reached}{', stopped before the end' * self.stopped}."
+            f"\n\n{markdown(rows)}\n\n" + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
+        drawn = plot_ratios(self.rows, path.with_suffix(".png"))
+        self.say(f"\nwritten to {path}.md{' and .png' * drawn}")
 
 
 def arguments(argv):
@@ -158,10 +161,10 @@ def main(argv=None):
     run.measure()
     for row in run.missed:
         print("missed:", markdown([row]).splitlines()[-1])
-    out = args.out or (None if args.only else RESULTS / f"peers{f'-{args.isa}' if args.isa else ''}")
-    if out:
+    out = args.out or (None if args.only or run.stopped else RESULTS / f"peers{f'-{args.isa}' if args.isa else ''}")
+    if out and run.rows:
         run.write(out)
-    return int(bool(run.missed))
+    return STOPPED if run.stopped else int(bool(run.missed))
 
 
 if __name__ == "__main__":

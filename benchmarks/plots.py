@@ -24,7 +24,7 @@ def pyplot():
 
 
 def plot_ratios(sections, path):
-    """sections: {name: rows}.  Rows without a ratio are left out."""
+    """sections: {name: rows}.  Rows without a ratio are left out; returns whether there were others, and a plot."""
     plt = pyplot()
     rows = [r for rs in sections.values() for r in rs if r.ratio is not None and r.against != "-"]
     threads = sorted({r.n_threads for r in rows})
@@ -34,7 +34,7 @@ def plot_ratios(sections, path):
                for name, rs in sections.items()]
     panels = [p for p in panels if p[1]]
     if not panels:
-        return
+        return False
     heights = [HEAD_HEIGHT + ROW_HEIGHT * _n_lines(p) for p in panels]
     figure, axes = plt.subplots(len(panels), len(threads), squeeze=False, height_ratios=heights,
                                 figsize=(WIDTH * len(threads), sum(heights)), layout="constrained")
@@ -45,6 +45,7 @@ def plot_ratios(sections, path):
     figure.suptitle("ggjit's speed over the peer's (above 1: ggjit is faster)")
     figure.savefig(path, dpi=80)
     plt.close(figure)
+    return True
 
 
 def _is_product(row, against):

@@ -35,7 +35,7 @@ class Worker:
         self.engine = engine
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", engine, *args], cwd=ROOT, text=True, env={**os.environ, **env},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)      # Ctrl-C is the asker's
         try:
             self.about = self.ask("about")
         except BaseException:

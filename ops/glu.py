@@ -33,7 +33,7 @@ from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import GLU, OK, OP
 from ggjit.ops.rows import ROW
 from ggjit.ops.shape import is_contiguous, require, require_type, same_shape
-from ggjit.ops.simd import W, splat
+from ggjit.ops.simd import W, fma_ir, splat
 from ggjit.ops.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.types import F16, F32
 
@@ -46,10 +46,15 @@ class Gate:
     cost: float                 # nanoseconds a byte touched
 
 
+def _times(b, y, g):
+    """y g, y complete: LLVM may make x s g of (x g) s, and x g may be infinite where s vanishes."""
+    return fma_ir(b, y, g, number(y, -0.0))
+
+
 def _gate(formula, name, build, cost):
     act = unary.FUNCTIONS[name].numpy
     return Gate(formula, lambda x, g, alpha, limit: act(x) * g,
-                lambda b, x, g, alpha, limit: b.fmul(build(b, x), g), cost)
+                lambda b, x, g, alpha, limit: _times(b, build(b, x), g), cost)
 
 
 def _reglu(b, x, g, alpha, limit):
@@ -68,7 +73,7 @@ def _oai(b, x, g, alpha, limit):
     low = b.fneg(limit)
     g = least(g, limit)
     g = b.select(b.fcmp_ordered("<", g, low), low, g)
-    return b.fmul(mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
+    return _times(b, mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
 
 
 GATES = {

@@ -1,15 +1,16 @@
 """Vector math functions: exp, log, sin, cos, tanh, erf and what activations are made of.
 
-Every function works on float vectors of any width, is branch-free and total: NaN gives NaN, infinities give the limit,
-and no lane can reach undefined behaviour (exponents and quadrants are taken from integer bits, never by converting a
-NaN to an integer).  Polynomials are minimax fits of this project (iteratively reweighted least squares in float64).
+Every function works on float vectors of any width (sigmoids on AVX-512: of 4, 8 or 16 lanes), is branch-free and total:
+NaN gives NaN, infinities give the limit, and no lane can reach undefined behaviour (exponents and quadrants are taken
+from integer bits, never by converting a NaN to an integer).  Polynomials are minimax fits of this project (iteratively
+reweighted least squares in float64).
 
 Largest errors found, in units in the last place of the true result:
 
     vexp       0.9, subnormal results kept         vsin, vcos   absolute 1e-7, 0.6 where |result| < 1e-7; |x| <= 2^20
     vexp_neg   0.9, x <= 0;                        vsin_any, vcos_any   0.5, any x (huge ones by libm)
                results below 1.2e-38 are 0         vtanh 1.4   verf 1.0
-    vexpm1     1.4      vlog 0.8   vlog1p 1.3      vgelu, vgelu_erf, vgelu_quick   1.6, absolute 1e-7 near 0
+    vexpm1     1.4      vlog 0.8   vlog1p 1.3      vgelu, vgelu_erf, vgelu_quick   1.6 or absolute 1e-7
     vsigmoid   2.5, AVX-512 3.0                    vsilu   2.4, AVX-512 3.4; x >= -87 (0 follows below)
 `exp1` and its kin take a scalar through the same code, so a value alone and a value in a vector give equal bytes.
 Steps that must not be reassociated are written as fma, which carries no fastmath flags.

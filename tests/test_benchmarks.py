@@ -97,6 +97,22 @@ def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
     assert all(r.work in text for r in rows) and (tmp_path / "peers.png").stat().st_size > 10_000
 
 
+def test_a_run_that_was_stopped_replaces_no_results(bench, monkeypatch, tmp_path, capsys):
+    peers = bench("peers")
+    row = bench("report").Row("work", "1.00 x", "1 us", "2 us", 2.0, True, against="wheel")
+
+    def stop(run, rows=None):
+        run.rows.update(rows or {})
+        raise KeyboardInterrupt
+    monkeypatch.setattr(peers, "RESULTS", tmp_path)
+    for rows, given, written in (({"ops": [row]}, [], []), (None, ["--out", str(tmp_path / "x")], []),
+                                 ({"ops": [row]}, ["--out", str(tmp_path / "x")], ["x.md", "x.png"])):
+        monkeypatch.setattr(peers.Run, "_measure", lambda run, rows=rows: stop(run, rows))
+        assert peers.main(given) == 130
+        assert sorted(p.name for p in tmp_path.iterdir()) == written
+    assert "1 of 1 targets reached, stopped before the end." in (tmp_path / "x.md").read_text()
+
+
 def test_a_peer_that_dies_is_missing_from_then_on(bench, monkeypatch):
     monkeypatch.setattr(bench("compare"), "NAMES", {"numpy": ("arrays", "numpy")})
     run = bench("peers").Run(bench("peers").arguments(["--quick", "--rounds", "1"]), lambda line: None)

@@ -94,3 +94,23 @@ def test_arange_to_beyond_float32_is_refused_without_a_warning(ctx, recwarn):
     with pytest.raises(gg.ParamError, match="arange"):
         gg.arange(ctx, 0.0, 1e300, 1.0)
     assert not recwarn.list
+
+
+GATED = {"swiglu_split": [(-50, 1e37), (-20, 3e37), (-100, 1e38), (-3e38, 2), (-88, 1e37)],
+         "geglu_split": [(-5, 2e38), (-100, 1e38)], "geglu_quick_split": [(-60, 1e38)], "geglu_erf_split": [(-9, 1e38)]}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_that_vanishes_is_stronger_than_what_it_gates(ctx, name):
+    """act(x) g is finite where x g is not."""
+    x, g = (np.repeat(np.float32(v), 20).reshape(1, -1) for v in zip(*GATED[name], strict=True))
+    x, g = gg.from_numpy(ctx, x), gg.from_numpy(ctx, g)
+    got = gg.compute(getattr(gg, name)(x, g))
+    activation = getattr(gg, name.removesuffix("_split").replace("swiglu", "silu").replace("geglu", "gelu"))
+    same(got, gg.compute(gg.mul(activation(x), g)))
+    assert np.isfinite(got).all()
+
+
+def test_the_limited_gate_vanishes_too(ctx):
+    x, g = (gg.from_numpy(ctx, np.full((1, 20), v, np.float32)) for v in (-5e37, 7))
+    same(gg.compute(gg.swiglu_oai(x, g, 1.702, 7.0)), np.zeros(20))
