@@ -208,16 +208,17 @@ def _compare_models(engines, work, rounds, seconds):
     limited = share if work.measure == "tg" else None
     yield from rows(engines, work, turns, lambda s: work.n / s, "tok/s", limited, note or "")
     if work.share and share:
-        yield _bandwidth_row(engines, work, sizes["read_per_token"] * work.n, rounds)
+        yield _bandwidth_row(engines, work, sizes["read_per_token"], rounds)
 
 
 def _bandwidth_row(engines, work, nbytes, rounds):
-    """What decoding reads a second, next to what memory gives in the same seconds: that changes by the minute."""
+    """What decoding reads a second, next to what memory gives between its tokens.  nbytes: that a token reads"""
     ours, read, limit = engines.workers["ours"], [], []
     with Others(engines.workers.values()) as others:
         for r in range(rounds):
-            limit.append(ours.ask("limits", engines.n_threads)["bandwidth"])
-            read.append(nbytes / ours.ask(work.measure, work.n, seed=r))
+            turns = ours.ask("tg_and_reads", work.n, engines.n_threads, seed=r)
+            read.append(statistics.median(nbytes / seconds for seconds, _ in turns))
+            limit.append(statistics.median(gives for _, gives in turns))
     reached = statistics.median(a / b for a, b in zip(read, limit, strict=True))
     read, limit = (Spread([x / 1e9 for x in values], "GB/s") for values in (read, limit))
     return Row(f"{work.text}, share of the measured read bandwidth", f"{work.share:.0%}", read, limit, reached,

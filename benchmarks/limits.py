@@ -2,7 +2,9 @@
 
     python -m benchmarks.limits
 """
-from ggjit.limits import peak_f32, read_bandwidth
+from ggjit.limits import Reader, peak_f32, read_bandwidth
+
+__all__ = ["Reader", "peak_f32", "read_bandwidth"]
 
 if __name__ == "__main__":
     for t in (1, 2):

@@ -85,6 +85,20 @@ class Engine(engine.Engine):
     def limits(self, n_threads):
         return {"bandwidth": limits.read_bandwidth(n_threads, now=self.now), "f32": limits.peak_f32(now=self.now)}
 
+    def tg_and_reads(self, n, n_threads, seed=0):
+        """[(seconds of a token, bytes a second that memory gave right after it)] of n tokens.
+
+        In turn, and both as they come: what memory gives changes by a fifth within a second on a shared machine, and
+        the best moment of one says nothing of the average of the other.
+        """
+        ids, out = self._ids(n, seed), []
+        with limits.Reader(n_threads, self.now) as reader:
+            for i in range(n):
+                t0 = self.now()
+                self.decode(ids[i:i + 1])
+                out.append((self.now() - t0, reader.once()))
+        return out
+
     def compiled(self):
         """[kernels compiled, loaded, seconds compiling] in this process."""
         return [CACHE.compiled, CACHE.loaded, CACHE.compile_seconds]

@@ -11,36 +11,57 @@ and used no processor, the waiting thread gives up with an error.
 import os
 import threading
 import time
+import weakref
+from threading import get_ident
 
 from ggjit.ops.custom import IN_PYTHON
 from ggjit.ops.errors import GgjitError
-from ggjit.ops.locks import ForkLock
 
 INSIDE = set()                  # idents of the threads that run kernels now; kept by the pool
 PATIENCE = 30.0                 # seconds
+_LOCKS = weakref.WeakSet()      # every RunLock
 
 
 def refuse_nesting():
     """GgjitError on a thread that runs kernels."""
-    if threading.get_ident() in INSIDE:
+    if get_ident() in INSIDE:
         raise GgjitError("this call comes from inside a computation, and what computes or waits for one would wait for "
                          "itself; custom ops, abort callbacks and signal handlers set a flag or keep a copy, and the "
                          "rest is done after the computation has returned")
 
 
-class RunLock(ForkLock):
-    """A lock that is held while kernels run: kernels that ask for it get an error."""
+class RunLock:
+    """A reentrant lock that is held while kernels run: kernels that ask for it get an error.
 
-    __slots__ = ()
+    A forked child finds it open, unless the thread that forked holds it.  Plan.compute takes `lock` by hand.
+    """
+
+    __slots__ = ("lock", "__weakref__")
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        _LOCKS.add(self)
 
     def __enter__(self):
-        if threading.get_ident() in INSIDE:
+        if get_ident() in INSIDE:
             refuse_nesting()
-        if self._pid != os.getpid():
-            self.__init__()
-        if not self._lock.acquire(False):
-            take(self._lock)
+        if not self.lock.acquire(False):
+            take(self.lock)
         return self
+
+    def __exit__(self, *exc):
+        self.lock.release()
+
+
+def _after_fork():
+    """In the child: locks that threads held which do not exist there."""
+    for x in list(_LOCKS):
+        if not x.lock._is_owned():
+            x.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def take(lock):

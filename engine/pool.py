@@ -13,6 +13,7 @@ import ctypes
 import os
 import threading
 import time
+from threading import get_ident
 
 import numpy as np
 
@@ -130,7 +131,7 @@ class Pool:
         plan, i, j: whose rows i..j-1 these are, for profiles.  Concurrent callers queue.  Exceptions of signal
         handlers (KeyboardInterrupt) and of the callback come out.
         """
-        me = threading.get_ident()
+        me = get_ident()
         if me in INSIDE:
             refuse_nesting()
         try:                                    # first: a signal may raise between any two statements
@@ -139,25 +140,29 @@ class Pool:
                 take(self._lock)                # patiently; given back, so that no signal can come between
                 self._lock.release()
             with self._lock:
-                if self.tracing.watchers and j > i:
-                    return self.tracing.run(plan, i, j, self._run, first, end, n_threads, abort_callback)
-                return self._run(first, end, n_threads, abort_callback)
+                return self._run(first, end, n_threads, abort_callback, plan, i, j)
         finally:
             INSIDE.discard(me)
 
-    def _run(self, first, end, n_threads, abort_callback):
+    def _run(self, first, end, n_threads, abort_callback, plan, i, j):
         if len(self._threads) < n_threads - 1:
             self._grow(n_threads)
-        raised = []
-        callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised)) if abort_callback else None
-        self.words[S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value if callback else 0
-        if SYS_FUTEX is None:
-            self._work.set()
-        self.n_walking = n_threads
+        raised, callback = [], None
         try:
-            status = self._enter(self.sync, first, end, n_threads)
+            self.n_walking = n_threads
+            if abort_callback is not None:
+                callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised))
+                self.words[S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
+            if SYS_FUTEX is None:
+                self._work.set()
+            if self.tracing.watchers and j > i:
+                status = self.tracing.run(plan, i, j, self._enter, self.sync, first, end, n_threads)
+            else:
+                status = self._enter(self.sync, first, end, n_threads)
         finally:
             self.n_walking = 0
+            if callback is not None:            # no call before this: a signal could come in, and the address is stale
+                self.words[S_CALLBACK // WORD] = 0
             if SYS_FUTEX is None:
                 self._work.clear()
         if raised:

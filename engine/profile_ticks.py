@@ -107,7 +107,7 @@ class Tracing:
             self.sheets, self._last = {}, None
 
     def run(self, plan, i, j, work, *args):
-        """work(*args), which runs nodes i..j-1 of a plan; a run that failed is not counted."""
+        """work(*args), which runs nodes i..j-1 of a plan and returns a status; a run that failed is not counted."""
         watchers = self.watchers                # another thread may close its profile while this one gets here
         if not watchers:
             return work(*args)
@@ -120,12 +120,12 @@ class Tracing:
             self._last, words[at + 1] = sheet, sheet.thread_nbytes
         words[at] = sheet.address + n % sheet.n_pages * sheet.page_nbytes
         try:
-            result = work(*args)
+            status = work(*args)
         finally:
             words[at] = 0
-        if result[0] == OK:
+        if status == OK:
             sheet.n_runs = n + 1
-        return result
+        return status
 
     def _new(self, plan, i, j, facts_of):
         facts = facts_of(plan, i, j)

@@ -127,7 +127,7 @@ def test_a_profile_that_another_thread_closes_as_a_run_begins():
     tracing, plan = the_pool().tracing, planned()
     with gg.profile():
         pass
-    assert tracing.run(plan, 0, len(plan.parts), lambda: (OK, 0)) == (OK, 0) and not tracing.sheets
+    assert tracing.run(plan, 0, len(plan.parts), lambda: OK) == OK and not tracing.sheets
 
 
 def test_a_schedulers_splits_are_seen():
