@@ -67,6 +67,8 @@ class Llama(Network):
                              f"have {self.d_head}; use F16 or F32")
         self._load_weights()
         self._make_cache()
+        # the mask of the token at position p is a window of this: p + 1 zeros, then -inf
+        self._causal = np.repeat(np.array([0, -np.inf], np.float16), self.n_ctx)
         self.n_past = 0
 
     def _reserve(self):
@@ -248,16 +250,13 @@ class Llama(Network):
         n, past = len(ids), self.n_past
         step = self._step((n, self._n_kv(past + n), n if all_logits else 1))
         inputs = step.inputs
-        inputs["tokens"][:] = ids
+        inputs["tokens"][...] = ids
         positions = past if n == 1 else np.arange(past, past + n)
-        inputs["positions"][:] = positions
-        inputs["rows"][:] = positions
+        inputs["positions"][...] = inputs["rows"][...] = positions
         mask = inputs["mask"]
-        mask[:] = -np.inf
-        if n == 1:
-            mask[0, :past + 1] = 0
-        else:
-            mask[np.arange(mask.shape[1]) <= positions[:, None]] = 0
+        for i in range(n):
+            first = self.n_ctx - 1 - past - i
+            mask[i] = self._causal[first:first + mask.shape[1]]
         if "out_rows" in inputs:
             inputs["out_rows"][:] = n - 1
         return step.run().reshape(-1, self.n_vocab).copy()

@@ -95,11 +95,12 @@ class Network:
         if a.size > n_max:
             raise ParamError(f"{a.size} tokens do not fit the context of {n_max}; shorten the text or load the model "
                              f"with a larger n_ctx (trained for {self.n_ctx_train})")
-        if a.astype(np.int64).view(np.uint64).max() >= self.n_vocab:        # negative ids are large ones here
-            at = int(np.flatnonzero((a < 0) | (a >= self.n_vocab))[0])
-            raise IndexRangeError(f"token id {int(a[at])} at position {at} is outside the vocabulary "
+        values = a.tolist()                     # NumPy's min and max of the one id of a decode step take 3 us
+        if min(values) < 0 or max(values) >= self.n_vocab:
+            at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
+            raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")
-        return a.astype(np.int32)
+        return a.astype(np.int32, copy=False)
 
     # ------------------------------------------------------------ plans
     def _step(self, shape):

@@ -5,6 +5,7 @@ scratch and a second phase joins them in order: long contexts feed many threads 
 not depend on the number of threads, because the chunks do not.
 """
 from ggjit.ops.flash_attn_rows import (
+    first_head,
     heads_per_group,
     kv_addr,
     make_begin,
@@ -132,12 +133,13 @@ def _make_emit(variant, layout):
     partial_nbytes = layout.partial_nbytes
 
     @inline
-    def emit(node, wk, group, r0, n, part, n_chunks):
+    def emit(node, wk, head0, i3, rep, r0, n, part, n_chunks):
         """part: where the first row's partial result goes, if there are several chunks."""
         for i in range(n):
             m, l_sum, acc = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), wk + acc_ + i * acc_stride
             if n_chunks == 1:
-                finish(node, group, r0 + i, acc, output_factor(m, l_sum, sink_of(node, group, r0 + i)))
+                factor = output_factor(m, l_sum, sink_of(node, head0, rep, r0 + i))
+                finish(node, head0, i3, rep, r0 + i, acc, factor)
                 continue
             to = part + i * n_chunks * partial_nbytes
             st_f32(to, m)
@@ -146,9 +148,10 @@ def _make_emit(variant, layout):
                 stf(to + 64 + x, ldf(acc + x))
 
     @inline
-    def emit_joined(node, group, r, parts, n_chunks):
+    def emit_joined(node, group, rep, r, parts, n_chunks):
+        head0, i3 = first_head(node + SRC0, group, rep)
         m, l_sum = join(parts, n_chunks)
-        finish(node, group, r, parts + 64, output_factor(m, l_sum, sink_of(node, group, r)))
+        finish(node, head0, i3, rep, r, parts + 64, output_factor(m, l_sum, sink_of(node, head0, rep, r)))
     return emit, emit_joined
 
 
@@ -178,11 +181,12 @@ def make(variant, n_rows):
                 chunk, rest = item // (n_sets * n_groups), item % (n_sets * n_groups)
                 group, r0, j0 = rest // n_sets, rest % n_sets * n_rows, chunk * CHUNK
                 n = min(n_rows, per_group - r0)
-                begin(node, wk, group, r0, n)
-                ka, va = kv_addr(node, group)
+                head0, i3 = first_head(q, group, rep)
+                begin(node, wk, head0, i3, rep, r0, n)
+                ka, va = kv_addr(node, head0, i3)
                 attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(n_kv, j0 + CHUNK), n, cap)
                 part = partial + ((group * per_group + r0) * n_chunks + chunk) * partial_nbytes
-                emit(node, wk, group, r0, n, part, n_chunks)
+                emit(node, wk, head0, i3, rep, r0, n, part, n_chunks)
         if n_chunks > 1:
             barrier(sync, nth)
             total = n_groups * per_group
@@ -192,6 +196,7 @@ def make(variant, n_rows):
                 if first >= total:
                     break
                 for x in range(first, min(total, first + step)):
-                    emit_joined(node, x // per_group, x % per_group, partial + x * n_chunks * partial_nbytes, n_chunks)
+                    parts = partial + x * n_chunks * partial_nbytes
+                    emit_joined(node, x // per_group, rep, x % per_group, parts, n_chunks)
         return OK
     return kernel

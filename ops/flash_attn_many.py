@@ -15,6 +15,7 @@ Under a causal mask a tile of rows works only up to the last key that one of its
 """
 from ggjit.ops.flash_attn_matrix import MR, NV, make_tile, make_transpose
 from ggjit.ops.flash_attn_rows import (
+    first_head,
     heads_per_group,
     kv_addr,
     make_begin,
@@ -165,7 +166,8 @@ def make(variant):
 
     def kernel(node, ith, nth, sync):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
-        per_group = heads_per_group(q, k, v) * ne(q, 1)
+        rep = heads_per_group(q, k, v)
+        per_group = rep * ne(q, 1)
         n_sets = (per_group + R - 1) // R
         n_items = n_sets * (ne(q, 2) * ne(q, 1) // per_group) * ne(q, 3)
         wk = work(node) + ith * scratch_nbytes
@@ -173,13 +175,13 @@ def make(variant):
             item = next_rows(node, ith, nth, sync, 1, n_items)
             if item >= n_items:
                 return OK
-            group = item // n_sets
+            head0, i3 = first_head(q, item // n_sets, rep)
             r0 = (n_sets - 1 - item % n_sets) * R           # under a causal mask the last rows are the longest
             n = min(R, per_group - r0)
-            begin(node, wk, group, r0, n)
-            ka, va = kv_addr(node, group)
+            begin(node, wk, head0, i3, rep, r0, n)
+            ka, va = kv_addr(node, head0, i3)
             attend(wk, ka, nb(k, 1), va, nb(v, 1), ne(k, 1), n, score_scale(node)[1])
             for i in range(n):
-                factor = output_factor(ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), sink_of(node, group, r0 + i))
-                finish(node, group, r0 + i, wk + acc_ + i * acc_stride, factor)
+                m, l_sum, sink = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), sink_of(node, head0, rep, r0 + i)
+                finish(node, head0, i3, rep, r0 + i, wk + acc_ + i * acc_stride, output_factor(m, l_sum, sink))
     return kernel

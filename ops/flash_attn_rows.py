@@ -42,6 +42,14 @@ def heads_per_group(q, k, v):
 
 
 @inline
+def first_head(q, group, rep):
+    """(first query head, index in dim 3) of a group; rep = heads_per_group."""
+    n_groups = ne(q, 2) // rep
+    i3 = group // n_groups
+    return (group - i3 * n_groups) * rep, i3
+
+
+@inline
 def score_scale(node):
     """(factor of q, soft cap or 0): score = cap tanh(scale / cap q.k) with a cap, else scale q.k."""
     scale, cap = param_f32(node, 0), param_f32(node, 2)
@@ -50,18 +58,20 @@ def score_scale(node):
     return scale, cap
 
 
+@inline
+def repeated(i, n):
+    """i % n; most masks are one for all."""
+    return i % n if n > 1 else 0
+
+
 def make_begin(variant, rows, q_offs, q_stride):
-    """begin(node, wk, group, r0, n): rows r0 .. r0 + n of `group`: q times scale, mask addresses, slopes."""
+    """begin(node, wk, head0, i3, rep, r0, n): rows r0 .. r0 + n of a group: q times scale, mask addresses, slopes."""
     copy_q = make_copy_row(variant.q.name, variant.d)
     mask_, slope_ = rows.mask, rows.slope
 
     @inline
-    def begin(node, wk, group, r0, n):
+    def begin(node, wk, head0, i3, rep, r0, n):
         q, mask = node + SRC0, node + SRC3
-        rep = heads_per_group(q, node + SRC1, node + SRC2)
-        n_groups = ne(q, 2) // rep
-        i3 = group // n_groups
-        head0 = (group - i3 * n_groups) * rep
         scale, cap = score_scale(node)
         max_bias = param_f32(node, 1)
         for i in range(n):
@@ -71,44 +81,35 @@ def make_begin(variant, rows, q_offs, q_stride):
             st_f32(wk + slope_ + 4 * i, slope_of(head, ne(q, 2), max_bias))
             at = addr(mask)
             if at != 0:
-                at = row_addr(mask, query, head % ne(mask, 2), i3 % ne(mask, 3))
+                at = row_addr(mask, query, repeated(head, ne(mask, 2)), repeated(i3, ne(mask, 3)))
             st_i64(wk + mask_ + 8 * i, at)
     return begin
 
 
 @inline
-def kv_addr(node, group):
-    """Addresses of the group's first K and V row."""
+def kv_addr(node, head, i3):
+    """Addresses of the first K and V row of a query head."""
     q, k, v = node + SRC0, node + SRC1, node + SRC2
-    rep = heads_per_group(q, k, v)
-    n_groups = ne(q, 2) // rep
-    i3 = group // n_groups
-    head = (group - i3 * n_groups) * rep
     return (row_addr(k, 0, head // (ne(q, 2) // ne(k, 2)), i3),
             row_addr(v, 0, head // (ne(q, 2) // ne(v, 2)), i3))
 
 
 def make_finish(variant):
-    """finish(node, group, r, src, factor): writes row r of `group`, in scratch at src, times factor."""
+    """finish(node, head0, i3, rep, r, src, factor): writes row r of a group, in scratch at src, times factor."""
     store = make_store_row(variant.dv)
 
     @inline
-    def finish(node, group, r, src, factor):
-        q, d = node + SRC0, node + DST
-        rep = heads_per_group(q, node + SRC1, node + SRC2)
-        n_groups = ne(q, 2) // rep
-        i3 = group // n_groups
-        head = (group - i3 * n_groups) * rep + r % rep
-        store(src, row_addr(d, head, r // rep, i3), factor)
+    def finish(node, head0, i3, rep, r, src, factor):
+        query = r // rep
+        store(src, row_addr(node + DST, head0 + r - query * rep, query, i3), factor)
     return finish
 
 
 @inline
-def sink_of(node, group, r):
+def sink_of(node, head0, rep, r):
     """Address of the sink of row r's head, or 0."""
-    q, sinks = node + SRC0, addr(node + SRC4)
-    rep = heads_per_group(q, node + SRC1, node + SRC2)
-    return sinks + 4 * (group % (ne(q, 2) // rep) * rep + r % rep) if sinks != 0 else 0
+    sinks = addr(node + SRC4)
+    return sinks + 4 * (head0 + r % rep) if sinks != 0 else 0
 
 
 def make_row_reader(type, n):

@@ -148,10 +148,10 @@ def make_look_ahead(nbytes):
 
 
 # ---------------------------------------------------------------- few rows: dot products
-def _sums_ir(b, vs):
-    """Up to w vectors of w lanes -> one vector, lane i = sum of the lanes of vector i."""
+def _sums_ir(b, vs, n):
+    """Up to n vectors of groups of n lanes -> one vector: lane i of a group = sum of that group of vector i."""
     w, s = vs[0].type.count, 1
-    while s < w:
+    while s < n:
         if len(vs) > 1:
             vs = vs + vs[-1:] * (len(vs) % 2)
             even = [(i & ~s) + (w if i & s else 0) for i in range(w)]
@@ -165,7 +165,9 @@ def _sums_ir(b, vs):
 
 
 def _keys_at_once(w, n_rows):
-    """(J, U): keys of a tile, accumulators per (row, key)."""
+    """(J, U): keys of a tile, accumulators per (row, key); w: lanes of a row."""
+    if w < W:
+        return W, 1
     if n_rows == 1:
         return (4, 2) if ACC == 16 else (2, 4)
     j = 1
@@ -209,14 +211,43 @@ def _dot_products_ir(b, q, keys, elem, d, n_rows, u):
     return acc
 
 
+def _store_sums_ir(b, acc, n_keys, out):
+    """acc: the vectors of all keys of row 0, then of row 1..; their sums go to out, whose rows are BK floats apart."""
+    w = acc[0].type.count
+    for at in range(0, len(acc), w):
+        sums = _sums_ir(b, acc[at:at + w], w)
+        for x in range(at, min(at + w, len(acc)), n_keys):
+            part = shuffle_ir(b, sums, sums, range(x - at, x - at + n_keys))
+            store_ir(b, part, offset_ir(b, out, x // n_keys * BK * 4))
+
+
+def _store_short_dots_ir(b, q, keys, elem, d, n_rows, out):
+    """q[row] . key of W keys that have w = lanes(d) < W lanes each; a vector holds several of them:
+
+        vector i  | key i | key i + w | ..          so that the sums over w lanes come in the keys' order
+    """
+    w = lanes(d)
+    vectors = [_joined_ir(b, [_lanes_ir(b, key, elem, d, w) for key in keys[i::w]]) for i in range(w)]
+    for g in range(n_rows):
+        row = load_ir(b, offset_ir(b, q, 4 * g * padded(d)), vec_ir("f32", w))
+        row = _joined_ir(b, [row] * (W // w))
+        store_ir(b, _sums_ir(b, [b.fmul(v, row) for v in vectors], w), offset_ir(b, out, g * BK * 4))
+
+
+def _joined_ir(b, vs):
+    """A power of two of vectors, end to end."""
+    while len(vs) > 1:
+        vs = [shuffle_ir(b, x, y, range(2 * x.type.count)) for x, y in zip(vs[::2], vs[1::2], strict=True)]
+    return vs[0]
+
+
 @functools.cache
 def make_dots(elem, d, n_rows):
     """dots(q, k, stride, n, out): out[g][j] = q[g] . k[j] for j < n; n >= 1, k[j] at k + j * stride.
 
     out rows are BK floats apart; up to J - 1 floats beyond n are written in each.
     """
-    w = lanes(d)
-    n_keys, u = _keys_at_once(w, n_rows)
+    n_keys, u = _keys_at_once(lanes(d), n_rows)
 
     @intrinsic
     def dots(typingctx, q, k, stride, n, out):
@@ -232,12 +263,10 @@ def make_dots(elem, d, n_rows):
                               for j in range(1, n_keys)]            # keys beyond the last: the first one again
                 for key in keys if ALWAYS_AHEAD or n_rows > 1 else ():
                     _prefetch_row_ir(b, b.add(key, ahead), d * ELEMENT_NBYTES[elem])
-                acc = _dot_products_ir(b, q, keys, elem, d, n_rows, u)
-                for at in range(0, len(acc), w):
-                    sums = _sums_ir(b, acc[at:at + w])
-                    for x in range(at, min(at + w, len(acc)), n_keys):
-                        part = shuffle_ir(b, sums, sums, range(x - at, x - at + n_keys))
-                        store_ir(b, part, offset_ir(b, o, x // n_keys * BK * 4))
+                if lanes(d) < W:
+                    _store_short_dots_ir(b, q, keys, elem, d, n_rows, o)
+                else:
+                    _store_sums_ir(b, _dot_products_ir(b, q, keys, elem, d, n_rows, u), n_keys, o)
                 left = b.sub(left, ir.Constant(IR_I64, n_keys))
                 return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), left]
             groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))

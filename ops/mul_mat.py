@@ -18,7 +18,6 @@ from ggjit.ops import hadamard, isa, mul_mat_dot, mul_mat_few_rows, mul_mat_tile
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe, require, require_type
-from ggjit.ops.simd import W
 from ggjit.ops.spec import Case, Kernel, Spec
 from ggjit.ops.tile_codes import code_tile
 from ggjit.ops.tile_float import float_tile
@@ -118,8 +117,11 @@ def max_dot_columns(type):
 
         n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_1   IQ4_XS      Q8_0   Q4_0
         4      1.46   1.25   1.57   1.68   1.39                 1.14
-        5      0.90   0.87   1.02   1.09   0.89   0.79   0.70   0.69        1.08   1.91
-        8      0.61   0.65   0.84   0.86   0.74   0.61   0.51   0.58        0.89   1.38
+        5      0.90   0.87   1.02   1.09   0.89   0.79   0.70   0.69        1.21   2.11
+        8      0.61   0.65   0.84   0.86   0.74   0.61   0.51   0.58        1.03   1.65
+        9                                                                   0.85   1.33
+       12                                                                   0.73   1.12
+       13                                                                          0.87
     """
     if type is BF16 and isa.BF16_DOT:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
@@ -174,8 +176,7 @@ def _tile_kernel(t, n_threads):
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
     own = mul_mat_tile.private_nbytes(tile)
     work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
-    narrow = tile.columns == W
-    name = f"mul_mat-tile-{a.type.name}-{b.type.name}" + "-direct" * direct + "-private" * private + "-narrow" * narrow
+    name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}" + "-direct" * direct + "-private" * private
     return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
                   (module_of(a.type), module_of(b.type)))
 

@@ -40,10 +40,12 @@ def make_multiply_strip(ta, tile):
     pack_w = tile.pack_w
     rows1, multiply1 = tile.multiply[1]
     rows2, multiply2 = tile.multiply.get(2, tile.multiply[1])
+    rows3, multiply3 = tile.multiply.get(3, tile.multiply[1])
     kc, ldw, unit, y_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes
     w_nbytes, block = ta.nbytes, ta.block
     in_place, whole_block, columns = tile.in_place, max(32, ta.block), tile.columns
-    assert not in_place or rows1 == rows2
+    nb = NB // columns * columns
+    assert not in_place or rows1 == rows2 == rows3
 
     @inline
     def stretch(k):
@@ -54,15 +56,15 @@ def make_multiply_strip(ta, tile):
     @inline
     def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c, turns=1):
         """rows <= MB rows of a times all columns."""
-        for n0 in range(0, n, NB):
-            cols = min(NB, n - n0)
+        for n0 in range(0, n, nb):
+            cols = min(nb, n - n0)
             step = stretch(k)
             for k0 in range(0, k, step):
                 kn = min(step, k - k0)
                 units = (kn + unit - 1) // unit
                 here = w + k0 // block * w_nbytes
                 # whole tiles of float32 rows are read where they lie; others are unpacked first
-                whole = rows // rows2 * rows2 if in_place and k % unit == 0 else 0
+                whole = rows // rows1 * rows1 if in_place and k % unit == 0 else 0
                 for r in range(whole, rows):
                     pack_w(here + r * nb1, kn, strip + r * ldw)
                 first = 1 if k0 == 0 else 0
@@ -71,7 +73,11 @@ def make_multiply_strip(ta, tile):
                 for j in range(0, cols, columns):
                     y = panels + (n0 + j) // columns * panel_nbytes + k0 // unit * y_nbytes
                     sums = c + 4 * j if k > step else c             # nothing to keep: stay in the first-level cache
-                    if columns > W and cols - j > W:
+                    if columns > 2 * W and cols - j > 2 * W:
+                        for r in range(0, rows, rows3):
+                            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
+                            multiply3(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
+                    elif columns > W and cols - j > W:
                         for r in range(0, rows, rows2):
                             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
                             multiply2(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)

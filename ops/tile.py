@@ -31,9 +31,9 @@ from ggjit.ops.lanes import i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.mem import st_i32
 from ggjit.ops.simd import B, W, load_ir, store_ir, vec_ir
 
-NL = 2 * W                              # columns of a panel; W of them where a product has no more
+NL = 2 * W                              # columns of a panel (a float tile's: tile_float.py, `_shape`)
 MB = 96                                 # rows of a strip: one unit of work
-NB = 512 // NL * NL                     # columns of a strip of C
+NB = 544 // NL * NL                     # columns of a strip of C: 512 in whole panels of 48 too
 LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
 
 
@@ -45,14 +45,14 @@ class Tile:
     y_nbytes        bytes of a unit of a panel
     w_nbytes        bytes of a unit of one row of a strip
     kc              elements of a strip's row
-    pack_y          jitted (rows, stride, k, cols, dst): `cols` <= W float32 rows into one half of a panel
+    pack_y          jitted (rows, stride, k, cols, dst): `cols` <= W float32 rows into one vector of a panel
     pack_w          jitted (row address of the weights, k, dst)
-    multiply        {vectors: (rows, intrinsic (w, ldw, y, units, c, first, soon, stride))}; first: store, else add;
-                    soon, stride: rows that will be read next
+    multiply        {vectors: (rows, intrinsic (w, ldw, y, units, c, first, soon, stride))}, from one vector on; first:
+                    store, else add; soon, stride: rows that will be read next
     in_place        weights may be read where they lie, without a strip (float32 rows)
     rounds          whether pack_y does the rounding of activations itself
     pad             elements a panel's k is padded to
-    columns         columns of a panel, NL or W
+    columns         columns of a panel: W, NL or 3 W
     """
     unit: int
     y_nbytes: int

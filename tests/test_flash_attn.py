@@ -134,6 +134,22 @@ def test_f32_keys_agree_to_a_few_ulp():
     assert np.abs(got.reshape(8, 8) - want).max() < 3e-7
 
 
+@pytest.mark.parametrize("kind,d", [("F16", 8), ("F16", 4), ("BF16", 3)])
+def test_heads_shorter_than_a_vector(kind, d):
+    """Several keys share a vector then: lengths around a tile's, and hidden keys that hold NaN beside seen ones."""
+    for n_kv in (1, 7, 8, 15, 16, 17, 70):
+        q, k, v = arrays(1, n_kv, heads=6, kv_heads=2, d=d, seed=n_kv)
+        hidden = np.arange(n_kv) % 3 == 1
+        k[:, :, hidden] = v[:, :, hidden] = np.nan
+        mask = np.where(hidden, -np.inf, 0.0).astype(np.float16)[None, None, None]
+        got = Attention(q, k, v, mask, scale=0.5, kv_type=getattr(gg, kind)).compute().reshape(6, d)
+        k, v = (gg.from_numpy(gg.Context(), x[0][:, ~hidden], type=getattr(gg, kind)).numpy() for x in (k, v))
+        s = 0.5 * np.einsum("hd,hjd->hj", q[0, :, 0].astype(float), np.repeat(k, 3, 0))
+        p = np.exp(s - s.max(-1, keepdims=True))
+        want = np.einsum("hj,hjd->hd", p / p.sum(-1, keepdims=True), np.repeat(v, 3, 0))
+        assert np.abs(got - want).max() < 1e-6, n_kv
+
+
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_other_instruction_sets(isa, python):
     """The same source on narrower vectors, in a fresh process: one case per kernel, with tails."""
@@ -144,7 +160,7 @@ from ggjit.ops import isa
 from ggjit.ops.flash_attn import F16, F32, make_case
 from ggjit.ops.spec import Case
 for options in (dict(kt=F16, d=40, dv=24, n_kv=600, n=1, rep=4, max_bias=8.0, cap=5.0, sinks=True),
-                dict(kt=F32, d=40, dv=24, n_kv=130, n=20, rep=4, permuted=True)):
+                dict(kt=F32, d=40, dv=24, n_kv=130, n=20, rep=4, permuted=True), dict(kt=F16, d=4, n_kv=45, rep=2)):
     got, want, _ = run(Case(str(options), make_case(**options)))
     assert nmse(got.astype(float), want) < 1e-11, options
 print(isa.ISA)""", GGJIT_CPU=isa, PYTHONPATH=str(__import__("pathlib").Path(__file__).parent))

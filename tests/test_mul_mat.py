@@ -125,11 +125,22 @@ def test_extreme_codes_are_exact():
 def test_threads_give_the_bytes_of_one(monkeypatch):
     monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
     for type in WEIGHTS:
-        for n in (1, 4, 16, 40, 130):           # 16: panels of W columns; 130: a block of columns for each thread
+        # 16: panels of W columns; 130: a block of columns for each thread; 400: panels of 3 W
+        for n in (1, 4, 16, 40, 130, 400):
             for heads in (1, 8):
                 a, b = random(1, heads, 201, 320), random(2, heads, n, 320)
                 one, *more = (product(type, a, b, n_threads=t).tobytes() for t in (1, 2, 3))
                 assert more == [one, one]
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.F16], ids=repr)
+@pytest.mark.parametrize("n", [383, 384, 433, 600], ids=str)
+def test_many_columns(type, n):
+    """Wide panels, the last of 1, 2 or 3 vectors; more than one strip of C; a part of k and of a tile's rows left."""
+    a, b = weights(type, random(3, 101, 530)), random(4, n, 530)
+    y = product(type, a, b)
+    exact = rounded(type, b).astype(np.float64) @ a.astype(np.float64).T
+    assert np.mean((y - exact) ** 2) <= 1e-12 * np.mean(exact ** 2)
 
 
 def test_one_batch_equals_column_by_column():
