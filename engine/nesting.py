@@ -30,34 +30,43 @@ def refuse_nesting():
                          "rest is done after the computation has returned")
 
 
-class RunLock:
+class RunLock(type(threading.RLock())):
     """A reentrant lock that is held while kernels run: kernels that ask for it get an error.
 
-    A forked child finds it open, unless the thread that forked holds it.  Plan.compute takes `lock` by hand.
+    A forked child finds it open, unless the thread that forked holds it.  Signal handlers may raise wherever Python
+    code is called or has called, so `acquire` and `release` are C's, the latter in `with` too.
     """
 
-    __slots__ = ("lock", "__weakref__")
+    __slots__ = ()
 
     def __init__(self):
-        self.lock = threading.RLock()
         _LOCKS.add(self)
 
     def __enter__(self):
         if get_ident() in INSIDE:
             refuse_nesting()
-        if not self.lock.acquire(False):
-            take(self.lock)
+        try:
+            if not self.acquire(False):
+                take(self)
+        except BaseException:
+            release(self)
+            raise
         return self
 
-    def __exit__(self, *exc):
-        self.lock.release()
+
+def release(lock):
+    """Release a reentrant lock that this thread may have acquired, or not."""
+    try:
+        lock.release()
+    except RuntimeError:            # it had not
+        return
 
 
 def _after_fork():
     """In the child: locks that threads held which do not exist there."""
-    for x in list(_LOCKS):
-        if not x.lock._is_owned():
-            x.lock = threading.RLock()
+    for lock in list(_LOCKS):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):

@@ -57,7 +57,7 @@ class Pool:
         self._page = memory[start:start + PAGE_NBYTES]
         self.words = memoryview(self._page.view(np.int64))      # a word at a time: faster than through NumPy
         self.sync = self._page.__array_interface__["data"][0]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()          # so that only its holder can release it
         self.n_walking = 0                      # threads of the run under way
         self._threads = []
         self._native_ids = {}                   # worker number -> the system's thread id
@@ -134,13 +134,18 @@ class Pool:
         me = get_ident()
         if me in INSIDE:
             refuse_nesting()
-        try:                                    # first: a signal may raise between any two statements
+        lock = self._lock
+        try:                                    # first: a signal may raise after any call
             INSIDE.add(me)
-            if self._lock.locked():
-                take(self._lock)                # patiently; given back, so that no signal can come between
-                self._lock.release()
-            with self._lock:
+            try:
+                if not lock.acquire(False):
+                    take(lock)
                 return self._run(first, end, n_threads, abort_callback, plan, i, j)
+            finally:
+                try:
+                    lock.release()          # no call before it, as above
+                except RuntimeError:        # a signal came while this waited for the lock
+                    lock = None
         finally:
             INSIDE.discard(me)
 

@@ -89,7 +89,10 @@ class Network:
 
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""
-        a = np.asarray(ids)
+        try:
+            a = np.asarray(ids)
+        except ValueError as e:
+            raise ParamError(f"token ids must be a non-empty list of integers: {e}") from None
         if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
             raise ParamError(f"token ids must be a non-empty list of integers, got shape {a.shape} {a.dtype}")
         if a.size > n_max:
@@ -100,7 +103,7 @@ class Network:
             at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
             raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
                                   f"0..{self.n_vocab - 1}")
-        return a.astype(np.int32, copy=False)
+        return a.astype(np.int32)               # a copy: what was checked is what is computed
 
     # ------------------------------------------------------------ plans
     def _step(self, shape):

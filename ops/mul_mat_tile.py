@@ -100,6 +100,7 @@ def make_kernel(ta, tb, tile, direct, private):
     round_row = round_row or traits_of(F32).to_float
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
+    tall = max(rows for rows, _ in tile.multiply.values())
     blocks = tile.in_place                  # others would unpack rows of a once more for each block
     own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
 
@@ -181,7 +182,7 @@ def make_kernel(ta, tb, tile, direct, private):
         strips = (m + MB - 1) // MB
         mb = MB
         if not private and strips * n_matrices < 4 * nth and nth > 1:
-            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + 11) // 12 * 12)
+            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + tall - 1) // tall * tall)
             strips = (m + mb - 1) // mb
         total = strips * n_matrices
         chunk = strips if private else 1

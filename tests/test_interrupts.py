@@ -1,0 +1,69 @@
+"""Ctrl-C at any moment: no lock stays taken, whoever waited for it."""
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers that signal")
+
+START = """
+import random, signal, sys, threading, time
+import numpy as np
+import ggjit as gg
+
+def planned(n_rows):
+    with gg.Context() as ctx:
+        y = gg.silu(gg.from_numpy(ctx, np.ones((n_rows, 1024), np.float32)))
+    backend = gg.init_backend("CPU", n_threads=1)
+    graph = gg.Graph(y)
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    return backend.graph_plan_create(graph), y, ctx
+
+def interrupted(work, seconds):
+    end = time.monotonic() + 1                  # an interrupt inside a finalizer is lost
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(*seconds))
+        while time.monotonic() < end:
+            work()
+    except KeyboardInterrupt:
+        return
+
+def finishes(work):
+    t = threading.Thread(target=work, daemon=True)
+    t.start()
+    t.join(20)
+    return not t.is_alive()
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+sys.setswitchinterval(1e-4)
+"""
+
+
+def test_while_another_thread_computes(python):
+    """The interrupted thread mostly waits for the pool, whose lock passes from thread to thread."""
+    ran = python(START + """
+p, q = planned(64), planned(64)
+p[0].compute()
+stop = False
+def other():
+    while not stop:
+        q[0].compute()
+t = threading.Thread(target=other, daemon=True)
+t.start()
+for _ in range(300):
+    interrupted(p[0].compute, (1e-5, 3e-4))
+stop = True
+t.join(20)
+assert not t.is_alive() and finishes(p[0].compute) and finishes(q[0].compute)""")
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("work", ["compute", "numpy"])
+def test_other_threads_can_use_the_plan_afterwards(work, python):
+    ran = python(START + f"""
+plan, y, _ = planned(1)
+plan.compute()
+work = plan.compute if {work!r} == "compute" else lambda: plan.numpy(y)
+for _ in range(300):
+    interrupted(work, (5e-6, 6e-5))
+    assert finishes(work)""")
+    assert ran.returncode == 0, ran.stderr
