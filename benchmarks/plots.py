@@ -40,8 +40,12 @@ def plot_ratios(sections, path):
                                 figsize=(WIDTH * len(threads), sum(heights)), layout="constrained")
     for (name, rs, draw), line in zip(panels, axes, strict=True):
         for t, ax in zip(threads, line, strict=True):
+            here = [r for r in rs if r.n_threads == t]
+            if not here:                        # a run that was stopped
+                ax.set_axis_off()
+                continue
             ax.set_title(f"{name}, {t} thread{'s' if t > 1 else ''}")
-            draw(ax, [r for r in rs if r.n_threads == t])
+            draw(ax, here)
     figure.suptitle("ggjit's speed over the peer's (above 1: ggjit is faster)")
     figure.savefig(path, dpi=80)
     plt.close(figure)
