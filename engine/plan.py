@@ -255,7 +255,7 @@ class Plan(Shown):
         """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
         # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
-        # it touches far away.  This took 25 us of the 375 of a 4 MiB copy when it was ten small functions.
+        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
         if get_ident() in INSIDE:
             refuse_nesting()
         lock = self._lock
