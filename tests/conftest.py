@@ -1,10 +1,14 @@
 """Shared fixtures.  Reference data (real models with golden outputs) lies outside the repository: GGJIT_SHARED, or a
 folder `shared` beside the checkout; tests that need it skip with a reason where it is absent."""
+import contextlib
+import gc
 import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
+import time
+import types
 
 import pytest
 
@@ -38,6 +42,21 @@ def python(code, *args, timeout=300, **env):
     """Run `code` in a fresh interpreter; returns CompletedProcess with text output."""
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], text=True, capture_output=True,
                           timeout=timeout, env={**os.environ, **env})
+
+
+@contextlib.contextmanager
+def processor_time():
+    """Processor time of a block, in `.seconds` after it.  Unlike the wall clock it leaves out other processes and
+    pauses of the machine; the collector, which takes a second in a process that has compiled much, is off meanwhile."""
+    spent, collecting = types.SimpleNamespace(), gc.isenabled()
+    gc.disable()
+    start = time.process_time()
+    try:
+        yield spent
+    finally:
+        spent.seconds = time.process_time() - start
+        if collecting:
+            gc.enable()
 
 
 @pytest.fixture(scope="session", name="shared")

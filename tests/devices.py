@@ -113,7 +113,7 @@ class Fake(gg.Device):
         return StreamEvent() if self.delay is not None else None
 
     def event_synchronize(self, event):
-        event.reached.wait(2)
+        arrive(event.reached)
 
 
 class FakeBackend(gg.Backend):
@@ -136,6 +136,12 @@ class StreamEvent:
     def __init__(self):
         self.reached = threading.Event()
         self.reached.set()
+
+
+def arrive(event):
+    """Wait for a point of another stream; a wrong order must not look like a slow machine."""
+    if not event.wait(25):
+        raise TimeoutError("the other stream hangs")
 
 
 class AsyncBackend(FakeBackend):
@@ -193,11 +199,11 @@ class AsyncBackend(FakeBackend):
         src_backend.jobs.put(ready)
 
         def job():
-            ready.wait(2)
+            arrive(ready)
             dst.buffer.host_bytes(dst.offs, dst.nbytes)[...] = src.buffer.host_bytes(src.offs, src.nbytes)
-            taken.set()
         self.submit(job)
-        src_backend.submit(lambda: taken.wait(2))      # the source is not overwritten before it was read
+        self.jobs.put(taken)
+        src_backend.submit(lambda: arrive(taken))      # the source is not overwritten before it was read
         return True
 
     def event_record(self, event):
@@ -206,7 +212,7 @@ class AsyncBackend(FakeBackend):
 
     def event_wait(self, event):
         reached = event.reached
-        self.submit(lambda: reached.wait(2))
+        self.submit(lambda: arrive(reached))
 
 
 class Slots(Fake):

@@ -286,7 +286,7 @@ ctx = gg.Context()
 y = a = gg.from_numpy(ctx, np.ones(8, np.float32))
 for _ in range(20000): y = gg.add(y, a)
 gg.compute(y)
-t = time.perf_counter(); y.numpy(); first = time.perf_counter() - t
-t = time.perf_counter(); [y.numpy() for _ in range(20)]; print(first < 2 and time.perf_counter() - t < 1)
+t = time.process_time(); y.numpy(); first = time.process_time() - t
+t = time.process_time(); [y.numpy() for _ in range(20)]; print(first < 2 and time.process_time() - t < 1)
 """)
     assert r.stdout.strip() == "True", r.stderr

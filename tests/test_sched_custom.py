@@ -147,15 +147,17 @@ def test_exceptions_come_out_as_they_are(n_threads):
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_ctrl_c_inside_a_python_function():
+    slept = []
+
     def sleepy(dst, a, ith, nth):
         for _ in range(200):
             time.sleep(0.01)
+            slept.append(1)
     y = gg.map_custom1(gg.from_numpy(gg.Context(), array(4)), sleepy, 1)
     threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    t0 = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         compute(y)
-    assert time.perf_counter() - t0 < 1.0
+    assert len(slept) < 200
 
 
 @pytest.mark.parametrize("make,error", [
