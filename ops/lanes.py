@@ -191,13 +191,14 @@ def _butterfly_order(n):
     return labels[0]
 
 
-def transpose_ir(b, rows):
-    """n vectors of n lanes -> their transpose, by log2(n) stages of full-width interleaves."""
+def transpose_ir(b, rows, run=1):
+    """n vectors of n elements -> their transpose, by log2(n) stages of full-width interleaves; an element is a run of
+    `run` lanes."""
     n = len(rows)
-    if n == 8:
+    if n == 8 and run == 1:
         return _transpose8_ir(b, rows)
-    low = [i // 2 + n * (i % 2) for i in range(n)]
-    high = [n // 2 + x for x in low]
+    low, high = ([run * (i // 2 + first + n * (i % 2)) + lane for i in range(n) for lane in range(run)]
+                 for first in (0, n // 2))
     stages = n
     while stages > 1:
         half = n // 2

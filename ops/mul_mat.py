@@ -169,7 +169,7 @@ def _dot_kernel(t, n_threads):
 
 def _tile_kernel(t, n_threads):
     a, b = t.src[:2]
-    tile = code_tile(a.type) or float_tile(a.type, b.ne[1])
+    tile = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1])
     direct = _direct(b) and tile.rounds
     matrices = b.ne[2] * b.ne[3]
     panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
@@ -177,6 +177,8 @@ def _tile_kernel(t, n_threads):
     own = mul_mat_tile.private_nbytes(tile)
     work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
     name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}" + "-direct" * direct + "-private" * private
+    if tile.tail:
+        name += f"-spread{tile.tail.spread}" + "-alone" * tile.tail.asks
     return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
                   (module_of(a.type), module_of(b.type)))
 

@@ -126,7 +126,7 @@ def make_kernel(ta, tb, tile):
             y, w = panels + ld_i64(firsts + 8 * e) * panel_nbytes, addr(a) + e * nb(a, 2) + r * nb(a, 1)
             for n0 in range(0, n, NB):
                 cols = min(NB, n - n0)
-                multiply_strip(w, nb(a, 1), rows, k, cols, y + n0 // NL * panel_nbytes, panel_nbytes, own + d_offs,
-                               4 * MB, own, own + c_offs)
+                multiply_strip(w, nb(a, 1), rows, k, cols, 0, (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes,
+                               panel_nbytes, own + d_offs, 4 * MB, own, own + c_offs)
                 scatter(d, slots, pairs + 8 * (first + n0), cols, own + d_offs, r, rows)
     return kernel

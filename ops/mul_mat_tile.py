@@ -14,7 +14,7 @@ from ggjit.ops.node import CHUNK, CHUNK2, DST, SRC0, SRC1, addr, barrier, nb, ne
 from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import OK
 from ggjit.ops.simd import B, W
-from ggjit.ops.tile import LDC, MB, NB, put_transposed
+from ggjit.ops.tile import LDC, MB, NB, NL, put_spread, put_transposed
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
@@ -32,20 +32,129 @@ def private_nbytes(tile):
     return MB * tile.ldw + MB * LDC + W * 4 * tile.kc
 
 
+def make_panels(tile):
+    """jitted (panel_start(i, n), panel_of(g, n)): the first of n columns in panel i; the panel of columns W g ...
+
+    Panels of 3 W are evened: 256 columns are 2 3 3 2 3 3 vectors of 16, not 3 3 3 3 3 1, and halves for two threads.
+    """
+    columns = tile.columns
+
+    @inline
+    def full_start(i, n):
+        return i * columns
+
+    @inline
+    def full_of(g, n):
+        return g * W // columns
+
+    @inline
+    def even_start(i, n):
+        groups, panels = (n + W - 1) // W, (n + columns - 1) // columns
+        return groups * i // panels * W
+
+    @inline
+    def even_of(g, n):
+        groups, panels = (n + W - 1) // W, (n + columns - 1) // columns
+        return ((g + 1) * panels - 1) // groups
+    return (even_start, even_of) if columns > NL else (full_start, full_of)
+
+
+def _make_rows(n_rows, multiply):
+    """jitted: the tile of n_rows rows, again and again down a strip of `rows`, of which `whole` are read in place."""
+    @inline
+    def down(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon):
+        for r in range(0, rows, n_rows):
+            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
+            multiply(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
+    return down
+
+
+def _make_panel(tile):
+    """jitted: a strip against the `left` columns of a panel, by the narrowest tile that holds them."""
+    down1, columns = _make_rows(*tile.multiply[1]), tile.columns
+    down2, down3 = (_make_rows(*tile.multiply.get(h, tile.multiply[1])) for h in (2, 3))
+
+    @inline
+    def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
+        if columns > 2 * W and left > 2 * W:
+            down3(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+        elif columns > W and left > W:
+            down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+        else:
+            down1(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+    return panel
+
+
+def _make_panel_with_tail(tile):
+    """The same where the last vector has a tile of its own: it follows the whole vector beside it row by row."""
+    tail, (n_rows, multiply) = tile.tail, tile.multiply[1]
+    beside, alone = tail.multiply, _make_rows(tail.rows, tail.multiply)
+    down2, whole_columns = _make_rows(*tile.multiply.get(2, tile.multiply[1])), 2 * W
+    assert tail.rows == n_rows and tile.columns <= whole_columns
+
+    @inline
+    def both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon):
+        for r in range(0, rows, n_rows):
+            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
+            multiply(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
+            beside(p, s, y + B, units, sums + r * LDC + B, first, soon, nb1)
+
+    @inline
+    def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
+        if left < W:
+            alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+        elif left < whole_columns:
+            both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+        else:
+            down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+    return panel
+
+
+def _make_pack(tile):
+    """jitted pack_y of a Tile, for the last columns too."""
+    if tile.tail is None:
+        return tile.pack_y
+    whole, last = tile.pack_y, tile.tail.pack_y
+
+    @inline
+    def pack(src, stride, k, cols, dst):
+        if cols < W:
+            last(src, stride, k, cols, dst)
+        else:
+            whole(src, stride, k, cols, dst)
+    return pack
+
+
+def _make_put(tile):
+    """jitted put_transposed, for the last columns too."""
+    if tile.tail is None:
+        return put_transposed
+    last = put_spread(tile.tail.spread)
+
+    @inline
+    def put(c, dst, ldd, rows, cols, ahead):
+        if cols < W:
+            last(c, dst, ldd, rows, cols, ahead)
+        else:
+            put_transposed(c, dst, ldd, rows, cols, ahead)
+    return put
+
+
 def make_multiply_strip(ta, tile):
-    """jitted (w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c, turns): rows of a against n packed columns.
+    """jitted (w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, turns): rows of a against panels
+    p0 ... p1 - 1 of n packed columns.
 
     turns: the caller's next strip is that many strips further; threads that take strips in turn are `nth` apart.
     """
     pack_w = tile.pack_w
-    rows1, multiply1 = tile.multiply[1]
-    rows2, multiply2 = tile.multiply.get(2, tile.multiply[1])
-    rows3, multiply3 = tile.multiply.get(3, tile.multiply[1])
+    rows1 = tile.multiply[1][0]
+    panel = _make_panel_with_tail(tile) if tile.tail else _make_panel(tile)
+    put, (panel_start, _) = _make_put(tile), make_panels(tile)
     kc, ldw, unit, y_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes
     w_nbytes, block = ta.nbytes, ta.block
     in_place, whole_block, columns = tile.in_place, max(32, ta.block), tile.columns
-    nb = NB // columns * columns
-    assert not in_place or rows1 == rows2 == rows3
+    n_together = NB // columns              # panels whose sums the strip of C holds
+    assert not in_place or {rows for rows, _ in tile.multiply.values()} == {rows1}
 
     @inline
     def stretch(k):
@@ -54,11 +163,10 @@ def make_multiply_strip(ta, tile):
         return ((k + parts - 1) // parts + whole_block - 1) // whole_block * whole_block
 
     @inline
-    def multiply_strip(w, nb1, rows, k, n, panels, panel_nbytes, d, ldd, strip, c, turns=1):
-        """rows <= MB rows of a times all columns."""
-        for n0 in range(0, n, nb):
-            cols = min(nb, n - n0)
-            step = stretch(k)
+    def multiply_strip(w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, turns=1):
+        step, stop = stretch(k), panel_start(p1, n)
+        for p in range(p0, p1, n_together):
+            j0 = panel_start(p, n)
             for k0 in range(0, k, step):
                 kn = min(step, k - k0)
                 units = (kn + unit - 1) // unit
@@ -70,26 +178,15 @@ def make_multiply_strip(ta, tile):
                 first = 1 if k0 == 0 else 0
                 last = k0 + step >= k
                 soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + turns * rows * nb1
-                for j in range(0, cols, columns):
-                    y = panels + (n0 + j) // columns * panel_nbytes + k0 // unit * y_nbytes
-                    sums = c + 4 * j if k > step else c             # nothing to keep: stay in the first-level cache
-                    if columns > 2 * W and cols - j > 2 * W:
-                        for r in range(0, rows, rows3):
-                            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-                            multiply3(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
-                    elif columns > W and cols - j > W:
-                        for r in range(0, rows, rows2):
-                            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-                            multiply2(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
-                    else:
-                        for r in range(0, rows, rows1):
-                            p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-                            multiply1(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
-                    for i in range(j, min(j + columns, cols) if last else j, W):
-                        ahead = columns * ldd if cols - i > columns else B      # the next panel's, or its next rows'
+                for q in range(p, min(p1, p + n_together)):
+                    j, end = panel_start(q, n), min(n, panel_start(q + 1, n))
+                    y = panels + q * panel_nbytes + k0 // unit * y_nbytes
+                    sums = c + 4 * (j - j0) if k > step else c      # nothing to keep: stay in the first-level cache
+                    panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, end - j)
+                    for i in range(j, end if last else j, W):
+                        ahead = columns * ldd if stop - i > columns else B      # the next panel's, or its next rows'
                         for r in range(0, rows, W):
-                            put_transposed(sums + r * LDC + 4 * (i - j), d + (n0 + i) * ldd + 4 * r, ldd,
-                                           rows - r, cols - i, ahead)
+                            put(sums + r * LDC + 4 * (i - j), d + i * ldd + 4 * r, ldd, rows - r, n - i, ahead)
     return multiply_strip
 
 
@@ -98,7 +195,7 @@ def make_kernel(ta, tb, tile, direct, private):
     fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
     rounding = round_row is not None and not tile.rounds
     round_row = round_row or traits_of(F32).to_float
-    pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
+    pack, multiply_strip, (panel_start, panel_of) = _make_pack(tile), make_multiply_strip(ta, tile), make_panels(tile)
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
     tall = max(rows for rows, _ in tile.multiply.values())
     blocks = tile.in_place                  # others would unpack rows of a once more for each block
@@ -110,10 +207,11 @@ def make_kernel(ta, tb, tile, direct, private):
         nb0, nb1 = nb(b, 0), nb(b, 1)
         j0 = g * W
         cols = min(W, n - j0)
-        dst = panels + j0 // columns * panel_nbytes + j0 % columns * 4
+        p = panel_of(g, n)
+        dst = panels + p * panel_nbytes + 4 * (j0 - panel_start(p, n))
         src += j0 * nb1
         if direct:
-            pack_y(src + 4 * first, nb1, end - first, cols, dst + first // unit * y_nbytes)
+            pack(src + 4 * first, nb1, end - first, cols, dst + first // unit * y_nbytes)
             return
         for k0 in range(first, end, kc):
             kn = min(kc, end - k0)
@@ -122,7 +220,7 @@ def make_kernel(ta, tb, tile, direct, private):
                 row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
                 if rounding or row != t:
                     round_row(row, t, kn)
-            pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
+            pack(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
     def multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, own):
@@ -140,10 +238,8 @@ def make_kernel(ta, tb, tile, direct, private):
                 block = item // strips
                 r = (item - block * strips) * MB
                 first, end = n_panels * block // nth, n_panels * (block + 1) // nth
-                j = first * columns
-                multiply_strip(addr(a) + r * nb(a, 1), nb(a, 1), min(MB, m - r), k, min(n, end * columns) - j,
-                               panels + first * panel_nbytes, panel_nbytes, addr(d) + j * nb(d, 1) + 4 * r, nb(d, 1),
-                               own, own + c_offs)
+                multiply_strip(addr(a) + r * nb(a, 1), nb(a, 1), min(MB, m - r), k, n, first, end,
+                               panels, panel_nbytes, addr(d) + 4 * r, nb(d, 1), own, own + c_offs)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
@@ -151,7 +247,8 @@ def make_kernel(ta, tb, tile, direct, private):
         n2, n_matrices = ne(b, 2), ne(b, 2) * ne(b, 3)
         ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
-        matrix_nbytes = (n + columns - 1) // columns * panel_nbytes
+        n_panels = (n + columns - 1) // columns
+        matrix_nbytes = n_panels * panel_nbytes
         groups = (n + W - 1) // W
         if private:
             panels = work(node) + ith * (matrix_nbytes + own_nbytes)
@@ -204,6 +301,6 @@ def make_kernel(ta, tb, tile, direct, private):
             c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
             for s in range(start, start + chunk):
                 r = (s - matrix * strips) * mb
-                multiply_strip(w + r * nb(a, 1), nb(a, 1), min(mb, m - r), k, n, y, panel_nbytes, c + 4 * r, nb(d, 1),
-                               own, own + c_offs, 1 if private else nth)
+                multiply_strip(w + r * nb(a, 1), nb(a, 1), min(mb, m - r), k, n, 0, n_panels, y, panel_nbytes,
+                               c + 4 * r, nb(d, 1), own, own + c_offs, 1 if private else nth)
     return kernel

@@ -10,6 +10,14 @@ The columns of b lie in the vector lanes, the rows of a are broadcast element by
      R rows   w -> c c c ...              R x NL accumulators in registers, k is the inner loop;
      of a     w -> c c c ...              w comes from a thread's own strip: MB rows x KC columns of a
 
+The last vector of few columns may be part empty.  Where at most half or a quarter of it would be filled, each column is
+spread over 2 or 4 lanes, which take elements of k in turn; one broadcast brings as many of w, and the lanes of a column
+are added at the end:
+
+    spread 1  | y0[0]  y1[0]  y2[0]  y3[0]  ... |      w[0]  in every lane               16 columns, a vector each k
+    spread 2  | y0[0]  y0[1]  y1[0]  y1[1]  ... |      w[0]  w[1]  w[0]  w[1] ...         8 columns, a vector each 2 k
+    spread 4  | y0[0]  y0[1]  y0[2]  y0[3]  ... |      w[0]  w[1]  w[2]  w[3] ...         4 columns, a vector each 4 k
+
 so a needs no transpose: float32 rows are read where they lie, others are converted (or their codes unpacked) to the
 strip, and the tile reads scalars as broadcast operands.  Sums over KC elements are added up in a float32 strip of C,
 which is transposed into the result at the end, W x W at a time.
@@ -21,20 +29,46 @@ What each step bought (Zen 5, one thread, weights from memory):
   - float32 rows in place: n = 64 1.35 x (k = 384).
 """
 import dataclasses
+import functools
 from collections.abc import Callable
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops.jit import inline
-from ggjit.ops.lanes import i64, prefetch_ir, store_part_ir, transpose_ir
+from ggjit.ops.lanes import bitcast_ir, i32, i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.mem import st_i32
-from ggjit.ops.simd import B, W, load_ir, store_ir, vec_ir
+from ggjit.ops.simd import IR, B, W, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 
 NL = 2 * W                              # columns of a panel (a float tile's: tile_float.py, `_shape`)
 MB = 96                                 # rows of a strip: one unit of work
 NB = 544 // NL * NL                     # columns of a strip of C: 512 in whole panels of 48 too
 LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
+
+
+SPREAD_BELOW = 8 * W                    # columns from which an empty part of the last vector is lost among the others
+
+
+def spread_of(n):
+    """Lanes that a column takes in the last vector of a product of n columns: 1, 2 or 4."""
+    left = n % W
+    if left == 0 or n >= SPREAD_BELOW:
+        return 1
+    return 4 if 4 * left <= W else 2 if 2 * left <= W else 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tail:
+    """How the last vector is multiplied where its columns are spread; members as in Tile.
+
+    asks            whether `multiply` asks for the next rows: the last vector is the only one
+    """
+    spread: int
+    asks: bool
+    rows: int
+    pack_y: Callable
+    multiply: Callable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +87,7 @@ class Tile:
     rounds          whether pack_y does the rounding of activations itself
     pad             elements a panel's k is padded to
     columns         columns of a panel: W, NL or 3 W
+    tail            of the last vector, where the tile was made for a number of columns that spread_of spreads
     """
     unit: int
     y_nbytes: int
@@ -65,6 +100,7 @@ class Tile:
     pad: int
     in_place: bool = False
     columns: int = NL
+    tail: Tail | None = None
 
     @property
     def ldw(self):
@@ -77,7 +113,7 @@ class Tile:
 
 @inline
 def blank_columns(first, blocks, block_nbytes, dst):
-    """Columns first ... W - 1 of half a panel of quantised blocks: zeros after the eight rows of codes.
+    """Lanes first ... W - 1 of half a panel of quantised blocks: zeros after the eight rows of codes.
 
     They are multiplied with the others, and old bytes there may be denormals: n = 17 took five times as long as 32.
     """
@@ -85,6 +121,23 @@ def blank_columns(first, blocks, block_nbytes, dst):
         for i in range(blocks):
             for word in range(8, block_nbytes // (4 * NL)):
                 st_i32(dst + i * block_nbytes + 4 * (word * NL + j), 0)
+
+
+def put_quads_ir(b, q, dst, spread):
+    """One column's 32 codes <32 x i32> into its lanes: each vector takes the next `spread` quads."""
+    quads = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i32", 8)
+    for t in range(0, 8, spread):
+        store_ir(b, shuffle_ir(b, quads, quads, range(t, t + spread)), b.add(dst, i64(4 * NL * t // spread)), 4)
+
+
+def put_word_ir(b, word, dst, spread):
+    """A number of one column that is added once to the sum of its lanes: zeros follow in all lanes but the first."""
+    store_ir(b, b.insert_element(ir.Constant(ir.VectorType(word.type, spread), None), word, i32(0)), dst, 4)
+
+
+def put_factor_ir(b, x, dst, spread):
+    """A factor of one column, in each of its lanes."""
+    store_ir(b, splat_ir(b, x, spread), dst, 4)
 
 
 def finish_ir(b, acc, places, first):
@@ -111,15 +164,26 @@ def soon_ir(b, soon, stride, n_rows):
     return ask
 
 
-@intrinsic
-def put_transposed(typingctx, c, dst, ldd, rows, cols, ahead):
-    """W rows x W lanes of a strip of C -> dst[lane][row], the first `rows` rows and `cols` lanes.
+def repeat_ir(b, addr, type, n):
+    """The n values at addr, again and again in a vector of W."""
+    if n == 1:
+        return splat_ir(b, load_ir(b, addr, IR[type], 4), W)
+    v = load_ir(b, addr, vec_ir(type, n), 4)
+    return shuffle_ir(b, v, v, [i % n for i in range(W)])
+
+
+@functools.cache                        # Numba keeps every intrinsic for ever
+def put_spread(spread):
+    """intrinsic (c, dst, ldd, rows, cols, ahead): W rows x W lanes of a strip of C -> dst[column][row], the first
+    `rows` rows and `cols` columns; the `spread` lanes of a column are added.
 
     The lines `ahead` bytes further are asked for: they lie far apart, and a store that misses waits.
     """
     def codegen(context, b, sig, args):
         c, dst, ldd, rows, cols, ahead = args
         out = transpose_ir(b, [load_ir(b, b.add(c, i64(LDC * i)), vec_ir("f32", W), B) for i in range(W)])
+        for _ in range(spread.bit_length() - 1):
+            out = [b.fadd(x, y) for x, y in zip(out[::2], out[1::2], strict=True)]
         whole = b.icmp_signed(">=", rows, i64(W))
         for j, x in enumerate(out):
             place = b.add(dst, b.mul(ldd, i64(j)))
@@ -131,4 +195,11 @@ def put_transposed(typingctx, c, dst, ldd, rows, cols, ahead):
                     with part:
                         store_part_ir(b, x, place, rows)
         return context.get_dummy_value()
-    return types.void(*(types.int64,) * 6), codegen
+
+    @intrinsic
+    def put(typingctx, c, dst, ldd, rows, cols, ahead):
+        return types.void(*(types.int64,) * 6), codegen
+    return put
+
+
+put_transposed = put_spread(1)

@@ -32,7 +32,19 @@ from ggjit.ops.lanes import (
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir
 from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tile, blank_columns, finish_ir, soon_ir
+from ggjit.ops.tile import (
+    LDC,
+    NL,
+    Tail,
+    Tile,
+    blank_columns,
+    finish_ir,
+    put_factor_ir,
+    put_quads_ir,
+    put_word_ir,
+    repeat_ir,
+    soon_ir,
+)
 
 KC = 512
 SIGNED_ZERO = 128                       # signed codes are stored with their sign bit flipped
@@ -59,20 +71,18 @@ class Layout:
 
 
 # ---------------------------------------------------------------- packing
-def _make_pack_y(layout):
+def _make_pack_y(layout, spread=1):
     """Quantise `cols` float32 rows as the format's partner does, into one half of a panel."""
     big = isinstance(layout.blocks, Super)
     step = 256 if big else 32
 
     def put_group(b, q, d, dst):
-        quads = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i32", 8)
-        for t in range(8):
-            store_ir(b, b.extract_element(quads, i32(t)), b.add(dst, i64(4 * NL * t)))
+        put_quads_ir(b, q, dst, spread)
         if layout.words:
             for i, s in enumerate(layout.part_sums_ir(b, q)):
                 word = b.fmul(d, b.sitofp(s, IR_F32)) if layout.offsets else b.mul(s, i32(-layout.zero_point))
-                store_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)))
-        store_ir(b, d, b.add(dst, i64(layout.y_d)))
+                put_word_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), spread)
+        put_factor_ir(b, d, b.add(dst, i64(layout.y_d)), spread)
 
     @intrinsic
     def put(typingctx, src, dst):
@@ -93,8 +103,8 @@ def _make_pack_y(layout):
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
             for i in range(k // step):
-                put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * j)
-        blank_columns(cols, k // 32, y_nbytes, dst)
+                put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
+        blank_columns(spread * cols, k // 32, y_nbytes, dst)
     return pack_y
 
 
@@ -129,7 +139,7 @@ def _scalar_ir(b, addr, n):
     return splat_ir(b, load_ir(b, addr, IR_F32, 4), n)
 
 
-def _make_vnni_multiply(layout, n_rows, n_vectors, ldw):
+def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, asking=True):
     fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
     n_acc, parts = n_rows * n_vectors, layout.parts
     each = 8 // parts
@@ -141,10 +151,10 @@ def _make_vnni_multiply(layout, n_rows, n_vectors, ldw):
         word = columns(b, y, layout.y_word + 4 * NL * part, fv if layout.offsets else iv) if layout.words else None
         start = word if layout.zero_point else [zero("i32", 16)] * n_vectors
         q = [start[i % n_vectors] for i in range(n_acc)]
-        for t in range(each * part, each * part + each):
-            ys = [bitcast_ir(b, v, "i8", 64) for v in columns(b, y, 4 * NL * t, iv)]
+        for t in range(each * part, each * part + each, spread):
+            ys = [bitcast_ir(b, v, "i8", 64) for v in columns(b, y, 4 * NL * t // spread, iv)]
             for r in range(n_rows):
-                u = bitcast_ir(b, splat_ir(b, load_ir(b, b.add(w, i64(r * ldw + 4 * t)), IR_I32, 4), 16), "i8", 64)
+                u = bitcast_ir(b, repeat_ir(b, b.add(w, i64(r * ldw + 4 * t)), "i32", spread), "i8", 64)
                 for h in range(n_vectors):
                     q[r * n_vectors + h] = dpbusd_ir(b, q[r * n_vectors + h], u, ys[h])
         for r in range(n_rows):
@@ -160,7 +170,7 @@ def _make_vnni_multiply(layout, n_rows, n_vectors, ldw):
     def multiply(typingctx, w, ldw_, y, units, c, first, soon, stride):
         def codegen(context, b, sig, args):
             w, _, y, units, c, first, soon, stride = args
-            ask = soon_ir(b, soon, stride, n_rows)
+            ask = soon_ir(b, soon, stride, n_rows if asking else 0)
             places = [b.add(c, i64(r * LDC + 64 * h)) for r in range(n_rows) for h in range(n_vectors)]
 
             def body(b, state):
@@ -249,13 +259,18 @@ def _pair_steps(layout):
     return steps
 
 
-def block_tile(blocks):
-    """The integer tile of a Plain or Super format, or None where the instruction set has no good one."""
+def block_tile(blocks, spread=1, alone=False):
+    """The integer tile of a Plain or Super format, or None where the instruction set has no good one.
+
+    spread, alone: of the last vector and whether it is the only one (Tail).
+    """
     if isa.ISA == "generic" or (isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63)):
         return None
     layout = Layout(blocks)
     ldw = KC // 32 * layout.w_nbytes + 64
     make, shapes = (_make_vnni_multiply, {1: 12, 2: 6}) if W == 16 else (_make_pairs_multiply, {1: 6, 2: 6})
+    tail = None if spread == 1 or W < 16 else Tail(
+        spread, alone, 12, _make_pack_y(layout, spread), make(layout, 12, 1, ldw, spread, alone))
     return Tile(unit=32, y_nbytes=layout.y_nbytes, w_nbytes=layout.w_nbytes, kc=KC, pack_y=_make_pack_y(layout),
                 pack_w=_make_pack_w(layout), rounds=True, pad=32,
-                multiply={h: (r, make(layout, r, h, ldw)) for h, r in shapes.items()})
+                multiply={h: (r, make(layout, r, h, ldw)) for h, r in shapes.items()}, tail=tail)

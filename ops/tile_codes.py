@@ -25,8 +25,21 @@ from ggjit.ops.lanes import (
 )
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir, sum_ir
-from ggjit.ops.simd import counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tile, blank_columns, finish_ir, soon_ir
+from ggjit.ops.simd import W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.tile import (
+    LDC,
+    NL,
+    Tail,
+    Tile,
+    blank_columns,
+    finish_ir,
+    put_factor_ir,
+    put_quads_ir,
+    put_word_ir,
+    repeat_ir,
+    soon_ir,
+    spread_of,
+)
 from ggjit.ops.tile_blocks import block_tile
 from ggjit.ops.types.traits import traits_of
 
@@ -35,21 +48,19 @@ W_BLOCK = 36                            # 32 codes | scale f32
 CODE_KC = 512
 
 
-def _make_pack_codes(codes):
+def _make_pack_codes(codes, spread=1):
     """Quantise `cols` float32 rows, block by block, into one half of a panel."""
     zero_point = codes.zero_point
 
     @intrinsic
     def put(typingctx, src, dst):
-        """Column's block at src: eight dwords NL dwords apart, then bias and scale."""
+        """Column's block at src: eight quads NL dwords apart, then bias and scale."""
         def codegen(context, b, sig, args):
             src, dst = args
             q, d = activation_ir(b, src)
-            quads = bitcast_ir(b, b.trunc(q, vec_ir("i8", 32)), "i32", 8)
-            for t in range(8):
-                store_ir(b, b.extract_element(quads, i32(t)), b.add(dst, i64(4 * NL * t)))
-            store_ir(b, b.mul(sum_ir(b, q), i32(-zero_point)), b.add(dst, i64(4 * NL * 8)))
-            store_ir(b, d, b.add(dst, i64(4 * NL * 9)))
+            put_quads_ir(b, q, dst, spread)
+            put_word_ir(b, b.mul(sum_ir(b, q), i32(-zero_point)), b.add(dst, i64(4 * NL * 8)), spread)
+            put_factor_ir(b, d, b.add(dst, i64(4 * NL * 9)), spread)
             return context.get_dummy_value()
         return types.void(types.int64, types.int64), codegen
 
@@ -57,8 +68,8 @@ def _make_pack_codes(codes):
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
             for i in range(k // 32):
-                put(src + j * stride + 128 * i, dst + i * Y_BLOCK + 4 * j)
-        blank_columns(cols, k // 32, Y_BLOCK, dst)
+                put(src + j * stride + 128 * i, dst + i * Y_BLOCK + 4 * spread * j)
+        blank_columns(spread * cols, k // 32, Y_BLOCK, dst)
     return pack_y
 
 
@@ -80,7 +91,7 @@ def _make_pack_weights(codes):
     return pack_w
 
 
-def _make_code_multiply(n_rows, n_vectors, ldw, nbytes):
+def _make_code_multiply(n_rows, n_vectors, ldw, nbytes, spread=1, asking=True):
     """AVX-512 VNNI: 12 integer and 12 float accumulators; a block is 8 broadcasts of 4 codes for each row."""
     fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
     n_acc = n_rows * n_vectors
@@ -88,11 +99,11 @@ def _make_code_multiply(n_rows, n_vectors, ldw, nbytes):
     def block(b, w, y, acc):
         bias = [load_ir(b, b.add(y, i64(4 * NL * 8 + 64 * h)), iv, 64) for h in range(n_vectors)]
         q = [bias[i % n_vectors] for i in range(n_acc)]
-        for t in range(8):
-            ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(4 * NL * t + 64 * h)), iv, 64), "i8", 64)
+        for t in range(0, 8, spread):
+            ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(4 * NL * t // spread + 64 * h)), iv, 64), "i8", 64)
                   for h in range(n_vectors)]
             for r in range(n_rows):
-                u = bitcast_ir(b, splat_ir(b, load_ir(b, b.add(w, i64(r * ldw + 4 * t)), IR_I32, 4), 16), "i8", 64)
+                u = bitcast_ir(b, repeat_ir(b, b.add(w, i64(r * ldw + 4 * t)), "i32", spread), "i8", 64)
                 for h in range(n_vectors):
                     q[r * n_vectors + h] = dpbusd_ir(b, q[r * n_vectors + h], u, ys[h])
         dy = [load_ir(b, b.add(y, i64(4 * NL * 9 + 64 * h)), fv, 64) for h in range(n_vectors)]
@@ -107,7 +118,7 @@ def _make_code_multiply(n_rows, n_vectors, ldw, nbytes):
     def multiply(typingctx, w, ldw_, y, units, c, first, soon, stride):
         def codegen(context, b, sig, args):
             w, _, y, units, c, first, soon, stride = args
-            ask = soon_ir(b, soon, stride, n_rows)
+            ask = soon_ir(b, soon, stride, n_rows if asking else 0)
             places = [b.add(c, i64(r * LDC + 64 * h)) for r in range(n_rows) for h in range(n_vectors)]
 
             def body(b, state):
@@ -172,17 +183,24 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
     return multiply
 
 
+def code_tile(type, n=NL):
+    """The integer tile of a type for products of n columns, or None where the instruction set has none for it."""
+    return _code_tile(type, spread_of(n), n < W)
+
+
 @functools.cache
-def code_tile(type):
-    """The integer tile of a type, or None where the instruction set has none for it."""
+def _code_tile(type, spread, alone):
     codes = traits_of(type).tile
     if isinstance(codes, Plain | Super):
-        return block_tile(codes)
+        return block_tile(codes, spread, alone)
     if codes is None or isa.ISA == "generic" or (isa.ISA == "avx2" and codes.zero_point > 8):
         return None
     ldw = CODE_KC // 32 * W_BLOCK + 64
     make, shapes = (_make_code_multiply, {1: 12, 2: 6}) if isa.ISA == "avx512" else (
         _make_nibble_multiply, {1: 6, 2: 6})
+    tail = None if spread == 1 or isa.ISA != "avx512" else Tail(
+        spread, alone, 12, _make_pack_codes(codes, spread), make(12, 1, ldw, codes.nbytes, spread, alone))
     return Tile(unit=32, y_nbytes=Y_BLOCK, w_nbytes=W_BLOCK, kc=CODE_KC, pack_y=_make_pack_codes(codes),
                 pack_w=_make_pack_weights(codes), rounds=True, pad=32,
-                multiply={h: (r, make(r, h, ldw, codes.nbytes)) for h, r in shapes.items()})
+                multiply={h: (r, make(r, h, ldw, codes.nbytes)) for h, r in shapes.items()},
+                tail=tail)

@@ -11,9 +11,9 @@ from numba.extending import intrinsic
 
 from ggjit.ops.jit import inline
 from ggjit.ops.lanes import i64, load_part_ir, min_ir, prefetch_ir, transpose_ir, zero
-from ggjit.ops.mem import IR_F32, IR_I64, st_f32
-from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tile, finish_ir
+from ggjit.ops.mem import IR_I64, st_f32
+from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, store_ir, vec_ir
+from ggjit.ops.tile import LDC, NL, Tail, Tile, finish_ir, repeat_ir, spread_of
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
@@ -21,7 +21,7 @@ ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = W, 384 if W == 16 else 256       # a unit of AVX-512 is a cache line of each row
 NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384
 WIDE_ROWS, WIDE_KC = 8, 256             # n = 512, one thread: 192 is 4 % slower on a quiet core, 3 % faster on a busy
-WIDE = 24 * W                           # columns from which the part of a last panel that stays empty is small
+WIDE = 12 * W                           # columns from which the part of a last panel that stays empty is small
 
 
 def _shape(n):
@@ -32,8 +32,8 @@ def _shape(n):
 
 
 @functools.cache                        # Numba keeps every intrinsic for ever
-def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes):
-    """c[n_rows][n_vectors * W] (+)= w[n_rows][units * FLOAT_UNIT] x panel of `columns`.
+def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes, spread=1, asking=True):
+    """c[n_rows][n_vectors * W] (+)= w[n_rows][units * FLOAT_UNIT] x panel of `columns`, its columns spread over lanes.
 
     Rows of w lie ldw bytes apart.  The n_rows rows at `soon` (stride bytes apart, unit_nbytes a unit) are asked for
     unit by unit, three at a time: what the next tiles will read travels from memory while this one is multiplied.
@@ -56,15 +56,15 @@ def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes):
                 y, soon = state[:2]
                 bases, acc = list(state[2:2 + threes]), list(state[2 + threes:])
                 ask = soon
-                for u in range(FLOAT_UNIT):
-                    if u in asks:
+                for u in range(0, FLOAT_UNIT, spread):
+                    if asking and u in asks:
                         for o in soon_apart[:n_rows - 3 * asks.index(u)]:
                             prefetch_ir(b, b.add(ask, o))
                         ask = opaque_ir(b, b.add(ask, step))
-                    ys = [load_ir(b, b.add(y, i64(4 * columns * u + B * h)), v, B) for h in range(n_vectors)]
+                    at = 4 * columns * u // spread
+                    ys = [load_ir(b, b.add(y, i64(at + B * h)), v, B) for h in range(n_vectors)]
                     for r in range(n_rows):
-                        at = b.add(b.add(bases[r // 3], apart[r % 3]), i64(4 * u))
-                        s = splat_ir(b, load_ir(b, at, IR_F32), W)
+                        s = repeat_ir(b, b.add(b.add(bases[r // 3], apart[r % 3]), i64(4 * u)), "f32", spread)
                         for h in range(n_vectors):
                             i = r * n_vectors + h
                             acc[i] = fma_ir(b, s, ys[h], acc[i])
@@ -80,19 +80,19 @@ def _make_float_multiply(n_rows, n_vectors, columns, unit_nbytes):
 
 
 @functools.cache
-def _make_pack(columns):
-    """pack_y of a Tile with panels of `columns`."""
+def _make_pack(columns, spread=1):
+    """pack_y of a Tile or Tail with panels of `columns`."""
     @intrinsic
     def transpose(typingctx, src, stride, cols, left, dst):
         """W values of each of `cols` float32 rows (from the first row, `stride` apart; the last one repeats) to the
-        lanes of W panel rows at dst; only `left` values are read where fewer than W are left, zeros follow."""
+        lanes of W / spread panel rows at dst; only `left` values are read where fewer than W are left, zeros follow."""
         def codegen(context, b, sig, args):
             src, stride, cols, left, dst = args
             last = b.sub(cols, i64(1))
-            at = [b.add(src, b.mul(min_ir(b, i64(i), last), stride)) for i in range(W)]
+            at = [b.add(src, b.mul(min_ir(b, i64(i), last), stride)) for i in range(W // spread)]
 
             def put(rows):
-                for i, x in enumerate(transpose_ir(b, rows)):
+                for i, x in enumerate(transpose_ir(b, rows, spread)):
                     store_ir(b, x, b.add(dst, i64(4 * columns * i)), B)
             with b.if_else(b.icmp_signed(">=", left, i64(W))) as (full, part):
                 with full:
@@ -111,7 +111,11 @@ def _make_pack(columns):
 
 def float_tile(type, n=NL):
     """The Tile of weights of `type` for products of n columns."""
-    to_float, (rows, columns, kc) = traits_of(type).to_float, _shape(n)
+    to_float, (rows, columns, kc), spread = traits_of(type).to_float, _shape(n), spread_of(n)
+    unit_nbytes, tail = FLOAT_UNIT * type.nbytes // type.block, None
+    if spread > 1:
+        tail = Tail(spread, n < W, rows, _make_pack(columns, spread),
+                    _make_float_multiply(rows, 1, columns, unit_nbytes, spread, n < W))
 
     @inline
     def pack_w(src, k, dst):
@@ -121,6 +125,7 @@ def float_tile(type, n=NL):
     return Tile(unit=FLOAT_UNIT, y_nbytes=4 * columns * FLOAT_UNIT, w_nbytes=4 * FLOAT_UNIT,
                 kc=kc // type.block * type.block,
                 pack_y=_make_pack(columns), pack_w=pack_w, in_place=type is F32,
-                multiply={h: (rows, _make_float_multiply(rows, h, columns, FLOAT_UNIT * type.nbytes // type.block))
+                multiply={h: (rows, _make_float_multiply(rows, h, columns, unit_nbytes))
                           for h in range(1, columns // W + 1)},
-                rounds=traits_of(type).round_activations is None, pad=W, columns=columns)
+                rounds=traits_of(type).round_activations is None, pad=W, columns=columns,
+                tail=tail)
