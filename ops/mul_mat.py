@@ -152,8 +152,10 @@ def dot_shape(type, k, m, n):
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
         rows = tuned.rule(type)                                 # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
         return (1, 2, 4) if rows == 1 else (rows, 2, 1)
-    cols = -(-n // -(-n // 4))                                  # 5 columns are 3 + 2, not 4 + 1
-    return min(dot.rows, 4 if isa.ISA == "avx512" else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
+    wide = isa.ISA == "avx512"
+    most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
+    cols = -(-n // -(-n // most))                               # of equal parts: 9 columns are 5 + 4, not 8 + 1
+    return min(dot.rows, min(4, 24 // cols) if wide else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
 
 
 def _dot_kernel(t, n_threads):

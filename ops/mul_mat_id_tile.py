@@ -127,6 +127,6 @@ def make_kernel(ta, tb, tile):
             for n0 in range(0, n, NB):
                 cols = min(NB, n - n0)
                 multiply_strip(w, nb(a, 1), rows, k, cols, 0, (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes,
-                               panel_nbytes, own + d_offs, 4 * MB, own, own + c_offs)
+                               panel_nbytes, own + d_offs, 4 * MB, own, own + c_offs, rows)
                 scatter(d, slots, pairs + 8 * (first + n0), cols, own + d_offs, r, rows)
     return kernel

@@ -141,10 +141,10 @@ def _make_put(tile):
 
 
 def make_multiply_strip(ta, tile):
-    """jitted (w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, turns): rows of a against panels
-    p0 ... p1 - 1 of n packed columns.
+    """jitted (w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, ahead): at most MB rows of a against
+    panels p0 ... p1 - 1 of n packed columns.
 
-    turns: the caller's next strip is that many strips further; threads that take strips in turn are `nth` apart.
+    ahead: the caller's next rows begin that many rows further.
     """
     pack_w = tile.pack_w
     rows1 = tile.multiply[1][0]
@@ -163,7 +163,7 @@ def make_multiply_strip(ta, tile):
         return ((k + parts - 1) // parts + whole_block - 1) // whole_block * whole_block
 
     @inline
-    def multiply_strip(w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, turns=1):
+    def multiply_strip(w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, ahead):
         step, stop = stretch(k), panel_start(p1, n)
         for p in range(p0, p1, n_together):
             j0 = panel_start(p, n)
@@ -177,16 +177,16 @@ def make_multiply_strip(ta, tile):
                     pack_w(here + r * nb1, kn, strip + r * ldw)
                 first = 1 if k0 == 0 else 0
                 last = k0 + step >= k
-                soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + turns * rows * nb1
+                soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + ahead * nb1
                 for q in range(p, min(p1, p + n_together)):
                     j, end = panel_start(q, n), min(n, panel_start(q + 1, n))
                     y = panels + q * panel_nbytes + k0 // unit * y_nbytes
                     sums = c + 4 * (j - j0) if k > step else c      # nothing to keep: stay in the first-level cache
                     panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, end - j)
                     for i in range(j, end if last else j, W):
-                        ahead = columns * ldd if stop - i > columns else B      # the next panel's, or its next rows'
+                        after = columns * ldd if stop - i > columns else B      # the next panel's, or its next rows'
                         for r in range(0, rows, W):
-                            put(sums + r * LDC + 4 * (i - j), d + i * ldd + 4 * r, ldd, rows - r, n - i, ahead)
+                            put(sums + r * LDC + 4 * (i - j), d + i * ldd + 4 * r, ldd, rows - r, n - i, after)
     return multiply_strip
 
 
@@ -238,8 +238,9 @@ def make_kernel(ta, tb, tile, direct, private):
                 block = item // strips
                 r = (item - block * strips) * MB
                 first, end = n_panels * block // nth, n_panels * (block + 1) // nth
-                multiply_strip(addr(a) + r * nb(a, 1), nb(a, 1), min(MB, m - r), k, n, first, end,
-                               panels, panel_nbytes, addr(d) + 4 * r, nb(d, 1), own, own + c_offs)
+                rows = min(MB, m - r)
+                multiply_strip(addr(a) + r * nb(a, 1), nb(a, 1), rows, k, n, first, end, panels, panel_nbytes,
+                               addr(d) + 4 * r, nb(d, 1), own, own + c_offs, rows)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
@@ -283,6 +284,7 @@ def make_kernel(ta, tb, tile, direct, private):
             strips = (m + mb - 1) // mb
         total = strips * n_matrices
         chunk = strips if private else 1
+        together = tall if n < NL else mb           # few columns: rows are multiplied before they leave the first cache
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:
@@ -300,7 +302,12 @@ def make_kernel(ta, tb, tile, direct, private):
             w = addr(a) + i2 // ratio2 * nb(a, 2) + i3 // ratio3 * nb(a, 3)
             c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
             for s in range(start, start + chunk):
-                r = (s - matrix * strips) * mb
-                multiply_strip(w + r * nb(a, 1), nb(a, 1), min(mb, m - r), k, n, 0, n_panels, y, panel_nbytes,
-                               c + 4 * r, nb(d, 1), own, own + c_offs, 1 if private else nth)
+                begin = (s - matrix * strips) * mb
+                end = min(m, begin + mb)
+                for r in range(begin, end, together):
+                    rows = min(together, end - r)
+                    # threads take strips in turn: the next of this one is not the next
+                    ahead = rows if r + rows < end or private else rows + (nth - 1) * mb
+                    multiply_strip(w + r * nb(a, 1), nb(a, 1), rows, k, n, 0, n_panels, y, panel_nbytes,
+                                   c + 4 * r, nb(d, 1), own, own + c_offs, ahead)
     return kernel

@@ -21,7 +21,7 @@ ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = W, 384 if W == 16 else 256       # a unit of AVX-512 is a cache line of each row
 NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384
 WIDE_ROWS, WIDE_KC = 8, 256             # n = 512, one thread: 192 is 4 % slower on a quiet core, 3 % faster on a busy
-WIDE = 12 * W                           # columns from which the part of a last panel that stays empty is small
+WIDE = 8 * W                            # columns from which the part of a last panel that stays empty is small
 
 
 def _shape(n):
