@@ -169,4 +169,4 @@ def _offset_dot(plain):
 def _make_dot(plain, load_w, load_y, mac):
     return Dot(step=plain.type.block, w_nbytes=plain.type.nbytes, y_nbytes=Y_GROUP * plain.n_groups, load_w_ir=load_w,
                tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=_make_prepare(plain),
-               lanes=8)
+               lanes=8, max_columns=3)

@@ -6,7 +6,7 @@ F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that round
 
 Three families of kernels, chosen by the number of columns n:
 
-    n <= 8 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
+    n <= 3 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
     more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_few_rows
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
@@ -25,8 +25,8 @@ from ggjit.ops.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 COLUMN_TYPES = (F32, F16, BF16)
-# Beyond, packing pays.  AVX-512, 16 columns of [2048 x 2048], one thread: dots 2.8 ms, the tile 2.15 ms; 12: 2.3, 2.2
-MAX_DOT_COLUMNS = 12 if isa.ISA == "avx512" else 16
+MAX_DOT_COLUMNS = 12 if isa.ISA == "avx512" else 16            # of 16-bit floats, which a tile has to unpack
+MAX_DOT_COLUMNS_IN_PLACE = 6 if isa.ISA == "avx512" else 16     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
@@ -113,20 +113,20 @@ def _direct(b):
 def max_dot_columns(type):
     """Up to how many columns rows of `type` are multiplied as they come.
 
-    Four for most quantised types: [2048 x 2048], AVX-512, one thread, time of the integer tile over that of dots
+    [2048 x 2048] from memory, AVX-512, one thread, time of the tile over that of dots
 
-        n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_1   IQ4_XS      Q8_0   Q4_0
-        4      1.46   1.25   1.57   1.68   1.39                 1.14
-        5      0.90   0.87   1.02   1.09   0.89   0.79   0.70   0.69        1.21   2.11
-        8      0.61   0.65   0.84   0.86   0.74   0.61   0.51   0.58        1.03   1.65
-        9                                                                   0.85   1.33
-       12                                                                   0.73   1.12
-       13                                                                          0.87
+        n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_0   IQ4_XS   MXFP4   Q8_0   Q4_0    F32    F16
+        3      1.14   1.02   1.26   1.44   1.23   0.96   1.11     0.96    1.00   1.31   1.64
+        4      0.87   0.92   1.07   1.16   0.94   0.74   0.96     0.80    0.85   1.31   1.50           1.33
+        5      0.71   0.62   0.86   0.88   0.77   0.58   0.72     0.57    0.60   0.82   1.32   1.11    1.62
+        8      0.54   0.58   0.67   0.71   0.63   0.46   0.61     0.49    0.52   0.87   1.02   0.83    1.08
+        9      0.61   0.58   0.70   0.73   0.60   0.43   0.54     0.50    0.50   0.80   1.00   0.92    1.36
+       12                                                                               0.97   0.83    1.09
     """
     if type is BF16 and isa.BF16_DOT:
         return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
     if not type.quantized:
-        return MAX_DOT_COLUMNS
+        return MAX_DOT_COLUMNS_IN_PLACE if type is F32 else MAX_DOT_COLUMNS
     return MAX_DOT_COLUMNS_UNPACKED if code_tile(type) is None else traits_of(type).dot.max_columns
 
 
@@ -180,7 +180,7 @@ def _tile_kernel(t, n_threads):
     work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
     name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}" + "-direct" * direct + "-private" * private
     if tile.tail:
-        name += f"-spread{tile.tail.spread}" + "-alone" * tile.tail.asks
+        name += f"-spread{tile.tail.spread}" + "-only" * tile.tail.only
     return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
                   (module_of(a.type), module_of(b.type)))
 
@@ -223,7 +223,7 @@ def cases():
         name = f"{ta!r} {tb!r} k={k} m={m} n={n} {a23} {b23}" + " permuted" * permuted
         return Case(name, make(ta, tb, k, m, n, a23, b23, permuted), MAX_NMSE)
     for ta in (F32, F16, BF16, Q8_0, Q4_0):
-        for n in (1, 2, 3, 4, 8, 9, 16, 31, 32, 65):
+        for n in (1, 2, 3, 4, 6, 8, 9, 16, 18, 24, 31, 32, 65):
             yield case(ta, F32, 160 if ta.quantized else 172, 19, n)
         for k in (32, 64, 96, 128) if ta.quantized else (1, 8, 15, 33):
             yield case(ta, F32, k, 16, 1)

@@ -48,6 +48,7 @@ def make_kernel(ta, tb, tile):
         rounding = True
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
+    tall = max(rows for rows, _ in tile.multiply.values())
     own_size, c_offs, t_offs, d_offs = own_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
 
     @inline
@@ -126,7 +127,10 @@ def make_kernel(ta, tb, tile):
             y, w = panels + ld_i64(firsts + 8 * e) * panel_nbytes, addr(a) + e * nb(a, 2) + r * nb(a, 1)
             for n0 in range(0, n, NB):
                 cols = min(NB, n - n0)
-                multiply_strip(w, nb(a, 1), rows, k, cols, 0, (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes,
-                               panel_nbytes, own + d_offs, 4 * MB, own, own + c_offs, rows)
+                together = tall if cols < NL else rows          # as in mul_mat_tile
+                for q in range(0, rows, together):
+                    multiply_strip(w + q * nb(a, 1), nb(a, 1), min(together, rows - q), k, cols, 0,
+                                   (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes, panel_nbytes,
+                                   own + d_offs + 4 * q, 4 * MB, own, own + c_offs, together)
                 scatter(d, slots, pairs + 8 * (first + n0), cols, own + d_offs, r, rows)
     return kernel

@@ -86,7 +86,7 @@ def _make_panel(tile):
 
 
 def _make_panel_with_tail(tile):
-    """The same where the last vector has a tile of its own: it follows the whole vector beside it row by row."""
+    """The same where the last vector has a tile of its own; it meets the rows of the whole vector beside it at once."""
     tail, (n_rows, multiply) = tile.tail, tile.multiply[1]
     beside, alone = tail.multiply, _make_rows(tail.rows, tail.multiply)
     down2, whole_columns = _make_rows(*tile.multiply.get(2, tile.multiply[1])), 2 * W
@@ -100,6 +100,10 @@ def _make_panel_with_tail(tile):
             beside(p, s, y + B, units, sums + r * LDC + B, first, soon, nb1)
 
     @inline
+    def only(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
+        alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+
+    @inline
     def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
         if left < W:
             alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
@@ -107,14 +111,14 @@ def _make_panel_with_tail(tile):
             both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
         else:
             down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
-    return panel
+    return only if tail.only else panel
 
 
 def _make_pack(tile):
     """jitted pack_y of a Tile, for the last columns too."""
-    if tile.tail is None:
-        return tile.pack_y
-    whole, last = tile.pack_y, tile.tail.pack_y
+    whole, last = tile.pack_y, tile.tail and tile.tail.pack_y
+    if tile.tail is None or tile.tail.only:
+        return last or whole
 
     @inline
     def pack(src, stride, k, cols, dst):
@@ -127,9 +131,9 @@ def _make_pack(tile):
 
 def _make_put(tile):
     """jitted put_transposed, for the last columns too."""
-    if tile.tail is None:
-        return put_transposed
-    last = put_spread(tile.tail.spread)
+    last = put_spread(tile.tail.spread if tile.tail else 1)
+    if tile.tail is None or tile.tail.only:
+        return last
 
     @inline
     def put(c, dst, ldd, rows, cols, ahead):

@@ -62,10 +62,10 @@ def spread_of(n):
 class Tail:
     """How the last vector is multiplied where its columns are spread; members as in Tile.
 
-    asks            whether `multiply` asks for the next rows: the last vector is the only one
+    only            whether there is no other vector; then `multiply` asks for the next rows
     """
     spread: int
-    asks: bool
+    only: bool
     rows: int
     pack_y: Callable
     multiply: Callable

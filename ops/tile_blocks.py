@@ -259,10 +259,10 @@ def _pair_steps(layout):
     return steps
 
 
-def block_tile(blocks, spread=1, alone=False):
+def block_tile(blocks, spread=1, only=False):
     """The integer tile of a Plain or Super format, or None where the instruction set has no good one.
 
-    spread, alone: of the last vector and whether it is the only one (Tail).
+    spread, only: of the last vector and whether it is the only one (Tail).
     """
     if isa.ISA == "generic" or (isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63)):
         return None
@@ -270,7 +270,7 @@ def block_tile(blocks, spread=1, alone=False):
     ldw = KC // 32 * layout.w_nbytes + 64
     make, shapes = (_make_vnni_multiply, {1: 12, 2: 6}) if W == 16 else (_make_pairs_multiply, {1: 6, 2: 6})
     tail = None if spread == 1 or W < 16 else Tail(
-        spread, alone, 12, _make_pack_y(layout, spread), make(layout, 12, 1, ldw, spread, alone))
+        spread, only, 12, _make_pack_y(layout, spread), make(layout, 12, 1, ldw, spread, only))
     return Tile(unit=32, y_nbytes=layout.y_nbytes, w_nbytes=layout.w_nbytes, kc=KC, pack_y=_make_pack_y(layout),
                 pack_w=_make_pack_w(layout), rounds=True, pad=32,
                 multiply={h: (r, make(layout, r, h, ldw)) for h, r in shapes.items()}, tail=tail)

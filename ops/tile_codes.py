@@ -189,17 +189,17 @@ def code_tile(type, n=NL):
 
 
 @functools.cache
-def _code_tile(type, spread, alone):
+def _code_tile(type, spread, only):
     codes = traits_of(type).tile
     if isinstance(codes, Plain | Super):
-        return block_tile(codes, spread, alone)
+        return block_tile(codes, spread, only)
     if codes is None or isa.ISA == "generic" or (isa.ISA == "avx2" and codes.zero_point > 8):
         return None
     ldw = CODE_KC // 32 * W_BLOCK + 64
     make, shapes = (_make_code_multiply, {1: 12, 2: 6}) if isa.ISA == "avx512" else (
         _make_nibble_multiply, {1: 6, 2: 6})
     tail = None if spread == 1 or isa.ISA != "avx512" else Tail(
-        spread, alone, 12, _make_pack_codes(codes, spread), make(12, 1, ldw, codes.nbytes, spread, alone))
+        spread, only, 12, _make_pack_codes(codes, spread), make(12, 1, ldw, codes.nbytes, spread, only))
     return Tile(unit=32, y_nbytes=Y_BLOCK, w_nbytes=W_BLOCK, kc=CODE_KC, pack_y=_make_pack_codes(codes),
                 pack_w=_make_pack_weights(codes), rounds=True, pad=32,
                 multiply={h: (r, make(r, h, ldw, codes.nbytes)) for h, r in shapes.items()},

@@ -7,21 +7,24 @@ import zlib
 import numpy as np
 import oracle
 import pytest
-from numba import cfunc, types
+from numba import cfunc, njit, types
 
 import ggjit as gg
 from ggjit.ops import isa
 from ggjit.ops.errors import ShapeError, TypeMismatch
 from ggjit.ops.jit import FASTMATH
 from ggjit.ops.mul_mat import cases, kernel, reference
+from ggjit.ops.mul_mat_tile import make_panels
 from ggjit.ops.record import OP
 from ggjit.ops.simd import W
 from ggjit.ops.tile import NL
 from ggjit.ops.tile_codes import code_tile
+from ggjit.ops.tile_float import float_tile
 from ggjit.ops.types.traits import traits_of
 
 WEIGHTS = (gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0)
-N_COLUMNS = (1, 2, 3, 4, 8, 12, 13, 33, 65)
+# those after 65: a last vector of at most a quarter or half, alone, beside a whole one, after pairs of them
+N_COLUMNS = (1, 2, 3, 4, 8, 12, 13, 33, 65, 7, 18, 22, 36, 40)
 
 
 def random(seed, *shape):
@@ -80,13 +83,15 @@ def test_permuted_operands_agree_with_the_real_ggml():
     assert nmse(gg.compute(y), want.reshape(4, 17, 33)) < 1e-12
 
 
+@pytest.mark.parametrize("n_cols", [3, 7, 11])
 @pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_0, gg.Q4_K, gg.Q6_K, gg.Q2_K], ids=repr)
-def test_columns_that_are_not_there_are_blank(type):
+def test_columns_that_are_not_there_are_blank(type, n_cols):
     """They are multiplied with the others: whatever work memory held may be denormal, and those are slow."""
-    tile, k, n_cols = code_tile(type), 512, 3
+    k = 512
+    tile = code_tile(type, n_cols)
     if tile is None:
         pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
-    pack_y = tile.pack_y
+    pack_y, spread = (tile.tail.pack_y, tile.tail.spread) if tile.tail else (tile.pack_y, 1)
 
     @cfunc(types.void(*(types.int64,) * 5))
     def pack(src, stride, k, cols, dst):
@@ -95,9 +100,9 @@ def test_columns_that_are_not_there_are_blank(type):
     panel = np.full(tile.panel_nbytes(k) // 4, 1, np.int32)
     pack.ctypes(src.ctypes.data, 4 * k, k, n_cols, panel.ctypes.data)
     words = panel.reshape(k // 32, -1, NL)
-    assert (words[:, 8:, n_cols:W] == 0).all()
+    assert (words[:, 8:, spread * n_cols:W] == 0).all()
     assert (words[:, :, W:] == 1).all(), "the other half is another group's"
-    assert (words[:, -1, :n_cols].view(np.float32) > 1e-6).all(), "scales"
+    assert (words[:, -1, :spread * n_cols].view(np.float32) > 1e-6).all(), "scales"
 
 
 def test_extreme_codes_are_exact():
@@ -125,8 +130,9 @@ def test_extreme_codes_are_exact():
 def test_threads_give_the_bytes_of_one(monkeypatch):
     monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
     for type in WEIGHTS:
-        # 16: panels of W columns; 130: a block of columns for each thread; 400: panels of 3 W
-        for n in (1, 4, 16, 40, 130, 400):
+        # 16: panels of W columns; 7, 20, 40: a last vector spread; 100: a block of columns for each thread, the last
+        # spread; 256, 400: panels of 2 and 3 W
+        for n in (1, 4, 7, 16, 20, 40, 100, 256, 400):
             for heads in (1, 8):
                 a, b = random(1, heads, 201, 320), random(2, heads, n, 320)
                 one, *more = (product(type, a, b, n_threads=t).tobytes() for t in (1, 2, 3))
@@ -134,13 +140,30 @@ def test_threads_give_the_bytes_of_one(monkeypatch):
 
 
 @pytest.mark.parametrize("type", [gg.F32, gg.F16], ids=repr)
-@pytest.mark.parametrize("n", [383, 384, 433, 600], ids=str)
+@pytest.mark.parametrize("n", [127, 128, 192, 250, 256, 433, 600], ids=str)
 def test_many_columns(type, n):
     """Wide panels, the last of 1, 2 or 3 vectors; more than one strip of C; a part of k and of a tile's rows left."""
     a, b = weights(type, random(3, 101, 530)), random(4, n, 530)
     y = product(type, a, b)
     exact = rounded(type, b).astype(np.float64) @ a.astype(np.float64).T
     assert np.mean((y - exact) ** 2) <= 1e-12 * np.mean(exact ** 2)
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)
+def test_panels_cover_the_columns_once(type):
+    tile = code_tile(type, 256) if type.quantized else float_tile(type, 256)
+    if tile is None:
+        pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
+    start, of = make_panels(tile)
+
+    @njit
+    def groups(n):
+        return [(of(g, n), start(of(g, n), n), start(of(g, n) + 1, n)) for g in range((n + W - 1) // W)]
+    for n in (*range(1, 300), 511, 528, 700):
+        panels, starts, ends = np.transpose(groups(n))
+        assert (starts <= np.arange(0, n, W)).all() and (np.arange(0, n, W) < ends).all()
+        assert panels[-1] == -(-n // tile.columns) - 1 and (np.diff(panels) >= 0).all()
+        assert (ends - starts).max() <= tile.columns
 
 
 def test_one_batch_equals_column_by_column():
@@ -194,7 +217,7 @@ def loops(type, n):
 
 
 @pytest.mark.skipif(isa.ISA == "generic", reason="no instruction is promised for the generic set")
-@pytest.mark.parametrize("n", (1, 40))
+@pytest.mark.parametrize("n", (1, 18, 64))
 @pytest.mark.parametrize("type", (gg.F32, gg.F16, gg.Q8_0, gg.Q4_0), ids=repr)
 def test_hot_loops_hold_the_expected_instructions(type, n):
     """Whole vectors, the right dot, nothing spilled, no load rebuilt byte by byte from an overlapping one."""
@@ -202,7 +225,7 @@ def test_hot_loops_hold_the_expected_instructions(type, n):
     wide = "zmm" if isa.ISA == "avx512" else "ymm"
     integer = "vpdpbusd" if isa.ISA == "avx512" else "vpmaddubsw"
     # AVX2 has no integer tile for 8-bit codes
-    expected = integer if type.quantized and not (isa.ISA == "avx2" and type is gg.Q8_0 and n == 40) else "vfmadd"
+    expected = integer if type.quantized and not (isa.ISA == "avx2" and type is gg.Q8_0 and n > 1) else "vfmadd"
     lines = [x for x in blocks[0].splitlines() if HOT.search(x)]
     assert any(expected in x and wide in x for x in lines), blocks[0]
     spills = [x for x in blocks[0].splitlines() if "(%rsp)" in x and wide in x]

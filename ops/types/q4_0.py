@@ -166,7 +166,7 @@ def _dot_512():
         s = dpbusd_ir(b, dpbusd_ir(b, y[2], w[0], y[0]), w[1], y[1])
         return fma_ir(b, b.fmul(w[2], y[3]), int_to_float_ir(b, s), acc)
     return Dot(step=128, w_nbytes=4 * NBYTES, y_nbytes=256, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
-               mac_ir=mac, prepare=make_prepare(4, 256, store), lanes=16, max_columns=12)
+               mac_ir=mac, prepare=make_prepare(4, 256, store), lanes=16, max_columns=8)
 
 
 def _dot_256():

@@ -133,7 +133,7 @@ def _dot_512():
         s = dpbusd_ir(b, y[1], w[0], y[0])
         return fma_ir(b, b.fmul(w[1], y[2]), int_to_float_ir(b, s), acc)
     return Dot(step=64, w_nbytes=2 * NBYTES, y_nbytes=192, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
-               mac_ir=mac, prepare=make_prepare(2, 192, _store_512), lanes=16, max_columns=8)
+               mac_ir=mac, prepare=make_prepare(2, 192, _store_512), lanes=16)
 
 
 # ---------------------------------------------------------------- products, AVX2: one block a step
