@@ -27,7 +27,7 @@ from ggjit.ops.jit import exact
 from ggjit.ops.lanes import i32, i64, int_to_float_ir, load_half_ir, zero
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir, np_round_activations, round_activations, sum_ir
-from ggjit.ops.simd import fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.simd import W, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.traits import Traits, Type
 
 Y_GROUP = 64
@@ -169,4 +169,4 @@ def _offset_dot(plain):
 def _make_dot(plain, load_w, load_y, mac):
     return Dot(step=plain.type.block, w_nbytes=plain.type.nbytes, y_nbytes=Y_GROUP * plain.n_groups, load_w_ir=load_w,
                tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=_make_prepare(plain),
-               lanes=8, max_columns=3)
+               lanes=8, max_columns=3 if W == 16 else 4)

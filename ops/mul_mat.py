@@ -25,8 +25,8 @@ from ggjit.ops.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.types.traits import all_traits, module_of, traits_of
 
 COLUMN_TYPES = (F32, F16, BF16)
-MAX_DOT_COLUMNS = 12 if isa.ISA == "avx512" else 16            # of 16-bit floats, which a tile has to unpack
-MAX_DOT_COLUMNS_IN_PLACE = 6 if isa.ISA == "avx512" else 16     # of float32
+MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "generic": 16}[isa.ISA]            # of 16-bit floats: a tile unpacks them
+MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "generic": 16}[isa.ISA]     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
 L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
 CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
