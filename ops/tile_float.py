@@ -19,16 +19,17 @@ from ggjit.ops.types.traits import traits_of
 
 ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = W, 384 if W == 16 else 256       # a unit of AVX-512 is a cache line of each row
-NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384
+NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384; n = 24, F16: 8 %
 WIDE_ROWS, WIDE_KC = 8, 256             # n = 512, one thread: 192 is 4 % slower on a quiet core, 3 % faster on a busy
-WIDE = 8 * W                            # columns from which the part of a last panel that stays empty is small
+WIDE = 8 * W                            # columns from which panels of 3 W, evened, are faster
 
 
 def _shape(n):
     """(rows of a tile, columns of a panel, elements of a strip's row) of a product of n columns."""
     if W == 16 and n >= WIDE:
         return WIDE_ROWS, 3 * W, WIDE_KC
-    return (ROWS, NL, FLOAT_KC) if n > W else (ROWS, W, NARROW_KC)      # W columns in half the cache
+    columns = NL if n > W else W                        # W columns in half the cache
+    return ROWS, columns, NARROW_KC if n < NL else FLOAT_KC
 
 
 @functools.cache                        # Numba keeps every intrinsic for ever
