@@ -178,7 +178,8 @@ def _tile_kernel(t, n_threads):
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
     own = mul_mat_tile.private_nbytes(tile)
     work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
-    name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}" + "-direct" * direct + "-private" * private
+    name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
+    name += "-direct" * direct + "-private" * private
     if tile.tail:
         name += f"-spread{tile.tail.spread}" + "-only" * tile.tail.only
     return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
