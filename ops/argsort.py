@@ -1,9 +1,11 @@
 """argsort, top_k: the order of the elements of each row.
 
-Each float becomes a 32-bit key that sorts as an unsigned integer (sign bit flipped for positive numbers, all bits for
-negative ones; all bits once more for a descending order); key and index share a 64-bit word, and the words go through
-three passes of a radix sort by 11 bits.  So the order is stable: equal elements keep theirs (ggml promises none).  -0
-equals 0, and NaN is largest (ggml's order with NaN is undefined).
+Each float becomes a 32-bit key that sorts as an integer (all bits but the sign flipped for negative numbers; all bits
+for a descending order).  -0 equals 0, and NaN is largest (ggml's order with NaN is undefined).  The order is stable:
+equal elements keep theirs (ggml promises none).
+
+    up to FEW      every element counts the keys that come before its own: that is its place; no branch to guess
+    more           key and index share a 64-bit word; the words go through three passes of a radix sort by 11 bits
 
 top_k first finds, by a histogram of the keys' upper 11 bits, which words can be among the k first, and sorts only
 those.
@@ -14,20 +16,21 @@ from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops.jit import inline
+from ggjit.ops.lanes import for_ir, i64
 from ggjit.ops.loops import I32_MAX, SHORT_CHUNK, param, whole
-from ggjit.ops.mem import IR_I64, ld_i32, ld_i64, st_i32, st_i64, zero_bytes
+from ggjit.ops.mem import IR_I32, IR_I64, ld_i32, ld_i64, st_i32, st_i64, zero_bytes
 from ggjit.ops.node import DST, SRC0, n_rows, nb, ne, next_rows, row_addr, row_index, work
 from ggjit.ops.record import OK, OP
 from ggjit.ops.shape import require, require_type
-from ggjit.ops.simd import counted_loop_ir, load_ir, splat_ir, store_ir
+from ggjit.ops.simd import W, const_ir, load_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.spec import Case, Kernel, Spec, n_elements
 from ggjit.ops.types import F32, I32
 from ggjit.ops.view import view_4d
 
 ASC, DESC = 0, 1
 BITS, BINS = 11, 1 << 11
-FEW = 224                               # words up to which n^2 comparisons beat three passes
-LANES = 32                              # words ranked at a time
+FEW, FEW_TOP = 288, 160                 # elements up to which n^2 comparisons beat three passes; and a histogram
+NAN_KEY, NO_KEY = 0x7FFFFFFE, 0x7FFFFFFF                # the largest key; what fills up the last vector
 
 
 # ---------------------------------------------------------------- builders
@@ -75,42 +78,60 @@ def reference(t, a):
 
 # ---------------------------------------------------------------- kernel
 @inline
-def _word(x, i, descending):
-    """(key, index) of the float at x as one word of 63 bits that sorts ascending."""
-    bits = types.int64(ld_i32(x)) & 0xFFFFFFFF
-    bits = 0 if bits == 0x80000000 else bits
-    key = bits ^ (0x80000000 | -(bits >> 31) & 0x7FFFFFFF)
-    key = 0xFFFFFFFF if bits & 0x7FFFFFFF > 0x7F800000 else key         # NaN of either sign
-    if descending:
-        key ^= 0xFFFFFFFF
-    return key << 31 | i
+def _key(x, descending):
+    """The float at x as an int32 that sorts ascending."""
+    bits = types.int64(ld_i32(x))
+    size = bits & 0x7FFFFFFF
+    key = 0 if size == 0 else bits ^ (bits >> 63 & 0x7FFFFFFF)
+    key = NAN_KEY if size > 0x7F800000 else key
+    return ~key if descending else key
 
 
 @intrinsic
-def _ranks(typingctx, words, n, at, ranks):
-    """For LANES words at `at`: how many of the n words are less, as LANES int64 at `ranks`."""
-    def codegen(context, b, sig, args):
-        words, n, at, ranks = args
-        v = ir.VectorType(IR_I64, LANES)
-        mine = load_ir(b, at, v)
+def _ranks(typingctx, keys, n, ranks):
+    """How many keys come before each of the n keys, n a multiple of W; equal ones do if they lie before it.
 
-        def body(b, state):
-            word, count = state
-            less = b.icmp_signed("<", splat_ir(b, load_ir(b, word, IR_I64), LANES), mine)
-            return [b.add(word, ir.Constant(IR_I64, 8)), b.sub(count, b.sext(less, v))]
-        _, count = counted_loop_ir(b, n, [(IR_I64, words), (v, ir.Constant(v, None))], body)
-        store_ir(b, count, ranks)
+        vector i    j < W i: key_j <= own     j = W i ... W i + W - 1: <= in the lanes after j, else <     above: <
+
+    `<=` is `<` with own + 1.
+    """
+    def codegen(context, b, sig, args):
+        keys, n, ranks = args
+        v, one = vec_ir("i32", W), const_ir("i32", [1] * W)
+
+        def count(b, acc, own, at, n_keys):
+            for j in range(n_keys):
+                key = splat_ir(b, load_ir(b, b.add(at, i64(4 * j)), IR_I32, 4), W)
+                acc = b.sub(acc, b.sext(b.icmp_signed("<", key, own(j)), v))
+            return acc
+
+        def vector(b, state):
+            at, to = state
+            own = load_ir(b, at, v, 4)
+            after = b.add(own, one)
+            blocks = b.udiv(b.sub(at, keys), i64(4 * W))
+
+            def body(limit):
+                return lambda b, state: [b.add(state[0], i64(4 * W)), count(b, state[1], lambda j: limit, state[0], W)]
+            start = [(IR_I64, keys), (v, ir.Constant(v, None))]
+            _, acc = for_ir(b, blocks, start, body(after))
+            acc = count(b, acc, lambda j: b.add(own, const_ir("i32", [int(lane > j) for lane in range(W)])), at, W)
+            above = b.sub(b.sub(b.udiv(n, i64(W)), blocks), i64(1))
+            _, acc = for_ir(b, above, [(IR_I64, b.add(at, i64(4 * W))), (v, acc)], body(own))
+            store_ir(b, acc, to, 4)
+            return [b.add(at, i64(4 * W)), b.add(to, i64(4 * W))]
+        for_ir(b, b.udiv(n, i64(W)), [(IR_I64, keys), (IR_I64, ranks)], vector)
         return context.get_dummy_value()
-    return types.void(*(types.int64,) * 4), codegen
+    return types.void(*(types.int64,) * 3), codegen
 
 
 @inline
-def _ranked(to, words, ranks, n):
-    """Every word goes to the place its rank gives it: n^2 comparisons without a branch.  (Words differ.)"""
-    for i in range(0, n, LANES):                                # beyond n: whatever lies there, not looked at
-        _ranks(words, n, words + 8 * i, ranks + 8 * i)
-    for i in range(n):
-        st_i64(to + 8 * ld_i64(ranks + 8 * i), ld_i64(words + 8 * i))
+def _fill_up(keys, n):
+    """Keys that come before none, up to a multiple of W; returns that."""
+    whole = (n + W - 1) // W * W
+    for i in range(n, whole):
+        st_i32(keys + 4 * i, types.int32(NO_KEY))
+    return whole
 
 
 @inline
@@ -134,15 +155,11 @@ def _radix_pass(to, words, n, counts, shift):
 
 @inline
 def _sorted(words, spare, counts, n):
-    """Sorts n words; returns where they are: both ways end in the spare array."""
-    if n <= FEW:
-        _ranked(spare, words, counts, n)
-        return spare
+    """Sorts n words; they end in the spare array."""
     shift, a, b = 31, words, spare
     for _ in range(3):
         _radix_pass(b, a, n, counts, shift)
         shift, a, b = shift + BITS, b, a
-    return a
 
 
 @inline
@@ -165,9 +182,44 @@ def _candidates(words, spare, counts, n, k):
     return m
 
 
+@inline
+def _sort_few(to, x, step, n, k, descending, keys, ranks):
+    """The first k of few floats."""
+    for i in range(n):
+        st_i32(keys + 4 * i, types.int32(_key(x + i * step, descending)))
+    _ranks(keys, _fill_up(keys, n), ranks)
+    for i in range(n):
+        place = ld_i32(ranks + 4 * i)
+        if place < k:
+            st_i32(to + 4 * place, types.int32(i))
+
+
+@inline
+def _sort_many(to, x, step, n, k, descending, counts, words, spare):
+    """The first k of any number of floats; where k is small, of those that can be among them."""
+    for i in range(n):
+        st_i64(words + 8 * i, _key(x + i * step, descending) + (1 << 31) << 31 | i)
+    m, w, s = n, words, spare
+    if k < n // 2:
+        m, w, s = _candidates(words, spare, counts, n, k), spare, words
+    if m > FEW:
+        _sorted(w, s, counts, m)
+        for i in range(k):
+            st_i32(to + 4 * i, types.int32(ld_i64(s + 8 * i) & I32_MAX))
+        return
+    keys, ranks = s, s + 4 * (m + W)
+    for i in range(m):
+        st_i32(keys + 4 * i, types.int32((ld_i64(w + 8 * i) >> 31) - (1 << 31)))
+    _ranks(keys, _fill_up(keys, m), ranks)
+    for i in range(m):
+        place = ld_i32(ranks + 4 * i)
+        if place < k:
+            st_i32(to + 4 * place, types.int32(ld_i64(w + 8 * i) & I32_MAX))
+
+
 def _work_nbytes(n):
-    """Of a thread: counts, two arrays of words with room for LANES more."""
-    return 16 * (n + LANES) + 8 * BINS
+    """Of a thread: counts, two arrays of words; an array holds keys and ranks of as many elements, too."""
+    return 8 * BINS + 16 * (n + 2 * W)
 
 
 def _make(top):
@@ -175,9 +227,9 @@ def _make(top):
         a, d = node + SRC0, node + DST
         n, k, step, rows = ne(a, 0), ne(d, 0), nb(a, 0), n_rows(d)
         descending = True if top else param(node, 0) == DESC
-        counts = work(node) + ith * (16 * (n + LANES) + 8 * BINS)            # _work_nbytes
+        counts = work(node) + ith * (8 * BINS + 16 * (n + 2 * W))       # _work_nbytes
         words = counts + 8 * BINS
-        spare = words + 8 * (n + LANES)
+        spare = words + 8 * (n + 2 * W)
         chunk = max(1, SHORT_CHUNK // n) if n > 0 else 1
         while True:
             start = next_rows(node, ith, nth, sync, chunk, rows)
@@ -185,14 +237,11 @@ def _make(top):
                 return OK
             for r in range(start, min(rows, start + chunk)):
                 i1, i2, i3 = row_index(d, r)
-                x, to, m, w, s = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3), n, words, spare
-                for i in range(n):
-                    st_i64(words + 8 * i, _word(x + i * step, i, descending))
-                if top and n > FEW and k < n // 2:
-                    m, w, s = _candidates(words, spare, counts, n, k), spare, words
-                w = _sorted(w, s, counts, m)
-                for i in range(k):
-                    st_i32(to + 4 * i, types.int32(ld_i64(w + 8 * i) & I32_MAX))
+                x, to = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
+                if n <= (FEW_TOP if k < n // 2 else FEW):
+                    _sort_few(to, x, step, n, k, descending, words, spare)
+                else:
+                    _sort_many(to, x, step, n, k, descending, counts, words, spare)
                 if top and k > 1:
                     first = ld_i32(to)
                     st_i32(to, ld_i32(to + 4))
@@ -202,7 +251,7 @@ def _make(top):
 
 def kernel(t, n_threads):
     a, top = t.src[0], t.op == OP.TOP_K
-    return Kernel(OP(t.op).name.lower(), lambda: _make(top), cost=n_elements(a) * (4.0 if top else 12.0),
+    return Kernel(OP(t.op).name.lower(), lambda: _make(top), cost=n_elements(a) * (3.0 if top else 6.0),
                   work_nbytes=n_threads * _work_nbytes(a.ne[0]))
 
 

@@ -17,7 +17,6 @@ from ggjit.ops.node import (
     SRC2,
     addr,
     barrier,
-    chunk_rows,
     nb,
     ne,
     next_rows2,
@@ -73,7 +72,7 @@ def _make(ta, tb, direct, shape, unit):
         ldg, ldu = nb(gate, 1), nb(up, 1)
         ahead_g = max(n_rows_tile * ldg, mul_mat_dot.AHEAD_NBYTES)
         ahead_u = max(n_rows_tile * ldu, mul_mat_dot.AHEAD_NBYTES)
-        chunk = (chunk_rows(m, nth) + n_rows_tile - 1) // n_rows_tile * n_rows_tile
+        chunk = mul_mat_dot.chunk_of_rows(m, nth, ldg + ldu, n_rows_tile)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, m)
             if start >= m:

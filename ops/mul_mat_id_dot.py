@@ -9,7 +9,7 @@ more tokens    columns are sorted by expert and prepared in that order, so an ex
 from ggjit.ops.dot import make_dot_tile
 from ggjit.ops.jit import inline
 from ggjit.ops.mem import ld_f32, ld_i64, st_f32
-from ggjit.ops.mul_mat_dot import make_fetch, row_nbytes
+from ggjit.ops.mul_mat_dot import chunk_of_rows, make_fetch, row_nbytes
 from ggjit.ops.mul_mat_id_group import (
     expert_id,
     experts_of,
@@ -78,7 +78,7 @@ def make_one(ta, tb, direct, shape):
                 prepare(fetch(addr(b) + r * nb(b, 1), nb(b, 0), k, tmp), y + r * ldy, k)
             barrier(sync, nth)
         ldw, total = nb(a, 1), m * slots
-        chunk = (chunk_rows(total, nth) + n_rows_tile - 1) // n_rows_tile * n_rows_tile
+        chunk = chunk_of_rows(total, nth, ldw, n_rows_tile)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:
