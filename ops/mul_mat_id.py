@@ -68,7 +68,7 @@ def kernel(t, n_threads):
         work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
         return Kernel(name.format("one", "x".join(map(str, single))) + "-direct" * direct,
                       lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
-    if n_pairs <= max_dot_columns(a.type) * n_experts:
+    if 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts:      # tiles here take whole vectors: dots win longer
         shape = dot_shape(a.type, k, m, 4)
         work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)
         return Kernel(name.format("many", "x".join(map(str, (*shape, *single)))),

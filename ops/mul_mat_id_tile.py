@@ -111,7 +111,7 @@ def make_kernel(ta, tb, tile):
         active = n_active(node)
         mb, strips = MB, (m + MB - 1) // MB
         if nth > 1 and strips * active < 4 * nth:
-            mb = min(MB, ((m * active + 4 * nth - 1) // (4 * nth) + 11) // 12 * 12)
+            mb = min(MB, ((m * active + 4 * nth - 1) // (4 * nth) + tall - 1) // tall * tall)
             strips = (m + mb - 1) // mb
         total = strips * active
         while True:

@@ -9,12 +9,13 @@ many small matrices  each thread takes whole matrices and packs their columns in
 Every element of the result is summed in the same order whoever computes it: results do not depend on threads.
 """
 from ggjit.ops.jit import inline
+from ggjit.ops.mem import zero_bytes
 from ggjit.ops.mul_mat_dot import make_fetch
 from ggjit.ops.node import CHUNK, CHUNK2, DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows2, work
 from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import OK
 from ggjit.ops.simd import B, W
-from ggjit.ops.tile import LDC, MB, NB, NL, put_spread, put_transposed
+from ggjit.ops.tile import LDC, MB, NB, NL, make_put, put_transposed
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
@@ -131,7 +132,7 @@ def _make_pack(tile):
 
 def _make_put(tile):
     """jitted put_transposed, for the last columns too."""
-    last = put_spread(tile.tail.spread if tile.tail else 1)
+    last = make_put(tile.tail.spread if tile.tail else 1)
     if tile.tail is None or tile.tail.only:
         return last
 
@@ -154,7 +155,7 @@ def make_multiply_strip(ta, tile):
     rows1 = tile.multiply[1][0]
     panel = _make_panel_with_tail(tile) if tile.tail else _make_panel(tile)
     put, (panel_start, _) = _make_put(tile), make_panels(tile)
-    kc, ldw, unit, y_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes
+    kc, ldw, unit, y_nbytes, unit_nbytes = tile.kc, tile.ldw, tile.unit, tile.y_nbytes, tile.w_nbytes
     w_nbytes, block = ta.nbytes, ta.block
     in_place, whole_block, columns = tile.in_place, max(32, ta.block), tile.columns
     n_together = NB // columns              # panels whose sums the strip of C holds
@@ -179,6 +180,8 @@ def make_multiply_strip(ta, tile):
                 whole = rows // rows1 * rows1 if in_place and k % unit == 0 else 0
                 for r in range(whole, rows):
                     pack_w(here + r * nb1, kn, strip + r * ldw)
+                for r in range(rows, (rows + rows1 - 1) // rows1 * rows1):          # old bytes may be denormals
+                    zero_bytes(strip + r * ldw, units * unit_nbytes)
                 first = 1 if k0 == 0 else 0
                 last = k0 + step >= k
                 soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + ahead * nb1

@@ -32,12 +32,11 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops.jit import inline
-from ggjit.ops.lanes import bitcast_ir, i32, i64, prefetch_ir, store_part_ir, transpose_ir
+from ggjit.ops.lanes import bitcast_ir, i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.mem import st_i32
 from ggjit.ops.simd import IR, B, W, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 
@@ -45,8 +44,6 @@ NL = 2 * W                              # columns of a panel (a float tile's: ti
 MB = 96                                 # rows of a strip: one unit of work
 NB = 544 // NL * NL                     # columns of a strip of C: 512 in whole panels of 48 too
 LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
-
-
 SPREAD_BELOW = 8 * W                    # columns from which an empty part of the last vector is lost among the others
 
 
@@ -130,14 +127,18 @@ def put_quads_ir(b, q, dst, spread):
         store_ir(b, shuffle_ir(b, quads, quads, range(t, t + spread)), b.add(dst, i64(4 * NL * t // spread)), 4)
 
 
-def put_word_ir(b, word, dst, spread):
-    """A number of one column that is added once to the sum of its lanes: zeros follow in all lanes but the first."""
-    store_ir(b, b.insert_element(ir.Constant(ir.VectorType(word.type, spread), None), word, i32(0)), dst, 4)
+def lane_sums_ir(b, q, first, n, spread):
+    """Sums of codes first ... first + n - 1 of one column's <32 x i32>, of each lane its own quads: <spread x i32>.
 
-
-def put_factor_ir(b, x, dst, spread):
-    """A factor of one column, in each of its lanes."""
-    store_ir(b, splat_ir(b, x, spread), dst, 4)
+    What corrects a lane's sum has to be in that lane: spread over others, it would cancel in float32 only.
+    """
+    def pick(v, lanes):
+        return shuffle_ir(b, v, v, lanes)
+    sums = functools.reduce(b.add, [pick(q, range(first + c, first + n, 4)) for c in range(4)])
+    while sums.type.count > spread:
+        half = sums.type.count // 2
+        sums = b.add(pick(sums, range(half)), pick(sums, range(half, 2 * half)))
+    return sums
 
 
 def finish_ir(b, acc, places, first):
@@ -173,7 +174,7 @@ def repeat_ir(b, addr, type, n):
 
 
 @functools.cache                        # Numba keeps every intrinsic for ever
-def put_spread(spread):
+def make_put(spread):
     """intrinsic (c, dst, ldd, rows, cols, ahead): W rows x W lanes of a strip of C -> dst[column][row], the first
     `rows` rows and `cols` columns; the `spread` lanes of a column are added.
 
@@ -202,4 +203,4 @@ def put_spread(spread):
     return put
 
 
-put_transposed = put_spread(1)
+put_transposed = make_put(1)

@@ -20,8 +20,6 @@ from ggjit.ops.jit import inline
 from ggjit.ops.lanes import (
     bitcast_ir,
     dpbusd_ir,
-    fold_ir,
-    i32,
     i64,
     int_to_float_ir,
     madd_ir,
@@ -31,7 +29,7 @@ from ggjit.ops.lanes import (
 )
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.quant32 import activation_ir
-from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.tile import (
     LDC,
     NL,
@@ -39,9 +37,8 @@ from ggjit.ops.tile import (
     Tile,
     blank_columns,
     finish_ir,
-    put_factor_ir,
+    lane_sums_ir,
     put_quads_ir,
-    put_word_ir,
     repeat_ir,
     soon_ir,
 )
@@ -64,10 +61,6 @@ class Layout:
         self.y_word, self.y_d = 4 * NL * 8, 4 * NL * (8 + self.words)
         self.block, self.nbytes = blocks.type.block, blocks.type.nbytes
 
-    def part_sums_ir(self, b, q):
-        """Sums of a group's codes <32 x i32>, part by part."""
-        n = 32 // self.parts
-        return [fold_ir(b, shuffle_ir(b, q, q, range(n * i, n * i + n)), b.add) for i in range(self.parts)]
 
 
 # ---------------------------------------------------------------- packing
@@ -78,11 +71,15 @@ def _make_pack_y(layout, spread=1):
 
     def put_group(b, q, d, dst):
         put_quads_ir(b, q, dst, spread)
+        ds = splat_ir(b, d, spread)
         if layout.words:
-            for i, s in enumerate(layout.part_sums_ir(b, q)):
-                word = b.fmul(d, b.sitofp(s, IR_F32)) if layout.offsets else b.mul(s, i32(-layout.zero_point))
-                put_word_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), spread)
-        put_factor_ir(b, d, b.add(dst, i64(layout.y_d)), spread)
+            n = 32 // layout.parts
+            for i in range(layout.parts):
+                s = lane_sums_ir(b, q, n * i, n, spread)
+                word = (b.fmul(ds, b.sitofp(s, vec_ir("f32", spread))) if layout.offsets
+                        else b.mul(s, splat_const("i32", -layout.zero_point, spread)))
+                store_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), 4)
+        store_ir(b, ds, b.add(dst, i64(layout.y_d)), 4)
 
     @intrinsic
     def put(typingctx, src, dst):
@@ -269,7 +266,7 @@ def block_tile(blocks, spread=1, only=False):
     layout = Layout(blocks)
     ldw = KC // 32 * layout.w_nbytes + 64
     make, shapes = (_make_vnni_multiply, {1: 12, 2: 6}) if W == 16 else (_make_pairs_multiply, {1: 6, 2: 6})
-    tail = None if spread == 1 or W < 16 else Tail(
+    tail = None if spread == 1 else Tail(
         spread, only, 12, _make_pack_y(layout, spread), make(layout, 12, 1, ldw, spread, only))
     return Tile(unit=32, y_nbytes=layout.y_nbytes, w_nbytes=layout.w_nbytes, kc=KC, pack_y=_make_pack_y(layout),
                 pack_w=_make_pack_w(layout), rounds=True, pad=32,

@@ -15,7 +15,6 @@ from ggjit.ops.jit import inline
 from ggjit.ops.lanes import (
     bitcast_ir,
     dpbusd_ir,
-    i32,
     i64,
     int_to_float_ir,
     madd_ir,
@@ -24,7 +23,7 @@ from ggjit.ops.lanes import (
     zero,
 )
 from ggjit.ops.mem import IR_F32, IR_I32, IR_I64
-from ggjit.ops.quant32 import activation_ir, sum_ir
+from ggjit.ops.quant32 import activation_ir
 from ggjit.ops.simd import W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.tile import (
     LDC,
@@ -33,9 +32,8 @@ from ggjit.ops.tile import (
     Tile,
     blank_columns,
     finish_ir,
-    put_factor_ir,
+    lane_sums_ir,
     put_quads_ir,
-    put_word_ir,
     repeat_ir,
     soon_ir,
     spread_of,
@@ -59,8 +57,9 @@ def _make_pack_codes(codes, spread=1):
             src, dst = args
             q, d = activation_ir(b, src)
             put_quads_ir(b, q, dst, spread)
-            put_word_ir(b, b.mul(sum_ir(b, q), i32(-zero_point)), b.add(dst, i64(4 * NL * 8)), spread)
-            put_factor_ir(b, d, b.add(dst, i64(4 * NL * 9)), spread)
+            sums = lane_sums_ir(b, q, 0, 32, spread)
+            store_ir(b, b.mul(sums, splat_const("i32", -zero_point, spread)), b.add(dst, i64(4 * NL * 8)), 4)
+            store_ir(b, splat_ir(b, d, spread), b.add(dst, i64(4 * NL * 9)), 4)
             return context.get_dummy_value()
         return types.void(types.int64, types.int64), codegen
 
@@ -185,7 +184,8 @@ def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
 
 def code_tile(type, n=NL):
     """The integer tile of a type for products of n columns, or None where the instruction set has none for it."""
-    return _code_tile(type, spread_of(n), n < W)
+    spread = spread_of(n) if isa.ISA == "avx512" else 1
+    return _code_tile(type, spread, spread > 1 and n < W)
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def _code_tile(type, spread, only):
     ldw = CODE_KC // 32 * W_BLOCK + 64
     make, shapes = (_make_code_multiply, {1: 12, 2: 6}) if isa.ISA == "avx512" else (
         _make_nibble_multiply, {1: 6, 2: 6})
-    tail = None if spread == 1 or isa.ISA != "avx512" else Tail(
+    tail = None if spread == 1 else Tail(
         spread, only, 12, _make_pack_codes(codes, spread), make(12, 1, ldw, codes.nbytes, spread, only))
     return Tile(unit=32, y_nbytes=Y_BLOCK, w_nbytes=W_BLOCK, kc=CODE_KC, pack_y=_make_pack_codes(codes),
                 pack_w=_make_pack_weights(codes), rounds=True, pad=32,

@@ -13,7 +13,7 @@ from ggjit.ops.jit import inline
 from ggjit.ops.lanes import i64, load_part_ir, min_ir, prefetch_ir, transpose_ir, zero
 from ggjit.ops.mem import IR_I64, st_f32
 from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, store_ir, vec_ir
-from ggjit.ops.tile import LDC, NL, Tail, Tile, finish_ir, repeat_ir, spread_of
+from ggjit.ops.tile import LDC, NL, SPREAD_BELOW, Tail, Tile, finish_ir, repeat_ir, spread_of
 from ggjit.ops.types import F32
 from ggjit.ops.types.traits import traits_of
 
@@ -21,7 +21,7 @@ ROWS = 12 if W == 16 else 6
 FLOAT_UNIT, FLOAT_KC = W, 384 if W == 16 else 256       # a unit of AVX-512 is a cache line of each row
 NARROW_KC = 256                         # n = 16, two threads: 3 % faster than 384; n = 24, F16: 8 %
 WIDE_ROWS, WIDE_KC = 8, 256             # n = 512, one thread: 192 is 4 % slower on a quiet core, 3 % faster on a busy
-WIDE = 8 * W                            # columns from which panels of 3 W, evened, are faster
+WIDE = SPREAD_BELOW                     # columns from which panels of 3 W, evened, are faster; these have no tail
 
 
 def _shape(n):

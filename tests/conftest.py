@@ -46,15 +46,15 @@ def python(code, *args, timeout=300, **env):
 
 @contextlib.contextmanager
 def processor_time():
-    """Processor time of a block, in `.seconds` after it.  Unlike the wall clock it leaves out other processes and
-    pauses of the machine; the collector, which takes a second in a process that has compiled much, is off meanwhile."""
+    """Processor time of a block, in `.seconds` after it; `.wall_seconds` by the clock, which counts other processes and
+    pauses of the machine.  The collector, which may take a second where much was compiled, is off meanwhile."""
     spent, collecting = types.SimpleNamespace(), gc.isenabled()
     gc.disable()
-    start = time.process_time()
+    start, wall = time.process_time(), time.monotonic()
     try:
         yield spent
     finally:
-        spent.seconds = time.process_time() - start
+        spent.seconds, spent.wall_seconds = time.process_time() - start, time.monotonic() - wall
         if collecting:
             gc.enable()
 

@@ -14,10 +14,10 @@ from ggjit.ops import isa
 from ggjit.ops.errors import ShapeError, TypeMismatch
 from ggjit.ops.jit import FASTMATH
 from ggjit.ops.mul_mat import cases, kernel, reference
-from ggjit.ops.mul_mat_tile import make_panels
+from ggjit.ops.mul_mat_tile import make_panels, panels_nbytes
 from ggjit.ops.record import OP
 from ggjit.ops.simd import W
-from ggjit.ops.tile import NL
+from ggjit.ops.tile import MB, NL
 from ggjit.ops.tile_codes import code_tile
 from ggjit.ops.tile_float import float_tile
 from ggjit.ops.types.traits import traits_of
@@ -174,11 +174,51 @@ def test_one_batch_equals_column_by_column():
     assert np.abs(whole - single).max() < 2e-5
 
 
-def test_infinity_and_nan_stay_where_they_are():
-    a, b = random(7, 20, 64), random(8, 5, 64)
-    a[3, 10], b[1, 60] = np.inf, np.nan
-    y = product(gg.F32, a, b)
-    assert np.isinf(y[0, 3]) and np.isnan(y[1]).all() and np.isfinite(np.delete(np.delete(y, 3, 1), 1, 0)).all()
+@pytest.mark.parametrize("n", [5, 7, 18, 22, 30])
+def test_infinity_and_nan_stay_where_they_are(n):
+    a, b = random(7, 20, 64), random(8, n, 64)
+    a[3, 10], b[1, 60], b[n - 2, 7] = np.inf, np.nan, np.nan
+    y, bad = product(gg.F32, a, b), [1, n - 2]
+    assert np.isinf(y[0, 3]) and np.isnan(y[bad]).all()
+    assert np.isfinite(np.delete(np.delete(y, 3, 1), bad, 0)).all()
+
+
+@pytest.mark.parametrize("n", [7, 16, 18, 22])
+@pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q6_K], ids=repr)
+def test_activations_with_a_mean_are_as_accurate(type, n):
+    """Zero points and offsets make large numbers of it, which have to cancel in whole numbers or lane by lane."""
+    a, b = random(1, 40, 2048), random(2, n, 2048) * 0.1 + 1
+    want = rounded(type, b).astype(np.float64) @ weights(type, a).T.astype(np.float64)
+    assert nmse(product(type, a, b), want) < (2e-9 if type in (gg.Q4_1, gg.Q4_K) else 1e-11)
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)
+@pytest.mark.parametrize("n", [9, 18, 40])
+def test_rows_that_are_not_there_are_blank(type, n):
+    """The last rows of a tile are multiplied with the others: old bytes of work memory may be slow denormals."""
+    tile = float_tile(type, n) if type is gg.F32 else code_tile(type, n)
+    if tile is None or isa.ISA == "generic":
+        pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
+    m, k = 61, 97 if type is gg.F32 else 96             # 97: no rows in place
+    a, b = random(1, m, k), random(2, n, k)
+    ctx, cpu = gg.Context(), gg.init_backend("CPU", n_threads=1)
+    y = gg.mul_mat(gg.from_numpy(ctx, a, type=type), gg.from_numpy(ctx, b))
+    graph = gg.Graph(y)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    plan = cpu.graph_plan_create(graph)
+    plan.compute()
+    memory = plan._work.host_bytes(0, plan.work_nbytes)
+    memory[:] = 1
+    plan.compute()
+    if "tile" not in plan.kernels[0].name:
+        pytest.skip("dots supports rows at most")
+    tall = max(rows for rows, _ in tile.multiply.values())
+    begin = m // tall * tall if n < NL else 0           # of the rows in the strip
+    strip = memory[panels_nbytes(tile, k, n):][:MB * tile.ldw].reshape(MB, tile.ldw)
+    strip = strip[:, :-(-k // tile.unit) * tile.w_nbytes]
+    there = m - begin
+    assert (strip[there - 1] != 1).any() and (strip[there:-(-there // tall) * tall] == 0).all()
+    assert (strip[-(-there // tall) * tall:] == 1).all()
 
 
 def test_empty_and_single():
