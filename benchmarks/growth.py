@@ -1,6 +1,6 @@
 """How cost grows: four plots and their tables, ggjit alone.
 
-    python -m benchmarks.growth                     # about three minutes; writes results/growth.md and .png
+    python -m benchmarks.growth                     # about eight minutes; writes results/growth.md and .png
     python -m benchmarks.growth --only columns,plan # parts of: columns, layers, context, batch, plan
 
     columns   mul_mat throughput against n = 1 ... 64: no cliff where a kernel switches path
