@@ -13,48 +13,26 @@ WARM_TOKENS = 16
 
 class Engine:
     """Runs in a process of its own (benchmarks/worker.py).  Times are seconds; every timing is preceded by a short
-    run that wakes the processor and the engine's threads."""
+    run that wakes the processor and the engine's threads.
+
+    A subclass has about() and, for what it can run, models, graphs or both:
+
+        about()                         {"name", "version", "features"}
+        load(path, n_threads, n_ctx=512, embed=False)
+                                        keep one model ready, instead of the one before
+        unload()                        give the model, or the graph, back
+        reset()                         empty the KV cache
+        decode(ids)                     feed int32 ids at the next positions, all at once; ready when the logits of the
+                                        last one are
+        encode(ids)                     one text as ids -> its embedding
+        load_graph(path, n_threads)     keep the graph of a file written by `ours.write_graph` ready, instead of the one
+                                        before
+        run_graph()                     compute it once
+        graph_result(path)              write the bytes of its first result to a file
+    """
 
     now = staticmethod(time.perf_counter)
     n_vocab = 0
-
-    def about(self):
-        """{"name", "version", "features"}"""
-        raise NotImplementedError
-
-    # ------------------------------------------------------------ models
-    def load(self, path, n_threads, n_ctx=512, embed=False):
-        """Keep one model ready, instead of the one before."""
-        raise NotImplementedError
-
-    def unload(self):
-        """Give the model, or the graph, back."""
-        raise NotImplementedError
-
-    def reset(self):
-        """Empty the KV cache."""
-        raise NotImplementedError
-
-    def decode(self, ids):
-        """Feed int32 ids at the next positions, all at once; ready when the logits of the last one are."""
-        raise NotImplementedError
-
-    def encode(self, ids):
-        """One text as ids -> its embedding."""
-        raise NotImplementedError
-
-    # ------------------------------------------------------------ graphs
-    def load_graph(self, path, n_threads):
-        """Keep the graph of a file written by `ours.write_graph` ready, instead of the one before."""
-        raise NotImplementedError
-
-    def run_graph(self):
-        """Compute it once."""
-        raise NotImplementedError
-
-    def graph_result(self, path):
-        """Write the bytes of its first result to a file."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------ timing
     def use_clock(self, name):
