@@ -49,6 +49,7 @@ class _Display:
         self._progress.update(task, **changes)
 
     def remove(self, task):
+        self._progress.refresh()            # work quicker than the display's own tick is seen to have ended
         self._progress.remove_task(task)
         if not self._progress.tasks:
             self._progress.stop()

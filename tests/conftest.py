@@ -5,8 +5,10 @@ import gc
 import importlib.util
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -45,18 +47,42 @@ def python(code, *args, timeout=300, **env):
 
 
 @contextlib.contextmanager
-def processor_time():
-    """Processor time of a block, in `.seconds` after it; `.wall_seconds` by the clock, which counts other processes and
-    pauses of the machine.  The collector, which may take a second where much was compiled, is off meanwhile."""
-    spent, collecting = types.SimpleNamespace(), gc.isenabled()
+def no_collector():
+    """The garbage collector, which may take a second where much was compiled, is off."""
+    collecting = gc.isenabled()
     gc.disable()
-    start, wall = time.process_time(), time.monotonic()
     try:
-        yield spent
+        yield
     finally:
-        spent.seconds, spent.wall_seconds = time.process_time() - start, time.monotonic() - wall
         if collecting:
             gc.enable()
+
+
+@contextlib.contextmanager
+def processor_time():
+    """Processor time of a block, without the collector's, in `.seconds` after it."""
+    spent = types.SimpleNamespace()
+    with no_collector():
+        start = time.process_time()
+        try:
+            yield spent
+        finally:
+            spent.seconds = time.process_time() - start
+
+
+@contextlib.contextmanager
+def interrupted(delay):
+    """Ctrl-C `delay` seconds into a block that must end with it; processor and wall time from the signal to the end."""
+    at = []
+
+    def strike():
+        at.extend((time.process_time(), time.monotonic()))
+        os.kill(os.getpid(), signal.SIGINT)
+    spent = types.SimpleNamespace()
+    with no_collector(), pytest.raises(KeyboardInterrupt):
+        threading.Timer(delay, strike).start()
+        yield spent
+    spent.seconds, spent.wall_seconds = time.process_time() - at[0], time.monotonic() - at[1]
 
 
 @pytest.fixture(scope="session", name="shared")

@@ -212,16 +212,16 @@ def test_bars_are_for_terminals(tiny):
     """On a terminal: numbers, rate, remaining time, colours unless NO_COLOR; on a pipe nothing."""
     args = ("bench", tiny, "-p", 0, "-n", 8, "-r", 200, "--json")
     out, seen = on_terminal(*args)
-    assert json.loads(out)["results"] and "/201" in seen and "/s" in seen and "left" in seen and "\x1b[38" in seen
+    assert json.loads(out)["results"] and "201/201" in seen and "/s" in seen and "left" in seen and "\x1b[38" in seen
     out, seen = on_terminal(*args, NO_COLOR="1")
-    assert json.loads(out)["results"] and "/201" in seen and "\x1b[38" not in seen and "\x1b[3" not in seen
+    assert json.loads(out)["results"] and "201/201" in seen and "\x1b[38" not in seen and "\x1b[3" not in seen
     r = ggjit(*args, FORCE_COLOR="1")
     assert r.returncode == 0 and r.stderr == "" and json.loads(r.stdout)
 
 
 def test_results_go_to_stdout_while_a_bar_is_drawn():
     out, seen = on_terminal("ops", "-o", "ACC", "-j", 1, "test")
-    assert "1 classes" in out and "1 classes" not in seen and "/6" in seen
+    assert "1 classes" in out and "1 classes" not in seen and "6/6" in seen
 
 
 def test_a_full_disk_and_a_reader_that_left(tiny):

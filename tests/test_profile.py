@@ -31,6 +31,11 @@ def planned(n_threads=1, size=256, depth=3):
     return backend.graph_plan_create(graph)
 
 
+def quickest(p, op):
+    """Least seconds a thread was in a node of an op: a pause of the machine is in some runs only."""
+    return min(b - a for r, i, ith, a, b in p.events() if r.nodes[i].op == op)
+
+
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_every_node_is_a_row_and_times_add_up(n_threads):
     plan = planned(n_threads)
@@ -46,7 +51,7 @@ def test_every_node_is_a_row_and_times_add_up(n_threads):
     assert 0 < p.seconds <= elapsed
     product = next(r for r in rows if r.op == "mul_mat")
     assert product.flops == 2 * 256**3 and product.nbytes == 3 * 4 * 256**2
-    assert product.seconds > next(r for r in rows if r.n_threads == 1 and r.op == "exp").seconds
+    assert product.seconds / 5 > quickest(p, "exp")
     assert all(r.busy <= r.seconds * r.n_threads * 1.001 for r in rows)
     if n_threads > 1:
         assert product.n_threads == 2
@@ -68,8 +73,10 @@ def test_the_clock_is_seconds():
     """A node that sleeps: its time is known."""
     a = gg.from_numpy(gg.Context(), np.ones(4, np.float32))
     with gg.profile() as p:
+        t0 = time.perf_counter()
         gg.compute(gg.map_custom1(a, lambda dst, x, ith, nth: time.sleep(0.05 if ith == 0 else 0)))
-    assert 0.049 < p.rows[0].seconds < 0.5
+        elapsed = time.perf_counter() - t0
+    assert 0.049 < p.rows[0].seconds <= elapsed
 
 
 def test_off_means_off():
