@@ -14,9 +14,9 @@ import time
 import numpy as np
 
 import ggjit as gg
-from ggjit.ops import isa
+from ggjit.ops import isa, repack
 
-TYPES = (gg.Q4_0, gg.Q8_0)
+TYPES = tuple(repack.LAYOUTS)
 SHAPES = ((2048, 2048), (2048, 5632), (5632, 2048), (4096, 4096))
 CYCLE_NBYTES = 400 << 20
 

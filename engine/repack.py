@@ -11,13 +11,19 @@ import weakref
 import numpy as np
 
 from ggjit.buffer import BufferType, HostBuffer, as_bytes
-from ggjit.ops import repack
+from ggjit.ops import isa, repack
 from ggjit.ops.errors import NotAllocated, NotSupported
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
 
 _alive = weakref.WeakSet()              # while there is none, nobody has to be asked
+
+
+def _layouts():
+    """What can be repacked on this machine, in words."""
+    return "; ".join(f"{type.name} matrices of {layout.ROWS} n rows and {layout.BLOCK} n columns"
+                     for type, layout in repack.LAYOUTS.items()) or f"no type can, with {isa.ISA}"
 
 
 class RepackBuffer(HostBuffer):
@@ -30,14 +36,13 @@ class RepackBuffer(HostBuffer):
 
     def init_tensor(self, t):
         if not repack.takes(t.type, t.ne) or t.view_src is not None:
-            raise NotSupported(f"{describe(t)} cannot be repacked (Q4_0 and Q8_0 matrices of 16 n rows, AVX-512); put "
-                               f"it into a CPU buffer")
+            raise NotSupported(f"{describe(t)} cannot be repacked: {_layouts()}; put it into a CPU buffer")
         self._shapes[t.offs] = t.type, t.ne[0], t.ne[1]
 
     def put(self, offs, type, k, m, raw):
         """Repack the file's bytes of a [k, m] matrix to byte `offs`."""
         self._shapes[offs] = type, k, m
-        repack.repack_rows(type.id, raw, self.base + offs, k, m)
+        repack.pack(type, raw, self.base + offs, k, m)
 
     def set_tensor(self, t, data, offset=0):
         raw = as_bytes(data)
@@ -61,7 +66,7 @@ class RepackBuffer(HostBuffer):
         for start, (type, k, m) in self._shapes.items():
             if start <= offs and offs + nbytes <= start + type.row_nbytes(k) * m:
                 out = np.empty(type.row_nbytes(k) * m, np.uint8)
-                repack.unpack_rows(type.id, out, self.base + start, k, m)
+                repack.unpack(type, out, self.base + start, k, m)
                 return out[offs - start:offs - start + nbytes]
         raise NotAllocated(f"bytes {offs}..{offs + nbytes} of {self!r} belong to no tensor")
 

@@ -15,7 +15,7 @@ class _LlamaOptions(TypedDict, total=False):
     n_batch: int
     kv_type: Literal["F16", "F32", "BF16", "Q8_0", "Q4_0"]
     flash: bool
-    repack: bool
+    repack: bool | None
 
 class _Sampling(TypedDict, total=False):
     top_k: int

@@ -14,10 +14,12 @@ from ggjit.models.network import Network
 from ggjit.ops.errors import ModelError, TypeMismatch
 
 MEAN, CLS = 1, 2                # bert.pooling_type
+LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
 
 
 class Bert(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32."""
+    REPACKS = True                  # many columns at a time: faster for every type that has a layout
 
     def _load(self):
         get = self._positive
@@ -44,11 +46,13 @@ class Bert(Network):
         self.layers = []
         for i in range(self.n_layer):
             p = f"blk.{i}."
-            linear = {n: (want(f"{p}{n}.weight", *ne), want(f"{p}{n}.bias", ne[1])) for n, ne in (
-                ("attn_q", (d, d)), ("attn_k", (d, d)), ("attn_v", (d, d)), ("attn_output", (d, d)),
-                ("ffn_up", (d, f)), ("ffn_down", (f, d)))}
+            shapes = zip(LINEAR, [(d, d)] * 4 + [(d, f), (f, d)], strict=True)
+            linear = {n: (want(f"{p}{n}.weight", *ne), want(f"{p}{n}.bias", ne[1])) for n, ne in shapes}
             self.layers.append({**linear, "attn_norm": self._norm_weights(p + "attn_output_norm"),
                                 "out_norm": self._norm_weights(p + "layer_output_norm")})
+
+    def _matrices(self):
+        return [layer[n][0] for layer in self.layers for n in LINEAR]
 
     def _norm_weights(self, name):
         return self.weights.want(name + ".weight", self.n_embd), self.weights.want(name + ".bias", self.n_embd)

@@ -32,7 +32,7 @@ def _stdout():
 def embed(args):
     from ggjit.models.minilm import minilm_path
     with compiling():
-        m = _load(args.model or minilm_path(), args)
+        m = _load(args.model or minilm_path(), args, repack=args.repack)
         ids = [m.tokenize(t) for t in args.text]
         m.embed(args.text[:1])                      # plans and kernels, not timed
         t0 = time.perf_counter()

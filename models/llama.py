@@ -38,8 +38,8 @@ class Llama(Network):
     """`m.logits(ids)`, `m.decode(ids)`, `m.generate(prompt)`."""
 
     def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True,
-                 repack=False, **kw):
-        self._want_ctx, self.flash, self._repack = n_ctx, bool(flash), bool(repack)
+                 **kw):
+        self._want_ctx, self.flash = n_ctx, bool(flash)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_CTX)
         self.kv_type = BY_NAME[one_of("kv_type", str(kv_type).upper(), KV_TYPES).lower()]
         self.holder = None              # the Generation whose text is in the cache
@@ -126,10 +126,11 @@ class Llama(Network):
                 layer["experts"] = moe.load_experts(file, want, i, d, f)
             self.layers.append({**layer, "attn_norm": want(p + "attn_norm.weight", d),
                                 "ffn_norm": want(p + "ffn_norm.weight", d)})
-        if self._repack:
-            out = [] if self.out is self.embd else [self.out]           # rows of the embedding are read one by one
-            matrices = out + [layer[n][0] for layer in self.layers for n in shapes]
-            self.weights.repack([t for t in matrices if not self.offload.takes(t.name)])
+        out = [] if self.out is self.embd else [self.out]               # rows of the embedding are read one by one
+        self._only_multiplied = out + [layer[n][0] for layer in self.layers for n in shapes]
+
+    def _matrices(self):
+        return self._only_multiplied
 
     def _make_cache(self):
         """K and V of every layer where its weights are, zeroed: rows nobody wrote are masked, but must hold numbers."""

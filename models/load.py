@@ -6,7 +6,8 @@ from ggjit.models.checks import known_options
 from ggjit.models.gguf import GGUFFile
 from ggjit.ops.errors import BadFile, ModelError, ParamError, TypeMismatch
 
-OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash", "repack")
+LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
+OPTIONS = (*LLAMA_OPTIONS, "repack")
 
 
 def architectures():
@@ -20,9 +21,9 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
-    "F32"), flash, repack (Q4_0 and Q8_0 matrices in a layout of their own: faster tokens for a slower load and memory
-    that is not shared with the file).  reserve=False sets no memory aside for computing yet.  Weights are mapped, not
-    read, but for repacked ones and those on a GPU.
+    "F32"), flash.  repack: matrices of F32, Q4_0 and Q8_0 in a layout of their own, faster products for a slower load
+    and memory that is not shared with the file; encoders do it unless told False.  reserve=False sets no memory aside
+    for computing yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
@@ -42,6 +43,6 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
     if file.arch not in known:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
     if file.arch == "bert":
-        options = {k: v for k, v in options.items() if k not in OPTIONS}
+        options = {k: v for k, v in options.items() if k not in LLAMA_OPTIONS}
     return known[file.arch](file, backend, n_threads, load_start=t0, reserve=reserve, n_gpu_layers=n_gpu_layers,
                             cpu_moe=cpu_moe, **options)

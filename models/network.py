@@ -38,9 +38,10 @@ class Network:
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
     (`print(m.scheduler.explain())` tells who computes what).
     """
+    REPACKS = False                 # are matrices repacked where nobody says?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
-                 cpu_moe=False):
+                 cpu_moe=False, repack=None):
         t0 = load_start or time.perf_counter()
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
@@ -53,6 +54,8 @@ class Network:
         self._allocator = GraphAllocator(self.backend)
         try:
             self._load()
+            if self.REPACKS if repack is None else repack:
+                self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
             if gpu is not None:
                 self.weights.move(self.offload.takes, gpu.default_buffer_type)
             if reserve:
@@ -65,6 +68,10 @@ class Network:
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
         raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _matrices(self):
+        """The weights that only products read."""
+        return []
 
     def _reserve(self):
         """Set memory aside for the largest graph, where it is known."""

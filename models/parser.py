@@ -101,6 +101,7 @@ class Arguments:
                           ('ggjit embed --json "a text" > vector.json', "all numbers"))
         self._file(c, "--model", metavar="PATH", help="a bert GGUF (default: MiniLM, made on first use)")
         _threads(c)
+        _repack(c)
         c.add_argument("text", nargs="+", metavar="TEXT")
 
     def _llama(self):
@@ -211,8 +212,9 @@ def _gpu(c):
 
 
 def _repack(c):
-    c.add_argument("--repack", action="store_true", help="Q4_0 and Q8_0 matrices in a layout of their own: faster "
-                   "tokens for a slower load and more memory")
+    c.add_argument("--repack", action=argparse.BooleanOptionalAction, default=None,
+                   help="F32, Q4_0 and Q8_0 matrices in a layout of their own: faster products for a slower load and "
+                   "memory that is not shared (encoders: yes)")
 
 
 def _threads(c, *names):

@@ -87,12 +87,12 @@ def _network(model, **options):
     if file.arch not in known:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
     if file.arch == "bert":
-        options = {}
+        options = {"repack": options["repack"]}
     return known[file.arch](file, backend="NULL", **options)
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
-               all_logits=False, n_threads=1, time_limit=1.0, repack=False):
+               all_logits=False, n_threads=1, time_limit=1.0, repack=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as

@@ -88,8 +88,8 @@ def _end(process):
 def help_when_compiling(path, options):
     """Start helpers at the first compilation, one for each further core; a warm cache starts none."""
     show, n_helpers = CACHE.on_compile, min(available_cores() - 1, MAX_HELPERS)
-    # a helper does not move the weights once more: the few kernels of that layout are compiled here
-    options = {k: v for k, v in options.items() if k != "repack"}
+    # a helper does not move gigabytes once more: the few kernels of that layout are compiled here
+    options = {k: v for k, v in options.items() if k != "repack" or not v}
 
     def first(name):
         CACHE.on_compile = show

