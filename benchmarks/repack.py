@@ -66,13 +66,13 @@ def main(argv=None):
     p = argparse.ArgumentParser(prog="python -m benchmarks.repack", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("--type", choices=("Q4_0", "Q8_0"))
+    p.add_argument("--type", choices=[t.name.upper() for t in TYPES])
     p.add_argument("-n", type=int, nargs="+", default=[1, 4, 8, 128], help="columns")
     p.add_argument("-t", type=int, default=1, help="threads")
     p.add_argument("--json", action="store_true")
     args = p.parse_args(argv)
-    if isa.ISA != "avx512":
-        p.error(f"the layout is for AVX-512 with VNNI, this is {isa.ISA}")
+    if not TYPES:
+        p.error(f"no type has a layout with {isa.ISA}")
     results = []
     for type in TYPES if args.type is None else (getattr(gg, args.type),):
         for n in args.n:
