@@ -12,10 +12,12 @@ from ggjit.alloc.measure import MeasureReport
 from ggjit.alloc.order import reorder
 from ggjit.backend import Backend
 from ggjit.graph import Graph
+from ggjit.ops import repack
 from ggjit.ops.errors import ParamError, TypeMismatch
 from ggjit.ops.record import VIEW_OPS
-from ggjit.ops.spec import all_specs, in_place_table
+from ggjit.ops.spec import in_place_table
 from ggjit.registry import init_backend
+from ggjit.repack import kernel_of
 from ggjit.table import TABLE
 
 
@@ -62,9 +64,11 @@ def source_line(t):
     return f"{os.path.basename(file)}:{line}" if file else ""
 
 
-def kernel_work_nbytes(graph, n_threads=1):
-    """Scratch memory the CPU kernels of the graph share: the largest of them; nothing is compiled."""
-    specs = all_specs()
-    kernels = (specs[t.op].kernel(t, n_threads) for t in graph.nodes
-               if t.op not in VIEW_OPS and t.op in specs and specs[t.op].kernel)
+def kernel_work_nbytes(graph, n_threads=1, repacked=()):
+    """Scratch memory the CPU kernels of the graph share: the largest of them; nothing is compiled.
+
+    repacked: ids of leaves that will lie in CPU_REPACK, where nothing lies yet.
+    """
+    kernels = (repack.kernel(t, n_threads) if any(s is not None and s.id in repacked for s in t.src)
+               else kernel_of(t, n_threads) for t in graph.nodes if t.op not in VIEW_OPS)
     return max((k.work_nbytes for k in kernels if k is not None), default=0)

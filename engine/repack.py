@@ -5,6 +5,7 @@ use them.  Matrices the layout cannot take do not belong here.
 
     buf.set_tensor(t, raw)    raw -> layout             plan: mul_mat(t, x) gets the kernel of the layout
     buf.get_tensor(t)         layout -> raw             any other op that reads t is refused
+    views of t                the same, of a part
 """
 import weakref
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ggjit.buffer import BufferType, HostBuffer, as_bytes
 from ggjit.ops import isa, repack
-from ggjit.ops.errors import NotAllocated, NotSupported
+from ggjit.ops.errors import NotAllocated, NotSupported, ParamError
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
@@ -27,7 +28,7 @@ def _layouts():
 
 
 class RepackBuffer(HostBuffer):
-    """Host memory whose tensors lie in the layout."""
+    """Host memory whose matrices lie in the layout; all who read or write see the bytes of the file."""
 
     def __init__(self, buft, size):
         super().__init__(buft, size)
@@ -37,19 +38,36 @@ class RepackBuffer(HostBuffer):
     def init_tensor(self, t):
         if not repack.takes(t.type, t.ne) or t.view_src is not None:
             raise NotSupported(f"{describe(t)} cannot be repacked: {_layouts()}; put it into a CPU buffer")
-        self._shapes[t.offs] = t.type, t.ne[0], t.ne[1]
+        self._hold(t.offs, t.type, t.ne[0], t.ne[1])
+
+    def _hold(self, offs, type, k, m):
+        """From now on a [k, m] matrix lies at byte `offs`, and nothing else where it lies."""
+        end = offs + type.row_nbytes(k) * m
+        self._shapes = {at: shape for at, shape in self._shapes.items() if at >= end or at + _nbytes(shape) <= offs}
+        self._shapes[offs] = type, k, m
 
     def put(self, offs, type, k, m, raw):
         """Repack the file's bytes of a [k, m] matrix to byte `offs`."""
-        self._shapes[offs] = type, k, m
+        super().host_bytes(offs, type.row_nbytes(k) * m, write=True)
+        self._hold(offs, type, k, m)
         repack.pack(type, raw, self.base + offs, k, m)
 
+    def _unpacked(self, offs, nbytes):
+        """(where the matrix that holds these bytes begins, its own bytes: a copy)"""
+        for start, (type, k, m) in self._shapes.items():
+            if start <= offs and offs + nbytes <= start + _nbytes((type, k, m)):
+                out = np.empty(_nbytes((type, k, m)), np.uint8)
+                repack.unpack(type, out, self.base + start, k, m)
+                return start, out
+        raise NotAllocated(f"bytes {offs}..{offs + nbytes} of {self!r} belong to no tensor")
+
     def set_tensor(self, t, data, offset=0):
-        raw = as_bytes(data)
-        whole = raw if raw.size == t.nbytes else self.host_bytes(t.offs, t.nbytes).copy()
-        if raw.size != t.nbytes:
-            whole[offset:offset + raw.size] = raw
-        self.put(t.offs, t.type, t.ne[0], t.ne[1], np.ascontiguousarray(whole))
+        """Bytes of a matrix or of a view of it: the whole is unpacked and packed again."""
+        raw, offs = as_bytes(data), t.offs + offset
+        super().host_bytes(offs, raw.size, write=True)
+        start, own = self._unpacked(offs, raw.size)
+        own[offs - start:offs - start + raw.size] = raw
+        self.put(start, *self._shapes[start], own)
 
     def memset_tensor(self, t, value, offset=0, nbytes=None):
         self.set_tensor(t, np.full(t.nbytes - offset if nbytes is None else nbytes, value, np.uint8), offset)
@@ -62,16 +80,22 @@ class RepackBuffer(HostBuffer):
         """The bytes of a tensor or of a part of it, unpacked: a copy."""
         super().host_bytes(offs, nbytes, write)
         if write:
-            raise NotSupported(f"{self!r} holds repacked weights; write whole tensors with set_tensor")
-        for start, (type, k, m) in self._shapes.items():
-            if start <= offs and offs + nbytes <= start + type.row_nbytes(k) * m:
-                out = np.empty(type.row_nbytes(k) * m, np.uint8)
-                repack.unpack(type, out, self.base + start, k, m)
-                return out[offs - start:offs - start + nbytes]
-        raise NotAllocated(f"bytes {offs}..{offs + nbytes} of {self!r} belong to no tensor")
+            raise NotSupported(f"{self!r} holds repacked weights; write tensors with set_tensor")
+        start, own = self._unpacked(offs, nbytes)
+        return own[offs - start:offs - start + nbytes]
 
     def clear(self, value=0):
-        self._arena[:] = value
+        """Fill every matrix with a byte."""
+        if not isinstance(value, int) or not 0 <= value <= 255:
+            raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
+        super().host_bytes(0, self.size, write=True)[...] = value
+        for offs, shape in list(self._shapes.items()):
+            self.put(offs, *shape, np.full(_nbytes(shape), value, np.uint8))
+
+
+def _nbytes(shape):
+    type, k, m = shape
+    return type.row_nbytes(k) * m
 
 
 class CPURepackBufferType(BufferType):

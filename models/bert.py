@@ -19,7 +19,7 @@ LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
 
 class Bert(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32."""
-    REPACKS = True                  # many columns at a time: faster for every type that has a layout
+    REPACKS = True                  # many columns at a time: every layout is faster then
 
     def _load(self):
         get = self._positive

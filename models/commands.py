@@ -190,7 +190,7 @@ def vad(args):
 # ---------------------------------------------------------------- peak, plan
 def peak(args):
     from ggjit.models.peak import model_peak, what_if
-    options = dict(order=args.order, all_logits=args.all_logits)
+    options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack)
     with compiling():
         report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options)
         table = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None

@@ -29,6 +29,7 @@ from ggjit.placing import place_tensors
 ROPE_NORMAL, ROPE_NEOX = 0, 2
 ROPE_MODE = {"llama": ROPE_NORMAL, "qwen2": ROPE_NEOX}      # the architectures served, and how each rotates pairs
 KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
+LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"
 MAX_CTX = (1 << 31) - 1         # positions are int32
 KV_STEP = 256                   # cache rows looked at are a multiple of this
 DEFAULT_N_CTX = 4096
@@ -126,11 +127,10 @@ class Llama(Network):
                 layer["experts"] = moe.load_experts(file, want, i, d, f)
             self.layers.append({**layer, "attn_norm": want(p + "attn_norm.weight", d),
                                 "ffn_norm": want(p + "ffn_norm.weight", d)})
-        out = [] if self.out is self.embd else [self.out]               # rows of the embedding are read one by one
-        self._only_multiplied = out + [layer[n][0] for layer in self.layers for n in shapes]
 
     def _matrices(self):
-        return self._only_multiplied
+        out = [] if self.out is self.embd else [self.out]               # rows of the embedding are read one by one
+        return out + [layer[n][0] for layer in self.layers for n in LINEAR if n in layer]
 
     def _make_cache(self):
         """K and V of every layer where its weights are, zeroed: rows nobody wrote are masked, but must hold numbers."""

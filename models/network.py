@@ -43,6 +43,8 @@ class Network:
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
                  cpu_moe=False, repack=None):
         t0 = load_start or time.perf_counter()
+        if repack is not None and not isinstance(repack, bool | np.bool_):
+            raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
         self.offload = offload(gpu, n_gpu_layers, self._positive("block_count"), cpu_moe)

@@ -164,6 +164,7 @@ class Arguments:
                        help="who places the tensors (best)")
         c.add_argument("--order", choices=("graph", "memory"), default="graph", help="execution order (graph)")
         c.add_argument("--all-logits", action="store_true", help="logits of every token, as llama.cpp reserves them")
+        _repack(c)
         c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
         self._file(c, "--png", metavar="FILE", help="write the picture: offset by time")
         self._file(c, "--csv", metavar="FILE", help="write one line per tensor")
@@ -213,8 +214,8 @@ def _gpu(c):
 
 def _repack(c):
     c.add_argument("--repack", action=argparse.BooleanOptionalAction, default=None,
-                   help="F32, Q4_0 and Q8_0 matrices in a layout of their own: faster products for a slower load and "
-                   "memory that is not shared (encoders: yes)")
+                   help="F32, Q4_0 and Q8_0 matrices in a layout of their own: faster products of "
+                   "several columns for a slower load and memory that is not shared (encoders: yes)")
 
 
 def _threads(c, *names):

@@ -105,7 +105,7 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
-                        "kernel work": kernel_work_nbytes(graph, n_threads)}
+                        "kernel work": kernel_work_nbytes(graph, n_threads, m.weights.repacked)}
     report.total_seconds = time.perf_counter() - t0
     return report
 

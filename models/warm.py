@@ -88,7 +88,7 @@ def _end(process):
 def help_when_compiling(path, options):
     """Start helpers at the first compilation, one for each further core; a warm cache starts none."""
     show, n_helpers = CACHE.on_compile, min(available_cores() - 1, MAX_HELPERS)
-    # a helper does not move gigabytes once more: the few kernels of that layout are compiled here
+    # a helper does not move a llama's gigabytes once more: the few kernels of that layout are compiled here
     options = {k: v for k, v in options.items() if k != "repack" or not v}
 
     def first(name):

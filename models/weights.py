@@ -4,6 +4,7 @@ import itertools
 import mmap
 import sys
 
+from ggjit.backend import TYPE_NULL
 from ggjit.context import Context
 from ggjit.ops import repack
 from ggjit.ops.errors import ModelError
@@ -22,8 +23,13 @@ class Weights:
         self.buffer = device.buffer_from_host_ptr(file.map(), read_only=True)
         self.buffer.usage = USAGE_WEIGHTS
         self.ctx.buffers.append(self.buffer)
-        self.device, self.repacked_nbytes = device, 0
+        self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self._leaves, self._moved = {}, []
+
+    @property
+    def repacked_nbytes(self):
+        """Bytes of the leaves in CPU_REPACK."""
+        return sum(map(_aligned, self.repacked.values()))
 
     @property
     def nbytes(self):
@@ -76,16 +82,16 @@ class Weights:
 
         The file's pages they came from are given back to the system.
         """
-        moved = {t.id: t for t in leaves if repack.takes(t.type, t.ne)}.values()
-        ends = list(itertools.accumulate((-(-t.nbytes // 64) * 64 for t in moved), initial=0))
-        self.repacked_nbytes = ends.pop()
         buft = next((b for b in self.device.extra_buffer_types() if b.name == "CPU_REPACK"), None)
-        if buft is None or not moved:               # a device that only measures
+        if buft is not None or self.device.type == TYPE_NULL:
+            self.repacked = {t.id: t for t in leaves if repack.takes(t.type, t.ne)}
+        if buft is None or not self.repacked:
             return
         buffer = buft.alloc_buffer(self.repacked_nbytes)
         self.ctx.buffers.append(buffer)
         buffer.set_usage(USAGE_WEIGHTS)
-        for t, at in zip(moved, ends, strict=True):
+        starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
+        for t, at in zip(self.repacked.values(), starts, strict=False):
             raw = self.buffer.host_bytes(t.offs, t.nbytes)
             buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
             TABLE.place(t.id, buffer.id, at)
@@ -97,6 +103,11 @@ class Weights:
         self.ctx.free()
         for buf in (*self._moved, self.buffer):
             buf.free()
+
+
+def _aligned(t):
+    """Bytes of a leaf up to the next cache line."""
+    return -(-t.nbytes // 64) * 64
 
 
 def _give_back(array):

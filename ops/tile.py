@@ -10,9 +10,9 @@ The columns of b lie in the vector lanes, the rows of a are broadcast element by
      R rows   w -> c c c ...              R x NL accumulators in registers, k is the inner loop;
      of a     w -> c c c ...              w comes from a thread's own strip: MB rows x KC columns of a
 
-The last vector of few columns may be part empty.  Where at most half or a quarter of it would be filled, each column is
-spread over 2 or 4 lanes, which take elements of k in turn; one broadcast brings as many of w, and the lanes of a column
-are added at the end:
+The last vector of few columns may be part empty.  Where at most half, a quarter or an eighth of it would be filled,
+each column is spread over 2, 4 or 8 lanes, which take elements of k in turn; one broadcast brings as many of w, and the
+lanes of a column are added at the end:
 
     spread 1  | y0[0]  y1[0]  y2[0]  y3[0]  ... |      w[0]  in every lane               16 columns, a vector each k
     spread 2  | y0[0]  y0[1]  y1[0]  y1[1]  ... |      w[0]  w[1]  w[0]  w[1] ...         8 columns, a vector each 2 k
@@ -44,15 +44,16 @@ NL = 2 * W                              # columns of a panel (a float tile's: ti
 MB = 96                                 # rows of a strip: one unit of work
 NB = 544 // NL * NL                     # columns of a strip of C: 512 in whole panels of 48 too
 LDC = 4 * NB + 64                       # its stride; the 64 keep rows out of each other's cache sets
+SPREADS = 8, 4, 2                       # lanes of a column
 SPREAD_BELOW = 8 * W                    # columns from which an empty part of the last vector is lost among the others
 
 
 def spread_of(n):
-    """Lanes that a column takes in the last vector of a product of n columns: 1, 2 or 4."""
+    """Lanes that a column takes in the last vector of a product of n columns."""
     left = n % W
     if left == 0 or n >= SPREAD_BELOW:
         return 1
-    return 4 if 4 * left <= W else 2 if 2 * left <= W else 1
+    return next((s for s in SPREADS if s * left <= W), 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

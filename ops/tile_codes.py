@@ -192,7 +192,7 @@ def code_tile(type, n=NL):
 def _code_tile(type, spread, only):
     codes = traits_of(type).tile
     if isinstance(codes, Plain | Super):
-        return block_tile(codes, spread, only)
+        return block_tile(codes, min(spread, 4 if codes.halves else 8), only)
     if codes is None or isa.ISA == "generic" or (isa.ISA == "avx2" and codes.zero_point > 8):
         return None
     ldw = CODE_KC // 32 * W_BLOCK + 64

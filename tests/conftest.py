@@ -78,10 +78,14 @@ def interrupted(delay):
     def strike():
         at.extend((time.process_time(), time.monotonic()))
         os.kill(os.getpid(), signal.SIGINT)
-    spent = types.SimpleNamespace()
+    spent, timer = types.SimpleNamespace(), threading.Timer(delay, strike)
     with no_collector(), pytest.raises(KeyboardInterrupt):
-        threading.Timer(delay, strike).start()
-        yield spent
+        timer.start()
+        try:
+            yield spent
+        finally:
+            timer.cancel()
+    assert at, "interrupted by somebody else"
     spent.seconds, spent.wall_seconds = time.process_time() - at[0], time.monotonic() - at[1]
 
 

@@ -32,9 +32,9 @@ def test_hard_instances_improve_with_time_and_stay_valid():
         with processor_time() as spent:
             lay = plan_offsets(lo, hi, size, time_limit=limit)
         assert check_layout(lo, hi, size, lay.offsets) == lay.peak >= lay.lower_bound == 1 << 20
-        assert spent.seconds < limit + 0.2
+        assert spent.seconds < limit + 0.2 and lay.seconds < limit + 2
         peaks.append(lay.peak)
-    assert peaks[0] >= peaks[1] and peaks[0] > peaks[2]             # 0.05 s may pass without a step on a busy machine
+    assert peaks[0] >= peaks[1] >= peaks[2] < peaks[0]              # 0.05 s may pass without a step on a busy machine
 
 
 def test_capacity_stops_at_the_first_fit():

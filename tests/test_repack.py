@@ -1,4 +1,8 @@
 """Repacked weights: the same tensors, another layout, and only products read it."""
+import ctypes
+import mmap
+import os
+
 import numpy as np
 import pytest
 import tiny_model
@@ -9,7 +13,7 @@ from ggjit.models import load_model
 from ggjit.models.minilm import minilm_path
 from ggjit.models.peak import model_peak
 from ggjit.ops import isa, repack
-from ggjit.ops.errors import NotSupported, ParamError
+from ggjit.ops.errors import NotAllocated, NotSupported, ParamError
 from ggjit.table import TABLE
 
 pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
@@ -76,18 +80,25 @@ def test_products_are_those_of_the_file(type, n):
 
 @pytest.mark.parametrize("type", TYPES, ids=repr)
 def test_threads_and_columns_do_not_change_the_bytes(type):
-    t, _, ctx = matrix(type, 256, 128)
-    x = np.random.default_rng().standard_normal((17, 256)).astype(np.float32)
+    t, _, ctx = matrix(type, 1024, 336)
+    x = np.random.default_rng().standard_normal((17, 1024)).astype(np.float32)
     answers = []
     for n_threads in (1, 2, 3):
         plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
         plan.compute()
+        assert plan.n_used == n_threads
         answers.append(plan.numpy(y))
     assert answers[0].tobytes() == answers[1].tobytes() == answers[2].tobytes()
     for j in (0, 16) if type.quantized else ():         # one column of floats is summed in another order
         plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x[j:j + 1])))
         plan.compute()
         assert plan.numpy(y).tobytes() == answers[0][j].tobytes()
+
+
+@pytest.mark.parametrize("repack", ["no", 2, np.array([1, 0])], ids=repr)
+def test_repack_is_yes_or_no(repack, tmp_path):
+    with pytest.raises(ParamError, match="repack must be"):
+        load_model(tiny_model.write(tmp_path / "m.gguf"), repack=repack)
 
 
 def test_other_readers_are_refused():
@@ -97,7 +108,7 @@ def test_other_readers_are_refused():
     rows = gg.view_2d(t, 64, 16, t.nb[1], 0)
     for y in (gg.get_rows(t, ids), gg.mul_mat(rows, x), gg.cpy(t, ctx.new_tensor(gg.F32, (64, 32)))):
         assert not CPU.device.supports_op(y)
-    with pytest.raises(NotSupported):
+    with pytest.raises(NotSupported, match="lies in CPU_REPACK.*repack=False"):
         gg.compute(gg.get_rows(t, ids))
     assert CPU.device.supports_op(gg.mul_mat(t, x)) and CPU.device.supports_buft(REPACK)
 
@@ -152,6 +163,8 @@ def test_the_command_line_asks_for_it(tmp_path):
     for more, is_repacked in (((), False), (("--repack",), True)):
         r = ggjit("bench", path, "-p", 0, "-n", 2, "-r", 1, "--json", *more, GGJIT_DEBUG="plan")
         assert r.returncode == 0 and ("mul_mat-repacked" in r.stderr) is is_repacked, r.stderr
+    peaks = [result("peak", path, *how)["kinds"]["repacked weights"] for how in ((), ("--repack",), ("--no-repack",))]
+    assert peaks[0] == peaks[2] == 0 < peaks[1]
     got = result("warm-up", path, "--repack")
     assert got["kernels"] > 5 and got["tiles"] == {}                # a tiny model is not worth measuring
 
@@ -162,25 +175,89 @@ def test_only_some_shapes_fit():
     assert not repack.takes(gg.Q4_K, (256, 16, 1, 1)) and not repack.takes(gg.Q8_0, (64, 16, 2, 1))
 
 
-@pytest.mark.parametrize("k,m,n", [(8, 16, 1), (8, 48, 9), (24, 112, 5), (400, 64, 17), (776, 96, 8)])
-def test_float_panels_stay_inside_their_memory(k, m, n):
-    """What lies behind weights, columns and result is NaN or a mark; panels of 16 and 32 rows, stretches of k."""
-    rows = repack.LAYOUTS[gg.F32].ROWS
-    m, rng = m // rows * rows or rows, np.random.default_rng()
+def guarded(nbytes):
+    """(address of nbytes bytes right before a page nobody may touch, what keeps them)"""
+    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    at = np.frombuffer(memory, np.uint8).ctypes.data
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return at + size - nbytes, memory
+
+
+BESIDE_GUARDS = """
+import sys
+import test_repack as t
+for case in sys.argv[1:]:
+    t.product_beside_guards(*map(int, case.split("x")))
+print("inside")
+"""
+
+
+def product_beside_guards(k, m, n):
+    """Weights, columns and result each end where a page begins that nobody may read or write."""
+    rng = np.random.default_rng()
     w, x = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
-    buffer = REPACK.alloc_buffer(4 * m * k + 4096)
-    buffer.arena.view(np.float32)[:] = np.nan
     ctx = gg.Context()
-    t = ctx.new_tensor(gg.F32, (k, m))
-    TABLE.place(t.id, buffer.id, 0)
-    buffer.init_tensor(t)
-    t.set(w)
-    wide = gg.from_numpy(ctx, np.hstack([x, np.full((n, 3), np.nan, np.float32)]))
-    plan = planned(y := gg.mul_mat(t, gg.view_2d(wide, k, n, wide.nb[1], 0)))
+    a, b = ctx.new_tensor(gg.F32, (k, m)), ctx.new_tensor(gg.F32, (k, n))
+    y = gg.mul_mat(a, b)
+    buffers = [REPACK.alloc_buffer(a.nbytes), *(gg.HostBuffer(CPU.device.buffer_type(), t.nbytes) for t in (b, y))]
+    for t, buf in zip((a, b, y), buffers, strict=True):
+        buf.base, buf.keep = guarded(t.nbytes)
+        buf.arena = np.frombuffer((ctypes.c_uint8 * t.nbytes).from_address(buf.base), np.uint8)
+        TABLE.place(t.id, buf.id, 0)
+    buffers[0].init_tensor(a)
+    a.set(w), b.set(x), y.buffer.clear(255)
+    plan = gg.init_backend("CPU", n_threads=2).graph_plan_create(gg.Graph(y))
     plan.compute()
     want = x.astype(np.float64) @ w.T.astype(np.float64)
-    assert np.square(plan.numpy(y) - want).sum() <= 1e-12 * np.square(want).sum()
-    assert np.isnan(buffer.arena.view(np.float32)[m * k:]).all()
+    assert np.square(y.numpy() - want).sum() <= 1e-12 * np.square(want).sum()
+    assert a.numpy().tobytes() == w.tobytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no mprotect")
+def test_float_panels_stay_inside_their_memory(python):
+    """Panels of all heights, one and several tiles, stretches of k; a step outside ends the process."""
+    rows = repack.LAYOUTS[gg.F32].ROWS
+    shapes = [(8, 1, 1), (8, 3, 9), (24, 7, 5), (400, 4, 17), (776, 5, 8), (64, 6, 70)]
+    r = python(BESIDE_GUARDS, *(f"{k}x{m * rows}x{n}" for k, m, n in shapes), PYTHONPATH=__file__.rpartition("/")[0])
+    assert (r.returncode, r.stdout.split()) == (0, ["inside"]), r.stderr
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_views_read_and_write_a_part_of_the_matrix(type):
+    t, raw, _ = matrix(type, 64, 64)
+    raw, row = bytearray(raw), t.nb[1]
+    view = gg.view_2d(t, 64, 16, row, 16 * row)
+    part = bytes(np.random.default_rng().permutation(np.frombuffer(raw[:16 * row], np.uint8)))
+    view.set_bytes(part)
+    raw[16 * row:32 * row] = part
+    assert view.bytes() == part and t.bytes() == raw
+    for odd in (gg.view_2d(t, 64, 1000, 0, 0), gg.view_1d(t, 64, 0)):       # rows over each other; shorter than a row
+        new = bytes(np.roll(np.frombuffer(odd.bytes(), np.uint8), 7))
+        odd.set_bytes(new)
+        raw[:len(new)] = new
+        assert t.bytes() == raw
+    t.buffer.clear(0)
+    assert t.bytes() == bytes(len(raw))
+    for bad in (300, "x"):
+        with pytest.raises(ParamError):
+            t.buffer.clear(bad)
+    t.buffer.read_only = True
+    for write in (lambda: t.set_bytes(raw), lambda: view.set_bytes(part), lambda: t.buffer.clear(0)):
+        with pytest.raises(ParamError, match="read-only"):
+            write()
+    assert t.bytes() == bytes(len(raw))
+
+
+def test_what_is_placed_anew_is_what_counts():
+    t, _, ctx = matrix(gg.F32, 64, 48)
+    buffer, other = t.buffer, ctx.new_tensor(gg.F32, (32, 48))
+    TABLE.place(other.id, buffer.id, 0)
+    buffer.init_tensor(other)
+    other.set(x := np.random.default_rng().standard_normal((48, 32)).astype(np.float32))
+    assert (other.numpy() == x).all()
+    with pytest.raises(NotAllocated):
+        t.bytes()
 
 
 @pytest.mark.skipif(isa.ISA != "avx512", reason="this is AVX2")
@@ -199,4 +276,9 @@ def test_encoders_are_repacked_unless_told(type, need):
         assert (m.weights.repacked_nbytes > 0) is (getattr(gg, type) in TYPES) and plain.weights.repacked_nbytes == 0
         assert model_peak(path).kinds["repacked weights"] == m.weights.repacked_nbytes
         assert model_peak(path, repack=False).kinds["repacked weights"] == 0
+        for model, how in ((m, None), (plain, False)):                      # what is measured is what is then used
+            graph = model.largest_graph()
+            gg.GraphAllocator(model.backend).alloc_graph(graph)
+            used = model.backend.graph_plan_create(graph).work_nbytes
+            assert model_peak(path, repack=how, n_threads=2).kinds["kernel work"] == used
         assert np.dot(m.embed_ids(ids), plain.embed_ids(ids)) > 1 - 1e-6
