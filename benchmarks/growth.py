@@ -74,7 +74,8 @@ def columns(n_threads, k=2048, m=2048):
                               build=lambda new, n=n, type=type: gg.mul_mat(new(getattr(gg, type), (k, m)),
                                                                            new(gg.F32, (k, n))))
                 p = Prepared(graph, n_threads)
-                found.append(p.flops * p.n / median_seconds(p.plan.compute, 0.05) / 1e9)
+                with machine.same_cores(n_threads):
+                    found.append(p.flops * p.n / median_seconds(p.plan.compute, 0.05) / 1e9)
                 p.free()
         yield Curve(type, {n: statistics.median(found) for n, found in speeds.items()})
 

@@ -1,4 +1,5 @@
 """What the figures were measured on: processor, versions, and how busy everybody else kept it meanwhile."""
+import contextlib
 import importlib.metadata
 import os
 import pathlib
@@ -41,6 +42,22 @@ def own_seconds():
     """Processor seconds of this process and of its children that ended."""
     t = os.times()
     return t.user + t.system + t.children_user + t.children_system
+
+
+def cores():
+    """Numbers of the cores this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def same_cores(n_threads):
+    """The calling thread, and those it starts, stay on the first n_threads cores: cores are not equally fast."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores()[:n_threads])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Others:

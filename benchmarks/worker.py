@@ -64,6 +64,12 @@ class Worker:
         """The status its process ended with, None while it runs."""
         return self._process.poll()
 
+    def run_on(self, cores):
+        """Keep all threads of the process on these cores."""
+        for tid in os.listdir(f"/proc/{self._process.pid}/task"):
+            with contextlib.suppress(ProcessLookupError):           # it has ended
+                os.sched_setaffinity(int(tid), cores)
+
     def cpu_seconds(self):
         """Processor time of all threads so far."""
         try:

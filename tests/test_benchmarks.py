@@ -158,6 +158,16 @@ def test_a_wrong_result_is_no_row(bench):
             list(compare.compare(engines, work, 1, 0.01))
         assert wrong.asked == ["unload", "load_graph", "run_graph", "graph_result"]
 
+
+def test_engines_of_one_thread_take_turns_on_the_same_core(bench, monkeypatch):
+    compare, seen = bench("compare"), []
+    monkeypatch.setattr(compare.machine, "cores", lambda: [3, 5])
+    workers = {"ours": Wrong(), "wheel": Wrong()}
+    engines = types.SimpleNamespace(workers=workers, n_threads=1, cpu_seconds=lambda but=None: 0)
+    compare.Turns(engines, list(workers), lambda w, r: seen.append((r, w.asked[-1])) or 1.0).take(3)
+    assert seen == [(0, {3}), (0, {3}), (1, {5}), (1, {5}), (2, {3}), (2, {3})]
+
+
 class Wrong:
     """An engine whose softmax is one."""
 
@@ -168,6 +178,9 @@ class Wrong:
         self.asked.append(method)
         if method == "graph_result":
             np.full(16 * 8, 1.0, np.float32).tofile(args[0])
+
+    def run_on(self, cores):
+        self.asked.append(cores)
 
     def cpu_seconds(self):
         return 0.0
