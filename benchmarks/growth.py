@@ -74,8 +74,7 @@ def columns(n_threads, k=2048, m=2048):
                               build=lambda new, n=n, type=type: gg.mul_mat(new(getattr(gg, type), (k, m)),
                                                                            new(gg.F32, (k, n))))
                 p = Prepared(graph, n_threads)
-                with machine.same_cores(n_threads):
-                    found.append(p.flops * p.n / median_seconds(p.plan.compute, 0.05) / 1e9)
+                found.append(p.flops * p.n / median_seconds(p.plan.compute, 0.05) / 1e9)
                 p.free()
         yield Curve(type, {n: statistics.median(found) for n, found in speeds.items()})
 
@@ -203,7 +202,8 @@ def main(argv=None):
         p.error(f"no part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
     lines, done = [machine.idle_check("before")], {}
     for part in chosen:
-        done[part] = list(PARTS[part][0](args.threads))
+        with machine.same_cores(args.threads):
+            done[part] = list(PARTS[part][0](args.threads))
         print("\n".join(table(part, done[part])), flush=True)
     lines.append(machine.idle_check("after"))
     print("\n".join(["", *lines]))

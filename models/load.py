@@ -22,8 +22,8 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
 
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
     "F32"), flash.  repack: matrices of F32, Q4_0 and Q8_0 in a layout of their own, for a slower load and memory that
-    is not shared with the file: faster products of several columns, and of one with Q4_0 and Q8_0; F32 tokens one by
-    one are up to a third slower.  Encoders do it unless told False.  reserve=False sets no memory aside for computing
+    is not shared with the file: faster products of several columns (prompts); tokens one by one take about as long, of
+    F32 up to a quarter longer.  Encoders do it unless told False.  reserve=False sets no memory aside for computing
     yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.

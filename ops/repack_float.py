@@ -15,7 +15,7 @@ Beside packed columns (mul_mat_tile) nothing is packed or transposed while multi
 grows evenly with the number of columns.  Each tile asks for its share of the stretch of weights that comes next: n = 16
 over 43 MB of weights takes 0.70 of the time it takes without.  So many matrices of [384 x 384], one thread, Sapphire
 Rapids, time over that with the file's rows: n = 1 0.54, 4 0.45, 8 0.55, 16 0.68, 64 0.75, 256 0.78.  400 MB of [2048 x
-5632], which come from memory in one stream here and in eight there: n = 1 to 8 1.0 to 1.3, 17 0.8 to 0.9, 256 0.95.
+5632], which come from memory in one stream here and in eight there: n = 1 to 8 1.0 to 1.3, 17 0.8 to 1.2, 128 0.92.
 
 A column's sums depend on how many columns share its tile (one and two take elements of k in turn, for the latency of
 the multiply-add), not on threads.
