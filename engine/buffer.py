@@ -72,6 +72,12 @@ class BufferType(Handle, Shown):
         return f"<BufferType {self.name}>"
 
 
+def require_byte(value):
+    """ParamError for what is no byte."""
+    if not isinstance(value, int) or not 0 <= value <= 255:
+        raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
+
+
 class Buffer(Handle, Shown):
     """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
@@ -169,8 +175,7 @@ class Buffer(Handle, Shown):
 
     def clear(self, value=0):
         """Fill the whole buffer with a byte."""
-        if not isinstance(value, int) or not 0 <= value <= 255:
-            raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
+        require_byte(value)
         self.host_bytes(0, self.size, write=True)[...] = value
 
     def reset(self):

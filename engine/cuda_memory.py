@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 
-from ggjit.buffer import Buffer, BufferType, HostBuffer, as_bytes
+from ggjit.buffer import Buffer, BufferType, HostBuffer, as_bytes, require_byte
 from ggjit.ops.errors import IndexRangeError, ParamError, StaleHandle
 
 ALIGNMENT = 128                 # bytes: a cache line, and more than any vector load asks for
@@ -63,8 +63,7 @@ class CUDABuffer(Buffer):
         return True
 
     def clear(self, value=0):
-        if not isinstance(value, int) or not 0 <= value <= 255:
-            raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
+        require_byte(value)
         if not self.alive:
             raise StaleHandle(f"{self!r} was freed; allocate another")
         if self.size:

@@ -11,9 +11,9 @@ import weakref
 
 import numpy as np
 
-from ggjit.buffer import BufferType, HostBuffer, as_bytes
+from ggjit.buffer import BufferType, HostBuffer, as_bytes, require_byte
 from ggjit.ops import isa, repack
-from ggjit.ops.errors import NotAllocated, NotSupported, ParamError
+from ggjit.ops.errors import NotAllocated, NotSupported
 from ggjit.ops.record import OP
 from ggjit.ops.shape import describe
 from ggjit.ops.spec import all_specs
@@ -86,8 +86,7 @@ class RepackBuffer(HostBuffer):
 
     def clear(self, value=0):
         """Fill every matrix with a byte."""
-        if not isinstance(value, int) or not 0 <= value <= 255:
-            raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
+        require_byte(value)
         super().host_bytes(0, self.size, write=True)[...] = value
         for offs, shape in list(self._shapes.items()):
             self.put(offs, *shape, np.full(_nbytes(shape), value, np.uint8))

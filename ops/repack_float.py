@@ -13,9 +13,10 @@
 
 Beside packed columns (mul_mat_tile) nothing is packed or transposed while multiplying, threads need not meet, and work
 grows evenly with the number of columns.  Each tile asks for its share of the stretch of weights that comes next: n = 16
-over 43 MB of weights takes 0.70 of the time it takes without.  So many matrices of [384 x 384], one thread, Sapphire
-Rapids, time over that with the file's rows: n = 1 0.54, 4 0.45, 8 0.55, 16 0.68, 64 0.75, 256 0.78.  400 MB of [2048 x
-5632], which come from memory in one stream here and in eight there: n = 1 to 8 1.0 to 1.3, 17 0.8 to 1.2, 128 0.92.
+over 43 MB of weights takes 0.73 to 0.79 of the time it takes without.  So many matrices of [384 x 384], one thread,
+Sapphire Rapids, time over that with the file's rows: n = 1 0.54, 4 0.45, 8 0.55, 16 0.68, 64 0.75; one, in the cache,
+n = 256 0.78.  400 MB of [2048 x 5632], which come from memory in one stream here and in eight there: n = 1 to 8 1.0 to
+1.3, 17 0.8 to 1.2, 128 0.92.
 
 A column's sums depend on how many columns share its tile (one and two take elements of k in turn, for the latency of
 the multiply-add), not on threads.
@@ -29,8 +30,9 @@ from ggjit.ops.mem import IR_F32, IR_I64, ld_f32, st_f32
 from ggjit.ops.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.own_rows import next_own, own_chunk
 from ggjit.ops.record import OK
-from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, vec_ir
 from ggjit.ops.spec import Kernel
+from ggjit.ops.tile import finish_ir
 from ggjit.ops.types import F32
 
 TYPES, ISAS = (F32,), ("avx512", "avx2")
@@ -110,22 +112,11 @@ def _make_tile(n_columns, n_vectors, n_asked):
             while len(acc) > n_sums:
                 half = len(acc) // 2
                 acc = [b.fadd(x, y) for x, y in zip(acc[:half], acc[half:], strict=True)]
-            _store_ir(b, acc, [b.add(b.add(d, b.mul(ldd, i64(j))), i64(B * h))
-                               for j in range(n_columns) for h in range(n_vectors)], first)
+            finish_ir(b, acc, [b.add(b.add(d, b.mul(ldd, i64(j))), i64(B * h))
+                               for j in range(n_columns) for h in range(n_vectors)], first, 4)
             return context.get_dummy_value()
         return types.void(*(types.int64,) * 8), codegen
     return tile
-
-
-def _store_ir(b, acc, places, first):
-    """Store the sums of the first stretch of k, add those of later ones."""
-    with b.if_else(b.icmp_signed("!=", first, i64(0))) as (then, other):
-        with then:
-            for p, x in zip(places, acc, strict=True):
-                store_ir(b, x, p, 4)
-        with other:
-            for p, x in zip(places, acc, strict=True):
-                store_ir(b, b.fadd(load_ir(b, p, vec_ir("f32", W), 4), x), p, 4)
 
 
 # ---------------------------------------------------------------- kernel

@@ -142,15 +142,15 @@ def lane_sums_ir(b, q, first, n, spread):
     return sums
 
 
-def finish_ir(b, acc, places, first):
+def finish_ir(b, acc, places, first, align=B):
     """Store the sums of a stretch of k, or add them to what earlier stretches left."""
     with b.if_else(b.icmp_signed("!=", first, i64(0))) as (then, other):
         with then:
             for p, x in zip(places, acc, strict=True):
-                store_ir(b, x, p, B)
+                store_ir(b, x, p, align)
         with other:
             for p, x in zip(places, acc, strict=True):
-                store_ir(b, b.fadd(load_ir(b, p, vec_ir("f32", W), B), x), p, B)
+                store_ir(b, b.fadd(load_ir(b, p, vec_ir("f32", W), align), x), p, align)
 
 
 def soon_ir(b, soon, stride, n_rows):
