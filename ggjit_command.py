@@ -8,13 +8,12 @@ import sys
 def main():
     """Exit status of the command; 2 when a setting in the environment cannot be used."""
     try:
-        from ggjit.models.cli import main as run
+        from ggjit.tools.command.main import main as run
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as e:
-        errors = sys.modules.get("ggjit.ops.errors")        # there even though `ggjit` itself failed to import
-        if errors is None or not isinstance(e, errors.GgjitError):
+        if all(c.__name__ != "GgjitError" for c in type(e).__mro__):     # by name: `ggjit` itself failed to import
             raise
         print(f"ggjit: {e}", file=sys.stderr)
         return 2

@@ -45,8 +45,8 @@ from ggjit.alloc.work import (
     pad,
     put_event,
 )
-from ggjit.ops.jit import i64s, inlined, native
-from ggjit.ops.record import MAX_SRC, T_NB, T_NE, T_TYPE, T_WORDS
+from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE, T_WORDS
+from ggjit.ops.native.jit import i64s, inlined, native
 
 MODERN, THROUGH_VIEWS = 0, 1
 

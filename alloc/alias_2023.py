@@ -55,8 +55,8 @@ from ggjit.alloc.work import (
     pad,
     put_event,
 )
-from ggjit.ops.jit import exact, i64s, native
-from ggjit.ops.record import MAX_SRC, T_WORDS
+from ggjit.ops.core.record import MAX_SRC, T_WORDS
+from ggjit.ops.native.jit import exact, i64s, native
 
 BARRIER = -1
 # OWN column here: 0 no data yet, 1 data in this plan, 2 data elsewhere

@@ -8,7 +8,7 @@ import csv
 import numpy as np
 
 from ggjit.alloc.planners import plan_offsets
-from ggjit.ops.errors import BadFile
+from ggjit.ops.core.errors import BadFile
 
 COLUMNS = ("id", "lower", "upper", "size")
 LIMIT = 1 << 62

@@ -14,7 +14,7 @@ exist here: the caller sizes `cap_blocks` for the number of allocations alive, w
 """
 import numpy as np
 
-from ggjit.ops.jit import exact
+from ggjit.ops.native.jit import exact
 
 HEAD = 8                        # words before the first chunk
 CHUNK_HEAD = 2                  # words before a chunk's blocks

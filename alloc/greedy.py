@@ -6,7 +6,7 @@ what is placed under it), and the buffer with the lowest one is placed next, tie
 """
 import numpy as np
 
-from ggjit.ops.jit import exact, i64s, native
+from ggjit.ops.native.jit import exact, i64s, native
 
 BIG = np.int64(1) << np.int64(62)
 DENSE = 3000                    # up to this many buffers a scan of all placed ones beats collecting neighbours

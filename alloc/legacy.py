@@ -2,10 +2,10 @@
 import numpy as np
 
 from ggjit.alloc import work
-from ggjit.alloc.graph_alloc import IN_PLACE_2023, Problem
+from ggjit.alloc.problem import IN_PLACE_2023, Problem
 from ggjit.alloc.replay import chunk_sizes
 from ggjit.alloc.tensor_alloc import TensorAllocator, stacked
-from ggjit.ops.errors import ShapeError
+from ggjit.ops.core.errors import ShapeError
 
 
 class GraphAllocator2023:

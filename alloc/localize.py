@@ -28,8 +28,7 @@ from ggjit.alloc.work import (
     VIEWS,
     VOFFS,
 )
-from ggjit.ops.jit import i64s, inlined, native, u8s
-from ggjit.ops.record import (
+from ggjit.ops.core.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
     MAX_SRC,
@@ -42,6 +41,7 @@ from ggjit.ops.record import (
     T_VIEW_SRC,
     T_WORDS,
 )
+from ggjit.ops.native.jit import i64s, inlined, native, u8s
 
 OP_NONE = int(OP.NONE)
 

@@ -19,20 +19,11 @@ import itertools
 
 import numpy as np
 
-from ggjit.alloc.work import (
-    CAN_INPLACE,
-    EXTERNAL,
-    FLAGS,
-    FOREIGN,
-    ID,
-    NONE,
-    OUTPUT,
-    SIZE,
-    SRC,
-    VIEW,
-)
-from ggjit.ops.jit import exact, i64s, native, u8s
-from ggjit.ops.record import MAX_SRC, T_OP, T_WORDS, VIEW_OPS
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.problem import IN_PLACE_OPS, Problem
+from ggjit.alloc.work import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW
+from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
+from ggjit.ops.native.jit import exact, i64s, native, u8s
 
 VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
@@ -312,7 +303,6 @@ def schedule(ws, m, n, edges_, n_edges, beam, backward, order, stats):
 
 def _foreign(p):
     """Numbers of the storages outside the graph that nodes touch: n x 11."""
-    from ggjit.ops.record import T_SRC, T_VIEW_SRC
     n = p.n_nodes
     ids = p.col(ID)[:n]
     touched = np.concatenate([p.table[ids, T_SRC:T_SRC + MAX_SRC], ids[:, None]], axis=1)
@@ -360,7 +350,6 @@ def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None):
 
     Arguments as plan_graph's; sizes = (node sizes, leaf sizes).  The given order comes back when none better is found.
     """
-    from ggjit.alloc.graph_alloc import IN_PLACE_OPS, Problem, plan_graph
     in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
     node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
     order, _ = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place), beam)

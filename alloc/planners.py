@@ -17,12 +17,12 @@ import numpy as np
 
 from ggjit.alloc import greedy
 from ggjit.alloc.free_list import UNBOUNDED, list_alloc, list_free, new_states, reset_to_block
-from ggjit.alloc.graph_alloc import check_alignment, check_total
 from ggjit.alloc.local import LocalSearch
+from ggjit.alloc.problem import check_alignment, check_total
 from ggjit.alloc.search import FOUND, INFEASIBLE, CanonicalSearch, search
 from ggjit.alloc.sections import Instance
-from ggjit.ops.errors import ParamError, ShapeError
-from ggjit.ops.jit import CACHE, i64s, native
+from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.native.jit import CACHE, i64s, native
 
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 

@@ -2,20 +2,8 @@
 import numpy as np
 
 from ggjit.alloc.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, list_alloc, list_free
-from ggjit.alloc.work import (
-    A_BUFT,
-    A_CHUNK,
-    A_OFFS,
-    A_SIZE,
-    COLUMNS,
-    EV,
-    EV_ALLOC,
-    EV_FREE,
-    EV_WORDS,
-    NO_ROOM,
-    OK,
-)
-from ggjit.ops.jit import i64s, native
+from ggjit.alloc.work import A_BUFT, A_CHUNK, A_OFFS, A_SIZE, COLUMNS, EV, EV_ALLOC, EV_FREE, EV_WORDS, NO_ROOM, OK
+from ggjit.ops.native.jit import i64s, native
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64)")

@@ -18,8 +18,8 @@ from ggjit.alloc.work import (
     VOFFS,
     pad,
 )
-from ggjit.ops.jit import i64s, native
-from ggjit.ops.record import T_VIEW_SRC, T_WORDS
+from ggjit.ops.core.record import T_VIEW_SRC, T_WORDS
+from ggjit.ops.native.jit import i64s, native
 
 P_BUFFER, P_CHUNK, P_OFFS, P_SIZE, P_ALLOC, P_ROOT = range(6)       # rows of what `resolve` fills; see GraphPlan
 P_ROWS = 6

@@ -23,7 +23,7 @@ Member lists are kept in rank order, so the first of equals is the one with the 
 import numpy as np
 
 from ggjit.alloc.greedy import births_csr, members_csr
-from ggjit.ops.jit import exact, i64s, native
+from ggjit.ops.native.jit import exact, i64s, native
 
 FOUND, INFEASIBLE, NODE_LIMIT, TRAIL_FULL = 1, 0, -1, -2
 MAX_PAIRS = 60_000_000          # overlaps the adjacency lists may hold

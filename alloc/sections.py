@@ -11,7 +11,7 @@ fewer sections than steps, and everything below runs over sections.
 """
 import numpy as np
 
-from ggjit.ops.jit import i64s, native
+from ggjit.ops.native.jit import i64s, native
 
 
 def live_bytes(lo, hi, size, n_steps):

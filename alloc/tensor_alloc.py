@@ -21,10 +21,10 @@ from ggjit.alloc.free_list import (
     new_states,
     reset_to_block,
 )
-from ggjit.alloc.graph_alloc import check_alignment
-from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
-from ggjit.ops.jit import i64s, native
-from ggjit.ops.record import T_BUFFER, T_VIEW_SRC
+from ggjit.alloc.problem import check_alignment
+from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.core.record import T_BUFFER, T_VIEW_SRC
+from ggjit.ops.native.jit import i64s, native
 
 MEASURE_BASE = 0x1000           # ggml_tallocr_new_measure's fake address
 

@@ -4,7 +4,9 @@ Two ways of looking, both by sweeping over time with the live buffers in a list 
 """
 import bisect
 
-from ggjit.ops.errors import GgjitError
+from ggjit.alloc.problem import IN_PLACE_OPS
+from ggjit.ops.core import record
+from ggjit.ops.core.errors import GgjitError
 
 
 class InvalidPlan(GgjitError, AssertionError):
@@ -91,8 +93,7 @@ class _Run:
     """Executes a plan on tags instead of numbers: every tensor that is computed writes its own tag over its bytes."""
 
     def __init__(self, table, node_ids, leaf_ids, sizes, plan, alignments, in_place):
-        from ggjit.ops import record as r
-        self.r, self.t, self.plan, self.in_place = r, table, plan, in_place
+        self.r, self.t, self.plan, self.in_place = record, table, plan, in_place
         self.nbytes = dict(zip(map(int, [*node_ids, *leaf_ids]), map(int, [*sizes[0], *sizes[1]]), strict=True))
         ids = [*map(int, node_ids), *map(int, leaf_ids)]
         cols = [[*map(int, getattr(plan, f"node_{k}")), *map(int, getattr(plan, f"leaf_{k}"))]
@@ -175,7 +176,7 @@ def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), i
     (modern ggml); else when first used (2023, where the caller places inputs beforehand).
     """
     if in_place is None:
-        from ggjit.alloc.graph_alloc import IN_PLACE_OPS as in_place
+        in_place = IN_PLACE_OPS
     run = _Run(table, node_ids, leaf_ids, sizes, plan, alignments, in_place)
     leafs, fresh = [int(i) for i in leaf_ids], set(map(int, leaf_ids))
     if leafs_first:

@@ -18,7 +18,7 @@ then leafs.  Local numbers take the place of table ids, so that every pass runs 
 """
 import numpy as np
 
-from ggjit.ops.jit import inlined
+from ggjit.ops.native.jit import inlined
 
 (ID, VIEW, VOFFS, FLAGS, SIZE, BUFT, KIDS, VIEWS, OWN, ALLOC, DREL, CAUSE, CAUSE_SRC,
  A_FIRST, A_LO, A_HI, A_SIZE, A_CUR, A_BUFT, A_CHUNK, A_OFFS, USES) = range(22)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from ggjit.ops.record import (
+from ggjit.ops.core.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
     OP,

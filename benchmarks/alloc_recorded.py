@@ -11,7 +11,7 @@ import pathlib
 
 import numpy as np
 
-from ggjit.ops.record import (
+from ggjit.ops.core.record import (
     GLU,
     OP,
     T_BUFFER,

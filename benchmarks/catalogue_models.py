@@ -5,7 +5,7 @@ an empty cache; KV cache F16.
 """
 from benchmarks import synth
 from benchmarks.work import Model, reference_file
-from ggjit.models.minilm import minilm_path
+from ggjit.models.files.minilm import minilm_path
 
 SHAPES = {"tinyllama": ("TinyLlama-1.1B shape", "tinyllama-1.1b"), "smollm": ("SmolLM-135M shape", "smollm-135m"),
           "0.5b": ("0.5B shape", "qwen2.5-0.5b-like")}

@@ -19,9 +19,9 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks import costs
-from ggjit.models.progress import bar
-from ggjit.models.suite.sample import balanced
-from ggjit.ops.jit import kernel_address
+from ggjit.models.core.progress import bar
+from ggjit.ops.native.jit import kernel_address
+from ggjit.tools.suite.sample import balanced
 
 BUDGET, MATRIX_BUDGET, MODEL_BUDGET = 1.5, 3.0, 10.0            # seconds
 MATRIX = ("mul_mat", "mul_mat_id", "out_prod")                  # modules of ggjit.ops

@@ -10,7 +10,7 @@ import time
 from benchmarks import synth
 from benchmarks.report import Row, Spread
 from benchmarks.worker import EngineError
-from ggjit.models.minilm import minilm_path
+from ggjit.models.files.minilm import minilm_path
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
@@ -22,7 +22,7 @@ def tinyllama():
 def run(*args, **env):
     """(seconds, processor seconds, peak resident bytes) of one `ggjit` command."""
     script = pathlib.Path(sys.executable).with_name("ggjit")
-    command = [str(script)] if script.exists() else [sys.executable, "-m", "ggjit.models.cli"]
+    command = [str(script)] if script.exists() else [sys.executable, "-m", "ggjit.tools.command.main"]
     env = {**os.environ, **env}
     env.pop("PYTHONDONTWRITEBYTECODE", None)        # with it, every start compiles our modules anew
     t0 = time.perf_counter()

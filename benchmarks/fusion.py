@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks import synth
 from benchmarks.catalogue_models import STORIES
 from benchmarks.worker import Missing
-from ggjit import fusion, plan
+from ggjit.cpu import fusion, plan
 from ggjit.models import load_model
-from ggjit.models.minilm import minilm_path
-from ggjit.ops.fusion import all_fusions
-from ggjit.ops.record import OP
+from ggjit.models.files.minilm import minilm_path
+from ggjit.ops.core.fusion_pattern import all_fusions
+from ggjit.ops.core.record import OP
 
 LEFT_OUT = {"rope and set_rows": (OP.ROPE, OP.SET_ROWS)}
 

@@ -4,7 +4,7 @@ import pathlib
 import pickle
 
 from benchmarks.worker import EngineError, Missing
-from ggjit.models.suite.ggml import Ggml, InitParams, libraries
+from ggjit.tools.suite.ggml import Ggml, InitParams, libraries
 
 FEATURES = ("avx", "avx2", "avx_vnni", "fma", "f16c", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8", "neon",
             "arm_fma", "dotprod", "matmul_int8", "sve", "llamafile")

@@ -22,8 +22,8 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.report import Row, Spread, markdown
-from ggjit.ops.errors import GgjitError
-from ggjit.ops.spec import Inputs, all_specs
+from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.spec import Inputs, all_specs
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -60,13 +60,13 @@ def exact(t):
 
 def bound(case, y):
     """The largest NMSE that is right: the case's; ggml's for the op where a kernel rounds what the CPU's does not."""
-    from ggjit.ops.cuda.launch import launches
+    from ggjit.ops.cuda.native.launch import launches
     return max(case.max_nmse, *(launch.max_nmse for launch in launches(y)))
 
 
 def check_ops(gpu, cpu):
     """[(op, n cases, n without a kernel, [what went wrong])]"""
-    from ggjit.ops.cuda.launch import launches, makers
+    from ggjit.ops.cuda.native.launch import launches, makers
     out = []
     for op in makers():
         n = absent = 0

@@ -31,7 +31,7 @@ from benchmarks.work import Graph
 from benchmarks.worker import ROOT
 from ggjit.alloc import graph_alloc
 from ggjit.models import load_model
-from ggjit.ops import isa
+from ggjit.ops.native import isa
 
 RESULTS = ROOT / "benchmarks" / "results" / "growth"
 TYPES = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")

@@ -1,8 +1,8 @@
-"""What the machine can do at most, as ggjit.limits measures it.
+"""What the machine can do at most, as ggjit.profiling.machine_limits measures it.
 
     python -m benchmarks.limits
 """
-from ggjit.limits import Reader, peak_f32, read_bandwidth
+from ggjit.profiling.machine_limits import Reader, peak_f32, read_bandwidth
 
 __all__ = ["Reader", "peak_f32", "read_bandwidth"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.synth import fresh_file
 from benchmarks.worker import Missing
-from ggjit.models.gguf import GGUFFile
+from ggjit.models.files.gguf import GGUFFile
 
 OPSET, IR_VERSION = 20, 9           # 20: Gelu; LayerNormalization since 17
 

@@ -5,9 +5,9 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.work import Leaves
-from ggjit.models.suite.oracle import records_of
-from ggjit.ops.record import VIEW_OPS
-from ggjit.profile_nodes import operations, traffic
+from ggjit.ops.core.record import VIEW_OPS
+from ggjit.profiling.nodes import operations, traffic
+from ggjit.tools.suite.oracle import records_of
 
 
 class Prepared:

@@ -7,11 +7,11 @@ import ggjit
 from benchmarks import engine, limits
 from benchmarks.catalogue import GRAPHS
 from benchmarks.our_graphs import Prepared
+from ggjit.cpu.tuning import all_kept
 from ggjit.models import load_model
-from ggjit.models.gguf import GGUFFile
-from ggjit.ops import isa
-from ggjit.ops.jit import CACHE
-from ggjit.tuning import all_kept
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import CACHE
 
 
 class Engine(engine.Engine):

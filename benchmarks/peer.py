@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks import engine
 from benchmarks.ggml import Graphs
 from benchmarks.worker import EngineError, Missing
-from ggjit.models.suite.ggml import libraries
+from ggjit.tools.suite.ggml import libraries
 
 PACKAGE = "xllamacpp"
 MEAN_POOLING = 1

@@ -16,7 +16,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError as e:
-        from ggjit.ops.errors import MissingExtra
+        from ggjit.ops.core.errors import MissingExtra
         raise MissingExtra("plots need matplotlib: pip install 'ggjit[plots]'") from e
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -17,7 +17,7 @@ import time
 from benchmarks import limits, machine, synth
 from benchmarks.engine import CLOCKS
 from ggjit.models import load_model
-from ggjit.profile_nodes import kind, operations, traffic
+from ggjit.profiling.nodes import kind, operations, traffic
 
 SMALL_SECONDS = 1e-3
 

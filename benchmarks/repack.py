@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 import ggjit as gg
-from ggjit.ops import isa, repack
+from ggjit.ops.matmul import repack
+from ggjit.ops.native import isa
 
 TYPES = tuple(repack.LAYOUTS)
 SHAPES = ((2048, 2048), (2048, 5632), (5632, 2048), (4096, 4096))

@@ -21,8 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 import devices  # noqa: E402
 
 import ggjit as gg  # noqa: E402
-from ggjit.sched_cut import Cut  # noqa: E402
-from ggjit.sched_layout import Layout  # noqa: E402
+from ggjit.sched.assignment import Cut  # noqa: E402
+from ggjit.sched.layout import Layout  # noqa: E402
 
 HEAD, N_HEAD, FF, N_TOKENS, N_CTX = 16, 4, 96, 8, 32
 

@@ -20,8 +20,8 @@ from benchmarks.machine import cpu_model, idle_check
 from benchmarks.profile import node_times, once
 from benchmarks.report import Spread
 from ggjit.models import load_vad
-from ggjit.models.wav import read_wav
-from ggjit.ops import isa
+from ggjit.models.files.wav import read_wav
+from ggjit.ops.native import isa
 
 
 class _ContextParams(C.Structure):

@@ -1,4 +1,5 @@
-"""How many rows a decode tile takes: all candidates of ggjit.tuning for every type, and what the machine's choice is.
+"""How many rows a decode tile takes: all candidates of ggjit.cpu.tuning for every type, and what the machine's choice
+is.
 
     python -m benchmarks.tuning [--types Q4_0,F16] [-k 2048 5632] [--clock cpu] [--json]
     python -m benchmarks.tuning --keep          # measure all types' choices anew for this machine, as warm-up does
@@ -11,9 +12,10 @@ import json
 
 from benchmarks.catalogue_products import TYPES
 from benchmarks.engine import CLOCKS
-from ggjit import tuning
-from ggjit.ops import isa, tuned
-from ggjit.ops.types.traits import BY_NAME
+from ggjit.cpu import tuning
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.native import isa
 
 TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
            if tuning.tunable(BY_NAME[t.lower().replace("_k", "_K")])}

@@ -14,7 +14,7 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.worker import ROOT, Missing
-from ggjit.limits import BUFFER_NBYTES
+from ggjit.profiling.machine_limits import BUFFER_NBYTES
 
 ALONE_SECONDS = 300e-6              # a graph shorter than this mostly measures the call
 MOST_SECONDS = 0.03                 # cold copies stop here: what takes longer does not wait for memory

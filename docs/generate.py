@@ -13,10 +13,10 @@ sys.path.insert(0, str(FOLDER))
 import api_page  # noqa: E402  (beside this file)
 import ggml_names  # noqa: E402
 
-from ggjit.models.op_page import compact_table, file_table, op_page, shared_files  # noqa: E402
-from ggjit.ops.record import OP  # noqa: E402
-from ggjit.ops.spec import all_specs  # noqa: E402
-from ggjit.registry import registry  # noqa: E402
+from ggjit.devices.registry import registry  # noqa: E402
+from ggjit.ops.core.record import OP  # noqa: E402
+from ggjit.ops.core.spec import all_specs  # noqa: E402
+from ggjit.tools.command.op_page import compact_table, file_table, op_page, shared_files  # noqa: E402
 
 OPS_HEAD = """\
 # Ops
@@ -35,8 +35,8 @@ FILES_HEAD = """\
 
 A family of ops over one body is one file: builders, shape rules, float64 reference, kernels, test cases, and the
 `SPECS` that discovery finds. Adding an op is adding such a file (the numbers of all of ggml's ops are in
-`ops/record.py` from the start); no table, registry, command or test has to be told. Large kernels lie in files of their
-own beside it.
+`ops/core/record.py` from the start); no table, registry, command or test has to be told. Large kernels lie in files of
+their own beside it.
 """
 
 

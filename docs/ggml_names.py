@@ -46,17 +46,17 @@ ggml_nbytes(_pad)? | gg.Tensor.nbytes |
 ggml_(is_empty|is_scalar|is_vector|is_matrix|is_3d|are_same_shape) | gg.Tensor.ne | compare tuples
 ggml_(is_permuted|is_transposed|are_same_stride) | gg.Tensor.nb | compare tuples
 ggml_(is_contiguous_channels|is_contiguous_to_[123]|is_contiguously_allocated) | gg.Tensor.nb | compare tuples
-ggml_is_contiguous(_[012])? | ggjit.ops.shape.is_contiguous |
-ggml_is_contiguous_rows | ggjit.ops.shape.rows_contiguous |
+ggml_is_contiguous(_[012])? | ggjit.ops.core.shape.is_contiguous |
+ggml_is_contiguous_rows | ggjit.ops.core.shape.rows_contiguous |
 ggml_is_view | gg.Tensor.view_src |
-ggml_can_repeat | ggjit.ops.shape.can_repeat |
+ggml_can_repeat | ggjit.ops.core.shape.can_repeat |
 ggml_(get_unary_op|get_glu_op|flash_attn_ext_get_prec) | gg.Tensor.op_params |
 ggml_(op_name|op_symbol|op_desc|unary_op_name|glu_op_name) | gg.Tensor.op | an enum with ggml's names and numbers
-ggml_op_can_inplace | ggjit.ops.spec.in_place_table |
+ggml_op_can_inplace | ggjit.ops.core.spec.in_place_table |
 
-ggml_(type_name|is_quantized) | ggjit.ops.types.Type | gg.Q4_0.name, .quantized
-ggml_(type_size|type_sizef|blck_size|element_size|row_size) | ggjit.ops.types.Type | .nbytes, .block, .row_nbytes(n)
-ggml_get_type_traits(_cpu)? | ggjit.ops.types.traits.traits_of |
+ggml_(type_name|is_quantized) | ggjit.ops.core.types.Type | gg.Q4_0.name, .quantized
+ggml_(type_size|type_sizef|blck_size|element_size|row_size) | ggjit.ops.core.types.Type | .nbytes, .block, .row_nbytes(n)
+ggml_get_type_traits(_cpu)? | ggjit.ops.core.traits.traits_of |
 ggml_ftype_to_ggml_type | - | a GGUF file names the type of each tensor
 ggml_quantize_chunk | gg.quantize |
 ggml_quantize_(init|free) | - | nothing to set up
@@ -84,7 +84,7 @@ ggml_flash_attn_ext_set_n_kv_max | - | a hint for GPU kernels; the CPU computes 
 ggml_swiglu_clamp | - | newer than the op set: clamp both sides, then gg.swiglu_split
 ggml_clamp_inplace | gg.clamp | always in place here, as in ggml until 0.13
 ggml_rope_custom(_inplace)? | gg.rope_ext\1 | deprecated there; c is None
-ggml_rope_yarn_corr_dims | ggjit.ops.rope_angles | part of the kernel's set-up
+ggml_rope_yarn_corr_dims | ggjit.ops.attention.rope_angles | part of the kernel's set-up
 
 ggml_backend_tensor_(\w+) | gg.tensor_\1 |
 ggml_backend_event_(\w+) | gg.event_\1 |
@@ -147,17 +147,17 @@ ggml_gallocr_reserve(_n)? | gg.GraphAllocator.reserve |
 ggml_gallocr_(alloc_graph|free) | gg.GraphAllocator.\1 |
 ggml_tallocr_\w+ | ggjit.alloc.tensor_alloc |
 
-ggml_cpu_has_\w+ | ggjit.ops.isa | GGJIT_CPU forces avx512, avx2 or generic
+ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2 or generic
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal
 ggml_cpu_fp\w+|ggml_cpu_bf\w+ | gg.quantize, gg.dequantize |
 ggml_opt_\w+ | - | no training loop; gg.opt_step_adamw and gg.opt_step_sgd are ops
 
-gguf_init_from_file(_ptr)? | ggjit.models.gguf.GGUFFile |
-gguf_init_from_(buffer|callback) | ggjit.models.gguf.GGUFFile.from_bytes |
-gguf_(get_val|get_arr)\w* | ggjit.models.gguf.GGUFFile.get | .metadata is a mapping
-gguf_(get_n_kv|get_key|find_key|get_kv_type) | ggjit.models.gguf.GGUFFile.get | .metadata is a mapping
-gguf_(get_n_tensors|find_tensor|get_tensor)\w* | ggjit.models.gguf.TensorInfo | .tensors is a mapping
-gguf_get_(version|alignment|data_offset) | ggjit.models.gguf.GGUFFile | .version, .alignment, .data_offs
+gguf_init_from_file(_ptr)? | ggjit.models.files.gguf.GGUFFile |
+gguf_init_from_(buffer|callback) | ggjit.models.files.gguf.GGUFFile.from_bytes |
+gguf_(get_val|get_arr)\w* | ggjit.models.files.gguf.GGUFFile.get | .metadata is a mapping
+gguf_(get_n_kv|get_key|find_key|get_kv_type) | ggjit.models.files.gguf.GGUFFile.get | .metadata is a mapping
+gguf_(get_n_tensors|find_tensor|get_tensor)\w* | ggjit.models.files.gguf.TensorInfo | .tensors is a mapping
+gguf_get_(version|alignment|data_offset) | ggjit.models.files.gguf.GGUFFile | .version, .alignment, .data_offs
 gguf_(free|type_name) | - | Python frees; values are Python's
 gguf_(add|set|remove|write|init_empty|get_meta)\w* | - | the gguf package writes files: pip install 'ggjit[models]'
 """
@@ -199,7 +199,8 @@ def exported():
 
 
 def resolve(name):
-    """The object of a dotted name: gg.Tensor.set, ggjit.models.gguf.GGUFFile.  AttributeError if there is none."""
+    """The object of a dotted name: gg.Tensor.set, ggjit.models.files.gguf.GGUFFile.  AttributeError if there is
+    none."""
     parts = name.replace("gg.", "ggjit.", 1).split(".") if name.startswith("gg.") else name.split(".")
     found = ggjit
     for i, part in enumerate(parts[1:], 2):

@@ -8,22 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggjit.all_ops import *
-from ggjit.ops import errors as errors
-from ggjit.ops.errors import BadFile as BadFile
-from ggjit.ops.errors import Cancelled as Cancelled
-from ggjit.ops.errors import GgjitError as GgjitError
-from ggjit.ops.errors import IndexRangeError as IndexRangeError
-from ggjit.ops.errors import MissingExtra as MissingExtra
-from ggjit.ops.errors import ModelError as ModelError
-from ggjit.ops.errors import NotAllocated as NotAllocated
-from ggjit.ops.errors import NotSupported as NotSupported
-from ggjit.ops.errors import OutOfMemory as OutOfMemory
-from ggjit.ops.errors import Overwritten as Overwritten
-from ggjit.ops.errors import ParamError as ParamError
-from ggjit.ops.errors import ShapeError as ShapeError
-from ggjit.ops.errors import StaleHandle as StaleHandle
-from ggjit.ops.errors import TypeMismatch as TypeMismatch
-from ggjit.ops.record import OP
+from ggjit.ops.core.record import OP
 
 __version__: str
 USAGE_ANY: int

@@ -1,4 +1,4 @@
-"""Every op and tensor type of ggjit.  Written by `python -m ggjit.stubs`; see there."""
+"""Every op and tensor type of ggjit.  Written by `python -m ggjit.tools.stubs`; see there."""
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -11,19 +11,8 @@ import sys
 
 import numpy as np
 
-from ggjit.models.suite.ggml import TP, InitParams, Library
-from ggjit.ops.record import (
-    OP,
-    T_BUFFER,
-    T_FLAGS,
-    T_NB,
-    T_NE,
-    T_OP,
-    T_SRC,
-    T_TYPE,
-    T_VIEW_OFFS,
-    T_VIEW_SRC,
-)
+from ggjit.ops.core.record import OP, T_BUFFER, T_FLAGS, T_NB, T_NE, T_OP, T_SRC, T_TYPE, T_VIEW_OFFS, T_VIEW_SRC
+from ggjit.tools.suite.ggml import TP, InitParams, Library
 
 
 class Graph(C.Structure):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit import cuda, cuda_driver, cuda_sim
-from ggjit.cuda_driver import DeviceLost
-from ggjit.table import TABLE
+from ggjit.core.table import TABLE
+from ggjit.cuda import device as cuda
+from ggjit.cuda import driver as cuda_driver
+from ggjit.cuda import simulated_driver as cuda_sim
+from ggjit.cuda.driver import DeviceLost
 
 RNG = np.random.default_rng(5)
 
@@ -353,7 +355,8 @@ def run(kernel, n_threads=64):
 
 
 def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
-    from ggjit.ops.cuda import turns, twins
+    from ggjit.ops.cuda.native import simulated as twins
+    from ggjit.ops.cuda.native import simulator as turns
 
     def stray(base):
         twins.ld_f32(base + 4096)
@@ -380,7 +383,7 @@ def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
 
 def test_a_piece_of_shared_memory_belongs_to_the_function_that_asks():
     """As on the device, where functions are modules of their own; the address may be handed on."""
-    from ggjit.ops.cuda import twins
+    from ggjit.ops.cuda.native import simulated as twins
     piece, seen = twins.shared(64), []
 
     def fill():

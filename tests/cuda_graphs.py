@@ -6,7 +6,7 @@ import tiny_model
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.ops.record import OP
+from ggjit.ops.core.record import OP
 
 RNG = np.random.default_rng(11)
 

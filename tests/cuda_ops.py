@@ -11,13 +11,13 @@ import pytest
 
 import ggjit as gg
 from benchmarks.gpu import bound, exact, nmse, on
-from ggjit import cuda_sim
-from ggjit.ops import flash_attn
+from ggjit.cuda import simulated_driver as cuda_sim
+from ggjit.ops.attention import flash_attn
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import Case, Inputs, all_specs
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.launch import launches, makers
+from ggjit.ops.cuda.native.launch import launches, makers
 from ggjit.ops.cuda.quantize import QUANTIZE
-from ggjit.ops.record import OP
-from ggjit.ops.spec import Case, Inputs, all_specs
 
 RNG = np.random.default_rng()
 ALL = os.environ.get("CUDA_CASES") == "all"

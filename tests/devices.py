@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 import ggjit as gg
-from ggjit.cpu import CPU
-from ggjit.ops.record import VIEW_OPS
-from ggjit.plan import Plan
+from ggjit.cpu.device import CPU
+from ggjit.cpu.plan import Plan
+from ggjit.ops.core.record import VIEW_OPS
 
 GUARD = 256
 SENTINEL = 0xA5

@@ -9,8 +9,8 @@ A worker, because ggml aborts the process on a failed assert: the next call then
 """
 import pytest
 
-from ggjit.models.suite.ggml import libraries
-from ggjit.models.suite.oracle import of_wheel
+from ggjit.tools.suite.ggml import libraries
+from ggjit.tools.suite.oracle import of_wheel
 
 
 def connect(wheel="pywhispercpp"):

@@ -6,8 +6,8 @@ the single-device run and the scheduled run differ in nothing else.
 import numpy as np
 
 import ggjit as gg
-from ggjit.ops.record import OP, T_BUFFER
-from ggjit.table import TABLE
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import OP, T_BUFFER
 
 NE = (8, 8)
 VIEWS = {OP.VIEW, OP.RESHAPE, OP.PERMUTE, OP.TRANSPOSE}

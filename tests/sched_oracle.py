@@ -12,7 +12,7 @@ import sys
 
 from alloc_oracle import Graph
 
-from ggjit.models.suite.ggml import TP, InitParams, Library, Tensor
+from ggjit.tools.suite.ggml import TP, InitParams, Library, Tensor
 
 VP = C.c_void_p
 BOOL_OP = C.CFUNCTYPE(C.c_bool, VP, VP)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from conftest import benchmark
 
-from ggjit.alloc.graph_alloc import IN_PLACE_2023, IN_PLACE_OPS, GraphError, plan_graph
+from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.legacy import Allocr, GraphAllocator2023, maxima
+from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError
 from ggjit.alloc.tensor_alloc import TensorAllocator
 from ggjit.alloc.validate import check_graph_plan
-from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
-from ggjit.ops.record import OP, T_BUFFER
+from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.core.record import OP, T_BUFFER
 
 graphs = benchmark("alloc_graphs")
 

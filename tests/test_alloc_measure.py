@@ -9,8 +9,8 @@ import pytest
 from conftest import benchmark
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.measure import MeasureReport, mib
-from ggjit.ops.record import OP, T_OP
+from ggjit.alloc.report import MeasureReport, mib
+from ggjit.ops.core.record import OP, T_OP
 
 graphs = benchmark("alloc_graphs")
 

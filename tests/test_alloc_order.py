@@ -6,7 +6,7 @@ from conftest import benchmark
 
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.order import VIEW_OP, reorder
-from ggjit.ops.record import OP, T_OP, T_SRC, T_VIEW_SRC
+from ggjit.ops.core.record import OP, T_OP, T_SRC, T_VIEW_SRC
 
 graphs = benchmark("alloc_graphs")
 

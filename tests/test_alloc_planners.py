@@ -11,7 +11,7 @@ from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
 from ggjit.alloc.search import TRAIL_FULL, CanonicalSearch
 from ggjit.alloc.sections import Instance
 from ggjit.alloc.validate import check_layout
-from ggjit.ops.errors import BadFile, ParamError, ShapeError
+from ggjit.ops.core.errors import BadFile, ParamError, ShapeError
 
 instances = benchmark("alloc_instances")
 

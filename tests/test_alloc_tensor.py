@@ -9,8 +9,8 @@ import pytest
 from conftest import benchmark
 
 from ggjit.alloc.tensor_alloc import MEASURE_BASE, Bump, TensorAllocator, aligned_offset
-from ggjit.ops.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
-from ggjit.ops.record import OP
+from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.core.record import OP
 
 graphs = benchmark("alloc_graphs")
 

@@ -7,10 +7,11 @@ from conftest import benchmark
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ggjit.alloc.graph_alloc import IN_PLACE_2023, IN_PLACE_OPS, plan_graph
+from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
+from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
-from ggjit.ops.record import T_FLAGS, T_SRC
+from ggjit.ops.core.record import T_FLAGS, T_SRC
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
 

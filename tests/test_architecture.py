@@ -1,18 +1,31 @@
 """The contract: names, layout, import direction, and what `import ggjit` costs."""
 import ast
+import functools
 import pathlib
 import re
 import tomllib
+import types
 
 import pytest
 
 import ggjit as gg
-from ggjit.ops.record import OP, VIEW_OPS
-from ggjit.ops.spec import all_specs
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.core.spec import all_specs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "models": "ggjit.models"}
-LAYER = {"ggjit.ops": 0, "ggjit.alloc": 1, "ggjit": 2, "ggjit.models": 3}
+FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "models": "ggjit.models",
+           "tools": "ggjit.tools"}
+# folders, lowest first: each imports only itself and those before it
+LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
+    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
+    ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.native ggjit.ops.cuda ggjit.alloc
+    ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.show ggjit.sched ggjit.cuda
+    ggjit.devices ggjit.api ggjit ggjit.models.core ggjit.models.files ggjit.models.text ggjit.models.networks
+    ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command ggjit.tools""".split()
+# imports inside functions: code that is loaded only where its device or extra is there
+DEFERRED = {("ggjit.devices.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
+            ("ggjit.cuda.code", "ggjit.ops.cuda.native.build")}
+COMMANDS = "ggjit.tools.command."              # each command imports what it needs when it is called
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor
     F32 F16 BF16 Q8_0 Q4_0 Q4_K I32 I64 soft_max soft_max_ext mul_mat add mul norm rms_norm gelu_erf silu swiglu_split
@@ -29,9 +42,51 @@ def module_of(path):
     return ".".join(p for p in parts if p != "__init__")
 
 
+MODULES = {module_of(p): p for p in sources()}
+
+
+@functools.cache
+def imports(module):
+    """{imported ggjit module: inside a function?} of the source, packages resolved to the modules named."""
+    found = {}
+
+    def visit(node, deferred):
+        deferred |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{MODULES[module]}: relative import"
+            whole = [f"{node.module}.{a.name}" for a in node.names]
+            names = [w if w in MODULES else node.module for w in whole]
+        else:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            if name.split(".")[0] == "ggjit":
+                assert name in MODULES, f"{MODULES[module]} line {node.lineno} imports {name}, which is no module"
+                found[name] = deferred and found.get(name, True)
+        for child in ast.iter_child_nodes(node):
+            visit(child, deferred)
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), False)
+    return found
+
+
 def layer_of(module):
-    return LAYER[next(p for p in ("ggjit.models", "ggjit.alloc", "ggjit.ops", "ggjit") if module == p
-                      or module.startswith(p + "."))]
+    folder = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    return LAYERS.index(folder) if folder in LAYERS else -1
+
+
+def circles():
+    """Groups of modules that import each other in a circle, imports inside functions counted."""
+    reached = {}
+
+    def reach(start):
+        seen, todo = set(), [start]
+        while todo:
+            new = imports(todo.pop()).keys() - seen
+            seen |= new
+            todo += new
+        return seen
+    for m in MODULES:
+        reached[m] = reach(m)
+    return {frozenset(o for o in reached[m] if m in reached[o]) for m in MODULES if m in reached[m]}
 
 
 def test_every_package_is_listed():
@@ -42,8 +97,16 @@ def test_every_package_is_listed():
 
 
 def test_engine_does_not_shadow_its_siblings():
-    for name in ("ops", "alloc", "models"):
+    for name in ("ops", "alloc", "models", "tools"):
         assert not (ROOT / "engine" / name).exists() and not (ROOT / "engine" / f"{name}.py").exists()
+
+
+def test_no_module_shadows_a_public_name():
+    """`import ggjit.x` binds x in `ggjit`: a folder or file of that name would replace the function."""
+    inside = {m.split(".")[1] for m in MODULES if m.count(".")} - {"ops", "alloc", "models", "tools"}
+    assert not inside & set(dir(gg))
+    assert all(not isinstance(getattr(gg, n), types.ModuleType) or n in ("ops", "alloc", "errors", "models", "tools")
+               for n in dir(gg))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -52,20 +115,28 @@ def test_a_bare_import_is_refused(folder, python):
     assert r.returncode != 0 and "import ggjit, not a folder" in r.stderr
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_imports_go_one_way(path):
-    here = module_of(path)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names = [node.module]
-        elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        else:
-            continue
-        for name in names:
-            if name.split(".")[0] == "ggjit":
-                assert layer_of(name) <= layer_of(here), f"{path} line {node.lineno} imports upward: {name}"
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_one_way(module):
+    for name in imports(module):
+        assert layer_of(name) <= layer_of(module), f"{MODULES[module]} imports upward: {name}"
+
+
+def test_no_import_circles():
+    assert not circles()
+
+
+def test_imports_inside_functions_are_for_what_may_be_absent():
+    inside = {(m, name) for m in MODULES if not m.startswith(COMMANDS)
+              for name, deferred in imports(m).items() if deferred}
+    assert inside == DEFERRED
+
+
+def test_packages_hold_only_a_guard():
+    """What an __init__ imports would not be in the keys of cached kernels by the name it is imported under."""
+    api = {"ggjit", "ggjit.alloc", "ggjit.models"}
+    for module, path in MODULES.items():
+        if path.name == "__init__.py" and module not in api:
+            assert not imports(module), f"{path} imports"
 
 
 def test_contract_names():
@@ -88,7 +159,7 @@ def test_every_spec_is_whole():
 
 def test_import_compiles_nothing_and_is_light(python, tmp_path):
     code = ("import time, numba, numpy, sys; t = time.process_time(); import ggjit; dt = time.process_time() - t\n"
-            "from ggjit.ops.jit import CACHE\n"
+            "from ggjit.ops.native.jit import CACHE\n"
             "print(dt, CACHE.compiled + CACHE.loaded, *(m for m in ('matplotlib', 'gguf', 'tokenizers', 'rich')"
             " if m in sys.modules))")
     # bytecode files as every installation has them, whatever this environment says
@@ -103,6 +174,6 @@ def test_import_compiles_nothing_and_is_light(python, tmp_path):
 
 def test_no_paths_of_a_machine():
     absolute = re.compile(r"[\s\"'(=](?:/(?:home|root|usr|opt|var|srv|mnt|work)/\w|[A-Z]:\\\\Users)")
-    for path in (*sources(), *(ROOT / "tests").glob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "README.md"):
+    for path in (*sources(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "README.md"):
         found = absolute.search(path.read_text(encoding="utf-8"))
         assert not found, f"{path}: {found.group(0)}"

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from ggjit.ops import isa
+from ggjit.ops.native import isa
 
 pytestmark = pytest.mark.skipif(not isa.X86, reason="reads x86 assembly")
 
@@ -17,8 +17,8 @@ CODE = """
 import json, sys
 import ggjit as gg
 from ggjit.ops import isa, repack
-from ggjit.ops.jit import CACHE, KERNEL_SIGNATURE
-from ggjit.ops.spec import all_specs
+from ggjit.ops.native.jit import CACHE, KERNEL_SIGNATURE
+from ggjit.ops.core.spec import all_specs
 
 ctx = gg.Context()
 new = ctx.new_tensor

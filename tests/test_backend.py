@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.cpu import CPU as CPU_DEVICE
-from ggjit.versions import stamp
+from ggjit.core.versions import stamp
+from ggjit.cpu.device import CPU as CPU_DEVICE
 
 CPU = gg.init_backend("CPU:n_threads=1")
 RNG = np.random.default_rng(11)

@@ -7,9 +7,9 @@ import pytest
 from test_backend import CPU, array, placed, version
 
 import ggjit as gg
-from ggjit.buffer import ArrayBuffer
-from ggjit.ops.record import VIEW_OPS
-from ggjit.table import TABLE
+from ggjit.core.host_buffer import ArrayBuffer
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import VIEW_OPS
 
 
 # ---------------------------------------------------------------- A15 utilities

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.models.gguf import GGUFFile
+from ggjit.models.files.gguf import GGUFFile
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_the_comparison_with_the_real_ggml(run, need):
 @pytest.mark.peer
 def test_a_folder_with_ggml_is_a_native_peer(bench, need, monkeypatch):
     need("pywhispercpp", "it brings ggml as libraries in a folder")
-    from ggjit.models.suite.ggml import libraries
+    from ggjit.tools.suite.ggml import libraries
     folder = libraries("pywhispercpp")[-1].rpartition("/")[0]
     monkeypatch.setenv("GGML_LIB_DIR", folder)
     monkeypatch.setattr(bench("compare"), "NAMES", {})

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.binary import SMALL
-from ggjit.ops.elementwise import PIECE
+from ggjit.ops.elementwise.binary import SMALL
+from ggjit.ops.elementwise.elementwise import PIECE
 
 RNG = np.random.default_rng()
 LENGTHS = (1, 15, 16, 17, 64, PIECE - 1, PIECE, PIECE + 1, SMALL - 1, SMALL, SMALL + 1, 3 * SMALL + 5)
@@ -20,7 +20,7 @@ def planned(y, n_threads):
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_flat_sums_at_every_edge(monkeypatch, n, n_threads):
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     ctx = gg.Context()
     a, b = (RNG.standard_normal(n, np.float32) for _ in range(2))
     y = gg.add(gg.from_numpy(ctx, a), gg.from_numpy(ctx, b))

@@ -9,13 +9,14 @@ import sys
 import pytest
 import tiny_model
 
-from ggjit.models.parser import SHELLS, TRY_FIRST, Arguments
+from ggjit.tools.command.parser import SHELLS, TRY_FIRST, Arguments
 
 START = pathlib.Path(__file__).parents[1] / "ggjit_command.py"          # where the installed command starts
 
 
 def ggjit(*args, **env):
-    return subprocess.run([sys.executable, "-m", "ggjit.models.cli", *map(str, args)], text=True, capture_output=True,
+    return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", *map(str, args)], text=True,
+                          capture_output=True,
                           timeout=300, env={**os.environ, **env})
 
 
@@ -151,18 +152,18 @@ def test_examples_are_commands(name):
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion(shell, monkeypatch, capsys):
     pytest.importorskip("shtab")
-    from ggjit.models.completion import script
+    from ggjit.tools.command.completion import script
     text = script(shell)
     assert "warm-up" in text and "bench" in text and "n-predict" in text
     monkeypatch.setitem(sys.modules, "shtab", None)
-    from ggjit.models.cli import main
+    from ggjit.tools.command.main import main
     assert main(["completion", shell]) == 1
     err = capsys.readouterr().err
     assert "pip install 'ggjit[models]'" in err and len(err.splitlines()) == 1
 
 
 def test_names_are_no_markup_and_tables_need_an_extra(tiny, tmp_path, monkeypatch, capsys):
-    from ggjit.models.cli import main
+    from ggjit.tools.command.main import main
     path = tmp_path / "m[" / "y].gguf"          # "[/y]" would close a style
     path.parent.mkdir()
     path.write_bytes(tiny.read_bytes())
@@ -179,7 +180,7 @@ def test_completion_in_bash(tmp_path):
     pytest.importorskip("shtab")
     import shutil
     bash = shutil.which("bash") or pytest.skip("no bash")
-    from ggjit.models.completion import script
+    from ggjit.tools.command.completion import script
     (tmp_path / "ggjit.bash").write_text(script("bash"))
     ask = ("source ggjit.bash; f=$(complete -p ggjit | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); "
            "COMP_WORDS=(ggjit {}); COMP_CWORD={}; $f; echo ${{COMPREPLY[@]}}")
@@ -192,7 +193,7 @@ def on_terminal(*args, **env):
     """(stdout, what a terminal behind stderr got)"""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    p = subprocess.Popen([sys.executable, "-m", "ggjit.models.cli", *map(str, args)], stdout=subprocess.PIPE,
+    p = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.main", *map(str, args)], stdout=subprocess.PIPE,
                          stderr=theirs, text=True,
                          env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env})
     os.close(theirs)
@@ -227,7 +228,7 @@ def test_results_go_to_stdout_while_a_bar_is_drawn():
 def test_a_full_disk_and_a_reader_that_left(tiny):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
-    command = [sys.executable, "-m", "ggjit.models.cli", "info"]
+    command = [sys.executable, "-m", "ggjit.tools.command.main", "info"]
     with open("/dev/full", "w") as full:
         r = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert r.returncode == 1 and "No space left" in r.stderr and len(r.stderr.splitlines()) == 1

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from ggjit.ops.compiler import HelperLibrary
-from ggjit.ops.jit import CACHE, exact, inline, native
-from ggjit.ops.mem import ld_i64, st_i64
+from ggjit.ops.native.compiler import HelperLibrary
+from ggjit.ops.native.jit import CACHE, exact, inline, native
+from ggjit.ops.native.mem import ld_i64, st_i64
 
 
 @inline
@@ -115,7 +115,8 @@ def test_numbas_own_functions_may_call_helpers():
 
 @pytest.mark.parametrize("call,answer", [("store_sum(a, a)", "6"), ("chosen(a)", "2")])
 def test_an_object_of_another_process_is_loaded(tmp_path, call, answer):
-    program = (f"import numpy as np, test_compiler as t; from ggjit.ops.jit import CACHE; a = np.array([3, 2, 1])\n"
+    program = (f"import numpy as np, test_compiler as t; from ggjit.ops.native.jit import CACHE\n"
+               f"a = np.array([3, 2, 1])\n"
                f"print(t.{call}, CACHE.compiled, CACHE.loaded)")
     assert [in_a_process(program, tmp_path) for _ in range(2)] == [[answer, "1", "0"], [answer, "0", "1"]]
 

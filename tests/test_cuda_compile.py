@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.record import OP
-from ggjit.ops.spec import Inputs, all_specs
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import Inputs, all_specs
 
 HAVE_EXTRA = all(importlib.util.find_spec(m) is not None for m in ("numba_cuda", "cuda"))
 pytestmark = pytest.mark.skipif(not HAVE_EXTRA or os.environ.get("NUMBA_ENABLE_CUDASIM") == "1",
@@ -52,12 +52,12 @@ HOT = {
 
 
 def launches_of(t):
-    from ggjit.ops.cuda.launch import launches
+    from ggjit.ops.cuda.native.launch import launches
     return launches(t)
 
 
 def built(launch, cc):
-    from ggjit.ops.cuda.build import binary
+    from ggjit.ops.cuda.native.build import binary
     b = binary(launch, cc)
     print(f"{launch.name} sm_{cc[0]}{cc[1]}: {b.registers} registers, {b.spill_nbytes} bytes of stack and spills, "
           f"{b.shared_nbytes} shared, {len(b.cubin)} bytes")
@@ -94,14 +94,14 @@ def kernels_of(op):
 
 
 def test_a_sample_of_all_kernels_compiles():
-    from ggjit.ops.cuda.launch import makers
+    from ggjit.ops.cuda.native.launch import makers
     for op in random.sample(list(makers()), 6):
         built(random.choice(list(kernels_of(op).values())), random.choice(ARCHITECTURES))
 
 
 @pytest.mark.slow
 def test_every_kernel_compiles():
-    from ggjit.ops.cuda.launch import makers
+    from ggjit.ops.cuda.native.launch import makers
     for op in makers():
         for launch in kernels_of(op).values():
             built(launch, (9, 0))
@@ -118,7 +118,7 @@ def test_no_double_precision_in_hot_kernels():
     """A float literal in a kernel is a float64, which costs 64 times as much on most GPUs."""
     from numba import cuda
 
-    from ggjit.ops.cuda.build import SIGNATURE, _compiling_for
+    from ggjit.ops.cuda.native.build import SIGNATURE, _compiling_for
     for t in (product(gg.Q4_K, 1), product(gg.F16, 64), attention()):
         with _compiling_for((9, 0)):
             ptx, _ = cuda.compile(launches_of(t)[-1].make(), SIGNATURE, device=False, abi="numba", cc=(9, 0),
@@ -128,13 +128,13 @@ def test_no_double_precision_in_hot_kernels():
 
 
 def test_an_unknown_gpu_is_a_typed_error():
-    from ggjit.ops.cuda.build import compile_kernel
+    from ggjit.ops.cuda.native.build import compile_kernel
     with pytest.raises(gg.NotSupported, match="3.5"):
         compile_kernel(launches_of(gg.neg(leaf(gg.F32, 4)))[0].make(), (3, 5))
 
 
 def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
-    from ggjit.ops.cuda import build
+    from ggjit.ops.cuda.native import build
     launch = launches_of(gg.neg(leaf(gg.F32, 4)))[0]
     monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))
     first = build.binary(launch, (9, 0))
@@ -148,7 +148,7 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
 
 
 def test_numba_still_asks_the_current_gpu():
-    """What ops/cuda/build.py works around; when this fails, the workaround can go."""
+    """What ops/cuda/native/build.py works around; when this fails, the workaround can go."""
     from numba import cuda, types
     helper = cuda.jit(device=True)(lambda x: x + 1)
     with pytest.raises(Exception, match="(?i)driver|CUDA"):
@@ -171,7 +171,7 @@ def test_the_simulated_driver_takes_what_the_driver_takes(python):
 
 
 def test_all_ops_of_llama_and_bert_have_kernels():
-    from ggjit.ops.cuda.launch import makers
+    from ggjit.ops.cuda.native.launch import makers
     wanted = "ADD MUL SCALE NORM RMS_NORM L2_NORM MUL_MAT MUL_MAT_ID GET_ROWS SET_ROWS CPY CONT DUP ROPE SOFT_MAX " \
              "FLASH_ATTN_EXT GLU UNARY SUM_ROWS MEAN CONCAT"
     assert {OP[n] for n in wanted.split()} <= set(makers())

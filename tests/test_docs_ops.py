@@ -13,11 +13,11 @@ import pytest
 from conftest import ROOT
 
 import ggjit as gg
-from ggjit.models import op_page, support
-from ggjit.ops.errors import GgjitError, NotAllocated, ParamError, TypeMismatch
-from ggjit.ops.record import OP
-from ggjit.ops.spec import all_specs
-from ggjit.registry import registry
+from ggjit.devices.registry import registry
+from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, TypeMismatch
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import all_specs
+from ggjit.tools.command import op_page, support
 
 BUILDERS = {b.__name__: b for spec in all_specs().values() for b in spec.builders}
 STALE = "docs/{} is not what the specs say: run `python docs/generate.py`"
@@ -139,7 +139,7 @@ def test_types_in_words():
 
 
 def ggjit(*args):
-    return subprocess.run([sys.executable, "-m", "ggjit.models.cli", *args], text=True, capture_output=True,
+    return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", *args], text=True, capture_output=True,
                           timeout=300)
 
 
@@ -149,7 +149,7 @@ def test_info():
     assert re.search(r"^MUL_MAT\s+src0 .*any (quantised )?type but .* -> F32$", r.stdout, re.M)
     r = ggjit("info", "soft_max_ext", "--json")
     got = json.loads(r.stdout)
-    assert got["op"] == "SOFT_MAX" and got["file"] == "ops/soft_max.py"
+    assert got["op"] == "SOFT_MAX" and got["file"] == "ops/reductions/soft_max.py"
     assert got["types"]["CPU"]["src1"] == ["f32", "f16"]
     assert any(s.startswith("soft_max_ext(a, mask") and "ALiBi" in doc for s, doc in got["builders"].items())
     assert op_page.find("ggml_soft_max") == op_page.find("SOFT_MAX") == OP.SOFT_MAX
@@ -161,23 +161,23 @@ def test_info():
 # ---------------------------------------------------------------- one op, one file
 def test_files_of_families():
     files = op_page.files()
-    assert files[OP.ROPE] == ("ops/rope.py", ["ops/rope_angles.py"]) == files[OP.ROPE_BACK]
+    assert files[OP.ROPE] == ("ops/attention/rope.py", ["ops/attention/rope_angles.py"]) == files[OP.ROPE_BACK]
     assert len({home for home, _ in files.values()}) < len(files) / 1.5         # families share a file
     for home, helpers in files.values():
         assert all((ROOT / name).is_file() for name in (home, *helpers))
 
 
-@pytest.mark.parametrize("name, builder", [("cumsum", "cumsum"), ("pool", "pool_2d")])
+@pytest.mark.parametrize("name, builder", [("reductions.cumsum", "cumsum"), ("conv.pooling", "pool_2d")])
 def test_an_op_is_one_file(name, builder, python):
     """Without its file an op is unknown and everything else works: nothing but the file has to be added."""
     r = python(f"""
 import pkgutil
 every = pkgutil.iter_modules
-pkgutil.iter_modules = lambda *a: (i for i in every(*a) if i.name != {name!r})
+pkgutil.iter_modules = lambda *a: (i for i in every(*a) if i.name != {name.rpartition(".")[2]!r})
 import numpy as np, sys
 import ggjit as gg
-from ggjit.models.support import supported
-from ggjit.ops.spec import all_specs
+from ggjit.tools.command.support import supported
+from ggjit.ops.core.spec import all_specs
 assert "ggjit.ops.{name}" not in sys.modules
 ctx = gg.Context()
 x = gg.from_numpy(ctx, np.ones((2, 8), np.float32))

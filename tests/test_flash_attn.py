@@ -7,10 +7,10 @@ import pytest
 from test_ops_small import nmse, run
 
 import ggjit as gg
-from ggjit.ops import flash_attn
-from ggjit.ops.errors import GgjitError, ParamError, ShapeError, TypeMismatch
-from ggjit.ops.record import OP
-from ggjit.ops.spec import Case, all_specs
+from ggjit.ops.attention import flash_attn
+from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import Case, all_specs
 
 SPEC = all_specs()[OP.FLASH_ATTN_EXT]
 
@@ -18,7 +18,7 @@ SPEC = all_specs()[OP.FLASH_ATTN_EXT]
 @pytest.fixture
 def always_threads(monkeypatch):
     """Nodes of any size are shared by all threads."""
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
 
 
 @pytest.mark.parametrize("case", list(SPEC.cases()), ids=lambda c: c.name)
@@ -26,7 +26,7 @@ def test_against_float64(case, monkeypatch):
     got, want, out = run(case)
     assert nmse(got.astype(np.float64), want) <= case.max_nmse
     assert np.abs(got - want).max() < 2e-6
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     for n_threads in (2, 3):
         again, _, _ = run(case, n_threads)
         assert again.tobytes() == got.tobytes(), f"{n_threads} threads give other bytes than one"
@@ -157,8 +157,8 @@ def test_other_instruction_sets(isa, python):
 import numpy as np
 from test_ops_small import nmse, run
 from ggjit.ops import isa
-from ggjit.ops.flash_attn import F16, F32, make_case
-from ggjit.ops.spec import Case
+from ggjit.ops.attention.flash_attn import F16, F32, make_case
+from ggjit.ops.core.spec import Case
 for options in (dict(kt=F16, d=40, dv=24, n_kv=600, n=1, rep=4, max_bias=8.0, cap=5.0, sinks=True),
                 dict(kt=F32, d=40, dv=24, n_kv=130, n=20, rep=4, permuted=True), dict(kt=F16, d=4, n_kv=45, rep=2)):
     got, want, _ = run(Case(str(options), make_case(**options)))

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops import isa, tuned
-from ggjit.ops.errors import Overwritten
-from ggjit.ops.fusion import all_fusions
-from ggjit.ops.record import OP
-from ggjit.table import TABLE
+from ggjit.core.table import TABLE
+from ggjit.ops.core.errors import Overwritten
+from ggjit.ops.core.fusion_pattern import all_fusions
+from ggjit.ops.core.record import OP
+from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.native import isa
 
 CPU = gg.init_backend("CPU", n_threads=2)
 KNOWN = {f.ops for fusions in all_fusions().values() for f in fusions}

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from test_ops_small import expected, nmse
 
 import ggjit as gg
-from ggjit.ops.errors import GgjitError
-from ggjit.ops.record import OP, VIEW_OPS
-from ggjit.ops.spec import Inputs, all_specs, builders
+from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.core.spec import Inputs, all_specs, builders
 
 TYPES = (gg.F32, gg.F16, gg.BF16, gg.I32, gg.I64, gg.I8, gg.Q8_0, gg.Q4_K)
 AXES = ((1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 3, 1), (3, 2, 1, 0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conftest import processor_time
 
-from ggjit.models.gguf import DEFAULT_ALIGNMENT, GGUFFile, StringArray
-from ggjit.ops.errors import BadFile
+from ggjit.models.files.gguf import DEFAULT_ALIGNMENT, GGUFFile, StringArray
+from ggjit.ops.core.errors import BadFile
 
 gguf = pytest.importorskip("gguf")
 

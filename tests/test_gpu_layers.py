@@ -11,7 +11,7 @@ from test_moe import write as write_moe
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.ops.record import OP
+from ggjit.ops.core.record import OP
 
 IDS, MORE = [3, 17, 40, 31, 5], [[31], [8, 9]]
 LAYERS = tiny_model.LAYERS
@@ -176,7 +176,7 @@ def test_layers_that_do_not_fit(path):
 
 
 def test_command_line(path, tmp_path, capsys):
-    from ggjit.models.cli import main
+    from ggjit.tools.command.main import main
     if not gg.registry.by_type("gpu"):
         assert main(["bench", str(path), "-p", "4", "-n", "0", "-r", "1", "-ngl", "1"]) == 1
         assert "pip install 'ggjit[gpu]'" in capsys.readouterr().err

@@ -214,7 +214,7 @@ def test_an_array_outlives_its_tensor_and_buffer():
 
 
 def test_writes_through_the_engine_are_seen_in_the_view_and_counted():
-    from ggjit.versions import stamp
+    from ggjit.core.versions import stamp
     ctx = gg.Context()
     t = ctx.new_tensor(gg.F32, (4,), "t")
     gg.alloc_ctx_tensors(ctx, CPU)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tiny_model
 
-from ggjit.ops import isa
+from ggjit.ops.native import isa
 
 CODE = """
 import json, sys

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit import buffer
-from ggjit.ops.record import OP
-from ggjit.table import TABLE
+from ggjit.core import buffer
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import OP
 
 
 def test_exceptions_that_several_threads_raise_are_not_kept():

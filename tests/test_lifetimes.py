@@ -9,7 +9,7 @@ from test_sched import alone, fill, llama_like
 from test_sched_rules import two_layers, world
 
 import ggjit as gg
-from ggjit.buffer import MultiBuffer
+from ggjit.core.buffer import MultiBuffer
 
 BOOM = RuntimeError("driver lost")
 

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from ggjit.ops import mathfun as m
-from ggjit.ops.jit import inline, native
-from ggjit.ops.mem import ld_f32, st_f32
-from ggjit.ops.simd import B, ldf, stf
+from ggjit.ops.native import mathfun as m
+from ggjit.ops.native.jit import inline, native
+from ggjit.ops.native.mem import ld_f32, st_f32
+from ggjit.ops.native.simd import B, ldf, stf
 
 
 def _entry(vector, scalar):

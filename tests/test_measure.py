@@ -11,7 +11,7 @@ from conftest import processor_time
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.models.peak import SHAPES, model_peak, what_if
+from ggjit.models.networks.peak import SHAPES, model_peak, what_if
 
 
 def branchy():
@@ -38,7 +38,7 @@ def test_measured_peak_is_the_buffer_that_gets_allocated(planner):
 
 @pytest.mark.parametrize("planner", ["ggml", "ggml-2023", "best"])
 def test_planners_do_not_change_the_numbers(planner, monkeypatch):
-    monkeypatch.setattr("ggjit.config.debug", {"validate", "poison"})
+    monkeypatch.setattr("ggjit.core.config.debug", {"validate", "poison"})
     y = branchy()
     want = gg.compute(y)
     assert gg.compute(y, planner=planner).tobytes() == want.tobytes()
@@ -127,7 +127,8 @@ def test_what_if_shows_what_helps():
 
 # ---------------------------------------------------------------- command line
 def ggjit(*args):
-    return subprocess.run([sys.executable, "-m", "ggjit.models.cli", *map(str, args)], text=True, capture_output=True,
+    return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", *map(str, args)], text=True,
+                          capture_output=True,
                           timeout=300)
 
 

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from ggjit.models import minilm
-from ggjit.models.gguf import GGUFFile
-from ggjit.models.tokenizer import Tokenizer
-from ggjit.ops.errors import MissingExtra, ModelError, ParamError
+from ggjit.models.files import minilm
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.text.tokenizer import Tokenizer
+from ggjit.ops.core.errors import MissingExtra, ModelError, ParamError
 
 gguf = pytest.importorskip("gguf")
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
@@ -127,7 +127,7 @@ def test_progress_goes_to_stderr_only(small, capfd):
 @needs_package
 def test_the_real_package(tmp_path):
     """Made by a fresh process that never imports the package itself (which would load torch)."""
-    code = ("import sys; from ggjit.models.minilm import minilm_path, PACKAGE; print(minilm_path('F32')); "
+    code = ("import sys; from ggjit.models.files.minilm import minilm_path, PACKAGE; print(minilm_path('F32')); "
             "assert PACKAGE not in sys.modules and 'torch' not in sys.modules")
     run = subprocess.run([sys.executable, "-c", code], env=dict(os.environ, GGJIT_CACHE_DIR=str(tmp_path)),
                          capture_output=True, text=True, timeout=120)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.table import TABLE
+from ggjit.core.table import TABLE
 
 
 def array(*shape, seed=0):

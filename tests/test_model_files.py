@@ -6,9 +6,9 @@ import pytest
 import tiny_model
 
 import ggjit as gg
+from ggjit.core.table import TABLE
 from ggjit.models import load_model
-from ggjit.ops.types.traits import all_traits
-from ggjit.table import TABLE
+from ggjit.ops.core.traits import all_traits
 
 
 def test_a_whole_model_computes_and_gives_everything_back(tmp_path):
@@ -54,7 +54,7 @@ def test_what_is_wrong_is_named_and_nothing_stays(tmp_path, change, error, words
 
 def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
     served = {t: x for t, x in all_traits().items() if t is not gg.Q8_0}
-    monkeypatch.setattr("ggjit.models.weights.all_traits", lambda: served)
+    monkeypatch.setattr("ggjit.models.files.weights.all_traits", lambda: served)
     with pytest.raises(gg.ModelError, match="token_embd.*Q8_0.*no kernels"):
         load_model(tiny_model.write(tmp_path / "m.gguf", type="Q8_0"), n_threads=1)
 

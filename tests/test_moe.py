@@ -10,7 +10,7 @@ import tiny_model
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.models.moe import Experts, feed_forward
+from ggjit.models.networks.moe import Experts, feed_forward
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 E, USED, D, F = 6, 2, tiny_model.DIM, tiny_model.FF

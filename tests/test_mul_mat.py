@@ -10,17 +10,17 @@ import pytest
 from numba import cfunc, njit, types
 
 import ggjit as gg
-from ggjit.ops import isa
-from ggjit.ops.errors import ShapeError, TypeMismatch
-from ggjit.ops.jit import FASTMATH
-from ggjit.ops.mul_mat import cases, kernel, reference
-from ggjit.ops.mul_mat_tile import make_panels, panels_nbytes
-from ggjit.ops.record import OP
-from ggjit.ops.simd import W
-from ggjit.ops.tile import MB, NL
-from ggjit.ops.tile_codes import code_tile
-from ggjit.ops.tile_float import float_tile
-from ggjit.ops.types.traits import traits_of
+from ggjit.ops.core.errors import ShapeError, TypeMismatch
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.traits import traits_of
+from ggjit.ops.matmul.mul_mat import cases, kernel, reference
+from ggjit.ops.matmul.mul_mat_tile import make_panels, panels_nbytes
+from ggjit.ops.matmul.tile import MB, NL
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import FASTMATH
+from ggjit.ops.native.simd import W
 
 WEIGHTS = (gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0)
 # those after 65: a last vector of at most a quarter or half, alone, beside a whole one, after pairs of them
@@ -128,7 +128,7 @@ def test_extreme_codes_are_exact():
 
 
 def test_threads_give_the_bytes_of_one(monkeypatch):
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     for type in WEIGHTS:
         # 16: panels of W columns; 7, 20, 40: a last vector spread; 100: a block of columns for each thread, the last
         # spread; 256, 400: panels of 2 and 3 W
@@ -278,7 +278,7 @@ def test_hot_loops_hold_the_expected_instructions(type, n):
 # ---------------------------------------------------------------- every case, on every instruction set
 def run_case(case):
     """NMSE of a spec's case against its reference; and whether two threads give the same bytes."""
-    from ggjit.ops.spec import Inputs
+    from ggjit.ops.core.spec import Inputs
     ctx = gg.Context()
     inp = Inputs(ctx, np.random.default_rng(zlib.crc32(case.name.encode())))
     y = case.build(inp)

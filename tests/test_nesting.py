@@ -12,7 +12,7 @@ from conftest import ROOT
 from numba import cfunc, njit
 
 import ggjit as gg
-from ggjit import nesting
+from ggjit.core import run_lock as nesting
 
 KEEPS = """
 import gc

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.types import F32, I32
+from ggjit.ops.core.types import F32, I32
 
 A = {"matrix": (F32, (200, 200)), "images": (F32, (9, 9, 300)), "heads": (F32, (256, 4, 3)), "ids": (I32, (3,)),
      "taps": (F32, (3, 3, 3, 600)), "volume": (F32, (9, 9, 9, 400)), "ids4": (I32, (12,))}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.record import OP
-from ggjit.ops.spec import all_specs
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import all_specs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import oracle  # noqa: E402
@@ -28,7 +28,7 @@ def test_against_float64(op, case, monkeypatch):
     assert got.shape == want.shape
     error = nmse(got.astype(np.float64), want.astype(np.float64))
     assert error <= case.max_nmse, f"{out!r}: NMSE {error:.3g}"
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     again, _, _ = run(case, 2)
     assert again.tobytes() == got.tobytes(), "two threads give other bytes than one"
 
@@ -174,7 +174,7 @@ def test_ids_are_checked(bad):
 @pytest.mark.parametrize("mode,in_place", [(0, False), (2, True), (8, False), (40, True)])
 def test_rope_refuses_positions_beyond_float32(mode, in_place, n_threads, monkeypatch):
     """Named with node and value, nothing written, and the plan goes on with good ids; 2^24 and negatives are."""
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     ctx, backend = gg.Context(), gg.init_backend(f"CPU:n_threads={n_threads}")
     x, ids = floats(9, 3, 16), np.arange(9 * (4 if mode & 8 else 1), dtype=np.int32)
     a, pos = gg.from_numpy(ctx, x.copy(), "a"), gg.from_numpy(ctx, ids, "positions")

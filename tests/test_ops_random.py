@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.spec import Case
+from ggjit.ops.core.spec import Case
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from test_ops_small import nmse, run  # noqa: E402

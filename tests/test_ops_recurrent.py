@@ -5,8 +5,8 @@ import pytest
 from test_ops_small import nmse, run
 
 import ggjit as gg
-from ggjit.ops.record import OP
-from ggjit.ops.spec import all_specs
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import all_specs
 
 MINE = [OP.SSM_CONV, OP.SSM_SCAN, OP.RWKV_WKV6, OP.GATED_LINEAR_ATTN, OP.RWKV_WKV7, OP.GATED_DELTA_NET, OP.SOLVE_TRI,
         OP.LIGHTNING_INDEXER, OP.DSV4_HC_COMB, OP.DSV4_HC_PRE, OP.DSV4_HC_POST, OP.OUT_PROD, OP.MUL_MAT_ID]
@@ -19,7 +19,7 @@ def test_against_float64(op, case, monkeypatch):
     assert got.shape == want.shape
     error = nmse(got.astype(np.float64), want.astype(np.float64))
     assert error <= case.max_nmse, f"{out!r}: NMSE {error:.3g}"
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     again, _, _ = run(case, 2)
     assert again.tobytes() == got.tobytes(), "two threads give other bytes than one"
 
@@ -127,7 +127,7 @@ def test_hadamard_hint_agrees_with_the_real_product():
 @pytest.mark.parametrize("n,bad", [(1, 4), (1, -1), (5, 2 ** 31 - 1), (40, -2 ** 31), (90, 4)])
 def test_mul_mat_id_checks_ids_first(n, bad, n_threads, monkeypatch):
     """One token, few and many columns an expert: an error that names the id, and nothing written."""
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     arrays, _ = experts(64, 33, 4, 2, 1, n)
     arrays[2][n // 2, 1] = bad
     ctx, backend = gg.Context(), gg.init_backend(f"CPU:n_threads={n_threads}")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from test_ops_small import expected, nmse
 
 import ggjit as gg
-from ggjit.ops.errors import GgjitError, IndexRangeError
+from ggjit.ops.core.errors import GgjitError, IndexRangeError
 
 # sources as shapes in ggml order over a few sizes; a trailing "i" marks ids
 RECIPES = {

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.buffer import HostBuffer
-from ggjit.ops.record import OP, VIEW_OPS
-from ggjit.ops.spec import Inputs, all_specs
-from ggjit.plan import Placement
+from ggjit.core.host_buffer import HostBuffer
+from ggjit.graphs.allocator import Placement
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.core.spec import Inputs, all_specs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import oracle  # noqa: E402
@@ -108,7 +108,7 @@ def test_against_float64(op, case, monkeypatch):
     assert got.shape == want.shape
     error = nmse(got.astype(np.float64), want.astype(np.float64))
     assert error <= case.max_nmse, f"{out!r}: NMSE {error:.3g}"
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     again, _, _ = run(case, 2)
     assert again.tobytes() == got.tobytes(), "two threads give other bytes than one"
 

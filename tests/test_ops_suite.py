@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.models.suite import command, compare, oracle
-from ggjit.models.suite.case import Case, all_cases, vars_of
-from ggjit.models.suite.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
-from ggjit.models.suite.jobs import READY, spread
-from ggjit.models.suite.report import COLUMNS, Journal, Report, verdict
-from ggjit.models.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Outcome, Runner
-from ggjit.models.suite.sample import balanced
-from ggjit.ops.record import OP
-from ggjit.ops.spec import all_specs
-from ggjit.ops.types import F32
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.types import F32
+from ggjit.tools.suite import command, compare, oracle
+from ggjit.tools.suite.cases.case import Case, all_cases, vars_of
+from ggjit.tools.suite.cases.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
+from ggjit.tools.suite.jobs import READY, spread
+from ggjit.tools.suite.report import COLUMNS, Journal, Report, verdict
+from ggjit.tools.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Outcome, Runner
+from ggjit.tools.suite.sample import balanced
 
 # compiling costs most: one case of each op needs 133 kernels; cases beyond KERNELS of them share those there are
 SAMPLE, KERNELS, SEED, JOBS = 1500, 220, 20, 2
@@ -96,7 +96,7 @@ def unlucky(pipe, backend, n_threads, seed):
 
 
 def test_a_case_that_kills_its_process_or_hangs_fails_alone(runner, monkeypatch):
-    monkeypatch.setattr("ggjit.models.suite.jobs.PATIENCE", 3.0)
+    monkeypatch.setattr("ggjit.tools.suite.jobs.PATIENCE", 3.0)
     outcomes = {o.case.index: o for o in spread(all_cases()[:8], runner.backend, SEED, 1, unlucky)}
     assert sorted(outcomes) == list(range(8))
     assert outcomes[3].status == FAIL and "SIGSEGV" in outcomes[3].error
@@ -187,7 +187,7 @@ def broken(monkeypatch, op, **changes):
     """Replace parts of an op's spec."""
     specs = dict(all_specs())
     specs[op] = dataclasses.replace(specs[op], **changes)
-    for where in ("ggjit.plan", "ggjit.repack", "ggjit.models.suite.runner"):
+    for where in ("ggjit.cpu.plan", "ggjit.cpu.repacked", "ggjit.tools.suite.runner"):
         monkeypatch.setattr(f"{where}.all_specs", lambda: specs)
 
 
@@ -223,7 +223,7 @@ def test_a_wrong_reference_or_kernel_is_caught(runner, monkeypatch):
 
 def test_sentinels_catch_an_overrun(runner, monkeypatch):
     """A result one row longer than its memory: the gap behind it changes."""
-    from ggjit.models.suite import runner as module
+    from ggjit.tools.suite import runner as module
 
     class Short(module.Arena):
         def __init__(self, backend, tensors):
@@ -244,7 +244,7 @@ def test_poisoned_outputs_show_what_is_not_written(runner, monkeypatch):
     o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
     assert o.status == NOT_SUPPORTED
     monkeypatch.undo()
-    monkeypatch.setattr("ggjit.plan.Plan.run_nodes", lambda self, first, last: None)
+    monkeypatch.setattr("ggjit.cpu.plan.Plan.run_nodes", lambda self, first, last: None)
     o = runner.run(relu_case())
     assert o.status == FAIL and "NaN in our result" in o.error
 
@@ -297,7 +297,7 @@ def test_without_a_wheel_there_is_a_typed_error(monkeypatch):
 
 # ---------------------------------------------------------------- the command
 def test_command(capsys, tmp_path):
-    from ggjit.models.cli import main
+    from ggjit.tools.command.main import main
     assert main(["ops", "-o", "RELU", "-p", "type=f32", "--json", "test"]) == 0
     got = json.loads(capsys.readouterr().out)
     assert got["ok"] == len(got["cases"]) == 4 and got["fail"] == 0

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.models.suite import oracle
-from ggjit.models.suite.case import ALL_TYPES, F16, F32, I32, Case, padded, types
-from ggjit.models.suite.cases_recurrent import DECAY
-from ggjit.models.suite.inputs import uniform
-from ggjit.models.suite.runner import OK, Runner
+from ggjit.tools.suite import oracle
+from ggjit.tools.suite.cases.case import ALL_TYPES, F16, F32, I32, Case, padded, types
+from ggjit.tools.suite.cases.inputs import uniform
+from ggjit.tools.suite.cases.recurrent import DECAY
+from ggjit.tools.suite.runner import OK, Runner
 
 COMMON = types("f32 f16 q8_0")
 CACHES = types("f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl")

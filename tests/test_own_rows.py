@@ -2,11 +2,11 @@
 import numpy as np
 import pytest
 
-from ggjit.ops.jit import native
-from ggjit.ops.moves import AHEAD, FAR, LONG, SHORT, move_bytes
-from ggjit.ops.node import CHUNK, S_ABORT, S_DEADLINE
-from ggjit.ops.own_rows import next_own, own_chunk
-from ggjit.ops.simd import B
+from ggjit.ops.native.jit import native
+from ggjit.ops.native.node import CHUNK, S_ABORT, S_DEADLINE
+from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.simd import B
+from ggjit.ops.types.shared.moves import AHEAD, FAR, LONG, SHORT, move_bytes
 
 
 @native("i64(i64, i64)")

@@ -10,9 +10,9 @@ import pytest
 from conftest import interrupted
 
 import ggjit as gg
-from ggjit.ops import jit
-from ggjit.ops.record import T_WORDS
-from ggjit.table import TABLE
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import T_WORDS
+from ggjit.ops.native import jit
 
 RNG = np.random.default_rng(7)
 
@@ -98,7 +98,7 @@ def test_replay_reads_new_inputs(n_threads):
 
 
 def test_threads_give_identical_bytes(monkeypatch):
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     ctx = gg.Context()
     w, x = gg.from_numpy(ctx, array(96, 64)), gg.from_numpy(ctx, array(40, 64))
     y = gg.soft_max(gg.rms_norm(gg.mul_mat(w, x), 1e-5))
@@ -109,7 +109,7 @@ def test_threads_give_identical_bytes(monkeypatch):
 
 
 def test_ten_thousand_runs_on_two_threads_never_hang(monkeypatch):
-    monkeypatch.setattr("ggjit.plan.TINY_NANOSECONDS", 0.0)
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
     x, y = chain(20)
     plan = planned(y, n_threads=2)
     for _ in range(500):
@@ -377,7 +377,7 @@ def test_the_interpreter_exits_cleanly_with_threads_asleep_or_spinning(python):
 # ---------------------------------------------------------------- the kernel cache
 def test_every_cached_kernel_loads_in_a_fresh_process(python, tmp_path):
     code = PREAMBLE + """
-from ggjit.ops.jit import CACHE
+from ggjit.ops.native.jit import CACHE
 p, y = plan(); p.compute()
 print(CACHE.compiled, CACHE.loaded, (p.numpy(y) == 11).all())
 """
@@ -407,16 +407,16 @@ def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
 
 
 def test_keys_follow_the_sources_of_callees(tmp_path, monkeypatch):
-    key = jit.sources_key(("ggjit.ops.binary",))
-    assert key == jit.sources_key(("ggjit.ops.binary",)) != jit.sources_key(("ggjit.ops.node",))
+    key = jit.sources_key(("ggjit.ops.elementwise.binary",))
+    assert key == jit.sources_key(("ggjit.ops.elementwise.binary",)) != jit.sources_key(("ggjit.ops.native.node",))
     reached = set()
-    todo = ["ggjit.ops.binary"]
+    todo = ["ggjit.ops.elementwise.binary"]
     while todo:
         m = todo.pop()
         if m not in reached:
             reached.add(m)
             todo += jit._imports(m)
-    assert {"ggjit.ops.node", "ggjit.ops.mem", "ggjit.ops.jit", "ggjit.ops.isa"} <= reached
+    assert {"ggjit.ops.native.node", "ggjit.ops.native.mem", "ggjit.ops.native.jit", "ggjit.ops.native.isa"} <= reached
 
 
 def test_symbols_of_two_processes_do_not_clash():
@@ -429,8 +429,8 @@ def test_symbols_of_two_processes_do_not_clash():
 def test_check_finds_the_first_wrong_node(monkeypatch):
     import dataclasses
 
-    from ggjit.check import check, require_right
-    from ggjit.ops.spec import all_specs
+    from ggjit.cpu.check import check, require_right
+    from ggjit.ops.core.spec import all_specs
     ctx = gg.Context()
     y = gg.silu(gg.mul_mat(gg.from_numpy(ctx, array(8, 64), type=gg.Q8_0), gg.from_numpy(ctx, array(3, 64))))
     plan = planned(y)

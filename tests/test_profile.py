@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.record import OK
-from ggjit.pool import the_pool
-from ggjit.profile import Profile, last_of
-from ggjit.profile_nodes import operations, traffic
-from ggjit.profile_ticks import add_runs
+from ggjit.cpu.thread_pool import the_pool
+from ggjit.cpu.ticks import add_runs
+from ggjit.ops.core.record import OK
+from ggjit.profiling.nodes import operations, traffic
+from ggjit.profiling.profile import Profile, last_of
 
 RNG = np.random.default_rng()
 
@@ -90,8 +90,8 @@ def test_off_means_off():
 
 def test_the_untraced_walk_holds_no_clock():
     """What is compiled for a run without a profile reads the clock nowhere but where it polls."""
-    from ggjit.walk import walk
-    from ggjit.walk_traced import walk_with_clock
+    from ggjit.cpu.walk import walk
+    from ggjit.cpu.walk_traced import walk_with_clock
 
     def clocks(f):
         from numba import types
@@ -152,7 +152,7 @@ def test_a_schedulers_splits_are_seen():
 
 
 def test_old_runs_are_kept_as_sums(monkeypatch):
-    monkeypatch.setattr(sys.modules["ggjit.profile_ticks"], "SHEET_NBYTES", 1024)
+    monkeypatch.setattr(sys.modules["ggjit.cpu.ticks"], "SHEET_NBYTES", 1024)
     plan = planned(size=16)
     with gg.profile() as p:
         for _ in range(40):
@@ -183,7 +183,7 @@ def test_sums_of_any_stretch_of_runs(n_threads):
 @pytest.mark.parametrize("n_runs", [1, 2, 3, 7, 8, 9, 40])
 def test_every_run_is_counted_once(n_runs, monkeypatch):
     """Sheets double up to 8 pages and are written over then; a profile inside another sees its own runs only."""
-    monkeypatch.setattr(sys.modules["ggjit.profile_ticks"], "SHEET_NBYTES", 1024)
+    monkeypatch.setattr(sys.modules["ggjit.cpu.ticks"], "SHEET_NBYTES", 1024)
     plan = planned(size=16)
     with gg.profile() as outer:
         plan.compute()
@@ -289,7 +289,7 @@ def test_a_fused_node_is_one_row():
     gg.GraphAllocator(backend).alloc_graph(graph)
     rows = {}
     for fuse in (False, True):
-        from ggjit.plan import Plan
+        from ggjit.cpu.plan import Plan
         plan = Plan(backend, graph, graph.placement, fuse=fuse)
         with gg.profile() as p:
             plan.compute()

@@ -9,12 +9,13 @@ import tiny_model
 from test_cli import ggjit, result
 
 import ggjit as gg
+from ggjit.core.table import TABLE
 from ggjit.models import load_model
-from ggjit.models.minilm import minilm_path
-from ggjit.models.peak import model_peak
-from ggjit.ops import isa, repack
-from ggjit.ops.errors import NotAllocated, NotSupported, ParamError
-from ggjit.table import TABLE
+from ggjit.models.files.minilm import minilm_path
+from ggjit.models.networks.peak import model_peak
+from ggjit.ops.core.errors import NotAllocated, NotSupported, ParamError
+from ggjit.ops.matmul import repack
+from ggjit.ops.native import isa
 
 pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
 CPU = gg.init_backend("CPU", n_threads=2)

@@ -330,7 +330,7 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_argument_is_a_typed_error_and_changes_nothing(ctx, what):
-    from ggjit.table import TABLE
+    from ggjit.core.table import TABLE
     a = gg.from_numpy(ctx, rand(3, 8), name="a")
     gc.collect()                            # contexts of earlier tests
     before = len(ctx.tensors), TABLE.n_alive()
@@ -421,7 +421,7 @@ def test_model_freed_while_it_computes(tiny):
 
 # ---------------------------------------------------------------- surroundings
 def run_cli(*args, **env):
-    return subprocess.run([sys.executable, "-m", "ggjit.models.cli", *args], capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", *args], capture_output=True, text=True,
                           timeout=120, env={**os.environ, **env})
 
 

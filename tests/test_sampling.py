@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from ggjit.models.sampling import Sampler
-from ggjit.ops.errors import ParamError, ShapeError
+from ggjit.models.text.sampling import Sampler
+from ggjit.ops.core.errors import ParamError, ShapeError
 
 
 def softmax(x):

@@ -8,8 +8,8 @@ import pytest
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_safetensors, save_gguf, save_safetensors
-from ggjit.models.gguf import GGUFFile
-from ggjit.ops.types.traits import TYPE_INFO
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.ops.core.types import TYPE_INFO
 
 RNG = np.random.default_rng()
 CPU = gg.init_backend("CPU:n_threads=1")
@@ -113,7 +113,7 @@ def test_a_missing_folder_is_named(save, tmp_path):
 
 
 def test_an_error_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch):
-    from ggjit.models import save
+    from ggjit.models.files import save
     save_safetensors(tmp_path / "a", {"x": np.ones(3, np.float32)})
     before = (tmp_path / "a").read_bytes()
 

@@ -8,9 +8,9 @@ import pytest
 from test_sched_rules import two_layers, weight, world
 
 import ggjit as gg
-from ggjit.alloc.graph_alloc import GraphError
-from ggjit.ops.record import OP
-from ggjit.table import TABLE
+from ggjit.alloc.problem import GraphError
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import OP
 
 RNG = np.random.default_rng(5)
 

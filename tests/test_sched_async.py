@@ -7,8 +7,8 @@ import pytest
 import test_sched_rules
 
 import ggjit as gg
-from ggjit.in_flight import IN_FLIGHT
-from ggjit.ops.record import OP
+from ggjit.core.pending import IN_FLIGHT
+from ggjit.ops.core.record import OP
 
 N = 64
 RULES = test_sched_rules.RULES

@@ -13,10 +13,10 @@ from test_ops_small import run as run_case
 from test_sched_rules import world
 
 import ggjit as gg
-from ggjit.ops.mem import ld_f32, st_f32
-from ggjit.ops.node import DST, SRC0, addr, n_rows, ne
-from ggjit.ops.record import OP
-from ggjit.ops.spec import all_specs
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import all_specs
+from ggjit.ops.native.mem import ld_f32, st_f32
+from ggjit.ops.native.node import DST, SRC0, addr, n_rows, ne
 
 RNG = np.random.default_rng(3)
 CUSTOM = (OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM)

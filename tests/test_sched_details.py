@@ -12,8 +12,8 @@ from test_sched import RNG, alone, fill, llama_like
 from test_sched_rules import draw_places, draw_world, two_layers, weight, world
 
 import ggjit as gg
-from ggjit.ops.record import OP
-from ggjit.sched_explain import Explanation
+from ggjit.ops.core.record import OP
+from ggjit.sched.explain import Explanation
 
 
 # ---------------------------------------------------------------- what devices are asked, and explanations

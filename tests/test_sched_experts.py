@@ -10,8 +10,8 @@ from test_sched_property import poison
 from test_sched_rules import weight
 
 import ggjit as gg
-from ggjit.ops.record import OP
-from ggjit.sched_experts import MAX_PAD_NBYTES
+from ggjit.ops.core.record import OP
+from ggjit.sched.experts import MAX_PAD_NBYTES
 
 N_EXPERT, WIDTH, ROWS, N_USED, N_TOKENS = 16, 64, 32, 2, 5
 RNG = np.random.default_rng(8)

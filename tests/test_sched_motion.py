@@ -9,8 +9,8 @@ import pytest
 from test_sched_property import poison
 
 import ggjit as gg
-from ggjit.ops.record import OP
-from ggjit.sched_explain import Explanation
+from ggjit.ops.core.record import OP
+from ggjit.sched.explain import Explanation
 
 RULES = ("2023", "2024", "modern")
 POOL = [OP.MUL_MAT, OP.ADD, OP.MUL, OP.UNARY, OP.SCALE, OP.RMS_NORM, OP.CONT, OP.SOFT_MAX, OP.SUB, OP.CPY, OP.CONCAT,

@@ -11,9 +11,9 @@ from conftest import ROOT
 from test_sched_rules import RULES
 
 import ggjit as gg
-from ggjit.cpu import CPU
-from ggjit.ops.record import OP
-from ggjit.sched_split import KEPT
+from ggjit.cpu.device import CPU
+from ggjit.ops.core.record import OP
+from ggjit.sched.split import KEPT
 
 CI_SEEDS, ALL_SEEDS = range(0, 1000, 25), range(1000)
 N_RUNS = 4

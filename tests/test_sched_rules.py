@@ -10,9 +10,9 @@ import sched_graphs
 from conftest import ROOT, need
 
 import ggjit as gg
-from ggjit.ops.record import OP, T_BUFFER
-from ggjit.sched_work import BITS, IS_SHARED
-from ggjit.table import TABLE
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import OP, T_BUFFER
+from ggjit.sched.columns import BITS, IS_SHARED
 
 RULES = ("2023", "2024", "modern")
 

@@ -9,7 +9,7 @@ from test_sched import alone, array, fill, llama_like
 from test_sched_rules import two_layers, weight, world
 
 import ggjit as gg
-from ggjit.buffer import ArrayBuffer
+from ggjit.core.host_buffer import ArrayBuffer
 
 
 def product(x_of, delay=None):

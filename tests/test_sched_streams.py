@@ -12,9 +12,9 @@ from conftest import ROOT
 from test_sched_async import RULES, leaf, world
 
 import ggjit as gg
-from ggjit.cpu import CPU
-from ggjit.in_flight import IN_FLIGHT
-from ggjit.ops.record import OP
+from ggjit.core.pending import IN_FLIGHT
+from ggjit.cpu.device import CPU
+from ggjit.ops.core.record import OP
 
 N = 64
 HOST = CPU.buffer_type()

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import ggjit as gg
 from ggjit.models import load_vad
-from ggjit.models.silero_file import read_silero
-from ggjit.models.speech import find_segments
-from ggjit.models.wav import read_wav
-from ggjit.ops.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
+from ggjit.models.files.silero_file import read_silero
+from ggjit.models.files.wav import read_wav
+from ggjit.models.networks.speech import find_segments
+from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError, ShapeError, TypeMismatch
 
 N_WINDOW, N_FFT, HIDDEN = 128, 64, 20
 ENCODER = ((33, 24, 3), (24, 12, 3), (12, 12, 3), (12, 16, 3))
@@ -334,7 +334,7 @@ def test_command(small, tmp_path):
     path = write_wav(tmp_path / "x.wav", x)
 
     def run(*args):
-        return subprocess.run([sys.executable, "-m", "ggjit.models.cli", "vad", *map(str, args)], text=True,
+        return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", "vad", *map(str, args)], text=True,
                               capture_output=True, timeout=300)
     r = run(path, "--model", small, "--threshold", 0.3, "--min-speech-ms", 0, "--json")
     assert r.returncode == 0, r.stderr

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ggjit as gg
-from ggjit.ops.record import T_WORDS, TENSOR, WORD
-from ggjit.table import TABLE, Table
+from ggjit.core.table import TABLE, Table
+from ggjit.ops.core.record import T_WORDS, TENSOR, WORD
 
 CPU = gg.init_backend("CPU:n_threads=1")
 

@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 from conftest import processor_time
 
-from ggjit.models import minilm
-from ggjit.models.gguf import GGUFFile
-from ggjit.models.pre_tokenizers import BY_NAME
-from ggjit.models.tokenizer import BYTE_OF_CHAR, StreamDecoder, Tokenizer
-from ggjit.ops.errors import BadFile, GgjitError, IndexRangeError, MissingExtra, ModelError, NotSupported, ParamError
+from ggjit.models.files import minilm
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.text.pre_tokenizers import BY_NAME
+from ggjit.models.text.tokenizer import BYTE_OF_CHAR, StreamDecoder, Tokenizer
+from ggjit.ops.core.errors import (
+    BadFile,
+    GgjitError,
+    IndexRangeError,
+    MissingExtra,
+    ModelError,
+    NotSupported,
+    ParamError,
+)
 
 gguf = pytest.importorskip("gguf")
 tokenizers = pytest.importorskip("tokenizers")

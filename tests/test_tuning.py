@@ -9,11 +9,11 @@ import pytest
 from test_cli import START
 
 import ggjit as gg
-from ggjit import tuning
-from ggjit.ops import tuned
-from ggjit.ops.mul_mat import CACHED_NBYTES
-from ggjit.ops.tuned import ROWS, Choice, candidates
-from ggjit.ops.types.traits import traits_of
+from ggjit.cpu import tuning
+from ggjit.ops.core.traits import traits_of
+from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
+from ggjit.ops.matmul.tile_rows import ROWS, Choice, candidates
 
 TYPES = (gg.F32, gg.F16, gg.BF16, gg.Q4_0, gg.Q4_K)
 CPU = gg.init_backend("CPU", n_threads=2)
@@ -179,8 +179,9 @@ def test_an_unusable_value_is_a_one_line_error():
 
 def test_info_shows_what_was_measured(folder, python):
     tuned.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.6}))
-    code = ("import pathlib, sys\nfrom ggjit.ops import tuned\ntuned.cache_dir = lambda: pathlib.Path(sys.argv[1])\n"
-            "from ggjit.models.cli import main\nmain(['info', '--json'])")
+    code = ("import pathlib, sys\nfrom ggjit.ops.matmul import tile_rows\ntile_rows.cache_dir = "
+            "lambda: pathlib.Path(sys.argv[1])\n"
+            "from ggjit.tools.command.main import main\nmain(['info', '--json'])")
     r = python(code, folder.parent)
     assert r.returncode == 0, r.stderr
     assert json.loads(r.stdout)["tiles"] == {"q4_0": {"rows": 4, "gain": 1.25}}

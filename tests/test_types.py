@@ -4,8 +4,8 @@ import oracle
 import pytest
 
 import ggjit as gg
-from ggjit.ops.errors import NotSupported, ShapeError, TypeMismatch
-from ggjit.ops.types.traits import all_traits, traits_of
+from ggjit.ops.core.errors import NotSupported, ShapeError, TypeMismatch
+from ggjit.ops.core.traits import all_traits, traits_of
 
 FLOATS = (gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0)
 INTEGERS = (gg.I8, gg.I16, gg.I32, gg.I64)

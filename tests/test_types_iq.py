@@ -6,10 +6,10 @@ import oracle
 import pytest
 
 import ggjit as gg
-from ggjit.ops import isa
-from ggjit.ops.errors import NotSupported, ParamError, ShapeError
-from ggjit.ops.quantize import _writer
-from ggjit.ops.types.traits import traits_of
+from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError
+from ggjit.ops.core.traits import traits_of
+from ggjit.ops.native import isa
+from ggjit.ops.types.quantize import _writer
 
 # published bits per weight
 BITS = {"IQ1_S": 1.5625, "IQ1_M": 1.75, "IQ2_XXS": 2.0625, "IQ2_XS": 2.3125, "IQ2_S": 2.5625, "IQ3_XXS": 3.0625,

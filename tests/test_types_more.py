@@ -4,9 +4,9 @@ import oracle
 import pytest
 
 import ggjit as gg
-from ggjit.ops import isa
-from ggjit.ops.errors import NotSupported
-from ggjit.ops.types.traits import traits_of
+from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.traits import traits_of
+from ggjit.ops.native import isa
 
 PLAIN = ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
 K = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")

@@ -11,8 +11,8 @@ import pytest
 
 import ggjit as gg
 import ggjit.models
-from ggjit import stubs
-from ggjit.ops.spec import builders
+from ggjit.ops.core.spec import builders
+from ggjit.tools import stubs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = {"ggjit": "engine", "ggjit/ops": "ops", "ggjit/alloc": "alloc", "ggjit/models": "models"}
@@ -74,15 +74,15 @@ def mypy(tmp_path_factory):
 
 def hidden():
     """{name in a stub: class} of what functions return."""
-    from ggjit.alloc.measure import MeasureReport
-    from ggjit.draw import Drawing
-    from ggjit.models.generate import Generation
-    from ggjit.models.network import Network
-    from ggjit.models.silero import SileroVad
-    from ggjit.plan import Plan
-    from ggjit.pool import Pool
-    from ggjit.profile import Profile
-    from ggjit.profile_nodes import NodeTime
+    from ggjit.alloc.report import MeasureReport
+    from ggjit.cpu.plan import Plan
+    from ggjit.cpu.thread_pool import Pool
+    from ggjit.models.networks.network import Network
+    from ggjit.models.networks.silero import SileroVad
+    from ggjit.models.text.generation import Generation
+    from ggjit.profiling.nodes import NodeTime
+    from ggjit.profiling.profile import Profile
+    from ggjit.show.draw import Drawing
     found = MeasureReport, Drawing, Generation, Network, Plan, Pool, NodeTime, Profile, SileroVad
     return {f"_{c.__name__}": c for c in found}
 
@@ -115,7 +115,7 @@ def stub_arguments(node):
 
 def test_the_ops_stub_is_up_to_date():
     text = (ROOT / "engine" / "all_ops.pyi").read_text(encoding="utf-8")
-    assert text == stubs.text(), "run: python -m ggjit.stubs"
+    assert text == stubs.text(), "run: python -m ggjit.tools.stubs"
     assert max(map(len, text.splitlines())) <= 120
 
 

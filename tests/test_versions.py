@@ -5,8 +5,8 @@ import pytest
 from test_sched_rules import world
 
 import ggjit as gg
-from ggjit.ops.errors import ParamError
-from ggjit.ops.record import OP
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.record import OP
 
 SETTINGS = np.array([0.1, 0.5, 0.5, 1e-8, 0, 1, 1], np.float32)         # alpha, beta1, beta2, eps, wd, beta1h, beta2h
 

@@ -1,12 +1,12 @@
-"""argsort and top_k of rows (ops/argsort.py): an element's place is the number of elements before it.
+"""argsort and top_k of rows (ops/reductions/argsort.py): an element's place is the number of elements before it.
 
 n comparisons an element: right for the rows of experts and samplers; longer rows than MAX_ROW are left to the CPU.
 """
-from ggjit.ops.cuda.core import block, device, ld_i32, n_blocks, n_threads, st_i32, thread
-from ggjit.ops.cuda.launch import dense, over_rows
-from ggjit.ops.cuda.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index
-from ggjit.ops.record import OP
-from ggjit.ops.types import F32
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.native.core import block, device, ld_i32, n_blocks, n_threads, st_i32, thread
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index
 
 MAX_ROW = 8192
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import device, ld_f16, ld_i8, ld_i32, ld_i32_2, ld_u8
-from ggjit.ops.types import BY_NAME, Type
+from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.cuda.native.core import device, ld_f16, ld_i8, ld_i32, ld_i32_2, ld_u8
 
 LOW, THREES, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
 ZERO = f32(0)
@@ -117,7 +117,7 @@ def k4_at(u, s):
 
 @device
 def k4_scale(p, u, s):
-    """Twelve bytes of 6-bit scales and mins (ops/types/k_quants.py)."""
+    """Twelve bytes of 6-bit scales and mins (ops/types/shared/k_quants.py)."""
     j, q = 2 * (u >> 1) + s, p + 4
     if j < 4:
         sc, m = ld_u8(q + j) & 63, ld_u8(q + j + 4) & 63

@@ -1,14 +1,15 @@
-"""im2col in 1-D and 2-D, direct convolution, pooling in 2-D (ops/im2col.py, ops/conv.py, ops/pool.py).
+"""im2col in 1-D and 2-D, direct convolution, pooling in 2-D (ops/conv/im2col.py, ops/conv/conv.py,
+ops/conv/pooling.py).
 
 One thread makes one element of the result; rows of the result are dealt to blocks.
 """
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import block, n_blocks, n_threads, thread
-from ggjit.ops.cuda.launch import dense, over_rows
+from ggjit.ops.core.record import OP
+from ggjit.ops.cuda.native.core import block, n_blocks, n_threads, thread
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, row_addr, row_index
 from ggjit.ops.cuda.rows import FLOATS, ONE
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, row_addr, row_index
-from ggjit.ops.record import OP
 
 ZERO = f32(0)
 LOWEST = f32(-3.4028234663852886e38)        # what ggml takes for the maximum of an empty window

@@ -1,15 +1,15 @@
-"""cpy, cast, cont, dup (ops/copy.py): elements paired in flat order.
+"""cpy, cast, cont, dup (ops/copying/copy.py): elements paired in flat order.
 
     pieces    both sides without gaps: threads take pieces
     rows      one shape, rows side by side on both sides: blocks take rows
     any       element by element, each side with a shape of its own
 """
-from ggjit.ops.cuda.core import block, n_blocks, n_threads, thread
-from ggjit.ops.cuda.launch import over_elements, over_rows
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.shape import is_contiguous, n_elements, rows_contiguous
 from ggjit.ops.cuda.moves import mover
-from ggjit.ops.cuda.views import DST, SRC0, addr, element_addr, n_rows, ne, row_addr, row_index
-from ggjit.ops.record import OP
-from ggjit.ops.shape import is_contiguous, n_elements, rows_contiguous
+from ggjit.ops.cuda.native.core import block, n_blocks, n_threads, thread
+from ggjit.ops.cuda.native.launch import over_elements, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, addr, element_addr, n_rows, ne, row_addr, row_index
 
 
 def _make_pieces(move, per_piece):

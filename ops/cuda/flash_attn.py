@@ -1,4 +1,4 @@
-"""flash_attn_ext (ops/flash_attn.py): online softmax; a block per query row and head.
+"""flash_attn_ext (ops/attention/flash_attn.py): online softmax; a block per query row and head.
 
     keys       0 ... 31   32 ... 63   64 ...          chunks of 32, the block's warps take them in turn
     scores     a lane computes q . k of one key
@@ -11,8 +11,11 @@ float16 cache go to flash_attn_mma.
 from numba import cuda
 from numpy import float32 as f32
 
+from ggjit.ops.attention.flash_attn import PREC_F32
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import F16, Q4_0, Q8_0
 from ggjit.ops.cuda import flash_attn_mma
-from ggjit.ops.cuda.core import (
+from ggjit.ops.cuda.native.core import (
     block,
     block_y,
     block_z,
@@ -34,14 +37,24 @@ from ggjit.ops.cuda.core import (
     warp_max,
     warp_sum,
 )
-from ggjit.ops.cuda.launch import SIMULATED, Launch, dense
+from ggjit.ops.cuda.native.launch import SIMULATED, Launch, dense
+from ggjit.ops.cuda.native.sums import LOWEST
+from ggjit.ops.cuda.native.views import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    SRC4,
+    addr,
+    nb,
+    ne,
+    param_f32,
+    row_addr,
+    row_addr_mod,
+)
 from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
-from ggjit.ops.cuda.sums import LOWEST
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, param_f32, row_addr, row_addr_mod
-from ggjit.ops.flash_attn import PREC_F32
-from ggjit.ops.record import OP
-from ggjit.ops.types import F16, Q4_0, Q8_0
 
 THREADS = 64 if SIMULATED else 128
 WARPS = THREADS // 32

@@ -1,4 +1,4 @@
-"""flash_attn_ext of many queries over a float16 cache, with tensor cores (ops/flash_attn.py): online softmax.
+"""flash_attn_ext of many queries over a float16 cache, with tensor cores (ops/attention/flash_attn.py): online softmax.
 
     a warp has 16 queries of a head, the block's warps share tiles of KEYS keys
 
@@ -16,7 +16,8 @@ keys are multiplied by zero, so their values have to be numbers.
 from numba import cuda
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import (
+from ggjit.ops.core.types import F16
+from ggjit.ops.cuda.native.core import (
     block,
     block_y,
     block_z,
@@ -37,13 +38,25 @@ from ggjit.ops.cuda.core import (
     tanh,
     thread,
 )
-from ggjit.ops.cuda.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.sums import LOWEST, ZERO
+from ggjit.ops.cuda.native.unroll import unrolled
+from ggjit.ops.cuda.native.views import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    SRC3,
+    SRC4,
+    addr,
+    nb,
+    ne,
+    param_f32,
+    row_addr,
+    row_addr_mod,
+)
 from ggjit.ops.cuda.rows import ONE
 from ggjit.ops.cuda.soft_max import slope_of
-from ggjit.ops.cuda.sums import LOWEST, ZERO
-from ggjit.ops.cuda.unroll import unrolled
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, param_f32, row_addr, row_addr_mod
-from ggjit.ops.types import F16
 
 WARPS = 1 if SIMULATED else 4
 THREADS = 32 * WARPS

@@ -1,13 +1,13 @@
-"""Gated linear units (ops/glu.py): d = act(x) g."""
+"""Gated linear units (ops/elementwise/glu.py): d = act(x) g."""
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import block, device, exp, n_blocks, n_threads, thread
-from ggjit.ops.cuda.launch import dense, over_rows
+from ggjit.ops.core.record import GLU, OP
+from ggjit.ops.core.types import F16, F32
+from ggjit.ops.cuda.native.core import block, device, exp, n_blocks, n_threads, thread
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, row_addr, row_index
 from ggjit.ops.cuda.rows import ONE
 from ggjit.ops.cuda.unary import gelu, gelu_erf, gelu_quick, silu
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, row_addr, row_index
-from ggjit.ops.record import GLU, OP
-from ggjit.ops.types import F16, F32
 
 
 def _gate(act):

@@ -1,4 +1,4 @@
-"""Moving rows between types: what copies, get_rows, set_rows share (ops/moves.py).
+"""Moving rows between types: what copies, get_rows, set_rows share (ops/types/shared/moves.py).
 
 A piece is what one thread moves at a time: an element, or the 32 values of a quantised block's unit.
 
@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 
 from ggjit.ops.cuda.blocks import BLOCKS, unpacker
-from ggjit.ops.cuda.core import device
+from ggjit.ops.cuda.native.core import device
 from ggjit.ops.cuda.quantize import QUANTIZE
 from ggjit.ops.cuda.rows import FLOATS, MOVE, ONE
 

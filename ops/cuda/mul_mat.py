@@ -1,4 +1,4 @@
-"""mul_mat and mul_mat_id (ops/mul_mat.py, ops/mul_mat_id.py): which kernels serve a product.
+"""mul_mat and mul_mat_id (ops/matmul/mul_mat.py, ops/matmul/mul_mat_id.py): which kernels serve a product.
 
     columns                  weights F32       F16, BF16           Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K ... Q6_K
     at most MAX_VEC          float32 rows      float32 rows        8-bit columns, dp4a            mul_mat_vec
@@ -6,12 +6,12 @@
 
 mul_mat_id with more than MAX_VEC tokens groups its columns by expert first (mul_mat_group).
 """
+from ggjit.ops.core.record import OP
 from ggjit.ops.cuda import mul_mat_tile, quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.launch import dense
 from ggjit.ops.cuda.mul_mat_vec import product
+from ggjit.ops.cuda.native.launch import dense
 from ggjit.ops.cuda.rows import FLOATS
-from ggjit.ops.record import OP
 
 MAX_VEC = 8
 HADAMARD = 1

@@ -14,7 +14,7 @@
 One block does it: its warps take experts in turn, count their slots, then write them in order.
 """
 from ggjit.ops.cuda import quantize_columns
-from ggjit.ops.cuda.core import (
+from ggjit.ops.cuda.native.core import (
     ballot,
     device,
     ld_i32,
@@ -28,8 +28,8 @@ from ggjit.ops.cuda.core import (
     thread,
     warp_sum,
 )
-from ggjit.ops.cuda.launch import SIMULATED, Launch
-from ggjit.ops.cuda.views import SRC0, SRC1, SRC2, addr, bad_index, n_rows, nb, ne, work
+from ggjit.ops.cuda.native.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.views import SRC0, SRC1, SRC2, addr, bad_index, n_rows, nb, ne, work
 
 MAX_EXPERTS = 1024
 THREADS = 64 if SIMULATED else 1024

@@ -15,9 +15,11 @@
 from numba import cuda
 from numpy import float32 as f32
 
+from ggjit.ops.core.types import F16, F32
 from ggjit.ops.cuda import mul_mat_group
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.core import (
+from ggjit.ops.cuda.mul_mat_columns import columns, store_pair
+from ggjit.ops.cuda.native.core import (
     block,
     device,
     dp4a,
@@ -38,11 +40,9 @@ from ggjit.ops.cuda.core import (
     sync,
     thread,
 )
-from ggjit.ops.cuda.launch import Launch
-from ggjit.ops.cuda.mul_mat_columns import columns, store_pair
+from ggjit.ops.cuda.native.launch import Launch
+from ggjit.ops.cuda.native.views import SRC0, SRC1, n_rows, nb, ne, work
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.views import SRC0, SRC1, n_rows, nb, ne, work
-from ggjit.ops.types import F16, F32
 
 ZERO = f32(0)
 THREADS = 128

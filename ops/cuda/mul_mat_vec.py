@@ -1,4 +1,4 @@
-"""Products with few columns: each weight is read once, by one warp per row (ops/mul_mat.py).
+"""Products with few columns: each weight is read once, by one warp per row (ops/matmul/mul_mat.py).
 
     quantised weights   dp4a of unpacked codes with 8-bit columns; a lane takes units of 32 values
     float weights       products in float32; `wide`: 16 bytes a load
@@ -12,8 +12,9 @@ mul_mat_id is the same with the matrix named by an id: `experts`.
 from numba import cuda
 from numpy import float32 as f32
 
+from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.core import (
+from ggjit.ops.cuda.native.core import (
     block,
     block_y,
     block_z,
@@ -32,10 +33,9 @@ from ggjit.ops.cuda.core import (
     thread,
     warp_sum,
 )
-from ggjit.ops.cuda.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
-from ggjit.ops.types import BF16, F16, F32
 
 THREADS = 64 if SIMULATED else 128
 MAX_COLUMNS = 4                 # columns a warp takes at once

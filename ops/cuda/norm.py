@@ -1,13 +1,13 @@
-"""norm, rms_norm, l2_norm of rows and group_norm (ops/norm.py): a block sums a stretch of memory, then shifts and
-scales it."""
+"""norm, rms_norm, l2_norm of rows and group_norm (ops/reductions/norm.py): a block sums a stretch of memory, then
+shifts and scales it."""
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import block, device, ld_f32, n_blocks, n_threads, sqrt, st_f32, thread
-from ggjit.ops.cuda.launch import dense, over_rows
-from ggjit.ops.cuda.sums import block_sum
-from ggjit.ops.cuda.views import DST, SRC0, n_rows, nb, ne, param_f32, param_i32, row_addr, row_index
-from ggjit.ops.record import OP
-from ggjit.ops.types import F32
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.native.core import block, device, ld_f32, n_blocks, n_threads, sqrt, st_f32, thread
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.sums import block_sum
+from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_f32, param_i32, row_addr, row_index
 
 ZERO, ONE = f32(0), f32(1)
 

@@ -3,12 +3,12 @@
     get_rows    table: source 0     row i of the result    <-    row ids[i] of the table
     set_rows    table: the result   row i of source 0      ->    row ids[i] of the table
 """
-from ggjit.ops.cuda.core import block, ld_i32, ld_i64, n_blocks, n_threads, thread
-from ggjit.ops.cuda.launch import dense, over_rows
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import I64
 from ggjit.ops.cuda.moves import mover
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, addr, bad_index, n_rows, nb, ne, row_addr, row_index
-from ggjit.ops.record import OP
-from ggjit.ops.types import I64
+from ggjit.ops.cuda.native.core import block, ld_i32, ld_i64, n_blocks, n_threads, thread
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, addr, bad_index, n_rows, nb, ne, row_addr, row_index
 
 
 def _make(move, per_piece, load_id, writes_table):

@@ -7,7 +7,7 @@ A column is a row of b; columns are numbered in b's flat row order.
 """
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import (
+from ggjit.ops.cuda.native.core import (
     block,
     fabs,
     n_blocks,
@@ -19,9 +19,9 @@ from ggjit.ops.cuda.core import (
     to_i32,
     warp_max,
 )
-from ggjit.ops.cuda.launch import MAX_BLOCKS, MAX_THREADS, Launch
+from ggjit.ops.cuda.native.launch import MAX_BLOCKS, MAX_THREADS, Launch
+from ggjit.ops.cuda.native.views import SRC1, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.views import SRC1, n_rows, nb, ne, row_addr, row_index, work
 
 STEPS = f32(127)
 

@@ -1,18 +1,18 @@
-"""sum, sum_rows, mean, argmax (ops/reduce.py).
+"""sum, sum_rows, mean, argmax (ops/reductions/reduce.py).
 
 sum is two launches, so that its result does not depend on the order in which blocks run: N_PARTS partial sums in
 scratch memory, then one block adds them.
 """
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import block, device, ld_f32, n_blocks, n_threads, st_f32, st_i32, thread, to_i32
-from ggjit.ops.cuda.launch import MAX_THREADS, Launch, dense, over_rows
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.native.core import block, device, ld_f32, n_blocks, n_threads, st_f32, st_i32, thread, to_i32
+from ggjit.ops.cuda.native.launch import MAX_THREADS, Launch, dense, over_rows
+from ggjit.ops.cuda.native.sums import LOWEST, ZERO, block_max, block_sum
+from ggjit.ops.cuda.native.views import DST, SRC0, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.cuda.norm import sum_of
 from ggjit.ops.cuda.rows import FLOATS, ONE
-from ggjit.ops.cuda.sums import LOWEST, ZERO, block_max, block_sum
-from ggjit.ops.cuda.views import DST, SRC0, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work
-from ggjit.ops.record import OP
-from ggjit.ops.types import F32
 
 N_PARTS = 64
 

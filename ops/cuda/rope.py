@@ -1,4 +1,4 @@
-"""Rotary position embedding (ops/rope.py): a block per row, a thread per pair.
+"""Rotary position embedding (ops/attention/rope.py): a block per row, a thread per pair.
 
 The angle of pair i is pos * scale^i; the CPU multiplies step by step, here each thread raises to a power in one step.
 """
@@ -6,7 +6,10 @@ import math
 
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import (
+from ggjit.ops.attention.rope_angles import IMROPE, MROPE, NORMAL, VISION
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import F16, F32
+from ggjit.ops.cuda.native.core import (
     block,
     ceil,
     cos,
@@ -21,12 +24,21 @@ from ggjit.ops.cuda.core import (
     sin,
     thread,
 )
-from ggjit.ops.cuda.launch import dense, over_rows
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.views import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    addr,
+    n_rows,
+    ne,
+    param_f32,
+    param_i32,
+    row_addr,
+    row_index,
+)
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, addr, n_rows, ne, param_f32, param_i32, row_addr, row_index
-from ggjit.ops.record import OP
-from ggjit.ops.rope_angles import IMROPE, MROPE, NORMAL, VISION
-from ggjit.ops.types import F16, F32
 
 ZERO, UNIT, TWO_PI = f32(0), f32(1), f32(2 * math.pi)
 

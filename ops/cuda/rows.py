@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import (
+from ggjit.ops.core.types import BF16, F16, F32, I32
+from ggjit.ops.cuda.native.core import (
     device,
     ld_bf16,
     ld_f16,
@@ -22,7 +23,6 @@ from ggjit.ops.cuda.core import (
     st_i64,
     to_i32,
 )
-from ggjit.ops.types import BF16, F16, F32, I32
 
 
 @dataclasses.dataclass(frozen=True)

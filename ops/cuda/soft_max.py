@@ -1,13 +1,26 @@
-"""soft_max with scale, mask, ALiBi slopes and sinks (ops/soft_max.py): a block per row, two passes over x."""
+"""soft_max with scale, mask, ALiBi slopes and sinks (ops/reductions/soft_max.py): a block per row, two passes over
+x."""
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.core import block, device, exp, ld_f32, n_blocks, n_threads, power, st_f32, thread
-from ggjit.ops.cuda.launch import dense, over_rows
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.native.core import block, device, exp, ld_f32, n_blocks, n_threads, power, st_f32, thread
+from ggjit.ops.cuda.native.launch import dense, over_rows
+from ggjit.ops.cuda.native.sums import LOWEST, block_max, block_sum
+from ggjit.ops.cuda.native.views import (
+    DST,
+    SRC0,
+    SRC1,
+    SRC2,
+    addr,
+    n_rows,
+    ne,
+    param_f32,
+    row_addr,
+    row_addr_mod,
+    row_index,
+)
 from ggjit.ops.cuda.rows import ONE
-from ggjit.ops.cuda.sums import LOWEST, block_max, block_sum
-from ggjit.ops.cuda.views import DST, SRC0, SRC1, SRC2, addr, n_rows, ne, param_f32, row_addr, row_addr_mod, row_index
-from ggjit.ops.record import OP
-from ggjit.ops.types import F32
 
 UNIT, TWO = f32(1), f32(2)
 

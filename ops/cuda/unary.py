@@ -1,12 +1,13 @@
-"""Elementwise functions of one tensor (ops/unary.py), scale, clamp, fill, leaky_relu: formulas in float32."""
+"""Elementwise functions of one tensor (ops/elementwise/unary.py), scale, clamp, fill, leaky_relu: formulas in
+float32."""
 import math
 
 from numpy import float32 as f32
 
-from ggjit.ops.cuda import core
-from ggjit.ops.cuda.core import device, erfc, exp, expm1, fabs, fmax, fmin, log1p
+from ggjit.ops.core.record import OP, UNARY
 from ggjit.ops.cuda.elementwise import map_launch, plain
-from ggjit.ops.record import OP, UNARY
+from ggjit.ops.cuda.native import core
+from ggjit.ops.cuda.native.core import device, erfc, exp, expm1, fabs, fmax, fmin, log1p
 
 ZERO, ONE, HALF = f32(0), f32(1), f32(0.5)
 SQRT_2_OVER_PI, SQRT_HALF = f32(math.sqrt(2 / math.pi)), f32(math.sqrt(0.5))

@@ -12,14 +12,14 @@ import math
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops.blocks import lookup16_ir, table_ir
-from ggjit.ops.blocks_plain import Plain
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_const
-from ggjit.ops.mem import IR_F32, IR_I32, bits_f32, f32_bits, ld_i8
-from ggjit.ops.quant_search import ZERO, at, f32, first_largest, put
-from ggjit.ops.simd import IR, load_ir, shuffle_ir, splat_ir, vec_ir
-from ggjit.ops.types import BY_NAME
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const
+from ggjit.ops.native.mem import IR_F32, IR_I32, bits_f32, f32_bits, ld_i8
+from ggjit.ops.native.simd import IR, load_ir, shuffle_ir, splat_ir, vec_ir
+from ggjit.ops.types.shared.blocks import lookup16_ir, table_ir
+from ggjit.ops.types.shared.blocks_plain import Plain
+from ggjit.ops.types.shared.quant_search import ZERO, at, f32, first_largest, put
 
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 MXFP4, NVFP4 = BY_NAME["mxfp4"], BY_NAME["nvfp4"]

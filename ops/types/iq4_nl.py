@@ -8,13 +8,16 @@ The levels are ggml's kvalues_iq4nl.
 """
 from numba import types
 
-from ggjit.ops.blocks import lookup16_ir, table_ir, twice_ir
-from ggjit.ops.blocks_plain import Plain
-from ggjit.ops.blocks_super import Super
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_const, splat_half_ir
-from ggjit.ops.mem import ld_f32, ld_i8, ld_u8, st_f16, st_f32, st_i16
-from ggjit.ops.quant_search import (
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const, splat_half_ir
+from ggjit.ops.native.mem import ld_f32, ld_i8, ld_u8, st_f16, st_f32, st_i16
+from ggjit.ops.native.simd import IR, const_ir, load_ir, splat_ir, vec_ir
+from ggjit.ops.types.shared.blocks import lookup16_ir, table_ir, twice_ir
+from ggjit.ops.types.shared.blocks_plain import Plain
+from ggjit.ops.types.shared.blocks_super import Super
+from ggjit.ops.types.shared.k_quants import half_at
+from ggjit.ops.types.shared.quant_search import (
     ONE,
     TINY,
     ZERO,
@@ -27,10 +30,7 @@ from ggjit.ops.quant_search import (
     nearest_int,
     put,
 )
-from ggjit.ops.quant_search import importance as importance_weights
-from ggjit.ops.simd import IR, const_ir, load_ir, splat_ir, vec_ir
-from ggjit.ops.types import BY_NAME
-from ggjit.ops.types.k_quants import half_at
+from ggjit.ops.types.shared.quant_search import importance as importance_weights
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ4_NL, IQ4_XS = BY_NAME["iq4_nl"], BY_NAME["iq4_xs"]

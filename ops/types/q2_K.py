@@ -3,15 +3,14 @@
     byte   0 ... 15           | 16 ... 79 | 80 81 | 82 83
            s[j] + 16 m[j]     | q         | d     | dmin             (q: see two_bits_ir)
 """
-from ggjit.ops.blocks import first_and_second_ir
-from ggjit.ops.blocks_super import Super
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import nibbles_ir
-from ggjit.ops.mem import ld_f16, ld_f32, ld_u8, st_f16
-from ggjit.ops.quant_search import ZERO, f32, mean_square, nearest_int, put
-from ggjit.ops.simd import load_ir, vec_ir
-from ggjit.ops.types import BY_NAME
-from ggjit.ops.types.k_quants import (
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import nibbles_ir
+from ggjit.ops.native.mem import ld_f16, ld_f32, ld_u8, st_f16
+from ggjit.ops.native.simd import load_ir, vec_ir
+from ggjit.ops.types.shared.blocks import first_and_second_ir
+from ggjit.ops.types.shared.blocks_super import Super
+from ggjit.ops.types.shared.k_quants import (
     LM,
     LS,
     MINS,
@@ -25,6 +24,7 @@ from ggjit.ops.types.k_quants import (
     scratch,
     two_bits_ir,
 )
+from ggjit.ops.types.shared.quant_search import ZERO, f32, mean_square, nearest_int, put
 
 Q2_K = BY_NAME["q2_K"]
 

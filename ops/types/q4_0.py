@@ -8,10 +8,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops import isa
-from ggjit.ops.dot import Dot
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import (
+from ggjit.ops.core.traits import Traits
+from ggjit.ops.core.types import Q4_0
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import (
     amax_ir,
     concat_ir,
     dpbusd_ir,
@@ -25,8 +26,10 @@ from ggjit.ops.lanes import (
     splat_const,
     splat_half_ir,
 )
-from ggjit.ops.mem import IR_F32, IR_I32, call_intrinsic, ld_u8, st_f16, st_i8
-from ggjit.ops.quant32 import (
+from ggjit.ops.native.mem import IR_F32, IR_I32, call_intrinsic, ld_u8, st_f16, st_i8
+from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared.dot import Dot
+from ggjit.ops.types.shared.quant32 import (
     Codes,
     activation_ir,
     clamp_index_ir,
@@ -39,10 +42,7 @@ from ggjit.ops.quant32 import (
     scale_word_ir,
     sum_ir,
 )
-from ggjit.ops.quant_search import importance, make_stack, mean_square, search_scale
-from ggjit.ops.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.types import Q4_0
-from ggjit.ops.types.traits import Traits
+from ggjit.ops.types.shared.quant_search import importance, make_stack, mean_square, search_scale
 
 NBYTES = 18
 

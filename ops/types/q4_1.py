@@ -6,12 +6,14 @@
 """
 from numba import types
 
-from ggjit.ops.blocks import mask_bytes_ir
-from ggjit.ops.blocks_plain import Plain
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_half_ir
-from ggjit.ops.mem import IR_I32, ld_u8, st_f16, st_i8, st_i32
-from ggjit.ops.quant_search import (
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_half_ir
+from ggjit.ops.native.mem import IR_I32, ld_u8, st_f16, st_i8, st_i32
+from ggjit.ops.native.simd import load_ir, vec_ir
+from ggjit.ops.types.shared.blocks import mask_bytes_ir
+from ggjit.ops.types.shared.blocks_plain import Plain
+from ggjit.ops.types.shared.quant_search import (
     ONE,
     ZERO,
     at,
@@ -24,8 +26,6 @@ from ggjit.ops.quant_search import (
     search_scale,
     search_scale_min,
 )
-from ggjit.ops.simd import load_ir, vec_ir
-from ggjit.ops.types import BY_NAME
 
 Q4_1, Q5_0, Q5_1 = (BY_NAME[n] for n in ("q4_1", "q5_0", "q5_1"))
 _codes_bytes, _more_bytes = make_stack(64), make_stack(256)

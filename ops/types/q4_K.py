@@ -5,14 +5,13 @@
 """
 from numba import types
 
-from ggjit.ops.blocks import bit_ir
-from ggjit.ops.blocks_super import Super
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import nibbles_ir
-from ggjit.ops.mem import ld_f16, ld_f32, ld_u8, st_f16
-from ggjit.ops.quant_search import ZERO, f32, mean_square, nearest_int, put
-from ggjit.ops.types import BY_NAME
-from ggjit.ops.types.k_quants import (
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import nibbles_ir
+from ggjit.ops.native.mem import ld_f16, ld_f32, ld_u8, st_f16
+from ggjit.ops.types.shared.blocks import bit_ir
+from ggjit.ops.types.shared.blocks_super import Super
+from ggjit.ops.types.shared.k_quants import (
     LM,
     LS,
     MINS,
@@ -28,6 +27,7 @@ from ggjit.ops.types.k_quants import (
     recode_with_min,
     scratch,
 )
+from ggjit.ops.types.shared.quant_search import ZERO, f32, mean_square, nearest_int, put
 
 
 def _codes_ir(b, p, offs):

@@ -10,12 +10,27 @@
 """
 from numba import types
 
-from ggjit.ops.blocks import bit_ir, first_and_second_ir
-from ggjit.ops.blocks_super import Super
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import concat_ir, i64, nibbles_ir, splat_const
-from ggjit.ops.mem import ld_f16, ld_f32, ld_i8, ld_u8, st_f16, st_f32, zero_bytes
-from ggjit.ops.quant_search import (
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const
+from ggjit.ops.native.mem import ld_f16, ld_f32, ld_i8, ld_u8, st_f16, st_f32, zero_bytes
+from ggjit.ops.native.simd import load_ir, vec_ir
+from ggjit.ops.types.shared.blocks import bit_ir, first_and_second_ir
+from ggjit.ops.types.shared.blocks_super import Super
+from ggjit.ops.types.shared.k_quants import (
+    LS,
+    QK,
+    SCALES,
+    SUMS,
+    WEIGHTS,
+    half_at,
+    load32_ir,
+    pack_two_bits,
+    recode,
+    scratch,
+    two_bits_ir,
+)
+from ggjit.ops.types.shared.quant_search import (
     ONE,
     TINY,
     ZERO,
@@ -28,21 +43,6 @@ from ggjit.ops.quant_search import (
     put,
     refine_scale,
     search_scale,
-)
-from ggjit.ops.simd import load_ir, vec_ir
-from ggjit.ops.types import BY_NAME
-from ggjit.ops.types.k_quants import (
-    LS,
-    QK,
-    SCALES,
-    SUMS,
-    WEIGHTS,
-    half_at,
-    load32_ir,
-    pack_two_bits,
-    recode,
-    scratch,
-    two_bits_ir,
 )
 
 

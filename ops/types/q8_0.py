@@ -8,10 +8,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops import isa
-from ggjit.ops.dot import Dot
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import (
+from ggjit.ops.core.traits import Traits
+from ggjit.ops.core.types import Q8_0
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import (
     amax_ir,
     concat_ir,
     dpbusd_ir,
@@ -23,8 +24,10 @@ from ggjit.ops.lanes import (
     splat_const,
     splat_half_ir,
 )
-from ggjit.ops.mem import IR_I32, call_intrinsic
-from ggjit.ops.quant32 import (
+from ggjit.ops.native.mem import IR_I32, call_intrinsic
+from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared.dot import Dot
+from ggjit.ops.types.shared.quant32 import (
     Codes,
     activation_ir,
     generic_dot,
@@ -36,9 +39,6 @@ from ggjit.ops.quant32 import (
     scale_word_ir,
     sum_ir,
 )
-from ggjit.ops.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.types import Q8_0
-from ggjit.ops.types.traits import Traits
 
 NBYTES = 34
 

@@ -4,17 +4,18 @@
     Q8_K    blocks of 256: d f32 | q int8 | 16 sums of 16 q, int16
 
 No file holds them and no product takes them as weights (ours keep activations in layouts of their own, see
-ops/blocks_plain.py and ops/blocks_super.py); they convert, so that a tensor of these types can be filled and read.
+ops/types/shared/blocks_plain.py and ops/types/shared/blocks_super.py); they convert, so that a tensor of these types
+can be filled and read.
 """
 import math
 
 from numba import types
 
-from ggjit.ops.jit import exact
-from ggjit.ops.mem import ld_f16, ld_f32, ld_i8, st_f16, st_f32, st_i16
-from ggjit.ops.quant_search import ONE, ZERO, at, f32, first_largest, nearest_int, put
-from ggjit.ops.types import BY_NAME
-from ggjit.ops.types.traits import Traits
+from ggjit.ops.core.traits import Traits
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.mem import ld_f16, ld_f32, ld_i8, st_f16, st_f32, st_i16
+from ggjit.ops.types.shared.quant_search import ONE, ZERO, at, f32, first_largest, nearest_int, put
 
 
 @exact

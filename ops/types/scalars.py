@@ -12,11 +12,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops import isa
-from ggjit.ops.dot import Dot
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import load_part_ir, splat_const
-from ggjit.ops.mem import (
+from ggjit.ops.core.traits import Traits
+from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import load_part_ir, splat_const
+from ggjit.ops.native.mem import (
     call_intrinsic,
     copy_bytes,
     ld_f16,
@@ -35,8 +36,7 @@ from ggjit.ops.mem import (
     st_i32,
     st_i64,
 )
-from ggjit.ops.rows import ld_bf16, st_bf16
-from ggjit.ops.simd import (
+from ggjit.ops.native.simd import (
     W,
     bf16_ir,
     fma_ir,
@@ -51,8 +51,8 @@ from ggjit.ops.simd import (
     store_ir,
     vec_ir,
 )
-from ggjit.ops.types import BF16, F16, F32, F64, I8, I16, I32, I64
-from ggjit.ops.types.traits import Traits
+from ggjit.ops.types.shared.dot import Dot
+from ggjit.ops.types.shared.rows import ld_bf16, st_bf16
 
 f32 = types.float32
 

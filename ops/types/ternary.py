@@ -10,16 +10,16 @@ import math
 
 from numba import types
 
-from ggjit.ops.blocks import mask_bytes_ir
-from ggjit.ops.blocks_plain import Plain
-from ggjit.ops.blocks_super import Super
-from ggjit.ops.jit import exact
-from ggjit.ops.lanes import concat_ir, i64, splat_const, splat_half_ir
-from ggjit.ops.mem import IR_I32, st_f16
-from ggjit.ops.quant_search import ONE, ZERO, at, f32, first_largest, put
-from ggjit.ops.simd import const_ir, load_ir, shuffle_ir, vec_ir
-from ggjit.ops.types import BY_NAME
-from ggjit.ops.types.k_quants import QK, half_at, two_bits_ir
+from ggjit.ops.core.types import BY_NAME
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import concat_ir, i64, splat_const, splat_half_ir
+from ggjit.ops.native.mem import IR_I32, st_f16
+from ggjit.ops.native.simd import const_ir, load_ir, shuffle_ir, vec_ir
+from ggjit.ops.types.shared.blocks import mask_bytes_ir
+from ggjit.ops.types.shared.blocks_plain import Plain
+from ggjit.ops.types.shared.blocks_super import Super
+from ggjit.ops.types.shared.k_quants import QK, half_at, two_bits_ir
+from ggjit.ops.types.shared.quant_search import ONE, ZERO, at, f32, first_largest, put
 
 
 # ---------------------------------------------------------------- unpacking

@@ -1,0 +1,265 @@
+"""What a memory plan looks like to a person: rows, who is alive at the peak, why, and what would lower it.
+
+A MeasureReport is made from a GraphPlan and a function that describes tensors; it holds numbers and texts only, so it
+can be kept, compared and exported after the graph is gone.  Pictures are in `show.py`.
+"""
+import csv
+import dataclasses
+import html
+import json
+
+import numpy as np
+
+from ggjit.alloc import plots as show
+from ggjit.alloc.alias import CAUSE_TEXT, NOTHING_TO_PLACE
+from ggjit.alloc.csvio import write_problem
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One tensor of the plan.  lo, hi: half-open steps; offs: bytes in its chunk; why: text about in-place reuse."""
+    id: int
+    name: str
+    op: str
+    type: str
+    shape: tuple
+    nbytes: int
+    lo: int
+    hi: int
+    buffer: int
+    chunk: int
+    offs: int
+    alloc: int
+    alias_of: str
+    why: str
+    where: str
+
+
+def mib(nbytes):
+    """Bytes for people."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} B"
+
+
+class MeasureReport:
+    """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; rows: the planned tensors, in order of birth;
+    kinds: {"weights": bytes, ...}; chunk_sizes: bytes per buffer and chunk; seconds: planning time."""
+
+    def __init__(self, plan, rows, kinds=None, title=""):
+        self.rows, self.kinds, self.title = rows, dict(kinds or {}), title
+        self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
+        self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
+        self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
+        self.n_steps, self.n_nodes, self.n_buffers = plan.n_steps, len(plan.node_buffer), len(plan.a_id)
+        self.live = plan.live()
+        self.boxes = np.stack([plan.a_lo, plan.a_hi, plan.a_size, plan.a_offs, plan.a_buffer, plan.a_chunk], axis=1)
+        self.causes = {text: int((plan.cause == k).sum()) for k, text in enumerate(CAUSE_TEXT)
+                       if k != NOTHING_TO_PLACE and (plan.cause == k).any()}
+        self.n_in_place = plan.n_in_place
+        self.by_alloc = {}
+        for r in rows:
+            self.by_alloc.setdefault(r.alloc, []).append(r)
+
+    @classmethod
+    def from_plan(cls, plan, node_ids, leaf_ids, describe, kinds=None, title=""):
+        """describe(id) -> {"name", "op", "type", "shape", "nbytes", "where"} for any tensor of the graph."""
+        seen = {}
+
+        def about(i):
+            if i not in seen:
+                seen[i] = describe(int(i))
+            return seen[i]
+        rows = []
+        for side, ids in (("leaf", leaf_ids), ("node", node_ids)):
+            col = {k: getattr(plan, f"{side}_{k}").tolist() for k in ("buffer", "chunk", "offs", "root", "alloc")}
+            for k, i in enumerate(np.asarray(ids, np.int64).tolist()):
+                if col["alloc"][k] < 0:
+                    continue
+                d, a = about(i), col["alloc"][k]
+                root, why = col["root"][k], ""
+                if side == "node":
+                    why, src = plan.why_not_in_place(k)
+                    why += f": {about(src)['name']}" if src >= 0 else ""
+                rows.append(Row(i, d["name"], d["op"], d["type"], tuple(d["shape"]), int(d["nbytes"]),
+                                k if side == "node" else 0, int(plan.a_hi[a]), col["buffer"][k], col["chunk"][k],
+                                col["offs"][k], a, about(root)["name"] if root != i else "", why, d.get("where", "")))
+        return cls(plan, rows, kinds, title)
+
+    # ---- questions
+    @property
+    def gap(self):
+        """peak / lower_bound."""
+        return self.peak / self.lower_bound if self.lower_bound else 1.0
+
+    @property
+    def peak_step(self):
+        """The first step at which the most bytes are live."""
+        return int(np.argmax(self.live)) if len(self.live) else 0
+
+    def alive_at(self, step):
+        """Rows that hold memory at a step, largest first; of an in-place chain the one computed last."""
+        out = []
+        for a, (lo, hi, size, *_) in enumerate(self.boxes.tolist()):
+            if lo <= step < hi and size:
+                holders = [r for r in self.by_alloc.get(a, []) if r.lo <= step] or self.by_alloc.get(a, [])
+                if holders:
+                    out.append((size, max(holders, key=lambda r: (r.lo, not r.alias_of))))
+        return [r for _, r in sorted(out, key=lambda x: -x[0])]
+
+    @property
+    def at_peak(self):
+        return self.alive_at(self.peak_step)
+
+    def node_at(self, step):
+        """The row computed at a step, or None when that node has no memory here."""
+        return next((r for r in self.rows if r.lo == step and r.op != "NONE"), None)
+
+    def advice(self):
+        """Sentences about the peak and what would lower it."""
+        if not self.rows:
+            return ["Nothing to place."]
+        node, alive, step = self.node_at(self.peak_step), self.at_peak, self.peak_step
+        out = [f"The peak is at step {step}" + (f", {node.op} {node.name!r}" if node else "") +
+               f": {mib(int(self.live[step]))} live in {len(alive)} tensors."]
+        if self.peak > self.lower_bound:
+            out.append(f"{mib(self.peak - self.lower_bound)} ({self.gap - 1:.1%}) above the lower bound is "
+                       "fragmentation; planner='best' or more time may remove it.")
+        if alive:
+            lo, hi, size = self.boxes[alive[0].alloc, :3].tolist()
+            rest = self.live.copy()
+            rest[lo:hi] -= size
+            out.append(f"Largest then: {alive[0].name!r} {alive[0].op} {mib(alive[0].nbytes)}; without it the bound "
+                       f"would be {mib(int(rest.max()))}.")
+            if any(r.op == "SOFT_MAX" or "kq" in r.name for r in alive[:3]):
+                out.append("Attention scores are among the largest: flash attention does without them.")
+            longest = max(alive[:5], key=lambda r: r.hi - r.lo)
+            if longest.hi - longest.lo > self.n_steps // 2:
+                out.append(f"{longest.name!r} stays alive for {longest.hi - longest.lo} of {self.n_steps} steps.")
+        return out
+
+    # ---- text
+    def table(self, rows=None, limit=20):
+        """(header, lines) of strings for the rows alive at the peak, or the given ones."""
+        rows = self.at_peak if rows is None else rows
+        head = ("name", "op", "type", "shape", "size", "steps", "offset", "in the memory of", "where")
+        lines = [(r.name, r.op, r.type, "x".join(map(str, r.shape)), mib(r.nbytes), f"{r.lo}..{r.hi}", f"{r.offs:,}",
+                  r.alias_of, r.where) for r in rows[:limit]]
+        if len(rows) > limit:
+            lines.append((f"... {len(rows) - limit} more", *[""] * (len(head) - 1)))
+        return head, lines
+
+    def summary(self):
+        """(key, value) strings of the numbers."""
+        out = [("peak", f"{mib(self.peak)} ({self.peak:,} bytes)"), ("lower bound", f"{mib(self.lower_bound)}"),
+               ("gap", f"{self.gap:.4f}"), ("ggml's plan", mib(self.ggml_peak)),
+               ("planner", f"{self.planner} ({self.how}, aliasing {self.rule})"),
+               ("nodes / allocations / in place", f"{self.n_nodes} / {self.n_buffers} / {self.n_in_place}"),
+               ("chunks", "; ".join(" + ".join(map(mib, c)) or "none" for c in self.chunk_sizes))]
+        return out + [(f"memory: {k}", mib(v)) for k, v in self.kinds.items()] + (
+            [("memory: total", mib(sum(self.kinds.values())))] if self.kinds else [])
+
+    def __str__(self):
+        head, lines = self.table()
+        width = [max(len(x[k]) for x in [head, *lines]) for k in range(len(head))]
+        rule = lambda row: "  ".join(x.ljust(w) for x, w in zip(row, width, strict=True)).rstrip()     # noqa: E731
+        parts = [self.title] if self.title else []
+        parts += [f"{k:32s}{v}" for k, v in self.summary()]
+        parts += ["", *self.advice(), "", show.text_plot(self), "", rule(head), *map(rule, lines)]
+        return "\n".join(parts)
+
+    def __repr__(self):
+        return (f"<MeasureReport peak={mib(self.peak)} lower_bound={mib(self.lower_bound)} planner={self.planner} "
+                f"nodes={self.n_nodes}>")
+
+    def __rich__(self):
+        """Rendering for `rich.print(report)`."""
+        from rich.console import Group
+        from rich.table import Table
+        numbers = Table(title=self.title or "Memory", show_header=False)
+        for k, v in self.summary():
+            numbers.add_row(k, v)
+        head, lines = self.table()
+        alive = Table(*head, title=f"alive at the peak (step {self.peak_step})")
+        for line in lines:
+            alive.add_row(*line)
+        return Group(numbers, *self.advice(), show.text_plot(self), alive)
+
+    def _repr_html_(self):
+        """Rendering in a notebook: numbers, picture, table; no script, no server."""
+        e = html.escape
+        head, lines = self.table()
+        numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
+        cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
+        return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
+                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{show.svg(self)}"
+                f"<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
+
+    # ---- pictures and files
+    def plot(self, ax=None, path=None):
+        """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes."""
+        return show.plot(self, ax, path)
+
+    def to_csv(self, path):
+        """One line per tensor."""
+        names = [f.name for f in dataclasses.fields(Row)]
+        with open(path, "w", newline="", encoding="utf-8") as f:
+            w = csv.writer(f, lineterminator="\n")
+            w.writerow(names)
+            w.writerows(["x".join(map(str, r.shape)) if n == "shape" else getattr(r, n) for n in names]
+                        for r in self.rows)
+
+    def to_minimalloc(self, path, buffer=0):
+        """The allocations of one buffer as an offset problem: id,lower,upper,size,offset."""
+        keep = np.flatnonzero(self.boxes[:, 4] == buffer)
+        with open(path, "w", newline="", encoding="utf-8") as f:
+            lo, hi, size, offs = self.boxes[keep, :4].T
+            write_problem(f, [f"{k}" for k in keep.tolist()], lo, hi, size, offs)
+
+    def to_dict(self):
+        """Everything, as plain Python values."""
+        keys = ("title", "planner", "rule", "how", "peak", "lower_bound", "ggml_peak", "chunk_sizes", "seconds",
+                "n_nodes", "n_buffers", "n_in_place", "n_steps", "kinds", "causes")
+        return {**{k: getattr(self, k) for k in keys}, "live": self.live.tolist(),
+                "peak_step": self.peak_step, "rows": [dataclasses.asdict(r) for r in self.rows]}
+
+    def to_json(self, path=None):
+        """JSON text; written to path if given."""
+        text = json.dumps(self.to_dict())
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text)
+        return text
+
+    def diff(self, other):
+        """What changed from this report to `other`."""
+        return Diff(self, other)
+
+
+class Diff:
+    """Two reports side by side: .peak (bytes, other - this), .added, .removed, .resized (names)."""
+
+    def __init__(self, before, after):
+        self.before, self.after = before, after
+        self.peak = after.peak - before.peak
+        a, b = ({r.name: r.nbytes for r in x.rows} for x in (before, after))
+        self.added = sorted(b.keys() - a.keys(), key=lambda n: -b[n])
+        self.removed = sorted(a.keys() - b.keys(), key=lambda n: -a[n])
+        self.resized = {n: (a[n], b[n]) for n in a if n in b and a[n] != b[n]}
+
+    def __str__(self):
+        a, b = self.before, self.after
+        sign = "+" if self.peak >= 0 else "-"
+        out = [f"peak         {mib(a.peak)} -> {mib(b.peak)} ({sign}{mib(abs(self.peak))})",
+               f"lower bound  {mib(a.lower_bound)} -> {mib(b.lower_bound)}",
+               f"planner      {a.planner} -> {b.planner}", f"nodes        {a.n_nodes} -> {b.n_nodes}",
+               f"in place     {a.n_in_place} -> {b.n_in_place}"]
+        for what, names in (("new", self.added), ("gone", self.removed)):
+            if names:
+                out.append(f"{what:12s} {len(names)}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}")
+        grown = sorted(self.resized.items(), key=lambda x: -abs(x[1][1] - x[1][0]))
+        out += [f"resized      {n}: {mib(x)} -> {mib(y)}" for n, (x, y) in grown[:6]]
+        return "\n".join(out)
+
+    __repr__ = __str__

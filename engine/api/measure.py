@@ -1,0 +1,67 @@
+"""How much memory will this graph take?  Measured without allocating anything.
+
+    report = gg.measure(graph)                  # peak, lower bound, who is alive at the peak, pictures
+    report.diff(gg.measure(graph, planner="ggml"))
+"""
+import numpy as np
+
+from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.alloc.order import reorder
+from ggjit.alloc.report import MeasureReport
+from ggjit.core.backend import Backend
+from ggjit.core.table import TABLE
+from ggjit.cpu.repacked import kernel_of
+from ggjit.devices.registry import init_backend
+from ggjit.graphs.graph import Graph
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.core.spec import in_place_table
+from ggjit.ops.matmul import repack
+from ggjit.tensors.words import source_line
+
+
+def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title=""):
+    """A MeasureReport of `graph` for the buffer type of `target` (a backend or buffer type; default the CPU's).
+
+    planner: "best" (never above ggml's), "ggml" (ggml's offsets), "ggml-2023".  order: "graph", or "memory" for an
+    execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
+    the search of "best".  Nothing is allocated or computed.  Errors: ParamError, TypeMismatch.
+    """
+    if not isinstance(graph, Graph):
+        raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
+    if planner not in PLANNERS:
+        raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
+    if order not in ("graph", "memory"):
+        raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
+    target = target if target is not None else init_backend("CPU")
+    buft = target.default_buffer_type if isinstance(target, Backend) else target
+    node_ids = graph.node_ids
+    sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
+    in_place = in_place_table(planner != "ggml-2023")
+    tensors = {t.id: t for t in (*graph.nodes, *graph.leafs)}
+    if order == "memory":
+        node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place), np.int64)
+        sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
+    plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes, alignment=buft.alignment(),
+                      max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit)
+
+    def describe(i):
+        t = tensors[i] if i in tensors else _base(tensors, i)
+        return {"name": t.name or f"%{t.id}", "op": t.op.name, "type": t.type.name, "shape": t.shape,
+                "nbytes": t.nbytes, "where": source_line(t)}
+    return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
+
+
+def _base(tensors, i):
+    """A tensor outside the graph that something in it views."""
+    return next(t.view_src for t in tensors.values() if t.view_src is not None and t.view_src.id == i)
+
+
+def kernel_work_nbytes(graph, n_threads=1, repacked=()):
+    """Scratch memory the CPU kernels of the graph share: the largest of them; nothing is compiled.
+
+    repacked: ids of leaves that will lie in CPU_REPACK, where nothing lies yet.
+    """
+    kernels = (repack.kernel(t, n_threads) if any(s is not None and s.id in repacked for s in t.src)
+               else kernel_of(t, n_threads) for t in graph.nodes if t.op not in VIEW_OPS)
+    return max((k.work_nbytes for k in kernels if k is not None), default=0)

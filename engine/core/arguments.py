@@ -1,0 +1,34 @@
+"""Arguments of the wrong kind, said early: a TypeMismatch that names the argument, before anything changed."""
+import difflib
+import operator
+
+from ggjit.ops.core.errors import TypeMismatch
+
+
+def whole(value, what):
+    """`value` as an int: integers of Python and NumPy, no floats, strings or booleans of NumPy."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeMismatch(f"{what} must be an integer, got {value!r}") from None
+
+
+def expect(value, kind, what):
+    """`value`, if it is a `kind` (a class or a tuple of them)."""
+    if not isinstance(value, kind):
+        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise TypeMismatch(f"{what} takes a {names}, got {type(value).__name__}")
+    return value
+
+
+def expect_slot(value, slot, what):
+    """`value`, if it has the attribute `slot` by which such things are known."""
+    if isinstance(value, type) or not hasattr(value, slot):
+        raise TypeMismatch(f"{what}, got {type(value).__name__}")
+    return value
+
+
+def nearest(name, known):
+    """" (did you mean ...?)", or nothing when no known name is like it."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""

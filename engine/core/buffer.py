@@ -1,0 +1,340 @@
+"""Buffers: one flat uint8 ndarray each, `buf.arena`.  A tensor in a buffer is a byte offset.
+
+    arena   0           offs                offs + nbytes            size
+            |-----------|###################|------------------------|
+                        buf.arena[t.offs : t.offs + t.nbytes]
+"""
+import itertools
+import sys
+import weakref
+
+import numpy as np
+
+from ggjit.core.lifetime import Handle, finish
+from ggjit.core.shown import Shown
+from ggjit.core.table import TABLE
+from ggjit.core.versions import count_writes
+from ggjit.ops.core.errors import (
+    GgjitError,
+    IndexRangeError,
+    NotAllocated,
+    NotSupported,
+    ParamError,
+    StaleHandle,
+    TypeMismatch,
+)
+from ggjit.ops.core.record import T_BUFFER, T_OFFS
+from ggjit.ops.core.shape import describe
+
+_ids = itertools.count()
+_buffers = weakref.WeakValueDictionary()        # id -> Buffer, as the table names them
+
+USAGE_ANY, USAGE_WEIGHTS, USAGE_COMPUTE = 0, 1, 2
+_WRITING_SLOTS = {"set_tensor": 0, "memset_tensor": 0, "copy_tensor": 1, "set_tensor_2d": 0, "clear": None,
+                  "reset": None}
+
+
+class BufferType(Handle, Shown):
+    """Makes buffers of one kind of memory.  Subclasses give `name`, `device`, `alloc_buffer`; the rest has defaults."""
+    name = "?"
+    device = None
+
+    def alignment(self):
+        """Every tensor offset is a multiple of this (bytes)."""
+        return 32
+
+    def max_size(self):
+        """Largest buffer in bytes; allocators split into several above it."""
+        return (1 << 63) - 1
+
+    def is_host(self):
+        """True where tensors can be read and written through `arena`."""
+        return False
+
+    def alloc_buffer(self, size):
+        """A Buffer of `size` bytes, or OutOfMemory."""
+        raise GgjitError(f"buffer type {self.name} does not implement alloc_buffer")
+
+    def alloc_size(self, tensor):
+        """Bytes the tensor needs in this type (at least its nbytes)."""
+        return tensor.nbytes
+
+    def supports_backend(self, backend):
+        """Can `backend` compute on tensors in this type?"""
+        return backend.device is self.device
+
+    def __repr__(self):
+        return f"<BufferType {self.name}>"
+
+
+def require_byte(value):
+    """ParamError for what is no byte."""
+    if not isinstance(value, int) or not 0 <= value <= 255:
+        raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
+
+
+class Buffer(Handle, Shown):
+    """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
+
+    Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
+    tensor's place in this buffer.  Writes are counted for them (engine/core/versions.py).
+    """
+
+    base = 0                        # address of byte 0
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        count_writes(cls, _WRITING_SLOTS)
+
+    def __init__(self, buft, size):
+        self.buft, self.size = buft, int(size)
+        self.usage = USAGE_ANY
+        self.read_only = False
+        self.alive = True
+        self._trusted = True        # nobody holds the memory itself
+        self._loans = []            # write blocks whose arrays are still around
+        self.version = 0            # writes that named no tensor
+        self.last_plan = None       # weak reference to the plan that computed into it last (engine/cpu/plan.py)
+        self._arena = None
+        self._end = 0               # where the last tensor placed by hand ends
+        self.id = next(_ids)
+        _buffers[self.id] = self
+
+    @property
+    def trusted(self):
+        """False: bytes may change behind our back, so no copy of them is ever reused.  Ask before looking at versions:
+        a loan that ended counts as a write."""
+        if self._loans:
+            held = [loan for loan in self._loans if loan.is_held()]
+            self.version += len(held) < len(self._loans)
+            self._loans = held
+        return self._trusted and not self._loans
+
+    def lend(self, array):
+        """`array`, which lies in this memory, for writing: untrusted until nobody has it or a view of it."""
+        loan = Loan(array)
+        self._loans.append(loan)
+        return loan.hand_out()
+
+    @property
+    def arena(self):
+        """uint8 ndarray of the memory, None where it is not host memory.  Who takes it may write at any time."""
+        self._trusted = False
+        return self._arena
+
+    @arena.setter
+    def arena(self, array):
+        flat = isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.ndim == 1
+        if array is not None and not (flat and array.flags.c_contiguous and array.size >= self.size):
+            raise TypeMismatch(f"the arena of {self!r} must be a flat uint8 array of its size, got "
+                               f"{type(array).__name__} {getattr(array, 'dtype', '')} {getattr(array, 'shape', '')}")
+        self._arena = array
+
+    # ------------------------------------------------------------ slots
+    def init_tensor(self, t):
+        """Called once for every tensor placed here."""
+
+    def set_tensor(self, t, data, offset=0):
+        """Write raw bytes at byte `offset` of the tensor."""
+        raw = as_bytes(data)
+        self.host_bytes(t.offs + offset, raw.size, write=True)[...] = raw
+
+    def get_tensor(self, t, offset=0, nbytes=None):
+        """Read raw bytes."""
+        return self.host_bytes(t.offs + offset, t.nbytes - offset if nbytes is None else nbytes).tobytes()
+
+    def memset_tensor(self, t, value, offset=0, nbytes=None):
+        """Fill bytes of the tensor."""
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        self.host_bytes(t.offs + offset, nbytes, write=True)[...] = value
+
+    def set_tensor_2d(self, t, data, offset, nbytes, n_copies, stride, data_stride):
+        """n_copies blocks of nbytes bytes, `stride` apart in the tensor and `data_stride` in `data`."""
+        raw = as_bytes(data)
+        for i in range(n_copies):
+            self.set_tensor(t, raw[i * data_stride:i * data_stride + nbytes], offset + i * stride)
+
+    def get_tensor_2d(self, t, offset, nbytes, n_copies, stride, data_stride):
+        """The blocks of set_tensor_2d, `data_stride` apart in the returned bytes; gaps are zero."""
+        out = np.zeros((n_copies - 1) * data_stride + nbytes if n_copies else 0, np.uint8)
+        for i in range(n_copies):
+            out[i * data_stride:i * data_stride + nbytes] = as_bytes(self.get_tensor(t, offset + i * stride, nbytes))
+        return out.tobytes()
+
+    def copy_tensor(self, src, dst):
+        """Copy src's bytes into dst, which lies here; False where that cannot be done directly."""
+        if self._arena is None or not src.buffer.buft.is_host():
+            return False
+        self.host_bytes(dst.offs, dst.nbytes, write=True)[...] = src.buffer.host_bytes(src.offs, src.nbytes)
+        return True
+
+    def clear(self, value=0):
+        """Fill the whole buffer with a byte."""
+        require_byte(value)
+        self.host_bytes(0, self.size, write=True)[...] = value
+
+    def reset(self):
+        """Forget what init_tensor attached to tensors (nothing here)."""
+
+    def set_usage(self, usage):
+        """USAGE_ANY, USAGE_WEIGHTS (the scheduler runs ops where their weights are) or USAGE_COMPUTE."""
+        if usage not in (USAGE_ANY, USAGE_WEIGHTS, USAGE_COMPUTE):
+            raise ParamError(f"buffer usage must be USAGE_ANY, USAGE_WEIGHTS or USAGE_COMPUTE, got {usage!r}")
+        self.usage = usage
+
+    def free(self):
+        """Give the memory back.  Tensors that lived here raise when they are used; a second call does nothing."""
+        if self.alive:
+            self.alive = False
+            self._arena = None
+            self.base = 0
+            TABLE.unplace_all(self.id)
+
+    # ------------------------------------------------------------ for tensors and plans
+    def host_bytes(self, offs, nbytes, write=False):
+        """uint8 view of arena[offs : offs + nbytes]."""
+        if not self.alive:
+            raise StaleHandle(f"{self!r} was freed")
+        if self._arena is None:
+            raise NotAllocated(f"{self!r} is not host memory; copy the tensor to a CPU buffer first")
+        if write and self.read_only:
+            raise ParamError(f"{self!r} is read-only (mapped weights); copy the tensor with gg.dup first")
+        if offs < 0 or nbytes < 0 or offs + nbytes > self.size:
+            raise IndexRangeError(f"bytes {offs}..{offs + nbytes} are outside {self!r}")
+        return self._arena[offs:offs + nbytes]
+
+    def __repr__(self):
+        state = "" if self.alive else " freed"
+        return f"<Buffer {self.id} {self.buft.name} {self.size:,} bytes{' read-only' if self.read_only else ''}{state}>"
+
+
+count_writes(Buffer, _WRITING_SLOTS)
+
+
+class Loan:
+    """A writable array that was handed out, until it is read-only and no view of it is left.
+
+    Views refer to the root of their chain, not to the array they were taken from, so the root tells whether there are
+    any.  NumPy looks for the root up to the first object that is no array: _Memory.
+
+        memory <- _Memory <- root <- the array
+                                  <- views of it, and views of those
+    """
+
+    def __init__(self, array):
+        self.root = np.asarray(_Memory(array))
+        self.n_refs = sys.getrefcount(self.root)        # while nobody has anything
+        self.array = None
+
+    def hand_out(self):
+        array = self.root.view()
+        self.array = weakref.ref(array)
+        return array
+
+    def is_held(self):
+        array = self.array()
+        if array is not None and array.flags.writeable:
+            return True
+        return sys.getrefcount(self.root) > self.n_refs + (array is not None)
+
+
+class _Memory:
+    def __init__(self, array):
+        self.array, self.__array_interface__ = array, array.__array_interface__
+
+
+class MultiBuffer(Buffer):
+    """Several buffers under one handle (ggml_backend_multi_buffer): clear, usage and free reach every member.
+
+    It only groups: tensors lie in the members, so it has no address and no tensor slots.  size: the members' sum;
+    buffer type: that of the first member.
+    """
+
+    def __init__(self, buffers):
+        buffers = tuple(buffers) if isinstance(buffers, list | tuple) else ()
+        if not buffers or not all(isinstance(b, Buffer) for b in buffers):
+            raise ParamError("a multi-buffer takes a list of at least one Buffer")
+        self.buffers = buffers
+        super().__init__(buffers[0].buft, sum(b.size for b in buffers))
+
+    def __iter__(self):
+        return iter(self.buffers)
+
+    def __len__(self):
+        return len(self.buffers)
+
+    def __getitem__(self, i):
+        return self.buffers[i]
+
+    @property
+    def usage(self):
+        return self.buffers[0].usage
+
+    @usage.setter
+    def usage(self, usage):
+        if "id" in self.__dict__:               # Buffer.__init__ sets the default; members keep theirs
+            for b in self.buffers:
+                b.set_usage(usage)
+
+    def clear(self, value=0):
+        for b in self.buffers:
+            b.clear(value)
+
+    def free(self):
+        if self.alive:
+            finish(super().free, *(b.free for b in self.buffers))
+
+    def _only_groups(self, *args, **kwargs):
+        raise NotSupported(f"{self!r} only groups buffers; use the tensor's own buffer")
+
+    init_tensor = set_tensor = get_tensor = memset_tensor = copy_tensor = _only_groups
+    _only_groups.counts_versions = True
+
+
+def as_bytes(data):
+    """Any bytes-like object or array as a flat uint8 array."""
+    if isinstance(data, np.ndarray) and data.dtype.hasobject:
+        raise TypeMismatch(f"an array of {data.dtype} values holds references, not bytes")
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    try:
+        return np.frombuffer(data, np.uint8)
+    except (TypeError, ValueError):
+        raise TypeMismatch(f"expected bytes or an array, got {type(data).__name__}") from None
+
+
+def buffer_by_id(buffer_id, tensor):
+    """The live buffer the table names for `tensor`."""
+    buf = _buffers.get(buffer_id)
+    if buf is None or not buf.alive:
+        raise freed(tensor)
+    return buf
+
+
+def freed(tensor):
+    """The error for a tensor whose memory is gone."""
+    return StaleHandle(f"the buffer of {describe(tensor)} was freed; allocate the tensor again")
+
+
+def tensor_alloc(buf, t, offs):
+    """Place leaf `t` at byte `offs` of `buf` (ggml_backend_tensor_alloc)."""
+    t._check()
+    if not buf.alive:
+        raise StaleHandle(f"{buf!r} was freed; allocate another")
+    if t.view_src is not None:
+        raise ParamError(f"{describe(t)} is a view; it follows its base {describe(t.view_src)}")
+    need = buf.buft.alloc_size(t)
+    if offs < 0 or offs % buf.buft.alignment() or offs + need > buf.size:
+        raise IndexRangeError(f"{describe(t)} needs {need} bytes at a multiple of {buf.buft.alignment()}; "
+                              f"offset {offs} does not fit {buf!r}")
+    before = TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist()
+    TABLE.place(t.id, buf.id, offs)
+    try:
+        buf.init_tensor(t)
+    except BaseException:
+        TABLE.place(t.id, *before)
+        raise
+    buf._trusted &= offs >= buf._end        # tensors on top of each other: a write to one changes another
+    buf._end = max(buf._end, offs + need)
+    if not any(b is buf for b in t.ctx.buffers):
+        t.ctx.buffers.append(buf)

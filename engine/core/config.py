@@ -1,0 +1,43 @@
+"""Every switch of the engine, in one place.  Environment variables are read when ggjit is imported.
+
+    GGJIT_CPU        avx512 | avx2 | generic: instruction set of the kernels (default: the best this host has)
+    GGJIT_CACHE_DIR  where compiled kernels and converted models are kept
+    GGJIT_THREADS    default thread count of CPU backends (default: the cores this process may use)
+    GGJIT_TUNE       off | 1 | 2 | 4 | 8: rows of a decode tile by the rule, or given, not measured
+    GGJIT_DEBUG      comma list: `plan` prints every plan as it is made; `poison` fills computed tensors with NaN bytes
+                     before each run; `validate` checks every memory plan with the independent validator; `check`
+                     compares every node of every run with its NumPy reference (slow)
+"""
+import os
+
+from ggjit.ops.core.errors import ParamError
+
+DEBUG_SWITCHES = {"plan", "poison", "validate", "check"}
+
+
+def _debug():
+    asked = {s for s in os.environ.get("GGJIT_DEBUG", "").split(",") if s}
+    if asked - DEBUG_SWITCHES:
+        raise ParamError(f"GGJIT_DEBUG={','.join(sorted(asked))}: known switches are "
+                         f"{', '.join(sorted(DEBUG_SWITCHES))}")
+    return asked
+
+
+debug = _debug()
+
+
+def available_cores():
+    """Cores this process may run on (its affinity mask where the system has one)."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def default_threads():
+    value = os.environ.get("GGJIT_THREADS")
+    if value is None:
+        return available_cores()
+    if not value.isdigit() or int(value) < 1:
+        raise ParamError(f"GGJIT_THREADS={value!r}: expected a positive integer")
+    return int(value)

@@ -1,0 +1,63 @@
+"""Host memory: the buffer type of the CPU, buffers with an arena of their own, buffers over memory of others."""
+import numpy as np
+
+from ggjit.core.arguments import whole
+from ggjit.core.buffer import Buffer, BufferType, as_bytes
+from ggjit.ops.core.errors import OutOfMemory, ParamError
+from ggjit.ops.native.jit import address_of
+
+ARENA_ALIGNMENT = 64            # bytes: a cache line and the widest vector
+
+
+class HostBufferType(BufferType):
+    """Plain host memory.  `device` is the CPU device (cpu/device.py sets it)."""
+    name = "CPU"
+
+    def __init__(self, device=None):
+        self.device = device
+
+    def is_host(self):
+        return True
+
+    def alloc_buffer(self, size):
+        return HostBuffer(self, size)
+
+
+HOST = HostBufferType()         # the one of this process
+
+
+class HostBuffer(Buffer):
+    """The ready-made arena buffer: `size` bytes of host memory, 64-byte aligned, pages untouched until used."""
+
+    def __init__(self, buft, size):
+        size = whole(size, "buffer size")
+        if size < 0:
+            raise ParamError(f"buffer size must not be negative, got {size}")
+        super().__init__(buft, size)
+        try:
+            raw = np.empty(size + ARENA_ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError):
+            raise OutOfMemory(f"{buft.name}: cannot allocate {size:,} bytes; use a smaller context or batch, or a "
+                              f"smaller weight type") from None
+        start = -address_of(raw) % ARENA_ALIGNMENT
+        self._arena = raw[start:start + size]
+        self.base = address_of(self._arena)
+
+
+class ArrayBuffer(Buffer):
+    """A buffer over memory that belongs to somebody else: a user's array or a mapped file; nothing is copied."""
+
+    def __init__(self, buft, array, read_only=False):
+        flat = as_bytes(array)
+        super().__init__(buft, flat.size)
+        self._arena = flat
+        self.base = address_of(flat)
+        self.read_only = read_only or not flat.flags.writeable
+        self._trusted = read_only or _is_immutable(array)
+
+
+def _is_immutable(memory):
+    """Can nobody write this memory?  Flags say little: an owner may flip them, a read-only view has a writable base."""
+    while isinstance(memory, np.ndarray | memoryview):
+        memory = memory.base if isinstance(memory, np.ndarray) else memory.obj
+    return isinstance(memory, bytes)

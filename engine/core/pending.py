@@ -1,0 +1,52 @@
+"""Work in flight: who reads memory waits for schedulers that may still write it.
+
+    sched.graph_compute_async(graph)            streams are at work
+    y.numpy(), np.asarray(cache), t.bytes()     wait for them
+    other.graph_compute(...)                    waits if one of the two graphs writes leaves that both touch
+    x.set(...)                                  does not: the next input of a pipeline is set while the last one runs
+
+Work in flight keeps its scheduler alive, and so the memory it works in, until somebody waits for it.
+"""
+import os
+import threading
+
+from ggjit.core.run_lock import INSIDE
+from ggjit.ops.core.locks import ForkLock
+
+IN_FLIGHT = {}                  # scheduler -> (its run,): submitted, and nobody waited for it
+_changing = ForkLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=IN_FLIGHT.clear)         # streams do not survive a fork
+
+
+def take_off(sched, run):
+    """`run` was submitted."""
+    with _changing:
+        IN_FLIGHT[sched] = (run,)               # a new object for every submission
+
+
+def land(sched, flight):
+    """`sched` waited for `flight`, what IN_FLIGHT said before the wait; more may have been submitted meanwhile."""
+    with _changing:
+        if IN_FLIGHT.get(sched) is flight:
+            IN_FLIGHT.pop(sched, None)
+
+
+def wait_for_writers(buf):
+    """Block until nobody writes `buf`.  Errors of asynchronous work come out here.
+
+    Inside a computation nothing waits: it would wait for itself.
+    """
+    if IN_FLIGHT and threading.get_ident() not in INSIDE:
+        for sched, (run,) in list(IN_FLIGHT.items()):
+            if buf.id in run.written_buffers or run.memory.holds(buf):
+                sched.synchronize()
+
+
+def wait_for_others(sched, run):
+    """Block while runs of other schedulers write leaves that `run` touches, or touch leaves that it writes."""
+    for other, (theirs,) in list(IN_FLIGHT.items()):
+        if other is not sched and (theirs.written_buffers & run.touched_buffers
+                                   or run.written_buffers & theirs.touched_buffers):
+            other.synchronize()

@@ -1,0 +1,116 @@
+"""The tensor table: one process-wide array of records, one row per tensor; a tensor is its row number.
+
+        id   type op flags gen | ne nb params | src ids            | view_src offs | buffer offs | ctx
+        0    F32  NONE  0   1  | ...          | -1 -1 ...          | -1       0    | 3      4096 | 0
+        1    F32  MUL   2   1  | ...          |  0  5 -1 ...       | -1       0    | -1        0 | 0
+        ...                                                          (layout: ops/core/record.py)
+
+Why one table: jitted passes (allocators, scheduler, planning) walk ids in flat memory instead of chasing Python
+objects, and tensors of different contexts (weights, KV cache, compute) refer to each other by plain integers.
+
+The table never moves.  Address space for all rows is reserved once and pages appear when they are first written, so
+nogil code may hold its address; growing by copy loses the writes of running threads.  A full table is an OutOfMemory.
+
+Rows are recycled.  `generation` counts the lives of a row; a handle remembers the generation it was made in, so a
+handle that outlived its context is noticed.  Finalizers run at any time, even inside a table operation: they only
+append to a queue, and the next allocation recycles.
+"""
+import collections
+import mmap
+import struct
+
+import numpy as np
+
+from ggjit.ops.core.errors import OutOfMemory, ParamError
+from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS, TENSOR, WORD
+
+FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
+CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
+
+# the row without its generation word is written in one go: head (type, op, flags), then everything after it
+_HEAD = struct.Struct("3q")
+_BODY = struct.Struct(f"4q4q{MAX_PARAMS}i{MAX_SRC}q5q")
+NO_SRC = (-1,) * MAX_SRC
+NO_PARAMS = (0,) * MAX_PARAMS
+
+
+def _reserve(nbytes):
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if hasattr(mmap, "MAP_ANONYMOUS") else None
+    if flags is None:
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
+
+
+class Table:
+    """Rows, their recycling, and the version that tells plans to look at placements again."""
+
+    def __init__(self, capacity=CAPACITY):
+        self.capacity = capacity
+        self._memory = _reserve(capacity * T_WORDS * WORD)
+        self.records = np.frombuffer(self._memory, TENSOR)              # by field name
+        self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
+        self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
+        self.placement_version = 0          # bumped whenever any tensor or buffer may have moved
+        self._top = 0
+        self._free = []
+        self._dead = collections.deque()    # ids whose context is gone; filled by finalizers
+        self._lock = ForkLock()
+
+    def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
+        """Write one row; returns its id and generation.  Sequences are full length (NO_SRC, NO_PARAMS for none)."""
+        try:
+            head = _HEAD.pack(type_id, op, flags)
+            body = _BODY.pack(*ne, *nb, *params, *src, view_src, view_offs, buffer, offs, ctx_id)
+        except struct.error:
+            raise ParamError(f"a size, stride, offset (64 bits) or parameter (32 bits) is too large: ne {list(ne)}, "
+                             f"nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
+        with self._lock:
+            if self._dead:
+                self._recycle()
+            if self._free:
+                row = self._free.pop()
+            elif self._top < self.capacity:
+                row = self._top
+                self._top += 1
+            else:
+                raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
+                                  f"replay one plan instead of building a graph per step")
+            at = row * T_WORDS * WORD
+            self._memory[at:at + _HEAD.size] = head
+            self._memory[at + WORD * (T_GEN + 1):at + WORD * (T_GEN + 1) + _BODY.size] = body
+            return row, int(self.words[row, T_GEN])
+
+    def release_later(self, ids):
+        """From a finalizer: these rows may be reused.  Only appends, see above."""
+        self._dead.append(ids)
+
+    def _recycle(self):
+        while self._dead:
+            ids = self._dead.popleft()
+            self.words[ids, T_GEN] += 1
+            self._free.extend(ids)
+
+    def n_alive(self):
+        """Rows in use."""
+        with self._lock:
+            self._recycle()
+            return self._top - len(self._free)
+
+    def place(self, row, buffer_id, offs):
+        """Give a leaf its memory."""
+        self.words[row, T_BUFFER] = buffer_id
+        self.words[row, T_OFFS] = offs
+        self.placement_version += 1
+
+    def unplace_all(self, buffer_id):
+        """A buffer was freed: its tensors have no memory, and know why."""
+        placed = self.words[:self._top, T_BUFFER]
+        placed[placed == buffer_id] = FREED
+        self.placement_version += 1
+
+    def flag(self, row, flag, on=True):
+        self.words[row, T_FLAGS] = (int(self.words[row, T_FLAGS]) & ~flag) | (flag if on else 0)
+
+
+TABLE = Table()

@@ -1,0 +1,159 @@
+"""The CPU device: host memory, kernels from the op specs, plans on the process-wide thread pool."""
+import os
+import platform
+
+from ggjit.core.arguments import expect_slot
+from ggjit.core.backend import Backend, Device, HostMemory
+from ggjit.core.config import available_cores, default_threads
+from ggjit.core.host_buffer import HOST, HostBufferType
+from ggjit.cpu.plan import Plan
+from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.native import isa
+
+MAX_THREADS = 512
+
+
+class CPUPrivateBufferType(HostBufferType):
+    """Memory only the CPU device reads, e.g. for weights in a layout of their own: other devices get copies.
+
+    It shows that a device may have several buffer types (ggml: CPU_REPACK, CPU_HBM); tensors are reached through the
+    buffer's slots.
+    """
+    name = "CPU_Private"
+
+    def is_host(self):
+        return False
+
+    def alignment(self):
+        return 64
+
+
+class CPUDevice(HostMemory, Device):
+    """This machine's processor."""
+    name = "CPU"
+
+    def __init__(self):
+        self._buffer_type, HOST.device = HOST, self
+        self._private = CPUPrivateBufferType(self)
+        self._repack = CPURepackBufferType(self)
+
+    @property
+    def description(self):
+        return f"{_processor_name()}, {available_cores()} cores, {isa.ISA}"
+
+    def memory(self):
+        page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+        return (page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")) if page else (0, 0)
+
+    def init_backend(self, params=""):
+        """params: "n_threads=2,fuse=0"."""
+        options = parse_params(params, {"n_threads": int, "fuse": int})
+        return CPUBackend(self, **options)
+
+    def buffer_type(self):
+        return self._buffer_type
+
+    def supports_op(self, t):
+        if t.op in VIEW_OPS:
+            return True
+        return kernel_of(t, 1) is not None
+
+    def supports_buft(self, buft):
+        return buft.is_host() or buft in self.extra_buffer_types()
+
+    def extra_buffer_types(self):
+        return [self._private, self._repack]
+
+
+class CPUBackend(Backend):
+    """Computes graphs on `n_threads` threads of the one process-wide pool."""
+
+    def __init__(self, device, n_threads=None, fuse=1):
+        super().__init__(device)
+        self.fuse = fuse                    # may plans compute a run of nodes in one kernel?
+        self.n_threads = default_threads() if n_threads is None else n_threads
+        self.abort_callback = None
+
+    @property
+    def n_threads(self):
+        return self._n_threads
+
+    @n_threads.setter
+    def n_threads(self, n):
+        if not isinstance(n, int) or not 1 <= n <= MAX_THREADS:
+            raise ParamError(f"n_threads must be an integer from 1 to {MAX_THREADS}, got {n!r}")
+        self._n_threads = n
+
+    @property
+    def abort_callback(self):
+        """() -> bool, asked every 10 ms or so; True cancels.  None: nobody is asked."""
+        return self._abort_callback
+
+    @abort_callback.setter
+    def abort_callback(self, callback):
+        if callback is not None and not callable(callback):
+            raise TypeMismatch(f"abort_callback must be callable or None, got {callback!r}")
+        self._abort_callback = callback
+
+    def graph_plan_create(self, graph, placement=None, fuse=None):
+        """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it.
+
+        fuse=False: a kernel for each node, so that results in between can be read; None: as `self.fuse` says.
+        """
+        expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
+        return Plan(self, graph, placement or graph.placement, fuse)
+
+    def graph_compute(self, graph):
+        """Run the graph once.  The plan is kept with the graph, so a second call replays."""
+        expect_slot(graph, "plans", "graph_compute takes a Graph; use gg.Graph(y)")
+        kept = graph.plans.get(self)
+        if kept is None or kept.placement is not graph.placement or kept.n_threads != self.n_threads:
+            kept = graph.plans[self] = self.graph_plan_create(graph)
+        kept.compute()
+
+    def __repr__(self):
+        return f"<Backend CPU n_threads={self.n_threads}>"
+
+
+def parse_params(text, known):
+    """"n_threads=2,flag=1" -> {"n_threads": 2, ...}; ParamError names what is unknown."""
+    options = {}
+    for part in filter(None, (p.strip() for p in str(text).split(","))):
+        key, eq, value = part.partition("=")
+        if not eq or key not in known:
+            raise ParamError(f"unknown backend parameter {part!r}; known: {', '.join(f'{k}=...' for k in known)}")
+        try:
+            options[key] = known[key](value)
+        except ValueError:
+            raise ParamError(f"backend parameter {key}={value!r}: expected {known[key].__name__}") from None
+    return options
+
+
+def _processor_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+CPU = CPUDevice()
+
+
+def _features(registry=None):
+    """{feature: value}: the instruction set the kernels use and what it rests on."""
+    return {"isa": isa.ISA, "cpu": _processor_name(), "cores": available_cores()}
+
+
+# extension functions by ggml's names; each takes what the C function takes
+PROC_ADDRESSES = {
+    "ggml_backend_set_n_threads": lambda backend, n: setattr(backend, "n_threads", n),
+    "ggml_backend_set_abort_callback": lambda backend, callback: setattr(backend, "abort_callback", callback),
+    "ggml_backend_dev_get_extra_bufts": lambda device: device.extra_buffer_types(),
+    "ggml_backend_get_features": _features,
+}

@@ -1,0 +1,244 @@
+"""The thread pool: one per process, made like ggml's.  N-1 threads sit in one jitted loop; the caller is thread 0.
+
+    Pool.run(first NODE, end)  ->  sync page  ->  engine/cpu/walk.py: thread 0 and the workers walk the NODE rows
+                                                  engine/cpu/walk_traced.py: the same, reading the clock, for profiles
+
+The sync page is the memory all threads share (offsets: ops/native/node.py, engine/cpu/walk.py).
+
+Fork: threads do not survive; the child drops the pool and builds a new one at its next compute (engine/cpu/pool_fork.py
+for a fork inside a computation).
+"""
+import atexit
+import ctypes
+import os
+import threading
+import time
+from threading import get_ident
+
+import numpy as np
+
+from ggjit.core.arguments import expect, whole
+from ggjit.core.run_lock import INSIDE, refuse_nesting, take
+from ggjit.cpu.pool_fork import leave_walk
+from ggjit.cpu.ticks import Tracing
+from ggjit.cpu.walk import (
+    PAGE_NBYTES,
+    S_CALLBACK,
+    S_SPIN,
+    S_STATUS,
+    S_TRACE,
+    SYS_FUTEX,
+    clock,
+    poll,
+    quit_workers,
+    run,
+    worker,
+)
+from ggjit.cpu.walk_traced import walk_traced
+from ggjit.ops.core.errors import NotSupported, ParamError
+from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.record import WORD
+from ggjit.ops.elementwise.custom import IN_PYTHON
+from ggjit.ops.native.node import S_INTERVAL, S_POLL
+
+POLL_SECONDS = 0.010
+SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
+
+_RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 5)         # engine/cpu/walk.py: run, called without looking for arrays
+_ABORT_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int)       # called by thread 0 while it holds the GIL
+
+
+class Pool:
+    """The threads and their sync page.  Use `the_pool()`."""
+
+    def __init__(self):
+        memory = np.zeros(PAGE_NBYTES + 64, np.uint8)
+        start = -memory.__array_interface__["data"][0] % 64
+        self._page = memory[start:start + PAGE_NBYTES]
+        self.words = memoryview(self._page.view(np.int64))      # a word at a time: faster than through NumPy
+        self.sync = self._page.__array_interface__["data"][0]
+        self._lock = threading.RLock()          # so that only its holder can release it
+        self.n_walking = 0                      # threads of the run under way
+        self._threads = []
+        self._native_ids = {}                   # worker number -> the system's thread id
+        self.affinity = None                    # cores of the workers; None: wherever the system likes
+        self.tracing = Tracing(self.words, S_TRACE // WORD, walk_traced)
+        self._work = threading.Event()          # only where there is no futex
+        self._per_second = _cycles_per_second()
+        self.words[S_INTERVAL // WORD] = int(POLL_SECONDS * self._per_second)
+        self.words[S_POLL // WORD] = poll.address
+        self.poll = 50
+        self._enter = _RUN(run.address)         # compiled before any thread starts
+
+    @property
+    def poll(self):
+        """How eagerly idle workers wait, 0 (asleep at once) to 100 (0.3 ms of spinning); 50 as in ggml."""
+        return self._poll
+
+    @poll.setter
+    def poll(self, level):
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 100:
+            raise ParamError(f"poll must be an integer from 0 to 100, got {level!r}")
+        self._poll = level
+        self.words[S_SPIN // WORD] = int(SPIN_SECONDS * level / 50 * self._per_second)
+
+    def pause(self):
+        """Put idle workers to sleep at once; they still answer computes (17-90 us later than spinning ones)."""
+        self.words[S_SPIN // WORD] = 0
+
+    def resume(self):
+        """Let idle workers spin again as `poll` says."""
+        self.poll = self._poll
+
+    def set_affinity(self, cores):
+        """Bind the workers to these cores (worker i to the i-th, in turn); None lets them go.  Thread 0 is the caller's
+        own and stays as it is.  Errors: ParamError, NotSupported where the system cannot bind threads."""
+        if not hasattr(os, "sched_setaffinity"):
+            raise NotSupported("this system cannot bind threads to cores")
+        allowed = os.sched_getaffinity(0)
+        if cores is not None:
+            cores = [whole(c, "a core") for c in expect(cores, (list, tuple, set, frozenset, range), "set_affinity")]
+        wanted = sorted(allowed) if cores is None else cores
+        if not wanted or not set(wanted) <= allowed:
+            raise ParamError(f"affinity {cores!r}: this process may use the cores {sorted(allowed)}")
+        self.affinity = None if cores is None else wanted
+        for ith in list(self._native_ids):
+            self._pin(ith)
+
+    def _pin(self, ith):
+        cores = {self.affinity[ith % len(self.affinity)]} if self.affinity else os.sched_getaffinity(0)
+        os.sched_setaffinity(self._native_ids[ith], cores)
+
+    def _grow(self, n_threads):
+        while len(self._threads) < n_threads - 1:
+            ith = len(self._threads) + 1
+            t = threading.Thread(target=self._live, args=(ith,), daemon=True, name=f"ggjit-{ith}")
+            t.start()
+            self._threads.append(t)
+
+    def _live(self, ith):
+        self._native_ids[ith] = threading.get_native_id()
+        if self.affinity:
+            self._pin(ith)
+        INSIDE.add(threading.get_ident())
+        while not worker(self.sync, ith):
+            self._work.wait()
+        self.n_walking = 0                      # in a process forked by this thread: the walk is over
+
+    def run(self, first, end, n_threads, abort_callback=None, plan=None, i=0, j=0):
+        """Run the NODE rows in [first, end) on n_threads threads; returns (status, address of the failing NODE).
+
+        plan, i, j: whose rows i..j-1 these are, for profiles.  Concurrent callers queue.  Exceptions of signal
+        handlers (KeyboardInterrupt) and of the callback come out.
+        """
+        me = get_ident()
+        if me in INSIDE:
+            refuse_nesting()
+        lock = self._lock
+        try:                                    # first: a signal may raise after any call
+            INSIDE.add(me)
+            try:
+                if not lock.acquire(False):
+                    take(lock)
+                return self._run(first, end, n_threads, abort_callback, plan, i, j)
+            finally:
+                try:
+                    lock.release()          # no call before it, as above
+                except RuntimeError:        # a signal came while this waited for the lock
+                    lock = None
+        finally:
+            INSIDE.discard(me)
+
+    def _run(self, first, end, n_threads, abort_callback, plan, i, j):
+        if len(self._threads) < n_threads - 1:
+            self._grow(n_threads)
+        raised, callback = [], None
+        try:
+            self.n_walking = n_threads
+            if abort_callback is not None:
+                callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised))
+                self.words[S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
+            if SYS_FUTEX is None:
+                self._work.set()
+            if self.tracing.watchers and j > i:
+                status = self.tracing.run(plan, i, j, self._enter, self.sync, first, end, n_threads)
+            else:
+                status = self._enter(self.sync, first, end, n_threads)
+        finally:
+            self.n_walking = 0
+            if callback is not None:            # no call before this: a signal could come in, and the address is stale
+                self.words[S_CALLBACK // WORD] = 0
+            if SYS_FUTEX is None:
+                self._work.clear()
+        if raised:
+            raise raised[0]
+        return status, self.words[S_STATUS // WORD + 1]
+
+    def stop(self):
+        """End the threads (at interpreter exit)."""
+        if self._threads:
+            quit_workers(self.sync)
+            self._work.set()
+            for t in self._threads:
+                t.join(timeout=5)
+            self._threads = []
+
+
+def _ask(callback, raised):
+    me = threading.get_ident()
+    IN_PYTHON[me] = time.monotonic()
+    try:
+        return 1 if callback() else 0
+    except BaseException as e:          # must not cross jitted frames; raised again by Pool.run
+        raised.append(e)
+        return 1
+    finally:
+        IN_PYTHON.pop(me, None)
+
+
+def _cycles_per_second(seconds=0.002):
+    c0, t0 = clock(), time.perf_counter()
+    while time.perf_counter() - t0 < seconds:
+        pass
+    return max((clock() - c0) / (time.perf_counter() - t0), 1e6)
+
+
+_pool = None
+_making = ForkLock()
+
+
+def the_pool():
+    """The process-wide pool, made at the first compute."""
+    global _pool
+    if _pool is None:
+        with _making:
+            if _pool is None:
+                _pool = Pool()
+                atexit.register(_stop)
+    return _pool
+
+
+def threadpool():
+    """The process-wide thread pool: `.poll`, `.pause()`, `.resume()`, `.set_affinity(cores)`.  Thread counts belong to
+    backends: `cpu.n_threads = 2`.  Source: ggml_threadpool_params, ggml_threadpool_pause."""
+    return the_pool()
+
+
+def _stop():
+    if _pool is not None:
+        _pool.stop()
+
+
+def _after_fork():
+    """In the child: no pool yet."""
+    global _pool
+    old, walking = _pool, threading.get_ident() in INSIDE
+    _pool = None
+    INSIDE.clear()
+    IN_PYTHON.clear()
+    if old is not None and walking:
+        leave_walk(old)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

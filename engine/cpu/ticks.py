@@ -1,0 +1,134 @@
+"""Where runs write the clock while a profile is open: one sheet of memory a plan, one page a run.
+
+    sheet   | page 0                          | page 1           | ...      int64 (pages, threads, nodes, 2)
+            | thread 0: start end, start end  | thread 0: ...    |          clock ticks; 0: this thread skipped the node
+            | thread 1: start end, start end  | thread 1: ...    |
+
+Run r of the plan writes page r % pages.  A sheet begins with two pages, doubles while it may, and is written over from
+then on: its memory stays in the caches, and fresh memory would cost more than the clock does.  What is about to be
+written over is added to sums by jitted code, so that a run costs Python no more than two words and a counter.
+"""
+import numpy as np
+
+from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.record import OK, WORD
+from ggjit.ops.native.jit import native
+from ggjit.ops.native.mem import ld_i64, st_i64
+
+SHEET_NBYTES = 1 << 18
+MAX_SPARE = 4                   # sheets whose memory is kept for the next profile
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
+def add_runs(first, end, ticks, n_pages, n_threads, n_nodes, wall, busy):
+    """Add runs first..end-1 to wall (nodes), first start to last end, and busy (nodes, threads)."""
+    for run in range(first, end):
+        page = ticks + run % n_pages * n_threads * n_nodes * 2 * WORD
+        for i in range(n_nodes):
+            began = ended = 0
+            for ith in range(n_threads):
+                at = page + (ith * n_nodes + i) * 2 * WORD
+                b, e = ld_i64(at), ld_i64(at + WORD)
+                if e != 0:
+                    began = b if ended == 0 else min(began, b)
+                    ended = max(ended, e)
+                    spent = busy + (i * n_threads + ith) * WORD
+                    st_i64(spent, ld_i64(spent) + e - b)
+            st_i64(wall + i * WORD, ld_i64(wall + i * WORD) + ended - began)
+    return 0
+
+
+class Sheet:
+    """The runs of some nodes of a plan while profiles are open.
+
+    facts: what the profile that was open first knows of the nodes; rows: the plan's NODE rows, held so that their id is
+    not given to others; n_runs: how many; turn_at: the count at which the next page is not free.
+    """
+    __slots__ = ("rows", "facts", "n_runs", "n_added", "_lock", "wall", "busy", "ticks", "n_pages", "address",
+                 "page_nbytes", "thread_nbytes", "turn_at")
+
+    def __init__(self, rows, facts, n_threads, n_nodes, memory):
+        """memory: an array of an earlier sheet, or None."""
+        self.rows, self.facts = rows, facts
+        self.n_runs, self.n_added, self._lock = 0, 0, ForkLock()
+        self.wall, self.busy = np.zeros(n_nodes, np.int64), np.zeros((n_nodes, n_threads), np.int64)
+        page = n_threads * n_nodes * 2
+        n = max(2, 0 if memory is None else min(memory.size, SHEET_NBYTES // WORD) // page)
+        memory = np.empty(n * page, np.int64) if memory is None or memory.size < n * page else memory.reshape(-1)
+        self._write_to(memory[:n * page].reshape(n, n_threads, n_nodes, 2))
+        self.ticks.fill(0)
+        self.turn_at = n - 1
+
+    def _write_to(self, ticks):
+        self.ticks, self.n_pages = ticks, len(ticks)
+        self.address = ticks.__array_interface__["data"][0]
+        self.page_nbytes, self.thread_nbytes = ticks.strides[:2]
+
+    def turn(self):
+        """All pages but one are written: twice as many, or the first again.  One is free for a run that may fail."""
+        sums = self.sums()[0]
+        if self.ticks.nbytes * 2 <= SHEET_NBYTES:
+            self._write_to(np.concatenate([self.ticks, np.zeros_like(self.ticks)]))
+            self.turn_at = self.n_pages - 1
+        else:
+            self.turn_at = sums + self.n_pages - 1
+
+    def sums(self):
+        """(n_runs, wall, busy) up to now."""
+        with self._lock:
+            n = self.n_runs
+            add_runs(self.n_added, n, self.ticks, *self.ticks.shape[:3], self.wall, self.busy)
+            self.n_added = n
+            return n, self.wall.copy(), self.busy.copy()
+
+    def kept(self, since):
+        """(runs, threads, nodes, 2): the ticks of those after run `since` that are still there one by one."""
+        n = self.n_runs
+        return self.ticks[np.arange(max(since, n - self.n_pages + 1), n) % self.n_pages]
+
+
+class Tracing:
+    """The thread pool's side of profiles.  watchers: the open ones; sheets: {(id of rows, nodes i, j): Sheet}"""
+
+    def __init__(self, words, at, walk):
+        """words[at:at + 3]: where the jitted code finds a page's address, the bytes of a thread's part of it, and the
+        address of the walk that fills it (a Native, compiled when first watched)."""
+        self._words, self._at, self._walk = memoryview(words), at, walk
+        self.watchers, self.sheets, self._last, self._spare = [], {}, None, []
+
+    def watch(self, profile):
+        self._words[self._at + 2] = self._walk.address
+        self.watchers.append(profile)
+
+    def leave(self, profile):
+        self.watchers = [p for p in self.watchers if p is not profile]
+        if not self.watchers:
+            self._spare = [s.ticks for s in self.sheets.values()][:MAX_SPARE] or self._spare
+            self.sheets, self._last = {}, None
+
+    def run(self, plan, i, j, work, *args):
+        """work(*args), which runs nodes i..j-1 of a plan and returns a status; a run that failed is not counted."""
+        watchers = self.watchers                # another thread may close its profile while this one gets here
+        if not watchers:
+            return work(*args)
+        sheet = self.sheets.get((id(plan.rows), i, j)) or self._new(plan, i, j, watchers[0].facts)
+        n = sheet.n_runs
+        if n == sheet.turn_at:
+            sheet.turn()
+        words, at = self._words, self._at
+        if sheet is not self._last:
+            self._last, words[at + 1] = sheet, sheet.thread_nbytes
+        words[at] = sheet.address + n % sheet.n_pages * sheet.page_nbytes
+        try:
+            status = work(*args)
+        finally:
+            words[at] = 0
+        if status == OK:
+            sheet.n_runs = n + 1
+        return status
+
+    def _new(self, plan, i, j, facts_of):
+        facts = facts_of(plan, i, j)
+        memory = self._spare.pop() if self._spare else None
+        sheet = self.sheets[id(plan.rows), i, j] = Sheet(plan.rows, facts, plan.n_threads, j - i, memory)
+        return sheet

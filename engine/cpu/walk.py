@@ -1,0 +1,262 @@
+"""The walk: what every thread of the pool does with the NODE rows of a plan, in jitted code.
+
+A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
+
+    thread 0   | node A (rows 0-7, 16-23 ...) | bar | c d e (tiny nodes, alone) | bar | node F ...
+    thread 1   | node A (rows 8-15 ...)       | bar |   (waits)                 | bar | node F ...
+
+Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a spin barrier (0.3 us); a run of tiny nodes
+belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the kernel (futex).
+
+Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and raises the
+*abort word*; kernels see it between chunks and return early, still passing every barrier inside them.  Leaving the walk
+has to be one decision for all threads: thread 0 writes the node at which to stop *before* that node's barrier, and
+every thread compares after it.  (A plain flag would be seen one barrier early by a slow thread, which would then never
+arrive at the next one.)
+
+The GIL is released by the jitted code itself, so that the poll can take it back, call PyErr_CheckSignals, and leave the
+exception for the ctypes call that started the run: Ctrl-C comes out as KeyboardInterrupt.
+"""
+import os
+import sys
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.core.record import ABORTED, N_FLAGS, N_KERNEL, N_NEXT, N_TASKS, OK, WORD
+from ggjit.ops.native.jit import exact, native
+from ggjit.ops.native.mem import atomic_add, call4, call_intrinsic, cycles, ld_i64, load_acquire, st_i64, store_release
+from ggjit.ops.native.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL, aborted, barrier, pause, sched_yield
+
+# sync page, continued from ops/native/node.py: byte offsets, hammered words 64 bytes apart
+S_JOB = 384             # sequence number << 10 | threads taking part; workers wait for it to change
+S_DONE = 448            # workers that finished the job
+S_STOP_AT = 512         # NODE at whose barrier everybody leaves
+S_STATUS = 576          # first bad status, and in the next word its NODE
+S_PLAN = 640            # the job: first NODE, end address
+S_QUIT = 704            # the process exits
+S_SLEEPERS = 768        # workers asleep in the kernel
+S_THREAD_STATE = 832    # thread 0's saved Python thread state
+S_CALLBACK = 840        # address of the abort callback (0: none)
+S_SPIN = 848            # cycles an idle worker spins before it sleeps
+S_TRACE = 856           # page of the profile to write each node's start and end to (0: none); the next words: bytes a
+                        # thread has of it, address of the walk that fills it (engine/cpu/ticks.py, walk_traced.py)
+PAGE_NBYTES = 1024
+
+TINY_PER_POLL = 64      # tiny nodes between two looks at the clock
+BARRIER_AFTER = 1       # NODE flag: all threads meet after this node
+
+SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine) if sys.platform == "linux" else None
+_FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
+
+
+# ---------------------------------------------------------------- C functions of the process, by name
+@intrinsic
+def futex(typingctx, addr, op, value):
+    """libc's variadic syscall(SYS_futex, ...): sleep while the 32-bit word at addr equals value, or wake sleepers."""
+    def codegen(context, b, sig, args):
+        i64 = ir.IntType(64)
+        fnty = ir.FunctionType(i64, [i64], var_arg=True)
+        f = b.module.globals.get("syscall") or ir.Function(b.module, fnty, "syscall")
+        zero = ir.Constant(i64, 0)
+        return b.call(f, [ir.Constant(i64, SYS_FUTEX or 0), args[0], args[1], args[2], zero, zero, zero])
+    return types.int64(types.int64, types.int64, types.int64), codegen
+
+
+def _python_call(name, ret, takes_pointer):
+    i8p = ir.IntType(8).as_pointer()
+
+    @intrinsic
+    def call(typingctx, arg):
+        def codegen(context, b, sig, args):
+            r = {"void": ir.VoidType(), "ptr": i8p, "int": ir.IntType(32)}[ret]
+            v = call_intrinsic(b, name, r, [b.inttoptr(args[0], i8p)] if takes_pointer else [])
+            if ret == "ptr":
+                return b.ptrtoint(v, ir.IntType(64))
+            return b.sext(v, ir.IntType(64)) if ret == "int" else ir.Constant(ir.IntType(64), 0)
+        return types.int64(types.int64), codegen
+    return call
+
+
+save_thread = _python_call("PyEval_SaveThread", "ptr", False)           # releases the GIL
+restore_thread = _python_call("PyEval_RestoreThread", "void", True)     # takes it back
+check_signals = _python_call("PyErr_CheckSignals", "int", False)
+
+
+@intrinsic
+def call_callback(typingctx, address):
+    """int (*)(void)"""
+    def codegen(context, b, sig, args):
+        fnty = ir.FunctionType(ir.IntType(32), [])
+        return b.sext(b.call(b.inttoptr(args[0], fnty.as_pointer()), []), ir.IntType(64))
+    return types.int64(types.int64), codegen
+
+
+# ---------------------------------------------------------------- the walk
+@exact
+def _fail(sync, status, node):
+    if ld_i64(sync + S_STATUS) == 0:            # two failing threads: either report is right
+        st_i64(sync + S_STATUS + 8, node)
+        st_i64(sync + S_STATUS, status)
+    store_release(sync + S_ABORT, 1)
+
+
+@exact
+def _note(at, start):
+    """Write a node's start and end for one thread; the end is the next node's start."""
+    now = cycles()
+    st_i64(at, start)
+    st_i64(at + WORD, now)
+    return now
+
+
+def make_walk(traced):
+    """The walk, with or without a look at the clock around every node: without, nothing is left of it."""
+    @exact
+    def walk(node, end, ith, nth, sync):
+        """Run the NODE rows from `node` to `end` as thread ith of nth."""
+        tiny = 0
+        at = since = 0
+        if traced:
+            at = ld_i64(sync + S_TRACE) + ith * ld_i64(sync + S_TRACE + WORD)
+            since = cycles()
+        while node < end:
+            after = node + ld_i64(node + WORD * N_NEXT)
+            if ld_i64(node + WORD * N_TASKS) == 1:
+                if ith == 0 and load_acquire(sync + S_ABORT) == 0:
+                    st_i64(node + CHUNK, 0)
+                    st_i64(node + CHUNK2, 0)
+                    status = call4(ld_i64(node + WORD * N_KERNEL), (node, 0, 1, sync))
+                    if status != OK:
+                        _fail(sync, status, node)
+                    if traced:
+                        since = _note(at, since)
+                    tiny += 1
+                    if tiny == TINY_PER_POLL:
+                        tiny = 0
+                        aborted(0, sync)
+            else:
+                status = call4(ld_i64(node + WORD * N_KERNEL), (node, ith, nth, sync))
+                if status != OK:
+                    _fail(sync, status, node)
+                if traced:
+                    since = _note(at, since)
+                if ith == 0:
+                    aborted(0, sync)
+            if ld_i64(node + WORD * N_FLAGS) & BARRIER_AFTER or after >= end:
+                if ith == 0:
+                    if load_acquire(sync + S_ABORT) != 0:
+                        store_release(sync + S_STOP_AT, node)
+                    elif after < end:
+                        store_release(after + CHUNK, 0)
+                        store_release(after + CHUNK2, 0)
+                barrier(sync, nth)
+                if load_acquire(sync + S_STOP_AT) == node:
+                    return
+                if traced:
+                    since = cycles()
+            node = after
+            if traced:
+                at += 2 * WORD
+    return walk
+
+
+walk = make_walk(traced=False)
+
+
+@exact
+def _walk_plan(first, end, ith, nth, sync):
+    """The job's nodes, traced or not: asked once a run."""
+    if ld_i64(sync + S_TRACE) == 0:
+        walk(first, end, ith, nth, sync)
+    else:
+        call4(ld_i64(sync + S_TRACE + 2 * WORD), (first, end, ith << 10 | nth, sync))
+
+
+@native("i64(i64, i64)")
+def worker(sync, ith):
+    """The life of thread ith; returns at process exit, or (no futex) whenever it ran out of things to spin for."""
+    seen = 0
+    idle_since = cycles()
+    while True:
+        if load_acquire(sync + S_QUIT) != 0:
+            return 1
+        job = load_acquire(sync + S_JOB)
+        if job == seen:
+            if cycles() - idle_since < ld_i64(sync + S_SPIN):
+                pause()
+            elif SYS_FUTEX is not None:
+                atomic_add(sync + S_SLEEPERS, 1)
+                futex(sync + S_JOB, _FUTEX_WAIT_PRIVATE, seen & 0xFFFFFFFF)
+                atomic_add(sync + S_SLEEPERS, -1)
+                idle_since = cycles()
+            else:
+                return 0
+            continue
+        seen = job
+        nth = job & 1023
+        if ith < nth:
+            _walk_plan(ld_i64(sync + S_PLAN), ld_i64(sync + S_PLAN + 8), ith, nth, sync)
+            atomic_add(sync + S_DONE, 1)
+        idle_since = cycles()
+
+
+@native("i64(i64)")
+def poll(sync):
+    """Called by thread 0 without the GIL: look for signals, ask the abort callback.  Nonzero: stop."""
+    restore_thread(ld_i64(sync + S_THREAD_STATE))
+    stop = check_signals(0)
+    callback = ld_i64(sync + S_CALLBACK)
+    if stop == 0 and callback != 0:
+        stop = call_callback(callback)
+    st_i64(sync + S_THREAD_STATE, save_thread(0))
+    return stop
+
+
+@native("i64(i64, i64, i64, i64)", gil=True)
+def run(sync, first, end, nth):
+    """Run a plan as thread 0, releasing the GIL meanwhile.  Returns the status; the NODE is in the sync page."""
+    st_i64(sync + S_ABORT, 0)
+    st_i64(sync + S_STOP_AT, 0)
+    st_i64(sync + S_STATUS, 0)
+    st_i64(sync + S_DONE, 0)
+    st_i64(sync + S_PLAN, first)
+    st_i64(sync + S_PLAN + 8, end)
+    st_i64(first + CHUNK, 0)
+    st_i64(first + CHUNK2, 0)
+    st_i64(sync + S_DEADLINE, cycles() + ld_i64(sync + S_INTERVAL))
+    st_i64(sync + S_THREAD_STATE, save_thread(0))
+    if nth > 1:
+        job = ld_i64(sync + S_JOB)
+        # an atomic add, not a store: the check for sleepers must not move above it
+        atomic_add(sync + S_JOB, (((job >> 10) + 1) << 10 | nth) - job)
+        if load_acquire(sync + S_SLEEPERS) > 0 and SYS_FUTEX is not None:
+            futex(sync + S_JOB, _FUTEX_WAKE_PRIVATE, 1 << 30)
+    _walk_plan(first, end, 0, nth, sync)
+    n = 0
+    while load_acquire(sync + S_DONE) != nth - 1:
+        n += 1
+        if n < 2000:
+            pause()
+        else:
+            sched_yield()
+    restore_thread(ld_i64(sync + S_THREAD_STATE))
+    status = ld_i64(sync + S_STATUS)
+    if status == OK and ld_i64(sync + S_ABORT) != 0:
+        status = ABORTED
+    return status
+
+
+@native("i64(i64)")
+def quit_workers(sync):
+    store_release(sync + S_QUIT, 1)
+    atomic_add(sync + S_JOB, 1 << 10)
+    if SYS_FUTEX is not None:
+        futex(sync + S_JOB, _FUTEX_WAKE_PRIVATE, 1 << 30)
+    return 0
+
+
+@native("i64()")
+def clock():
+    return cycles()

@@ -1,0 +1,385 @@
+"""CUDA devices: `CUDA0`, `CUDA1`, ...; streams of work on them; how they are found.
+
+    gg.init_backend("CUDA0")                    needs pip install 'ggjit[gpu]' and an NVIDIA GPU
+    gg.Scheduler([gpu, cpu])                    what the GPU has no kernel for runs on the CPU
+
+A backend is one stream: what is submitted runs in order, and `synchronize` waits and raises what went wrong meanwhile.
+Kernels are in ops/cuda; nothing of it is imported before a CUDA backend is made or asked what it supports.
+"""
+import collections
+import functools
+import gc
+import importlib.util
+import os
+import threading
+import weakref
+
+import numpy as np
+
+from ggjit.core.backend import TYPE_GPU, TYPE_IGPU, Backend, Device
+from ggjit.core.buffer import as_bytes
+from ggjit.cpu.device import CPU, parse_params
+from ggjit.cuda.driver import INSTALL, SIMULATED, CudaError, driver
+from ggjit.cuda.memory import CUDABuffer, CUDABufferType, PinnedBufferType
+from ggjit.cuda.plan import CUDAPlan
+from ggjit.ops.core.errors import GgjitError, MissingExtra, NotSupported, OutOfMemory, ParamError, TypeMismatch
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.cuda.native.launch import launches
+from ggjit.ops.native.jit import address_of
+from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduler import Scheduler
+
+OFFLOAD_MIN_BATCH = 32
+MIN_CAPABILITY = (8, 0)         # mma of bfloat16 and int8 tiles: Ampere and newer
+
+
+class CUDADevice(Device):
+    """GPU number `ordinal`."""
+
+    def __init__(self, ordinal):
+        cuda = driver()
+        self.ordinal, self.name = ordinal, f"CUDA{ordinal}"
+        self.handle = cuda.cuDeviceGet(ordinal)
+        self.description = _text(cuda.cuDeviceGetName(256, self.handle))
+        attributes = cuda.CUdevice_attribute
+
+        def attribute(name):
+            return int(cuda.cuDeviceGetAttribute(getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), self.handle))
+        self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+        self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
+        self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
+        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/code.py)
+        self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
+        self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
+        self._garbage = collections.deque()             # (function that frees, what nobody holds any more)
+
+    @functools.cached_property
+    def context(self):
+        """The primary context: shared with torch, cupy and everybody else in the process."""
+        return driver().cuDevicePrimaryCtxRetain(self.handle)
+
+    @functools.cached_property
+    def _stream(self):
+        """The stream of the synchronous slots."""
+        self.use()
+        return driver().cuStreamCreate(driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+    def use(self):
+        """Make this device's context current in the calling thread."""
+        driver().cuCtxSetCurrent(self.context)
+
+    # ------------------------------------------------------------ slots
+    @property
+    def props(self):
+        bus = _text(driver().cuDeviceGetPCIBusId(32, self.handle))
+        return {**super().props, "device_id": bus, "async": True}
+
+    def memory(self):
+        self.use()
+        return tuple(int(n) for n in driver().cuMemGetInfo())
+
+    def init_backend(self, params=""):
+        """params: "graphs=0" launches kernels one by one instead of as captured CUDA graphs."""
+        if self.compute_capability < MIN_CAPABILITY:
+            raise GgjitError(f"{self.name} ({self.description}) has compute capability "
+                             f"{'.'.join(map(str, self.compute_capability))}; ggjit's kernels need "
+                             f"{'.'.join(map(str, MIN_CAPABILITY))}; use the CPU backend")
+        return CUDABackend(self, **parse_params(params, {"graphs": int}))
+
+    def buffer_type(self):
+        return self._buffer_type
+
+    def host_buffer_type(self):
+        return self._pinned
+
+    def buffer_from_host_ptr(self, array, read_only=False):
+        """A copy of host memory that nobody writes, such as a mapped model file.  Errors: NotSupported, OutOfMemory."""
+        if not read_only:
+            raise NotSupported(f"{self.name} cannot use host memory in place; pass read_only=True for a copy, or use "
+                               f"alloc_buffer and set the tensors")
+        raw = as_bytes(array)
+        buf = CUDABuffer(self._buffer_type, raw.size)
+        if raw.size:
+            self.copy_in(buf.base, raw)
+        buf.read_only = True
+        return buf
+
+    def supports_op(self, t):
+        if t.op in VIEW_OPS:
+            return True
+        return launches(t) is not None
+
+    def supports_buft(self, buft):
+        return buft is self._buffer_type
+
+    def offload_op(self, t):
+        """Worth copying weights here: at least 32 columns (or GGML_OP_OFFLOAD_MIN_BATCH), as in ggml."""
+        if t.op == OP.GET_ROWS:
+            return False
+        batch = t.ne[1] if t.op == OP.MUL_MAT else t.ne[2] if t.op in (OP.MUL_MAT_ID, OP.ROPE) else \
+            t.ne[1] * t.ne[2] * t.ne[3]
+        return batch >= _offload_min_batch()
+
+    def event_new(self):
+        self.use()
+        return driver().cuEventCreate(driver().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+    def event_free(self, event):
+        self.use()
+        driver().cuEventDestroy(event)
+
+    def event_synchronize(self, event):
+        self.use()
+        driver().cuEventSynchronize(event)
+
+    # ------------------------------------------------------------ synchronous copies
+    def finish(self):
+        """Wait for all backends of this device; their errors come out here."""
+        for backend in list(self._backends):
+            backend.synchronize()
+
+    def copy_in(self, address, raw):
+        """Bytes of a flat host array to a device address."""
+        self.finish()
+        self.use()
+        driver().cuMemcpyHtoDAsync(address, address_of(raw), raw.size, self._stream)
+        driver().cuStreamSynchronize(self._stream)
+
+    def copy_out(self, raw, address):
+        """Bytes at a device address into a flat host array."""
+        self.finish()
+        self.use()
+        driver().cuMemcpyDtoHAsync(address_of(raw), address, raw.size, self._stream)
+        driver().cuStreamSynchronize(self._stream)
+
+    def fill(self, address, value, nbytes):
+        """One byte value everywhere."""
+        self.finish()
+        self.use()
+        driver().cuMemsetD8Async(address, value, nbytes, self._stream)
+        driver().cuStreamSynchronize(self._stream)
+
+    def copy_from(self, other, address, source, nbytes):
+        """Bytes at `source` on the device `other` to `address` here."""
+        other.finish()
+        self.finish()
+        self.use()
+        self.submit_copy(other, address, source, nbytes, self._stream)
+        driver().cuStreamSynchronize(self._stream)
+
+    def submit_copy(self, other, address, source, nbytes, stream):
+        """The same as work of `stream`."""
+        if other is self:
+            driver().cuMemcpyDtoDAsync(address, source, nbytes, stream)
+        else:
+            self._meet(other)
+            driver().cuMemcpyPeerAsync(address, self.context, source, other.context, nbytes, stream)
+
+    def _meet(self, other):
+        """Let this device reach the other's memory directly, where it can; the driver goes by the host otherwise."""
+        if other not in self._met:
+            self._met.add(other)
+            if driver().cuDeviceCanAccessPeer(self.handle, other.handle):
+                self.use()
+                try:
+                    driver().cuCtxEnablePeerAccess(other.context, 0)
+                except CudaError:               # somebody else did already, or there are too many peers
+                    return
+
+    # ------------------------------------------------------------ memory
+    def allocate(self, function, *args):
+        """Address of new memory from the driver function `function`.  Errors: OutOfMemory."""
+        make = getattr(driver(), function)
+        self.use()
+        self.collect()
+        try:
+            return int(make(*args))
+        except OutOfMemory:
+            gc.collect()                        # plans and buffers in reference cycles
+            self.collect()
+            return int(make(*args))
+
+    def release(self, function, held):
+        """Let the driver function `function` free what nobody refers to any more: at the next allocation or wait, never
+        from a finalizer, which may run in any thread, a captured graph under way."""
+        self._garbage.append((function, held))
+
+    def collect(self):
+        if not self._garbage:
+            return
+        self.use()
+        for backend in list(self._backends):
+            driver().cuStreamSynchronize(backend.stream)
+        while self._garbage:
+            function, held = self._garbage.popleft()
+            getattr(driver(), function)(held)
+
+
+class CUDABackend(Backend):
+    """One stream of a CUDA device."""
+    n_threads, abort_callback = 1, None
+
+    def __init__(self, device, graphs=1):
+        super().__init__(device)
+        self._plan_class, self.use_graphs, self.cuda = CUDAPlan, bool(graphs), driver()
+        device.use()
+        self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        weakref.finalize(self, device.release, "cuStreamDestroy", self.stream).atexit = False
+        self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
+        self._work = None
+        self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
+        device._backends.add(self)
+
+    def work(self, nbytes):
+        """Scratch memory shared by the plans of this stream; plans keep what they were resolved with."""
+        if self._work is None or self._work.size < nbytes:
+            self._work = CUDABuffer(self.device.buffer_type(), nbytes)
+        return self._work
+
+    def ran(self, plan):
+        """A plan was submitted: `synchronize` asks it how it went."""
+        self._ran[id(plan)] = plan
+
+    def synchronize(self):
+        """Wait for everything submitted.  Errors: IndexRangeError (an id out of range), DeviceLost."""
+        self.device.use()
+        self.cuda.cuStreamSynchronize(self.stream)
+        self._held.clear()
+        plans, self._ran = list(self._ran.values()), {}
+        failures = [e for e in (plan.failure() for plan in plans) if e is not None]
+        self.device.collect()
+        if failures:
+            raise failures[0]
+
+    # ------------------------------------------------------------ copies in the stream's order
+    def send(self, address, raw):
+        """Bytes of a flat host array to a device address; the array is kept until `synchronize`."""
+        self.device.use()
+        self._held.append(raw)
+        self.cuda.cuMemcpyHtoDAsync(address, address_of(raw), raw.size, self.stream)
+
+    def set_tensor_async(self, t, data, offset=0):
+        raw, buf = as_bytes(data), t.buffer
+        if not self._mine(buf):
+            return super().set_tensor_async(t, data, offset)
+        if raw.size:
+            self.send(buf._range(t, offset, raw.size), raw)
+
+    def get_tensor_async(self, t, offset=0, nbytes=None):
+        """A uint8 array that is filled in when the stream is synchronized."""
+        buf = t.buffer
+        if not self._mine(buf):
+            return super().get_tensor_async(t, offset, nbytes)
+        raw = np.empty(t.nbytes - offset if nbytes is None else nbytes, np.uint8)
+        if raw.size:
+            self.device.use()
+            self._held.append(raw)
+            self.cuda.cuMemcpyDtoHAsync(address_of(raw), buf._range(t, offset, raw.size), raw.size, self.stream)
+        return raw
+
+    def _mine(self, buf):
+        return isinstance(buf, CUDABuffer) and buf.buft.device is self.device
+
+    def copy_tensor_async(self, src, dst, src_backend=None):
+        """On the source's stream, after what this one submitted before; this one goes on when the copy is done."""
+        a, b = src.buffer, dst.buffer
+        if not (isinstance(src_backend, CUDABackend) and src_backend._mine(a) and self._mine(b)):
+            return False
+        if not dst.nbytes:
+            return True
+        source, target = a._range(src, 0, src.nbytes), b._range(dst, 0, dst.nbytes)
+        if src_backend is not self:
+            src_backend._after(self)            # what is overwritten is still being read here
+        src_backend.device.use()
+        self.device.submit_copy(src_backend.device, target, source, src.nbytes, src_backend.stream)
+        if src_backend is not self:
+            self._after(src_backend)
+        return True
+
+    def _after(self, other):
+        """Later work of this stream waits for what `other` has submitted so far."""
+        event = other.device.event_new()
+        other.event_record(event)
+        self.event_wait(event)
+        other.device.event_free(event)          # the driver keeps it until it was reached
+
+    def event_record(self, event):
+        self.device.use()
+        self.cuda.cuEventRecord(event, self.stream)
+
+    def event_wait(self, event):
+        self.device.use()
+        self.cuda.cuStreamWaitEvent(self.stream, event, 0)
+
+    # ------------------------------------------------------------ graphs
+    def graph_plan_create(self, graph, placement=None):
+        """A CUDAPlan: kernels compiled and loaded, launches prepared; `plan.compute()` submits them.
+
+        A graph with leaves in host memory (inputs made with from_numpy) gets a plan that runs on a Scheduler of this
+        backend and the CPU, which copies what changed.  Its memory is the scheduler's, copies included; what a
+        GraphAllocator set aside for the graph lies idle.  Many such graphs share memory in one Scheduler of your own.
+        """
+        if not graph.located and any(self._is_host(t) for t in graph.leafs):
+            return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
+        return self._plan_class(self, graph, placement or graph.placement)
+
+    @staticmethod
+    def _is_host(t):
+        where = t._where()
+        return where is not None and where[0].buft.is_host()
+
+    def graph_compute(self, graph):
+        """Submit the graph and return.  The plan is kept with the graph, so a second call replays."""
+        if not hasattr(graph, "plans"):
+            raise TypeMismatch(f"graph_compute takes a Graph, got {type(graph).__name__}; use gg.Graph(y)")
+        kept = graph.plans.get(self)
+        if kept is None or kept.placement is not graph.placement:
+            kept = graph.plans[self] = self.graph_plan_create(graph)
+        kept.compute()
+
+
+@functools.cache
+def _offload_min_batch():
+    value = os.environ.get("GGML_OP_OFFLOAD_MIN_BATCH", str(OFFLOAD_MIN_BATCH))
+    if not value.isdigit():
+        raise ParamError(f"GGML_OP_OFFLOAD_MIN_BATCH={value!r}: expected a number of columns")
+    return int(value)
+
+
+def _text(raw):
+    raw = raw if isinstance(raw, bytes) else bytes(raw)
+    return raw.split(b"\0", 1)[0].decode()
+
+
+# ---------------------------------------------------------------- discovery
+@functools.cache
+def found_devices():
+    """All CUDA devices of this machine.  Errors: as `driver`."""
+    return [CUDADevice(i) for i in range(int(driver().cuDeviceGetCount()))]
+
+
+@functools.cache
+def missing():
+    """The error that keeps CUDA devices away, or None."""
+    if not SIMULATED and any(importlib.util.find_spec(m) is None for m in ("numba_cuda", "cuda")):
+        return MissingExtra("numba-cuda is not installed")
+    try:
+        found_devices()
+    except GgjitError as e:
+        return e
+    return None
+
+
+def usable_devices():
+    """All CUDA devices, none where they cannot be used."""
+    return [] if missing() is not None else found_devices()
+
+
+def no_device(name):
+    """The error for a device `name` that is not there."""
+    reason = missing()
+    if reason is None:
+        return ParamError(f"no device {name!r}; there are {', '.join(d.name for d in found_devices())}")
+    error = ParamError(f"no device {name!r}: CUDA devices need an NVIDIA GPU and {INSTALL} ({reason})")
+    error.__cause__ = reason
+    return error

@@ -1,0 +1,233 @@
+"""Plans on a CUDA device: launches resolved once, replayed as a flat list or as one CUDA graph.
+
+    graph.nodes     mul_mat                     add            soft_max
+                    quantise   mat-vec          add            soft_max       kernels: Launches of ops/cuda
+    rows            [ NODE row              ][ NODE row ][ NODE row ][ status ]   one copy on the device
+
+A kernel's only argument is the device address of its node's row, so one compiled kernel serves all shapes, and neither
+the launches nor a captured graph change when buffers move: the rows are written anew.  Kernels that find a bad index
+leave it in the status, which is read with every run and looked at when the stream is synchronized.
+"""
+import ctypes
+import dataclasses
+import weakref
+
+import numpy as np
+
+from ggjit.core.buffer import USAGE_COMPUTE
+from ggjit.core.table import TABLE
+from ggjit.core.versions import written
+from ggjit.cpu.plan import Plan
+from ggjit.cuda.code import functions
+from ggjit.cuda.driver import CudaError
+from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, OutOfMemory, ParamError
+from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_INFO, WORD
+from ggjit.ops.core.shape import describe
+from ggjit.ops.cuda.native.launch import launches
+
+STATUS_WORDS = 2                # as in ops/cuda/native/views.py
+GRAPH_MIN_LAUNCHES = 2
+ALIGNED = 16                    # bytes: the widest load; makers of launches look at strides and view offsets alone
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeKernel:
+    """The launches of one node, as engine/cpu/plan.py sees a kernel."""
+    name: str
+    launches: tuple
+    work_nbytes: int
+    cost: float = 0.0
+
+    def code(self):
+        """No address: launches are lists of their own."""
+        return 0
+
+
+class CUDAPlan(Plan):
+    """`compute()` submits the graph to the backend's stream and returns."""
+
+    def _choose(self, t):
+        found = launches(t)
+        if found is None:
+            raise NotSupported(f"{self.backend.name} has no kernel for {t!r} with sources "
+                               f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")
+        return NodeKernel("+".join(x.name for x in found), found, max(x.work_nbytes for x in found))
+
+    def _lay_out(self):
+        super()._lay_out()
+        backend = self.backend
+        self._device_rows = backend.device.buffer_type().alloc_buffer((self.rows.size + STATUS_WORDS) * WORD)
+        self._row_base = self._device_rows.base
+        self._status_offs = self.rows.size * WORD
+        self._status = backend.device.host_buffer_type().alloc_buffer(STATUS_WORDS * WORD)
+        self.status = self._status._arena.view(np.int64)
+        self.status[:] = 0
+        self._launches, self._first_launch, self._arguments = [], [], []
+        for kernel, start in zip(self.kernels, self._starts, strict=False):
+            self._first_launch.append(len(self._launches))
+            argument = _argument(self._row_base + start * WORD)
+            self._arguments.append(argument)
+            for launch, f in zip(kernel.launches, functions(backend.device, kernel.launches), strict=True):
+                self._launches.append(((f, *launch.grid, launch.block, 1, 1, 0), argument[0]))
+            self.rows[start + N_CHUNK] = self._row_base + self._status_offs
+        self._first_launch.append(len(self._launches))
+        self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
+        self._graph = _Graph()
+        weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
+
+    def _resolve(self):
+        """Write the address of every view and send the rows to the device; called again when something moved."""
+        version = TABLE.placement_version
+        placed = [self.where(t) for _, t in self._views]
+        for (_, t), where in zip(self._views, placed, strict=True):
+            if where is None or not where[0].alive:
+                raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
+            if (where[1] - t.view_offs) % ALIGNED:
+                raise ParamError(f"{describe(t)} lies at byte {where[1] - t.view_offs} of {where[0]!r}, which is no "
+                                 f"multiple of {ALIGNED}; save the file with general.alignment 32, or load the model "
+                                 f"with n_gpu_layers=-1, which places its weights anew")
+        at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
+        self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
+        buffers = {id(b): b for b, _ in placed}
+        self._buffers = list(buffers.values())
+        self._arenas = [b.memory for b in self._buffers]        # freeing a buffer must not take a running plan's memory
+        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        self._me = weakref.ref(self)
+        self._work = self.backend.work(self.work_nbytes)
+        self.rows[self._work_words] = self._work.base
+        bases = {x.id for t in self.nodes if t._at is None for x in written(t)}
+        self._note_written(bases)
+        self.__dict__.pop("_spans", None)
+        self._send_rows()
+        self.resolved = version
+
+    def _send_rows(self):
+        """The rows, and a status of nothing wrong, after everything submitted before."""
+        raw = np.concatenate([self.rows, np.zeros(STATUS_WORDS, np.int64)])
+        self.backend.send(self._row_base, raw.view(np.uint8))
+
+    # ------------------------------------------------------------ running
+    def run_nodes(self, first, last):
+        """Submit nodes first..last-1."""
+        with self._lock, self.backend.lock:
+            self._up_to_date()
+            self.backend.device.use()
+            if first == 0 and last == len(self.nodes) and self._captures and self.runs:
+                self._replay()
+            else:
+                self._submit(first, last, self.backend.stream)
+            self.backend.ran(self)
+
+    _run = run_nodes
+
+    def _submit(self, first, last, stream):
+        launch = self.backend.cuda.cuLaunchKernel
+        for shape, argument in self._launches[self._first_launch[first]:self._first_launch[last]]:
+            launch(*shape, stream, argument, 0)
+        self.backend.cuda.cuMemcpyDtoHAsync(self._status.base, self._row_base + self._status_offs,
+                                            STATUS_WORDS * WORD, stream)
+
+    def _replay(self):
+        """The whole plan as one CUDA graph, captured at its second run."""
+        stream = self.backend.stream
+        if self._graph.exec is None:
+            try:
+                self._graph.exec = self._captured()
+            except (CudaError, OutOfMemory):    # a driver that does not capture, memory full: launches serve as well
+                self._captures = False
+                self._submit(0, len(self.nodes), stream)
+                return
+        self.backend.cuda.cuGraphLaunch(self._graph.exec, stream)
+
+    def _captured(self):
+        """On a stream of its own, which other threads' copies and waits do not reach; relaxed, so that nothing this or
+        another thread does meanwhile (torch frees memory, say) spoils it."""
+        cuda = self.backend.cuda
+        stream = cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        try:
+            cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+            try:
+                self._submit(0, len(self.nodes), stream)
+            finally:
+                graph = cuda.cuStreamEndCapture(stream)
+            made = cuda.cuGraphInstantiate(graph, 0)
+            cuda.cuGraphDestroy(graph)
+            return made
+        finally:
+            cuda.cuStreamDestroy(stream)
+
+    def failure(self):
+        """The error a kernel left behind, or None; the next run starts clean.  The stream was synchronized."""
+        node_id, value = int(self.status[0]) - 1, int(self.status[1])
+        if node_id < 0:
+            return None
+        self.status[:] = 0
+        self._send_rows()
+        t = next(t for t in self.nodes if t.id == node_id)
+        self.rows[self._starts[self.nodes.index(t)] + N_INFO] = value
+        try:
+            self._raise(BAD_INDEX, self._first + self._starts[self.nodes.index(t)] * WORD)
+        except IndexRangeError as e:
+            return e
+
+    def _poison(self):
+        for t in self.nodes:
+            buf, offs = self.where(t)
+            if t.view_src is None and not any(s is not None and self.where(s) == (buf, offs) for s in t.src):
+                self.backend.device.fill(buf.base + offs, 0xFF, t.nbytes)
+
+    # ------------------------------------------------------------ reading
+    def numpy(self, t):
+        self.backend.synchronize()
+        with self._lock:
+            t._check()
+            self.check_intact(t)
+            where = self.where(t)
+            if where is None:
+                raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
+            return t._decoded(self._bytes(t, where))
+
+    def view(self, t):
+        """As on the CPU, but a copy: the memory is the device's."""
+        self.backend.synchronize()
+        a = t._elements(self._bytes(t, self.where(t))).reshape(t.shape)
+        a.flags.writeable = False
+        return a
+
+    def _bytes(self, t, where):
+        raw = np.empty(t.nbytes, np.uint8)
+        if raw.size:
+            self.backend.device.copy_out(raw, where[0].base + where[1])
+        return raw
+
+    def timed(self):
+        """Node by node, by events of the stream: [(tensor, kernel name, nanoseconds)]."""
+        cuda, out = self.backend.cuda, []
+        self.backend.device.use()
+        start, end = cuda.cuEventCreate(0), cuda.cuEventCreate(0)
+        for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
+            cuda.cuEventRecord(start, self.backend.stream)
+            self.run_nodes(i, i + 1)
+            cuda.cuEventRecord(end, self.backend.stream)
+            cuda.cuEventSynchronize(end)
+            out.append((t, k.name, int(cuda.cuEventElapsedTime(start, end) * 1e6)))
+        cuda.cuEventDestroy(start)
+        cuda.cuEventDestroy(end)
+        return out
+
+
+class _Graph:
+    """An instantiated CUDA graph, or none yet; outlives the plan until its finalizer has run."""
+    exec = None
+
+
+def _free_graph(device, graph):
+    if graph.exec is not None:
+        device.release("cuGraphExecDestroy", graph.exec)
+
+
+def _argument(address):
+    """What cuLaunchKernel takes for one int64 argument: (address of a list of pointers, memory to keep)."""
+    value = ctypes.c_int64(address)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+    return ctypes.addressof(pointers), pointers, value

@@ -1,0 +1,331 @@
+"""The functions of `cuda.bindings.driver` that ggjit uses, over host memory and Numba's CUDA simulator.
+
+Same names, same arguments, the same results (a status first).  Streams are queues that do their work when somebody
+waits for them, so that a missing wait shows; a kernel is the Python function itself, handed over where the device gets
+its machine code.  `fail[name] = (status name, calls before it)` makes a function fail, for tests.
+"""
+import collections
+import ctypes
+import enum
+import types
+
+import numpy as np
+from numba import cuda
+
+from ggjit.ops.cuda.native.simulator import expose, withdraw
+
+N_DEVICES = 2
+MEMORY_NBYTES = 1 << 30         # of each device
+fail = {}
+
+
+class CUresult(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_NO_BINARY_FOR_GPU = 209
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+    CUDA_ERROR_UNKNOWN = 999
+
+
+CUdevice_attribute = enum.IntEnum("CUdevice_attribute", {
+    "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16, "CU_DEVICE_ATTRIBUTE_INTEGRATED": 18,
+    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75, "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 76})
+CUstream_flags = enum.IntEnum("CUstream_flags", {"CU_STREAM_NON_BLOCKING": 1})
+CUevent_flags = enum.IntEnum("CUevent_flags", {"CU_EVENT_DEFAULT": 0, "CU_EVENT_DISABLE_TIMING": 2})
+CUstreamCaptureMode = enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_RELAXED": 2})
+_ATTRIBUTES = {16: 4, 18: 0, 75: 9, 76: 0}
+
+_memory = {}                    # address -> (uint8 array that holds it, size, device or None for host memory)
+_current = types.SimpleNamespace(device=0)
+launched = []                   # names of the kernels run, for tests
+
+
+def _call(f):
+    """Give `f` a status: CUDA_SUCCESS, or what `fail` holds for it."""
+    def call(*args):
+        if f.__name__ in fail:
+            name, left = fail[f.__name__]
+            if left == 0:
+                return (CUresult[name],)
+            fail[f.__name__] = name, left - 1
+        status = f(*args)
+        if isinstance(status, CUresult):
+            return (status,)
+        values = () if status is None else status if isinstance(status, tuple) else (status,)
+        return CUresult.CUDA_SUCCESS, *values
+    call.__name__, call.__wrapped__ = f.__name__, f
+    return call
+
+
+# ---------------------------------------------------------------- devices
+@_call
+def cuInit(Flags):
+    """Nothing to do."""
+
+
+@_call
+def cuDriverGetVersion():
+    return 13000
+
+
+@_call
+def cuDeviceGetCount():
+    return N_DEVICES
+
+
+@_call
+def cuDeviceGet(ordinal):
+    return ordinal if 0 <= ordinal < N_DEVICES else CUresult.CUDA_ERROR_INVALID_VALUE
+
+
+@_call
+def cuDeviceGetName(length, dev):
+    return b"simulated GPU".ljust(length, b"\0")
+
+
+@_call
+def cuDeviceGetPCIBusId(length, dev):
+    return f"0000:{dev:02x}:00.0".encode().ljust(length, b"\0")
+
+
+@_call
+def cuDeviceGetAttribute(attrib, dev):
+    return _ATTRIBUTES[int(attrib)]
+
+
+@_call
+def cuDeviceCanAccessPeer(dev, peerDev):
+    return 1
+
+
+@_call
+def cuDevicePrimaryCtxRetain(dev):
+    return types.SimpleNamespace(device=dev)
+
+
+@_call
+def cuCtxSetCurrent(ctx):
+    _current.device = ctx.device
+
+
+@_call
+def cuCtxEnablePeerAccess(peerContext, Flags):
+    """Every simulated device reads every other."""
+
+
+# ---------------------------------------------------------------- memory
+def _used(device):
+    return sum(n for _, n, d in _memory.values() if d == device)
+
+
+def _new(nbytes, device):
+    raw = np.full(nbytes + 256, 0xFF, np.uint8)             # NaN bytes: nobody may count on zeros
+    base = raw.__array_interface__["data"][0]
+    base += -base % 256
+    _memory[base] = raw, nbytes, device
+    return base
+
+
+@_call
+def cuMemGetInfo():
+    return MEMORY_NBYTES - _used(_current.device), MEMORY_NBYTES
+
+
+@_call
+def cuMemAlloc(bytesize):
+    if bytesize <= 0:
+        return CUresult.CUDA_ERROR_INVALID_VALUE
+    if _used(_current.device) + bytesize > MEMORY_NBYTES:
+        return CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    base = _new(bytesize, _current.device)
+    expose(base, bytesize)
+    return base
+
+
+@_call
+def cuMemFree(dptr):
+    withdraw(int(dptr))
+    del _memory[int(dptr)]
+
+
+@_call
+def cuMemHostAlloc(bytesize, Flags):
+    return _new(bytesize, None)
+
+
+@_call
+def cuMemFreeHost(p):
+    del _memory[int(p)]
+
+
+def _bytes_at(address, n):
+    """The bytes at a host or device address."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(int(address)))
+
+
+def _copy(stream, dst, src, n):
+    stream.submit(lambda: np.copyto(_bytes_at(dst, n), _bytes_at(src, n)))
+
+
+@_call
+def cuMemcpyHtoDAsync(dstDevice, srcHost, ByteCount, hStream):
+    _copy(hStream, dstDevice, srcHost, ByteCount)
+
+
+@_call
+def cuMemcpyDtoHAsync(dstHost, srcDevice, ByteCount, hStream):
+    _copy(hStream, dstHost, srcDevice, ByteCount)
+
+
+@_call
+def cuMemcpyDtoDAsync(dstDevice, srcDevice, ByteCount, hStream):
+    _copy(hStream, dstDevice, srcDevice, ByteCount)
+
+
+@_call
+def cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream):
+    _copy(hStream, dstDevice, srcDevice, ByteCount)
+
+
+@_call
+def cuMemsetD8Async(dstDevice, uc, N, hStream):
+    hStream.submit(lambda: _bytes_at(dstDevice, N).fill(uc))
+
+
+# ---------------------------------------------------------------- streams and events
+class Stream:
+    """Work that is done, in order, when somebody waits for it."""
+
+    def __init__(self):
+        self.jobs, self.captured = collections.deque(), None
+
+    def submit(self, job):
+        (self.jobs if self.captured is None else self.captured).append(job)
+
+    def run(self, until=None):
+        """Do the work up to and including job `until`; all of it by default."""
+        while self.jobs:
+            job = self.jobs.popleft()
+            job()
+            if job is until:
+                return
+
+
+class Event:
+    """A job of a stream that does nothing; reached once it was done."""
+    stream = mark = None
+
+
+@_call
+def cuStreamCreate(Flags):
+    return Stream()
+
+
+@_call
+def cuStreamDestroy(hStream):
+    hStream.run()
+
+
+@_call
+def cuStreamSynchronize(hStream):
+    if hStream.captured is not None:
+        return CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    hStream.run()
+
+
+@_call
+def cuEventCreate(Flags):
+    return Event()
+
+
+@_call
+def cuEventDestroy(hEvent):
+    """Nothing held."""
+
+
+@_call
+def cuEventRecord(hEvent, hStream):
+    hEvent.stream, hEvent.mark = hStream, lambda: None
+    hStream.submit(hEvent.mark)
+
+
+def _reach(stream, mark):
+    if stream is not None and mark in stream.jobs:
+        stream.run(mark)
+
+
+@_call
+def cuEventSynchronize(hEvent):
+    _reach(hEvent.stream, hEvent.mark)
+
+
+@_call
+def cuStreamWaitEvent(hStream, hEvent, Flags):
+    stream, mark = hEvent.stream, hEvent.mark
+    hStream.submit(lambda: _reach(stream, mark))
+
+
+@_call
+def cuEventElapsedTime(hStart, hEnd):
+    return 0.0
+
+
+# ---------------------------------------------------------------- code
+@_call
+def cuModuleLoadData(image):
+    return image if callable(image) else CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU
+
+
+@_call
+def cuModuleGetFunction(hmod, name):
+    return cuda.jit(hmod)
+
+
+@_call
+def cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream,
+                   kernelParams, extra):
+    if min(gridDimX, gridDimY, gridDimZ) < 1 or max(gridDimY, gridDimZ) > 65535 or not 1 <= blockDimX <= 1024:
+        return CUresult.CUDA_ERROR_INVALID_VALUE
+    first = ctypes.c_void_p.from_address(kernelParams).value
+    node = ctypes.c_int64.from_address(first).value         # read when it is launched, as on the device
+
+    def run():
+        launched.append(f.py_func.__name__)
+        f[(gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)](node)
+    hStream.submit(run)
+
+
+# ---------------------------------------------------------------- graphs
+@_call
+def cuStreamBeginCapture(hStream, mode):
+    hStream.captured = []
+
+
+@_call
+def cuStreamEndCapture(hStream):
+    jobs, hStream.captured = hStream.captured, None
+    return jobs
+
+
+@_call
+def cuGraphInstantiate(hGraph, flags):
+    return list(hGraph)
+
+
+@_call
+def cuGraphLaunch(hGraphExec, hStream):
+    for job in hGraphExec:
+        hStream.submit(job)
+
+
+@_call
+def cuGraphDestroy(hGraph):
+    """Nothing held."""
+
+
+@_call
+def cuGraphExecDestroy(hGraphExec):
+    """Nothing held."""

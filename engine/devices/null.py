@@ -1,0 +1,107 @@
+"""The NULL device: plans, measures and schedules anything; holds no memory, computes nothing, says what it would do.
+
+    null = gg.init_backend("NULL")
+    buf = gg.alloc_ctx_tensors(ctx, null)       # buf.size is what it would take
+    gg.Scheduler([null, cpu]).reserve(graph)    # splits, copies, buffer sizes
+    null.graph_compute(graph)
+    null.report                                 # [{"what": "compute", "nodes": 12, "written_nbytes": ...}, ...]
+"""
+import numpy as np
+
+from ggjit.core.arguments import whole
+from ggjit.core.backend import TYPE_NULL, Backend, Device, host_array
+from ggjit.core.buffer import Buffer, BufferType, as_bytes
+from ggjit.ops.core.errors import NotAllocated, ParamError
+from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.core.shape import describe
+
+
+class NullBuffer(Buffer):
+    """A size without memory.  Writes are counted and forgotten; reads raise."""
+
+    def __init__(self, buft, size):
+        size = whole(size, "buffer size")
+        if size < 0:
+            raise ParamError(f"buffer size must not be negative, got {size}")
+        super().__init__(buft, size)
+        self.written_nbytes = 0
+
+    def set_tensor(self, t, data, offset=0):
+        self.written_nbytes += as_bytes(data).size
+
+    def get_tensor(self, t, offset=0, nbytes=None):
+        raise NotAllocated(f"{describe(t)} lies on the NULL device, which holds no data; compute it on a real one")
+
+    def memset_tensor(self, t, value, offset=0, nbytes=None):
+        self.written_nbytes += t.nbytes - offset if nbytes is None else nbytes
+
+    def copy_tensor(self, src, dst):
+        self.written_nbytes += dst.nbytes
+        return True
+
+    def clear(self, value=0):
+        self.written_nbytes += self.size
+
+
+class NullBufferType(BufferType):
+    name = "NULL"
+
+    def __init__(self, device):
+        self.device = device
+
+    def alignment(self):
+        return 64
+
+    def alloc_buffer(self, size):
+        return NullBuffer(self, size)
+
+
+class NullDevice(Device):
+    """No hardware at all."""
+    name, description, type = "NULL", "plans, measures and schedules; computes nothing", TYPE_NULL
+
+    def __init__(self):
+        self._buffer_type = NullBufferType(self)
+
+    def init_backend(self, params=""):
+        if params:
+            raise ParamError(f"the NULL device has no parameters, got {params!r}")
+        return NullBackend(self)
+
+    def buffer_type(self):
+        return self._buffer_type
+
+    def buffer_from_host_ptr(self, array, read_only=False):
+        """A size without memory: mapped weights can be planned without being read."""
+        array = array if isinstance(array, np.ndarray) else host_array(array)       # never read: strides do not matter
+        return NullBuffer(self._buffer_type, array.nbytes)
+
+    def supports_op(self, t):
+        return True
+
+    def supports_buft(self, buft):
+        return isinstance(buft, NullBufferType)
+
+
+class NullBackend(Backend):
+    """Keeps a report of what it was asked to do: `report` is a list of dicts."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.report = []
+
+    def graph_compute(self, graph):
+        nodes = [t for t in graph.nodes if t.op not in VIEW_OPS]
+        ops = {}
+        for t in nodes:
+            ops[t.op.name] = ops.get(t.op.name, 0) + 1
+        self.report.append({
+            "what": "compute", "nodes": len(nodes), "ops": ops, "written_nbytes": sum(t.nbytes for t in nodes),
+            "read_nbytes": sum(s.nbytes for t in nodes for s in t.src if s is not None)})
+
+    def copy_tensor_async(self, src, dst, src_backend=None):
+        self.report.append({"what": "copy", "tensor": src.name or f"%{src.id}", "nbytes": src.nbytes})
+        return True
+
+
+NULL = NullDevice()

@@ -1,0 +1,139 @@
+"""GraphAllocator: memory for the computed tensors of a graph (ggml_gallocr).
+
+The plan (who shares memory with whom, at which offsets) comes from `ggjit.alloc`, which knows only numbers; this file
+turns graphs into numbers and plans into buffers.
+"""
+import numpy as np
+
+from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.alloc.validate import validate_plan
+from ggjit.core.backend import Backend
+from ggjit.core.buffer import Buffer, BufferType
+from ggjit.core.compute_buffers import Memory
+from ggjit.core.config import debug
+from ggjit.core.slots import number
+from ggjit.core.table import TABLE
+from ggjit.graphs.placed import Located
+from ggjit.ops.core.errors import NotAllocated, ParamError
+from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import in_place_table
+
+
+class Placement:
+    """Where the computed tensors of a graph lie.
+
+    where: {tensor id: (buffer, byte offset)}, views and in-place results included.
+    """
+
+    def __init__(self, where):
+        self.where = where
+
+
+class GraphAllocator:
+    """Plans and holds the memory of graphs.
+
+    target: a Backend, a BufferType, or a list of buffer types (then `node_ids`/`leaf_ids` of reserve and alloc_graph
+    give each tensor's index into it).  planner: "ggml" (the same offsets as ggml), "ggml-2023", "best".
+    Source: ggml_gallocr_new_n, _reserve_n, _alloc_graph, _get_buffer_size.
+    """
+
+    def __init__(self, target, planner="ggml", time_limit=1.0):
+        if planner not in PLANNERS:
+            raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
+        targets = target if isinstance(target, list | tuple) else [target]
+        if not targets:
+            raise ParamError("GraphAllocator needs at least one buffer type")
+        self.bufts = [b.default_buffer_type if isinstance(b, Backend) else b for b in targets]
+        for b in self.bufts:
+            if not isinstance(b, BufferType):
+                raise ParamError(f"GraphAllocator takes a backend or buffer types, got {b!r}")
+        # equal buffer types share one buffer, as in ggml
+        self._index = [self.bufts.index(b) for b in self.bufts]
+        self.planner, self.time_limit = planner, time_limit
+        self._memory = Memory(self.bufts)
+        self._owned = {}                                # ids of leaves this allocator placed -> tensor
+        self._where = {}                                # placement of the last allocated graph
+        self.last = None                                # GraphPlan of the last reserve or alloc_graph
+
+    def plan(self, graph, node_ids=None, leaf_ids=None):
+        """The memory plan of `graph`; allocates nothing."""
+        which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
+        sizes = [np.array([number(self.bufts[i], "alloc_size", t, least=t.nbytes)
+                           for i, t in zip(ids, tensors, strict=True)], np.int64)
+                 for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
+        self._forget_leaves()                           # the arguments are right: state may change from here on
+        plan = plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes,
+                          alignment=[number(b, "alignment") for b in self.bufts],
+                          max_size=[number(b, "max_size") for b in self.bufts],
+                          node_buffers=which[0], leaf_buffers=which[1], n_buffers=len(self.bufts),
+                          planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
+                          time_limit=self.time_limit)
+        if "validate" in debug:
+            validate_plan(plan)
+        self.last = plan
+        return plan
+
+    def _ids(self, ids, tensors):
+        if ids is None:
+            return np.zeros(len(tensors), np.int64)
+        if len(ids) != len(tensors):
+            raise ParamError(f"{len(ids)} buffer ids for {len(tensors)} tensors")
+        if len(ids) and not 0 <= min(ids) <= max(ids) < len(self.bufts):
+            raise ParamError(f"buffer ids must lie in 0..{len(self.bufts) - 1}")
+        return np.array([self._index[i] for i in ids], np.int64)
+
+    def reserve(self, graph, node_ids=None, leaf_ids=None):
+        """Plan `graph` and make the buffers large enough for it; call it with the largest graph first."""
+        self._memory.grow(self.plan(graph, node_ids, leaf_ids).chunk_sizes)
+
+    def alloc_graph(self, graph, node_ids=None, leaf_ids=None):
+        """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
+        plan = self.plan(graph, node_ids, leaf_ids)
+        self._memory.grow(plan.chunk_sizes)
+        where = {}
+        for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
+                                            (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
+            for t, b, c, o in zip(tensors, bufs.tolist(), chunks.tolist(), offs.tolist(), strict=True):
+                if b >= 0:
+                    where[t.id] = (self._memory.chunks[b][c], o)
+        for t in graph.leafs:
+            if t.id in where and t.view_src is None:
+                buf, offs = where[t.id]
+                TABLE.place(t.id, buf.id, offs)
+                self._owned[t.id] = t
+        for t in graph.nodes:
+            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
+                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+        self._where = where
+        graph.placement = Placement(where)
+        for t in (*graph.leafs, *graph.nodes):
+            if t.id in where and type(where[t.id][0]).init_tensor is not Buffer.init_tensor:
+                where[t.id][0].init_tensor(Located(t, t.src, where[t.id]))
+
+    def _forget_leaves(self):
+        """Leaves placed by an earlier call are planned anew; those placed by somebody else meanwhile are left alone."""
+        mine = {buf.id for chunks in self._memory.chunks for buf in chunks if buf is not None}
+        for t in self._owned.values():
+            if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine:
+                TABLE.place(t.id, -1, 0)
+        self._owned.clear()
+
+    def buffer_size(self, i=0):
+        """Bytes held for buffer type i (the peak of the largest graph so far)."""
+        if not isinstance(i, int) or not 0 <= i < len(self.bufts):
+            raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
+        return self._memory.size(self._index[i])
+
+    def placement(self, t):
+        """(buffer, byte offset) of a tensor of the last allocated graph."""
+        where = self._where.get(t.id) or t._where()
+        if where is None:
+            raise NotAllocated(f"{describe(t)} was not placed by this allocator")
+        return where
+
+    def free(self):
+        """Give all memory back."""
+        self._forget_leaves()
+        self._memory.free()
+

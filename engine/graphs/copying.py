@@ -1,0 +1,133 @@
+"""Whole graphs on another backend: copied with their values, and compared node by node (rows A15 of ggml's
+behaviour)."""
+import dataclasses
+
+from ggjit.core.arguments import expect
+from ggjit.core.backend import Backend
+from ggjit.core.buffer import BufferType
+from ggjit.core.lifetime import finish
+from ggjit.core.slots import truth
+from ggjit.core.table import TABLE
+from ggjit.graphs.graph import Graph
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
+from ggjit.tensors.arrays import alloc_ctx_tensors
+from ggjit.tensors.context import Context
+from ggjit.tensors.tensor import Tensor
+from ggjit.tensors.transfer import tensor_copy, tensor_memset
+
+
+@dataclasses.dataclass
+class GraphCopy:
+    """A graph whose tensors all lie in one backend's memory.  `of` finds the copy of a tensor; `free` ends it."""
+    graph: Graph
+    buffer: object
+    ctx: Context
+    copies: dict
+
+    def of(self, t):
+        """The copy of the original's tensor `t`."""
+        return self.copies[t.id]
+
+    def free(self):
+        if self.buffer is not None:
+            self.buffer.free()
+        self.ctx.free()
+
+
+def graph_copy(backend, graph):
+    """Every tensor of `graph` with its values, ops, parameters, names and flags, in `backend`'s memory.
+
+    Leaves need memory; results with memory of their own are copied, others are zero until they are computed.
+    Errors: NotAllocated, OutOfMemory; nothing is kept then.  Source: ggml_backend_graph_copy.
+    """
+    expect(backend, (Backend, BufferType), "graph_copy")
+    for t in expect(graph, Graph, "graph_copy").leafs:
+        t._placed()
+    ctx, copies, buffer = Context(), {}, None
+    try:
+        for t in _creation_order(graph):
+            copies[t.id] = _dup(ctx, t, copies)
+        buffer = alloc_ctx_tensors(ctx, backend, all=True)
+        for t in ctx.tensors:
+            if t.view_src is None and t.op != OP.NONE:
+                tensor_memset(t, 0)
+        for t in (*graph.leafs, *graph.nodes):
+            copy = copies[t.id]
+            TABLE.words[copy.id, T_FLAGS] = TABLE.words[t.id, T_FLAGS]
+            if t.view_src is None and int(TABLE.words[t.id, T_BUFFER]) >= 0:
+                tensor_copy(t, copy)
+        new = Graph(*[copies[t.id] for t in graph.outputs])
+    except BaseException as e:
+        finish(ctx.free, *([buffer.free] if buffer is not None else []), after=e)
+        raise
+    return GraphCopy(new, buffer, ctx, copies)
+
+
+def _creation_order(graph):
+    """Leaves and nodes so that a view comes after what it views (a leaf may view another leaf)."""
+    done, order = set(), []
+    for t in (*graph.leafs, *graph.nodes):
+        for x in (t.base, t):
+            if x.id not in done:
+                done.add(x.id)
+                order.append(x)
+    return order
+
+
+def _dup(ctx, t, copies):
+    src = tuple(None if s is None else copies.get(s.id) for s in t.src)
+    view = None if t.view_src is None else copies[t.view_src.id]
+    # a tensor may name itself or a later one as a source only where nothing is computed from it (ggml_cast)
+    src = tuple(s if s is not None or o is None else None for s, o in zip(src, t.src, strict=True))
+    return ctx._add(t.type, t.op, t.ne, t.nb, tuple(int(p) for p in t.op_params), src, view, t.view_offs, t.name)
+
+
+def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
+    """Run `graph` node by node on two backends; callback(i, t1, t2) -> False stops.
+
+    test_nodes: run both graphs whole and compare only these tensors of `graph`; at least one must be in it.
+    Returns False only if stopped.  Source: ggml_backend_compare_graph_backend (row A15.07).
+    """
+    expect(graph, Graph, "compare_graph_backend")
+    for backend in (backend1, backend2):
+        expect(backend, Backend, "compare_graph_backend")
+    if not callable(callback):
+        raise TypeMismatch(f"compare_graph_backend: the callback must be callable, got {callback!r}")
+    wanted = None if test_nodes is None else {expect(t, Tensor, "test_nodes").id
+                                                    for t in expect(test_nodes, (list, tuple, set), "test_nodes")}
+    if wanted is not None and not any(t.id in wanted for t in graph.nodes):
+        raise ParamError("compare_graph_backend: none of test_nodes is in the graph")
+    copies = []
+    try:
+        for backend in (backend1, backend2):
+            copies.append(graph_copy(backend, graph))
+        for i, t in enumerate(graph.nodes):
+            pair = [c.of(t) for c in copies]
+            if wanted is None and t.op not in VIEW_OPS:
+                for backend, x in zip((backend1, backend2), pair, strict=True):
+                    backend.graph_compute(_single(x))
+                    backend.synchronize()
+                if _stops(callback(i, *pair)):
+                    return False
+        if wanted is not None:
+            for backend, c in zip((backend1, backend2), copies, strict=True):
+                backend.graph_compute(c.graph)
+                backend.synchronize()
+            for i, t in enumerate(graph.nodes):
+                if t.id in wanted and _stops(callback(i, *[c.of(t) for c in copies])):
+                    return False
+        return True
+    finally:
+        for c in copies:
+            c.free()
+
+
+def _stops(answer):
+    """A callback that returns nothing lets it go on."""
+    return answer is not None and not truth(answer, "the callback of compare_graph_backend")
+
+
+def _single(t):
+    """A graph of one node; its sources have memory of their own."""
+    return Graph._in_order((t,), [t], list({s.id: s for s in t.src if s is not None}.values()))

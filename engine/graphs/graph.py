@@ -1,0 +1,118 @@
+"""Graphs: the nodes that lead to some results, in an order in which each comes after its sources.  Immutable."""
+import functools
+import hashlib
+import weakref
+
+import numpy as np
+
+from ggjit.alloc.order import reorder
+from ggjit.core.shown import Shown, drawing_of
+from ggjit.core.table import TABLE
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import in_place_table
+from ggjit.tensors.tensor import Tensor, set_output
+
+
+class Graph(Shown):
+    """The graph that computes `outputs` (ggml_build_forward_expand on each, in order); they become outputs.
+
+    `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
+    depth-first visit, which its allocator's offsets depend on.
+
+    order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
+    It respects every read and write of every storage, so the results are the same bit for bit.
+    """
+    located = False                     # True for what a scheduler hands to a backend (engine/graphs/placed.py)
+
+    def __init__(self, *outputs, order="graph"):
+        if order not in ("graph", "memory"):
+            raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
+        if not outputs:
+            raise ParamError("Graph needs at least one tensor to compute")
+        for y in outputs:
+            if not isinstance(y, Tensor):
+                raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}")
+            y._check()
+        self._set_up(outputs, *_visit(outputs))
+        if order == "memory":
+            self._reorder()
+
+    @classmethod
+    def _in_order(cls, outputs, nodes, leafs):
+        """A graph whose order is known (engine/graphs/pickling.py)."""
+        graph = cls.__new__(cls)
+        graph._set_up(tuple(outputs), nodes, leafs)
+        return graph
+
+    def _set_up(self, outputs, nodes, leafs):
+        self.outputs, self.nodes, self.leafs = outputs, nodes, leafs
+        for t in outputs:
+            set_output(t)
+        self.node_ids = np.array([t.id for t in self.nodes], np.int64)
+        self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
+        TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
+        self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
+        self.plans = weakref.WeakKeyDictionary()        # backend -> its plan, for Backend.graph_compute
+        # strong references: the tensors, and through them their contexts
+        self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+
+    def _reorder(self):
+        sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (self.nodes, self.leafs)]
+        ids = reorder(TABLE.words, self.node_ids, self.leaf_ids, sizes, in_place=in_place_table())
+        by_id = {t.id: t for t in self.nodes}
+        self.nodes = [by_id[i] for i in ids.tolist()]
+        self.node_ids = np.ascontiguousarray(ids, np.int64)
+
+    @functools.cached_property
+    def key(self):
+        """Topology key: ops, types, shapes, strides, views, parameters, flags and source identities of all tensors."""
+        h = hashlib.blake2b(digest_size=16)
+        h.update(self.node_ids.tobytes() + b"|" + self.leaf_ids.tobytes())
+        for ids in (self.node_ids, self.leaf_ids):
+            h.update(TABLE.words[ids, :T_BUFFER].tobytes())
+        return h.hexdigest()
+
+    def __len__(self):
+        return len(self.nodes)
+
+    def __repr__(self):
+        return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs -> {', '.join(map(describe, self.outputs))}>"
+
+    def draw(self, file=None, expand=None, views=False, profile=None, sched=None, engine="auto"):
+        """A picture of the graph (engine/show/draw.py): shown by notebooks, `.svg`, `.dot`, written to `file` if given.
+
+        expand: True, False, or names of layers to unfold; views: draw reshape, view, permute and transpose too;
+        profile: times and bytes of a `gg.profile()` (default: the last that saw this graph); sched: a Scheduler whose
+        assignment gives the colours; engine: "auto" (graphviz where installed) or "own".
+        """
+        return drawing_of(self, file=file, expand=expand, views=views, profile=profile, sched=sched, engine=engine)
+
+    def dot(self, expand=None, views=False):
+        """The picture in graphviz's language."""
+        return self.draw(expand=expand, views=views).dot
+
+
+def _visit(outputs):
+    """Depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than Python's stack."""
+    nodes, leafs, seen = [], [], set()
+    for y in outputs:
+        if y.id in seen:
+            continue
+        seen.add(y.id)
+        stack = [(y, 0)]
+        while stack:
+            t, i = stack.pop()
+            src = t.src
+            while i < len(src) and (src[i] is None or src[i].id in seen):
+                i += 1
+            if i < len(src):
+                stack.append((t, i + 1))
+                src[i]._check()
+                seen.add(src[i].id)
+                stack.append((src[i], 0))
+                continue
+            is_leaf = t.op == OP.NONE and not int(TABLE.words[t.id, T_FLAGS]) & FLAG_PARAM
+            (leafs if is_leaf else nodes).append(t)
+    return nodes, leafs

@@ -1,0 +1,34 @@
+"""Layers of a network, found by the names of its tensors: `blk.3.` or `layers.3.` in front, `-3` behind.
+
+Nodes without a name belong where their weights belong, or else their readers.
+"""
+import collections
+import re
+
+from ggjit.ops.core.record import OP
+
+_LAYER = re.compile(r"^(?:.*\.)?(blk|block|blocks|layer|layers|h)\.(\d+)\.|^.+-(\d+)$")
+WEIGHT = re.compile(r"\.(weight|bias)$")
+
+
+def layer_of_name(name):
+    m = _LAYER.match(name)
+    return None if m is None else f"{m[1] or 'blk'}.{m[2] or m[3]}"
+
+
+def layers(nodes):
+    """{tensor id: layer or None} of the nodes."""
+    own, readers = {}, collections.defaultdict(set)
+    for t in nodes:
+        named = layer_of_name(t.name)
+        weights = [s for s in t.src if s is not None and s.op == OP.NONE and WEIGHT.search(s.name)]
+        of_weights = {layer_of_name(w.name) for w in weights}
+        own[t.id] = named or (of_weights.pop() if len(of_weights) == 1 else None)
+        for s in t.src:
+            if s is not None:
+                readers[s.id].add(t.id)
+    for t in reversed(nodes):           # no name, no weights: with those who read it, if they agree
+        if own[t.id] is None and not t.name and not any(s is not None and WEIGHT.search(s.name) for s in t.src):
+            theirs = {own[i] for i in readers[t.id]}
+            own[t.id] = theirs.pop() if len(theirs) == 1 else None
+    return own

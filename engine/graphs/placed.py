@@ -1,0 +1,57 @@
+"""Located tensors: what a backend sees of a graph under a scheduler.
+
+The user's tensors and graph are never edited.  A scheduler gives every backend its own view of its nodes instead:
+
+    the user's node        y = add(a, b)         a lies on the GPU, b on the CPU, y runs on the CPU
+    the CPU's view of it   y' = add(a', b)       a' the CPU's copy of a; each of y', a', b knows (buffer, offset)
+
+A Located tensor has the id, op, shape and parameters of the original, its own sources and its own place.  Backends
+use it like any tensor: `t.buffer`, `t.offs`, `t.src`.
+"""
+import weakref
+
+from ggjit.tensors.tensor import Tensor
+
+
+class Located(Tensor):
+    """`t` at (buffer, byte offset) with sources of its own.  Writing it leaves the original's data version alone."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, t, src, at, name=None):
+        super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, src, t.view_src, t.view_offs,
+                         t.name if name is None else name)
+        self._at = at
+
+    def _where(self):
+        return self._at
+
+    def _wrote(self):
+        """The scheduler keeps the versions of what it computes and copies."""
+
+
+class SubGraph:
+    """Nodes for one backend: quacks like a Graph as far as backends look.
+
+    device: the device whose memory was chosen; located: its tensors are not the user's handles.
+    """
+    located = True
+
+    def __init__(self, device, nodes, key):
+        self.device, self.nodes, self.key = device, nodes, key
+        seen = {id(t) for t in nodes}
+        self.leafs = []
+        for t in nodes:
+            for s in t.src:
+                if s is not None and id(s) not in seen:
+                    seen.add(id(s))
+                    self.leafs.append(s)
+        self.outputs = tuple(nodes[-1:])
+        self.placement = None
+        self.plans = weakref.WeakKeyDictionary()
+
+    def __len__(self):
+        return len(self.nodes)
+
+    def __repr__(self):
+        return f"<SubGraph of {len(self.nodes)} nodes on {self.device.name}>"

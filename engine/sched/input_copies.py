@@ -1,0 +1,96 @@
+"""Copies between backends: is the last one still good, whose work has to end first, how do the bytes move.
+
+    the original is ...
+    a leaf that this run leaves alone       copied again when it was written, after every stream that reaches it came
+                                            to rest; kept copies are good until then
+    computed by one backend                 copied in the order of both streams, or that stream comes to rest first
+    written by several                      all of them come to rest first
+"""
+from ggjit.core.buffer import Buffer
+from ggjit.core.events import event_synchronize
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION
+from ggjit.sched.experts import copy_experts
+from ggjit.tensors.transfer import copy_bytes
+
+
+class Copy:
+    """One tensor on one backend, in one instance.
+
+    writer      number of the backend that computes the original, -1: a leaf that this run leaves alone
+    waits       numbers of the asynchronous backends that must come to rest before
+    experts     the ids that say which experts of a weight are needed (engine/sched/experts.py), None: all of it
+    """
+
+    __slots__ = ("number", "src", "dst", "kept", "writer", "waits", "base_id", "nbytes", "experts", "place", "stamp",
+                 "fast", "buf")
+
+    def __init__(self, number, src, dst, kept, writer, waits, base_id, nbytes):
+        self.number, self.src, self.dst, self.kept, self.writer, self.waits = number, src, dst, kept, writer, waits
+        self.base_id, self.nbytes = base_id, nbytes
+        self.experts = self.place = self.stamp = None
+        self.look_up()
+
+    def look_up(self):
+        """Something moved.  If it was the original or the copy, nothing is known about their bytes any more."""
+        self.fast = self.buf = None
+        place = self.src._where(), self.dst._where()
+        if place != self.place:
+            self.place, self.stamp = place, None
+
+    def still_good(self):
+        """Was it copied before, and did nobody write the original since?"""
+        buf = self.buf
+        if buf is None:
+            buf = self.buf = self.src.buffer
+        trusted = buf.trusted
+        now = TABLE.words.item(self.base_id, T_VERSION), buf.version
+        if self.stamp == now and trusted:
+            return True
+        self.stamp = now
+        return False
+
+    def make(self, run, part, ids):
+        """Copy it.  Returns (bytes copied, the ids whose experts were looked up last, with their values)."""
+        backends, b = run.world.backends, part.number
+        if self.writer < 0:
+            if self.waits and (self.kept or not self.still_good()):
+                _rest(backends, self.waits)
+        else:
+            _rest(backends, self.waits)
+            if self.writer != b:
+                if run.world.copies_async[b] and \
+                        part.backend.copy_tensor_async(self.src, self.dst, backends[self.writer]):
+                    return self.nbytes, ids
+                if run.world.is_async[self.writer]:
+                    backends[self.writer].synchronize()
+        if run.world.is_async[b]:                       # it may still read what the copy held before
+            if part.event is not None and run.n_instances > 1:
+                event_synchronize(part.event)
+            else:
+                part.backend.synchronize()
+        if self.experts is not None:
+            return copy_experts(run, self, ids)
+        if self.fast is None:
+            self.fast = _direct(self.src, self.dst)
+        if self.fast:
+            self.fast[0][...] = self.fast[1]
+        else:
+            copy_bytes(self.src, self.dst)
+        return self.nbytes, ids
+
+
+def _rest(backends, numbers):
+    for k in numbers:
+        backends[k].synchronize()
+
+
+def _direct(src, dst):
+    """(destination, source) arrays where the slots would only copy from one arena to another; False: they do more."""
+    a, b = src.buffer, dst.buffer
+    own = type(b).copy_tensor is not Buffer.copy_tensor or type(a).get_tensor is not Buffer.get_tensor
+    if type(b).set_tensor is not Buffer.set_tensor or own and not a.buft.is_host():
+        return False
+    if a._arena is None or b._arena is None or src.nbytes != dst.nbytes:
+        return False
+    return b.host_bytes(dst.offs, dst.nbytes), a.host_bytes(src.offs, src.nbytes)

@@ -1,0 +1,330 @@
+"""Run: a cut and laid out graph made ready for its backends, and the loop over splits.
+
+    for each split:   wait for who shares its memory
+                      copy what it reads from elsewhere, unless the copy is still good
+                      hand the nodes to the backend (asynchronous ones return at once)
+                      record an event
+
+The user's tensors stay as they are: backends get Located tensors (engine/graphs/placed.py).  Buffers may move between
+runs; then places are looked up again.
+"""
+import functools
+import time
+
+import numpy as np
+
+from ggjit.core.buffer import Buffer
+from ggjit.core.config import debug
+from ggjit.core.events import event_record, event_wait
+from ggjit.core.slots import truth
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION
+from ggjit.cpu.plan import mark_last
+from ggjit.graphs.placed import Located, SubGraph
+from ggjit.ops.core.errors import Cancelled, NotAllocated, Overwritten
+from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
+from ggjit.ops.core.shape import describe
+from ggjit.sched.columns import BACKEND, BITS, COPY, IS_INPUT, S_BACKEND, S_END, S_START, VIEW
+from ggjit.sched.experts import expert_ids
+from ggjit.sched.hazards import Writers, sharing
+from ggjit.sched.input_copies import Copy
+from ggjit.sched.split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT, U_COPY, U_REFRESH, U_SPLIT
+
+
+class Part:
+    """A split in one instance: its backend, copies to look at, nodes to compute."""
+
+    __slots__ = ("backend", "number", "copies", "nodes", "graph", "ranges", "event", "copy_ns", "compute_ns")
+
+    def __init__(self, backend, number, copies, nodes, graph, event):
+        self.backend, self.number, self.copies, self.nodes = backend, number, copies, nodes
+        self.graph, self.event, self.ranges = graph, event, {}
+        self.copy_ns = self.compute_ns = 0
+
+
+class Run:
+    """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
+
+    def __init__(self, sched, graph, cut, layout):
+        self.world, self.memory, self.events = sched.world, sched.memory, sched.events
+        self.cut, self.layout, self.n_instances = cut, layout, sched.n_copies
+        self.nodes = cut.nodes
+        self.tensors = cut.tensors
+        self.instance = 0
+        self.parts = [None] * self.n_instances
+        self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
+        self.runs = 0
+        self.failed = None                      # why there are no results: the error of the last run
+        self._shown = None                      # the node an eval callback is looking at
+        self._handles = {}                      # row -> Located, for rows placed by the layout
+        self._bound = None
+        # what was true when this was made, for the scheduler to compare; seen: versions at which it last did
+        self.settings, self.placed, self.seen = sched._settings(cut), cut.placed(), None
+        self.writers = Writers(cut)
+        self._written_ids = cut.ids[self.writers.leaves]
+        self.written_buffers = set(TABLE.words[self._written_ids, T_BUFFER].tolist())
+        self._shares = sharing(sched.world, cut, self.writers)
+
+    @functools.cached_property
+    def touched_buffers(self):
+        """Ids of the buffers in which tensors of the graph have memory of their own."""
+        return set(TABLE.words[self.cut.ids, T_BUFFER].tolist()) - {-1}
+
+    # ------------------------------------------------------------ places
+    def place(self, row):
+        """(buffer, byte offset) of a row of the layout, or None."""
+        slot = int(self.layout.slot[row])
+        if slot < 0:
+            return self.tensors[row]._where() if row < self.cut.m else None
+        chunks = self.memory.chunks[slot]
+        if not chunks:                      # freed
+            return None
+        return chunks[int(self.layout.chunk[row])], int(self.layout.offs[row])
+
+    def where(self, t):
+        """(buffer, byte offset) of any tensor of the graph, or None."""
+        i = self.cut.number_of(t)
+        return None if i is None else self.place(i)
+
+    def check_intact(self, t):
+        """Overwritten, if something computed or copied later reused the memory of `t`."""
+        i = self.cut.number_of(t)
+        lay, cut = self.layout, self.cut
+        if i is None or lay.slot[i] < 0:
+            return
+        if self.failed is not None:
+            raise Overwritten(f"{describe(t)} holds no result: the last run of its graph did not finish "
+                              f"({self.failed}); compute it again")
+        if self.memory.used_by is not self:
+            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved "
+                              f"or freed since; read results before that, or give each graph its own scheduler")
+        order = lay.order
+        if self._shown is not None:                     # inside an eval callback: what follows was not computed yet
+            order = order[:np.flatnonzero(order == self._shown)[0] + 1]
+        at = np.flatnonzero(order == (i if i < cut.n_nodes else -1))
+        later = order[at[0] + 1:] if len(at) else order
+        real = np.array([r >= cut.m or self.tensors[r].op not in VIEW_OPS for r in later.tolist()], bool)
+        real &= later < cut.m + len(cut.copies) * self.n_instances          # markers own nothing
+        later = later[real]
+        same = (lay.slot[later] == lay.slot[i]) & (lay.chunk[later] == lay.chunk[i])
+        lo, hi = lay.offs[i], lay.offs[i] + t.nbytes
+        hit = later[same & (lay.offs[later] < hi) & (lo < lay.offs[later] + lay.sizes[later])]
+        hit = [r for r in hit.tolist() if not (r < cut.m and self.tensors[r].base is t.base)]
+        if hit:
+            by = repr(self.tensors[hit[0]]) if hit[0] < cut.m else "a copy between backends"
+            raise Overwritten(f"the memory of {describe(t)} was reused by {by}; call gg.set_output on it before "
+                              f"building the graph")
+
+    def handle(self, row):
+        """The tensor a backend sees for a row: the user's own where it has memory of its own."""
+        found = self._handles.get(row)
+        if found is None:
+            t = self.tensors[row]
+            found = t if row >= self.cut.n_nodes else self._located(row, 0)
+        return found
+
+    def _located(self, i, instance):
+        """Node i with the sources it has in that instance."""
+        cut, t = self.cut, self.tensors[i]
+        copies = cut.col(COPY, 10)[10 * i:10 * i + len(t.src)].tolist()
+        src = tuple(None if s is None else self._source(s, c, instance) for s, c in zip(t.src, copies, strict=True))
+        x = Located(t, src, self.place(i))
+        self._handles.setdefault(i, x)
+        _init(x)
+        return x
+
+    def _source(self, s, copy, instance):
+        if copy >= 0:
+            return self._copy_handle(copy, instance)
+        return self.handle(self.cut.local[s.id])
+
+    def _copy_handle(self, c, instance):
+        row = self.cut.m + c * self.n_instances + instance
+        found = self._handles.get(row)
+        if found is None:
+            src = self.tensors[int(self.cut.copies[c, K_SRC])]
+            backend = self.world.backends[int(self.cut.copies[c, K_BACKEND])]
+            found = self._handles[row] = Located(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
+            found.op, found.view_src, found.view_offs = OP.NONE, None, 0
+            _init(found)
+        return found
+
+    def _bind(self):
+        """Look up all places again after something moved, here or elsewhere."""
+        self._bound = TABLE.placement_version, self.memory.version
+        for row, x in self._handles.items():
+            if isinstance(x, Located):
+                x._at = self.place(row)
+                if x._at is None:
+                    raise NotAllocated(f"{describe(x)} lost its memory; allocate it again")
+                _init(x)
+        for parts in self.parts:
+            for part in parts or ():
+                for c in part.copies:
+                    c.look_up()
+
+    # ------------------------------------------------------------ making
+    def _make(self, instance):
+        """The parts of one instance."""
+        cut, w, parts = self.cut, self.world, []
+        uses = {}
+        for u in cut.uses.tolist():
+            if cut.copies[u[U_COPY], K_SPLIT] == u[U_SPLIT] or u[U_REFRESH] or cut.copies[u[U_COPY], K_KIND] == KEPT:
+                uses.setdefault(u[U_SPLIT], []).append(u[U_COPY])
+        made = {}
+        for k, row in enumerate(cut.split_rows.tolist()):
+            b = row[S_BACKEND]
+            copies = []
+            for c in uses.get(k, ()):
+                if c not in made:
+                    made[c] = self._copy(c, instance)
+                    copies.append(made[c])
+                elif not made[c].kept:
+                    copies.append(made[c])
+            nodes = self.nodes[row[S_START]:row[S_END]]
+            seen = [self._located(i, instance) for i in range(row[S_START], row[S_END])]
+            graph = SubGraph(w.backends[b].device, seen, (k, instance))
+            part = Part(w.backends[b], b, copies, nodes, graph, self.events[b][instance])
+            for c in copies:
+                c.experts = expert_ids(cut, c, seen)
+            parts.append(part)
+        return parts
+
+    def _copy(self, c, instance):
+        cut = self.cut
+        s = int(cut.copies[c, K_SRC])
+        t = self.tensors[s]
+        return Copy(c, self.handle(s), self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT, *self._waits(s),
+                    t.base.id, t.nbytes)
+
+    def _waits(self, s):
+        """(writer, waits) of copies of tensor s, see Copy.  Inputs are the user's: copied at once (as in ggml)."""
+        w, cut = self.world, self.cut
+        base = int(cut.col(VIEW)[s]) if cut.col(VIEW)[s] >= 0 else s
+        writers = self.writers.of(base)
+        if len(writers) == 1:
+            return writers[0], ()
+        if writers:
+            here = int(cut.col(BACKEND)[s])
+            return here, [b for b in writers if w.is_async[b] and b != here]
+        buf = self.tensors[base].buffer
+        if cut.col(BITS)[base] & IS_INPUT or buf is None:
+            return -1, ()
+        k = w.buft_index(buf.buft)
+        return -1, [b for b in range(len(w.backends)) if w.is_async[b] and w.reads[b, k]]
+
+    # ------------------------------------------------------------ running
+    def compute(self, callback=None):
+        """Submit everything; asynchronous backends may still be at work when this returns."""
+        self.instance = (self.instance + 1) % self.n_instances if self.runs else 0
+        if self._bound != (TABLE.placement_version, self.memory.version):
+            self._bind()
+        if self.memory.used_by is not self:             # another graph computed in this memory
+            self.memory.used_by = self
+            self.forget_copies()
+        if "poison" in debug and self.n_instances == 1:
+            self._poison()
+        parts = self.parts[self.instance]
+        if parts is None:
+            parts = self.parts[self.instance] = self._make(self.instance)
+        self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
+        self.failed = ids = None
+        try:
+            for part in parts:
+                t0 = time.perf_counter_ns()
+                for a in self._shares[part.number]:
+                    self._wait(part, a)
+                for copy in part.copies:
+                    if copy.kept and copy.still_good():
+                        self.n_elided += 1
+                        self.elided_nbytes += copy.nbytes
+                    else:
+                        nbytes, ids = copy.make(self, part, ids)
+                        self.n_copied += 1
+                        self.copied_nbytes += nbytes
+                t1 = time.perf_counter_ns()
+                if callback is None:
+                    part.backend.graph_compute(part.graph)
+                else:
+                    self._compute_asking(part, callback)
+                if part.event is not None:
+                    event_record(part.event, part.backend)
+                part.copy_ns, part.compute_ns = t1 - t0, time.perf_counter_ns() - t1
+        except BaseException as e:
+            self.spoil(e)
+            raise
+        finally:
+            if self._written_ids.size:
+                TABLE.words[self._written_ids, T_VERSION] += 1
+            self.runs += 1
+            mark_last(self, self.nodes)
+
+    def _poison(self):
+        """NaN bytes into all host memory that this run computes in, but for copies that may still be good."""
+        for b in self.world.backends:
+            b.synchronize()
+        kept = [self.place(self.cut.m + c) + (int(self.layout.sizes[self.cut.m + c]),)
+                for c in np.flatnonzero(self.cut.copies[:, K_KIND] == KEPT).tolist()]
+        for buf in (b for chunks in self.memory.chunks for b in chunks if b is not None and b._arena is not None):
+            saved = [(offs, buf._arena[offs:offs + n].copy()) for other, offs, n in kept if other is buf]
+            buf._arena[:] = 0xFF
+            for offs, values in saved:
+                buf._arena[offs:offs + values.size] = values
+
+    def spoil(self, error):
+        """After an error there are no results, and nobody knows what the copies hold."""
+        self.failed = repr(error)
+        self.forget_copies()
+
+    def forget_copies(self):
+        """Copy everything anew in the next run."""
+        for parts in self.parts:
+            for part in parts or ():
+                for copy in part.copies:
+                    copy.stamp = None
+
+    def _wait(self, part, a):
+        """Backend a may still write or read memory that this split touches."""
+        event = self.events[a][self.instance]
+        if event is not None and self.world.is_async[part.number]:
+            event_record(event, self.world.backends[a])
+            event_wait(part.backend, event)
+        else:
+            self.world.backends[a].synchronize()
+
+    def _compute_asking(self, part, callback):
+        """Run up to each node the callback wants to see, then show it.  False from the callback ends the whole run."""
+        mark_last(self, self.nodes)
+        j0, n = 0, len(part.nodes)
+        while j0 < n:
+            j1 = j0
+            need = truth(callback(part.nodes[j1], True), "the eval callback")
+            while not need and j1 < n - 1:
+                j1 += 1
+                need = truth(callback(part.nodes[j1], True), "the eval callback")
+            piece = part.ranges.get((j0, j1))
+            if piece is None:
+                piece = SubGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
+                part.ranges[j0, j1] = piece
+            part.backend.graph_compute(piece)
+            part.backend.synchronize()
+            if need and not self._show(part, j1, callback):
+                raise Cancelled(f"the eval callback stopped the computation at {part.nodes[j1]!r}; what comes after it "
+                                f"was not computed")
+            j0 = j1 + 1
+
+    def _show(self, part, j, callback):
+        """The callback's second call for node j of the part: its value can be read now."""
+        self._shown = int(self.cut.split_rows[part.graph.key[0], S_START]) + j
+        try:
+            goes_on = callback(part.nodes[j], False)
+            return goes_on is None or truth(goes_on, "the eval callback")       # who returns nothing lets it go on
+        finally:
+            self._shown = None
+
+
+def _init(t):
+    """Tell the buffer, if it wants to know, which tensor lies in it now (ggml's init_tensor)."""
+    buf = t._at and t._at[0]
+    if buf is not None and type(buf).init_tensor is not Buffer.init_tensor:
+        buf.init_tensor(t)

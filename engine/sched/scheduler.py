@@ -1,0 +1,375 @@
+"""Scheduler: one graph on several backends (ggml_backend_sched).
+
+    sched = gg.Scheduler([gpu, cpu])            # first = highest priority; the last one takes inputs and what is left
+    sched.reserve(largest_graph)                # optional: memory for the largest graph
+    sched.graph_compute(graph)
+    y = sched.numpy(t)
+    print(sched.explain())                      # splits, causes, copies, bytes, times
+
+The work is done elsewhere, in this order: sched_world (what devices can), sched_cut (assign, split), sched_layout
+(memory), sched_run (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
+any number of times, on several schedulers, from several threads.
+"""
+import functools
+import weakref
+
+from ggjit.core.arguments import expect
+from ggjit.core.compute_buffers import Memory
+from ggjit.core.events import event_free, event_new
+from ggjit.core.lifetime import Handle, finish
+from ggjit.core.pending import IN_FLIGHT, land, take_off, wait_for_others
+from ggjit.core.placing import free_with, unplace
+from ggjit.core.run_lock import RunLock, refuse_nesting
+from ggjit.core.table import TABLE
+from ggjit.graphs.graph import Graph
+from ggjit.graphs.placed import Located
+from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.record import T_BUFFER
+from ggjit.ops.core.shape import describe
+from ggjit.sched.assignment import Cut
+from ggjit.sched.columns import BACKEND
+from ggjit.sched.explain import Explanation, scheduler_html
+from ggjit.sched.layout import Layout, place_leaves
+from ggjit.sched.run import Run
+from ggjit.sched.support import World
+from ggjit.tensors.tensor import Tensor
+
+PIPELINE_COPIES = 4             # GGML_SCHED_MAX_COPIES
+PLANNERS = ("ggml", "best")
+
+
+class Scheduler(Handle):
+    """Computes graphs on several backends.
+
+    backends      in order of priority
+    bufts         buffer type per backend (None: its default)
+    rules         "modern", "2024" or "2023": which ggml's assignment rules (engine/sched/rules.py)
+    parallel      pipelining: four instances of every copy, so that the next run may start before the last one ended
+    op_offload    large batches may run on a higher-priority backend although their weights lie on the host
+    motion        move splits where that copies fewer bytes
+    keep_weights  hold copies of weights between runs (fast, but they need the memory)
+    planner       memory planner: "ggml" or "best" ("ggml-2023" does not keep outputs apart, which copies need)
+    """
+
+    def __init__(self, backends, bufts=None, rules="modern", parallel=False, op_offload=True, motion=False,
+                 keep_weights=False, planner="ggml"):
+        if planner not in PLANNERS:
+            raise ParamError(f"planner {planner!r}: a Scheduler takes {' or '.join(PLANNERS)}")
+        self._n_copies = PIPELINE_COPIES if parallel else 1
+        self.world = World(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
+        self.motion, self.planner = motion, planner
+        self.memory = Memory(self.world.own_bufts)
+        self.events = []
+        self._finalizer = weakref.finalize(self, _release, self.memory, self.events)
+        self._finalizer.atexit = False
+        self._make_events(parallel)
+        self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
+        self._owned = []                        # memory of leaves placed here, as Leaves
+        self._runs = weakref.WeakKeyDictionary()
+        self._cut = self._run = None
+        self._callback = None
+        self._alive, self._computing = True, False
+        self._lock = RunLock()
+
+    def _make_events(self, parallel):
+        try:
+            for b, is_async in zip(self.world.backends, self.world.is_async, strict=True):
+                self.events.append([])
+                for _ in range(self._n_copies):
+                    self.events[-1].append(event_new(b.device) if parallel or is_async else None)
+        except BaseException as e:
+            finish(self._finalizer, after=e)
+            raise
+
+    # ------------------------------------------------------------ facts
+    @property
+    def backends(self):
+        return list(self.world.backends)
+
+    @property
+    def n_backends(self):
+        return len(self.world.backends)
+
+    @property
+    def n_copies(self):
+        """Instances of every copy: 1, or 4 with parallel=True."""
+        return self._n_copies
+
+    @property
+    def n_splits(self):
+        """Splits of the last graph."""
+        return 0 if self._cut is None else self._cut.n_splits
+
+    @property
+    def splits(self):
+        """Splits of the last graph: .backend, .nodes, .inputs."""
+        return [] if self._cut is None else list(self._cut.splits)
+
+    def buffer_type(self, backend):
+        """The buffer type used for `backend`."""
+        return self.world.own_bufts[self._number(backend)]
+
+    def buffer_size(self, backend):
+        """Bytes of compute memory held for `backend` (shared by backends of equal buffer types)."""
+        return self.memory.size(self.world.slots[self._number(backend)])
+
+    def _number(self, backend):
+        for i, b in enumerate(self.world.backends):
+            if b is backend:
+                return i
+        raise ParamError(f"{backend!r} is not one of this scheduler's backends "
+                         f"({', '.join(b.name for b in self.world.backends)})")
+
+    # ------------------------------------------------------------ pins
+    def set_tensor_backend(self, t, backend):
+        """Pin a tensor to a backend; holds until `reset`."""
+        expect(t, Tensor, "set_tensor_backend")
+        t._check()
+        with self._lock:
+            self._pins[t.id] = t, self._number(backend)
+            self._pin_version += 1
+
+    def get_tensor_backend(self, t):
+        """The backend `t` is pinned or was assigned to, or None."""
+        expect(t, Tensor, "get_tensor_backend")
+        t._check()
+        pinned, b = self._pins.get(t.id, (None, -1))
+        if pinned is not None and pinned.generation == t.generation:
+            return self.world.backends[b]
+        i = None if self._cut is None else self._cut.number_of(t)
+        return None if i is None else self._cut.backend_of(i)
+
+    def set_eval_callback(self, callback):
+        """callback(t, ask): ask=True: do you want to see this node?  ask=False: here it is; False ends the run.
+
+        None switches it off.  Exceptions of the callback come out of graph_compute.
+        """
+        if callback is not None and not callable(callback):
+            raise TypeMismatch(f"the eval callback must be callable, got {callback!r}")
+        self._callback = callback
+
+    # ------------------------------------------------------------ planning
+    def split_graph(self, graph):
+        """Assign and split only; nothing is allocated.  Errors: NotSupported, GraphError."""
+        with self._lock:
+            self._refuse_callbacks()
+            self._cut = self._make_cut(graph)
+            return self.splits
+
+    def _refuse_callbacks(self):
+        """Callbacks of a run of this scheduler would change the run under way."""
+        if self._computing:
+            raise GgjitError(f"{self!r} is computing: its eval callback may read results, but must not plan, compute "
+                             f"or reset; return False to end the run, and do it afterwards")
+
+    def _check(self, graph):
+        if not self._alive:
+            raise StaleHandle(f"{self!r} was freed; make a new one")
+        if not isinstance(graph, Graph):
+            raise TypeMismatch(f"a Scheduler computes graphs (gg.Graph), got {type(graph).__name__}")
+        for ctx in graph._contexts:
+            ctx._check()
+
+    def _make_cut(self, graph):
+        self._check(graph)
+        self._owned = [leaves for leaves in self._owned if leaves.alive]
+        owned = {t.id: b for leaves in self._owned for t, b in leaves.placed()}
+        for id_ in [id_ for id_, (t, _) in self._pins.items() if not t.ctx.alive]:
+            del self._pins[id_]
+        pins = {id_: b for id_, (_, b) in self._pins.items()}
+        return Cut.in_order(self.world, graph, pins, owned, self.motion)
+
+    def reserve(self, graph):
+        """Make the compute buffers large enough for `graph`.  Errors: OutOfMemory; what was held before stays."""
+        with self._lock:
+            self._refuse_callbacks()
+            self._cut = self._make_cut(graph)
+            self.memory.grow(Layout(self._cut, self._n_copies, self.planner).chunk_sizes, self.synchronize)
+
+    def reserve_size(self, graph):
+        """Bytes per backend that `reserve` would hold; allocates nothing."""
+        with self._lock:
+            sizes = Layout(self._make_cut(graph), self._n_copies, self.planner).chunk_sizes
+        return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.world.slots)]
+
+    def alloc_graph(self, graph):
+        """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
+        with self._lock:
+            self._refuse_callbacks()
+            self._prepare(graph)
+
+    def _prepare(self, graph):
+        self._check(graph)
+        run = self._kept(graph)
+        if run is None:
+            made = None
+            while made is None:                             # until nobody moves a leaf while we plan
+                cut = self._make_cut(graph)
+                layout = Layout(cut, self._n_copies, self.planner)
+                self.memory.grow(layout.chunk_sizes, self.synchronize)
+                made = place_leaves(cut)                    # after whatever may fail: the user sees it
+            for buf, tensors in made:
+                self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
+            run = self._runs[graph] = Run(self, graph, cut, layout)
+        self._cut, self._run = run.cut, run
+        return run
+
+    def _kept(self, graph):
+        """The run of this graph, or None where there is none or its cut is not what it would be now."""
+        run = self._runs.get(graph)
+        if run is None or run.settings != self._settings(run.cut):
+            return None
+        now = TABLE.placement_version, self.memory.version
+        if run.seen != now:                     # something moved, here or elsewhere
+            if run.placed != run.cut.placed():
+                return None
+            self.memory.grow(run.layout.chunk_sizes, self.synchronize)
+            run.seen = now
+        return run
+
+    def _settings(self, cut):
+        """What a cut depends on besides the graph and which buffers its tensors lie in."""
+        return self._pin_version, self.motion, tuple([b.usage for b in cut.buffers])
+
+    # ------------------------------------------------------------ computing
+    def graph_compute(self, graph):
+        """Compute `graph` and wait.  Errors: those of alloc_graph and of the backends; Cancelled."""
+        with self._lock:
+            self._submit(graph)
+            self.synchronize()
+
+    def graph_compute_async(self, graph):
+        """Submit `graph`; asynchronous backends may still be at work when this returns (`synchronize`).
+
+        Reading values (`t.numpy()`, `t.bytes()`, np.asarray) waits for them; `t.set` does not.
+        """
+        with self._lock:
+            self._submit(graph)
+            take_off(self, self._run)
+
+    def _submit(self, graph):
+        self._refuse_callbacks()
+        run = self._prepare(graph)
+        if self.memory.used_by is not run:      # others have other things at these places: they come to an end first
+            self.synchronize()
+        wait_for_others(self, run)
+        self._computing = True
+        try:
+            run.compute(self._callback)
+        except BaseException:
+            self._settle_down()
+            raise
+        finally:
+            self._computing = False
+
+    def _settle_down(self):
+        """After an error: let every stream come to rest; their own errors follow from the first."""
+        for b in self.world.backends:
+            try:
+                b.synchronize()
+            except Exception as e:
+                self.last_secondary_error = e
+
+    def synchronize(self):
+        """Wait for all backends.  Errors of asynchronous work come out here."""
+        refuse_nesting()
+        flight, first = IN_FLIGHT.get(self), None
+        for b in self.world.backends:
+            try:
+                b.synchronize()
+            except Exception as e:
+                first = first or e
+        land(self, flight)
+        if first is not None:
+            for run in {*self._runs.values(), *(flight or ()), *filter(None, [self._run])}:
+                run.spoil(first)
+            raise first
+
+    def numpy(self, t):
+        """The values of `t` as this scheduler's last run left them."""
+        expect(t, Tensor, "Scheduler.numpy")
+        with self._lock:
+            self.synchronize()
+            t._check()
+            runs = [self._run, *self._runs.values()]            # of the last graph, of those before
+            run = next((r for r in runs if r is not None and r.where(t) is not None), None)
+            if run is None:
+                raise NotAllocated(f"{describe(t)} was not computed by this scheduler")
+            run.check_intact(t)
+            return Located(t, t.src, run.where(t)).numpy()
+
+    # ------------------------------------------------------------ state
+    def reset(self):
+        """Forget pins, splits and the places of leaves this scheduler placed; memory stays for the next graph.
+
+        Errors of streams and buffers come out after everything was forgotten.
+        """
+        with self._lock:
+            self._refuse_callbacks()
+            finish(self.synchronize, self._forget)
+
+    def _forget(self):
+        owned, self._owned = self._owned, []
+        self._pins.clear()
+        self._pin_version += 1
+        self._runs.clear()
+        self._cut = self._run = None
+        finish(*(leaves.take_back for leaves in owned))
+
+    def free(self):
+        """Give everything back; a second call does nothing.  Errors come out after all of it was tried."""
+        with self._lock:
+            self._refuse_callbacks()
+            if self._alive:
+                self._alive = False
+                finish(self.reset, self._finalizer)
+
+    # ------------------------------------------------------------ showing
+    @property
+    def copied_nbytes(self):
+        """Bytes the last run copied between backends."""
+        return 0 if self._run is None else self._run.copied_nbytes
+
+    def explain(self):
+        """Splits, causes, copies, bytes and times of the last graph: str() is text, notebooks show HTML, .dot draws."""
+        if self._cut is None:
+            raise ParamError("explain: no graph was split yet; call split_graph, alloc_graph or graph_compute first")
+        return Explanation(self._cut, self._run if self._run is not None and self._run.cut is self._cut else None)
+
+    def __repr__(self):
+        return f"<Scheduler {', '.join(b.name for b in self.world.backends)}: rules {self.world.rules}>"
+
+    def _repr_html_(self):
+        return scheduler_html(self)
+
+
+class Leaves:
+    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with their contexts."""
+
+    def __init__(self, buf, placed):
+        self.buf_id = buf.id
+        self._tensors = [(weakref.ref(t), b) for t, b in placed]
+        self._lease = free_with(buf, {t.ctx for t, _ in placed})
+
+    @property
+    def alive(self):
+        lease = self._lease()
+        return lease is not None and lease.buf is not None
+
+    def placed(self):
+        """(tensor, backend number) of those that still lie here."""
+        found = ((ref(), b) for ref, b in self._tensors)
+        return [(t, b) for t, b in found if t is not None and int(TABLE.words[t.id, T_BUFFER]) == self.buf_id]
+
+    def take_back(self):
+        """The tensors have no memory again, as before."""
+        for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
+            unplace(t, self.buf_id)
+        lease = self._lease()
+        if lease is not None:
+            lease.end()
+
+
+def _release(memory, events):
+    """What a scheduler holds of its devices.  Also called when one is dropped without `free`."""
+    finish(memory.free, *(functools.partial(event_free, e) for of_backend in events for e in of_backend))

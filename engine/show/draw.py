@@ -1,0 +1,350 @@
+"""Pictures of graphs: boxes and arrows, a layer of a network folded into one box.
+
+    graph.draw()                        in a notebook: the folded graph; below it every layer, to unfold
+    graph.draw(expand="blk.3")          that layer unfolded in the picture (True: all)
+    graph.draw(file="graph.svg")        also .html and .dot; .png and .pdf where graphviz is installed
+
+A box tells name, op, type and ggml's shape; its colour is the backend.  After a profiled run it tells
+time and bytes, and the bar at its foot is its share of the whole time.  Layers are found by names: `blk.3.` or
+`layers.3.` in front, `-3` behind; nodes without a name belong where their weights or their readers belong.
+"""
+import collections
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+
+from ggjit.alloc.report import mib
+from ggjit.core.arguments import expect_slot
+from ggjit.core.shown import Shown, drawing_of, escape
+from ggjit.graphs.graph import Graph
+from ggjit.graphs.layers import WEIGHT, layers
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.core.shape import describe
+from ggjit.profiling.profile import last_of
+from ggjit.show.draw_layout import Layout
+from ggjit.show.html import folded, label
+from ggjit.tensors.words import op_name, state
+
+FOLD_ABOVE = 40                 # boxes: larger graphs are folded unless asked otherwise
+MANY_READERS = 3                # a leaf read by more boxes is named in them instead of drawn
+COLOURS = ("#9ecae9", "#ffcf79", "#a9d18e", "#f4a6a0", "#cdb4db", "#e6d690", "#9fd8cf", "#dbb892")
+PLAIN, LEAF, ELSEWHERE = "#dcdcdc", "#f3f3f3", "#ffffff"
+CHAR, LINE, PAD, MAX_CHARS = 6.3, 14, 8, 38     # pixels; characters of a line
+
+
+@dataclasses.dataclass
+class Box:
+    """kind: "node", "leaf", "outside" (computed elsewhere) or "group"; seconds: of a profiled run, None if unknown."""
+    kind: str
+    title: str
+    lines: list
+    tensors: list
+    backend: str | None = None
+    seconds: float | None = None
+    mentions: list = dataclasses.field(default_factory=list)
+
+    @property
+    def texts(self):
+        cut = lambda s: s if len(s) <= MAX_CHARS else s[:MAX_CHARS - 1] + "\u2026"            # noqa: E731
+        extra = ["+ " + ", ".join(self.mentions)] if self.mentions else []
+        return [cut(s) for s in (self.title, *self.lines, *extra)]
+
+
+class Drawing(Shown):
+    """What `graph.draw()` returns: `.svg` and `.dot` are texts, `save(file)` writes, notebooks show it."""
+
+    def __init__(self, nodes, expand=None, views=False, profile=None, sched=None, engine="auto", fold=True):
+        self.nodes, self.views, self.profile, self.sched, self.engine = list(nodes), views, profile, sched, engine
+        self.times = profile.seconds_by_tensor() if profile is not None else {}
+        self.fused = profile.fused_into() if profile is not None else {}
+        self.total = sum(self.times.get(t.id, 0.0) for t in self.nodes)
+        self.layer = layers(self.nodes) if fold else {t.id: None for t in self.nodes}
+        shown = sum(t.op not in VIEW_OPS for t in self.nodes)
+        known = {g for g in self.layer.values() if g is not None}
+        if isinstance(expand, str | list | tuple | set):
+            wanted = {expand} if isinstance(expand, str) else set(expand)
+            if wanted - known:
+                raise ParamError(f"draw: no layer {', '.join(sorted(wanted - known))}; this graph has "
+                                 f"{', '.join(sorted(known, key=_natural)) or 'no layers'}")
+        else:
+            wanted = known if expand or expand is None and shown <= FOLD_ABOVE else set()
+        self.folded = known - wanted
+        self._collect()
+
+    # ------------------------------------------------------------ boxes and arrows
+    def _collect(self):
+        inside = {t.id: t for t in self.nodes}
+        key, self.boxes = {}, {}
+        for t in self.nodes:
+            group = self.layer[t.id]
+            if group in self.folded:
+                key[t.id] = ("group", group)
+                self.boxes.setdefault(key[t.id], Box("group", group, [], [])).tensors.append(t)
+            elif t.op in VIEW_OPS and t.op != OP.NONE and not self.views:
+                continue                # drawn as what it views
+            else:
+                key[t.id] = ("node", t.id)
+                self.boxes[key[t.id]] = Box("node", *self._words(t), [t])
+        uses = collections.defaultdict(dict)            # tensor outside -> boxes that read it
+        arrows = []
+        for t in self.nodes:
+            if t.id not in key:
+                continue
+            for s in self._read(t, key):
+                if s.id in key:
+                    arrows.append((key[s.id], key[t.id]))
+                else:
+                    uses[s.id][key[t.id]] = s
+        order = {k: i for i, k in enumerate(self.boxes)}
+        self.arrows = [(a, b) for a, b in dict.fromkeys(arrows) if order[a] < order[b]]
+        self._add_leaves(uses, inside)
+        for box in self.boxes.values():
+            self._finish(box)
+
+    def _read(self, t, key):
+        """The sources of t that have boxes: views that are not drawn are followed to what they view."""
+        for s in t.src:
+            while s is not None and s.id not in key and s.op in VIEW_OPS and s.src and not self.views:
+                s = s.src[0]
+            if s is not None:
+                yield s
+
+    def _add_leaves(self, uses, inside):
+        leaves = {}
+        for i, readers in uses.items():
+            t = next(iter(readers.values()))
+            groups = [k for k in readers if k[0] == "group"]
+            if len(readers) == 1 and groups:            # a layer's own weight
+                self.boxes[groups[0]].tensors.append(t)
+                if not WEIGHT.search(t.name):
+                    self.boxes[groups[0]].mentions.append(label(t))
+            elif len(readers) > MANY_READERS or groups and len(groups) == len(readers):
+                for k in readers:
+                    self.boxes[k].mentions.append(label(t))
+            else:
+                kind = "leaf" if t.op == OP.NONE else "outside"
+                leaves["leaf", i] = Box(kind, *self._words(t), [t])
+                self.arrows += [(("leaf", i), k) for k in readers]
+        self.leaves = list(leaves)
+        self.boxes = {**leaves, **self.boxes}
+
+    def _words(self, t):
+        """(title, lines) of one tensor."""
+        op = op_name(t) if t.op else ""
+        kind = describe(t).split(" ", 1)[1] if not t.name else describe(t)[len(t.name) + 1:]
+        return (t.name, [f"{op} {kind}" if op else kind]) if t.name else (op or f"%{t.id}", [kind])
+
+    def _finish(self, box):
+        """Backend, time and bytes of a box whose members are known."""
+        box.mentions = list(dict.fromkeys(box.mentions))
+        computed = [t for t in box.tensors if t.op not in VIEW_OPS]
+        timed = [self.times[t.id] for t in computed if t.id in self.times]
+        if timed and box.kind in ("node", "group"):
+            box.seconds = sum(timed)
+        nodes = [t for t in computed if t.op != OP.NONE] or box.tensors
+        box.backend = collections.Counter(map(self._backend, nodes)).most_common(1)[0][0]
+        nbytes = sum(t.nbytes for t in box.tensors if t.view_src is None)
+        if box.kind == "group":
+            n = sum(t.op != OP.NONE and t.op not in VIEW_OPS for t in box.tensors)
+            weights = sum(t.nbytes for t in box.tensors if t.op == OP.NONE and WEIGHT.search(t.name))
+            box.lines.append(f"{n} nodes, weights {mib(weights)}" if weights else f"{n} nodes")
+        if box.seconds is not None:
+            moved = self.profile.nbytes_by_tensor()
+            nbytes = sum(moved.get(t.id, 0) for t in computed)
+            box.lines.append(f"{time_text(box.seconds)} ({box.seconds / (self.total or 1):.1%}), {mib(nbytes)} moved")
+        elif box.kind == "leaf":
+            box.lines[-1] += f", {mib(nbytes)}"
+        elif box.kind == "node" and box.tensors[0].id in self.fused:
+            box.lines.append(f"fused into {self.fused[box.tensors[0].id]}")
+
+    def _backend(self, t):
+        if self.sched is not None:
+            b = self.sched.get_tensor_backend(t)
+            return b.name if b is not None else None
+        if self.profile is not None and t.id in self.profile.backend_by_tensor():
+            return self.profile.backend_by_tensor()[t.id]
+        if t.op and t.base.op == OP.NONE:       # written into a leaf's memory, by whom is not known yet
+            return None
+        place = state(t)
+        return place.split(" ", 1)[0] if " buffer " in place else None
+
+    # ------------------------------------------------------------ colours
+    def _palette(self):
+        names = dict.fromkeys(b.backend for b in self.boxes.values() if b.backend and b.kind in ("node", "group"))
+        return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+
+    def _fill(self, box, palette):
+        if box.kind == "outside":
+            return ELSEWHERE
+        return LEAF if box.kind == "leaf" else palette.get(box.backend, PLAIN)
+
+    def _tooltip(self, box):
+        rows = [f"{describe(t)} = {op_name(t)}" if t.op else describe(t) for t in box.tensors[:60]]
+        if box.kind != "group":
+            t = box.tensors[0]
+            rows = [repr(t), f"shape {t.shape}, ne {list(t.ne)}, nb {list(t.nb)}, {t.nbytes:,} bytes"]
+        return "\n".join(rows + (["..."] if len(box.tensors) > 60 else []))
+
+    # ------------------------------------------------------------ SVG
+    @property
+    def svg(self):
+        """The picture: by graphviz where it is installed and engine is not "own", else by our own layout."""
+        if self.engine != "own" and shutil.which("dot"):
+            made = _graphviz(self.dot, "svg")
+            if made is not None:
+                return re.sub(r"(?s)^.*?(?=<svg)", "", made.decode("utf-8"))
+        return self._own_svg()
+
+    def _own_svg(self):
+        if not self.boxes:
+            return "<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'></svg>"
+        sizes = {}
+        for k, b in self.boxes.items():         # titles are bold
+            width = max(1.12 * len(b.texts[0]), *map(len, b.texts))
+            sizes[k] = CHAR * width + 2 * PAD, LINE * len(b.texts) + 2 * PAD - 4
+        at = Layout(sizes, self.arrows, self.leaves)
+        palette, legend = self._palette(), 24
+        w, h = at.width + 20, at.height + 20 + legend
+        out = [f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='-10 -10 {w:.0f} {h:.0f}' width='{w:.0f}' "
+               f"height='{h:.0f}' font-family='Helvetica,Arial,sans-serif' font-size='11'>",
+               "<defs><marker id='ggjit-arrow' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' "
+               "orient='auto'><path d='M0 0.5L8 4L0 7.5z' fill='#8c8c8c'/></marker></defs>"]
+        out += [f"<path d='{_curve(points)}' fill='none' stroke='#8c8c8c' stroke-width='1.1' "
+                "marker-end='url(#ggjit-arrow)'/>" for points in at.paths.values()]
+        out += [self._box_svg(b, at.x[k], at.y[k], *sizes[k], palette) for k, b in self.boxes.items()]
+        x, y = 0.0, at.height + 18
+        for name, colour in palette.items():
+            out.append(f"<rect x='{x:.0f}' y='{y - 9:.0f}' width='11' height='11' rx='2' fill='{colour}' "
+                       f"stroke='#6e6e6e'/><text x='{x + 15:.0f}' y='{y:.0f}' fill='#8c8c8c'>{escape(name)}</text>")
+            x += 30 + CHAR * len(name)
+        return "".join([*out, "</svg>"])
+
+    def _box_svg(self, box, x, y, w, h, palette):
+        left, top = x - w / 2, y - h / 2
+        dash = " stroke-dasharray='4 3'" if box.kind in ("leaf", "outside") else ""
+        out = [f"<g><title>{escape(self._tooltip(box))}</title><rect x='{left:.1f}' y='{top:.1f}' width='{w:.1f}' "
+               f"height='{h:.1f}' rx='{4 if box.kind != 'group' else 9}' fill='{self._fill(box, palette)}' "
+               f"stroke='#6e6e6e' stroke-width='{1 if box.kind != 'group' else 1.6}'{dash}/>"]
+        if box.seconds and self.total:
+            share = (w - 8) * box.seconds / self.total
+            out.append(f"<rect x='{left + 4:.1f}' y='{top + h - 5:.1f}' width='{share:.1f}' height='3' "
+                       "fill='#c0392b'/>")
+        for i, text in enumerate(box.texts):
+            bold = " font-weight='bold'" if i == 0 else ""
+            out.append(f"<text x='{x:.1f}' y='{top + PAD + 8 + LINE * i:.1f}' text-anchor='middle' "
+                       f"fill='#1c1c1c'{bold}>{escape(text)}</text>")
+        return "".join([*out, "</g>"])
+
+    # ------------------------------------------------------------ dot
+    @property
+    def dot(self):
+        """The same boxes and arrows in graphviz's language."""
+        palette, name = self._palette(), {k: f"n{i}" for i, k in enumerate(self.boxes)}
+        out = ["digraph ggjit {", '  graph [bgcolor="transparent", ranksep=0.35, nodesep=0.25];',
+               '  node [shape=box, style="filled,rounded", fontsize=11, fontname="Helvetica", color="#6e6e6e"];',
+               '  edge [color="#8c8c8c", arrowsize=0.6];']
+        for k, b in self.boxes.items():
+            style = ', style="filled,dashed"' if b.kind in ("leaf", "outside") else ""
+            text = "\\n".join(_quoted(s) for s in b.texts)
+            out.append(f'  {name[k]} [label="{text}", tooltip="{_quoted(self._tooltip(b))}", '
+                       f'fillcolor="{self._fill(b, palette)}"{style}];')
+        return "\n".join([*out, *(f"  {name[a]} -> {name[b]};" for a, b in self.arrows), "}"]) + "\n"
+
+    # ------------------------------------------------------------ notebooks and files
+    def html(self):
+        """The picture, and below it a drawing of every folded layer, to open."""
+        out = [f"<div style='overflow-x:auto'>{self.svg}</div>"]
+        for group in sorted(self.folded, key=_natural):
+            box = self.boxes["group", group]
+            inner = Drawing([t for t in self.nodes if self.layer[t.id] == group], True, self.views, self.profile,
+                            self.sched, self.engine, fold=False)
+            out.append(folded(", ".join([group, *box.lines]), f"<div style='overflow-x:auto'>{inner.svg}</div>"))
+        return "".join(out)
+
+    _repr_html_ = html
+
+    def __repr__(self):
+        return (f"<Drawing of {len(self.nodes)} nodes: {len(self.boxes)} boxes, {len(self.folded)} of them folded "
+                f"layers>")
+
+    def save(self, file):
+        """Write .svg, .html or .dot; .png and .pdf need graphviz's `dot`.  Errors: ParamError."""
+        file, ext = os.fspath(file), os.path.splitext(os.fspath(file))[1].lower()
+        texts = {".svg": lambda: self.svg, ".html": lambda: _page(self.html()), ".dot": lambda: self.dot,
+                 ".gv": lambda: self.dot}
+        if ext in texts:
+            data = texts[ext]().encode("utf-8")
+        elif ext in (".png", ".pdf") and shutil.which("dot"):
+            data = _graphviz(self.dot, ext[1:])
+        else:
+            data = None
+        if data is None:
+            raise ParamError(f"draw: {file!r} must end in .svg, .html or .dot (.png and .pdf where graphviz is "
+                             f"installed)")
+        with open(file, "wb") as f:
+            f.write(data)
+
+
+@drawing_of.register
+def draw(graph: Graph, file=None, expand=None, views=False, profile=None, sched=None, engine="auto"):
+    """A Drawing of the graph; written to `file` if given.
+
+    expand: True, False, a layer's name or a list of them; by default graphs of up to 40 nodes are unfolded.  views:
+    draw reshape, view, permute and transpose too.  profile: what `gg.profile()` gave (default: the last one that saw
+    this graph).  sched: a Scheduler whose assignment gives the colours.  engine: "auto" (graphviz where installed) or
+    "own".  Errors: ParamError, TypeMismatch, OSError.
+    """
+    if engine not in ("auto", "own"):
+        raise ParamError(f"draw: engine {engine!r}: expected 'auto' or 'own'")
+    if profile is None:
+        profile = last_of(graph)
+    else:
+        expect_slot(profile, "seconds_by_tensor", "draw: profile is what `with gg.profile() as p:` gives")
+    if sched is not None:
+        expect_slot(sched, "get_tensor_backend", "draw: sched is a gg.Scheduler")
+    drawing = Drawing(graph.nodes, expand, views, profile, sched, engine)
+    if file is not None:
+        drawing.save(file)
+    return drawing
+
+
+def time_text(seconds):
+    """12.3 us, 4.56 ms, 1.20 s."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def _natural(text):
+    return [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", text)]
+
+
+def _quoted(text):
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _curve(points):
+    """A path that leaves and enters vertically at every point."""
+    out = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        middle = (y0 + y1) / 2
+        out.append(f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}")
+    return "".join(out)
+
+
+def _graphviz(dot, form):
+    """What `dot -T<form>` makes of a text, or None where it fails or takes too long."""
+    try:
+        done = subprocess.run(["dot", f"-T{form}"], input=dot.encode("utf-8"), capture_output=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 and done.stdout else None
+
+
+def _page(body):
+    return (f"<!doctype html><html><head><meta charset='utf-8'><title>ggjit graph</title></head>"
+            f"<body style='font-family:sans-serif'>{body}</body></html>")

@@ -1,0 +1,167 @@
+"""Contexts own tensors.  They hold no tensor data: memory comes from buffers (`alloc_ctx_tensors`, GraphAllocator)."""
+import itertools
+import math
+import operator
+import struct
+import sys
+import weakref
+
+import ggjit.ops
+import ggjit.tensors
+from ggjit.core.shown import Shown, size_text
+from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
+from ggjit.ops.core.errors import ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP
+from ggjit.ops.core.shape import contiguous_nb
+from ggjit.ops.core.types import Type
+from ggjit.tensors.leaves import ACTIVE, innermost
+from ggjit.tensors.tensor import Tensor
+
+_MAX_NBYTES = 1 << 62
+# callers in these packages are not where a user made a tensor
+_INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
+_ids = itertools.count()
+_float_bits = struct.Struct("f")
+_int_bits = struct.Struct("i")
+
+
+class Context(Shown):
+    """Tensors that live and die together.
+
+    `with ctx:` makes ctx the place where results of ops go; without it they go to the first source's context.
+    A context keeps alive the contexts its tensors refer to.
+    """
+
+    def __init__(self):
+        self.id = next(_ids)
+        self.tensors = []                   # in order of creation
+        self.last_plan = None               # of the last gg.compute of a tensor in here: its results can still be read
+        self.buffers = []                   # buffers allocated for this context's tensors
+        self.alive = True
+        self._rows = []
+        self._keeps = set()                 # contexts of sources
+        self._finalizer = weakref.finalize(self, TABLE.release_later, self._rows)
+        self._finalizer.atexit = False
+
+    def __enter__(self):
+        self._check()
+        ACTIVE.__dict__.setdefault("stack", []).append(self)
+        return self
+
+    def __exit__(self, *exc):
+        ACTIVE.stack.pop()
+
+    def __repr__(self):
+        if not self.alive:
+            return f"<Context {self.id}, freed>"
+        nbytes = sum(t.nbytes for t in self.tensors if not t.op)
+        return f"<Context {self.id}: {len(self.tensors)} tensors, leafs of {size_text(nbytes)}>"
+
+    def __len__(self):
+        return len(self.tensors)
+
+    def __reduce__(self):
+        raise TypeMismatch("a Context cannot be pickled; pickle a Graph, or save values with ggjit.models.save_gguf")
+
+    def free(self):
+        """Give the records back; handles to its tensors raise from now on.  A second call does nothing."""
+        if self.alive:
+            self.alive = False
+            for t in self.tensors:
+                t._plan = None
+            self.tensors.clear()
+            self.last_plan = None
+            self._keeps.clear()
+            self.buffers.clear()
+            self._finalizer()
+
+    def _check(self):
+        if not self.alive:
+            raise StaleHandle("this Context was freed; make a new one")
+
+    def new_tensor(self, type, ne, name=""):
+        """A leaf of `type` with `ne` elements per dimension (ggml order, ne0 fastest; 1 to 4 dimensions).
+
+        It has no memory yet: `alloc_ctx_tensors`, a GraphAllocator or `from_numpy` gives it some.
+        Errors: TypeMismatch, ShapeError (more than 4 dimensions, negative sizes, ne0 not a multiple of the type's
+        block, more than 2^62 bytes).  Source: ggml_new_tensor.
+        """
+        self._check()
+        if not isinstance(type, Type):
+            raise TypeMismatch(f"new_tensor: type must be a tensor type such as gg.F32, got {type!r}")
+        ne = check_ne(type, ne)
+        return self._add(type, OP.NONE, ne, contiguous_nb(type, ne), NO_PARAMS, (), None, 0, name)
+
+    def node(self, op, type, ne, src=(), params=(), view_of=None, view_offs=0, nb=None):
+        """The result tensor of an op; called by op builders.
+
+        params: consecutive 32-bit slots, int as int32 and float as float32 bits.  view_of: the tensor whose memory
+        the result shares at byte `view_offs`; chains collapse to the base tensor.  nb: strides in bytes, contiguous
+        if absent (for a view: those of view_of when the shape is the same).
+        """
+        ctx = innermost(self)
+        ctx._check()
+        ne = check_ne(type, ne)
+        if nb is None:
+            same = view_of is not None and view_of.type is type and tuple(view_of.ne) == ne
+            nb = view_of.nb if same else contiguous_nb(type, ne)
+        for s in src:
+            if s is not None:
+                s._check()
+                if s.ctx is not ctx:
+                    ctx._keeps.add(s.ctx)
+        if view_of is not None and view_of.view_src is not None:
+            view_offs += view_of.view_offs
+            view_of = view_of.view_src
+        if view_of is not None and view_of.ctx is not ctx:
+            ctx._keeps.add(view_of.ctx)
+        return ctx._add(type, op, ne, tuple(nb), _pack(params), tuple(src), view_of, view_offs, "")
+
+    def _add(self, type, op, ne, nb, params, src, view_src, view_offs, name):
+        if len(src) > MAX_SRC:
+            raise ShapeError(f"{OP(op).name}: {len(src)} sources, at most {MAX_SRC}")
+        ids = NO_SRC if not src else tuple(-1 if s is None else s.id for s in src) + NO_SRC[len(src):]
+        row, generation = TABLE.new(type.id, int(op), 0, ne, nb, params, ids,
+                                    -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
+        self._rows.append(row)
+        t = Tensor(row, generation, self, type, OP(op), ne, nb, src, view_src, view_offs, name,
+                   _caller())
+        self.tensors.append(t)
+        return t
+
+
+def _caller():
+    """(file, line) of the innermost frame outside the op builders and this file."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+
+
+def check_ne(type, ne):
+    """ne as four ints, or a ShapeError."""
+    try:
+        ne = tuple(operator.index(n) for n in (ne if hasattr(ne, "__iter__") else (ne,)))
+    except TypeError:
+        raise ShapeError(f"a shape is 1 to {MAX_DIMS} integers (ggml order, ne0 fastest), got {ne!r}") from None
+    if not 1 <= len(ne) <= MAX_DIMS:
+        raise ShapeError(f"a tensor has 1 to {MAX_DIMS} dimensions, got {list(ne)}")
+    ne += (1,) * (MAX_DIMS - len(ne))
+    if min(ne) < 0:
+        raise ShapeError(f"dimensions must not be negative, got {list(ne)}")
+    if ne[0] % type.block:
+        raise ShapeError(f"{type!r} rows come in blocks of {type.block} elements, ne0 = {ne[0]} is no multiple")
+    if math.prod(ne) * type.nbytes >= _MAX_NBYTES or math.prod(n for n in ne if n) * type.nbytes >= _MAX_NBYTES:
+        raise ShapeError(f"{list(ne)} {type!r} is more than 2^62 bytes")
+    return ne
+
+
+def _pack(params):
+    if not params:
+        return NO_PARAMS
+    if len(params) > MAX_PARAMS:
+        raise ShapeError(f"{len(params)} op params, at most {MAX_PARAMS}")
+    slots = [_int_bits.unpack(_float_bits.pack(p))[0] if isinstance(p, float) else int(p) for p in params]
+    return (*slots, *NO_PARAMS[len(slots):])
+
+

@@ -1,0 +1,307 @@
+"""Python operators and slices of tensors, with NumPy's meaning.
+
+    y = x @ w.T + b         mul_mat(w, x), then add; nothing is copied for the transpose
+    z = (1 - x) / 2         scalars on either side
+    v = x[:, ::2]           a view: no bytes move
+
+    NumPy axis     0      1      2            ggml dimension    2      1      0
+    shape        ( 2   ,  3   ,  4 )          ne              [ 4   ,  3   ,  2 ]
+
+Shapes broadcast as in NumPy (equal or 1, aligned at the last axis); `gg.add` and its kin tile as ggml does.  The type
+is that of the left operand.  Tensors have no rank of their own: leading axes of length 1 are not part of `shape`.
+"""
+import math
+import operator
+
+import numpy as np
+
+from ggjit.ops.copying.copy import cont
+from ggjit.ops.copying.repeat import repeat_4d
+from ggjit.ops.copying.view import _offset_params, permute, reshape_4d, transpose
+from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
+from ggjit.ops.core.types import F16, F32
+from ggjit.ops.elementwise.binary import add, div, mul, sub
+from ggjit.ops.elementwise.fill import fill
+from ggjit.ops.elementwise.scale import scale, scale_bias
+from ggjit.ops.elementwise.unary import SIMPLE
+from ggjit.ops.matmul.mul_mat import mul_mat
+from ggjit.tensors.leaves import innermost, leaf_of
+
+
+class Operators:
+    """Mixin of Tensor.  Every operator adds a node to the graph; nothing is computed."""
+    __slots__ = ()
+    __array_priority__ = 1000.0         # ndarray + tensor comes here
+
+    def __add__(self, other):
+        if _is_scalar(other) and self.type is F32:
+            return scale_bias(self, 1.0, number(other))
+        return _binary(add, self, other)
+
+    def __radd__(self, other):
+        return self + other if _is_scalar(other) else _binary(add, other, self)
+
+    def __sub__(self, other):
+        if _is_scalar(other) and self.type is F32:
+            return scale_bias(self, 1.0, -number(other))
+        return _binary(sub, self, other)
+
+    def __rsub__(self, other):
+        if _is_scalar(other) and self.type is F32:
+            return scale_bias(self, -1.0, number(other))
+        return _binary(sub, other, self)
+
+    def __mul__(self, other):
+        if _is_scalar(other) and self.type is F32:
+            return scale(self, number(other))
+        return _binary(mul, self, other)
+
+    def __rmul__(self, other):
+        return self * other if _is_scalar(other) else _binary(mul, other, self)
+
+    def __truediv__(self, other):
+        return _binary(div, self, other)        # by a scalar as well: a product with 1 / other rounds differently
+
+    def __rtruediv__(self, other):
+        return _binary(div, other, self)
+
+    def __matmul__(self, other):
+        """NumPy's a @ b: (..., m, k) @ (..., k, n) -> (..., m, n), vectors as there.
+
+        As ggml computes it: mul_mat(b transposed, a), rows of both along k.  `x @ w.T` uses w as it lies and copies
+        nothing; any other right operand is transposed into a copy (gg.cont).  Quantised rows cannot be transposed:
+        write gg.mul_mat(w, x), which is x @ w.T.
+        """
+        b = _operand(other, self)
+        return NotImplemented if b is None else matmul(self, b)
+
+    def __rmatmul__(self, other):
+        a = _operand(other, self)
+        return NotImplemented if a is None else matmul(a, self)
+
+    def __pow__(self, power):
+        """Squares and square roots (power 2, 0.5): what ggml has ops for.  Errors: ParamError for other powers."""
+        if not _is_scalar(power):
+            return NotImplemented
+        if power not in (2, 0.5):
+            raise ParamError(f"{describe(self)} ** {power}: 2 and 0.5 are served; of positive values, write "
+                             f"gg.exp(gg.log(x) * {power})")
+        return SIMPLE["sqr" if power == 2 else "sqrt"][0](self)
+
+    def __neg__(self):
+        return SIMPLE["neg"][0](self)
+
+    def __pos__(self):
+        return self
+
+    def __abs__(self):
+        return SIMPLE["abs"][0](self)
+
+    def __len__(self):
+        """Length of the first NumPy axis."""
+        return self.shape[0]
+
+    def __bool__(self):
+        return True                     # a tensor is an object, whatever its length; its values need a compute
+
+    def item(self):
+        """The value of a tensor of one element that has data, as a Python number.  Errors: ShapeError."""
+        if math.prod(self.ne) != 1:
+            raise ShapeError(f"{describe(self)} holds {math.prod(self.ne):,} values, not one")
+        return self.numpy().item()
+
+    @property
+    def ndim(self):
+        """Axes of `shape`."""
+        return len(self.shape)
+
+    @property
+    def size(self):
+        """Number of elements."""
+        return math.prod(self.ne)
+
+    @property
+    def T(self):
+        """All axes reversed, as in NumPy: a view."""
+        return self.transpose()
+
+    def transpose(self, *axes):
+        """NumPy's transpose: axis i of the result is axis axes[i] of this tensor (default: reversed); a view.
+
+        Errors: ParamError unless the axes are a permutation; ShapeError for the last axis of a quantised type.
+        """
+        n = len(self.shape)
+        axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        order = tuple(reversed(range(n))) if not axes else tuple(a + n if a < 0 else a for a in axes)
+        if sorted(order) != list(range(n)):
+            raise ParamError(f"transpose: axes {tuple(axes)} are not a permutation of the {n} axes of {describe(self)}")
+        if order == tuple(range(n)):
+            return self
+        if n > 1 and order == (*range(n - 2), n - 1, n - 2):
+            return transpose(self)
+        to = list(range(4))             # permute scatters: dimension d goes to to[d]
+        for i, a in enumerate(order):
+            to[n - 1 - a] = n - 1 - i
+        return permute(self, *to)
+
+    def reshape(self, *shape):
+        """NumPy's reshape of a contiguous tensor (one -1 is found out): a view.  Errors: ShapeError."""
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if not 1 <= len(shape) <= 4:
+            raise ShapeError(f"reshape: 1 to 4 dimensions, got {tuple(shape)}")
+        known = math.prod(n for n in shape if n != -1)
+        if list(shape).count(-1) > 1 or -1 in shape and (not known or math.prod(self.ne) % known):
+            raise ShapeError(f"reshape: {describe(self)} does not fit {tuple(shape)}")
+        ne = [math.prod(self.ne) // known if n == -1 else n for n in reversed(shape)]
+        return reshape_4d(self, *ne, *(1,) * (4 - len(ne)))
+
+    def __getitem__(self, index):
+        """A view: integers, slices with positive steps, `...` and None, NumPy's meaning.
+
+        Quantised rows are cut at whole blocks only.  Errors: IndexRangeError, TypeMismatch (arrays: use gg.get_rows),
+        ParamError (negative steps), ShapeError.
+        """
+        ne, nb, offs = _sliced(self, index)
+        if not ne:
+            ne, nb = [1], [self.type.nbytes]
+        if len(ne) > 4:
+            raise ShapeError(f"indexing {describe(self)} gives {len(ne)} dimensions, at most 4 are possible")
+        strides = (nb + [b * n for b, n in zip(nb, ne, strict=True)][-1:] * 4)[:4]
+        if self.type.block > 1 and len(nb) == 1:
+            strides[1:] = contiguous_nb(self.type, tuple(ne) + (1,) * 3)[1:]
+        ne = tuple(ne) + (1,) * (4 - len(ne))
+        offs = offs if min(ne) else 0
+        return self.ctx.node(OP.VIEW, self.type, ne, (self,), _offset_params(offs), view_of=self, view_offs=offs,
+                             nb=strides)
+
+    def __iter__(self):
+        """Views along the first NumPy axis."""
+        return (self[i] for i in range(self.shape[0]))
+
+
+# ---------------------------------------------------------------- operands
+def _is_scalar(x):
+    return isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
+
+
+def number(x):
+    """A scalar as a float."""
+    try:
+        return float(x)
+    except OverflowError:
+        raise ParamError(f"{str(x)[:20]}... is too large for a float") from None
+
+
+def _operand(x, like):
+    """x as a tensor beside `like`: scalars and arrays become leaves; None where x is something else."""
+    if isinstance(x, Operators):
+        return x
+    if not _is_scalar(x) and not isinstance(x, np.ndarray):
+        return None
+    a = np.atleast_1d(np.asarray(number(x) if _is_scalar(x) else x))
+    if _is_scalar(x) or a.dtype == np.float64:          # Python's floats, as in `a * np.linspace(0, 1, 5)`
+        a = a.astype(np.float16 if like.type is F16 and _is_scalar(x) else np.float32)
+    return leaf_of(innermost(like.ctx), a)
+
+
+def _binary(op, a, b):
+    """op with NumPy's broadcasting; NotImplemented where an operand is no tensor, scalar or array."""
+    like = a if isinstance(a, Operators) else b
+    if _is_scalar(a) and b.type in (F32, F16):  # 1 / x: the scalar takes the shape of x, no leaf is needed
+        return op(fill(b, number(a)), b)
+    a, b = _operand(a, like), _operand(b, like)
+    if a is None or b is None:
+        return NotImplemented
+    ne = broadcast(op.__name__, a, b)
+    if a.ne == ne:
+        return op(a, b)
+    if op in (add, mul) and b.ne == ne and a.type is b.type:
+        return op(b, a)
+    return op(repeat_4d(a, *ne), b)
+
+
+def broadcast(name, a, b, first=0):
+    """The common ne of a and b from dimension `first` up; ShapeError unless NumPy broadcasts them."""
+    pairs = list(zip(a.ne, b.ne, strict=True))[first:]
+    if any(m != n and 1 not in (m, n) for m, n in pairs):
+        raise ShapeError(f"{name}: shapes {a.shape} of {describe(a)} and {b.shape} of {describe(b)} do not broadcast; "
+                         f"gg.{name} tiles as ggml does")
+    return tuple(n if m == 1 else m for m, n in pairs)
+
+
+def matmul(a, b):
+    """a @ b, see Operators.__matmul__."""
+    k = b.ne[0] if len(b.shape) == 1 else b.ne[1]
+    if a.ne[0] != k:
+        raise ShapeError(f"matmul: {describe(a)} has rows of {a.ne[0]}, {describe(b)} has {k} rows to multiply them "
+                         f"with (shapes {a.shape} @ {b.shape})")
+    if len(b.shape) == 1:
+        if len(a.shape) <= 2:
+            return mul_mat(a, b)
+        y = mul_mat(b, a)                       # [1, m, ...]: one value per row
+        return reshape_4d(y, *y.ne[1:], 1)
+    vector, batch = len(a.shape) == 1, broadcast("mul_mat", a, b, first=2)
+    if a.ne[2:] != batch:
+        a = repeat_4d(a, *a.ne[:2], *batch)
+    y = mul_mat(_rows_along_k(b), a)
+    return reshape_4d(y, y.ne[0], *y.ne[2:], 1) if vector else y
+
+
+def _rows_along_k(b):
+    """b (..., k, n) as a tensor whose rows are its columns: ne [k, n, ...]."""
+    if b.op == OP.TRANSPOSE and is_contiguous(b.src[0]):
+        return b.src[0]
+    if b.type.block > 1:
+        raise ShapeError(f"matmul: rows of {describe(b)} are blocks and cannot be transposed; gg.mul_mat(w, x) is "
+                         f"x @ w.T and takes quantised w")
+    return cont(transpose(b))
+
+
+# ---------------------------------------------------------------- slices
+def _expanded(t, index):
+    """One entry per axis of t.shape, and None where an axis is added."""
+    index = index if isinstance(index, tuple) else (index,)
+    for i in index:
+        if not (i is None or i is Ellipsis or isinstance(i, slice | int | np.integer)) or isinstance(i, bool):
+            raise TypeMismatch(f"{describe(t)} takes integers, slices, ... and None as indices, not "
+                               f"{type(i).__name__}; gg.get_rows picks rows by a tensor of ids")
+    used, n = sum(i is not None and i is not Ellipsis for i in index), len(t.shape)
+    if used > n or sum(i is Ellipsis for i in index) > 1:
+        raise IndexRangeError(f"{describe(t)} has {n} axes, the index {index} has more, or more than one ...")
+    at = next((k for k, i in enumerate(index) if i is Ellipsis), len(index))
+    return [*index[:at], *[slice(None)] * (n - used), *index[at + 1:]]
+
+
+def _sliced(t, index):
+    """(ne, nb, byte offset) of t[index], ggml order."""
+    ne, nb, offs, axis = [], [], 0, len(t.shape)
+    block = t.type.block
+    for i in _expanded(t, index):
+        if i is None:
+            ne.append(1)
+            nb.append(t.nb[max(axis - 1, 0)])
+            continue
+        axis -= 1
+        n, unit = t.ne[axis], t.nb[axis]
+        packed = block > 1 and axis == 0
+        if isinstance(i, slice):
+            start, stop, step = i.indices(n)
+            if step < 1:
+                raise ParamError(f"{describe(t)}: a view cannot step backwards ({i.step}); use gg.get_rows")
+            length = max(0, -(-(stop - start) // step))
+            if packed and (step != 1 or start % block or length % block):
+                raise ShapeError(f"{describe(t)}: rows are blocks of {block}; cut them at multiples of it, step 1")
+            ne.append(length)
+            nb.append(unit * step)
+        else:
+            start = operator.index(i)
+            if not -n <= start < n:
+                raise IndexRangeError(f"index {start} is out of range for axis {len(t.shape) - 1 - axis} of "
+                                      f"{describe(t)}, {n} long")
+            start %= n
+            if packed:
+                raise ShapeError(f"{describe(t)}: one element of a block cannot be viewed; gg.cast to F32 first")
+        offs += start // block * unit if packed else start * unit
+    return ne[::-1], nb[::-1], offs

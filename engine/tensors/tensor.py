@@ -1,0 +1,291 @@
+"""Tensor: a thin handle on a row of the tensor table.
+
+`ne` and `nb` are in ggml's order (ne0 is the fastest dimension, nb in bytes); `shape` is NumPy's, reversed:
+
+    ne = (4, 3, 1, 1)   nb = (4, 16, 48, 48)          shape = (3, 4)
+
+         ne0 ->
+        +----+----+----+----+        element (i0, i1) lies at  offs + i0*nb0 + i1*nb1
+    ne1 | 0  | 4  | 8  | 12 |
+     |  | 16 | 20 | 24 | 28 |        (numbers: byte offsets)
+     v  | 32 | 36 | 40 | 44 |
+        +----+----+----+----+
+"""
+import contextlib
+
+import numpy as np
+
+from ggjit.core.arguments import whole
+from ggjit.core.buffer import as_bytes, buffer_by_id, freed
+from ggjit.core.pending import IN_FLIGHT, wait_for_writers
+from ggjit.core.shown import Shown
+from ggjit.core.table import FREED, TABLE
+from ggjit.core.versions import T_VERSION, touched
+from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
+from ggjit.ops.core.shape import describe, is_contiguous
+from ggjit.ops.core.types import BF16
+from ggjit.ops.types.quantize import dequantize, quantize
+from ggjit.tensors.interop import Exchange
+from ggjit.tensors.leaves import numbers
+from ggjit.tensors.operators import Operators
+from ggjit.tensors.words import op_name, state
+
+
+class Tensor(Operators, Exchange, Shown):
+    """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
+
+    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
+                 "_plan", "__weakref__")
+
+    def __init__(self, id, generation, ctx, type, op, ne, nb, src, view_src, view_offs, name, made_at=("", 0)):
+        self.id, self.generation, self.ctx = id, generation, ctx
+        self.type, self.op, self.ne, self.nb = type, op, ne, nb
+        self.src, self.view_src, self.view_offs = src, view_src, view_offs
+        self.name = name
+        self.made_at = made_at          # (file, line) of the call that made it
+        self._plan = None               # weak reference to the plan that computed it last
+
+    _at = None                          # engine/graphs/placed.py: fixed places under a scheduler
+
+    def _wrote(self):
+        TABLE.words[self.base.id, T_VERSION] += 1
+
+    def _check(self):
+        if not self.ctx.alive or TABLE.words[self.id, T_GEN] != self.generation:
+            raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed")
+
+    # ------------------------------------------------------------ facts
+    @property
+    def shape(self):
+        """NumPy order, trailing ggml dimensions of length 1 dropped."""
+        n = 4
+        while n > 1 and self.ne[n - 1] == 1:
+            n -= 1
+        return tuple(reversed(self.ne[:n]))
+
+    @property
+    def nbytes(self):
+        """Bytes from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted)."""
+        if min(self.ne) <= 0:
+            return 0
+        if self.type.block == 1:
+            return self.type.nbytes + sum((n - 1) * b for n, b in zip(self.ne, self.nb, strict=True))
+        return self.ne[0] * self.nb[0] // self.type.block + sum(
+            (n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:], strict=True))
+
+    @property
+    def flags(self):
+        return int(TABLE.words[self.id, T_FLAGS])
+
+    @property
+    def op_params(self):
+        """The 16 int32 slots; floats are stored as their bits."""
+        return TABLE.records["op_params"][self.id].copy()
+
+    @property
+    def param_floats(self):
+        """The same slots read as float32."""
+        return self.op_params.view(np.float32)
+
+    @property
+    def base(self):
+        """The tensor whose memory this one uses: itself, or the end of its view chain."""
+        return self if self.view_src is None else self.view_src
+
+    @property
+    def buffer(self):
+        """The buffer that holds it, or None (results of ops: in the plan that ran last)."""
+        where = self._where()
+        return None if where is None else where[0]
+
+    @property
+    def offs(self):
+        """Byte offset in `buffer.arena`: buffer.arena[t.offs : t.offs + t.nbytes] are its bytes."""
+        where = self._where()
+        if where is None:
+            raise NotAllocated(f"{describe(self)} has no memory; use alloc_ctx_tensors or a GraphAllocator")
+        return where[1]
+
+    def _where(self):
+        """(buffer, byte offset) or None."""
+        self._check()
+        base = self.base
+        row = TABLE.words[base.id]
+        if row[T_BUFFER] >= 0:
+            return buffer_by_id(int(row[T_BUFFER]), base), int(row[T_OFFS]) + self.view_offs
+        plan = self._plan() if self._plan is not None else None
+        if plan is None and row[T_BUFFER] == FREED:
+            raise freed(base)
+        return plan.where(self) if plan is not None else None
+
+    def __repr__(self):
+        op = "" if not self.op else f" = {op_name(self)}({', '.join(_short(s) for s in self.src)})"
+        return f"<{describe(self)}{op}, {state(self)}>"
+
+    def __reduce__(self):
+        raise TypeMismatch(f"{describe(self)} cannot be pickled by itself; pickle its Graph, or save the values with "
+                           f"ggjit.models.save_gguf")
+
+    # ------------------------------------------------------------ data
+    def _placed(self, offset=0, nbytes=None):
+        """(buffer, number of bytes) of a byte range, checked: IndexRangeError, NotAllocated, Overwritten."""
+        offset = whole(offset, "offset")
+        nbytes = self.nbytes - offset if nbytes is None else whole(nbytes, "nbytes")
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise IndexRangeError(f"bytes {offset}..{offset + nbytes} are outside {describe(self)} "
+                                  f"({self.nbytes} bytes)")
+        plan = self._plan() if self._plan is not None else None
+        if plan is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
+            plan.check_intact(self)
+        where = self._where()
+        if where is None:
+            how = "use alloc_ctx_tensors and set it" if not self.op else \
+                "compute it first; if it was, keep the plan that did in a variable, or use gg.compute"
+            raise NotAllocated(f"{describe(self)} has no memory; {how}")
+        return where[0], nbytes
+
+    def _bytes_view(self, offset=0, nbytes=None):
+        """uint8 array of the tensor's bytes: the memory itself where it is host memory, else a copy."""
+        buf, nbytes = self._placed(offset, nbytes)
+        if IN_FLIGHT:
+            wait_for_writers(buf)
+        if buf.buft.is_host():
+            return buf.host_bytes(self.offs + offset, nbytes)
+        return np.frombuffer(buf.get_tensor(self, offset, nbytes), np.uint8)
+
+    def bytes(self, offset=0, nbytes=None):
+        """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
+        return self._bytes_view(offset, nbytes).tobytes()
+
+    def set_bytes(self, data, offset=0):
+        """Write raw bytes at byte `offset` of the tensor."""
+        raw = as_bytes(data)
+        self._placed(offset, raw.size)[0].set_tensor(self, raw, offset)
+
+    def set(self, array):
+        """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
+        a = numbers(array, f"set {describe(self)}")
+        want = tuple(reversed(self.ne))
+        if a.ndim > 4 or (1,) * (4 - a.ndim) + a.shape != want:
+            raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
+        buf, nbytes = self._placed()
+        a = a.reshape(want)
+        whole = is_contiguous(self)
+        if self.type.block > 1 or self.type is BF16:
+            if not whole:
+                raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
+            buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
+        elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
+            raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
+        elif self.type.dtype.kind == "i" and a.size and not _in_range(a, self.type.dtype):
+            raise ParamError(f"set: values from {a.min()} to {a.max()} do not fit {describe(self)}")
+        elif buf.buft.is_host():
+            self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
+            touched(self)
+        else:
+            raw = np.empty(nbytes, np.uint8) if whole else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
+            self._elements(raw)[...] = a
+            buf.set_tensor(self, raw, 0)
+
+    @contextlib.contextmanager
+    def write(self):
+        """The values as a writable array in NumPy order (scalar types), for the length of a `with` block.
+
+            with t.write() as a:
+                a[0] = 1
+
+        On a device without host memory it is a copy that is sent back at the end.  Errors: TypeMismatch for
+        quantised types and BF16 (use set).
+        """
+        if self.type.block > 1 or self.type is BF16:
+            raise TypeMismatch(f"write: {describe(self)} is no array of numbers; use set, which converts")
+        buf, nbytes = self._placed()
+        host = buf.buft.is_host()
+        if IN_FLIGHT:
+            wait_for_writers(buf)
+        raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
+        a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
+        a = buf.lend(a) if host else a
+        touched(self)
+        try:
+            yield a
+        finally:
+            a.flags.writeable = False
+            if host:
+                touched(self)
+            else:
+                buf.set_tensor(self, raw, 0)
+
+    def numpy(self):
+        """A copy of the values in NumPy order: float16 for F16; BF16 and quantised types come as float32.
+
+        Waits for schedulers whose asynchronous work may still write them.
+        """
+        return self._decoded(self._bytes_view())
+
+    def _decoded(self, raw):
+        """A copy of the values that the bytes `raw` mean."""
+        if self.type.block > 1 or self.type is BF16:
+            return self._dequantized(raw)
+        return self._elements(raw).reshape(self.shape).copy()
+
+    def _elements(self, raw, dtype=None):
+        """Strided NumPy view of scalar elements, 4 dimensions in NumPy order (BF16: pass the dtype of its bits)."""
+        dtype = dtype or self.type.dtype
+        if raw.size == 0:
+            return np.empty(tuple(reversed(self.ne)), dtype)
+        return np.ndarray(tuple(reversed(self.ne)), dtype, raw.data, 0, tuple(reversed(self.nb)))
+
+    def _dequantized(self, raw):
+        if self.type is BF16:                   # the upper halves of float32, at any strides
+            bits = self._elements(raw, np.uint16).astype(np.uint32) << 16
+            return bits.view(np.float32).reshape(self.shape)
+        row = self.type.row_nbytes(self.ne[0])
+        if self.nb[0] != self.type.nbytes:
+            raise ShapeError(f"numpy: elements of {describe(self)} are not side by side in a row; use gg.cont first")
+        shape = (*reversed(self.ne[1:]), row)
+        if not raw.size:
+            return np.empty(self.shape, np.float32)
+        rows = np.ndarray(shape, np.uint8, raw.data, 0, (*reversed(self.nb[1:]), 1))
+        return dequantize(self.type, np.ascontiguousarray(rows), self.shape)
+
+
+def _in_range(a, dtype):
+    limits = np.iinfo(dtype)
+    return limits.min <= int(a.min()) and int(a.max()) <= limits.max
+
+
+def _short(t):
+    return "none" if t is None else t.name or f"%{t.id}"
+
+
+def set_input(t):
+    """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them.  Returns it."""
+    return _flag(t, FLAG_INPUT)
+
+
+def set_output(t):
+    """Mark a result as an output: its memory is never reused, so it can be read after the compute.  Returns it."""
+    _flag(t, FLAG_OUTPUT)
+    if t.view_src is not None:              # a view has no memory of its own: keep that of its base
+        _flag(t.view_src, FLAG_OUTPUT)
+    return t
+
+
+def set_param(t):
+    """Mark a leaf as a trainable parameter.  Returns it."""
+    return _flag(t, FLAG_PARAM)
+
+
+def _flag(t, flag):
+    t._check()
+    TABLE.flag(t.id, flag)
+    return t
+
+
+def set_name(t, name):
+    """Give the tensor a name (shown in errors, plans and reports); returns it."""
+    t.name = str(name)
+    return t
+

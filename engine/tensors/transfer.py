@@ -1,0 +1,173 @@
+"""Moving tensor data: between host and tensors, between tensors.
+
+    tensor_set / tensor_get / tensor_memset, *_async, *_2d       bytes in and out, with exact bounds
+    tensor_copy, tensor_copy_async                               one tensor to another of the same layout
+    view_init                                                    is a view usable, and where does it lie
+
+Whole graphs: graphs/copying.py.  Names are ggml's without `ggml_backend_`.
+"""
+
+import numpy as np
+
+from ggjit.core.arguments import whole
+from ggjit.core.buffer import as_bytes
+from ggjit.core.pending import wait_for_writers
+from ggjit.core.table import TABLE
+from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError
+from ggjit.ops.core.record import T_BUFFER
+from ggjit.ops.core.shape import describe
+
+_MAX_GAPS_NBYTES = 1 << 30      # between the blocks that a 2-D read returns
+
+
+# ---------------------------------------------------------------- bytes in and out
+def tensor_set(t, data, offset=0):
+    """Write raw bytes at byte `offset` (ggml_backend_tensor_set)."""
+    t.set_bytes(data, offset)
+
+
+def tensor_get(t, offset=0, nbytes=None):
+    """Raw bytes (ggml_backend_tensor_get)."""
+    return t.bytes(offset, nbytes)
+
+
+def tensor_memset(t, value, offset=0, nbytes=None):
+    """Fill a byte range with a byte value 0..255 (ggml_backend_tensor_memset)."""
+    if not isinstance(value, int | np.integer) or not 0 <= value <= 255:
+        raise ParamError(f"memset value must be a byte 0..255, got {value!r}")
+    buf, nbytes = t._placed(offset, nbytes)
+    buf.memset_tensor(t, int(value), offset, nbytes)
+
+
+def tensor_set_async(backend, t, data, offset=0):
+    """Write bytes in `backend`'s order; `data` must stay as it is until it synchronizes."""
+    raw = as_bytes(data)
+    t._placed(offset, raw.size)
+    backend.set_tensor_async(t, raw, offset)
+
+
+def tensor_get_async(backend, t, offset=0, nbytes=None):
+    """Bytes of the tensor after everything submitted to `backend`; complete once it synchronizes."""
+    _, nbytes = t._placed(offset, nbytes)
+    return backend.get_tensor_async(t, offset, nbytes)
+
+
+def tensor_set_2d(t, data, offset, nbytes, n_copies, stride, data_stride):
+    """Write n_copies blocks of nbytes bytes: block i goes from data[i * data_stride] to byte offset + i * stride.
+
+        data    |#####---|#####---|#####---|          #: nbytes,   |..|: data_stride
+        tensor  ..offset..|#####-|#####-|#####-|                   |..|: stride
+    """
+    raw = as_bytes(data)
+    buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size)
+    if buf is not None:
+        buf.set_tensor_2d(t, raw, offset, nbytes, n_copies, stride, data_stride)
+
+
+def tensor_get_2d(t, offset, nbytes, n_copies, stride, data_stride):
+    """Read n_copies blocks; block i lies at byte i * data_stride of the result, gaps are zero."""
+    buf = _check_2d(t, offset, nbytes, n_copies, stride, data_stride)
+    if buf is None:
+        return b""
+    wait_for_writers(buf)
+    return buf.get_tensor_2d(t, offset, nbytes, n_copies, stride, data_stride)
+
+
+def tensor_set_2d_async(backend, t, data, offset, nbytes, n_copies, stride, data_stride):
+    """tensor_set_2d in `backend`'s order; `data` must stay as it is until it synchronizes."""
+    raw = as_bytes(data)
+    if _check_2d(t, offset, nbytes, n_copies, stride, data_stride, raw.size) is not None:
+        backend.set_tensor_2d_async(t, raw, offset, nbytes, n_copies, stride, data_stride)
+
+
+def tensor_get_2d_async(backend, t, offset, nbytes, n_copies, stride, data_stride):
+    """tensor_get_2d after everything submitted to `backend`; complete once it synchronizes."""
+    if _check_2d(t, offset, nbytes, n_copies, stride, data_stride) is None:
+        return b""
+    return backend.get_tensor_2d_async(t, offset, nbytes, n_copies, stride, data_stride)
+
+
+def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
+    """The tensor's buffer, or None where there is nothing to copy.  given: bytes of the data; None: it is a read."""
+    names = ("nbytes", "n_copies", "stride", "data_stride")
+    sizes = [whole(n, name) for n, name in zip((nbytes, n_copies, stride, data_stride), names, strict=True)]
+    if min(sizes) < 0:
+        raise ParamError("2-D copies take sizes, counts and strides of zero or more")
+    if nbytes and n_copies > t.nbytes:                  # only with strides of 0
+        raise IndexRangeError(f"{n_copies} blocks are more than {describe(t)} has bytes ({t.nbytes})")
+    if given is not None and n_copies and (n_copies - 1) * data_stride + nbytes > given:
+        raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than the {given} "
+                              f"bytes given")
+    if not nbytes or not n_copies:
+        t._placed(offset, 0)
+        return None
+    if given is None and (n_copies - 1) * (data_stride - nbytes) > _MAX_GAPS_NBYTES:
+        raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart: more than "
+                              f"{_MAX_GAPS_NBYTES:,} bytes of gaps; use a smaller data_stride")
+    t._placed(offset, nbytes)
+    return t._placed(offset + (n_copies - 1) * stride, nbytes)[0]
+
+
+# ---------------------------------------------------------------- between tensors
+def same_layout(a, b):
+    """Type, sizes and strides are equal (ggml_are_same_layout)."""
+    return a.type is b.type and tuple(a.ne) == tuple(b.ne) and tuple(a.nb) == tuple(b.nb)
+
+
+def tensor_copy(src, dst):
+    """dst := src; both of the same layout, on any devices.
+
+    Tries the direct ways first: host source, host destination, the destination's buffer; else by way of the host.
+    Waits for schedulers whose asynchronous work may still write src.
+    """
+    if not same_layout(src, dst):
+        raise ShapeError(f"tensor_copy: layouts differ: {describe(src)} nb {list(src.nb)} and {describe(dst)} nb "
+                         f"{list(dst.nb)}")
+    if src is not dst:
+        wait_for_writers(src._placed()[0])
+        copy_bytes(src, dst)
+
+
+def copy_bytes(src, dst):
+    """tensor_copy without the questions."""
+    (from_buf, nbytes), (to_buf, _) = src._placed(), dst._placed()
+    if from_buf.buft.is_host():
+        to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
+    elif not to_buf.copy_tensor(src, dst):
+        to_buf.set_tensor(dst, from_buf.get_tensor(src, 0, nbytes), 0)
+
+
+def tensor_copy_async(src_backend, dst_backend, src, dst):
+    """The same in the order of both streams; where they cannot, both are synchronized and the copy blocks."""
+    if not same_layout(src, dst):
+        raise ShapeError(f"tensor_copy_async: layouts differ: {describe(src)} and {describe(dst)}")
+    if src is dst:
+        return
+    src._placed()
+    dst._placed()
+    if not dst_backend.copy_tensor_async(src, dst, src_backend):
+        src_backend.synchronize()
+        dst_backend.synchronize()
+        tensor_copy(src, dst)
+
+
+def view_init(t):
+    """Check that view `t` can be used and tell its buffer (ggml_backend_view_init).  Views need no placing here."""
+    if t.view_src is None:
+        raise ParamError(f"{describe(t)} is no view")
+    if int(TABLE.words[t.view_src.id, T_BUFFER]) < 0:
+        raise NotAllocated(f"{describe(t)} views {describe(t.view_src)}, which has no memory; allocate it first")
+    if t.view_offs + t.nbytes > t.view_src.nbytes:
+        raise IndexRangeError(f"{describe(t)} ends at byte {t.view_offs + t.nbytes}, past {describe(t.view_src)}")
+    t.buffer.init_tensor(t)
+
+
+def set_zero(t):
+    """All bytes of t from its first element to its last become 0; returns t.  NumPy: t[...] = 0.
+
+    As in ggml this includes what lies in the gaps of a strided view.  Zero bytes are zeros in every type.
+    Errors: NotAllocated, StaleHandle, ParamError (read-only memory).  Source: ggml_set_zero.
+    """
+    if min(t.ne) > 0:
+        tensor_memset(t, 0)
+    return t

@@ -1,0 +1,107 @@
+"""A tensor in words: its op, where its data lie, the values at its corners.
+
+Showing must never disturb or fail: nothing is allocated, only the few bytes that are shown are read, and whatever
+cannot be read (no memory, a freed buffer, reused memory, a device that raises) is said in words.
+"""
+import math
+import os
+
+import numpy as np
+
+from ggjit.ops.core.errors import GgjitError, StaleHandle
+from ggjit.ops.core.record import GLU, OP, UNARY
+from ggjit.ops.types.quantize import dequantize
+
+EDGE = 3                        # elements shown at each end of a dimension
+MAX_STATS_NBYTES = 16 << 20     # larger tensors are not read whole for their minimum and maximum
+
+
+def op_name(t):
+    """The op of a tensor in lower case; of OP.UNARY and OP.GLU the function: "silu", "swiglu"."""
+    functions = {OP.UNARY: UNARY, OP.GLU: GLU}.get(t.op)
+    if functions is None or not t.ctx.alive:        # the parameters of a freed tensor may be another's by now
+        return t.op.name.lower()
+    return functions(int(t.op_params[0])).name.lower()
+
+
+def state(t):
+    """Where the data of a tensor lie, in words: "no data", "CPU buffer 3", "freed context", "freed buffer"."""
+    if not t.ctx.alive:
+        return "freed context"
+    try:
+        where = t._where()
+    except StaleHandle as e:
+        return "freed buffer" if "buffer" in str(e) else "freed context"
+    if where is None:
+        return "no data"
+    return f"{where[0].buft.name} buffer {where[0].id}"
+
+
+def edges(n):
+    """The first and last indices of n; None stands for those left out."""
+    return list(range(n)) if n <= 2 * EDGE + 1 else [*range(EDGE), None, *range(n - EDGE, n)]
+
+
+def corner(t):
+    """The values at the corners of the first matrix: rows of texts, "..." for what is left out.
+
+    Reads one block per element that is shown.  Errors: those of reading the tensor.
+    """
+    columns, rows, blocks = edges(t.ne[0]), edges(t.ne[1]), {}
+
+    def value(i0, i1):
+        at = (i0 // t.type.block, i1)
+        if at not in blocks:
+            raw = t._bytes_view(at[0] * t.nb[0] + i1 * t.nb[1], t.type.nbytes)
+            blocks[at] = decode(t.type, np.array(raw))
+        return value_text(blocks[at][i0 % t.type.block])
+    return [["..." if i0 is None or i1 is None else value(i0, i1) for i0 in columns] for i1 in rows]
+
+
+def decode(type, raw):
+    """The values of one block."""
+    if type.name == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if type.dtype is not None:
+        return raw.view(type.dtype)
+    return dequantize(type, raw, (type.block,))
+
+
+def value_text(x):
+    return f"{x:d}" if isinstance(x, np.integer) else f"{float(x):.4g}"
+
+
+def statistics(t):
+    """"min -1, max 2, mean 0.5" of a tensor of scalars of moderate size, with the number of NaN; else ""."""
+    # elements, not nbytes: strides of 0 make many elements of few bytes
+    if t.type.dtype is None or not 0 < math.prod(t.ne) * t.type.nbytes <= MAX_STATS_NBYTES:
+        return ""
+    a = t.numpy()
+    bad = int(np.isnan(a).sum()) if a.dtype.kind == "f" else 0
+    if bad == a.size:
+        return "all NaN"
+    with np.errstate(all="ignore"):
+        low, high, mean = np.nanmin(a), np.nanmax(a), np.nanmean(a, dtype=np.float64)
+    return f"min {value_text(low)}, max {value_text(high)}, mean {value_text(mean)}" + (f", {bad:,} NaN" if bad else "")
+
+
+def preview(t):
+    """(rows of texts, a remark): the corner values and what they are part of, or why there are none."""
+    if 0 in t.ne:
+        return [], "no elements"
+    place = state(t)
+    if place in ("no data", "freed context", "freed buffer"):
+        return [], place
+    try:
+        left_out = "" if t.ne[2:] == (1, 1) else f"[0, 0, :, :] of shape {tuple(reversed(t.ne))}"
+        return corner(t), "; ".join(filter(None, (left_out, statistics(t))))
+    except GgjitError as e:
+        return [], str(e)
+    except Exception as e:      # a third party's buffer may raise anything; a notebook cell must still be shown
+        return [], f"the values cannot be read: {type(e).__name__}: {e}"
+
+
+def source_line(t):
+    """"file.py:12" of the call that made the tensor."""
+    file, line = t.made_at
+    return f"{os.path.basename(file)}:{line}" if file else ""

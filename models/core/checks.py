@@ -1,0 +1,48 @@
+"""Arguments as users give them: checked once, here, with errors that name the argument and what it should be."""
+import math
+import operator
+
+from ggjit.ops.core.errors import ModelError, ParamError
+
+
+def integer(name, value, low, high, why=""):
+    """`value` as an int from low to high; NumPy integers are welcome, bools are not."""
+    try:
+        n = operator.index(value)
+    except TypeError:
+        n = None
+    if n is None or isinstance(value, bool) or not low <= n <= high:
+        raise ParamError(f"{name} must be an integer from {low} to {high}{why}, got {value!r}")
+    return n
+
+
+def number(name, value):
+    """`value` as a finite float."""
+    try:
+        x = float(value)
+    except (TypeError, ValueError):
+        x = math.nan
+    if isinstance(value, str | bytes | bool) or not math.isfinite(x):
+        raise ParamError(f"{name} must be a finite number, got {value!r}")
+    return x
+
+
+def one_of(name, value, known):
+    """`value`, if it is one of `known`."""
+    if not isinstance(value, str) or value not in known:
+        raise ParamError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def known_options(what, given, known):
+    """ParamError for options nobody knows."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+
+
+def finite(file, key, value, low=-math.inf):
+    """A hyperparameter that has to be a finite number above `low`."""
+    if not math.isfinite(value) or value <= low:
+        raise ModelError(f"{file.path}: {file.arch}.{key} = {value}, expected a finite number above {low}")
+    return value

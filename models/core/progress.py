@@ -1,0 +1,116 @@
+"""Progress on stderr, only where that is a terminal: bars with rate and remaining time, the kernel being compiled.
+
+rich honours NO_COLOR and TERM; on a pipe nothing is drawn and rich is not imported.
+"""
+import contextlib
+import math
+import sys
+import threading
+import time
+
+from ggjit.ops.core.errors import extra
+from ggjit.ops.native.jit import CACHE
+
+TICK = 0.1                              # seconds between two moves of a clock's bar
+
+
+def _drawn():
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _numbers(task):
+    """What stands behind a bar: "3/8  1.5/s  0:04 left"."""
+    done = f"{task.completed:,.0f}" + (f"/{task.total:,.0f}" if task.total else "")
+    rate = f"  {task.speed:,.3g}/s" if task.speed else ""
+    left = "" if task.time_remaining is None else "  {}:{:02d} left".format(*divmod(math.ceil(task.time_remaining), 60))
+    return done + rate + left
+
+
+class _Display:
+    """All bars of the process in one place of the terminal; it is drawn while there is one."""
+
+    def __init__(self):
+        self._progress = None
+
+    def add(self, description, total):
+        if self._progress is None:
+            p, text = extra("rich.progress", "models"), extra("rich.text", "models")
+
+            class Numbers(p.ProgressColumn):
+                def render(self, task):
+                    return text.Text(_numbers(task))
+            self._progress = p.Progress(p.TextColumn("{task.description}", markup=False), p.BarColumn(), Numbers(),
+                                        console=p.Console(file=sys.stderr), transient=True,
+                                        redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
+            self._progress.start()
+        return self._progress.add_task(description, total=total)
+
+    def update(self, task, **changes):
+        self._progress.update(task, **changes)
+
+    def remove(self, task):
+        self._progress.refresh()            # work quicker than the display's own tick is seen to have ended
+        self._progress.remove_task(task)
+        if not self._progress.tasks:
+            self._progress.stop()
+            self._progress = None
+
+
+_display = _Display()
+
+
+@contextlib.contextmanager
+def bar(description, total=None, drawn=True):
+    """`with bar("repetitions", n) as step: ... step()`.  step(n, total=...) moves by n and may tell the total late."""
+    if not drawn or not _drawn():
+        yield lambda n=1, **changes: None
+        return
+    task = _display.add(description, total)
+    try:
+        yield lambda n=1, **changes: _display.update(task, advance=n, **changes)
+    finally:
+        _display.remove(task)
+
+
+@contextlib.contextmanager
+def clock(description, seconds):
+    """A bar that moves by itself and is full after `seconds`: for work that stops by the clock."""
+    if not _drawn() or not 1 <= seconds < math.inf:
+        yield
+        return
+    stop, start = threading.Event(), time.monotonic()
+    task = _display.add(description, seconds)
+
+    def move():
+        while not stop.wait(TICK):
+            _display.update(task, completed=min(time.monotonic() - start, seconds))
+    thread = threading.Thread(target=move, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        _display.remove(task)
+
+
+@contextlib.contextmanager
+def compiling():
+    """While kernels are compiled inside the block, a line on stderr names them and counts."""
+    if not _drawn():
+        yield
+        return
+    task, before = None, CACHE.on_compile
+
+    def show(name):
+        nonlocal task
+        if task is None:
+            task = _display.add("", None)
+        _display.update(task, advance=1, description=f"compiling (kept for next time): {name}")
+    CACHE.on_compile = show
+    try:
+        yield
+    finally:
+        CACHE.on_compile = before
+        if task is not None:
+            _display.remove(task)

@@ -1,0 +1,387 @@
+"""GGUF files: a bounded reader.  A file is judged whole before anything of it is used.
+
+        0        4         8            16          24
+        "GGUF" | version | n_tensors  | n_kv      | n_kv entries: key, value type, value
+                                                  | n_tensors entries: name, n_dims, ne.., type, offset
+                                                  | padding to `alignment`
+        data_offs ------------------------------> | tensor data, each tensor at a multiple of `alignment`
+        (little endian; string = u64 length, bytes; array = u32 item type, u64 count, items)
+
+Every count, length and offset is compared with what is left of the file before it is used, so neither time nor memory
+can exceed what the file's own size pays for; `MAX_ITEMS` bounds the only part that costs Python time per item.
+Nothing is copied: numeric arrays are views of the mapped file, strings are located once (80 ns each) and decoded when
+asked for.  Source: ggml's gguf.cpp, whose checks are all here; on top of them ranges may not overlap, but tensors need
+not follow one another without gaps.
+"""
+import itertools
+import math
+import mmap
+import os
+import stat
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.types import TYPE_INFO, Type
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_ITEMS = 1 << 22             # strings and inner arrays of one file: at most a second of scanning
+MAX_ENTRIES = 1 << 16           # keys, and tensors, of one file
+MAX_STRING_NBYTES = 1 << 26     # one string value; a chat template has 10 kB, an embedded tokenizer.json 20 MB
+MAX_DEPTH = 4                   # arrays within arrays
+MAX_KEY_NBYTES = 65535          # GGUF specification
+MAX_NAME_NBYTES = 63            # GGML_MAX_NAME less its terminator
+MAX_DIMS = 4
+INT64_MAX = 2**63 - 1
+
+# GGUF value types: number -> struct's and NumPy's letter
+CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+U32, BOOL, STRING, ARRAY, U64 = 4, 7, 8, 9, 10
+SCALARS = {kind: np.dtype("<" + code) for kind, code in CODES.items()}
+UNPACK = {kind: struct.Struct("<" + code).unpack_from for kind, code in CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: `ne` in ggml order (ne0 fastest), `offs` in bytes from the start of the file."""
+    name: str
+    type: Type
+    ne: tuple
+    offs: int
+    nbytes: int
+
+    @property
+    def shape(self):
+        """NumPy order: `ne` reversed."""
+        return self.ne[::-1]
+
+
+class StringArray(Sequence):
+    """The strings of a GGUF array, decoded when they are asked for.  `raw(i)` gives the bytes, which need not be UTF-8;
+    the strings have U+FFFD in place of what is not."""
+
+    def __init__(self, data, starts):
+        self._data = data           # memoryview of the file
+        self._starts = starts       # byte offset of each string's length word, then of the first byte after the last
+
+    def __len__(self):
+        return len(self._starts) - 1
+
+    def raw(self, i):
+        n = len(self)
+        if not -n <= i < n:
+            raise IndexError(f"string {i} of {n}")
+        i %= n
+        return bytes(self._data[self._starts[i] + 8:self._starts[i + 1]])
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        return self.raw(i).decode("utf-8", "replace")
+
+    def __iter__(self):
+        data, starts = self._data, self._starts
+        blob = bytes(data[starts[0]:starts[-1]])          # one copy: slicing bytes is cheaper than slicing the map
+        base = starts[0]
+        for a, b in itertools.pairwise(starts):
+            yield blob[a + 8 - base:b - base].decode("utf-8", "replace")
+
+    def __repr__(self):
+        return f"StringArray({len(self)} strings)"
+
+
+class _Cursor:
+    """A position in the file that cannot leave it."""
+
+    def __init__(self, data, source):
+        self.data, self.source = data, source
+        self.pos, self.end = 0, len(data)
+        self.items_left = MAX_ITEMS
+
+    def fail(self, what):
+        what = what if len(what) < 400 else what[:400] + "..."
+        raise BadFile(f"{self.source}: {what}; the file is damaged or not a GGUF file, fetch or convert it again")
+
+    def need(self, nbytes, what):
+        if nbytes > self.end - self.pos:
+            self.fail(f"{what} needs {nbytes} bytes at {self.pos}, the file ends at {self.end}")
+
+    def spend(self, n, what):
+        """Account for n things that cost Python time each."""
+        if n > self.items_left:
+            self.fail(f"{what}: {n} more entries, above the {MAX_ITEMS} a file may hold")
+        self.items_left -= n
+
+    def number(self, kind, what):
+        nbytes = SCALARS[kind].itemsize
+        self.need(nbytes, what)
+        if kind == BOOL and self.data[self.pos] > 1:
+            self.fail(f"key {what!r} holds a bool that is neither 0 nor 1")
+        value = UNPACK[kind](self.data, self.pos)[0]
+        self.pos += nbytes
+        return value
+
+    def raw_string(self, what):
+        nbytes = self.number(U64, what)
+        self.need(nbytes, what)
+        self.pos += nbytes
+        if nbytes > MAX_STRING_NBYTES:
+            self.fail(f"{what} is a string of {nbytes} bytes, at most {MAX_STRING_NBYTES} are allowed")
+        return bytes(self.data[self.pos - nbytes:self.pos])
+
+    def name(self, what, max_nbytes):
+        raw = self.raw_string(what)
+        if not 0 < len(raw) <= max_nbytes:
+            self.fail(f"{what} has {len(raw)} bytes, 1 to {max_nbytes} are allowed")
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.fail(f"{what} {raw!r} is not UTF-8")
+
+    def count(self, n_bytes_each, what):
+        """A u64 count of things that take at least `n_bytes_each` bytes of the rest of the file each."""
+        n = self.number(U64, what)
+        if n > (self.end - self.pos) // n_bytes_each:
+            self.fail(f"{what} says {n}, more than the {self.end - self.pos} bytes that are left can hold")
+        return n
+
+    def value(self, kind, key, depth=0):
+        if kind in SCALARS:
+            return self.number(kind, key)
+        if kind == STRING:
+            return self.raw_string(key).decode("utf-8", "replace")
+        if kind != ARRAY:
+            self.fail(f"key {key!r} has value type {kind}, which GGUF does not define")
+        item = self.number(U32, key)
+        if item in SCALARS:
+            return self.numbers(item, key)
+        if item == STRING:
+            return self.strings(key)
+        if item != ARRAY:
+            self.fail(f"key {key!r} is an array of type {item}, which GGUF does not define")
+        if depth == MAX_DEPTH:
+            self.fail(f"key {key!r} has arrays nested deeper than {MAX_DEPTH}")
+        n = self.count(12, key)
+        self.spend(n, key)
+        return [self.value(ARRAY, key, depth + 1) for _ in range(n)]
+
+    def numbers(self, kind, key):
+        dtype = SCALARS[kind]
+        n = self.count(dtype.itemsize, key)
+        a = np.frombuffer(self.data, np.uint8, n * dtype.itemsize, self.pos).view(dtype)
+        a.flags.writeable = False
+        self.pos += a.nbytes
+        if kind == BOOL and n and a.view(np.uint8).max() > 1:
+            self.fail(f"key {key!r} holds a bool that is neither 0 nor 1")
+        return a
+
+    def strings(self, key):
+        n = self.count(8, key)
+        self.spend(n, key)
+        pos, last, data, unpack = self.pos, self.end - 8, self.data, UNPACK[U64]
+        starts = array("q")
+        append = starts.append
+        for _ in range(n):
+            append(pos)
+            if pos > last:
+                self.fail(f"key {key!r}: string {len(starts) - 1} of {n} starts beyond the end of the file")
+            pos += 8 + unpack(data, pos)[0]
+            if pos > self.end:
+                self.fail(f"key {key!r}: string {len(starts) - 1} of {n} is longer than the file")
+        append(pos)
+        self.pos = pos
+        return StringArray(data, starts)
+
+
+def _map_private(path):
+    """The file as uint8 in private copy-on-write pages.
+
+    MAP_NORESERVE: without it Linux may refuse to map a file larger than its memory, because every page could be
+    written.
+    """
+    with open(path, "rb") as f:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+            return np.frombuffer(mmap.mmap(f.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+        return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+
+
+class GGUFFile:
+    """A GGUF file, mapped and checked: `.metadata`, `.tensors`, `.alignment`, `.arch`, `.version`, `.data_offs`.
+
+    Raises BadFile (what, where, remedy) for anything a loader could not use safely; a file that came through here has
+    every tensor inside it, aligned, whole in blocks and apart from the others.  The pages are shared with every process
+    that maps the file; shortening the file while it is mapped kills readers (SIGBUS), as with any mapped file.
+    """
+
+    def __init__(self, path):
+        path = os.fspath(path)
+        try:
+            mode = os.stat(path).st_mode
+            if not stat.S_ISREG(mode):
+                raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
+            if os.path.getsize(path) < 24:
+                raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
+            data = _map_private(path)
+        except OSError as e:
+            raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
+        self._load(data, path)
+
+    @classmethod
+    def from_bytes(cls, data, source="<bytes>"):
+        """Read a file that is already in memory; `source` names it in errors."""
+        file = cls.__new__(cls)
+        file._load(np.frombuffer(data, np.uint8), source)
+        return file
+
+    def _load(self, data, source):
+        self.path, self._data = source, data
+        c = _Cursor(memoryview(data), source)
+        self.version, n_tensors, n_kv = _read_start(c)
+        self.metadata = MappingProxyType(_read_metadata(c, n_kv))
+        self.alignment = _alignment(c, self.metadata)
+        infos = _read_infos(c, n_tensors)
+        self.data_offs = -(-c.pos // self.alignment) * self.alignment
+        self.tensors = MappingProxyType(_place(c, infos, self.data_offs, self.alignment))
+
+    def __repr__(self):
+        return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
+
+    @property
+    def arch(self):
+        """`general.architecture`, e.g. "llama" or "bert"."""
+        return self.get("general.architecture", kind=str)
+
+    def map(self):
+        """The whole file, uint8; private copy-on-write pages, so writing here never reaches the file."""
+        return self._data
+
+    def tensor_bytes(self, name):
+        """The bytes of one tensor: a view of `map()`."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise BadFile(f"{self.path}: tensor {name!r} is missing; convert the model again")
+        return self._data[info.offs:info.offs + info.nbytes]
+
+    def get(self, key, default=..., kind=None):
+        """The value of `key`; without a default, a missing key is an error.
+
+        `kind` is one of bool, int, float (an int will do), str, np.ndarray (numeric array) or StringArray.  Raises
+        BadFile naming the key, what is there and what was expected.
+        """
+        if key not in self.metadata:
+            if default is ...:
+                raise BadFile(f"{self.path}: key {key!r} is missing; the model was converted without it, convert again")
+            return default
+        value = self.metadata[key]
+        if kind is not None and not _is_kind(value, kind):
+            raise BadFile(f"{self.path}: key {key!r} holds {_describe(value)}, expected {kind.__name__}; convert again")
+        return float(value) if kind is float else value
+
+    def arch_get(self, name, default=..., kind=None):
+        """`get` of "<architecture>.<name>"."""
+        return self.get(f"{self.arch}.{name}", default, kind)
+
+
+def _is_kind(value, kind):
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _describe(value):
+    if isinstance(value, np.ndarray):
+        return f"an array of {len(value)} {value.dtype}"
+    return repr(value) if isinstance(value, (bool, int, float, StringArray)) else type(value).__name__
+
+
+def _read_start(c):
+    c.need(24, "the header")
+    magic = bytes(c.data[:4])
+    if magic != MAGIC:
+        c.fail(f"the file starts with {magic!r}, not {MAGIC!r}")
+    c.pos = 4
+    version = c.number(U32, "the version")
+    if version not in VERSIONS:
+        big_endian = int.from_bytes(version.to_bytes(4, "little"), "big")
+        if big_endian in (1, *VERSIONS):
+            c.fail(f"a big-endian file (version {big_endian}), only little-endian ones are read")
+        c.fail(f"GGUF version {version}, only {VERSIONS[0]} and {VERSIONS[1]} are read")
+    n_tensors = c.count(8 + 1 + 4 + 4 + 8, "the number of tensors")
+    n_kv = c.count(8 + 1 + 4 + 1, "the number of keys")
+    if max(n_tensors, n_kv) > MAX_ENTRIES:
+        c.fail(f"{n_tensors} tensors and {n_kv} keys, at most {MAX_ENTRIES} of each are allowed")
+    return version, n_tensors, n_kv
+
+
+def _read_metadata(c, n_kv):
+    out = {}
+    for i in range(n_kv):
+        key = c.name(f"key {i}", MAX_KEY_NBYTES)
+        if key in out:
+            c.fail(f"key {key!r} appears twice")
+        out[key] = c.value(c.number(U32, key), key)
+    return out
+
+
+def _alignment(c, metadata):
+    n = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(n) is not int or n <= 0 or n & (n - 1):
+        c.fail(f"general.alignment is {_describe(n)}, expected a power of two")
+    return n
+
+
+def _read_infos(c, n_tensors):
+    """[(name, type, ne, nbytes, offset in the data section)], each whole in itself."""
+    out = []
+    for i in range(n_tensors):
+        name = c.name(f"name of tensor {i}", MAX_NAME_NBYTES)
+        n_dims = c.number(U32, name)
+        if n_dims > MAX_DIMS:
+            c.fail(f"tensor {name!r} has {n_dims} dimensions, at most {MAX_DIMS} are allowed")
+        c.need(8 * n_dims + 12, f"tensor {name!r}")
+        ne = struct.unpack_from(f"<{n_dims}Q", c.data, c.pos) or (1,)
+        c.pos += 8 * n_dims
+        kind = _type(c, name, c.number(U32, name))
+        out.append((name, kind, ne, _nbytes(c, name, kind, ne), c.number(U64, name)))
+    return out
+
+
+def _type(c, name, number):
+    if number not in TYPE_INFO:
+        c.fail(f"tensor {name!r} has type number {number}, which no known ggml type has")
+    return TYPE_INFO[number]
+
+
+def _nbytes(c, name, kind, ne):
+    if math.prod(max(n, 1) for n in ne) > INT64_MAX:
+        c.fail(f"tensor {name!r} of shape {ne} has more elements than 64 bits can count")
+    if ne[0] % kind.block:
+        c.fail(f"tensor {name!r}: rows of {ne[0]} are not a multiple of {kind!r}'s block of {kind.block}")
+    return math.prod(ne) // kind.block * kind.nbytes
+
+
+def _place(c, infos, data_offs, alignment):
+    """Absolute offsets; ranges lie inside the file, aligned and apart."""
+    tensors = {}
+    for name, kind, ne, nbytes, offs in infos:
+        if name in tensors:
+            c.fail(f"tensor {name!r} appears twice")
+        if offs % alignment:
+            c.fail(f"tensor {name!r} starts at {offs}, not a multiple of the alignment {alignment}")
+        if data_offs + offs + nbytes > c.end:
+            c.fail(f"tensor {name!r} needs bytes {data_offs + offs} to {data_offs + offs + nbytes}, "
+                   f"the file ends at {c.end} (truncated?)")
+        tensors[name] = TensorInfo(name, kind, ne, data_offs + offs, nbytes)
+    in_order = sorted((t for t in tensors.values() if t.nbytes), key=lambda t: t.offs)
+    for a, b in itertools.pairwise(in_order):
+        if a.offs + a.nbytes > b.offs:
+            c.fail(f"tensors {a.name!r} and {b.name!r} overlap")
+    return tensors

@@ -1,0 +1,104 @@
+"""Tensors of a file as leaves over the mapped file: nothing is copied or read ahead.
+
+    tensors = load_safetensors("model.safetensors")         {name: Tensor}
+    tensors, metadata = load_gguf("model.gguf")
+
+The memory is read-only; the leaves' context (a new one unless given) keeps the file mapped.
+"""
+import json
+import math
+import struct
+
+import numpy as np
+
+from ggjit.api.compute import default_backend
+from ggjit.core.buffer import USAGE_WEIGHTS
+from ggjit.core.table import TABLE
+from ggjit.models.files.gguf import GGUFFile, _map_private
+from ggjit.models.files.save import SAFETENSORS_DTYPES
+from ggjit.ops.core.errors import BadFile, NotSupported
+from ggjit.tensors.context import Context
+
+MAX_HEADER_NBYTES = 100 << 20       # safetensors' own limit
+_TYPES = {name: t for t, name in SAFETENSORS_DTYPES.items()}
+
+
+def load_gguf(path, ctx=None):
+    """({name: Tensor}, metadata) of a GGUF file.  Errors: BadFile."""
+    file = GGUFFile(path)
+    infos = [(i.name, i.type, i.ne, i.offs) for i in file.tensors.values()]
+    return _leaves(infos, file.map(), ctx), file.metadata
+
+
+def load_safetensors(path, ctx=None):
+    """{name: Tensor} of a safetensors file; `shape` as stored, so ne is reversed.
+
+    Errors: BadFile (damaged, truncated, hostile), NotSupported (dtypes ggjit has no type for, more than 4 dimensions).
+    """
+    try:
+        data = _map_private(path)
+    except (OSError, ValueError) as e:          # ValueError: an empty file cannot be mapped
+        raise BadFile(f"{path}: {getattr(e, 'strerror', None) or e}; check the path and the permissions") from e
+    header, start = _header(path, data)
+    infos, used = [], []
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        type, shape, lo, hi = _tensor(path, name, about, data.size - start)
+        infos.append((name, type, shape[::-1] or (1,), start + lo))
+        used.append((lo, hi, name))
+    used.sort()
+    for (_, hi, a), (lo, _, b) in zip(used, used[1:], strict=False):
+        if hi > lo:
+            raise _bad(path, f"tensors {a!r} and {b!r} overlap")
+    return _leaves(infos, data, ctx)
+
+
+def _bad(path, what):
+    return BadFile(f"{path}: {what}; the file is damaged or not a safetensors file, fetch it again")
+
+
+def _header(path, data):
+    """(the JSON object, byte at which the data begin)"""
+    n = struct.unpack_from("<Q", data)[0] if data.size >= 8 else 1 << 63
+    if n > min(data.size - 8, MAX_HEADER_NBYTES):
+        raise _bad(path, f"{data.size} bytes do not hold a header of {n}")
+    try:
+        header = json.loads(bytes(data[8:8 + n]))
+    except (ValueError, RecursionError) as e:
+        raise _bad(path, f"the header is no JSON: {e}") from None
+    if not isinstance(header, dict):
+        raise _bad(path, f"the header is a {type(header).__name__}, not an object")
+    return header, 8 + n
+
+
+def _tensor(path, name, about, n_data):
+    """(type, shape, first byte, end) of one entry, checked."""
+    try:
+        dtype, shape, (lo, hi) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
+        numbers = (*shape, lo, hi)
+    except (TypeError, KeyError, ValueError):
+        raise _bad(path, f"the entry of tensor {name!r} is incomplete") from None
+    if not all(type(i) is int and 0 <= i < 1 << 62 for i in numbers):
+        raise _bad(path, f"tensor {name!r} has shape {shape} and offsets {lo}, {hi}")
+    if dtype not in _TYPES or len(shape) > 4:
+        raise NotSupported(f"{path}: tensor {name!r} is {dtype} with {len(shape)} dimensions; ggjit reads "
+                           f"{', '.join(_TYPES)} of up to 4; convert it first")
+    type_ = _TYPES[dtype]
+    if lo > hi or hi > n_data or hi - lo != math.prod(shape) * type_.nbytes:
+        raise _bad(path, f"tensor {name!r} of shape {shape} {dtype} lies at {lo}..{hi} of {n_data} bytes")
+    return type_, shape, lo, hi
+
+
+def _leaves(infos, data, ctx):
+    """A leaf per (name, type, ne, byte offset) over `data`."""
+    ctx = Context() if ctx is None else ctx
+    data = data if data.size else np.zeros(1, np.uint8)
+    buffer = default_backend().device.buffer_from_host_ptr(data, read_only=True)
+    buffer.usage = USAGE_WEIGHTS
+    out = {}
+    for name, type_, ne, offs in infos:
+        out[name] = leaf = ctx.new_tensor(type_, ne, name)
+        TABLE.place(leaf.id, buffer.id, offs)
+    ctx.buffers.append(buffer)
+    return out

@@ -1,0 +1,119 @@
+"""Weights: every tensor of a GGUF file as a leaf over the mapped file.  Nothing is copied or read ahead."""
+import ctypes
+import itertools
+import mmap
+import sys
+
+from ggjit.core.backend import TYPE_NULL
+from ggjit.core.placing import place_tensors
+from ggjit.core.table import TABLE
+from ggjit.ops.core.errors import ModelError
+from ggjit.ops.core.traits import all_traits
+from ggjit.ops.matmul import repack
+from ggjit.tensors.context import Context
+
+USAGE_WEIGHTS = 1
+
+
+class Weights:
+    """Leaves named as in the file; `want` hands them out after checking their shape."""
+
+    def __init__(self, file, device):
+        self.file, self.ctx = file, Context()
+        self.buffer = device.buffer_from_host_ptr(file.map(), read_only=True)
+        self.buffer.usage = USAGE_WEIGHTS
+        self.ctx.buffers.append(self.buffer)
+        self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
+        self._leaves, self._moved = {}, []
+
+    @property
+    def repacked_nbytes(self):
+        """Bytes of the leaves in CPU_REPACK."""
+        return sum(map(_aligned, self.repacked.values()))
+
+    @property
+    def nbytes(self):
+        """Bytes of all tensors in the file."""
+        return sum(info.nbytes for info in self.file.tensors.values())
+
+    def want(self, name, *ne, optional=False, named=None):
+        """The leaf `name` with exactly the shape `ne` (ggml order).  named: another leaf of the same bytes, so called.
+
+        Errors: ModelError for a missing tensor, another shape, or a type without kernels.
+        """
+        info = self.file.tensors.get(name)
+        if info is None:
+            if optional:
+                return None
+            raise ModelError(f"{self.file.path}: tensor {name!r} is missing, the {self.file.arch} architecture "
+                             f"needs it; convert the model again")
+        found = tuple(info.ne) + (1,) * (4 - len(info.ne))
+        wanted = tuple(ne) + (1,) * (4 - len(ne))
+        if found != wanted:
+            raise ModelError(f"{self.file.path}: tensor {name!r} has shape {list(info.ne)}, the metadata calls for "
+                             f"{list(ne)}; convert the model again")
+        if info.type not in all_traits():
+            raise ModelError(f"{self.file.path}: tensor {name!r} has type {info.type!r}, which has no kernels yet; "
+                             f"convert the model to one of {', '.join(map(repr, all_traits()))}")
+        called = named or name
+        if called not in self._leaves:
+            leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
+            # mapped memory: the file's alignment is what it is, kernels take any
+            TABLE.place(leaf.id, self.buffer.id, info.offs)
+        return self._leaves[called]
+
+    def move(self, takes, buft):
+        """Copy the leaves whose names `takes` accepts into memory of `buft`, where they lie from then on.
+
+        The file's pages they came from are given back to the system.  Errors: OutOfMemory.
+        """
+        leaves = [t for name, t in self._leaves.items() if takes(name)]
+        raw = {t.id: self.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
+        for buf, tensors in place_tensors([(buft, leaves)]):
+            self._moved.append(buf)
+            buf.set_usage(USAGE_WEIGHTS)
+            for t in tensors:
+                buf.set_tensor(t, raw[t.id])
+                _give_back(raw[t.id])
+            buf.read_only = True
+
+    def repack(self, leaves):
+        """Move those matrices that a faster layout can take into a CPU_REPACK buffer; only products may read them then.
+
+        The file's pages they came from are given back to the system.
+        """
+        buft = next((b for b in self.device.extra_buffer_types() if b.name == "CPU_REPACK"), None)
+        if buft is not None or self.device.type == TYPE_NULL:
+            self.repacked = {t.id: t for t in leaves if repack.takes(t.type, t.ne)}
+        if buft is None or not self.repacked:
+            return
+        buffer = buft.alloc_buffer(self.repacked_nbytes)
+        self.ctx.buffers.append(buffer)
+        buffer.set_usage(USAGE_WEIGHTS)
+        starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
+        for t, at in zip(self.repacked.values(), starts, strict=False):
+            raw = self.buffer.host_bytes(t.offs, t.nbytes)
+            buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
+            TABLE.place(t.id, buffer.id, at)
+            _give_back(raw)
+        buffer.read_only = True
+
+    def free(self):
+        self._leaves.clear()
+        self.ctx.free()
+        for buf in (*self._moved, self.buffer):
+            buf.free()
+
+
+def _aligned(t):
+    """Bytes of a leaf up to the next cache line."""
+    return -(-t.nbytes // 64) * 64
+
+
+def _give_back(array):
+    """Drop the pages of a mapped file that lie wholly inside `array`; whoever reads them again reads the file."""
+    if sys.platform == "linux":
+        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
+        start, end = -(-first // page) * page, (first + array.nbytes) // page * page
+        if end > start:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

@@ -1,0 +1,119 @@
+"""BERT sentence encoders (MiniLM and kin): token ids in, one L2-normalised vector per text out.
+
+    x = norm(embd[ids] + pos[0..T] + type[0])
+    per layer:  x = norm(x + Wo attn(x)),  x = norm(x + W2 gelu(W1 x))          (post-norm, biases everywhere)
+    e = mean over tokens of x;  e / |e|
+
+GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh form from a float16 table.
+"""
+import numpy as np
+
+import ggjit as gg
+from ggjit.models.core.checks import finite
+from ggjit.models.networks.network import Network
+from ggjit.ops.core.errors import ModelError, TypeMismatch
+
+MEAN, CLS = 1, 2                # bert.pooling_type
+LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
+
+
+class Bert(Network):
+    """`m.embed(["a text", ...])` -> (n, dim) float32."""
+    REPACKS = True                  # many columns at a time: every layout is faster then
+
+    def _load(self):
+        get = self._positive
+        self.n_embd, self.n_layer = get("embedding_length"), get("block_count")
+        self.n_head = get("attention.head_count")
+        self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
+        self.n_ctx = self.n_ctx_train
+        eps = "attention.layer_norm_epsilon"
+        self.eps = finite(self.file, eps, self.file.arch_get(eps, kind=float), low=0.0)
+        self.pooling = self.file.arch_get("pooling_type", MEAN, int)
+        if self.pooling not in (MEAN, CLS):
+            raise ModelError(f"{self.file.path}: bert.pooling_type {self.pooling} is not supported; "
+                             f"supported: mean (1), cls (2)")
+        if self.n_embd % self.n_head:
+            raise ModelError(f"{self.file.path}: {self.n_head} heads do not divide embedding_length {self.n_embd}")
+        table = self.file.tensors.get("token_embd.weight")
+        self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
+        want, d, f = self.weights.want, self.n_embd, self.n_ff
+        self.embd = want("token_embd.weight", d, self.n_vocab)
+        self.pos = want("position_embd.weight", d, self.n_ctx)
+        types = self.file.tensors.get("token_types.weight")
+        self.type = want("token_types.weight", d, types.ne[1] if types and len(types.ne) > 1 else 1)
+        self.embd_norm = self._norm_weights("token_embd_norm")
+        self.layers = []
+        for i in range(self.n_layer):
+            p = f"blk.{i}."
+            shapes = zip(LINEAR, [(d, d)] * 4 + [(d, f), (f, d)], strict=True)
+            linear = {n: (want(f"{p}{n}.weight", *ne), want(f"{p}{n}.bias", ne[1])) for n, ne in shapes}
+            self.layers.append({**linear, "attn_norm": self._norm_weights(p + "attn_output_norm"),
+                                "out_norm": self._norm_weights(p + "layer_output_norm")})
+
+    def _matrices(self):
+        return [layer[n][0] for layer in self.layers for n in LINEAR]
+
+    def _norm_weights(self, name):
+        return self.weights.want(name + ".weight", self.n_embd), self.weights.want(name + ".bias", self.n_embd)
+
+    def _norm(self, x, wb):
+        return gg.add(gg.mul(gg.norm(x, self.eps), wb[0]), wb[1])
+
+    def _build(self, ctx, shape):
+        n_tokens, = shape
+        ids = np.zeros(n_tokens, np.int32)
+        tokens = gg.from_numpy(ctx, ids, "tokens")
+        x = gg.get_rows(self.embd, tokens)
+        # position and type rows are plain windows of their tables (F32 whatever the other weights are)
+        x = gg.add(x, gg.view_2d(self.pos, self.n_embd, n_tokens, self.pos.nb[1], 0))
+        x = gg.add(x, gg.view_2d(self.type, self.n_embd, 1, self.type.nb[1], 0))
+        x = self._norm(x, self.embd_norm)
+        for layer in self.layers:
+            x = self._layer(x, layer, n_tokens)
+        if self.pooling == CLS:
+            e = gg.view_2d(x, self.n_embd, 1, x.nb[1], 0)
+        else:
+            weights = gg.from_numpy(ctx, np.full((1, n_tokens), 1 / n_tokens, np.float32), "mean weights")
+            e = gg.mul_mat(gg.cont(gg.transpose(x)), weights)
+        return {"tokens": ids}, gg.set_name(gg.l2_norm(e, 1e-12), "embedding")
+
+    def _layer(self, x, w, n_tokens):
+        d_head = self.n_embd // self.n_head
+
+        def linear(name, x):
+            weight, bias = w[name]
+            return gg.add(gg.mul_mat(weight, x), bias)
+
+        def heads(x):                           # [n_embd, T] -> [d_head, T, n_head]
+            return gg.permute(gg.reshape_3d(x, d_head, self.n_head, n_tokens), 0, 2, 1, 3)
+        q, k, v = (heads(linear(n, x)) for n in ("attn_q", "attn_k", "attn_v"))
+        attn = gg.flash_attn_ext(q, k, v, None, d_head ** -0.5, 0.0, 0.0)
+        attn = gg.reshape_2d(attn, self.n_embd, n_tokens)
+        x = self._norm(gg.add(linear("attn_output", attn), x), w["attn_norm"])
+        h = gg.gelu_erf(linear("ffn_up", x))
+        return self._norm(gg.add(linear("ffn_down", h), x), w["out_norm"])
+
+    def largest_graph(self, all_logits=False):
+        """The longest text the model takes."""
+        return self.graph(self.n_ctx)
+
+    def _common_shapes(self):
+        return (8,), (64,)
+
+    def embed_ids(self, ids):
+        """The vector of one text given as token ids; (dim,) float32."""
+        ids = self._checked_ids(ids, self.n_ctx)
+        with self._lock:
+            step = self._step((len(ids),))
+            step.inputs["tokens"][:] = ids
+            return step.run().reshape(-1).copy()
+
+    def embed(self, texts):
+        """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""
+        if isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
+            raise TypeMismatch("embed takes a list of strings")
+        out = np.empty((len(texts), self.n_embd), np.float32)
+        for i, text in enumerate(texts):
+            out[i] = self.embed_ids(self.tokenize(text))
+        return out

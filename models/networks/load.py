@@ -1,0 +1,49 @@
+"""load_model: a GGUF file -> the network its architecture names."""
+import os
+import time
+
+from ggjit.models.core.checks import known_options
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.bert import Bert
+from ggjit.models.networks.llama import ROPE_MODE, Llama
+from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
+
+LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
+OPTIONS = (*LLAMA_OPTIONS, "repack")
+
+
+def architectures():
+    """{general.architecture: class}"""
+    return {"bert": Bert, **dict.fromkeys(ROPE_MODE, Llama)}
+
+
+def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, **options):
+    """Load a GGUF model: `.tokenize .logits .embed .generate`.
+
+    backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
+    "F32"), flash.  repack: matrices of F32, Q4_0 and Q8_0 in a layout of their own, for a slower load and memory that
+    is not shared with the file: faster products of several columns (prompts); tokens one by one take about as long, of
+    F32 up to a quarter longer.  Encoders do it unless told False.  reserve=False sets no memory aside for computing
+    yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
+    n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
+    output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
+    Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
+    nothing stays loaded after an error.
+    """
+    t0 = time.perf_counter()
+    if not isinstance(path, str | os.PathLike):
+        raise TypeMismatch(f"load_model takes the path of a GGUF file, got {type(path).__name__}")
+    known_options("load_model", options, OPTIONS)
+    if "NULL" in str(backend).upper():
+        raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
+    try:
+        file = GGUFFile(path)
+    except ValueError as e:             # a null byte or a lone surrogate in the path
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+    known = architectures()
+    if file.arch not in known:
+        raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
+    if file.arch == "bert":
+        options = {k: v for k, v in options.items() if k not in LLAMA_OPTIONS}
+    return known[file.arch](file, backend, n_threads, load_start=t0, reserve=reserve, n_gpu_layers=n_gpu_layers,
+                            cpu_moe=cpu_moe, **options)

@@ -1,0 +1,198 @@
+"""What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
+import collections
+import time
+
+import numpy as np
+
+from ggjit.core.run_lock import RunLock
+from ggjit.graphs.allocator import GraphAllocator
+from ggjit.graphs.graph import Graph
+from ggjit.models.files.weights import Weights
+from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
+from ggjit.models.text.tokenizer import Tokenizer
+from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
+from ggjit.sched.plan import ScheduledPlan
+from ggjit.tensors.context import Context
+
+MAX_KEPT_PLANS = 24
+
+
+class Step:
+    """One graph of a network for one input shape, planned: fill `inputs`, `run()`, read `output`."""
+
+    def __init__(self, ctx, inputs, result, plan):
+        self.ctx, self.inputs, self.result, self.plan = ctx, inputs, result, plan
+        self._resolved, self._array = None, None
+
+    def run(self):
+        """Replay; the result as an array that stays valid until the network runs again."""
+        self.plan.compute()
+        if self._resolved != self.plan.resolved:        # the addresses moved, or this is the first run
+            self._resolved, self._array = self.plan.resolved, self.plan.view(self.result)
+        return self._array
+
+
+class Network:
+    """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
+
+    backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
+    (`print(m.scheduler.explain())` tells who computes what).
+    """
+    REPACKS = False                 # are matrices repacked where nobody says?
+
+    def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
+                 cpu_moe=False, repack=None):
+        t0 = load_start or time.perf_counter()
+        if repack is not None and not isinstance(repack, bool | np.bool_):
+            raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
+        self.file = file
+        self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
+        self.offload = offload(gpu, n_gpu_layers, self._positive("block_count"), cpu_moe)
+        self.scheduler = scheduler_of(self.backend, gpu)
+        self.weights = Weights(file, self.backend.device)
+        self._steps = collections.OrderedDict()
+        self._lock = RunLock()
+        self._tokenizer = None
+        self._allocator = GraphAllocator(self.backend)
+        try:
+            self._load()
+            if self.REPACKS if repack is None else repack:
+                self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
+            if gpu is not None:
+                self.weights.move(self.offload.takes, gpu.default_buffer_type)
+            if reserve:
+                self._reserve()
+        except BaseException:
+            self.free()
+            raise
+        self.load_seconds = time.perf_counter() - t0
+
+    def _load(self):
+        """Read hyperparameters, check every weight, allocate what lives as long as the network."""
+        raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _matrices(self):
+        """The weights that only products read."""
+        return []
+
+    def _reserve(self):
+        """Set memory aside for the largest graph, where it is known."""
+
+    def _build(self, ctx, shape):
+        """(inputs: {name: ndarray}, result tensor) of the graph for `shape`."""
+        raise NotSupported(f"{type(self).__name__} builds no graph")
+
+    # ------------------------------------------------------------ text
+    @property
+    def tokenizer(self):
+        """Built from the file's vocabulary when it is first needed."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_gguf(self.file)
+        return self._tokenizer
+
+    def tokenize(self, text):
+        """Token ids of `text` with the model's special tokens.  A file without vocabulary raises here."""
+        if not isinstance(text, str):
+            raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
+        return self.tokenizer.encode(text)
+
+    def _checked_ids(self, ids, n_max):
+        """`ids` as int32, each inside the vocabulary and all inside the context."""
+        try:
+            a = np.asarray(ids)
+        except ValueError as e:
+            raise ParamError(f"token ids must be a non-empty list of integers: {e}") from None
+        if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
+            raise ParamError(f"token ids must be a non-empty list of integers, got shape {a.shape} {a.dtype}")
+        if a.size > n_max:
+            raise ParamError(f"{a.size} tokens do not fit the context of {n_max}; shorten the text or load the model "
+                             f"with a larger n_ctx (trained for {self.n_ctx_train})")
+        values = a.tolist()                     # NumPy's min and max of the one id of a decode step take 3 us
+        if min(values) < 0 or max(values) >= self.n_vocab:
+            at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
+            raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
+                                  f"0..{self.n_vocab - 1}")
+        return a.astype(np.int32)               # a copy: what was checked is what is computed
+
+    # ------------------------------------------------------------ plans
+    def _step(self, shape):
+        """The planned graph for `shape`; the most recent ones are kept."""
+        step = self._steps.get(shape)
+        if step is None:
+            ctx, inputs, result = self._built(shape)
+            step = self._steps[shape] = Step(ctx, inputs, result, self._plan(Graph(result)))
+            while len(self._steps) > MAX_KEPT_PLANS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(shape)
+        return step
+
+    def _plan(self, graph):
+        """A plan of `graph`.  All share one arena, since they never run at the same time."""
+        if self.scheduler is not None:
+            return ScheduledPlan(self.scheduler, graph)
+        held = self._allocator.buffer_size()
+        self._allocator.alloc_graph(graph)
+        if self._allocator.buffer_size() != held:
+            self._steps.clear()                 # their results lay in the arena that was replaced
+        return self.backend.graph_plan_create(graph)
+
+    @property
+    def compute_nbytes(self):
+        """Bytes of the arena for computed tensors, on all devices."""
+        if self.scheduler is not None:
+            return sum(map(self.scheduler.buffer_size, self.scheduler.backends))
+        return self._allocator.buffer_size()
+
+    def _built(self, shape):
+        ctx = Context()
+        try:
+            with ctx:
+                inputs, result = self._build(ctx, shape)
+        except MemoryError:
+            raise OutOfMemory(f"the inputs of a graph of shape {shape} do not fit in memory; use a smaller n_ctx or "
+                              f"n_batch") from None
+        return ctx, inputs, result
+
+    def graph(self, *shape):
+        """The graph for a shape, unplanned: for measuring, drawing and reserving."""
+        return Graph(self._built(shape)[2])
+
+    def warm_up(self):
+        """Plan the graphs people run first, which compiles their kernels into the cache."""
+        for shape in self._common_shapes():
+            self._step(shape)
+
+    def _common_shapes(self):
+        return ()
+
+    def free(self):
+        """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
+        with self._lock:
+            self._steps.clear()
+            (self.scheduler or self._allocator).free()
+            self.weights.free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.free()
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {self.file.path} on {self.scheduler or self.backend!r}>"
+
+    def _positive(self, key, default=...):
+        """An integer hyperparameter of the architecture that has to be positive."""
+        value = self.file.arch_get(key, default, int)
+        if value is not None and value <= 0:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a positive number")
+        return value
+
+    def embed(self, texts):
+        raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
+
+    def generate(self, prompt, n_predict=64, temp=0.0, **sampling):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def logits(self, ids):
+        raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")

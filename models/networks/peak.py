@@ -1,0 +1,120 @@
+"""Peak memory of a model, from its file's metadata or from shapes alone: nothing is allocated, no weight is read.
+
+    report = model_peak("model.gguf", n_ctx=4096, n_batch=512, flash=True)
+    report.kinds        # weights, repacked weights, KV cache, compute, kernel work: bytes
+    what_if("model.gguf", n_ctx=(2048, 4096), n_batch=(128, 512))
+"""
+import itertools
+import os
+import time
+
+import numpy as np
+
+from ggjit.api.measure import kernel_work_nbytes, measure
+from ggjit.core.arguments import nearest
+from ggjit.models.files.gguf import GGUFFile, TensorInfo
+from ggjit.models.networks.load import architectures
+from ggjit.ops.core.errors import BadFile, ModelError
+from ggjit.ops.core.types import BY_NAME
+
+#                 dim   layers heads kv  ffn    vocab   context
+SHAPES = {
+    "llama-7b": (4096, 32, 32, 32, 11008, 32000, 4096),
+    "llama-3-8b": (4096, 32, 32, 8, 14336, 128256, 8192),
+    "llama-13b": (5120, 40, 40, 40, 13824, 32000, 4096),
+    "llama-70b": (8192, 80, 64, 8, 28672, 32000, 4096),
+    "tinyllama-1.1b": (2048, 22, 32, 4, 5632, 32000, 2048),
+}
+
+
+def _unknown(name):
+    return ModelError(f"no file and no shape {str(name)!r}{nearest(str(name), SHAPES)}; shapes: {', '.join(SHAPES)}")
+
+
+class ShapeFile:
+    """A llama as a GGUFFile would present it, made of shapes; its tensors have types and sizes but no bytes."""
+
+    arch = "llama"
+
+    def __init__(self, name, weight_type="q4_0"):
+        if name not in SHAPES:
+            raise _unknown(name)
+        dim, n_layer, n_head, n_head_kv, n_ff, n_vocab, n_ctx = SHAPES[name]
+        self.path = f"{name} ({weight_type})"
+        self.metadata = {f"llama.{k}": v for k, v in {
+            "context_length": n_ctx, "embedding_length": dim, "block_count": n_layer, "feed_forward_length": n_ff,
+            "attention.head_count": n_head, "attention.head_count_kv": n_head_kv,
+            "attention.layer_norm_rms_epsilon": 1e-5}.items()}
+        kv = dim // n_head * n_head_kv
+        shapes = {"token_embd": (dim, n_vocab), "output_norm": (dim,), "output": (dim, n_vocab)}
+        for i in range(n_layer):
+            shapes |= {f"blk.{i}.{k}": ne for k, ne in {
+                "attn_norm": (dim,), "attn_q": (dim, dim), "attn_k": (dim, kv), "attn_v": (dim, kv),
+                "attn_output": (dim, dim), "ffn_norm": (dim,), "ffn_gate": (dim, n_ff), "ffn_up": (dim, n_ff),
+                "ffn_down": (n_ff, dim)}.items()}
+        self.tensors, offs = {}, 0
+        for k, ne in shapes.items():
+            kind = BY_NAME[weight_type if len(ne) > 1 else "f32"]
+            nbytes = int(kind.row_nbytes(ne[0]) * np.prod(ne[1:], dtype=np.int64))
+            self.tensors[k + ".weight"] = TensorInfo(k + ".weight", kind, ne, offs, nbytes)
+            offs += nbytes
+        self.nbytes = offs
+
+    def map(self):
+        """As many bytes as the file would have, none of them real."""
+        return np.broadcast_to(np.uint8(0), (self.nbytes,))
+
+    def arch_get(self, key, default=..., kind=None):
+        value = self.metadata.get(f"llama.{key}", default)
+        if value is ...:
+            raise BadFile(f"{self.path}: key llama.{key} is missing")
+        return value
+
+
+def _file(model):
+    if isinstance(model, ShapeFile):
+        return model
+    if model in SHAPES:
+        return ShapeFile(model)
+    if not os.path.exists(model):
+        raise _unknown(model)
+    return GGUFFile(model)
+
+
+def _network(model, **options):
+    file = _file(model)
+    known = architectures()
+    if file.arch not in known:
+        raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
+    if file.arch == "bert":
+        options = {"repack": options["repack"]}
+    return known[file.arch](file, backend="NULL", **options)
+
+
+def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
+               all_logits=False, n_threads=1, time_limit=1.0, repack=None):
+    """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
+
+    model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as
+    llama.cpp reserves them.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
+    """
+    t0 = time.perf_counter()
+    with _network(model, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack) as m:
+        graph = m.largest_graph(all_logits)
+        report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path))
+        repacked = m.weights.repacked_nbytes
+        report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
+                        "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
+                        "kernel work": kernel_work_nbytes(graph, n_threads, m.weights.repacked)}
+    report.total_seconds = time.perf_counter() - t0
+    return report
+
+
+def what_if(model, n_ctx=(None,), n_batch=(128, 512), flash=(False, True), planner=("ggml", "best"), **options):
+    """[{n_ctx, n_batch, flash, planner, peak, lower_bound, kv, total}] over all combinations; bytes."""
+    rows = []
+    for ctx, batch, fl, pl in itertools.product(n_ctx, n_batch, flash, planner):
+        r = model_peak(model, ctx, batch, fl, pl, **options)
+        rows.append({"n_ctx": ctx, "n_batch": batch, "flash": fl, "planner": pl, "peak": r.peak,
+                     "lower_bound": r.lower_bound, "kv": r.kinds["KV cache"], "total": sum(r.kinds.values())})
+    return rows

@@ -1,0 +1,3 @@
+"""Attention and the positions that go into it."""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

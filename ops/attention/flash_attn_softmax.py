@@ -1,0 +1,267 @@
+"""What both flash attention kernels do per query row: masks, the online softmax, ALiBi, soft cap and sinks.
+
+For row r after the key blocks seen so far:  m = max of its scores,  l = sum of exp(score - m),  acc = sum of
+exp(score - m) v.  A new block with maximum m' scales l and acc by c = exp(m - m').  (Milakov and Gimelshein 2018.)
+
+A key is visible to a row where the mask is above -inf.  What is visible decides more than the sum: blocks nobody sees
+are skipped, a block ends at the last key somebody sees, and values of keys nobody sees are never read (the unwritten
+cells of a KV cache may hold anything, NaN included).
+"""
+import functools
+import math
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES
+from ggjit.ops.core.types import F16
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mathfun import exp1, vexp_neg, vtanh
+from ggjit.ops.native.mem import IR_I64, call_intrinsic, ld_f32, ld_i64, st_f32, st_i64
+from ggjit.ops.native.simd import (
+    B,
+    W,
+    const_ir,
+    f32,
+    fadd,
+    fma_ir,
+    fmul,
+    fsub,
+    hmax,
+    hsum,
+    keep_part,
+    ldf,
+    ldh,
+    make_ir,
+    splat,
+    stf,
+    vmax,
+    zerof,
+)
+from ggjit.ops.types.shared.rows import ROW
+
+NEG_INF, NAN = f32(-math.inf), f32(math.nan)
+ldh_part = ROW[F16].load_part
+
+
+# ---------------------------------------------------------------- bits and masks
+@intrinsic
+def ctz(typingctx, bits):
+    """Zero bits below the lowest one; 64 for 0."""
+    def codegen(context, b, sig, args):
+        return call_intrinsic(b, "llvm.cttz.i64", IR_I64, [args[0], ir.Constant(ir.IntType(1), 0)])
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def clz(typingctx, bits):
+    """Zero bits above the highest one; 64 for 0."""
+    def codegen(context, b, sig, args):
+        return call_intrinsic(b, "llvm.ctlz.i64", IR_I64, [args[0], ir.Constant(ir.IntType(1), 0)])
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def shift_right(typingctx, bits, n):
+    """Logical shift; 0 for n = 64."""
+    def codegen(context, b, sig, args):
+        gone = b.icmp_signed(">=", args[1], ir.Constant(IR_I64, 64))
+        return b.select(gone, ir.Constant(IR_I64, 0), b.lshr(args[0], b.and_(args[1], ir.Constant(IR_I64, 63))))
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def visible(typingctx, v):
+    """One bit per lane: mask value above -inf, or NaN (a broken mask shall be seen in the result)."""
+    def codegen(context, b, sig, args):
+        seen = b.fcmp_unordered(">", args[0], const_ir("f32", [-math.inf] * W))
+        return b.zext(b.bitcast(seen, ir.IntType(W)), IR_I64)
+    return types.int64(v), codegen
+
+
+@intrinsic
+def nans(typingctx, v):
+    """One bit per lane: NaN."""
+    def codegen(context, b, sig, args):
+        return b.zext(b.bitcast(b.fcmp_unordered("uno", args[0], args[0]), ir.IntType(W)), IR_I64)
+    return types.int64(v), codegen
+
+
+# score + slope * mask, exactly -inf where the mask is: the score there may be NaN
+masked = make_ir(lambda s, *_: s, lambda b, s, slope, m: b.select(
+    b.fcmp_unordered(">", m, const_ir("f32", [-math.inf] * W)), fma_ir(b, slope, m, s),
+    const_ir("f32", [-math.inf] * W)))
+finite_or_0 = make_ir(lambda x: x, lambda b, x: b.select(
+    b.fcmp_ordered(">", x, const_ir("f32", [-math.inf] * W)), x, ir.Constant(x.type, None)))
+
+
+@inline
+def read_mask(src, dst, n):
+    """n <= BK mask values at src (0: no mask) -> BK float32 at dst, -inf beyond n; returns the visible ones' bits."""
+    bits = 0
+    for i in range(0, BK, W):
+        left = n - i
+        if src == 0:
+            v = keep_part(zerof(), left, NEG_INF)
+        elif left >= W:
+            v = ldh(src + 2 * i)
+        elif left > 0:
+            v = keep_part(ldh_part(src + 2 * i, left), left, NEG_INF)
+        else:
+            v = splat(NEG_INF)
+        stf(dst + 4 * i, v)
+        bits |= visible(v) << i
+    return bits
+
+
+@inline
+def slope_of(head, n_head, max_bias):
+    """ALiBi's factor of a head (ggml: powers of 2^(-max_bias / 2^floor(log2 n_head)))."""
+    if max_bias <= f32(0.0):
+        return f32(1.0)
+    n = 1
+    while 2 * n <= n_head:
+        n *= 2
+    if head < n:
+        return f32(2.0 ** (-max_bias / n * (head + 1)))
+    return f32(2.0 ** (-max_bias / 2.0 / n * (2 * (head - n) + 1)))
+
+
+@inline
+def output_factor(m, l_sum, sink):
+    """What the accumulated row is multiplied by: 1 / (l + exp(sink - m)); 0 where nothing was visible."""
+    if sink != 0:
+        s = ld_f32(sink)
+        if s > m:
+            c = exp1(m - s)
+            return c / (l_sum * c + f32(1.0))
+        l_sum += exp1(s - m)
+    return f32(1.0) / l_sum if l_sum != f32(0.0) else f32(0.0)      # NaN stays NaN
+
+
+# ---------------------------------------------------------------- a thread's scratch
+class Scratch:
+    """Hands out byte offsets, each on a cache line of its own."""
+
+    def __init__(self):
+        self.nbytes = 0
+
+    def area(self, nbytes):
+        at = self.nbytes
+        self.nbytes += -(-nbytes // 64) * 64
+        return at
+
+
+class Rows:
+    """Where the state of `n` query rows lies in a thread's scratch (byte offsets; rows rounded up to 16)."""
+
+    def __init__(self, scratch, n):
+        self.n = -(-n // 16) * 16
+        self.m, self.l, self.c, self.new, self.slope = (scratch.area(4 * self.n) for _ in range(5))
+        self.mask, self.block, self.bits = (scratch.area(8 * self.n) for _ in range(3))
+        self.values = scratch.area(n * ROW_NBYTES)          # masks of the current block as float32
+        self.scores = scratch.area(n * ROW_NBYTES)
+
+    def key(self):
+        return tuple(self.__dict__.values())
+
+
+def make_row_stages(rows):
+    """(start, see, softmax) for a Rows layout; `wk` is the thread's scratch, n the rows in use."""
+    return _row_stages(*rows.key())
+
+
+@functools.cache
+def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values_, scores_):
+    @inline
+    def start(wk):
+        for r in range(0, 4 * capacity, B):
+            stf(wk + m_ + r, splat(NEG_INF))
+            stf(wk + new_ + r, splat(NEG_INF))
+            stf(wk + l_ + r, zerof())
+
+    @inline
+    def see(wk, n, j0, nj):
+        """Read the rows' masks for keys j0 .. j0 + nj; returns the bits of the keys that some row sees."""
+        everyone = 0
+        before = -1
+        block = bits = 0
+        for r in range(n):
+            mask = ld_i64(wk + mask_ + 8 * r)
+            if mask != before:              # rows of one query mostly share a mask row
+                before = mask
+                block, bits = 0, -1
+                if mask != 0 or nj < BK:
+                    block = wk + values_ + r * ROW_NBYTES
+                    bits = read_mask(mask + 2 * j0 if mask != 0 else 0, block, nj)
+                everyone |= bits
+            st_i64(wk + block_ + 8 * r, block)
+            st_i64(wk + bits_ + 8 * r, bits)
+        return everyone
+
+    @inline
+    def row_max(s, block, slope, cap, nv, m):
+        top = splat(m)
+        k = splat(slope)
+        for i in range(0, nv * B, B):
+            x = ldf(s + i)
+            if cap != f32(0.0):
+                x = fmul(splat(cap), vtanh(x))
+            if block != 0:
+                x = masked(x, k, ldf(block + i))
+            stf(s + i, x)
+            top = vmax(x, top)
+        return hmax(top)
+
+    @inline
+    def row_exp(s, m, nv):
+        t = splat(m)
+        a = zerof()
+        for i in range(0, nv * B, B):
+            e = vexp_neg(fsub(ldf(s + i), t))
+            stf(s + i, e)
+            a = fadd(a, e)
+        return hsum(a)
+
+    @inline
+    def any_nan(s, nv):
+        bits = 0
+        for i in range(0, nv * B, B):
+            bits |= nans(ldf(s + i))
+        return bits != 0
+
+    @inline
+    def softmax(wk, n, nj, cap):
+        """Scores of the block -> weights exp(score - m), in place; updates m, l and the factor c of what is older."""
+        nv = (nj + W - 1) // W
+        for r in range(n):
+            if ld_i64(wk + bits_ + 8 * r) != 0:
+                m = row_max(wk + scores_ + r * ROW_NBYTES, ld_i64(wk + block_ + 8 * r), ld_f32(wk + slope_ + 4 * r),
+                            cap, nv, ld_f32(wk + m_ + 4 * r))
+                st_f32(wk + new_ + 4 * r, m)
+        for i in range(0, 4 * n, B):
+            new = ldf(wk + new_ + i)
+            stf(wk + c_ + i, vexp_neg(fsub(ldf(wk + m_ + i), finite_or_0(new))))
+            stf(wk + m_ + i, new)
+        for r in range(n):
+            s = wk + scores_ + r * ROW_NBYTES
+            m, c = ld_f32(wk + new_ + 4 * r), ld_f32(wk + c_ + 4 * r)
+            if ld_i64(wk + bits_ + 8 * r) == 0 or m == NEG_INF:         # the row sees nothing here
+                if ld_i64(wk + bits_ + 8 * r) != 0 and any_nan(s, nv):  # or nothing but NaN, which no maximum shows
+                    st_f32(wk + l_ + 4 * r, NAN)
+                for i in range(0, nv * B, B):
+                    stf(s + i, zerof())
+            else:
+                st_f32(wk + l_ + 4 * r, ld_f32(wk + l_ + 4 * r) * c + row_exp(s, m, nv))
+    return start, see, softmax
+
+
+@inline
+def next_run(bits, start):
+    """(first, length) of the next run of ones at or above bit `start`; length 0 when there is none."""
+    rest = shift_right(bits, start)
+    skip = ctz(rest)
+    if skip == 64:
+        return start, 0
+    return start + skip, ctz(~shift_right(rest, skip))

@@ -1,0 +1,296 @@
+"""pool_1d, pool_2d, pool_2d_back: maximum or average over sliding windows.
+
+    window of output x: inputs  x s - p  ...  x s - p + k - 1;  those outside the input do not take part
+
+        p = 1, k = 3, s = 2       . | a b c d e | .
+        output 0                  [.  a b]
+        output 1                       [b c d]
+        output 2                           [d e  .]
+
+What an average divides by differs, as in ggml: pool_1d by the number of taps inside the input, pool_2d and its gradient
+by k0 * k1 always.  A maximum over no taps is -FLT_MAX; a NaN counts only as the last tap of a window, since max(m, v)
+is m if m > v else v, as in ggml.  Forward: one body, a row of outputs at a time, tap by tap; 1-D
+is 2-D with a window one row high.
+"""
+import numpy as np
+from numba import types
+
+from ggjit.ops.copying.view import permute
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.shape import describe, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.types import F16, F32
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
+from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr, row_index
+from ggjit.ops.native.row_loops import each, each_row, param, whole
+from ggjit.ops.native.simd import W, fadd, fmul, ldf, ldf_part, splat, stf, stf_part, vmax
+from ggjit.ops.types.shared.rows import ROW
+
+MAX, AVG = 0, 1
+LOWEST = np.float32(np.finfo(np.float32).min)
+f32 = types.float32
+
+
+# ---------------------------------------------------------------- builders
+def _size(name, t, n, k, s, p):
+    """Outputs along a dimension of n inputs; p may be a fraction in 2-D (ggml computes the size with it)."""
+    if n + 2 * p < k:
+        raise ParamError(f"{name}: a window of {k} does not fit into {n} + 2 * {p} elements of {describe(t)}")
+    return int((n + 2 * p - k) / s) + 1
+
+
+def _padding(name, p):
+    if not 0 <= p < 2 ** 24:
+        raise ParamError(f"{name}: padding must be from 0 to 2^24, got {p!r}")
+    return p
+
+
+def pool_1d(a, op, k0, s0, p0):
+    """Windows of k0, every s0, with p0 outside at both ends, along ne0: [(ne0 + 2 p0 - k0) / s0 + 1, ne1, ne2, ne3].
+
+    op: 0 maximum, 1 average of the taps inside (`pool_2d` divides by all of them: ggml's two differ).  a F32 or F16,
+    result F32.  op params: op, k0, s0, p0.  Errors: ParamError, TypeMismatch.  Source: ggml_pool_1d.
+    """
+    require_type("pool_1d", a, (F32, F16))
+    op, k0, s0 = whole("pool_1d", "op", op, 0, 1), whole("pool_1d", "k0", k0, 1), whole("pool_1d", "s0", s0, 1)
+    p0 = whole("pool_1d", "p0", p0)
+    return a.ctx.node(OP.POOL_1D, F32, (_size("pool_1d", a, a.ne[0], k0, s0, p0), *a.ne[1:]), (a,), (op, k0, s0, p0))
+
+
+def _window(name, op, k0, k1, s0, s1, p0, p1):
+    ints = [whole(name, label, v, low) for label, v, low in
+            (("k0", k0, 1), ("k1", k1, 1), ("s0", s0, 1), ("s1", s1, 1))]
+    return (whole(name, "op", op, 0, 1), *ints, int(_padding(name, p0)), int(_padding(name, p1)))
+
+
+def pool_2d(a, op, k0, k1, s0, s1, p0, p1):
+    """Windows of k0 x k1, steps s0, s1, padding p0, p1 along ne0, ne1; averages divide by k0 k1 even at the edges.
+
+    op: 0 maximum, 1 average.  a F32 or F16, result F32.  The padding is a float, as in ggml: its fraction counts for
+    the size of the result, (ne + 2 p - k) / s + 1 rounded down, and nowhere else.  op params: op, k0, k1, s0, s1,
+    p0, p1 (whole).  Errors: ParamError, TypeMismatch.  Source: ggml_pool_2d.
+    """
+    require_type("pool_2d", a, (F32, F16))
+    params = _window("pool_2d", op, k0, k1, s0, s1, p0, p1)
+    n0, n1 = _size("pool_2d", a, a.ne[0], k0, s0, p0), _size("pool_2d", a, a.ne[1], k1, s1, p1)
+    return a.ctx.node(OP.POOL_2D, F32, (n0, n1, *a.ne[2:]), (a,), params)
+
+
+def pool_2d_back(a, af, op, k0, k1, s0, s1, p0, p1):
+    """Gradient of `pool_2d`: a F32 that of its result, af F32 or F16 its input -> F32, shape of af.
+
+    A maximum passes its gradient to its first tap (rows first), an average 1 / (k0 k1) of it to every tap inside.  op,
+    k0, k1, s0, s1, p0, p1 and op params as there.  Errors: ShapeError, ParamError, TypeMismatch.  Source:
+    ggml_pool_2d_back.
+    """
+    require_type("pool_2d_back", a, (F32,), "gradient")
+    require_type("pool_2d_back", af, (F32, F16), "input")
+    params = _window("pool_2d_back", op, k0, k1, s0, s1, p0, p1)
+    want = (_size("pool_2d_back", af, af.ne[0], k0, s0, p0), _size("pool_2d_back", af, af.ne[1], k1, s1, p1),
+            *af.ne[2:])
+    require(a.ne == want, f"pool_2d_back: the gradient must be {list(want)}", a, af)
+    return a.ctx.node(OP.POOL_2D_BACK, F32, af.ne, (a, af), params)
+
+
+# ---------------------------------------------------------------- reference
+def _parameters(t):
+    p = [int(x) for x in t.op_params[:7]]
+    return (p[0], p[1], 1, p[2], 1, p[3], 0) if t.op == OP.POOL_1D else p
+
+
+def _patches(t, a):
+    """{(output y, x): (slices of the input)}"""
+    _, k0, k1, s0, s1, p0, p1 = _parameters(t)
+    n1, n0 = (a.shape[2], a.shape[3])
+    out = (t.src[0] if t.op == OP.POOL_2D_BACK else t).ne
+    for y in range(out[1]):
+        for x in range(out[0]):
+            y0, x0 = y * s1 - p1, x * s0 - p0
+            yield (y, x), (slice(max(y0, 0), max(0, min(n1, y0 + k1))), slice(max(x0, 0), max(0, min(n0, x0 + k0))))
+
+
+def reference(t, a):
+    out, (op, k0, k1, *_) = np.zeros(tuple(reversed(t.ne))), _parameters(t)
+    for (y, x), (rows, cols) in _patches(t, a):
+        part = a[:, :, rows, cols]
+        if op == MAX:
+            out[:, :, y, x] = part.max((2, 3)) if part.size else LOWEST
+        else:
+            taps = max(part.shape[3], 1) if t.op == OP.POOL_1D else k0 * k1
+            out[:, :, y, x] = part.sum((2, 3)) / taps
+    return out
+
+
+def reference_back(t, grad, a):
+    out, (op, k0, k1, *_) = np.zeros(a.shape), _parameters(t)
+    for (y, x), (rows, cols) in _patches(t, a):
+        part = a[:, :, rows, cols]
+        if op == AVG:
+            out[:, :, rows, cols] += grad[:, :, y, x][..., None, None] / (k0 * k1)
+        elif part.size:
+            for i3, i2 in np.ndindex(a.shape[:2]):
+                dy, dx = divmod(int(part[i3, i2].argmax()), part.shape[3])
+                out[i3, i2, rows.start + dy, cols.start + dx] += grad[i3, i2, y, x]
+    return out
+
+
+# ---------------------------------------------------------------- kernels
+@inline
+def _combine(to, x, n, step, op, get, load, size):
+    """to[i] = max or sum of to[i] and x[i step] for n outputs."""
+    i = 0
+    if step == size:
+        while i + W <= n:
+            v, old = load(x + i * size), ldf(to + 4 * i)
+            stf(to + 4 * i, vmax(old, v) if op == MAX else fadd(v, old))
+            i += W
+    while i < n:
+        v, old = get(x + i * step), ld_f32(to + 4 * i)
+        st_f32(to + 4 * i, (old if old > v else v) if op == MAX else v + old)
+        i += 1
+
+
+@inline
+def _fill(to, n, value):
+    i, v = 0, splat(value)
+    while i + W <= n:
+        stf(to + 4 * i, v)
+        i += W
+    if i < n:
+        stf_part(to + 4 * i, v, n - i)
+
+
+@inline
+def _scale(to, n, factor):
+    i, v = 0, splat(factor)
+    while i + W <= n:
+        stf(to + 4 * i, fmul(ldf(to + 4 * i), v))
+        i += W
+    if i < n:
+        stf_part(to + 4 * i, fmul(ldf_part(to + 4 * i, n - i), v), n - i)
+
+
+def _make(ta, flat):
+    """flat: pool_1d."""
+    get, load, size = ROW[ta].get, ROW[ta].load, ta.nbytes
+
+    @inline
+    def one(node, r):
+        a, d = node + SRC0, node + DST
+        i1, i2, i3 = row_index(d, r)
+        op, k0 = param(node, 0), param(node, 1)
+        k1, s0, s1 = (1, param(node, 2), 1) if flat else (param(node, 2), param(node, 3), param(node, 4))
+        p0, p1 = (param(node, 3), 0) if flat else (param(node, 5), param(node, 6))
+        to, n, m, step = row_addr(d, i1, i2, i3), ne(d, 0), ne(a, 0), nb(a, 0)
+        _fill(to, n, LOWEST if op == MAX else f32(0.0))
+        for ky in range(max(0, p1 - i1 * s1), min(k1, ne(a, 1) + p1 - i1 * s1)):
+            x = row_addr(a, i1 * s1 - p1 + ky, i2, i3)
+            for kx in range(max(0, p0 - (n - 1) * s0), min(k0, m + p0)):
+                first = (p0 - kx + s0 - 1) // s0 if p0 > kx else 0
+                end = min(n, (m - 1 + p0 - kx) // s0 + 1)
+                _combine(to + 4 * first, x + (first * s0 - p0 + kx) * step, end - first, step * s0, op, get, load, size)
+        if op == AVG and flat:
+            for i in range(n):
+                taps = min(m, i * s0 - p0 + k0) - max(0, i * s0 - p0)
+                st_f32(to + 4 * i, ld_f32(to + 4 * i) / f32(taps) if taps > 0 else f32(0.0))
+        elif op == AVG:
+            _scale(to, n, f32(1.0) / f32(k0 * k1))
+        return OK
+    return each_row(one)
+
+
+@inline
+def _planes(node):
+    return ne(node + DST, 2) * ne(node + DST, 3)
+
+
+def _make_back(ta):
+    get = ROW[ta].get
+
+    @inline
+    def first_of_largest(a, plane, x0, x1, y0, y1):
+        best, bx, by = LOWEST, -1, -1
+        for y in range(y0, y1):
+            for x in range(x0, x1):
+                v = get(plane + x * nb(a, 0) + y * nb(a, 1))
+                if not v <= best:               # also a NaN, which the next tap replaces
+                    best, bx, by = v, x, y
+        return bx, by
+
+    @inline
+    def one(node, r):
+        g, a, d = node + SRC0, node + SRC1, node + DST
+        i2, i3 = r % ne(d, 2), r // ne(d, 2)
+        op, k0, k1, s0, s1 = param(node, 0), param(node, 1), param(node, 2), param(node, 3), param(node, 4)
+        p0, p1, to, plane = param(node, 5), param(node, 6), row_addr(d, 0, i2, i3), row_addr(a, 0, i2, i3)
+        n0, n1 = ne(d, 0), ne(d, 1)
+        zero_bytes(to, 4 * n0 * n1)
+        for oy in range(ne(g, 1)):
+            for ox in range(ne(g, 0)):
+                y0, y1 = max(0, oy * s1 - p1), min(n1, oy * s1 - p1 + k1)
+                x0, x1 = max(0, ox * s0 - p0), min(n0, ox * s0 - p0 + k0)
+                value = ld_f32(row_addr(g, oy, i2, i3) + ox * nb(g, 0))
+                if op == MAX:
+                    bx, by = first_of_largest(a, plane, x0, x1, y0, y1)
+                    if bx < 0:
+                        continue
+                    x0, x1, y0, y1 = bx, bx + 1, by, by + 1
+                else:
+                    value = value / f32(k0 * k1)
+                for y in range(y0, y1):
+                    for x in range(x0, x1):
+                        at = to + 4 * (y * n0 + x)
+                        st_f32(at, ld_f32(at) + value)
+        return OK
+    return each(_planes, one)
+
+
+def kernel(t, n_threads):
+    ta, flat = t.src[0].type, t.op == OP.POOL_1D
+    taps = _parameters(t)[1] * _parameters(t)[2]
+    return Kernel(f"pool_{1 if flat else 2}d-{ta.name}", lambda: _make(ta, flat),
+                  cost=n_elements(t) * (1.0 + 0.3 * taps))
+
+
+def kernel_back(t, n_threads):
+    ta, taps = t.src[1].type, _parameters(t)[1] * _parameters(t)[2]
+    return Kernel(f"pool_2d_back-{ta.name}", lambda: _make_back(ta), cost=n_elements(t.src[0]) * (2.0 + taps))
+
+
+# ---------------------------------------------------------------- cases
+def cases_1d():
+    for ty in (F32, F16):
+        for op in (MAX, AVG):
+            for k, s, p in ((1, 1, 0), (2, 1, 1), (3, 2, 0), (3, 3, 3), (1, 2, 3), (2, 3, 2)):
+                for shape in ((10, 3, 2, 1), (11, 1, 3, 2), (70, 3, 1, 1)):
+                    yield Case(f"{ty!r} {op} {k} {s} {p} {shape}", lambda inp, ty=ty, op=op, q=(k, s, p), n=shape:
+                               pool_1d(inp.new(ty, n), op, *q))
+
+
+def cases_2d():
+    for op in (MAX, AVG):
+        for q in ((1, 1, 1, 1, 0, 0), (3, 1, 2, 1, 0, 1), (1, 3, 1, 2, 1, 1), (3, 3, 2, 2, 1, 1),
+                  (2, 3, 1, 1, 1.5, 0.5)):
+            for ty, shape in ((F32, (10, 10, 3, 1)), (F16, (37, 9, 2, 2))):
+                yield Case(f"{ty!r} {op} {q} {shape}", lambda inp, ty=ty, op=op, q=q, n=shape:
+                           pool_2d(inp.new(ty, n), op, *q))
+        yield Case(f"permuted {op}", lambda inp, op=op: pool_2d(
+            permute(inp.new(F32, (9, 20, 3, 2)), 1, 2, 0, 3), op, 3, 2, 1, 2, 1, 0))
+
+
+def cases_back():
+    for op in (MAX, AVG):
+        for ty in (F32, F16):
+            for q in ((1, 1, 1, 1, 0, 0), (3, 2, 2, 1, 0, 1), (3, 3, 2, 2, 1, 1)):
+                def make(inp, ty=ty, op=op, q=q):
+                    a = inp.new(ty, (10, 9, 3, 2))
+                    return pool_2d_back(inp.new(F32, pool_2d(a, op, *q).ne), a, op, *q)
+                yield Case(f"{ty!r} {op} {q}", make)
+
+
+SPECS = (Spec(op=OP.POOL_1D, builders=(pool_1d,), reference=reference, kernel=kernel, cases=cases_1d),
+         Spec(op=OP.POOL_2D, builders=(pool_2d,), reference=reference, kernel=kernel, cases=cases_2d),
+         Spec(op=OP.POOL_2D_BACK, builders=(pool_2d_back,), reference=reference_back, kernel=kernel_back,
+              cases=cases_back))

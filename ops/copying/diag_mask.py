@@ -1,0 +1,102 @@
+"""diag_mask_inf, diag_mask_zero: everything right of a diagonal becomes -inf or 0.
+
+    n_past = 2                  column i0 of row i1 is kept where i0 <= n_past + i1
+        x x x . . .
+        x x x x . .
+        x x x x x .
+"""
+import numpy as np
+from numba import types
+
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.shape import require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.types import F32
+from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, ne, next_rows, param_i32, row_addr, row_index
+from ggjit.ops.native.simd import W, splat, stf, stf_part
+from ggjit.ops.types.shared.moves import move_bytes
+
+VALUE = {OP.DIAG_MASK_INF: np.float32(-np.inf), OP.DIAG_MASK_ZERO: np.float32(0)}
+
+
+def _node(op, a, n_past, in_place):
+    name = op.name.lower()
+    require_type(name, a, (F32,))
+    require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
+    if n_past < 0:
+        raise ParamError(f"{name}: n_past must not be negative, got {n_past}")
+    return a.ctx.node(op, a.type, a.ne, (a,), (int(n_past),), view_of=a if in_place else None)
+
+
+def diag_mask_inf(a, n_past):
+    """-inf where i0 > n_past + i1, else a; a [n0, n1, n2, n3] F32, same shape.
+
+    NumPy: np.where(np.tri(n1, n0, n_past), a, -np.inf).  op params: n_past.  Errors: TypeMismatch, ShapeError,
+    ParamError.  Source: ggml_diag_mask_inf.
+    """
+    return _node(OP.DIAG_MASK_INF, a, n_past, False)
+
+
+def diag_mask_inf_inplace(a, n_past):
+    """As `diag_mask_inf`, written over a; returns a view of a.  Source: ggml_diag_mask_inf_inplace."""
+    return _node(OP.DIAG_MASK_INF, a, n_past, True)
+
+
+def diag_mask_zero(a, n_past):
+    """0 where i0 > n_past + i1, else a; otherwise as `diag_mask_inf`.  NumPy: np.tril(a, n_past).
+
+    op params: n_past.  Errors as there.  Source: ggml_diag_mask_zero.
+    """
+    return _node(OP.DIAG_MASK_ZERO, a, n_past, False)
+
+
+def diag_mask_zero_inplace(a, n_past):
+    """As `diag_mask_zero`, written over a; returns a view of a.  Source: ggml_diag_mask_zero_inplace."""
+    return _node(OP.DIAG_MASK_ZERO, a, n_past, True)
+
+
+def reference(t, a):
+    hidden = np.arange(a.shape[3])[None, :] > int(t.op_params[0]) + np.arange(a.shape[2])[:, None]
+    return np.where(hidden, VALUE[t.op], a)
+
+
+def _make(value):
+    def kernel(node, ith, nth, sync):
+        a, d = node + SRC0, node + DST
+        n0, n, n_past, fill = ne(d, 0), n_rows(d), types.int64(param_i32(node, 0)), splat(value)
+        chunk = chunk_rows(n, nth)
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, n)
+            if start >= n:
+                return OK
+            for r in range(start, min(n, start + chunk)):
+                i1, i2, i3 = row_index(d, r)
+                pd, pa, i = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3), min(n0, n_past + i1 + 1)
+                if pd != pa:
+                    move_bytes(pd, pa, 4 * i)
+                while i + W <= n0:
+                    stf(pd + 4 * i, fill)
+                    i += W
+                if i < n0:
+                    stf_part(pd + 4 * i, fill, n0 - i)
+    return kernel
+
+
+def kernel(t, n_threads):
+    if t.type is not F32:
+        return None
+    op = OP(t.op)
+    return Kernel(op.name.lower(), lambda: _make(VALUE[op]), cost=0.03 * touched_nbytes(t))
+
+
+def cases(plain, in_place):
+    for shape in ((10, 10, 1, 1), (40, 10, 3, 2), (5, 10, 2, 1)):
+        yield Case(f"{shape}", lambda inp, shape=shape: plain(inp.new(F32, shape), 5), 0.0)
+        yield Case(f"{shape} inplace", lambda inp, shape=shape: in_place(inp.new(F32, shape), 0), 0.0)
+
+
+SPECS = tuple(Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
+                   cases=lambda fs=fs: cases(*fs))
+              for op, fs in ((OP.DIAG_MASK_INF, (diag_mask_inf, diag_mask_inf_inplace)),
+                             (OP.DIAG_MASK_ZERO, (diag_mask_zero, diag_mask_zero_inplace))))

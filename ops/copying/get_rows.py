@@ -1,0 +1,87 @@
+"""get_rows: rows of a table picked by ids; quantised rows come out as float32.
+
+    d[:, i1, i2, i3] = a[:, ids[i1, i2, i3], i2, i3]
+
+Ids are checked at run time: one out of range stops the graph with IndexRangeError naming it.
+"""
+import numpy as np
+
+from ggjit.ops.copying.view import view_4d
+from ggjit.ops.core.record import BAD_INDEX, OK, OP
+from ggjit.ops.core.shape import require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from ggjit.ops.native.mem import ld_i32
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
+
+
+def get_rows(a, b):
+    """Rows b of a: a [n, m, ne2, ne3] any type, b I32 [r, ne2, ne3] -> [n, r, ne2, ne3] F32 (I32 if a is I32).
+
+    NumPy: a[i3, i2, b[i3, i2, i1]].  Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside
+    [0, m).  Source: ggml_get_rows.
+    """
+    require_type("get_rows", b, (I32,), "ids")
+    require(a.ne[2] == b.ne[1] and a.ne[3] == b.ne[2] and b.ne[3] == 1,
+            "get_rows: ids must be [r, a.ne2, a.ne3]", a, b)
+    require(rows_contiguous(a), "get_rows: elements of a row must lie side by side", a, remedy="use gg.cont first")
+    return a.ctx.node(OP.GET_ROWS, I32 if a.type is I32 else F32, (a.ne[0], *b.ne[:3]), (a, b))
+
+
+def reference(t, a, ids):
+    rows = ids[0]                                           # [ne3, ne2, r]
+    i3, i2, _ = np.ogrid[:rows.shape[0], :rows.shape[1], :rows.shape[2]]
+    return a[i3, i2, rows]
+
+
+def _make(ta, td):
+    move = mover(ta, td).move
+
+    def kernel(node, ith, nth, sync):
+        a, ids, d = node + SRC0, node + SRC1, node + DST
+        n0, n, n_table = ne(d, 0), n_rows(d), ne(a, 1)
+        scratch = work(node) + ith * SCRATCH_NBYTES
+        chunk = own_chunk(n, nth)
+        while True:
+            start = next_own(node, ith, nth, sync, chunk, n)
+            if start >= n:
+                return OK
+            for r in range(start, min(n, start + chunk)):
+                i1, i2, i3 = row_index(d, r)
+                id = ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1) + i3 * nb(ids, 2))
+                if id < 0 or id >= n_table:
+                    return fail(node, BAD_INDEX, id)
+                move(row_addr(d, i1, i2, i3), row_addr(a, id, i2, i3), n0, scratch)
+    return kernel
+
+
+def kernel(t, n_threads):
+    a = t.src[0]
+    if not can_move(a.type, t.type):
+        return None
+    return Kernel(f"get_rows-{a.type.name}-{t.type.name}", lambda: _make(a.type, t.type),
+                  cost=0.15 * n_elements(t) + 5.0 * t.ne[1], work_nbytes=n_threads * SCRATCH_NBYTES,
+                  modules=mover(a.type, t.type).modules)
+
+
+def cases():
+
+    def make(ty, n, m, r, batch, view):
+        def build(inp):
+            a = inp.new(ty, (n, m, *batch)) if ty is not I32 else inp.ids(ty, (n, m, *batch), 1000)
+            ids = inp.ids(I32, (r * (1 + view), *batch), m)
+            if view:
+                ids = view_4d(ids, r, *ids.ne[1:], *ids.nb[1:], 4 * (r // 2))
+            return get_rows(a, ids)
+        return build
+    for ty in (F32, F16, BF16, Q8_0, Q4_0, I32):
+        for n, m, r, batch, view in ((256, 5, 4, (7, 1), True), (64, 5, 4, (2, 3), False), (96, 80, 40, (1, 1), False)):
+            yield Case(f"{ty!r} {n} {m} {r} {batch}{' view' * view}", make(ty, n, m, r, batch, view))
+    yield Case("F16 tail", make(F16, 77, 9, 5, (1, 1), False))
+    for ty in (F32, F16, Q8_0):                             # rows whose lines are asked for early 
+        yield Case(f"{ty!r} long", make(ty, 2336, 9, 5, (1, 1), False))
+
+
+SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel, cases=cases),)

@@ -1,0 +1,186 @@
+"""reshape, view, permute, transpose: other shapes and strides over the same bytes; nothing is computed.
+
+A view shares the memory of its base; chains collapse, so `view_src` is always a tensor with memory of its own and
+`view_offs` counts bytes from its start.
+
+    permute scatters: axis i of the input becomes axis axes[i] of the result (NumPy's transpose gathers).
+        ne (a, b, c, d) permuted by (0, 2, 1, 3)  ->  ne (a, c, b, d)
+        ne (a, b, c, d) permuted by (1, 2, 0, 3)  ->  ne (c, a, b, d)         # not (b, c, a, d)
+"""
+import math
+import operator
+
+import numpy as np
+
+from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.shape import describe, is_contiguous, require
+from ggjit.ops.core.spec import Spec
+
+_SPLIT = 1 << 32
+
+
+def _reshape(a, ne):
+    require(is_contiguous(a), "reshape: the source must be contiguous", a, remedy="use gg.cont first")
+    ne = tuple(operator.index(n) for n in ne)
+    if math.prod(ne) != math.prod(a.ne):
+        raise ShapeError(f"reshape: {describe(a)} has {math.prod(a.ne)} elements, {list(ne)} has {math.prod(ne)}")
+    return a.ctx.node(OP.RESHAPE, a.type, ne, (a,), view_of=a)
+
+
+def reshape(a, b):
+    """a with the shape of tensor b; same elements in the same order, a view.  NumPy: a.reshape(b.shape).
+
+    Errors: ShapeError unless a is contiguous and as large as b.  Source: ggml_reshape.
+    """
+    return _reshape(a, b.ne)
+
+
+def reshape_1d(a, ne0):
+    """a as one row of ne0 elements, a view; NumPy: a.reshape(ne0).  Errors as `reshape`.  Source: ggml_reshape_1d."""
+    return _reshape(a, (ne0,))
+
+
+def reshape_2d(a, ne0, ne1):
+    """a as [ne0, ne1], a view; NumPy: a.reshape(ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_2d."""
+    return _reshape(a, (ne0, ne1))
+
+
+def reshape_3d(a, ne0, ne1, ne2):
+    """a as [ne0, ne1, ne2], a view; NumPy: a.reshape(ne2, ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_3d."""
+    return _reshape(a, (ne0, ne1, ne2))
+
+
+def reshape_4d(a, ne0, ne1, ne2, ne3):
+    """a as [ne0, ne1, ne2, ne3], a view; NumPy: a.reshape(ne3, ne2, ne1, ne0).
+
+    Errors as `reshape`.  Source: ggml_reshape_4d.
+    """
+    return _reshape(a, (ne0, ne1, ne2, ne3))
+
+
+def _view(a, ne, nb, offset):
+    ne = tuple(operator.index(n) for n in ne) + (1,) * (4 - len(ne))
+    if min(ne) < 0 or ne[0] % a.type.block:
+        raise ShapeError(f"view: bad shape {list(ne)} for {describe(a)}")
+    strides = [a.type.nbytes, *(operator.index(n) for n in nb)]
+    if len(strides) == 1:
+        strides.append(a.type.row_nbytes(ne[0]))
+    while len(strides) < 4:
+        strides.append(strides[-1] * ne[len(strides) - 1])
+    offset = operator.index(offset)
+    if offset < 0 or min(strides) < 0:
+        raise ParamError(f"view: offset {offset} and strides {strides} must not be negative")
+    last = offset + (a.type.row_nbytes(ne[0]) + sum((n - 1) * b for n, b in zip(ne[1:], strides[1:], strict=True))
+                     if min(ne) else 0)
+    if last > a.nbytes:
+        raise IndexRangeError(f"view: bytes {offset}..{last} are outside {describe(a)} ({a.nbytes} bytes)")
+    return a.ctx.node(OP.VIEW, a.type, ne, (a,), _offset_params(offset), view_of=a, view_offs=offset, nb=strides)
+
+
+def _offset_params(offset):
+    """size_t offset over the first two 32-bit slots, as ggml stores it."""
+    lo, hi = offset % _SPLIT, offset // _SPLIT
+    return (lo - _SPLIT if lo >= _SPLIT // 2 else lo, hi)
+
+
+def view_1d(a, ne0, offset):
+    """ne0 elements of a from byte `offset`; contiguous.
+
+    op params: offset, 64 bits over two slots.  Errors: IndexRangeError outside a, ShapeError, ParamError.  Source:
+    ggml_view_1d.
+    """
+    return _view(a, (ne0,), (), offset)
+
+
+def view_2d(a, ne0, ne1, nb1, offset):
+    """[ne0, ne1] window of a from byte `offset`, rows nb1 bytes apart.  Errors as `view_1d`.  Source: ggml_view_2d."""
+    return _view(a, (ne0, ne1), (nb1,), offset)
+
+
+def view_3d(a, ne0, ne1, ne2, nb1, nb2, offset):
+    """[ne0, ne1, ne2] window of a from byte `offset`, strides nb1, nb2 in bytes.
+
+    Errors as `view_1d`.  Source: ggml_view_3d.
+    """
+    return _view(a, (ne0, ne1, ne2), (nb1, nb2), offset)
+
+
+def view_4d(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
+    """[ne0, ne1, ne2, ne3] window of a from byte `offset`, strides nb1, nb2, nb3 in bytes.
+
+    Errors as `view_1d`.  Source: ggml_view_4d.
+    """
+    return _view(a, (ne0, ne1, ne2, ne3), (nb1, nb2, nb3), offset)
+
+
+def view_tensor(a):
+    """A view of all of a, with a's shape and strides.  Errors: StaleHandle.  Source: ggml_view_tensor."""
+    return a.ctx.node(OP.VIEW, a.type, a.ne, (a,), _offset_params(0), view_of=a, nb=a.nb)
+
+
+def permute(a, axis0, axis1, axis2, axis3):
+    """Axes scattered: axis i of a becomes axis axis<i> of the result (axis0, axis1, axis2, axis3), a view.
+
+    ne (p, q, r, s) by axes (1, 2, 0, 3) -> ne (r, p, q, s).  NumPy's transpose gathers: it takes the inverse
+    permutation, of the reversed dimensions.  op params: the axes.  Blocks stay whole: axis0 is 0 for quantised types.
+    Errors: ParamError unless the axes are a permutation of 0..3, ShapeError.  Source: ggml_permute.
+    """
+    axes = (axis0, axis1, axis2, axis3)
+    if sorted(axes) != [0, 1, 2, 3]:
+        raise ParamError(f"permute: axes {axes} are not a permutation of 0, 1, 2, 3")
+    if a.type.block > 1 and axis0 != 0:
+        raise ShapeError(f"permute: rows of {describe(a)} are blocks; dimension 0 must stay")
+    ne, nb = [0] * 4, [0] * 4
+    for i, to in enumerate(axes):
+        ne[to], nb[to] = a.ne[i], a.nb[i]
+    return a.ctx.node(OP.PERMUTE, a.type, ne, (a,), axes, view_of=a, nb=nb)
+
+
+def transpose(a):
+    """Dimensions 0 and 1 of a swapped, a view; NumPy: a.swapaxes(-1, -2).
+
+    Errors: ShapeError for quantised types.  Source: ggml_transpose.
+    """
+    if a.type.block > 1:
+        raise ShapeError(f"transpose: rows of {describe(a)} are blocks and cannot be strided")
+    ne, nb = list(a.ne), list(a.nb)
+    ne[0], ne[1], nb[0], nb[1] = ne[1], ne[0], nb[1], nb[0]
+    return a.ctx.node(OP.TRANSPOSE, a.type, ne, (a,), view_of=a, nb=nb)
+
+
+def reference_reshape(t, a):
+    return a.reshape(tuple(reversed(t.ne)))
+
+
+def reference_view(t, a):
+    """Strided window over a's elements (a scalar type, given as the contiguous array of its base's values)."""
+    item = t.type.nbytes
+    offset = int(t.op_params[:2].view(np.int64)[0])
+    flat = np.ascontiguousarray(a).reshape(-1)
+    index = np.zeros(tuple(reversed(t.ne)), np.int64) + offset // item
+    for axis, (n, b) in enumerate(zip(t.ne, t.nb, strict=True)):
+        shape = [1] * 4
+        shape[3 - axis] = n
+        index = index + (np.arange(n) * (b // item)).reshape(shape)
+    return flat[index]
+
+
+def reference_permute(t, a):
+    order = [0] * 4
+    for i, to in enumerate(t.op_params[:4]):
+        order[3 - to] = 3 - i
+    return np.transpose(a, order)
+
+
+def reference_transpose(t, a):
+    return np.swapaxes(a, -1, -2)
+
+
+SPECS = (
+    Spec(op=OP.RESHAPE, builders=(reshape, reshape_1d, reshape_2d, reshape_3d, reshape_4d),
+         reference=reference_reshape),
+    Spec(op=OP.VIEW, builders=(view_1d, view_2d, view_3d, view_4d, view_tensor), reference=reference_view),
+    Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute),
+    Spec(op=OP.TRANSPOSE, builders=(transpose,), reference=reference_transpose),
+)

@@ -1,0 +1,110 @@
+"""One Spec per op: what it is called, how it is built, computed and tested.  Every table is derived from the specs.
+
+An op (or a family over one body) is one file in this folder: builders with the shape rule and the errors, a NumPy
+float64 reference, the CPU kernels, the test cases.  The file ends with `SPECS = (Spec(...), ...)`; discovery finds it.
+
+What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entries, ne0 fastest, nb in bytes), `ctx`,
+`name`, `src`, `op_params`; and `a.ctx.node(op, type, ne, src, params, view_of=, view_offs=, nb=)` makes the result.
+`params` are written to consecutive 32-bit slots: a Python int as int32, a float as float32 bits.
+"""
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ggjit.ops.core.discovery import NO_OPS, declared
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.typed_errors import front_door, with_python_numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """CPU code for one op and type combination.
+
+    name        names the machine code: equal names must mean equal code
+    make        () -> plain function (node, ith, nth, sync) -> status; called only when the cache has no such code
+    cost        rough cost of the node in nanoseconds on one thread; cheap nodes run on one thread without a barrier
+    work_nbytes scratch memory, shared by all threads
+    modules     modules the code depends on besides the op's own (type files)
+    """
+    name: str
+    make: Callable
+    cost: float
+    work_nbytes: int = 0
+    modules: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A test case: `build(inputs)` makes leaves through `inputs` and returns the result tensor."""
+    name: str
+    build: Callable
+    max_nmse: float = 1e-7
+
+
+class Inputs:
+    """Leaves of a test case, with values drawn from a seeded generator."""
+
+    def __init__(self, ctx, rng):
+        self.ctx, self.rng, self.data = ctx, rng, []
+
+    def new(self, type, ne, values=None, lo=-1.0, hi=1.0):
+        """A leaf of `ne` (ggml order) with `values` (NumPy order) or uniform floats in [lo, hi)."""
+        t = self.ctx.new_tensor(type, ne)
+        if values is None:
+            values = self.rng.uniform(lo, hi, tuple(reversed(ne))).astype(np.float32)
+        self.data.append((t, np.asarray(values).reshape(tuple(reversed(ne)))))
+        return t
+
+    def ids(self, type, ne, n):
+        """Integers in [0, n)."""
+        return self.new(type, ne, self.rng.integers(0, n, tuple(reversed(ne))).astype(type.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Everything the project knows about one op."""
+    op: OP
+    builders: tuple                         # public functions, exported under their own names
+    reference: Callable                     # (t, *sources as arrays in NumPy order) -> array; float64 inside
+    kernel: Callable | None = None          # (t, n_threads) -> Kernel, or None where the CPU has none; None: view op
+    in_place: bool = False                  # may write over its first fitting source (ggml_op_can_inplace)
+    in_place_2023: bool = False             # the same in the sources of November 2023
+    cases: Callable | None = None           # () -> iterable of Case
+    indexed: int | None = 0                 # source whose rows the ids name, for the message of a bad id; None: result
+    module: str = ""
+
+
+@functools.cache
+def all_specs():
+    """{OP: Spec} of every op file."""
+    found = {}
+    for module, spec in declared("ggjit.ops", "SPECS", skip=NO_OPS):
+        assert spec.op not in found, f"{spec.op.name} has two specs"
+        found[spec.op] = dataclasses.replace(spec, module=module)
+    return found
+
+
+def builders():
+    """{public name: function} of all ops."""
+    return {f.__name__: front_door(with_python_numbers(f)) for spec in all_specs().values() for f in spec.builders}
+
+
+@functools.cache
+def in_place_table(modern=True):
+    """bool array indexed by OP number: may the node take over its source's memory?"""
+    table = np.zeros(len(OP), np.bool_)
+    for op, spec in all_specs().items():
+        table[op] = spec.in_place if modern else spec.in_place_2023
+    return table
+
+
+def n_elements(t):
+    return math.prod(t.ne)
+
+
+def touched_nbytes(t):
+    """Bytes a pass over the tensor and its sources moves: the usual cost of elementwise work is 0.1 ns a byte."""
+    return sum(math.prod(x.ne) * x.type.nbytes // x.type.block for x in (t, *(s for s in t.src if s is not None)))

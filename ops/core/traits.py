@@ -1,0 +1,61 @@
+"""Traits: what a type file (ops/types) adds to the table of types, so that kernels can compute with a type."""
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from ggjit.ops.core.discovery import declared
+from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.types import Type
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What kernels can do with a type.  All row functions take addresses and k, the row's element count.
+
+    to_float(src, dst, k)       jitted: k elements at src -> float32 at dst
+    from_float(src, dst, k)     jitted: float32 at src -> blocks at dst; byte-equal to what ggml's CPU kernels write
+    quantize(src, dst, k)       jitted: as from_float where whole files are written (ggml_quantize_chunk searches longer
+                                there for some types and rounds differently for Q8_0); None: from_float
+    quantize_weighted(src, dst, k, weights)  jitted: the same with k float32 importances; None: they are ignored
+    quantize_grid               (a GridQuantizer of ops/types/shared) instead of these three where codes name points
+                                of a grid; ggml has no from_float for such types, so no op writes them
+    np_to_float(raw)            NumPy twin: uint8 (..., row_nbytes) -> float32 (..., k)
+    np_from_float(x)            NumPy twin: float32 (..., k) -> uint8 (..., row_nbytes); None: ggml checks it
+    round_activations(src, dst, k)  jitted: float32 row -> float32 row as a product with this type sees it (rounded
+                                through F16, Q8_0...; ggml's vec_dot_type); None: unchanged
+    np_round_activations(x)     NumPy twin
+    dot                         products of rows (ops/types/shared/dot.py)
+    tile                        8-bit codes for packed integer tiles (shared/quant32.py); None: float tiles serve
+    """
+    type: Type
+    to_float: Callable | None = None
+    from_float: Callable | None = None
+    np_to_float: Callable | None = None
+    np_from_float: Callable | None = None
+    round_activations: Callable | None = None
+    np_round_activations: Callable | None = None
+    dot: object | None = None
+    tile: object | None = None
+    quantize: Callable | None = None
+    quantize_weighted: Callable | None = None
+    quantize_grid: object | None = None
+
+
+@functools.cache
+def all_traits():
+    """{Type: (Traits, module name)} of every type file in ggjit.ops.types."""
+    return {traits.type: (traits, module) for module, traits in declared("ggjit.ops.types", "TRAITS")}
+
+
+def traits_of(type):
+    """The Traits of `type`; NotSupported if no file serves it yet."""
+    try:
+        return all_traits()[type][0]
+    except KeyError:
+        raise NotSupported(f"type {type!r} can be read from files but has no kernels yet; "
+                           f"types with kernels: {', '.join(repr(t) for t in all_traits())}") from None
+
+
+def module_of(type):
+    """The module a kernel over `type` depends on (for its cache key)."""
+    return all_traits()[type][1]

@@ -1,0 +1,47 @@
+"""The public face of a function: whatever does not fit its arguments comes out as one typed error.
+
+Builders check what they know (types, shapes, parameters) and say it best.  What reaches Python's own machinery first,
+such as a string where a tensor is expected or a number too large for float32, would come out as a raw AttributeError or
+OverflowError from somewhere inside; here it becomes a TypeMismatch that shows the call.
+
+Builders compute with Python's numbers, which do not wrap around: NumPy's scalars become such here.
+"""
+import functools
+
+from numpy import generic
+
+from ggjit.ops.core.errors import GgjitError, TypeMismatch
+from ggjit.ops.core.shape import describe
+
+
+def _shown(x):
+    if hasattr(x, "ne") and hasattr(x, "nb"):
+        return describe(x)
+    text = repr(x) if isinstance(x, str | bytes | int | float | type(None) | list | tuple) else f"<{type(x).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def with_python_numbers(function):
+    """Decorator: the function sees Python's numbers where it is given NumPy's scalars."""
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        args = [x.item() if isinstance(x, generic) else x for x in args]
+        if kwargs:
+            kwargs = {k: x.item() if isinstance(x, generic) else x for k, x in kwargs.items()}
+        return function(*args, **kwargs)
+    return call
+
+
+def front_door(function):
+    """Decorator for public functions; typed errors pass through, raw ones are translated and kept as the cause."""
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except GgjitError:
+            raise
+        except (TypeError, AttributeError, ValueError, OverflowError, LookupError, ArithmeticError) as e:
+            shown = ", ".join([*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in kwargs.items())])
+            raise TypeMismatch(f"{function.__name__}({shown}): the arguments do not fit ({e}); see "
+                               f"help(ggjit.{function.__name__})") from e
+    return call

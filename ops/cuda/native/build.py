@@ -1,0 +1,118 @@
+"""Machine code of a kernel: Numba -> LTO-IR -> nvJitLink -> cubin.  Needs the extra `gpu`, but no GPU and no driver.
+
+    kernel(node: int64)     one 8-byte parameter, so every launch looks alike (engine/cuda/plan.py)
+
+Cubins are kept like the CPU's objects: one file a kernel in the cache folder, named by the content of the sources, the
+versions of the compilers and the compute capability.
+"""
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import pickle
+import re
+import tempfile
+import threading
+
+import numba_cuda
+from cuda.core import Linker, LinkerOptions, ObjectCode
+from numba import cuda, types
+from numba.cuda import dispatcher
+from numba.cuda.cudadrv import nvrtc
+
+from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.native.jit import cache_dir, sources_key
+
+SIGNATURE = types.void(types.int64)
+_DIGEST = 16                    # bytes of SHA-256 in front of a kept cubin
+_one_at_a_time = threading.RLock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Binary:
+    """A kernel's cubin, its symbol, and what ptxas says about it."""
+    cubin: bytes
+    symbol: str
+    registers: int
+    spill_nbytes: int
+    shared_nbytes: int
+
+
+@contextlib.contextmanager
+def _compiling_for(cc):
+    """Numba asks the current GPU for its capability when a kernel calls a device function, although `cc` was given.
+
+    Kernels are compiled where there is no GPU, and for other GPUs than the current one, so the question is answered
+    here.  tests/test_cuda_compile.py fails when Numba no longer asks.
+    """
+    class Device:
+        compute_capability = cc
+    with _one_at_a_time:
+        asked, dispatcher.get_current_device = dispatcher.get_current_device, lambda: Device
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = asked
+
+
+def compile_kernel(func, cc):
+    """Binary of the kernel function for compute capability `cc`, e.g. (9, 0).  Errors: NotSupported."""
+    if cc not in nvrtc.get_supported_ccs():
+        raise NotSupported(f"this CUDA toolkit has no compiler for compute capability {cc[0]}.{cc[1]}; "
+                           f"pip install -U 'ggjit[gpu]'")
+    with _compiling_for(cc):
+        codes, _ = cuda.compile_all(func, SIGNATURE, device=False, abi="numba", cc=cc, output="ltoir")
+    objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
+    linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,
+                                                    verbose=True, ptxas_options=["-v"]))
+    cubin = linker.link("cubin").code
+    return _described(cubin, linker.get_info_log())
+
+
+def _described(cubin, log):
+    def number(pattern, missing=0):
+        found = re.search(pattern, log)
+        return int(found.group(1)) if found else missing
+    symbol = re.search(r"Compiling entry function '([^']+)'", log).group(1)
+    return Binary(cubin, symbol, number(r"Used (\d+) registers"),
+                  number(r"(\d+) bytes stack frame") + number(r"(\d+) bytes spill stores"),
+                  number(r"(\d+) bytes smem"))
+
+
+@functools.cache
+def _versions():
+    import cuda.core
+    import llvmlite
+    import numba
+    return f"{numba_cuda.__version__} {numba.__version__} {llvmlite.__version__} {cuda.core.__version__}"
+
+
+def binary(launch, cc):
+    """The Binary of a Launch, from the cache folder or compiled."""
+    sources = sources_key((__name__, launch.module))
+    h = hashlib.sha256(f"{sources} {_versions()} {cc}".encode()).hexdigest()[:20]
+    path = cache_dir() / "cuda" / f"{launch.name}-sm{cc[0]}{cc[1]}-{h}.bin"
+    return _load(path) or _save(path, compile_kernel(launch.make(), cc))
+
+
+def _load(path):
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    payload = content[_DIGEST:]
+    if hashlib.sha256(payload).digest()[:_DIGEST] != content[:_DIGEST]:        # a damaged file: compiled again
+        return None
+    return Binary(**pickle.loads(payload))
+
+
+def _save(path, built):
+    payload = pickle.dumps(dataclasses.asdict(built))
+    with contextlib.suppress(OSError):          # an unwritable place: compiled in every process
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, tmp = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(fd, "wb") as f:
+            f.write(hashlib.sha256(payload).digest()[:_DIGEST] + payload)
+        os.replace(tmp, path)
+    return built

@@ -1,0 +1,8 @@
+"""What kernels are written in: the intrinsics of the device, or their twins where the simulator serves."""
+from numba import config
+
+SIMULATED = bool(config.ENABLE_CUDASIM)         # NUMBA_ENABLE_CUDASIM=1 when Numba was imported
+if SIMULATED:
+    from ggjit.ops.cuda.native.simulated import *  # noqa: F403
+else:
+    from ggjit.ops.cuda.native.intrinsics import *  # noqa: F403

@@ -1,0 +1,85 @@
+"""What a maker returns: the kernel launches of a node; and which ops have makers."""
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from numba import config
+
+from ggjit.ops.core.discovery import modules_below
+from ggjit.ops.core.shape import rows_contiguous
+
+# The simulator runs blocks one after the other and threads in turns: few of both.
+SIMULATED = bool(config.ENABLE_CUDASIM)
+MAX_BLOCKS = 3 if SIMULATED else 1 << 16        # kernels whose blocks take rows in turn never need more
+MAX_THREADS = 64 if SIMULATED else 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    name        names the code: equal names must mean equal code
+    make        () -> plain function kernel(node); called only when the cache has no such code
+    grid        blocks in x, y, z
+    block       threads of a block: whole warps
+    work_nbytes scratch memory of the node; its launches share it
+    module      where the maker is defined: the code depends on it and what it imports (`launches` fills it in)
+    max_nmse    ggml's bound of the error, where the kernel rounds what the CPU's does not
+    """
+    name: str
+    make: Callable
+    grid: tuple
+    block: int
+    work_nbytes: int = 0
+    module: str = ""
+    max_nmse: float = 0.0
+
+
+def threads_for(n, most=MAX_THREADS):
+    """Whole warps for n elements."""
+    return min(most, max(32, (n + 31) // 32 * 32))
+
+
+def over_rows(name, make, n_rows, row_length, work_nbytes=0):
+    """A launch whose blocks take rows in turn."""
+    return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length), work_nbytes)
+
+
+def over_elements(name, make, n):
+    """A launch whose threads take elements in turn."""
+    threads = threads_for(n)
+    return Launch(name, make, (max(1, min(-(-n // threads), MAX_BLOCKS)), 1, 1), threads)
+
+
+@functools.cache
+def makers():
+    """{OP: maker} of every file in ggjit.ops.cuda."""
+    found = {}
+    for module in modules_below("ggjit.ops.cuda", skip=("native",)):
+        for op, maker in getattr(module, "CUDA", {}).items():
+            assert op not in found, f"{op.name} has two CUDA makers"
+            found[op] = maker
+    return found
+
+
+def launches(t):
+    """The launches of node `t` as a tuple; None where no kernel serves it."""
+    maker = makers().get(t.op)
+    if maker is None or not all(_aligned(x) for x in (t, *(s for s in t.src if s is not None))):
+        return None
+    made = maker(t)
+    if made is None:
+        return None
+    made = made if isinstance(made, tuple) else (made,)
+    return tuple(dataclasses.replace(x, module=maker.__module__) for x in made)
+
+
+def _aligned(x):
+    """Elements, and blocks of quantised types, lie at multiples of the power of two in their size."""
+    size = min(x.type.nbytes & -x.type.nbytes, 16)
+    return all(b % size == 0 for b in x.nb) and x.view_offs % size == 0
+
+
+def dense(*tensors):
+    """Elements of all rows lie side by side."""
+    return all(rows_contiguous(t) for t in tensors)

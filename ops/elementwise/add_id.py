@@ -1,0 +1,67 @@
+"""add_id: a row of a table added to every slot, the row picked by an id (biases of a mixture of experts)."""
+from ggjit.ops.copying.view import view_2d
+from ggjit.ops.core.record import BAD_INDEX, OK, OP
+from ggjit.ops.core.shape import require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.types import F32, I32
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import ld_i32
+from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, fail, nb, ne, row_addr, row_index
+from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
+
+
+def add_id(a, b, ids):
+    """d[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]; a [n, used, tokens], b [n, experts] F32, ids I32 [used, tokens].
+
+    Shape of a.  Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside [0, experts), before
+    the row is written.  Source: ggml_add_id.
+    """
+    for t in (a, b):
+        require_type("add_id", t, (F32,))
+        require(rows_contiguous(t), "add_id: elements of a row must lie side by side", t, remedy="use gg.cont first")
+    require_type("add_id", ids, (I32,), "ids")
+    require(a.ne[0] == b.ne[0] and a.ne[3] == b.ne[2] == b.ne[3] == 1, "add_id: a must be [n, used, tokens], "
+            "b [n, experts]", a, b)
+    require(a.ne[1:3] == ids.ne[:2] and ids.ne[2] == ids.ne[3] == 1, "add_id: ids must be [a.ne1, a.ne2]", a, ids)
+    return a.ctx.node(OP.ADD_ID, F32, a.ne, (a, b, ids))
+
+
+def reference(t, a, b, ids):
+    return a + b[0, 0][ids[0, 0]]
+
+
+@inline
+def _row(node, r):
+    a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
+    i1, i2, _ = row_index(d, r)
+    n, id = ne(d, 0), ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1))
+    if id < 0 or id >= ne(b, 1):
+        return fail(node, BAD_INDEX, id)
+    to, x, y = row_addr(d, i1, i2, 0), row_addr(a, i1, i2, 0), row_addr(b, id, 0, 0)
+    i = 0
+    while i + W <= n:
+        stf(to + 4 * i, fadd(ldf(x + 4 * i), ldf(y + 4 * i)))
+        i += W
+    if i < n:
+        stf_part(to + 4 * i, fadd(ldf_part(x + 4 * i, n - i), ldf_part(y + 4 * i, n - i)), n - i)
+    return OK
+
+
+def kernel(t, n_threads):
+    return Kernel("add_id", lambda: each_row(_row), cost=0.03 * touched_nbytes(t))
+
+
+def cases():
+
+    def make(experts, used, n, tokens):
+        def build(inp):
+            ids = view_2d(inp.ids(I32, (experts, tokens), experts), used, tokens, 4 * experts, 0)
+            return add_id(inp.new(F32, (n, used, tokens)), inp.new(F32, (n, experts)), ids)
+        return build
+    for shape in ((4, 2, 32, 1), (8, 4, 129, 32), (4, 1, 129, 129), (3, 3, 5, 2)):
+        yield Case("experts={} used={} n={} tokens={}".format(*shape), make(*shape))
+
+
+SPECS = (Spec(op=OP.ADD_ID, builders=(add_id,), reference=reference, kernel=kernel, in_place=True, cases=cases,
+              indexed=1),)

@@ -1,0 +1,61 @@
+"""arange: start, start + step, start + 2 step ...; the one op without a source, so the context comes first."""
+import math
+
+import numpy as np
+from numba import types
+
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.types import F32
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import st_f32
+from ggjit.ops.native.node import DST, addr, ne, param_f32
+from ggjit.ops.native.row_loops import I32_MAX, each
+
+PIECE = 1024
+
+
+def arange(ctx, start, stop, step):
+    """start + i step for i < ceil((stop - start) / step), F32; NumPy: np.arange(start, stop, step).
+
+    Made in the context ctx.  The count is formed in float32 as in ggml.  op params: start, stop, step.
+    Errors: ParamError unless stop > start and step > 0.  Source: ggml_arange.
+    """
+    with np.errstate(all="ignore"):
+        start, stop, step = (np.float32(x) for x in (start, stop, step))
+        n = np.ceil((stop - start) / step)
+    if not (stop > start and step > 0 and 0 < n <= I32_MAX and math.isfinite(start)):
+        raise ParamError(f"arange: from {start} to {stop} by {step} is no ascending range of at most 2^31 numbers")
+    return ctx.node(OP.ARANGE, F32, (int(n),), (), (float(start), float(stop), float(step)))
+
+
+def reference(t):
+    start, _, step = (float(x) for x in t.param_floats[:3])
+    return (start + step * np.arange(t.ne[0])).reshape(1, 1, 1, -1)
+
+
+@inline
+def _pieces(node):
+    return (ne(node + DST, 0) + PIECE - 1) // PIECE
+
+
+@inline
+def _one(node, p):
+    d = node + DST
+    start, step = types.float64(param_f32(node, 0)), types.float64(param_f32(node, 2))
+    for i in range(p * PIECE, min(ne(d, 0), (p + 1) * PIECE)):
+        st_f32(addr(d) + 4 * i, types.float32(start + step * i))
+    return OK
+
+
+def kernel(t, n_threads):
+    return Kernel("arange", lambda: each(_pieces, _one), cost=0.5 * t.ne[0])
+
+
+def cases():
+    for p in ((0, 10, 1), (0, 1048576, 1), (-3.5, 7, 0.3), (2, 2.5, 4)):
+        yield Case("{} {} {}".format(*p), lambda inp, p=p: arange(inp.ctx, *p))
+
+
+SPECS = (Spec(op=OP.ARANGE, builders=(arange,), reference=reference, kernel=kernel, cases=cases),)

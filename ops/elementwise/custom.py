@@ -1,0 +1,362 @@
+"""Custom ops: a function of yours as a node of the graph, run by the thread pool.
+
+    def halve(dst, a, ith, nth):                    # arrays in NumPy order; thread ith of nth
+        rows = slice(ith * len(dst) // nth, (ith + 1) * len(dst) // nth)
+        dst[rows] = a[rows] / 2
+
+    y = gg.map_custom1(x, halve)                    # shape and type of x
+    z = gg.custom(gg.F32, (64,), [x, w], f)         # any shape, any sources: f(dst, x, w, ith, nth)
+
+Three kinds of functions:
+
+    a Python function   called with the GIL held, so threads take turns; an exception comes out of the compute
+    an @njit function   compiled with the arrays' types, runs in parallel; an exception in it becomes a GgjitError
+    a cfunc             int64 (node, ith, nth, sync) returning a status: a kernel as in ops/native/node.py, on addresses
+
+Arrays: sources are read-only; quantised types come as rows of bytes, BF16 as uint16.  They are the tensors' memory
+itself and keep it alive, but what they hold after the function has returned is whatever is computed there next: copy
+what is needed later.  `n_tasks` limits the threads (-1: all).  Only the CPU runs custom ops; a scheduler knows.
+Source: ggml_map_custom1..3, ggml_custom_4d (rows B9).
+"""
+import ctypes
+import dataclasses
+import itertools
+import math
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+
+from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.types import F32
+from ggjit.ops.native.jit import _array_maker
+from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
+
+RAISED = 64                     # status: the function raised; the kernel object holds the exception
+MANY = 1e12                     # cost that makes a plan use all threads
+IN_PYTHON = {}                  # thread ident -> start (monotonic seconds) of the user's function it runs in a walk
+_keys = itertools.count(1)
+_functions = weakref.WeakValueDictionary()      # key in op_params -> Function
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
+
+
+# ---------------------------------------------------------------- builders
+def map_custom1(a, fun, n_tasks=-1, userdata=None):
+    """fun(dst, a, ith, nth[, userdata]) writes dst, an array of a's type and shape; see the module's text for arrays.
+
+    a: any type [n0, n1, n2, n3]; dst and a come as NumPy arrays, dimensions reversed.  fun: a Python function, an @njit
+    function or a cfunc.  n_tasks: how many threads call it, -1 all.  userdata is passed on to a Python function.
+    Errors: TypeMismatch (fun), ParamError (n_tasks); what fun raises comes out of the compute.  Source:
+    ggml_map_custom1.
+    """
+    return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata)
+
+
+def map_custom1_inplace(a, fun, n_tasks=-1, userdata=None):
+    """As `map_custom1`, written over a; returns a view of a.  Source: ggml_map_custom1_inplace."""
+    return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata, a)
+
+
+def map_custom2(a, b, fun, n_tasks=-1, userdata=None):
+    """fun(dst, a, b, ith, nth[, userdata]) writes dst, of a's type and shape; b any tensor.
+
+    fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom2.
+    """
+    return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata)
+
+
+def map_custom2_inplace(a, b, fun, n_tasks=-1, userdata=None):
+    """As `map_custom2`, written over a; returns a view of a.  Source: ggml_map_custom2_inplace."""
+    return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata, a)
+
+
+def map_custom3(a, b, c, fun, n_tasks=-1, userdata=None):
+    """fun(dst, a, b, c, ith, nth[, userdata]) writes dst, of a's type and shape; b, c any tensors.
+
+    fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom3.
+    """
+    return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata)
+
+
+def map_custom3_inplace(a, b, c, fun, n_tasks=-1, userdata=None):
+    """As `map_custom3`, written over a; returns a view of a.  Source: ggml_map_custom3_inplace."""
+    return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata, a)
+
+
+def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
+    """fun(dst, *args, ith, nth[, userdata]) with a result of any `type` and shape `ne` (ggml order).
+
+    args: 1 to 10 tensors.  fun, n_tasks, userdata and errors as `map_custom1`; ShapeError for no source or too many.
+    Source: ggml_custom_4d.
+    """
+    args = tuple(args)
+    if not 1 <= len(args) <= MAX_SRC:
+        raise ShapeError(f"custom takes 1 to {MAX_SRC} sources, got {len(args)}")
+    return _build(OP.CUSTOM, type, ne, args, fun, n_tasks, userdata)
+
+
+def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
+    """As `custom`, with ggml's arguments: type, ne0, ne1, ne2, ne3, args, fun, n_tasks, userdata.
+
+    Source: ggml_custom_4d.
+    """
+    return custom(type, (ne0, ne1, ne2, ne3), args, fun, n_tasks, userdata)
+
+
+def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
+    """fun(dst, a, *args, ith, nth[, userdata]) writes a; returns a view of a.  args: up to 9 further tensors.
+
+    fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_custom_inplace.
+    """
+    if len(args) >= MAX_SRC:
+        raise ShapeError(f"custom_inplace takes at most {MAX_SRC - 1} further sources, got {len(args)}")
+    return _build(OP.CUSTOM, a.type, a.ne, (a, *args), fun, n_tasks, userdata, a)
+
+
+def _build(op, type, ne, src, fun, n_tasks, userdata, view_of=None):
+    if not isinstance(n_tasks, int) or n_tasks == 0 or n_tasks < -1:
+        raise ParamError(f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
+    f = Function(fun, userdata)
+    key = next(_keys)
+    t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of)
+    _functions[key] = f
+    t.ctx._keeps.add(f)                         # lives as long as the tensor
+    return t
+
+
+# ---------------------------------------------------------------- functions
+class Function:
+    """A user's function and its kind: "python", "njit", "cfunc"."""
+
+    def __init__(self, fun, userdata):
+        self.fun, self.userdata = fun, userdata
+        if isinstance(fun, ctypes._CFuncPtr):
+            self.kind, self.address = "cfunc", ctypes.cast(fun, ctypes.c_void_p).value
+        elif hasattr(fun, "address") and hasattr(fun, "native_name"):
+            if str(fun._sig) != "(int64, int64, int64, int64) -> int64":
+                raise TypeMismatch(f"a cfunc for a custom op has the signature int64(int64 node, int64 ith, int64 nth, "
+                                   f"int64 sync), got {fun._sig}")
+            self.kind, self.address = "cfunc", fun.address
+        elif hasattr(fun, "py_func"):
+            self.kind = "njit"
+        elif callable(fun):
+            self.kind = "python"
+        else:
+            raise TypeMismatch(f"a custom op takes a function, an @njit function or a cfunc, got {fun!r}")
+        if userdata is not None and self.kind != "python":
+            raise ParamError(f"userdata goes with Python functions only; close over it in the {self.kind} function")
+
+    def call(self, arrays, ith, nth):
+        extra = () if self.userdata is None else (self.userdata,)
+        self.fun(*arrays, ith, nth, *extra)
+
+
+def function_of(t):
+    """The Function of a custom node."""
+    lo, hi = (int(p) for p in t.op_params[:2])
+    f = _functions.get(hi << 31 | lo)
+    if f is None:
+        raise StaleHandle(f"the function of {describe(t)} is gone with its context")
+    return f
+
+
+# ---------------------------------------------------------------- arrays
+def layout(t):
+    """(shape, dtype, strides) of a tensor as its function sees it."""
+    if t.type.block > 1:
+        shape = (*reversed(t.ne[1:]), t.type.row_nbytes(t.ne[0]))
+        strides = (*reversed(t.nb[1:]), 1)
+        dtype = np.dtype(np.uint8)
+    else:
+        shape, strides = tuple(reversed(t.ne)), tuple(reversed(t.nb))
+        dtype = t.type.dtype if t.type.dtype is not None else np.dtype(np.uint16)
+    drop = 4 - len(t.shape)
+    return shape[drop:], dtype, strides[drop:]
+
+
+def _view_offs(k):
+    """Byte offset of view k (0: result, 1..: sources) in a NODE row."""
+    return DST if k == 0 else SRC0 + WORD * V_WORDS * (k - 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CustomKernel(Kernel):
+    """A kernel with code of its own; `code()` is its address, `raised` the exception of a Python function.
+
+    memory: (arena, byte offset) of the result and the sources; whoever places them keeps it up to date.
+    """
+    function: Function = None
+    views: tuple = ()
+    n_tasks: int = -1
+    memory: list = dataclasses.field(default_factory=list)
+    raised: list = dataclasses.field(default_factory=list)
+    keep: list = dataclasses.field(default_factory=list)
+
+    def code(self):
+        if self.function.kind == "cfunc" and self.n_tasks == -1:
+            return self.function.address
+        make = {"python": self._python, "njit": self._njit, "cfunc": self._limited}[self.function.kind]
+        entry, address = make()
+        self.keep.append(entry)
+        return address
+
+    def _python(self):
+        """A C callback that makes arrays and calls the function with the GIL."""
+        def entry(node, ith, nth, sync):
+            n = nth if self.n_tasks < 0 else min(nth, self.n_tasks)
+            if ith >= n:
+                return 0
+            me, process = threading.get_ident(), os.getpid()
+            IN_PYTHON[me] = time.monotonic()
+            try:
+                arrays = [np.ndarray(shape, dtype, arena, offs, strides)
+                          for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
+                for a in arrays[1:]:
+                    a.flags.writeable = False
+                self.function.call(arrays, ith, n)
+                arrays[0].flags.writeable = False           # whoever keeps it must not write what comes after
+                if nth > 1 and os.getpid() != process:
+                    raise GgjitError(f"{self.name} returned in a forked process, where the other {nth - 1} threads "
+                                     f"of its computation do not exist; end the child with os._exit")
+            except BaseException as e:          # must not cross the C frame; the plan raises it again
+                self.raised.append(e)
+                return RAISED
+            finally:
+                IN_PYTHON.pop(me, None)
+            return 0
+        callback = _CALLBACK(entry)
+        return callback, ctypes.cast(callback, ctypes.c_void_p).value
+
+    def _njit(self):
+        """A jitted kernel that makes arrays and calls the function.  Not kept on disk: it contains the user's code."""
+        from numba import cfunc
+        from numba.core.errors import NumbaError
+        names = {f"v{k}": _jit_array(len(shape), dtype, strides == _packed(shape, dtype))
+                 for k, (shape, dtype, strides) in enumerate(self.views)}
+        arrays = ", ".join(f"v{k}(node + {_view_offs(k)})" for k in range(len(self.views)))
+        limit = "nth" if self.n_tasks < 0 else f"min(nth, {self.n_tasks})"
+        text = (f"def kernel(node, ith, nth, sync):\n    n = {limit}\n    if ith >= n:\n        return 0\n    try:\n"
+                f"        fun({arrays}, ith, n)\n    except Exception:\n        return {RAISED}\n    return 0\n")
+        exec(text, names := {**names, "fun": self.function.fun})        # one call with as many arrays as there are
+        try:
+            entry = cfunc("int64(int64, int64, int64, int64)", nopython=True)(names["kernel"])
+        except NumbaError as e:
+            given = ", ".join(["dst", *(f"source {k}" for k in range(len(self.views) - 1)), "ith", "nth"])
+            shapes = ", ".join(f"{len(shape)}-d {dtype}" for shape, dtype, _ in self.views)
+            raise TypeMismatch(f"the @njit function {self.function.fun.__name__} does not compile as f({given}) with "
+                               f"the arrays {shapes}: {str(e).strip().splitlines()[-1]}") from e
+        return entry, entry.address
+
+    def _limited(self):
+        """A cfunc on some of the threads."""
+        call = _CALLBACK(self.function.address)
+
+        def entry(node, ith, nth, sync):
+            n = min(nth, self.n_tasks)
+            return call(node, ith, n, sync) if ith < n else 0
+        callback = _CALLBACK(entry)
+        self.keep.append(call)
+        return callback, ctypes.cast(callback, ctypes.c_void_p).value
+
+    def error(self):
+        """The exception to raise for status RAISED."""
+        if self.raised:                     # by any number of threads, or left by a run that ended otherwise
+            last = self.raised[-1]
+            self.raised.clear()
+            return last
+        return GgjitError(f"the jitted function {self.function.fun.__name__} raised an exception; run its .py_func to "
+                          f"see which")
+
+
+def _packed(shape, dtype):
+    """Strides of a C-contiguous array."""
+    return tuple(dtype.itemsize * math.prod(shape[k + 1:]) for k in range(len(shape)))
+
+
+def _jit_array(ndim, dtype, packed):
+    """Jitted function: NODE view -> array of `ndim` dimensions; packed ones are C-contiguous, so loops vectorise."""
+    from numba import from_dtype, njit
+    first, strided = _array_maker(from_dtype(dtype)), np.lib.stride_tricks.as_strided
+    shapes = (lambda v: (ne(v, 0),), lambda v: (ne(v, 1), ne(v, 0)), lambda v: (ne(v, 2), ne(v, 1), ne(v, 0)),
+              lambda v: (ne(v, 3), ne(v, 2), ne(v, 1), ne(v, 0)))
+    strides = (lambda v: (nb(v, 0),), lambda v: (nb(v, 1), nb(v, 0)), lambda v: (nb(v, 2), nb(v, 1), nb(v, 0)),
+               lambda v: (nb(v, 3), nb(v, 2), nb(v, 1), nb(v, 0)))
+    shape, stride = njit(shapes[ndim - 1]), njit(strides[ndim - 1])
+    if packed:
+        return njit(lambda v: first(addr(v), shape(v)))
+    return njit(lambda v: strided(first(addr(v), 1), shape(v), stride(v)))
+
+
+# ---------------------------------------------------------------- spec
+def kernel(t, n_threads):
+    f = function_of(t)
+    if f.kind == "njit" and any(x.type.block > 1 for x in (t, *t.src)):
+        raise TypeMismatch(f"an @njit custom op takes scalar types, got {describe(t)} of "
+                           f"{', '.join(describe(s) for s in t.src)}; cast them, or use a Python function")
+    n_tasks = int(t.op_params[2])
+    return CustomKernel(name=f"custom-{getattr(f.fun, '__name__', 'c')}", make=None, cost=0.0 if n_tasks == 1 else MANY,
+                        function=f, views=tuple(layout(x) for x in (t, *t.src)), n_tasks=n_tasks)
+
+
+def reference(t, *sources):
+    """The function itself, once, on float64 arrays (Python and @njit functions)."""
+    f = function_of(t)
+    out = np.zeros(layout(t)[0])
+    arrays = [np.asarray(s).reshape(layout(x)[0]) for s, x in zip(sources, t.src, strict=True)]
+    getattr(f.fun, "py_func", f.fun)(out, *arrays, 0, 1, *(() if f.userdata is None else (f.userdata,)))
+    return out.reshape(tuple(reversed(t.ne)))
+
+
+def _split(dst, ith, nth):
+    n = len(dst)
+    return slice(ith * n // nth, (ith + 1) * n // nth)
+
+
+def _half(dst, a, ith, nth):
+    dst[_split(dst, ith, nth)] = a[_split(dst, ith, nth)] / 2
+
+
+def _weighted(dst, a, b, ith, nth, w):
+    rows = _split(dst, ith, nth)
+    dst[rows] = a[rows] + w * b[rows]
+
+
+def _product(dst, a, b, c, ith, nth):
+    rows = _split(dst, ith, nth)
+    dst[rows] = a[rows] * b[rows] - c[rows]
+
+
+def _sums(dst, a, b, ith, nth):
+    if ith == 0:
+        dst[:] = a.sum() + b.sum()
+
+
+def cases(op):
+    new = lambda inp, ne=(7, 5, 2, 1): inp.new(F32, ne)         # noqa: E731
+    if op == OP.MAP_CUSTOM1:
+        yield Case("half", lambda inp: map_custom1(new(inp), _half))
+        yield Case("half in place, one task", lambda inp: map_custom1_inplace(new(inp), _half, 1))
+    elif op == OP.MAP_CUSTOM2:
+        yield Case("userdata", lambda inp: map_custom2(new(inp), new(inp), _weighted, 2, 0.5))
+        yield Case("in place", lambda inp: map_custom2_inplace(new(inp), new(inp), _weighted, -1, 0.5))
+    elif op == OP.MAP_CUSTOM3:
+        yield Case("product", lambda inp: map_custom3(new(inp), new(inp), new(inp), _product))
+        yield Case("in place", lambda inp: map_custom3_inplace(new(inp), new(inp), new(inp), _product))
+    else:
+        yield Case("sums", lambda inp: custom(F32, (3,), [new(inp), new(inp, (4, 4))], _sums))
+        yield Case("in place", lambda inp: custom_inplace(new(inp), [new(inp), new(inp)], _product))
+
+
+def _spec(op, *builders):
+    return Spec(op=op, builders=builders, reference=reference, kernel=kernel, cases=lambda: cases(op))
+
+
+SPECS = (_spec(OP.MAP_CUSTOM1, map_custom1, map_custom1_inplace),
+         _spec(OP.MAP_CUSTOM2, map_custom2, map_custom2_inplace),
+         _spec(OP.MAP_CUSTOM3, map_custom3, map_custom3_inplace),
+         _spec(OP.CUSTOM, custom, custom_4d, custom_inplace))

@@ -1,0 +1,248 @@
+"""Gated linear units: d = act(x) * g, where x and g are the halves of one tensor's rows or two tensors.
+
+    glu(a)                  row of a:  [ x ............ | g ............ ]   ->  row of d: ne0 / 2, rounded down
+    glu(a), swapped         row of a:  [ g ............ | x ............ ]
+    glu_split(a, b)         x = a, g = b                                     ->  shape of a
+
+Types F32, F16; computed in float32.  Where ne0 is odd the last element of a row is not read, as in ggml.  geglu is
+computed where ggml reads a table of float16 results.
+"""
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from ggjit.ops.copying.view import view_4d
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import GLU, OK, OP
+from ggjit.ops.core.shape import is_contiguous, require, require_type, same_shape
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.types import F16, F32
+from ggjit.ops.elementwise import unary
+from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
+from ggjit.ops.native import mathfun
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.node import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, row_addr, row_index
+from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.simd import W, fma_ir, splat
+from ggjit.ops.types.shared.rows import ROW
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    formula: str
+    numpy: Callable             # (x, g, alpha, limit) float64
+    build: Callable             # (b, x, g, alpha, limit) LLVM values
+    cost: float                 # nanoseconds a byte touched
+
+
+def _times(b, y, g):
+    """y g, y complete: LLVM may make x s g of (x g) s, and x g may be infinite where s vanishes."""
+    return fma_ir(b, y, g, number(y, -0.0))
+
+
+def _gate(formula, name, build, cost):
+    act = unary.FUNCTIONS[name].numpy
+    return Gate(formula, lambda x, g, alpha, limit: act(x) * g,
+                lambda b, x, g, alpha, limit: _times(b, build(b, x), g), cost)
+
+
+def _reglu(b, x, g, alpha, limit):
+    return b.select(positive(b, x), b.fmul(x, g), ir.Constant(x.type, None))
+
+
+def _np_oai(x, g, alpha, limit):
+    x, g = np.minimum(x, limit), np.clip(g, -limit, limit)
+    return x / (1 + np.exp(-alpha * x)) * (g + 1)
+
+
+def _oai(b, x, g, alpha, limit):
+    def least(u, v):
+        return b.select(b.fcmp_ordered("<", v, u), v, u)
+    x = least(x, limit)
+    low = b.fneg(limit)
+    g = least(g, limit)
+    g = b.select(b.fcmp_ordered("<", g, low), low, g)
+    return _times(b, mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
+
+
+GATES = {
+    GLU.REGLU: Gate("x g if x > 0 else 0", lambda x, g, alpha, limit: np.where(x > 0, x * g, 0), _reglu, 0.025),
+    GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.03),
+    GLU.SWIGLU: _gate("silu(x) g", "silu", mathfun.silu_ir, 0.03),
+    GLU.SWIGLU_OAI: Gate("x' / (1 + e^(-alpha x')) (g' + 1), x' = min(x, limit), g' = g limited to +-limit",
+                         _np_oai, _oai, 0.03),
+    GLU.GEGLU_ERF: _gate("gelu_erf(x) g", "gelu_erf", mathfun.gelu_erf_ir, 0.03),
+    GLU.GEGLU_QUICK: _gate("gelu_quick(x) g", "gelu_quick", mathfun.gelu_quick_ir, 0.03),
+}
+
+
+# ---------------------------------------------------------------- builders
+def _node(name, op, a, b, swapped, alpha=0.0, limit=0.0):
+    try:
+        op = GLU(op)
+    except ValueError:
+        raise ParamError(f"{name}: {op!r} is no GLU number (0 to {len(GLU) - 1})") from None
+    for x in (a,) if b is None else (a, b):
+        require_type(name, x, (F32, F16))
+        require(is_contiguous(x, 1), f"{name}: rows must be contiguous", x, remedy="use gg.cont first")
+    if b is not None:
+        require(same_shape(a, b) and a.type is b.type, f"{name}: x and g must have one shape and type", a, b)
+    ne0 = a.ne[0] // 2 if b is None else a.ne[0]
+    return a.ctx.node(OP.GLU, a.type, (ne0, *a.ne[1:]), (a,) if b is None else (a, b),
+                      (int(op), int(swapped), float(alpha), float(limit)))
+
+
+def _other(b):
+    if b is None:
+        raise TypeMismatch("glu: the split forms take two tensors; for one that holds both halves use glu, swiglu, ...")
+    return b
+
+
+def glu(a, op, swapped=False):
+    """act(x) g of the halves x, g of a's rows: a [2 n, n1, n2, n3] F32 or F16 -> [n, n1, n2, n3].
+
+    op: GLU number, which names act.  swapped: g is the first half.  NumPy: x, g = np.split(a, 2, -1).  Rows contiguous.
+    op params: op, swapped, alpha, limit.  Errors: ShapeError, TypeMismatch, ParamError (SWIGLU_OAI: see `swiglu_oai`).
+    Source: ggml_glu; arXiv 2002.05202.
+    """
+    if op == GLU.SWIGLU_OAI:
+        raise ParamError("glu: SWIGLU_OAI needs alpha and limit; use gg.swiglu_oai")
+    return _node("glu", op, a, None, swapped)
+
+
+def glu_split(a, b, op):
+    """act(a) b, elementwise; a and b of one shape and type, F32 or F16, rows contiguous; op: GLU number.
+
+    op params and errors as `glu`.  Source: ggml_glu_split.
+    """
+    return _node("glu_split", op, a, _other(b), False)
+
+
+def swiglu_oai(a, b, alpha, limit):
+    """a' / (1 + e^(-alpha a')) (b' + 1), a' = min(a, limit), b' = b limited to +-limit.
+
+    a and b of one shape and type, F32 or F16, rows contiguous.  op params: 3, 0, alpha, limit.  Errors: ShapeError,
+    TypeMismatch.  Source: ggml_swiglu_oai.
+    """
+    return _node("swiglu_oai", GLU.SWIGLU_OAI, a, _other(b), False, alpha, limit)
+
+
+def _named(op, form):
+    name = op.name.lower() + form
+    if form == "_split":
+        def build(a, b):
+            return _node(name, op, a, _other(b), False)
+    else:
+        def build(a):
+            return _node(name, op, a, None, form == "_swapped")
+    shapes = {"": "x, g = halves of the rows of a, [2 n, ...] -> [n, ...]", "_split": "x = a, g = b, one shape",
+              "_swapped": "g, x = halves of the rows of a, [2 n, ...] -> [n, ...]"}[form]
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = (f"{GATES[op].formula}; {shapes}.\n\nTypes, op params and errors as `glu"
+                     f"{'_split' * (form == '_split')}`.  Source: ggml_{name}.")
+    return build
+
+
+NAMED = {(op, form): _named(op, form) for op in GLU if op is not GLU.SWIGLU_OAI for form in ("", "_swapped", "_split")}
+
+
+# ---------------------------------------------------------------- reference, kernel
+def reference(t, a, b=None):
+    a = a.astype(np.float64)
+    n = t.ne[0]
+    x, g = (a, b.astype(np.float64)) if b is not None else (a[..., :n], a[..., n:2 * n])
+    if b is None and t.op_params[1]:
+        x, g = g, x
+    with np.errstate(all="ignore"):
+        return GATES[GLU(int(t.op_params[0]))].numpy(x, g, float(t.param_floats[2]), float(t.param_floats[3]))
+
+
+def make_row(op, ty):
+    """jitted row(d, x, g, n, alpha, limit): n elements; d may be x or g, alpha and limit are vectors."""
+    gate, access, size = GATES[op], ROW[ty], ty.nbytes
+    ld, ld_part, st, st_part = access.load, access.load_part, access.store, access.store_part
+
+    @intrinsic
+    def apply(typingctx, x, g, alpha, limit):
+        def codegen(context, b, sig, args):
+            return gate.build(b, *args)
+        return x(x, g, alpha, limit), codegen
+
+    @inline
+    def row(d, x, g, n, alpha, limit):
+        i = 0
+        while i + 2 * W <= n:
+            y0 = apply(ld(x + i * size), ld(g + i * size), alpha, limit)
+            y1 = apply(ld(x + (i + W) * size), ld(g + (i + W) * size), alpha, limit)
+            st(d + i * size, y0)
+            st(d + (i + W) * size, y1)
+            i += 2 * W
+        while i + W <= n:
+            st(d + i * size, apply(ld(x + i * size), ld(g + i * size), alpha, limit))
+            i += W
+        if i < n:
+            y = apply(ld_part(x + i * size, n - i), ld_part(g + i * size, n - i), alpha, limit)
+            st_part(d + i * size, y, n - i)
+    return row
+
+
+def _make(op, ty, split):
+    row, size = make_row(op, ty), ty.nbytes
+
+    def kernel(node, ith, nth, sync):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        alpha, limit = splat(param_f32(node, 2)), splat(param_f32(node, 3))
+        n0, rows, swapped = ne(d, 0), n_rows(d), param_i32(node, 1) != 0
+        chunk = own_chunk(rows, nth)
+        while True:
+            start = next_own(node, ith, nth, sync, chunk, rows)
+            if start >= rows:
+                return OK
+            for r in range(start, min(rows, start + chunk)):
+                i1, i2, i3 = row_index(d, r)
+                x = row_addr(a, i1, i2, i3)
+                if split:
+                    g = row_addr(b, i1, i2, i3)
+                else:
+                    g = x + n0 * size
+                    if swapped:
+                        x, g = g, x
+                row(row_addr(d, i1, i2, i3), x, g, n0, alpha, limit)
+    return kernel
+
+
+def kernel(t, n_threads):
+    op, ty, split = GLU(int(t.op_params[0])), t.type, len(t.src) > 1
+    if any(s.type is not ty for s in t.src) or ty not in (F32, F16):
+        return None
+    return Kernel(f"{op.name.lower()}{'-split' * split}-{ty.name}", lambda: _make(op, ty, split),
+                  cost=GATES[op].cost * touched_nbytes(t))
+
+
+def cases():
+
+    def make(type, op, form, ne, view, odd):
+        def build(inp):
+            n0 = ne[0] if form == "_split" else 2 * ne[0] + odd
+            got = []
+            for _ in range(2 if form == "_split" else 1):
+                a = inp.new(type, (n0, ne[1] * (1 + view), *ne[2:]), lo=-10, hi=10)
+                if view:                                    # every second row
+                    a = view_4d(a, n0, *ne[1:], a.nb[1] * 2, a.nb[2], a.nb[3], a.nb[1])
+                got.append(a)
+            return swiglu_oai(*got, 1.702, 7.0) if op is GLU.SWIGLU_OAI else NAMED[op, form](*got)
+        return build
+    for type in (F32, F16):
+        for op in GLU:
+            for form in ("_split",) if op is GLU.SWIGLU_OAI else ("", "_swapped", "_split"):
+                for shape, view, odd in (((128, 2, 2, 2), False, 0), ((5, 7, 11, 1), True, 0),
+                                         ((8, 3, 2, 1), False, 1)):
+                    yield Case(f"{type!r} {op.name.lower()}{form} {shape}{' view' * view}{' odd' * odd}",
+                               make(type, op, form, shape, view, odd), TOLERANCE[type])
+
+
+SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, *NAMED.values()), reference=reference, kernel=kernel,
+              cases=cases),)

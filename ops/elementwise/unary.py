@@ -1,0 +1,270 @@
+"""Elementwise functions of one tensor: the 22 of OP.UNARY, and SQR, SQRT, LOG, SIN, COS, LEAKY_RELU, which have
+numbers of their own.
+
+Each is one line of FUNCTIONS: its float64 meaning and its vector form.  Types F32, F16, BF16; computed in float32.
+Differences from ggml's CPU code, all within its tolerance: gelu and gelu_quick are computed where ggml reads a table
+of float16 results; expm1 does not cancel near 0 (ggml: exp(x) - 1); softplus keeps its tail (ggml: log(1 + e^x)).
+"""
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.record import OP, UNARY
+from ggjit.ops.core.shape import require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Spec
+from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE, lift, map_kernel, number, positive
+from ggjit.ops.native import mathfun
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import call_intrinsic
+from ggjit.ops.native.simd import fma_ir, suffix
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    formula: str
+    numpy: Callable                     # float64 array, then params p1.. -> float64 array
+    vector: Callable                    # f(x, p0..p4), see elementwise.py
+    cost: float = 0.025                 # nanoseconds a byte touched
+    low: float = -10.0                  # range of test inputs
+    high: float = 10.0
+
+
+def _llvm(name):
+    return lift(lambda b, x, p: call_intrinsic(b, f"llvm.{name}.{suffix(x)}", x.type, [x]))
+
+
+def _of(build):
+    """From an IR function of mathfun, or any build(b, x)."""
+    return lift(lambda b, x, p: build(b, x))
+
+
+def _hardsigmoid(b, x):
+    y = fma_ir(b, x, number(x, 1 / 6), number(x, 0.5))
+    return mathfun.at_most_ir(b, b.select(positive(b, y), y, number(x, 0.0)), 1.0)      # 0 for NaN, as ggml
+
+
+def _softplus(b, x):
+    """log(1 + e^x) = max(x, 0) + log1p(e^-|x|)"""
+    magnitude = call_intrinsic(b, f"llvm.fabs.{suffix(x)}", x.type, [x])
+    e = mathfun.exp_ir(b, b.fneg(magnitude), never_positive=True)
+    return b.fadd(mathfun.at_least_ir(b, x, 0.0), mathfun.log1p_ir(b, e))
+
+
+def _elu(b, x):
+    return b.select(positive(b, x), x, mathfun.expm1_ir(b, x))
+
+
+def _xielu(b, x, p):
+    alpha_n, alpha_p, beta, eps = p[1:]
+    low = b.select(b.fcmp_ordered("<", eps, x), eps, x)
+    right = b.fmul(b.fmul(alpha_p, x), x)
+    left = b.fmul(b.fsub(mathfun.expm1_ir(b, low), x), alpha_n)
+    return fma_ir(b, beta, x, b.select(positive(b, x), right, left))
+
+
+def _sign(b, x):
+    one = number(x, 1.0)
+    negative = b.fcmp_ordered("<", x, number(x, 0.0))
+    return b.select(positive(b, x), one, b.select(negative, number(x, -1.0), number(x, 0.0)))
+
+
+@inline
+def _sin(x, p0, p1, p2, p3, p4):
+    return mathfun.vsin_any(x)
+
+
+@inline
+def _cos(x, p0, p1, p2, p3, p4):
+    return mathfun.vcos_any(x)
+
+
+def _np_sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def _np_gelu(x):
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+
+
+def _np_gelu_erf(x):
+    return x / 2 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+
+
+def _np_xielu(x, alpha_n, alpha_p, beta, eps):
+    return np.where(x > 0, alpha_p * x * x, (np.expm1(np.minimum(x, eps)) - x) * alpha_n) + beta * x
+
+
+FUNCTIONS = {
+    "abs": Function("|x|", np.abs, _llvm("fabs")),
+    "sgn": Function("-1, 0 or 1", np.sign, _of(_sign)),
+    "neg": Function("-x", np.negative, _of(lambda b, x: b.fneg(x))),
+    "step": Function("1 if x > 0 else 0", lambda x: (x > 0) * 1.0,
+                         _of(lambda b, x: b.select(positive(b, x), number(x, 1.0), number(x, 0.0)))),
+    "tanh": Function("tanh(x)", np.tanh, _of(mathfun.tanh_ir), 0.035),
+    "elu": Function("x if x > 0 else e^x - 1", lambda x: np.where(x > 0, x, np.expm1(x)), _of(_elu), 0.035),
+    "relu": Function("max(x, 0)", lambda x: np.maximum(x, 0),
+                         _of(lambda b, x: b.select(positive(b, x), x, number(x, 0.0)))),
+    "sigmoid": Function("1 / (1 + e^-x)", _np_sigmoid, _of(mathfun.sigmoid_ir), 0.03),
+    "gelu": Function("x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))", _np_gelu, _of(mathfun.gelu_ir), 0.03),
+    "gelu_quick": Function("x / (1 + e^(-1.702 x))", lambda x: x * _np_sigmoid(1.702 * x),
+                               _of(mathfun.gelu_quick_ir), 0.03),
+    "silu": Function("x / (1 + e^-x)", lambda x: x * _np_sigmoid(x), _of(mathfun.silu_ir), 0.03),
+    "hardswish": Function("x min(1, max(0, (x + 3) / 6))", lambda x: x * np.clip((x + 3) / 6, 0, 1),
+                              _of(lambda b, x: b.fmul(x, _hardsigmoid(b, x)))),
+    "hardsigmoid": Function("min(1, max(0, (x + 3) / 6))", lambda x: np.clip((x + 3) / 6, 0, 1),
+                                _of(_hardsigmoid)),
+    "exp": Function("e^x", np.exp, _of(mathfun.exp_ir), 0.03),
+    "expm1": Function("e^x - 1", np.expm1, _of(mathfun.expm1_ir), 0.03),
+    "softplus": Function("log(1 + e^x)", lambda x: np.logaddexp(0, x), _of(_softplus), 0.05),
+    "gelu_erf": Function("x/2 (1 + erf(x / sqrt 2))", _np_gelu_erf, _of(mathfun.gelu_erf_ir), 0.03),
+    "xielu": Function("x > 0: ap x^2 + b x; else (e^min(x, eps) - 1 - x) an + b x", _np_xielu, lift(_xielu), 0.035),
+    "floor": Function("largest integer <= x", np.floor, _llvm("floor")),
+    "ceil": Function("smallest integer >= x", np.ceil, _llvm("ceil")),
+    "round": Function("nearest integer, halves away from 0", lambda x: np.trunc(x + np.copysign(0.5, x)),
+                          _llvm("round")),
+    "trunc": Function("integer part", np.trunc, _llvm("trunc")),
+    "sqr": Function("x^2", np.square, _of(lambda b, x: b.fmul(x, x))),
+    "sqrt": Function("sqrt(x)", np.sqrt, _llvm("sqrt"), 0.03, 50.0, 100.0),
+    "log": Function("natural logarithm", np.log, _of(mathfun.log_ir), 0.035, 0.9, 1.1),
+    "sin": Function("sin(x)", np.sin, _sin, 0.035, -6.5, 6.5),
+    "cos": Function("cos(x)", np.cos, _cos, 0.035, -6.5, 6.5),
+    "leaky_relu": Function("x if x > 0 else slope x", lambda x, slope: np.where(x > 0, x, slope * x),
+                            lift(lambda b, x, p: b.select(positive(b, x), x, b.fmul(x, p[0])))),
+}
+
+
+# how a function is written in a node: (op, params)
+NUMBER = {name: (OP.UNARY, (int(UNARY[name.upper()]),)) if name.upper() in UNARY.__members__ else (OP[name.upper()], ())
+          for name in FUNCTIONS}
+
+
+# ---------------------------------------------------------------- builders
+def _node(name, op, a, params, in_place):
+    require_type(name, a, FLOATS)
+    require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
+    return a.ctx.node(op, a.type, a.ne, (a,), params, view_of=a if in_place else None)
+
+
+def unary(a, op):
+    """The elementwise function `op` (a UNARY number) of a; shape and type of a (F32, F16, BF16).
+
+    Elements of a row lie side by side.  op params: op.  Errors: TypeMismatch, ShapeError, ParamError.  Source:
+    ggml_unary.
+    """
+    return _unary(a, op, False)
+
+
+def unary_inplace(a, op):
+    """As `unary`, written over a; returns a view of a.  Source: ggml_unary_inplace."""
+    return _unary(a, op, True)
+
+
+def _unary(a, op, in_place):
+    try:
+        op = UNARY(op)
+    except ValueError:
+        raise ParamError(f"unary: {op!r} is no UNARY number (0 to {len(UNARY) - 1})") from None
+    if op is UNARY.XIELU:
+        raise ParamError("unary: xielu has parameters, call gg.xielu(a, alpha_n, alpha_p, beta, eps)")
+    return _node(op.name.lower(), OP.UNARY, a, (int(op),), in_place)
+
+
+def xielu(a, alpha_n, alpha_p, beta, eps):
+    """b x + (sp(ap) x^2 if x > 0 else (e^min(x, eps) - 1 - x) (b + sp(an))), b = beta, an = alpha_n, ap = alpha_p.
+
+    sp = softplus, which is applied to the alphas here, as in ggml.  x = a; shape and type of a (F32, F16, BF16).  op
+    params: 17, beta + sp(alpha_n), sp(alpha_p), beta, eps.  Errors: TypeMismatch, ShapeError.  Source: ggml_xielu;
+    arXiv 2411.13010.
+    """
+    negative, positive_ = float(np.logaddexp(0, alpha_n)), float(np.logaddexp(0, alpha_p))
+    params = (int(UNARY.XIELU), float(beta) + negative, positive_, float(beta), float(eps))
+    return _node("xielu", OP.UNARY, a, params, False)
+
+
+def leaky_relu(a, negative_slope, inplace=False):
+    """a if a > 0 else negative_slope a, elementwise; shape and type of a (F32, F16, BF16).
+
+    inplace: written over a.  op params: negative_slope.  Errors: TypeMismatch, ShapeError.  Source: ggml_leaky_relu.
+    """
+    return _node("leaky_relu", OP.LEAKY_RELU, a, (float(negative_slope),), inplace)
+
+
+# what ggml's CPU does differently
+QUIRKS = {"gelu": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
+          "gelu_quick": "; ggml reads it from a table of F16 values, which is off by up to 2e-3",
+          "gelu_erf": "; 0 for -infinity, where ggml gives NaN",
+          "expm1": "; ggml computes e^x and subtracts 1, which loses small x"}
+PARAMS = {OP.UNARY: "op params: the UNARY number"}
+
+
+def _simple(function, in_place):
+    op, params = NUMBER[function]
+    name = function + "_inplace" * in_place
+
+    def build(a):
+        return _node(name, op, a, params, in_place)
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = (f"As `{function}`, written over a; returns a view of a.  Source: ggml_{name}." if in_place else
+                     f"{FUNCTIONS[function].formula} for every x of a; shape and type of a (F32, F16, BF16)"
+                     f"{QUIRKS.get(function, '')}.\n\n{PARAMS.get(op, 'op params: none')}.  Errors: TypeMismatch, "
+                     f"ShapeError (elements of a row not side by side).  Source: ggml_{name}.")
+    return build
+
+
+PARAMETRIC = ("xielu", "leaky_relu")
+SIMPLE = {name: (_simple(name, False), _simple(name, True)) for name in FUNCTIONS if name not in PARAMETRIC}
+
+
+# ---------------------------------------------------------------- reference, kernel, cases
+def _function_name(t):
+    return (UNARY(int(t.op_params[0])) if t.op == OP.UNARY else t.op).name.lower()
+
+
+def reference(t, a):
+    name = _function_name(t)
+    params = {"xielu": t.param_floats[1:5], "leaky_relu": t.param_floats[:1]}.get(name, ())
+    with np.errstate(all="ignore"):
+        return FUNCTIONS[name].numpy(a.astype(np.float64), *(float(p) for p in params))
+
+
+def kernel(t, n_threads):
+    name = _function_name(t)
+    return map_kernel(t, name, FUNCTIONS[name].vector, FUNCTIONS[name].cost)
+
+
+def cases(name):
+    f = FUNCTIONS[name]
+
+    def make(type, ne, view, in_place):
+        def build(inp):
+            a = inp.new(type, ne, lo=f.low, hi=f.high)
+            if view:                                            # every second row
+                a = a.ctx.node(OP.VIEW, type, (ne[0] - 3, (ne[1] + 1) // 2, *ne[2:]), (a,), view_of=a,
+                               nb=(a.nb[0], 2 * a.nb[1], a.nb[2], a.nb[3]))
+            if name == "xielu":
+                return xielu(a, 4.0, 20.0, 0.5, 1e-6)
+            if name == "leaky_relu":
+                return leaky_relu(a, 0.1, in_place)
+            return SIMPLE[name][in_place](a)
+        return build
+    for type in FLOATS:
+        for ne, view, in_place in (((128, 2, 2, 2), False, False), ((7, 5, 3, 2), False, True),
+                                   ((35, 5, 2, 1), True, False), ((5, 1, 1, 1), False, False)):
+            if not (in_place and name == "xielu"):
+                label = f"{name} {type!r} {ne}{' view' * view}{' inplace' * in_place}"
+                yield Case(label, make(type, ne, view, in_place), TOLERANCE[type])
+
+
+OF_UNARY = [u.name.lower() for u in UNARY]
+SPECS = (
+    Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
+         reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
+         cases=lambda: (c for n in OF_UNARY for c in cases(n))),
+    *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
+           in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
+           cases=lambda op=op: cases(op.name.lower())) for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
+    Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel,
+         cases=lambda: cases("leaky_relu")))

@@ -1,0 +1,256 @@
+"""mul_mat: d[j][i] = sum_k a[i][k] b[j][k], for each matrix of dimensions 2 and 3.
+
+ggml order: a [k, m, a2, a3], b [k, n, b2, b3] -> d F32 [m, n, b2, b3]; NumPy: b @ a.swapaxes(-1, -2), with a repeated
+along its two leading axes.  As in ggml, b's values are first rounded the way a's type wants its partner (F16 through
+F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that rounding; sums are float32.
+
+Three families of kernels, chosen by the number of columns n:
+
+    n <= 3 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
+    more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_few_rows
+
+A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
+"""
+
+import numpy as np
+
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.shape import describe, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.traits import all_traits, module_of, traits_of
+from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.matmul import hadamard, mul_mat_dot, mul_mat_tile
+from ggjit.ops.matmul import mul_mat_short as mul_mat_few_rows
+from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.native import isa
+
+COLUMN_TYPES = (F32, F16, BF16)
+MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "generic": 16}[isa.ISA]            # of 16-bit floats: a tile unpacks them
+MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "generic": 16}[isa.ISA]     # of float32
+MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
+L1_NBYTES = 24 << 10                    # prepared columns up to this size stay in the first-level cache
+CACHED_NBYTES = 128 << 10               # weights up to this size are taken to be in the second-level cache
+SHARED_PANEL_NBYTES = 4 << 20
+PREC_DEFAULT, PREC_F32 = 0, 10           # GGML_PREC_*, parameter 0
+HINT_NONE, HINT_SRC0_IS_HADAMARD = 0, 1  # GGML_HINT_*, parameter 1
+MAX_NMSE = 5e-4                         # of ggml's own suite: the activations are rounded, the reference's are not
+
+
+def weight_types():
+    """Types mul_mat takes as a."""
+    return tuple(t for t, (traits, _) in all_traits().items() if traits.dot is not None)
+
+
+def mul_mat(a, b):
+    """a^T b in ggml's sense: d[j][i] = sum_k a[i][k] b[j][k].
+
+    Shapes: a [k, m, a2, a3], b [k, n, b2, b3] with b2 % a2 == b3 % a3 == 0 -> F32 [m, n, b2, b3].
+    Types: a F32, F16, BF16 or quantised with contiguous rows (not transposed); b F32, F16 or BF16, any strides.
+    Errors: ShapeError, TypeMismatch.  Source: ggml_mul_mat.
+    """
+    require_type("mul_mat", a, weight_types(), "a")
+    require_type("mul_mat", b, COLUMN_TYPES, "b")
+    require(a.ne[0] == b.ne[0], "mul_mat: rows of a and b differ in length", a, b,
+            remedy="both store the summed dimension first; transpose and cont one of them")
+    require(a.ne[0] > 0, "mul_mat: the summed dimension is empty", a, b, remedy="the product would be zeros: gg.fill")
+    require(a.ne[2] and a.ne[3] and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
+            "mul_mat: dimensions 2 and 3 of a must divide b's", a, b, remedy="swap a and b, or reshape")
+    require(a.nb[0] == a.type.nbytes and a.nb[0] <= a.nb[1], "mul_mat: a is transposed", a, remedy="gg.cont(a)")
+    return a.ctx.node(OP.MUL_MAT, F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), (a, b))
+
+
+def _is_product(name, t):
+    if t.op != OP.MUL_MAT:
+        raise TypeMismatch(f"{name}: expected the result of mul_mat, got {describe(t)}")
+
+
+def mul_mat_set_prec(a, prec):
+    """The product `a` with precision `prec` (PREC_DEFAULT 0 or PREC_F32 10) noted in parameter 0; sums are F32 anyway.
+
+    Returns a new tensor: built tensors never change (ggml writes into a).  Errors: TypeMismatch, ParamError.
+    Source: ggml_mul_mat_set_prec.
+    """
+    if prec not in (PREC_DEFAULT, PREC_F32):
+        raise ParamError(f"mul_mat_set_prec: prec must be {PREC_DEFAULT} (default) or {PREC_F32} (F32), got {prec!r}")
+    _is_product("mul_mat_set_prec", a)
+    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])))
+
+
+def mul_mat_set_hint(a, hint):
+    """The product `a` with a promise about its left side noted in parameter 1: 0 none, 1 it is a Hadamard matrix.
+
+    With hint 1 the left side, [n, n] for n a power of two, is taken to be H[i][j] = (-1)^popcount(i & j) / sqrt(n) and
+    is not read: b, F32, is transformed in n log2 n additions a row, without the rounding of the left side's type.
+    Returns a new tensor: built tensors never change (ggml writes into a).
+    Errors: TypeMismatch (b not F32), ParamError, ShapeError (ggml checks n alone, when it computes).
+    Source: ggml_mul_mat_set_hint.
+    """
+    if hint not in (HINT_NONE, HINT_SRC0_IS_HADAMARD):
+        raise ParamError(f"mul_mat_set_hint: hint must be {HINT_NONE} (none) or {HINT_SRC0_IS_HADAMARD} (Hadamard), "
+                         f"got {hint!r}")
+    _is_product("mul_mat_set_hint", a)
+    if hint == HINT_SRC0_IS_HADAMARD:
+        left, right = a.src
+        n = left.ne[0]
+        require(left.ne[1] == n and n > 0 and n & (n - 1) == 0,
+                "mul_mat_set_hint: a Hadamard matrix is [n, n] with n a power of two", left)
+        require_type("mul_mat_set_hint", right, (F32,), "b")
+    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(a.op_params[0]), int(hint)))
+
+
+def reference(t, a, b):
+    """float64 product of a's values with b's, b unrounded."""
+    reps = (b.shape[0] // a.shape[0], b.shape[1] // a.shape[1])
+    a = np.repeat(np.repeat(a.astype(np.float64), reps[0], 0), reps[1], 1)
+    return b.astype(np.float64) @ a.swapaxes(-1, -2)
+
+
+# ---------------------------------------------------------------- choice of kernel
+def _direct(b):
+    return b.type is F32 and b.nb[0] == 4
+
+
+def max_dot_columns(type):
+    """Up to how many columns rows of `type` are multiplied as they come.
+
+    [2048 x 2048] from memory, AVX-512, one thread, time of the tile over that of dots
+
+        n      Q4_K   Q5_K   Q6_K   Q2_K   Q3_K   Q4_1   Q5_0   IQ4_XS   MXFP4   Q8_0   Q4_0    F32    F16
+        3      1.14   1.02   1.26   1.44   1.23   0.96   1.11     0.96    1.00   1.31   1.64
+        4      0.87   0.92   1.07   1.16   0.94   0.74   0.96     0.80    0.85   1.31   1.50           1.33
+        5      0.71   0.62   0.86   0.88   0.77   0.58   0.72     0.57    0.60   0.82   1.32   1.11    1.62
+        6                                                                        0.87   1.38   1.06    1.48
+        7                                                                                      0.94    1.42
+        8      0.54   0.58   0.67   0.71   0.63   0.46   0.61     0.49    0.52   0.87   1.02   0.89    1.08
+        9      0.61   0.58   0.70   0.73   0.60   0.43   0.54     0.50    0.50   0.80   1.00   0.92    1.36
+       12                                                                               0.97   0.83    1.09
+    """
+    if type is BF16 and isa.BF16_DOT:
+        return 1 << 30                      # two products a lane and instruction: twice the float tile at any n
+    if not type.quantized:
+        return MAX_DOT_COLUMNS_IN_PLACE if type is F32 else MAX_DOT_COLUMNS
+    return MAX_DOT_COLUMNS_UNPACKED if code_tile(type) is None else traits_of(type).dot.max_columns
+
+
+def _cost(t):
+    """Nanoseconds on one thread: the slower of 100 GFLOP/s (400 for integer tiles) and 20 GB/s."""
+    a, b = t.src[:2]
+    k, m = a.ne[:2]
+    n = b.ne[1] * b.ne[2] * b.ne[3]
+    rate = 400 if a.type.quantized else 100
+    return 2 * k * m * n / rate + a.type.row_nbytes(k) * m * a.ne[2] * a.ne[3] / 20
+
+
+def dot_shape(type, k, m, n):
+    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot and, for one column, tuned."""
+    dot = traits_of(type).dot
+    column_nbytes = dot.column_nbytes(k)
+    if n == 1:
+        if type is F32 and k >= 64 and k * m * 4 <= CACHED_NBYTES:
+            return 4, 1, 1                                      # no stream from memory: share loads and lane sums
+        if type.quantized:
+            return tuned.rows(type), 1, 4
+        return max(tuned.rows(type), 4 if column_nbytes > L1_NBYTES else 1), 1, 2
+    if n == 2 and 2 * column_nbytes <= L1_NBYTES:
+        rows = tuned.rule(type)                                 # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
+        return (1, 2, 4) if rows == 1 else (rows, 2, 1)
+    wide = isa.ISA == "avx512"
+    most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
+    cols = -(-n // -(-n // most))                               # of equal parts: 9 columns are 5 + 4, not 8 + 1
+    return min(dot.rows, min(4, 24 // cols) if wide else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
+
+
+def _dot_kernel(t, n_threads):
+    a, b = t.src[:2]
+    dot, n = traits_of(a.type).dot, b.ne[1]
+    direct = dot.prepare is None and _direct(b)
+    shape = dot_shape(a.type, a.ne[0], a.ne[1], n)
+    columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
+    name = "mul_mat-dot-{}-{}-{}x{}x{}".format(a.type.name, b.type.name, *shape) + "-direct" * direct
+    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, *shape), _cost(t), columns,
+                  (module_of(a.type), module_of(b.type)))
+
+
+def _tile_kernel(t, n_threads):
+    a, b = t.src[:2]
+    tile = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1])
+    direct = _direct(b) and tile.rounds
+    matrices = b.ne[2] * b.ne[3]
+    panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
+    private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
+    own = mul_mat_tile.private_nbytes(tile)
+    work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
+    name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
+    name += "-direct" * direct + "-private" * private
+    if tile.tail:
+        name += f"-spread{tile.tail.spread}" + "-only" * tile.tail.only
+    return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
+                  (module_of(a.type), module_of(b.type)))
+
+
+def _few_rows_kernel(t):
+    a, b = t.src[:2]
+    rows = mul_mat_few_rows.tile_rows(a.ne[1])
+    return Kernel(f"mul_mat-few_rows-{a.type.name}-{rows}", lambda: mul_mat_few_rows.make_kernel(a.type, rows),
+                  _cost(t), modules=(module_of(a.type),))
+
+
+def kernel(t, n_threads):
+    a, b = t.src[:2]
+    if a.type not in weight_types() or b.type not in COLUMN_TYPES:
+        return None
+    if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
+        return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
+    if b.ne[1] <= max_dot_columns(a.type):
+        return _dot_kernel(t, n_threads)
+    return _few_rows_kernel(t) if mul_mat_few_rows.fits(a, b) else _tile_kernel(t, n_threads)
+
+
+# ---------------------------------------------------------------- cases
+def cases():
+    def make(ta, tb, k, m, n, a23, b23, permuted):
+        def build(inp):
+            if permuted:
+                a = inp.new(ta, (k, a23[0], m, a23[1]))
+                a = a.ctx.node(OP.PERMUTE, ta, (k, m, *a23), (a,), (0, 2, 1, 3), view_of=a,
+                               nb=(a.nb[0], a.nb[2], a.nb[1], a.nb[3]))
+                b = inp.new(tb, (n, k, *b23))
+                b = b.ctx.node(OP.PERMUTE, tb, (k, n, *b23), (b,), (1, 0, 2, 3), view_of=b,
+                               nb=(b.nb[1], b.nb[0], b.nb[2], b.nb[3]))
+            else:
+                a, b = inp.new(ta, (k, m, *a23)), inp.new(tb, (k, n, *b23))
+            return mul_mat(a, b)
+        return build
+
+    def case(ta, tb, k, m, n, a23=(1, 1), b23=(1, 1), permuted=False):
+        name = f"{ta!r} {tb!r} k={k} m={m} n={n} {a23} {b23}" + " permuted" * permuted
+        return Case(name, make(ta, tb, k, m, n, a23, b23, permuted), MAX_NMSE)
+    for ta in (F32, F16, BF16, Q8_0, Q4_0):
+        for n in (1, 2, 3, 4, 6, 8, 9, 16, 18, 24, 31, 32, 65):
+            yield case(ta, F32, 160 if ta.quantized else 172, 19, n)
+        for k in (32, 64, 96, 128) if ta.quantized else (1, 8, 15, 33):
+            yield case(ta, F32, k, 16, 1)
+            yield case(ta, F32, k, 16, 12)
+        for n in (1, 5, 17):
+            yield case(ta, F32, 64, 33, n, (2, 1), (4, 3))
+            yield case(ta, F32, 64, 33, n, (2, 3), (2, 3), True)
+    for tb in (F16, BF16):
+        yield case(F16, tb, 64, 7, 1)
+        yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)
+    for n in (8, 32, 256, 1024):
+        yield Case(f"hadamard {n}", lambda inp, n=n: mul_mat_set_hint(
+            mul_mat(inp.new(F32, (n, n), _hadamard(n)), inp.new(F32, (n, 5, 2))), HINT_SRC0_IS_HADAMARD), 1e-7)
+
+
+def _hadamard(n):
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return (h / np.sqrt(n)).astype(np.float32)
+
+
+SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
+              kernel=kernel, cases=cases),)

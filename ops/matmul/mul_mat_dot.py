@@ -1,0 +1,162 @@
+"""mul_mat for few columns: rows of a are streamed once and multiplied as they come.
+
+    phase 1   every column of b is prepared once (converted, rounded or quantised) into work memory
+    phase 2   threads take runs of rows of a; a register tile of R rows x C columns does the sums
+
+A plain float32 b next to float32 weights needs no preparation: no work memory, no barrier.  That is also the
+low-latency path of tiny nodes.
+
+What decides the speed is the stream of a from memory.  With n = 1 one row at a time was best on an AMD Zen 4, four or
+eight were on an Intel Xeon: ops/matmul/tile_rows.py.  With more columns four rows share each load of a column; that
+alone was 1.5 to 2.5 times slower than memory; asking for the next four rows while these are multiplied (Dot tiles
+prefetch one tile ahead, F32 less: ops/types/scalars.py) brought n = 4 to the speed of n = 1.  Short rows are asked for
+at least AHEAD_NBYTES ahead: Q8_0 with k = 2048 went from 73 to 84 % of the read bandwidth on an Intel core.
+"""
+from ggjit.ops.core.record import OK
+from ggjit.ops.core.traits import traits_of
+from ggjit.ops.core.types import F32
+from ggjit.ops.native.jit import exact, inline
+from ggjit.ops.native.mem import st_f32
+from ggjit.ops.native.node import (
+    DST,
+    SRC0,
+    SRC1,
+    addr,
+    barrier,
+    chunk_rows,
+    n_rows,
+    nb,
+    ne,
+    next_rows,
+    next_rows2,
+    row_addr,
+    row_index,
+    work,
+)
+from ggjit.ops.types.shared.dot import make_dot_tile
+from ggjit.ops.types.shared.rows import ROW
+
+AHEAD_NBYTES = 16 << 10         # measured, see above
+CHUNK_NBYTES = 16 << 10         # asking eight times for eight rows of [64 x 64] F32 took half of the product's 0.8 us
+COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
+
+
+def make_fetch(type):
+    """jitted fetch(src, nb0, k, tmp) -> address of the k values at src as contiguous float32: src itself, or tmp."""
+    get, to_float, nbytes, plain = ROW[type].get, traits_of(type).to_float, type.nbytes, type is F32
+
+    @inline
+    def fetch(src, nb0, k, tmp):
+        if nb0 == nbytes:
+            if plain:
+                return src
+            to_float(src, tmp, k)
+        else:
+            for i in range(k):
+                st_f32(tmp + 4 * i, get(src + i * nb0))
+        return tmp
+    return fetch
+
+
+def work_nbytes(dot, k, n_columns, n_threads):
+    """Prepared columns, then one float32 row for each thread."""
+    return n_columns * dot.column_nbytes(k) + n_threads * row_nbytes(k)
+
+
+def row_nbytes(k):
+    return (4 * k + 63) // 64 * 64
+
+
+@inline
+def chunk_of_rows(n, nth, ldw, tile_rows):
+    """Rows of ldw bytes, of n, that a thread takes at once: whole tiles, at least CHUNK_NBYTES."""
+    chunk = max(chunk_rows(n, nth), CHUNK_NBYTES // (ldw + 1))
+    return (chunk + tile_rows - 1) // tile_rows * tile_rows
+
+
+def make_tile(ta, n_rows, n_cols, unroll):
+    """jitted dot tile (ops/types/shared/dot.py) for weights of type ta.
+
+    Exact: a kernel around it may not reorder its sums, so those of one unroll are the same bytes in every tile height.
+    """
+    tile = make_dot_tile(traits_of(ta).dot, n_rows, n_cols, unroll)
+
+    @exact
+    def exact_tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
+        tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols)
+    return exact_tile
+
+
+def make_columns(ta, tb):
+    """jitted (stride(k), prepare(node, ith, nth, sync, b, k, ldy)): the columns of b as weights of type ta meet them.
+
+    `prepare` shares the columns among the threads and writes them `stride` bytes apart to the start of work memory;
+    a barrier has to follow.
+    """
+    dot = traits_of(ta).dot
+    fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
+    step, y_nbytes = dot.step, dot.y_nbytes
+
+    @inline
+    def stride(k):
+        return (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
+
+    @inline
+    def prepare_columns(node, ith, nth, sync, b, k, ldy):
+        n = n_rows(b)
+        tmp = work(node) + n * ldy + ith * ((4 * k + 63) // 64 * 64)
+        while True:
+            r = next_rows(node, ith, nth, sync, 1, n)
+            if r >= n:
+                return
+            i1, i2, i3 = row_index(b, r)
+            row = fetch(row_addr(b, i1, i2, i3), nb(b, 0), k, tmp)
+            prepare(row, work(node) + r * ldy, k)
+    return stride, prepare_columns
+
+
+def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
+    """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
+    tile = make_tile(ta, n_rows_tile, n_cols_tile, unroll)
+    stride, prepare_columns = make_columns(ta, tb)
+
+    def kernel(node, ith, nth, sync):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
+        ldw, ldd = nb(a, 1), nb(d, 1)
+        if direct:
+            ldy = nb(b, 1)
+        else:
+            ldy = stride(k)
+            prepare_columns(node, ith, nth, sync, b, k, ldy)
+            barrier(sync, nth)
+        n2 = ne(b, 2)
+        ratio2, ratio3 = n2 // ne(a, 2), ne(b, 3) // ne(a, 3)
+        run = n_rows_tile
+        if n * ldy > COLUMNS_NBYTES:                 # columns come from the second-level cache: use each more often
+            run = max(1, min(8, ROWS_NBYTES // (n_rows_tile * ldw + 1))) * n_rows_tile
+        ahead = max(run * ldw, AHEAD_NBYTES)
+        total = m * n2 * ne(b, 3)
+        chunk = chunk_of_rows(total, nth, ldw, n_rows_tile)
+        while True:
+            start = next_rows2(node, ith, nth, sync, chunk, total)
+            if start >= total:
+                return OK
+            end = min(total, start + chunk)
+            while start < end:
+                matrix = start // m
+                r = start - matrix * m
+                stop = min(m, r + end - start)
+                i3 = matrix // n2
+                i2 = matrix - i3 * n2
+                w = addr(a) + i2 // ratio2 * nb(a, 2) + i3 // ratio3 * nb(a, 3)
+                y = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3) if direct else work(node) + matrix * n * ldy
+                c = addr(d) + i2 * nb(d, 2) + i3 * nb(d, 3)
+                start += stop - r
+                for r0 in range(r, stop, run):
+                    end_run = min(stop, r0 + run)
+                    for j in range(0, n, n_cols_tile):
+                        for q in range(r0, end_run, n_rows_tile):
+                            tile(w + q * ldw, ldw, ahead, y + j * ldy, ldy, k,
+                                 c + j * ldd + 4 * q, ldd, end_run - q, n - j)
+    return kernel

@@ -1,0 +1,107 @@
+"""mul_mat_id: the product of a mixture of experts: every (slot, token) is multiplied with the matrix its id names.
+
+    d[:, u, t] = as[ids[u, t]] @ b[:, u % nb, t]
+
+ggml order: as [k, m, E], b [k, nb, t], ids [u, t] -> d F32 [m, u, t].  Columns are gathered by expert, so each
+expert's weights are read once, by the tiles of mul_mat; b is rounded as there.  Kernels: mul_mat_id_dot (one token;
+few columns an expert) and mul_mat_id_tile (many).  Ids are checked before anything is written.
+"""
+import numpy as np
+
+from ggjit.ops.copying.view import view_2d
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.shape import require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec
+from ggjit.ops.core.traits import module_of, traits_of
+from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from ggjit.ops.matmul import mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
+from ggjit.ops.matmul.mul_mat import COLUMN_TYPES, MAX_NMSE, dot_shape, max_dot_columns, weight_types
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
+
+
+def mul_mat_id(as_, b, ids):
+    """d[:, u, t] = as_[ids[u, t]] b[:, u % nb, t]: as_ [k, m, E], b [k, nb, t], ids I32 [u, t] -> F32 [m, u, t].
+
+    NumPy: as_ (E, m, k), b (t, nb, k), ids (t, u) -> (t, u, m).  Types as mul_mat; nb divides u (1: one column for all
+    slots).  Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside [0, E), before anything is
+    written.  Source: ggml_mul_mat_id.
+    """
+    require_type("mul_mat_id", as_, weight_types(), "as")
+    require_type("mul_mat_id", b, COLUMN_TYPES, "b")
+    require_type("mul_mat_id", ids, (I32,), "ids")
+    require(as_.ne[3] == 1 and b.ne[3] == 1 and ids.ne[2:] == (1, 1),
+            "mul_mat_id: as and b have 3 dimensions, ids has 2", as_, b, ids)
+    require(as_.ne[0] == b.ne[0], "mul_mat_id: rows of as and b differ in length", as_, b)
+    require(ids.ne[1] == b.ne[2], "mul_mat_id: ids must have a row per token, b.ne[2]", b, ids)
+    require(b.ne[1] > 0 and ids.ne[0] % b.ne[1] == 0, "mul_mat_id: b.ne[1] must divide the slots, ids.ne[0]", b, ids)
+    require(as_.nb[0] == as_.type.nbytes and as_.nb[0] <= as_.nb[1], "mul_mat_id: as is transposed", as_,
+            remedy="gg.cont it")
+    return as_.ctx.node(OP.MUL_MAT_ID, F32, (as_.ne[1], ids.ne[0], b.ne[2]), (as_, b, ids))
+
+
+def reference(t, experts, b, ids):
+    """float64 product, b unrounded."""
+    ids = ids[0, 0]
+    slots = np.arange(ids.shape[1]) % b.shape[2]
+    return np.einsum("tumk,tuk->tum", experts[0].astype(np.float64)[ids], b[0].astype(np.float64)[:, slots])[None]
+
+
+# ---------------------------------------------------------------- choice of kernel
+def _cost(t):
+    """Nanoseconds on one thread, as mul_mat, with the experts in use read once."""
+    a, n_pairs = t.src[0], t.ne[1] * t.ne[2]
+    k, m, n_experts = a.ne[:3]
+    rate = 400 if a.type.quantized else 100
+    return 2.0 * k * m * n_pairs / rate + a.type.row_nbytes(k) * m * min(n_experts, n_pairs) / 20 + 2.0 * n_pairs
+
+
+def kernel(t, n_threads):
+    a, b, ids = t.src
+    if a.type not in weight_types() or b.type not in COLUMN_TYPES or ids.type is not I32:
+        return None
+    dot, (k, m, n_experts), n_pairs = traits_of(a.type).dot, a.ne[:3], t.ne[1] * t.ne[2]
+    modules = (module_of(a.type), module_of(b.type))
+    name = f"mul_mat_id-{{}}-{a.type.name}-{b.type.name}-{{}}"
+    single = dot_shape(a.type, k, m, 1)
+    if t.ne[2] == 1:
+        direct = dot.prepare is None and b.type is F32 and b.nb[0] == 4
+        work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
+        return Kernel(name.format("one", "x".join(map(str, single))) + "-direct" * direct,
+                      lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
+    if 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts:      # tiles here take whole vectors: dots win longer
+        shape = dot_shape(a.type, k, m, 4)
+        work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)
+        return Kernel(name.format("many", "x".join(map(str, (*shape, *single)))),
+                      lambda: mul_mat_id_dot.make_many(a.type, b.type, shape, single), _cost(t), work, modules)
+    tile = code_tile(a.type) or float_tile(a.type)
+    return Kernel(name.format("tile", "panels"), lambda: mul_mat_id_tile.make_kernel(a.type, b.type, tile), _cost(t),
+                  mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads), modules)
+
+
+# ---------------------------------------------------------------- cases
+def cases():
+    def make(ta, tb, k, m, n_experts, used, broadcast, n):
+        def build(inp):
+            experts = inp.new(ta, (k, m, n_experts))
+            order = np.stack([inp.rng.permutation(n_experts) for _ in range(n)]).astype(np.int32)
+            ids = inp.new(I32, (n_experts, n), order)
+            if used < n_experts:
+                ids = view_2d(ids, used, n, ids.nb[1], 0)
+            return mul_mat_id(experts, inp.new(tb, (k, 1 if broadcast else used, n)), ids)
+        return build
+
+    def case(ta, tb, *args):
+        name = "k={} m={} experts={} used={} broadcast={} n={}".format(*args)
+        return Case(f"{ta!r} {tb!r} {name}", make(ta, tb, *args), MAX_NMSE)
+    for ta in (F32, F16, BF16, Q8_0, Q4_0):
+        for used, broadcast, n in ((1, False, 1), (2, True, 1), (4, False, 1), (2, False, 5), (4, True, 17)):
+            yield case(ta, F32, 96, 37, 4, used, broadcast, n)
+        yield case(ta, F32, 64, 19, 8, 2, True, 33)
+        yield case(ta, F32, 320, 101, 2, 2, False, 45)
+    yield case(F16, F16, 33, 5, 4, 2, False, 3)
+    yield case(F32, BF16, 33, 5, 4, 2, True, 1)
+    yield case(F32, F32, 7, 3, 3, 3, True, 600)
+
+
+SPECS = (Spec(op=OP.MUL_MAT_ID, builders=(mul_mat_id,), reference=reference, kernel=kernel, cases=cases),)

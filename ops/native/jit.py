@@ -1,0 +1,313 @@
+"""The native layer: jitted code by address, with an object cache keyed by content.
+
+Numba's own `cache=True` is keyed by one file (editing a callee elsewhere leaves stale machine code) and never hits for
+functions made by factories.  Here the key of a function is the hash of the sources of its module and of every ggjit
+module those import, of Numba, llvmlite and the CPU; the value is the finished object code.  A hit costs
+0.3 ms.
+
+    @inline                       a helper, inlined into its callers
+    @exact                        the same without fastmath (quantisers: byte equality)
+    @native("i64(i64, f64)")      an entry point: callable from Python with the GIL released, and by address
+
+Only scalars and addresses cross the boundary; `i64s(addr, n)` and its kin make array views inside jitted code.
+Nothing that holds a process address (a global array, a ctypes object) may be captured by jitted code: the object would
+be reloaded in another process.
+"""
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+import pickle
+import re
+import sys
+import tempfile
+import time
+import warnings
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding as llvm
+from numba import carray, cfunc, njit, types
+from numba.core import bytecode
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.native import isa
+from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, unknown
+
+# nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
+FASTMATH = {"reassoc", "contract", "nsz"}
+_OPTIONS = dict(nogil=True, error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _helper(**options):
+    jit = njit(**options, **_OPTIONS, pipeline_class=HelperCompiler)
+    return lambda func: by_type(jit(func))
+
+
+inline = _helper(fastmath=FASTMATH)
+exact = _helper(fastmath=False)                  # said, or it would inherit its caller's
+# a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
+inlined = _helper(fastmath=False, forceinline=True)
+
+# Numba numbers functions 1, 2, 3... in every process and puts the number into the symbol; objects of different
+# processes loaded together would clash, and the first symbol wins silently (numba issue 10486).
+def _number_functions():
+    bytecode.FunctionIdentity._unique_ids = iter(range(int.from_bytes(os.urandom(6), "little") << 8, 1 << 63))
+
+
+_number_functions()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_number_functions)
+
+_SCALARS = {"i64": (types.int64, ctypes.c_int64), "f64": (types.float64, ctypes.c_double),
+            "void": (types.void, None)}
+
+
+def _parse(signature):
+    m = re.fullmatch(r"\s*(\w+)\s*\(([\w\s,]*)\)\s*", signature)
+    ret, args = m.group(1), [a.strip() for a in m.group(2).split(",") if a.strip()]
+    return ret, args
+
+
+# ---------------------------------------------------------------- arrays inside jitted code
+def _array_maker(numba_type):
+    @intrinsic
+    def pointer(typingctx, addr):
+        def codegen(context, builder, sig, args):
+            return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+        return types.CPointer(numba_type)(types.int64), codegen
+
+    @exact
+    def view(addr, n):
+        return carray(pointer(addr), n)
+    return view
+
+
+i64s, i32s, u8s = _array_maker(types.int64), _array_maker(types.int32), _array_maker(types.uint8)
+
+
+# ---------------------------------------------------------------- content keys
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(ggjit[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
+                     r"|import[ \t]+([^\n#]*ggjit[^\n#]*))", re.M)
+
+
+_STARTED = time.time()
+
+
+@functools.cache
+def _source(module):
+    """(path, text) of a ggjit module, or None if there is no such module."""
+    loaded = sys.modules.get(module)
+    spec = loaded.__spec__ if loaded is not None else None
+    if spec is None:
+        try:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:             # `from ggjit.ops.native.simd import ldf`: ldf is no module
+            return None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    return spec.origin, pathlib.Path(spec.origin).read_bytes()
+
+
+@functools.cache
+def _imports(module):
+    """Names of the ggjit modules that `module` imports, anywhere in its text."""
+    path, text = _source(module)
+    found = set()
+    for base, names, plain in _IMPORT.findall(text.decode()):
+        found.update([base] if base else re.findall(r"ggjit[\w.]*", plain))
+        found.update(f"{base}.{name}" for name in re.findall(r"\w+", names) if _is_module(base, name))
+    return frozenset(m for m in found if _source(m))
+
+
+def _is_module(base, name):
+    """Is `name`, imported from `base`, a module or folder of that package?"""
+    path = _source(base)[0] if _source(base) else ""
+    if not path.endswith("__init__.py"):
+        return False
+    inside = os.path.join(os.path.dirname(path), name)
+    return f"{base}.{name}" in sys.modules or os.path.exists(inside + ".py") or os.path.isdir(inside)
+
+
+@functools.cache
+def sources_key(modules):
+    """Hash of the sources of `modules` and of all ggjit modules they reach by imports."""
+    seen, todo = set(), list(modules)
+    while todo:
+        m = todo.pop()
+        if m not in seen:
+            if _source(m) is None:
+                raise LookupError(f"a kernel depends on {m!r}, which is no module of ggjit")
+            seen.add(m)
+            todo += _imports(m)
+    h = hashlib.sha256()
+    for m in sorted(seen):
+        path, text = _source(m)
+        h.update(m.encode() + b"\0" + text)
+        if os.stat(path).st_mtime >= _STARTED:
+            # edited since this process imported it: what runs here is not what the file says now
+            h.update(os.urandom(8))
+    h.update(f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.cpu_key()}".encode())
+    return h.hexdigest()[:20]
+
+
+# ---------------------------------------------------------------- the cache
+def cache_dir():
+    """Folder of everything ggjit keeps: GGJIT_CACHE_DIR, or the platform's cache folder."""
+    import platformdirs
+    return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
+
+
+_DIGEST = 16                    # bytes of SHA-256 in front of a cached object
+
+
+class _ObjectCache:
+    """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
+
+    def __init__(self):
+        self.lock = ForkLock()                  # Numba's compiler lock is global anyway
+        self.addresses = {}                     # (name, modules) -> code address, in this process
+        self.keep = []                          # libraries must outlive the addresses taken from them
+        self.compiled = self.loaded = 0
+        self.compile_seconds = 0.0
+        self.on_compile = None                  # progress hook: called with the name before a compilation
+        self._warned = False
+
+    def _codegen(self):
+        from numba.core.runtime import rtsys
+        rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
+        for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
+            llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+        return cpu_target.target_context.codegen()
+
+    @functools.cached_property
+    def codegen(self):
+        return self._codegen()
+
+    @functools.cached_property
+    def engine(self):
+        """Where cached objects are loaded.  Numba's own way reads a library's bitcode too: 4 ms instead of 0.4."""
+        _ = self.codegen                        # makes the functions that objects refer to known to LLVM by name
+        machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        if numba.config.ENABLE_PROFILING:
+            engine.enable_jit_events()
+        return engine
+
+    def address(self, name, signature, make, modules):
+        """Code address of the function that `make()` returns (called on a miss only)."""
+        found = self.addresses.get((name, modules))
+        if found is not None:
+            return found
+        key = sources_key(tuple(sorted(modules)))
+        with self.lock:
+            path = cache_dir() / "kernels" / f"{name}-{key}.o"
+            found = self._load(path)
+            if found is None:
+                found = self._compile(path, name, key, signature, make())
+            self.addresses[name, modules] = found
+            return found
+
+    def _load(self, path):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            self._warn(path, f"a file that cannot be read ({e.strerror}), compiled again")
+            return None
+        digest, payload = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(payload).digest()[:_DIGEST] != digest:        # LLVM aborts on damaged objects
+            self._warn(path, "a damaged file, compiled again")
+            return None
+        symbol, externals, code = pickle.loads(payload)
+        engine = self.engine
+        if unknown(externals):                  # a library that is not loaded here
+            return None
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self.loaded += 1
+        return engine.get_function_address(symbol)
+
+    def _compile(self, path, name, key, signature, func):
+        if self.on_compile:
+            self.on_compile(name)
+        t0 = time.perf_counter()
+        _ = self.codegen                        # makes Python's functions known to LLVM by name
+        ret, args = _parse(signature)
+        func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
+        sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
+        cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
+        self.keep.append(cf)
+        self.compiled += 1
+        self.compile_seconds += time.perf_counter() - t0
+        _, _, (code, _) = cf._library.serialize_using_object_code()         # the bitcode is for callers to link
+        self._save(path, (cf._wrapper_name, cf._library.externals, code))
+        return cf.address
+
+    def _save(self, path, value):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd, tmp = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            with os.fdopen(fd, "wb") as f:
+                payload = pickle.dumps(value)
+                f.write(hashlib.sha256(payload).digest()[:_DIGEST] + payload)
+            os.replace(tmp, path)
+        except OSError as e:
+            self._warn(path, f"cannot be written ({e.strerror}); compiling in every process")
+
+    def _warn(self, path, what):
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"kernel cache {path.parent}: {what}; GGJIT_CACHE_DIR chooses another place", stacklevel=3)
+
+
+CACHE = _ObjectCache()
+
+
+class Native:
+    """A jitted entry point; compiled or loaded at the first call.  Arrays are passed as their addresses."""
+
+    def __init__(self, func, signature, gil):
+        self.func, self.signature, self.gil = func, signature, gil
+        self.modules = (func.__module__,)
+        self.name = f"{func.__module__.removeprefix('ggjit.')}.{func.__name__}"
+        functools.update_wrapper(self, func)
+
+    @functools.cached_property
+    def address(self):
+        return CACHE.address(self.name, self.signature, lambda: self.func, self.modules)
+
+    @functools.cached_property
+    def _call(self):
+        ret, args = _parse(self.signature)
+        proto = (ctypes.PYFUNCTYPE if self.gil else ctypes.CFUNCTYPE)(_SCALARS[ret][1], *(_SCALARS[a][1] for a in args))
+        return proto(self.address)
+
+    def __call__(self, *args):
+        return self._call(*[address_of(a) if isinstance(a, np.ndarray) else a for a in args])
+
+
+def native(signature, gil=False):
+    """Decorator: see the module's text.  `gil=True` keeps the GIL and lets Python errors set inside come out."""
+    return lambda func: Native(func, signature, gil)
+
+
+def address_of(a):
+    """Address of a C-contiguous array's first byte."""
+    if not a.flags.c_contiguous:
+        raise TypeMismatch(f"jitted code takes C-contiguous arrays, got strides {a.strides} for shape {a.shape}")
+    return a.__array_interface__["data"][0]
+
+
+KERNEL_SIGNATURE = "i64(i64, i64, i64, i64)"        # status = kernel(node, ith, nth, sync)
+
+
+def kernel_address(name, make, modules):
+    """Address of a kernel `make()` returns: a plain function (node, ith, nth, sync) -> status."""
+    return CACHE.address(name, KERNEL_SIGNATURE, make, modules)

@@ -1,0 +1,220 @@
+"""What a kernel knows: its NODE row, its share of the work, and how to meet the other threads.
+
+    def kernel(node, ith, nth, sync):           # thread ith of nth; returns a status (record.OK ...)
+        x, d = node + SRC0, node + DST          # views: byte addresses of (address, ne[4], nb[4], type)
+        n = n_rows(d)
+        chunk = chunk_rows(n, nth)
+        while True:
+            r0 = next_rows(node, ith, nth, sync, chunk, n)
+            if r0 >= n:
+                return OK
+            for r in range(r0, min(n, r0 + chunk)):
+                ...
+
+Rows are taken in chunks from an atomic counter in the row itself, so a thread that was descheduled holds nobody up.
+Thread 0 looks for signals between chunks; the others see the abort word.
+
+The sync page is shared by all threads of the pool; each word that is hammered has a cache line of its own:
+
+    byte    0         64             128                192    256    320      328   ...   (see engine/cpu/walk.py)
+            barrier   generation     abort (status)     deadline poll  interval
+            count
+"""
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.core.record import (
+    N_CHUNK,
+    N_DST,
+    N_INFO,
+    N_PARAMS,
+    N_SRC,
+    N_WORK,
+    V_ADDR,
+    V_NB,
+    V_NE,
+    V_TYPE,
+    V_WORDS,
+    WORD,
+)
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import exact, inline
+from ggjit.ops.native.mem import (
+    atomic_add,
+    call1,
+    call_intrinsic,
+    cycles,
+    ld_f32,
+    ld_i32,
+    ld_i64,
+    load_acquire,
+    st_i64,
+    store_release,
+)
+
+# byte offsets of the views inside a NODE row
+DST = WORD * N_DST
+SRC0, SRC1, SRC2, SRC3, SRC4 = (WORD * (N_SRC + V_WORDS * i) for i in range(5))
+CHUNK, CHUNK2 = WORD * N_CHUNK, WORD * (N_CHUNK + 1)
+
+# byte offsets in the sync page
+S_COUNT, S_GENERATION, S_ABORT, S_DEADLINE, S_POLL, S_INTERVAL = 0, 64, 128, 192, 256, 320
+SPINS_BEFORE_YIELD = 2000
+
+
+# ---------------------------------------------------------------- reading a view
+@inline
+def addr(view):
+    return ld_i64(view + WORD * V_ADDR)
+
+
+@inline
+def ne(view, i):
+    return ld_i64(view + WORD * (V_NE + i))
+
+
+@inline
+def nb(view, i):
+    return ld_i64(view + WORD * (V_NB + i))
+
+
+@inline
+def type_id(view):
+    return ld_i64(view + WORD * V_TYPE)
+
+
+@inline
+def n_rows(view):
+    """Rows along ne0: ne1 * ne2 * ne3."""
+    return ne(view, 1) * ne(view, 2) * ne(view, 3)
+
+
+@inline
+def row_index(view, r):
+    """(i1, i2, i3) of flat row `r`."""
+    n1 = ne(view, 1)
+    if r < n1:                                  # most rows: two divisions saved
+        return r, 0, 0
+    q = r // n1
+    n2 = ne(view, 2)
+    i3 = q // n2
+    return r - q * n1, q - i3 * n2, i3
+
+
+@inline
+def row_addr(view, i1, i2, i3):
+    """Address of row (i1, i2, i3)."""
+    return addr(view) + i1 * nb(view, 1) + i2 * nb(view, 2) + i3 * nb(view, 3)
+
+
+@inline
+def row_addr_mod(view, i1, i2, i3):
+    """The same where the view is repeated along dims 1..3 (ggml's broadcast by modulo)."""
+    return row_addr(view, i1 % ne(view, 1), i2 % ne(view, 2), i3 % ne(view, 3))
+
+
+@inline
+def param_i32(node, i):
+    return ld_i32(node + WORD * N_PARAMS + 4 * i)
+
+
+@inline
+def param_f32(node, i):
+    return ld_f32(node + WORD * N_PARAMS + 4 * i)
+
+
+@inline
+def work(node):
+    """Address of the node's scratch memory, 64-byte aligned; shared by all threads."""
+    return ld_i64(node + WORD * N_WORK)
+
+
+@inline
+def fail(node, status, value):
+    """Leave `value` (an index out of range...) for the error message; returns `status`."""
+    st_i64(node + WORD * N_INFO, value)
+    return status
+
+
+# ---------------------------------------------------------------- threads
+@intrinsic
+def pause(typingctx):
+    """Tell the core that this is a spin loop."""
+    def codegen(context, b, sig, args):
+        if isa.X86:
+            call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        return context.get_dummy_value()
+    return types.void(), codegen
+
+
+@intrinsic
+def sched_yield(typingctx):
+    """libc's sched_yield, resolved by name in the process."""
+    def codegen(context, b, sig, args):
+        call_intrinsic(b, "sched_yield", ir.IntType(32), [])
+        return context.get_dummy_value()
+    return types.void(), codegen
+
+
+@exact
+def barrier(sync, nth):
+    """Wait until all `nth` threads are here; stores before it are seen by every thread after it."""
+    if nth == 1:
+        return
+    generation = load_acquire(sync + S_GENERATION)
+    if atomic_add(sync + S_COUNT, 1) == nth - 1:
+        store_release(sync + S_COUNT, 0)
+        store_release(sync + S_GENERATION, generation + 1)
+        return
+    n = 0
+    while load_acquire(sync + S_GENERATION) == generation:
+        n += 1
+        if n < SPINS_BEFORE_YIELD:
+            pause()
+        else:
+            sched_yield()
+
+
+@exact
+def aborted(ith, sync):
+    """True once the run is cancelled.  Thread 0 polls for signals when its deadline has passed."""
+    if ith == 0:
+        now = cycles()
+        if now > ld_i64(sync + S_DEADLINE):
+            st_i64(sync + S_DEADLINE, now + ld_i64(sync + S_INTERVAL))
+            poll = ld_i64(sync + S_POLL)
+            if poll != 0 and call1(poll, (sync,)) != 0:
+                store_release(sync + S_ABORT, 1)
+    return load_acquire(sync + S_ABORT) != 0
+
+
+@exact
+def _next(counter, ith, nth, sync, chunk, n):
+    if nth == 1:
+        r = ld_i64(counter)
+        st_i64(counter, r + chunk)
+    else:
+        r = atomic_add(counter, chunk)
+    if r == 0 or r >= n:
+        return r
+    return n if aborted(ith, sync) else r
+
+
+@exact
+def next_rows(node, ith, nth, sync, chunk, n):
+    """First row of this thread's next chunk; n or more when nothing is left."""
+    return _next(node + CHUNK, ith, nth, sync, chunk, n)
+
+
+@exact
+def next_rows2(node, ith, nth, sync, chunk, n):
+    """The second phase's counter, for kernels with a barrier inside."""
+    return _next(node + CHUNK2, ith, nth, sync, chunk, n)
+
+
+@inline
+def chunk_rows(n, nth):
+    """Chunk length for n equal rows: about eight chunks a thread, at least one row."""
+    c = n // (nth * 8)
+    return c if c > 0 else 1

@@ -1,0 +1,76 @@
+"""Rows handed out so that a thread meets the same rows in every run: for kernels that wait for memory.
+
+Chunks from one counter (ops/native/node.py: next_rows) go to whoever comes first; what one core has in its cache the
+other needs next time.  Here a thread takes the chunks of its own stretch in order, and then helps others from the end:
+
+    chunk      0   1   2   3   4   5   6   7 | 8   9  10  11  12  13  14  15
+    thread 0   ---------------------------->                          <-----      when its own are done
+    thread 1                                  -------------------->
+
+Taken chunks are bits of the node's counter word, so a thread that was descheduled holds nobody up here either.
+"""
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.native.jit import exact, inline
+from ggjit.ops.native.mem import IR_I64, call_intrinsic, load_acquire, pointer
+from ggjit.ops.native.node import CHUNK, aborted, chunk_rows, next_rows
+
+CHUNKS = 8                              # of a thread; fewer where all do not fit a word
+BITS = 64
+
+
+@intrinsic
+def _or(typingctx, addr, bits):
+    """Sets bits atomically, returns the word before."""
+    def codegen(context, b, sig, args):
+        return b.atomic_rmw("or", pointer(b, args[0], IR_I64), args[1], "seq_cst")
+    return types.int64(types.int64, types.int64), codegen
+
+
+def _counter(name):
+    @intrinsic
+    def count(typingctx, x):
+        def codegen(context, b, sig, args):
+            return call_intrinsic(b, name, IR_I64, [args[0], ir.Constant(ir.IntType(1), 0)])
+        return types.int64(types.int64), codegen
+    return count
+
+
+_trailing_zeros, _leading_zeros = _counter("llvm.cttz.i64"), _counter("llvm.ctlz.i64")
+
+
+@inline
+def own_chunk(n, nth):
+    """Chunk length for n equal rows: about eight chunks a thread, at least one row."""
+    if nth == 1:
+        return max(1, n // CHUNKS)                          # one row, done at once: no division by a variable
+    if nth > BITS:
+        return chunk_rows(n, nth)
+    parts = nth * (CHUNKS if nth <= BITS // CHUNKS else BITS // nth)
+    return max(1, (n + parts - 1) // parts)
+
+
+@exact
+def _next(node, ith, nth, sync, chunk, n):
+    word, total = node + CHUNK, (n + chunk - 1) // chunk    # at most BITS chunks
+    k = (total + nth - 1) // nth                            # of each thread
+    own = ((1 << k) - 1) << ith * k
+    while True:
+        taken = load_acquire(word)
+        free = ~taken & ((1 << total) - 1 if total < BITS else -1)
+        if free == 0:
+            return n
+        c = _trailing_zeros(free & own) if free & own != 0 else BITS - 1 - _leading_zeros(free)
+        bit = 1 << c
+        if _or(word, bit) & bit == 0:
+            return n if taken != 0 and aborted(ith, sync) else c * chunk
+
+
+@inline
+def next_own(node, ith, nth, sync, chunk, n):
+    """First row of this thread's next chunk of `own_chunk` rows; n or more when nothing is left."""
+    if nth == 1 or nth > BITS:
+        return next_rows(node, ith, nth, sync, chunk, n)
+    return _next(node, ith, nth, sync, chunk, n)

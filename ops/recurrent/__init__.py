@@ -1,0 +1,3 @@
+"""Ops with a state that runs along the tokens."""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -1,0 +1,287 @@
+"""argsort, top_k: the order of the elements of each row.
+
+Each float becomes a 32-bit key that sorts as an integer (all bits but the sign flipped for negative numbers; all bits
+for a descending order).  -0 equals 0, and NaN is largest (ggml's order with NaN is undefined).  The order is stable:
+equal elements keep theirs (ggml promises none).
+
+    up to FEW      every element counts the keys that come before its own: that is its place; no branch to guess
+    more           key and index share a 64-bit word; the words go through three passes of a radix sort by 11 bits
+
+top_k first finds, by a histogram of the keys' upper 11 bits, which words can be among the k first, and sorts only
+those.
+"""
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.copying.view import permute, view_4d
+from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.shape import require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.types import F32, I32
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.lanes import for_ir, i64
+from ggjit.ops.native.mem import IR_I32, IR_I64, ld_i32, ld_i64, st_i32, st_i64, zero_bytes
+from ggjit.ops.native.node import DST, SRC0, n_rows, nb, ne, next_rows, row_addr, row_index, work
+from ggjit.ops.native.row_loops import I32_MAX, SHORT_CHUNK, param, whole
+from ggjit.ops.native.simd import W, const_ir, load_ir, splat_ir, store_ir, vec_ir
+
+ASC, DESC = 0, 1
+BITS, BINS = 11, 1 << 11
+FEW, FEW_TOP = 288, 160                 # elements up to which n^2 comparisons beat three passes; and a histogram
+NAN_KEY, NO_KEY = 0x7FFFFFFE, 0x7FFFFFFF                # the largest key; what fills up the last vector
+
+
+# ---------------------------------------------------------------- builders
+def argsort(a, order):
+    """Indices that sort each row of a (F32) -> I32, shape of a; order: 0 ascending, 1 descending; stable.
+
+    NumPy: np.argsort(a, -1, kind="stable").  op params: order.  Errors: TypeMismatch, ShapeError, ParamError.
+    Source: ggml_argsort.
+    """
+    require_type("argsort", a, (F32,))
+    require(a.ne[0] <= I32_MAX, "argsort: rows of at most 2^31 - 1 elements", a)
+    return a.ctx.node(OP.ARGSORT, I32, a.ne, (a,), (whole("argsort", "order", order, 0, 1),))
+
+
+def argsort_top_k(a, k):
+    """Indices of the k largest of each row of a [n, n1, n2, n3] F32, in descending order -> I32 [k, n1, n2, n3].
+
+    A view of `argsort` (not contiguous for k < n).  NumPy: np.argsort(-a, -1)[..., :k].  Errors: TypeMismatch,
+    ShapeError, ParamError.  Source: ggml_argsort_top_k.
+    """
+    k = whole("argsort_top_k", "k", k, 0, a.ne[0])
+    order = argsort(a, DESC)
+    return view_4d(order, k, *order.ne[1:], *order.nb[1:], 0)
+
+
+def top_k(a, k):
+    """Indices of the k largest of each row of a (F32) -> I32 [k, ne1, ne2, ne3].
+
+    The order is not specified; as in ggml it is descending with the first two exchanged, so that nobody relies on it.
+    op params: none.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_top_k.
+    """
+    require_type("top_k", a, (F32,))
+    require(a.ne[0] <= I32_MAX, "top_k: rows of at most 2^31 - 1 elements", a)
+    return a.ctx.node(OP.TOP_K, I32, (whole("top_k", "k", k, 1, a.ne[0]), *a.ne[1:]), (a,))
+
+
+def reference(t, a):
+    if t.op == OP.ARGSORT and t.op_params[0] == ASC:
+        return np.argsort(a, -1, kind="stable")
+    order = np.argsort(-a, -1, kind="stable")[..., :t.ne[0]]
+    if t.op == OP.TOP_K and t.ne[0] > 1:
+        order[..., :2] = order[..., 1::-1]
+    return order
+
+
+# ---------------------------------------------------------------- kernel
+@inline
+def _key(x, descending):
+    """The float at x as an int32 that sorts ascending."""
+    bits = types.int64(ld_i32(x))
+    size = bits & 0x7FFFFFFF
+    key = 0 if size == 0 else bits ^ (bits >> 63 & 0x7FFFFFFF)
+    key = NAN_KEY if size > 0x7F800000 else key
+    return ~key if descending else key
+
+
+@intrinsic
+def _ranks(typingctx, keys, n, ranks):
+    """How many keys come before each of the n keys, n a multiple of W; equal ones do if they lie before it.
+
+        vector i    j < W i: key_j <= own     j = W i ... W i + W - 1: <= in the lanes after j, else <     above: <
+
+    `<=` is `<` with own + 1.
+    """
+    def codegen(context, b, sig, args):
+        keys, n, ranks = args
+        v, one = vec_ir("i32", W), const_ir("i32", [1] * W)
+
+        def count(b, acc, own, at, n_keys):
+            for j in range(n_keys):
+                key = splat_ir(b, load_ir(b, b.add(at, i64(4 * j)), IR_I32, 4), W)
+                acc = b.sub(acc, b.sext(b.icmp_signed("<", key, own(j)), v))
+            return acc
+
+        def vector(b, state):
+            at, to = state
+            own = load_ir(b, at, v, 4)
+            after = b.add(own, one)
+            blocks = b.udiv(b.sub(at, keys), i64(4 * W))
+
+            def body(limit):
+                return lambda b, state: [b.add(state[0], i64(4 * W)), count(b, state[1], lambda j: limit, state[0], W)]
+            start = [(IR_I64, keys), (v, ir.Constant(v, None))]
+            _, acc = for_ir(b, blocks, start, body(after))
+            acc = count(b, acc, lambda j: b.add(own, const_ir("i32", [int(lane > j) for lane in range(W)])), at, W)
+            above = b.sub(b.sub(b.udiv(n, i64(W)), blocks), i64(1))
+            _, acc = for_ir(b, above, [(IR_I64, b.add(at, i64(4 * W))), (v, acc)], body(own))
+            store_ir(b, acc, to, 4)
+            return [b.add(at, i64(4 * W)), b.add(to, i64(4 * W))]
+        for_ir(b, b.udiv(n, i64(W)), [(IR_I64, keys), (IR_I64, ranks)], vector)
+        return context.get_dummy_value()
+    return types.void(*(types.int64,) * 3), codegen
+
+
+@inline
+def _fill_up(keys, n):
+    """Keys that come before none, up to a multiple of W; returns that."""
+    whole = (n + W - 1) // W * W
+    for i in range(n, whole):
+        st_i32(keys + 4 * i, types.int32(NO_KEY))
+    return whole
+
+
+@inline
+def _radix_pass(to, words, n, counts, shift):
+    zero_bytes(counts, 8 * BINS)
+    for i in range(n):
+        c = counts + 8 * (ld_i64(words + 8 * i) >> shift & BINS - 1)
+        st_i64(c, ld_i64(c) + 1)
+    total = 0
+    for b in range(BINS):
+        c = ld_i64(counts + 8 * b)
+        st_i64(counts + 8 * b, total)
+        total += c
+    for i in range(n):
+        w = ld_i64(words + 8 * i)
+        c = counts + 8 * (w >> shift & BINS - 1)
+        place = ld_i64(c)
+        st_i64(c, place + 1)
+        st_i64(to + 8 * place, w)
+
+
+@inline
+def _sorted(words, spare, counts, n):
+    """Sorts n words; they end in the spare array."""
+    shift, a, b = 31, words, spare
+    for _ in range(3):
+        _radix_pass(b, a, n, counts, shift)
+        shift, a, b = shift + BITS, b, a
+
+
+@inline
+def _candidates(words, spare, counts, n, k):
+    """Collects in `spare` the words whose upper bits do not exceed those of the k-th smallest; returns their number."""
+    zero_bytes(counts, 8 * BINS)
+    top = 31 + 32 - BITS
+    for i in range(n):
+        c = counts + 8 * (ld_i64(words + 8 * i) >> top)
+        st_i64(c, ld_i64(c) + 1)
+    last, total = 0, ld_i64(counts)
+    while total < k:
+        last += 1
+        total += ld_i64(counts + 8 * last)
+    m = 0
+    for i in range(n):
+        w = ld_i64(words + 8 * i)
+        st_i64(spare + 8 * m, w)                                # m < n: there is always room for one more
+        m += w >> top <= last
+    return m
+
+
+@inline
+def _sort_few(to, x, step, n, k, descending, keys, ranks):
+    """The first k of few floats."""
+    for i in range(n):
+        st_i32(keys + 4 * i, types.int32(_key(x + i * step, descending)))
+    _ranks(keys, _fill_up(keys, n), ranks)
+    for i in range(n):
+        place = ld_i32(ranks + 4 * i)
+        if place < k:
+            st_i32(to + 4 * place, types.int32(i))
+
+
+@inline
+def _sort_many(to, x, step, n, k, descending, counts, words, spare):
+    """The first k of any number of floats; where k is small, of those that can be among them."""
+    for i in range(n):
+        st_i64(words + 8 * i, _key(x + i * step, descending) + (1 << 31) << 31 | i)
+    m, w, s = n, words, spare
+    if k < n // 2:
+        m, w, s = _candidates(words, spare, counts, n, k), spare, words
+    if m > FEW:
+        _sorted(w, s, counts, m)
+        for i in range(k):
+            st_i32(to + 4 * i, types.int32(ld_i64(s + 8 * i) & I32_MAX))
+        return
+    keys, ranks = s, s + 4 * (m + W)
+    for i in range(m):
+        st_i32(keys + 4 * i, types.int32((ld_i64(w + 8 * i) >> 31) - (1 << 31)))
+    _ranks(keys, _fill_up(keys, m), ranks)
+    for i in range(m):
+        place = ld_i32(ranks + 4 * i)
+        if place < k:
+            st_i32(to + 4 * place, types.int32(ld_i64(w + 8 * i) & I32_MAX))
+
+
+def _work_nbytes(n):
+    """Of a thread: counts, two arrays of words; an array holds keys and ranks of as many elements, too."""
+    return 8 * BINS + 16 * (n + 2 * W)
+
+
+def _make(top):
+    def kernel(node, ith, nth, sync):
+        a, d = node + SRC0, node + DST
+        n, k, step, rows = ne(a, 0), ne(d, 0), nb(a, 0), n_rows(d)
+        descending = True if top else param(node, 0) == DESC
+        counts = work(node) + ith * (8 * BINS + 16 * (n + 2 * W))       # _work_nbytes
+        words = counts + 8 * BINS
+        spare = words + 8 * (n + 2 * W)
+        chunk = max(1, SHORT_CHUNK // n) if n > 0 else 1
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, rows)
+            if start >= rows:
+                return OK
+            for r in range(start, min(rows, start + chunk)):
+                i1, i2, i3 = row_index(d, r)
+                x, to = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
+                if n <= (FEW_TOP if k < n // 2 else FEW):
+                    _sort_few(to, x, step, n, k, descending, words, spare)
+                else:
+                    _sort_many(to, x, step, n, k, descending, counts, words, spare)
+                if top and k > 1:
+                    first = ld_i32(to)
+                    st_i32(to, ld_i32(to + 4))
+                    st_i32(to + 4, first)
+    return kernel
+
+
+def kernel(t, n_threads):
+    a, top = t.src[0], t.op == OP.TOP_K
+    return Kernel(OP(t.op).name.lower(), lambda: _make(top), cost=n_elements(a) * (3.0 if top else 6.0),
+                  work_nbytes=n_threads * _work_nbytes(a.ne[0]))
+
+
+# ---------------------------------------------------------------- cases
+def _rows(inp, shape, ties=1):
+    rows = np.stack([inp.rng.permutation(shape[0]) // ties for _ in range(int(np.prod(shape[1:])))])
+    return inp.new(F32, shape, (rows - shape[0] // 3).astype(np.float32))
+
+
+def argsort_cases():
+    for order in (ASC, DESC):
+        for shape in ((3, 1, 1, 1), (16, 10, 10, 10), (40, 3, 1, 1), (41, 3, 1, 1), (1023, 2, 1, 3), (60, 10, 10, 1),
+                      (16384, 1, 1, 1)):
+            yield Case(f"{order} {shape}", lambda inp, s=shape, o=order: argsort(_rows(inp, s), o), 0.0)
+        yield Case(f"{order} ties", lambda inp, o=order: argsort(_rows(inp, (500, 3), 7), o), 0.0)
+
+        def special(inp, o=order):
+            x = np.array([0, -0.0, np.inf, -np.inf, 1e-40, -1e-40, 1, -1], np.float32)
+            return argsort(permute(inp.new(F32, (2, 8), np.stack([x, x[::-1]], -1)), 1, 0, 2, 3), o)
+        yield Case(f"{order} special", special, 0.0)
+
+
+def top_cases():
+    for n in (1, 2, 12, 64, 75, 1000, 4107, 33333):
+        for k in (1, 2, 3, 7, 100, 1023):
+            if k <= n:
+                yield Case(f"{n} {k}", lambda inp, n=n, k=k: top_k(_rows(inp, (n, 1 + 4000 // n, 1, 1)), k), 0.0)
+    yield Case("ties", lambda inp: top_k(_rows(inp, (1000, 4, 3, 1), 10), 100), 0.0)
+
+
+SPECS = (Spec(op=OP.ARGSORT, builders=(argsort, argsort_top_k), reference=reference, kernel=kernel,
+              cases=argsort_cases),
+         Spec(op=OP.TOP_K, builders=(top_k,), reference=reference, kernel=kernel, cases=top_cases))

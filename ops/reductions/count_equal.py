@@ -1,0 +1,84 @@
+"""count_equal: how many elements of two integer tensors agree."""
+import numpy as np
+
+from ggjit.ops.copying.view import permute
+from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.shape import require, require_type, same_shape
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.types import F32, I32, I64
+from ggjit.ops.native.mem import ld_i32, ld_i64, st_i64
+from ggjit.ops.native.node import (
+    DST,
+    SRC0,
+    SRC1,
+    addr,
+    barrier,
+    chunk_rows,
+    n_rows,
+    nb,
+    ne,
+    next_rows,
+    row_addr,
+    row_index,
+    work,
+)
+from ggjit.ops.reductions.reduce import argmax
+
+
+def count_equal(a, b):
+    """Number of equal elements of a and b (I32, one shape) -> I64 [1]; NumPy: (a == b).sum().  Any strides.
+
+    Errors: ShapeError, TypeMismatch.  Source: ggml_count_equal.
+    """
+    for t in (a, b):
+        require_type("count_equal", t, (I32,))
+    require(same_shape(a, b), "count_equal: a and b must have one shape", a, b)
+    return a.ctx.node(OP.COUNT_EQUAL, I64, (1,), (a, b))
+
+
+def reference(t, a, b):
+    return (a == b).sum().reshape(1, 1, 1, 1)
+
+
+def _make():
+    def kernel(node, ith, nth, sync):
+        a, b = node + SRC0, node + SRC1
+        n0, rows, a0, b0, mine = ne(a, 0), n_rows(a), nb(a, 0), nb(b, 0), 0
+        chunk = chunk_rows(rows, nth)
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, rows)
+            if start >= rows:
+                break
+            for r in range(start, min(rows, start + chunk)):
+                i1, i2, i3 = row_index(a, r)
+                x, y = row_addr(a, i1, i2, i3), row_addr(b, i1, i2, i3)
+                for i in range(n0):
+                    mine += ld_i32(x + i * a0) == ld_i32(y + i * b0)
+        st_i64(work(node) + 8 * ith, mine)
+        barrier(sync, nth)
+        if ith == 0:
+            total = 0
+            for k in range(nth):
+                total += ld_i64(work(node) + 8 * k)
+            st_i64(addr(node + DST), total)
+        return OK
+    return kernel
+
+
+def kernel(t, n_threads):
+    return Kernel("count_equal", _make, cost=0.05 * touched_nbytes(t), work_nbytes=8 * n_threads)
+
+
+def cases():
+    for shape in ((4, 500, 1, 1), (4, 5000, 1, 1), (33, 5, 4, 3), (0, 3, 1, 1)):
+        yield Case(f"{shape}", lambda inp, s=shape: count_equal(inp.ids(I32, s, 3), inp.ids(I32, s, 3)), 0.0)
+    yield Case("permuted", lambda inp: count_equal(permute(inp.ids(I32, (5, 40), 2), 1, 0, 2, 3),
+                                                   inp.ids(I32, (40, 5), 2)), 0.0)
+
+    def of_argmax(inp):
+        rows = np.stack([inp.rng.permutation(4) for _ in range(200)]).astype(np.float32)
+        return count_equal(argmax(inp.new(F32, (4, 200), rows)), inp.ids(I32, (200,), 4))
+    yield Case("of argmax", of_argmax, 0.0)
+
+
+SPECS = (Spec(op=OP.COUNT_EQUAL, builders=(count_equal,), reference=reference, kernel=kernel, cases=cases),)

@@ -1,0 +1,274 @@
+"""Reductions: sum, sum_rows, mean, argmax.
+
+Row sums run in float32 vectors; `sum` adds the rows' sums in float64 and in order, so the result does not depend on the
+number of threads.
+"""
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.copying.view import permute, view_4d
+from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.shape import require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.types import F32, I32
+from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import ld_f32, ld_f64, st_f64, st_i32
+from ggjit.ops.native.node import (
+    DST,
+    SRC0,
+    addr,
+    barrier,
+    chunk_rows,
+    n_rows,
+    nb,
+    ne,
+    next_rows,
+    row_addr,
+    row_index,
+    work,
+)
+from ggjit.ops.native.simd import W, fadd, hmax, hsum, keep_part, ldf, ldf_part, splat, vmax, zerof
+from ggjit.ops.reductions.sums import sum_of
+from ggjit.ops.types.shared.rows import ROW
+
+f32 = types.float32
+LOWEST = np.float32(-np.inf)
+
+
+# ---------------------------------------------------------------- builders
+def _rows(name, a, allowed):
+    require_type(name, a, allowed)
+    require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
+
+
+def sum(a):
+    """Sum of all elements of a (F32, F16, BF16), any strides -> [1] of its type; NumPy: a.sum().
+
+    (ggml's CPU backend takes rows whose elements do not lie side by side and adds the wrong ones.) Errors:
+    TypeMismatch.  Source: ggml_sum.
+    """
+    require_type("sum", a, FLOATS)
+    return a.ctx.node(OP.SUM, a.type, (1,), (a,))
+
+
+def sum_rows(a):
+    """Sum along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.sum(-1, keepdims=True).
+
+    Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_sum_rows.
+    """
+    _rows("sum_rows", a, (F32,))
+    return a.ctx.node(OP.SUM_ROWS, a.type, (1, *a.ne[1:]), (a,))
+
+
+def mean(a):
+    """Mean along ne0 of a F32: [1, ne1, ne2, ne3]; NumPy: a.mean(-1, keepdims=True).
+
+    Errors: TypeMismatch, ShapeError (elements of a row not side by side).  Source: ggml_mean.
+    """
+    _rows("mean", a, (F32,))
+    return a.ctx.node(OP.MEAN, F32, (1, *a.ne[1:]), (a,))
+
+
+def argmax(a):
+    """Index of the largest element of each row of a matrix a [n, m] F32 -> I32 [m].
+
+    Among equals the last one counts, as in ggml (NumPy: the first): n - 1 - a[:, ::-1].argmax(-1).  A NaN makes the
+    search start anew behind it, as in ggml, but for NaNs at the end of a row; 0 where all are NaN.  Errors:
+    TypeMismatch, ShapeError.  Source: ggml_argmax.
+    """
+    _rows("argmax", a, (F32,))
+    require(a.ne[2] == a.ne[3] == 1 and a.ne[0] > 0, "argmax: the source must be a matrix with ne0 > 0", a)
+    return a.ctx.node(OP.ARGMAX, I32, (a.ne[1],), (a,))
+
+
+def _argmax(row):
+    numbers = np.flatnonzero(~np.isnan(row))
+    if not numbers.size:
+        return 0
+    end = numbers[-1] + 1
+    start = np.flatnonzero(np.isnan(row[:end])).max(initial=-1) + 1
+    return end - 1 - row[start:end][::-1].argmax()
+
+
+def reference(t, a):
+    a = a.astype(np.float64)
+    if t.op == OP.SUM:
+        return a.sum().reshape(1, 1, 1, 1)
+    if t.op == OP.ARGMAX:
+        return np.array([_argmax(row) for row in a.reshape(-1, a.shape[-1])]).reshape(1, 1, 1, -1)
+    with np.errstate(invalid="ignore"):
+        return a.sum(-1, keepdims=True) / (a.shape[-1] if t.op == OP.MEAN else 1)
+
+
+# ---------------------------------------------------------------- kernels
+def _sum_of_type(ty):
+    if ty is F32:
+        return sum_of
+    ld, ld_part, size = ROW[ty].load, ROW[ty].load_part, ty.nbytes
+
+    @inline
+    def row_sum(x, n):
+        s0, s1 = zerof(), zerof()
+        i = 0
+        while i + 2 * W <= n:
+            s0, s1 = fadd(s0, ld(x + i * size)), fadd(s1, ld(x + (i + W) * size))
+            i += 2 * W
+        while i < n:
+            s0 = fadd(s0, ld_part(x + i * size, min(W, n - i)))
+            i += W
+        return hsum(fadd(s0, s1))
+    return row_sum
+
+
+def _make_sum(ty):
+    dense_sum, get, put, size = _sum_of_type(ty), ROW[ty].get, ROW[ty].put, ty.nbytes
+
+    @inline
+    def row_sum(x, step, n):
+        if step == size:
+            return types.float64(dense_sum(x, n))
+        s = 0.0
+        for i in range(n):
+            s += types.float64(get(x + i * step))
+        return s
+
+    def kernel(node, ith, nth, sync):
+        a = node + SRC0
+        n0, n, parts, step = ne(a, 0), n_rows(a), work(node), nb(a, 0)
+        chunk = chunk_rows(n, nth)
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, n)
+            if start >= n:
+                break
+            for r in range(start, min(n, start + chunk)):
+                i1, i2, i3 = row_index(a, r)
+                st_f64(parts + 8 * r, row_sum(row_addr(a, i1, i2, i3), step, n0))
+        barrier(sync, nth)
+        if ith == 0:
+            total = 0.0
+            for r in range(n):
+                total += ld_f64(parts + 8 * r)
+            put(addr(node + DST), f32(total))
+        return OK
+    return kernel
+
+
+@intrinsic
+def any_reaches(typingctx, x, y):
+    """True if some lane of x is not below the same lane of y; NaNs are not."""
+    def codegen(context, b, sig, args):
+        mask = ir.IntType(W)
+        return b.icmp_unsigned("!=", b.bitcast(b.fcmp_unordered(">=", *args), mask), ir.Constant(mask, 0))
+    return types.boolean(x, y), codegen
+
+
+@inline
+def last_top(x, n):
+    """Last index of the largest of n floats or of a NaN, whichever comes last."""
+    top = splat(LOWEST)
+    i = 0
+    while i + W <= n:
+        top = vmax(ldf(x + 4 * i), top)
+        i += W
+    if i < n:
+        top = vmax(keep_part(ldf_part(x + 4 * i, n - i), n - i, LOWEST), top)
+    highest = hmax(top)
+    top = splat(highest)
+    end = n
+    while end >= W and not any_reaches(ldf(x + 4 * (end - W)), top):
+        end -= W
+    for k in range(end - 1, -1, -1):
+        if not ld_f32(x + 4 * k) < highest:
+            return k
+    return 0
+
+
+@inline
+def argmax_of(x, n):
+    """Last index of the largest of n floats, of those behind the last NaN that another number follows; 0 for NaNs only.
+
+    ggml's loop, max = max > x ? max : x; i = k where max == x, forgets at a NaN what came before.
+    """
+    while n > 0 and ld_f32(x + 4 * (n - 1)) != ld_f32(x + 4 * (n - 1)):
+        n -= 1
+    if n == 0:
+        return 0
+    k = last_top(x, n)
+    if ld_f32(x + 4 * k) != ld_f32(x + 4 * k):
+        return k + 1 + last_top(x + 4 * (k + 1), n - k - 1)
+    return k
+
+
+def _make_rows(op):
+    put = ROW[F32].put
+
+    def kernel(node, ith, nth, sync):
+        a, d = node + SRC0, node + DST
+        n0, n = ne(a, 0), n_rows(a)
+        chunk = chunk_rows(n, nth)
+        while True:
+            start = next_rows(node, ith, nth, sync, chunk, n)
+            if start >= n:
+                return OK
+            for r in range(start, min(n, start + chunk)):
+                i1, i2, i3 = row_index(a, r)
+                x = row_addr(a, i1, i2, i3)
+                if op == OP.ARGMAX:
+                    st_i32(addr(d) + r * nb(d, 0), types.int32(argmax_of(x, n0)))
+                elif op == OP.MEAN:
+                    put(row_addr(d, i1, i2, i3), sum_of(x, n0) / f32(n0))
+                else:
+                    put(row_addr(d, i1, i2, i3), sum_of(x, n0))
+    return kernel
+
+
+def kernel(t, n_threads):
+    a, op = t.src[0], OP(t.op)
+    if a.type not in (FLOATS if op == OP.SUM else (F32,)):
+        return None
+    cost = 0.025 * touched_nbytes(t)
+    if op == OP.SUM:
+        rows = a.ne[1] * a.ne[2] * a.ne[3]
+        return Kernel(f"sum-{a.type.name}", lambda: _make_sum(a.type), cost, work_nbytes=8 * rows)
+    return Kernel(op.name.lower(), lambda: _make_rows(op), cost)
+
+
+# ---------------------------------------------------------------- cases
+def cases(build, types_):
+    for ty in types_:
+        for shape in ((10, 5, 4, 3), (33, 1, 1, 1), (1025, 3, 1, 1), (1, 7, 2, 1)):
+            yield Case(f"{ty!r} {shape}", lambda inp, ty=ty, shape=shape: build(inp.new(ty, shape, lo=-0.9, hi=1.1)),
+                       TOLERANCE[ty])
+        yield Case(f"{ty!r} permuted", lambda inp, ty=ty: build(
+            permute(inp.new(ty, (11, 5, 6, 3), lo=-0.9, hi=1.1), 0, 2, 3, 1)), TOLERANCE[ty])
+
+        if build is sum:
+            yield Case(f"{ty!r} rows apart", lambda inp, ty=ty: build(
+                permute(inp.new(ty, (11, 5, 6, 3), lo=-0.9, hi=1.1), 3, 0, 2, 1)), TOLERANCE[ty])
+
+        def sliced(inp, ty=ty):
+            a = inp.new(ty, (64, 5, 6, 3), lo=-0.9, hi=1.1)
+            return build(view_4d(a, 32, 5, 6, 3, *a.nb[1:], 16 * ty.nbytes))
+        yield Case(f"{ty!r} sliced", sliced, TOLERANCE[ty])
+
+
+def argmax_cases():
+    def make(shape, ties):
+        def build(inp):
+            rows = np.stack([inp.rng.permutation(shape[0]) for _ in range(shape[1])]).astype(np.float32)
+            return argmax(inp.new(F32, shape, rows // 5 if ties else rows))
+        return build
+    for shape in ((32, 1), (100, 10), (1024, 12), (2000, 10), (5438, 3), (7, 4), (1, 1)):
+        for ties in (False, True):
+            yield Case(f"{shape}{' ties' * ties}", make(shape, ties), 0.0)
+
+
+SPECS = (
+    Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, cases=lambda: cases(sum, FLOATS)),
+    Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel,
+         cases=lambda: cases(sum_rows, (F32,))),
+    Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, cases=lambda: cases(mean, (F32,))),
+    Spec(op=OP.ARGMAX, builders=(argmax,), reference=reference, kernel=kernel, cases=argmax_cases))

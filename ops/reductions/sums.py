@@ -1,0 +1,56 @@
+"""Sums over stretches of float32 in memory, in four vector accumulators: what norms and reductions share."""
+from numba import types
+
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import ld_f32, st_f32
+from ggjit.ops.native.simd import B, fadd, fma, fsub, hsum, keep_part, ldf, ldf_part, zerof
+
+f32 = types.float32
+
+
+@inline
+def sum_of(x, n):
+    """Sum of n floats at x."""
+    s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()
+    i, end = x, x + 4 * n
+    while i + 4 * B <= end:
+        s0, s1 = fadd(s0, ldf(i)), fadd(s1, ldf(i + B))
+        s2, s3 = fadd(s2, ldf(i + 2 * B)), fadd(s3, ldf(i + 3 * B))
+        i += 4 * B
+    while i + B <= end:
+        s0 = fadd(s0, ldf(i))
+        i += B
+    if i < end:
+        s1 = fadd(s1, ldf_part(i, (end - i) >> 2))
+    return hsum(fadd(fadd(s0, s1), fadd(s2, s3)))
+
+
+@inline
+def gathered(x, step, n, scratch):
+    """Address of n floats side by side: x, or a copy in scratch of the floats that lie `step` bytes apart at x."""
+    if step == 4:
+        return x
+    for i in range(n):
+        st_f32(scratch + 4 * i, ld_f32(x + i * step))
+    return scratch
+
+
+@inline
+def squares_of(x, n, shift):
+    """Sum of (x - shift)^2 over n floats at x; shift is a vector."""
+    s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()
+    i, end = x, x + 4 * n
+    while i + 4 * B <= end:
+        v0, v1 = fsub(ldf(i), shift), fsub(ldf(i + B), shift)
+        v2, v3 = fsub(ldf(i + 2 * B), shift), fsub(ldf(i + 3 * B), shift)
+        s0, s1, s2, s3 = fma(v0, v0, s0), fma(v1, v1, s1), fma(v2, v2, s2), fma(v3, v3, s3)
+        i += 4 * B
+    while i + B <= end:
+        v0 = fsub(ldf(i), shift)
+        s0 = fma(v0, v0, s0)
+        i += B
+    if i < end:
+        m = (end - i) >> 2
+        v1 = keep_part(fsub(ldf_part(i, m), shift), m, f32(0.0))
+        s1 = fma(v1, v1, s1)
+    return hsum(fadd(fadd(s0, s1), fadd(s2, s3)))

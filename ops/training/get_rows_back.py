@@ -1,0 +1,90 @@
+"""get_rows_back: rows added into a table by row number, the gradient of get_rows.
+
+    d = 0;   d[:, ids[i]] += a[:, i]   for i = 0, 1, ...
+
+Threads share out columns, not rows: ids may repeat, and every sum is formed in the order of the ids.
+"""
+import numpy as np
+
+from ggjit.ops.copying.view import view_2d
+from ggjit.ops.core.record import BAD_INDEX, OK, OP
+from ggjit.ops.core.shape import require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
+from ggjit.ops.core.types import F16, F32, I32
+from ggjit.ops.native.mem import ld_i32, zero_bytes
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, next_rows, row_addr
+from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
+from ggjit.ops.types.shared.rows import ROW
+
+COLUMNS = 4 * W                         # a stretch of columns that one thread adds up
+
+
+def get_rows_back(a, b, c):
+    """Rows of a [n, r] (F32, F16) added into zeros of the shape of c [n, m] at rows b (I32 [k]) -> F32 [n, m].
+
+    The first k <= r rows of a are added; only the shape of c counts.  NumPy: np.add.at(zeros, b, a[:k]).
+    Errors: ShapeError, TypeMismatch; IndexRangeError at run time for ids outside [0, m), before anything of that row
+    is added.  Source: ggml_get_rows_back.
+    """
+    require_type("get_rows_back", a, (F32, F16), "rows")
+    require_type("get_rows_back", b, (I32,), "ids")
+    require(a.ne[0] == c.ne[0] and a.ne[2] == a.ne[3] == c.ne[2] == c.ne[3] == 1,
+            "get_rows_back: a and c must be matrices with rows of one length", a, c)
+    require(b.ne[1:] == (1, 1, 1) and b.ne[0] <= a.ne[1], "get_rows_back: ids must be a row of at most a.ne1", a, b)
+    require(rows_contiguous(a), "get_rows_back: elements of a row must lie side by side", a, remedy="use gg.cont first")
+    return a.ctx.node(OP.GET_ROWS_BACK, F32, c.ne[:2], (a, b))
+
+
+def reference(t, a, ids):
+    out = np.zeros(tuple(reversed(t.ne)))
+    np.add.at(out[0, 0], ids[0, 0, 0], a[0, 0, :ids.size])
+    return out
+
+
+def _make(ta):
+    load, load_part, size = ROW[ta].load, ROW[ta].load_part, ta.nbytes
+
+    def kernel(node, ith, nth, sync):
+        a, ids, d = node + SRC0, node + SRC1, node + DST
+        n0, r, m, step = ne(d, 0), ne(ids, 0), ne(d, 1), nb(ids, 0)
+        stretches = (n0 + COLUMNS - 1) // COLUMNS
+        while True:
+            s = next_rows(node, ith, nth, sync, 1, stretches)
+            if s >= stretches:
+                return OK
+            first, end = s * COLUMNS, min(n0, (s + 1) * COLUMNS)
+            for i in range(m):
+                zero_bytes(row_addr(d, i, 0, 0) + 4 * first, 4 * (end - first))
+            for k in range(r):
+                id = ld_i32(addr(ids) + k * step)
+                if id < 0 or id >= m:
+                    return fail(node, BAD_INDEX, id)
+                to, x = row_addr(d, id, 0, 0), row_addr(a, k, 0, 0)
+                i = first
+                while i + W <= end:
+                    stf(to + 4 * i, fadd(ldf(to + 4 * i), load(x + size * i)))
+                    i += W
+                if i < end:
+                    part = end - i
+                    stf_part(to + 4 * i, fadd(ldf_part(to + 4 * i, part), load_part(x + size * i, part)), part)
+    return kernel
+
+
+def kernel(t, n_threads):
+    ta = t.src[0].type
+    return Kernel(f"get_rows_back-{ta.name}", lambda: _make(ta), cost=0.06 * touched_nbytes(t))
+
+
+def cases():
+    for ty in (F32, F16):
+        for n, m, r, view in ((256, 5, 4, False), (33, 3, 40, True), (1, 8, 2, False), (500, 70, 9, True)):
+            def make(inp, ty=ty, n=n, m=m, r=r, view=view):
+                a = inp.new(ty, (n, r * (1 + view)))
+                if view:
+                    a = view_2d(a, n, r, 2 * a.nb[1], 0)
+                return get_rows_back(a, inp.ids(I32, (r - view,), m), inp.new(F32, (n, m)))
+            yield Case(f"{ty!r} {n} {m} {r}{' view' * view}", make)
+
+
+SPECS = (Spec(op=OP.GET_ROWS_BACK, builders=(get_rows_back,), reference=reference, kernel=kernel, cases=cases,
+              indexed=None),)

@@ -1,0 +1,145 @@
+"""gg.quantize and gg.dequantize: whole arrays between float32 and the bytes of a tensor type."""
+import functools
+import math
+
+import numpy as np
+
+from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.traits import module_of, traits_of
+from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.native.jit import Native, exact
+
+_LOWER = {name.lower(): t for name, t in BY_NAME.items()}
+
+
+def _type(type):
+    if isinstance(type, str) and type.lower() in _LOWER:
+        return _LOWER[type.lower()]
+    if not isinstance(type, Type):
+        raise TypeMismatch(f"{type!r} is no tensor type; use gg.Q8_0, gg.F16, ... or a name such as 'q8_0'")
+    return type
+
+
+def _row_nbytes(type, k):
+    if k % type.block:
+        raise ShapeError(f"{type!r} packs {type.block} values a block: the last dimension, {k}, must be a multiple; "
+                         f"pad it or choose another type")
+    return type.row_nbytes(k)
+
+
+def _native(entry, signature, name, type):
+    entry.__name__ = f"{name}_{type.name}"
+    native = Native(entry, signature, False)
+    native.modules += (module_of(type),)
+    return native
+
+
+@functools.cache
+def _reader(type):
+    """Native entry (src, dst, rows, k): rows of the type, one after the other -> float32."""
+    convert, nbytes, block = traits_of(type).to_float, type.nbytes, type.block
+    if convert is None:
+        raise NotSupported(f"{type!r} has no to_float conversion")
+
+    def entry(src, dst, rows, k):
+        for r in range(rows):
+            convert(src + r * (k // block * nbytes), dst + 4 * r * k, k)
+        return 0
+    return _native(entry, "i64(i64, i64, i64, i64)", "to_float", type)
+
+
+def _row_writer(type, weighted):
+    """jitted (src, dst, k, weights, table); those a type has no use for are not looked at."""
+    traits = traits_of(type)
+    if traits.quantize_grid:
+        return traits.quantize_grid.quantise
+    with_weights, plain = traits.quantize_weighted, traits.quantize or traits.from_float
+    if weighted and with_weights:
+        return exact(lambda src, dst, k, weights, table: with_weights(src, dst, k, weights))
+    if plain is None:
+        raise NotSupported(f"{type!r} has no from_float conversion")
+    return exact(lambda src, dst, k, weights, table: plain(src, dst, k))
+
+
+@functools.cache
+def _writer(type, weighted):
+    """Native entry (src, dst, rows, k, weights, table): float32 rows, one after the other -> the type."""
+    convert, nbytes, block = _row_writer(type, weighted), type.nbytes, type.block
+
+    def entry(src, dst, rows, k, weights, table):
+        for r in range(rows):
+            convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights, table)
+        return 0
+    return _native(entry, "i64(i64, i64, i64, i64, i64, i64)", "quantize_weighted" if weighted else "quantize", type)
+
+
+def _importances(imatrix, k):
+    """`imatrix` as float32 (k,)."""
+    imatrix = np.ascontiguousarray(imatrix, np.float32)
+    if imatrix.shape != (k,):
+        raise ShapeError(f"quantize: imatrix has shape {imatrix.shape}, rows have {k} values; pass one weight each")
+    good = (imatrix >= 0) & (imatrix < np.inf)
+    if not good.all():
+        i = int(good.argmin())
+        raise ParamError(f"quantize: imatrix[{i}] is {imatrix[i]}; importances are finite and not below 0")
+    return imatrix
+
+
+def _grid_table(type, array, weighted):
+    """The table the quantiser of `type` needs; what would make ggml abort is a typed error."""
+    grid = traits_of(type).quantize_grid
+    if grid is None:
+        return 0
+    if grid.needs_importances and not weighted:
+        raise NotSupported(f"{type!r} cannot be written without importances: pass gg.quantize(..., imatrix=), a weight "
+                           f"for each column (ones where nothing is known); a tensor takes the result by set_bytes")
+    finite = np.isfinite(array)
+    if not finite.all():
+        where = tuple(map(int, np.unravel_index(finite.argmin(), array.shape)))
+        raise ParamError(f"quantize: {type!r} takes finite values, the array has {array[where]} at {where}")
+    return grid.grid.table
+
+
+def quantize(type, array, imatrix=None):
+    """float array (..., k) -> uint8 array (..., row bytes) of `type`, byte-equal to ggml's reference quantiser.
+
+    Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
+    MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is no
+    multiple of the block or imatrix does not fit; ParamError for importances below 0 or not finite, and for values
+    that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a quantiser, or without one that needs no
+    imatrix.  Source: ggml_quantize_chunk.
+    """
+    type = _type(type)
+    weighted = imatrix is not None
+    entry = _writer(type, weighted and traits_of(type).quantize_weighted is not None)
+    array = np.ascontiguousarray(array, np.float32)
+    if array.ndim == 0:
+        raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
+    k = array.shape[-1]
+    nbytes = _row_nbytes(type, k)
+    weights = _importances(imatrix, k) if weighted else 0
+    table = _grid_table(type, array, weighted)
+    out = np.empty((*array.shape[:-1], nbytes), np.uint8)
+    entry(array, out, math.prod(array.shape[:-1]), k, weights, table)
+    return out
+
+
+def dequantize(type, raw, shape):
+    """Bytes of `type` -> float32 array of `shape` (NumPy order, last dimension the row).
+
+    `raw`: uint8 array or bytes, exactly the bytes of `shape`.  Errors: ShapeError for a wrong byte count or a row
+    that is no multiple of the block.  Source: ggml's to_float.
+    """
+    type = _type(type)
+    entry = _reader(type)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not shape or any(n < 0 for n in shape):
+        raise ShapeError(f"dequantize: {shape} is no shape of rows")
+    raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)
+    raw = np.ascontiguousarray(raw).view(np.uint8)
+    want = _row_nbytes(type, shape[-1]) * math.prod(shape[:-1])
+    if raw.size != want:
+        raise ShapeError(f"dequantize: shape {shape} of {type!r} takes {want} bytes, got {raw.size}")
+    out = np.empty(shape, np.float32)
+    entry(raw, out, math.prod(shape[:-1]), shape[-1])
+    return out

@@ -1,0 +1,173 @@
+"""Plain blocks: float factors for each group of 32 (or its halves); their partner is Q8_0.
+
+Activations are those of ops/types/shared/quant32.py: codes q of 32 values and their float32 scale.  A prepared group is
+
+    byte   0 ... 31 | 32 ... 35 | 36 ... 39 | 40 ... 63
+           q        | d         | word      | -            word: -zero_point sum(q) as int32, or d sum(q) as float32
+
+    sum_i (f (u_i - z) + o) (d q_i) = f d (sum u_i q_i - z sum q_i) + o (d sum q_i)
+"""
+import dataclasses
+from collections.abc import Callable
+
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.core.traits import Traits
+from ggjit.ops.core.types import Type
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import i32, i64, int_to_float_ir, load_half_ir, zero
+from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
+from ggjit.ops.native.simd import W, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared.blocks import (
+    BYTE_DOTS,
+    floats_ir,
+    lane0_ir,
+    operand_ir,
+    quad_sums_ir,
+    scratch_dot,
+    store_groups_ir,
+)
+from ggjit.ops.types.shared.dot import Dot
+from ggjit.ops.types.shared.quant32 import activation_ir, np_round_activations, round_activations, sum_ir
+
+Y_GROUP = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plain:
+    """How a block unpacks.  The `_ir` members build LLVM IR: (b, block address) -> values.
+
+    codes_ir    a <32 x i8> for each group
+    factors_ir  (b, address, n) -> an <n x float> for each group: n / 2 times the first half's factor, then the second's
+    has_offsets the block begins with two float16: its factor and an offset; one group
+    signed      codes are signed bytes, -127 ... 127; else unsigned, at most max_code, and zero_point is subtracted
+    halves      the halves of a group have factors of their own
+    """
+    type: Type
+    codes_ir: Callable
+    factors_ir: Callable
+    has_offsets: bool = False
+    zero_point: int = 0
+    max_code: int = 127
+    signed: bool = False
+    halves: bool = False
+
+    @property
+    def n_groups(self):
+        return self.type.block // 32
+
+    def offset_ir(self, b, p):
+        return load_half_ir(b, b.add(p, i64(2)))
+
+    def part_factors_ir(self, b, p, parts):
+        """(factors, offsets) of every group: lists of `parts` float32."""
+        def both(v):
+            return [b.extract_element(v, i32(i)) for i in range(parts)]
+        factors = [both(v) for v in self.factors_ir(b, p, 2)]
+        return factors, [[self.offset_ir(b, p)] * parts] if self.has_offsets else None
+
+    def values_ir(self, b, p):
+        """A <32 x float> for each group; the operations of ggml's to_float in its order."""
+        out = []
+        for codes, factor in zip(self.codes_ir(b, p), self.factors_ir(b, p, 32), strict=True):
+            v = b.fmul(floats_ir(b, codes, self.zero_point, self.signed), factor)
+            out.append(b.fadd(v, splat_ir(b, self.offset_ir(b, p), 32)) if self.has_offsets else v)
+        return out
+
+    def traits(self, from_float, **more):
+        return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
+                      np_round_activations=np_round_activations, dot=_dot(self), **{"tile": self, **more})
+
+
+def make_to_float(blocks):
+    """Jitted to_float of Traits, for Plain and Super."""
+    size, nbytes = 4 * blocks.type.block, blocks.type.nbytes
+
+    @intrinsic
+    def block(typingctx, src, dst):
+        def codegen(context, b, sig, args):
+            store_groups_ir(b, blocks.values_ir(b, args[0]), args[1])
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+
+    @exact
+    def to_float(src, dst, k):
+        for i in range(k * 4 // size):
+            block(src + i * nbytes, dst + i * size)
+    return to_float
+
+
+def _make_prepare(plain):
+    zero_point, with_offset = plain.zero_point, plain.has_offsets
+
+    @intrinsic
+    def group(typingctx, src, dst):
+        def codegen(context, b, sig, args):
+            src, dst = args
+            q, d = activation_ir(b, src)
+            store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
+            store_ir(b, d, b.add(dst, i64(32)))
+            total = sum_ir(b, q)
+            word = b.fmul(d, b.sitofp(total, IR_F32)) if with_offset else b.mul(total, i32(-zero_point))
+            store_ir(b, word, b.add(dst, i64(36)))
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64), codegen
+
+    @exact
+    def prepare(src, dst, k):
+        for i in range(k // 32):
+            group(src + 128 * i, dst + Y_GROUP * i)
+    return prepare
+
+
+def _dot(plain):
+    if not BYTE_DOTS:
+        return scratch_dot(plain.type, lambda b, p, to: store_groups_ir(b, plain.values_ir(b, p), to),
+                           round_activations)
+    if plain.has_offsets:
+        return _offset_dot(plain)
+    n = plain.n_groups
+
+    def load_w(b, p):
+        return [operand_ir(b, c, plain.signed) for c in plain.codes_ir(b, p)], plain.factors_ir(b, p, 8)
+
+    def load_y(b, p):
+        out = []
+        for g in range(n):
+            at = b.add(p, i64(Y_GROUP * g))
+            start = lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_I32)) if plain.zero_point else None
+            d = splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8)
+            out.append((load_ir(b, at, vec_ir("i8", 32)), d, start))
+        return out
+
+    def mac(b, acc, w, y):
+        for (q, d, start), u, f in zip(y, *w, strict=True):
+            acc = fma_ir(b, b.fmul(f, d), int_to_float_ir(b, quad_sums_ir(b, u, q, start)), acc)
+        return acc
+    return _make_dot(plain, load_w, load_y, mac)
+
+
+def _offset_dot(plain):
+    """Factor and offset are converted and multiplied as pairs: (f, o, f, o ...) (d, d sum q, ...)."""
+    def load_w(b, p):
+        pair = splat_ir(b, load_ir(b, p, IR_I32), 4)
+        return (operand_ir(b, plain.codes_ir(b, p)[0], plain.signed),
+                b.fpext(b.bitcast(pair, vec_ir("f16", 8)), vec_ir("f32", 8)))
+
+    def load_y(b, p):
+        pair = splat_ir(b, load_ir(b, b.add(p, i64(32)), IR_I64), 4)
+        return load_ir(b, p, vec_ir("i8", 32)), b.bitcast(pair, vec_ir("f32", 8))
+
+    def mac(b, acc, w, y):
+        both = b.fmul(w[1], y[1])
+        factor = shuffle_ir(b, both, both, [0, 0, 2, 2, 4, 4, 6, 6])
+        offset = shuffle_ir(b, both, zero("f32", 8), [8, 1, 10, 11, 12, 13, 14, 15])
+        return b.fadd(fma_ir(b, factor, int_to_float_ir(b, quad_sums_ir(b, w[0], y[0])), acc), offset)
+    return _make_dot(plain, load_w, load_y, mac)
+
+
+def _make_dot(plain, load_w, load_y, mac):
+    return Dot(step=plain.type.block, w_nbytes=plain.type.nbytes, y_nbytes=Y_GROUP * plain.n_groups, load_w_ir=load_w,
+               tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=_make_prepare(plain),
+               lanes=8, max_columns=3 if W == 16 else 4)

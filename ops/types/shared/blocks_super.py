@@ -1,0 +1,208 @@
+"""Super-blocks: 256 values, one or two float16 scales, small integer scales for each half group; partner Q8_K.
+
+    value[i] = d scale[h] (code[i] - zero_point) - dmin min[h],        h the half group of i
+
+Activations are quantised as ggml's Q8_K: 256 codes q = rint(x 127 / amax) with one float32 scale (1 / (127 / amax)).
+(ggml divides by the signed value of largest size; rounding is symmetric, so the products are the same.)
+A prepared block is
+
+    byte   0 ... 255 | 256 ... 287         | 288 ... 291 | 292 ... 319
+           q         | sums of half groups | d           | -              sums int16, first halves | second halves
+
+The integer scale is an operand of the second multiply-add of a byte dot, so a whole block takes one conversion:
+
+    sum += madd(maddubs(codes[g], q[g]), scale of g's halves)            8 times, int32
+    and the zero point and the mins take one madd of 16 values each.
+"""
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from ggjit.ops.core.traits import Traits
+from ggjit.ops.core.types import Type
+from ggjit.ops.native.jit import exact
+from ggjit.ops.native.lanes import f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
+from ggjit.ops.native.mem import IR_F32, call_intrinsic
+from ggjit.ops.native.simd import IR, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared.blocks import (
+    BYTE_DOTS,
+    floats_ir,
+    halves_ir,
+    operand_ir,
+    pair_sums_ir,
+    scratch_dot,
+    store_groups_ir,
+)
+from ggjit.ops.types.shared.blocks_plain import make_to_float
+from ggjit.ops.types.shared.dot import Dot
+
+QK = 256
+Y_BLOCK, Y_SUMS, Y_SCALE = 320, 256, 288
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Super:
+    """How a super-block unpacks.  The `_ir` members build LLVM IR: (b, block address) -> values.
+
+    codes_ir    eight <32 x i8>, one for each group
+    scales_ir   <16 x i16>, first halves | second halves; None: all 1
+    d_ir        float32
+    mins_ir     (<16 x i16> in the order of scales, dmin float32), or None
+    signed      codes are signed bytes, -127 ... 127; else unsigned, at most max_code, and zero_point is subtracted
+    halves      the halves of a group have scales of their own
+    """
+    type: Type
+    codes_ir: Callable
+    scales_ir: Callable | None
+    d_ir: Callable
+    mins_ir: Callable | None = None
+    zero_point: int = 0
+    max_code: int = 127
+    signed: bool = False
+    halves: bool = False
+
+    def scale_words_ir(self, b, p):
+        return self.scales_ir(b, p) if self.scales_ir else splat_const("i16", 1, 16)
+
+    @property
+    def has_offsets(self):
+        return self.mins_ir is not None
+
+    def factors_ir(self, b, p):
+        """(factors, mins) as <16 x float>, first halves | second halves; mins None where there are none."""
+        v16 = vec_ir("f32", 16)
+        factors = b.fmul(splat_ir(b, self.d_ir(b, p), 16), b.sitofp(self.scale_words_ir(b, p), v16))
+        if self.mins_ir is None:
+            return factors, None
+        mins, dmin = self.mins_ir(b, p)
+        return factors, b.fmul(splat_ir(b, dmin, 16), b.sitofp(mins, v16))
+
+    def part_factors_ir(self, b, p, parts):
+        """(factors, offsets) of every group: lists of `parts` float32."""
+        def split(v):
+            return [[b.extract_element(v, i32(g + 8 * i)) for i in range(parts)] for g in range(8)]
+        factors, mins = self.factors_ir(b, p)
+        return split(factors), None if mins is None else split(b.fneg(mins))
+
+    def values_ir(self, b, p):
+        """A <32 x float> for each group; the operations of ggml's to_float in its order."""
+        factors, mins = self.factors_ir(b, p)
+        out = []
+        for g, codes in enumerate(self.codes_ir(b, p)):
+            v = b.fmul(halves_ir(b, factors, g), floats_ir(b, codes, self.zero_point, self.signed))
+            out.append(v if mins is None else b.fsub(v, halves_ir(b, mins, g)))
+        return out
+
+    def traits(self, from_float, **more):
+        return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
+                      np_round_activations=np_round_activations, dot=_dot(self), **{"tile": self, **more})
+
+
+# ---------------------------------------------------------------- activations
+def activations_ir(b, src):
+    """256 float32 at src -> (eight <32 x i32> of codes, scale f32)."""
+    v = vec_ir("f32", 32)
+    x = [load_ir(b, b.add(src, i64(128 * g)), v) for g in range(8)]
+    size = [call_intrinsic(b, "llvm.fabs.v32f32", v, [g]) for g in x]
+
+    def larger(p, q):
+        return b.select(b.fcmp_ordered(">", p, q), p, q)
+    while len(size) > 1:
+        size = [larger(p, q) for p, q in zip(size[::2], size[1::2], strict=True)]
+    amax = fold_ir(b, size[0], larger)
+    ok = b.fcmp_ordered("!=", amax, f32(0.0))
+    inverse = b.select(ok, b.fdiv(f32(127.0), amax), f32(0.0))
+    d = b.select(ok, b.fdiv(f32(1.0), inverse), f32(0.0))
+    wide = splat_ir(b, inverse, 32)
+    q = [call_intrinsic(b, "llvm.rint.v32f32", v, [b.fmul(g, wide)]) for g in x]
+    return [b.fptosi(g, vec_ir("i32", 32)) for g in q], d
+
+
+@intrinsic
+def _round_block(typingctx, src, dst):
+    def codegen(context, b, sig, args):
+        q, d = activations_ir(b, args[0])
+        wide = splat_ir(b, d, 32)
+        store_groups_ir(b, [b.fmul(b.sitofp(g, vec_ir("f32", 32)), wide) for g in q], args[1])
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), codegen
+
+
+@exact
+def round_activations(src, dst, k):
+    """float32 row -> the float32 row that its Q8_K codes mean."""
+    for i in range(0, 4 * k, 4 * QK):
+        _round_block(src + i, dst + i)
+
+
+def np_round_activations(x):
+    x = np.asarray(x, np.float32)
+    blocks = x.reshape(*x.shape[:-1], -1, QK)
+    amax = np.abs(blocks).max(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(amax > 0, np.float32(127) / amax, np.float32(0))
+        d = np.where(amax > 0, np.float32(1) / inverse, np.float32(0))
+    return (np.rint(blocks * inverse) * d).reshape(x.shape)
+
+
+@intrinsic
+def _prepare_block(typingctx, src, dst):
+    def codegen(context, b, sig, args):
+        src, dst = args
+        codes, d = activations_ir(b, src)
+        for g, q in enumerate(codes):
+            store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, i64(32 * g)))
+            for half in (0, 1):
+                s = fold_ir(b, shuffle_ir(b, q, q, range(16 * half, 16 * half + 16)), b.add)
+                store_ir(b, b.trunc(s, IR["i16"]), b.add(dst, i64(Y_SUMS + 16 * half + 2 * g)))
+        store_ir(b, d, b.add(dst, i64(Y_SCALE)))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), codegen
+
+
+@exact
+def prepare(src, dst, k):
+    for i in range(k // QK):
+        _prepare_block(src + 4 * QK * i, dst + Y_BLOCK * i)
+
+
+# ---------------------------------------------------------------- products
+def _half_scales_ir(b, scales, g):
+    """The pair of scales of group g, as the <16 x i16> that meets its pair sums (in-lane: one byte shuffle)."""
+    return shuffle_ir(b, scales, scales, [g] * 8 + [8 + g] * 8)
+
+
+def _dot(blocks):
+    if not BYTE_DOTS:
+        return scratch_dot(blocks.type, lambda b, p, to: store_groups_ir(b, blocks.values_ir(b, p), to),
+                           round_activations)
+
+    def load_w(b, p):
+        codes = [operand_ir(b, c, blocks.signed) for c in blocks.codes_ir(b, p)]
+        mins, dmin = blocks.mins_ir(b, p) if blocks.mins_ir else (None, None)
+        return codes, blocks.scale_words_ir(b, p), blocks.d_ir(b, p), mins, dmin
+
+    def load_y(b, p):
+        return ([load_ir(b, b.add(p, i64(32 * g)), vec_ir("i8", 32)) for g in range(8)],
+                load_ir(b, b.add(p, i64(Y_SUMS)), vec_ir("i16", 16)), load_ir(b, b.add(p, i64(Y_SCALE)), IR_F32))
+
+    def mac(b, acc, w, y):
+        codes, scales, d, mins, dmin = w
+        q, sums, dy = y
+        parts = [madd_ir(b, pair_sums_ir(b, u, v), _half_scales_ir(b, scales, g))
+                 for g, (u, v) in enumerate(zip(codes, q, strict=True))]
+        if blocks.zero_point:
+            z = madd_ir(b, scales, sums)
+            parts.append(b.mul(z, splat_const("i32", -blocks.zero_point, 8)))
+        while len(parts) > 1:
+            parts = [b.add(*parts[i:i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+        acc = fma_ir(b, int_to_float_ir(b, parts[0]), splat_ir(b, b.fmul(d, dy), 8), acc)
+        if mins is not None:
+            m = int_to_float_ir(b, madd_ir(b, mins, sums))
+            acc = fma_ir(b, m, splat_ir(b, b.fneg(b.fmul(dmin, dy)), 8), acc)
+        return acc
+    return Dot(step=QK, w_nbytes=blocks.type.nbytes, y_nbytes=Y_BLOCK, load_w_ir=load_w,
+               tail_w_ir=lambda b, p, n: load_w(b, p), load_y_ir=load_y, mac_ir=mac, prepare=prepare, lanes=8, rows=1)

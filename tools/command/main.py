@@ -1,0 +1,64 @@
+"""The command line: `ggjit <command>`.  Results go to stdout (one JSON object with --json), progress to stderr.
+
+Exit status: 0 done, 1 could not be done (one line on stderr: what, and how to mend it), 2 wrong usage, 130 Ctrl-C.
+"""
+import json
+import os
+import sys
+
+from ggjit.ops.core.errors import GgjitError
+from ggjit.tools.command.parser import Arguments, try_first
+
+
+def main(argv=None):
+    """Entry point of the `ggjit` command; returns the exit status."""
+    if sys.stderr is None:                  # closed by the caller
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="replace")        # a terminal that cannot show a character shows ? instead
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        print(try_first(), file=sys.stderr)
+        return 2
+    args = Arguments().parse(argv)
+    try:
+        return _run(args)
+    except GgjitError as e:
+        return _failed(args, e)
+    except BrokenPipeError:                 # before OSError, of which it is one: the reader left, say nothing more
+        _drop_stdout()
+        return 1
+    except OSError as e:
+        if e.filename is None:
+            _drop_stdout()
+        return _failed(args, f"{e.filename or 'output'}: {e.strerror}; check the path and the space there")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(args):
+    from ggjit.tools.command import commands
+    result = getattr(commands, args.command.replace("-", "_"))(args)
+    if getattr(args, "json", False):
+        print(json.dumps(result))
+    if sys.stdout is not None:
+        sys.stdout.flush()                  # a full disk is noticed here, where it can still be told
+    if not result.get("fits", True):
+        return _failed(args, f"over the capacity of {args.capacity:,} bytes: {result['verdict']}; the best layout "
+                             f"found has {result['peak']:,}")
+    return int(result.get("failed", False))
+
+
+def _failed(args, words):
+    print(f"ggjit {args.command}: {words}", file=sys.stderr)
+    return 1
+
+
+def _drop_stdout():
+    """What is still buffered goes nowhere: writing it at exit would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

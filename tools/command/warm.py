@@ -1,0 +1,104 @@
+"""Compiling in parallel: helper processes compile a model's kernels from the other end.
+
+    this process      alloc.alias ... walk.run   get_rows   rope   mul_mat ->
+    a helper                                               <- mul_mat   swiglu   flash_attn   set_rows
+
+A helper maps the same file, builds the same graphs and chooses the same kernels, without memory or a plan.  All
+processes look into the kernel cache before they compile, so what one has made the others load; where two meet, one
+kernel is compiled twice and nothing is harmed.
+
+    python -m ggjit.tools.command.warm '{"path": ..., "options": {...}, "share": [0, 1]}'          (what a helper runs)
+"""
+import atexit
+import collections
+import functools
+import json
+import subprocess
+import sys
+
+from ggjit.core.config import available_cores
+from ggjit.cpu import walk
+from ggjit.cpu.fusion import fuse_nodes, single
+from ggjit.cpu.repacked import kernel_of
+from ggjit.cpu.tuning import tune
+from ggjit.models.networks.load import load_model
+from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.traits import all_traits
+from ggjit.ops.matmul.repack import takes
+from ggjit.ops.native.jit import CACHE, cache_dir, kernel_address
+
+MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
+LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their tokens are fast anyway
+
+
+def tune_for(network, repack=False):
+    """Measure the decode tiles of the types whose matrices a token of this model streams: {type: Choice} of the new."""
+    if not hasattr(network, "decode"):                  # an encoder: always many columns
+        return {}
+    nbytes = collections.Counter()
+    for info in network.file.tensors.values():
+        if len(info.ne) > 1 and info.type in all_traits() and not (repack and takes(info.type, info.ne)):
+            nbytes[info.type] += info.nbytes
+    return tune([t for t, n in nbytes.items() if n >= LEAST_TUNED_NBYTES])
+
+
+def jobs(network):
+    """{name: function that compiles it}: kernels of the network's common graphs, last nodes first; after the first
+    graph the thread pool, which is when the command needs it."""
+    n_threads, found = network.backend.n_threads, {}
+    for shape in network._common_shapes():
+        graph = network.graph(*shape)
+        singles = [single(t, all_specs()[t.op], kernel_of(t, n_threads)) for t in graph.nodes if t.op not in VIEW_OPS]
+        # runs are fused as if every node had memory of its own: mostly that is what the plan will do
+        for p in reversed(fuse_nodes(singles, graph, lambda t: (t, 0), n_threads)):
+            found.setdefault(p.kernel.name, functools.partial(
+                kernel_address, p.kernel.name, p.kernel.make, (p.module, *p.kernel.modules)))
+        for f in (walk.run, walk.worker, walk.poll, walk.clock):
+            found.setdefault(f.name, lambda f=f: f.address)
+    return found
+
+
+def kept_kernels():
+    """Names of the files in the kernel cache."""
+    return {p.name for p in (cache_dir() / "kernels").glob("*.o")}
+
+
+def compile_share(path, options, share):
+    """Compile every n-th kernel of the model's, from the i-th on; share = (i, n)."""
+    i, n = share
+    with load_model(path, reserve=False, **options) as network:
+        for compile_one in list(jobs(network).values())[i::n]:
+            compile_one()
+
+
+def start_helper(path, options, share):
+    """A helper process; it ends with this one at the latest."""
+    job = json.dumps({"path": str(path), "options": options, "share": share})
+    process = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.warm", job], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(_end, process)
+
+
+def _end(process):
+    process.terminate()
+    process.wait()
+
+
+def help_when_compiling(path, options):
+    """Start helpers at the first compilation, one for each further core; a warm cache starts none."""
+    show, n_helpers = CACHE.on_compile, min(available_cores() - 1, MAX_HELPERS)
+    # a helper does not move a llama's gigabytes once more: the few kernels of that layout are compiled here
+    options = {k: v for k, v in options.items() if k != "repack" or not v}
+
+    def first(name):
+        CACHE.on_compile = show
+        for i in range(n_helpers):
+            start_helper(path, options, (i, n_helpers))
+        if show:
+            show(name)
+    CACHE.on_compile = first
+
+
+if __name__ == "__main__":
+    compile_share(**json.loads(sys.argv[1]))

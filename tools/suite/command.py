@@ -1,0 +1,179 @@
+"""`ggjit ops`: the modes of ggml's test-backend-ops over the case suite.
+
+    test       run the cases; a line per failure, a row per class, exit status 1 if one fails
+    perf       time per run, speed, and the real ggml's beside it
+    support    which ops the device computes, and how many of their cases
+"""
+import collections
+import re
+import sys
+import time
+
+import numpy as np
+
+from ggjit.core.config import available_cores
+from ggjit.devices.registry import init_backend, registry
+from ggjit.models.core.progress import bar, compiling
+from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
+from ggjit.ops.native.isa import ISA
+from ggjit.tools.suite import oracle
+from ggjit.tools.suite.cases.case import all_cases
+from ggjit.tools.suite.jobs import spread
+from ggjit.tools.suite.perf import measure
+from ggjit.tools.suite.report import Journal, Report
+from ggjit.tools.suite.runner import Built, Runner
+
+CASES_A_PROCESS = 64                                    # fewer are not worth starting another one
+
+
+def select(ops=None, params=None, sample=None, seed=0):
+    """Cases whose op or family is in `ops` ("ADD,mul_mat", or a whole "OP(params)"), whose parameters match a pattern.
+
+    sample: at most so many, drawn by `seed`, in the list's order.  Errors: ParamError for a name nothing has.
+    """
+    cases = all_cases()
+    if ops:
+        whole = [c for c in cases if str(c) == ops]
+        names = {n.strip().lower() for n in ops.split(",")}
+        known = {n for c in cases for n in (c.op.lower(), c.family)}
+        if not whole and names - known:
+            raise ParamError(f"no case has the op {', '.join(sorted(names - known))}; ops: {', '.join(sorted(known))}")
+        cases = whole or [c for c in cases if c.op.lower() in names or c.family in names]
+    if params:
+        try:
+            pattern = re.compile(params)
+        except re.error as e:
+            raise ParamError(f"-p {params!r} is no regular expression: {e}") from None
+        cases = [c for c in cases if pattern.search(c.params)]
+    if sample is not None and sample < len(cases):
+        keep = np.random.default_rng(seed).choice(len(cases), sample, replace=False)
+        cases = [cases[i] for i in sorted(keep)]
+    return list(cases)
+
+
+def backend_of(name, n_threads):
+    """The backend of device `name`; ParamError for a device that does not compute in host memory."""
+    name = name or "CPU"
+    device = registry.device(name.partition(":")[0])
+    if device.type != "cpu" or device.name == "NULL":
+        raise ParamError(f"-b {name}: the suite lays tensors out in host memory between sentinels, and {device.name} "
+                         f"has none; use CPU")
+    backend = init_backend(name)
+    backend.n_threads = n_threads
+    return backend
+
+
+def peer_of(args):
+    """(oracle or None, what to say about it)"""
+    try:
+        peer = oracle.connect()
+        return peer, f"compared with the ggml of {peer.wheel} and with float64"
+    except MissingExtra as e:
+        return None, str(e)
+
+
+def run(args):
+    """The command; returns its JSON object.  `failed`: the exit status is 1."""
+    cases = select(args.op, args.params, args.sample, args.seed)
+    backend = backend_of(args.backend, args.threads or 1)
+    peer, words = peer_of(args)
+    print(f"{len(cases):,} cases, {words}", file=sys.stderr)
+    with compiling():
+        return {"test": test, "perf": perf, "support": support}[args.mode](args, cases, backend, peer)
+
+
+# ---------------------------------------------------------------- test
+def test(args, cases, backend, peer):
+    """Runs the cases that the journal does not hold; the report goes to stderr where stdout is for JSON."""
+    report, t0 = Report(cases, sys.stderr if args.json else sys.stdout), time.perf_counter()
+    journal = Journal(args.resume, settings(args, peer)) if args.resume else None
+    known = {c.index: journal.passed(c) for c in cases} if journal else {}
+    waiting = [c for c in cases if not known.get(c.index)]
+    n_jobs = args.jobs or max(1, min(available_cores(), -(-len(waiting) // CASES_A_PROCESS)))
+    try:
+        for outcome in filter(None, known.values()):
+            report.add(outcome)
+        with bar("cases", len(waiting)) as step:
+            for outcome in spread(waiting, backend, args.seed, n_jobs):
+                report.add(outcome)
+                if journal:
+                    journal.add(outcome)
+                step(description=outcome.case.family)
+    finally:
+        report.close()
+        if journal:
+            journal.close()
+    if not args.json:
+        print(f"{time.perf_counter() - t0:.0f} s in {n_jobs} process{'es' * (n_jobs > 1)}")
+    summary = report.summary()
+    return {"cases": [o.json for o in sorted(report.outcomes, key=lambda o: o.case.index)], **summary,
+            "failed": summary["fail"] + summary["gap"] > 0}
+
+
+def settings(args, peer):
+    """What an outcome depends on besides the case and the sources."""
+    return f"seed {args.seed}, {args.threads or 1} threads, {ISA}, {peer.wheel if peer else 'float64 alone'}"
+
+
+# ---------------------------------------------------------------- perf, support
+def perf(args, cases, backend, peer):
+    if not args.op and args.sample is None:
+        cases = one_of_each(cases)
+    rows = []
+    if not args.json:
+        print(f"{'case':<96}{'us/run':>11}{'speed':>11}{'ggml us':>11}{'ggml':>9}{'ratio':>7}")
+    with bar("cases", len(cases)) as step:
+        for case in cases:
+            speed = measure(case, backend, args.seed, peer)
+            rows.append(speed)
+            if not args.json and not speed.error:
+                print(line(speed), flush=True)
+            step()
+    return {"cases": [s.json for s in rows], "threads": backend.n_threads}
+
+
+def line(s):
+    name, theirs = str(s.case), ""
+    if s.peer_seconds:
+        theirs = f"{s.peer_seconds * 1e6:>11.1f}{s.rate(s.peer_seconds):>9.2f}{s.peer_seconds / s.seconds:>7.2f}"
+    name = name if len(name) < 95 else f"{name[:91]}..."
+    return f"{name:<96}{s.seconds * 1e6:>11.1f}{s.rate(s.seconds):>6.2f} {s.unit[:4]}{theirs}"
+
+
+def one_of_each(cases):
+    """The middle case of each op: a first overview."""
+    by_op = collections.defaultdict(list)
+    for c in cases:
+        by_op[c.op].append(c)
+    return [same[len(same) // 2] for same in by_op.values()]
+
+
+def support(args, cases, backend, peer):
+    """Builds every case and asks the device; nothing is computed.  ok: supported."""
+    runner, rows = Runner(backend, args.seed, peer), []
+    with bar("cases", len(cases)) as step:
+        for case in cases:
+            rows.append(supported(case, runner))
+            step()
+    if not args.json:
+        count, total = collections.Counter(r["op"] for r in rows if r["ok"]), collections.Counter(r["op"] for r in rows)
+        print(f"{'op':<28}{'supported':>10}{'cases':>8}")
+        for op in total:
+            print(f"{op:<28}{count[op]:>10}{total[op]:>8}")
+        print(f"{sum(count.values()):,} of {len(rows):,} cases")
+    return {"cases": rows}
+
+
+def supported(case, runner):
+    built, error = None, ""
+    try:
+        built = Built(case, runner.backend, runner.seed, runner.peer)
+        built.require_support()
+    except GgjitError as e:
+        error = str(e)
+    peer = "" if case.ggml_cpu else case.op
+    peer = peer if built is None else runner.peer_refuses(built)
+    if built is not None:
+        built.close()
+    return {"op": case.op, "params": case.params, "ok": not error, "error": error, "family": case.family,
+            "index": case.index, "peer": peer}
