@@ -7,6 +7,7 @@ import tiny_model
 
 import ggjit as gg
 from ggjit.models import load_model
+from ggjit.models.sampling import Sampler
 from ggjit.ops.types.traits import all_traits
 from ggjit.table import TABLE
 
@@ -59,10 +60,12 @@ def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
         load_model(tiny_model.write(tmp_path / "m.gguf", type="Q8_0"), n_threads=1)
 
 
-@pytest.mark.parametrize("path,error", [(None, gg.TypeMismatch), (5, gg.TypeMismatch), ("a\0b", gg.BadFile),
-                                        ("\ud800", gg.BadFile)])
-def test_bad_paths(path, error):
-    with pytest.raises(error):
+@pytest.mark.parametrize("path,error,text", [
+    (None, gg.TypeMismatch, "the path of a GGUF file, got NoneType"), (5, gg.TypeMismatch, "got int"),
+    ("a\0b", gg.BadFile, "no path of a file: embedded null byte"),
+    ("\ud800", gg.BadFile, "no path of a file: 'utf-8'")])
+def test_bad_paths(path, error, text):
+    with pytest.raises(error, match=text):
         load_model(path)
 
 
@@ -76,7 +79,7 @@ def test_truncated_files(tmp_path):
     whole = tiny_model.write(tmp_path / "m.gguf").read_bytes()
     for n in (0, 10, 100, 1000, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.gguf").write_bytes(whole[:n])
-        with pytest.raises(gg.BadFile):
+        with pytest.raises(gg.BadFile, match="bytes"):
             load_model(tmp_path / "cut.gguf")
     with pytest.raises(gg.BadFile, match="nowhere"):
         load_model(tmp_path / "nowhere.gguf")
@@ -87,5 +90,7 @@ def test_bad_numbers_in_weights_do_not_take_the_process_down(tmp_path):
     with load_model(path, n_threads=2) as m:
         m.weights.file.map()[m.weights.file.data_offs:] = 0xFF          # private pages: NaN everywhere
         assert np.isnan(m.logits([1, 2])).any()
-        with pytest.raises(gg.GgjitError):
+        with pytest.raises(gg.ParamError, match="logit 0 is nan"):
+            Sampler(temp=0.0).sample(m.logits([1, 2])[-1])
+        with pytest.raises(gg.ModelError, match="no vocabulary"):
             list(m.generate([1, 2], 3))
