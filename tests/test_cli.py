@@ -84,8 +84,9 @@ def test_errors(args, status, words):
 
 
 def test_unusual_surroundings(tiny, tmp_path):
-    r = ggjit("peak", tiny, "--png", tmp_path / "none" / "x.png")
-    assert r.returncode == 1 and "none" in r.stderr and len(r.stderr.strip().splitlines()) == 1
+    for option in ("--png", "--csv"):
+        r = ggjit("peak", tiny, option, tmp_path / "none" / "x")
+        assert r.returncode == 1 and "none" in r.stderr and len(r.stderr.strip().splitlines()) == 1
     r = ggjit("bench", tiny, "-p", 0, "-n", 2, "-r", 1, "--json", GGJIT_DEBUG="plan")
     assert r.returncode == 0 and "plan of" in r.stderr and json.loads(r.stdout)["results"]
     r = ggjit("peak", tiny, PYTHONIOENCODING="ascii")

@@ -249,7 +249,7 @@ def test_sinks_and_precision_are_checked():
             f()
 
 
-@pytest.mark.parametrize("n,n_kv", [(1, 40), (1, 1100), (40, 70)])
+@pytest.mark.parametrize("n,n_kv", [(1, 40), (1, 1100), (3, 9), (20, 9), (40, 70)])
 @pytest.mark.parametrize("where", ["q", "k", "mask"])
 def test_nan_is_not_swallowed(n, n_kv, where):
     """A NaN that a row sees makes that row NaN, and no other."""
