@@ -5,8 +5,6 @@ import inspect
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -138,16 +136,11 @@ def test_types_in_words():
     assert op_page.types_text([]) == "-"
 
 
-def ggjit(*args):
-    return subprocess.run([sys.executable, "-m", "ggjit.models.cli", *args], text=True, capture_output=True,
-                          timeout=300)
-
-
-def test_info():
-    r = ggjit("info")
+def test_info(command):
+    r = command("info")
     assert r.returncode == 0, r.stderr
     assert re.search(r"^MUL_MAT\s+src0 .*any (quantised )?type but .* -> F32$", r.stdout, re.M)
-    r = ggjit("info", "soft_max_ext", "--json")
+    r = command("info", "soft_max_ext", "--json")
     got = json.loads(r.stdout)
     assert got["op"] == "SOFT_MAX" and got["file"] == "ops/soft_max.py"
     assert got["types"]["CPU"]["src1"] == ["f32", "f16"]

@@ -3,8 +3,6 @@ import importlib
 import itertools
 import json
 import struct
-import subprocess
-import sys
 import wave
 
 import numpy as np
@@ -331,14 +329,11 @@ def test_bench(real, shared, libwhisper, capsys):
     assert all(word in out for word in ("ggjit F32", "ggjit F16", "libwhisper", "ratio", "mul_mat-few_rows"))
 
 
-def test_command(small, tmp_path):
+def test_command(small, tmp_path, command):
     x = (sound(20) * 32767).astype("<i2")
     path = write_wav(tmp_path / "x.wav", x)
 
-    def run(*args):
-        return subprocess.run([sys.executable, "-m", "ggjit.models.cli", "vad", *map(str, args)], text=True,
-                              capture_output=True, timeout=300)
-    r = run(path, "--model", small, "--threshold", 0.3, "--min-speech-ms", 0, "--json")
+    r = command("vad", path, "--model", small, "--threshold", 0.3, "--min-speech-ms", 0, "--json")
     assert r.returncode == 0, r.stderr
     got = json.loads(r.stdout)
     with load_vad(small) as vad:
@@ -347,10 +342,10 @@ def test_command(small, tmp_path):
         want = vad.segments(samples, threshold=0.3, min_speech_duration_ms=0)
         assert [(s["start"], s["end"]) for s in got["segments"]] == want
     assert got["window_seconds"] == N_WINDOW / 16000 and got["audio_seconds"] == 20 * N_WINDOW / 16000
-    r = run(path, "--model", small)
+    r = command("vad", path, "--model", small)
     assert r.returncode == 0 and "stretches of speech" in r.stderr
     for args in ((path, "--model", path), (small, "--model", small), (path, "--model", small, "--threshold", 2)):
-        r = run(*args)
+        r = command("vad", *args)
         assert r.returncode == 1 and len(r.stderr.strip().splitlines()) == 1 and r.stdout == ""
 
 
