@@ -14,6 +14,8 @@ import types
 
 import pytest
 
+from ggjit.ops.native.jit import CACHE
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = pathlib.Path(os.environ.get("GGJIT_SHARED", ROOT.parent / "shared"))
 
@@ -87,6 +89,34 @@ def interrupted(delay):
             timer.cancel()
     assert at, "interrupted by somebody else"
     spent.seconds, spent.wall_seconds = time.process_time() - at[0], time.monotonic() - at[1]
+
+
+@pytest.fixture(autouse=True)
+def settled():
+    """After a test that compiled, the objects the compiler keeps (a million in the end) leave the collector's sight:
+    each full collection would look at all of them again."""
+    before = CACHE.compiled
+    yield
+    if CACHE.compiled > before:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Runs a `ggjit` command in this process; status, stdout and stderr as of a finished one of its own."""
+    from ggjit.tools.command.main import main
+
+    def run(*args):
+        monkeypatch.setattr(CACHE, "on_compile", None)          # which commands leave set
+        capsys.readouterr()
+        try:
+            status = main([*map(str, args)])
+        except SystemExit as e:
+            status = e.code
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(args, status, out, err)
+    return run
 
 
 @pytest.fixture(scope="session", name="shared")

@@ -83,6 +83,10 @@ def random_graph(seed, place, n_ops=None, writes=True):
 
 
 # ---------------------------------------------------------------- the rules again, in plain Python
+class GgmlAborts(Exception):
+    """The real ggml ends the process on this graph."""
+
+
 class Reference:
     """Assignments, splits and inputs by the text of the sources.  Backends are numbers; devices answer questions.
 
@@ -178,7 +182,10 @@ class Reference:
                 if self.get(s) < 0:
                     self.put(s, self.get(s.view_src) if s.view_src is not None else self.get(t))
             if last and self.get(t) < 0:
-                self.put(t, next(b for b in range(self.n) if self.supports(b, t)))
+                able = [b for b in range(self.n) if self.supports(b, t)]
+                if not able:
+                    raise GgmlAborts(f"no backend can compute {t}")
+                self.put(t, able[0])
 
     # ---- modern
     def from_buffer(self, t, op):
@@ -189,7 +196,8 @@ class Reference:
         b = self.from_buffer(t, t)
         if b >= 0:
             return b
-        assert self.memory(t) is None
+        if self.memory(t) is not None:
+            raise GgmlAborts(f"no backend can compute {t} where it lies")
         if t.flags & 1:
             return self.n - 1
         for s in t.src:

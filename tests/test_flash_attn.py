@@ -238,17 +238,18 @@ def test_sinks_and_precision_are_checked():
     y = gg.flash_attn_ext(q, k, v, mask)
     sinks = ctx.new_tensor(gg.F32, 8)
     done = gg.flash_attn_ext_add_sinks(y, sinks)
-    for error, f in ((ParamError, lambda: gg.flash_attn_ext_set_prec(y, 3)),
-                     (TypeMismatch, lambda: gg.flash_attn_ext_set_prec(q, 0)),
-                     (TypeMismatch, lambda: gg.flash_attn_ext_add_sinks(k, sinks)),
-                     (TypeMismatch, lambda: gg.flash_attn_ext_add_sinks(y, ctx.new_tensor(gg.F16, 8))),
-                     (ShapeError, lambda: gg.flash_attn_ext_add_sinks(y, ctx.new_tensor(gg.F32, 4))),
-                     (ParamError, lambda: gg.flash_attn_ext_add_sinks(done, sinks))):
-        with pytest.raises(error):
+    short, half = ctx.new_tensor(gg.F32, 4), ctx.new_tensor(gg.F16, 8)
+    for error, text, f in ((ParamError, "prec must be 0", lambda: gg.flash_attn_ext_set_prec(y, 3)),
+                           (TypeMismatch, "expected the result of", lambda: gg.flash_attn_ext_set_prec(q, 0)),
+                           (TypeMismatch, "expected the result of", lambda: gg.flash_attn_ext_add_sinks(k, sinks)),
+                           (TypeMismatch, "must be one of F32", lambda: gg.flash_attn_ext_add_sinks(y, half)),
+                           (ShapeError, "one value per query head", lambda: gg.flash_attn_ext_add_sinks(y, short)),
+                           (ParamError, "has sinks already", lambda: gg.flash_attn_ext_add_sinks(done, sinks))):
+        with pytest.raises(error, match=text):
             f()
 
 
-@pytest.mark.parametrize("n,n_kv", [(1, 40), (1, 1100), (40, 70)])
+@pytest.mark.parametrize("n,n_kv", [(1, 40), (1, 1100), (3, 9), (20, 9), (40, 70)])
 @pytest.mark.parametrize("where", ["q", "k", "mask"])
 def test_nan_is_not_swallowed(n, n_kv, where):
     """A NaN that a row sees makes that row NaN, and no other."""

@@ -112,7 +112,7 @@ def test_map_is_private_and_arrays_are_read_only(tmp_path):
     f = GGUFFile(path)
     f.tensor_bytes("f32")[:] = 255
     assert path.read_bytes() == before and f.map().nbytes == len(before)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="read-only"):
         f.metadata["a.int"][0] = 5
 
 
@@ -122,7 +122,7 @@ def test_string_array_is_a_sequence():
     assert list(s) == [s[i] for i in range(4)] == ["a", "\ufffd\ufffd", "", "é"]
     assert s[-1] == "é" and s[1:3] == ["\ufffd\ufffd", ""] and s.raw(1) == b"\xff\xfe" and "é" in s
     for i in (4, -5):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"string {i} of 4"):
             s[i]
 
 
@@ -208,7 +208,7 @@ def test_every_truncation_is_refused(tmp_path):
     blob = write_every_kind(tmp_path / "all.gguf").read_bytes()
     whole = max(t.offs + t.nbytes for t in GGUFFile.from_bytes(blob).tensors.values())
     for n in range(whole):
-        with pytest.raises(BadFile):
+        with pytest.raises(BadFile, match="file ends at|left can hold|longer than the file|end of the file"):
             GGUFFile.from_bytes(blob[:n])
     assert len(GGUFFile.from_bytes(blob[:whole]).tensors) == 4
 

@@ -126,32 +126,26 @@ def test_what_if_shows_what_helps():
 
 
 # ---------------------------------------------------------------- command line
-def ggjit(*args):
-    return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", *map(str, args)], text=True,
-                          capture_output=True,
-                          timeout=300)
-
-
-def test_peak_command(tmp_path):
+def test_peak_command(tmp_path, command):
     path = tiny_model.write(tmp_path / "m.gguf")
     png, csv = tmp_path / "p.png", tmp_path / "p.csv"
-    r = ggjit("peak", path, "--n-ctx", 64, "--n-batch", 16, "--flash", "--png", png, "--csv", csv, "--json")
+    r = command("peak", path, "--n-ctx", 64, "--n-batch", 16, "--flash", "--png", png, "--csv", csv, "--json")
     got = json.loads(r.stdout)
     assert got["peak"] == got["lower_bound"] > 0 and got["planner"] == "best" and got["n_buffers"] > 5
     assert png.read_bytes().startswith(b"\x89PNG") and len(csv.read_text().splitlines()) > 5
-    assert "alive at the peak" in ggjit("peak", path, "--what-if").stdout
-    assert ggjit("peak", "llama-9b").returncode == 1
+    assert "alive at the peak" in command("peak", path, "--what-if").stdout
+    assert command("peak", "llama-9b").returncode == 1
 
 
-def test_plan_command(tmp_path):
+def test_plan_command(tmp_path, command):
     problem, out = tmp_path / "in.csv", tmp_path / "out.csv"
     problem.write_text("id,lower,upper,size\na,0,3,4\nb,1,4,4\nc,3,6,4\n")
-    got = json.loads(ggjit("plan", problem, "-o", out, "--json").stdout)
+    got = json.loads(command("plan", problem, "-o", out, "--json").stdout)
     assert got["peak"] == got["lower_bound"] == 8 and got["fits"] is True and got["seconds"] >= 0
     assert out.read_text().splitlines()[0].endswith("offset")
-    r = ggjit("plan", problem, "--capacity", 7, "-o", out, "--json")
+    r = command("plan", problem, "--capacity", 7, "-o", out, "--json")
     assert r.returncode == 1 and json.loads(r.stdout)["fits"] is False and len(out.read_text().splitlines()) == 4
     problem.write_text("id,lower,upper,size\na,0,3,4\nb,4,1,4\n")
-    r = ggjit("plan", problem)
+    r = command("plan", problem)
     assert r.returncode == 1 and "3" in r.stderr and len(r.stderr.strip().splitlines()) == 1
-    assert ggjit("plan", tmp_path / "none.csv").returncode == 1
+    assert command("plan", tmp_path / "none.csv").returncode == 1

@@ -78,9 +78,9 @@ def test_a_new_package_makes_a_new_file(small):
 
 def test_failure_leaves_nothing_behind(small, monkeypatch, tmp_path):
     def fail(*args):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("while encoding")
     monkeypatch.setattr(minilm, "_encode", fail)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="while encoding"):
         minilm.minilm_path(progress=False)
     assert list((tmp_path / "cache" / "models").iterdir()) == []
 

@@ -2,10 +2,12 @@
 import gc
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
 import pytest
+from conftest import no_collector, processor_time
 
 import ggjit as gg
 from ggjit.core.table import TABLE
@@ -37,7 +39,8 @@ def test_strided_small_operands_are_refused():
     floats = gg.transpose(gg.view_2d(gg.from_numpy(ctx, array(16)), 1, 8, 8, 0))
     none = gg.transpose(gg.view_2d(gg.from_numpy(ctx, np.zeros(1, np.int32)), 1, 4, 0, 0))
     for make in (lambda: gg.rope(x, ids, 16, 0), lambda: gg.rope(x, none, 16, 0),
-                 lambda: gg.rope_ext(x, gg.cont(ids), floats, 16, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)):
+                 lambda: gg.rope_ext(x, gg.cont(ids), floats, 16, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0),
+                 lambda: gg.soft_max_add_sinks(gg.soft_max(gg.from_numpy(ctx, array(8, 3, 5))), floats)):
         with pytest.raises(gg.ShapeError, match="cont"):
             make()
     np.testing.assert_allclose(gg.compute(gg.rope(x, gg.cont(ids), 16, 0)).shape, (4, 2, 16))
@@ -51,7 +54,7 @@ def test_numbers_that_do_not_fit_a_record_lose_nothing():
     for _ in range(50):
         for make in (lambda: gg.view_2d(a, 4, 1, 2**70, 0), lambda: gg.view_2d(a, 0, 4, 2**70, 0),
                      lambda: gg.diag_mask_inf(a, 2**40)):
-            with pytest.raises(gg.GgjitError):
+            with pytest.raises(gg.GgjitError, match="is too large: ne"):
                 make()
     assert TABLE.n_alive() == alive
 
@@ -97,7 +100,7 @@ def test_freeing_memory_while_it_is_computed_with(what):
     t.join(60)
     assert len(raised) == 1
     for use in (plan.compute, plan.timed):
-        with pytest.raises(gg.GgjitError):
+        with pytest.raises(gg.GgjitError, match="was freed; allocate|lost its memory; allocate"):
             use()
 
 
@@ -154,15 +157,55 @@ def test_plans_of_one_graph_are_read_exactly_under_concurrency():
     wrong = []
 
     def read(i):
-        for _ in range(2000):
+        for _ in range(3000):
             if plans[i].numpy(y)[0] != 2 * (i + 1):
                 wrong.append(i)
     threads = [threading.Thread(target=read, args=(i,)) for i in (0, 1)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     for t in threads:
         t.start()
     for t in threads:
         t.join()
+    sys.setswitchinterval(interval)
     assert not wrong
+
+
+def test_threads_that_share_an_allocator_keep_the_heap_whole(python):
+    r = python("""
+import faulthandler, threading, numpy as np, ggjit as gg
+faulthandler.dump_traceback_later(50, exit=True)
+cpu = gg.init_backend("CPU:n_threads=2")
+shared = gg.GraphAllocator(cpu)
+def work(k):
+    try:
+        for _ in range(100):
+            x = gg.from_numpy(gg.Context(), np.ones((8 + k, 64), np.float32))
+            graph = gg.Graph(gg.scale(gg.add(x, x), 3.0))
+            shared.alloc_graph(graph)
+            cpu.graph_plan_create(graph).compute()
+    except gg.GgjitError:
+        pass                            # another thread's graph took the memory
+threads = [threading.Thread(target=work, args=(50 * k,)) for k in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+""", timeout=120)
+    assert r.returncode == 0, r.stderr[-1500:]
+
+
+def test_results_live_as_long_as_their_plan_and_the_error_says_so():
+    ctx, cpu = gg.Context(), gg.init_backend("CPU:n_threads=2")
+    x = array(4)
+    y, z = (gg.scale(gg.from_numpy(ctx, x), s) for s in (2.0, 3.0))
+    gg.compute(y)
+    np.testing.assert_array_equal(y.numpy(), 2 * x)
+    graph = gg.Graph(z)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    cpu.graph_plan_create(graph).compute()
+    with pytest.raises(gg.NotAllocated, match="keep the plan"):
+        z.numpy()
+    cpu.graph_compute(graph)                    # kept with the graph
+    np.testing.assert_array_equal(z.numpy(), np.float32(3) * x)
 
 
 def test_computing_inside_a_computation_is_refused():
@@ -197,7 +240,7 @@ def test_a_signal_handler_that_computes_gets_an_error():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_fork_while_another_thread_computes(python):
     r = python("""
-import os, threading, time, numpy as np, ggjit as gg
+import os, signal, threading, time, numpy as np, ggjit as gg
 ctx = gg.Context()
 y = a = gg.from_numpy(ctx, np.ones((500, 1000), np.float32))
 for _ in range(50): y = gg.add(y, a)
@@ -213,6 +256,7 @@ for _ in range(5):
     time.sleep(0.01)
     pid = os.fork()
     if pid == 0:
+        signal.alarm(20)
         p.compute()
         gg.compute(gg.silu(a))
         os._exit(0)
@@ -248,26 +292,61 @@ def test_outputs_that_are_views_survive(planner):
     silu = lambda v: v / (1 + np.exp(-v))           # noqa: E731
     np.testing.assert_allclose(first, silu(a.numpy()).reshape(-1), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(last, silu(3 * silu(2 * silu(a.numpy()))), rtol=1e-4, atol=1e-6)
+    rest = view = gg.reshape_1d(gg.scale(a, 2.0), 2048)
+    for _ in range(6):                              # what reads the view must not be computed in its place
+        rest = gg.mul(gg.scale(rest, 1.5), gg.scale(rest, 0.5))
+    np.testing.assert_array_equal(gg.compute(view, rest, planner=planner)[0], 2 * a.numpy().reshape(-1))
 
 
 # ---------------------------------------------------------------- arguments that are something else
-@pytest.mark.parametrize("call", [
-    lambda a: gg.add(a, None), lambda a: gg.mul_mat("x", a), lambda a: gg.silu(5), lambda a: gg.scale(a, "x"),
-    lambda a: gg.scale(a, None), lambda a: gg.scale(a, 10**400), lambda a: gg.cast(a, "F16"), lambda a: gg.norm(a, "x"),
-    lambda a: gg.reshape_1d(a, "x"), lambda a: gg.reshape_1d(a, 24.5), lambda a: gg.permute(a, 0, 1, 2, None),
-    lambda a: gg.view_1d(a, 4, "x"), lambda a: gg.soft_max_ext(a, None, "x", 0.0), lambda a: gg.swiglu_split(a, None),
-    lambda a: gg.glu_split(a, None, 2), lambda a: gg.glu(a, 3), lambda a: gg.set_output(None),
-    lambda a: gg.set_name(None, "x"), lambda a: gg.quantize(gg.Q4_0, "x"), lambda a: gg.alloc_ctx_tensors(None, None),
-    lambda a: gg.from_numpy(a.ctx, [[1], [1, 2]]), lambda a: gg.from_numpy(a.ctx, np.ones(32) * 1j, type=gg.Q8_0),
-    lambda a: gg.from_numpy(a.ctx, ["a"] * 32, type=gg.Q8_0), lambda a: gg.from_numpy(a.ctx, np.ones(4), type=gg.I32),
-    lambda a: a.ctx.new_tensor(gg.F32, "ab"), lambda a: a.ctx.new_tensor(gg.F32, (1.5, 2)),
-    lambda a: a.ctx.new_tensor(gg.F32, (None, 2)), lambda a: a.set([[1], [2, 3]]), lambda a: a.set("x")])
-def test_wrong_arguments_are_typed_errors_and_change_nothing(call):
+@pytest.mark.parametrize("text,call", [
+    (r"add\(tensor F32 .*, None\)", lambda a: gg.add(a, None)),
+    (r"soft_max\(<ndarray>", lambda a: gg.soft_max(np.zeros(3))),
+    (r"mul_mat\('x', ", lambda a: gg.mul_mat("x", a)), (r"mul_mat\(1, ", lambda a: gg.mul_mat(1, a)),
+    (r"silu\(5\)", lambda a: gg.silu(5)), (r"scale\(.*, 'x'\)", lambda a: gg.scale(a, "x")),
+    (r"scale\(.*, None\)", lambda a: gg.scale(a, None)), (r"scale\(.*, 10+\.\.\.\)", lambda a: gg.scale(a, 10**400)),
+    (r"clamp\(.*, None, 1\)", lambda a: gg.clamp(a, None, 1)), (r"cast\(.*, 'F16'\)", lambda a: gg.cast(a, "F16")),
+    (r"norm\(.*, 'x'\)", lambda a: gg.norm(a, "x")), (r"norm\(.*, None\)", lambda a: gg.norm(a, None)),
+    (r"reshape_1d\(.*, 'x'\)", lambda a: gg.reshape_1d(a, "x")),
+    (r"reshape_1d\(.*, 24.5\)", lambda a: gg.reshape_1d(a, 24.5)),
+    (r"permute\(.*, 0, 1, 2, None\)", lambda a: gg.permute(a, 0, 1, 2, None)),
+    (r"view_1d\(.*, 4, 'x'\)", lambda a: gg.view_1d(a, 4, "x")),
+    ("is too large: ne .8, 1, 1, 1", lambda a: gg.view_2d(a, 8, 1, 2**70, 0)),
+    ("is too large: ne .4, 3, 2, 1", lambda a: gg.diag_mask_inf(a, 2**40)),
+    (r"soft_max_ext\(.*, None, 'x', 0.0\)", lambda a: gg.soft_max_ext(a, None, "x", 0.0)),
+    (r"soft_max_ext\(.*, None, None, 0.0\)", lambda a: gg.soft_max_ext(a, None, None, 0.0)),
+    ("split forms take two tensors", lambda a: gg.swiglu_split(a, None)),
+    ("split forms take two tensors", lambda a: gg.glu_split(a, None, 2)),
+    ("needs alpha and limit", lambda a: gg.glu(a, 3)), (r"set_output\(None\)", lambda a: gg.set_output(None)),
+    (r"set_name\(None, 'x'\)", lambda a: gg.set_name(None, "x")),
+    (r"quantize\(<Type>, 'x'\)", lambda a: gg.quantize(gg.Q4_0, "x")),
+    (r"alloc_ctx_tensors\(None, None\)", lambda a: gg.alloc_ctx_tensors(None, None)),
+    (r"alloc_ctx_tensors\(<Context>, None\)", lambda a: gg.alloc_ctx_tensors(a.ctx, None)),
+    ("buffer type 1 of 1", lambda a: gg.GraphAllocator(gg.init_backend("CPU")).buffer_size(1)),
+    ("takes a Graph", lambda a: gg.init_backend("CPU").graph_compute(None)),
+    ("from_numpy: not an array", lambda a: gg.from_numpy(a.ctx, [[1], [1, 2]])),
+    ("cannot store complex128", lambda a: gg.from_numpy(a.ctx, np.ones(32) * 1j, type=gg.Q8_0)),
+    ("from_numpy: cannot store <U1", lambda a: gg.from_numpy(a.ctx, ["a"] * 32, type=gg.Q8_0)),
+    ("from_numpy: cannot store <U1", lambda a: gg.from_numpy(a.ctx, np.array(["a"] * 32), type=gg.Q8_0)),
+    ("float64 values do not go into I32", lambda a: gg.from_numpy(a.ctx, np.ones(4), type=gg.I32)),
+    ("float32 values do not go into I32", lambda a: gg.from_numpy(a.ctx, array(3), type=gg.I32)),
+    ("1 to 4 integers .*, got 'ab'", lambda a: a.ctx.new_tensor(gg.F32, "ab")),
+    ("1 to 4 integers .*, got None", lambda a: a.ctx.new_tensor(gg.F32, None)),
+    ("1 to 4 integers .*, got .nan,", lambda a: a.ctx.new_tensor(gg.F32, (float("nan"),))),
+    ("1 to 4 integers .*, got .1.5, 2", lambda a: a.ctx.new_tensor(gg.F32, (1.5, 2))),
+    ("1 to 4 integers .*, got .None, 2", lambda a: a.ctx.new_tensor(gg.F32, (None, 2))),
+    ("set tensor F32 .*: not an array", lambda a: a.set([[1], [2, 3]])),
+    ("set tensor F32 .*: cannot store <U1", lambda a: a.set("x")),
+    ("expected bytes or an array, got NoneType", lambda a: a.set_bytes(None)),
+    ("a byte is 0 to 255, got 300", lambda a: a.buffer.clear(300))])
+def test_wrong_arguments_are_typed_errors_and_change_nothing(call, text):
     ctx = gg.Context()
     a = gg.from_numpy(ctx, array(2, 3, 4))
-    n, before = len(ctx), a.bytes()
-    with pytest.raises(gg.GgjitError):
-        call(a)
+    with no_collector():                        # it may end contexts of earlier tests
+        n, alive, before = len(ctx), TABLE.n_alive(), a.bytes()
+        with pytest.raises(gg.GgjitError, match=text):
+            call(a)
+        assert TABLE.n_alive() == alive
     assert len(ctx) == n and a.bytes() == before
 
 
@@ -279,14 +358,16 @@ def test_integers_that_do_not_fit_are_refused():
     np.testing.assert_array_equal(t.numpy(), [0, 1, 2])
 
 
-def test_reading_the_last_node_of_a_long_graph_is_quick(python):
-    r = python("""
-import time, numpy as np, ggjit as gg
-ctx = gg.Context()
-y = a = gg.from_numpy(ctx, np.ones(8, np.float32))
-for _ in range(20000): y = gg.add(y, a)
-gg.compute(y)
-t = time.process_time(); y.numpy(); first = time.process_time() - t
-t = time.process_time(); [y.numpy() for _ in range(20)]; print(first < 2 and time.process_time() - t < 1)
-""")
-    assert r.stdout.strip() == "True", r.stderr
+def test_reading_the_last_node_of_a_long_graph_is_quick():
+    """14 ms for 4,000 nodes; looking every node up in a list took 500 ms and grew with the square."""
+    ctx = gg.Context()
+    y = a = gg.from_numpy(ctx, np.ones(8, np.float32))
+    for _ in range(20000):
+        y = gg.add(y, a)
+    plan = planned(y)
+    plan.compute()
+    for read, n, limit in ((lambda: plan.numpy(y), 1, 0.5), (y.numpy, 1, 2), (y.numpy, 20, 1)):
+        with processor_time() as spent:
+            for _ in range(n):
+                read()
+        assert spent.seconds < limit

@@ -8,6 +8,7 @@ import tiny_model
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.models import load_model
+from ggjit.models.text.sampling import Sampler
 from ggjit.ops.core.traits import all_traits
 
 
@@ -39,8 +40,10 @@ def test_a_whole_model_computes_and_gives_everything_back(tmp_path):
     ({"metadata": {"rope.freq_base": 0.0}}, gg.ModelError, "rope.freq_base"),
     ({"metadata": {"rope.freq_base": float("nan")}}, gg.ModelError, "rope.freq_base"),
     ({"metadata": {"rope.scaling.attn_factor": float("inf")}}, gg.ModelError, "attn_factor"),
+    ({"metadata": {"rope.scaling.attn_factor": float("nan")}}, gg.ModelError, "attn_factor"),
     ({"metadata": {"rope.scaling.original_context_length": 2**32 - 1}}, gg.ModelError, "original_context_length"),
     ({"metadata": {"attention.layer_norm_rms_epsilon": -1.0}}, gg.ModelError, "epsilon"),
+    ({"metadata": {"attention.layer_norm_rms_epsilon": float("nan")}}, gg.ModelError, "epsilon"),
 ])
 def test_what_is_wrong_is_named_and_nothing_stays(tmp_path, change, error, words):
     gc.collect()
@@ -59,10 +62,12 @@ def test_a_type_without_kernels_is_named(tmp_path, monkeypatch):
         load_model(tiny_model.write(tmp_path / "m.gguf", type="Q8_0"), n_threads=1)
 
 
-@pytest.mark.parametrize("path,error", [(None, gg.TypeMismatch), (5, gg.TypeMismatch), ("a\0b", gg.BadFile),
-                                        ("\ud800", gg.BadFile)])
-def test_bad_paths(path, error):
-    with pytest.raises(error):
+@pytest.mark.parametrize("path,error,text", [
+    (None, gg.TypeMismatch, "the path of a GGUF file, got NoneType"), (5, gg.TypeMismatch, "got int"),
+    ("a\0b", gg.BadFile, "no path of a file: embedded null byte"),
+    ("\ud800", gg.BadFile, "no path of a file: 'utf-8'")])
+def test_bad_paths(path, error, text):
+    with pytest.raises(error, match=text):
         load_model(path)
 
 
@@ -76,7 +81,7 @@ def test_truncated_files(tmp_path):
     whole = tiny_model.write(tmp_path / "m.gguf").read_bytes()
     for n in (0, 10, 100, 1000, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.gguf").write_bytes(whole[:n])
-        with pytest.raises(gg.BadFile):
+        with pytest.raises(gg.BadFile, match="bytes"):
             load_model(tmp_path / "cut.gguf")
     with pytest.raises(gg.BadFile, match="nowhere"):
         load_model(tmp_path / "nowhere.gguf")
@@ -87,5 +92,35 @@ def test_bad_numbers_in_weights_do_not_take_the_process_down(tmp_path):
     with load_model(path, n_threads=2) as m:
         m.weights.file.map()[m.weights.file.data_offs:] = 0xFF          # private pages: NaN everywhere
         assert np.isnan(m.logits([1, 2])).any()
-        with pytest.raises(gg.GgjitError):
+        with pytest.raises(gg.ParamError, match="logit 0 is nan"):
+            Sampler(temp=0.0).sample(m.logits([1, 2])[-1])
+        with pytest.raises(gg.ModelError, match="no vocabulary"):
             list(m.generate([1, 2], 3))
+
+
+def test_an_absurd_context_length_of_training_computes_numbers(tmp_path):
+    with load_model(tiny_model.write(tmp_path / "m.gguf", metadata={"context_length": 2**32 - 1})) as m:
+        assert np.isfinite(m.logits([1, 2, 3])).all()
+
+
+def test_a_model_freed_while_it_computes(tmp_path, python):
+    r = python("""
+import faulthandler, sys, threading, time, numpy as np, ggjit as gg
+from ggjit.models import load_model
+faulthandler.dump_traceback_later(50, exit=True)
+for i in range(3):
+    m, ended = load_model(sys.argv[1], n_threads=2), []
+    def work():
+        try:
+            while True:
+                m.logits(np.arange(60) % 48)
+        except gg.GgjitError as e:
+            ended.append(e)
+    t = threading.Thread(target=work)
+    t.start()
+    time.sleep(0.02 + 0.01 * i)
+    m.free()
+    t.join()
+    assert len(ended) == 1
+""", tiny_model.write(tmp_path / "m.gguf"), timeout=120)
+    assert r.returncode == 0, r.stderr[-1500:]

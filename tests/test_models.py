@@ -67,8 +67,10 @@ def test_minilm_quantised_is_as_close_as_llama_cpp(type, minilm, minilm_goldens)
 
 def test_embed_refuses_what_it_cannot_do(minilm):
     m = minilm("F32")
-    for bad, error in (("one string", gg.TypeMismatch), ([1], gg.TypeMismatch), (["word " * 600], gg.ParamError)):
-        with pytest.raises(error):
+    for bad, error, text in (("one string", gg.TypeMismatch, "a list of strings"),
+                             ([1], gg.TypeMismatch, "a list of strings"),
+                             (["word " * 600], gg.ParamError, "602 tokens do not fit the context of 512")):
+        with pytest.raises(error, match=text):
             m.embed(bad)
     with pytest.raises(gg.IndexRangeError, match="30522"):
         m.embed_ids([101, 30522])
@@ -183,9 +185,11 @@ def test_ctrl_c_stops_a_generation_and_the_model_lives_on(stories):
 def test_bad_ids_and_full_contexts(stories):
     load, *_ = stories
     m = load(n_threads=1, n_ctx=64)
-    for bad, error in (([512], gg.IndexRangeError), ([-1], gg.IndexRangeError), ([], gg.ParamError),
-                       ([[1]], gg.ParamError), ([0.5], gg.ParamError), ([1] * 65, gg.ParamError)):
-        with pytest.raises(error):
+    for bad, error, text in (([512], gg.IndexRangeError, "token id 512 at position 0"),
+                             ([-1], gg.IndexRangeError, "token id -1 at position 0"), ([], gg.ParamError, "shape .0,"),
+                             ([[1]], gg.ParamError, "shape .1, 1"), ([0.5], gg.ParamError, "float64"),
+                             ([1] * 65, gg.ParamError, "65 tokens do not fit the context of 64")):
+        with pytest.raises(error, match=text):
             m.logits(bad)
     m.logits([1] * 64)
     with pytest.raises(gg.ParamError, match="context"):
@@ -216,14 +220,17 @@ def test_two_texts_on_one_model_do_not_mix(stories):
     ("x", {"repeat_penalty": float("nan")})])
 def test_bad_arguments_of_generate(stories, prompt, options):
     load, *_ = stories
-    with pytest.raises(gg.GgjitError):
+    text = next(iter(options), f"text or a list of token ids, got {type(prompt).__name__}")
+    with pytest.raises(gg.GgjitError, match=text):
         load(kv_type="F32", n_threads=1).generate(prompt, **options)
 
 
 @pytest.mark.parametrize("options", [
-    {"n_ctx": True}, {"n_ctx": 2.5}, {"n_ctx": 0}, {"n_ctx": 513}, {"n_batch": 0}, {"n_batch": "x"}, {"foo": 1},
-    {"kv_type": "I32"}, {"kv_type": "Q8_0"}, {"kv_type": "Q9"}, {"n_threads": 0}, {"backend": "NULL"},
+    {"n_ctx": True}, {"n_ctx": 2.5}, {"n_ctx": 0}, {"n_ctx": 513}, {"n_batch": 0}, {"n_batch": -5}, {"n_batch": "x"},
+    {"foo": 1}, {"kv_type": "I32"}, {"kv_type": "Q8_0"}, {"kv_type": "Q9"}, {"n_threads": 0}, {"backend": "NULL"},
     {"backend": "TPU"}])
 def test_bad_options(shared, options):
-    with pytest.raises(gg.ParamError):
+    name, value = next(iter(options.items()))
+    with pytest.raises(gg.ParamError, match=f"'?{name}'? must be|option '{name}'|{name} {value} stores|{value}.*device"
+                       if name != "backend" else value):
         load_model(shared("data", "stories260k", "stories260K-F32.gguf"), **options)

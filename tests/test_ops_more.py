@@ -1,5 +1,6 @@
 """Convolutions, pooling, windows, sorting, padding, gradients and other rarer ops, as in test_ops_small.py."""
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -243,11 +244,48 @@ BAD = {
     "conv dw": lambda: gg.conv_2d_dw_direct(_t(3, 3, 1, 4), _t(9, 9, 3), 1, 1, 0, 0, 1, 1),
     "col2im": lambda: gg.col2im_1d(_t(9, 4), 1, 2, 0), "col2im p": lambda: gg.col2im_1d(_t(8, 4), 1, 2, 4),
 }
+SAYS = {                                # words of each error
+    "win_part": "win_part: window must be a whole number",
+    "win_unpart": "win_unpart: a picture of 5 x 5 has 9 windows",
+    "get_rel_pos": "get_rel_pos: the table must be [C, 2 * 3 - 1]",
+    "add_rel_pos": "add_rel_pos: a must be [pw.ne0 ^ 2, pw.ne1 *", "tri": "tri: the matrices must be square",
+    "tri type": "tri: type must be a whole number from", "diag": "diag: the source must have ne1 == 1",
+    "acc": "acc: the window ends at byte 80,", "set": "set: the window ends at byte 36,",
+    "set negative": "set: offset must be a whole number", "set types": "set: a and b must have one type",
+    "set huge": "set: nb1 must be a whole number from 0", "add1": "add1: b must be one element",
+    "add_id": "add_id: ids must be [a.ne1, a.ne2]", "count_equal": "count_equal: a and b must have one shape",
+    "repeat_back": "repeat_back: b must tile a", "get_rows_back": "get_rows_back: ids must be a row of at most a.ne1",
+    "silu_back": "silu_back: both sources must have one shape",
+    "rms_norm_back": "rms_norm_back: eps must not be negative",
+    "soft_max_back": "soft_max_ext_back: max_bias must be 0 (as on ggml's",
+    "pool k": "pool_1d: a window of 9 does not fit into 8", "pool op": "pool_1d: op must be a whole number from 0",
+    "pool s": "pool_2d: s0 must be a whole number from 1", "pool p": "pool_2d: padding must be from 0 to 2^24",
+    "pool back": "pool_2d_back: the gradient must be [7, 7, 1, 1]", "pad": "pad: rp0 must be a whole number from 0",
+    "pad huge": "pad: rp0 must be a whole number from 0",
+    "pad reflect": "pad_reflect_1d: p0 = 8 and p1 = 0 must be below", "roll": "roll: shift0 must be a whole number",
+    "arange": "arange: from 3.0 to 3.0 by 1.0 is no", "arange step": "arange: from 0.0 to 3.0 by 0.0 is no",
+    "arange nan": "arange: from 0.0 to nan by 1.0 is no", "timestep": "dim must be a whole number from 1",
+    "argsort": "argsort: order must be a whole number from", "top_k": "top_k: k must be a whole number from 1",
+    "argsort_top_k": "argsort_top_k: k must be a whole number from 0",
+    "upscale mode": "interpolate: mode 0x3 is none of 0, 1, 2, +",
+    "upscale antialias": "interpolate: mode 0x202 is none of 0, 1, 2, +",
+    "cross_entropy": "logits and labels must have one", "adamw": "opt_step_adamw: the weights must be marked as a",
+    "im2col channels": "im2col: kernel and data [9, 9, 3, 1]", "im2col type": "im2col: dst_type must be one of (F32,",
+    "conv stride": "im2col: s0 must be a whole number from 1",
+    "conv padding": "conv_2d_direct: p0 must be a whole number from 0",
+    "conv dilation": "conv_2d_direct: a kernel of 3 with dilation 5",
+    "conv huge": "conv_2d_direct: p0 must be a whole number from 0",
+    "conv 3d": "conv_3d_direct: ne3 of the kernel must be 2 * 2,",
+    "conv transpose": "conv_transpose_1d: p0 must be 0 and d0 must be 1",
+    "conv dw": "conv_2d_dw_direct: the kernel must be [KW, KH, 1, C]",
+    "col2im": "col2im_1d: the source must be a matrix [K *", "col2im p": "col2im_1d: padding of 4 leaves nothing of 7",
+}
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_builders_refuse(what):
-    with pytest.raises((gg.ShapeError, gg.TypeMismatch, gg.ParamError, gg.IndexRangeError)) as e:
+    errors = gg.ShapeError, gg.TypeMismatch, gg.ParamError, gg.IndexRangeError
+    with pytest.raises(errors, match=re.escape(SAYS[what])) as e:
         BAD[what]()
     assert len(str(e.value)) > 20
 

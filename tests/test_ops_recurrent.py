@@ -1,4 +1,6 @@
 """Recurrences, experts, outer products, triangular solves, hyper-connections: float64 references and the real ggml."""
+import re
+
 import numpy as np
 import oracle
 import pytest
@@ -213,11 +215,44 @@ BAD = {
     "prec": lambda: gg.mul_mat_set_prec(gg.mul_mat(_f(8, 8), _f(8, 5)), 3),
     "flash_attn_back": lambda: gg.flash_attn_back(_f(8, 4), _f(8, 4), _f(4, 8), _f(8, 4), True),
 }
+SAYS = {                                # words of each error
+    "ssm_conv channels": "ssm_conv: sx and c differ in d_inner",
+    "ssm_conv short": "ssm_conv: rows of sx must hold d_conv - 1", "ssm_conv type": "ssm_conv: c",
+    "ssm_scan dt": "ssm_scan: dt must be [n_head, n_t, n_s]",
+    "ssm_scan A": "ssm_scan: A must be [1 or d_state, n_head]",
+    "ssm_scan groups": "ssm_scan: n_group must divide n_head", "ssm_scan ids": "ssm_scan: ids",
+    "ssm_scan snapshots": "ssm_scan: K, the number of snapshots, must",
+    "ssm_scan mamba-1 snapshots": "ssm_scan: K = 2 snapshots need Mamba-2's A",
+    "wkv6 tokens": "rwkv_wkv6: n_tokens must be a multiple of",
+    "wkv6 bonus": "rwkv_wkv6: the bonus must hold S H values",
+    "wkv7 state": "rwkv_wkv7: state must be [S S H, n_seqs]", "gla type": "gated_linear_attn: source",
+    "delta net q": "gated_delta_net: q and k must be [S_v, heads, n_t,",
+    "delta net sequences": "gated_delta_net: q and k must be [S_v, heads, n_t,",
+    "delta net gate": "gated_delta_net: g must be [1 or S_v, H, n_t, n_s]",
+    "delta net snapshots": "gated_delta_net: K, the number of snapshots, must",
+    "solve_tri square": "solve_tri: a must be square", "solve_tri rows": "solve_tri: b must be [k, n, ne2, ne3] for a",
+    "solve_tri right": "solve_tri: only left (a X = b) is served",
+    "indexer mask": "lightning_indexer: mask must be [n_kv, n_batch, 1,",
+    "indexer mask type": "lightning_indexer: mask",
+    "hc_comb streams": "dsv4_hc_comb: mixes must be [24, t] (4 streams)",
+    "hc_comb iterations": "dsv4_hc_comb: n_iter must be a whole number",
+    "hc_pre": "dsv4_hc_pre: weights must be [n_hc, t] for x", "hc_post": "dsv4_hc_post: shapes must be [n_embd, t],",
+    "out_prod": "out_prod: a and b differ in the summed", "out_prod type": "out_prod: b",
+    "mul_mat_id ids": "mul_mat_id: ids must have a row per token,",
+    "mul_mat_id slots": "mul_mat_id: b.ne[1] must divide the slots,",
+    "mul_mat_id width": "mul_mat_id: rows of as and b differ in length", "mul_mat_id id type": "mul_mat_id: ids",
+    "hint number": "mul_mat_set_hint: hint must be 0 (none) or 1",
+    "hint size": "mul_mat_set_hint: a Hadamard matrix is [n, n] with",
+    "hint op": "mul_mat_set_hint: expected the result of mul_mat",
+    "prec": "mul_mat_set_prec: prec must be 0 (default) or 10",
+    "flash_attn_back": "flash_attn_back: ggml's own constructor aborts, so",
+}
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_builders_refuse(what):
-    with pytest.raises((gg.ShapeError, gg.TypeMismatch, gg.ParamError, gg.NotSupported)) as e:
+    errors = gg.ShapeError, gg.TypeMismatch, gg.ParamError, gg.NotSupported
+    with pytest.raises(errors, match=re.escape(SAYS[what])) as e:
         BAD[what]()
     assert len(str(e.value)) > 20
 

@@ -3,6 +3,7 @@
 Outputs lie between sentinel bytes in poisoned memory; every case runs on one thread and with its work split in two.
 """
 import pathlib
+import re
 import sys
 import zlib
 
@@ -260,11 +261,32 @@ BAD = {
     "concat types": lambda: gg.concat(_t(gg.F32, 8), _t(gg.F16, 8), 0),
     "diag_mask": lambda: gg.diag_mask_inf(_t(gg.F32, 8, 2), -1),
 }
+SAYS = {                                # words of each error
+    "add shapes": "add: b must tile a", "add types": "add: b",
+    "unary number": "unary: 99 is no UNARY number (0 to 21)", "unary type": "gelu: source",
+    "glu shapes": "swiglu_split: x and g must have one shape and", "scale type": "scale: source",
+    "clamp order": "clamp: min 1.0 is above max -1.0", "norm eps": "norm: eps must not be negative",
+    "norm nan": "rms_norm: eps must not be negative", "norm strides": "norm: elements of a row must lie side",
+    "group_norm groups": "group_norm: n_groups must be from 1 to ne2 = 2",
+    "mask shape": "soft_max: mask must be [ne0, >= ne1,", "mask type": "soft_max: mask",
+    "alibi without mask": "soft_max: max_bias > 0 (ALiBi) needs a mask",
+    "rope mode": "rope: mode must be 0 normal, 2 neox, 8", "rope dims": "rope: n_dims must be even, 2 to ne0 = 8",
+    "rope odd dims": "rope: n_dims must be even, 2 to ne0 = 8",
+    "rope positions": "rope: positions must be 1 * a.ne[2] ids",
+    "rope sections": "rope: four sections >= 0, not all of", "get_rows ids": "get_rows: ids must be [r, a.ne2, a.ne3]",
+    "get_rows id type": "get_rows: ids", "set_rows width": "set_rows: a and b may differ in ne1 only",
+    "set_rows ids": "set_rows: ids must be [b.ne1, divides", "cpy sizes": "cpy: both must have the same number of",
+    "cont sizes": "cont: tensor F32 [8, 4] has 32", "cast blocks": "33",
+    "argmax dims": "argmax: the source must be a matrix with", "repeat": "repeat: [12, 4, 1, 1] is no multiple of",
+    "concat dim": "concat: dim must be 0 to 3", "concat sizes": "concat: sizes may differ in dimension 0",
+    "concat types": "concat: the types must be equal", "diag_mask": "diag_mask_inf: n_past must not be negative",
+}
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_builders_refuse(what):
-    with pytest.raises((gg.ShapeError, gg.TypeMismatch, gg.ParamError)) as e:
+    errors = gg.ShapeError, gg.TypeMismatch, gg.ParamError
+    with pytest.raises(errors, match=re.escape(SAYS[what])) as e:
         BAD[what]()
     assert len(str(e.value)) > 20
 
@@ -280,7 +302,7 @@ def test_empty_tensors():
 def test_the_comparison_notices_wrong_answers():
     want = np.linspace(-1, 1, 50)
     assert nmse(want * 1.001, want) > 1e-7 and nmse(want, want) == 0
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="infinities or NaN in different places"):
         nmse(np.where(want > 0.9, np.nan, want), want)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="infinities or NaN in different places"):
         nmse(want, np.where(want > 0.9, np.inf, want))

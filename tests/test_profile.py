@@ -107,14 +107,14 @@ def test_errors_and_nested_profiles():
     with gg.profile() as outer:
         with gg.profile() as inner:
             plan.compute()
-        with pytest.raises(gg.IndexRangeError):
+        with pytest.raises(gg.IndexRangeError, match="index 5 is out of range"):
             gg.compute(bad)
         plan.compute()
         with pytest.raises(gg.GgjitError, match="open"):
             outer.__enter__()
     assert {r.runs for r in inner.rows} == {1} and {r.runs for r in outer.rows} == {2}
     assert the_pool().tracing.watchers == []
-    with pytest.raises(KeyError), gg.profile():
+    with pytest.raises(KeyError, match="not ours"), gg.profile():
         raise KeyError("not ours")
     assert the_pool().tracing.watchers == []
 
@@ -211,7 +211,7 @@ def test_failed_runs_leave_no_trace():
         for k in range(9):
             ids.set(np.array([5 if k % 3 else 1], np.int32))
             if k % 3:
-                with pytest.raises(gg.IndexRangeError):
+                with pytest.raises(gg.IndexRangeError, match="index 5 is out of range"):
                     plan.compute()
             else:
                 plan.compute()
@@ -259,7 +259,7 @@ def test_plot(tmp_path, need):
     ax = p.plot(path=tmp_path / "p.png")
     assert [t.get_text() for t in ax.get_yticklabels()] == ["layers", "thread 0", "thread 1"]
     assert (tmp_path / "p.png").stat().st_size > 1000
-    with pytest.raises(gg.ParamError):
+    with pytest.raises(gg.ParamError, match="run 7 of 1"):
         p.plot(path=tmp_path / "q.png", run=7)
     with pytest.raises(gg.ParamError, match="no run"):
         Profile().plot(path=tmp_path / "q.png")

@@ -241,7 +241,7 @@ def test_views_read_and_write_a_part_of_the_matrix(type):
     t.buffer.clear(0)
     assert t.bytes() == bytes(len(raw))
     for bad in (300, "x"):
-        with pytest.raises(ParamError):
+        with pytest.raises(ParamError, match="a byte is 0 to 255"):
             t.buffer.clear(bad)
     t.buffer.read_only = True
     for write in (lambda: t.set_bytes(raw), lambda: view.set_bytes(part), lambda: t.buffer.clear(0)):
@@ -257,7 +257,7 @@ def test_what_is_placed_anew_is_what_counts():
     buffer.init_tensor(other)
     other.set(x := np.random.default_rng().standard_normal((48, 32)).astype(np.float32))
     assert (other.numpy() == x).all()
-    with pytest.raises(NotAllocated):
+    with pytest.raises(NotAllocated, match="belong to no tensor"):
         t.bytes()
 
 

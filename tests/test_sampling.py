@@ -110,5 +110,5 @@ def test_bad_logits_are_refused():
             with pytest.raises(ParamError, match="logit"):
                 sampler.sample(np.array(bad, np.float32))
         for bad in (np.zeros((2, 3)), np.zeros(0), np.float32(1)):
-            with pytest.raises(ShapeError):
+            with pytest.raises(ShapeError, match="expected one row .n_vocab"):
                 sampler.sample(bad)

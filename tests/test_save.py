@@ -86,19 +86,25 @@ def test_alignment_is_kept(tmp_path, align):
     assert file.alignment == align and all(t.offs % align == 0 for t in file.tensors.values())
 
 
-@pytest.mark.parametrize("tensors,metadata,error", [
-    ({"": np.ones(1)}, {}, gg.ParamError), ({"x" * 64: np.ones(1)}, {}, gg.ParamError),
-    ({3: np.ones(1)}, {}, TypeError),
-    ({"a": [1.0]}, {}, gg.TypeMismatch), ({"a": np.ones(1, np.complex64)}, {}, gg.TypeMismatch),
-    ({"a": np.ones((1,) * 5)}, {}, gg.ShapeError), ({}, {"k": None}, gg.TypeMismatch),
-    ({}, {"k": 2**70}, gg.ParamError),
-    ({}, {"k": b"x"}, gg.TypeMismatch), ({}, {"k": {"a": 1}}, gg.TypeMismatch), ({}, {"k": [1, "a"]}, gg.TypeMismatch),
-    ({}, {"k": np.ones((2, 2))}, gg.TypeMismatch), ({}, {"general.alignment": 3}, gg.ParamError),
-    ([np.ones(1)], {}, gg.TypeMismatch), ({}, ["k"], gg.TypeMismatch), ({}, 5, gg.TypeMismatch),
-    ({}, {"k": "\ud800"}, gg.ParamError), ({"a": gg.Context().new_tensor(gg.F32, (3,), "a")}, {}, gg.NotAllocated)])
-def test_what_cannot_be_written_leaves_no_file(tmp_path, tensors, metadata, error):
+@pytest.mark.parametrize("tensors,metadata,error,text", [
+    ({"": np.ones(1)}, {}, gg.ParamError, "'' has 0 bytes"), ({"x" * 64: np.ones(1)}, {}, gg.ParamError, "64 bytes"),
+    ({3: np.ones(1)}, {}, TypeError, "a tensor name is a string, got int"),
+    ({"a": [1.0]}, {}, gg.TypeMismatch, "saving 'a': .*got list"),
+    ({"a": np.ones(1, np.complex64)}, {}, gg.TypeMismatch, "saving 'a': .*complex64"),
+    ({"a": np.ones((1,) * 5)}, {}, gg.ShapeError, "saving 'a': 5 dimensions"),
+    ({}, {"k": None}, gg.TypeMismatch, "key 'k': .*NoneType"), ({}, {"k": 2**70}, gg.ParamError, "key 'k': .*64 bits"),
+    ({}, {"k": b"x"}, gg.TypeMismatch, "key 'k': .*bytes"), ({}, {"k": {"a": 1}}, gg.TypeMismatch, "key 'k': .*dict"),
+    ({}, {"k": [1, "a"]}, gg.TypeMismatch, "key 'k': .*int, str"),
+    ({}, {"k": np.ones((2, 2))}, gg.TypeMismatch, "key 'k': an array of 2 dimensions"),
+    ({}, {"general.alignment": 3}, gg.ParamError, "general.alignment must be a power of two, got 3"),
+    ([np.ones(1)], {}, gg.TypeMismatch, "tensors must be a dict .*got list"),
+    ({}, ["k"], gg.TypeMismatch, "metadata must be a dict .*got list"),
+    ({}, 5, gg.TypeMismatch, "metadata must be a dict .*got int"),
+    ({}, {"k": "\ud800"}, gg.ParamError, "no Unicode text"),
+    ({"a": gg.Context().new_tensor(gg.F32, (3,), "a")}, {}, gg.NotAllocated, "a F32 .* has no memory")])
+def test_what_cannot_be_written_leaves_no_file(tmp_path, tensors, metadata, error, text):
     (tmp_path / "a.gguf").write_bytes(b"as before")
-    with pytest.raises(error):
+    with pytest.raises(error, match=text):
         save_gguf(tmp_path / "a.gguf", tensors, metadata)
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"] and (tmp_path / "a.gguf").read_bytes() == b"as before"
 
@@ -134,7 +140,7 @@ def test_safetensors_read_back(tmp_path):
         {n: (t.type, t.shape, t.bytes()) for n, t in made.items()}
     with pytest.raises(gg.TypeMismatch, match="save_gguf"):
         save_safetensors(tmp_path / "b", {"q": leaves()["Q8_0"]})
-    with pytest.raises(gg.TypeMismatch):
+    with pytest.raises(gg.TypeMismatch, match="metadata maps strings to strings"):
         save_safetensors(tmp_path / "b", {}, {"n": 3})
 
 
@@ -172,10 +178,10 @@ def test_truncated_and_missing_files(tmp_path):
     whole = (tmp_path / "a").read_bytes()
     for n in (0, 1, 7, 8, 30, len(whole) - 1):
         (tmp_path / "b").write_bytes(whole[:n])
-        with pytest.raises(gg.BadFile):
+        with pytest.raises(gg.BadFile, match="bytes|empty file"):
             load_safetensors(tmp_path / "b")
     (tmp_path / "b").write_bytes(struct.pack("<Q", 1 << 60) + whole[8:])
-    with pytest.raises(gg.BadFile):
+    with pytest.raises(gg.BadFile, match="do not hold a header"):
         load_safetensors(tmp_path / "b")
     with pytest.raises(gg.BadFile, match="No such file"):
         load_safetensors(tmp_path / "c")

@@ -188,9 +188,9 @@ def test_errors_of_the_stream_come_out_of_the_read():
     sched.graph_compute(gg.Graph(y))
     sched.graph_compute_async(graph := gg.Graph(y))
     a.submit(lambda: (_ for _ in ()).throw(devices.DeviceFailed("late")))
-    with pytest.raises(devices.DeviceFailed):
+    with pytest.raises(devices.DeviceFailed, match="late"):
         y.numpy()
-    with pytest.raises(gg.Overwritten):
+    with pytest.raises(gg.Overwritten, match="did not finish .DeviceFailed"):
         sched.numpy(y)
     sched.graph_compute(graph)
     assert (sched.numpy(y) == 2).all()

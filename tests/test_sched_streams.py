@@ -198,8 +198,8 @@ def test_a_wait_that_was_interrupted_is_not_over():
     sched.graph_compute(graph)
     x.set(np.full(N, 5, np.float32))
     sched.graph_compute_async(graph)
-    a.synchronize = lambda: (_ for _ in ()).throw(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
+    a.synchronize = lambda: (_ for _ in ()).throw(KeyboardInterrupt("waiting"))
+    with pytest.raises(KeyboardInterrupt, match="waiting"):
         sched.synchronize()
     del a.synchronize
     assert (cache.numpy() == 10).all()

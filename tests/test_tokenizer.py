@@ -297,12 +297,14 @@ def test_broken_byte_token_is_named(tmp_path):
 
 def test_bad_arguments_are_named(shared):
     t = Tokenizer.from_gguf(GGUFFile(shared("data", "stories260k", "stories260K-Q8_0.gguf")))
-    for bad, error in [(512, IndexRangeError), (-1, IndexRangeError), ("a", ParamError), (1.5, ParamError)]:
-        with pytest.raises(error):
+    for bad, error, text in [(512, IndexRangeError, "token id 512"), (-1, IndexRangeError, "token id -1"),
+                             ("a", ParamError, "token id is 'a'"), (1.5, ParamError, "token id is 1.5")]:
+        with pytest.raises(error, match=text):
             t.decode([bad])
     assert t.decode(np.array([0, 403], np.int32)) == t.decode([403])
-    for bad in ("a\udc80", b"a", None, 3):
-        with pytest.raises(ParamError):
+    for bad, text in (("a\udc80", "a lone surrogate at character 1"), (b"a", "is bytes"), (None, "is NoneType"),
+                      (3, "is int")):
+        with pytest.raises(ParamError, match=text):
             t.encode(bad)
 
 

@@ -113,7 +113,7 @@ def test_errors_name_the_thing():
         gg.quantize(gg.Q4_0, np.zeros((2, 32)), imatrix=np.ones(3))
     with pytest.raises(TypeMismatch, match="q9_9"):
         gg.quantize("q9_9", np.zeros(32))
-    with pytest.raises(ShapeError):
+    with pytest.raises(ShapeError, match="Q8_0 packs 32 values a block"):
         gg.quantize(gg.Q8_0, 1.0)
     with pytest.raises(NotSupported, match="IQ1_S|iq1_s"):
         gg.quantize("iq1_s", np.zeros(256))

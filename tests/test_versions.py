@@ -65,7 +65,7 @@ def test_a_run_that_fails_counts_its_writes():
     leaf.set(np.zeros((2, 8)))
     before = gg.versions.stamp(leaf.id, leaf.buffer)
     beyond = gg.from_numpy(x.ctx, np.array([2], np.int32))
-    with pytest.raises(gg.IndexRangeError):
+    with pytest.raises(gg.IndexRangeError, match="index 2 is out of range"):
         gg.compute(gg.cpy(x, leaf), gg.get_rows(x, beyond))
     assert leaf.numpy().tolist() == x.numpy().tolist()
     assert gg.versions.stamp(leaf.id, leaf.buffer) != before
