@@ -21,7 +21,7 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.worker import Missing
-from ggjit.ops.native.jit import cache_dir
+from ggjit.ops.native.cache_files import cache_dir
 
 TYPES = {"F32": (gg.F32, 0), "F16": (gg.F16, 1), "Q4_0": (gg.Q4_0, 2), "Q8_0": (gg.Q8_0, 7),      # type, file_type
          "Q4_K_M": (gg.Q4_K, 15)}

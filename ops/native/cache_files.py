@@ -1,0 +1,105 @@
+"""Files of the cache folder.  Machine code in them is executed, so a file is used only if it is whole and this user's.
+
+    CACHE/kernels/NAME    magic | SHA-256 of the file's name and the payload | payload
+
+Folder and file belong to this user (or root), and nobody else may write them; links are not followed.  Both are checked
+on the descriptors that are read from.  Payloads are parts with their lengths in front: nothing is unpickled.
+"""
+import hashlib
+import os
+import pathlib
+import stat
+import struct
+import tempfile
+
+import platformdirs
+
+MAX_NBYTES = 1 << 28            # no kernel comes near it
+_MAGIC = b"ggjit\x00\x01\n"
+_HEAD = len(_MAGIC) + 32
+_LENGTH = struct.Struct("<I")
+_AT = os.open in os.supports_dir_fd
+
+
+class Unusable(Exception):
+    """A file or folder that must not be used; the text says why and what mends it."""
+
+
+def cache_dir():
+    """Folder of everything ggjit keeps: GGJIT_CACHE_DIR, or the platform's cache folder."""
+    return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
+
+
+def read(path):
+    """The payload of a file, or None where there is none.  Errors: Unusable, OSError."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY) if _AT else None
+    except FileNotFoundError:
+        return None
+    try:
+        if folder is not None:
+            _require_private(os.fstat(folder), path.parent)
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        file = os.open(path.name, flags, dir_fd=folder) if _AT else os.open(path, flags)
+    except FileNotFoundError:
+        return None
+    finally:
+        if folder is not None:
+            os.close(folder)
+    with os.fdopen(file, "rb") as f:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unusable("not a plain file; remove it")
+        _require_private(found, path)
+        content = f.read(MAX_NBYTES + 1)
+    payload = content[_HEAD:]
+    if len(content) > MAX_NBYTES or content[:_HEAD] != _head(path, payload):
+        raise Unusable("a damaged file, compiled again")
+    return payload
+
+
+def write(path, payload):
+    """Write a file, whole or not at all, for this user alone.  Errors: OSError."""
+    if not path.parent.is_dir():
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+    fd, partial = tempfile.mkstemp(dir=path.parent, suffix=".tmp")      # a name that cannot be guessed, mode 0600
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(_head(path, payload) + payload)
+        os.replace(partial, path)
+    except BaseException:                   # a full disk, Ctrl-C: nothing is left behind
+        os.unlink(partial)
+        raise
+
+
+def pack(*parts):
+    """Several byte strings as one payload."""
+    return b"".join(_LENGTH.pack(len(p)) + p for p in parts)
+
+
+def unpack(payload, n):
+    """The n byte strings of `pack`.  Errors: Unusable."""
+    parts, at = [], 0
+    for _ in range(n):
+        if at + _LENGTH.size > len(payload):
+            raise Unusable("a damaged file, compiled again")
+        end = at + _LENGTH.size + _LENGTH.unpack_from(payload, at)[0]
+        parts.append(payload[at + _LENGTH.size:end])
+        at = end
+    if at != len(payload):
+        raise Unusable("a damaged file, compiled again")
+    return parts
+
+
+def _head(path, payload):
+    return _MAGIC + hashlib.sha256(path.name.encode() + b"\0" + payload).digest()
+
+
+def _require_private(found, path):
+    if os.name != "posix":
+        return
+    if found.st_uid not in (os.geteuid(), 0):
+        raise Unusable(f"{path} belongs to another user and is not used")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise Unusable(f"{path} may be written by other users and is not used (chmod -R go-w mends it)")
