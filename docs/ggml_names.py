@@ -55,7 +55,7 @@ ggml_(op_name|op_symbol|op_desc|unary_op_name|glu_op_name) | gg.Tensor.op | an e
 ggml_op_can_inplace | ggjit.ops.core.spec.in_place_table |
 
 ggml_(type_name|is_quantized) | ggjit.ops.core.types.Type | gg.Q4_0.name, .quantized
-ggml_(type_size|type_sizef|blck_size|element_size|row_size) | ggjit.ops.core.types.Type | .nbytes, .block, .row_nbytes(n)
+ggml_(type_sizef?|blck_size|element_size|row_size) | ggjit.ops.core.types.Type | .nbytes, .block, .row_nbytes(n)
 ggml_get_type_traits(_cpu)? | ggjit.ops.core.traits.traits_of |
 ggml_ftype_to_ggml_type | - | a GGUF file names the type of each tensor
 ggml_quantize_chunk | gg.quantize |

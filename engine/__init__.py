@@ -21,7 +21,7 @@ from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
 from ggjit.core.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
 from ggjit.core.host_buffer import HostBuffer
-from ggjit.core.shown import Shown as _Shown
+from ggjit.core.html_repr import HtmlRepr as _HtmlRepr
 from ggjit.cpu.thread_pool import threadpool
 from ggjit.devices.registry import init_backend, registry
 from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickled
@@ -54,8 +54,8 @@ from ggjit.profiling.profile import profile
 from ggjit.sched.scheduler import Scheduler
 from ggjit.show import draw as _draw  # registers HTML and pictures of the classes above
 from ggjit.show import html as _html
-from ggjit.tensors.arrays import alloc_ctx_tensors, from_dlpack, from_numpy, new_f32, new_i32
-from ggjit.tensors.context import Context
+from ggjit.tensors.arrays import from_numpy, new_f32, new_i32
+from ggjit.tensors.context import Context, alloc_ctx_tensors, from_dlpack
 from ggjit.tensors.tensor import Tensor, set_input, set_name, set_output, set_param
 from ggjit.tensors.transfer import (
     same_layout,
@@ -82,7 +82,7 @@ for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
               "view_init", "graph_copy"):
     globals()[_name] = _front_door(globals()[_name])
-Type._repr_html_ = _Shown._repr_html_          # ops/ knows nothing of notebooks
+Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 

@@ -17,7 +17,7 @@ from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.matmul import repack
-from ggjit.tensors.words import source_line
+from ggjit.tensors.summary import source_line
 
 
 def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title=""):

@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind, said early: a TypeMismatch that names the argument, before anything changed."""
+"""Checks of arguments: a TypeMismatch that names the argument, before any state changes."""
 import difflib
 import operator
 
@@ -22,13 +22,13 @@ def expect(value, kind, what):
 
 
 def expect_slot(value, slot, what):
-    """`value`, if it has the attribute `slot` by which such things are known."""
+    """`value`, if it is an instance with the attribute `slot`; for interfaces without a common base class."""
     if isinstance(value, type) or not hasattr(value, slot):
         raise TypeMismatch(f"{what}, got {type(value).__name__}")
     return value
 
 
 def nearest(name, known):
-    """" (did you mean ...?)", or nothing when no known name is like it."""
+    """Text " (did you mean ...?)" for an error, "" when no known name is similar."""
     close = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.order import reorder
-from ggjit.core.shown import Shown, drawing_of
+from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
@@ -15,7 +15,7 @@ from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.tensor import Tensor, set_output
 
 
-class Graph(Shown):
+class Graph(HtmlRepr):
     """The graph that computes `outputs` (ggml_build_forward_expand on each, in order); they become outputs.
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's

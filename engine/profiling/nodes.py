@@ -12,7 +12,7 @@ import numpy as np
 from ggjit.graphs.layers import layers
 from ggjit.ops.core.record import N_TASKS, OP
 from ggjit.ops.core.shape import describe
-from ggjit.tensors.words import op_name
+from ggjit.tensors.summary import op_name
 
 
 def element_nbytes(t):

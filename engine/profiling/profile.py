@@ -27,7 +27,7 @@ import os
 import time
 import weakref
 
-from ggjit.core.shown import Shown
+from ggjit.core.html_repr import HtmlRepr
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import clock
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
@@ -39,7 +39,7 @@ MIN_BASELINE_NS = 20_000_000    # clock ticks are converted over at least this s
 _last = None                    # weak reference to the profile that was closed last
 
 
-class Profile(Shown):
+class Profile(HtmlRepr):
     """What ran inside the `with` block.  `rows`: NodeTime per node; `by(key)`: summed; str() and HTML are tables."""
 
     facts = staticmethod(facts_of)      # asked by the pool when it first runs a plan (engine/cpu/ticks.py)

@@ -17,7 +17,7 @@ import subprocess
 
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import expect_slot
-from ggjit.core.shown import Shown, drawing_of, escape
+from ggjit.core.html_repr import HtmlRepr, drawing_of, escape
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.layers import WEIGHT, layers
 from ggjit.ops.core.errors import ParamError
@@ -26,7 +26,7 @@ from ggjit.ops.core.shape import describe
 from ggjit.profiling.profile import last_of
 from ggjit.show.draw_layout import Layout
 from ggjit.show.html import folded, label
-from ggjit.tensors.words import op_name, state
+from ggjit.tensors.summary import op_name, state
 
 FOLD_ABOVE = 40                 # boxes: larger graphs are folded unless asked otherwise
 MANY_READERS = 3                # a leaf read by more boxes is named in them instead of drawn
@@ -53,7 +53,7 @@ class Box:
         return [cut(s) for s in (self.title, *self.lines, *extra)]
 
 
-class Drawing(Shown):
+class Drawing(HtmlRepr):
     """What `graph.draw()` returns: `.svg` and `.dot` are texts, `save(file)` writes, notebooks show it."""
 
     def __init__(self, nodes, expand=None, views=False, profile=None, sched=None, engine="auto", fold=True):

@@ -41,7 +41,7 @@ def is_stable(t):
     return TABLE.words[t.base.id, T_BUFFER] >= 0
 
 
-class Exchange:
+class ArrayProtocols:
     """Mixin of Tensor: what NumPy and DLPack ask an object for."""
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class Exchange:
     def __array_interface__(self):
         """Version 3, of leaves in host memory.  `data` is an object, so that the memory lives as long as the array."""
         try:
-            if self._at is None and is_stable(self):
+            if self._fixed_place is None and is_stable(self):
                 a = host_view(self)
                 return {"version": 3, "shape": a.shape, "typestr": a.dtype.str, "strides": a.strides,
                         "data": self._bytes_view().data.toreadonly()}
@@ -59,7 +59,7 @@ class Exchange:
 
     def __array__(self, dtype=None, copy=None):
         """np.asarray(t), np.array(t).  copy=False: the memory itself, or a ParamError where that cannot be."""
-        if copy is False or copy is None and self._at is None and is_stable(self):
+        if copy is False or copy is None and self._fixed_place is None and is_stable(self):
             try:
                 a = host_view(self)
             except CannotExport as e:
@@ -86,7 +86,7 @@ class Exchange:
         if dl_device is not None and tuple(dl_device) != CPU_DEVICE:
             raise CannotExport(f"{describe(self)} can be exported to the CPU (1, 0), not to device {dl_device}")
         knows_read_only = _VERSIONED and max_version is not None and max_version[0] >= 1
-        if copy is False or copy is None and knows_read_only and self._at is None and is_stable(self):
+        if copy is False or copy is None and knows_read_only and self._fixed_place is None and is_stable(self):
             a = host_view(self)
             if not knows_read_only:
                 raise CannotExport(f"{describe(self)} is read-only, which this consumer cannot know; drop copy=False")

@@ -27,7 +27,7 @@ from ggjit.ops.elementwise.fill import fill
 from ggjit.ops.elementwise.scale import scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.tensors.leaves import innermost, leaf_of
+from ggjit.tensors.arrays import from_numpy
 
 
 class Operators:
@@ -203,7 +203,7 @@ def _operand(x, like):
     a = np.atleast_1d(np.asarray(number(x) if _is_scalar(x) else x))
     if _is_scalar(x) or a.dtype == np.float64:          # Python's floats, as in `a * np.linspace(0, 1, 5)`
         a = a.astype(np.float16 if like.type is F16 and _is_scalar(x) else np.float32)
-    return leaf_of(innermost(like.ctx), a)
+    return from_numpy(like.ctx._target(), a)
 
 
 def _binary(op, a, b):

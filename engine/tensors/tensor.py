@@ -17,22 +17,22 @@ import numpy as np
 
 from ggjit.core.arguments import whole
 from ggjit.core.buffer import as_bytes, buffer_by_id, freed
+from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.pending import IN_FLIGHT, wait_for_writers
-from ggjit.core.shown import Shown
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, touched
+from ggjit.core.versions import T_VERSION, count_write
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
 from ggjit.ops.types.quantize import dequantize, quantize
-from ggjit.tensors.interop import Exchange
-from ggjit.tensors.leaves import numbers
+from ggjit.tensors.arrays import numbers
+from ggjit.tensors.interop import ArrayProtocols
 from ggjit.tensors.operators import Operators
-from ggjit.tensors.words import op_name, state
+from ggjit.tensors.summary import op_name, state
 
 
-class Tensor(Operators, Exchange, Shown):
+class Tensor(Operators, ArrayProtocols, HtmlRepr):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
     __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
@@ -46,9 +46,9 @@ class Tensor(Operators, Exchange, Shown):
         self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
 
-    _at = None                          # engine/graphs/placed.py: fixed places under a scheduler
+    _fixed_place = None                 # engine/graphs/placed.py: fixed places under a scheduler
 
-    def _wrote(self):
+    def _count_write(self):
         TABLE.words[self.base.id, T_VERSION] += 1
 
     def _check(self):
@@ -182,7 +182,7 @@ class Tensor(Operators, Exchange, Shown):
             raise ParamError(f"set: values from {a.min()} to {a.max()} do not fit {describe(self)}")
         elif buf.buft.is_host():
             self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
-            touched(self)
+            count_write(self)
         else:
             raw = np.empty(nbytes, np.uint8) if whole else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
             self._elements(raw)[...] = a
@@ -206,14 +206,14 @@ class Tensor(Operators, Exchange, Shown):
             wait_for_writers(buf)
         raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
-        a = buf.lend(a) if host else a
-        touched(self)
+        a = buf.write_view(a) if host else a
+        count_write(self)
         try:
             yield a
         finally:
             a.flags.writeable = False
             if host:
-                touched(self)
+                count_write(self)
             else:
                 buf.set_tensor(self, raw, 0)
 
