@@ -81,7 +81,7 @@ class Graph(HtmlRepr):
         return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs -> {', '.join(map(describe, self.outputs))}>"
 
     def draw(self, file=None, expand=None, views=False, profile=None, sched=None, engine="auto"):
-        """A picture of the graph (engine/show/draw.py): shown by notebooks, `.svg`, `.dot`, written to `file` if given.
+        """A picture of the graph (engine/display/drawing.py): `.svg`, `.dot`, HTML; written to `file` if given.
 
         expand: True, False, or names of layers to unfold; views: draw reshape, view, permute and transpose too;
         profile: times and bytes of a `gg.profile()` (default: the last that saw this graph); sched: a Scheduler whose

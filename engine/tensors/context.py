@@ -50,7 +50,7 @@ class Context(HtmlRepr):
     def __init__(self):
         self.id = next(_ids)
         self.tensors = []                   # in order of creation
-        self.last_plan = None               # of the last gg.compute of a tensor in here: its results can still be read
+        self.last_plan = None               # of the last gg.compute of a tensor in here: keeps its results readable
         self.buffers = []                   # buffers allocated for this context's tensors
         self.alive = True
         self._rows = []

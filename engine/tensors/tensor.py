@@ -46,7 +46,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
 
-    _fixed_place = None                 # engine/graphs/placed.py: fixed places under a scheduler
+    _fixed_place = None                 # (buffer, offset) under a scheduler (engine/graphs/placed.py)
 
     def _count_write(self):
         TABLE.words[self.base.id, T_VERSION] += 1
@@ -171,9 +171,9 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
             raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
         buf, nbytes = self._placed()
         a = a.reshape(want)
-        whole = is_contiguous(self)
+        contiguous = is_contiguous(self)
         if self.type.block > 1 or self.type is BF16:
-            if not whole:
+            if not contiguous:
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
             buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
         elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
@@ -184,7 +184,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
             self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
             count_write(self)
         else:
-            raw = np.empty(nbytes, np.uint8) if whole else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
+            raw = np.empty(nbytes, np.uint8) if contiguous else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
             self._elements(raw)[...] = a
             buf.set_tensor(self, raw, 0)
 
@@ -225,7 +225,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         return self._decoded(self._bytes_view())
 
     def _decoded(self, raw):
-        """A copy of the values that the bytes `raw` mean."""
+        """The values encoded in the bytes `raw`, as a copy."""
         if self.type.block > 1 or self.type is BF16:
             return self._dequantized(raw)
         return self._elements(raw).reshape(self.shape).copy()

@@ -1,4 +1,4 @@
-"""The NULL device: plans, measures and schedules anything; holds no memory, computes nothing, says what it would do.
+"""The NULL device: plans, measures and schedules anything; holds no memory and computes nothing, but reports its work.
 
     null = gg.init_backend("NULL")
     buf = gg.alloc_ctx_tensors(ctx, null)       # buf.size is what it would take
