@@ -40,22 +40,6 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.copying import GraphCopy, compare_graph_backend, graph_copy
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core import errors
-from ggjit.ops.core.errors import (
-    BadFile,
-    Cancelled,
-    GgjitError,
-    IndexRangeError,
-    MissingExtra,
-    ModelError,
-    NotAllocated,
-    NotSupported,
-    OutOfMemory,
-    Overwritten,
-    ParamError,
-    ShapeError,
-    StaleHandle,
-    TypeMismatch,
-)
 from ggjit.ops.core.spec import builders as _builders
 from ggjit.ops.core.typed_errors import front_door as _front_door
 from ggjit.ops.core.types import BY_NAME as _types
@@ -92,6 +76,7 @@ for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "
               "view_init", "graph_copy"):
     globals()[_name] = _front_door(globals()[_name])
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
+globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 

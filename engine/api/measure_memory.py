@@ -17,7 +17,7 @@ from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.matmul import repack
-from ggjit.tensors.summary import source_line
+from ggjit.tensors.summary import label, source_line
 
 
 def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title=""):
@@ -47,7 +47,7 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
 
     def describe(i):
         t = tensors[i]
-        return {"name": t.name or f"%{t.id}", "op": t.op.name, "type": t.type.name, "shape": t.shape,
+        return {"name": label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
     return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
 

@@ -14,6 +14,7 @@ from ggjit.core.buffer import Buffer, BufferType, as_bytes
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.shape import describe
+from ggjit.tensors.summary import label
 
 
 class NullBuffer(Buffer):
@@ -100,7 +101,7 @@ class NullBackend(Backend):
             "read_nbytes": sum(s.nbytes for t in nodes for s in t.src if s is not None)})
 
     def copy_tensor_async(self, src, dst, src_backend=None):
-        self.report.append({"what": "copy", "tensor": src.name or f"%{src.id}", "nbytes": src.nbytes})
+        self.report.append({"what": "copy", "tensor": label(src), "nbytes": src.nbytes})
         return True
 
 

@@ -4,12 +4,11 @@ import dataclasses
 import re
 
 from ggjit.alloc.report import mib
-from ggjit.display.html import label
 from ggjit.graphs.layers import WEIGHT, layers
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe
-from ggjit.tensors.summary import op_name, state
+from ggjit.tensors.summary import label, op_name, state
 
 FOLD_ABOVE = 40                 # boxes: larger graphs are folded unless asked otherwise
 MANY_READERS = 3                # a leaf read by more boxes is named in them instead of drawn
@@ -119,7 +118,7 @@ class Boxes:
         """(title, lines) of one tensor."""
         op = op_name(t) if t.op else ""
         kind = describe(t)[len(t.name or "tensor") + 1:]        # type and shape
-        return (t.name, [f"{op} {kind}" if op else kind]) if t.name else (op or f"%{t.id}", [kind])
+        return (t.name, [f"{op} {kind}" if op else kind]) if t.name else (op or label(t), [kind])
 
     def _finish(self, box):
         """Backend, time and bytes of a box whose members are known."""

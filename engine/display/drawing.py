@@ -4,8 +4,8 @@
     graph.draw(expand="blk.3")          that layer unfolded in the picture (True: all)
     graph.draw(file="graph.svg")        also .html and .dot; .png and .pdf where graphviz is installed
 
-A box tells name, op, type and ggml's shape; its colour is the backend.  After a profiled run it tells
-time and bytes, and the bar at its foot is its share of the whole time.  Layers are found by names: `blk.3.` or
+A box shows name, op, type and ggml's shape; its colour is the backend.  After a profiled run it shows time and
+bytes, and the bar at its foot is its share of the whole time.  Layers are found by names: `blk.3.` or
 `layers.3.` in front, `-3` behind; nodes without a name belong where their weights or their readers belong.
 """
 import os
@@ -56,7 +56,7 @@ class Drawing(Boxes, HtmlRepr):
     # ------------------------------------------------------------ SVG
     @property
     def svg(self):
-        """The picture: by graphviz where it is installed and engine is not "own", else by our own layout."""
+        """The picture: by graphviz where it is installed and engine is not "own", else by layered_layout.py."""
         if self.engine != "own" and shutil.which("dot"):
             made = _graphviz(self.dot, "svg")
             if made is not None:

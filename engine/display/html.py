@@ -14,7 +14,7 @@ from ggjit.ops.core.traits import all_traits
 from ggjit.ops.core.types import Type
 from ggjit.profiling.profile import Profile
 from ggjit.tensors.context import Context
-from ggjit.tensors.summary import op_name, preview, source_line, state
+from ggjit.tensors.summary import label, op_name, preview, source_line, state
 from ggjit.tensors.tensor import Tensor
 
 MAX_ROWS = 200                  # lines of a table; more are counted
@@ -46,11 +46,6 @@ def facts(title, pairs):
 
 def folded(summary, content):
     return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
-
-
-def label(t):
-    """A tensor in a few characters."""
-    return "none" if t is None else t.name or f"%{t.id}"
 
 
 @html_of.register

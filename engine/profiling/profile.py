@@ -63,7 +63,7 @@ class Profile(HtmlRepr):
         the_pool().tracing.leave(self)
         self._hz = None
         if time.perf_counter_ns() - self._start[1] >= MIN_BASELINE_NS:
-            self._calibrate()           # or else by the first who asks: nobody waits here
+            self._calibrate()           # else when `hz` is first read: closing a profile does not wait
 
     def _calibrate(self):
         """Ticks per second over the time since the profile was opened, or a little longer where that was too short."""

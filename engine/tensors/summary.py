@@ -16,6 +16,11 @@ EDGE = 3                        # elements shown at each end of a dimension
 MAX_STATS_NBYTES = 16 << 20     # larger tensors are not read whole for their minimum and maximum
 
 
+def label(t):
+    """The name of a tensor, or its number as "%12"; "none" for no tensor."""
+    return "none" if t is None else t.name or f"%{t.id}"
+
+
 def op_name(t):
     """The op of a tensor in lower case; of OP.UNARY and OP.GLU the function: "silu", "swiglu"."""
     functions = {OP.UNARY: UNARY, OP.GLU: GLU}.get(t.op)

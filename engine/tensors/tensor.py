@@ -29,7 +29,7 @@ from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.tensors.arrays import numbers
 from ggjit.tensors.interop import ArrayProtocols
 from ggjit.tensors.operators import Operators
-from ggjit.tensors.summary import op_name, state
+from ggjit.tensors.summary import label, op_name, state
 
 
 class Tensor(Operators, ArrayProtocols, HtmlRepr):
@@ -120,7 +120,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         return plan.where(self) if plan is not None else None
 
     def __repr__(self):
-        op = "" if not self.op else f" = {op_name(self)}({', '.join(_short(s) for s in self.src)})"
+        op = "" if not self.op else f" = {op_name(self)}({', '.join(map(label, self.src))})"
         return f"<{describe(self)}{op}, {state(self)}>"
 
     def __reduce__(self):
@@ -254,10 +254,6 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 def _in_range(a, dtype):
     limits = np.iinfo(dtype)
     return limits.min <= int(a.min()) and int(a.max()) <= limits.max
-
-
-def _short(t):
-    return "none" if t is None else t.name or f"%{t.id}"
 
 
 def set_input(t):
