@@ -8,7 +8,7 @@
 """
 import numpy as np
 
-from ggjit.core.arguments import whole
+from ggjit.core.arguments import buffer_size
 from ggjit.core.backend import TYPE_NULL, Backend, Device, host_array
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
 from ggjit.ops.core.errors import NotAllocated, ParamError
@@ -21,9 +21,7 @@ class NullBuffer(Buffer):
     """A size without memory.  Writes are counted and forgotten; reads raise."""
 
     def __init__(self, buft, size):
-        size = whole(size, "buffer size")
-        if size < 0:
-            raise ParamError(f"buffer size must not be negative, got {size}")
+        size = buffer_size(size)
         super().__init__(buft, size)
         self.written_nbytes = 0
 
@@ -85,7 +83,7 @@ class NullDevice(Device):
 
 
 class NullBackend(Backend):
-    """Keeps a report of what it was asked to do: `report` is a list of dicts."""
+    """`report`: a list of dicts, one for each computation and copy."""
 
     def __init__(self, device):
         super().__init__(device)

@@ -2,7 +2,7 @@
 import difflib
 import operator
 
-from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.errors import ParamError, TypeMismatch
 
 
 def whole(value, what):
@@ -11,6 +11,14 @@ def whole(value, what):
         return operator.index(value)
     except TypeError:
         raise TypeMismatch(f"{what} must be an integer, got {value!r}") from None
+
+
+def buffer_size(value):
+    """A number of bytes, 0 or more.  Errors: TypeMismatch, ParamError."""
+    size = whole(value, "buffer size")
+    if size < 0:
+        raise ParamError(f"buffer size must not be negative, got {size}")
+    return size
 
 
 def expect(value, kind, what):

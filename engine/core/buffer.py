@@ -96,7 +96,7 @@ class Buffer(Handle, HtmlRepr):
         self.version = 0            # writes that named no tensor
         self.last_plan = None       # weak reference to the plan that computed into it last (engine/cpu/plan.py)
         self._arena = None
-        self._end = 0               # where the last tensor placed by hand ends
+        self._end = 0               # byte offset at which the last tensor of tensor_alloc ends
         self.id = next(_ids)
         _buffers[self.id] = self
 

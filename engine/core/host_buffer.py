@@ -1,9 +1,9 @@
 """Host memory: the CPU's buffer type, buffers with an arena of their own, buffers over memory that exists."""
 import numpy as np
 
-from ggjit.core.arguments import whole
+from ggjit.core.arguments import buffer_size
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
-from ggjit.ops.core.errors import OutOfMemory, ParamError
+from ggjit.ops.core.errors import OutOfMemory
 from ggjit.ops.native.jit import address_of
 
 ARENA_ALIGNMENT = 64            # bytes: a cache line and the widest vector
@@ -30,9 +30,7 @@ class HostBuffer(Buffer):
     """`size` bytes of host memory, 64-byte aligned; the system gives pages when they are first written."""
 
     def __init__(self, buft, size):
-        size = whole(size, "buffer size")
-        if size < 0:
-            raise ParamError(f"buffer size must not be negative, got {size}")
+        size = buffer_size(size)
         super().__init__(buft, size)
         try:
             raw = np.empty(size + ARENA_ALIGNMENT, np.uint8)

@@ -36,7 +36,7 @@ def stamp(base_id, buf):
 
 
 def count_writes(cls, slots):
-    """Wrap the writing slots a class defines itself, so that third-party buffers need not know about versions.
+    """Wrap the writing slots a class defines itself, so that third-party buffers need no code for versions.
 
     slots: {slot name: index of the written tensor among its arguments, or None for the whole buffer}
     """

@@ -10,7 +10,7 @@ from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.tensors.summary import label, op_name, state
 
-FOLD_ABOVE = 40                 # boxes: larger graphs are folded unless asked otherwise
+FOLD_ABOVE = 40                 # boxes: larger graphs are folded by default
 MANY_READERS = 3                # a leaf read by more boxes is named in them instead of drawn
 MAX_CHARS = 38                  # of a line
 

@@ -6,7 +6,7 @@
 
 A box shows name, op, type and ggml's shape; its colour is the backend.  After a profiled run it shows time and
 bytes, and the bar at its foot is its share of the whole time.  Layers are found by names: `blk.3.` or
-`layers.3.` in front, `-3` behind; nodes without a name belong where their weights or their readers belong.
+`layers.3.` in front, `-3` behind; nodes without a name belong to the layer of their weights or readers.
 """
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a profile knows of the nodes of a plan, and what it measured of them.
+"""The nodes of a plan as a profile sees them, and what it measured of them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
     Record(sheet, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last runs
@@ -100,8 +100,6 @@ class NodeTime:
 
 class NodeFacts:
     """One node of a plan (engine/cpu/fusion.py: PlanNode)."""
-    __slots__ = ("id", "generation", "members", "name", "title", "op", "kernel", "kind", "nbytes", "flops", "layer",
-                 "tensor")
 
     def __init__(self, part, layer):
         t = part.t

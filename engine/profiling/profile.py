@@ -42,7 +42,7 @@ _last = None                    # weak reference to the profile that was closed 
 class Profile(HtmlRepr):
     """What ran inside the `with` block.  `rows`: NodeTime per node; `by(key)`: summed; str() and HTML are tables."""
 
-    facts = staticmethod(facts_of)      # asked by the pool when it first runs a plan (engine/cpu/ticks.py)
+    facts = staticmethod(facts_of)      # called by the pool when it first runs a plan (engine/cpu/ticks.py)
 
     def __init__(self):
         self._closed, self._open, self._hz = [], False, None

@@ -35,16 +35,16 @@ def from_numpy(ctx, array, name="", type=None):
         raise TypeMismatch(f"from_numpy: type must be a tensor type such as gg.Q8_0, got {type!r}")
     if type is not None and type.dtype is not None and type.dtype.kind == "i" and a.dtype.kind == "f":
         raise TypeMismatch(f"from_numpy: {a.dtype} values do not go into {type!r}; round them first")
-    if type is not None and (a.dtype not in _TYPE_OF_DTYPE or _TYPE_OF_DTYPE[a.dtype] is not type):
-        t = ctx.new_tensor(type, a.shape[::-1] or (1,), name)
+    native = _TYPE_OF_DTYPE.get(a.dtype)
+    if type is None and native is None:
+        raise TypeMismatch(f"from_numpy: no tensor type for dtype {a.dtype}; convert it, or give type=gg.F32")
+    t = ctx.new_tensor(native if type is None else type, a.shape[::-1] or (1,), name)
+    if t.type is native:
+        owned = np.ascontiguousarray(a)
+        tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)
+    else:
         tensor_alloc(HOST.alloc_buffer(t.nbytes), t, 0)
         t.set(a)
-        return t
-    if a.dtype not in _TYPE_OF_DTYPE:
-        raise TypeMismatch(f"from_numpy: no tensor type for dtype {a.dtype}; convert it, or give type=gg.F32")
-    t = ctx.new_tensor(_TYPE_OF_DTYPE[a.dtype], a.shape[::-1] or (1,), name)
-    owned = np.ascontiguousarray(a)
-    tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)
     return t
 
 
