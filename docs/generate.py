@@ -13,7 +13,7 @@ sys.path.insert(0, str(FOLDER))
 import api_page  # noqa: E402  (beside this file)
 import ggml_names  # noqa: E402
 
-from ggjit.devices.registry import registry  # noqa: E402
+from ggjit.api.registry import registry  # noqa: E402
 from ggjit.ops.core.record import OP  # noqa: E402
 from ggjit.ops.core.spec import all_specs  # noqa: E402
 from ggjit.tools.command.op_page import compact_table, file_table, op_page, shared_files  # noqa: E402

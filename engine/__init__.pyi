@@ -8,6 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ggjit.all_ops import *
+from ggjit.ops.core import errors as errors
+from ggjit.ops.core.errors import (
+    BadFile as BadFile,
+    Cancelled as Cancelled,
+    GgjitError as GgjitError,
+    IndexRangeError as IndexRangeError,
+    MissingExtra as MissingExtra,
+    ModelError as ModelError,
+    NotAllocated as NotAllocated,
+    NotSupported as NotSupported,
+    OutOfMemory as OutOfMemory,
+    Overwritten as Overwritten,
+    ParamError as ParamError,
+    ShapeError as ShapeError,
+    StaleHandle as StaleHandle,
+    TypeMismatch as TypeMismatch,
+)
 from ggjit.ops.core.record import OP
 
 __version__: str

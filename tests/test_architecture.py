@@ -19,11 +19,11 @@ FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "model
 LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
     ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
     ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.native ggjit.ops.cuda ggjit.alloc
-    ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.show ggjit.sched ggjit.cuda
-    ggjit.devices ggjit.api ggjit ggjit.models.core ggjit.models.files ggjit.models.text ggjit.models.networks
+    ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
+    ggjit.api ggjit ggjit.models.core ggjit.models.files ggjit.models.text ggjit.models.networks
     ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
-DEFERRED = {("ggjit.devices.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
+DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
             ("ggjit.cuda.code", "ggjit.ops.cuda.native.build")}
 COMMANDS = "ggjit.tools.command."              # each command imports what it needs when it is called
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device

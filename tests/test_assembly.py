@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(not isa.X86, reason="reads x86 assembly")
 CODE = """
 import json, sys
 import ggjit as gg
-from ggjit.ops import isa, repack
+from ggjit.ops.matmul import repack
+from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE, KERNEL_SIGNATURE
 from ggjit.ops.core.spec import all_specs
 

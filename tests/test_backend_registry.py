@@ -8,8 +8,8 @@ import pytest
 from test_backend import CPU, placed
 
 import ggjit as gg
+from ggjit.api.registry import API_VERSION, Registry
 from ggjit.cpu.device import CPU as CPU_DEVICE
-from ggjit.devices.registry import API_VERSION, Registry
 
 
 # ---------------------------------------------------------------- A6 events and devices

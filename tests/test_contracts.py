@@ -18,9 +18,9 @@ from test_sched import alone, array, fill, llama_like
 from test_sched_rules import world
 
 import ggjit as gg
+from ggjit.api.registry import Registry
 from ggjit.core.events import event_new
 from ggjit.cpu.device import CPU
-from ggjit.devices.registry import Registry
 
 BOOM = RuntimeError("driver lost")
 

@@ -158,7 +158,7 @@ def test_numba_still_asks_the_current_gpu():
 def test_the_simulated_driver_takes_what_the_driver_takes(python):
     """Same functions, same number of arguments: what runs in the simulator calls the driver rightly."""
     from cuda.bindings import driver
-    r = python("import inspect; from ggjit import cuda_sim\n"
+    r = python("import inspect; from ggjit.cuda import simulated_driver as cuda_sim\n"
                "for n in dir(cuda_sim):\n"
                "    f = getattr(cuda_sim, n)\n"
                "    if n.startswith('cu') and hasattr(f, '__wrapped__'):\n"

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 import ggjit as gg
-from ggjit.devices.registry import registry
+from ggjit.api.registry import registry
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import all_specs

@@ -156,7 +156,7 @@ def test_other_instruction_sets(isa, python):
     r = python("""
 import numpy as np
 from test_ops_small import nmse, run
-from ggjit.ops import isa
+from ggjit.ops.native import isa
 from ggjit.ops.attention.flash_attn import F16, F32, make_case
 from ggjit.ops.core.spec import Case
 for options in (dict(kt=F16, d=40, dv=24, n_kv=600, n=1, rep=4, max_bias=8.0, cap=5.0, sinks=True),

@@ -21,7 +21,7 @@ CODE = """
 import json, sys
 import numpy as np
 import ggjit as gg
-from ggjit.ops import isa
+from ggjit.ops.native import isa
 
 def random_graph(rng):
     ctx = gg.Context()

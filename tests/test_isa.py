@@ -10,7 +10,7 @@ from ggjit.ops.native import isa
 CODE = """
 import json, sys
 from ggjit.models import load_model
-from ggjit.ops import isa
+from ggjit.ops.native import isa
 out = {"isa": isa.ISA}
 for path in sys.argv[1:]:
     with load_model(path, n_threads=2, kv_type="F32") as m:

@@ -154,8 +154,8 @@ ROUNDABOUT = """
 import threading
 import numpy as np
 import ggjit as gg
-from ggjit import nesting
-nesting.PATIENCE = 1.0
+from ggjit.core import run_lock as nesting
+nesting.NESTING_TIMEOUT = 1.0
 cpu = gg.init_backend("CPU", n_threads=1)
 x = gg.from_numpy(gg.Context(), np.ones(8, np.float32))
 def silu():
@@ -187,7 +187,7 @@ def test_an_op_that_waits_for_a_thread_which_computes_is_told(setup, call, run, 
 
 def test_threads_queue_behind_an_op_that_works(monkeypatch):
     """Only waiting counts: an op that computes for longer than anybody's patience is waited for."""
-    monkeypatch.setattr(nesting, "PATIENCE", 0.1)
+    monkeypatch.setattr(nesting, "NESTING_TIMEOUT", 0.1)
     begun = threading.Event()
 
     def work(dst, a, ith, nth):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ggjit as gg
+from ggjit.display.layered_layout import MAX_LANE_POINTS, Layout, _inversions
 from ggjit.graphs.layers import layer_of_name
-from ggjit.show.draw_layout import MAX_LANE_POINTS, Layout, _inversions
-from ggjit.tensors.words import EDGE, corner, edges, preview, statistics
+from ggjit.tensors.summary import EDGE, corner, edges, preview, statistics
 
 CPU = gg.init_backend("CPU:n_threads=1")
 RNG = np.random.default_rng()

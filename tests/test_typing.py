@@ -15,7 +15,8 @@ from ggjit.ops.core.spec import builders
 from ggjit.tools import stubs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FOLDERS = {"ggjit": "engine", "ggjit/ops": "ops", "ggjit/alloc": "alloc", "ggjit/models": "models"}
+FOLDERS = {"ggjit": "engine", "ggjit/ops": "ops", "ggjit/ops/core": "ops/core", "ggjit/alloc": "alloc",
+           "ggjit/models": "models"}
 PROGRAM = '''
 import pickle
 import numpy as np
@@ -77,12 +78,12 @@ def hidden():
     from ggjit.alloc.report import MeasureReport
     from ggjit.cpu.plan import Plan
     from ggjit.cpu.thread_pool import Pool
+    from ggjit.display.drawing import Drawing
     from ggjit.models.networks.network import Network
     from ggjit.models.networks.silero import SileroVad
     from ggjit.models.text.generation import Generation
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
-    from ggjit.show.draw import Drawing
     found = MeasureReport, Drawing, Generation, Network, Plan, Pool, NodeTime, Profile, SileroVad
     return {f"_{c.__name__}": c for c in found}
 
@@ -158,8 +159,9 @@ def stubtest(folder, edit=lambda text: text):
         (site / package).mkdir(parents=True)
         for f in (ROOT / source).glob("*.pyi"):
             (site / package / f.name).write_text(edit(f.read_text(encoding="utf-8")), encoding="utf-8")
-    (site / "ggjit/ops/__init__.py").touch()
-    for name in ("errors.py", "record.py"):                 # what the stubs import
+    for name in ("__init__.py", "core/__init__.py"):
+        (site / "ggjit/ops" / name).touch()
+    for name in ("core/errors.py", "core/record.py"):       # what the stubs import
         (site / "ggjit/ops" / name).symlink_to(ROOT / "ops" / name)
     (folder / "allowed").write_text(NOT_COMPARED)
     command = [sys.executable, "-m", "mypy.stubtest", "ggjit", "--concise", "--ignore-missing-stub", "--allowlist",

@@ -5,6 +5,7 @@ import pytest
 from test_sched_rules import world
 
 import ggjit as gg
+from ggjit.core.versions import stamp
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
 
@@ -38,9 +39,9 @@ def test_a_copy_of_what_adamw_updates_is_never_stale(source):
 
 def test_a_plan_counts_its_updates():
     w, g, m, v, settings = optimizer(lambda ctx: gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU")))
-    before = [gg.versions.stamp(t.id, t.buffer) for t in (w, g, m, v, settings)]
+    before = [stamp(t.id, t.buffer) for t in (w, g, m, v, settings)]
     gg.compute(gg.opt_step_adamw(w, g, m, v, settings))
-    changed = [gg.versions.stamp(t.id, t.buffer) != old for t, old in zip((w, g, m, v, settings), before, strict=True)]
+    changed = [stamp(t.id, t.buffer) != old for t, old in zip((w, g, m, v, settings), before, strict=True)]
     assert changed == [True, False, True, True, False]
     assert m.numpy().tolist() == [2] * 8 and v.numpy().tolist() == [5] * 8
 
@@ -52,10 +53,10 @@ def test_a_copy_made_during_a_run_is_stale_after_it():
     gg.alloc_ctx_tensors(x.ctx, gg.init_backend("CPU"))
 
     def look(dst, a, ith, nth):
-        seen.append(gg.versions.stamp(leaf.id, leaf.buffer))
+        seen.append(stamp(leaf.id, leaf.buffer))
         dst[:] = a
     gg.compute(gg.cpy(gg.map_custom1(x, look, n_tasks=1), leaf))
-    assert len(seen) == 1 and gg.versions.stamp(leaf.id, leaf.buffer) != seen[0]
+    assert len(seen) == 1 and stamp(leaf.id, leaf.buffer) != seen[0]
 
 
 def test_a_run_that_fails_counts_its_writes():
@@ -63,12 +64,12 @@ def test_a_run_that_fails_counts_its_writes():
     leaf = x.ctx.new_tensor(gg.F32, (8, 2))
     gg.alloc_ctx_tensors(x.ctx, gg.init_backend("CPU"))
     leaf.set(np.zeros((2, 8)))
-    before = gg.versions.stamp(leaf.id, leaf.buffer)
+    before = stamp(leaf.id, leaf.buffer)
     beyond = gg.from_numpy(x.ctx, np.array([2], np.int32))
     with pytest.raises(gg.IndexRangeError, match="index 2 is out of range"):
         gg.compute(gg.cpy(x, leaf), gg.get_rows(x, beyond))
     assert leaf.numpy().tolist() == x.numpy().tolist()
-    assert gg.versions.stamp(leaf.id, leaf.buffer) != before
+    assert stamp(leaf.id, leaf.buffer) != before
 
 
 @pytest.mark.parametrize("name", ["w", "m", "v"])

@@ -1,3 +1,11 @@
-"""The short ways of a notebook: compute a tensor, measure a graph."""
+"""The top of the engine: devices by name, and the calls that do all steps at once.
+
+Read in this order:
+
+    registry            the devices of this process, third-party ones too; init_backend("CPU", n_threads=2)
+    null_device         the device that plans and computes nothing
+    compute             gg.compute(y): allocate, plan, run, read
+    measure_memory      gg.measure(graph): the memory it will take
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

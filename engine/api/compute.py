@@ -1,23 +1,18 @@
-"""The short ways: tensors from arrays, memory for a context, and `compute(y)`."""
+"""gg.compute(y): allocate, plan, run and read in one call."""
+import functools
 
+from ggjit.api.registry import init_backend
 from ggjit.core.run_lock import refuse_nesting
-from ggjit.devices.registry import init_backend
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.types import F16, F32, F64, I8, I16, I32, I64
-
-_TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
-_default = None
 
 
+@functools.cache
 def default_backend():
-    """The CPU backend that `compute` uses when none is given."""
-    global _default
-    if _default is None:
-        _default = init_backend("CPU", fuse=0)      # one run gains nothing, and every result can be read
-    return _default
+    """The CPU backend that `compute` uses when none is given.  Without fusion: every result can be read afterwards."""
+    return init_backend("CPU", fuse=0)
 
 
 def compute(*outputs, backend=None, planner="ggml"):
@@ -40,8 +35,6 @@ def compute(*outputs, backend=None, planner="ggml"):
     GraphAllocator(backend, planner=planner).alloc_graph(graph)
     plan = backend.graph_plan_create(graph)
     plan.compute()
-    outputs[0].ctx.last_plan = plan             # so that y.numpy() can be asked afterwards
+    outputs[0].ctx.last_plan = plan             # keeps y.numpy() readable afterwards
     values = tuple(plan.numpy(t) for t in outputs)
     return values[0] if len(values) == 1 else values
-
-

@@ -1,10 +1,14 @@
-"""What every other folder of the engine stands on: the tensor table, buffers, the interfaces of backends.
+"""What every other folder of the engine builds on: the tensor table, buffers, the interfaces of backends.
 
-    config, arguments, slots        settings; checks of what callers pass and of what devices return
+Read in this order:
+
     table, versions                 a tensor is a row of one table; how often its data were written
-    buffer, compute_buffers, placing        memory, and tensors placed in it
-    backend, events                 what a device, its streams and its events look like
-    run_lock, pending               one computation at a time; asynchronous work that still writes
+    buffer, host_buffer             a buffer type makes buffers; those in host memory
+    placing, compute_buffers        leaves placed in new buffers; buffers that grow with the graphs computed in them
+    backend, events                 base classes of devices and their streams; points in a stream to wait for
+    run_lock, pending               errors instead of deadlocks; asynchronous work that may still write
+    arguments, slots                checks of what callers pass, and of what third-party devices return
+    config, lifetime, html_repr     settings; handles and clean-up; how objects look in notebooks
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

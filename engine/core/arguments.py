@@ -1,8 +1,8 @@
-"""Arguments of the wrong kind, said early: a TypeMismatch that names the argument, before anything changed."""
+"""Checks of arguments: a TypeMismatch that names the argument, before any state changes."""
 import difflib
 import operator
 
-from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.errors import ParamError, TypeMismatch
 
 
 def whole(value, what):
@@ -11,6 +11,14 @@ def whole(value, what):
         return operator.index(value)
     except TypeError:
         raise TypeMismatch(f"{what} must be an integer, got {value!r}") from None
+
+
+def buffer_size(value):
+    """A number of bytes, 0 or more.  Errors: TypeMismatch, ParamError."""
+    size = whole(value, "buffer size")
+    if size < 0:
+        raise ParamError(f"buffer size must not be negative, got {size}")
+    return size
 
 
 def expect(value, kind, what):
@@ -22,13 +30,13 @@ def expect(value, kind, what):
 
 
 def expect_slot(value, slot, what):
-    """`value`, if it has the attribute `slot` by which such things are known."""
+    """`value`, if it is an instance with the attribute `slot`; for interfaces without a common base class."""
     if isinstance(value, type) or not hasattr(value, slot):
         raise TypeMismatch(f"{what}, got {type(value).__name__}")
     return value
 
 
 def nearest(name, known):
-    """" (did you mean ...?)", or nothing when no known name is like it."""
+    """Text " (did you mean ...?)" for an error, "" when no known name is similar."""
     close = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""

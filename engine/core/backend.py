@@ -1,4 +1,4 @@
-"""What a device brings: Device and Backend (a stream of work on it), base classes with ggml's slot defaults.
+"""Device and Backend (a stream of work on a device): base classes with ggml's slot defaults.
 
 A third party subclasses Device, Backend, BufferType and Buffer, and registers a registry object (`gg.registry`).
 Every slot that ggml calls optional has ggml's default here: a device that only computes needs `init_backend`,
@@ -9,9 +9,9 @@ import numpy as np
 from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.buffer import BufferType
 from ggjit.core.host_buffer import ArrayBuffer
+from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle
-from ggjit.core.shown import Shown
-from ggjit.core.slots import allocate
+from ggjit.core.slots import alloc_buffer
 from ggjit.core.versions import count_writes
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 
@@ -19,7 +19,7 @@ TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL = "cpu", "gpu", "igpu", "ac
 DEVICE_TYPES = (TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL)
 
 
-class Device(Handle, Shown):
+class Device(Handle, HtmlRepr):
     """A piece of hardware.  Subclasses give name, description, type, `init_backend` and `buffer_type`."""
     name = "?"
     description = ""
@@ -27,7 +27,7 @@ class Device(Handle, Shown):
 
     @property
     def props(self):
-        """Capabilities as a dict (ggml_backend_dev_props): those that have a slot of their own are found out."""
+        """Capabilities as a dict (ggml_backend_dev_props); by default True where the device defines the slot."""
         free, total = self.memory()
         overrides = lambda slot: getattr(type(self), slot) is not getattr(Device, slot)     # noqa: E731
         return {"name": self.name, "description": self.description, "type": self.type, "memory_free": free,
@@ -61,7 +61,7 @@ class Device(Handle, Shown):
         raise NotSupported(f"device {self.name} cannot use host memory in place")
 
     def supports_op(self, t):
-        """Can this device compute the node?  Asked once per distinct signature."""
+        """Can this device compute the node?  Called once per distinct signature."""
         return False
 
     def supports_buft(self, buft):
@@ -89,7 +89,7 @@ class Device(Handle, Shown):
 _WRITING_SLOTS = {"set_tensor_async": 0, "set_tensor_2d_async": 0, "copy_tensor_async": 1}
 
 
-class Backend(Handle, Shown):
+class Backend(Handle, HtmlRepr):
     """A stream of work on a device.  The asynchronous slots default to the synchronous ones.
 
     Contract of the asynchronous slots: what is submitted runs in order; `synchronize` waits for all of it.
@@ -113,7 +113,7 @@ class Backend(Handle, Shown):
 
     def alloc_buffer(self, size):
         """A buffer of the default type (ggml_backend_alloc_buffer)."""
-        return allocate(self.default_buffer_type, size)
+        return alloc_buffer(self.default_buffer_type, size)
 
     @property
     def alignment(self):
@@ -217,8 +217,8 @@ class HostMemory:
     def buffer_from_host_ptr(self, array, read_only=False):
         """A buffer over memory that exists: an ndarray, a memory map, any object with the buffer protocol.
 
-        Nothing is copied.  read_only=True promises that nobody writes it: plans that would are refused, and copies of
-        it on other devices are kept.  Errors: TypeMismatch, ParamError (not C-contiguous).
+        Nothing is copied.  read_only=True promises that the memory does not change: plans that would write it are
+        refused, and copies of it on other devices are kept.  Errors: TypeMismatch, ParamError (not C-contiguous).
         """
         return ArrayBuffer(self.buffer_type(), host_array(array), read_only)
 

@@ -10,8 +10,8 @@ import weakref
 
 import numpy as np
 
-from ggjit.core.lifetime import Handle, finish
-from ggjit.core.shown import Shown
+from ggjit.core.html_repr import HtmlRepr
+from ggjit.core.lifetime import Handle, call_all
 from ggjit.core.table import TABLE
 from ggjit.core.versions import count_writes
 from ggjit.ops.core.errors import (
@@ -34,7 +34,7 @@ _WRITING_SLOTS = {"set_tensor": 0, "memset_tensor": 0, "copy_tensor": 1, "set_te
                   "reset": None}
 
 
-class BufferType(Handle, Shown):
+class BufferType(Handle, HtmlRepr):
     """Makes buffers of one kind of memory.  Subclasses give `name`, `device`, `alloc_buffer`; the rest has defaults."""
     name = "?"
     device = None
@@ -73,7 +73,7 @@ def require_byte(value):
         raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
 
 
-class Buffer(Handle, Shown):
+class Buffer(Handle, HtmlRepr):
     """A piece of memory that holds tensors.  Subclasses without host memory override the tensor slots.
 
     Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
@@ -91,34 +91,34 @@ class Buffer(Handle, Shown):
         self.usage = USAGE_ANY
         self.read_only = False
         self.alive = True
-        self._trusted = True        # nobody holds the memory itself
-        self._loans = []            # write blocks whose arrays are still around
+        self._trusted = True        # False once the memory can be written without being counted
+        self._write_views = []      # arrays of `with t.write()` blocks that are still referenced
         self.version = 0            # writes that named no tensor
         self.last_plan = None       # weak reference to the plan that computed into it last (engine/cpu/plan.py)
         self._arena = None
-        self._end = 0               # where the last tensor placed by hand ends
+        self._end = 0               # byte offset at which the last tensor of tensor_alloc ends
         self.id = next(_ids)
         _buffers[self.id] = self
 
     @property
     def trusted(self):
-        """False: bytes may change behind our back, so no copy of them is ever reused.  Ask before looking at versions:
-        a loan that ended counts as a write."""
-        if self._loans:
-            held = [loan for loan in self._loans if loan.is_held()]
-            self.version += len(held) < len(self._loans)
-            self._loans = held
-        return self._trusted and not self._loans
+        """False: bytes may change without being counted, so no copy of them is reused.  Read it before `version`: a
+        write view that is gone counts as a write."""
+        if self._write_views:
+            left = [view for view in self._write_views if view.is_referenced()]
+            self.version += len(left) < len(self._write_views)
+            self._write_views = left
+        return self._trusted and not self._write_views
 
-    def lend(self, array):
-        """`array`, which lies in this memory, for writing: untrusted until nobody has it or a view of it."""
-        loan = Loan(array)
-        self._loans.append(loan)
-        return loan.hand_out()
+    def write_view(self, array):
+        """A writable view of `array`, which lies in this memory.  The buffer is untrusted while the view is in use."""
+        view = WriteView(array)
+        self._write_views.append(view)
+        return view.make()
 
     @property
     def arena(self):
-        """uint8 ndarray of the memory, None where it is not host memory.  Who takes it may write at any time."""
+        """uint8 ndarray of the memory, None where it is not host memory.  Reading it makes it untrusted."""
         self._trusted = False
         return self._arena
 
@@ -211,11 +211,11 @@ class Buffer(Handle, Shown):
 count_writes(Buffer, _WRITING_SLOTS)
 
 
-class Loan:
-    """A writable array that was handed out, until it is read-only and no view of it is left.
+class WriteView:
+    """A writable array given to a caller: in use until it is read-only and no view of it is left.
 
-    Views refer to the root of their chain, not to the array they were taken from, so the root tells whether there are
-    any.  NumPy looks for the root up to the first object that is no array: _Memory.
+    NumPy views refer to the root of their chain, not to the array they were taken from: the reference count of the
+    root tells whether any is left.  The chain ends at the first object that is no array: _Memory.
 
         memory <- _Memory <- root <- the array
                                   <- views of it, and views of those
@@ -223,15 +223,15 @@ class Loan:
 
     def __init__(self, array):
         self.root = np.asarray(_Memory(array))
-        self.n_refs = sys.getrefcount(self.root)        # while nobody has anything
+        self.n_refs = sys.getrefcount(self.root)        # without views
         self.array = None
 
-    def hand_out(self):
+    def make(self):
         array = self.root.view()
         self.array = weakref.ref(array)
         return array
 
-    def is_held(self):
+    def is_referenced(self):
         array = self.array()
         if array is not None and array.flags.writeable:
             return True
@@ -282,7 +282,7 @@ class MultiBuffer(Buffer):
 
     def free(self):
         if self.alive:
-            finish(super().free, *(b.free for b in self.buffers))
+            call_all(super().free, *(b.free for b in self.buffers))
 
     def _only_groups(self, *args, **kwargs):
         raise NotSupported(f"{self!r} only groups buffers; use the tensor's own buffer")
@@ -304,7 +304,7 @@ def as_bytes(data):
 
 
 def buffer_by_id(buffer_id, tensor):
-    """The live buffer the table names for `tensor`."""
+    """The live buffer that the table names for `tensor`.  Errors: StaleHandle."""
     buf = _buffers.get(buffer_id)
     if buf is None or not buf.alive:
         raise freed(tensor)

@@ -6,13 +6,15 @@
 import weakref
 
 from ggjit.core.buffer import USAGE_COMPUTE
-from ggjit.core.lifetime import finish
-from ggjit.core.slots import allocate
+from ggjit.core.lifetime import call_all
+from ggjit.core.slots import alloc_buffer
 
 
-class Memory:
-    """The compute buffers of a scheduler or allocator, per buffer type and chunk.  Growing replaces buffers and raises
-    `version`."""
+class ComputeBuffers:
+    """The compute buffers of a scheduler or allocator, by buffer type and chunk.
+
+    `version` goes up whenever a buffer is replaced.
+    """
 
     def __init__(self, bufts):
         self.bufts = bufts
@@ -22,7 +24,7 @@ class Memory:
 
     @property
     def used_by(self):
-        """The Run that computed here last, or None.  Held weakly: what it computes may know the scheduler."""
+        """The Run that computed here last, or None.  Held weakly: its graph may refer to the scheduler."""
         return self._used_by()
 
     @used_by.setter
@@ -30,12 +32,12 @@ class Memory:
         self._used_by = (lambda: None) if run is None else weakref.ref(run)
 
     def holds(self, buf):
-        """Is that one of these buffers?"""
+        """Is `buf` one of these buffers?"""
         return any(buf is b for chunks in self.chunks for b in chunks)
 
     def grow(self, chunk_sizes, before_moving=lambda: None):
-        """Make every chunk large enough.  Errors: whatever a buffer type raises; the old buffers stay then."""
-        # empty tensors have a place as well: in a chunk of one byte, since not every device makes buffers of none
+        """Make every chunk large enough.  Errors: those of the buffer types; the old buffers stay then."""
+        # at least one byte a chunk: empty tensors have a place too, and some devices refuse buffers of 0 bytes
         todo = [(b, c, max(int(size), 1)) for b, sizes in enumerate(chunk_sizes) for c, size in enumerate(sizes)
                 if c >= len(self.chunks[b]) or self.chunks[b][c] is None or self.chunks[b][c].size < size
                 or not self.chunks[b][c].alive]
@@ -45,10 +47,10 @@ class Memory:
         new = []
         try:
             for b, _, size in todo:
-                new.append(allocate(self.bufts[b], size))
+                new.append(alloc_buffer(self.bufts[b], size))
                 new[-1].set_usage(USAGE_COMPUTE)
         except BaseException as e:
-            finish(*(buf.free for buf in new), after=e)
+            call_all(*(buf.free for buf in new), after=e)
             raise
         old = []
         for (b, c, _), buf in zip(todo, new, strict=True):
@@ -58,7 +60,7 @@ class Memory:
             self.chunks[b][c] = buf
         self.used_by = None                 # results of earlier graphs went with the old chunks
         self.version += 1
-        finish(*(buf.free for buf in old))
+        call_all(*(buf.free for buf in old))
 
     def size(self, slot):
         return sum(buf.size for buf in self.chunks[slot] if buf is not None)
@@ -69,4 +71,4 @@ class Memory:
             chunks.clear()
         self.used_by = None
         self.version += 1
-        finish(*(buf.free for buf in buffers))
+        call_all(*(buf.free for buf in buffers))

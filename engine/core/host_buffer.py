@@ -1,16 +1,16 @@
-"""Host memory: the buffer type of the CPU, buffers with an arena of their own, buffers over memory of others."""
+"""Host memory: the CPU's buffer type, buffers with an arena of their own, buffers over memory that exists."""
 import numpy as np
 
-from ggjit.core.arguments import whole
+from ggjit.core.arguments import buffer_size
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
-from ggjit.ops.core.errors import OutOfMemory, ParamError
+from ggjit.ops.core.errors import OutOfMemory
 from ggjit.ops.native.jit import address_of
 
 ARENA_ALIGNMENT = 64            # bytes: a cache line and the widest vector
 
 
 class HostBufferType(BufferType):
-    """Plain host memory.  `device` is the CPU device (cpu/device.py sets it)."""
+    """Plain host memory.  Leaves need it before there is a device: cpu/device.py sets `device` when it is imported."""
     name = "CPU"
 
     def __init__(self, device=None):
@@ -23,16 +23,14 @@ class HostBufferType(BufferType):
         return HostBuffer(self, size)
 
 
-HOST = HostBufferType()         # the one of this process
+HOST = HostBufferType()         # the only one: buffer types are compared by identity
 
 
 class HostBuffer(Buffer):
-    """The ready-made arena buffer: `size` bytes of host memory, 64-byte aligned, pages untouched until used."""
+    """`size` bytes of host memory, 64-byte aligned; the system gives pages when they are first written."""
 
     def __init__(self, buft, size):
-        size = whole(size, "buffer size")
-        if size < 0:
-            raise ParamError(f"buffer size must not be negative, got {size}")
+        size = buffer_size(size)
         super().__init__(buft, size)
         try:
             raw = np.empty(size + ARENA_ALIGNMENT, np.uint8)
@@ -45,7 +43,7 @@ class HostBuffer(Buffer):
 
 
 class ArrayBuffer(Buffer):
-    """A buffer over memory that belongs to somebody else: a user's array or a mapped file; nothing is copied."""
+    """A buffer over memory that exists, such as a user's array or a mapped file; nothing is copied."""
 
     def __init__(self, buft, array, read_only=False):
         flat = as_bytes(array)
@@ -57,7 +55,7 @@ class ArrayBuffer(Buffer):
 
 
 def _is_immutable(memory):
-    """Can nobody write this memory?  Flags say little: an owner may flip them, a read-only view has a writable base."""
+    """Is the memory that of a `bytes` object?  NumPy's flags do not tell: owners flip them, bases are writable."""
     while isinstance(memory, np.ndarray | memoryview):
         memory = memory.base if isinstance(memory, np.ndarray) else memory.obj
     return isinstance(memory, bytes)

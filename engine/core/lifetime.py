@@ -1,9 +1,9 @@
-"""Ends of objects: handles that cannot be doubled, and cleaning up that goes on when a step of it fails."""
+"""Lifetimes: handles that cannot be copied, and clean-up that continues after an error."""
 from ggjit.ops.core.errors import TypeMismatch
 
 
 class Handle:
-    """Mixin: there is no second one of it, so it is neither copied nor pickled."""
+    """Mixin: stands for a resource of this process, so it is neither copied nor pickled."""
     __slots__ = ()
 
     def __reduce__(self):
@@ -11,9 +11,8 @@ class Handle:
                            f"another one, there or here (gg.init_backend, alloc_buffer, gg.Scheduler)")
 
 
-def finish(*calls, after=None):
-    """Make all calls, whatever some of them raise.  Then the first error comes out; `after`: it becomes a note on this
-    one, which is on its way already."""
+def call_all(*calls, after=None):
+    """Make all calls, then raise the first error among them.  after: an error being handled; gets it as a note."""
     first = None
     for call in calls:
         try:

@@ -1,19 +1,19 @@
-"""Work in flight: who reads memory waits for schedulers that may still write it.
+"""Work in flight: reading memory waits for schedulers that may still write it.
 
     sched.graph_compute_async(graph)            streams are at work
     y.numpy(), np.asarray(cache), t.bytes()     wait for them
     other.graph_compute(...)                    waits if one of the two graphs writes leaves that both touch
     x.set(...)                                  does not: the next input of a pipeline is set while the last one runs
 
-Work in flight keeps its scheduler alive, and so the memory it works in, until somebody waits for it.
+Work in flight keeps its scheduler alive, and so the memory it works in, until it has been waited for.
 """
 import os
 import threading
 
-from ggjit.core.run_lock import INSIDE
+from ggjit.core.run_lock import KERNEL_THREADS
 from ggjit.ops.core.locks import ForkLock
 
-IN_FLIGHT = {}                  # scheduler -> (its run,): submitted, and nobody waited for it
+IN_FLIGHT = {}                  # scheduler -> (its run,): submitted and not yet waited for
 _changing = ForkLock()
 
 if hasattr(os, "register_at_fork"):
@@ -34,11 +34,11 @@ def land(sched, flight):
 
 
 def wait_for_writers(buf):
-    """Block until nobody writes `buf`.  Errors of asynchronous work come out here.
+    """Block until no work in flight writes `buf`.  Errors of asynchronous work are raised here.
 
-    Inside a computation nothing waits: it would wait for itself.
+    Threads that run kernels do not wait: they would wait for themselves.
     """
-    if IN_FLIGHT and threading.get_ident() not in INSIDE:
+    if IN_FLIGHT and threading.get_ident() not in KERNEL_THREADS:
         for sched, (run,) in list(IN_FLIGHT.items()):
             if buf.id in run.written_buffers or run.memory.holds(buf):
                 sched.synchronize()
@@ -46,7 +46,7 @@ def wait_for_writers(buf):
 
 def wait_for_others(sched, run):
     """Block while runs of other schedulers write leaves that `run` touches, or touch leaves that it writes."""
-    for other, (theirs,) in list(IN_FLIGHT.items()):
-        if other is not sched and (theirs.written_buffers & run.touched_buffers
-                                   or run.written_buffers & theirs.touched_buffers):
+    for other, (other_run,) in list(IN_FLIGHT.items()):
+        if other is not sched and (other_run.written_buffers & run.touched_buffers
+                                   or run.written_buffers & other_run.touched_buffers):
             other.synchronize()

@@ -7,8 +7,8 @@ import sys
 import weakref
 
 from ggjit.core.buffer import tensor_alloc
-from ggjit.core.lifetime import finish
-from ggjit.core.slots import allocate, number
+from ggjit.core.lifetime import call_all
+from ggjit.core.slots import alloc_buffer, checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import OutOfMemory
 from ggjit.ops.core.record import T_BUFFER
@@ -24,7 +24,7 @@ def place_tensors(wanted):
     made, placed = [], []
     try:
         for buft, size, _ in layouts:
-            made.append(allocate(buft, size))
+            made.append(alloc_buffer(buft, size))
         for buf, (_, _, group) in zip(made, layouts, strict=True):
             for t, offs in group:
                 tensor_alloc(buf, t, offs)
@@ -32,16 +32,16 @@ def place_tensors(wanted):
     except BaseException as e:
         for t, buf in placed:
             unplace(t, buf.id)
-        finish(*(buf.free for buf in made), after=e)
+        call_all(*(buf.free for buf in made), after=e)
         raise
     return [(buf, [t for t, _ in group]) for buf, (_, _, group) in zip(made, layouts, strict=True)]
 
 
 def _layout(buft, tensors):
-    """[(size, [(tensor, offset)])] of the buffers that take the tensors; no size is 0: not every device makes those."""
-    align, limit, parts = number(buft, "alignment"), number(buft, "max_size"), []
+    """[(size, [(tensor, offset)])] of the buffers for the tensors; sizes are 1 or more: some devices refuse 0 bytes."""
+    align, limit, parts = checked_int(buft, "alignment"), checked_int(buft, "max_size"), []
     for t in tensors:
-        need = -(-number(buft, "alloc_size", t, least=t.nbytes) // align) * align
+        need = -(-checked_int(buft, "alloc_size", t, least=t.nbytes) // align) * align
         if need > limit:
             raise OutOfMemory(f"{describe(t)} needs {need:,} bytes, a {buft.name} buffer holds at most {limit:,}")
         if not parts or parts[-1][0] + need > limit:
@@ -53,35 +53,35 @@ def _layout(buft, tensors):
 
 
 def unplace(t, buf_id):
-    """Take back a place in that buffer; a tensor that lies elsewhere by now is left alone."""
+    """The tensor has no memory in that buffer any more; one that was placed elsewhere since is left alone."""
     if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) == buf_id:
         TABLE.place(t.id, -1, 0)
         t.ctx.buffers = [b for b in t.ctx.buffers if b.id != buf_id]
 
 
-class Lease:
-    """Frees a buffer when the last context that holds the lease dies; `end` frees it earlier.
+class BufferOwner:
+    """Kept by contexts; frees its buffer when the last of them dies.  `free` does so earlier.
 
-    Not a weakref.finalize: that is known to the interpreter for ever, so a buffer whose device remembers a tensor
-    (device -> tensor -> context -> lease) would keep itself alive.  This is a cycle that can be collected.
+    Not a weakref.finalize: the interpreter would hold the buffer, and with it a device that refers to a tensor (device
+    -> tensor -> context -> owner), for ever.  This cycle can be collected.
     """
 
     def __init__(self, buf):
         self.buf = buf
 
-    def end(self):
+    def free(self):
         buf, self.buf = self.buf, None
         if buf is not None:
             buf.free()
 
     def __del__(self):
         if not sys.is_finalizing():             # devices are gone by then
-            self.end()
+            self.free()
 
 
-def free_with(buf, contexts):
-    """Free `buf` when none of the contexts is left.  Returns a weak reference to the Lease."""
-    lease = Lease(buf)
+def free_after(buf, contexts):
+    """Free `buf` when none of the contexts is left.  Returns a weak reference to its BufferOwner."""
+    owner = BufferOwner(buf)
     for ctx in contexts:
-        ctx._keeps.add(lease)
-    return weakref.ref(lease)
+        ctx._keeps.add(owner)
+    return weakref.ref(owner)

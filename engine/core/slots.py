@@ -1,35 +1,38 @@
-"""What third parties answer, checked: nonsense is a typed error that names who said it, not a crash later."""
+"""Calls of the slots of third-party devices and buffer types, with their results checked.
+
+A result of the wrong kind is a typed error that names the device or buffer type and the slot.
+"""
 import numpy as np
 
 from ggjit.core.buffer import Buffer
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
 
-MOST = (1 << 63) - 1
+MAX_SIZE = (1 << 63) - 1
 
 
-def number(buft, slot, *args, least=1):
-    """The integer a buffer type answers: "alignment", "max_size", "alloc_size"; at most MOST."""
+def checked_int(buft, slot, *args, least=1):
+    """The result of an integer slot of a buffer type ("alignment", "max_size", "alloc_size"); at most MAX_SIZE."""
     n = getattr(buft, slot)(*args)
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < least:
         raise GgjitError(f"buffer type {buft.name}: {slot} must be an integer of at least {least}, got {n!r}")
-    return min(int(n), MOST)
+    return min(int(n), MAX_SIZE)
 
 
-def yes(owner, slot, *args):
-    """What a device, backend or buffer type answers to a question: "supports_op", "supports_buft", "offload_op" ..."""
-    return truth(getattr(owner, slot)(*args), f"{owner.name}: {slot}")
+def checked_bool(owner, slot, *args):
+    """The result of a yes-or-no slot: "supports_op", "supports_buft", "offload_op", "supports_backend"."""
+    return as_bool(getattr(owner, slot)(*args), f"{owner.name}: {slot}")
 
 
-def truth(answer, who):
-    """An answer as True or False."""
+def as_bool(value, source):
+    """A value as True or False; source: the slot or callback it came from.  Errors: GgjitError."""
     try:
-        return bool(answer)
+        return bool(value)
     except Exception as e:
-        raise GgjitError(f"{who} must answer True or False, got {answer!r}") from e
+        raise GgjitError(f"{source} must answer True or False, got {value!r}") from e
 
 
-def allocate(buft, size):
-    """A buffer of at least `size` bytes.  Errors: whatever the buffer type raises, OutOfMemory where it makes none."""
+def alloc_buffer(buft, size):
+    """A buffer of at least `size` bytes.  Errors: those of the buffer type; OutOfMemory where it returns None."""
     buf = buft.alloc_buffer(size)
     if buf is None:
         raise OutOfMemory(f"{buft.name}: no buffer of {size:,} bytes")

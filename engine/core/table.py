@@ -43,7 +43,7 @@ def _reserve(nbytes):
 
 
 class Table:
-    """Rows, their recycling, and the version that tells plans to look at placements again."""
+    """Rows, their recycling, and the version by which plans notice that tensors moved."""
 
     def __init__(self, capacity=CAPACITY):
         self.capacity = capacity
@@ -51,7 +51,7 @@ class Table:
         self.records = np.frombuffer(self._memory, TENSOR)              # by field name
         self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
         self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
-        self.placement_version = 0          # bumped whenever any tensor or buffer may have moved
+        self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0
         self._free = []
         self._dead = collections.deque()    # ids whose context is gone; filled by finalizers
@@ -98,13 +98,13 @@ class Table:
             return self._top - len(self._free)
 
     def place(self, row, buffer_id, offs):
-        """Give a leaf its memory."""
+        """Set the memory of a leaf."""
         self.words[row, T_BUFFER] = buffer_id
         self.words[row, T_OFFS] = offs
         self.placement_version += 1
 
     def unplace_all(self, buffer_id):
-        """A buffer was freed: its tensors have no memory, and know why."""
+        """A buffer was freed: its tensors are marked FREED."""
         placed = self.words[:self._top, T_BUFFER]
         placed[placed == buffer_id] = FREED
         self.placement_version += 1

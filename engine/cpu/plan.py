@@ -25,8 +25,8 @@ import numpy as np
 
 from ggjit.core.buffer import USAGE_COMPUTE, buffer_by_id, freed
 from ggjit.core.config import debug
-from ggjit.core.run_lock import INSIDE, RunLock, refuse_nesting, take
-from ggjit.core.shown import Shown
+from ggjit.core.html_repr import HtmlRepr
+from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import T_VERSION, written
 from ggjit.cpu.check import require_right
@@ -88,7 +88,7 @@ def mark_last(plan, nodes):
             t._plan = _ran_last
 
 
-class Plan(Shown):
+class Plan(HtmlRepr):
     """`plan.compute()` runs the graph; `plan.numpy(t)` reads a result of this plan's last run.
 
     fuse: may runs of nodes become one kernel (engine/cpu/fusion.py)?  None: as the backend says.
@@ -127,8 +127,8 @@ class Plan(Shown):
 
     def where(self, t):
         """(buffer, byte offset) of any tensor of the graph, or None."""
-        if t._at is not None:
-            return t._at
+        if t._fixed_place is not None:
+            return t._fixed_place
         base = t.base
         row = TABLE.words[base.id]
         if row[T_BUFFER] >= 0:
@@ -235,7 +235,7 @@ class Plan(Shown):
         self._me = weakref.ref(self)
         self._work = shared_work(self.backend, self.work_nbytes)
         self.rows[self._work_words] = self._work.base
-        self._note_written(x.id for t in self._stored if t._at is None for x in written(t))
+        self._note_written(x.id for t in self._stored if t._fixed_place is None for x in written(t))
         self.__dict__.pop("_spans", None)
         self.resolved = version             # last: a failure above leaves the plan to be resolved again
 
@@ -252,12 +252,12 @@ class Plan(Shown):
         StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
         # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
         # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
-        if get_ident() in INSIDE:
+        if get_ident() in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock
         try:
             if not lock.acquire(False):
-                take(lock)
+                acquire_or_raise(lock)
             if self.resolved != TABLE.placement_version:
                 self._up_to_date()
             self.failed = True

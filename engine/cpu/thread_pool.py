@@ -18,7 +18,7 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, whole
-from ggjit.core.run_lock import INSIDE, refuse_nesting, take
+from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting
 from ggjit.cpu.pool_fork import leave_walk
 from ggjit.cpu.ticks import Tracing
 from ggjit.cpu.walk import (
@@ -120,7 +120,7 @@ class Pool:
         self._native_ids[ith] = threading.get_native_id()
         if self.affinity:
             self._pin(ith)
-        INSIDE.add(threading.get_ident())
+        KERNEL_THREADS.add(threading.get_ident())
         while not worker(self.sync, ith):
             self._work.wait()
         self.n_walking = 0                      # in a process forked by this thread: the walk is over
@@ -132,14 +132,14 @@ class Pool:
         handlers (KeyboardInterrupt) and of the callback come out.
         """
         me = get_ident()
-        if me in INSIDE:
+        if me in KERNEL_THREADS:
             refuse_nesting()
         lock = self._lock
         try:                                    # first: a signal may raise after any call
-            INSIDE.add(me)
+            KERNEL_THREADS.add(me)
             try:
                 if not lock.acquire(False):
-                    take(lock)
+                    acquire_or_raise(lock)
                 return self._run(first, end, n_threads, abort_callback, plan, i, j)
             finally:
                 try:
@@ -147,7 +147,7 @@ class Pool:
                 except RuntimeError:        # a signal came while this waited for the lock
                     lock = None
         finally:
-            INSIDE.discard(me)
+            KERNEL_THREADS.discard(me)
 
     def _run(self, first, end, n_threads, abort_callback, plan, i, j):
         if len(self._threads) < n_threads - 1:
@@ -232,9 +232,9 @@ def _stop():
 def _after_fork():
     """In the child: no pool yet."""
     global _pool
-    old, walking = _pool, threading.get_ident() in INSIDE
+    old, walking = _pool, threading.get_ident() in KERNEL_THREADS
     _pool = None
-    INSIDE.clear()
+    KERNEL_THREADS.clear()
     IN_PYTHON.clear()
     if old is not None and walking:
         leave_walk(old)

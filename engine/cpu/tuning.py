@@ -21,8 +21,8 @@ from ggjit.ops.core.traits import all_traits, traits_of
 from ggjit.ops.matmul import tile_rows as tuned
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.ops.matmul.tile_rows import ROWS, Choice, candidates
-from ggjit.tensors.arrays import alloc_ctx_tensors, from_numpy
-from ggjit.tensors.context import Context
+from ggjit.tensors.arrays import from_numpy
+from ggjit.tensors.context import Context, alloc_ctx_tensors
 
 LENGTHS = 2048, 5632            # of rows
 MATRIX_ROWS = 2048

@@ -95,7 +95,7 @@ class CUDAPlan(Plan):
         self._me = weakref.ref(self)
         self._work = self.backend.work(self.work_nbytes)
         self.rows[self._work_words] = self._work.base
-        bases = {x.id for t in self.nodes if t._at is None for x in written(t)}
+        bases = {x.id for t in self.nodes if t._fixed_place is None for x in written(t)}
         self._note_written(bases)
         self.__dict__.pop("_spans", None)
         self._send_rows()

@@ -9,9 +9,9 @@ from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import Buffer, BufferType
-from ggjit.core.compute_buffers import Memory
+from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
-from ggjit.core.slots import number
+from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
 from ggjit.graphs.placed import Located
 from ggjit.ops.core.errors import NotAllocated, ParamError
@@ -51,7 +51,7 @@ class GraphAllocator:
         # equal buffer types share one buffer, as in ggml
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
-        self._memory = Memory(self.bufts)
+        self._memory = ComputeBuffers(self.bufts)
         self._owned = {}                                # ids of leaves this allocator placed -> tensor
         self._where = {}                                # placement of the last allocated graph
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
@@ -59,13 +59,13 @@ class GraphAllocator:
     def plan(self, graph, node_ids=None, leaf_ids=None):
         """The memory plan of `graph`; allocates nothing."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
-        sizes = [np.array([number(self.bufts[i], "alloc_size", t, least=t.nbytes)
+        sizes = [np.array([checked_int(self.bufts[i], "alloc_size", t, least=t.nbytes)
                            for i, t in zip(ids, tensors, strict=True)], np.int64)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
         self._forget_leaves()                           # the arguments are right: state may change from here on
         plan = plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes,
-                          alignment=[number(b, "alignment") for b in self.bufts],
-                          max_size=[number(b, "max_size") for b in self.bufts],
+                          alignment=[checked_int(b, "alignment") for b in self.bufts],
+                          max_size=[checked_int(b, "max_size") for b in self.bufts],
                           node_buffers=which[0], leaf_buffers=which[1], n_buffers=len(self.bufts),
                           planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
                           time_limit=self.time_limit)

@@ -5,14 +5,13 @@ import dataclasses
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
-from ggjit.core.lifetime import finish
-from ggjit.core.slots import truth
+from ggjit.core.lifetime import call_all
+from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
-from ggjit.tensors.arrays import alloc_ctx_tensors
-from ggjit.tensors.context import Context
+from ggjit.tensors.context import Context, alloc_ctx_tensors
 from ggjit.tensors.tensor import Tensor
 from ggjit.tensors.transfer import tensor_copy, tensor_memset
 
@@ -59,7 +58,7 @@ def graph_copy(backend, graph):
                 tensor_copy(t, copy)
         new = Graph(*[copies[t.id] for t in graph.outputs])
     except BaseException as e:
-        finish(ctx.free, *([buffer.free] if buffer is not None else []), after=e)
+        call_all(ctx.free, *([buffer.free] if buffer is not None else []), after=e)
         raise
     return GraphCopy(new, buffer, ctx, copies)
 
@@ -125,7 +124,7 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
 
 def _stops(answer):
     """A callback that returns nothing lets it go on."""
-    return answer is not None and not truth(answer, "the callback of compare_graph_backend")
+    return answer is not None and not as_bool(answer, "the callback of compare_graph_backend")
 
 
 def _single(t):

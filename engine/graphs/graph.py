@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.order import reorder
-from ggjit.core.shown import Shown, drawing_of
+from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
@@ -15,7 +15,7 @@ from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.tensor import Tensor, set_output
 
 
-class Graph(Shown):
+class Graph(HtmlRepr):
     """The graph that computes `outputs` (ggml_build_forward_expand on each, in order); they become outputs.
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
@@ -81,7 +81,7 @@ class Graph(Shown):
         return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs -> {', '.join(map(describe, self.outputs))}>"
 
     def draw(self, file=None, expand=None, views=False, profile=None, sched=None, engine="auto"):
-        """A picture of the graph (engine/show/draw.py): shown by notebooks, `.svg`, `.dot`, written to `file` if given.
+        """A picture of the graph (engine/display/drawing.py): `.svg`, `.dot`, HTML; written to `file` if given.
 
         expand: True, False, or names of layers to unfold; views: draw reshape, view, permute and transpose too;
         profile: times and bytes of a `gg.profile()` (default: the last that saw this graph); sched: a Scheduler whose

@@ -16,17 +16,17 @@ from ggjit.tensors.tensor import Tensor
 class Located(Tensor):
     """`t` at (buffer, byte offset) with sources of its own.  Writing it leaves the original's data version alone."""
 
-    __slots__ = ("_at",)
+    __slots__ = ("_fixed_place",)
 
     def __init__(self, t, src, at, name=None):
         super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, src, t.view_src, t.view_offs,
                          t.name if name is None else name)
-        self._at = at
+        self._fixed_place = at
 
     def _where(self):
-        return self._at
+        return self._fixed_place
 
-    def _wrote(self):
+    def _count_write(self):
         """The scheduler keeps the versions of what it computes and copies."""
 
 

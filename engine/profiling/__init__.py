@@ -1,3 +1,11 @@
-"""Where the time of a run goes, and what the machine could do at most."""
+"""Where the time of a run goes, and what the machine could do at most.
+
+Read in this order:
+
+    profile             the `with gg.profile()` block, its tables and traces
+    nodes               bytes, operations and times of the nodes of a plan
+    machine_limits      memory bandwidth and float32 peak, measured
+    plot                threads and layers over time
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

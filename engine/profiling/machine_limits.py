@@ -1,6 +1,6 @@
 """What the machine can do at most: bytes a second read from memory, float operations a second from registers.
 
-Measured when asked for; `roofline` keeps what it found for the rest of the process.
+Measured when first needed; `roofline` keeps the result for the rest of the process.
 """
 import concurrent.futures
 import functools

@@ -1,4 +1,4 @@
-"""What a profile knows of the nodes of a plan, and what it measured of them.
+"""The nodes of a plan as a profile sees them, and what it measured of them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
     Record(sheet, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last runs
@@ -12,7 +12,7 @@ import numpy as np
 from ggjit.graphs.layers import layers
 from ggjit.ops.core.record import N_TASKS, OP
 from ggjit.ops.core.shape import describe
-from ggjit.tensors.words import op_name
+from ggjit.tensors.summary import label, op_name
 
 
 def element_nbytes(t):
@@ -100,13 +100,11 @@ class NodeTime:
 
 class NodeFacts:
     """One node of a plan (engine/cpu/fusion.py: PlanNode)."""
-    __slots__ = ("id", "generation", "members", "name", "title", "op", "kernel", "kind", "nbytes", "flops", "layer",
-                 "tensor")
 
     def __init__(self, part, layer):
         t = part.t
         self.id, self.generation, self.members = t.id, t.generation, [x.id for x in part.nodes]
-        self.name, self.title, self.tensor = t.name or f"%{t.id}", t.name or op_name(t), describe(t)
+        self.name, self.title, self.tensor = label(t), t.name or op_name(t), describe(t)
         self.op = "+".join(map(op_name, part.nodes))
         self.kernel, self.kind = part.kernel.name, kind(t, part.kernel.name)
         self.nbytes, self.flops = part_traffic(part), sum(map(operations, part.nodes))

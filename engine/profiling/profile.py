@@ -27,7 +27,7 @@ import os
 import time
 import weakref
 
-from ggjit.core.shown import Shown
+from ggjit.core.html_repr import HtmlRepr
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import clock
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
@@ -39,10 +39,10 @@ MIN_BASELINE_NS = 20_000_000    # clock ticks are converted over at least this s
 _last = None                    # weak reference to the profile that was closed last
 
 
-class Profile(Shown):
+class Profile(HtmlRepr):
     """What ran inside the `with` block.  `rows`: NodeTime per node; `by(key)`: summed; str() and HTML are tables."""
 
-    facts = staticmethod(facts_of)      # asked by the pool when it first runs a plan (engine/cpu/ticks.py)
+    facts = staticmethod(facts_of)      # called by the pool when it first runs a plan (engine/cpu/ticks.py)
 
     def __init__(self):
         self._closed, self._open, self._hz = [], False, None
@@ -63,7 +63,7 @@ class Profile(Shown):
         the_pool().tracing.leave(self)
         self._hz = None
         if time.perf_counter_ns() - self._start[1] >= MIN_BASELINE_NS:
-            self._calibrate()           # or else by the first who asks: nobody waits here
+            self._calibrate()           # else when `hz` is first read: closing a profile does not wait
 
     def _calibrate(self):
         """Ticks per second over the time since the profile was opened, or a little longer where that was too short."""

@@ -5,11 +5,11 @@ cause, and the same for its sources; plus what was copied, what was not, and how
 """
 import html
 
+from ggjit.display.html import facts, folded, table
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.sched.columns import BACKEND, COPY
 from ggjit.sched.split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT
-from ggjit.show.html import facts, folded, label, table
-from ggjit.tensors.words import op_name
+from ggjit.tensors.summary import label, op_name
 
 COLOURS = ("#8ecae6", "#ffb703", "#90be6d", "#f28482", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
 

@@ -12,7 +12,7 @@ from ggjit.alloc.validate import validate_plan
 from ggjit.core.buffer import BufferType
 from ggjit.core.config import debug
 from ggjit.core.placing import place_tensors
-from ggjit.core.slots import number
+from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import T_BUFFER, T_WORDS
@@ -44,8 +44,8 @@ class Layout:
         sizes = self._sizes(cut, source, slots)
         bufts = w.own_bufts
         plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
-                          alignment=[number(b, "alignment") for b in bufts],
-                          max_size=[number(b, "max_size") for b in bufts],
+                          alignment=[checked_int(b, "alignment") for b in bufts],
+                          max_size=[checked_int(b, "max_size") for b in bufts],
                           node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
                           in_place=in_place_table())
         if "validate" in debug:
@@ -65,7 +65,7 @@ class Layout:
         for k, buft in enumerate(cut.world.own_bufts):
             if type(buft).alloc_size is not BufferType.alloc_size and cut.world.slots[k] == k:
                 for row in np.flatnonzero((slots == k) & (cut.col(VIEW)[source] < 0)).tolist():
-                    sizes[row] = number(buft, "alloc_size", cut.tensors[source[row]], least=sizes[row])
+                    sizes[row] = checked_int(buft, "alloc_size", cut.tensors[source[row]], least=sizes[row])
         return sizes
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ggjit.core.buffer import Buffer
 from ggjit.core.config import debug
 from ggjit.core.events import event_record, event_wait
-from ggjit.core.slots import truth
+from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
 from ggjit.cpu.plan import mark_last
@@ -154,8 +154,8 @@ class Run:
         self._bound = TABLE.placement_version, self.memory.version
         for row, x in self._handles.items():
             if isinstance(x, Located):
-                x._at = self.place(row)
-                if x._at is None:
+                x._fixed_place = self.place(row)
+                if x._fixed_place is None:
                     raise NotAllocated(f"{describe(x)} lost its memory; allocate it again")
                 _init(x)
         for parts in self.parts:
@@ -298,10 +298,10 @@ class Run:
         j0, n = 0, len(part.nodes)
         while j0 < n:
             j1 = j0
-            need = truth(callback(part.nodes[j1], True), "the eval callback")
+            need = as_bool(callback(part.nodes[j1], True), "the eval callback")
             while not need and j1 < n - 1:
                 j1 += 1
-                need = truth(callback(part.nodes[j1], True), "the eval callback")
+                need = as_bool(callback(part.nodes[j1], True), "the eval callback")
             piece = part.ranges.get((j0, j1))
             if piece is None:
                 piece = SubGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
@@ -318,13 +318,13 @@ class Run:
         self._shown = int(self.cut.split_rows[part.graph.key[0], S_START]) + j
         try:
             goes_on = callback(part.nodes[j], False)
-            return goes_on is None or truth(goes_on, "the eval callback")       # who returns nothing lets it go on
+            return goes_on is None or as_bool(goes_on, "the eval callback")       # who returns nothing lets it go on
         finally:
             self._shown = None
 
 
 def _init(t):
     """Tell the buffer, if it wants to know, which tensor lies in it now (ggml's init_tensor)."""
-    buf = t._at and t._at[0]
+    buf = t._fixed_place and t._fixed_place[0]
     if buf is not None and type(buf).init_tensor is not Buffer.init_tensor:
         buf.init_tensor(t)

@@ -14,11 +14,11 @@ import functools
 import weakref
 
 from ggjit.core.arguments import expect
-from ggjit.core.compute_buffers import Memory
+from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.events import event_free, event_new
-from ggjit.core.lifetime import Handle, finish
+from ggjit.core.lifetime import Handle, call_all
 from ggjit.core.pending import IN_FLIGHT, land, take_off, wait_for_others
-from ggjit.core.placing import free_with, unplace
+from ggjit.core.placing import free_after, unplace
 from ggjit.core.run_lock import RunLock, refuse_nesting
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
@@ -58,7 +58,7 @@ class Scheduler(Handle):
         self._n_copies = PIPELINE_COPIES if parallel else 1
         self.world = World(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
         self.motion, self.planner = motion, planner
-        self.memory = Memory(self.world.own_bufts)
+        self.memory = ComputeBuffers(self.world.own_bufts)
         self.events = []
         self._finalizer = weakref.finalize(self, _release, self.memory, self.events)
         self._finalizer.atexit = False
@@ -78,7 +78,7 @@ class Scheduler(Handle):
                 for _ in range(self._n_copies):
                     self.events[-1].append(event_new(b.device) if parallel or is_async else None)
         except BaseException as e:
-            finish(self._finalizer, after=e)
+            call_all(self._finalizer, after=e)
             raise
 
     # ------------------------------------------------------------ facts
@@ -306,7 +306,7 @@ class Scheduler(Handle):
         """
         with self._lock:
             self._refuse_callbacks()
-            finish(self.synchronize, self._forget)
+            call_all(self.synchronize, self._forget)
 
     def _forget(self):
         owned, self._owned = self._owned, []
@@ -314,7 +314,7 @@ class Scheduler(Handle):
         self._pin_version += 1
         self._runs.clear()
         self._cut = self._run = None
-        finish(*(leaves.take_back for leaves in owned))
+        call_all(*(leaves.take_back for leaves in owned))
 
     def free(self):
         """Give everything back; a second call does nothing.  Errors come out after all of it was tried."""
@@ -322,7 +322,7 @@ class Scheduler(Handle):
             self._refuse_callbacks()
             if self._alive:
                 self._alive = False
-                finish(self.reset, self._finalizer)
+                call_all(self.reset, self._finalizer)
 
     # ------------------------------------------------------------ showing
     @property
@@ -349,12 +349,12 @@ class Leaves:
     def __init__(self, buf, placed):
         self.buf_id = buf.id
         self._tensors = [(weakref.ref(t), b) for t, b in placed]
-        self._lease = free_with(buf, {t.ctx for t, _ in placed})
+        self._owner = free_after(buf, {t.ctx for t, _ in placed})
 
     @property
     def alive(self):
-        lease = self._lease()
-        return lease is not None and lease.buf is not None
+        owner = self._owner()
+        return owner is not None and owner.buf is not None
 
     def placed(self):
         """(tensor, backend number) of those that still lie here."""
@@ -365,11 +365,11 @@ class Leaves:
         """The tensors have no memory again, as before."""
         for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
             unplace(t, self.buf_id)
-        lease = self._lease()
-        if lease is not None:
-            lease.end()
+        owner = self._owner()
+        if owner is not None:
+            owner.free()
 
 
 def _release(memory, events):
     """What a scheduler holds of its devices.  Also called when one is dropped without `free`."""
-    finish(memory.free, *(functools.partial(event_free, e) for of_backend in events for e in of_backend))
+    call_all(memory.free, *(functools.partial(event_free, e) for of_backend in events for e in of_backend))

@@ -8,7 +8,7 @@ import numpy as np
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
-from ggjit.core.slots import number, yes
+from ggjit.core.slots import checked_bool, checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ParamError
 from ggjit.sched.rules import RULES
@@ -39,8 +39,8 @@ class World:
         for b, k in zip(backends, self.own_bufts, strict=True):
             if not isinstance(k, BufferType):
                 raise ParamError(f"{b!r}: {k!r} is no buffer type")
-            number(k, "alignment"), number(k, "max_size")
-            if not yes(b.device, "supports_buft", k):
+            checked_int(k, "alignment"), checked_int(k, "max_size")
+            if not checked_bool(b.device, "supports_buft", k):
                 raise ParamError(f"{b!r} cannot compute in {k!r}, the buffer type given for it")
         self.bufts, self._numbers = [], {}
         self.buft_of = np.array([self.buft_index(k) for k in self.own_bufts], np.int64)
@@ -61,9 +61,9 @@ class World:
         """Number of a buffer type; new ones are asked about."""
         k = self._numbers.get(id(buft))
         if k is None:
-            column = [int(yes(b.device, "supports_buft", buft)) for b in self.backends]
+            column = [int(checked_bool(b.device, "supports_buft", buft)) for b in self.backends]
             owner = next((i for i, x in enumerate(self.own_bufts) if x is buft), -1)
-            by_type = next((i for i, b in enumerate(self.backends) if yes(buft, "supports_backend", b)), -1)
+            by_type = next((i for i, b in enumerate(self.backends) if checked_bool(buft, "supports_backend", b)), -1)
             reader = next((i for i, r in enumerate(column) if r), -1)
             k = self._numbers[id(buft)] = len(self.bufts)
             self.bufts.append(buft)
@@ -117,8 +117,9 @@ class World:
         try:
             for k, t in enumerate(nodes, self.n_signatures):
                 for b, backend in enumerate(self.backends):
-                    self.support[k, b] = yes(backend, "supports_op", t)
-                    self.offload[k, b] = self.op_offload and self.support[k, b] and yes(backend, "offload_op", t)
+                    self.support[k, b] = checked_bool(backend, "supports_op", t)
+                    self.offload[k, b] = (self.op_offload and self.support[k, b]
+                                          and checked_bool(backend, "offload_op", t))
                     self.n_asked += 1
         except BaseException:
             self._forget()

@@ -1,7 +1,14 @@
 """Tensors as users hold them: handles on rows of the table, contexts that own them, data in and out.
 
-Read `tensor`, then `context`; `operators` gives NumPy's syntax, `interop` NumPy's and DLPack's protocols, `arrays`
-makes tensors from arrays, `transfer` moves bytes between tensors.
+Read in this order:
+
+    tensor          a handle on a row of the table: shape, place, values
+    context         owns tensors; alloc_ctx_tensors gives them memory
+    arrays          leaves from NumPy arrays and numbers
+    operators       Python operators and slices, with NumPy's meaning
+    interop         NumPy's array protocols and DLPack
+    transfer        bytes in and out, and from tensor to tensor
+    summary         a tensor as text, for reprs and notebooks
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -1,15 +1,26 @@
-"""Tensors from arrays and numbers, and memory for the tensors of a context."""
+"""Leaves from arrays and numbers."""
 import operator
 
 import numpy as np
 
-from ggjit.core.buffer import MultiBuffer
-from ggjit.core.placing import place_tensors
-from ggjit.core.table import TABLE
-from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
-from ggjit.ops.core.record import OP, T_BUFFER
-from ggjit.tensors.context import Context
-from ggjit.tensors.leaves import innermost, leaf_of
+from ggjit.core.arguments import expect_slot
+from ggjit.core.buffer import tensor_alloc
+from ggjit.core.host_buffer import HOST, ArrayBuffer
+from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.types import F16, F32, F64, I8, I16, I32, I64, Type
+
+_TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
+
+
+def numbers(array, what):
+    """`array` as an ndarray of real numbers, or a TypeMismatch."""
+    try:
+        a = np.asarray(array)
+    except ValueError as e:                 # a ragged list
+        raise TypeMismatch(f"{what}: not an array: {e}") from None
+    if a.dtype.kind not in "fiub":
+        raise TypeMismatch(f"{what}: cannot store {a.dtype} values; convert them to numbers first")
+    return a
 
 
 def from_numpy(ctx, array, name="", type=None):
@@ -18,29 +29,23 @@ def from_numpy(ctx, array, name="", type=None):
     A C-contiguous array of a dtype ggjit has is used in place: later writes to it are seen, and ops that write into
     the tensor write into it.  Others are copied.  `type` converts or quantises.  Errors: TypeMismatch, ShapeError.
     """
-    if not isinstance(ctx, Context):
-        raise TypeMismatch(f"from_numpy(ctx, array): the first argument is a Context, got {ctx.__class__.__name__}")
-    return leaf_of(ctx, array, name, type)
-
-
-def from_dlpack(x, ctx=None, name=""):
-    """A leaf over the memory of `x` (anything with __dlpack__, on the CPU); as from_numpy: later writes to x are seen.
-
-    ctx: by default the innermost `with ctx:`, else a new Context.  x must be C-contiguous to be used in place; other
-    strides are copied.  Errors: TypeMismatch (no DLPack, another device, a dtype ggjit has no type for).
-    """
-    if not hasattr(x, "__dlpack__"):
-        raise TypeMismatch(f"from_dlpack takes an object with __dlpack__, got {type(x).__name__}; arrays and lists: "
-                           f"gg.from_numpy")
-    try:
-        a = np.from_dlpack(x)
-    except GgjitError:
-        raise
-    except (BufferError, RuntimeError, TypeError, ValueError) as e:
-        raise TypeMismatch(f"from_dlpack: {type(x).__name__} cannot be read as host memory: {e}; copy it to the CPU "
-                           f"first") from e
-    ctx = innermost() if ctx is None else ctx
-    return from_numpy(Context() if ctx is None else ctx, a, name)
+    expect_slot(ctx, "new_tensor", "from_numpy(ctx, array): the first argument is a Context")
+    a = numbers(array, "from_numpy")
+    if type is not None and not isinstance(type, Type):
+        raise TypeMismatch(f"from_numpy: type must be a tensor type such as gg.Q8_0, got {type!r}")
+    if type is not None and type.dtype is not None and type.dtype.kind == "i" and a.dtype.kind == "f":
+        raise TypeMismatch(f"from_numpy: {a.dtype} values do not go into {type!r}; round them first")
+    native = _TYPE_OF_DTYPE.get(a.dtype)
+    if type is None and native is None:
+        raise TypeMismatch(f"from_numpy: no tensor type for dtype {a.dtype}; convert it, or give type=gg.F32")
+    t = ctx.new_tensor(native if type is None else type, a.shape[::-1] or (1,), name)
+    if t.type is native:
+        owned = np.ascontiguousarray(a)
+        tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)
+    else:
+        tensor_alloc(HOST.alloc_buffer(t.nbytes), t, 0)
+        t.set(a)
+    return t
 
 
 def new_f32(ctx, value):
@@ -60,16 +65,3 @@ def new_i32(ctx, value):
     if not -2 ** 31 <= n < 2 ** 31:
         raise ParamError(f"new_i32: {n} does not fit an I32")
     return from_numpy(ctx, np.array([n], np.int32))
-
-
-def alloc_ctx_tensors(ctx, target, all=False):
-    """Memory for the leaves of `ctx` that have none, in one buffer (above the type's max size: in several).
-
-    target: a backend or a buffer type.  all=True as ggml: results of ops get memory of their own as well.
-    Returns the buffer; None if there was nothing to do; a MultiBuffer when it had to be split.
-    Errors: OutOfMemory; nothing is placed and nothing kept then.  Source: ggml_backend_alloc_ctx_tensors.
-    """
-    todo = [t for t in ctx.tensors
-            if t.view_src is None and TABLE.words[t.id, T_BUFFER] < 0 and (all or t.op == OP.NONE)]
-    buffers = [buf for buf, _ in place_tensors([(getattr(target, "default_buffer_type", target), todo)])]
-    return None if not buffers else buffers[0] if len(buffers) == 1 else MultiBuffer(buffers)

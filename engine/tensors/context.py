@@ -1,31 +1,46 @@
-"""Contexts own tensors.  They hold no tensor data: memory comes from buffers (`alloc_ctx_tensors`, GraphAllocator)."""
+"""Contexts own tensors.  They hold no tensor data: memory comes from buffers (`alloc_ctx_tensors`, GraphAllocator).
+
+`from_dlpack` is here because it makes a Context where it is given none.
+"""
 import itertools
 import math
 import operator
 import struct
 import sys
+import threading
 import weakref
+
+import numpy as np
 
 import ggjit.ops
 import ggjit.tensors
-from ggjit.core.shown import Shown, size_text
+from ggjit.core.buffer import MultiBuffer
+from ggjit.core.html_repr import HtmlRepr, size_text
+from ggjit.core.placing import place_tensors
 from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
-from ggjit.ops.core.errors import ShapeError, StaleHandle, TypeMismatch
-from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP
+from ggjit.ops.core.errors import GgjitError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
 from ggjit.ops.core.types import Type
-from ggjit.tensors.leaves import ACTIVE, innermost
+from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.tensor import Tensor
 
 _MAX_NBYTES = 1 << 62
-# callers in these packages are not where a user made a tensor
+# calls from these packages are not the place in a user's program where a tensor was made
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
+_active = threading.local()     # .stack: the contexts of this thread's `with ctx:` blocks
 
 
-class Context(Shown):
+def innermost(default=None):
+    """The context of the innermost `with ctx:` of this thread."""
+    stack = getattr(_active, "stack", None)
+    return stack[-1] if stack else default
+
+
+class Context(HtmlRepr):
     """Tensors that live and die together.
 
     `with ctx:` makes ctx the place where results of ops go; without it they go to the first source's context.
@@ -35,7 +50,7 @@ class Context(Shown):
     def __init__(self):
         self.id = next(_ids)
         self.tensors = []                   # in order of creation
-        self.last_plan = None               # of the last gg.compute of a tensor in here: its results can still be read
+        self.last_plan = None               # of the last gg.compute of a tensor in here: keeps its results readable
         self.buffers = []                   # buffers allocated for this context's tensors
         self.alive = True
         self._rows = []
@@ -45,11 +60,11 @@ class Context(Shown):
 
     def __enter__(self):
         self._check()
-        ACTIVE.__dict__.setdefault("stack", []).append(self)
+        _active.__dict__.setdefault("stack", []).append(self)
         return self
 
     def __exit__(self, *exc):
-        ACTIVE.stack.pop()
+        _active.stack.pop()
 
     def __repr__(self):
         if not self.alive:
@@ -79,6 +94,10 @@ class Context(Shown):
         if not self.alive:
             raise StaleHandle("this Context was freed; make a new one")
 
+    def _target(self):
+        """Where results of ops on this context's tensors go."""
+        return innermost(self)
+
     def new_tensor(self, type, ne, name=""):
         """A leaf of `type` with `ne` elements per dimension (ggml order, ne0 fastest; 1 to 4 dimensions).
 
@@ -99,7 +118,7 @@ class Context(Shown):
         the result shares at byte `view_offs`; chains collapse to the base tensor.  nb: strides in bytes, contiguous
         if absent (for a view: those of view_of when the shape is the same).
         """
-        ctx = innermost(self)
+        ctx = self._target()
         ctx._check()
         ne = check_ne(type, ne)
         if nb is None:
@@ -165,3 +184,34 @@ def _pack(params):
     return (*slots, *NO_PARAMS[len(slots):])
 
 
+def from_dlpack(x, ctx=None, name=""):
+    """A leaf over the memory of `x` (anything with __dlpack__, on the CPU); as from_numpy: later writes to x are seen.
+
+    ctx: by default the innermost `with ctx:`, else a new Context.  x must be C-contiguous to be used in place; other
+    strides are copied.  Errors: TypeMismatch (no DLPack, another device, a dtype ggjit has no type for).
+    """
+    if not hasattr(x, "__dlpack__"):
+        raise TypeMismatch(f"from_dlpack takes an object with __dlpack__, got {type(x).__name__}; arrays and lists: "
+                           f"gg.from_numpy")
+    try:
+        a = np.from_dlpack(x)
+    except GgjitError:
+        raise
+    except (BufferError, RuntimeError, TypeError, ValueError) as e:
+        raise TypeMismatch(f"from_dlpack: {type(x).__name__} cannot be read as host memory: {e}; copy it to the CPU "
+                           f"first") from e
+    ctx = innermost() if ctx is None else ctx
+    return from_numpy(Context() if ctx is None else ctx, a, name)
+
+
+def alloc_ctx_tensors(ctx, target, all=False):
+    """Memory for the leaves of `ctx` that have none, in one buffer (above the type's max size: in several).
+
+    target: a backend or a buffer type.  all=True as ggml: results of ops get memory of their own as well.
+    Returns the buffer; None if there was nothing to do; a MultiBuffer when it had to be split.
+    Errors: OutOfMemory; nothing is placed and nothing kept then.  Source: ggml_backend_alloc_ctx_tensors.
+    """
+    todo = [t for t in ctx.tensors
+            if t.view_src is None and TABLE.words[t.id, T_BUFFER] < 0 and (all or t.op == OP.NONE)]
+    buffers = [buf for buf, _ in place_tensors([(getattr(target, "default_buffer_type", target), todo)])]
+    return None if not buffers else buffers[0] if len(buffers) == 1 else MultiBuffer(buffers)

@@ -1,13 +1,13 @@
 """Arrays in and out without copies: NumPy's protocols and DLPack.
 
     a = np.asarray(x)               x a leaf in host memory: its bytes, read-only
-    b = torch.from_dlpack(x)        any library that speaks DLPack
+    b = torch.from_dlpack(x)        any library with DLPack
     t = gg.from_dlpack(b)           and back; t computes on b's memory
 
-What is handed out is read-only: the engine counts writes (engine/core/versions.py), so they go through `set` and
-`with t.write() as a:`.  An array holds the memory it shows, also after `buf.free()` or when the tensor is gone; device
-memory, quantised types and BF16 come as copies.  Results of a plan come as copies too, because the plan's next run
-writes there again; `copy=False` asks for the memory itself.
+Arrays of tensor memory are read-only: the engine counts writes (engine/core/versions.py), so they go through `set` and
+`with t.write() as a:`.  An array keeps its memory alive, also after `buf.free()` or when the tensor is gone.  Device
+memory, quantised types and BF16 are copied.  Results of a plan are copied too, because the plan's next run overwrites
+them; `copy=False` gives the memory itself.
 """
 import numpy as np
 
@@ -21,7 +21,7 @@ _VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"      # exports read-
 
 
 class CannotExport(TypeMismatch, BufferError):
-    """A tensor that the other side has no way to see without a copy."""
+    """The consumer cannot use this tensor without a copy."""
 
 
 def host_view(t):
@@ -37,29 +37,29 @@ def host_view(t):
 
 
 def is_stable(t):
-    """Does the tensor have memory of its own?  (Results live in their plan's, which its next run writes.)"""
-    return TABLE.words[t.base.id, T_BUFFER] >= 0
+    """Does the tensor have memory of its own?  That of results belongs to their plan, whose next run writes it."""
+    return t._fixed_place is None and TABLE.words[t.base.id, T_BUFFER] >= 0
 
 
-class Exchange:
-    """Mixin of Tensor: what NumPy and DLPack ask an object for."""
+class ArrayProtocols:
+    """Mixin of Tensor: the protocols of NumPy and DLPack."""
     __slots__ = ()
 
     @property
     def __array_interface__(self):
         """Version 3, of leaves in host memory.  `data` is an object, so that the memory lives as long as the array."""
         try:
-            if self._at is None and is_stable(self):
+            if is_stable(self):
                 a = host_view(self)
                 return {"version": 3, "shape": a.shape, "typestr": a.dtype.str, "strides": a.strides,
                         "data": self._bytes_view().data.toreadonly()}
         except GgjitError:
-            pass                        # NumPy goes on to __array__, which says what is wrong
+            pass                        # NumPy tries __array__ next, which raises the error
         raise AttributeError("__array_interface__")
 
     def __array__(self, dtype=None, copy=None):
         """np.asarray(t), np.array(t).  copy=False: the memory itself, or a ParamError where that cannot be."""
-        if copy is False or copy is None and self._at is None and is_stable(self):
+        if copy is False or copy is None and is_stable(self):
             try:
                 a = host_view(self)
             except CannotExport as e:
@@ -86,7 +86,7 @@ class Exchange:
         if dl_device is not None and tuple(dl_device) != CPU_DEVICE:
             raise CannotExport(f"{describe(self)} can be exported to the CPU (1, 0), not to device {dl_device}")
         knows_read_only = _VERSIONED and max_version is not None and max_version[0] >= 1
-        if copy is False or copy is None and knows_read_only and self._at is None and is_stable(self):
+        if copy is False or copy is None and knows_read_only and is_stable(self):
             a = host_view(self)
             if not knows_read_only:
                 raise CannotExport(f"{describe(self)} is read-only, which this consumer cannot know; drop copy=False")

@@ -27,7 +27,7 @@ from ggjit.ops.elementwise.fill import fill
 from ggjit.ops.elementwise.scale import scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.tensors.leaves import innermost, leaf_of
+from ggjit.tensors.arrays import from_numpy
 
 
 class Operators:
@@ -36,22 +36,16 @@ class Operators:
     __array_priority__ = 1000.0         # ndarray + tensor comes here
 
     def __add__(self, other):
-        if _is_scalar(other) and self.type is F32:
-            return scale_bias(self, 1.0, number(other))
-        return _binary(add, self, other)
+        return _affine(self, 1.0, other) or _binary(add, self, other)
 
     def __radd__(self, other):
         return self + other if _is_scalar(other) else _binary(add, other, self)
 
     def __sub__(self, other):
-        if _is_scalar(other) and self.type is F32:
-            return scale_bias(self, 1.0, -number(other))
-        return _binary(sub, self, other)
+        return _affine(self, 1.0, other, -1.0) or _binary(sub, self, other)
 
     def __rsub__(self, other):
-        if _is_scalar(other) and self.type is F32:
-            return scale_bias(self, -1.0, number(other))
-        return _binary(sub, other, self)
+        return _affine(self, -1.0, other) or _binary(sub, other, self)
 
     def __mul__(self, other):
         if _is_scalar(other) and self.type is F32:
@@ -147,7 +141,7 @@ class Operators:
         return permute(self, *to)
 
     def reshape(self, *shape):
-        """NumPy's reshape of a contiguous tensor (one -1 is found out): a view.  Errors: ShapeError."""
+        """NumPy's reshape of a contiguous tensor (one -1 is computed): a view.  Errors: ShapeError."""
         shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         if not 1 <= len(shape) <= 4:
             raise ShapeError(f"reshape: 1 to 4 dimensions, got {tuple(shape)}")
@@ -194,6 +188,11 @@ def number(x):
         raise ParamError(f"{str(x)[:20]}... is too large for a float") from None
 
 
+def _affine(t, factor, bias, sign=1.0):
+    """factor * t + sign * bias for a scalar bias, in one node; None for other operands and types."""
+    return scale_bias(t, factor, sign * number(bias)) if _is_scalar(bias) and t.type is F32 else None
+
+
 def _operand(x, like):
     """x as a tensor beside `like`: scalars and arrays become leaves; None where x is something else."""
     if isinstance(x, Operators):
@@ -203,7 +202,7 @@ def _operand(x, like):
     a = np.atleast_1d(np.asarray(number(x) if _is_scalar(x) else x))
     if _is_scalar(x) or a.dtype == np.float64:          # Python's floats, as in `a * np.linspace(0, 1, 5)`
         a = a.astype(np.float16 if like.type is F16 and _is_scalar(x) else np.float32)
-    return leaf_of(innermost(like.ctx), a)
+    return from_numpy(like.ctx._target(), a)
 
 
 def _binary(op, a, b):

@@ -17,22 +17,22 @@ import numpy as np
 
 from ggjit.core.arguments import whole
 from ggjit.core.buffer import as_bytes, buffer_by_id, freed
+from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.pending import IN_FLIGHT, wait_for_writers
-from ggjit.core.shown import Shown
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, touched
+from ggjit.core.versions import T_VERSION, count_write
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
 from ggjit.ops.types.quantize import dequantize, quantize
-from ggjit.tensors.interop import Exchange
-from ggjit.tensors.leaves import numbers
+from ggjit.tensors.arrays import numbers
+from ggjit.tensors.interop import ArrayProtocols
 from ggjit.tensors.operators import Operators
-from ggjit.tensors.words import op_name, state
+from ggjit.tensors.summary import label, op_name, state
 
 
-class Tensor(Operators, Exchange, Shown):
+class Tensor(Operators, ArrayProtocols, HtmlRepr):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
     __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
@@ -46,9 +46,9 @@ class Tensor(Operators, Exchange, Shown):
         self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
 
-    _at = None                          # engine/graphs/placed.py: fixed places under a scheduler
+    _fixed_place = None                 # (buffer, offset) under a scheduler (engine/graphs/placed.py)
 
-    def _wrote(self):
+    def _count_write(self):
         TABLE.words[self.base.id, T_VERSION] += 1
 
     def _check(self):
@@ -120,7 +120,7 @@ class Tensor(Operators, Exchange, Shown):
         return plan.where(self) if plan is not None else None
 
     def __repr__(self):
-        op = "" if not self.op else f" = {op_name(self)}({', '.join(_short(s) for s in self.src)})"
+        op = "" if not self.op else f" = {op_name(self)}({', '.join(map(label, self.src))})"
         return f"<{describe(self)}{op}, {state(self)}>"
 
     def __reduce__(self):
@@ -171,9 +171,9 @@ class Tensor(Operators, Exchange, Shown):
             raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
         buf, nbytes = self._placed()
         a = a.reshape(want)
-        whole = is_contiguous(self)
+        contiguous = is_contiguous(self)
         if self.type.block > 1 or self.type is BF16:
-            if not whole:
+            if not contiguous:
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
             buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
         elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
@@ -182,9 +182,9 @@ class Tensor(Operators, Exchange, Shown):
             raise ParamError(f"set: values from {a.min()} to {a.max()} do not fit {describe(self)}")
         elif buf.buft.is_host():
             self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
-            touched(self)
+            count_write(self)
         else:
-            raw = np.empty(nbytes, np.uint8) if whole else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
+            raw = np.empty(nbytes, np.uint8) if contiguous else np.frombuffer(buf.get_tensor(self), np.uint8).copy()
             self._elements(raw)[...] = a
             buf.set_tensor(self, raw, 0)
 
@@ -206,14 +206,14 @@ class Tensor(Operators, Exchange, Shown):
             wait_for_writers(buf)
         raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
-        a = buf.lend(a) if host else a
-        touched(self)
+        a = buf.write_view(a) if host else a
+        count_write(self)
         try:
             yield a
         finally:
             a.flags.writeable = False
             if host:
-                touched(self)
+                count_write(self)
             else:
                 buf.set_tensor(self, raw, 0)
 
@@ -225,7 +225,7 @@ class Tensor(Operators, Exchange, Shown):
         return self._decoded(self._bytes_view())
 
     def _decoded(self, raw):
-        """A copy of the values that the bytes `raw` mean."""
+        """The values encoded in the bytes `raw`, as a copy."""
         if self.type.block > 1 or self.type is BF16:
             return self._dequantized(raw)
         return self._elements(raw).reshape(self.shape).copy()
@@ -254,10 +254,6 @@ class Tensor(Operators, Exchange, Shown):
 def _in_range(a, dtype):
     limits = np.iinfo(dtype)
     return limits.min <= int(a.min()) and int(a.max()) <= limits.max
-
-
-def _short(t):
-    return "none" if t is None else t.name or f"%{t.id}"
 
 
 def set_input(t):

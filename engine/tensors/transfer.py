@@ -88,7 +88,7 @@ def tensor_get_2d_async(backend, t, offset, nbytes, n_copies, stride, data_strid
 
 
 def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
-    """The tensor's buffer, or None where there is nothing to copy.  given: bytes of the data; None: it is a read."""
+    """The tensor's buffer, or None where there is nothing to copy.  given: bytes of the data; None for a read."""
     names = ("nbytes", "n_copies", "stride", "data_stride")
     sizes = [whole(n, name) for n, name in zip((nbytes, n_copies, stride, data_stride), names, strict=True)]
     if min(sizes) < 0:
@@ -129,7 +129,7 @@ def tensor_copy(src, dst):
 
 
 def copy_bytes(src, dst):
-    """tensor_copy without the questions."""
+    """Copy between tensors of the same layout; nothing is checked or waited for."""
     (from_buf, nbytes), (to_buf, _) = src._placed(), dst._placed()
     if from_buf.buft.is_host():
         to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
@@ -138,7 +138,7 @@ def copy_bytes(src, dst):
 
 
 def tensor_copy_async(src_backend, dst_backend, src, dst):
-    """The same in the order of both streams; where they cannot, both are synchronized and the copy blocks."""
+    """tensor_copy in the order of both streams; where a backend cannot do that, it waits for both and blocks."""
     if not same_layout(src, dst):
         raise ShapeError(f"tensor_copy_async: layouts differ: {describe(src)} and {describe(dst)}")
     if src is dst:
@@ -152,7 +152,7 @@ def tensor_copy_async(src_backend, dst_backend, src, dst):
 
 
 def view_init(t):
-    """Check that view `t` can be used and tell its buffer (ggml_backend_view_init).  Views need no placing here."""
+    """Check view `t` and call its buffer's init_tensor (ggml_backend_view_init).  Views need no placing here."""
     if t.view_src is None:
         raise ParamError(f"{describe(t)} is no view")
     if int(TABLE.words[t.view_src.id, T_BUFFER]) < 0:

@@ -12,9 +12,9 @@ token table stays on the CPU, since only rows of it are read; where it is the ou
 import dataclasses
 import re
 
+from ggjit.api.registry import init_backend, registry
 from ggjit.core.backend import TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_NULL, Backend
 from ggjit.cpu.device import CPU
-from ggjit.devices.registry import init_backend, registry
 from ggjit.models.core.checks import integer
 from ggjit.ops.core.errors import ParamError
 from ggjit.sched.scheduler import Scheduler

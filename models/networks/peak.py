@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from ggjit.api.measure import kernel_work_nbytes, measure
+from ggjit.api.measure_memory import kernel_work_nbytes, measure
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import GGUFFile, TensorInfo
 from ggjit.models.networks.load import architectures

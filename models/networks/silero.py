@@ -18,8 +18,8 @@ import os
 import numpy as np
 
 import ggjit as gg
+from ggjit.api.registry import init_backend
 from ggjit.core.backend import Backend
-from ggjit.devices.registry import init_backend
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import one_of

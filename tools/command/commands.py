@@ -250,8 +250,8 @@ def info(args):
             print(page, end="")
         return facts
     from ggjit import __version__
+    from ggjit.api.registry import registry
     from ggjit.cpu.tuning import all_kept
-    from ggjit.devices import registry
     from ggjit.tools.command.support import supported
     devices = registry.props()
     ops, types = supported()

@@ -49,8 +49,8 @@ def _imports(module):
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ggjit.ops"):
-            names = {f"{node.module}.{a.name}" for a in node.names} if node.module == "ggjit.ops" else {node.module}
-            found |= names
+            package = hasattr(importlib.import_module(node.module), "__path__")
+            found |= {f"{node.module}.{a.name}" for a in node.names} if package else {node.module}
         elif isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.startswith("ggjit.ops.")}
     return frozenset(found)

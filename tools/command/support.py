@@ -12,7 +12,7 @@ import itertools
 
 import numpy as np
 
-from ggjit.devices.registry import registry
+from ggjit.api.registry import registry
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.spec import Inputs, all_specs

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
+from ggjit.api.registry import init_backend, registry
 from ggjit.core.config import available_cores
-from ggjit.devices.registry import init_backend, registry
 from ggjit.models.core.progress import bar, compiling
 from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
 from ggjit.ops.native.isa import ISA

@@ -11,7 +11,7 @@ import multiprocessing.connection
 import signal
 import time
 
-from ggjit.devices.registry import init_backend
+from ggjit.api.registry import init_backend
 from ggjit.ops.core.errors import GgjitError, MissingExtra
 from ggjit.tools.suite import oracle
 from ggjit.tools.suite.cases.case import all_cases

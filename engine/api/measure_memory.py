@@ -1,6 +1,6 @@
 """How much memory will this graph take?  Measured without allocating anything.
 
-    report = gg.measure(graph)                  # peak, lower bound, who is alive at the peak, pictures
+    report = gg.measure(graph)                  # peak, lower bound, what is alive at the peak, pictures
     report.diff(gg.measure(graph, planner="ggml"))
 """
 import numpy as np
@@ -8,16 +8,16 @@ import numpy as np
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.order import reorder
 from ggjit.alloc.report import MeasureReport
+from ggjit.api.registry import init_backend
 from ggjit.core.backend import Backend
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
-from ggjit.devices.registry import init_backend
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.matmul import repack
-from ggjit.tensors.words import source_line
+from ggjit.tensors.summary import label, source_line
 
 
 def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title=""):
@@ -38,7 +38,7 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     node_ids = graph.node_ids
     sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
     in_place = in_place_table(planner != "ggml-2023")
-    tensors = {t.id: t for t in (*graph.nodes, *graph.leafs)}
+    tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
     if order == "memory":
         node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place), np.int64)
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
@@ -46,15 +46,10 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
                       max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit)
 
     def describe(i):
-        t = tensors[i] if i in tensors else _base(tensors, i)
-        return {"name": t.name or f"%{t.id}", "op": t.op.name, "type": t.type.name, "shape": t.shape,
+        t = tensors[i]
+        return {"name": label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
     return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
-
-
-def _base(tensors, i):
-    """A tensor outside the graph that something in it views."""
-    return next(t.view_src for t in tensors.values() if t.view_src is not None and t.view_src.id == i)
 
 
 def kernel_work_nbytes(graph, n_threads=1, repacked=()):

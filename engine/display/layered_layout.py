@@ -77,8 +77,7 @@ class Layout:
             self.up[b].append(a)
             self.down[a].append(b)
         best = None
-        for sweep in range(SWEEPS):
-            neighbours, rows = (self.up, self.rows) if sweep % 2 == 0 else (self.down, self.rows[::-1])
+        for neighbours, rows in self._sweeps():
             at = {box: i for row in self.rows for i, box in enumerate(row)}
             for row in rows:
                 mean = {b: sum(at[x] for x in neighbours[b]) / len(neighbours[b]) if neighbours[b] else at[b]
@@ -98,6 +97,11 @@ class Layout:
             by_rank[self.rank[a]].append((at[a], at[b]))
         return sum(map(_inversions, by_rank.values()))
 
+    def _sweeps(self):
+        """(neighbours of every box, rows) of sweeps that go down and up in turn."""
+        for sweep in range(SWEEPS):
+            yield (self.up, self.rows) if sweep % 2 == 0 else (self.down, self.rows[::-1])
+
     # ------------------------------------------------------------ positions
     def _place_x(self):
         self.x = {}
@@ -106,11 +110,9 @@ class Layout:
             for box in row:
                 self.x[box] = left + self.sizes[box][0] / 2
                 left += self.sizes[box][0] + GAP_X
-        for sweep in range(SWEEPS):
-            neighbours, rows = (self.up, self.rows) if sweep % 2 == 0 else (self.down, self.rows[::-1])
+        for neighbours, rows in self._sweeps():
             for row in rows:
-                wanted = [self._wanted(b, neighbours[b]) for b in row]
-                self._spread(row, wanted)
+                self._spread(row, [self._wanted(b, neighbours[b]) for b in row])
         low = min(self.x[b] - self.sizes[b][0] / 2 for b in self.x)
         for box in self.x:
             self.x[box] -= low

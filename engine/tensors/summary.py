@@ -1,7 +1,7 @@
-"""A tensor in words: its op, where its data lie, the values at its corners.
+"""A tensor as text: its op, where its data lie, the values at its corners.
 
-Showing must never disturb or fail: nothing is allocated, only the few bytes that are shown are read, and whatever
-cannot be read (no memory, a freed buffer, reused memory, a device that raises) is said in words.
+A repr or notebook cell must not fail or change anything: only the few bytes that are shown are read, and values that
+cannot be read (no memory, a freed buffer, reused memory, a device that raises) are replaced by the reason.
 """
 import math
 import os
@@ -16,16 +16,21 @@ EDGE = 3                        # elements shown at each end of a dimension
 MAX_STATS_NBYTES = 16 << 20     # larger tensors are not read whole for their minimum and maximum
 
 
+def label(t):
+    """The name of a tensor, or its number as "%12"; "none" for no tensor."""
+    return "none" if t is None else t.name or f"%{t.id}"
+
+
 def op_name(t):
     """The op of a tensor in lower case; of OP.UNARY and OP.GLU the function: "silu", "swiglu"."""
     functions = {OP.UNARY: UNARY, OP.GLU: GLU}.get(t.op)
-    if functions is None or not t.ctx.alive:        # the parameters of a freed tensor may be another's by now
+    if functions is None or not t.ctx.alive:        # the row of a freed tensor may be that of another by now
         return t.op.name.lower()
     return functions(int(t.op_params[0])).name.lower()
 
 
 def state(t):
-    """Where the data of a tensor lie, in words: "no data", "CPU buffer 3", "freed context", "freed buffer"."""
+    """Where the data of a tensor lie: "no data", "CPU buffer 3", "freed context", "freed buffer"."""
     if not t.ctx.alive:
         return "freed context"
     try:
@@ -38,7 +43,7 @@ def state(t):
 
 
 def edges(n):
-    """The first and last indices of n; None stands for those left out."""
+    """The first and last indices below n, with None for those left out between."""
     return list(range(n)) if n <= 2 * EDGE + 1 else [*range(EDGE), None, *range(n - EDGE, n)]
 
 
@@ -86,7 +91,7 @@ def statistics(t):
 
 
 def preview(t):
-    """(rows of texts, a remark): the corner values and what they are part of, or why there are none."""
+    """(rows of texts, a remark): the corner values, and what they are part of or why there are none."""
     if 0 in t.ne:
         return [], "no elements"
     place = state(t)
@@ -97,7 +102,7 @@ def preview(t):
         return corner(t), "; ".join(filter(None, (left_out, statistics(t))))
     except GgjitError as e:
         return [], str(e)
-    except Exception as e:      # a third party's buffer may raise anything; a notebook cell must still be shown
+    except Exception as e:      # a third-party buffer may raise anything; the notebook cell is shown all the same
         return [], f"the values cannot be read: {type(e).__name__}: {e}"
 
 

@@ -1,8 +1,8 @@
-"""What objects show in a notebook: generic functions that the folder `show` fills in, so that nothing here needs it.
+"""How objects look in a notebook: generic functions, implemented in engine/display/ so that nothing here imports it.
 
     x = gg.from_numpy(ctx, a)
-    x                       <x F32 [64, 8], CPU buffer 3>                in a terminal: one line
-                            facts and values as HTML (show/html.py)      in a notebook
+    x                       <x F32 [64, 8], CPU buffer 3>                   in a terminal: one line
+                            facts and values as HTML (display/html.py)      in a notebook
 """
 import functools
 import html
@@ -17,17 +17,17 @@ def escape(x):
 
 @functools.singledispatch
 def html_of(x):
-    """HTML of an object; by default its repr.  show/html.py registers one function a class."""
+    """HTML of an object; by default its repr.  display/html.py registers one function per class."""
     return f"<pre>{escape(repr(x))}</pre>"
 
 
 @functools.singledispatch
 def drawing_of(x, **options):
-    """A picture of an object.  show/draw.py registers the one of a Graph."""
+    """A picture of an object.  display/drawing.py registers that of a Graph."""
     raise NotSupported(f"there is no picture of {x!r}")
 
 
-class Shown:
+class HtmlRepr:
     """Mixin: the object is shown as HTML in notebooks."""
     __slots__ = ()
 

@@ -9,59 +9,47 @@ import importlib.metadata
 import threading
 import warnings
 
+from ggjit.api.null_device import NULL
 from ggjit.core.arguments import expect
 from ggjit.core.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU
 from ggjit.cpu.device import CPU, PROC_ADDRESSES
-from ggjit.devices.null import NULL
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 
 API_VERSION = 1
 ENTRY_POINTS = "ggjit.backends"
 
 
-class CPURegistry:
-    """The one device every machine has."""
-    name = "CPU"
+def _cuda_devices():
+    """CUDA0, CUDA1, ...: none where the extra, the driver or a GPU is missing."""
+    from ggjit.cuda.device import usable_devices
+    return usable_devices()
+
+
+class BuiltIn:
+    """The registry object of devices that come with ggjit."""
     api_version = API_VERSION
 
-    def devices(self):
-        return [CPU]
+    def __init__(self, name, devices, proc_addresses=()):
+        self.name, self.devices, self._proc_addresses = name, devices, dict(proc_addresses)
 
     def proc_address(self, name):
-        return PROC_ADDRESSES.get(name)
-
-
-class CUDARegistry:
-    """CUDA0, CUDA1, ...: none where the extra, the driver or a GPU is missing (engine/cuda/device.py)."""
-    name = "CUDA"
-    api_version = API_VERSION
-
-    def devices(self):
-        from ggjit.cuda.device import usable_devices
-        return usable_devices()
-
-
-class NullRegistry:
-    """The device that computes nothing (engine/devices/null.py)."""
-    name = "NULL"
-    api_version = API_VERSION
-
-    def devices(self):
-        return [NULL]
+        return self._proc_addresses.get(name)
 
 
 class Registry:
     """All registered devices, in the order they were registered; CUDA, CPU and NULL come last."""
 
     def __init__(self):
-        self._registries, self._built_in = [], [CUDARegistry(), CPURegistry(), NullRegistry()]
+        self._registries = []
+        self._built_in = [BuiltIn("CUDA", _cuda_devices), BuiltIn("CPU", lambda: [CPU], PROC_ADDRESSES),
+                          BuiltIn("NULL", lambda: [NULL])]
         self.errors = []                # (name, exception) of backends that did not load or list their devices
         self._searched = False
         self._lock = threading.RLock()
 
     def register(self, reg):
-        """Add a registry object; its api_version must be ours.  Registering it again does nothing."""
-        name = getattr(reg, "name", None)       # asked once: whatever it says later, this is its name here
+        """Add a registry object of this api_version.  Registering it again does nothing."""
+        name = getattr(reg, "name", None)       # read once, so that its name here cannot change
         if not isinstance(name, str) or not callable(getattr(reg, "devices", None)):
             raise TypeMismatch(f"a backend registry has .name (a string) and .devices(), got {reg!r}")
         version = getattr(reg, "api_version", API_VERSION)
@@ -97,8 +85,10 @@ class Registry:
             return [*self._registries, *((r.name, r) for r in self._built_in)]
 
     def _guard(self, name, call):
-        """A broken third party must not break us: its error is kept in `errors` and warned about once.  A script that
-        exits when it is imported is no reason to exit either."""
+        """call(), or None with its error kept in `errors` and warned about once: third-party code must not stop ggjit.
+
+        SystemExit too: scripts may exit when they are imported.
+        """
         try:
             return call()
         except (Exception, SystemExit) as e:
@@ -117,7 +107,7 @@ class Registry:
         return next((r for n, r in self._all() if n.casefold() == wanted), None)
 
     def _found(self, without=None):
-        """[(name, type, device)] of all devices that answer; what raises is reported and left out."""
+        """[(name, type, device)] of all devices; those that raise are reported and left out."""
         found = []
         for name, reg in self._all():
             if name == without:
@@ -167,7 +157,7 @@ class Registry:
 
 
 def _facts(device):
-    """(name, type, device), or an error about a device that cannot be listed."""
+    """(name, type, device) of a device.  Errors: TypeMismatch for one that cannot be listed."""
     name, kind = device.name, device.type
     if not isinstance(name, str) or kind not in DEVICE_TYPES:
         raise TypeMismatch(f"a device has .name (a string) and .type ({', '.join(DEVICE_TYPES)}), got {name!r} and "

@@ -1,4 +1,4 @@
-"""The NULL device: plans, measures and schedules anything; holds no memory, computes nothing, says what it would do.
+"""The NULL device: plans, measures and schedules anything; holds no memory and computes nothing, but reports its work.
 
     null = gg.init_backend("NULL")
     buf = gg.alloc_ctx_tensors(ctx, null)       # buf.size is what it would take
@@ -8,21 +8,20 @@
 """
 import numpy as np
 
-from ggjit.core.arguments import whole
+from ggjit.core.arguments import buffer_size
 from ggjit.core.backend import TYPE_NULL, Backend, Device, host_array
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.shape import describe
+from ggjit.tensors.summary import label
 
 
 class NullBuffer(Buffer):
     """A size without memory.  Writes are counted and forgotten; reads raise."""
 
     def __init__(self, buft, size):
-        size = whole(size, "buffer size")
-        if size < 0:
-            raise ParamError(f"buffer size must not be negative, got {size}")
+        size = buffer_size(size)
         super().__init__(buft, size)
         self.written_nbytes = 0
 
@@ -84,7 +83,7 @@ class NullDevice(Device):
 
 
 class NullBackend(Backend):
-    """Keeps a report of what it was asked to do: `report` is a list of dicts."""
+    """`report`: a list of dicts, one for each computation and copy."""
 
     def __init__(self, device):
         super().__init__(device)
@@ -100,7 +99,7 @@ class NullBackend(Backend):
             "read_nbytes": sum(s.nbytes for t in nodes for s in t.src if s is not None)})
 
     def copy_tensor_async(self, src, dst, src_backend=None):
-        self.report.append({"what": "copy", "tensor": src.name or f"%{src.id}", "nbytes": src.nbytes})
+        self.report.append({"what": "copy", "tensor": label(src), "nbytes": src.nbytes})
         return True
 
 

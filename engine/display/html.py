@@ -5,7 +5,7 @@ colours but greys of the text's own colour, so that it reads on dark and light p
 """
 from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import Buffer, BufferType
-from ggjit.core.shown import escape, html_of, size_text
+from ggjit.core.html_repr import escape, html_of, size_text
 from ggjit.cpu.plan import Plan
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import GgjitError
@@ -14,8 +14,8 @@ from ggjit.ops.core.traits import all_traits
 from ggjit.ops.core.types import Type
 from ggjit.profiling.profile import Profile
 from ggjit.tensors.context import Context
+from ggjit.tensors.summary import label, op_name, preview, source_line, state
 from ggjit.tensors.tensor import Tensor
-from ggjit.tensors.words import op_name, preview, source_line, state
 
 MAX_ROWS = 200                  # lines of a table; more are counted
 _FLAGS = {FLAG_INPUT: "input", FLAG_OUTPUT: "output", FLAG_PARAM: "parameter", FLAG_LOSS: "loss"}
@@ -46,11 +46,6 @@ def facts(title, pairs):
 
 def folded(summary, content):
     return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
-
-
-def label(t):
-    """A tensor in a few characters."""
-    return "none" if t is None else t.name or f"%{t.id}"
 
 
 @html_of.register

@@ -1,3 +1,0 @@
-"""The registry of devices, and the device that computes nothing."""
-if not __name__.startswith("ggjit"):
-    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

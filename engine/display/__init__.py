@@ -1,0 +1,11 @@
+"""How objects look in a notebook: HTML of every object, drawings of graphs.
+
+Read in this order:
+
+    html                a table of facts for every class
+    boxes               what the picture of a graph consists of
+    layered_layout      where boxes and arrows lie
+    drawing             the picture as SVG, HTML and dot
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
