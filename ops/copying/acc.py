@@ -21,20 +21,17 @@ from ggjit.ops.native.node import (
     SRC1,
     addr,
     barrier,
-    chunk_rows,
     n_rows,
     nb,
     ne,
-    next_rows,
-    next_rows2,
     row_addr,
     row_index,
 )
-from ggjit.ops.native.row_loops import param, whole
+from ggjit.ops.native.row_loops import PIECE, over_chunks, param, pieces_of_result, whole
 from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
 from ggjit.ops.types.shared.moves import move_bytes
 
-SIZE, PIECE = 4, 1024                           # bytes of an element; elements of a piece of the first copy
+SIZE = 4                            # bytes of an element
 MAX_OFFSET = (1 << 30) - 1          # ggml asserts this
 
 
@@ -111,6 +108,18 @@ def reference(t, a, b):
     return out.reshape(a.shape)
 
 
+@inline
+def _copy(node, ith, start, stop):
+    a, d, end = addr(node + SRC0), addr(node + DST), min(stop * PIECE, n_rows(node + DST) * ne(node + DST, 0))
+    move_bytes(d + SIZE * start * PIECE, a + SIZE * start * PIECE, SIZE * (end - start * PIECE))
+    return OK
+
+
+@inline
+def _rows_of_b(node):
+    return n_rows(node + SRC1)
+
+
 def _make(adds):
     @inline
     def row(d, x, b, b0, n):
@@ -132,29 +141,22 @@ def _make(adds):
         else:
             move_bytes(d, b, SIZE * n)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
-        if addr(d) != addr(a):
-            total = ne(d, 0) * n_rows(d)
-            pieces = (total + PIECE - 1) // PIECE
-            chunk = chunk_rows(pieces, nth)
-            while True:
-                start = next_rows(node, ith, nth, sync, chunk, pieces) * PIECE
-                if start >= total:
-                    break
-                n = min(total - start, chunk * PIECE)
-                move_bytes(addr(d) + SIZE * start, addr(a) + SIZE * start, SIZE * n)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(b, r)
+            to = param(node, 3) + i1 * param(node, 0) + i2 * param(node, 1) + i3 * param(node, 2)
+            row(addr(d) + to, addr(a) + to, row_addr(b, i1, i2, i3), nb(b, 0), ne(b, 0))
+        return OK
+
+    copy, change = inline(over_chunks(_copy, pieces_of_result)), inline(over_chunks(rows, _rows_of_b, phase=1))
+
+    def kernel(node, ith, nth, sync):
+        if addr(node + DST) != addr(node + SRC0):
+            copy(node, ith, nth, sync)
             barrier(sync, nth)
-        rows = n_rows(b)
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows2(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(b, r)
-                to = param(node, 3) + i1 * param(node, 0) + i2 * param(node, 1) + i3 * param(node, 2)
-                row(addr(d) + to, addr(a) + to, row_addr(b, i1, i2, i3), nb(b, 0), ne(b, 0))
+        return change(node, ith, nth, sync)
     return kernel
 
 

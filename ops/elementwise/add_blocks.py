@@ -7,15 +7,13 @@ from ggjit.ops.native.node import (
     DST,
     SRC0,
     SRC1,
-    chunk_rows,
-    n_rows,
     ne,
-    next_rows,
     row_addr,
     row_addr_mod,
     row_index,
     work,
 )
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import W, fadd, ldf, stf
 
 
@@ -37,18 +35,15 @@ def make_kernel(ta, td):
             st_f32(d + 4 * i, ld_f32(d + 4 * i) + ld_f32(b + 4 * i))
             i += 1
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
-        n, n0 = n_rows(d), ne(d, 0)
+        n0 = ne(d, 0)
         row = work(node) + ith * ((4 * n0 + 63) // 64 * 64)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                to_float(row_addr(a, i1, i2, i3), row, n0)
-                add_row(row, row_addr_mod(b, i1, i2, i3), n0)
-                from_float(row, row_addr(d, i1, i2, i3), n0)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            to_float(row_addr(a, i1, i2, i3), row, n0)
+            add_row(row, row_addr_mod(b, i1, i2, i3), n0)
+            from_float(row, row_addr(d, i1, i2, i3), n0)
+        return OK
+    return over_chunks(rows)

@@ -7,7 +7,7 @@ from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, fail, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
 
 
@@ -49,7 +49,7 @@ def _row(node, r):
 
 
 def kernel(t, n_threads):
-    return Kernel("add_id", lambda: each_row(_row), cost=0.03 * touched_nbytes(t))
+    return Kernel("add_id", lambda: over_rows(_row), cost=0.03 * touched_nbytes(t))
 
 
 def cases():

@@ -21,22 +21,21 @@ from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements, touched_nbytes
 from ggjit.ops.core.traits import all_traits, module_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.elementwise import add_blocks
-from ggjit.ops.elementwise.elementwise import FLOATS, PIECE, TOLERANCE
+from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
     SRC0,
     SRC1,
     addr,
-    chunk_rows,
     n_rows,
     nb,
     ne,
-    next_rows,
     row_addr,
     row_addr_mod,
     row_index,
 )
+from ggjit.ops.native.row_loops import PIECE, over_chunks, pieces_of_result
 from ggjit.ops.native.simd import W, fadd, fdiv, fmul, fsub
 from ggjit.ops.types.shared.rows import ROW
 
@@ -164,24 +163,23 @@ def _make_flat(op, ta, tb, td):
     lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
     sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def pieces(node, ith, start, stop):
         a, b, d = addr(node + SRC0), addr(node + SRC1), addr(node + DST)
-        total = n_rows(node + DST) * ne(node + DST, 0)
-        alone = nth == 1 and total <= SMALL
-        n = 1 if alone else (total + PIECE - 1) // PIECE
-        chunk = 1 if alone else chunk_rows(n, nth)
-        while True:
-            start = 0 if alone else next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            i, end = start * PIECE, total if alone else min(total, (start + chunk) * PIECE)
-            while i + W <= end:
-                std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
-                i += W
-            if i < end:
-                std_part(d + i * sd, f(lda_part(a + i * sa, end - i), ldb_part(b + i * sb, end - i)), end - i)
-            if alone:
-                return OK
+        i, end = start * PIECE, min(stop * PIECE, n_rows(node + DST) * ne(node + DST, 0))
+        while i + W <= end:
+            std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
+            i += W
+        if i < end:
+            std_part(d + i * sd, f(lda_part(a + i * sa, end - i), ldb_part(b + i * sb, end - i)), end - i)
+        return OK
+
+    in_chunks = inline(over_chunks(pieces, pieces_of_result))
+
+    def kernel(node, ith, nth, sync):
+        if nth == 1 and pieces_of_result(node) <= SMALL // PIECE:
+            return pieces(node, ith, 0, SMALL // PIECE)
+        return in_chunks(node, ith, nth, sync)
     return kernel
 
 
@@ -218,27 +216,24 @@ def _make_rows(op, ta, tb, td):
         for i in range(n):
             std1(d + i * d0, f(lda1(a + i * a0), ldb1(b + (i % nb_) * b0)))
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
-        n, n0, m0 = n_rows(d), ne(d, 0), ne(b, 0)
+        n0, m0 = ne(d, 0), ne(b, 0)
         a0, b0, d0 = nb(a, 0), nb(b, 0), nb(d, 0)
         one_row, packed = n_rows(b) == 1, a0 == sa and d0 == sd
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                pd, pa = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3)
-                pb = addr(b) if one_row else row_addr_mod(b, i1, i2, i3)
-                if packed and m0 == 1:
-                    row_one(pd, pa, pb, n0)
-                elif packed and m0 == n0 and b0 == sb:
-                    row_equal(pd, pa, pb, n0)
-                else:
-                    row_any(pd, d0, pa, a0, pb, b0, m0, n0)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            pd, pa = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3)
+            pb = addr(b) if one_row else row_addr_mod(b, i1, i2, i3)
+            if packed and m0 == 1:
+                row_one(pd, pa, pb, n0)
+            elif packed and m0 == n0 and b0 == sb:
+                row_equal(pd, pa, pb, n0)
+            else:
+                row_any(pd, d0, pa, a0, pb, b0, m0, n0)
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):

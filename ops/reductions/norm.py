@@ -25,17 +25,15 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
     SRC0,
-    chunk_rows,
-    n_rows,
+    addr,
     nb,
     ne,
-    next_rows,
     param_f32,
-    param_i32,
     row_addr,
     row_index,
     work,
 )
+from ggjit.ops.native.row_loops import SINGLE, over_chunks, over_rows, param
 from ggjit.ops.native.simd import W, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.reductions.sums import gathered, squares_of, sum_of
 
@@ -169,49 +167,48 @@ def _l2_norm(d, x, n, eps):
 STRETCH = {OP.NORM: _norm, OP.RMS_NORM: _rms_norm, OP.L2_NORM: _l2_norm, OP.GROUP_NORM: _norm}
 
 
-def _make_rows(op):
+@inline
+def _groups(node):
+    return param(node, 0) * ne(node + DST, 3)
+
+
+@inline
+def _group(node, r):
+    x, d = node + SRC0, node + DST
+    n_groups, eps = param(node, 0), param_f32(node, 1)
+    channels, plane = ne(d, 2), ne(d, 0) * ne(d, 1)
+    step = (channels + n_groups - 1) // n_groups
+    first = r % n_groups * step
+    n = min(step, channels - first) * plane
+    if n > 0:
+        at = first * nb(x, 2) + r // n_groups * nb(x, 3)
+        _norm(addr(d) + at, addr(x) + at, n, eps)
+    return OK
+
+
+def _make(op):
+    if op == OP.GROUP_NORM:
+        return over_rows(_group, _groups, SINGLE)
     one = STRETCH[op]
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         x, d = node + SRC0, node + DST
-        n0, rows, eps, step = ne(d, 0), n_rows(d), param_f32(node, 0), nb(x, 0)
+        n0, eps, step = ne(d, 0), param_f32(node, 0), nb(x, 0)
         scratch = work(node) + ith * 4 * n0
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                one(row_addr(d, i1, i2, i3), gathered(row_addr(x, i1, i2, i3), step, n0, scratch), n0, eps)
-    return kernel
-
-
-def _make_groups():
-    def kernel(node, ith, nth, sync):
-        x, d = node + SRC0, node + DST
-        n_groups, eps = types.int64(param_i32(node, 0)), param_f32(node, 1)
-        channels, plane = ne(d, 2), ne(d, 0) * ne(d, 1)
-        step = (channels + n_groups - 1) // n_groups
-        while True:
-            r = next_rows(node, ith, nth, sync, 1, n_groups * ne(d, 3))
-            if r >= n_groups * ne(d, 3):
-                return OK
-            first = r % n_groups * step
-            n = min(step, channels - first) * plane
-            if n > 0:
-                at = first * nb(x, 2) + r // n_groups * nb(x, 3)
-                _norm(row_addr(d, 0, 0, 0) + at, row_addr(x, 0, 0, 0) + at, n, eps)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            one(row_addr(d, i1, i2, i3), gathered(row_addr(x, i1, i2, i3), step, n0, scratch), n0, eps)
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):
     if t.type is not F32 or t.src[0].type is not F32:
         return None
     op = OP(t.op)
-    make = _make_groups if op == OP.GROUP_NORM else lambda: _make_rows(op)
     gathers = 0 if rows_contiguous(t.src[0]) else n_threads
-    return Kernel(op.name.lower(), make, cost=(0.1 if gathers else 0.03) * touched_nbytes(t),
+    return Kernel(op.name.lower(), lambda: _make(op), cost=(0.1 if gathers else 0.03) * touched_nbytes(t),
                   work_nbytes=gathers * 4 * t.ne[0])
 
 

@@ -27,15 +27,13 @@ from ggjit.ops.native.node import (
     SRC1,
     SRC2,
     addr,
-    n_rows,
     ne,
-    next_rows,
     param_f32,
     row_addr,
     row_addr_mod,
     row_index,
 )
-from ggjit.ops.native.row_loops import chunk_of
+from ggjit.ops.native.row_loops import SHORT_ROWS, over_chunks
 from ggjit.ops.native.simd import (
     W,
     fadd,
@@ -53,10 +51,10 @@ from ggjit.ops.native.simd import (
     vmax,
     zerof,
 )
+from ggjit.ops.reductions.sums import LOWEST
 from ggjit.ops.types.shared.rows import ROW
 
 f32 = types.float32
-LOWEST = np.float32(-np.inf)
 
 
 # ---------------------------------------------------------------- builders
@@ -222,25 +220,21 @@ def _make(mask_type, has_sinks):
         if i < n:
             stf_part(d + 4 * i, fmul(tail, k), n - i)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         x, mask, sinks, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         scale, max_bias = splat(param_f32(node, 0)), param_f32(node, 1)
-        n0, n, n_head = ne(d, 0), n_rows(d), ne(d, 2)
-        chunk = chunk_of(n, nth, n0)
-        slope, sink = f32(1.0), f32(0.0)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                m = row_addr_mod(mask, i1, i2, i3) if has_mask else 0
-                if has_mask and max_bias > f32(0.0):
-                    slope = slope_of(i2, n_head, max_bias)
-                if has_sinks:
-                    sink = ld_f32(addr(sinks) + 4 * i2)
-                row(row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), m, n0, scale, splat(slope), sink)
-    return kernel
+        n0, n_head, slope, sink = ne(d, 0), ne(d, 2), f32(1.0), f32(0.0)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            m = row_addr_mod(mask, i1, i2, i3) if has_mask else 0
+            if has_mask and max_bias > f32(0.0):
+                slope = slope_of(i2, n_head, max_bias)
+            if has_sinks:
+                sink = ld_f32(addr(sinks) + 4 * i2)
+            row(row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), m, n0, scale, splat(slope), sink)
+        return OK
+    return over_chunks(rows, chunking=SHORT_ROWS)
 
 
 def kernel(t, n_threads):

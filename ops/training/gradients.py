@@ -22,7 +22,7 @@ from ggjit.ops.elementwise.elementwise import TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vsigmoid
 from ggjit.ops.native.node import DST, SRC0, SRC1, ne, param_f32, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, fma, fmul, fsub, hsum, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.reductions.sums import squares_of
 from ggjit.ops.types.shared.rows import ROW
@@ -163,7 +163,7 @@ def _make(op, ty):
         i1, i2, i3 = row_index(d, r)
         row(row_addr(d, i1, i2, i3), row_addr(dy, i1, i2, i3), row_addr(x, i1, i2, i3), ne(d, 0), param_f32(node, 0))
         return OK
-    return each_row(one)
+    return over_rows(one)
 
 
 def kernel(t, n_threads):
