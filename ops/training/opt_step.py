@@ -6,8 +6,6 @@
 
 w, m and v are written in place; the settings are tensors, so that a graph is built once for all steps.
 """
-import sys
-
 import numpy as np
 from numba import types
 
@@ -122,8 +120,7 @@ def cases(op):
         return inp.new(F32, shape, lo=lo, hi=hi)
 
     def make(inp, shape):
-        w = leaf(inp, shape)
-        sys.modules[type(w).__module__].set_param(w)            # the handle's own module: ops import nothing of it
+        w = inp.param(shape)
         if op == OP.OPT_STEP_SGD:
             return opt_step_sgd(w, leaf(inp, shape), leaf(inp, (2,)))
         return opt_step_adamw(w, leaf(inp, shape), leaf(inp, shape), leaf(inp, shape), leaf(inp, (7,)))
