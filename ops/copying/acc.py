@@ -8,6 +8,7 @@ are undefined, as in ggml.
 import numpy as np
 
 from ggjit.ops.copying.view import permute
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import IndexRangeError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import describe, is_contiguous, require, require_type
@@ -49,54 +50,46 @@ def _build(op, a, b, nb1, nb2, nb3, offset, in_place):
     return a.ctx.node(op, a.type, a.ne, (a, b), (*strides, offset, int(in_place)), view_of=a if in_place else None)
 
 
-def acc(a, b, nb1, nb2, nb3, offset):
+def _acc(a, b, nb1, nb2, nb3, offset, in_place):
     """a + b in the window of a at byte `offset` with row strides nb1, nb2, nb3 in bytes; shape of a, contiguous F32.
 
     b F32 of the window's shape.  op params: nb1, nb2, nb3, offset, in place.  Errors: ShapeError, TypeMismatch,
     ParamError, IndexRangeError for a window outside a.  Source: ggml_acc.
     """
-    return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, False)
+    return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, in_place)
 
 
-def acc_inplace(a, b, nb1, nb2, nb3, offset):
-    """As `acc`, written over a; returns a view of a.  Source: ggml_acc_inplace."""
-    return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, True)
+acc, acc_inplace = in_place_pair(_acc)
 
 
-def set(a, b, nb1, nb2, nb3, offset):
+def _set(a, b, nb1, nb2, nb3, offset, in_place):
     """a with b copied into the window at byte `offset` < 2^30; strides nb1, nb2, nb3 in bytes; contiguous F32 or I32.
 
     Shape of a; op params and errors as `acc`.  Source: ggml_set.
     """
-    return _build(OP.SET, a, b, nb1, nb2, nb3, offset, False)
+    return _build(OP.SET, a, b, nb1, nb2, nb3, offset, in_place)
 
 
-def set_inplace(a, b, nb1, nb2, nb3, offset):
-    """As `set`, written over a; returns a view of a.  Source: ggml_set_inplace."""
-    return _build(OP.SET, a, b, nb1, nb2, nb3, offset, True)
+set, set_inplace = in_place_pair(_set)
 
 
-def set_1d(a, b, offset):
+def _set_1d(a, b, offset, in_place):
     """`set` with a's own strides: a stretch of b.ne0 elements of a at byte `offset`.  Errors as `set`.
 
     Source: ggml_set_1d.
     """
-    return set(a, b, *a.nb[1:], offset)
+    return _set(a, b, *a.nb[1:], offset, in_place)
 
 
-def set_1d_inplace(a, b, offset):
-    """As `set_1d`, written over a; returns a view of a.  Source: ggml_set_1d_inplace."""
-    return set_inplace(a, b, *a.nb[1:], offset)
+set_1d, set_1d_inplace = in_place_pair(_set_1d)
 
 
-def set_2d(a, b, nb1, offset):
+def _set_2d(a, b, nb1, offset, in_place):
     """`set` of a matrix b into a, rows nb1 bytes apart, from byte `offset`.  Errors as `set`.  Source: ggml_set_2d."""
-    return set(a, b, nb1, *a.nb[2:], offset)
+    return _set(a, b, nb1, *a.nb[2:], offset, in_place)
 
 
-def set_2d_inplace(a, b, nb1, offset):
-    """As `set_2d`, written over a; returns a view of a.  Source: ggml_set_2d_inplace."""
-    return set_inplace(a, b, nb1, *a.nb[2:], offset)
+set_2d, set_2d_inplace = in_place_pair(_set_2d)
 
 
 def reference(t, a, b):

@@ -7,6 +7,7 @@
 """
 import numpy as np
 
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
@@ -30,31 +31,27 @@ def _node(op, a, n_past, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), (int(n_past),), view_of=a if in_place else None)
 
 
-def diag_mask_inf(a, n_past):
+def _diag_mask_inf(a, n_past, in_place):
     """-inf where i0 > n_past + i1, else a; a [n0, n1, n2, n3] F32, same shape.
 
     NumPy: np.where(np.tri(n1, n0, n_past), a, -np.inf).  op params: n_past.  Errors: TypeMismatch, ShapeError,
     ParamError.  Source: ggml_diag_mask_inf.
     """
-    return _node(OP.DIAG_MASK_INF, a, n_past, False)
+    return _node(OP.DIAG_MASK_INF, a, n_past, in_place)
 
 
-def diag_mask_inf_inplace(a, n_past):
-    """As `diag_mask_inf`, written over a; returns a view of a.  Source: ggml_diag_mask_inf_inplace."""
-    return _node(OP.DIAG_MASK_INF, a, n_past, True)
+diag_mask_inf, diag_mask_inf_inplace = in_place_pair(_diag_mask_inf)
 
 
-def diag_mask_zero(a, n_past):
+def _diag_mask_zero(a, n_past, in_place):
     """0 where i0 > n_past + i1, else a; otherwise as `diag_mask_inf`.  NumPy: np.tril(a, n_past).
 
     op params: n_past.  Errors as there.  Source: ggml_diag_mask_zero.
     """
-    return _node(OP.DIAG_MASK_ZERO, a, n_past, False)
+    return _node(OP.DIAG_MASK_ZERO, a, n_past, in_place)
 
 
-def diag_mask_zero_inplace(a, n_past):
-    """As `diag_mask_zero`, written over a; returns a view of a.  Source: ggml_diag_mask_zero_inplace."""
-    return _node(OP.DIAG_MASK_ZERO, a, n_past, True)
+diag_mask_zero, diag_mask_zero_inplace = in_place_pair(_diag_mask_zero)
 
 
 def reference(t, a):

@@ -14,6 +14,7 @@ floats (22 ns a node in all, 13 without).
 import numpy as np
 
 from ggjit.ops.copying.view import view_4d
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import can_repeat, is_contiguous, require, require_type, rows_contiguous, same_shape
@@ -68,19 +69,17 @@ def _add_blocks(name, a, b, type, view_of):
     return a.ctx.node(OP.ADD, type, a.ne, (a, b), view_of=view_of)
 
 
-def add(a, b):
+def _add(a, b, in_place):
     """a + b, elementwise; b is repeated along every dimension to the shape of a.
 
     Shapes: a [n0, n1, n2, n3], b [m0, m1, m2, m3] with every n % m == 0 -> shape of a.  NumPy: a + np.tile(b, n / m).
     Types: a and b F32, F16 or BF16 in any mix -> type of a; sums are formed in float32.  A quantised a with F32 rows of
     its length gives a's type, quantised anew.  Errors: ShapeError, TypeMismatch.  Source: ggml_add.
     """
-    return _build(OP.ADD, a, b, False)
+    return _build(OP.ADD, a, b, in_place)
 
 
-def add_inplace(a, b):
-    """As `add`, written over a; returns a view of a.  Source: ggml_add_inplace."""
-    return _build(OP.ADD, a, b, True)
+add, add_inplace = in_place_pair(_add)
 
 
 def add_cast(a, b, type):
@@ -101,51 +100,39 @@ def add_cast(a, b, type):
 
 
 def _add1(a, b, in_place):
-    require(tuple(b.ne) == (1, 1, 1, 1), "add1: b must be one element", b, remedy="use gg.add")
-    return _build(OP.ADD1, a, b, in_place)
-
-
-def add1(a, b):
     """a + b, for b of one element [1]; otherwise as `add`.
 
     Source: ggml_add1 (deprecated there: `add` does the same).
     """
-    return _add1(a, b, False)
+    require(tuple(b.ne) == (1, 1, 1, 1), "add1: b must be one element", b, remedy="use gg.add")
+    return _build(OP.ADD1, a, b, in_place)
 
 
-def add1_inplace(a, b):
-    """As `add1`, written over a; returns a view of a.  Source: ggml_add1_inplace."""
-    return _add1(a, b, True)
+add1, add1_inplace = in_place_pair(_add1)
 
 
-def sub(a, b):
+def _sub(a, b, in_place):
     """a - b, elementwise; shapes, types and errors as `add`.  NumPy: a - np.tile(b, n / m).  Source: ggml_sub."""
-    return _build(OP.SUB, a, b, False)
+    return _build(OP.SUB, a, b, in_place)
 
 
-def sub_inplace(a, b):
-    """As `sub`, written over a; returns a view of a.  Source: ggml_sub_inplace."""
-    return _build(OP.SUB, a, b, True)
+sub, sub_inplace = in_place_pair(_sub)
 
 
-def mul(a, b):
+def _mul(a, b, in_place):
     """a * b, elementwise; shapes, types and errors as `add`.  NumPy: a * np.tile(b, n / m).  Source: ggml_mul."""
-    return _build(OP.MUL, a, b, False)
+    return _build(OP.MUL, a, b, in_place)
 
 
-def mul_inplace(a, b):
-    """As `mul`, written over a; returns a view of a.  Source: ggml_mul_inplace."""
-    return _build(OP.MUL, a, b, True)
+mul, mul_inplace = in_place_pair(_mul)
 
 
-def div(a, b):
+def _div(a, b, in_place):
     """a / b, elementwise; shapes, types and errors as `add`.  NumPy: a / np.tile(b, n / m).  Source: ggml_div."""
-    return _build(OP.DIV, a, b, False)
+    return _build(OP.DIV, a, b, in_place)
 
 
-def div_inplace(a, b):
-    """As `div`, written over a; returns a view of a.  Source: ggml_div_inplace."""
-    return _build(OP.DIV, a, b, True)
+div, div_inplace = in_place_pair(_div)
 
 
 def reference(t, a, b):

@@ -16,6 +16,7 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.copying.view import permute, view_4d
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
@@ -50,47 +51,47 @@ def _rows_op(name, op, a, eps, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), (float(eps),), view_of=a if in_place else None)
 
 
-def norm(a, eps):
+def _norm(a, eps, in_place):
     """(x - mean) / sqrt(variance + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     The variance is the mean of the squares (no correction).  op params: eps.  Errors: TypeMismatch, ParamError (eps <
     0).  Source: ggml_norm; arXiv 1607.06450.
     """
-    return _rows_op("norm", OP.NORM, a, eps, False)
+    return _rows_op("norm", OP.NORM, a, eps, in_place)
 
 
-def norm_inplace(a, eps):
-    """As `norm`, written over a; returns a view of a.  Source: ggml_norm_inplace."""
-    return _rows_op("norm", OP.NORM, a, eps, True)
+norm, norm_inplace = in_place_pair(_norm)
 
 
-def rms_norm(a, eps):
+def _rms_norm(a, eps, in_place):
     """x / sqrt(mean(x^2) + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_rms_norm; arXiv 1910.07467.
     """
-    return _rows_op("rms_norm", OP.RMS_NORM, a, eps, False)
+    return _rows_op("rms_norm", OP.RMS_NORM, a, eps, in_place)
 
 
-def rms_norm_inplace(a, eps):
-    """As `rms_norm`, written over a; returns a view of a.  Source: ggml_rms_norm_inplace."""
-    return _rows_op("rms_norm", OP.RMS_NORM, a, eps, True)
+rms_norm, rms_norm_inplace = in_place_pair(_rms_norm)
 
 
-def l2_norm(a, eps):
+def _l2_norm(a, eps, in_place):
     """x / max(sqrt(sum x^2), eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_l2_norm.
     """
-    return _rows_op("l2_norm", OP.L2_NORM, a, eps, False)
+    return _rows_op("l2_norm", OP.L2_NORM, a, eps, in_place)
 
 
-def l2_norm_inplace(a, eps):
-    """As `l2_norm`, written over a; returns a view of a.  Source: ggml_l2_norm_inplace."""
-    return _rows_op("l2_norm", OP.L2_NORM, a, eps, True)
+l2_norm, l2_norm_inplace = in_place_pair(_l2_norm)
 
 
 def _group_norm(a, n_groups, eps, in_place):
+    """`norm` over [ne0, ne1, channels of a group] of a: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
+
+    Shape of a, F32, contiguous.  The last group is smaller where n_groups does not divide ne2 (NumPy users expect an
+    error there).  op params: n_groups, eps.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_group_norm;
+    arXiv 1803.08494.
+    """
     require_type("group_norm", a, (F32,))
     require(is_contiguous(a), "group_norm: the source must be contiguous", a, remedy="use gg.cont first")
     if not (isinstance(n_groups, int) and 1 <= n_groups <= max(a.ne[2], 1)):
@@ -100,19 +101,7 @@ def _group_norm(a, n_groups, eps, in_place):
     return a.ctx.node(OP.GROUP_NORM, a.type, a.ne, (a,), (n_groups, float(eps)), view_of=a if in_place else None)
 
 
-def group_norm(a, n_groups, eps):
-    """`norm` over [ne0, ne1, channels of a group] of a: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
-
-    Shape of a, F32, contiguous.  The last group is smaller where n_groups does not divide ne2 (NumPy users expect an
-    error there).  op params: n_groups, eps.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_group_norm;
-    arXiv 1803.08494.
-    """
-    return _group_norm(a, n_groups, eps, False)
-
-
-def group_norm_inplace(a, n_groups, eps):
-    """As `group_norm`, written over a; returns a view of a.  Source: ggml_group_norm_inplace."""
-    return _group_norm(a, n_groups, eps, True)
+group_norm, group_norm_inplace = in_place_pair(_group_norm)
 
 
 # ---------------------------------------------------------------- reference
@@ -146,25 +135,25 @@ def shift_and_scale(d, x, n, shift, factor):
 
 
 @inline
-def _norm(d, x, n, eps):
+def _norm_row(d, x, n, eps):
     mean = splat(sum_of(x, n) / f32(n))
     variance = squares_of(x, n, mean) / f32(n)
     shift_and_scale(d, x, n, mean, splat(f32(1.0) / f32(math.sqrt(variance + eps))))
 
 
 @inline
-def _rms_norm(d, x, n, eps):
+def _rms_norm_row(d, x, n, eps):
     square = squares_of(x, n, zerof()) / f32(n)
     shift_and_scale(d, x, n, zerof(), splat(f32(1.0) / f32(math.sqrt(square + eps))))
 
 
 @inline
-def _l2_norm(d, x, n, eps):
+def _l2_norm_row(d, x, n, eps):
     length = f32(math.sqrt(squares_of(x, n, zerof())))
     shift_and_scale(d, x, n, zerof(), splat(f32(1.0) / max(length, eps)))
 
 
-STRETCH = {OP.NORM: _norm, OP.RMS_NORM: _rms_norm, OP.L2_NORM: _l2_norm, OP.GROUP_NORM: _norm}
+STRETCH = {OP.NORM: _norm_row, OP.RMS_NORM: _rms_norm_row, OP.L2_NORM: _l2_norm_row}
 
 
 @inline
@@ -182,7 +171,7 @@ def _group(node, r):
     n = min(step, channels - first) * plane
     if n > 0:
         at = first * nb(x, 2) + r // n_groups * nb(x, 3)
-        _norm(addr(d) + at, addr(x) + at, n, eps)
+        _norm_row(addr(d) + at, addr(x) + at, n, eps)
     return OK
 
 

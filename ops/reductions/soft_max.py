@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numba import types
 
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
@@ -77,20 +78,18 @@ def _node(a, mask, scale, max_bias, sinks, in_place):
     return a.ctx.node(OP.SOFT_MAX, a.type, a.ne, src, (float(scale), float(max_bias)), view_of=a if in_place else None)
 
 
-def soft_max(a):
+def _soft_max(a, in_place):
     """e^(x - max) / sum e^(x - max) along ne0 of a; shape of a, F32; NumPy: axis -1.
 
     `soft_max_ext` without a mask.  Errors: TypeMismatch, ShapeError.  Source: ggml_soft_max.
     """
-    return _node(a, None, 1.0, 0.0, None, False)
+    return _node(a, None, 1.0, 0.0, None, in_place)
 
 
-def soft_max_inplace(a):
-    """As `soft_max`, written over a; returns a view of a.  Source: ggml_soft_max_inplace."""
-    return _node(a, None, 1.0, 0.0, None, True)
+soft_max, soft_max_inplace = in_place_pair(_soft_max)
 
 
-def soft_max_ext(a, mask, scale, max_bias):
+def _soft_max_ext(a, mask, scale, max_bias, in_place):
     """softmax(scale a + slope mask) along ne0; shape of a; NumPy: axis -1.
 
     a [n, rows, heads, seqs] F32; mask [n, >= rows, divides heads, divides seqs] F16 or F32, contiguous, or None.  slope
@@ -98,12 +97,10 @@ def soft_max_ext(a, mask, scale, max_bias):
     1) for h < n, m1^(2 (h - n) + 1) above (ALiBi, arXiv 2108.12409); else 1.  op params: scale, max_bias.  Errors:
     TypeMismatch, ShapeError, ParamError (max_bias > 0 without a mask).  Source: ggml_soft_max_ext.
     """
-    return _node(a, mask, scale, max_bias, None, False)
+    return _node(a, mask, scale, max_bias, None, in_place)
 
 
-def soft_max_ext_inplace(a, mask, scale, max_bias):
-    """As `soft_max_ext`, written over a; returns a view of a.  Source: ggml_soft_max_ext_inplace."""
-    return _node(a, mask, scale, max_bias, None, True)
+soft_max_ext, soft_max_ext_inplace = in_place_pair(_soft_max_ext)
 
 
 def soft_max_add_sinks(a, sinks):
