@@ -30,6 +30,7 @@ from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
 SHORT_CHUNK = 512               # elements: about as long as asking for a chunk ten times
+FEW_ROWS = 16                   # of one thread: too few to look for signals in between
 PIECE = 1024                    # elements; a multiple of every vector length
 
 
@@ -47,7 +48,7 @@ class Chunking(NamedTuple):
 
 @inline
 def _eighths(node, n, nth):
-    return chunk_rows(n, nth)
+    return n if nth == 1 and n <= FEW_ROWS else chunk_rows(n, nth)
 
 
 @inline
