@@ -29,8 +29,9 @@ from ggjit.ops.native.node import (
     row_index,
 )
 from ggjit.ops.native.row_loops import PIECE, over_chunks, param, pieces_of_result, whole
-from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
+from ggjit.ops.native.simd import fadd
 from ggjit.ops.types.shared.moves import move_bytes
+from ggjit.ops.types.shared.rows import pair_row
 
 SIZE = 4                            # bytes of an element
 MAX_OFFSET = (1 << 30) - 1          # ggml asserts this
@@ -113,6 +114,9 @@ def _rows_of_b(node):
     return n_rows(node + SRC1)
 
 
+_add_row = pair_row(fadd)
+
+
 def _make(adds):
     @inline
     def row(d, x, b, b0, n):
@@ -124,13 +128,7 @@ def _make(adds):
                 else:
                     st_i32(d + SIZE * i, ld_i32(b + i * b0))
         elif adds:
-            i = 0
-            while i + W <= n:
-                stf(d + SIZE * i, fadd(ldf(x + SIZE * i), ldf(b + SIZE * i)))
-                i += W
-            if i < n:
-                m = n - i
-                stf_part(d + SIZE * i, fadd(ldf_part(x + SIZE * i, m), ldf_part(b + SIZE * i, m)), m)
+            _add_row(d, x, b, n)
         else:
             move_bytes(d, b, SIZE * n)
 

@@ -8,7 +8,8 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, fail, nb, ne, row_addr, row_index
 from ggjit.ops.native.row_loops import over_rows
-from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
+from ggjit.ops.native.simd import fadd
+from ggjit.ops.types.shared.rows import pair_row
 
 
 def add_id(a, b, ids):
@@ -31,6 +32,9 @@ def reference(t, a, b, ids):
     return a + b[0, 0][ids[0, 0]]
 
 
+_add_row = pair_row(fadd)
+
+
 @inline
 def _row(node, r):
     a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
@@ -39,12 +43,7 @@ def _row(node, r):
     if id < 0 or id >= ne(b, 1):
         return fail(node, BAD_INDEX, id)
     to, x, y = row_addr(d, i1, i2, 0), row_addr(a, i1, i2, 0), row_addr(b, id, 0, 0)
-    i = 0
-    while i + W <= n:
-        stf(to + 4 * i, fadd(ldf(x + 4 * i), ldf(y + 4 * i)))
-        i += W
-    if i < n:
-        stf_part(to + 4 * i, fadd(ldf_part(x + 4 * i, n - i), ldf_part(y + 4 * i, n - i)), n - i)
+    _add_row(to, x, y, n)
     return OK
 
 

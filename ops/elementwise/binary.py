@@ -1,7 +1,7 @@
 """add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo); add1.
 
 Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.  `add` also takes
-quantised rows (add_blocks.py).  Two kernel bodies serve all four otherwise, chosen when the plan is made:
+quantised rows.  Two kernel bodies serve all four otherwise, chosen when the plan is made:
 
     flat    a and b of one shape, no gaps   d[i] = a[i] op b[i] over one long row
     rows    b is one element per row        d[i] = a[i] op b[0]
@@ -19,9 +19,8 @@ from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import can_repeat, is_contiguous, require, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements, touched_nbytes
-from ggjit.ops.core.traits import all_traits, module_of
+from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
-from ggjit.ops.elementwise import add_blocks
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
@@ -35,13 +34,13 @@ from ggjit.ops.native.node import (
     row_addr,
     row_addr_mod,
     row_index,
+    work,
 )
 from ggjit.ops.native.row_loops import PIECE, over_chunks, pieces_of_result
 from ggjit.ops.native.simd import W, fadd, fdiv, fmul, fsub
-from ggjit.ops.types.shared.rows import ROW
+from ggjit.ops.types.shared.rows import ROW, pair_row
 
 VECTOR = {OP.ADD: fadd, OP.ADD1: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
-SMALL = 16 * PIECE              # elements that one thread handles at once: too few to look for signals in between
 NUMPY = {OP.ADD: np.add, OP.ADD1: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
 
 
@@ -144,49 +143,24 @@ def reference(t, a, b):
 
 def _make_flat(op, ta, tb, td):
     """a, b and d of one shape without gaps: one long row, cut into pieces."""
-    f = VECTOR[op]
-    xa, xb, xd = ROW[ta], ROW[tb], ROW[td]
-    lda, ldb, std = xa.load, xb.load, xd.store
-    lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
-    sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
+    row, sa, sb, sd = pair_row(VECTOR[op], ta, tb, td), ta.nbytes, tb.nbytes, td.nbytes
 
     @inline
     def pieces(node, ith, start, stop):
-        a, b, d = addr(node + SRC0), addr(node + SRC1), addr(node + DST)
         i, end = start * PIECE, min(stop * PIECE, n_rows(node + DST) * ne(node + DST, 0))
-        while i + W <= end:
-            std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
-            i += W
-        if i < end:
-            std_part(d + i * sd, f(lda_part(a + i * sa, end - i), ldb_part(b + i * sb, end - i)), end - i)
+        row(addr(node + DST) + i * sd, addr(node + SRC0) + i * sa, addr(node + SRC1) + i * sb, end - i)
         return OK
-
-    in_chunks = inline(over_chunks(pieces, pieces_of_result))
-
-    def kernel(node, ith, nth, sync):
-        if nth == 1 and pieces_of_result(node) <= SMALL // PIECE:
-            return pieces(node, ith, 0, SMALL // PIECE)
-        return in_chunks(node, ith, nth, sync)
-    return kernel
+    return over_chunks(pieces, pieces_of_result)
 
 
 def _make_rows(op, ta, tb, td):
     """b tiles a: row by row."""
     f = VECTOR[op]
     xa, xb, xd = ROW[ta], ROW[tb], ROW[td]
-    lda, ldb, std = xa.load, xb.load, xd.store
-    lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
+    lda, lda_part, std, std_part = xa.load, xa.load_part, xd.store, xd.store_part
     ldb1, lda1, std1 = xb.splat, xa.splat, xd.store_one
     sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
-
-    @inline
-    def row_equal(d, a, b, n):
-        i = 0
-        while i + W <= n:
-            std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
-            i += W
-        if i < n:
-            std_part(d + i * sd, f(lda_part(a + i * sa, n - i), ldb_part(b + i * sb, n - i)), n - i)
+    row_equal = pair_row(f, ta, tb, td)
 
     @inline
     def row_one(d, a, b, n):
@@ -223,11 +197,34 @@ def _make_rows(op, ta, tb, td):
     return over_chunks(rows)
 
 
+def _row_nbytes(k):
+    """Scratch memory of a thread: one float32 row, in whole cache lines."""
+    return (4 * k + 63) // 64 * 64
+
+
+def _make_blocks(ta, td):
+    """Blocks of a quantised a are decoded, added to in float32, and written as td."""
+    to_float, from_float, add_row = traits_of(ta).to_float, traits_of(td).from_float, pair_row(fadd)
+
+    @inline
+    def rows(node, ith, start, stop):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        n0 = ne(d, 0)
+        row = work(node) + ith * ((4 * n0 + 63) // 64 * 64)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            to_float(row_addr(a, i1, i2, i3), row, n0)
+            add_row(row, row, row_addr_mod(b, i1, i2, i3), n0)
+            from_float(row, row_addr(d, i1, i2, i3), n0)
+        return OK
+    return over_chunks(rows)
+
+
 def kernel(t, n_threads):
     a, b = t.src[:2]
     if t.op == OP.ADD and a.type.quantized and b.type is F32 and t.type in writable_types():
-        return Kernel(f"add-{a.type.name}-{t.type.name}", lambda: add_blocks.make_kernel(a.type, t.type),
-                      cost=0.3 * n_elements(t), work_nbytes=n_threads * add_blocks.row_nbytes(t.ne[0]),
+        return Kernel(f"add-{a.type.name}-{t.type.name}", lambda: _make_blocks(a.type, t.type),
+                      cost=0.3 * n_elements(t), work_nbytes=n_threads * _row_nbytes(t.ne[0]),
                       modules=(module_of(a.type), module_of(t.type)))
     if not {a.type, b.type, t.type} <= set(FLOATS):
         return None

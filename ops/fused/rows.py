@@ -23,6 +23,7 @@ from ggjit.ops.native.node import DST, SRC0, addr, n_rows, ne, param_f32, row_ad
 from ggjit.ops.native.row_loops import AFFINITY, over_chunks
 from ggjit.ops.native.simd import W, ldf, ldf_part, splat, stf, stf_part
 from ggjit.ops.reductions.norm import STRETCH
+from ggjit.ops.types.shared.rows import pair_row
 
 BINARY, NORMS = (OP.ADD, OP.MUL), (OP.NORM, OP.RMS_NORM)
 VIEW_NBYTES = WORD * V_WORDS
@@ -31,16 +32,11 @@ VIEW_NBYTES = WORD * V_WORDS
 # ---------------------------------------------------------------- stages: jitted f(d, x, y, n, eps) on one row
 @functools.cache
 def _binary(op):
-    f = VECTOR[op]
+    pair = pair_row(VECTOR[op])
 
     @inline
     def row(d, x, y, n, eps):
-        i = 0
-        while i + W <= n:
-            stf(d + 4 * i, f(ldf(x + 4 * i), ldf(y + 4 * i)))
-            i += W
-        if i < n:
-            stf_part(d + 4 * i, f(ldf_part(x + 4 * i, n - i), ldf_part(y + 4 * i, n - i)), n - i)
+        pair(d, x, y, n)
     return row
 
 

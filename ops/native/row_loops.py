@@ -63,7 +63,7 @@ def _short(node, n, nth):
 
 @inline
 def _affinity(node, n, nth):
-    return affinity_chunk(n, nth)
+    return n if nth == 1 and n <= FEW_ROWS else affinity_chunk(n, nth)
 
 
 DYNAMIC = Chunking(_eighths, next_rows)                     # to the thread that asks first
