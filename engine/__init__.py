@@ -41,7 +41,7 @@ from ggjit.graphs.copying import GraphCopy, compare_graph_backend, graph_copy
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core import errors
 from ggjit.ops.core.spec import builders as _builders
-from ggjit.ops.core.typed_errors import front_door as _front_door
+from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
 from ggjit.ops.types.quantize import dequantize, quantize
@@ -74,7 +74,7 @@ for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
               "view_init", "graph_copy"):
-    globals()[_name] = _front_door(globals()[_name])
+    globals()[_name] = _typed_errors(globals()[_name])
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update(_builders())                                           # every op under ggml's name

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 import ggjit as gg
-from ggjit.ops.elementwise.binary import SMALL
-from ggjit.ops.elementwise.elementwise import PIECE
+from ggjit.ops.native.row_loops import FEW_ROWS, PIECE
 
 RNG = np.random.default_rng()
+SMALL = FEW_ROWS * PIECE             # one chunk where one thread computes
 LENGTHS = (1, 15, 16, 17, 64, PIECE - 1, PIECE, PIECE + 1, SMALL - 1, SMALL, SMALL + 1, 3 * SMALL + 5)
 
 

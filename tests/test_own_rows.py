@@ -4,19 +4,19 @@ import pytest
 
 from ggjit.ops.native.jit import native
 from ggjit.ops.native.node import CHUNK, S_ABORT, S_DEADLINE
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B
 from ggjit.ops.types.shared.moves import AHEAD, FAR, LONG, SHORT, move_bytes
 
 
 @native("i64(i64, i64)")
 def chunk_of(n, nth):
-    return own_chunk(n, nth)
+    return affinity_chunk(n, nth)
 
 
 @native("i64(i64, i64, i64, i64, i64, i64)")
 def take(node, ith, nth, sync, chunk, n):
-    return next_own(node, ith, nth, sync, chunk, n)
+    return affinity_next(node, ith, nth, sync, chunk, n)
 
 
 @native("i64(i64, i64, i64)")

@@ -12,7 +12,6 @@ from conftest import interrupted
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import T_WORDS
-from ggjit.ops.native import jit
 
 RNG = np.random.default_rng(7)
 
@@ -406,19 +405,6 @@ def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
     blocked.write_text("not a folder")
     r = python(code, GGJIT_CACHE_DIR=str(blocked))
     assert r.stdout.split() == ["True"] and "GGJIT_CACHE_DIR" in r.stderr
-
-
-def test_keys_follow_the_sources_of_callees(tmp_path, monkeypatch):
-    key = jit.sources_key(("ggjit.ops.elementwise.binary",))
-    assert key == jit.sources_key(("ggjit.ops.elementwise.binary",)) != jit.sources_key(("ggjit.ops.native.node",))
-    reached = set()
-    todo = ["ggjit.ops.elementwise.binary"]
-    while todo:
-        m = todo.pop()
-        if m not in reached:
-            reached.add(m)
-            todo += jit._imports(m)
-    assert {"ggjit.ops.native.node", "ggjit.ops.native.mem", "ggjit.ops.native.jit", "ggjit.ops.native.isa"} <= reached
 
 
 def test_symbols_of_two_processes_do_not_clash():

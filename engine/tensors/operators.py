@@ -23,8 +23,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.elementwise.binary import add, div, mul, sub
-from ggjit.ops.elementwise.fill import fill
-from ggjit.ops.elementwise.scale import scale, scale_bias
+from ggjit.ops.elementwise.constants import fill, scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.tensors.arrays import from_numpy

@@ -78,6 +78,12 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     def flags(self):
         return int(TABLE.words[self.id, T_FLAGS])
 
+    def _mark(self, flag):
+        """Set a flag of record.py; returns the tensor."""
+        self._check()
+        TABLE.flag(self.id, flag)
+        return self
+
     @property
     def op_params(self):
         """The 16 int32 slots; floats are stored as their bits."""
@@ -258,26 +264,20 @@ def _in_range(a, dtype):
 
 def set_input(t):
     """Mark a leaf as an input: allocators place inputs first and never let other tensors overlap them.  Returns it."""
-    return _flag(t, FLAG_INPUT)
+    return t._mark(FLAG_INPUT)
 
 
 def set_output(t):
     """Mark a result as an output: its memory is never reused, so it can be read after the compute.  Returns it."""
-    _flag(t, FLAG_OUTPUT)
+    t._mark(FLAG_OUTPUT)
     if t.view_src is not None:              # a view has no memory of its own: keep that of its base
-        _flag(t.view_src, FLAG_OUTPUT)
+        t.view_src._mark(FLAG_OUTPUT)
     return t
 
 
 def set_param(t):
     """Mark a leaf as a trainable parameter.  Returns it."""
-    return _flag(t, FLAG_PARAM)
-
-
-def _flag(t, flag):
-    t._check()
-    TABLE.flag(t.id, flag)
-    return t
+    return t._mark(FLAG_PARAM)
 
 
 def set_name(t, name):

@@ -29,7 +29,8 @@ from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES, lanes, padded
 from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i64, st_i64
-from ggjit.ops.native.node import SRC0, SRC1, SRC2, nb, ne, next_rows, work
+from ggjit.ops.native.node import SRC0, SRC1, SRC2, nb, ne, work
+from ggjit.ops.native.row_loops import SINGLE, over_chunks
 from ggjit.ops.native.simd import B, W, f32, splat, stf, zerof
 
 R = -(-64 // MR) * MR           # rows of an item
@@ -164,17 +165,20 @@ def make(variant):
     finish = make_finish(variant)
     m_, l_, acc_, acc_stride, scratch_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.nbytes
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        q = node + SRC0
+        per_group = heads_per_group(q, node + SRC1, node + SRC2) * ne(q, 1)
+        return (per_group + R - 1) // R * (ne(q, 2) * ne(q, 1) // per_group) * ne(q, 3)
+
+    @inline
+    def items(node, ith, start, stop):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
         rep = heads_per_group(q, k, v)
         per_group = rep * ne(q, 1)
         n_sets = (per_group + R - 1) // R
-        n_items = n_sets * (ne(q, 2) * ne(q, 1) // per_group) * ne(q, 3)
         wk = work(node) + ith * scratch_nbytes
-        while True:
-            item = next_rows(node, ith, nth, sync, 1, n_items)
-            if item >= n_items:
-                return OK
+        for item in range(start, stop):
             head0, i3 = first_head(q, item // n_sets, rep)
             r0 = (n_sets - 1 - item % n_sets) * R           # under a causal mask the last rows are the longest
             n = min(R, per_group - r0)
@@ -184,4 +188,5 @@ def make(variant):
             for i in range(n):
                 m, l_sum, sink = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), sink_of(node, head0, rep, r0 + i)
                 finish(node, head0, i3, rep, r0 + i, wk + acc_ + i * acc_stride, output_factor(m, l_sum, sink))
-    return kernel
+        return OK
+    return over_chunks(items, count, SINGLE)

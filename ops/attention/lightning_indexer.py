@@ -16,7 +16,8 @@ from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
-from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, addr, chunk_rows, nb, ne, next_rows, work
+from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, addr, nb, ne, work
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import B, W, fadd, fma, ldf, splat, stf, stf_part, vmax, zerof
 from ggjit.ops.types.shared.rows import ROW
 
@@ -94,32 +95,32 @@ def _make(tk):
             h += 1
         return total
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        return (ne(node + SRC1, 2) + W - 1) // W * ne(node + SRC0, 3)
+
+    @inline
+    def rows(node, ith, start, stop):
         q, k, w, m, out = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + DST
         d, n_head, n_batch, n_kv = ne(q, 0), ne(q, 1), ne(q, 2), ne(k, 2)
         keys = work(node) + ith * ((B * d + 4 * d + 63) // 64 * 64)
         blocks = (n_kv + W - 1) // W
-        total = blocks * ne(q, 3)
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                s = r // blocks
-                i = (r - s * blocks) * W
-                n = n_kv - i
-                transpose_keys(keys, addr(k) + i * nb(k, 2) + s * nb(k, 3), nb(k, 2), min(n, W), d)
-                for t in range(n_batch):
-                    y = score(keys, addr(q) + t * nb(q, 2) + s * nb(q, 3), nb(q, 1),
-                              addr(w) + t * nb(w, 1) + s * nb(w, 3), n_head, d)
-                    pm = addr(m) + 2 * i + t * nb(m, 1) + s % ne(m, 3) * nb(m, 3)
-                    po = addr(out) + 4 * i + t * nb(out, 1) + s * nb(out, 3)
-                    if n >= W:
-                        stf(po, fadd(y, load_mask(pm)))
-                    else:
-                        stf_part(po, fadd(y, load_mask_part(pm, n)), n)
-    return kernel
+        for r in range(start, stop):
+            s = r // blocks
+            i = (r - s * blocks) * W
+            n = n_kv - i
+            transpose_keys(keys, addr(k) + i * nb(k, 2) + s * nb(k, 3), nb(k, 2), min(n, W), d)
+            for t in range(n_batch):
+                y = score(keys, addr(q) + t * nb(q, 2) + s * nb(q, 3), nb(q, 1),
+                          addr(w) + t * nb(w, 1) + s * nb(w, 3), n_head, d)
+                pm = addr(m) + 2 * i + t * nb(m, 1) + s % ne(m, 3) * nb(m, 3)
+                po = addr(out) + 4 * i + t * nb(out, 1) + s * nb(out, 3)
+                if n >= W:
+                    stf(po, fadd(y, load_mask(pm)))
+                else:
+                    stf_part(po, fadd(y, load_mask_part(pm, n)), n)
+        return OK
+    return over_chunks(rows, count)
 
 
 def kernel(t, n_threads):

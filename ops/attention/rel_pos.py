@@ -17,7 +17,7 @@ from ggjit.ops.core.types import F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, n_rows, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each, each_row, whole
+from ggjit.ops.native.row_loops import over_rows, whole
 from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, splat, stf, stf_part
 from ggjit.ops.types.shared.moves import move_bytes
 
@@ -103,11 +103,11 @@ def _add(node, q):
 
 
 def kernel_get(t, n_threads):
-    return Kernel("get_rel_pos", lambda: each_row(_get), cost=0.03 * touched_nbytes(t))
+    return Kernel("get_rel_pos", lambda: over_rows(_get), cost=0.03 * touched_nbytes(t))
 
 
 def kernel_add(t, n_threads):
-    return Kernel("add_rel_pos", lambda: each(_queries, _add), cost=0.03 * touched_nbytes(t))
+    return Kernel("add_rel_pos", lambda: over_rows(_add, _queries), cost=0.03 * touched_nbytes(t))
 
 
 def get_cases():

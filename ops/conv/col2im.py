@@ -15,7 +15,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.elementwise.elementwise import FLOATS
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne, row_addr
-from ggjit.ops.native.row_loops import each, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.types.shared.rows import ROW
 
 PIECE = 256                             # outputs of a channel that are one unit of work
@@ -67,7 +67,7 @@ def _make(ty):
                 total += get(x + (o - t * s0) * step + t * nb(a, 1))
             put(to + i * nb(d, 0), total)
         return OK
-    return each(pieces, one)
+    return over_rows(one, pieces)
 
 
 def kernel(t, n_threads):

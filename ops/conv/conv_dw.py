@@ -20,7 +20,7 @@ from ggjit.ops.core.types import F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne, row_addr
-from ggjit.ops.native.row_loops import each, param
+from ggjit.ops.native.row_loops import over_rows, param
 from ggjit.ops.native.simd import W, fma, ldf, splat, stf, zerof
 from ggjit.ops.types.shared.rows import ROW
 
@@ -104,7 +104,7 @@ def _make_planes(ta):
                     w = weight(addr(a) + kx * nb(a, 0) + ky * nb(a, 1) + c * nb(a, 3))
                     add(to + 4 * first, x + (x0 + first * s0) * nb(b, 0), s0 * nb(b, 0), end - first, w)
         return OK
-    return each(rows, one)
+    return over_rows(one, rows)
 
 
 def _make_channels(ta):
@@ -142,7 +142,7 @@ def _make_channels(ta):
             st_f32(to + 4 * c, total)
             c += 1
         return OK
-    return each(pixels, one)
+    return over_rows(one, pixels)
 
 
 def kernel(t, n_threads):

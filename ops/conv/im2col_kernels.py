@@ -5,7 +5,7 @@ from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each, each_row, param
+from ggjit.ops.native.row_loops import over_rows, param
 from ggjit.ops.native.simd import W, zerof
 from ggjit.ops.types.shared.rows import ROW
 
@@ -82,7 +82,7 @@ def make_unfold(dims, tb, td):
                     to += kw * sd
                     left -= kw
         return OK
-    return each_row(one)
+    return over_rows(one)
 
 
 @inline
@@ -122,4 +122,4 @@ def _fold(node, r):
 
 def make_fold():
     """Kernel of im2col_back."""
-    return each(_planes, _fold)
+    return over_rows(_fold, _planes)

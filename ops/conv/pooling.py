@@ -24,7 +24,7 @@ from ggjit.ops.core.types import F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each, each_row, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.native.simd import W, fadd, fmul, ldf, ldf_part, splat, stf, stf_part, vmax
 from ggjit.ops.types.shared.rows import ROW
 
@@ -198,7 +198,7 @@ def _make(ta, flat):
         elif op == AVG:
             _scale(to, n, f32(1.0) / f32(k0 * k1))
         return OK
-    return each_row(one)
+    return over_rows(one)
 
 
 @inline
@@ -244,7 +244,7 @@ def _make_back(ta):
                         at = to + 4 * (y * n0 + x)
                         st_f32(at, ld_f32(at) + value)
         return OK
-    return each(_planes, one)
+    return over_rows(one, _planes)
 
 
 def kernel(t, n_threads):

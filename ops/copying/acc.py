@@ -8,6 +8,7 @@ are undefined, as in ggml.
 import numpy as np
 
 from ggjit.ops.copying.view import permute
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import IndexRangeError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import describe, is_contiguous, require, require_type
@@ -21,20 +22,18 @@ from ggjit.ops.native.node import (
     SRC1,
     addr,
     barrier,
-    chunk_rows,
     n_rows,
     nb,
     ne,
-    next_rows,
-    next_rows2,
     row_addr,
     row_index,
 )
-from ggjit.ops.native.row_loops import param, whole
-from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
+from ggjit.ops.native.row_loops import PIECE, over_chunks, param, pieces_of_result, whole
+from ggjit.ops.native.simd import fadd
 from ggjit.ops.types.shared.moves import move_bytes
+from ggjit.ops.types.shared.rows import pair_row
 
-SIZE, PIECE = 4, 1024                           # bytes of an element; elements of a piece of the first copy
+SIZE = 4                            # bytes of an element
 MAX_OFFSET = (1 << 30) - 1          # ggml asserts this
 
 
@@ -52,54 +51,46 @@ def _build(op, a, b, nb1, nb2, nb3, offset, in_place):
     return a.ctx.node(op, a.type, a.ne, (a, b), (*strides, offset, int(in_place)), view_of=a if in_place else None)
 
 
-def acc(a, b, nb1, nb2, nb3, offset):
+def _acc(a, b, nb1, nb2, nb3, offset, in_place):
     """a + b in the window of a at byte `offset` with row strides nb1, nb2, nb3 in bytes; shape of a, contiguous F32.
 
     b F32 of the window's shape.  op params: nb1, nb2, nb3, offset, in place.  Errors: ShapeError, TypeMismatch,
     ParamError, IndexRangeError for a window outside a.  Source: ggml_acc.
     """
-    return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, False)
+    return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, in_place)
 
 
-def acc_inplace(a, b, nb1, nb2, nb3, offset):
-    """As `acc`, written over a; returns a view of a.  Source: ggml_acc_inplace."""
-    return _build(OP.ACC, a, b, nb1, nb2, nb3, offset, True)
+acc, acc_inplace = in_place_pair(_acc)
 
 
-def set(a, b, nb1, nb2, nb3, offset):
+def _set(a, b, nb1, nb2, nb3, offset, in_place):
     """a with b copied into the window at byte `offset` < 2^30; strides nb1, nb2, nb3 in bytes; contiguous F32 or I32.
 
     Shape of a; op params and errors as `acc`.  Source: ggml_set.
     """
-    return _build(OP.SET, a, b, nb1, nb2, nb3, offset, False)
+    return _build(OP.SET, a, b, nb1, nb2, nb3, offset, in_place)
 
 
-def set_inplace(a, b, nb1, nb2, nb3, offset):
-    """As `set`, written over a; returns a view of a.  Source: ggml_set_inplace."""
-    return _build(OP.SET, a, b, nb1, nb2, nb3, offset, True)
+set, set_inplace = in_place_pair(_set)
 
 
-def set_1d(a, b, offset):
+def _set_1d(a, b, offset, in_place):
     """`set` with a's own strides: a stretch of b.ne0 elements of a at byte `offset`.  Errors as `set`.
 
     Source: ggml_set_1d.
     """
-    return set(a, b, *a.nb[1:], offset)
+    return _set(a, b, *a.nb[1:], offset, in_place)
 
 
-def set_1d_inplace(a, b, offset):
-    """As `set_1d`, written over a; returns a view of a.  Source: ggml_set_1d_inplace."""
-    return set_inplace(a, b, *a.nb[1:], offset)
+set_1d, set_1d_inplace = in_place_pair(_set_1d)
 
 
-def set_2d(a, b, nb1, offset):
+def _set_2d(a, b, nb1, offset, in_place):
     """`set` of a matrix b into a, rows nb1 bytes apart, from byte `offset`.  Errors as `set`.  Source: ggml_set_2d."""
-    return set(a, b, nb1, *a.nb[2:], offset)
+    return _set(a, b, nb1, *a.nb[2:], offset, in_place)
 
 
-def set_2d_inplace(a, b, nb1, offset):
-    """As `set_2d`, written over a; returns a view of a.  Source: ggml_set_2d_inplace."""
-    return set_inplace(a, b, nb1, *a.nb[2:], offset)
+set_2d, set_2d_inplace = in_place_pair(_set_2d)
 
 
 def reference(t, a, b):
@@ -109,6 +100,21 @@ def reference(t, a, b):
     where = (offset + i1 * nb1 + i2 * nb2 + i3 * nb3) // SIZE + i0
     out[where] = b + (out[where] if t.op == OP.ACC else 0)
     return out.reshape(a.shape)
+
+
+@inline
+def _copy(node, ith, start, stop):
+    a, d, end = addr(node + SRC0), addr(node + DST), min(stop * PIECE, n_rows(node + DST) * ne(node + DST, 0))
+    move_bytes(d + SIZE * start * PIECE, a + SIZE * start * PIECE, SIZE * (end - start * PIECE))
+    return OK
+
+
+@inline
+def _rows_of_b(node):
+    return n_rows(node + SRC1)
+
+
+_add_row = pair_row(fadd)
 
 
 def _make(adds):
@@ -122,39 +128,26 @@ def _make(adds):
                 else:
                     st_i32(d + SIZE * i, ld_i32(b + i * b0))
         elif adds:
-            i = 0
-            while i + W <= n:
-                stf(d + SIZE * i, fadd(ldf(x + SIZE * i), ldf(b + SIZE * i)))
-                i += W
-            if i < n:
-                m = n - i
-                stf_part(d + SIZE * i, fadd(ldf_part(x + SIZE * i, m), ldf_part(b + SIZE * i, m)), m)
+            _add_row(d, x, b, n)
         else:
             move_bytes(d, b, SIZE * n)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
-        if addr(d) != addr(a):
-            total = ne(d, 0) * n_rows(d)
-            pieces = (total + PIECE - 1) // PIECE
-            chunk = chunk_rows(pieces, nth)
-            while True:
-                start = next_rows(node, ith, nth, sync, chunk, pieces) * PIECE
-                if start >= total:
-                    break
-                n = min(total - start, chunk * PIECE)
-                move_bytes(addr(d) + SIZE * start, addr(a) + SIZE * start, SIZE * n)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(b, r)
+            to = param(node, 3) + i1 * param(node, 0) + i2 * param(node, 1) + i3 * param(node, 2)
+            row(addr(d) + to, addr(a) + to, row_addr(b, i1, i2, i3), nb(b, 0), ne(b, 0))
+        return OK
+
+    copy, change = inline(over_chunks(_copy, pieces_of_result)), inline(over_chunks(rows, _rows_of_b, phase=1))
+
+    def kernel(node, ith, nth, sync):
+        if addr(node + DST) != addr(node + SRC0):
+            copy(node, ith, nth, sync)
             barrier(sync, nth)
-        rows = n_rows(b)
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows2(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(b, r)
-                to = param(node, 3) + i1 * param(node, 0) + i2 * param(node, 1) + i3 * param(node, 2)
-                row(addr(d) + to, addr(a) + to, row_addr(b, i1, i2, i3), nb(b, 0), ne(b, 0))
+        return change(node, ith, nth, sync)
     return kernel
 
 

@@ -7,19 +7,18 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0
+from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
     SRC0,
     SRC1,
-    chunk_rows,
-    n_rows,
     nb,
     ne,
-    next_rows,
     param_i32,
     row_addr,
     row_index,
 )
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.types.shared.moves import element_mover, mover
 
 
@@ -48,39 +47,36 @@ def _make(ty, by_rows):
     block, size = ty.block, ty.nbytes
     move, element = mover(ty, ty).move, element_mover(ty, ty).move if not ty.quantized else None
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
-        dim, n = param_i32(node, 0), n_rows(d)
+        dim = param_i32(node, 0)
         a_n, b_n = ne(a, 0), ne(b, 0)
         edge1 = ne(a, 1) if dim == 1 else ne(d, 1)
         edge2 = ne(a, 2) if dim == 2 else ne(d, 2)
         edge3 = ne(a, 3) if dim == 3 else ne(d, 3)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                to = row_addr(d, i1, i2, i3)
-                in_a = i1 < edge1 and i2 < edge2 and i3 < edge3
-                if in_a:
-                    x = row_addr(a, i1, i2, i3)
-                    if by_rows:
-                        move(to, x, a_n, 0)
-                    else:
-                        for i in range(a_n):
-                            element(to + i * size, x + i * nb(a, 0), 0)
-                    to += a_n // block * size
-                if not in_a or dim == 0:
-                    j1, j2 = i1 - (edge1 if dim == 1 else 0), i2 - (edge2 if dim == 2 else 0)
-                    x = row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0))
-                    if by_rows:
-                        move(to, x, b_n, 0)
-                    else:
-                        for i in range(b_n):
-                            element(to + i * size, x + i * nb(b, 0), 0)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            to = row_addr(d, i1, i2, i3)
+            in_a = i1 < edge1 and i2 < edge2 and i3 < edge3
+            if in_a:
+                x = row_addr(a, i1, i2, i3)
+                if by_rows:
+                    move(to, x, a_n, 0)
+                else:
+                    for i in range(a_n):
+                        element(to + i * size, x + i * nb(a, 0), 0)
+                to += a_n // block * size
+            if not in_a or dim == 0:
+                j1, j2 = i1 - (edge1 if dim == 1 else 0), i2 - (edge2 if dim == 2 else 0)
+                x = row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0))
+                if by_rows:
+                    move(to, x, b_n, 0)
+                else:
+                    for i in range(b_n):
+                        element(to + i * size, x + i * nb(b, 0), 0)
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):

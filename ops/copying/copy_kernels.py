@@ -27,7 +27,7 @@ from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.lanes import transpose_ir
 from ggjit.ops.native.node import DST, SRC0, addr, n_rows, nb, ne, row_addr, row_index, work
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.row_loops import AFFINITY, over_chunks, pieces_of_result, rows_of_result, rows_of_source
 from ggjit.ops.native.simd import W, bf16_ir, const_ir, load_ir, store_ir, vec_ir
 from ggjit.ops.types.shared.moves import PIECE, SCRATCH_NBYTES, element_mover, mover
 
@@ -38,49 +38,39 @@ def _make_flat(ts, td):
     move = mover(ts, td).move
     s_step, d_step = ts.row_nbytes(PIECE), td.row_nbytes(PIECE)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def pieces(node, ith, start, stop):
         s, d = node + SRC0, node + DST
-        total = ne(d, 0) * n_rows(d)
-        pieces = (total + PIECE - 1) // PIECE
-        scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = own_chunk(pieces, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, pieces)
-            if start >= pieces:
-                return OK
-            n = min(total, (start + chunk) * PIECE) - start * PIECE
-            move(addr(d) + start * d_step, addr(s) + start * s_step, n, scratch)
-    return kernel
+        n = min(ne(d, 0) * n_rows(d), stop * PIECE) - start * PIECE
+        move(addr(d) + start * d_step, addr(s) + start * s_step, n, work(node) + ith * SCRATCH_NBYTES)
+        return OK
+    return over_chunks(pieces, pieces_of_result, AFFINITY)
 
 
 def _make_by_row(ts, td, s_dense, d_dense, row):
     """row(node, d, s, n0, scratch) copies n0 elements; along dimension 1 addresses are stepped, not computed."""
     s_block, s_size, d_block, d_size = ts.block, ts.nbytes, td.block, td.nbytes
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, r, stop):
         s, d = node + SRC0, node + DST
         shape = s if d_dense else d
-        n0, n1, n = ne(shape, 0), ne(shape, 1), n_rows(shape)
+        n0, n1 = ne(shape, 0), ne(shape, 1)
         s_row, d_row = n0 // s_block * s_size, n0 // d_block * d_size
         s_step, d_step = s_row if s_dense else nb(s, 1), d_row if d_dense else nb(d, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = own_chunk(n, nth)
-        while True:
-            r = next_own(node, ith, nth, sync, chunk, n)
-            if r >= n:
-                return OK
-            stop = min(n, r + chunk)
-            while r < stop:
-                i1, i2, i3 = row_index(shape, r)
-                ps = addr(s) + r * s_row if s_dense else row_addr(s, i1, i2, i3)
-                pd = addr(d) + r * d_row if d_dense else row_addr(d, i1, i2, i3)
-                run = min(stop - r, n1 - i1)
-                for _ in range(run):
-                    row(node, pd, ps, n0, scratch)
-                    ps += s_step
-                    pd += d_step
-                r += run
-    return kernel
+        while r < stop:
+            i1, i2, i3 = row_index(shape, r)
+            ps = addr(s) + r * s_row if s_dense else row_addr(s, i1, i2, i3)
+            pd = addr(d) + r * d_row if d_dense else row_addr(d, i1, i2, i3)
+            run = min(stop - r, n1 - i1)
+            for _ in range(run):
+                row(node, pd, ps, n0, scratch)
+                ps += s_step
+                pd += d_step
+            r += run
+        return OK
+    return over_chunks(rows, rows_of_source if d_dense else rows_of_result, AFFINITY)
 
 
 def _make_rows(ts, td, s_dense, d_dense):
@@ -116,18 +106,18 @@ def _make_any(ts, td):
     """Two types, each with blocks of one, or one type."""
     element, block = element_mover(ts, td).move, ts.block
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        return ne(node + DST, 0) // block * n_rows(node + DST)
+
+    @inline
+    def rows(node, ith, start, stop):
         s, d = node + SRC0, node + DST
-        total = ne(d, 0) // block * n_rows(d)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = own_chunk(total, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for e in range(start, min(total, start + chunk)):
-                element(_block_addr(d, e, block), _block_addr(s, e, block), scratch)
-    return kernel
+        for e in range(start, stop):
+            element(_block_addr(d, e, block), _block_addr(s, e, block), scratch)
+        return OK
+    return over_chunks(rows, count, AFFINITY)
 
 
 def _make_tile_move(ts, td):
@@ -183,30 +173,30 @@ def _make_tile(ts, td, k, d_dense):
             step *= ne(s, j)
         return step
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        return (ne(node + SRC0, k) + W - 1) // W * ne(node + SRC0, p) * ne(node + SRC0, q)
+
+    @inline
+    def rows(node, ith, start, stop):
         s, d = node + SRC0, node + DST
-        n0, nk, np_, nq = ne(s, 0), ne(s, k), ne(s, p), ne(s, q)
+        n0, nk, np_ = ne(s, 0), ne(s, k), ne(s, p)
         s0, dk, dp, dq = nb(s, 0), stride(d, s, k), stride(d, s, p), stride(d, s, q)
         scratch = work(node) + ith * SCRATCH_NBYTES
         blocks = (nk + W - 1) // W
-        total = blocks * np_ * nq
-        chunk = own_chunk(total, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                k0, rest = r % blocks * W, r // blocks
-                ip, iq = rest % np_, rest // np_
-                ps = addr(s) + k0 * s_size + ip * nb(s, p) + iq * nb(s, q)
-                pd = addr(d) + k0 * dk + ip * dp + iq * dq
-                whole = n0 // W * W if nk - k0 >= W else 0
-                for i in range(0, whole, W):
-                    tile(pd + i * d_size, dk, ps + i * s0, s0)
-                for j in range(min(W, nk - k0)):
-                    for i in range(whole, n0):
-                        element(pd + i * d_size + j * dk, ps + i * s0 + j * s_size, scratch)
-    return kernel
+        for r in range(start, stop):
+            k0, rest = r % blocks * W, r // blocks
+            ip, iq = rest % np_, rest // np_
+            ps = addr(s) + k0 * s_size + ip * nb(s, p) + iq * nb(s, q)
+            pd = addr(d) + k0 * dk + ip * dp + iq * dq
+            whole = n0 // W * W if nk - k0 >= W else 0
+            for i in range(0, whole, W):
+                tile(pd + i * d_size, dk, ps + i * s0, s0)
+            for j in range(min(W, nk - k0)):
+                for i in range(whole, n0):
+                    element(pd + i * d_size + j * dk, ps + i * s0 + j * s_size, scratch)
+        return OK
+    return over_chunks(rows, count, AFFINITY)
 
 
 def _whole_blocks(n0, *pair):

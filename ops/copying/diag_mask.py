@@ -6,14 +6,16 @@
         x x x x x .
 """
 import numpy as np
-from numba import types
 
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32
-from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, ne, next_rows, param_i32, row_addr, row_index
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.node import DST, SRC0, ne, row_addr, row_index
+from ggjit.ops.native.row_loops import over_chunks, param
 from ggjit.ops.native.simd import W, splat, stf, stf_part
 from ggjit.ops.types.shared.moves import move_bytes
 
@@ -29,31 +31,27 @@ def _node(op, a, n_past, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), (int(n_past),), view_of=a if in_place else None)
 
 
-def diag_mask_inf(a, n_past):
+def _diag_mask_inf(a, n_past, in_place):
     """-inf where i0 > n_past + i1, else a; a [n0, n1, n2, n3] F32, same shape.
 
     NumPy: np.where(np.tri(n1, n0, n_past), a, -np.inf).  op params: n_past.  Errors: TypeMismatch, ShapeError,
     ParamError.  Source: ggml_diag_mask_inf.
     """
-    return _node(OP.DIAG_MASK_INF, a, n_past, False)
+    return _node(OP.DIAG_MASK_INF, a, n_past, in_place)
 
 
-def diag_mask_inf_inplace(a, n_past):
-    """As `diag_mask_inf`, written over a; returns a view of a.  Source: ggml_diag_mask_inf_inplace."""
-    return _node(OP.DIAG_MASK_INF, a, n_past, True)
+diag_mask_inf, diag_mask_inf_inplace = in_place_pair(_diag_mask_inf)
 
 
-def diag_mask_zero(a, n_past):
+def _diag_mask_zero(a, n_past, in_place):
     """0 where i0 > n_past + i1, else a; otherwise as `diag_mask_inf`.  NumPy: np.tril(a, n_past).
 
     op params: n_past.  Errors as there.  Source: ggml_diag_mask_zero.
     """
-    return _node(OP.DIAG_MASK_ZERO, a, n_past, False)
+    return _node(OP.DIAG_MASK_ZERO, a, n_past, in_place)
 
 
-def diag_mask_zero_inplace(a, n_past):
-    """As `diag_mask_zero`, written over a; returns a view of a.  Source: ggml_diag_mask_zero_inplace."""
-    return _node(OP.DIAG_MASK_ZERO, a, n_past, True)
+diag_mask_zero, diag_mask_zero_inplace = in_place_pair(_diag_mask_zero)
 
 
 def reference(t, a):
@@ -62,25 +60,22 @@ def reference(t, a):
 
 
 def _make(value):
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, d = node + SRC0, node + DST
-        n0, n, n_past, fill = ne(d, 0), n_rows(d), types.int64(param_i32(node, 0)), splat(value)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                pd, pa, i = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3), min(n0, n_past + i1 + 1)
-                if pd != pa:
-                    move_bytes(pd, pa, 4 * i)
-                while i + W <= n0:
-                    stf(pd + 4 * i, fill)
-                    i += W
-                if i < n0:
-                    stf_part(pd + 4 * i, fill, n0 - i)
-    return kernel
+        n0, n_past, fill = ne(d, 0), param(node, 0), splat(value)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            pd, pa, i = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3), min(n0, n_past + i1 + 1)
+            if pd != pa:
+                move_bytes(pd, pa, 4 * i)
+            while i + W <= n0:
+                stf(pd + 4 * i, fill)
+                i += W
+            if i < n0:
+                stf_part(pd + 4 * i, fill, n0 - i)
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):

@@ -11,9 +11,10 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, n_rows, nb, ne, row_addr, row_index, work
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr, row_index, work
+from ggjit.ops.native.row_loops import AFFINITY, over_chunks
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
 
@@ -39,22 +40,19 @@ def reference(t, a, ids):
 def _make(ta, td):
     move = mover(ta, td).move
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, n, n_table = ne(d, 0), n_rows(d), ne(a, 1)
+        n0, n_table = ne(d, 0), ne(a, 1)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = own_chunk(n, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                id = ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1) + i3 * nb(ids, 2))
-                if id < 0 or id >= n_table:
-                    return fail(node, BAD_INDEX, id)
-                move(row_addr(d, i1, i2, i3), row_addr(a, id, i2, i3), n0, scratch)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            id = ld_i32(addr(ids) + i1 * nb(ids, 0) + i2 * nb(ids, 1) + i3 * nb(ids, 2))
+            if id < 0 or id >= n_table:
+                return fail(node, BAD_INDEX, id)
+            move(row_addr(d, i1, i2, i3), row_addr(a, id, i2, i3), n0, scratch)
+        return OK
+    return over_chunks(rows, chunking=AFFINITY)
 
 
 def kernel(t, n_threads):

@@ -19,7 +19,7 @@ from ggjit.ops.core.types import BF16, F16, F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.types.shared.moves import ONE, move_bytes
 
 TYPES = (F32, F16, BF16, I32)
@@ -148,7 +148,7 @@ def _make(op, mode, size):
         ends(to, x, step, 0, first, shift, n0)
         ends(to, x, step, end, n, shift, n0)
         return OK
-    return each_row(one)
+    return over_rows(one)
 
 
 def kernel(t, n_threads):

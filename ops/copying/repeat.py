@@ -7,7 +7,9 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import describe, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32, I16, I32
-from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, nb, ne, next_rows, row_addr, row_addr_mod, row_index
+from ggjit.ops.native.jit import inline
+from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_addr_mod, row_index
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.types.shared.moves import ONE, move_bytes
 
 TYPES = (F32, F16, BF16, I32, I16)
@@ -38,28 +40,25 @@ def reference(t, a):
 def _make(size):
     load, store = ONE[size]
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, d = node + SRC0, node + DST
-        n0, m0, n, a0 = ne(d, 0), ne(a, 0), n_rows(d), nb(a, 0)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                pd, pa = row_addr(d, i1, i2, i3), row_addr_mod(a, i1, i2, i3)
-                if m0 == 1:
-                    x = load(pa)
-                    for i in range(n0):
-                        store(pd + i * size, x)
-                elif a0 == size:
-                    for i in range(0, n0, m0):
-                        move_bytes(pd + i * size, pa, m0 * size)
-                else:
-                    for i in range(n0):
-                        store(pd + i * size, load(pa + i % m0 * a0))
-    return kernel
+        n0, m0, a0 = ne(d, 0), ne(a, 0), nb(a, 0)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            pd, pa = row_addr(d, i1, i2, i3), row_addr_mod(a, i1, i2, i3)
+            if m0 == 1:
+                x = load(pa)
+                for i in range(n0):
+                    store(pd + i * size, x)
+            elif a0 == size:
+                for i in range(0, n0, m0):
+                    move_bytes(pd + i * size, pa, m0 * size)
+            else:
+                for i in range(n0):
+                    store(pd + i * size, load(pa + i % m0 * a0))
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):

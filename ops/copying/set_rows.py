@@ -13,9 +13,10 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
 from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0
+from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, n_rows, nb, ne, row_addr, row_index, work
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr, row_index, work
+from ggjit.ops.native.row_loops import AFFINITY, over_chunks, rows_of_source
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
 
 VALUES = (F32, F16)
@@ -51,25 +52,22 @@ def reference(t, b, ids, a):
 def _make(tb, td, ids_type):
     move, load_id = mover(tb, td).move, ld_i64 if ids_type is I64 else ld_i32
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         b, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, n1, n, n_table, m2, m3 = ne(b, 0), ne(b, 1), n_rows(b), ne(d, 1), ne(ids, 1), ne(ids, 2)
+        n0, n1, n_table, m2, m3 = ne(b, 0), ne(b, 1), ne(d, 1), ne(ids, 1), ne(ids, 2)
         scratch = work(node) + ith * SCRATCH_NBYTES
-        chunk = own_chunk(n, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(b, r)
-                at = addr(ids) + i1 * nb(ids, 0)
-                if r >= n1:                                 # most have one plane: two divisions saved
-                    at += i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2)
-                id = load_id(at)
-                if id < 0 or id >= n_table:
-                    return fail(node, BAD_INDEX, id)
-                move(row_addr(d, id, i2, i3), row_addr(b, i1, i2, i3), n0, scratch)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(b, r)
+            at = addr(ids) + i1 * nb(ids, 0)
+            if r >= n1:                                 # most have one plane: two divisions saved
+                at += i2 % m2 * nb(ids, 1) + i3 % m3 * nb(ids, 2)
+            id = load_id(at)
+            if id < 0 or id >= n_table:
+                return fail(node, BAD_INDEX, id)
+            move(row_addr(d, id, i2, i3), row_addr(b, i1, i2, i3), n0, scratch)
+        return OK
+    return over_chunks(rows, rows_of_source, AFFINITY)
 
 
 def kernel(t, n_threads):

@@ -20,7 +20,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, st_i32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.types.shared.moves import move_bytes
 
 UPPER_DIAG, UPPER, LOWER_DIAG, LOWER = range(4)
@@ -84,7 +84,7 @@ ROW = {OP.TRI: _tri, OP.DIAG: _diag}
 
 def kernel(t, n_threads):
     op = OP(t.op)
-    return Kernel(op.name.lower(), lambda: each_row(ROW[op]), cost=0.03 * touched_nbytes(t))
+    return Kernel(op.name.lower(), lambda: over_rows(ROW[op]), cost=0.03 * touched_nbytes(t))
 
 
 def tri_cases():

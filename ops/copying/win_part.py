@@ -20,7 +20,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
 from ggjit.ops.native.node import DST, SRC0, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.types.shared.moves import move_bytes
 
 
@@ -94,7 +94,7 @@ ROW = {OP.WIN_PART: _part, OP.WIN_UNPART: _unpart}
 
 def kernel(t, n_threads):
     op = OP(t.op)
-    return Kernel(op.name.lower(), lambda: each_row(ROW[op]), cost=0.03 * touched_nbytes(t))
+    return Kernel(op.name.lower(), lambda: over_rows(ROW[op]), cost=0.03 * touched_nbytes(t))
 
 
 def part_cases():

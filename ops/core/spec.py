@@ -5,7 +5,8 @@ float64 reference, the CPU kernels, the test cases.  The file ends with `SPECS =
 
 What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entries, ne0 fastest, nb in bytes), `ctx`,
 `name`, `src`, `op_params`; and `a.ctx.node(op, type, ne, src, params, view_of=, view_offs=, nb=)` makes the result.
-`params` are written to consecutive 32-bit slots: a Python int as int32, a float as float32 bits.
+`params` are written to consecutive 32-bit slots: a Python int as int32, a float as float32 bits.  `Inputs` relies on
+`ctx.new_tensor(type, ne)` and `t._mark(flag)`, too.
 """
 import dataclasses
 import functools
@@ -15,8 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ggjit.ops.core.discovery import NO_OPS, declared
-from ggjit.ops.core.record import OP
-from ggjit.ops.core.typed_errors import front_door, with_python_numbers
+from ggjit.ops.core.record import FLAG_PARAM, OP
+from ggjit.ops.core.typed_errors import typed_errors
+from ggjit.ops.core.types import F32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Inputs:
         self.data.append((t, np.asarray(values).reshape(tuple(reversed(ne)))))
         return t
 
+    def param(self, ne):
+        """A leaf of F32 in [0, 1), marked as a trainable parameter."""
+        return self.new(F32, ne, lo=0.0)._mark(FLAG_PARAM)
+
     def ids(self, type, ne, n):
         """Integers in [0, n)."""
         return self.new(type, ne, self.rng.integers(0, n, tuple(reversed(ne))).astype(type.dtype))
@@ -89,7 +95,7 @@ def all_specs():
 
 def builders():
     """{public name: function} of all ops."""
-    return {f.__name__: front_door(with_python_numbers(f)) for spec in all_specs().values() for f in spec.builders}
+    return {f.__name__: typed_errors(f) for spec in all_specs().values() for f in spec.builders}
 
 
 @functools.cache

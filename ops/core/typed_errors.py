@@ -1,4 +1,4 @@
-"""The public face of a function: whatever does not fit its arguments comes out as one typed error.
+"""Decorator of public functions: arguments that do not fit come out as one typed error.
 
 Builders check what they know (types, shapes, parameters) and say it best.  What reaches Python's own machinery first,
 such as a string where a tensor is expected or a number too large for float32, would come out as a raw AttributeError or
@@ -21,21 +21,13 @@ def _shown(x):
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def with_python_numbers(function):
-    """Decorator: the function sees Python's numbers where it is given NumPy's scalars."""
+def typed_errors(function):
+    """Typed errors pass through, raw ones are translated and kept as the cause; NumPy's scalars become Python's."""
     @functools.wraps(function)
     def call(*args, **kwargs):
         args = [x.item() if isinstance(x, generic) else x for x in args]
         if kwargs:
             kwargs = {k: x.item() if isinstance(x, generic) else x for k, x in kwargs.items()}
-        return function(*args, **kwargs)
-    return call
-
-
-def front_door(function):
-    """Decorator for public functions; typed errors pass through, raw ones are translated and kept as the cause."""
-    @functools.wraps(function)
-    def call(*args, **kwargs):
         try:
             return function(*args, **kwargs)
         except GgjitError:

@@ -7,8 +7,9 @@ from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, addr, fail, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
-from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
+from ggjit.ops.native.row_loops import over_rows
+from ggjit.ops.native.simd import fadd
+from ggjit.ops.types.shared.rows import pair_row
 
 
 def add_id(a, b, ids):
@@ -31,6 +32,9 @@ def reference(t, a, b, ids):
     return a + b[0, 0][ids[0, 0]]
 
 
+_add_row = pair_row(fadd)
+
+
 @inline
 def _row(node, r):
     a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
@@ -39,17 +43,12 @@ def _row(node, r):
     if id < 0 or id >= ne(b, 1):
         return fail(node, BAD_INDEX, id)
     to, x, y = row_addr(d, i1, i2, 0), row_addr(a, i1, i2, 0), row_addr(b, id, 0, 0)
-    i = 0
-    while i + W <= n:
-        stf(to + 4 * i, fadd(ldf(x + 4 * i), ldf(y + 4 * i)))
-        i += W
-    if i < n:
-        stf_part(to + 4 * i, fadd(ldf_part(x + 4 * i, n - i), ldf_part(y + 4 * i, n - i)), n - i)
+    _add_row(to, x, y, n)
     return OK
 
 
 def kernel(t, n_threads):
-    return Kernel("add_id", lambda: each_row(_row), cost=0.03 * touched_nbytes(t))
+    return Kernel("add_id", lambda: over_rows(_row), cost=0.03 * touched_nbytes(t))
 
 
 def cases():

@@ -11,9 +11,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import st_f32
 from ggjit.ops.native.node import DST, addr, ne, param_f32
-from ggjit.ops.native.row_loops import I32_MAX, each
-
-PIECE = 1024
+from ggjit.ops.native.row_loops import I32_MAX, PIECE, over_rows, pieces_of_result
 
 
 def arange(ctx, start, stop, step):
@@ -36,11 +34,6 @@ def reference(t):
 
 
 @inline
-def _pieces(node):
-    return (ne(node + DST, 0) + PIECE - 1) // PIECE
-
-
-@inline
 def _one(node, p):
     d = node + DST
     start, step = types.float64(param_f32(node, 0)), types.float64(param_f32(node, 2))
@@ -50,7 +43,7 @@ def _one(node, p):
 
 
 def kernel(t, n_threads):
-    return Kernel("arange", lambda: each(_pieces, _one), cost=0.5 * t.ne[0])
+    return Kernel("arange", lambda: over_rows(_one, pieces_of_result), cost=0.5 * t.ne[0])
 
 
 def cases():

@@ -1,7 +1,7 @@
 """add, sub, mul, div: d = a op b, with b repeated along every dimension (b tiles a, ggml's broadcast by modulo); add1.
 
 Types: F32, F16, BF16 in any mix of a and b; the result has a's type.  Sums are formed in float32.  `add` also takes
-quantised rows (add_blocks.py).  Two kernel bodies serve all four otherwise, chosen when the plan is made:
+quantised rows.  Two kernel bodies serve all four otherwise, chosen when the plan is made:
 
     flat    a and b of one shape, no gaps   d[i] = a[i] op b[i] over one long row
     rows    b is one element per row        d[i] = a[i] op b[0]
@@ -14,34 +14,33 @@ floats (22 ns a node in all, 13 without).
 import numpy as np
 
 from ggjit.ops.copying.view import view_4d
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import can_repeat, is_contiguous, require, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements, touched_nbytes
-from ggjit.ops.core.traits import all_traits, module_of
+from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
-from ggjit.ops.elementwise import add_blocks
-from ggjit.ops.elementwise.elementwise import FLOATS, PIECE, TOLERANCE
+from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
     SRC0,
     SRC1,
     addr,
-    chunk_rows,
     n_rows,
     nb,
     ne,
-    next_rows,
     row_addr,
     row_addr_mod,
     row_index,
+    work,
 )
+from ggjit.ops.native.row_loops import PIECE, over_chunks, pieces_of_result
 from ggjit.ops.native.simd import W, fadd, fdiv, fmul, fsub
-from ggjit.ops.types.shared.rows import ROW
+from ggjit.ops.types.shared.rows import ROW, pair_row
 
 VECTOR = {OP.ADD: fadd, OP.ADD1: fadd, OP.SUB: fsub, OP.MUL: fmul, OP.DIV: fdiv}
-SMALL = 16 * PIECE              # elements that one thread handles at once: too few to look for signals in between
 NUMPY = {OP.ADD: np.add, OP.ADD1: np.add, OP.SUB: np.subtract, OP.MUL: np.multiply, OP.DIV: np.divide}
 
 
@@ -69,19 +68,17 @@ def _add_blocks(name, a, b, type, view_of):
     return a.ctx.node(OP.ADD, type, a.ne, (a, b), view_of=view_of)
 
 
-def add(a, b):
+def _add(a, b, in_place):
     """a + b, elementwise; b is repeated along every dimension to the shape of a.
 
     Shapes: a [n0, n1, n2, n3], b [m0, m1, m2, m3] with every n % m == 0 -> shape of a.  NumPy: a + np.tile(b, n / m).
     Types: a and b F32, F16 or BF16 in any mix -> type of a; sums are formed in float32.  A quantised a with F32 rows of
     its length gives a's type, quantised anew.  Errors: ShapeError, TypeMismatch.  Source: ggml_add.
     """
-    return _build(OP.ADD, a, b, False)
+    return _build(OP.ADD, a, b, in_place)
 
 
-def add_inplace(a, b):
-    """As `add`, written over a; returns a view of a.  Source: ggml_add_inplace."""
-    return _build(OP.ADD, a, b, True)
+add, add_inplace = in_place_pair(_add)
 
 
 def add_cast(a, b, type):
@@ -102,51 +99,39 @@ def add_cast(a, b, type):
 
 
 def _add1(a, b, in_place):
-    require(tuple(b.ne) == (1, 1, 1, 1), "add1: b must be one element", b, remedy="use gg.add")
-    return _build(OP.ADD1, a, b, in_place)
-
-
-def add1(a, b):
     """a + b, for b of one element [1]; otherwise as `add`.
 
     Source: ggml_add1 (deprecated there: `add` does the same).
     """
-    return _add1(a, b, False)
+    require(tuple(b.ne) == (1, 1, 1, 1), "add1: b must be one element", b, remedy="use gg.add")
+    return _build(OP.ADD1, a, b, in_place)
 
 
-def add1_inplace(a, b):
-    """As `add1`, written over a; returns a view of a.  Source: ggml_add1_inplace."""
-    return _add1(a, b, True)
+add1, add1_inplace = in_place_pair(_add1)
 
 
-def sub(a, b):
+def _sub(a, b, in_place):
     """a - b, elementwise; shapes, types and errors as `add`.  NumPy: a - np.tile(b, n / m).  Source: ggml_sub."""
-    return _build(OP.SUB, a, b, False)
+    return _build(OP.SUB, a, b, in_place)
 
 
-def sub_inplace(a, b):
-    """As `sub`, written over a; returns a view of a.  Source: ggml_sub_inplace."""
-    return _build(OP.SUB, a, b, True)
+sub, sub_inplace = in_place_pair(_sub)
 
 
-def mul(a, b):
+def _mul(a, b, in_place):
     """a * b, elementwise; shapes, types and errors as `add`.  NumPy: a * np.tile(b, n / m).  Source: ggml_mul."""
-    return _build(OP.MUL, a, b, False)
+    return _build(OP.MUL, a, b, in_place)
 
 
-def mul_inplace(a, b):
-    """As `mul`, written over a; returns a view of a.  Source: ggml_mul_inplace."""
-    return _build(OP.MUL, a, b, True)
+mul, mul_inplace = in_place_pair(_mul)
 
 
-def div(a, b):
+def _div(a, b, in_place):
     """a / b, elementwise; shapes, types and errors as `add`.  NumPy: a / np.tile(b, n / m).  Source: ggml_div."""
-    return _build(OP.DIV, a, b, False)
+    return _build(OP.DIV, a, b, in_place)
 
 
-def div_inplace(a, b):
-    """As `div`, written over a; returns a view of a.  Source: ggml_div_inplace."""
-    return _build(OP.DIV, a, b, True)
+div, div_inplace = in_place_pair(_div)
 
 
 def reference(t, a, b):
@@ -158,50 +143,24 @@ def reference(t, a, b):
 
 def _make_flat(op, ta, tb, td):
     """a, b and d of one shape without gaps: one long row, cut into pieces."""
-    f = VECTOR[op]
-    xa, xb, xd = ROW[ta], ROW[tb], ROW[td]
-    lda, ldb, std = xa.load, xb.load, xd.store
-    lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
-    sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
+    row, sa, sb, sd = pair_row(VECTOR[op], ta, tb, td), ta.nbytes, tb.nbytes, td.nbytes
 
-    def kernel(node, ith, nth, sync):
-        a, b, d = addr(node + SRC0), addr(node + SRC1), addr(node + DST)
-        total = n_rows(node + DST) * ne(node + DST, 0)
-        alone = nth == 1 and total <= SMALL
-        n = 1 if alone else (total + PIECE - 1) // PIECE
-        chunk = 1 if alone else chunk_rows(n, nth)
-        while True:
-            start = 0 if alone else next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            i, end = start * PIECE, total if alone else min(total, (start + chunk) * PIECE)
-            while i + W <= end:
-                std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
-                i += W
-            if i < end:
-                std_part(d + i * sd, f(lda_part(a + i * sa, end - i), ldb_part(b + i * sb, end - i)), end - i)
-            if alone:
-                return OK
-    return kernel
+    @inline
+    def pieces(node, ith, start, stop):
+        i, end = start * PIECE, min(stop * PIECE, n_rows(node + DST) * ne(node + DST, 0))
+        row(addr(node + DST) + i * sd, addr(node + SRC0) + i * sa, addr(node + SRC1) + i * sb, end - i)
+        return OK
+    return over_chunks(pieces, pieces_of_result)
 
 
 def _make_rows(op, ta, tb, td):
     """b tiles a: row by row."""
     f = VECTOR[op]
     xa, xb, xd = ROW[ta], ROW[tb], ROW[td]
-    lda, ldb, std = xa.load, xb.load, xd.store
-    lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
+    lda, lda_part, std, std_part = xa.load, xa.load_part, xd.store, xd.store_part
     ldb1, lda1, std1 = xb.splat, xa.splat, xd.store_one
     sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
-
-    @inline
-    def row_equal(d, a, b, n):
-        i = 0
-        while i + W <= n:
-            std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
-            i += W
-        if i < n:
-            std_part(d + i * sd, f(lda_part(a + i * sa, n - i), ldb_part(b + i * sb, n - i)), n - i)
+    row_equal = pair_row(f, ta, tb, td)
 
     @inline
     def row_one(d, a, b, n):
@@ -218,34 +177,54 @@ def _make_rows(op, ta, tb, td):
         for i in range(n):
             std1(d + i * d0, f(lda1(a + i * a0), ldb1(b + (i % nb_) * b0)))
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
-        n, n0, m0 = n_rows(d), ne(d, 0), ne(b, 0)
+        n0, m0 = ne(d, 0), ne(b, 0)
         a0, b0, d0 = nb(a, 0), nb(b, 0), nb(d, 0)
         one_row, packed = n_rows(b) == 1, a0 == sa and d0 == sd
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                pd, pa = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3)
-                pb = addr(b) if one_row else row_addr_mod(b, i1, i2, i3)
-                if packed and m0 == 1:
-                    row_one(pd, pa, pb, n0)
-                elif packed and m0 == n0 and b0 == sb:
-                    row_equal(pd, pa, pb, n0)
-                else:
-                    row_any(pd, d0, pa, a0, pb, b0, m0, n0)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            pd, pa = row_addr(d, i1, i2, i3), row_addr(a, i1, i2, i3)
+            pb = addr(b) if one_row else row_addr_mod(b, i1, i2, i3)
+            if packed and m0 == 1:
+                row_one(pd, pa, pb, n0)
+            elif packed and m0 == n0 and b0 == sb:
+                row_equal(pd, pa, pb, n0)
+            else:
+                row_any(pd, d0, pa, a0, pb, b0, m0, n0)
+        return OK
+    return over_chunks(rows)
+
+
+def _row_nbytes(k):
+    """Scratch memory of a thread: one float32 row, in whole cache lines."""
+    return (4 * k + 63) // 64 * 64
+
+
+def _make_blocks(ta, td):
+    """Blocks of a quantised a are decoded, added to in float32, and written as td."""
+    to_float, from_float, add_row = traits_of(ta).to_float, traits_of(td).from_float, pair_row(fadd)
+
+    @inline
+    def rows(node, ith, start, stop):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        n0 = ne(d, 0)
+        row = work(node) + ith * ((4 * n0 + 63) // 64 * 64)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            to_float(row_addr(a, i1, i2, i3), row, n0)
+            add_row(row, row, row_addr_mod(b, i1, i2, i3), n0)
+            from_float(row, row_addr(d, i1, i2, i3), n0)
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):
     a, b = t.src[:2]
     if t.op == OP.ADD and a.type.quantized and b.type is F32 and t.type in writable_types():
-        return Kernel(f"add-{a.type.name}-{t.type.name}", lambda: add_blocks.make_kernel(a.type, t.type),
-                      cost=0.3 * n_elements(t), work_nbytes=n_threads * add_blocks.row_nbytes(t.ne[0]),
+        return Kernel(f"add-{a.type.name}-{t.type.name}", lambda: _make_blocks(a.type, t.type),
+                      cost=0.3 * n_elements(t), work_nbytes=n_threads * _row_nbytes(t.ne[0]),
                       modules=(module_of(a.type), module_of(t.type)))
     if not {a.type, b.type, t.type} <= set(FLOATS):
         return None

@@ -29,6 +29,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
@@ -46,7 +47,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
 # ---------------------------------------------------------------- builders
-def map_custom1(a, fun, n_tasks=-1, userdata=None):
+def _map_custom1(a, fun, n_tasks=-1, userdata=None, in_place=False):
     """fun(dst, a, ith, nth[, userdata]) writes dst, an array of a's type and shape; see the module's text for arrays.
 
     a: any type [n0, n1, n2, n3]; dst and a come as NumPy arrays, dimensions reversed.  fun: a Python function, an @njit
@@ -54,38 +55,32 @@ def map_custom1(a, fun, n_tasks=-1, userdata=None):
     Errors: TypeMismatch (fun), ParamError (n_tasks); what fun raises comes out of the compute.  Source:
     ggml_map_custom1.
     """
-    return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata)
+    return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata, a if in_place else None)
 
 
-def map_custom1_inplace(a, fun, n_tasks=-1, userdata=None):
-    """As `map_custom1`, written over a; returns a view of a.  Source: ggml_map_custom1_inplace."""
-    return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata, a)
+map_custom1, map_custom1_inplace = in_place_pair(_map_custom1)
 
 
-def map_custom2(a, b, fun, n_tasks=-1, userdata=None):
+def _map_custom2(a, b, fun, n_tasks=-1, userdata=None, in_place=False):
     """fun(dst, a, b, ith, nth[, userdata]) writes dst, of a's type and shape; b any tensor.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom2.
     """
-    return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata)
+    return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata, a if in_place else None)
 
 
-def map_custom2_inplace(a, b, fun, n_tasks=-1, userdata=None):
-    """As `map_custom2`, written over a; returns a view of a.  Source: ggml_map_custom2_inplace."""
-    return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata, a)
+map_custom2, map_custom2_inplace = in_place_pair(_map_custom2)
 
 
-def map_custom3(a, b, c, fun, n_tasks=-1, userdata=None):
+def _map_custom3(a, b, c, fun, n_tasks=-1, userdata=None, in_place=False):
     """fun(dst, a, b, c, ith, nth[, userdata]) writes dst, of a's type and shape; b, c any tensors.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom3.
     """
-    return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata)
+    return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata, a if in_place else None)
 
 
-def map_custom3_inplace(a, b, c, fun, n_tasks=-1, userdata=None):
-    """As `map_custom3`, written over a; returns a view of a.  Source: ggml_map_custom3_inplace."""
-    return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata, a)
+map_custom3, map_custom3_inplace = in_place_pair(_map_custom3)
 
 
 def custom(type, ne, args, fun, n_tasks=-1, userdata=None):

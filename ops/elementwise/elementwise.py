@@ -16,13 +16,12 @@ from ggjit.ops.core.spec import Kernel, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, addr, n_rows, nb, ne, param_f32, row_addr, row_index
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.row_loops import AFFINITY, PIECE, over_chunks, pieces_of_result
 from ggjit.ops.native.simd import W, const_ir, splat
 from ggjit.ops.types.shared.rows import ROW
 
 FLOATS = (F32, F16, BF16)
 TOLERANCE = {F32: 1e-7, F16: 2.0 ** -22, BF16: 2.0 ** -16}     # NMSE of test cases: the type's own rounding, squared
-PIECE = 1024                    # elements of a contiguous tensor handled as one row; a multiple of every W
 
 
 def lift(build):
@@ -79,28 +78,27 @@ def _make(f, ta, td):
         if i < n:
             std_part(d + i * sd, f(lda_part(a + i * sa, n - i), p0, p1, p2, p3, p4), n - i)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        packed = is_packed(node + SRC0, sa) and is_packed(node + DST, sd)
+        return pieces_of_result(node) if packed else n_rows(node + DST)
+
+    @inline
+    def rows(node, ith, start, stop):
         a, d = node + SRC0, node + DST
-        a0, d0, n0, rows = nb(a, 0), nb(d, 0), ne(d, 0), n_rows(d)
+        a0, d0, n0 = nb(a, 0), nb(d, 0), ne(d, 0)
         p0, p1, p2 = splat(param_f32(node, 0)), splat(param_f32(node, 1)), splat(param_f32(node, 2))
         p3, p4 = splat(param_f32(node, 3)), splat(param_f32(node, 4))
-        packed = is_packed(a, sa) and is_packed(d, sd)
-        total = n0 * rows
-        if packed:
-            rows = (total + PIECE - 1) // PIECE
-        chunk = own_chunk(rows, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                if packed:
-                    at = r * PIECE
-                    row(addr(d) + at * sd, sd, addr(a) + at * sa, sa, min(PIECE, total - at), p0, p1, p2, p3, p4)
-                else:
-                    i1, i2, i3 = row_index(d, r)
-                    row(row_addr(d, i1, i2, i3), d0, row_addr(a, i1, i2, i3), a0, n0, p0, p1, p2, p3, p4)
-    return kernel
+        packed, total = is_packed(a, sa) and is_packed(d, sd), n0 * n_rows(d)
+        for r in range(start, stop):
+            if packed:
+                at = r * PIECE
+                row(addr(d) + at * sd, sd, addr(a) + at * sa, sa, min(PIECE, total - at), p0, p1, p2, p3, p4)
+            else:
+                i1, i2, i3 = row_index(d, r)
+                row(row_addr(d, i1, i2, i3), d0, row_addr(a, i1, i2, i3), a0, n0, p0, p1, p2, p3, p4)
+        return OK
+    return over_chunks(rows, count, AFFINITY)
 
 
 def map_kernel(t, label, f, cost=0.025):

@@ -24,8 +24,8 @@ from ggjit.ops.elementwise import unary
 from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.node import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, row_addr, row_index
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.node import DST, SRC0, SRC1, ne, param_f32, param_i32, row_addr, row_index
+from ggjit.ops.native.row_loops import AFFINITY, over_chunks
 from ggjit.ops.native.simd import W, fma_ir, splat
 from ggjit.ops.types.shared.rows import ROW
 
@@ -192,26 +192,23 @@ def make_row(op, ty):
 def _make(op, ty, split):
     row, size = make_row(op, ty), ty.nbytes
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
         alpha, limit = splat(param_f32(node, 2)), splat(param_f32(node, 3))
-        n0, rows, swapped = ne(d, 0), n_rows(d), param_i32(node, 1) != 0
-        chunk = own_chunk(rows, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                x = row_addr(a, i1, i2, i3)
-                if split:
-                    g = row_addr(b, i1, i2, i3)
-                else:
-                    g = x + n0 * size
-                    if swapped:
-                        x, g = g, x
-                row(row_addr(d, i1, i2, i3), x, g, n0, alpha, limit)
-    return kernel
+        n0, swapped = ne(d, 0), param_i32(node, 1) != 0
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            x = row_addr(a, i1, i2, i3)
+            if split:
+                g = row_addr(b, i1, i2, i3)
+            else:
+                g = x + n0 * size
+                if swapped:
+                    x, g = g, x
+            row(row_addr(d, i1, i2, i3), x, g, n0, alpha, limit)
+        return OK
+    return over_chunks(rows, chunking=AFFINITY)
 
 
 def kernel(t, n_threads):

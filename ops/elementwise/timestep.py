@@ -17,7 +17,7 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vcos_any, vsin_any
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, addr, nb, row_addr
-from ggjit.ops.native.row_loops import each_row, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.native.simd import W, ldf_part, stf_part
 
 
@@ -60,7 +60,7 @@ def _row(node, r):
 
 
 def kernel(t, n_threads):
-    return Kernel("timestep_embedding", lambda: each_row(_row), cost=5.0 * n_elements(t))
+    return Kernel("timestep_embedding", lambda: over_rows(_row), cost=5.0 * n_elements(t))
 
 
 def cases():

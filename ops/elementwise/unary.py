@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP, UNARY
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
@@ -148,21 +149,12 @@ def _node(name, op, a, params, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), params, view_of=a if in_place else None)
 
 
-def unary(a, op):
+def _unary(a, op, in_place):
     """The elementwise function `op` (a UNARY number) of a; shape and type of a (F32, F16, BF16).
 
     Elements of a row lie side by side.  op params: op.  Errors: TypeMismatch, ShapeError, ParamError.  Source:
     ggml_unary.
     """
-    return _unary(a, op, False)
-
-
-def unary_inplace(a, op):
-    """As `unary`, written over a; returns a view of a.  Source: ggml_unary_inplace."""
-    return _unary(a, op, True)
-
-
-def _unary(a, op, in_place):
     try:
         op = UNARY(op)
     except ValueError:
@@ -170,6 +162,9 @@ def _unary(a, op, in_place):
     if op is UNARY.XIELU:
         raise ParamError("unary: xielu has parameters, call gg.xielu(a, alpha_n, alpha_p, beta, eps)")
     return _node(op.name.lower(), OP.UNARY, a, (int(op),), in_place)
+
+
+unary, unary_inplace = in_place_pair(_unary)
 
 
 def xielu(a, alpha_n, alpha_p, beta, eps):

@@ -20,9 +20,10 @@ from ggjit.ops.elementwise.binary import VECTOR
 from ggjit.ops.elementwise.unary import FUNCTIONS
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, addr, n_rows, ne, param_f32, row_addr, row_index, work
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.row_loops import AFFINITY, over_chunks
 from ggjit.ops.native.simd import W, ldf, ldf_part, splat, stf, stf_part
 from ggjit.ops.reductions.norm import STRETCH
+from ggjit.ops.types.shared.rows import pair_row
 
 BINARY, NORMS = (OP.ADD, OP.MUL), (OP.NORM, OP.RMS_NORM)
 VIEW_NBYTES = WORD * V_WORDS
@@ -31,16 +32,11 @@ VIEW_NBYTES = WORD * V_WORDS
 # ---------------------------------------------------------------- stages: jitted f(d, x, y, n, eps) on one row
 @functools.cache
 def _binary(op):
-    f = VECTOR[op]
+    pair = pair_row(VECTOR[op])
 
     @inline
     def row(d, x, y, n, eps):
-        i = 0
-        while i + W <= n:
-            stf(d + 4 * i, f(ldf(x + 4 * i), ldf(y + 4 * i)))
-            i += W
-        if i < n:
-            stf_part(d + 4 * i, f(ldf_part(x + 4 * i, n - i), ldf_part(y + 4 * i, n - i)), n - i)
+        pair(d, x, y, n)
     return row
 
 
@@ -158,19 +154,16 @@ def _scratch_nbytes(n):
 def _make(plan):
     run = _chain(plan)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         x, d = node + SRC0, node + DST
-        n, rows, eps = ne(d, 0), n_rows(d), param_f32(node, 0)
+        n, eps = ne(d, 0), param_f32(node, 0)
         scratch = work(node) + ith * _scratch_nbytes(n)
-        chunk = own_chunk(rows, nth)
-        while True:
-            start = next_own(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                run(node, row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), i1, i2, i3, n, eps, scratch)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            run(node, row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), i1, i2, i3, n, eps, scratch)
+        return OK
+    return over_chunks(rows, chunking=AFFINITY)
 
 
 FUSIONS = tuple(Fusion(ops, fused) for ops in (

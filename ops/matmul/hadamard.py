@@ -15,7 +15,7 @@ from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC1, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, const_ir, fadd, fma_ir, fmul, fsub, ldf, make_ir, shuffle_ir, splat, stf
 
 f32 = types.float32
@@ -82,4 +82,4 @@ def _row(node, r):
 
 def make_kernel():
     """Kernel of mul_mat(H, b): rows of b (float32, any strides) transformed into rows of d."""
-    return each_row(_row)
+    return over_rows(_row)

@@ -13,7 +13,7 @@ from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
-from ggjit.ops.native.row_loops import each
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.types.shared.dot import make_dot_tile
 
 MAX_ROWS = 8
@@ -55,4 +55,4 @@ def make_kernel(type, n_rows):
         for q in range(0, m, n_rows):
             tile(w + q * nb(a, 1), nb(a, 1), n_rows * nb(a, 1), y, nb(b, 1), k, c + 4 * q, nb(d, 1), m - q, n - j)
         return OK
-    return each(groups, one)
+    return over_rows(one, groups)

@@ -16,7 +16,7 @@ from ggjit.ops.matmul.tile import LDC, MB, NB, NL, make_put, put_transposed
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import zero_bytes
 from ggjit.ops.native.node import CHUNK, CHUNK2, DST, SRC0, SRC1, addr, barrier, nb, ne, next_rows2, work
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B, W
 
 # Columns a thread, from which each thread reads all rows of a.  MiniLM F32, two threads: 3 % at n = 256, 9 % at n = 64
@@ -236,9 +236,9 @@ def make_kernel(ta, tb, tile, direct, private):
         k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
         n_panels, strips = (n + columns - 1) // columns, (m + MB - 1) // MB
         total = nth * strips
-        chunk = own_chunk(total, nth)
+        chunk = affinity_chunk(total, nth)
         while True:
-            start = next_own(node + CHUNK2 - CHUNK, ith, nth, sync, chunk, total)      # counts in the second word
+            start = affinity_next(node + CHUNK2 - CHUNK, ith, nth, sync, chunk, total)      # counts in the second word
             if start >= total:
                 return
             for item in range(start, min(total, start + chunk)):
@@ -267,9 +267,9 @@ def make_kernel(ta, tb, tile, direct, private):
             length = kc if groups * n_matrices < 4 * nth else k         # few columns: threads share their elements
             parts = (k + length - 1) // length
             total = parts * groups * n_matrices
-            chunk = own_chunk(total, nth)
+            chunk = affinity_chunk(total, nth)
             while True:
-                start = next_own(node, ith, nth, sync, chunk, total)
+                start = affinity_next(node, ith, nth, sync, chunk, total)
                 if start >= total:
                     break
                 for item in range(start, min(total, start + chunk)):

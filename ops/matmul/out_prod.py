@@ -18,7 +18,8 @@ from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, zero_bytes
-from ggjit.ops.native.node import DST, SRC0, SRC1, chunk_rows, nb, ne, next_rows, row_addr, work
+from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr, work
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import B, W, fma, ldf, ldf_part, splat, stf, stf_part
 
 IC, JC, KC = 256, 64, 32                # IC is a multiple of every block and of every 2 W
@@ -108,30 +109,31 @@ def _make(ta):
                 if i < cols:
                     _edge(pd + j * ldd + 4 * i, ldd, x + 4 * i, ldx, y, b0, b1, rows - j, n_k, cols - i)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        d = node + DST
+        return (ne(d, 0) + IC - 1) // IC * ((ne(d, 1) + JC - 1) // JC) * ne(d, 2) * ne(d, 3)
+
+    @inline
+    def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
         m, p, n2 = ne(d, 0), ne(d, 1), ne(d, 2)
         ratio2, ratio3 = n2 // ne(a, 2), ne(d, 3) // ne(a, 3)
         scratch = work(node) + ith * SCRATCH_NBYTES
         strips, bands = (m + IC - 1) // IC, (p + JC - 1) // JC
-        total = strips * bands * n2 * ne(d, 3)
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                q = r // strips
-                i = (r - q * strips) * IC
-                matrix = q // bands
-                j = (q - matrix * bands) * JC
-                i3 = matrix // n2
-                i2 = matrix - i3 * n2
-                pa = row_addr(a, 0, i2 // ratio2, i3 // ratio3) + i // block * nbytes
-                pb, pd = row_addr(b, 0, i2, i3) + j * nb(b, 0), row_addr(d, j, i2, i3) + 4 * i
-                unit(pa, nb(a, 1), pb, nb(b, 0), nb(b, 1), pd, nb(d, 1), min(IC, m - i), min(JC, p - j), ne(a, 1),
-                     scratch)
-    return kernel
+        for r in range(start, stop):
+            q = r // strips
+            i = (r - q * strips) * IC
+            matrix = q // bands
+            j = (q - matrix * bands) * JC
+            i3 = matrix // n2
+            i2 = matrix - i3 * n2
+            pa = row_addr(a, 0, i2 // ratio2, i3 // ratio3) + i // block * nbytes
+            pb, pd = row_addr(b, 0, i2, i3) + j * nb(b, 0), row_addr(d, j, i2, i3) + 4 * i
+            unit(pa, nb(a, 1), pb, nb(b, 0), nb(b, 1), pd, nb(d, 1), min(IC, m - i), min(JC, p - j), ne(a, 1),
+                 scratch)
+        return OK
+    return over_chunks(rows, count)
 
 
 def kernel(t, n_threads):

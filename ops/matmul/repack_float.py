@@ -32,7 +32,7 @@ from ggjit.ops.native.jit import exact, inline, native
 from ggjit.ops.native.lanes import i64, prefetch_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, IR_I64, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
-from ggjit.ops.native.row_affinity import next_own, own_chunk
+from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, vec_ir
 
 TYPES, ISAS = (F32,), ("avx512", "avx2")
@@ -159,9 +159,9 @@ def _make(n_columns, n_vectors, n_asked):
         panels, n_tiles = (m + PANEL - 1) // PANEL, (n + n_columns - 1) // n_columns
         parts = 1 if nth == 1 else min(n_tiles, (8 * nth + panels - 1) // panels)
         total = panels * parts
-        chunk = own_chunk(total, nth)
+        chunk = affinity_chunk(total, nth)
         while True:
-            start = next_own(node, ith, nth, sync, chunk, total)
+            start = affinity_next(node, ith, nth, sync, chunk, total)
             if start >= total:
                 return OK
             for item in range(start, min(total, start + chunk)):

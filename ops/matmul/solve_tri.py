@@ -18,7 +18,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, nb, ne, row_addr
-from ggjit.ops.native.row_loops import each, param
+from ggjit.ops.native.row_loops import over_rows, param
 from ggjit.ops.native.simd import W, fadd, fma, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, zerof
 
 f32 = types.float32
@@ -115,7 +115,8 @@ def kernel(t, n_threads):
     a, b = t.src
     if a.type is not F32 or b.type is not F32:
         return None
-    return Kernel("solve_tri", lambda: each(_blocks, _block), cost=0.05 * n_elements(b) * a.ne[0] + 2.0 * n_elements(a))
+    cost = 0.05 * n_elements(b) * a.ne[0] + 2.0 * n_elements(a)
+    return Kernel("solve_tri", lambda: over_rows(_block, _blocks), cost=cost)
 
 
 def cases():

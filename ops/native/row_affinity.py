@@ -1,13 +1,14 @@
 """Rows handed out so that a thread meets the same rows in every run: for kernels that wait for memory.
 
-Chunks from one counter (ops/native/node.py: next_rows) go to whoever comes first; what one core has in its cache the
-other needs next time.  Here a thread takes the chunks of its own stretch in order, and then helps others from the end:
+Chunks from one counter (ops/native/node.py: next_rows) go to the thread that asks first; what one core has in its
+cache another needs next time.  Here a thread takes the chunks of its own stretch in order, and then helps others from
+the end:
 
     chunk      0   1   2   3   4   5   6   7 | 8   9  10  11  12  13  14  15
     thread 0   ---------------------------->                          <-----      when its own are done
     thread 1                                  -------------------->
 
-Taken chunks are bits of the node's counter word, so a thread that was descheduled holds nobody up here either.
+Taken chunks are bits of the node's counter word, so a descheduled thread delays no other, here too.
 """
 from llvmlite import ir
 from numba import types
@@ -42,7 +43,7 @@ _trailing_zeros, _leading_zeros = _counter("llvm.cttz.i64"), _counter("llvm.ctlz
 
 
 @inline
-def own_chunk(n, nth):
+def affinity_chunk(n, nth):
     """Chunk length for n equal rows: about eight chunks a thread, at least one row."""
     if nth == 1:
         return max(1, n // CHUNKS)                          # one row, done at once: no division by a variable
@@ -69,8 +70,8 @@ def _next(node, ith, nth, sync, chunk, n):
 
 
 @inline
-def next_own(node, ith, nth, sync, chunk, n):
-    """First row of this thread's next chunk of `own_chunk` rows; n or more when nothing is left."""
+def affinity_next(node, ith, nth, sync, chunk, n):
+    """First row of this thread's next chunk of `affinity_chunk` rows; n or more when nothing is left."""
     if nth == 1 or nth > BITS:
         return next_rows(node, ith, nth, sync, chunk, n)
     return _next(node, ith, nth, sync, chunk, n)

@@ -1,21 +1,37 @@
-"""What ops over independent rows share: the loop that hands rows to threads, and checks of whole-number parameters.
+"""The loop that hands the rows of an op to threads, and checks of whole-number parameters.
 
-    each(count, one)        kernel that calls one(node, r) for every r in range(count(node)), in chunks, on all threads
-    each_row(one)           the same for the flat rows of the destination
+    over_rows(row)          kernel that calls row(node, r) for every flat row r of the destination, on all threads
+    over_chunks(rows)       kernel that calls rows(node, ith, start, stop) for chunks of them: what does not change
+                            from row to row is computed once a chunk
 
-`one` returns a status; anything but OK ends the kernel with it.
+`row` and `rows` are jitted and return a status; anything but OK ends the kernel with it.  `count` tells how many rows
+there are, where they are not those of the destination; `chunking` how many a thread takes at a time, and which.
+
+A kernel with a barrier is written by hand around its phases, each of which has a counter of its own:
+
+    sums, finish = inline(over_chunks(_sums)), inline(over_chunks(_finish, phase=1))
+
+    def kernel(node, ith, nth, sync):
+        sums(node, ith, nth, sync)
+        barrier(sync, nth)
+        return finish(node, ith, nth, sync)
 """
 import operator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import types
 
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.record import OK
+from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.node import DST, chunk_rows, n_rows, next_rows, param_i32
+from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, ne, next_rows, param_i32
+from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
-SHORT_CHUNK = 512                   # elements: about as long as asking for a chunk ten times
+SHORT_CHUNK = 512               # elements: about as long as asking for a chunk ten times
+FEW_ROWS = 16                   # of one thread: too few to look for signals in between
+PIECE = 1024                    # elements; a multiple of every vector length
 
 
 @inline
@@ -24,10 +40,36 @@ def param(node, i):
     return types.int64(param_i32(node, i))
 
 
+# ---------------------------------------------------------------- the loop
+class Chunking(NamedTuple):
+    length: Callable            # jitted (node, n, nth) -> rows of a chunk
+    take: Callable              # jitted (node, ith, nth, sync, chunk, n) -> first row of a thread's next chunk, or >= n
+
+
 @inline
-def chunk_of(n, nth, length):
-    """chunk_rows for n rows of `length` elements: never so few that asking for them takes longer than their work."""
-    return max(chunk_rows(n, nth), SHORT_CHUNK // max(length, 1))
+def _eighths(node, n, nth):
+    return n if nth == 1 and n <= FEW_ROWS else chunk_rows(n, nth)
+
+
+@inline
+def _one(node, n, nth):
+    return 1
+
+
+@inline
+def _short(node, n, nth):
+    return max(chunk_rows(n, nth), SHORT_CHUNK // max(ne(node + DST, 0), 1))
+
+
+@inline
+def _affinity(node, n, nth):
+    return n if nth == 1 and n <= FEW_ROWS else affinity_chunk(n, nth)
+
+
+DYNAMIC = Chunking(_eighths, next_rows)                     # to the thread that asks first
+SINGLE = Chunking(_one, next_rows)                          # the same, row by row: for rows of much work
+SHORT_ROWS = Chunking(_short, next_rows)                    # the same, chunks of at least SHORT_CHUNK elements
+AFFINITY = Chunking(_affinity, affinity_next)               # to the same thread in every run (row_affinity.py)
 
 
 @inline
@@ -35,25 +77,48 @@ def rows_of_result(node):
     return n_rows(node + DST)
 
 
-def each(count, one):
+@inline
+def rows_of_source(node):
+    return n_rows(node + SRC0)
+
+
+@inline
+def pieces_of_result(node):
+    """The destination, contiguous, in pieces of PIECE elements regardless of its rows."""
+    return (n_rows(node + DST) * ne(node + DST, 0) + PIECE - 1) // PIECE
+
+
+def over_chunks(rows, count=rows_of_result, chunking=DYNAMIC, phase=0):
+    """kernel(node, ith, nth, sync) that calls rows(node, ith, start, stop) for chunks of range(count(node))."""
+    length, take = chunking
+    counter = WORD * phase
+
     def kernel(node, ith, nth, sync):
         n = count(node)
-        chunk = chunk_rows(n, nth)
+        chunk = length(node, n, nth)
         while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
+            start = take(node + counter, ith, nth, sync, chunk, n)
             if start >= n:
                 return OK
-            for r in range(start, min(n, start + chunk)):
-                status = one(node, r)
-                if status != OK:
-                    return status
+            status = rows(node, ith, start, min(n, start + chunk))
+            if status != OK:
+                return status
     return kernel
 
 
-def each_row(one):
-    return each(rows_of_result, one)
+def over_rows(row, count=rows_of_result, chunking=DYNAMIC):
+    """kernel(node, ith, nth, sync) that calls row(node, r) for every r in range(count(node))."""
+    @inline
+    def rows(node, ith, start, stop):
+        for r in range(start, stop):
+            status = row(node, r)
+            if status != OK:
+                return status
+        return OK
+    return over_chunks(rows, count, chunking)
 
 
+# ---------------------------------------------------------------- parameters
 def whole(op, name, value, low=0, high=I32_MAX):
     """`value` as a Python int in [low, high], or a ParamError naming op and parameter."""
     try:

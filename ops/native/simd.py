@@ -263,25 +263,15 @@ fneg = make_ir(_same, lambda b, x: b.fneg(x))
 fma = make_ir(_same, fma_ir)                                        # x * y + z, one rounding
 vmax = make_ir(_same, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))     # y where x is NaN
 vmin = make_ir(_same, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
-vabs = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.fabs.{suffix(x)}", x.type, [x]))
-vrint = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.rint.{suffix(x)}", x.type, [x]))       # half to even
-vfloor = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.floor.{suffix(x)}", x.type, [x]))
-vceil = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.ceil.{suffix(x)}", x.type, [x]))
-vtrunc = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.trunc.{suffix(x)}", x.type, [x]))
-vround = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.round.{suffix(x)}", x.type, [x]))     # half away from 0
 vsqrt = make_ir(_same, lambda b, x: call_intrinsic(b, f"llvm.sqrt.{suffix(x)}", x.type, [x]))
 iadd = make_ir(_same, lambda b, x, y: b.add(x, y))
 isub = make_ir(_same, lambda b, x, y: b.sub(x, y))
 imul = make_ir(_same, lambda b, x, y: b.mul(x, y))
 iand = make_ir(_same, lambda b, x, y: b.and_(x, y))
 ior = make_ir(_same, lambda b, x, y: b.or_(x, y))
-ixor = make_ir(_same, lambda b, x, y: b.xor(x, y))
 hsum = make_ir(lambda t: f32, hsum_ir)
-hsum_i32 = make_ir(lambda t: types.int32, hsum_ir)
 i2f = make_ir(lambda t: V("f32", t.n), lambda b, x: b.sitofp(x, vec_ir("f32", x.type.count)))
-f2i = make_ir(lambda t: V("i32", t.n), lambda b, x: b.fptosi(x, vec_ir("i32", x.type.count)))  # not for NaN
 round_f16v = make_ir(_same, lambda b, x: b.fpext(b.fptrunc(x, vec_ir("f16", x.type.count)), x.type))
-where_gt0 = make_ir(_same, lambda b, c, x, y: b.select(b.fcmp_ordered(">", c, ir.Constant(c.type, None)), x, y))
 opaque = make_ir(_same, opaque_ir)                                  # int64 -> int64
 
 

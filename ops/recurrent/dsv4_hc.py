@@ -17,7 +17,7 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import sigmoid1, vexp, vsigmoid
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, addr, nb, ne, param_f32
-from ggjit.ops.native.row_loops import each, each_row, param, whole
+from ggjit.ops.native.row_loops import over_rows, param, whole
 from ggjit.ops.native.simd import (
     W,
     fadd,
@@ -245,8 +245,8 @@ def _post(node, r):
     return OK
 
 
-MAKE = {OP.DSV4_HC_COMB: lambda: each(_n_tokens, _comb), OP.DSV4_HC_PRE: lambda: each_row(_pre),
-        OP.DSV4_HC_POST: lambda: each_row(_post)}
+MAKE = {OP.DSV4_HC_COMB: lambda: over_rows(_comb, _n_tokens), OP.DSV4_HC_PRE: lambda: over_rows(_pre),
+        OP.DSV4_HC_POST: lambda: over_rows(_post)}
 
 
 def kernel(t, n_threads):

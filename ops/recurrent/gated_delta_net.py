@@ -23,8 +23,8 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, vexp
 from ggjit.ops.native.mem import copy_bytes, ld_f32, st_f32, zero_bytes
-from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, chunk_rows, nb, ne, next_rows, work
-from ggjit.ops.native.row_loops import param, whole
+from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, work
+from ggjit.ops.native.row_loops import over_chunks, param, whole
 from ggjit.ops.native.simd import W, ldf_part, stf_part
 from ggjit.ops.recurrent.state_rows import ROWS, dot, dot3, row_blocks, step, step_each
 
@@ -86,7 +86,13 @@ def _exp_row(d, x, n):
 
 def _make(each):
     """each: a decay per key channel."""
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        v = node + SRC2
+        return row_blocks(ne(v, 0)) * ne(v, 1) * ne(v, 3)
+
+    @inline
+    def rows(node, ith, start, stop):
         q, k, v, g, beta, s, d = (node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + SRC4, node + SRC5,
                                   node + DST)
         n, heads, n_t, n_s, n_keep = ne(v, 0), ne(v, 1), ne(v, 2), ne(v, 3), param(node, 0)
@@ -96,45 +102,40 @@ def _make(each):
         scale = f32(1.0) / f32(math.sqrt(f32(n)))
         q3, k3 = n_s // ne(q, 3), n_s // ne(k, 3)
         blocks = row_blocks(n)
-        total = blocks * heads * n_s
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                hs = r // blocks
-                j0 = (r - hs * blocks) * ROWS
-                i3 = hs // heads
-                h = hs - i3 * heads
-                rows = min(ROWS, n - j0)
-                at = 4 * n * (n * hs + j0)
-                old, new = addr(s) + at, states + at
-                for keep in range(max(1, n_t), n_keep):
-                    zero_bytes(new + keep * keep_nbytes, 4 * n * rows)
-                if n_t == 0:
-                    copy_bytes(new, old, 4 * n * rows)
-                for t in range(n_t):
-                    pq = addr(q) + h % ne(q, 1) * nb(q, 1) + t * nb(q, 2) + i3 // q3 * nb(q, 3)
-                    pk = addr(k) + h % ne(k, 1) * nb(k, 1) + t * nb(k, 2) + i3 // k3 * nb(k, 3)
-                    pv = addr(v) + 4 * j0 + h * nb(v, 1) + t * nb(v, 2) + i3 * nb(v, 3)
-                    pg = addr(g) + h * nb(g, 1) + t * nb(g, 2) + i3 * nb(g, 3)
-                    b = ld_f32(addr(beta) + h * nb(beta, 1) + t * nb(beta, 2) + i3 * nb(beta, 3))
-                    out = addr(d) + 4 * (j0 + n * (h + heads * (t + n_t * i3)))
+        for r in range(start, stop):
+            hs = r // blocks
+            j0 = (r - hs * blocks) * ROWS
+            i3 = hs // heads
+            h = hs - i3 * heads
+            rows = min(ROWS, n - j0)
+            at = 4 * n * (n * hs + j0)
+            old, new = addr(s) + at, states + at
+            for keep in range(max(1, n_t), n_keep):
+                zero_bytes(new + keep * keep_nbytes, 4 * n * rows)
+            if n_t == 0:
+                copy_bytes(new, old, 4 * n * rows)
+            for t in range(n_t):
+                pq = addr(q) + h % ne(q, 1) * nb(q, 1) + t * nb(q, 2) + i3 // q3 * nb(q, 3)
+                pk = addr(k) + h % ne(k, 1) * nb(k, 1) + t * nb(k, 2) + i3 // k3 * nb(k, 3)
+                pv = addr(v) + 4 * j0 + h * nb(v, 1) + t * nb(v, 2) + i3 * nb(v, 3)
+                pg = addr(g) + h * nb(g, 1) + t * nb(g, 2) + i3 * nb(g, 3)
+                b = ld_f32(addr(beta) + h * nb(beta, 1) + t * nb(beta, 2) + i3 * nb(beta, 3))
+                out = addr(d) + 4 * (j0 + n * (h + heads * (t + n_t * i3)))
+                if each:
+                    _exp_row(decays, pg, n)
+                decay = exp1(ld_f32(pg))
+                for j in range(rows):
+                    to, of, vj = new + 4 * n * j, (new if t > 0 else old) + 4 * n * j, ld_f32(pv + 4 * j)
                     if each:
-                        _exp_row(decays, pg, n)
-                    decay = exp1(ld_f32(pg))
-                    for j in range(rows):
-                        to, of, vj = new + 4 * n * j, (new if t > 0 else old) + 4 * n * j, ld_f32(pv + 4 * j)
-                        if each:
-                            y = step_each(to, of, decays, (vj - dot3(of, decays, pk, n)) * b, pk, pq, n)
-                        else:
-                            y = step(to, of, decay, (vj - decay * dot(of, pk, n)) * b, pk, pq, n)
-                        st_f32(out + 4 * j, y * scale)
-                    back = n_t - 1 - t
-                    if 0 < back and back < n_keep:
-                        copy_bytes(new + back * keep_nbytes, new, 4 * n * rows)
-    return kernel
+                        y = step_each(to, of, decays, (vj - dot3(of, decays, pk, n)) * b, pk, pq, n)
+                    else:
+                        y = step(to, of, decay, (vj - decay * dot(of, pk, n)) * b, pk, pq, n)
+                    st_f32(out + 4 * j, y * scale)
+                back = n_t - 1 - t
+                if 0 < back and back < n_keep:
+                    copy_bytes(new + back * keep_nbytes, new, 4 * n * rows)
+        return OK
+    return over_chunks(rows, count)
 
 
 def kernel(t, n_threads):

@@ -18,7 +18,8 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.tile import LDC, NL, put_transposed
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, chunk_rows, nb, ne, next_rows, work
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne, work
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import W, fma, ldf, ldf_part, opaque, splat, stf, zerof
 
 FEW_TOKENS = 4
@@ -76,28 +77,28 @@ def _many(x, c, d, n_t, d_conv, channels, x1, c1, d1, strip):
 
 
 def _make():
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        return (ne(node + DST, 0) + W - 1) // W * ne(node + DST, 2)
+
+    @inline
+    def rows(node, ith, start, stop):
         x, c, d = node + SRC0, node + SRC1, node + DST
         n, n_t, d_conv = ne(d, 0), ne(d, 1), ne(c, 0)
         strip = work(node) + ith * STRIP_NBYTES
         blocks = (n + W - 1) // W
-        total = blocks * ne(d, 2)
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                s = r // blocks
-                i = (r - s * blocks) * W
-                channels = min(W, n - i)
-                px, pc = addr(x) + i * nb(x, 1) + s * nb(x, 2), addr(c) + i * nb(c, 1)
-                pd = addr(d) + 4 * i + s * nb(d, 2)
-                if n_t < FEW_TOKENS:
-                    _few(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1))
-                else:
-                    _many(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1), strip)
-    return kernel
+        for r in range(start, stop):
+            s = r // blocks
+            i = (r - s * blocks) * W
+            channels = min(W, n - i)
+            px, pc = addr(x) + i * nb(x, 1) + s * nb(x, 2), addr(c) + i * nb(c, 1)
+            pd = addr(d) + 4 * i + s * nb(d, 2)
+            if n_t < FEW_TOKENS:
+                _few(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1))
+            else:
+                _many(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1), strip)
+        return OK
+    return over_chunks(rows, count)
 
 
 def kernel(t, n_threads):

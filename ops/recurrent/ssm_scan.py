@@ -20,8 +20,8 @@ from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, log1p_1, vexp
 from ggjit.ops.native.mem import copy_bytes, ld_f32, ld_i32, st_f32, zero_bytes
-from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, chunk_rows, fail, nb, ne, next_rows, work
-from ggjit.ops.native.row_loops import param, whole
+from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, fail, nb, ne, work
+from ggjit.ops.native.row_loops import over_chunks, param, whole
 from ggjit.ops.native.simd import W, fmul, ldf_part, splat, stf_part
 from ggjit.ops.recurrent.state_rows import ROWS, row_blocks, step, step_each
 
@@ -98,7 +98,13 @@ def _exp_row(d, x, factor, n):
 
 def _make(each):
     """each: a decay per state element (Mamba-1)."""
-    def kernel(node, ith, nth, sync):
+    @inline
+    def count(node):
+        x = node + SRC1
+        return row_blocks(ne(x, 0)) * ne(x, 1) * ne(x, 3)
+
+    @inline
+    def rows(node, ith, start, stop):
         s, x, dt, a, b, c = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + SRC4, node + SRC5
         ids, d = node + SRC6, node + DST
         n, dim, heads, n_t, n_s = ne(s, 0), ne(x, 0), ne(x, 1), ne(x, 2), ne(x, 3)
@@ -112,47 +118,42 @@ def _make(each):
         head_nbytes = 4 * n * dim
         keep_nbytes = head_nbytes * heads * n_s
         blocks = row_blocks(dim)
-        total = blocks * heads * n_s
-        chunk = chunk_rows(total, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, total)
-            if start >= total:
-                return OK
-            for r in range(start, min(total, start + chunk)):
-                q = r // blocks
-                i0 = (r - q * blocks) * ROWS
-                i3 = q // heads
-                h = q - i3 * heads
-                rows = min(ROWS, dim - i0)
-                id = ld_i32(addr(ids) + i3 * nb(ids, 0))
-                old = addr(s) + id * nb(s, 3) + h * head_nbytes + 4 * n * i0
-                new = states + q * head_nbytes + 4 * n * i0
-                for k in range(max(1, n_t), n_keep):
-                    zero_bytes(new + k * keep_nbytes, 4 * n * rows)
-                if n_t == 0:
-                    copy_bytes(new, old, 4 * n * rows)
-                for t in range(n_t):
-                    step_dt = _softplus(ld_f32(addr(dt) + 4 * h + t * nb(dt, 1) + i3 * nb(dt, 2)))
-                    px = addr(x) + 4 * (i0 + h * dim) + t * nb(x, 2) + i3 * nb(x, 3)
-                    py = addr(d) + 4 * (i0 + dim * (h + heads * (t + n_t * i3)))
-                    at = 4 * n * (h // share) + t * nb(b, 2) + i3 * nb(b, 3)
-                    pb = addr(b) + at
-                    pc = addr(c) + 4 * n * (h // share) + t * nb(c, 2) + i3 * nb(c, 3)
-                    decay = exp1(step_dt * ld_f32(addr(a) + h * nb(a, 1)))
+        for r in range(start, stop):
+            q = r // blocks
+            i0 = (r - q * blocks) * ROWS
+            i3 = q // heads
+            h = q - i3 * heads
+            rows = min(ROWS, dim - i0)
+            id = ld_i32(addr(ids) + i3 * nb(ids, 0))
+            old = addr(s) + id * nb(s, 3) + h * head_nbytes + 4 * n * i0
+            new = states + q * head_nbytes + 4 * n * i0
+            for k in range(max(1, n_t), n_keep):
+                zero_bytes(new + k * keep_nbytes, 4 * n * rows)
+            if n_t == 0:
+                copy_bytes(new, old, 4 * n * rows)
+            for t in range(n_t):
+                step_dt = _softplus(ld_f32(addr(dt) + 4 * h + t * nb(dt, 1) + i3 * nb(dt, 2)))
+                px = addr(x) + 4 * (i0 + h * dim) + t * nb(x, 2) + i3 * nb(x, 3)
+                py = addr(d) + 4 * (i0 + dim * (h + heads * (t + n_t * i3)))
+                at = 4 * n * (h // share) + t * nb(b, 2) + i3 * nb(b, 3)
+                pb = addr(b) + at
+                pc = addr(c) + 4 * n * (h // share) + t * nb(c, 2) + i3 * nb(c, 3)
+                decay = exp1(step_dt * ld_f32(addr(a) + h * nb(a, 1)))
+                if each:
+                    _exp_row(decays, addr(a) + h * nb(a, 1), step_dt, n)
+                for i in range(rows):
+                    u = ld_f32(px + 4 * i) * step_dt
+                    to, of = new + 4 * n * i, (new if t > 0 else old) + 4 * n * i
                     if each:
-                        _exp_row(decays, addr(a) + h * nb(a, 1), step_dt, n)
-                    for i in range(rows):
-                        u = ld_f32(px + 4 * i) * step_dt
-                        to, of = new + 4 * n * i, (new if t > 0 else old) + 4 * n * i
-                        if each:
-                            y = step_each(to, of, decays, u, pb, pc, n)
-                        else:
-                            y = step(to, of, decay, u, pb, pc, n)
-                        st_f32(py + 4 * i, y)
-                    back = n_t - 1 - t
-                    if 0 < back and back < n_keep:
-                        copy_bytes(new + back * keep_nbytes, new, 4 * n * rows)
-    return kernel
+                        y = step_each(to, of, decays, u, pb, pc, n)
+                    else:
+                        y = step(to, of, decay, u, pb, pc, n)
+                    st_f32(py + 4 * i, y)
+                back = n_t - 1 - t
+                if 0 < back and back < n_keep:
+                    copy_bytes(new + back * keep_nbytes, new, 4 * n * rows)
+        return OK
+    return over_chunks(rows, count)
 
 
 def kernel(t, n_threads):

@@ -20,7 +20,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import copy_bytes, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, ne, param_f32
-from ggjit.ops.native.row_loops import each
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, fma, fmul, hsum, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.recurrent.state_rows import ROWS, dot, row_blocks
 
@@ -180,7 +180,7 @@ def _make_columns(is_wkv6):
                 gla_part(pd, new, old, k + o, pv, r + o, x3 + o, scale, size, 4 * size, n)
             old = new
         return OK
-    return each(count, columns)
+    return over_rows(columns, count)
 
 
 @inline
@@ -233,7 +233,7 @@ def _wkv7_block(node, u):
 
 
 MAKE = {OP.RWKV_WKV6: lambda: _make_columns(True), OP.GATED_LINEAR_ATTN: lambda: _make_columns(False),
-        OP.RWKV_WKV7: lambda: each(_wkv7_blocks, _wkv7_block)}
+        OP.RWKV_WKV7: lambda: over_rows(_wkv7_block, _wkv7_blocks)}
 
 
 def kernel(t, n_threads):

@@ -23,8 +23,8 @@ from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.lanes import for_ir, i64
 from ggjit.ops.native.mem import IR_I32, IR_I64, ld_i32, ld_i64, st_i32, st_i64, zero_bytes
-from ggjit.ops.native.node import DST, SRC0, n_rows, nb, ne, next_rows, row_addr, row_index, work
-from ggjit.ops.native.row_loops import I32_MAX, SHORT_CHUNK, param, whole
+from ggjit.ops.native.node import DST, SRC0, nb, ne, next_rows, row_addr, row_index, work
+from ggjit.ops.native.row_loops import I32_MAX, SHORT_CHUNK, Chunking, over_chunks, param, whole
 from ggjit.ops.native.simd import W, const_ir, load_ir, splat_ir, store_ir, vec_ir
 
 ASC, DESC = 0, 1
@@ -222,31 +222,33 @@ def _work_nbytes(n):
     return 8 * BINS + 16 * (n + 2 * W)
 
 
+@inline
+def _chunk(node, n, nth):
+    return max(1, SHORT_CHUNK // max(ne(node + SRC0, 0), 1))
+
+
 def _make(top):
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, d = node + SRC0, node + DST
-        n, k, step, rows = ne(a, 0), ne(d, 0), nb(a, 0), n_rows(d)
+        n, k, step = ne(a, 0), ne(d, 0), nb(a, 0)
         descending = True if top else param(node, 0) == DESC
         counts = work(node) + ith * (8 * BINS + 16 * (n + 2 * W))       # _work_nbytes
         words = counts + 8 * BINS
         spare = words + 8 * (n + 2 * W)
-        chunk = max(1, SHORT_CHUNK // n) if n > 0 else 1
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                x, to = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
-                if n <= (FEW_TOP if k < n // 2 else FEW):
-                    _sort_few(to, x, step, n, k, descending, words, spare)
-                else:
-                    _sort_many(to, x, step, n, k, descending, counts, words, spare)
-                if top and k > 1:
-                    first = ld_i32(to)
-                    st_i32(to, ld_i32(to + 4))
-                    st_i32(to + 4, first)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            x, to = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
+            if n <= (FEW_TOP if k < n // 2 else FEW):
+                _sort_few(to, x, step, n, k, descending, words, spare)
+            else:
+                _sort_many(to, x, step, n, k, descending, counts, words, spare)
+            if top and k > 1:
+                first = ld_i32(to)
+                st_i32(to, ld_i32(to + 4))
+                st_i32(to + 4, first)
+        return OK
+    return over_chunks(rows, chunking=Chunking(_chunk, next_rows))
 
 
 def kernel(t, n_threads):

@@ -6,6 +6,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32, I32, I64
+from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, ld_i64, st_i64
 from ggjit.ops.native.node import (
     DST,
@@ -13,15 +14,13 @@ from ggjit.ops.native.node import (
     SRC1,
     addr,
     barrier,
-    chunk_rows,
-    n_rows,
     nb,
     ne,
-    next_rows,
     row_addr,
     row_index,
     work,
 )
+from ggjit.ops.native.row_loops import over_chunks, rows_of_source
 from ggjit.ops.reductions.reduce import argmax
 
 
@@ -40,21 +39,25 @@ def reference(t, a, b):
     return (a == b).sum().reshape(1, 1, 1, 1)
 
 
+@inline
+def _rows(node, ith, start, stop):
+    a, b, count = node + SRC0, node + SRC1, work(node) + 8 * ith
+    n0, a0, b0, n_equal = ne(a, 0), nb(a, 0), nb(b, 0), ld_i64(count)
+    for r in range(start, stop):
+        i1, i2, i3 = row_index(a, r)
+        x, y = row_addr(a, i1, i2, i3), row_addr(b, i1, i2, i3)
+        for i in range(n0):
+            n_equal += ld_i32(x + i * a0) == ld_i32(y + i * b0)
+    st_i64(count, n_equal)
+    return OK
+
+
 def _make():
+    each_row = inline(over_chunks(_rows, rows_of_source))
+
     def kernel(node, ith, nth, sync):
-        a, b = node + SRC0, node + SRC1
-        n0, rows, a0, b0, mine = ne(a, 0), n_rows(a), nb(a, 0), nb(b, 0), 0
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                break
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(a, r)
-                x, y = row_addr(a, i1, i2, i3), row_addr(b, i1, i2, i3)
-                for i in range(n0):
-                    mine += ld_i32(x + i * a0) == ld_i32(y + i * b0)
-        st_i64(work(node) + 8 * ith, mine)
+        st_i64(work(node) + 8 * ith, 0)
+        each_row(node, ith, nth, sync)
         barrier(sync, nth)
         if ith == 0:
             total = 0

@@ -16,6 +16,7 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.copying.view import permute, view_4d
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
@@ -25,17 +26,15 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
     SRC0,
-    chunk_rows,
-    n_rows,
+    addr,
     nb,
     ne,
-    next_rows,
     param_f32,
-    param_i32,
     row_addr,
     row_index,
     work,
 )
+from ggjit.ops.native.row_loops import SINGLE, over_chunks, over_rows, param
 from ggjit.ops.native.simd import W, fmul, fsub, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.reductions.sums import gathered, squares_of, sum_of
 
@@ -52,47 +51,47 @@ def _rows_op(name, op, a, eps, in_place):
     return a.ctx.node(op, a.type, a.ne, (a,), (float(eps),), view_of=a if in_place else None)
 
 
-def norm(a, eps):
+def _norm(a, eps, in_place):
     """(x - mean) / sqrt(variance + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     The variance is the mean of the squares (no correction).  op params: eps.  Errors: TypeMismatch, ParamError (eps <
     0).  Source: ggml_norm; arXiv 1607.06450.
     """
-    return _rows_op("norm", OP.NORM, a, eps, False)
+    return _rows_op("norm", OP.NORM, a, eps, in_place)
 
 
-def norm_inplace(a, eps):
-    """As `norm`, written over a; returns a view of a.  Source: ggml_norm_inplace."""
-    return _rows_op("norm", OP.NORM, a, eps, True)
+norm, norm_inplace = in_place_pair(_norm)
 
 
-def rms_norm(a, eps):
+def _rms_norm(a, eps, in_place):
     """x / sqrt(mean(x^2) + eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_rms_norm; arXiv 1910.07467.
     """
-    return _rows_op("rms_norm", OP.RMS_NORM, a, eps, False)
+    return _rows_op("rms_norm", OP.RMS_NORM, a, eps, in_place)
 
 
-def rms_norm_inplace(a, eps):
-    """As `rms_norm`, written over a; returns a view of a.  Source: ggml_rms_norm_inplace."""
-    return _rows_op("rms_norm", OP.RMS_NORM, a, eps, True)
+rms_norm, rms_norm_inplace = in_place_pair(_rms_norm)
 
 
-def l2_norm(a, eps):
+def _l2_norm(a, eps, in_place):
     """x / max(sqrt(sum x^2), eps) along ne0 of a; shape of a, F32, any strides; NumPy: axis -1.
 
     op params: eps.  Errors: TypeMismatch, ParamError (eps < 0).  Source: ggml_l2_norm.
     """
-    return _rows_op("l2_norm", OP.L2_NORM, a, eps, False)
+    return _rows_op("l2_norm", OP.L2_NORM, a, eps, in_place)
 
 
-def l2_norm_inplace(a, eps):
-    """As `l2_norm`, written over a; returns a view of a.  Source: ggml_l2_norm_inplace."""
-    return _rows_op("l2_norm", OP.L2_NORM, a, eps, True)
+l2_norm, l2_norm_inplace = in_place_pair(_l2_norm)
 
 
 def _group_norm(a, n_groups, eps, in_place):
+    """`norm` over [ne0, ne1, channels of a group] of a: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
+
+    Shape of a, F32, contiguous.  The last group is smaller where n_groups does not divide ne2 (NumPy users expect an
+    error there).  op params: n_groups, eps.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_group_norm;
+    arXiv 1803.08494.
+    """
     require_type("group_norm", a, (F32,))
     require(is_contiguous(a), "group_norm: the source must be contiguous", a, remedy="use gg.cont first")
     if not (isinstance(n_groups, int) and 1 <= n_groups <= max(a.ne[2], 1)):
@@ -102,19 +101,7 @@ def _group_norm(a, n_groups, eps, in_place):
     return a.ctx.node(OP.GROUP_NORM, a.type, a.ne, (a,), (n_groups, float(eps)), view_of=a if in_place else None)
 
 
-def group_norm(a, n_groups, eps):
-    """`norm` over [ne0, ne1, channels of a group] of a: ne2 is cut into n_groups of ceil(ne2 / n_groups) channels.
-
-    Shape of a, F32, contiguous.  The last group is smaller where n_groups does not divide ne2 (NumPy users expect an
-    error there).  op params: n_groups, eps.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_group_norm;
-    arXiv 1803.08494.
-    """
-    return _group_norm(a, n_groups, eps, False)
-
-
-def group_norm_inplace(a, n_groups, eps):
-    """As `group_norm`, written over a; returns a view of a.  Source: ggml_group_norm_inplace."""
-    return _group_norm(a, n_groups, eps, True)
+group_norm, group_norm_inplace = in_place_pair(_group_norm)
 
 
 # ---------------------------------------------------------------- reference
@@ -148,70 +135,69 @@ def shift_and_scale(d, x, n, shift, factor):
 
 
 @inline
-def _norm(d, x, n, eps):
+def _norm_row(d, x, n, eps):
     mean = splat(sum_of(x, n) / f32(n))
     variance = squares_of(x, n, mean) / f32(n)
     shift_and_scale(d, x, n, mean, splat(f32(1.0) / f32(math.sqrt(variance + eps))))
 
 
 @inline
-def _rms_norm(d, x, n, eps):
+def _rms_norm_row(d, x, n, eps):
     square = squares_of(x, n, zerof()) / f32(n)
     shift_and_scale(d, x, n, zerof(), splat(f32(1.0) / f32(math.sqrt(square + eps))))
 
 
 @inline
-def _l2_norm(d, x, n, eps):
+def _l2_norm_row(d, x, n, eps):
     length = f32(math.sqrt(squares_of(x, n, zerof())))
     shift_and_scale(d, x, n, zerof(), splat(f32(1.0) / max(length, eps)))
 
 
-STRETCH = {OP.NORM: _norm, OP.RMS_NORM: _rms_norm, OP.L2_NORM: _l2_norm, OP.GROUP_NORM: _norm}
+STRETCH = {OP.NORM: _norm_row, OP.RMS_NORM: _rms_norm_row, OP.L2_NORM: _l2_norm_row}
 
 
-def _make_rows(op):
+@inline
+def _groups(node):
+    return param(node, 0) * ne(node + DST, 3)
+
+
+@inline
+def _group(node, r):
+    x, d = node + SRC0, node + DST
+    n_groups, eps = param(node, 0), param_f32(node, 1)
+    channels, plane = ne(d, 2), ne(d, 0) * ne(d, 1)
+    step = (channels + n_groups - 1) // n_groups
+    first = r % n_groups * step
+    n = min(step, channels - first) * plane
+    if n > 0:
+        at = first * nb(x, 2) + r // n_groups * nb(x, 3)
+        _norm_row(addr(d) + at, addr(x) + at, n, eps)
+    return OK
+
+
+def _make(op):
+    if op == OP.GROUP_NORM:
+        return over_rows(_group, _groups, SINGLE)
     one = STRETCH[op]
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         x, d = node + SRC0, node + DST
-        n0, rows, eps, step = ne(d, 0), n_rows(d), param_f32(node, 0), nb(x, 0)
+        n0, eps, step = ne(d, 0), param_f32(node, 0), nb(x, 0)
         scratch = work(node) + ith * 4 * n0
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                return OK
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                one(row_addr(d, i1, i2, i3), gathered(row_addr(x, i1, i2, i3), step, n0, scratch), n0, eps)
-    return kernel
-
-
-def _make_groups():
-    def kernel(node, ith, nth, sync):
-        x, d = node + SRC0, node + DST
-        n_groups, eps = types.int64(param_i32(node, 0)), param_f32(node, 1)
-        channels, plane = ne(d, 2), ne(d, 0) * ne(d, 1)
-        step = (channels + n_groups - 1) // n_groups
-        while True:
-            r = next_rows(node, ith, nth, sync, 1, n_groups * ne(d, 3))
-            if r >= n_groups * ne(d, 3):
-                return OK
-            first = r % n_groups * step
-            n = min(step, channels - first) * plane
-            if n > 0:
-                at = first * nb(x, 2) + r // n_groups * nb(x, 3)
-                _norm(row_addr(d, 0, 0, 0) + at, row_addr(x, 0, 0, 0) + at, n, eps)
-    return kernel
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            one(row_addr(d, i1, i2, i3), gathered(row_addr(x, i1, i2, i3), step, n0, scratch), n0, eps)
+        return OK
+    return over_chunks(rows)
 
 
 def kernel(t, n_threads):
     if t.type is not F32 or t.src[0].type is not F32:
         return None
     op = OP(t.op)
-    make = _make_groups if op == OP.GROUP_NORM else lambda: _make_rows(op)
     gathers = 0 if rows_contiguous(t.src[0]) else n_threads
-    return Kernel(op.name.lower(), make, cost=(0.1 if gathers else 0.03) * touched_nbytes(t),
+    return Kernel(op.name.lower(), lambda: _make(op), cost=(0.1 if gathers else 0.03) * touched_nbytes(t),
                   work_nbytes=gathers * 4 * t.ne[0])
 
 

@@ -15,27 +15,23 @@ from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32, I32
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.mem import ld_f32, ld_f64, st_f64, st_i32
+from ggjit.ops.native.mem import ld_f32, st_f64, st_i32
 from ggjit.ops.native.node import (
     DST,
     SRC0,
     addr,
-    barrier,
-    chunk_rows,
-    n_rows,
     nb,
     ne,
-    next_rows,
     row_addr,
     row_index,
     work,
 )
-from ggjit.ops.native.simd import W, fadd, hmax, hsum, keep_part, ldf, ldf_part, splat, vmax, zerof
-from ggjit.ops.reductions.sums import sum_of
+from ggjit.ops.native.row_loops import over_chunks, rows_of_source
+from ggjit.ops.native.simd import W, fadd, hsum, ldf, splat, zerof
+from ggjit.ops.reductions.sums import largest, sum_of, sum_over_rows
 from ggjit.ops.types.shared.rows import ROW
 
 f32 = types.float32
-LOWEST = np.float32(-np.inf)
 
 
 # ---------------------------------------------------------------- builders
@@ -135,25 +131,17 @@ def _make_sum(ty):
             s += types.float64(get(x + i * step))
         return s
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def row(node, r):
         a = node + SRC0
-        n0, n, parts, step = ne(a, 0), n_rows(a), work(node), nb(a, 0)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                break
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(a, r)
-                st_f64(parts + 8 * r, row_sum(row_addr(a, i1, i2, i3), step, n0))
-        barrier(sync, nth)
-        if ith == 0:
-            total = 0.0
-            for r in range(n):
-                total += ld_f64(parts + 8 * r)
-            put(addr(node + DST), f32(total))
+        i1, i2, i3 = row_index(a, r)
+        st_f64(work(node) + 8 * r, row_sum(row_addr(a, i1, i2, i3), nb(a, 0), ne(a, 0)))
         return OK
-    return kernel
+
+    @inline
+    def finish(node, total):
+        put(addr(node + DST), f32(total))
+    return sum_over_rows(row, finish)
 
 
 @intrinsic
@@ -168,14 +156,7 @@ def any_reaches(typingctx, x, y):
 @inline
 def last_top(x, n):
     """Last index of the largest of n floats or of a NaN, whichever comes last."""
-    top = splat(LOWEST)
-    i = 0
-    while i + W <= n:
-        top = vmax(ldf(x + 4 * i), top)
-        i += W
-    if i < n:
-        top = vmax(keep_part(ldf_part(x + 4 * i, n - i), n - i, LOWEST), top)
-    highest = hmax(top)
+    highest = largest(x, n)
     top = splat(highest)
     end = n
     while end >= W and not any_reaches(ldf(x + 4 * (end - W)), top):
@@ -205,24 +186,21 @@ def argmax_of(x, n):
 def _make_rows(op):
     put = ROW[F32].put
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         a, d = node + SRC0, node + DST
-        n0, n = ne(a, 0), n_rows(a)
-        chunk = chunk_rows(n, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(a, r)
-                x = row_addr(a, i1, i2, i3)
-                if op == OP.ARGMAX:
-                    st_i32(addr(d) + r * nb(d, 0), types.int32(argmax_of(x, n0)))
-                elif op == OP.MEAN:
-                    put(row_addr(d, i1, i2, i3), sum_of(x, n0) / f32(n0))
-                else:
-                    put(row_addr(d, i1, i2, i3), sum_of(x, n0))
-    return kernel
+        n0 = ne(a, 0)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(a, r)
+            x = row_addr(a, i1, i2, i3)
+            if op == OP.ARGMAX:
+                st_i32(addr(d) + r * nb(d, 0), types.int32(argmax_of(x, n0)))
+            elif op == OP.MEAN:
+                put(row_addr(d, i1, i2, i3), sum_of(x, n0) / f32(n0))
+            else:
+                put(row_addr(d, i1, i2, i3), sum_of(x, n0))
+        return OK
+    return over_chunks(rows, rows_of_source)
 
 
 def kernel(t, n_threads):

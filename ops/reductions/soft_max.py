@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numba import types
 
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
@@ -27,15 +28,13 @@ from ggjit.ops.native.node import (
     SRC1,
     SRC2,
     addr,
-    n_rows,
     ne,
-    next_rows,
     param_f32,
     row_addr,
     row_addr_mod,
     row_index,
 )
-from ggjit.ops.native.row_loops import chunk_of
+from ggjit.ops.native.row_loops import SHORT_ROWS, over_chunks
 from ggjit.ops.native.simd import (
     W,
     fadd,
@@ -53,10 +52,10 @@ from ggjit.ops.native.simd import (
     vmax,
     zerof,
 )
+from ggjit.ops.reductions.sums import LOWEST
 from ggjit.ops.types.shared.rows import ROW
 
 f32 = types.float32
-LOWEST = np.float32(-np.inf)
 
 
 # ---------------------------------------------------------------- builders
@@ -79,20 +78,18 @@ def _node(a, mask, scale, max_bias, sinks, in_place):
     return a.ctx.node(OP.SOFT_MAX, a.type, a.ne, src, (float(scale), float(max_bias)), view_of=a if in_place else None)
 
 
-def soft_max(a):
+def _soft_max(a, in_place):
     """e^(x - max) / sum e^(x - max) along ne0 of a; shape of a, F32; NumPy: axis -1.
 
     `soft_max_ext` without a mask.  Errors: TypeMismatch, ShapeError.  Source: ggml_soft_max.
     """
-    return _node(a, None, 1.0, 0.0, None, False)
+    return _node(a, None, 1.0, 0.0, None, in_place)
 
 
-def soft_max_inplace(a):
-    """As `soft_max`, written over a; returns a view of a.  Source: ggml_soft_max_inplace."""
-    return _node(a, None, 1.0, 0.0, None, True)
+soft_max, soft_max_inplace = in_place_pair(_soft_max)
 
 
-def soft_max_ext(a, mask, scale, max_bias):
+def _soft_max_ext(a, mask, scale, max_bias, in_place):
     """softmax(scale a + slope mask) along ne0; shape of a; NumPy: axis -1.
 
     a [n, rows, heads, seqs] F32; mask [n, >= rows, divides heads, divides seqs] F16 or F32, contiguous, or None.  slope
@@ -100,12 +97,10 @@ def soft_max_ext(a, mask, scale, max_bias):
     1) for h < n, m1^(2 (h - n) + 1) above (ALiBi, arXiv 2108.12409); else 1.  op params: scale, max_bias.  Errors:
     TypeMismatch, ShapeError, ParamError (max_bias > 0 without a mask).  Source: ggml_soft_max_ext.
     """
-    return _node(a, mask, scale, max_bias, None, False)
+    return _node(a, mask, scale, max_bias, None, in_place)
 
 
-def soft_max_ext_inplace(a, mask, scale, max_bias):
-    """As `soft_max_ext`, written over a; returns a view of a.  Source: ggml_soft_max_ext_inplace."""
-    return _node(a, mask, scale, max_bias, None, True)
+soft_max_ext, soft_max_ext_inplace = in_place_pair(_soft_max_ext)
 
 
 def soft_max_add_sinks(a, sinks):
@@ -222,25 +217,21 @@ def _make(mask_type, has_sinks):
         if i < n:
             stf_part(d + 4 * i, fmul(tail, k), n - i)
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def rows(node, ith, start, stop):
         x, mask, sinks, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         scale, max_bias = splat(param_f32(node, 0)), param_f32(node, 1)
-        n0, n, n_head = ne(d, 0), n_rows(d), ne(d, 2)
-        chunk = chunk_of(n, nth, n0)
-        slope, sink = f32(1.0), f32(0.0)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, n)
-            if start >= n:
-                return OK
-            for r in range(start, min(n, start + chunk)):
-                i1, i2, i3 = row_index(d, r)
-                m = row_addr_mod(mask, i1, i2, i3) if has_mask else 0
-                if has_mask and max_bias > f32(0.0):
-                    slope = slope_of(i2, n_head, max_bias)
-                if has_sinks:
-                    sink = ld_f32(addr(sinks) + 4 * i2)
-                row(row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), m, n0, scale, splat(slope), sink)
-    return kernel
+        n0, n_head, slope, sink = ne(d, 0), ne(d, 2), f32(1.0), f32(0.0)
+        for r in range(start, stop):
+            i1, i2, i3 = row_index(d, r)
+            m = row_addr_mod(mask, i1, i2, i3) if has_mask else 0
+            if has_mask and max_bias > f32(0.0):
+                slope = slope_of(i2, n_head, max_bias)
+            if has_sinks:
+                sink = ld_f32(addr(sinks) + 4 * i2)
+            row(row_addr(d, i1, i2, i3), row_addr(x, i1, i2, i3), m, n0, scale, splat(slope), sink)
+        return OK
+    return over_chunks(rows, chunking=SHORT_ROWS)
 
 
 def kernel(t, n_threads):

@@ -1,11 +1,47 @@
-"""Sums over stretches of float32 in memory, in four vector accumulators: what norms and reductions share."""
+"""Sums and maxima over stretches of float32 in memory: what norms, softmax and reductions share."""
+import numpy as np
 from numba import types
 
+from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
-from ggjit.ops.native.mem import ld_f32, st_f32
-from ggjit.ops.native.simd import B, fadd, fma, fsub, hsum, keep_part, ldf, ldf_part, zerof
+from ggjit.ops.native.mem import ld_f32, ld_f64, st_f32
+from ggjit.ops.native.node import SRC0, barrier, n_rows, work
+from ggjit.ops.native.row_loops import over_rows, rows_of_source
+from ggjit.ops.native.simd import B, W, fadd, fma, fsub, hmax, hsum, keep_part, ldf, ldf_part, splat, vmax, zerof
 
 f32 = types.float32
+LOWEST = np.float32(-np.inf)
+
+
+def sum_over_rows(row, finish):
+    """Kernel: row(node, r) leaves a float64 in word r of the scratch memory; one thread calls finish(node, their sum).
+
+    The sum is formed in the order of the rows, whatever the number of threads.
+    """
+    each_row = inline(over_rows(row, rows_of_source))
+
+    def kernel(node, ith, nth, sync):
+        each_row(node, ith, nth, sync)
+        barrier(sync, nth)
+        if ith == 0:
+            total = 0.0
+            for r in range(n_rows(node + SRC0)):
+                total += ld_f64(work(node) + 8 * r)
+            finish(node, total)
+        return OK
+    return kernel
+
+
+@inline
+def largest(x, n):
+    """Maximum of n floats at x; -inf if there are none."""
+    top, i = splat(LOWEST), 0
+    while i + W <= n:
+        top = vmax(ldf(x + 4 * i), top)
+        i += W
+    if i < n:
+        top = vmax(keep_part(ldf_part(x + 4 * i, n - i), n - i, LOWEST), top)
+    return hmax(top)
 
 
 @inline

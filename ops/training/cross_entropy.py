@@ -12,30 +12,26 @@ from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import log1, vexp
-from ggjit.ops.native.mem import ld_f32, ld_f64, st_f32, st_f64
+from ggjit.ops.native.mem import ld_f32, st_f32, st_f64
 from ggjit.ops.native.node import (
     DST,
     SRC0,
     SRC1,
     SRC2,
     addr,
-    barrier,
-    chunk_rows,
     n_rows,
     ne,
-    next_rows,
     row_addr,
     row_index,
     work,
 )
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import (
     W,
     fadd,
     fma,
     fmul,
     fsub,
-    hmax,
     hsum,
     keep_part,
     ldf,
@@ -43,14 +39,13 @@ from ggjit.ops.native.simd import (
     splat,
     stf,
     stf_part,
-    vmax,
     zerof,
 )
 from ggjit.ops.reductions.reduce import mean
 from ggjit.ops.reductions.soft_max import soft_max
+from ggjit.ops.reductions.sums import largest, sum_over_rows
 
 f32 = types.float32
-LOWEST = np.float32(-np.inf)
 
 
 def _check(name, logits, labels):
@@ -98,17 +93,6 @@ def reference_back(t, grad, logits, labels):
 
 
 @inline
-def _largest(x, n):
-    top, i = splat(LOWEST), 0
-    while i + W <= n:
-        top = vmax(ldf(x + 4 * i), top)
-        i += W
-    if i < n:
-        top = vmax(keep_part(ldf_part(x + 4 * i, n - i), n - i, LOWEST), top)
-    return hmax(top)
-
-
-@inline
 def _exp_sum(x, n, top):
     """Sum of e^(x - top)."""
     shift, s, i = splat(top), zerof(), 0
@@ -123,7 +107,7 @@ def _exp_sum(x, n, top):
 @inline
 def _row_loss(x, y, n):
     """sum y (x - log sum e^x)"""
-    top = _largest(x, n)
+    top = largest(x, n)
     shift, s, i = splat(f32(top + log1(_exp_sum(x, n, top)))), zerof(), 0
     while i < n:
         m = min(W, n - i)
@@ -132,26 +116,18 @@ def _row_loss(x, y, n):
     return hsum(s)
 
 
-def _make():
-    def kernel(node, ith, nth, sync):
-        a, b = node + SRC0, node + SRC1
-        n0, rows, parts = ne(a, 0), n_rows(a), work(node)
-        chunk = chunk_rows(rows, nth)
-        while True:
-            start = next_rows(node, ith, nth, sync, chunk, rows)
-            if start >= rows:
-                break
-            for r in range(start, min(rows, start + chunk)):
-                i1, i2, i3 = row_index(a, r)
-                st_f64(parts + 8 * r, types.float64(_row_loss(row_addr(a, i1, i2, i3), row_addr(b, i1, i2, i3), n0)))
-        barrier(sync, nth)
-        if ith == 0:
-            total = 0.0
-            for r in range(rows):
-                total += ld_f64(parts + 8 * r)
-            st_f32(addr(node + DST), f32(-total / rows))
-        return OK
-    return kernel
+@inline
+def _row(node, r):
+    a, b = node + SRC0, node + SRC1
+    i1, i2, i3 = row_index(a, r)
+    loss = _row_loss(row_addr(a, i1, i2, i3), row_addr(b, i1, i2, i3), ne(a, 0))
+    st_f64(work(node) + 8 * r, types.float64(loss))
+    return OK
+
+
+@inline
+def _finish(node, total):
+    st_f32(addr(node + DST), f32(-total / n_rows(node + SRC0)))
 
 
 @inline
@@ -159,7 +135,7 @@ def _row_back(node, r):
     x, y, d = node + SRC1, node + SRC2, node + DST
     i1, i2, i3 = row_index(d, r)
     n, x, y, to = ne(d, 0), row_addr(x, i1, i2, i3), row_addr(y, i1, i2, i3), row_addr(d, i1, i2, i3)
-    top = _largest(x, n)
+    top = largest(x, n)
     shift, share = splat(top), splat(f32(1.0) / _exp_sum(x, n, top))
     grad, i = splat(ld_f32(addr(node + SRC0)) / f32(n_rows(d))), 0
     while i + W <= n:
@@ -175,12 +151,12 @@ def _row_back(node, r):
 
 def kernel(t, n_threads):
     a = t.src[0]
-    return Kernel("cross_entropy_loss", _make, cost=0.06 * touched_nbytes(t),
+    return Kernel("cross_entropy_loss", lambda: sum_over_rows(_row, _finish), cost=0.06 * touched_nbytes(t),
                   work_nbytes=8 * a.ne[1] * a.ne[2] * a.ne[3])
 
 
 def kernel_back(t, n_threads):
-    return Kernel("cross_entropy_loss_back", lambda: each_row(_row_back), cost=0.08 * touched_nbytes(t))
+    return Kernel("cross_entropy_loss_back", lambda: over_rows(_row_back), cost=0.08 * touched_nbytes(t))
 
 
 def cases(build):

@@ -11,8 +11,10 @@ from ggjit.ops.core.record import BAD_INDEX, OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32, I32
+from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32, zero_bytes
-from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, next_rows, row_addr
+from ggjit.ops.native.node import DST, SRC0, SRC1, addr, fail, nb, ne, row_addr
+from ggjit.ops.native.row_loops import SINGLE, over_rows
 from ggjit.ops.native.simd import W, fadd, ldf, ldf_part, stf, stf_part
 from ggjit.ops.types.shared.rows import ROW
 
@@ -41,33 +43,34 @@ def reference(t, a, ids):
     return out
 
 
+@inline
+def _stretches(node):
+    return (ne(node + DST, 0) + COLUMNS - 1) // COLUMNS
+
+
 def _make(ta):
     load, load_part, size = ROW[ta].load, ROW[ta].load_part, ta.nbytes
 
-    def kernel(node, ith, nth, sync):
+    @inline
+    def stretch(node, s):
         a, ids, d = node + SRC0, node + SRC1, node + DST
-        n0, r, m, step = ne(d, 0), ne(ids, 0), ne(d, 1), nb(ids, 0)
-        stretches = (n0 + COLUMNS - 1) // COLUMNS
-        while True:
-            s = next_rows(node, ith, nth, sync, 1, stretches)
-            if s >= stretches:
-                return OK
-            first, end = s * COLUMNS, min(n0, (s + 1) * COLUMNS)
-            for i in range(m):
-                zero_bytes(row_addr(d, i, 0, 0) + 4 * first, 4 * (end - first))
-            for k in range(r):
-                id = ld_i32(addr(ids) + k * step)
-                if id < 0 or id >= m:
-                    return fail(node, BAD_INDEX, id)
-                to, x = row_addr(d, id, 0, 0), row_addr(a, k, 0, 0)
-                i = first
-                while i + W <= end:
-                    stf(to + 4 * i, fadd(ldf(to + 4 * i), load(x + size * i)))
-                    i += W
-                if i < end:
-                    part = end - i
-                    stf_part(to + 4 * i, fadd(ldf_part(to + 4 * i, part), load_part(x + size * i, part)), part)
-    return kernel
+        m, first, end = ne(d, 1), s * COLUMNS, min(ne(d, 0), (s + 1) * COLUMNS)
+        for i in range(m):
+            zero_bytes(row_addr(d, i, 0, 0) + 4 * first, 4 * (end - first))
+        for k in range(ne(ids, 0)):
+            id = ld_i32(addr(ids) + k * nb(ids, 0))
+            if id < 0 or id >= m:
+                return fail(node, BAD_INDEX, id)
+            to, x = row_addr(d, id, 0, 0), row_addr(a, k, 0, 0)
+            i = first
+            while i + W <= end:
+                stf(to + 4 * i, fadd(ldf(to + 4 * i), load(x + size * i)))
+                i += W
+            if i < end:
+                part = end - i
+                stf_part(to + 4 * i, fadd(ldf_part(to + 4 * i, part), load_part(x + size * i, part)), part)
+        return OK
+    return over_rows(stretch, _stretches, SINGLE)
 
 
 def kernel(t, n_threads):

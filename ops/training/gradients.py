@@ -13,6 +13,7 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.copying.view import view_4d
+from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import require, require_type, rows_contiguous, same_shape
@@ -22,7 +23,7 @@ from ggjit.ops.elementwise.elementwise import TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vsigmoid
 from ggjit.ops.native.node import DST, SRC0, SRC1, ne, param_f32, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, fma, fmul, fsub, hsum, ldf, ldf_part, splat, stf, stf_part, zerof
 from ggjit.ops.reductions.sums import squares_of
 from ggjit.ops.types.shared.rows import ROW
@@ -60,25 +61,19 @@ def rms_norm_back(a, b, eps):
     return a.ctx.node(OP.RMS_NORM_BACK, F32, a.ne, (a, b), (float(eps),))
 
 
-def _soft_max_back(a, b, scale, max_bias, in_place):
+def _soft_max_ext_back(a, b, scale, max_bias, in_place):
+    """Gradient of soft_max_ext: a = dy, b = y, one shape, F32 -> (dy - sum(y dy)) y scale along ne0.
+
+    op params: scale, max_bias (which must be 0, as ggml's CPU backend demands).  Errors: ShapeError, TypeMismatch,
+    ParamError.  Source: ggml_soft_max_ext_back.
+    """
     _pair("soft_max_ext_back", a, b, (F32,))
     if max_bias != 0:
         raise ParamError(f"soft_max_ext_back: max_bias must be 0 (as on ggml's CPU), got {max_bias!r}")
     return a.ctx.node(OP.SOFT_MAX_BACK, F32, a.ne, (a, b), (float(scale), 0.0), view_of=a if in_place else None)
 
 
-def soft_max_ext_back(a, b, scale, max_bias):
-    """Gradient of soft_max_ext: a = dy, b = y, one shape, F32 -> (dy - sum(y dy)) y scale along ne0.
-
-    op params: scale, max_bias (which must be 0, as ggml's CPU backend demands).  Errors: ShapeError, TypeMismatch,
-    ParamError.  Source: ggml_soft_max_ext_back.
-    """
-    return _soft_max_back(a, b, scale, max_bias, False)
-
-
-def soft_max_ext_back_inplace(a, b, scale, max_bias):
-    """As `soft_max_ext_back`, written over a; returns a view of a.  Source: ggml_soft_max_ext_back_inplace."""
-    return _soft_max_back(a, b, scale, max_bias, True)
+soft_max_ext_back, soft_max_ext_back_inplace = in_place_pair(_soft_max_ext_back)
 
 
 def reference(t, dy, x):
@@ -163,7 +158,7 @@ def _make(op, ty):
         i1, i2, i3 = row_index(d, r)
         row(row_addr(d, i1, i2, i3), row_addr(dy, i1, i2, i3), row_addr(x, i1, i2, i3), ne(d, 0), param_f32(node, 0))
         return OK
-    return each_row(one)
+    return over_rows(one)
 
 
 def kernel(t, n_threads):

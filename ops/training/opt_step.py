@@ -6,8 +6,6 @@
 
 w, m and v are written in place; the settings are tensors, so that a graph is built once for all steps.
 """
-import sys
-
 import numpy as np
 from numba import types
 
@@ -18,7 +16,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32
 from ggjit.ops.native.node import DST, SRC1, SRC2, SRC3, SRC4, addr, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, fdiv, fma, fmul, fsub, ldf_part, splat, stf_part, vsqrt
 
 f32 = types.float32
@@ -112,7 +110,7 @@ def _sgd(node, r):
 def kernel(t, n_threads):
     op = OP(t.op)
     one = _adamw if op == OP.OPT_STEP_ADAMW else _sgd
-    return Kernel(op.name.lower(), lambda: each_row(one), cost=0.04 * touched_nbytes(t))
+    return Kernel(op.name.lower(), lambda: over_rows(one), cost=0.04 * touched_nbytes(t))
 
 
 def cases(op):
@@ -122,8 +120,7 @@ def cases(op):
         return inp.new(F32, shape, lo=lo, hi=hi)
 
     def make(inp, shape):
-        w = leaf(inp, shape)
-        sys.modules[type(w).__module__].set_param(w)            # the handle's own module: ops import nothing of it
+        w = inp.param(shape)
         if op == OP.OPT_STEP_SGD:
             return opt_step_sgd(w, leaf(inp, shape), leaf(inp, (2,)))
         return opt_step_adamw(w, leaf(inp, shape), leaf(inp, shape), leaf(inp, shape), leaf(inp, (7,)))

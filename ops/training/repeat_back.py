@@ -7,7 +7,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import each_row
+from ggjit.ops.native.row_loops import over_rows
 from ggjit.ops.native.simd import W, fadd, ldf, stf
 
 
@@ -58,7 +58,7 @@ def _row(node, r):
 
 
 def kernel(t, n_threads):
-    return Kernel("repeat_back", lambda: each_row(_row), cost=0.05 * touched_nbytes(t))
+    return Kernel("repeat_back", lambda: over_rows(_row), cost=0.05 * touched_nbytes(t))
 
 
 def cases():

@@ -5,6 +5,8 @@ ROW[type].load(addr)               W elements -> W float32 lanes
          .store(addr, v), .store_part(addr, v, n), .store_one(addr, v)   (store_one: lane 0)
          .splat(addr)              one element in every lane
          .get(addr), .put(addr, x) one element as a scalar
+
+pair_row(f) is the loop over two rows.
 """
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from numba.extending import intrinsic
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import IR_I32, ld_f16, ld_f32, pointer, st_f16, st_f32
-from ggjit.ops.native.simd import bf16_ir, ldb, ldf, ldf_part, ldh, load_ir, splat, splat_ir, stb, stf, stf_part, sth
+from ggjit.ops.native.simd import W, bf16_ir, ldb, ldf, ldf_part, ldh, load_ir, splat, splat_ir, stb, stf, stf_part, sth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +103,21 @@ def _access(load, store, get, put, nbytes, parts=None):
 ROW = {F32: _access(ldf, stf, ld_f32, st_f32, 4, (ldf_part, stf_part)),
        F16: _access(ldh, sth, ld_f16, st_f16, 2),
        BF16: _access(ldb, stb, ld_bf16, st_bf16, 2)}
+
+
+def pair_row(f, ta=F32, tb=F32, td=F32):
+    """jitted row(d, a, b, n): d = f(a, b) over n elements side by side; d may be a or b."""
+    xa, xb, xd = ROW[ta], ROW[tb], ROW[td]
+    lda, ldb, std = xa.load, xb.load, xd.store
+    lda_part, ldb_part, std_part = xa.load_part, xb.load_part, xd.store_part
+    sa, sb, sd = ta.nbytes, tb.nbytes, td.nbytes
+
+    @inline
+    def row(d, a, b, n):
+        i = 0
+        while i + W <= n:
+            std(d + i * sd, f(lda(a + i * sa), ldb(b + i * sb)))
+            i += W
+        if i < n:
+            std_part(d + i * sd, f(lda_part(a + i * sa, n - i), ldb_part(b + i * sb, n - i)), n - i)
+    return row
