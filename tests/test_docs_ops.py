@@ -131,7 +131,7 @@ def test_a_device_that_refuses_is_believed():
 
 
 def test_types_in_words():
-    every = list(gg.ops.types.traits.TYPE_INFO.values())
+    every = list(gg.ops.core.types.TYPE_INFO.values())
     assert op_page.types_text(every) == "any type" and op_page.types_text([gg.F32, gg.I32]) == "F32 I32"
     assert op_page.types_text([t for t in every if t is not gg.Q8_K]) == "any type but Q8_K"
     assert op_page.types_text([t for t in every if t.quantized] + [gg.F32]) == "F32, any quantised type"
