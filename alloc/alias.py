@@ -10,42 +10,9 @@ Three rules:
     2023     `alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
 """
 
-from ggjit.alloc.work import (
-    A_BUFT,
-    A_CUR,
-    A_FIRST,
-    A_HI,
-    A_LO,
-    A_SIZE,
-    ALLOC,
-    BUFT,
-    CAN_INPLACE,
-    CAUSE,
-    CAUSE_SRC,
-    COLUMNS,
-    EV_ALLOC,
-    EV_FREE,
-    EV_TRIM,
-    EXTERNAL,
-    FLAGS,
-    ID,
-    INPUT,
-    KIDS,
-    MARKER,
-    NONE,
-    OK,
-    OUTPUT,
-    OWN,
-    SIZE,
-    SRC,
-    USES,
-    VIEW,
-    VIEWS,
-    VOFFS,
-    pad,
-    put_event,
-)
-from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE, T_WORDS
+from ggjit.alloc import columns as col
+from ggjit.alloc.columns import base_of, pad, put_event
+from ggjit.ops.core import record as rec
 from ggjit.ops.native.jit import i64s, inlined, native
 
 MODERN, THROUGH_VIEWS = 0, 1
@@ -70,12 +37,12 @@ CAUSE_TEXT = (
 @inlined
 def same_layout(t, a, b):
     """Type, ne and nb of table rows a and b are equal."""
-    a *= T_WORDS
-    b *= T_WORDS
-    if t[a + T_TYPE] != t[b + T_TYPE]:
+    a *= rec.T_WORDS
+    b *= rec.T_WORDS
+    if t[a + rec.T_TYPE] != t[b + rec.T_TYPE]:
         return False
     for k in range(4):
-        if t[a + T_NE + k] != t[b + T_NE + k] or t[a + T_NB + k] != t[b + T_NB + k]:
+        if t[a + rec.T_NE + k] != t[b + rec.T_NE + k] or t[a + rec.T_NB + k] != t[b + rec.T_NB + k]:
             return False
     return True
 
@@ -85,90 +52,90 @@ def new_allocation(w, m, cnt, i, buft, size, step, n_steps):
     """Allocation number cnt[0] for tensor i; appends its event."""
     a = cnt[0]
     cnt[0] += 1
-    w[A_FIRST * m + a] = i
+    w[col.A_FIRST * m + a] = i
     step = max(step, 0)
-    w[A_LO * m + a] = step
-    w[A_HI * m + a] = n_steps
-    w[A_SIZE * m + a] = size
-    w[A_CUR * m + a] = size
-    w[A_BUFT * m + a] = buft
-    w[ALLOC * m + i] = a
-    put_event(w, m, cnt[1], EV_ALLOC, a, size, step)
+    w[col.A_LO * m + a] = step
+    w[col.A_HI * m + a] = n_steps
+    w[col.A_SIZE * m + a] = size
+    w[col.A_CUR * m + a] = size
+    w[col.A_BUFT * m + a] = buft
+    w[col.ALLOC * m + i] = a
+    put_event(w, m, cnt[1], col.EV_ALLOC, a, size, step)
     cnt[1] += 1
 
 
 @inlined
 def _take_over(w, m, cnt, i, root, alignment, step):
     """Node i gets root's allocation; what it does not need is given back."""
-    a = w[ALLOC * m + root]
-    w[ALLOC * m + i] = a
-    w[OWN * m + root] = 0
-    w[CAUSE * m + i] = IN_PLACE
-    w[CAUSE_SRC * m + i] = root
-    keep = pad(w[SIZE * m + i], alignment[w[A_BUFT * m + a]])
-    if keep < w[A_CUR * m + a]:
-        put_event(w, m, cnt[1], EV_TRIM, a, keep, max(step, 0))
+    a = w[col.ALLOC * m + root]
+    w[col.ALLOC * m + i] = a
+    w[col.OWN * m + root] = 0
+    w[col.CAUSE * m + i] = IN_PLACE
+    w[col.CAUSE_SRC * m + i] = root
+    keep = pad(w[col.SIZE * m + i], alignment[w[col.A_BUFT * m + a]])
+    if keep < w[col.A_CUR * m + a]:
+        put_event(w, m, cnt[1], col.EV_TRIM, a, keep, max(step, 0))
         cnt[1] += 1
-        w[A_CUR * m + a] = keep
+        w[col.A_CUR * m + a] = keep
 
 
 @inlined
 def _reuse(t, w, m, cnt, i, p, rule, alignment, step):
     """Try to compute node i in the memory of its source p."""
-    root = w[VIEW * m + p] if w[VIEW * m + p] >= 0 else p
+    root = base_of(w, m, p)
     cause = SRC_IS_VIEW
-    if w[VIEW * m + p] < NONE or not w[OWN * m + root]:
+    if w[col.VIEW * m + p] < col.NONE or not w[col.OWN * m + root]:
         cause = SRC_EXTERNAL
-    elif (w[FLAGS * m + p] | w[FLAGS * m + root]) & OUTPUT:
+    elif (w[col.FLAGS * m + p] | w[col.FLAGS * m + root]) & col.OUTPUT:
         cause = SRC_OUTPUT
-    elif not same_layout(t, w[ID * m + i], w[ID * m + p]):
+    elif not same_layout(t, w[col.ID * m + i], w[col.ID * m + p]):
         cause = SRC_LAYOUT
-    elif w[KIDS * m + p] != 1 or (step < 0 and w[USES * m + p] != 1):
+    elif w[col.KIDS * m + p] != 1 or (step < 0 and w[col.USES * m + p] != 1):
         cause = SRC_SHARED
-    elif w[VIEWS * m + p] != 0:
+    elif w[col.VIEWS * m + p] != 0:
         cause = SRC_VIEWED
     elif root == p:
         cause = IN_PLACE
-    elif w[VIEWS * m + root] != 1 or w[KIDS * m + root] != 0 or w[VOFFS * m + p] != 0:
+    elif w[col.VIEWS * m + root] != 1 or w[col.KIDS * m + root] != 0 or w[col.VOFFS * m + p] != 0:
         cause = SRC_VIEWED
     elif rule == THROUGH_VIEWS:
-        a = w[ALLOC * m + root]
-        if pad(w[SIZE * m + i], alignment[w[A_BUFT * m + a]]) <= w[A_CUR * m + a]:
+        a = w[col.ALLOC * m + root]
+        if pad(w[col.SIZE * m + i], alignment[w[col.A_BUFT * m + a]]) <= w[col.A_CUR * m + a]:
             cause = IN_PLACE
     if cause == IN_PLACE:
         _take_over(w, m, cnt, i, root, alignment, step)
         return True
-    if cause > w[CAUSE * m + i]:                # the source that came nearest is blamed
-        w[CAUSE * m + i] = cause
-        w[CAUSE_SRC * m + i] = p
+    if cause > w[col.CAUSE * m + i]:                # the source that came nearest is blamed
+        w[col.CAUSE * m + i] = cause
+        w[col.CAUSE_SRC * m + i] = p
     return False
 
 
 @inlined
 def _allocate(t, w, m, cnt, i, buft, rule, alignment, step, n_nodes, n_steps):
-    flags = w[FLAGS * m + i]
-    if w[OWN * m + i] or flags & EXTERNAL or w[VIEW * m + i] != NONE:
+    flags = w[col.FLAGS * m + i]
+    if w[col.OWN * m + i] or flags & col.EXTERNAL or w[col.VIEW * m + i] != col.NONE:
         return
-    w[OWN * m + i] = 1
+    w[col.OWN * m + i] = 1
     if i < n_nodes:
-        w[CAUSE * m + i] = NO_SOURCE if flags & CAN_INPLACE else OP_CANNOT
-        if flags & CAN_INPLACE:
-            for j in range(MAX_SRC):
-                p = w[SRC * m + i * MAX_SRC + j]
+        w[col.CAUSE * m + i] = NO_SOURCE if flags & col.CAN_INPLACE else OP_CANNOT
+        if flags & col.CAN_INPLACE:
+            for j in range(rec.MAX_SRC):
+                p = w[col.SRC * m + i * rec.MAX_SRC + j]
                 if p >= 0 and _reuse(t, w, m, cnt, i, p, rule, alignment, step):
                     return
-    new_allocation(w, m, cnt, i, buft, pad(w[SIZE * m + i], alignment[buft]), step, n_steps)
+    new_allocation(w, m, cnt, i, buft, pad(w[col.SIZE * m + i], alignment[buft]), step, n_steps)
 
 
 @inlined
 def _free(w, m, cnt, i, step):
     """Give tensor i's memory back, unless it is an output (or was handed on)."""
-    if w[FLAGS * m + i] & OUTPUT or not w[OWN * m + i]:
+    if w[col.FLAGS * m + i] & col.OUTPUT or not w[col.OWN * m + i]:
         return
-    a = w[ALLOC * m + i]
-    w[OWN * m + i] = 0
-    w[A_HI * m + a] = step + 1
-    put_event(w, m, cnt[1], EV_FREE, a, w[A_CUR * m + a], step)
+    a = w[col.ALLOC * m + i]
+    w[col.OWN * m + i] = 0
+    w[col.A_HI * m + a] = step + 1
+    put_event(w, m, cnt[1], col.EV_FREE, a, w[col.A_CUR * m + a], step)
     cnt[1] += 1
 
 
@@ -180,70 +147,70 @@ def _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps):
     works in place, and corrupts it.  USES prevents exactly that.
     """
     for i in range(n_nodes):
-        if w[VIEW * m + i] >= 0:
-            w[USES * m + w[VIEW * m + i]] += 1
-        for j in range(MAX_SRC):
-            s = w[SRC * m + i * MAX_SRC + j]
+        if w[col.VIEW * m + i] >= 0:
+            w[col.USES * m + w[col.VIEW * m + i]] += 1
+        for j in range(rec.MAX_SRC):
+            s = w[col.SRC * m + i * rec.MAX_SRC + j]
             if s >= 0:
-                w[USES * m + s] += 1
+                w[col.USES * m + s] += 1
     for i in range(n_nodes):
-        root = w[VIEW * m + i]
-        if root >= 0 and not w[FLAGS * m + i] & MARKER:
-            w[VIEWS * m + root] += 1
-        for j in range(-1, MAX_SRC):            # the node itself, then its sources
-            s = w[SRC * m + i * MAX_SRC + j] if j >= 0 else i
+        root = w[col.VIEW * m + i]
+        if root >= 0 and not w[col.FLAGS * m + i] & col.MARKER:
+            w[col.VIEWS * m + root] += 1
+        for j in range(-1, rec.MAX_SRC):            # the node itself, then its sources
+            s = w[col.SRC * m + i * rec.MAX_SRC + j] if j >= 0 else i
             if s < 0:
                 continue
             if j >= 0:
-                w[KIDS * m + s] += 1
-            if w[FLAGS * m + s] & INPUT:
-                _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
+                w[col.KIDS * m + s] += 1
+            if w[col.FLAGS * m + s] & col.INPUT:
+                _allocate(t, w, m, cnt, s, w[col.BUFT * m + i], rule, alignment, -1, n_nodes, n_steps)
 
 
 @inlined
 def _release(w, m, cnt, p, step):
     """One use of p is over."""
-    w[KIDS * m + p] -= 1
-    if w[KIDS * m + p] != 0 or w[VIEWS * m + p] != 0:
+    w[col.KIDS * m + p] -= 1
+    if w[col.KIDS * m + p] != 0 or w[col.VIEWS * m + p] != 0:
         return
-    root = w[VIEW * m + p]
+    root = w[col.VIEW * m + p]
     if root >= 0:
-        w[VIEWS * m + root] -= 1
-        if w[VIEWS * m + root] == 0 and w[KIDS * m + root] == 0:
+        w[col.VIEWS * m + root] -= 1
+        if w[col.VIEWS * m + root] == 0 and w[col.KIDS * m + root] == 0:
             _free(w, m, cnt, root, step)
-    elif root == NONE:
+    elif root == col.NONE:
         _free(w, m, cnt, p, step)
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def alias_modern(table, n_rows, ws, m, n_nodes, rule, alignments, n_buffers, counts):
     """Events of current ggml's graph allocator.  counts[0..1] return the numbers of allocations and of events."""
-    t = i64s(table, n_rows * T_WORDS)
-    w = i64s(ws, COLUMNS * m)
+    t = i64s(table, n_rows * rec.T_WORDS)
+    w = i64s(ws, col.COLUMNS * m)
     alignment = i64s(alignments, n_buffers)
     cnt = i64s(counts, 2)
     cnt[0] = 0
     cnt[1] = 0
     n_steps = max(n_nodes, 1)
     for i in range(m):
-        w[CAUSE * m + i] = NOTHING_TO_PLACE
-        w[CAUSE_SRC * m + i] = NONE
-        w[USES * m + i] = 0
+        w[col.CAUSE * m + i] = NOTHING_TO_PLACE
+        w[col.CAUSE_SRC * m + i] = col.NONE
+        w[col.USES * m + i] = 0
     for i in range(n_nodes, m):                 # ggml forgets views among the leafs, and frees under them
-        if w[VIEW * m + i] >= 0:
-            w[VIEWS * m + w[VIEW * m + i]] += 1
-        if not w[FLAGS * m + i] & EXTERNAL and w[VIEW * m + i] == NONE:
-            w[OWN * m + i] = 1
-            buft = w[BUFT * m + i]
-            new_allocation(w, m, cnt, i, buft, pad(w[SIZE * m + i], alignment[buft]), 0, n_steps)
+        if w[col.VIEW * m + i] >= 0:
+            w[col.VIEWS * m + w[col.VIEW * m + i]] += 1
+        if not w[col.FLAGS * m + i] & col.EXTERNAL and w[col.VIEW * m + i] == col.NONE:
+            w[col.OWN * m + i] = 1
+            buft = w[col.BUFT * m + i]
+            new_allocation(w, m, cnt, i, buft, pad(w[col.SIZE * m + i], alignment[buft]), 0, n_steps)
     _count(t, w, m, cnt, n_nodes, rule, alignment, n_steps)
     for i in range(n_nodes):
-        for j in range(MAX_SRC + 1):            # sources, then the node itself
-            s = w[SRC * m + i * MAX_SRC + j] if j < MAX_SRC else i
+        for j in range(rec.MAX_SRC + 1):            # sources, then the node itself
+            s = w[col.SRC * m + i * rec.MAX_SRC + j] if j < rec.MAX_SRC else i
             if s >= 0:
-                _allocate(t, w, m, cnt, s, w[BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
-        for j in range(MAX_SRC):
-            s = w[SRC * m + i * MAX_SRC + j]
+                _allocate(t, w, m, cnt, s, w[col.BUFT * m + i], rule, alignment, i, n_nodes, n_steps)
+        for j in range(rec.MAX_SRC):
+            s = w[col.SRC * m + i * rec.MAX_SRC + j]
             if s >= 0:
                 _release(w, m, cnt, s, i)
-    return OK
+    return col.OK

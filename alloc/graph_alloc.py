@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from ggjit.alloc import work
+from ggjit.alloc import columns as col
 from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
 from ggjit.alloc.planners import Clock, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, ggml_plan
@@ -82,7 +82,7 @@ def best_plan(make, limits, time_limit):
 def _improve(p, plan, limits, clock):
     """Plan every buffer of `plan` offline; returns a plan that is nowhere above it."""
     sizes, how = [list(c) for c in plan.chunk_sizes], set()
-    chunk, offs = p.col(work.A_CHUNK), p.col(work.A_OFFS)
+    chunk, offs = p.col(col.A_CHUNK), p.col(col.A_OFFS)
     for b in range(p.n_buffers):
         keep = np.flatnonzero(plan.a_buffer == b)
         if not len(keep) or sum(sizes[b]) <= plan.lower_bounds[b]:
@@ -106,5 +106,5 @@ def _signed_events(plan, keep):
     number = np.zeros(len(plan.a_id) + 1, np.int64)
     number[keep] = np.arange(1, len(keep) + 1)
     kind, a = plan.events[:, 0], plan.events[:, 1]
-    signed = np.where(kind == work.EV_ALLOC, number[a], -number[a])
-    return signed[(number[a] > 0) & (kind != work.EV_TRIM)]
+    signed = np.where(kind == col.EV_ALLOC, number[a], -number[a])
+    return signed[(number[a] > 0) & (kind != col.EV_TRIM)]

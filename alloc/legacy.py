@@ -1,9 +1,9 @@
 """The graph allocator of 2023 over tensor allocators (rows A10.*), and the wrapper `ggml_allocr` (rows A11.*)."""
 import numpy as np
 
-from ggjit.alloc import work
+from ggjit.alloc import columns as col
+from ggjit.alloc.placement import chunk_sizes
 from ggjit.alloc.problem import IN_PLACE_2023, Problem
-from ggjit.alloc.replay import chunk_sizes
 from ggjit.alloc.tensor_alloc import TensorAllocator, stacked
 from ggjit.ops.core.errors import ShapeError
 
@@ -64,7 +64,7 @@ class GraphAllocator2023:
             if t.on_max and t.max_size > before:
                 for top, live in maxima(plan, b, before):
                     t.on_max(top, live)
-        alive = p.alloc_col(work.A_CUR) >= 0
+        alive = p.alloc_col(col.A_CUR) >= 0
         buffer = np.concatenate([plan.node_buffer, plan.leaf_buffer])
         offs = np.concatenate([plan.node_offs, plan.leaf_offs])
         size = np.concatenate([plan.node_size, plan.leaf_size])
@@ -89,14 +89,14 @@ def maxima(plan, buffer=0, above=0):
     for kind, a, nbytes, _ in plan.events.tolist():
         if plan.a_buffer[a] != buffer or plan.a_chunk[a] != 0:
             continue
-        if kind == work.EV_ALLOC:
+        if kind == col.EV_ALLOC:
             live[a] = nbytes
             end = int(plan.a_offs[a]) + nbytes
             if end > top:
                 top = end
                 out.append((top, sorted(((int(plan.a_id[x]), int(plan.a_offs[x]), s) for x, s in live.items()),
                                         key=lambda r: r[1])))
-        elif kind == work.EV_FREE:
+        elif kind == col.EV_FREE:
             live.pop(a, None)
         else:
             live[a] = nbytes

@@ -19,20 +19,15 @@ import itertools
 
 import numpy as np
 
+from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
-from ggjit.alloc.work import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
 from ggjit.ops.native.jit import exact, i64s, native, u8s
 
 VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
 EDGES_PER_NODE = 4 * MAX_SRC
-
-
-@exact
-def _storage(w, m, i):
-    return w[VIEW * m + i] if w[VIEW * m + i] >= 0 else i
 
 
 @exact
@@ -72,12 +67,12 @@ def dependencies(table, n_rows, ws, m, n, view_op, foreign, edges_, cap, count):
             continue
         target = np.int64(-1)
         if w[VIEW * m + i] != NONE:
-            target = _storage(w, m, i) if w[VIEW * m + i] != FOREIGN else m + out[11 * i + 10]
+            target = base_of(w, m, i) if w[VIEW * m + i] != FOREIGN else m + out[11 * i + 10]
         for j in range(MAX_SRC):
             p = w[SRC * m + i * MAX_SRC + j]
             s = np.int64(-1)
             if p >= 0:
-                s = _storage(w, m, p) if w[VIEW * m + p] != FOREIGN else m + out[11 * i + j]
+                s = base_of(w, m, p) if w[VIEW * m + p] != FOREIGN else m + out[11 * i + j]
             elif p == FOREIGN:
                 s = m + out[11 * i + j]
             if s < 0:
@@ -160,7 +155,7 @@ def _storage_uses(w, m, n, own, uses):
             p = w[SRC * m + i * MAX_SRC + j]
             if p < 0 or p == i:
                 continue
-            s, new = _storage(w, m, p), True
+            s, new = base_of(w, m, p), True
             for q in range(k):
                 new = new and reads[i, q] != s
             if new:

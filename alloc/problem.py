@@ -7,13 +7,12 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.alloc import work
+from ggjit.alloc import columns as col
 from ggjit.alloc.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
 from ggjit.alloc.alias_2023 import alias_2023
 from ggjit.alloc.free_list import UNBOUNDED, new_states, reset_to_block
 from ggjit.alloc.localize import localize
-from ggjit.alloc.replay import chunk_sizes, replay
-from ggjit.alloc.resolve import P_ROWS, resolve
+from ggjit.alloc.placement import P_ROWS, chunk_sizes, replay, resolve
 from ggjit.alloc.sections import live_bytes
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_WORDS
@@ -156,16 +155,16 @@ def check_total(sizes, alignment, what):
 
 # status of a pass -> error and text; {a}, {b}: the ids it left, {at}: a position in parse_seq, {node}: an id
 _REFUSALS = {
-    work.DUPLICATE: (GraphError, "tensor {a} is in the graph twice; nodes and leafs are sets"),
-    work.BAD_ID: (IndexRangeError, "tensor {a} refers to id {b}, the table has rows 0..{last_row}"),
-    work.FOREIGN_SRC: (GraphError, "tensor {a} needs tensor {b}, which is neither in the graph nor placed; "
+    col.DUPLICATE: (GraphError, "tensor {a} is in the graph twice; nodes and leafs are sets"),
+    col.BAD_ID: (IndexRangeError, "tensor {a} refers to id {b}, the table has rows 0..{last_row}"),
+    col.FOREIGN_SRC: (GraphError, "tensor {a} needs tensor {b}, which is neither in the graph nor placed; "
                                    "add it to the graph or allocate it first"),
-    work.UNORDERED: (GraphError, "node {a} needs tensor {b}, which is computed after it: "
+    col.UNORDERED: (GraphError, "node {a} needs tensor {b}, which is computed after it: "
                                  "the graph is cyclic or not in execution order"),
-    work.VIEW_CYCLE: (GraphError, "tensor {a} is a view of itself through a chain of views"),
-    work.BAD_BUFFER: (IndexRangeError, "tensor {a} asks for a buffer outside 0..{last_buffer}"),
-    work.BAD_SEQ: (GraphError, "parse_seq[{at}] names no node of the graph, or one a second time"),
-    work.NO_DATA: (GraphError, "a view in node {node} comes before its source has memory; check parse_seq"),
+    col.VIEW_CYCLE: (GraphError, "tensor {a} is a view of itself through a chain of views"),
+    col.BAD_BUFFER: (IndexRangeError, "tensor {a} asks for a buffer outside 0..{last_buffer}"),
+    col.BAD_SEQ: (GraphError, "parse_seq[{at}] names no node of the graph, or one a second time"),
+    col.NO_DATA: (GraphError, "a view in node {node} comes before its source has memory; check parse_seq"),
 }
 
 
@@ -182,8 +181,8 @@ class Problem:
         self.n_buffers = len(alignments)
         self.alignments = np.array(alignments, np.int64)
         m = self.m
-        self.ws = work.new_work(m)
-        ids, size, buft = self.col(work.ID), self.col(work.SIZE), self.col(work.BUFT)
+        self.ws = col.new_work(m)
+        ids, size, buft = self.col(col.ID), self.col(col.SIZE), self.col(col.BUFT)
         ids[:self.n_nodes], ids[self.n_nodes:] = node_ids, leaf_ids
         size[:self.n_nodes] = _sizes("node sizes", sizes[0], self.n_nodes)
         size[self.n_nodes:] = _sizes("leaf sizes", sizes[1], m - self.n_nodes)
@@ -196,16 +195,16 @@ class Problem:
                              own, info), info)
 
     def col(self, k):
-        return work.column(self.ws, self.m, k)
+        return col.column(self.ws, self.m, k)
 
     def alloc_col(self, k):
-        return work.column(self.ws, self.m, k)[:self.n_alloc].copy()
+        return col.column(self.ws, self.m, k)[:self.n_alloc].copy()
 
     def _raise(self, status, info):
-        if status != work.OK:
+        if status != col.OK:
             error, text = _REFUSALS[status]
             a, b, at = info.tolist()
-            node = int(self.col(work.ID)[at]) if status == work.NO_DATA else None       # else `at` may be anywhere
+            node = int(self.col(col.ID)[at]) if status == col.NO_DATA else None       # else `at` may be anywhere
             raise error(text.format(a=a, b=b, at=at, node=node, last_row=self.n_rows - 1,
                                     last_buffer=self.n_buffers - 1))
 
@@ -226,16 +225,16 @@ class Problem:
         self.n_alloc, self.n_events = int(counts[0]), int(counts[1])
         self.n_steps = max(len(seq) or self.n_nodes, 1)
         for k, p in enumerate(placed):
-            self.col(work.A_CHUNK)[k], self.col(work.A_OFFS)[k] = 0, p[2]
+            self.col(col.A_CHUNK)[k], self.col(col.A_OFFS)[k] = 0, p[2]
 
     def replay(self, states, words):
         """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
         info = np.zeros(1, np.int64)
-        if replay(self.ws, self.m, self.n_events, states, words, self.n_buffers, info) != work.OK:
+        if replay(self.ws, self.m, self.n_events, states, words, self.n_buffers, info) != col.OK:
             a = int(info[0])
-            i = int(self.col(work.A_FIRST)[a])
-            raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.col(work.ID)[i])} needs "
-                              f"{int(self.col(work.A_SIZE)[a])} bytes; give a larger buffer or measure first")
+            i = int(self.col(col.A_FIRST)[a])
+            raise OutOfMemory(f"not enough space in the buffer: tensor {int(self.col(col.ID)[i])} needs "
+                              f"{int(self.col(col.A_SIZE)[a])} bytes; give a larger buffer or measure first")
 
     def plan(self, planner, rule, sizes, ggml_peak=None):
         """Columns -> GraphPlan."""
@@ -244,15 +243,15 @@ class Problem:
         resolve(self.table, self.n_rows, self.ws, m, int(rule == "2023"), self.alignments, self.n_buffers, tensors)
         fields = {f"{side}_{name}": row[part] for side, part in (("node", slice(0, n)), ("leaf", slice(n, m)))
                   for name, row in zip(("buffer", "chunk", "offs", "size", "alloc", "root"), tensors, strict=True)}
-        ids, cause_src = self.col(work.ID), self.col(work.CAUSE_SRC)[:n]
+        ids, cause_src = self.col(col.ID), self.col(col.CAUSE_SRC)[:n]
         allocations = {name: self.alloc_col(k) for name, k in (
-            ("a_lo", work.A_LO), ("a_hi", work.A_HI), ("a_size", work.A_SIZE), ("a_buffer", work.A_BUFT),
-            ("a_chunk", work.A_CHUNK), ("a_offs", work.A_OFFS))}
-        events = work.column(self.ws, m, work.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
+            ("a_lo", col.A_LO), ("a_hi", col.A_HI), ("a_size", col.A_SIZE), ("a_buffer", col.A_BUFT),
+            ("a_chunk", col.A_CHUNK), ("a_offs", col.A_OFFS))}
+        events = col.column(self.ws, m, col.EV, 12)[:4 * self.n_events].reshape(-1, 4).copy()
         return GraphPlan(
             planner=planner, rule=rule, n_steps=self.n_steps, **fields, **allocations,
-            cause=self.col(work.CAUSE)[:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
-            a_id=ids[self.alloc_col(work.A_FIRST)], events=events, chunk_sizes=sizes,
+            cause=self.col(col.CAUSE)[:n].copy(), cause_src=np.where(cause_src >= 0, ids[cause_src], -1),
+            a_id=ids[self.alloc_col(col.A_FIRST)], events=events, chunk_sizes=sizes,
             ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
 
 
@@ -260,9 +259,9 @@ def _most_live(events, a_size, keep):
     """Most bytes live at once among the allocations in `keep`, trims counted."""
     ev = events[keep[events[:, 1]]]
     kind, a, nbytes = ev[:, 0], ev[:, 1], ev[:, 2]
-    delta = np.where(kind == work.EV_ALLOC, nbytes, -nbytes)
+    delta = np.where(kind == col.EV_ALLOC, nbytes, -nbytes)
     left = {}
-    for k in np.flatnonzero(kind == work.EV_TRIM):          # rare: nbytes is what stays
+    for k in np.flatnonzero(kind == col.EV_TRIM):          # rare: nbytes is what stays
         before = left.get(a[k], a_size[a[k]])
         delta[k], left[a[k]] = nbytes[k] - before, nbytes[k]
     return int(np.cumsum(delta).max(initial=0))

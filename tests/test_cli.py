@@ -9,7 +9,8 @@ import sys
 import pytest
 import tiny_model
 
-from ggjit.tools.command.parser import SHELLS, TRY_FIRST, Arguments
+from ggjit.tools.command.commands.completion import SHELLS, script
+from ggjit.tools.command.parser import COMMANDS, TRY_FIRST, Arguments
 
 START = pathlib.Path(__file__).parents[1] / "ggjit_command.py"          # where the installed command starts
 
@@ -138,22 +139,21 @@ def test_alone_it_says_what_to_try(command):
     assert r.returncode == 2 and "ggjit bench" in r.stderr and "--fast" in r.stderr
 
 
-@pytest.mark.parametrize("name", Arguments().commands)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_examples_are_commands(name):
     """--help of each command ends with examples, and they parse."""
-    text = Arguments().commands[name].format_help()
+    text = Arguments().command(name).format_help()
     lines = [line.strip() for line in text.partition("examples:")[2].splitlines() if line.strip()]
     assert 2 <= len(lines) <= 3
     for line in lines:
         words = shlex.split(line.partition("   ")[0].partition(" > ")[0])
-        args = Arguments().parse(words[1:])
+        _, args = Arguments().parse(words[1:])
         assert words[0] == "ggjit" and args.command == name and (name == "completion") != hasattr(args, "json")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion(shell, monkeypatch, capsys):
     pytest.importorskip("shtab")
-    from ggjit.tools.command.completion import script
     text = script(shell)
     assert "warm-up" in text and "bench" in text and "n-predict" in text
     monkeypatch.setitem(sys.modules, "shtab", None)
@@ -181,7 +181,6 @@ def test_completion_in_bash(tmp_path):
     pytest.importorskip("shtab")
     import shutil
     bash = shutil.which("bash") or pytest.skip("no bash")
-    from ggjit.tools.command.completion import script
     (tmp_path / "ggjit.bash").write_text(script("bash"))
     ask = ("source ggjit.bash; f=$(complete -p ggjit | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); "
            "COMP_WORDS=(ggjit {}); COMP_CWORD={}; $f; echo ${{COMPREPLY[@]}}")

@@ -3,7 +3,7 @@ import pytest
 import tiny_model
 
 from ggjit.models import load_model
-from ggjit.tools.command.warm import jobs
+from ggjit.tools.command.helpers import jobs
 
 
 @pytest.mark.parametrize("type", ["F32", "Q4_0"])

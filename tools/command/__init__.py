@@ -1,3 +1,11 @@
-"""The command line: `ggjit <command>`."""
+"""The command line: `ggjit COMMAND`.
+
+    main.py         entry: parse, run, exit status
+    parser.py       the table of commands, and argparse's parser made from it
+    commands/       one file per command: EXAMPLES, add_arguments(c), run(args)
+    common.py       options and output that several commands share
+    helpers.py      processes that compile a model's kernels beside the command
+    op_page.py      the ops as text, from their specs; support.py asks the devices for types
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -20,30 +20,30 @@ def main(argv=None):
     if not argv:
         print(try_first(), file=sys.stderr)
         return 2
-    args = Arguments().parse(argv)
     try:
-        return _run(args)
+        return _status(*Arguments().parse(argv))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _status(run, args):
+    """Runs the command and prints its result; the exit status."""
+    try:
+        result = run(args)
+        if getattr(args, "json", False):
+            print(json.dumps(result))
+        if sys.stdout is not None:
+            sys.stdout.flush()              # a full disk is noticed here, where it can still be reported
     except GgjitError as e:
         return _failed(args, e)
-    except BrokenPipeError:                 # before OSError, of which it is one: the reader left, say nothing more
+    except BrokenPipeError:                 # before OSError, its base class: the reader left, nothing more to say
         _drop_stdout()
         return 1
     except OSError as e:
         if e.filename is None:
             _drop_stdout()
         return _failed(args, f"{e.filename or 'output'}: {e.strerror}; check the path and the space there")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-
-
-def _run(args):
-    from ggjit.tools.command import commands
-    result = getattr(commands, args.command.replace("-", "_"))(args)
-    if getattr(args, "json", False):
-        print(json.dumps(result))
-    if sys.stdout is not None:
-        sys.stdout.flush()                  # a full disk is noticed here, where it can still be told
     if not result.get("fits", True):
         return _failed(args, f"over the capacity of {args.capacity:,} bytes: {result['verdict']}; the best layout "
                              f"found has {result['peak']:,}")

@@ -54,6 +54,12 @@ def put_event(w, m, n_ev, kind, a, nbytes, step):
 
 
 @inlined
+def base_of(w, m, i):
+    """Local number of the tensor whose memory i has: the root of a view, else i itself."""
+    return w[VIEW * m + i] if w[VIEW * m + i] >= 0 else i
+
+
+@inlined
 def pad(n, alignment):
     """n rounded up to a multiple of a power of two."""
     return (n + alignment - 1) & -alignment

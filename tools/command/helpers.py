@@ -7,7 +7,7 @@ A helper maps the same file, builds the same graphs and chooses the same kernels
 processes look into the kernel cache before they compile, so what one has made the others load; where two meet, one
 kernel is compiled twice and nothing is harmed.
 
-    python -m ggjit.tools.command.warm '{"path": ..., "options": {...}, "share": [0, 1]}'          (what a helper runs)
+    python -m ggjit.tools.command.helpers '{"path": ..., "options": {...}, "share": [0, 1]}'     (what a helper runs)
 """
 import atexit
 import collections
@@ -31,6 +31,13 @@ from ggjit.ops.native.jit import CACHE, kernel_address
 
 MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
 LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their tokens are fast anyway
+
+
+def load(path, args, reserve=True, **options):
+    """The network of `path` for a command's arguments, with helpers for the kernels it still has to compile."""
+    help_when_compiling(path, options | {"n_threads": args.threads})
+    gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
+    return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
 
 
 def tune_for(network, repack=False):
@@ -76,7 +83,7 @@ def compile_share(path, options, share):
 def start_helper(path, options, share):
     """A helper process; it ends with this one at the latest."""
     job = json.dumps({"path": str(path), "options": options, "share": share})
-    process = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.warm", job], stdin=subprocess.DEVNULL,
+    process = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.helpers", job], stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(_end, process)
 

@@ -1,0 +1,73 @@
+"""`ggjit bench`: speed of a llama, as llama-bench measures it."""
+import statistics
+import time
+
+import numpy as np
+
+from ggjit.models.core.progress import bar, compiling
+from ggjit.ops.core.errors import ModelError, ParamError
+from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_threads, count, positive
+from ggjit.tools.command.helpers import load
+
+EXAMPLES = (("ggjit bench m.gguf", "a prompt of 128, then 64 tokens"),
+            ("ggjit bench m.gguf -p 512 -n 0 -t 1 -r 5", "prompts alone, one thread"))
+
+
+def add_arguments(c):
+    c.add_file("model", metavar="MODEL", help="a llama GGUF; no vocabulary needed")
+    c.add_argument("-p", type=count, default=128, metavar="N", help="prompt tokens, 0 skips (128)")
+    c.add_argument("-n", type=count, default=64, metavar="N", help="generated tokens, 0 skips (64)")
+    add_gpu(c)
+    add_threads(c, "-t", "--threads")
+    c.add_argument("-r", type=positive, default=3, metavar="N", help="repetitions (3)")
+    add_kv_type(c)
+    add_repack(c)
+
+
+def run(args):
+    if not args.p and not args.n:
+        raise ParamError("nothing to measure: -p and -n are both 0")
+    with compiling():
+        # without a prompt nothing as large as a batch is ever computed
+        m = load(args.model, args, kv_type=args.kv_type, n_ctx=None, repack=args.repack, reserve=args.p > 0)
+        if not hasattr(m, "decode"):
+            raise ModelError(f"{args.model}: bench measures llama models; time sentence encoders with `ggjit embed`")
+        if max(args.p, args.n) > m.n_ctx:
+            raise ParamError(f"-p {args.p} and -n {args.n} must fit the context of {m.n_ctx} tokens")
+        results = measure(m, args)
+    if not args.json:
+        for r in results:
+            s = r["tokens_per_second"]
+            print(f"{r['test']:>8}  {r['threads']} threads  {s['median']:10.2f} tokens/s  "
+                  f"({s['min']:.2f} - {s['max']:.2f})")
+    return {"results": results}
+
+
+def measure(m, args):
+    """One dict per test: pp, a prompt in one batch; tg, tokens one by one.  Each starts with an empty context."""
+    ids = np.random.default_rng(0).integers(0, m.n_vocab, max(args.p, args.n))
+
+    def prompt():
+        m.decode(ids[:args.p])
+
+    def tokens():
+        for i in range(args.n):
+            m.decode(ids[i:i + 1])
+    # name, timed work, its tokens, how many of them the run before it takes: one step plans and warms the decoding
+    tests = [t for t in ((f"pp{args.p}", prompt, args.p, args.p), (f"tg{args.n}", tokens, args.n, 1)) if t[2]]
+    results = []
+    with bar(f"bench {args.model}", len(tests) * (args.r + 1)) as step:
+        for name, work, n_tokens, n_warm in tests:
+            m.reset()
+            m.decode(ids[:n_warm])
+            step()
+            speeds = []
+            for _ in range(args.r):
+                m.reset()
+                t0 = time.perf_counter()
+                work()
+                speeds.append(n_tokens / (time.perf_counter() - t0))
+                step()
+            results.append({"test": name, "threads": m.backend.n_threads, "tokens_per_second": {
+                "median": statistics.median(speeds), "min": min(speeds), "max": max(speeds)}})
+    return results

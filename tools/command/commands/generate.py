@@ -1,0 +1,47 @@
+"""`ggjit generate`: continue a text."""
+import contextlib
+import sys
+
+from ggjit.models.core.progress import bar, compiling
+from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_threads, count, positive
+from ggjit.tools.command.helpers import load
+
+EXAMPLES = (('ggjit generate --model m.gguf --prompt "Once upon a time"', ""),
+            ('ggjit generate --model m.gguf --prompt "1, 2, 3" --temp 0', "always the likeliest token"),
+            ('ggjit generate --model m.gguf --prompt "Hi" --seed 7 --n-predict 200', "repeatable"))
+
+
+def add_arguments(c):
+    c.add_file("--model", required=True, metavar="PATH", help="a llama GGUF")
+    c.add_argument("--prompt", required=True, metavar="TEXT")
+    c.add_argument("--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
+    c.add_argument("--temp", type=float, default=0.8, metavar="T", help="temperature, 0: greedy (0.8)")
+    c.add_argument("--top-k", type=count, default=40, metavar="K", help="of the K likeliest tokens; 0: all (40)")
+    c.add_argument("--top-p", type=float, default=0.95, metavar="P", help="of the likeliest that sum to P (0.95)")
+    c.add_argument("--seed", type=int, default=None, metavar="N", help="of the draws (a new one each time)")
+    add_kv_type(c)
+    c.add_argument("--n-ctx", type=positive, default=None, metavar="N", help="context size (the model's own)")
+    add_repack(c)
+    add_gpu(c)
+    add_threads(c)
+
+
+def run(args):
+    with compiling():
+        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
+        pieces = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
+                            seed=args.seed)
+        if not args.json:
+            print(args.prompt, end="", flush=True)
+        with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
+            for piece in pieces:
+                if args.json:
+                    step()
+                else:
+                    print(piece, end="", flush=True)
+    s = pieces.stats
+    if not args.json:
+        print()
+        print(f"[{s['prompt_tokens']} prompt tokens at {s['prefill_tokens_per_second']:,.0f}/s, {len(s['tokens'])} "
+              f"generated at {s['decode_tokens_per_second']:,.0f}/s]", file=sys.stderr)
+    return s

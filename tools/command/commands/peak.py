@@ -1,0 +1,50 @@
+"""`ggjit peak`: peak memory of a model, without allocating or reading weights."""
+from ggjit.alloc.report import mib
+from ggjit.models.core.progress import compiling
+from ggjit.models.networks.peak import model_peak, what_if
+from ggjit.tools.command.common import add_repack, console, positive, table
+
+EXAMPLES = (("ggjit peak llama-70b --n-ctx 4096 --flash", "a shape alone"),
+            ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
+            ("ggjit peak m.gguf --png plan.png", "the picture: offset by time"))
+
+
+def add_arguments(c):
+    c.add_file("model", metavar="MODEL", help="a GGUF, or a shape: llama-7b, llama-70b, ...")
+    c.add_argument("--n-ctx", type=positive, default=None, metavar="N", help="context (what it was trained for)")
+    c.add_argument("--n-batch", type=positive, default=512, metavar="N", help="tokens per batch (512)")
+    c.add_argument("--flash", action="store_true", help="with flash attention")
+    c.add_argument("--planner", choices=("ggml", "ggml-2023", "best"), default="best",
+                   help="who places the tensors (best)")
+    c.add_argument("--order", choices=("graph", "memory"), default="graph", help="execution order (graph)")
+    c.add_argument("--all-logits", action="store_true", help="logits of every token, as llama.cpp reserves them")
+    add_repack(c)
+    c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
+    c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
+    c.add_file("--csv", metavar="FILE", help="write one line per tensor")
+
+
+def run(args):
+    options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack)
+    with compiling():
+        report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options)
+        rows = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None
+    if args.png:
+        report.plot(path=args.png)
+    if args.csv:
+        report.to_csv(args.csv)
+    result = {"peak": report.peak, "lower_bound": report.lower_bound, "planner": args.planner,
+              "n_nodes": report.n_nodes, "n_buffers": report.n_buffers, "seconds": report.total_seconds,
+              "kinds": report.kinds}
+    if rows:
+        result["what_if"] = rows
+    if not args.json:
+        console().print(report)
+        if rows:
+            console().print(table("what if", rows[0], [[text(*item) for item in r.items()] for r in rows],
+                                  justify="right"))
+    return result
+
+
+def text(column, value):
+    return mib(value) if column in ("peak", "lower_bound", "kv", "total") else str(value)

@@ -1,0 +1,40 @@
+"""`ggjit warm-up`: compile a model's kernels into the cache and measure its decode tiles."""
+import time
+
+from ggjit.models.core.progress import bar, compiling
+from ggjit.models.files.minilm import minilm_path
+from ggjit.models.networks.load import load_model
+from ggjit.ops.native.jit import CACHE
+from ggjit.tools.command.common import add_repack, tiles_json, tiles_line
+from ggjit.tools.command.helpers import help_when_compiling, jobs, kept_kernels, tune_for
+
+EXAMPLES = (("ggjit warm-up", "MiniLM's"), ("ggjit warm-up m.gguf", "of a llama: the first answer comes at once"))
+
+
+def add_arguments(c):
+    c.add_file("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
+    add_repack(c)
+
+
+def run(args):
+    t0, before = time.perf_counter(), kept_kernels()
+    path, options = args.model or minilm_path(), {"repack": args.repack}
+    with compiling():
+        m = load_model(path, **options)
+        tuned = tune_for(m, **options)                  # before there are helpers: nothing else may run beside it
+        help_when_compiling(path, options)
+        todo = list(jobs(m).values())
+        with bar("kernels", len(todo)) as step:
+            for compile_one in reversed(todo):          # the helpers come from the other end
+                compile_one()
+                step()
+        m.warm_up()
+    n = CACHE.compiled + CACHE.loaded
+    compiled = min(n, len(kept_kernels() - before))         # here and by helpers
+    result = {"kernels": n, "compiled": compiled, "cached": n - compiled, "seconds": time.perf_counter() - t0,
+              "tiles": tiles_json(tuned)}
+    if not args.json:
+        print(f"{n} kernels ready: {compiled} compiled, {n - compiled} from the cache, {result['seconds']:.1f} s")
+        if tuned:
+            print(f"measured rows of decode tiles: {tiles_line(result['tiles'])}")
+    return result

@@ -1,0 +1,78 @@
+"""What several commands share: types of arguments, options, tables on stdout."""
+import argparse
+import os
+import sys
+
+from ggjit.ops.core.errors import extra
+
+PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
+
+
+# ---------------------------------------------------------------- types of arguments
+def _at_least(low, words, name):
+    """A type for argparse: an int from `low` on.  name: how argparse calls it in its errors."""
+    def integer(text):
+        n = int(text)
+        if n < low:
+            raise argparse.ArgumentTypeError(words)
+        return n
+    integer.__name__ = name
+    return integer
+
+
+positive = _at_least(1, "must be at least 1", "positive integer")
+count = _at_least(0, "must not be negative", "integer")
+n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
+
+
+# ---------------------------------------------------------------- options
+def add_threads(c, *names):
+    c.add_argument(*(names or ("--threads",)), type=positive, default=None, metavar="N",
+                   help="threads (default: the cores this process may use)")
+
+
+def add_repack(c):
+    c.add_argument("--repack", action=argparse.BooleanOptionalAction, default=None,
+                   help="F32, Q4_0 and Q8_0 matrices in a layout of their own: faster products of "
+                   "several columns for a slower load and memory that is not shared (encoders: yes)")
+
+
+def add_kv_type(c):
+    c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
+
+
+def add_gpu(c):
+    c.add_argument("-ngl", "--n-gpu-layers", type=n_layers, default=None, metavar="N",
+                   help="the last N layers on the first GPU, -1: all and the output (none)")
+    c.add_argument("--cpu-moe", action="store_true", help="with -ngl: the weights of experts stay on the CPU")
+
+
+# ---------------------------------------------------------------- output
+def console():
+    """rich's, on stdout.  Names of files and tensors are no markup, whatever brackets they hold."""
+    extra("rich", "models")
+    from rich.console import Console
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH,
+                   markup=False, emoji=False)
+
+
+def table(title, columns, rows, **options):
+    """A table for console().  columns: their titles; rows: of str.  options: of every column."""
+    extra("rich", "models")
+    from rich.table import Table
+    out = Table(title=title, title_justify="left")
+    for column in columns:
+        out.add_column(column, **options)
+    for row in rows:
+        out.add_row(*row)
+    return out
+
+
+def tiles_json(choices):
+    """The JSON of measured decode tiles, from {type: Choice}."""
+    return {t.name: {"rows": c.rows, "gain": c.gain} for t, c in choices.items()}
+
+
+def tiles_line(tiles):
+    """tiles_json's dict in words."""
+    return ", ".join(f"{name} {c['rows']} ({c['gain']:.2f} x)" for name, c in tiles.items())
