@@ -112,7 +112,7 @@ def replay_overhead(repeats):
     set_inputs(inputs)
     sched.graph_compute(graph)
     parts = sched._run.parts[0]
-    plans = [p.graph.plans[p.backend] for p in parts]
+    plans = [plan for p in parts for plan in p.graph.plans.plans()]
 
     def bare():
         for p in plans:

@@ -4,7 +4,7 @@ import platform
 
 from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
-from ggjit.core.config import available_cores, default_threads
+from ggjit.core.config import available_cores, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
 from ggjit.cpu.plan import Plan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
@@ -97,6 +97,10 @@ class CPUBackend(Backend):
             raise TypeMismatch(f"abort_callback must be callable or None, got {callback!r}")
         self._abort_callback = callback
 
+    @property
+    def plan_settings(self):
+        return self.n_threads, bool(self.fuse), "check" in debug
+
     def graph_plan_create(self, graph, placement=None, fuse=None):
         """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it.
 
@@ -108,10 +112,8 @@ class CPUBackend(Backend):
     def graph_compute(self, graph):
         """Run the graph once.  The plan is kept with the graph, so a second call replays."""
         expect_slot(graph, "plans", "graph_compute takes a Graph; use gg.Graph(y)")
-        kept = graph.plans.get(self)
-        if kept is None or kept.placement is not graph.placement or kept.n_threads != self.n_threads:
-            kept = graph.plans[self] = self.graph_plan_create(graph)
-        kept.compute()
+        key = graph.placement, *self.plan_settings
+        graph.plans.get(self, lambda plan: key, lambda: self.graph_plan_create(graph)).compute()
 
     def __repr__(self):
         return f"<Backend CPU n_threads={self.n_threads}>"

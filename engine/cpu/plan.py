@@ -100,7 +100,6 @@ class Plan(Shown):
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.located \
             and "check" not in debug
         self.n_threads = backend.n_threads
-        self.key = graph.key
         self.runs = 0
         self._lock = RunLock()
         self.failed = False                 # the last run did not finish: there are no results

@@ -312,6 +312,10 @@ class CUDABackend(Backend):
         self.cuda.cuStreamWaitEvent(self.stream, event, 0)
 
     # ------------------------------------------------------------ graphs
+    @property
+    def plan_settings(self):
+        return (self.use_graphs,)
+
     def graph_plan_create(self, graph, placement=None):
         """A CUDAPlan: kernels compiled and loaded, launches prepared; `plan.compute()` submits them.
 
@@ -332,10 +336,8 @@ class CUDABackend(Backend):
         """Submit the graph and return.  The plan is kept with the graph, so a second call replays."""
         if not hasattr(graph, "plans"):
             raise TypeMismatch(f"graph_compute takes a Graph, got {type(graph).__name__}; use gg.Graph(y)")
-        kept = graph.plans.get(self)
-        if kept is None or kept.placement is not graph.placement:
-            kept = graph.plans[self] = self.graph_plan_create(graph)
-        kept.compute()
+        key = graph.placement, *self.plan_settings
+        graph.plans.get(self, lambda plan: key, lambda: self.graph_plan_create(graph)).compute()
 
 
 @functools.cache

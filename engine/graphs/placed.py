@@ -8,8 +8,7 @@ The user's tensors and graph are never edited.  A scheduler gives every backend 
 A Located tensor has the id, op, shape and parameters of the original, its own sources and its own place.  Backends
 use it like any tensor: `t.buffer`, `t.offs`, `t.src`.
 """
-import weakref
-
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.tensors.tensor import Tensor
 
 
@@ -48,7 +47,7 @@ class SubGraph:
                     self.leafs.append(s)
         self.outputs = tuple(nodes[-1:])
         self.placement = None
-        self.plans = weakref.WeakKeyDictionary()
+        self.plans = PlanCache()
 
     def __len__(self):
         return len(self.nodes)

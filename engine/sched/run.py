@@ -58,8 +58,8 @@ class Run:
         self._shown = None                      # the node an eval callback is looking at
         self._handles = {}                      # row -> Located, for rows placed by the layout
         self._bound = None
-        # what was true when this was made, for the scheduler to compare; seen: versions at which it last did
-        self.settings, self.placed, self.seen = sched._settings(cut), cut.placed(), None
+        self._places = None, None               # version of the table, which buffers the tensors lay in
+        self.grown_for = None                   # versions of table and compute memory at which it was large enough
         self.writers = Writers(cut)
         self._written_ids = cut.ids[self.writers.leaves]
         self.written_buffers = set(TABLE.words[self._written_ids, T_BUFFER].tolist())
@@ -71,6 +71,13 @@ class Run:
         return set(TABLE.words[self.cut.ids, T_BUFFER].tolist()) - {-1}
 
     # ------------------------------------------------------------ places
+    def places(self):
+        """Which buffers the graph's tensors lie in; looked up again when something was placed or freed."""
+        version = TABLE.placement_version
+        if self._places[0] != version:
+            self._places = version, self.cut.placed()
+        return self._places[1]
+
     def place(self, row):
         """(buffer, byte offset) of a row of the layout, or None."""
         slot = int(self.layout.slot[row])

@@ -23,6 +23,7 @@ from ggjit.core.run_lock import RunLock, refuse_nesting
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import Located
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
@@ -65,7 +66,7 @@ class Scheduler(Handle):
         self._make_events(parallel)
         self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
         self._owned = []                        # memory of leaves placed here, as Leaves
-        self._runs = weakref.WeakKeyDictionary()
+        self._runs = PlanCache()
         self._cut = self._run = None
         self._callback = None
         self._alive, self._computing = True, False
@@ -200,36 +201,28 @@ class Scheduler(Handle):
 
     def _prepare(self, graph):
         self._check(graph)
-        run = self._kept(graph)
-        if run is None:
-            made = None
-            while made is None:                             # until nobody moves a leaf while we plan
-                cut = self._make_cut(graph)
-                layout = Layout(cut, self._n_copies, self.planner)
-                self.memory.grow(layout.chunk_sizes, self.synchronize)
-                made = place_leaves(cut)                    # after whatever may fail: the user sees it
-            for buf, tensors in made:
-                self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
-            run = self._runs[graph] = Run(self, graph, cut, layout)
+        run = self._runs.get(graph, self._key, lambda: self._make_run(graph))
+        now = TABLE.placement_version, self.memory.version
+        if run.grown_for != now:                            # chunks may have been replaced or freed
+            self.memory.grow(run.layout.chunk_sizes, self.synchronize)
+            run.grown_for = now
         self._cut, self._run = run.cut, run
         return run
 
-    def _kept(self, graph):
-        """The run of this graph, or None where there is none or its cut is not what it would be now."""
-        run = self._runs.get(graph)
-        if run is None or run.settings != self._settings(run.cut):
-            return None
-        now = TABLE.placement_version, self.memory.version
-        if run.seen != now:                     # something moved, here or elsewhere
-            if run.placed != run.cut.placed():
-                return None
-            self.memory.grow(run.layout.chunk_sizes, self.synchronize)
-            run.seen = now
-        return run
+    def _key(self, run):
+        """What a run depends on besides its graph."""
+        return self._pin_version, self.motion, self.planner, tuple([b.usage for b in run.cut.buffers]), run.places()
 
-    def _settings(self, cut):
-        """What a cut depends on besides the graph and which buffers its tensors lie in."""
-        return self._pin_version, self.motion, tuple([b.usage for b in cut.buffers])
+    def _make_run(self, graph):
+        made = None
+        while made is None:                                 # until no other thread moves a leaf meanwhile
+            cut = self._make_cut(graph)
+            layout = Layout(cut, self._n_copies, self.planner)
+            self.memory.grow(layout.chunk_sizes, self.synchronize)
+            made = place_leaves(cut)                        # after whatever may fail: the user sees it
+        for buf, tensors in made:
+            self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
+        return Run(self, graph, cut, layout)
 
     # ------------------------------------------------------------ computing
     def graph_compute(self, graph):
@@ -281,7 +274,7 @@ class Scheduler(Handle):
                 first = first or e
         land(self, flight)
         if first is not None:
-            for run in {*self._runs.values(), *(flight or ()), *filter(None, [self._run])}:
+            for run in {*self._runs.plans(), *(flight or ()), *filter(None, [self._run])}:
                 run.spoil(first)
             raise first
 
@@ -291,7 +284,7 @@ class Scheduler(Handle):
         with self._lock:
             self.synchronize()
             t._check()
-            runs = [self._run, *self._runs.values()]            # of the last graph, of those before
+            runs = [self._run, *self._runs.plans()]            # of the last graph, of those before
             run = next((r for r in runs if r is not None and r.where(t) is not None), None)
             if run is None:
                 raise NotAllocated(f"{describe(t)} was not computed by this scheduler")
