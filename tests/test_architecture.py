@@ -24,7 +24,7 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.devices.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
-            ("ggjit.cuda.code", "ggjit.ops.cuda.native.build")}
+            ("ggjit.cuda.plan", "ggjit.ops.cuda.native.build")}
 COMMANDS = "ggjit.tools.command."              # each command imports what it needs when it is called
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor

@@ -94,7 +94,7 @@ class Buffer(Handle, Shown):
         self._trusted = True        # nobody holds the memory itself
         self._loans = []            # write blocks whose arrays are still around
         self.version = 0            # writes that named no tensor
-        self.last_plan = None       # weak reference to the plan that computed into it last (engine/cpu/plan.py)
+        self.last_plan = None       # weak reference to the plan that computed into it last (engine/graphs/plan.py)
         self._arena = None
         self._end = 0               # where the last tensor placed by hand ends
         self.id = next(_ids)

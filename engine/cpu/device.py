@@ -6,7 +6,7 @@ from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
 from ggjit.core.config import available_cores, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
-from ggjit.cpu.plan import Plan
+from ggjit.cpu.plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import VIEW_OPS
@@ -107,7 +107,7 @@ class CPUBackend(Backend):
         fuse=False: a kernel for each node, so that results in between can be read; None: as `self.fuse` says.
         """
         expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
-        return Plan(self, graph, placement or graph.placement, fuse)
+        return CPUPlan(self, graph, placement or graph.placement, fuse)
 
     def graph_compute(self, graph):
         """Run the graph once.  The plan is kept with the graph, so a second call replays."""

@@ -48,7 +48,7 @@ class CUDADevice(Device):
         self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
-        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/code.py)
+        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
         self._garbage = collections.deque()             # (function that frees, what nobody holds any more)

@@ -8,6 +8,7 @@
 The user's tensors stay as they are: backends get Located tensors (engine/graphs/placed.py).  Buffers may move between
 runs; then places are looked up again.
 """
+import bisect
 import functools
 import time
 
@@ -19,9 +20,9 @@ from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import truth
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
-from ggjit.cpu.plan import mark_last
 from ggjit.graphs.placed import Located, SubGraph
-from ggjit.ops.core.errors import Cancelled, NotAllocated, Overwritten
+from ggjit.graphs.results import Results, mark_last
+from ggjit.ops.core.errors import Cancelled, NotAllocated
 from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched.columns import BACKEND, BITS, COPY, IS_INPUT, S_BACKEND, S_END, S_START, VIEW
@@ -42,7 +43,7 @@ class Part:
         self.copy_ns = self.compute_ns = 0
 
 
-class Run:
+class Run(Results):
     """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
 
     def __init__(self, sched, graph, cut, layout):
@@ -93,35 +94,56 @@ class Run:
         i = self.cut.number_of(t)
         return None if i is None else self.place(i)
 
-    def check_intact(self, t):
-        """Overwritten, if something computed or copied later reused the memory of `t`."""
-        i = self.cut.number_of(t)
-        lay, cut = self.layout, self.cut
+    # ------------------------------------------------------------ results
+    def _position(self, t):
+        i, lay = self.cut.number_of(t), self.layout
         if i is None or lay.slot[i] < 0:
-            return
-        if self.failed is not None:
-            raise Overwritten(f"{describe(t)} holds no result: the last run of its graph did not finish "
-                              f"({self.failed}); compute it again")
-        if self.memory.used_by is not self:
-            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved "
-                              f"or freed since; read results before that, or give each graph its own scheduler")
-        order = lay.order
-        if self._shown is not None:                     # inside an eval callback: what follows was not computed yet
-            order = order[:np.flatnonzero(order == self._shown)[0] + 1]
-        at = np.flatnonzero(order == (i if i < cut.n_nodes else -1))
-        later = order[at[0] + 1:] if len(at) else order
-        real = np.array([r >= cut.m or self.tensors[r].op not in VIEW_OPS for r in later.tolist()], bool)
-        real &= later < cut.m + len(cut.copies) * self.n_instances          # markers own nothing
-        later = later[real]
-        same = (lay.slot[later] == lay.slot[i]) & (lay.chunk[later] == lay.chunk[i])
-        lo, hi = lay.offs[i], lay.offs[i] + t.nbytes
-        hit = later[same & (lay.offs[later] < hi) & (lo < lay.offs[later] + lay.sizes[later])]
-        hit = [r for r in hit.tolist() if not (r < cut.m and self.tensors[r].base is t.base)]
-        if hit:
-            by = repr(self.tensors[hit[0]]) if hit[0] < cut.m else "a copy between backends"
-            raise Overwritten(f"the memory of {describe(t)} was reused by {by}; call gg.set_output on it before "
-                              f"building the graph")
+            return None
+        at = np.flatnonzero(lay.order == (i if i < self.cut.n_nodes else -1))
+        return at[0] if len(at) else -1, (_memory_number(lay, i), lay.offs[i], lay.offs[i] + t.nbytes)
 
+    def _lost(self, t):
+        if self.failed is not None:
+            return (f"{describe(t)} holds no result: the last run of its graph did not finish ({self.failed}); compute "
+                    f"it again")
+        if self.memory.used_by is not self:
+            return (f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved or freed "
+                    f"since; read results before that, or give each graph its own scheduler")
+        return None
+
+    def _overwrites(self, writer, t):
+        """What works in place on `t` or a view of it belongs to its values."""
+        return writer is None or writer.base is not t.base
+
+    def _n_written(self):
+        """Inside an eval callback, what follows the node that is shown was not computed yet."""
+        if self._shown is None:
+            return None
+        shown = np.flatnonzero(self.layout.order == self._shown)[0]
+        return bisect.bisect_right(self._spans[0], shown)
+
+    @functools.cached_property
+    def _written_rows(self):
+        """(places in the layout's order, rows) of nodes and copies: markers and views write nothing."""
+        order, cut = self.layout.order, self.cut
+        writes = [r >= cut.m or self.tensors[r].op not in VIEW_OPS for r in order.tolist()]
+        at = np.flatnonzero(np.array(writes, bool) & (order < cut.m + len(cut.copies) * self.n_instances))
+        return at, order[at]
+
+    @functools.cached_property
+    def _spans(self):
+        (at, rows), lay = self._written_rows, self.layout
+        spans = np.stack([_memory_number(lay, rows), lay.offs[rows], lay.offs[rows] + lay.sizes[rows]], 1)
+        return at.tolist(), spans, [self.tensors[r] if r < self.cut.m else None for r in rows.tolist()]
+
+    def _undefined(self):
+        """All that is computed or copied anew in every run."""
+        for b in self.world.backends:
+            b.synchronize()
+        return [(*self.place(r), int(self.layout.sizes[r])) for r in self._written_rows[1].tolist()
+                if self.layout.slot[r] >= 0]
+
+    # ------------------------------------------------------------ tensors as backends see them
     def handle(self, row):
         """The tensor a backend sees for a row: the user's own where it has memory of its own."""
         found = self._handles.get(row)
@@ -266,18 +288,6 @@ class Run:
             self.runs += 1
             mark_last(self, self.nodes)
 
-    def _poison(self):
-        """NaN bytes into all host memory that this run computes in, but for copies that may still be good."""
-        for b in self.world.backends:
-            b.synchronize()
-        kept = [self.place(self.cut.m + c) + (int(self.layout.sizes[self.cut.m + c]),)
-                for c in np.flatnonzero(self.cut.copies[:, K_KIND] == KEPT).tolist()]
-        for buf in (b for chunks in self.memory.chunks for b in chunks if b is not None and b._arena is not None):
-            saved = [(offs, buf._arena[offs:offs + n].copy()) for other, offs, n in kept if other is buf]
-            buf._arena[:] = 0xFF
-            for offs, values in saved:
-                buf._arena[offs:offs + values.size] = values
-
     def spoil(self, error):
         """After an error there are no results, and nobody knows what the copies hold."""
         self.failed = repr(error)
@@ -328,6 +338,11 @@ class Run:
             return goes_on is None or truth(goes_on, "the eval callback")       # who returns nothing lets it go on
         finally:
             self._shown = None
+
+
+def _memory_number(layout, rows):
+    """One number for the chunk that each row lies in."""
+    return layout.slot[rows] << 32 | layout.chunk[rows]
 
 
 def _init(t):
