@@ -5,7 +5,7 @@
     other.graph_compute(...)                    waits if one of the two graphs writes leaves that both touch
     x.set(...)                                  does not: the next input of a pipeline is set while the last one runs
 
-Work in flight keeps its scheduler alive, and so the memory it works in, until somebody waits for it.
+Work in flight keeps its scheduler alive, and so the memory it works in, until a thread waits for it.
 """
 import os
 import threading
@@ -13,20 +13,20 @@ import threading
 from ggjit.core.run_lock import INSIDE
 from ggjit.ops.core.locks import ForkLock
 
-IN_FLIGHT = {}                  # scheduler -> (its run,): submitted, and nobody waited for it
+IN_FLIGHT = {}                  # scheduler -> (its run,): submitted and not waited for
 _changing = ForkLock()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=IN_FLIGHT.clear)         # streams do not survive a fork
 
 
-def take_off(sched, run):
+def submitted(sched, run):
     """`run` was submitted."""
     with _changing:
         IN_FLIGHT[sched] = (run,)               # a new object for every submission
 
 
-def land(sched, flight):
+def waited_for(sched, flight):
     """`sched` waited for `flight`, what IN_FLIGHT said before the wait; more may have been submitted meanwhile."""
     with _changing:
         if IN_FLIGHT.get(sched) is flight:
@@ -34,7 +34,7 @@ def land(sched, flight):
 
 
 def wait_for_writers(buf):
-    """Block until nobody writes `buf`.  Errors of asynchronous work come out here.
+    """Block until no scheduler writes `buf`.  Errors of asynchronous work come out here.
 
     Inside a computation nothing waits: it would wait for itself.
     """

@@ -104,7 +104,7 @@ class CPUPlan(Plan):
         if "check" not in debug:
             super()._compute_in_debug()
             return
-        if "poison" in debug and not self.graph.located:
+        if "poison" in debug and not self.graph.placed:
             self._poison()
         require_right(self)
 

@@ -323,7 +323,7 @@ class CUDABackend(Backend):
         backend and the CPU, which copies what changed.  Its memory is the scheduler's, copies included; what a
         GraphAllocator set aside for the graph lies idle.  Many such graphs share memory in one Scheduler of your own.
         """
-        if not graph.located and any(self._is_host(t) for t in graph.leafs):
+        if not graph.placed and any(self._is_host(t) for t in graph.leafs):
             return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
         return self._plan_class(self, graph, placement or graph.placement)
 

@@ -13,7 +13,7 @@ from ggjit.core.compute_buffers import Memory
 from ggjit.core.config import debug
 from ggjit.core.slots import number
 from ggjit.core.table import TABLE
-from ggjit.graphs.placed import Located
+from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
@@ -109,7 +109,7 @@ class GraphAllocator:
         graph.placement = Placement(where)
         for t in (*graph.leafs, *graph.nodes):
             if t.id in where and type(where[t.id][0]).init_tensor is not Buffer.init_tensor:
-                where[t.id][0].init_tensor(Located(t, t.src, where[t.id]))
+                where[t.id][0].init_tensor(PlacedTensor(t, t.src, where[t.id]))
 
     def _forget_leaves(self):
         """Leaves placed by an earlier call are planned anew; those placed by somebody else meanwhile are left alone."""

@@ -24,7 +24,7 @@ class Graph(Shown):
     order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
     It respects every read and write of every storage, so the results are the same bit for bit.
     """
-    located = False                     # True for what a scheduler hands to a backend (engine/graphs/placed.py)
+    placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     def __init__(self, *outputs, order="graph"):
         if order not in ("graph", "memory"):

@@ -44,7 +44,7 @@ class Plan(Results, Shown):
     def __init__(self, backend, graph, placement, fuse=None):
         self.backend, self.graph, self.placement = backend, graph, placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
-        self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.located \
+        self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug
         self.n_threads = backend.n_threads
         self.runs = 0
@@ -114,7 +114,7 @@ class Plan(Results, Shown):
 
     def _check_places(self):
         """A plan that would write into mapped weights, or has tensors without memory, is refused as a whole."""
-        device = self.graph.device if self.graph.located else self.backend.device
+        device = self.graph.device if self.graph.placed else self.backend.device
         for t in (p.t for p in self._singles):
             for x in (t, *(s for s in t.src if s is not None)):
                 x._check()
@@ -239,11 +239,11 @@ class Plan(Results, Shown):
                 lock.release()              # no call before it: a signal could come in
             except RuntimeError:            # one did, while this waited for the lock
                 lock = None
-        if ran_last() is not self._me and not self.graph.located:
+        if ran_last() is not self._me and not self.graph.placed:
             mark_last(self, self.graph.nodes)
 
     def _compute_in_debug(self):
-        if "poison" in debug and not self.graph.located:    # a split's memory holds what earlier splits computed
+        if "poison" in debug and not self.graph.placed:    # a split's memory holds what earlier splits computed
             self._poison()
         if self.nodes:
             self._run(0, len(self.nodes))
