@@ -55,8 +55,8 @@ class Assignment:
         self._gather(np.concatenate([graph.node_ids, graph.leaf_ids]))
         self._ask()
         self._pin({i: b for i, (b, _, _) in decided.items()} if decided else pins, owned)
-        rec.set_params(self.params, **support.params())
-        self._raise(assign(self.params))
+        self.params.set(**support.params())
+        self._raise(assign(self.params.words))
         if decided:
             self.rows["cause"], self.rows["cause_arg"] = np.array([decided[i][1:] for i in self.ids.tolist()]).T
         elif motion:
@@ -98,10 +98,10 @@ class Assignment:
             bufs = np.array([(b.id, s.buft_index(b.buft), (rec.IS_WEIGHT if b.usage == USAGE_WEIGHTS else 0)
                               | (rec.IS_HOST if b.buft.is_host() else 0)) for b in self.buffers],
                             np.int64).reshape(-1, B_WORDS)
-            self.params = rec.params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
-            if gather(self.params, bufs, len(bufs), _block_sizes(), *s.marks()) == rec.OK:
+            self.params = rec.Params(table=TABLE.words, rows=self.rows, n=n, n_nodes=self.n_nodes)
+            if gather(self.params.words, bufs, len(bufs), _block_sizes(), *s.marks()) == rec.OK:
                 break
-            ids = np.append(ids, self._adopt(int(self.params["failed"][0]), int(self.params["missing"][0])))
+            ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
         ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
         for op, sources in UPDATED_SOURCES.items():
             self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
@@ -121,7 +121,7 @@ class Assignment:
         s = self.support
         s.make_room(self.n_nodes)
         new = np.empty(self.n_nodes + 1, np.int64)
-        n = find_signatures(self.params, s.memo, s.memo_mask, s.n_signatures, new)
+        n = find_signatures(self.params.words, s.memo, s.memo_mask, s.n_signatures, new)
         if n:
             s.ask([self.tensors[i] for i in new[:n].tolist()])
 
@@ -142,20 +142,19 @@ class Assignment:
         arrays = dict(splits=s.scratch("splits", n + 1, dtype=rec.SPLIT), inputs=s.scratch("inputs", room),
                       copies=s.scratch("copies", room, dtype=rec.COPY), uses=s.scratch("uses", room, dtype=rec.USE),
                       scratch=s.scratch("words", 2 * self.n * len(s.backends) + 2))
-        rec.set_params(self.params, **arrays)
-        split(self.params)
-        judge_copies(self.params)
-        p = self.params[0]
+        self.params.set(**arrays)
+        split(self.params.words)
+        judge_copies(self.params.words)
         self.split_rows, self.inputs, self.copies, self.uses = (
-            arrays[name][:p["n_" + name]].copy() for name in ("splits", "inputs", "copies", "uses"))
-        self.listed_nbytes = int(p["listed_nbytes"])
+            arrays[name][:self.params["n_" + name]].copy() for name in ("splits", "inputs", "copies", "uses"))
+        self.listed_nbytes = self.params["listed_nbytes"]
         self.written = arrays["scratch"][:self.n].copy()        # per base: last node that writes it in place
-        rec.set_params(self.params, splits=self.split_rows, copies=self.copies, uses=self.uses)
+        self.params.set(splits=self.split_rows, copies=self.copies, uses=self.uses)
 
     def _raise(self, status):
         if status == rec.OK:
             return
-        i = int(self.params["failed"][0])
+        i = self.params["failed"]
         t = self.tensors[i]
         names = ", ".join(b.name for b in self.support.backends)
         b = self.support.backends[self.rows["backend"][i]]

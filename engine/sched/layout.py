@@ -31,7 +31,7 @@ class Layout:
         self.n_rows = n_rows = n + len(copies) * n_instances + 2 * len(assigned.uses)
         table = s.scratch("table", n_rows, T_WORDS)
         order, leafs, counts = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64), np.zeros(2, np.int64)
-        planner_graph(assigned.params, table, order, leafs, counts)
+        planner_graph(assigned.params.words, table, order, leafs, counts)
         order, leafs = order[:counts[0]], leafs[:counts[1]]
         marked = np.repeat(copies["src"][assigned.uses["copy"]], 2)
         source = np.concatenate([np.arange(n), np.repeat(copies["src"], n_instances), marked])

@@ -116,7 +116,7 @@ def improve(params, seen):
 
 def move_splits(assigned):
     """Improve an Assignment in place."""
-    improve(assigned.params, np.full(assigned.n * len(assigned.support.backends), -1, np.int64))
+    improve(assigned.params.words, np.full(assigned.n * len(assigned.support.backends), -1, np.int64))
 
 
 def never_worse(moved, plain):

@@ -60,6 +60,8 @@ PARAMS = _record(
 # statuses of the passes
 OK, FOREIGN, NO_BACKEND, BAD_PIN, CANNOT_WRITE = range(5)
 
+_FIELD = {name: i for i, name in enumerate(PARAMS.names)}
+
 # what jitted code sees of PARAMS: arrays in place of addresses.  buft_of[b]: buffer type that backend b computes in;
 # reads[b, k]: backend b reads buffer type k; homes[k]: backend that a buffer of type k belongs to; support, offload:
 # uint8 [signature, b]; snapshot[b]: inputs are copied for b so that the user may overwrite them; slots[b]: number of
@@ -82,16 +84,22 @@ def opened(address):
                   x.rule, x.op_offload, x.keep_weights, p)
 
 
-def params(**values):
-    """The record of those values; the caller holds the arrays whose addresses it has."""
-    found = np.zeros(1, PARAMS)
-    set_params(found, **values)
-    return found
+class Params:
+    """PARAMS in memory: fields are set and read by name, the passes get `words`.  The caller holds the arrays whose
+    addresses it has."""
 
+    def __init__(self, **values):
+        self.words = np.zeros(len(PARAMS), np.int64)
+        self.set(**values)
 
-def set_params(found, **values):
-    for name, x in values.items():
-        found[name] = address_of(x) if isinstance(x, np.ndarray) else x
+    def set(self, **values):
+        for name, x in values.items():
+            if isinstance(x, np.ndarray):               # records as words: NumPy takes 50 us for their interface
+                x = address_of(x if x.dtype.names is None else x.view(np.int64))
+            self.words[_FIELD[name]] = x
+
+    def __getitem__(self, name):
+        return int(self.words[_FIELD[name]])
 
 
 # ---------------------------------------------------------------- of one tensor
