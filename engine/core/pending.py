@@ -1,4 +1,4 @@
-"""Work in flight: who reads memory waits for schedulers that may still write it.
+"""Work in flight: readers of memory wait for schedulers that may still write it.
 
     sched.graph_compute_async(graph)            streams are at work
     y.numpy(), np.asarray(cache), t.bytes()     wait for them

@@ -88,7 +88,7 @@ class CPUBackend(Backend):
 
     @property
     def abort_callback(self):
-        """() -> bool, asked every 10 ms or so; True cancels.  None: nobody is asked."""
+        """() -> bool, asked every 10 ms or so; True cancels.  None: nothing is asked."""
         return self._abort_callback
 
     @abort_callback.setter

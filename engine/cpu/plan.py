@@ -3,7 +3,6 @@
 Replaying a plan enters jitted code once (engine/cpu/thread_pool.py).
 """
 import itertools
-import time
 
 from ggjit.core.config import debug
 from ggjit.core.host_buffer import HostBuffer
@@ -122,12 +121,3 @@ class CPUPlan(Plan):
         if status == RAISED and hasattr(kernel, "error"):       # a function of the user's (ops/elementwise/custom.py)
             return kernel.error()
         return super()._error(status, i, value)
-
-    def timed(self):
-        """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""
-        out = []
-        for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
-            t0 = time.perf_counter_ns()
-            self.run_nodes(i, i + 1)
-            out.append((t, k.name, time.perf_counter_ns() - t0))
-        return out

@@ -32,7 +32,7 @@ from ggjit.ops.native.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL
 # sync page, continued from ops/native/node.py: byte offsets, hammered words 64 bytes apart
 S_JOB = 384             # sequence number << 10 | threads taking part; workers wait for it to change
 S_DONE = 448            # workers that finished the job
-S_STOP_AT = 512         # NODE at whose barrier everybody leaves
+S_STOP_AT = 512         # NODE at whose barrier all threads leave
 S_STATUS = 576          # first bad status, and in the next word its NODE
 S_PLAN = 640            # the job: first NODE, end address
 S_QUIT = 704            # the process exits

@@ -51,11 +51,11 @@ class CUDADevice(Device):
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
-        self._garbage = collections.deque()             # (function that frees, what nobody holds any more)
+        self._garbage = collections.deque()             # (function that frees, what is no longer held)
 
     @functools.cached_property
     def context(self):
-        """The primary context: shared with torch, cupy and everybody else in the process."""
+        """The primary context: shared with torch, cupy and other libraries of the process."""
         return driver().cuDevicePrimaryCtxRetain(self.handle)
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class CUDADevice(Device):
         return self._pinned
 
     def buffer_from_host_ptr(self, array, read_only=False):
-        """A copy of host memory that nobody writes, such as a mapped model file.  Errors: NotSupported, OutOfMemory."""
+        """A copy of host memory that is only read, such as a mapped model file.  Errors: NotSupported, OutOfMemory."""
         if not read_only:
             raise NotSupported(f"{self.name} cannot use host memory in place; pass read_only=True for a copy, or use "
                                f"alloc_buffer and set the tensors")
@@ -183,7 +183,7 @@ class CUDADevice(Device):
                 self.use()
                 try:
                     driver().cuCtxEnablePeerAccess(other.context, 0)
-                except CudaError:               # somebody else did already, or there are too many peers
+                except CudaError:               # it was done already, or there are too many peers
                     return
 
     # ------------------------------------------------------------ memory
@@ -200,7 +200,7 @@ class CUDADevice(Device):
             return int(make(*args))
 
     def release(self, function, held):
-        """Let the driver function `function` free what nobody refers to any more: at the next allocation or wait, never
+        """Let the driver function `function` free what is no longer referred to: at the next allocation or wait, never
         from a finalizer, which may run in any thread, a captured graph under way."""
         self._garbage.append((function, held))
 

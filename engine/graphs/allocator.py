@@ -112,7 +112,7 @@ class GraphAllocator:
                 where[t.id][0].init_tensor(PlacedTensor(t, t.src, where[t.id]))
 
     def _forget_leaves(self):
-        """Leaves placed by an earlier call are planned anew; those placed by somebody else meanwhile are left alone."""
+        """Leaves placed by an earlier call are planned anew; those placed elsewhere meanwhile are left alone."""
         mine = {buf.id for chunks in self._memory.chunks for buf in chunks if buf is not None}
         for t in self._owned.values():
             if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine:

@@ -45,7 +45,7 @@ def _nbytes(t, at, sizes):
 
 @native("i64(i64, i64, i64, i64)")
 def distinct_buffers(table, ids, n_ids, out):
-    """Distinct buffers of the tensors as pairs (buffer id, number of a tensor in it); returns how many.  Room: n_ids."""
+    """Distinct buffers of the tensors as pairs (buffer id, number of a tensor in it); returns how many."""
     t, a, o = i64s(table, 1 << 40), i64s(ids, n_ids), i64s(out, 2 * n_ids)
     n = 0
     last = np.int64(-1)

@@ -1,7 +1,7 @@
 """Memory for an assigned graph: what lies where, as numbers (Layout); the buffers behind it are
 engine/core/compute_buffers.py.
 
-Rows of the private table are places: tensor i of the graph is row i, copy c in instance k is row m + c * instances + k.
+Rows of the private table are places: tensor i of the graph is row i, copy c in instance k is row n + c * instances + k.
 Leaves without memory get buffers of their own (`place_leaves`): they keep their values from run to run, and two graphs
 on one scheduler may share them.  Everything computed shares the scheduler's buffers, one graph at a time.
 """

@@ -1,4 +1,4 @@
-"""Which backend runs which node: the rules of three ggml versions as jitted passes over the columns.
+"""Which backend runs which node: the rules of three ggml versions as jitted passes over the records.
 
     2023     November 2023 (rows A12.06, A13.02-A13.08): location of the destination, of the sources, nothing else
     2024     early 2024 (A12.07, A13.05-A13.09): weights decide; accelerators spread up, then down; then the rest

@@ -54,7 +54,7 @@ def _first(g):
 
 @native("i64(i64)")
 def split(params):
-    """Cut the graph into runs of nodes on one backend.
+    """Part the graph into runs of nodes on one backend.
 
     Room: splits n_nodes + 1 records; inputs, copies and uses n_nodes * MAX_SRC + 1; scratch 2 * n * n_backends words.
     Results: numbers of splits, inputs, copies and uses, and the bytes of the listed inputs (ggml's count).

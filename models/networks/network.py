@@ -38,7 +38,7 @@ class Network:
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
     (`print(m.scheduler.explain())` tells who computes what).
     """
-    REPACKS = False                 # are matrices repacked where nobody says?
+    REPACKS = False                 # are matrices repacked by default?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
                  cpu_moe=False, repack=None):
