@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 import devices  # noqa: E402
 
 import ggjit as gg  # noqa: E402
-from ggjit.sched.assignment import Cut  # noqa: E402
+from ggjit.sched.assignment import Assignment  # noqa: E402
 from ggjit.sched.layout import Layout  # noqa: E402
 
 HEAD, N_HEAD, FF, N_TOKENS, N_CTX = 16, 4, 96, 8, 32
@@ -87,10 +87,10 @@ def plan_time(n_nodes, repeats):
     """(cold, best warm, median warm) seconds for split + layout."""
     sched = scheduler()
     n_layers = max(n_nodes // 33, 3)
-    graph, _ = llama(sched.world.own_bufts, n_layers)
+    graph, _ = llama(sched.support.own_bufts, n_layers)
 
     def plan():
-        return Layout(Cut(sched.world, graph, {}, {}), 1, "ggml")
+        return Layout(Assignment(sched.support, graph, {}, {}), "ggml")
     t0 = time.perf_counter()
     plan()
     return len(graph), time.perf_counter() - t0, *best(plan, repeats)
@@ -107,12 +107,12 @@ def set_inputs(inputs):
 def replay_overhead(repeats):
     """(splits, seconds per run, seconds per split the scheduler adds to running the parts' plans)"""
     sched = scheduler()
-    graph, inputs = llama(sched.world.own_bufts, 12)
+    graph, inputs = llama(sched.support.own_bufts, 12)
     sched.alloc_graph(graph)
     set_inputs(inputs)
     sched.graph_compute(graph)
     parts = sched._run.parts[0]
-    plans = [p.graph.plans[p.backend] for p in parts]
+    plans = [plan for p in parts for plan in p.graph.plans.plans()]
 
     def bare():
         for p in plans:
@@ -128,7 +128,7 @@ def replay_overhead(repeats):
 def copy_bytes():
     """Bytes per run: first run, unchanged replay, new token input, and ggml's count for every run."""
     sched = scheduler()
-    graph, inputs = llama(sched.world.own_bufts, 12)
+    graph, inputs = llama(sched.support.own_bufts, 12)
     sched.alloc_graph(graph)
     set_inputs(inputs)
     found = {"splits": 0, "inputs_nbytes": {t.name: t.nbytes for t in inputs}}
@@ -139,9 +139,9 @@ def copy_bytes():
     inputs[0].set(np.zeros((N_TOKENS, HEAD * N_HEAD), np.float32))
     sched.graph_compute(graph)
     found["new_x"] = sched.copied_nbytes
-    found["ggml_every_run"], found["splits"] = sched._cut.listed_nbytes, sched.n_splits
+    found["ggml_every_run"], found["splits"] = sched._assigned.listed_nbytes, sched.n_splits
     moving = scheduler(motion=True)
-    moved, inputs_m = llama(moving.world.own_bufts, 12)
+    moved, inputs_m = llama(moving.support.own_bufts, 12)
     moving.alloc_graph(moved)
     set_inputs(inputs_m)
     for _ in range(2):

@@ -16,7 +16,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.cpu.device import CPU
-from ggjit.cpu.plan import Plan
+from ggjit.cpu.plan import CPUPlan
 from ggjit.ops.core.record import VIEW_OPS
 
 GUARD = 256
@@ -126,8 +126,7 @@ class FakeBackend(gg.Backend):
 
     def graph_compute(self, graph):
         self.device.check("graph_compute")
-        kept = graph.plans.get(self) or Plan(self, graph, graph.placement)
-        graph.plans[self] = kept
+        kept = graph.plans.get(self, lambda plan: None, lambda: CPUPlan(self, graph, graph.placement))
         self.computed.append(len(kept.nodes))
         kept.compute()
 
@@ -183,8 +182,7 @@ class AsyncBackend(FakeBackend):
 
     def graph_compute(self, graph):
         self.device.check("graph_compute")
-        kept = graph.plans.get(self) or Plan(self, graph, graph.placement)
-        graph.plans[self] = kept
+        kept = graph.plans.get(self, lambda plan: None, lambda: CPUPlan(self, graph, graph.placement))
         self.computed.append(len(kept.nodes))
         self.submit(kept.compute)
 

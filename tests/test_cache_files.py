@@ -1,4 +1,4 @@
-"""Files of the kernel cache: another user's, writable, forged, linked or damaged ones are not used; nothing is unpickled."""
+"""Files of the kernel cache: another user's, writable, forged, linked or damaged ones are not used, or unpickled."""
 import os
 import pickle
 import stat

@@ -122,6 +122,22 @@ def test_fusion_can_be_turned_off():
     assert gg.init_backend("CPU:fuse=0").fuse == 0
 
 
+def test_a_changed_setting_makes_a_new_plan():
+    """The plan kept for a backend's next compute depends on all settings of the backend."""
+    cpu, net = gg.init_backend("CPU:n_threads=1"), Net()
+    graph = gg.Graph(net.y)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    cpu.graph_compute(graph)
+    first, = graph.plans.plans()
+    cpu.graph_compute(graph)
+    assert len(first.parts) == 1 and graph.plans.plans() == [first]
+    for change, n_parts, n_threads in (("fuse", 3, 1), ("n_threads", 3, 2)):
+        setattr(cpu, change, {"fuse": 0, "n_threads": 2}[change])
+        cpu.graph_compute(graph)
+        kept, = graph.plans.plans()
+        assert (len(kept.parts), kept.n_threads) == (n_parts, n_threads)
+
+
 def test_a_result_that_was_never_stored_is_refused_by_name():
     net = Net()
     plan = net.plan()

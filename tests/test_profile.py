@@ -90,8 +90,7 @@ def test_off_means_off():
 
 def test_the_untraced_walk_holds_no_clock():
     """What is compiled for a run without a profile reads the clock nowhere but where it polls."""
-    from ggjit.cpu.walk import walk
-    from ggjit.cpu.walk_traced import walk_with_clock
+    from ggjit.cpu.walk import walk, walk_with_clock
 
     def clocks(f):
         from numba import types
@@ -289,8 +288,8 @@ def test_a_fused_node_is_one_row():
     gg.GraphAllocator(backend).alloc_graph(graph)
     rows = {}
     for fuse in (False, True):
-        from ggjit.cpu.plan import Plan
-        plan = Plan(backend, graph, graph.placement, fuse=fuse)
+        from ggjit.cpu.plan import CPUPlan
+        plan = CPUPlan(backend, graph, graph.placement, fuse=fuse)
         with gg.profile() as p:
             plan.compute()
         rows[fuse] = p.rows

@@ -66,10 +66,10 @@ def test_motion_never_copies_more_than_the_rules(rules):
             sched.split_graph(graph)
         except gg.NotSupported:
             continue
-        plain = sched._cut
+        plain = sched._assigned
         sched.motion = True
         sched.split_graph(graph)
-        nbytes = [sum(t["nbytes"] for t in Explanation(c, None).copies) for c in (plain, sched._cut)]
+        nbytes = [sum(t["nbytes"] for t in Explanation(c, None).copies) for c in (plain, sched._assigned)]
         assert nbytes[1] <= nbytes[0], seed
         better += nbytes[1] < nbytes[0]
     assert better >= 5
@@ -91,7 +91,7 @@ def test_a_switch_moves_to_the_narrow_place():
         np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), alone(graph))
         found[motion] = sched.get_tensor_backend(z).name, [t.name for t in sched.splits[1].inputs], sched.copied_nbytes
     assert found == {False: ("A", ["z"], 16384), True: ("B", ["s"], 256)}
-    assert sched._cut.cause_of(graph.nodes.index(z))[0] == "6.cost"
+    assert sched._assigned.cause_of(graph.nodes.index(z))[0] == "6.cost"
 
 
 def test_null_schedules_anything():
@@ -237,7 +237,7 @@ def test_backends_may_reorder_their_splits_B4():
         sched.reset()
         sched.graph_compute(graph)
         assert sched.splits[0].nodes == wanted(nodes) and graph.nodes == nodes
-        assert sched._cut.cause_of(0)[0].startswith(("1.", "2."))
+        assert sched._assigned.cause_of(0)[0].startswith(("1.", "2."))
         np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), want)
     for bad in (lambda ns: ns[:-1], lambda ns: ns[::-1], lambda ns: [*ns[:-1], ns[0]]):
         backend.wanted = bad

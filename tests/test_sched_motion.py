@@ -96,7 +96,7 @@ def draw(rng):
     options = dict(parallel=bool(rng.random() < 0.2), keep_weights=bool(rng.random() < 0.3))
 
     def place_on(sched):
-        bufts = sched.world.own_bufts
+        bufts = sched.support.own_bufts
         able = [k for b, k in zip(sched.backends, bufts, strict=True) if getattr(b.device, "ops", None) is None]
 
         def place(ctx, leaves):
@@ -149,7 +149,7 @@ def check(seed, rules):
             moved += sched.motion and any(r["cause"] == "6.cost" for r in sched.explain().rows)
         assert nbytes[1] <= nbytes[0], f"seed {seed} {rules} run {run}: {nbytes}\n{variants[1][0].explain()}"
         devices.check_guards(*fakes)
-    listed = [sum(c["nbytes"] for c in Explanation(sched._cut, None).copies) for sched, *_ in variants]
+    listed = [sum(c["nbytes"] for c in Explanation(sched._assigned, None).copies) for sched, *_ in variants]
     assert listed[1] <= listed[0], (seed, rules, listed)
     for sched, *_ in variants:
         sched.free()

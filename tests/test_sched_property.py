@@ -13,7 +13,7 @@ from test_sched_rules import RULES
 import ggjit as gg
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.record import OP
-from ggjit.sched.split import KEPT
+from ggjit.sched.records import KEPT
 
 CI_SEEDS, ALL_SEEDS = range(0, 1000, 25), range(1000)
 N_RUNS = 4
@@ -25,9 +25,9 @@ def poison(sched):
     """NaN bytes into all compute memory but kept copies."""
     run, memory = sched._run, sched.memory
     spared = {}
-    for c in np.flatnonzero(run.cut.copies[:, 3] == KEPT).tolist():
+    for c in np.flatnonzero(run.assigned.copies["kind"] == KEPT).tolist():
         for k in range(run.n_instances):
-            row = run.cut.m + c * run.n_instances + k
+            row = run.assigned.n + c * run.n_instances + k
             buf, offs = run.place(row)
             spared.setdefault(buf.id, []).append((offs, offs + int(run.layout.sizes[row])))
     for chunks in memory.chunks:
@@ -57,7 +57,7 @@ def draw(rng, reach=False):
 
 
 def places(rng, sched, reach=False):
-    bufts = sched.world.own_bufts
+    bufts = sched.support.own_bufts
     writers = [k for b, k in zip(sched.backends, bufts, strict=True)
                if getattr(b.device, "ops", None) is None or OP.CPY in b.device.ops]
 

@@ -13,7 +13,7 @@ from conftest import ROOT, need
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import OP, T_BUFFER
-from ggjit.sched.columns import BITS, IS_SHARED
+from ggjit.sched.records import IS_SHARED
 
 RULES = ("2023", "2024", "modern")
 
@@ -30,13 +30,13 @@ def world(*fakes, **kwargs):
     """Scheduler on test devices and the CPU; returns it and the buffer types."""
     cpu = gg.init_backend("CPU:n_threads=1")
     sched = gg.Scheduler([*(f.init_backend() for f in fakes), cpu], **kwargs)
-    return sched, sched.world.own_bufts
+    return sched, sched.support.own_bufts
 
 
 def shown(sched, graph):
     """([backend names of nodes], [causes], [(backend, start, end, input names)])"""
     sched.split_graph(graph)
-    cut, name = sched._cut, lambda t: t.name or t.op.name
+    cut, name = sched._assigned, lambda t: t.name or t.op.name
     return ([cut.backend_of(i).name for i in range(cut.n_nodes)], [cut.cause_of(i)[0] for i in range(cut.n_nodes)],
             [(s.backend.name, s.start, s.start + len(s.nodes), [name(t) for t in s.inputs]) for s in sched.splits])
 
@@ -95,7 +95,7 @@ def test_2023_lists_a_source_at_every_use_A13_12():
         _, _, splits = shown(sched, gg.Graph(gg.add(gg.add(w, v), gg.mul(w, v))))
         cut = [("A", 0, 1, listed), ("A", 1, 3, [])] if rules == "modern" else [("A", 0, 3, listed)]
         assert splits == cut, rules                     # modern: a weight to copy opens a new split
-        assert len(sched._cut.copies) == 1, "one copy, whatever the listing"
+        assert len(sched._assigned.copies) == 1, "one copy, whatever the listing"
 
 
 def test_2023_takes_a_worse_source_when_it_is_larger_A12_06():
@@ -280,14 +280,14 @@ def test_random_graphs_against_the_plain_rules_A12_A13_B4(rules):
             seen["aborts"] += 1
             continue
         sched.split_graph(graph)
-        cut = sched._cut
+        cut = sched._assigned
         if any(cut.cause_of(i)[0].startswith(("5.", "3.upg")) or want.get(t) < 0 for i, t in enumerate(graph.nodes)):
             seen["unsafe"] += 1
             continue                                    # ggml would corrupt memory, or move a pinned node
-        if rules != "modern" and (cut.col(BITS) & IS_SHARED).any():
+        if rules != "modern" and (cut.rows["bits"] & IS_SHARED).any():
             seen["shared"] += 1
             continue                                    # two backends write one tensor: a copy of it would be stale
-        got = [backends.index(cut.backend_of(i)) for i in range(cut.m)]
+        got = [backends.index(cut.backend_of(i)) for i in range(cut.n)]
         for i, t in enumerate(cut.tensors):
             assert want.get(t) in (-1, got[i]), (seed, i, t, want.get(t), got[i], cut.cause_of(i))
         assert [(backends.index(s.backend), s.start, s.start + len(s.nodes), s.inputs) for s in sched.splits] \
@@ -313,7 +313,7 @@ def test_modern_against_ggml(wheel, tmp_path):
             seen["aborts"] += 1
             continue
         sched.split_graph(drawn.graph)
-        cut = sched._cut
+        cut = sched._assigned
         if any(cut.cause_of(i)[0].startswith("5.") for i in range(cut.n_nodes)):
             seen["unsafe"] += 1
             continue
@@ -327,10 +327,10 @@ def test_modern_against_ggml(wheel, tmp_path):
     answers = json.loads(r.stdout)
     assert len(answers) == len(kept) == 22 and seen == {"aborts": 9, "unsafe": 9}
     for answer, (_, sched) in zip(answers, kept, strict=True):
-        cut, names = sched._cut, [b.name for b in sched.backends]
+        cut, names = sched._assigned, [b.name for b in sched.backends]
         assert answer["n_splits"] == cut.n_splits
         assert answer["nodes"] == [names.index(cut.backend_of(i).name) for i in range(cut.n_nodes)]
-        copied = [[bool(c >= 0) for c in cut.col(20, 10)[10 * i:10 * i + len(t.src)].tolist()]
+        copied = [[bool(c >= 0) for c in cut.rows["copy"][i, :len(t.src)].tolist()]
                   for i, t in enumerate(cut.nodes)]
         assert answer["copied"] == copied
 

@@ -76,9 +76,9 @@ def mypy(tmp_path_factory):
 def hidden():
     """{name in a stub: class} of what functions return."""
     from ggjit.alloc.report import MeasureReport
-    from ggjit.cpu.plan import Plan
     from ggjit.cpu.thread_pool import Pool
     from ggjit.display.drawing import Drawing
+    from ggjit.graphs.plan import Plan
     from ggjit.models.networks.network import Network
     from ggjit.models.networks.silero import SileroVad
     from ggjit.models.text.generation import Generation

@@ -95,6 +95,8 @@ class Backend(Handle, HtmlRepr):
     Contract of the asynchronous slots: what is submitted runs in order; `synchronize` waits for all of it.
     """
 
+    plan_settings = ()              # what its plans depend on besides graph and placement (engine/graphs/plan_cache.py)
+
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         count_writes(cls, _WRITING_SLOTS)

@@ -20,13 +20,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=IN_FLIGHT.clear)         # streams do not survive a fork
 
 
-def take_off(sched, run):
+def submitted(sched, run):
     """`run` was submitted."""
     with _changing:
         IN_FLIGHT[sched] = (run,)               # a new object for every submission
 
 
-def land(sched, flight):
+def waited_for(sched, flight):
     """`sched` waited for `flight`, what IN_FLIGHT said before the wait; more may have been submitted meanwhile."""
     with _changing:
         if IN_FLIGHT.get(sched) is flight:

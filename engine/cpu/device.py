@@ -4,9 +4,9 @@ import platform
 
 from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
-from ggjit.core.config import available_cores, default_threads
+from ggjit.core.config import available_cores, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
-from ggjit.cpu.plan import Plan
+from ggjit.cpu.plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import VIEW_OPS
@@ -88,7 +88,7 @@ class CPUBackend(Backend):
 
     @property
     def abort_callback(self):
-        """() -> bool, asked every 10 ms or so; True cancels.  None: nobody is asked."""
+        """() -> bool, asked every 10 ms or so; True cancels.  None: nothing is asked."""
         return self._abort_callback
 
     @abort_callback.setter
@@ -97,21 +97,23 @@ class CPUBackend(Backend):
             raise TypeMismatch(f"abort_callback must be callable or None, got {callback!r}")
         self._abort_callback = callback
 
+    @property
+    def plan_settings(self):
+        return self.n_threads, bool(self.fuse), "check" in debug
+
     def graph_plan_create(self, graph, placement=None, fuse=None):
         """A Plan: kernels chosen, addresses resolved, work memory sized; `plan.compute()` replays it.
 
         fuse=False: a kernel for each node, so that results in between can be read; None: as `self.fuse` says.
         """
         expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
-        return Plan(self, graph, placement or graph.placement, fuse)
+        return CPUPlan(self, graph, placement or graph.placement, fuse)
 
     def graph_compute(self, graph):
         """Run the graph once.  The plan is kept with the graph, so a second call replays."""
         expect_slot(graph, "plans", "graph_compute takes a Graph; use gg.Graph(y)")
-        kept = graph.plans.get(self)
-        if kept is None or kept.placement is not graph.placement or kept.n_threads != self.n_threads:
-            kept = graph.plans[self] = self.graph_plan_create(graph)
-        kept.compute()
+        key = graph.placement, *self.plan_settings
+        graph.plans.get(self, lambda plan: key, lambda: self.graph_plan_create(graph)).compute()
 
     def __repr__(self):
         return f"<Backend CPU n_threads={self.n_threads}>"

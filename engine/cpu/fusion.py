@@ -10,61 +10,13 @@ result may overlap a source, except one that is read as a whole before anything 
 row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
 """
 import collections
-import dataclasses
-import itertools
 
 import numpy as np
 
 from ggjit.core.table import TABLE
+from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode
 from ggjit.ops.core.fusion_pattern import all_fusions
-from ggjit.ops.core.record import FLAG_COMPUTE, T_BUFFER, T_FLAGS, T_PARAMS
-from ggjit.ops.core.spec import Kernel
-
-N_PARAM_WORDS = 8
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PlanNode:
-    """One NODE row: the tensor it computes, or the last of those it computes in one kernel."""
-    t: object
-    kernel: Kernel
-    module: str                     # of the kernel
-    reads: tuple                    # tensors of the source views, in order
-    params: np.ndarray              # the NODE's parameter words
-    nodes: tuple                    # all nodes it computes, in order; the last one is t
-    left_out: frozenset = frozenset()       # ids of those that are never stored
-    by_row: tuple = ()
-    ahead: tuple = ()
-
-    @property
-    def stored(self):
-        """The tensors it writes to memory."""
-        return [t for t in self.nodes if t.id not in self.left_out]
-
-    def permitted(self, where):
-        """Does the memory allow it?  where(t) -> (buffer, offset)."""
-        spans = [(t, *where(t)) for t in self.stored]
-        if any(_overlap(p, q) for p, q in itertools.combinations(spans, 2)):
-            return False
-        free = {t.id for t in (*self.nodes, *self.ahead)}
-        sources = [(t, *where(t)) for t in self.reads if t.id not in free]
-        by_row = {t.id for t in self.by_row}
-        return not any(_overlap(w, s) and not (s[0].id in by_row and _same_place(w, s)) for w in spans for s in sources)
-
-
-def _overlap(p, q):
-    (t, buf, lo), (u, other, start) = p, q
-    return buf is other and lo < start + u.nbytes and start < lo + t.nbytes
-
-
-def _same_place(p, q):
-    (t, buf, lo), (u, other, start) = p, q
-    return buf is other and lo == start and t.nb == u.nb and t.ne == u.ne
-
-
-def single(t, spec, kernel):
-    """The PlanNode of one node."""
-    return PlanNode(t, kernel, spec.module, t.src, TABLE.words[t.id, T_PARAMS:T_PARAMS + N_PARAM_WORDS], (t,))
+from ggjit.ops.core.record import FLAG_COMPUTE, T_BUFFER, T_FLAGS
 
 
 def fuse_nodes(singles, graph, where, n_threads):

@@ -20,7 +20,7 @@ from ggjit.ops.core.spec import all_specs
 from ggjit.ops.matmul import repack
 from ggjit.ops.native import isa
 
-_alive = weakref.WeakSet()              # while there is none, nobody has to be asked
+_alive = weakref.WeakSet()              # while there is none, no tensor is looked at
 
 
 def _layouts():
@@ -30,7 +30,7 @@ def _layouts():
 
 
 class RepackBuffer(HostBuffer):
-    """Host memory whose matrices lie in the layout; all who read or write see the bytes of the file."""
+    """Host memory whose matrices lie in the layout; reads and writes see the bytes of the file."""
 
     def __init__(self, buft, size):
         super().__init__(buft, size)

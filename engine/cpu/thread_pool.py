@@ -1,11 +1,10 @@
 """The thread pool: one per process, made like ggml's.  N-1 threads sit in one jitted loop; the caller is thread 0.
 
     Pool.run(first NODE, end)  ->  sync page  ->  engine/cpu/walk.py: thread 0 and the workers walk the NODE rows
-                                                  engine/cpu/walk_traced.py: the same, reading the clock, for profiles
 
 The sync page is the memory all threads share (offsets: ops/native/node.py, engine/cpu/walk.py).
 
-Fork: threads do not survive; the child drops the pool and builds a new one at its next compute (engine/cpu/pool_fork.py
+Fork: threads do not survive; the child drops the pool and builds a new one at its next compute (`_leave_walk`
 for a fork inside a computation).
 """
 import atexit
@@ -19,27 +18,13 @@ import numpy as np
 
 from ggjit.core.arguments import expect, whole
 from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting
-from ggjit.cpu.pool_fork import leave_walk
+from ggjit.cpu import walk
 from ggjit.cpu.ticks import Tracing
-from ggjit.cpu.walk import (
-    PAGE_NBYTES,
-    S_CALLBACK,
-    S_SPIN,
-    S_STATUS,
-    S_TRACE,
-    SYS_FUTEX,
-    clock,
-    poll,
-    quit_workers,
-    run,
-    worker,
-)
-from ggjit.cpu.walk_traced import walk_traced
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import WORD
 from ggjit.ops.elementwise.custom import IN_PYTHON
-from ggjit.ops.native.node import S_INTERVAL, S_POLL
+from ggjit.ops.native.node import S_ABORT, S_COUNT, S_GENERATION, S_INTERVAL, S_POLL
 
 POLL_SECONDS = 0.010
 SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
@@ -52,9 +37,9 @@ class Pool:
     """The threads and their sync page.  Use `the_pool()`."""
 
     def __init__(self):
-        memory = np.zeros(PAGE_NBYTES + 64, np.uint8)
+        memory = np.zeros(walk.PAGE_NBYTES + 64, np.uint8)
         start = -memory.__array_interface__["data"][0] % 64
-        self._page = memory[start:start + PAGE_NBYTES]
+        self._page = memory[start:start + walk.PAGE_NBYTES]
         self.words = memoryview(self._page.view(np.int64))      # a word at a time: faster than through NumPy
         self.sync = self._page.__array_interface__["data"][0]
         self._lock = threading.RLock()          # so that only its holder can release it
@@ -62,13 +47,13 @@ class Pool:
         self._threads = []
         self._native_ids = {}                   # worker number -> the system's thread id
         self.affinity = None                    # cores of the workers; None: wherever the system likes
-        self.tracing = Tracing(self.words, S_TRACE // WORD, walk_traced)
+        self.tracing = Tracing(self.words, walk.S_TRACE // WORD, walk.walk_traced)
         self._work = threading.Event()          # only where there is no futex
         self._per_second = _cycles_per_second()
         self.words[S_INTERVAL // WORD] = int(POLL_SECONDS * self._per_second)
-        self.words[S_POLL // WORD] = poll.address
+        self.words[S_POLL // WORD] = walk.poll.address
         self.poll = 50
-        self._enter = _RUN(run.address)         # compiled before any thread starts
+        self._enter = _RUN(walk.run.address)         # compiled before any thread starts
 
     @property
     def poll(self):
@@ -80,11 +65,11 @@ class Pool:
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 100:
             raise ParamError(f"poll must be an integer from 0 to 100, got {level!r}")
         self._poll = level
-        self.words[S_SPIN // WORD] = int(SPIN_SECONDS * level / 50 * self._per_second)
+        self.words[walk.S_SPIN // WORD] = int(SPIN_SECONDS * level / 50 * self._per_second)
 
     def pause(self):
         """Put idle workers to sleep at once; they still answer computes (17-90 us later than spinning ones)."""
-        self.words[S_SPIN // WORD] = 0
+        self.words[walk.S_SPIN // WORD] = 0
 
     def resume(self):
         """Let idle workers spin again as `poll` says."""
@@ -121,7 +106,7 @@ class Pool:
         if self.affinity:
             self._pin(ith)
         KERNEL_THREADS.add(threading.get_ident())
-        while not worker(self.sync, ith):
+        while not walk.worker(self.sync, ith):
             self._work.wait()
         self.n_walking = 0                      # in a process forked by this thread: the walk is over
 
@@ -157,8 +142,8 @@ class Pool:
             self.n_walking = n_threads
             if abort_callback is not None:
                 callback = _ABORT_CALLBACK(lambda: _ask(abort_callback, raised))
-                self.words[S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
-            if SYS_FUTEX is None:
+                self.words[walk.S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
+            if walk.SYS_FUTEX is None:
                 self._work.set()
             if self.tracing.watchers and j > i:
                 status = self.tracing.run(plan, i, j, self._enter, self.sync, first, end, n_threads)
@@ -167,17 +152,17 @@ class Pool:
         finally:
             self.n_walking = 0
             if callback is not None:            # no call before this: a signal could come in, and the address is stale
-                self.words[S_CALLBACK // WORD] = 0
-            if SYS_FUTEX is None:
+                self.words[walk.S_CALLBACK // WORD] = 0
+            if walk.SYS_FUTEX is None:
                 self._work.clear()
         if raised:
             raise raised[0]
-        return status, self.words[S_STATUS // WORD + 1]
+        return status, self.words[walk.S_STATUS // WORD + 1]
 
     def stop(self):
         """End the threads (at interpreter exit)."""
         if self._threads:
-            quit_workers(self.sync)
+            walk.quit_workers(self.sync)
             self._work.set()
             for t in self._threads:
                 t.join(timeout=5)
@@ -197,10 +182,10 @@ def _ask(callback, raised):
 
 
 def _cycles_per_second(seconds=0.002):
-    c0, t0 = clock(), time.perf_counter()
+    c0, t0 = walk.clock(), time.perf_counter()
     while time.perf_counter() - t0 < seconds:
         pass
-    return max((clock() - c0) / (time.perf_counter() - t0), 1e6)
+    return max((walk.clock() - c0) / (time.perf_counter() - t0), 1e6)
 
 
 _pool = None
@@ -229,6 +214,7 @@ def _stop():
         _pool.stop()
 
 
+# ---------------------------------------------------------------- fork
 def _after_fork():
     """In the child: no pool yet."""
     global _pool
@@ -237,7 +223,28 @@ def _after_fork():
     KERNEL_THREADS.clear()
     IN_PYTHON.clear()
     if old is not None and walking:
-        leave_walk(old)
+        _leave_walk(old)
+
+
+def _leave_walk(pool):
+    """In the child, on the thread that was walking for `pool`: the walk ends without the other threads.
+
+    A function of the user's may fork inside a computation (a custom op that starts a process).  The child comes back
+    into the middle of the walk, whose barriers wait for threads that do not exist there: the walk is cancelled, and
+    another thread opens every barrier until the child is out of it.
+    """
+    if pool.n_walking > 1:
+        pool.words[S_ABORT // WORD] = pool.words[walk.S_QUIT // WORD] = 1
+        pool.words[S_COUNT // WORD], pool.words[walk.S_DONE // WORD] = 0, pool.n_walking - 1
+        threading.Thread(target=_open_barriers, args=(pool,), daemon=True).start()
+
+
+def _open_barriers(pool, seconds=1e-4):
+    while pool.n_walking:
+        if pool.words[S_COUNT // WORD]:
+            pool.words[S_COUNT // WORD] = 0
+            pool.words[S_GENERATION // WORD] += 1
+        time.sleep(seconds)
 
 
 if hasattr(os, "register_at_fork"):

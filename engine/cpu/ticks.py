@@ -93,11 +93,11 @@ class Tracing:
     def __init__(self, words, at, walk):
         """words[at:at + 3]: where the jitted code finds a page's address, the bytes of a thread's part of it, and the
         address of the walk that fills it (a Native, compiled when first watched)."""
-        self._words, self._at, self._walk = memoryview(words), at, walk
+        self._words, self._fixed_place, self._walk = memoryview(words), at, walk
         self.watchers, self.sheets, self._last, self._spare = [], {}, None, []
 
     def watch(self, profile):
-        self._words[self._at + 2] = self._walk.address
+        self._words[self._fixed_place + 2] = self._walk.address
         self.watchers.append(profile)
 
     def leave(self, profile):
@@ -115,7 +115,7 @@ class Tracing:
         n = sheet.n_runs
         if n == sheet.turn_at:
             sheet.turn()
-        words, at = self._words, self._at
+        words, at = self._words, self._fixed_place
         if sheet is not self._last:
             self._last, words[at + 1] = sheet, sheet.thread_nbytes
         words[at] = sheet.address + n % sheet.n_pages * sheet.page_nbytes

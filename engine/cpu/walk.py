@@ -32,7 +32,7 @@ from ggjit.ops.native.node import CHUNK, CHUNK2, S_ABORT, S_DEADLINE, S_INTERVAL
 # sync page, continued from ops/native/node.py: byte offsets, hammered words 64 bytes apart
 S_JOB = 384             # sequence number << 10 | threads taking part; workers wait for it to change
 S_DONE = 448            # workers that finished the job
-S_STOP_AT = 512         # NODE at whose barrier everybody leaves
+S_STOP_AT = 512         # NODE at whose barrier all threads leave
 S_STATUS = 576          # first bad status, and in the next word its NODE
 S_PLAN = 640            # the job: first NODE, end address
 S_QUIT = 704            # the process exits
@@ -41,7 +41,7 @@ S_THREAD_STATE = 832    # thread 0's saved Python thread state
 S_CALLBACK = 840        # address of the abort callback (0: none)
 S_SPIN = 848            # cycles an idle worker spins before it sleeps
 S_TRACE = 856           # page of the profile to write each node's start and end to (0: none); the next words: bytes a
-                        # thread has of it, address of the walk that fills it (engine/cpu/ticks.py, walk_traced.py)
+                        # thread has of it, address of the walk that fills it (engine/cpu/ticks.py)
 PAGE_NBYTES = 1024
 
 TINY_PER_POLL = 64      # tiny nodes between two looks at the clock
@@ -163,6 +163,7 @@ def make_walk(traced):
 
 
 walk = make_walk(traced=False)
+walk_with_clock = make_walk(traced=True)
 
 
 @exact
@@ -172,6 +173,14 @@ def _walk_plan(first, end, ith, nth, sync):
         walk(first, end, ith, nth, sync)
     else:
         call4(ld_i64(sync + S_TRACE + 2 * WORD), (first, end, ith << 10 | nth, sync))
+
+
+@native("i64(i64, i64, i64, i64)")
+def walk_traced(node, end, who, sync):
+    """The walk of traced runs, thread who >> 10 of who & 1023: every thread notes when it began and ended each node
+    (engine/cpu/ticks.py).  Compiled and loaded at the first profile: it is called by address, out of the sync page."""
+    walk_with_clock(node, end, who >> 10, who & 1023, sync)
+    return 0
 
 
 @native("i64(i64, i64)")

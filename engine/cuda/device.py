@@ -48,14 +48,14 @@ class CUDADevice(Device):
         self.compute_capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
-        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/code.py)
+        self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
-        self._garbage = collections.deque()             # (function that frees, what nobody holds any more)
+        self._garbage = collections.deque()             # (function that frees, what is no longer held)
 
     @functools.cached_property
     def context(self):
-        """The primary context: shared with torch, cupy and everybody else in the process."""
+        """The primary context: shared with torch, cupy and other libraries of the process."""
         return driver().cuDevicePrimaryCtxRetain(self.handle)
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class CUDADevice(Device):
         return self._pinned
 
     def buffer_from_host_ptr(self, array, read_only=False):
-        """A copy of host memory that nobody writes, such as a mapped model file.  Errors: NotSupported, OutOfMemory."""
+        """A copy of host memory that is only read, such as a mapped model file.  Errors: NotSupported, OutOfMemory."""
         if not read_only:
             raise NotSupported(f"{self.name} cannot use host memory in place; pass read_only=True for a copy, or use "
                                f"alloc_buffer and set the tensors")
@@ -133,7 +133,7 @@ class CUDADevice(Device):
         driver().cuEventSynchronize(event)
 
     # ------------------------------------------------------------ synchronous copies
-    def finish(self):
+    def call_all(self):
         """Wait for all backends of this device; their errors come out here."""
         for backend in list(self._backends):
             backend.synchronize()
@@ -183,7 +183,7 @@ class CUDADevice(Device):
                 self.use()
                 try:
                     driver().cuCtxEnablePeerAccess(other.context, 0)
-                except CudaError:               # somebody else did already, or there are too many peers
+                except CudaError:               # it was done already, or there are too many peers
                     return
 
     # ------------------------------------------------------------ memory
@@ -200,7 +200,7 @@ class CUDADevice(Device):
             return int(make(*args))
 
     def release(self, function, held):
-        """Let the driver function `function` free what nobody refers to any more: at the next allocation or wait, never
+        """Let the driver function `function` free what is no longer referred to: at the next allocation or wait, never
         from a finalizer, which may run in any thread, a captured graph under way."""
         self._garbage.append((function, held))
 
@@ -312,6 +312,10 @@ class CUDABackend(Backend):
         self.cuda.cuStreamWaitEvent(self.stream, event, 0)
 
     # ------------------------------------------------------------ graphs
+    @property
+    def plan_settings(self):
+        return (self.use_graphs,)
+
     def graph_plan_create(self, graph, placement=None):
         """A CUDAPlan: kernels compiled and loaded, launches prepared; `plan.compute()` submits them.
 
@@ -319,7 +323,7 @@ class CUDABackend(Backend):
         backend and the CPU, which copies what changed.  Its memory is the scheduler's, copies included; what a
         GraphAllocator set aside for the graph lies idle.  Many such graphs share memory in one Scheduler of your own.
         """
-        if not graph.located and any(self._is_host(t) for t in graph.leafs):
+        if not graph.placed and any(self._is_host(t) for t in graph.leafs):
             return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
         return self._plan_class(self, graph, placement or graph.placement)
 
@@ -332,10 +336,8 @@ class CUDABackend(Backend):
         """Submit the graph and return.  The plan is kept with the graph, so a second call replays."""
         if not hasattr(graph, "plans"):
             raise TypeMismatch(f"graph_compute takes a Graph, got {type(graph).__name__}; use gg.Graph(y)")
-        kept = graph.plans.get(self)
-        if kept is None or kept.placement is not graph.placement:
-            kept = graph.plans[self] = self.graph_plan_create(graph)
-        kept.compute()
+        key = graph.placement, *self.plan_settings
+        graph.plans.get(self, lambda plan: key, lambda: self.graph_plan_create(graph)).compute()
 
 
 @functools.cache

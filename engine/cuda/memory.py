@@ -26,7 +26,7 @@ class CUDABuffer(Buffer):
             raise ParamError(f"buffer size must not be negative, got {size}")
         super().__init__(buft, size)
         self.base = buft.device.allocate("cuMemAlloc", max(self.size, 1))
-        # the memory lives as long as somebody holds it: this buffer, or a plan that computes in it
+        # the memory lives as long as something holds it: this buffer, or a plan that computes in it
         self.memory = Allocation(buft.device, self.base)
 
     def _range(self, t, offset, nbytes):
@@ -76,7 +76,7 @@ class CUDABuffer(Buffer):
 
 
 class Allocation:
-    """Owns one cuMemAlloc; it is freed when nobody refers to it any more."""
+    """Owns one cuMemAlloc; it is freed with the last reference to it."""
 
     def __init__(self, device, address):
         self.address = address

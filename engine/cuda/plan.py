@@ -14,14 +14,10 @@ import weakref
 
 import numpy as np
 
-from ggjit.core.buffer import USAGE_COMPUTE
-from ggjit.core.table import TABLE
-from ggjit.core.versions import written
-from ggjit.cpu.plan import Plan
-from ggjit.cuda.code import functions
-from ggjit.cuda.driver import CudaError
-from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, OutOfMemory, ParamError
-from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_INFO, WORD
+from ggjit.cuda.driver import SIMULATED, CudaError, driver
+from ggjit.graphs.plan import Plan
+from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
+from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, WORD
 from ggjit.ops.core.shape import describe
 from ggjit.ops.cuda.native.launch import launches
 
@@ -32,15 +28,11 @@ ALIGNED = 16                    # bytes: the widest load; makers of launches loo
 
 @dataclasses.dataclass(frozen=True)
 class NodeKernel:
-    """The launches of one node, as engine/cpu/plan.py sees a kernel."""
+    """The launches of one node, as engine/graphs/plan.py sees a kernel."""
     name: str
     launches: tuple
     work_nbytes: int
     cost: float = 0.0
-
-    def code(self):
-        """No address: launches are lists of their own."""
-        return 0
 
 
 class CUDAPlan(Plan):
@@ -75,31 +67,20 @@ class CUDAPlan(Plan):
         self._graph = _Graph()
         weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
 
-    def _resolve(self):
-        """Write the address of every view and send the rows to the device; called again when something moved."""
-        version = TABLE.placement_version
-        placed = [self.where(t) for _, t in self._views]
-        for (_, t), where in zip(self._views, placed, strict=True):
-            if where is None or not where[0].alive:
-                raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
-            if (where[1] - t.view_offs) % ALIGNED:
-                raise ParamError(f"{describe(t)} lies at byte {where[1] - t.view_offs} of {where[0]!r}, which is no "
-                                 f"multiple of {ALIGNED}; save the file with general.alignment 32, or load the model "
-                                 f"with n_gpu_layers=-1, which places its weights anew")
-        at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
-        self.rows[at] = np.fromiter((b.base + o for b, o in placed), np.int64, len(placed))
-        buffers = {id(b): b for b, _ in placed}
-        self._buffers = list(buffers.values())
-        self._arenas = [b.memory for b in self._buffers]        # freeing a buffer must not take a running plan's memory
-        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
-        self._me = weakref.ref(self)
-        self._work = self.backend.work(self.work_nbytes)
-        self.rows[self._work_words] = self._work.base
-        bases = {x.id for t in self.nodes if t._fixed_place is None for x in written(t)}
-        self._note_written(bases)
-        self.__dict__.pop("_spans", None)
+    def _check_address(self, t, buf, offs):
+        if (offs - t.view_offs) % ALIGNED:
+            raise ParamError(f"{describe(t)} lies at byte {offs - t.view_offs} of {buf!r}, which is no multiple of "
+                             f"{ALIGNED}; save the file with general.alignment 32, or load the model with "
+                             f"n_gpu_layers=-1, which places its weights anew")
+
+    def _memory(self, buf):
+        return buf.memory, buf.base
+
+    def _work_buffer(self):
+        return self.backend.work(self.work_nbytes)
+
+    def _rows_written(self, memory):
         self._send_rows()
-        self.resolved = version
 
     def _send_rows(self):
         """The rows, and a status of nothing wrong, after everything submitted before."""
@@ -163,41 +144,25 @@ class CUDAPlan(Plan):
             return None
         self.status[:] = 0
         self._send_rows()
-        t = next(t for t in self.nodes if t.id == node_id)
-        self.rows[self._starts[self.nodes.index(t)] + N_INFO] = value
-        try:
-            self._raise(BAD_INDEX, self._first + self._starts[self.nodes.index(t)] * WORD)
-        except IndexRangeError as e:
-            return e
+        return self._error(BAD_INDEX, next(i for i, t in enumerate(self.nodes) if t.id == node_id), value)
 
-    def _poison(self):
-        for t in self.nodes:
-            buf, offs = self.where(t)
-            if t.view_src is None and not any(s is not None and self.where(s) == (buf, offs) for s in t.src):
-                self.backend.device.fill(buf.base + offs, 0xFF, t.nbytes)
+    def _fill(self, buf, offs, nbytes):
+        self.backend.device.fill(buf.base + offs, 0xFF, nbytes)
 
     # ------------------------------------------------------------ reading
     def numpy(self, t):
         self.backend.synchronize()
-        with self._lock:
-            t._check()
-            self.check_intact(t)
-            where = self.where(t)
-            if where is None:
-                raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
-            return t._decoded(self._bytes(t, where))
+        return super().numpy(t)
 
     def view(self, t):
         """As on the CPU, but a copy: the memory is the device's."""
         self.backend.synchronize()
-        a = t._elements(self._bytes(t, self.where(t))).reshape(t.shape)
-        a.flags.writeable = False
-        return a
+        return super().view(t)
 
-    def _bytes(self, t, where):
+    def _bytes(self, t, buf, offs):
         raw = np.empty(t.nbytes, np.uint8)
         if raw.size:
-            self.backend.device.copy_out(raw, where[0].base + where[1])
+            self.backend.device.copy_out(raw, buf.base + offs)
         return raw
 
     def timed(self):
@@ -231,3 +196,30 @@ def _argument(address):
     value = ctypes.c_int64(address)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
     return ctypes.addressof(pointers), pointers, value
+
+
+# ---------------------------------------------------------------- from a Python function to one that can be launched
+def functions(device, launches):
+    """Function handles of `launches` on `device`; each kernel is compiled and loaded once."""
+    return [_function(device, launch) for launch in launches]
+
+
+def _function(device, launch):
+    found = device.functions.get(launch.name)
+    if found is None:
+        image, symbol = _image(device, launch)
+        device.use()
+        module = driver().cuModuleLoadData(image)
+        found = device.functions[launch.name] = driver().cuModuleGetFunction(module, symbol)
+        device.modules.append(module)
+    return found
+
+
+def _image(device, launch):
+    if SIMULATED:                   # the Python function itself takes the place of the machine code
+        func = launch.make()
+        func.__name__ = launch.name
+        return func, b""
+    from ggjit.ops.cuda.native.build import binary
+    built = binary(launch, device.compute_capability)
+    return built.cubin, built.symbol.encode()

@@ -1,7 +1,7 @@
 """The functions of `cuda.bindings.driver` that ggjit uses, over host memory and Numba's CUDA simulator.
 
-Same names, same arguments, the same results (a status first).  Streams are queues that do their work when somebody
-waits for them, so that a missing wait shows; a kernel is the Python function itself, handed over where the device gets
+Same names, same arguments, the same results (a status first).  Streams are queues that do their work when they
+are waited for, so that a missing wait shows; a kernel is the Python function itself, handed over where the device gets
 its machine code.  `fail[name] = (status name, calls before it)` makes a function fail, for tests.
 """
 import collections
@@ -122,7 +122,7 @@ def _used(device):
 
 
 def _new(nbytes, device):
-    raw = np.full(nbytes + 256, 0xFF, np.uint8)             # NaN bytes: nobody may count on zeros
+    raw = np.full(nbytes + 256, 0xFF, np.uint8)             # NaN bytes: nothing may count on zeros
     base = raw.__array_interface__["data"][0]
     base += -base % 256
     _memory[base] = raw, nbytes, device
@@ -197,7 +197,7 @@ def cuMemsetD8Async(dstDevice, uc, N, hStream):
 
 # ---------------------------------------------------------------- streams and events
 class Stream:
-    """Work that is done, in order, when somebody waits for it."""
+    """Work that is done, in order, when it is waited for."""
 
     def __init__(self):
         self.jobs, self.captured = collections.deque(), None

@@ -6,8 +6,8 @@ colours but greys of the text's own colour, so that it reads on dark and light p
 from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import Buffer, BufferType
 from ggjit.core.html_repr import escape, html_of, size_text
-from ggjit.cpu.plan import Plan
 from ggjit.graphs.graph import Graph
+from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_LOSS, FLAG_OUTPUT, FLAG_PARAM
 from ggjit.ops.core.traits import all_traits

@@ -13,7 +13,7 @@ from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
 from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
-from ggjit.graphs.placed import Located
+from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
@@ -109,10 +109,10 @@ class GraphAllocator:
         graph.placement = Placement(where)
         for t in (*graph.leafs, *graph.nodes):
             if t.id in where and type(where[t.id][0]).init_tensor is not Buffer.init_tensor:
-                where[t.id][0].init_tensor(Located(t, t.src, where[t.id]))
+                where[t.id][0].init_tensor(PlacedTensor(t, t.src, where[t.id]))
 
     def _forget_leaves(self):
-        """Leaves placed by an earlier call are planned anew; those placed by somebody else meanwhile are left alone."""
+        """Leaves placed by an earlier call are planned anew; those placed elsewhere meanwhile are left alone."""
         mine = {buf.id for chunks in self._memory.chunks for buf in chunks if buf is not None}
         for t in self._owned.values():
             if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine:

@@ -1,13 +1,13 @@
 """Graphs: the nodes that lead to some results, in an order in which each comes after its sources.  Immutable."""
 import functools
 import hashlib
-import weakref
 
 import numpy as np
 
 from ggjit.alloc.order import reorder
 from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
 from ggjit.ops.core.shape import describe
@@ -24,7 +24,7 @@ class Graph(HtmlRepr):
     order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
     It respects every read and write of every storage, so the results are the same bit for bit.
     """
-    located = False                     # True for what a scheduler hands to a backend (engine/graphs/placed.py)
+    placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     def __init__(self, *outputs, order="graph"):
         if order not in ("graph", "memory"):
@@ -54,7 +54,7 @@ class Graph(HtmlRepr):
         self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
         self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
-        self.plans = weakref.WeakKeyDictionary()        # backend -> its plan, for Backend.graph_compute
+        self.plans = PlanCache()        # by backend, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
 

@@ -1,19 +1,18 @@
-"""Located tensors: what a backend sees of a graph under a scheduler.
+"""Placed tensors: what a backend sees of a graph under a scheduler.
 
 The user's tensors and graph are never edited.  A scheduler gives every backend its own view of its nodes instead:
 
     the user's node        y = add(a, b)         a lies on the GPU, b on the CPU, y runs on the CPU
     the CPU's view of it   y' = add(a', b)       a' the CPU's copy of a; each of y', a', b knows (buffer, offset)
 
-A Located tensor has the id, op, shape and parameters of the original, its own sources and its own place.  Backends
+A PlacedTensor has the id, op, shape and parameters of the original, its own sources and its own place.  Backends
 use it like any tensor: `t.buffer`, `t.offs`, `t.src`.
 """
-import weakref
-
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.tensors.tensor import Tensor
 
 
-class Located(Tensor):
+class PlacedTensor(Tensor):
     """`t` at (buffer, byte offset) with sources of its own.  Writing it leaves the original's data version alone."""
 
     __slots__ = ("_fixed_place",)
@@ -30,12 +29,12 @@ class Located(Tensor):
         """The scheduler keeps the versions of what it computes and copies."""
 
 
-class SubGraph:
-    """Nodes for one backend: quacks like a Graph as far as backends look.
+class PlacedGraph:
+    """Nodes for one backend, with the attributes of a Graph that backends read.
 
-    device: the device whose memory was chosen; located: its tensors are not the user's handles.
+    device: the device whose memory was chosen; placed: its tensors are not the user's handles.
     """
-    located = True
+    placed = True
 
     def __init__(self, device, nodes, key):
         self.device, self.nodes, self.key = device, nodes, key
@@ -48,10 +47,10 @@ class SubGraph:
                     self.leafs.append(s)
         self.outputs = tuple(nodes[-1:])
         self.placement = None
-        self.plans = weakref.WeakKeyDictionary()
+        self.plans = PlanCache()
 
     def __len__(self):
         return len(self.nodes)
 
     def __repr__(self):
-        return f"<SubGraph of {len(self.nodes)} nodes on {self.device.name}>"
+        return f"<PlacedGraph of {len(self.nodes)} nodes on {self.device.name}>"

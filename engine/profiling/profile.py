@@ -7,7 +7,7 @@
     p.trace("run.json")         for chrome://tracing and ui.perfetto.dev
     graph.draw()                times and bytes in the picture of the graph
 
-Every thread reads the processor's clock at the end of each node, in jitted code (engine/cpu/walk_traced.py), into
+Every thread reads the processor's clock at the end of each node, in jitted code (engine/cpu/walk.py), into
 memory of its own (engine/cpu/ticks.py): 10-25 ns a node.  Outside a profile the plans run a walk that has no such code.
 All runs are in the sums; plots and traces show the last ones, as many as fit 256 KB a plan.
 

@@ -1,8 +1,16 @@
 """The scheduler: one graph on several backends.
 
-In the order of a run: `support` (what devices can do), `gather` (graph -> columns of numbers), `rules` and `repair` (a
-backend for every node), `split`, `motion`, `assignment` (all of it for one graph), `layout` (memory), `run` (copies and
-computes).  `columns` names the numbers all of them share.
+In the order of a run:
+
+    support                     what the devices can do, asked once
+    records, causes             what the jitted passes share: a record per tensor, one of parameters; why an assignment
+    gather, rules, repair       graph -> records; a backend for every node; what the rules leave undone
+    split, motion, order        runs of nodes on one backend; cheaper places and better orders for them
+    assignment                  all of these for one graph
+    planner_graph, layout       what the memory planner sees; where everything lies
+    run, input_copies           the loop over splits; copies between backends
+    hazards, experts            what has to wait for what; weights of which only the experts in use are copied
+    scheduler, plan, explain    the public class; its runs behind the interface of a plan; what it did and why
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

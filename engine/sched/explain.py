@@ -1,4 +1,4 @@
-"""What the scheduler did and why: text, HTML and Graphviz dot of one cut graph.
+"""What the scheduler did and why: text, HTML and Graphviz dot of one assigned graph.
 
 Content as ggml's debug print (row A12.09): splits with inputs and sizes, then every node with op, name, size, backend,
 cause, and the same for its sources; plus what was copied, what was not, and how long it took.
@@ -7,8 +7,7 @@ import html
 
 from ggjit.display.html import facts, folded, table
 from ggjit.ops.core.record import VIEW_OPS
-from ggjit.sched.columns import BACKEND, COPY
-from ggjit.sched.split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT
+from ggjit.sched.records import KEPT
 from ggjit.tensors.summary import label, op_name
 
 COLOURS = ("#8ecae6", "#ffb703", "#90be6d", "#f28482", "#cdb4db", "#e9c46a", "#a8dadc", "#d4a373")
@@ -26,9 +25,9 @@ def name_of(t):
 class Explanation:
     """`str(e)`, `e.to_html()` (shown by notebooks), `e.dot`; `e.rows` and `e.copies` are the data behind them."""
 
-    def __init__(self, cut, run):
-        self.cut, self.run = cut, run
-        self.backends = cut.world.backends
+    def __init__(self, assigned, run):
+        self.assigned, self.run = assigned, run
+        self.backends = assigned.support.backends
         self.times = {k: (p.copy_ns, p.compute_ns) for k, p in enumerate(run.parts[run.instance] or ())} if run else {}
 
     # ------------------------------------------------------------ data
@@ -36,31 +35,31 @@ class Explanation:
     def rows(self):
         """One dict per node: split, op, name, nbytes, backend, cause, why, sources."""
         out = []
-        for k, s in enumerate(self.cut.splits):
+        for k, s in enumerate(self.assigned.splits):
             for i, t in enumerate(s.nodes, s.start):
-                label, why = self.cut.cause_of(i)
+                label, why = self.assigned.cause_of(i)
                 out.append({"split": k, "node": i, "op": t.op.name, "name": name_of(t), "nbytes": t.nbytes,
                             "backend": self._backend(i), "cause": label, "why": why,
                             "sources": [self._source(i, j) for j, x in enumerate(t.src) if x is not None]})
         return out
 
     def _backend(self, i):
-        b = self.cut.backend_of(i)
+        b = self.assigned.backend_of(i)
         return b.name if b else "none"
 
     def _source(self, i, j):
-        t = self.cut.tensors[i].src[j]
-        s = self.cut.local[t.id]
-        copied = int(self.cut.col(COPY, 10)[10 * i + j]) >= 0
+        t = self.assigned.tensors[i].src[j]
+        s = self.assigned.local[t.id]
+        copied = bool(self.assigned.rows["copy"][i, j] >= 0)
         return {"name": name_of(t), "nbytes": t.nbytes, "backend": self._backend(s),
-                "cause": self.cut.cause_of(s)[0], "copied": copied}
+                "cause": self.assigned.cause_of(s)[0], "copied": copied}
 
     @property
     def copies(self):
         """One dict per copy: tensor, nbytes, from, to, split, kept (reused while the original does not change)."""
-        return [{"tensor": name_of(self.cut.tensors[c[K_SRC]]), "nbytes": self.cut.tensors[c[K_SRC]].nbytes,
-                 "from": self._backend(c[K_SRC]), "to": self.backends[c[K_BACKEND]].name, "split": c[K_SPLIT],
-                 "kept": c[K_KIND] == KEPT} for c in self.cut.copies.tolist()]
+        return [{"tensor": name_of(self.assigned.tensors[src]), "nbytes": self.assigned.tensors[src].nbytes,
+                 "from": self._backend(src), "to": self.backends[backend].name, "split": split, "kept": kind == KEPT}
+                for src, backend, split, kind in self.assigned.copies.tolist()]
 
     @property
     def totals(self):
@@ -68,14 +67,14 @@ class Explanation:
         copies = self.copies
         run = {} if self.run is None else {"copied_nbytes": self.run.copied_nbytes,
                                            "elided_nbytes": self.run.elided_nbytes, "runs": self.run.runs}
-        return {"rules": self.cut.world.rules, "splits": self.cut.n_splits, "copies": len(copies),
+        return {"rules": self.assigned.support.rules, "splits": self.assigned.n_splits, "copies": len(copies),
                 "copy_nbytes": sum(c["nbytes"] for c in copies), **run}
 
     # ------------------------------------------------------------ text
     def __str__(self):
         lines = ["  ".join(f"{k} {v}" for k, v in self.totals.items())]
         rows = iter(self.rows)
-        for k, s in enumerate(self.cut.splits):
+        for k, s in enumerate(self.assigned.splits):
             inputs = " ".join(f"[{name_of(t)} ({fmt_size(t.nbytes)})]" for t in s.inputs)
             took = "" if k not in self.times else "  copy {:.1f} us, compute {:.1f} us".format(
                 *(ns / 1e3 for ns in self.times[k]))
@@ -105,8 +104,8 @@ class Explanation:
         e = html.escape
         out = ["<div class='ggjit-sched'><p>", e(self._totals_text()), "</p>"]
         rows = iter(self.rows)
-        for k, s in enumerate(self.cut.splits):
-            colour = COLOURS[self.cut.split_rows[k, 0] % len(COLOURS)]
+        for k, s in enumerate(self.assigned.splits):
+            colour = COLOURS[self.assigned.split_rows["backend"][k] % len(COLOURS)]
             took = self.times.get(k, (0, 0))
             style = f"border-left:14px solid {colour};padding-left:6px"
             out.append(f"<details><summary style='{style}'>split {k}: {e(s.backend.name)}, {len(s.nodes)} nodes, "
@@ -132,29 +131,29 @@ class Explanation:
     def dot(self):
         """Graphviz: one box per node, coloured by backend, grouped by split (with its times once it ran); copies are
         dashed edges with their bytes."""
-        cut = self.cut
+        assigned = self.assigned
         lines = lambda s: quote(s).replace("\n", "\\n")                                        # noqa: E731
         quote = lambda s: '"' + str(s).replace("\\", "\\\\").replace('"', '\\"') + '"'       # noqa: E731
-        colour = lambda i: COLOURS[max(int(cut.col(BACKEND)[i]), 0) % len(COLOURS)]               # noqa: E731
+        colour = lambda i: COLOURS[max(int(assigned.rows["backend"][i]), 0) % len(COLOURS)]               # noqa: E731
         out = ["digraph sched {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
-        for k, s in enumerate(cut.splits):
+        for k, s in enumerate(assigned.splits):
             took = "" if k not in self.times else "\ncopy {:.1f} us, compute {:.1f} us".format(
                 *(ns / 1e3 for ns in self.times[k]))
             text = f"split {k}: {s.backend.name}, {len(s.inputs)} inputs{took}"
             out.append(f"  subgraph cluster_{k} {{ label={lines(text)};")
             for i, t in enumerate(s.nodes, s.start):
-                text = f"{name_of(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{cut.cause_of(i)[0]}"
+                text = f"{name_of(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{assigned.cause_of(i)[0]}"
                 out.append(f"    n{i} [label={lines(text)}, fillcolor={quote(colour(i))}];")
             out.append("  }")
-        for i in range(cut.n_nodes, cut.m):
-            out.append(f"  n{i} [label={quote(name_of(cut.tensors[i]))}, shape=ellipse, "
+        for i in range(assigned.n_nodes, assigned.n):
+            out.append(f"  n{i} [label={quote(name_of(assigned.tensors[i]))}, shape=ellipse, "
                        f"fillcolor={quote(colour(i))}];")
-        for i in range(cut.n_nodes):
-            for j, x in enumerate(cut.tensors[i].src):
-                if x is not None and x is not cut.tensors[i]:
-                    copied = int(cut.col(COPY, 10)[10 * i + j]) >= 0
+        for i in range(assigned.n_nodes):
+            for j, x in enumerate(assigned.tensors[i].src):
+                if x is not None and x is not assigned.tensors[i]:
+                    copied = assigned.rows["copy"][i, j] >= 0
                     copy = f" [style=dashed, label={quote(f'copy {x.nbytes:,} bytes')}]" if copied else ""
-                    out.append(f"  n{cut.local[x.id]} -> n{i}{copy};")
+                    out.append(f"  n{assigned.local[x.id]} -> n{i}{copy};")
         out.append("}")
         return "\n".join(out)
 
@@ -169,8 +168,8 @@ def split_html(s):
 
 
 def scheduler_html(s):
-    """A scheduler, and what its last graph was cut into."""
+    """A scheduler, and what its last graph was split into."""
     return facts(f"Scheduler on {', '.join(b.name for b in s.backends)}", (
-        ("rules", s.world.rules), ("splits", s.n_splits), ("instances of copies", s.n_copies),
+        ("rules", s.support.rules), ("splits", s.n_splits), ("instances of copies", s.n_copies),
         ("compute memory", ", ".join(f"{b.name} {s.buffer_size(b):,} bytes" for b in s.backends)))) + (
         s.explain().to_html() if s.n_splits else "")

@@ -1,4 +1,4 @@
-"""Graph and table -> columns; node signatures -> rows of the support matrix.
+"""Graph and table -> records; node signatures -> rows of the support matrix.
 
 `supports_op` is a Python call into a device, so it is asked once per distinct *signature*: op, parameters, types,
 shapes, strides and memory kinds of a node and its sources.  Signatures are kept as two 64-bit hashes in an open
@@ -6,51 +6,15 @@ addressing table that lives as long as the scheduler; a graph of ten thousand no
 """
 import numpy as np
 
-from ggjit.ops.core.record import (
-    FLAG_INPUT,
-    MAX_SRC,
-    OP,
-    T_BUFFER,
-    T_FLAGS,
-    T_NB,
-    T_NE,
-    T_OP,
-    T_PARAMS,
-    T_SRC,
-    T_TYPE,
-    T_VIEW_SRC,
-    T_WORDS,
-)
+from ggjit.ops.core import record as r
+from ggjit.ops.core.record import MAX_SRC, OP
 from ggjit.ops.native.jit import i64s, inlined, native
-from ggjit.sched.columns import (
-    BACKEND,
-    BITS,
-    CAUSE,
-    CAUSE_ARG,
-    COLUMNS,
-    COPY,
-    FOREIGN,
-    ID,
-    IS_COMPUTE,
-    IS_HOST,
-    IS_INPUT,
-    IS_LEAF,
-    IS_VIEW_OP,
-    IS_WEIGHT,
-    MEM,
-    NBYTES,
-    NONE,
-    OK,
-    OWN,
-    SIG,
-    SRC,
-    SRC_END,
-    VIEW,
-)
+from ggjit.sched import records as rec
+from ggjit.sched.records import opened, set_backend
 
 OP_NONE, OP_VIEW, OP_RESHAPE, OP_PERMUTE, OP_TRANSPOSE = (
     int(op) for op in (OP.NONE, OP.VIEW, OP.RESHAPE, OP.PERMUTE, OP.TRANSPOSE))
-# one row per buffer the graph touches: id, buffer type number, IS_WEIGHT | IS_HOST
+# one row per buffer the graph touches: id, buffer type number, rec.IS_WEIGHT | rec.IS_HOST
 B_ID, B_BUFT, B_BITS, B_WORDS = 0, 1, 2, 3
 
 
@@ -64,33 +28,33 @@ def slot_of(keys, mask, key):
 
 
 @inlined
-def _nbytes(t, r, block_nbytes, block_size):
-    """ggml_nbytes of the table row that starts at word r."""
-    n = t[r + T_NE] // block_size[t[r + T_TYPE]]
-    if block_size[t[r + T_TYPE]] == 1:
-        total = block_nbytes[t[r + T_TYPE]] + (t[r + T_NE] - 1) * t[r + T_NB]
+def _nbytes(t, at, sizes):
+    """ggml_nbytes of the table row that starts at word `at`; sizes: (bytes, elements) of a block by type number."""
+    block_nbytes, block_size = sizes[2 * t[at + r.T_TYPE]], sizes[2 * t[at + r.T_TYPE] + 1]
+    if block_size == 1:
+        total = block_nbytes + (t[at + r.T_NE] - 1) * t[at + r.T_NB]
     else:
-        total = n * t[r + T_NB]
+        total = t[at + r.T_NE] // block_size * t[at + r.T_NB]
     for k in range(1, 4):
-        total += (t[r + T_NE + k] - 1) * t[r + T_NB + k]
+        total += (t[at + r.T_NE + k] - 1) * t[at + r.T_NB + k]
     for k in range(4):
-        if t[r + T_NE + k] <= 0:
+        if t[at + r.T_NE + k] <= 0:
             return np.int64(0)
     return total
 
 
 @native("i64(i64, i64, i64, i64)")
-def distinct_buffers(table, ids, m, out):
-    """Distinct buffers of the tensors, as pairs (buffer id, number of a tensor in it), room for m; returns how many."""
-    t, a, o = i64s(table, 1 << 40), i64s(ids, m), i64s(out, 2 * m)
+def distinct_buffers(table, ids, n_ids, out):
+    """Distinct buffers of the tensors as pairs (buffer id, number of a tensor in it); returns how many."""
+    t, a, o = i64s(table, 1 << 40), i64s(ids, n_ids), i64s(out, 2 * n_ids)
     n = 0
     last = np.int64(-1)
     mask = np.int64(15)
-    while mask < 2 * m:
+    while mask < 2 * n_ids:
         mask = 2 * mask + 1
     keys = np.full(mask + 1, -1, np.int64)
-    for i in range(m):
-        b = t[a[i] * T_WORDS + T_BUFFER]
+    for i in range(n_ids):
+        b = t[a[i] * r.T_WORDS + r.T_BUFFER]
         if b < 0 or b == last:
             continue
         last = b
@@ -103,16 +67,17 @@ def distinct_buffers(table, ids, m, out):
     return n
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, slots, stamp, info):
-    """Fill all columns but SIG; ID is filled in by the caller.  FOREIGN: info[0] needs info[1], not in the graph.
+@native("i64(i64, i64, i64, i64, i64, i64)")
+def gather(params, buffers, n_bufs, block_sizes, slots, stamp):
+    """Fill all of ROW but `sig`; `id` is filled in by the caller.  FOREIGN: `failed` needs `missing`, which is not in
+    the graph.
 
-    slots: one word per table row, kept between calls: stamp << 32 | local number of the tensor; a word with another
-    stamp is from an earlier call.  (A hash table costs three times as much here.)
+    block_sizes: pairs (bytes, elements) by type number.  slots: one word per table row, kept between calls: stamp << 32
+    | local number of the tensor; a word with another stamp is from an earlier call.  (A hash table costs three times as
+    much here.)
     """
-    t, w, bad = i64s(table, 1 << 40), i64s(ws, COLUMNS * m), i64s(info, 2)
-    bufs, nb, bs = i64s(buffers, B_WORDS * n_bufs), i64s(block_nbytes, 64), i64s(block_size, 64)
-    slot = i64s(slots, 1 << 40)
+    g = opened(params)
+    t, bufs, sizes, slot = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128), i64s(slots, 1 << 40)
     small = np.int64(15)
     while small < 2 * n_bufs:
         small = 2 * small + 1
@@ -122,53 +87,51 @@ def gather(table, ws, m, n_nodes, buffers, n_bufs, block_nbytes, block_size, slo
         h = slot_of(buffer_keys, small, bufs[k * B_WORDS + B_ID])
         buffer_keys[h] = bufs[k * B_WORDS + B_ID]
         buffer_row[h] = k
-    for i in range(m):
-        slot[w[ID * m + i]] = stamp << 32 | i
-    for i in range(m):
-        r = w[ID * m + i] * T_WORDS
-        op = t[r + T_OP]
-        bits = IS_LEAF if i >= n_nodes else 0
+    for i in range(g.n):
+        slot[g.rows[i].id] = stamp << 32 | i
+    for i in range(g.n):
+        at = g.rows[i].id * r.T_WORDS
+        op = t[at + r.T_OP]
+        bits = rec.IS_LEAF if i >= g.n_nodes else 0
         if op == OP_VIEW or op == OP_RESHAPE or op == OP_PERMUTE or op == OP_TRANSPOSE:
-            bits |= IS_VIEW_OP
-        elif i < n_nodes and op != OP_NONE:
-            bits |= IS_COMPUTE
-        if t[r + T_FLAGS] & FLAG_INPUT:
-            bits |= IS_INPUT
-        w[BACKEND * m + i] = NONE
-        w[CAUSE * m + i] = 0
-        w[CAUSE_ARG * m + i] = 0
-        w[NBYTES * m + i] = _nbytes(t, r, nb, bs)
-        w[OWN * m + i] = NONE
-        w[MEM * m + i] = NONE
-        w[VIEW * m + i] = NONE
-        if t[r + T_BUFFER] >= 0:
-            k = buffer_row[slot_of(buffer_keys, small, t[r + T_BUFFER])]
-            w[OWN * m + i] = w[MEM * m + i] = bufs[k * B_WORDS + B_BUFT]
+            bits |= rec.IS_VIEW_OP
+        elif i < g.n_nodes and op != OP_NONE:
+            bits |= rec.IS_COMPUTE
+        if t[at + r.T_FLAGS] & r.FLAG_INPUT:
+            bits |= rec.IS_INPUT
+        set_backend(g, i, rec.NONE, 0, 0)
+        g.rows[i].nbytes = _nbytes(t, at, sizes)
+        g.rows[i].own = rec.NONE
+        g.rows[i].mem = rec.NONE
+        g.rows[i].view = rec.NONE
+        if t[at + r.T_BUFFER] >= 0:
+            k = buffer_row[slot_of(buffer_keys, small, t[at + r.T_BUFFER])]
+            g.rows[i].own = g.rows[i].mem = bufs[k * B_WORDS + B_BUFT]
             bits |= bufs[k * B_WORDS + B_BITS]
-        base = t[r + T_VIEW_SRC]
-        bad[0] = w[ID * m + i]
+        base = t[at + r.T_VIEW_SRC]
+        g.results[0].failed = g.rows[i].id
         if base >= 0:
-            bad[1] = base
+            g.results[0].missing = base
             if slot[base] >> 32 != stamp:
-                return FOREIGN
-            w[VIEW * m + i] = slot[base] & 0xFFFFFFFF
-            b = t[base * T_WORDS + T_BUFFER]
+                return rec.FOREIGN
+            g.rows[i].view = slot[base] & 0xFFFFFFFF
+            b = t[base * r.T_WORDS + r.T_BUFFER]
             if b >= 0:
                 k = buffer_row[slot_of(buffer_keys, small, b)]
-                w[MEM * m + i] = bufs[k * B_WORDS + B_BUFT]
-        w[BITS * m + i] = bits
-        w[SRC_END * m + i] = 0
+                g.rows[i].mem = bufs[k * B_WORDS + B_BUFT]
+        g.rows[i].bits = bits
+        g.rows[i].src_end = 0
         for j in range(MAX_SRC):
-            s = t[r + T_SRC + j]
-            w[COPY * m + i * MAX_SRC + j] = NONE
-            w[SRC * m + i * MAX_SRC + j] = NONE
+            s = t[at + r.T_SRC + j]
+            g.rows[i].copy[j] = rec.NONE
+            g.rows[i].src[j] = rec.NONE
             if s >= 0:
                 if slot[s] >> 32 != stamp:
-                    bad[1] = s
-                    return FOREIGN
-                w[SRC * m + i * MAX_SRC + j] = slot[s] & 0xFFFFFFFF
-                w[SRC_END * m + i] = j + 1
-    return OK
+                    g.results[0].missing = s
+                    return rec.FOREIGN
+                g.rows[i].src[j] = slot[s] & 0xFFFFFFFF
+                g.rows[i].src_end = j + 1
+    return rec.OK
 
 
 @inlined
@@ -181,46 +144,47 @@ def _mix(a, b, x):
 
 
 @inlined
-def _mix_shape(a, b, t, r):
-    a, b = _mix(a, b, t[r + T_TYPE])
+def _mix_shape(a, b, t, at):
+    a, b = _mix(a, b, t[at + r.T_TYPE])
     for k in range(8):
-        a, b = _mix(a, b, t[r + T_NE + k])              # ne, then nb
+        a, b = _mix(a, b, t[at + r.T_NE + k])              # ne, then nb
     return a, b
 
 
 @inlined
-def _signature(t, w, m, i):
-    r = w[ID * m + i] * T_WORDS
-    a, b = _mix_shape(np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344), t, r)
-    a, b = _mix(a, b, t[r + T_OP])
+def _signature(g, i):
+    t = g.table
+    at = g.rows[i].id * r.T_WORDS
+    a, b = _mix_shape(np.uint64(0x243F6A8885A308D3), np.uint64(0x13198A2E03707344), t, at)
+    a, b = _mix(a, b, t[at + r.T_OP])
     for k in range(8):
-        if t[r + T_PARAMS + k] != 0:
+        if t[at + r.T_PARAMS + k] != 0:
             a, b = _mix(a, b, k)
-            a, b = _mix(a, b, t[r + T_PARAMS + k])
-    a, b = _mix(a, b, w[MEM * m + i] * 2 + (1 if w[VIEW * m + i] >= 0 else 0))
-    for j in range(w[SRC_END * m + i]):
-        s = w[SRC * m + i * MAX_SRC + j]
+            a, b = _mix(a, b, t[at + r.T_PARAMS + k])
+    a, b = _mix(a, b, g.rows[i].mem * 2 + (1 if g.rows[i].view >= 0 else 0))
+    for j in range(g.rows[i].src_end):
+        s = g.rows[i].src[j]
         if s >= 0:
-            a, b = _mix_shape(a, b, t, w[ID * m + s] * T_WORDS)
-            a, b = _mix(a, b, ((w[MEM * m + s] + 1) * 64 + (w[BITS * m + s] & (IS_WEIGHT | IS_HOST))) * 16 + j)
+            a, b = _mix_shape(a, b, t, g.rows[s].id * r.T_WORDS)
+            a, b = _mix(a, b, ((g.rows[s].mem + 1) * 64 + (g.rows[s].bits & (rec.IS_WEIGHT | rec.IS_HOST))) * 16 + j)
     return np.int64(a >> np.uint64(1)), np.int64(b >> np.uint64(1))
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def find_signatures(table, ws, m, n_nodes, memo, mask, first_new, new_nodes):
-    """Give every computing node its SIG.  memo: mask+1 slots of (hash, hash, row), hash -1: empty.
+@native("i64(i64, i64, i64, i64, i64)")
+def find_signatures(params, memo, mask, first_new, new_nodes):
+    """Give every computing node its `sig`.  memo: mask+1 slots of (hash, hash, row), hash -1: empty.
 
     Unknown signatures get rows from first_new up; new_nodes lists one node of each.  Returns how many there are.
     The caller sees to it that the memo stays at most half full.
     """
-    t, w = i64s(table, 1 << 40), i64s(ws, COLUMNS * m)
-    mem, out = i64s(memo, 3 * (mask + 1)), i64s(new_nodes, n_nodes + 1)
+    g = opened(params)
+    mem, out = i64s(memo, 3 * (mask + 1)), i64s(new_nodes, g.n_nodes + 1)
     n = 0
-    for i in range(m):
-        w[SIG * m + i] = 0
-        if not w[BITS * m + i] & IS_COMPUTE:
+    for i in range(g.n):
+        g.rows[i].sig = 0
+        if not g.rows[i].bits & rec.IS_COMPUTE:
             continue
-        a, b = _signature(t, w, m, i)
+        a, b = _signature(g, i)
         h = a & mask
         while mem[3 * h] != -1 and (mem[3 * h] != a or mem[3 * h + 1] != b):
             h = (h + 1) & mask
@@ -230,5 +194,5 @@ def find_signatures(table, ws, m, n_nodes, memo, mask, first_new, new_nodes):
             mem[3 * h + 2] = first_new + n
             out[n] = i
             n += 1
-        w[SIG * m + i] = mem[3 * h + 2]
+        g.rows[i].sig = mem[3 * h + 2]
     return n

@@ -39,7 +39,7 @@ class Copy:
             self.place, self.stamp = place, None
 
     def still_good(self):
-        """Was it copied before, and did nobody write the original since?"""
+        """Was it copied before, and was the original left alone since?"""
         buf = self.buf
         if buf is None:
             buf = self.buf = self.src.buffer
@@ -52,19 +52,19 @@ class Copy:
 
     def make(self, run, part, ids):
         """Copy it.  Returns (bytes copied, the ids whose experts were looked up last, with their values)."""
-        backends, b = run.world.backends, part.number
+        backends, b = run.support.backends, part.number
         if self.writer < 0:
             if self.waits and (self.kept or not self.still_good()):
                 _rest(backends, self.waits)
         else:
             _rest(backends, self.waits)
             if self.writer != b:
-                if run.world.copies_async[b] and \
+                if run.support.copies_async[b] and \
                         part.backend.copy_tensor_async(self.src, self.dst, backends[self.writer]):
                     return self.nbytes, ids
-                if run.world.is_async[self.writer]:
+                if run.support.is_async[self.writer]:
                     backends[self.writer].synchronize()
-        if run.world.is_async[b]:                       # it may still read what the copy held before
+        if run.support.is_async[b]:                       # it may still read what the copy held before
             if part.event is not None and run.n_instances > 1:
                 event_synchronize(part.event)
             else:

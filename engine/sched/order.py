@@ -12,7 +12,7 @@ from ggjit.ops.core.record import VIEW_OPS
 
 
 class Reordered:
-    """Nodes and leafs in an order of the scheduler's; quacks like a Graph as far as a Cut looks."""
+    """Nodes and leafs in an order of the scheduler's: what an Assignment reads of a Graph."""
 
     def __init__(self, nodes, leafs):
         self.nodes, self.leafs = nodes, leafs
@@ -20,19 +20,19 @@ class Reordered:
         self.leaf_ids = np.array([t.id for t in leafs], np.int64)
 
 
-def reordered(cut, leafs):
-    """The graph in the order its backends want, or None where nobody wants another.  Errors: GgjitError."""
-    if all(type(b).graph_optimize is Backend.graph_optimize for b in cut.world.backends):
+def reordered(assigned, leafs):
+    """The graph in the order its backends want, or None where none wants another.  Errors: GgjitError."""
+    if all(type(b).graph_optimize is Backend.graph_optimize for b in assigned.support.backends):
         return None
     nodes = []
-    for s in cut.splits:
+    for s in assigned.splits:
         wanted = s.backend.graph_optimize(list(s.nodes))
         if not isinstance(wanted, list | tuple):
             raise GgjitError(f"{s.backend!r}: graph_optimize must return a list of nodes, got {wanted!r}")
         if [id(t) for t in wanted] != [id(t) for t in s.nodes]:
             _check(s.backend, s.nodes, wanted)
         nodes += wanted
-    return None if all(a is b for a, b in zip(nodes, cut.nodes, strict=True)) else Reordered(nodes, leafs)
+    return None if all(a is b for a, b in zip(nodes, assigned.nodes, strict=True)) else Reordered(nodes, leafs)
 
 
 def _check(backend, old, new):

@@ -1,13 +1,14 @@
-"""Run: a cut and laid out graph made ready for its backends, and the loop over splits.
+"""Run: an assigned and laid out graph made ready for its backends, and the loop over splits.
 
-    for each split:   wait for who shares its memory
+    for each split:   wait for the backends that share its memory
                       copy what it reads from elsewhere, unless the copy is still good
                       hand the nodes to the backend (asynchronous ones return at once)
                       record an event
 
-The user's tensors stay as they are: backends get Located tensors (engine/graphs/placed.py).  Buffers may move between
+The user's tensors stay as they are: backends get PlacedTensors (engine/graphs/placed.py).  Buffers may move between
 runs; then places are looked up again.
 """
+import bisect
 import functools
 import time
 
@@ -19,16 +20,15 @@ from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
-from ggjit.cpu.plan import mark_last
-from ggjit.graphs.placed import Located, SubGraph
-from ggjit.ops.core.errors import Cancelled, NotAllocated, Overwritten
+from ggjit.graphs.placed import PlacedGraph, PlacedTensor
+from ggjit.graphs.results import Results, mark_last
+from ggjit.ops.core.errors import Cancelled, NotAllocated
 from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
-from ggjit.sched.columns import BACKEND, BITS, COPY, IS_INPUT, S_BACKEND, S_END, S_START, VIEW
+from ggjit.sched import records as rec
 from ggjit.sched.experts import expert_ids
 from ggjit.sched.hazards import Writers, sharing
 from ggjit.sched.input_copies import Copy
-from ggjit.sched.split import K_BACKEND, K_KIND, K_SPLIT, K_SRC, KEPT, U_COPY, U_REFRESH, U_SPLIT
 
 
 class Part:
@@ -42,40 +42,46 @@ class Part:
         self.copy_ns = self.compute_ns = 0
 
 
-class Run:
+class Run(Results):
     """Everything of one graph on one scheduler.  `compute()` may be called any number of times."""
 
-    def __init__(self, sched, graph, cut, layout):
-        self.world, self.memory, self.events = sched.world, sched.memory, sched.events
-        self.cut, self.layout, self.n_instances = cut, layout, sched.n_copies
-        self.nodes = cut.nodes
-        self.tensors = cut.tensors
+    def __init__(self, sched, assigned, layout):
+        self.support, self.memory, self.events = sched.support, sched.memory, sched.events
+        self.assigned, self.layout, self.n_instances = assigned, layout, sched.n_copies
+        self.nodes, self.tensors = assigned.nodes, assigned.tensors
         self.instance = 0
         self.parts = [None] * self.n_instances
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
         self.runs = 0
         self.failed = None                      # why there are no results: the error of the last run
         self._shown = None                      # the node an eval callback is looking at
-        self._handles = {}                      # row -> Located, for rows placed by the layout
+        self._handles = {}                      # row -> PlacedTensor, for rows placed by the layout
         self._bound = None
-        # what was true when this was made, for the scheduler to compare; seen: versions at which it last did
-        self.settings, self.placed, self.seen = sched._settings(cut), cut.placed(), None
-        self.writers = Writers(cut)
-        self._written_ids = cut.ids[self.writers.leaves]
+        self._places = None, None               # version of the table, which buffers the tensors lay in
+        self.grown_for = None                   # versions of table and compute memory at which it was large enough
+        self.writers = Writers(assigned)
+        self._written_ids = assigned.ids[self.writers.leaves]
         self.written_buffers = set(TABLE.words[self._written_ids, T_BUFFER].tolist())
-        self._shares = sharing(sched.world, cut, self.writers)
+        self._shares = sharing(assigned, self.writers)
 
     @functools.cached_property
     def touched_buffers(self):
         """Ids of the buffers in which tensors of the graph have memory of their own."""
-        return set(TABLE.words[self.cut.ids, T_BUFFER].tolist()) - {-1}
+        return set(TABLE.words[self.assigned.ids, T_BUFFER].tolist()) - {-1}
 
     # ------------------------------------------------------------ places
+    def places(self):
+        """Which buffers the graph's tensors lie in; looked up again when something was placed or freed."""
+        version = TABLE.placement_version
+        if self._places[0] != version:
+            self._places = version, self.assigned.placed()
+        return self._places[1]
+
     def place(self, row):
         """(buffer, byte offset) of a row of the layout, or None."""
         slot = int(self.layout.slot[row])
         if slot < 0:
-            return self.tensors[row]._where() if row < self.cut.m else None
+            return self.tensors[row]._where() if row < self.assigned.n else None
         chunks = self.memory.chunks[slot]
         if not chunks:                      # freed
             return None
@@ -83,52 +89,73 @@ class Run:
 
     def where(self, t):
         """(buffer, byte offset) of any tensor of the graph, or None."""
-        i = self.cut.number_of(t)
+        i = self.assigned.number_of(t)
         return None if i is None else self.place(i)
 
-    def check_intact(self, t):
-        """Overwritten, if something computed or copied later reused the memory of `t`."""
-        i = self.cut.number_of(t)
-        lay, cut = self.layout, self.cut
+    # ------------------------------------------------------------ results
+    def _position(self, t):
+        i, lay = self.assigned.number_of(t), self.layout
         if i is None or lay.slot[i] < 0:
-            return
-        if self.failed is not None:
-            raise Overwritten(f"{describe(t)} holds no result: the last run of its graph did not finish "
-                              f"({self.failed}); compute it again")
-        if self.memory.used_by is not self:
-            raise Overwritten(f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved "
-                              f"or freed since; read results before that, or give each graph its own scheduler")
-        order = lay.order
-        if self._shown is not None:                     # inside an eval callback: what follows was not computed yet
-            order = order[:np.flatnonzero(order == self._shown)[0] + 1]
-        at = np.flatnonzero(order == (i if i < cut.n_nodes else -1))
-        later = order[at[0] + 1:] if len(at) else order
-        real = np.array([r >= cut.m or self.tensors[r].op not in VIEW_OPS for r in later.tolist()], bool)
-        real &= later < cut.m + len(cut.copies) * self.n_instances          # markers own nothing
-        later = later[real]
-        same = (lay.slot[later] == lay.slot[i]) & (lay.chunk[later] == lay.chunk[i])
-        lo, hi = lay.offs[i], lay.offs[i] + t.nbytes
-        hit = later[same & (lay.offs[later] < hi) & (lo < lay.offs[later] + lay.sizes[later])]
-        hit = [r for r in hit.tolist() if not (r < cut.m and self.tensors[r].base is t.base)]
-        if hit:
-            by = repr(self.tensors[hit[0]]) if hit[0] < cut.m else "a copy between backends"
-            raise Overwritten(f"the memory of {describe(t)} was reused by {by}; call gg.set_output on it before "
-                              f"building the graph")
+            return None
+        at = np.flatnonzero(lay.order == (i if i < self.assigned.n_nodes else -1))
+        return at[0] if len(at) else -1, (_memory_number(lay, i), lay.offs[i], lay.offs[i] + t.nbytes)
 
+    def _lost(self, t):
+        if self.failed is not None:
+            return (f"{describe(t)} holds no result: the last run of its graph did not finish ({self.failed}); compute "
+                    f"it again")
+        if self.memory.used_by is not self:
+            return (f"the memory of {describe(t)} was used by another graph of the same Scheduler, moved or freed "
+                    f"since; read results before that, or give each graph its own scheduler")
+        return None
+
+    def _overwrites(self, writer, t):
+        """What works in place on `t` or a view of it belongs to its values."""
+        return writer is None or writer.base is not t.base
+
+    def _n_written(self):
+        """Inside an eval callback, what follows the node that is shown was not computed yet."""
+        if self._shown is None:
+            return None
+        shown = np.flatnonzero(self.layout.order == self._shown)[0]
+        return bisect.bisect_right(self._spans[0], shown)
+
+    @functools.cached_property
+    def _written_rows(self):
+        """(places in the layout's order, rows) of nodes and copies: markers and views write nothing."""
+        order, assigned = self.layout.order, self.assigned
+        writes = [r >= assigned.n or self.tensors[r].op not in VIEW_OPS for r in order.tolist()]
+        at = np.flatnonzero(np.array(writes, bool) & (order < assigned.n + len(assigned.copies) * self.n_instances))
+        return at, order[at]
+
+    @functools.cached_property
+    def _spans(self):
+        (at, rows), lay = self._written_rows, self.layout
+        spans = np.stack([_memory_number(lay, rows), lay.offs[rows], lay.offs[rows] + lay.sizes[rows]], 1)
+        return at.tolist(), spans, [self.tensors[r] if r < self.assigned.n else None for r in rows.tolist()]
+
+    def _undefined(self):
+        """All that is computed or copied anew in every run."""
+        for b in self.support.backends:
+            b.synchronize()
+        return [(*self.place(r), int(self.layout.sizes[r])) for r in self._written_rows[1].tolist()
+                if self.layout.slot[r] >= 0]
+
+    # ------------------------------------------------------------ tensors as backends see them
     def handle(self, row):
         """The tensor a backend sees for a row: the user's own where it has memory of its own."""
         found = self._handles.get(row)
         if found is None:
             t = self.tensors[row]
-            found = t if row >= self.cut.n_nodes else self._located(row, 0)
+            found = t if row >= self.assigned.n_nodes else self._placed(row, 0)
         return found
 
-    def _located(self, i, instance):
+    def _placed(self, i, instance):
         """Node i with the sources it has in that instance."""
-        cut, t = self.cut, self.tensors[i]
-        copies = cut.col(COPY, 10)[10 * i:10 * i + len(t.src)].tolist()
+        t = self.tensors[i]
+        copies = self.assigned.rows["copy"][i, :len(t.src)].tolist()
         src = tuple(None if s is None else self._source(s, c, instance) for s, c in zip(t.src, copies, strict=True))
-        x = Located(t, src, self.place(i))
+        x = PlacedTensor(t, src, self.place(i))
         self._handles.setdefault(i, x)
         _init(x)
         return x
@@ -136,15 +163,15 @@ class Run:
     def _source(self, s, copy, instance):
         if copy >= 0:
             return self._copy_handle(copy, instance)
-        return self.handle(self.cut.local[s.id])
+        return self.handle(self.assigned.local[s.id])
 
     def _copy_handle(self, c, instance):
-        row = self.cut.m + c * self.n_instances + instance
+        row = self.assigned.n + c * self.n_instances + instance
         found = self._handles.get(row)
         if found is None:
-            src = self.tensors[int(self.cut.copies[c, K_SRC])]
-            backend = self.world.backends[int(self.cut.copies[c, K_BACKEND])]
-            found = self._handles[row] = Located(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
+            src = self.tensors[int(self.assigned.copies["src"][c])]
+            backend = self.support.backends[int(self.assigned.copies["backend"][c])]
+            found = self._handles[row] = PlacedTensor(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
             found.op, found.view_src, found.view_offs = OP.NONE, None, 0
             _init(found)
         return found
@@ -153,7 +180,7 @@ class Run:
         """Look up all places again after something moved, here or elsewhere."""
         self._bound = TABLE.placement_version, self.memory.version
         for row, x in self._handles.items():
-            if isinstance(x, Located):
+            if isinstance(x, PlacedTensor):
                 x._fixed_place = self.place(row)
                 if x._fixed_place is None:
                     raise NotAllocated(f"{describe(x)} lost its memory; allocate it again")
@@ -166,14 +193,9 @@ class Run:
     # ------------------------------------------------------------ making
     def _make(self, instance):
         """The parts of one instance."""
-        cut, w, parts = self.cut, self.world, []
-        uses = {}
-        for u in cut.uses.tolist():
-            if cut.copies[u[U_COPY], K_SPLIT] == u[U_SPLIT] or u[U_REFRESH] or cut.copies[u[U_COPY], K_KIND] == KEPT:
-                uses.setdefault(u[U_SPLIT], []).append(u[U_COPY])
-        made = {}
-        for k, row in enumerate(cut.split_rows.tolist()):
-            b = row[S_BACKEND]
+        assigned, made, parts = self.assigned, {}, []
+        uses = self._uses()
+        for k, (b, start, end, _, _) in enumerate(assigned.split_rows.tolist()):
             copies = []
             for c in uses.get(k, ()):
                 if c not in made:
@@ -181,37 +203,42 @@ class Run:
                     copies.append(made[c])
                 elif not made[c].kept:
                     copies.append(made[c])
-            nodes = self.nodes[row[S_START]:row[S_END]]
-            seen = [self._located(i, instance) for i in range(row[S_START], row[S_END])]
-            graph = SubGraph(w.backends[b].device, seen, (k, instance))
-            part = Part(w.backends[b], b, copies, nodes, graph, self.events[b][instance])
+            backend = self.support.backends[b]
+            seen = [self._placed(i, instance) for i in range(start, end)]
+            graph = PlacedGraph(backend.device, seen, (k, instance))
+            parts.append(Part(backend, b, copies, self.nodes[start:end], graph, self.events[b][instance]))
             for c in copies:
-                c.experts = expert_ids(cut, c, seen)
-            parts.append(part)
+                c.experts = expert_ids(assigned, c, seen)
         return parts
 
+    def _uses(self):
+        """{split: numbers of the copies to look at before it}: new ones, those to be made again, those that are kept"""
+        uses, copies = {}, self.assigned.copies
+        for split, c, refresh in self.assigned.uses.tolist():
+            if refresh or copies["split"][c] == split or copies["kind"][c] == rec.KEPT:
+                uses.setdefault(split, []).append(c)
+        return uses
+
     def _copy(self, c, instance):
-        cut = self.cut
-        s = int(cut.copies[c, K_SRC])
+        s, kept = int(self.assigned.copies["src"][c]), bool(self.assigned.copies["kind"][c] == rec.KEPT)
         t = self.tensors[s]
-        return Copy(c, self.handle(s), self._copy_handle(c, instance), cut.copies[c, K_KIND] == KEPT, *self._waits(s),
-                    t.base.id, t.nbytes)
+        return Copy(c, self.handle(s), self._copy_handle(c, instance), kept, *self._waits(s), t.base.id, t.nbytes)
 
     def _waits(self, s):
         """(writer, waits) of copies of tensor s, see Copy.  Inputs are the user's: copied at once (as in ggml)."""
-        w, cut = self.world, self.cut
-        base = int(cut.col(VIEW)[s]) if cut.col(VIEW)[s] >= 0 else s
+        support, rows = self.support, self.assigned.rows
+        base = self.assigned.base_of(s)
         writers = self.writers.of(base)
         if len(writers) == 1:
             return writers[0], ()
         if writers:
-            here = int(cut.col(BACKEND)[s])
-            return here, [b for b in writers if w.is_async[b] and b != here]
+            here = int(rows["backend"][s])
+            return here, [b for b in writers if support.is_async[b] and b != here]
         buf = self.tensors[base].buffer
-        if cut.col(BITS)[base] & IS_INPUT or buf is None:
+        if rows["bits"][base] & rec.IS_INPUT or buf is None:
             return -1, ()
-        k = w.buft_index(buf.buft)
-        return -1, [b for b in range(len(w.backends)) if w.is_async[b] and w.reads[b, k]]
+        k = support.buft_index(buf.buft)
+        return -1, [b for b in range(len(support.backends)) if support.is_async[b] and support.reads[b, k]]
 
     # ------------------------------------------------------------ running
     def compute(self, callback=None):
@@ -259,20 +286,8 @@ class Run:
             self.runs += 1
             mark_last(self, self.nodes)
 
-    def _poison(self):
-        """NaN bytes into all host memory that this run computes in, but for copies that may still be good."""
-        for b in self.world.backends:
-            b.synchronize()
-        kept = [self.place(self.cut.m + c) + (int(self.layout.sizes[self.cut.m + c]),)
-                for c in np.flatnonzero(self.cut.copies[:, K_KIND] == KEPT).tolist()]
-        for buf in (b for chunks in self.memory.chunks for b in chunks if b is not None and b._arena is not None):
-            saved = [(offs, buf._arena[offs:offs + n].copy()) for other, offs, n in kept if other is buf]
-            buf._arena[:] = 0xFF
-            for offs, values in saved:
-                buf._arena[offs:offs + values.size] = values
-
     def spoil(self, error):
-        """After an error there are no results, and nobody knows what the copies hold."""
+        """After an error there are no results, and what the copies hold is not known."""
         self.failed = repr(error)
         self.forget_copies()
 
@@ -286,11 +301,11 @@ class Run:
     def _wait(self, part, a):
         """Backend a may still write or read memory that this split touches."""
         event = self.events[a][self.instance]
-        if event is not None and self.world.is_async[part.number]:
-            event_record(event, self.world.backends[a])
+        if event is not None and self.support.is_async[part.number]:
+            event_record(event, self.support.backends[a])
             event_wait(part.backend, event)
         else:
-            self.world.backends[a].synchronize()
+            self.support.backends[a].synchronize()
 
     def _compute_asking(self, part, callback):
         """Run up to each node the callback wants to see, then show it.  False from the callback ends the whole run."""
@@ -304,7 +319,7 @@ class Run:
                 need = as_bool(callback(part.nodes[j1], True), "the eval callback")
             piece = part.ranges.get((j0, j1))
             if piece is None:
-                piece = SubGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
+                piece = PlacedGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
                 part.ranges[j0, j1] = piece
             part.backend.graph_compute(piece)
             part.backend.synchronize()
@@ -315,12 +330,17 @@ class Run:
 
     def _show(self, part, j, callback):
         """The callback's second call for node j of the part: its value can be read now."""
-        self._shown = int(self.cut.split_rows[part.graph.key[0], S_START]) + j
+        self._shown = int(self.assigned.split_rows["start"][part.graph.key[0]]) + j
         try:
             goes_on = callback(part.nodes[j], False)
-            return goes_on is None or as_bool(goes_on, "the eval callback")       # who returns nothing lets it go on
+            return goes_on is None or as_bool(goes_on, "the eval callback")       # nothing returned: it goes on
         finally:
             self._shown = None
+
+
+def _memory_number(layout, rows):
+    """One number for the chunk that each row lies in."""
+    return layout.slot[rows] << 32 | layout.chunk[rows]
 
 
 def _init(t):

@@ -6,8 +6,8 @@
     y = sched.numpy(t)
     print(sched.explain())                      # splits, causes, copies, bytes, times
 
-The work is done elsewhere, in this order: sched_world (what devices can), sched_cut (assign, split), sched_layout
-(memory), sched_run (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
+The work is done elsewhere, in this order: `support` (what devices can), `assignment` (assign, split), `layout`
+(memory), `run` (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
 any number of times, on several schedulers, from several threads.
 """
 import functools
@@ -17,21 +17,21 @@ from ggjit.core.arguments import expect
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.events import event_free, event_new
 from ggjit.core.lifetime import Handle, call_all
-from ggjit.core.pending import IN_FLIGHT, land, take_off, wait_for_others
+from ggjit.core.pending import IN_FLIGHT, submitted, wait_for_others, waited_for
 from ggjit.core.placing import free_after, unplace
 from ggjit.core.run_lock import RunLock, refuse_nesting
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
-from ggjit.graphs.placed import Located
+from ggjit.graphs.placed import PlacedTensor
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
-from ggjit.sched.assignment import Cut
-from ggjit.sched.columns import BACKEND
+from ggjit.sched.assignment import Assignment
 from ggjit.sched.explain import Explanation, scheduler_html
 from ggjit.sched.layout import Layout, place_leaves
 from ggjit.sched.run import Run
-from ggjit.sched.support import World
+from ggjit.sched.support import Support
 from ggjit.tensors.tensor import Tensor
 
 PIPELINE_COPIES = 4             # GGML_SCHED_MAX_COPIES
@@ -56,24 +56,24 @@ class Scheduler(Handle):
         if planner not in PLANNERS:
             raise ParamError(f"planner {planner!r}: a Scheduler takes {' or '.join(PLANNERS)}")
         self._n_copies = PIPELINE_COPIES if parallel else 1
-        self.world = World(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
+        self.support = Support(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
         self.motion, self.planner = motion, planner
-        self.memory = ComputeBuffers(self.world.own_bufts)
+        self.memory = ComputeBuffers(self.support.own_bufts)
         self.events = []
         self._finalizer = weakref.finalize(self, _release, self.memory, self.events)
         self._finalizer.atexit = False
         self._make_events(parallel)
         self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
         self._owned = []                        # memory of leaves placed here, as Leaves
-        self._runs = weakref.WeakKeyDictionary()
-        self._cut = self._run = None
+        self._runs = PlanCache()
+        self._assigned = self._run = None
         self._callback = None
         self._alive, self._computing = True, False
         self._lock = RunLock()
 
     def _make_events(self, parallel):
         try:
-            for b, is_async in zip(self.world.backends, self.world.is_async, strict=True):
+            for b, is_async in zip(self.support.backends, self.support.is_async, strict=True):
                 self.events.append([])
                 for _ in range(self._n_copies):
                     self.events[-1].append(event_new(b.device) if parallel or is_async else None)
@@ -84,11 +84,11 @@ class Scheduler(Handle):
     # ------------------------------------------------------------ facts
     @property
     def backends(self):
-        return list(self.world.backends)
+        return list(self.support.backends)
 
     @property
     def n_backends(self):
-        return len(self.world.backends)
+        return len(self.support.backends)
 
     @property
     def n_copies(self):
@@ -98,27 +98,27 @@ class Scheduler(Handle):
     @property
     def n_splits(self):
         """Splits of the last graph."""
-        return 0 if self._cut is None else self._cut.n_splits
+        return 0 if self._assigned is None else self._assigned.n_splits
 
     @property
     def splits(self):
         """Splits of the last graph: .backend, .nodes, .inputs."""
-        return [] if self._cut is None else list(self._cut.splits)
+        return [] if self._assigned is None else list(self._assigned.splits)
 
     def buffer_type(self, backend):
         """The buffer type used for `backend`."""
-        return self.world.own_bufts[self._number(backend)]
+        return self.support.own_bufts[self._number(backend)]
 
     def buffer_size(self, backend):
         """Bytes of compute memory held for `backend` (shared by backends of equal buffer types)."""
-        return self.memory.size(self.world.slots[self._number(backend)])
+        return self.memory.size(self.support.slots[self._number(backend)])
 
     def _number(self, backend):
-        for i, b in enumerate(self.world.backends):
+        for i, b in enumerate(self.support.backends):
             if b is backend:
                 return i
         raise ParamError(f"{backend!r} is not one of this scheduler's backends "
-                         f"({', '.join(b.name for b in self.world.backends)})")
+                         f"({', '.join(b.name for b in self.support.backends)})")
 
     # ------------------------------------------------------------ pins
     def set_tensor_backend(self, t, backend):
@@ -135,9 +135,9 @@ class Scheduler(Handle):
         t._check()
         pinned, b = self._pins.get(t.id, (None, -1))
         if pinned is not None and pinned.generation == t.generation:
-            return self.world.backends[b]
-        i = None if self._cut is None else self._cut.number_of(t)
-        return None if i is None else self._cut.backend_of(i)
+            return self.support.backends[b]
+        i = None if self._assigned is None else self._assigned.number_of(t)
+        return None if i is None else self._assigned.backend_of(i)
 
     def set_eval_callback(self, callback):
         """callback(t, ask): ask=True: do you want to see this node?  ask=False: here it is; False ends the run.
@@ -153,7 +153,7 @@ class Scheduler(Handle):
         """Assign and split only; nothing is allocated.  Errors: NotSupported, GraphError."""
         with self._lock:
             self._refuse_callbacks()
-            self._cut = self._make_cut(graph)
+            self._assigned = self._assign(graph)
             return self.splits
 
     def _refuse_callbacks(self):
@@ -170,27 +170,27 @@ class Scheduler(Handle):
         for ctx in graph._contexts:
             ctx._check()
 
-    def _make_cut(self, graph):
+    def _assign(self, graph):
         self._check(graph)
         self._owned = [leaves for leaves in self._owned if leaves.alive]
         owned = {t.id: b for leaves in self._owned for t, b in leaves.placed()}
         for id_ in [id_ for id_, (t, _) in self._pins.items() if not t.ctx.alive]:
             del self._pins[id_]
         pins = {id_: b for id_, (_, b) in self._pins.items()}
-        return Cut.in_order(self.world, graph, pins, owned, self.motion)
+        return Assignment.in_order(self.support, graph, pins, owned, self.motion)
 
     def reserve(self, graph):
         """Make the compute buffers large enough for `graph`.  Errors: OutOfMemory; what was held before stays."""
         with self._lock:
             self._refuse_callbacks()
-            self._cut = self._make_cut(graph)
-            self.memory.grow(Layout(self._cut, self._n_copies, self.planner).chunk_sizes, self.synchronize)
+            self._assigned = self._assign(graph)
+            self.memory.grow(Layout(self._assigned, self.planner).chunk_sizes, self.synchronize)
 
     def reserve_size(self, graph):
         """Bytes per backend that `reserve` would hold; allocates nothing."""
         with self._lock:
-            sizes = Layout(self._make_cut(graph), self._n_copies, self.planner).chunk_sizes
-        return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.world.slots)]
+            sizes = Layout(self._assign(graph), self.planner).chunk_sizes
+        return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
@@ -200,36 +200,30 @@ class Scheduler(Handle):
 
     def _prepare(self, graph):
         self._check(graph)
-        run = self._kept(graph)
-        if run is None:
-            made = None
-            while made is None:                             # until nobody moves a leaf while we plan
-                cut = self._make_cut(graph)
-                layout = Layout(cut, self._n_copies, self.planner)
-                self.memory.grow(layout.chunk_sizes, self.synchronize)
-                made = place_leaves(cut)                    # after whatever may fail: the user sees it
-            for buf, tensors in made:
-                self._owned.append(Leaves(buf, [(t, int(cut.col(BACKEND)[cut.local[t.id]])) for t in tensors]))
-            run = self._runs[graph] = Run(self, graph, cut, layout)
-        self._cut, self._run = run.cut, run
-        return run
-
-    def _kept(self, graph):
-        """The run of this graph, or None where there is none or its cut is not what it would be now."""
-        run = self._runs.get(graph)
-        if run is None or run.settings != self._settings(run.cut):
-            return None
+        run = self._runs.get(graph, self._key, lambda: self._make_run(graph))
         now = TABLE.placement_version, self.memory.version
-        if run.seen != now:                     # something moved, here or elsewhere
-            if run.placed != run.cut.placed():
-                return None
+        if run.grown_for != now:                            # chunks may have been replaced or freed
             self.memory.grow(run.layout.chunk_sizes, self.synchronize)
-            run.seen = now
+            run.grown_for = now
+        self._assigned, self._run = run.assigned, run
         return run
 
-    def _settings(self, cut):
-        """What a cut depends on besides the graph and which buffers its tensors lie in."""
-        return self._pin_version, self.motion, tuple([b.usage for b in cut.buffers])
+    def _key(self, run):
+        """What a run depends on besides its graph."""
+        usages = tuple([b.usage for b in run.assigned.buffers])
+        return self._pin_version, self.motion, self.planner, usages, run.places()
+
+    def _make_run(self, graph):
+        made = None
+        while made is None:                                 # until no other thread moves a leaf meanwhile
+            assigned = self._assign(graph)
+            layout = Layout(assigned, self.planner)
+            self.memory.grow(layout.chunk_sizes, self.synchronize)
+            made = place_leaves(assigned)                   # after whatever may fail: the user sees it
+        backend = assigned.rows["backend"]
+        for buf, tensors in made:
+            self._owned.append(Leaves(buf, [(t, int(backend[assigned.local[t.id]])) for t in tensors]))
+        return Run(self, assigned, layout)
 
     # ------------------------------------------------------------ computing
     def graph_compute(self, graph):
@@ -245,7 +239,7 @@ class Scheduler(Handle):
         """
         with self._lock:
             self._submit(graph)
-            take_off(self, self._run)
+            submitted(self, self._run)
 
     def _submit(self, graph):
         self._refuse_callbacks()
@@ -257,14 +251,14 @@ class Scheduler(Handle):
         try:
             run.compute(self._callback)
         except BaseException:
-            self._settle_down()
+            self._bring_to_rest()
             raise
         finally:
             self._computing = False
 
-    def _settle_down(self):
+    def _bring_to_rest(self):
         """After an error: let every stream come to rest; their own errors follow from the first."""
-        for b in self.world.backends:
+        for b in self.support.backends:
             try:
                 b.synchronize()
             except Exception as e:
@@ -274,14 +268,14 @@ class Scheduler(Handle):
         """Wait for all backends.  Errors of asynchronous work come out here."""
         refuse_nesting()
         flight, first = IN_FLIGHT.get(self), None
-        for b in self.world.backends:
+        for b in self.support.backends:
             try:
                 b.synchronize()
             except Exception as e:
                 first = first or e
-        land(self, flight)
+        waited_for(self, flight)
         if first is not None:
-            for run in {*self._runs.values(), *(flight or ()), *filter(None, [self._run])}:
+            for run in {*self._runs.plans(), *(flight or ()), *filter(None, [self._run])}:
                 run.spoil(first)
             raise first
 
@@ -291,12 +285,12 @@ class Scheduler(Handle):
         with self._lock:
             self.synchronize()
             t._check()
-            runs = [self._run, *self._runs.values()]            # of the last graph, of those before
+            runs = [self._run, *self._runs.plans()]            # of the last graph, of those before
             run = next((r for r in runs if r is not None and r.where(t) is not None), None)
             if run is None:
                 raise NotAllocated(f"{describe(t)} was not computed by this scheduler")
             run.check_intact(t)
-            return Located(t, t.src, run.where(t)).numpy()
+            return PlacedTensor(t, t.src, run.where(t)).numpy()
 
     # ------------------------------------------------------------ state
     def reset(self):
@@ -313,7 +307,7 @@ class Scheduler(Handle):
         self._pins.clear()
         self._pin_version += 1
         self._runs.clear()
-        self._cut = self._run = None
+        self._assigned = self._run = None
         call_all(*(leaves.take_back for leaves in owned))
 
     def free(self):
@@ -332,12 +326,13 @@ class Scheduler(Handle):
 
     def explain(self):
         """Splits, causes, copies, bytes and times of the last graph: str() is text, notebooks show HTML, .dot draws."""
-        if self._cut is None:
+        if self._assigned is None:
             raise ParamError("explain: no graph was split yet; call split_graph, alloc_graph or graph_compute first")
-        return Explanation(self._cut, self._run if self._run is not None and self._run.cut is self._cut else None)
+        run = self._run
+        return Explanation(self._assigned, run if run is not None and run.assigned is self._assigned else None)
 
     def __repr__(self):
-        return f"<Scheduler {', '.join(b.name for b in self.world.backends)}: rules {self.world.rules}>"
+        return f"<Scheduler {', '.join(b.name for b in self.support.backends)}: rules {self.support.rules}>"
 
     def _repr_html_(self):
         return scheduler_html(self)
@@ -353,8 +348,8 @@ class Leaves:
 
     @property
     def alive(self):
-        owner = self._owner()
-        return owner is not None and owner.buf is not None
+        lease = self._owner()
+        return lease is not None and lease.buf is not None
 
     def placed(self):
         """(tensor, backend number) of those that still lie here."""
@@ -365,9 +360,9 @@ class Leaves:
         """The tensors have no memory again, as before."""
         for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
             unplace(t, self.buf_id)
-        owner = self._owner()
-        if owner is not None:
-            owner.free()
+        lease = self._owner()
+        if lease is not None:
+            lease.end()
 
 
 def _release(memory, events):

@@ -1,4 +1,4 @@
-"""What a scheduler knows about its devices: who reads which memory, who computes which op.  Asked once, then numbers.
+"""What a scheduler knows about its devices: which memory each reads, which ops it computes.  Asked once, then numbers.
 
     reads[b, k]     backend b reads buffer type k           support[s, b]   backend b computes signature s
     homes[k]        backend a buffer of type k belongs to   offload[s, b]   ... and wants it even if weights must move
@@ -16,8 +16,8 @@ from ggjit.sched.rules import RULES
 MEMO_SLOTS = 1 << 12
 
 
-class World:
-    """Backends in order of priority, their memory, and the memo of their answers."""
+class Support:
+    """Backends in order of priority, their memory, and the memo of what they support."""
 
     def __init__(self, backends, bufts, rules, op_offload, n_instances, keep_weights):
         backends = list(backends) if isinstance(backends, list | tuple) else [backends]
@@ -34,6 +34,7 @@ class World:
         if bufts is not None and len(bufts) != len(backends):
             raise ParamError(f"{len(bufts)} buffer types for {len(backends)} backends")
         self.backends, self.rules, self.op_offload, self.keep_weights = backends, rules, op_offload, keep_weights
+        self.n_instances = n_instances
         self.own_bufts = [x.default_buffer_type if k is None else k
                           for x, k in zip(backends, bufts or [None] * len(backends), strict=True)]
         for b, k in zip(backends, self.own_bufts, strict=True):
@@ -46,17 +47,14 @@ class World:
         self.buft_of = np.array([self.buft_index(k) for k in self.own_bufts], np.int64)
         # backends with equal buffer types share memory: slot = first of them
         self.slots = [self.own_bufts.index(k) for k in self.own_bufts]
+        self._slots_array = np.array(self.slots, np.int64)
         self.is_async = [type(b).synchronize is not Backend.synchronize for b in backends]
         self.copies_async = [type(b).copy_tensor_async is not Backend.copy_tensor_async for b in backends]
         self.snapshot = np.array([n_instances > 1 and a for a in self.is_async], np.int64)
-        self._scratch, self._slots, self._stamp = {}, None, 0
+        self._scratch, self._marks, self._stamp = {}, None, 0
         self._forget()
 
     # ------------------------------------------------------------ memory
-    def known_buft(self, buft):
-        """Number of a buffer type that tensors of some graph lay in, or None."""
-        return self._numbers.get(id(buft))
-
     def buft_index(self, buft):
         """Number of a buffer type; new ones are asked about."""
         k = self._numbers.get(id(buft))
@@ -74,20 +72,27 @@ class World:
         return k
 
     # ------------------------------------------------------------ working memory, kept: fresh pages are slow
-    def scratch(self, name, n, words=None):
-        """An int64 array of n (rows of) words whose contents are anybody's; valid until asked for by name again."""
+    def scratch(self, name, n, words=None, dtype=np.int64):
+        """An array of n (rows of) words or records with any contents; valid until asked for by name again."""
         size = n * (words or 1)
         found = self._scratch.get(name)
         if found is None or found.size < size:
-            found = self._scratch[name] = np.empty(2 * size, np.int64)
+            found = self._scratch[name] = np.empty(2 * size, dtype)
         return found[:size] if words is None else found[:size].reshape(n, words)
 
-    def slot_words(self):
-        """(one word per row of the tensor table, a stamp nobody used before)"""
-        if self._slots is None:
-            self._slots = np.zeros(TABLE.capacity, np.int64)
+    def marks(self):
+        """(one word per row of the tensor table, a stamp that is new)"""
+        if self._marks is None:
+            self._marks = np.zeros(TABLE.capacity, np.int64)
         self._stamp += 1
-        return self._slots, self._stamp
+        return self._marks, self._stamp
+
+    def params(self):
+        """What the passes have to know of the devices, as PARAMS fields.  Valid until `ask` or `buft_index`."""
+        return dict(table=TABLE.words, buft_of=self.buft_of, reads=self.reads, homes=self.homes, support=self.support,
+                    offload=self.offload, snapshot=self.snapshot, slots=self._slots_array,
+                    n_backends=len(self.backends), n_bufts=len(self.bufts), n_instances=self.n_instances,
+                    rule=RULES[self.rules], op_offload=int(self.op_offload), keep_weights=int(self.keep_weights))
 
     # ------------------------------------------------------------ ops
     def _forget(self):
@@ -95,7 +100,7 @@ class World:
         self.memo_mask = MEMO_SLOTS - 1
         self.memo = np.full(3 * MEMO_SLOTS, -1, np.int64)
         self.support, self.offload = np.ones((64, nb), np.uint8), np.zeros((64, nb), np.uint8)
-        self.n_signatures = 1                   # row 0: views and leaves, which everybody "computes"
+        self.n_signatures = 1                   # row 0: views and leaves, which every backend "computes"
         self.n_asked = 0
 
     def make_room(self, n):

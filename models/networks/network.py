@@ -1,5 +1,4 @@
 """What all networks share: the file, its weights, its tokenizer, and plans kept per input shape."""
-import collections
 import time
 
 import numpy as np
@@ -7,6 +6,7 @@ import numpy as np
 from ggjit.core.run_lock import RunLock
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
+from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Network:
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
     (`print(m.scheduler.explain())` tells who computes what).
     """
-    REPACKS = False                 # are matrices repacked where nobody says?
+    REPACKS = False                 # are matrices repacked by default?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
                  cpu_moe=False, repack=None):
@@ -50,7 +50,7 @@ class Network:
         self.offload = offload(gpu, n_gpu_layers, self._positive("block_count"), cpu_moe)
         self.scheduler = scheduler_of(self.backend, gpu)
         self.weights = Weights(file, self.backend.device)
-        self._steps = collections.OrderedDict()
+        self._steps = PlanCache(MAX_KEPT_PLANS)
         self._lock = RunLock()
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
@@ -117,14 +117,12 @@ class Network:
     # ------------------------------------------------------------ plans
     def _step(self, shape):
         """The planned graph for `shape`; the most recent ones are kept."""
-        step = self._steps.get(shape)
-        if step is None:
-            ctx, inputs, result = self._built(shape)
-            step = self._steps[shape] = Step(ctx, inputs, result, self._plan(Graph(result)))
-            while len(self._steps) > MAX_KEPT_PLANS:
-                self._steps.popitem(last=False)
-        self._steps.move_to_end(shape)
-        return step
+        key = self.backend.plan_settings
+        return self._steps.get(shape, lambda step: key, lambda: self._made(shape))
+
+    def _made(self, shape):
+        ctx, inputs, result = self._built(shape)
+        return Step(ctx, inputs, result, self._plan(Graph(result)))
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""

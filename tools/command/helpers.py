@@ -18,9 +18,10 @@ import sys
 
 from ggjit.core.config import available_cores
 from ggjit.cpu import walk
-from ggjit.cpu.fusion import fuse_nodes, single
+from ggjit.cpu.fusion import fuse_nodes
 from ggjit.cpu.repacked import kernel_of
 from ggjit.cpu.tuning import tune
+from ggjit.graphs.plan_node import single
 from ggjit.models.networks.load import load_model
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import all_specs

@@ -1,0 +1,355 @@
+"""Plans: a graph made ready to run on one backend.  Plan once, replay many times.
+
+Making a plan chooses a kernel for every node, resolves every address and lays the NODE rows out in one int64 array.
+
+    graph.nodes      mul_mat      add      view     soft_max          (views need no code: they are addresses)
+                        |          |                   |
+    plan.rows      [ NODE row | NODE row         | NODE row ]         int64 words, layout in ops/core/record.py
+                     kernel     kernel             kernel             how a kernel is started is the device's
+                     dst, src   dst, src           dst, src           buffer's address + offset
+
+Leaves have a placement of their own, in the tensor table.  The placement of computed tensors belongs to the plan: two
+plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
+or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
+
+Plans of a device: engine/cpu/plan.py, engine/cuda/plan.py.
+"""
+import functools
+import sys
+import time
+import weakref
+from threading import get_ident
+
+import numpy as np
+
+from ggjit.core.buffer import USAGE_COMPUTE, buffer_by_id, freed
+from ggjit.core.config import debug
+from ggjit.core.html_repr import HtmlRepr
+from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
+from ggjit.core.table import FREED, TABLE
+from ggjit.core.versions import T_VERSION, written
+from ggjit.graphs.plan_node import single
+from ggjit.graphs.results import Results, mark_last, ran_last
+from ggjit.ops.core import record as r
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import all_specs
+
+
+class Plan(Results, HtmlRepr):
+    """`plan.compute()` runs the graph; `plan.numpy(t)` reads a result of this plan's last run.
+
+    fuse: may runs of nodes become one kernel (engine/cpu/fusion.py)?  None: as the backend says.
+    """
+
+    def __init__(self, backend, graph, placement, fuse=None):
+        self.backend, self.graph, self.placement = backend, graph, placement
+        # a scheduler's part of a graph is left alone: other parts may read what is computed in between
+        self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
+            and "check" not in debug
+        self.n_threads = backend.n_threads
+        self.runs = 0
+        self._lock = RunLock()
+        self.failed = False                 # the last run did not finish: there are no results
+        self._me = weakref.ref(self)
+        computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
+        self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
+        self._check_places()
+        self._lay_out()
+        self._resolve()
+        if "plan" in debug:
+            print(self.dump(), file=sys.stderr)
+
+    # ------------------------------------------------------------ what a device brings
+    def _choose(self, t):
+        """The kernel of node t: `.name`, `.work_nbytes`, `.cost`.  Errors: NotSupported."""
+        raise NotSupported(f"{type(self).__name__} has no kernels")
+
+    def _fused(self):
+        """The PlanNodes, runs of nodes that one kernel computes put together."""
+        return self._singles
+
+    def _code(self, part):
+        """What stands in the NODE row for the kernel."""
+        return 0
+
+    def _check_place(self, t, buf):
+        """Can `t` be used where it lies?"""
+
+    def _memory(self, buf):
+        """(what keeps the buffer's memory alive, None if it was freed; its address)"""
+        raise NotSupported(f"{type(self).__name__} has no memory")
+
+    def _check_address(self, t, buf, offs):
+        """Can the kernels load from there?"""
+
+    def _work_buffer(self):
+        """Scratch memory of `work_nbytes` bytes."""
+        raise NotSupported(f"{type(self).__name__} has no memory")
+
+    def _rows_written(self, memory):
+        """All addresses are in the rows.  memory: {id of a buffer: what keeps its memory alive}"""
+
+    def _run(self, first, last):
+        """Run nodes first..last-1; the lock is held and the plan up to date."""
+        raise NotSupported(f"{type(self).__name__} does not run")
+
+    # ------------------------------------------------------------ making
+    def where(self, t):
+        """(buffer, byte offset) of any tensor of the graph, or None."""
+        if t._fixed_place is not None:
+            return t._fixed_place
+        base = t.base
+        row = TABLE.words[base.id]
+        if row[r.T_BUFFER] >= 0:
+            return buffer_by_id(int(row[r.T_BUFFER]), base), int(row[r.T_OFFS]) + t.view_offs
+        found = None
+        if self.placement is not None:
+            found = self.placement.where.get(t.id)
+            if found is None and t.view_src is not None:
+                found = self.placement.where.get(base.id)
+                found = found and (found[0], found[1] + t.view_offs)
+        if found is None and row[r.T_BUFFER] == FREED:
+            raise freed(base)
+        return found
+
+    def _check_places(self):
+        """A plan that would write into mapped weights, or has tensors without memory, is refused as a whole."""
+        device = self.graph.device if self.graph.placed else self.backend.device
+        for t in (p.t for p in self._singles):
+            for x in (t, *(s for s in t.src if s is not None)):
+                x._check()
+                where = self.where(x)
+                if where is None:
+                    raise NotAllocated(f"{describe(x)}, needed by {t!r}, has no memory; allocate leaves with "
+                                       f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
+                buf, offs = where
+                self._check_place(x, buf)
+                if not device.supports_buft(buf.buft):
+                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
+                                       f"Scheduler")
+                if offs < 0 or offs + x.nbytes > buf.size:
+                    raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
+            for x in (t, *written(t)[1:]):
+                if self.where(x)[0].read_only:
+                    raise ParamError(f"{t!r} would write into read-only {self.where(x)[0]!r}; work on a copy (gg.dup)")
+
+    def _lay_out(self):
+        """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
+        self.parts = self._fused()
+        self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
+        sizes = [r.node_words(len(p.reads)) for p in self.parts]
+        self._starts = starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
+        self.work_nbytes = max((k.work_nbytes for k in self.kernels), default=0)
+        store = np.zeros(starts[-1] + 8, np.int64)
+        skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
+        self.rows = store[skip:skip + starts[-1]]
+        self._first = self.rows.__array_interface__["data"][0]
+        self._views = []                    # (word of the address in rows, tensor)
+        self._work_words = np.array([at + r.N_WORK for at, k in zip(starts, self.kernels, strict=False)
+                                     if k.work_nbytes], np.int64)
+        for p, at, size in zip(self.parts, starts, sizes, strict=False):
+            self._write_row(p, at, size)
+
+    def _write_row(self, part, at, n_words):
+        rows, words = self.rows, TABLE.words
+        rows[at + r.N_KERNEL] = self._code(part)
+        rows[at + r.N_NEXT] = n_words * r.WORD
+        rows[at + r.N_TASKS] = 1
+        rows[at + r.N_WORK_SIZE] = part.kernel.work_nbytes
+        rows[at + r.N_ID] = part.t.id
+        rows[at + r.N_PARAMS:at + r.N_PARAMS + len(part.params)] = part.params
+        for k, x in enumerate((part.t, *part.reads)):
+            v = at + (r.N_DST if k == 0 else r.N_SRC + r.V_WORDS * (k - 1))
+            if x is not None:
+                rows[v + r.V_NE:v + r.V_NE + 4] = words[x.id, r.T_NE:r.T_NE + 4]
+                rows[v + r.V_NB:v + r.V_NB + 4] = words[x.id, r.T_NB:r.T_NB + 4]
+                rows[v + r.V_TYPE] = words[x.id, r.T_TYPE]
+                self._views.append((v, x))
+
+    def _resolve(self):
+        """Write the address of every view; called again when something moved."""
+        version = TABLE.placement_version
+        placed = [self.where(t) for _, t in self._views]
+        buffers = {id(b): b for b, _ in filter(None, placed)}
+        # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
+        memory = {k: self._memory(b) for k, b in buffers.items()}
+        for (_, t), where in zip(self._views, placed, strict=True):
+            if where is None or memory[id(where[0])][0] is None:
+                raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
+            self._check_address(t, *where)
+        at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
+        self.rows[at] = np.fromiter((memory[id(b)][1] + o for b, o in placed), np.int64, len(placed))
+        self._buffers = list(buffers.values())
+        self._held = {k: held for k, (held, _) in memory.items()}
+        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        self._work = self._work_buffer()
+        self.rows[self._work_words] = self._work.base
+        self._note_written(x.id for t in self._stored if t._fixed_place is None for x in written(t))
+        self.__dict__.pop("_spans", None)
+        self._rows_written(self._held)
+        self.resolved = version             # last: a failure above leaves the plan to be resolved again
+
+    def _note_written(self, bases):
+        """The leaves among them, which this plan computes into: their versions rise with a run
+        (engine/core/versions.py)."""
+        ids = sorted({i for i in bases if TABLE.words[i, r.T_BUFFER] >= 0})
+        self._written_ids = np.array(ids, np.int64) if len(ids) > 1 else None
+        self._written_cell = ids[0] * r.T_WORDS + T_VERSION if len(ids) == 1 else None
+
+    def _up_to_date(self):
+        if self.resolved != TABLE.placement_version:
+            self._check_places()
+            if not all(p.permitted(self.where) for p in self.parts if len(p.nodes) > 1):
+                self._lay_out()             # something moved to where a fused kernel would overwrite what it reads
+            self._resolve()
+
+    # ------------------------------------------------------------ running
+    def compute(self):
+        """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
+        StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
+        # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
+        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
+        if get_ident() in KERNEL_THREADS:
+            refuse_nesting()
+        lock = self._lock
+        try:
+            if not lock.acquire(False):
+                acquire_or_raise(lock)
+            if self.resolved != TABLE.placement_version:
+                self._up_to_date()
+            self.failed = True
+            try:
+                if debug:
+                    self._compute_in_debug()
+                elif self.nodes:
+                    self._run(0, len(self.nodes))
+                self.failed = False
+                self.runs += 1
+            finally:
+                # At the end: a copy of a leaf made meanwhile has part of it at most.  After a failure too, which
+                # leaves some of it written.  No call stands before the count: a signal could come in and skip it.
+                if self._written_cell is not None:      # NumPy takes 6 us
+                    TABLE.cells[self._written_cell] += 1
+                elif self._written_ids is not None:
+                    TABLE.words[self._written_ids, T_VERSION] += 1
+                for buf in self._written:
+                    buf.last_plan = self._me
+        finally:
+            try:
+                lock.release()              # no call before it: a signal could come in
+            except RuntimeError:            # one did, while this waited for the lock
+                lock = None
+        if ran_last() is not self._me and not self.graph.placed:
+            mark_last(self, self.graph.nodes)
+
+    def _compute_in_debug(self):
+        if "poison" in debug and not self.graph.placed:    # a split's memory holds what earlier splits computed
+            self._poison()
+        if self.nodes:
+            self._run(0, len(self.nodes))
+
+    def run_nodes(self, first, last):
+        """Run nodes first..last-1 alone (profiles and checks)."""
+        with self._lock:
+            self._up_to_date()
+            self._run(first, last)
+
+    def timed(self):
+        """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""
+        out = []
+        for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
+            t0 = time.perf_counter_ns()
+            self.run_nodes(i, i + 1)
+            out.append((t, k.name, time.perf_counter_ns() - t0))
+        return out
+
+    def _error(self, status, i, value):
+        """The exception for a run that stopped at node i; value: what its kernel left for the message."""
+        t = self.nodes[i]
+        if status == r.BAD_INDEX:
+            indexed = all_specs()[t.op].indexed
+            return IndexRangeError(f"{t!r}: index {value} is out of range for "
+                                   f"{describe(t if indexed is None else t.src[indexed])}; sources: "
+                                   f"{', '.join(describe(s) for s in t.src)}")
+        what = "was given a combination it does not know" if status == r.BAD_ARGUMENT else \
+            f"failed with status {status}"
+        return GgjitError(f"the kernel of {t!r} {what} (value {value})")
+
+    # ------------------------------------------------------------ reading
+    def _position(self, t):
+        where = self.where(t)
+        if where is None or TABLE.words[t.base.id, r.T_BUFFER] >= 0:
+            return None
+        position = self._positions.get(t.id)
+        return None if position is None else (position, (id(where[0]), where[1], where[1] + t.nbytes))
+
+    def _lost(self, t):
+        whole = next((p.t for p in self.parts if t.id in p.left_out), None)
+        if whole is not None:
+            return (f"{describe(t)} was never stored: one kernel computes {whole!r} from its sources; call "
+                    f"gg.set_output on it before building the graph, or plan with fuse=False")
+        if self.failed:
+            return f"{describe(t)} holds no result: the last run of its plan did not finish; compute it again"
+        buf = self.where(t)[0]
+        if buf.last_plan is not None and buf.last_plan() is not self:
+            return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results "
+                    f"before that, or give each graph an allocator of its own")
+        return None
+
+    @functools.cached_property
+    def _positions(self):
+        """{tensor id: place in the graph's order}"""
+        return {t.id: i for i, t in enumerate(self.graph.nodes)}
+
+    @property
+    def _stored(self):
+        """Every computed tensor that has its values in memory, in order."""
+        return [t for p in self.parts for t in p.stored]
+
+    @functools.cached_property
+    def _spans(self):
+        stored = self._stored
+        spans = [(id(buf), offs, offs + t.nbytes) for t in stored for buf, offs in (self.where(t),)]
+        return [self._positions[t.id] for t in stored], np.array(spans, np.int64).reshape(-1, 3), stored
+
+    def _undefined(self):
+        for t in self.nodes:
+            where = self.where(t)
+            if t.view_src is None and not any(s is not None and self.where(s) == where for s in t.src):
+                yield *where, t.nbytes
+
+    def numpy(self, t):
+        """The values of `t` as this plan's last run left them."""
+        with self._lock:
+            t._check()
+            self.check_intact(t)
+            where = self.where(t)
+            if where is None:
+                raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
+            return t._decoded(self._bytes(t, *where))
+
+    def view(self, t):
+        """The values of `t` (a scalar type) without a copy where that can be: read-only, valid until this memory is
+        used again."""
+        a = t._elements(self._bytes(t, *self.where(t))).reshape(t.shape)
+        a.flags.writeable = False
+        return a
+
+    def _bytes(self, t, buf, offs):
+        return buf.host_bytes(offs, t.nbytes)
+
+    def __repr__(self):
+        return (f"<Plan of {len(self.nodes)} nodes for {self.backend!r}, work {self.work_nbytes:,} bytes, "
+                f"{self.runs} runs>")
+
+    def dump(self):
+        """One line per kernel: number, result, kernel, threads, offset; below it the other nodes it computes."""
+        lines = [f"plan of {len(self._singles)} nodes in {len(self.parts)} kernels, {self.n_threads} threads, work "
+                 f"{self.work_nbytes:,} bytes"]
+        for i, (p, at) in enumerate(zip(self.parts, self._starts, strict=False)):
+            buf, offs = self.where(p.t)
+            lines.append(f"{i:5d}  {p.t!r}  {p.kernel.name}  tasks {int(self.rows[at + r.N_TASKS])}  buffer {buf.id} + "
+                         f"{offs}")
+            lines += [f"{'':7}fused: {t!r}{', not stored' * (t.id in p.left_out)}" for t in p.nodes[:-1]]
+        return "\n".join(lines)

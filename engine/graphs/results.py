@@ -1,0 +1,82 @@
+"""What a run of a graph left in memory: is a result still there, or was its memory used again?
+
+Base of the plans of a backend (engine/graphs/plan.py) and of a scheduler's runs (engine/sched/run.py).
+"""
+import bisect
+import weakref
+
+import numpy as np
+
+from ggjit.ops.core.errors import Overwritten
+from ggjit.ops.core.record import FLAG_OUTPUT
+from ggjit.ops.core.shape import describe
+
+_ran_last = weakref.ref(set())     # weak reference to what ran last; dead at first
+
+
+def mark_last(run, nodes):
+    """`t.numpy()` reads what ran last; a plan replayed in a row has marked its tensors already."""
+    global _ran_last
+    if _ran_last() is not run:
+        _ran_last = weakref.ref(run)
+        for t in nodes:
+            t._plan = _ran_last
+
+
+def ran_last():
+    """The weak reference that `mark_last` gave to the tensors."""
+    return _ran_last
+
+
+class Results:
+    """Subclasses give the methods and properties that raise or return nothing here, and
+
+    where(t)            (buffer, byte offset) of a tensor of the graph, or None
+    _spans              (positions, rows, writers) of all that a run writes, in order: places in the graph's order,
+                        rows of (memory, first byte, end), and the tensor of each or None for a copy
+    """
+
+    def _position(self, t):
+        """(place of `t` in the order of `_spans`, its row there), or None where its memory is its own."""
+
+    def _lost(self, t):
+        """Why there is no result of `t` at all, or None."""
+
+    def _overwrites(self, writer, t):
+        """Does `writer`, computed later in memory of `t`, spoil it?"""
+        return True
+
+    def _undefined(self):
+        """[(buffer, byte offset, bytes)] of memory that holds nothing before a run."""
+        return ()
+
+    def check_intact(self, t):
+        """Overwritten, if `t` was not computed or its memory was used again since."""
+        found = self._position(t)
+        if found is None:
+            return
+        if why := self._lost(t):
+            raise Overwritten(why)
+        position, (memory, lo, end) = found
+        positions, rows, writers = self._spans
+        later = bisect.bisect_right(positions, position)
+        rows = rows[later:self._n_written()]
+        for k in np.flatnonzero((rows[:, 0] == memory) & (rows[:, 1] < end) & (lo < rows[:, 2])).tolist():
+            writer = writers[later + k]
+            if self._overwrites(writer, t):
+                remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
+                    if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
+                by = "a copy between backends" if writer is None else repr(writer)
+                raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {remedy}")
+
+    def _n_written(self):
+        """How many of `_spans` were written; None: all."""
+
+    def _poison(self):
+        """NaN bytes into memory that holds nothing before a run, so that what no kernel writes shows."""
+        for buf, offs, nbytes in self._undefined():
+            self._fill(buf, offs, nbytes)
+
+    def _fill(self, buf, offs, nbytes):
+        if buf._arena is not None:                      # host memory
+            buf._arena[offs:offs + nbytes] = 0xFF
