@@ -45,15 +45,30 @@ def get(g, word):
 
 
 @inline
-def put(g, word, value):
-    st_i64(g + 8 * word, value)
+def _put(g, word, values):
+    for i in range(len(values)):
+        st_i64(g + 8 * (word + i), values[i])
 
 
 @inline
-def put3(g, word, x, y, z):
-    put(g, word, x)
-    put(g, word + 1, y)
-    put(g, word + 2, z)
+def write_record(g, out, taps, step, first, tap_step, size, data, kernel, result, counts):
+    """The record of one class at address g.
+
+    out ... size        (x, y, z) each, see above
+    data, kernel        (address, byte strides of x, y, z, of an input channel, of a picture or output channel)
+    result              (address, byte strides of x, y, z, of an output channel, of a picture)
+    counts              (channels in, channels out, pictures)
+    """
+    _put(g, OUT, out)
+    _put(g, TAPS, taps)
+    _put(g, STEP, step)
+    _put(g, FIRST, first)
+    _put(g, TAP_STEP, tap_step)
+    _put(g, SIZE, size)
+    _put(g, IN_ADDR, data)
+    _put(g, KERNEL_ADDR, kernel)
+    _put(g, OUT_ADDR, result)
+    _put(g, N_IN, counts)
 
 
 @inline
