@@ -1,4 +1,4 @@
-"""Register tiles of flash attention for few query rows, as LLVM IR builders: dot products and weighted sums.
+"""Register tiles of flash attention for decode, as LLVM IR builders: dot products and weighted sums.
 
     scores     G rows x J keys, lanes along D, sums folded at the end          s[g][j] = q[g] . k[j]
     output     G rows x some vectors of columns                                acc[g] += p[g][j] v[j]
@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ggjit.ops.native import isa
+from ggjit.ops.native.jit import ir_function
 from ggjit.ops.native.mem import IR_F32, IR_I64
 from ggjit.ops.native.simd import (
     W,
@@ -138,12 +139,9 @@ def _prefetch_row_ir(b, addr, nbytes):
 @functools.cache
 def make_look_ahead(nbytes):
     """look_ahead(row, stride): ask for the row of `nbytes` that is AHEAD rows later."""
-    @intrinsic
-    def look_ahead(typingctx, row, stride):
-        def codegen(context, b, sig, args):
-            _prefetch_row_ir(b, b.add(args[0], b.mul(args[1], ir.Constant(IR_I64, AHEAD))), nbytes)
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def look_ahead(b, row, stride):
+        _prefetch_row_ir(b, b.add(row, b.mul(stride, ir.Constant(IR_I64, AHEAD))), nbytes)
     return look_ahead
 
 
@@ -249,30 +247,26 @@ def make_dots(elem, d, n_rows):
     """
     n_keys, u = _keys_at_once(lanes(d), n_rows)
 
-    @intrinsic
-    def dots(typingctx, q, k, stride, n, out):
-        def codegen(context, b, sig, args):
-            q, k, stride, n, out = args
-            zero = ir.Constant(IR_I64, 0)
-            strides = [b.mul(stride, ir.Constant(IR_I64, j)) for j in range(n_keys + 1)]
-            ahead = b.mul(stride, ir.Constant(IR_I64, AHEAD))
+    @ir_function
+    def dots(b, q, k, stride, n, out):
+        zero = ir.Constant(IR_I64, 0)
+        strides = [b.mul(stride, ir.Constant(IR_I64, j)) for j in range(n_keys + 1)]
+        ahead = b.mul(stride, ir.Constant(IR_I64, AHEAD))
 
-            def body(b, state):
-                k, o, left = state
-                keys = [k] + [b.add(k, b.select(b.icmp_signed(">", left, ir.Constant(IR_I64, j)), strides[j], zero))
-                              for j in range(1, n_keys)]            # keys beyond the last: the first one again
-                for key in keys if ALWAYS_AHEAD or n_rows > 1 else ():
-                    _prefetch_row_ir(b, b.add(key, ahead), d * ELEMENT_NBYTES[elem])
-                if lanes(d) < W:
-                    _store_short_dots_ir(b, q, keys, elem, d, n_rows, o)
-                else:
-                    _store_sums_ir(b, _dot_products_ir(b, q, keys, elem, d, n_rows, u), n_keys, o)
-                left = b.sub(left, ir.Constant(IR_I64, n_keys))
-                return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), left]
-            groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))
-            counted_loop_ir(b, groups, [(IR_I64, k), (IR_I64, out), (IR_I64, n)], body)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 5), codegen
+        def body(b, state):
+            k, o, left = state
+            keys = [k] + [b.add(k, b.select(b.icmp_signed(">", left, ir.Constant(IR_I64, j)), strides[j], zero))
+                          for j in range(1, n_keys)]            # keys beyond the last: the first one again
+            for key in keys if ALWAYS_AHEAD or n_rows > 1 else ():
+                _prefetch_row_ir(b, b.add(key, ahead), d * ELEMENT_NBYTES[elem])
+            if lanes(d) < W:
+                _store_short_dots_ir(b, q, keys, elem, d, n_rows, o)
+            else:
+                _store_sums_ir(b, _dot_products_ir(b, q, keys, elem, d, n_rows, u), n_keys, o)
+            left = b.sub(left, ir.Constant(IR_I64, n_keys))
+            return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), left]
+        groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))
+        counted_loop_ir(b, groups, [(IR_I64, k), (IR_I64, out), (IR_I64, n)], body)
     return dots
 
 
@@ -353,22 +347,18 @@ def make_weighted(elem, d, n_rows):
     n_middle = d // w // at_once - 1 if len(first) == at_once else 0
     last = rest[max(0, n_middle) * at_once:]
 
-    @intrinsic
-    def weighted(typingctx, p, v, stride, n, acc, scale):
-        def codegen(context, b, sig, args):
-            p, v, stride, n, acc, scale = args
-            factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * g), IR_F32), w) for g in range(n_rows)]
-            ahead = (b.mul(stride, ir.Constant(IR_I64, AHEAD)), d * size) if ALWAYS_AHEAD or n_rows > 1 else None
-            _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, ahead)
-            if n_middle > 0:
-                def body(b, state):
-                    v, acc = state
-                    _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, None)
-                    return [offset_ir(b, v, at_once * w * size), offset_ir(b, acc, at_once * w * 4)]
-                start = [(IR_I64, offset_ir(b, v, at_once * w * size)), (IR_I64, offset_ir(b, acc, at_once * w * 4))]
-                counted_loop_ir(b, opaque_ir(b, ir.Constant(IR_I64, n_middle)), start, body)
-            if last:
-                _weighted_part_ir(b, p, v, stride, n, acc, factor, last, elem, stride_acc, None)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 6), codegen
+    @ir_function
+    def weighted(b, p, v, stride, n, acc, scale):
+        factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * g), IR_F32), w) for g in range(n_rows)]
+        ahead = (b.mul(stride, ir.Constant(IR_I64, AHEAD)), d * size) if ALWAYS_AHEAD or n_rows > 1 else None
+        _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, ahead)
+        if n_middle > 0:
+            def body(b, state):
+                v, acc = state
+                _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, None)
+                return [offset_ir(b, v, at_once * w * size), offset_ir(b, acc, at_once * w * 4)]
+            start = [(IR_I64, offset_ir(b, v, at_once * w * size)), (IR_I64, offset_ir(b, acc, at_once * w * 4))]
+            counted_loop_ir(b, opaque_ir(b, ir.Constant(IR_I64, n_middle)), start, body)
+        if last:
+            _weighted_part_ir(b, p, v, stride, n, acc, factor, last, elem, stride_acc, None)
     return weighted

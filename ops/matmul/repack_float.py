@@ -21,14 +21,12 @@ n = 256 0.78.  400 MB of [2048 x 5632], which come from memory in one stream her
 A column's sums depend on how many columns share its tile (one and two take elements of k in turn, for the latency of
 the multiply-add), not on threads.
 """
-from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.tile import finish_ir
-from ggjit.ops.native.jit import exact, inline, native
+from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, prefetch_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, IR_I64, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
@@ -84,38 +82,34 @@ def _make_tile(n_columns, n_vectors, n_asked):
     v, turns = vec_ir("f32", W), {1: 4, 2: 2}.get(n_columns, 1)
     threes = (n_columns + 2) // 3
 
-    @intrinsic
-    def tile(typingctx, w, y, ldy, steps, d, ldd, first, soon):
-        def codegen(context, b, sig, args):
-            w, y, ldy, steps, d, ldd, first, soon = args
-            # three columns share a base register; LLVM must not see how the addresses hang together (tile_float.py)
-            apart = [i64(0), opaque_ir(b, ldy), opaque_ir(b, b.mul(ldy, i64(2)))]
+    @ir_function
+    def tile(b, w, y, ldy, steps, d, ldd, first, soon):
+        # three columns share a base register; LLVM must not see how the addresses hang together (tile_float.py)
+        apart = [i64(0), opaque_ir(b, ldy), opaque_ir(b, b.mul(ldy, i64(2)))]
 
-            def body(b, state):
-                w, soon = state[:2]
-                bases, acc = state[2:2 + threes], list(state[2 + threes:])
-                for u in range(BLOCK):
-                    for line in range(n_asked * u // BLOCK, n_asked * (u + 1) // BLOCK):
-                        prefetch_ir(b, b.add(soon, i64(64 * line)))
-                    rows = [load_ir(b, b.add(w, i64(B * (n_vectors * u + h))), v, 4) for h in range(n_vectors)]
-                    for j in range(n_columns):
-                        s = splat_ir(b, load_ir(b, b.add(b.add(bases[j // 3], apart[j % 3]), i64(4 * u)), IR_F32), W)
-                        for h in range(n_vectors):
-                            i = (u % turns * n_columns + j) * n_vectors + h
-                            acc[i] = fma_ir(b, s, rows[h], acc[i])
-                return [opaque_ir(b, b.add(w, i64(B * n_vectors * BLOCK))), b.add(soon, i64(64 * n_asked)),
-                        *(opaque_ir(b, b.add(p, i64(4 * BLOCK))) for p in bases), *acc]
-            starts = [opaque_ir(b, b.add(y, b.mul(ldy, i64(3 * i)))) for i in range(threes)]
-            n_sums = n_columns * n_vectors
-            state = [(IR_I64, x) for x in (w, soon, *starts)] + [(v, splat_const("f32", 0.0, W))] * (turns * n_sums)
-            acc = counted_loop_ir(b, steps, state, body)[2 + threes:]
-            while len(acc) > n_sums:
-                half = len(acc) // 2
-                acc = [b.fadd(x, y) for x, y in zip(acc[:half], acc[half:], strict=True)]
-            finish_ir(b, acc, [b.add(b.add(d, b.mul(ldd, i64(j))), i64(B * h))
-                               for j in range(n_columns) for h in range(n_vectors)], first, 4)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 8), codegen
+        def body(b, state):
+            w, soon = state[:2]
+            bases, acc = state[2:2 + threes], list(state[2 + threes:])
+            for u in range(BLOCK):
+                for line in range(n_asked * u // BLOCK, n_asked * (u + 1) // BLOCK):
+                    prefetch_ir(b, b.add(soon, i64(64 * line)))
+                rows = [load_ir(b, b.add(w, i64(B * (n_vectors * u + h))), v, 4) for h in range(n_vectors)]
+                for j in range(n_columns):
+                    s = splat_ir(b, load_ir(b, b.add(b.add(bases[j // 3], apart[j % 3]), i64(4 * u)), IR_F32), W)
+                    for h in range(n_vectors):
+                        i = (u % turns * n_columns + j) * n_vectors + h
+                        acc[i] = fma_ir(b, s, rows[h], acc[i])
+            return [opaque_ir(b, b.add(w, i64(B * n_vectors * BLOCK))), b.add(soon, i64(64 * n_asked)),
+                    *(opaque_ir(b, b.add(p, i64(4 * BLOCK))) for p in bases), *acc]
+        starts = [opaque_ir(b, b.add(y, b.mul(ldy, i64(3 * i)))) for i in range(threes)]
+        n_sums = n_columns * n_vectors
+        state = [(IR_I64, x) for x in (w, soon, *starts)] + [(v, splat_const("f32", 0.0, W))] * (turns * n_sums)
+        acc = counted_loop_ir(b, steps, state, body)[2 + threes:]
+        while len(acc) > n_sums:
+            half = len(acc) // 2
+            acc = [b.fadd(x, y) for x, y in zip(acc[:half], acc[half:], strict=True)]
+        finish_ir(b, acc, [b.add(b.add(d, b.mul(ldd, i64(j))), i64(B * h))
+                           for j in range(n_columns) for h in range(n_vectors)], first, 4)
     return tile
 
 

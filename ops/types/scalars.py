@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.native import isa
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import load_part_ir, splat_const
 from ggjit.ops.native.mem import (
     call_intrinsic,
@@ -180,13 +180,10 @@ class _BFloat(ir.Type):
         return hash("bfloat")
 
 
-@intrinsic
-def _zero_part(typingctx, addr):
+@ir_function
+def _zero_part(b, addr):
     """64 zero bytes at addr"""
-    def codegen(context, b, sig, args):
-        store_ir(b, ir.Constant(vec_ir("i32", 16), None), args[0])
-        return context.get_dummy_value()
-    return types.void(types.int64), codegen
+    store_ir(b, ir.Constant(vec_ir("i32", 16), None), addr)
 
 
 _bf16_from_float = _row(ldf, stb, ld_f32, st_bf16, 4, 2)

@@ -1,6 +1,6 @@
-"""The names of `intrinsics.py` for Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1), in plain Python.
+"""The functions of `intrinsics.py` in plain Python, for Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1).
 
-Every load and store is checked against the simulated memory, alignment included; threads and waits are in `turns.py`.
+Every load and store is checked against the simulated memory, alignment included; `simulator.py` schedules the threads.
 """
 import ctypes
 import math
@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from ggjit.ops.cuda.native.simulator import WARP, check, me
+from ggjit.ops.cuda.native.simulator import WARP, check, current
 
 f32 = np.float32
 
@@ -102,9 +102,9 @@ def sts_i32x4(addr, v):
 
 
 def shared(nbytes):
-    """A piece for each function that asks, as on the device (intrinsics.py)."""
+    """An allocation for each calling function, as on the device (intrinsics.py)."""
     key = object()
-    return lambda: me().block.shared((key, sys._getframe(1).f_code), nbytes)
+    return lambda: current().block.shared((key, sys._getframe(1).f_code), nbytes)
 
 
 def device(f):
@@ -113,31 +113,31 @@ def device(f):
 
 
 def thread():
-    return me().number
+    return current().number
 
 
 def n_threads():
-    return me().block.block_dim[0]
+    return current().block.block_dim[0]
 
 
 def block():
-    return me().block.blockIdx.x
+    return current().block.blockIdx.x
 
 
 def n_blocks():
-    return me().block.grid_dim[0]
+    return current().block.grid_dim[0]
 
 
 def block_y():
-    return me().block.blockIdx.y
+    return current().block.blockIdx.y
 
 
 def block_z():
-    return me().block.blockIdx.z
+    return current().block.blockIdx.z
 
 
 def sync():
-    me().wait("block")
+    current().wait("block")
 
 
 # ---------------------------------------------------------------- bits
@@ -196,8 +196,8 @@ def dp4a(a, b, c):
 
 
 def _once_per_warp(name, given, compute):
-    """What `compute` makes of all lanes' values, a list with an entry per lane; the first lane to go on computes it."""
-    lane = me()
+    """This lane's entry of compute(all lanes' values), a list; the first lane to resume computes it for the warp."""
+    lane = current()
     values = lane.wait(name, given)
     if len(values) == WARP:                     # one list for the whole warp
         values.append(compute(values))
@@ -247,12 +247,12 @@ def mma_i8(a0, a1, b0):
 
 
 def shfl_xor(x, mask):
-    lane = me()
+    lane = current()
     return lane.wait(f"shfl_xor {mask}", x)[lane.lane ^ mask]
 
 
 def shfl(x, lane):
-    return me().wait("shfl", x)[lane]
+    return current().wait("shfl", x)[lane]
 
 
 def ballot(predicate):
@@ -264,7 +264,7 @@ def popcount(x):
 
 
 def _butterfly(name, combine):
-    """The same tree as on the device: lane i meets i ^ 16, i ^ 8, ..."""
+    """The same tree as on the device: lane i is combined with i ^ 16, i ^ 8, ..."""
     def compute(level):
         for step in (16, 8, 4, 2, 1):
             level = [combine(level[i], level[i ^ step]) for i in range(WARP)]

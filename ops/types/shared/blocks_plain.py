@@ -10,12 +10,9 @@ Activations are those of ops/types/shared/quant32.py: codes q of 32 values and t
 import dataclasses
 from collections.abc import Callable
 
-from numba import types
-from numba.extending import intrinsic
-
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Type
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import i32, i64, int_to_float_ir, load_half_ir, zero
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.native.simd import W, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
@@ -75,21 +72,18 @@ class Plain:
             out.append(b.fadd(v, splat_ir(b, self.offset_ir(b, p), 32)) if self.has_offsets else v)
         return out
 
-    def traits(self, from_float, **more):
+    def traits(self, from_float, dot=None, **more):
         return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
-                      np_round_activations=np_round_activations, dot=_dot(self), **{"tile": self, **more})
+                      np_round_activations=np_round_activations, dot=dot or _dot(self), **{"tile": self, **more})
 
 
 def make_to_float(blocks):
     """Jitted to_float of Traits, for Plain and Super."""
     size, nbytes = 4 * blocks.type.block, blocks.type.nbytes
 
-    @intrinsic
-    def block(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            store_groups_ir(b, blocks.values_ir(b, args[0]), args[1])
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def block(b, src, dst):
+        store_groups_ir(b, blocks.values_ir(b, src), dst)
 
     @exact
     def to_float(src, dst, k):
@@ -101,18 +95,14 @@ def make_to_float(blocks):
 def _make_prepare(plain):
     zero_point, with_offset = plain.zero_point, plain.has_offsets
 
-    @intrinsic
-    def group(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            src, dst = args
-            q, d = activation_ir(b, src)
-            store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
-            store_ir(b, d, b.add(dst, i64(32)))
-            total = sum_ir(b, q)
-            word = b.fmul(d, b.sitofp(total, IR_F32)) if with_offset else b.mul(total, i32(-zero_point))
-            store_ir(b, word, b.add(dst, i64(36)))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def group(b, src, dst):
+        q, d = activation_ir(b, src)
+        store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
+        store_ir(b, d, b.add(dst, i64(32)))
+        total = sum_ir(b, q)
+        word = b.fmul(d, b.sitofp(total, IR_F32)) if with_offset else b.mul(total, i32(-zero_point))
+        store_ir(b, word, b.add(dst, i64(36)))
 
     @exact
     def prepare(src, dst, k):

@@ -18,12 +18,10 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Type
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, call_intrinsic
 from ggjit.ops.native.simd import IR, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
@@ -121,14 +119,11 @@ def activations_ir(b, src):
     return [b.fptosi(g, vec_ir("i32", 32)) for g in q], d
 
 
-@intrinsic
-def _round_block(typingctx, src, dst):
-    def codegen(context, b, sig, args):
-        q, d = activations_ir(b, args[0])
-        wide = splat_ir(b, d, 32)
-        store_groups_ir(b, [b.fmul(b.sitofp(g, vec_ir("f32", 32)), wide) for g in q], args[1])
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+@ir_function
+def _round_block(b, src, dst):
+    q, d = activations_ir(b, src)
+    wide = splat_ir(b, d, 32)
+    store_groups_ir(b, [b.fmul(b.sitofp(g, vec_ir("f32", 32)), wide) for g in q], dst)
 
 
 @exact
@@ -148,19 +143,15 @@ def np_round_activations(x):
     return (np.rint(blocks * inverse) * d).reshape(x.shape)
 
 
-@intrinsic
-def _prepare_block(typingctx, src, dst):
-    def codegen(context, b, sig, args):
-        src, dst = args
-        codes, d = activations_ir(b, src)
-        for g, q in enumerate(codes):
-            store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, i64(32 * g)))
-            for half in (0, 1):
-                s = fold_ir(b, shuffle_ir(b, q, q, range(16 * half, 16 * half + 16)), b.add)
-                store_ir(b, b.trunc(s, IR["i16"]), b.add(dst, i64(Y_SUMS + 16 * half + 2 * g)))
-        store_ir(b, d, b.add(dst, i64(Y_SCALE)))
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+@ir_function
+def _prepare_block(b, src, dst):
+    codes, d = activations_ir(b, src)
+    for g, q in enumerate(codes):
+        store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, i64(32 * g)))
+        for half in (0, 1):
+            s = fold_ir(b, shuffle_ir(b, q, q, range(16 * half, 16 * half + 16)), b.add)
+            store_ir(b, b.trunc(s, IR["i16"]), b.add(dst, i64(Y_SUMS + 16 * half + 2 * g)))
+    store_ir(b, d, b.add(dst, i64(Y_SCALE)))
 
 
 @exact

@@ -17,12 +17,10 @@ import functools
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import F32
-from ggjit.ops.native.jit import inline
+from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.mem import (
     IR_I32,
     IR_I64,
@@ -54,16 +52,13 @@ class Mover:
 
 
 def _asker(nbytes):
-    @intrinsic
-    def ask(typingctx, addr):
+    @ir_function
+    def ask(b, addr):
         """Ask for the lines of the nbytes at addr, for writing; any address will do."""
-        def codegen(context, b, sig, args):
-            for offs in range(0, nbytes, LINE):
-                line = pointer(b, b.add(args[0], ir.Constant(IR_I64, offs)), ir.IntType(8))
-                how = [ir.Constant(IR_I32, k) for k in (1, 3, 1)]       # to be written, keep near, data
-                call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
-            return context.get_dummy_value()
-        return types.void(types.int64), codegen
+        for offs in range(0, nbytes, LINE):
+            line = pointer(b, b.add(addr, ir.Constant(IR_I64, offs)), ir.IntType(8))
+            how = [ir.Constant(IR_I32, k) for k in (1, 3, 1)]       # to be written, keep near, data
+            call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
     return ask
 
 
