@@ -355,8 +355,7 @@ def run(kernel, n_threads=64):
 
 
 def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
-    from ggjit.ops.cuda.native import simulated
-    from ggjit.ops.cuda.native import simulator
+    from ggjit.ops.cuda.native import simulated, simulator
 
     def stray(base):
         simulated.ld_f32(base + 4096)

@@ -9,18 +9,8 @@
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
+from ggjit.ops.matmul import mul_mat_id_group as lists
 from ggjit.ops.matmul.mul_mat_dot import make_fetch
-from ggjit.ops.matmul.mul_mat_id_group import (
-    experts_of,
-    group,
-    group_nbytes,
-    lists_end,
-    n_active,
-    n_panels,
-    pairs_of,
-    panels_of,
-    starts_of,
-)
 from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, private_nbytes
 from ggjit.ops.matmul.tile import LDC, MB, NB, NL
 from ggjit.ops.native.jit import inline
@@ -36,7 +26,7 @@ def own_nbytes(tile):
 
 def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
     panels = n_pairs // NL + min(n_experts, n_pairs)
-    return group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * own_nbytes(tile)
+    return lists.group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * own_nbytes(tile)
 
 
 def make_kernel(ta, tb, tile):
@@ -88,15 +78,15 @@ def make_kernel(ta, tb, tile):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         k, m, n_experts, slots = ne(a, 0), ne(a, 1), ne(a, 2), ne(d, 1)
         n_pairs = slots * ne(d, 2)
-        status = group(node, ids, n_experts, NL, ith, nth, sync)
+        status = lists.group(node, ids, n_experts, NL, ith, nth, sync)
         if status != OK:
             return status
-        starts, experts = starts_of(node), experts_of(node, n_experts)
-        firsts, pairs = panels_of(node, n_experts), pairs_of(node, n_experts)
+        starts, experts = lists.starts_of(node), lists.experts_of(node, n_experts)
+        firsts, pairs = lists.panels_of(node, n_experts), lists.pairs_of(node, n_experts)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
-        panels = lists_end(node, n_experts, n_pairs)
+        panels = lists.lists_end(node, n_experts, n_pairs)
         own = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * own_size
-        halves = 2 * n_panels(node)
+        halves = 2 * lists.n_panels(node)
         while True:
             h = next_rows(node, ith, nth, sync, 1, halves)
             if h >= halves:
@@ -108,7 +98,7 @@ def make_kernel(ta, tb, tile):
             if cols > 0:
                 pack_half(b, k, slots, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, own + t_offs)
         barrier(sync, nth)
-        active = n_active(node)
+        active = lists.n_active(node)
         mb, strips = MB, (m + MB - 1) // MB
         if nth > 1 and strips * active < 4 * nth:
             mb = min(MB, ((m * active + 4 * nth - 1) // (4 * nth) + tall - 1) // tall * tall)

@@ -32,10 +32,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from numba import types
-from numba.extending import intrinsic
-
-from ggjit.ops.native.jit import inline
+from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import bitcast_ir, i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.native.mem import st_i32
 from ggjit.ops.native.simd import IR, B, W, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
@@ -181,8 +178,8 @@ def make_put(spread):
 
     The lines `ahead` bytes further are asked for: they lie far apart, and a store that misses waits.
     """
-    def codegen(context, b, sig, args):
-        c, dst, ldd, rows, cols, ahead = args
+    @ir_function
+    def put(b, c, dst, ldd, rows, cols, ahead):
         out = transpose_ir(b, [load_ir(b, b.add(c, i64(LDC * i)), vec_ir("f32", W), B) for i in range(W)])
         for _ in range(spread.bit_length() - 1):
             out = [b.fadd(x, y) for x, y in zip(out[::2], out[1::2], strict=True)]
@@ -196,11 +193,6 @@ def make_put(spread):
                         store_ir(b, x, place)
                     with part:
                         store_part_ir(b, x, place, rows)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def put(typingctx, c, dst, ldd, rows, cols, ahead):
-        return types.void(*(types.int64,) * 6), codegen
     return put
 
 

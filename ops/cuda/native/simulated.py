@@ -73,7 +73,6 @@ def st_bf16(addr, x):
 
 
 lds_f32, sts_f32, lds_i32, sts_i32, lds_i64, sts_i64 = ld_f32, st_f32, ld_i32, st_i32, ld_i64, st_i64
-lds_f16, sts_f16, sts_bf16, sts_i8 = ld_f16, st_f16, st_bf16, st_i8
 
 
 def _signed(x):
@@ -167,10 +166,6 @@ def high_bf16(x):
 
 def round_f16(x):
     return half_value(half_bits(x))
-
-
-def round_bf16(x):
-    return bf16_value(bf16_bits(x))
 
 
 def pack_f16(low, high):
@@ -283,7 +278,7 @@ def _function(f):
 exp, expm1, log, log1p = (_function(f) for f in (np.exp, np.expm1, np.log, np.log1p))
 sqrt, sin, cos, tanh = (_function(f) for f in (np.sqrt, np.sin, np.cos, np.tanh))
 power, atan2 = _function(np.power), _function(np.arctan2)
-fabs, floor, ceil, trunc, round_even = (_function(f) for f in (np.abs, np.floor, np.ceil, np.trunc, np.rint))
+fabs, floor, ceil, trunc = (_function(f) for f in (np.abs, np.floor, np.ceil, np.trunc))
 fmin, fmax = _function(np.fmin), _function(np.fmax)
 
 

@@ -13,9 +13,8 @@ import dataclasses
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from ggjit.ops.native.jit import ir_function
 from ggjit.ops.native.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, prefetch_ir, zero
 from ggjit.ops.native.mem import IR_I32, IR_I64
 from ggjit.ops.native.simd import W, shuffle_ir, store_ir, vec_ir
@@ -105,8 +104,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         index = [i64(0)] + [min_ir(b, i64(i), last) for i in range(1, n)]
         return [b.add(base, b.mul(i, stride)) for i in index], index
 
-    def codegen(context, b, sig, args):
-        w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols = args
+    @ir_function
+    def tile(b, w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
         if dot.ahead_nbytes is not None:
             ahead = i64(dot.ahead_nbytes)
         ws, ri = pointers(b, w, ldw, n_rows, rows)
@@ -147,9 +146,4 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         acc = if_ir(b, b.icmp_signed(">", left, i64(0)), acc, lambda b: multiply(
             b, acc, wo, yo, lambda b, p: dot.tail_w_ir(b, p, left), lambda b, p: tail_y_ir(b, p, left)))
         store_sums_ir(b, hsums_ir(b, acc), n_rows, n_cols, [b.add(dst, b.mul(i, ldd)) for i in ci], ri, rows)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def tile(typingctx, w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
-        return types.void(*(types.int64,) * 10), codegen
     return tile

@@ -20,22 +20,8 @@ from llvmlite import ir
 
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import F32
+from ggjit.ops.native import mem
 from ggjit.ops.native.jit import inline, ir_function
-from ggjit.ops.native.mem import (
-    IR_I32,
-    IR_I64,
-    call_intrinsic,
-    copy_bytes,
-    ld_i8,
-    ld_i16,
-    ld_i32,
-    ld_i64,
-    pointer,
-    st_i8,
-    st_i16,
-    st_i32,
-    st_i64,
-)
 from ggjit.ops.native.simd import B, ldf, ldf_part, opaque, stf, stf_part
 
 PIECE = 1024                            # a multiple of every block
@@ -56,9 +42,9 @@ def _asker(nbytes):
     def ask(b, addr):
         """Ask for the lines of the nbytes at addr, for writing; any address will do."""
         for offs in range(0, nbytes, LINE):
-            line = pointer(b, b.add(addr, ir.Constant(IR_I64, offs)), ir.IntType(8))
-            how = [ir.Constant(IR_I32, k) for k in (1, 3, 1)]       # to be written, keep near, data
-            call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
+            line = mem.pointer(b, b.add(addr, ir.Constant(mem.IR_I64, offs)), ir.IntType(8))
+            how = [ir.Constant(mem.IR_I32, k) for k in (1, 3, 1)]       # to be written, keep near, data
+            mem.call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
     return ask
 
 
@@ -91,7 +77,7 @@ def move_bytes(dst, src, n):
         _move_long(dst, src, n)
         return
     if n > FAR or n & 3:
-        copy_bytes(dst, src, n)
+        mem.copy_bytes(dst, src, n)
         return
     i = 0
     while i + B <= n:
@@ -102,7 +88,7 @@ def move_bytes(dst, src, n):
         stf_part(dst + i, ldf_part(src + i, m), m)
 
 
-ONE = {1: (ld_i8, st_i8), 2: (ld_i16, st_i16), 4: (ld_i32, st_i32), 8: (ld_i64, st_i64)}
+ONE = {1: (mem.ld_i8, mem.st_i8), 2: (mem.ld_i16, mem.st_i16), 4: (mem.ld_i32, mem.st_i32), 8: (mem.ld_i64, mem.st_i64)}
 
 
 def can_move(ts, td):
