@@ -20,7 +20,6 @@ from ggjit.ops.core.types import F16
 from ggjit.ops.cuda.native import core, views
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO
-from ggjit.ops.cuda.native.unroll import unrolled
 from ggjit.ops.cuda.rows import ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
@@ -34,6 +33,26 @@ MAX_NMSE = 5e-4                 # ggml's own bound for this op: q and p are roun
 LOW_HALF, HIGH_HALF = 0xFFFF, -0x10000
 ZEROS = (0, 0, 0, 0)
 UNIT = f32(1)
+
+
+def _unrolled(n, body, first=0):
+    """run(*args): body(0, *args), body(1, *args), ... body(n - 1, *args), without a loop.
+
+    For local arrays, which stay in registers only where every index is a constant: how long a loop LLVM unrolls by itself
+    depends on the GPU's generation.
+    """
+    if n == 1:
+        @core.device
+        def run(*args):
+            body(first, *args)
+        return run
+    low, high = _unrolled(n // 2, body, first), _unrolled(n - n // 2, body, first + n // 2)
+
+    @core.device
+    def run_both(*args):
+        low(*args)
+        high(*args)
+    return run_both
 
 
 def _make(tq, d, dv, has_mask, has_sinks):
@@ -126,7 +145,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
     def put_tile(i, o, first, to, f):
         core.st_f32(to + 32 * i, o[4 * i + first] * f)
         core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
-    clear, add_values, put_row = (unrolled(n_values, body) for body in (clear_tile, add_tile, put_tile))
+    clear, add_values, put_row = (_unrolled(n_values, body) for body in (clear_tile, add_tile, put_tile))
 
     def kernel(node):
         q, k, v, out = node + views.SRC0, node + views.SRC1, node + views.SRC2, node + views.DST

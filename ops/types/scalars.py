@@ -77,7 +77,8 @@ def _widen(elem):
         return lambda b, v: v
     if elem == "f16":
         return lambda b, v: b.fpext(b.bitcast(v, simd.vec_ir("f16", W)), simd.vec_ir("f32", W))
-    return lambda b, v: b.bitcast(b.shl(b.zext(v, simd.vec_ir("i32", W)), splat_const("i32", 16, W)), simd.vec_ir("f32", W))
+    return lambda b, v: b.bitcast(b.shl(b.zext(v, simd.vec_ir("i32", W)), splat_const("i32", 16, W)),
+                                  simd.vec_ir("f32", W))
 
 
 # Float weights are asked for into the first-level cache.  Rows of F32 are streams that the processor follows by itself,
