@@ -3,8 +3,8 @@
 For row r after the key blocks seen so far:  m = max of its scores,  l = sum of exp(score - m),  acc = sum of
 exp(score - m) v.  A new block with maximum m' scales l and acc by c = exp(m - m').  (Milakov and Gimelshein 2018.)
 
-A key is visible to a row where the mask is above -inf.  What is visible decides more than the sum: blocks nobody sees
-are skipped, a block ends at the last key somebody sees, and values of keys nobody sees are never read (the unwritten
+A key is visible to a row where the mask is above -inf.  Blocks without a visible key
+are skipped, a block ends at its last visible key, and values of keys that no row sees are never read (the unwritten
 cells of a KV cache may hold anything, NaN included).
 """
 import functools
@@ -55,7 +55,7 @@ def shift_right(typingctx, bits, n):
 
 @intrinsic
 def visible(typingctx, v):
-    """One bit per lane: mask value above -inf, or NaN (a broken mask shall be seen in the result)."""
+    """One bit per lane: mask value above -inf, or NaN (so that a broken mask shows in the result)."""
     def codegen(context, b, sig, args):
         seen = b.fcmp_unordered(">", args[0], simd.const_ir("f32", [-math.inf] * W))
         return b.zext(b.bitcast(seen, ir.IntType(W)), IR_I64)
@@ -124,7 +124,7 @@ def output_factor(m, l_sum, sink):
 
 # ---------------------------------------------------------------- a thread's scratch
 class Scratch:
-    """Hands out byte offsets, each on a cache line of its own."""
+    """Allocates byte offsets, each at the start of a cache line."""
 
     def __init__(self):
         self.nbytes = 0

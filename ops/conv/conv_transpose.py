@@ -7,8 +7,8 @@
                                                     B B B . .
                                                         C C C
 
-Computed the other way round, as s convolutions a dimension (see conv_tile): no two threads meet in an output, and no
-tap that would hit a zero between two stamps is computed.
+Computed as s convolutions for each dimension (see conv_tile): every output has one thread, and no tap over a zero
+between two stamps is computed.
 """
 import numpy as np
 

@@ -107,7 +107,7 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
                     acc[c] *= shrink
                 for j in range(32):
                     p = core.shfl(e, j)
-                    if p > ZERO:                # values nobody weighs may be anything
+                    if p > ZERO:                # a value of weight 0 may be inf or NaN
                         at = pv + (first + j) * views.nb(v, 1)
                         for c in range(n_pieces):
                             if 32 * c + lane < n_value:

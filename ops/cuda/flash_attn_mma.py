@@ -10,7 +10,7 @@
 
 A lane holds s and o of rows g and g + 8, columns 2 t and 2 t + 1 of each tile (g = lane / 4, t = lane % 4), which is
 how mma takes p as its left operand: it never leaves the registers.  K lies in shared memory by keys, V by dims, two
-keys a word.  q and p are rounded to float16, as in llama.cpp; PREC_F32 asks for the kernel of flash_attn.py.  Hidden
+keys a word.  q and p are rounded to float16, as in llama.cpp; with PREC_F32 flash_attn.py serves.  Hidden
 keys are multiplied by zero, so their values have to be numbers.
 """
 from numba import cuda
@@ -38,8 +38,8 @@ UNIT = f32(1)
 def _unrolled(n, body, first=0):
     """run(*args): body(0, *args), body(1, *args), ... body(n - 1, *args), without a loop.
 
-    For local arrays, which stay in registers only where every index is a constant: how long a loop LLVM unrolls by itself
-    depends on the GPU's generation.
+    For local arrays, which stay in registers only where every index is a constant.  How long a loop LLVM unrolls by
+    itself depends on the GPU's generation.
     """
     if n == 1:
         @core.device

@@ -6,7 +6,7 @@
     m: rows   M    |  warp 0  | warp 1  |                 shared a  M rows    x STEP values (+ pad)
     of a           |----------+---------|                 shared b  N columns x STEP values (+ pad)
                    |  warp 2  | warp 3  |
-                   +--------------------+             rows padded so that a warp's loads meet no bank twice
+                   +--------------------+             rows padded so that a warp's loads have no bank conflict
 
     16-bit      mma m16n8k16, float32 sums; b is rounded to a's type
     int8        mma m16n8k16 of codes; sums of 16 products are scaled, (d code_a + m) d_b code_b

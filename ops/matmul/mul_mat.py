@@ -1,12 +1,12 @@
 """mul_mat: d[j][i] = sum_k a[i][k] b[j][k], for each matrix of dimensions 2 and 3.
 
 ggml order: a [k, m, a2, a3], b [k, n, b2, b3] -> d F32 [m, n, b2, b3]; NumPy: b @ a.swapaxes(-1, -2), with a repeated
-along its two leading axes.  As in ggml, b's values are first rounded the way a's type wants its partner (F16 through
-F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that rounding; sums are float32.
+along its two leading axes.  As in ggml, b's values are first rounded as products with a's type round them (F16 through
+F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0); sums are float32.
 
 Three families of kernels, chosen by the number of columns n:
 
-    n <= 3 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
+    n <= 3 ... 16    rows of a as they lie times a few columns (mul_mat_dot); n = 1 has its own tile
     more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_short
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
@@ -78,7 +78,7 @@ def mul_mat_set_prec(a, prec):
 
 
 def mul_mat_set_hint(a, hint):
-    """The product `a` with a promise about its left side noted in parameter 1: 0 none, 1 it is a Hadamard matrix.
+    """The product `a` with a hint about its left side in parameter 1: 0 none, 1 it is a Hadamard matrix.
 
     With hint 1 the left side, [n, n] for n a power of two, is taken to be H[i][j] = (-1)^popcount(i & j) / sqrt(n) and
     is not read: b, F32, is transformed in n log2 n additions a row, without the rounding of the left side's type.
@@ -112,7 +112,7 @@ def _direct(b):
 
 
 def max_dot_columns(type):
-    """Up to how many columns rows of `type` are multiplied as they come.
+    """Up to how many columns mul_mat_dot is faster than packed panels for weights of `type`.
 
     [2048 x 2048] from memory, AVX-512, one thread, time of the tile over that of dots
 
@@ -179,8 +179,8 @@ def _tile_kernel(t, n_threads):
     matrices = b.ne[2] * b.ne[3]
     panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
-    own = mul_mat_tile.private_nbytes(tile)
-    work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
+    scratch = mul_mat_tile.private_nbytes(tile)
+    work = n_threads * (panels + scratch) if private else panels * matrices + n_threads * scratch
     name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
     name += "-direct" * direct + "-private" * private
     if tile.tail:

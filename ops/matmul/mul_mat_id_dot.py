@@ -1,4 +1,4 @@
-"""mul_mat_id for few columns an expert: rows of weights are multiplied as they come (mul_mat_dot tells the story).
+"""mul_mat_id for few columns an expert: rows of weights are multiplied as they lie (see mul_mat_dot).
 
 one token      slots follow each other: no sorting, no copying; float32 next to float32 needs no barrier either
 more tokens    columns are sorted by expert and prepared in that order, so an expert's columns lie side by side:
@@ -35,8 +35,8 @@ LINE = 64
 
 def many_nbytes(dot, k, n_experts, n_pairs, n_threads, tile_shape):
     """The lists, a prepared column a pair, a float32 row and a tile of sums a thread."""
-    own = row_nbytes(k) + tile_nbytes(*tile_shape[:2])
-    return lists.group_nbytes(n_experts, n_pairs) + n_pairs * dot.column_nbytes(k) + n_threads * own
+    scratch = row_nbytes(k) + tile_nbytes(*tile_shape[:2])
+    return lists.group_nbytes(n_experts, n_pairs) + n_pairs * dot.column_nbytes(k) + n_threads * scratch
 
 
 def tile_nbytes(n_rows, n_cols):
@@ -121,7 +121,7 @@ def make_many(ta, tb, shape, single_shape):
             return status
         ldy = stride(k)
         columns = lists.lists_end(node, n_experts, n_pairs)
-        own = columns + n_pairs * ldy + ith * ((4 * k + 63) // 64 * 64 + sums_nbytes)
+        scratch = columns + n_pairs * ldy + ith * ((4 * k + 63) // 64 * 64 + sums_nbytes)
         starts, experts = lists.starts_of(node), lists.experts_of(node, n_experts)
         pairs = lists.pairs_of(node, n_experts)
         while True:
@@ -130,7 +130,7 @@ def make_many(ta, tb, shape, single_shape):
                 break
             pair = ld_i64(pairs + 8 * r)
             src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
-            prepare(fetch(src, nb(b, 0), k, own + sums_nbytes), columns + r * ldy, k)
+            prepare(fetch(src, nb(b, 0), k, scratch + sums_nbytes), columns + r * ldy, k)
         barrier(sync, nth)
         ldw, total = nb(a, 1), m * lists.n_active(node)
         chunk = chunk_rows(total, nth)
@@ -147,5 +147,5 @@ def make_many(ta, tb, shape, single_shape):
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
                 expert_rows(addr(a) + e * nb(a, 2), ldw, columns + first * ldy, ldy, k,
-                            ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, slots, r, stop, own)
+                            ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, slots, r, stop, scratch)
     return kernel

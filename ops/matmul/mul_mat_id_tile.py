@@ -2,9 +2,9 @@
 
     phase 1   columns are gathered by expert and packed into panels of NL; an expert's last panel may be part empty
     phase 2   threads take strips of rows of the experts in use against all of that expert's panels; sums land in a
-              strip of the thread's own and are scattered to their tokens
+              strip of the thread and are scattered to their tokens
 
-    a thread's own memory   | strip of weights | strip of C | W rows of b on their way | columns of d, 4 MB bytes each |
+    scratch of a thread     | strip of weights | strip of C | W float32 rows of b | columns of d, 4 MB bytes each |
 """
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
@@ -20,13 +20,13 @@ from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.moves import move_bytes
 
 
-def own_nbytes(tile):
+def scratch_nbytes(tile):
     return private_nbytes(tile) + NB * 4 * MB
 
 
 def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
     panels = n_pairs // NL + min(n_experts, n_pairs)
-    return lists.group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * own_nbytes(tile)
+    return lists.group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * scratch_nbytes(tile)
 
 
 def make_kernel(ta, tb, tile):
@@ -39,7 +39,8 @@ def make_kernel(ta, tb, tile):
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
     tall = max(rows for rows, _ in tile.multiply.values())
-    own_size, c_offs, t_offs, d_offs = own_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
+    c_offs, t_offs, d_offs = MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
+    scratch_size = scratch_nbytes(tile)
 
     @inline
     def pack_half(b, k, slots, pairs, cols, dst, tmp):
@@ -85,7 +86,7 @@ def make_kernel(ta, tb, tile):
         firsts, pairs = lists.panels_of(node, n_experts), lists.pairs_of(node, n_experts)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
         panels = lists.lists_end(node, n_experts, n_pairs)
-        own = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * own_size
+        scratch = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * scratch_size
         halves = 2 * lists.n_panels(node)
         while True:
             h = next_rows(node, ith, nth, sync, 1, halves)
@@ -96,7 +97,7 @@ def make_kernel(ta, tb, tile):
             p = ld_i64(starts + 8 * e) + (i - ld_i64(firsts + 8 * e)) * NL + h % 2 * W
             cols = min(W, ld_i64(starts + 8 * e + 8) - p)
             if cols > 0:
-                pack_half(b, k, slots, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, own + t_offs)
+                pack_half(b, k, slots, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, scratch + t_offs)
         barrier(sync, nth)
         active = lists.n_active(node)
         mb, strips = MB, (m + MB - 1) // MB
@@ -121,6 +122,6 @@ def make_kernel(ta, tb, tile):
                 for q in range(0, rows, together):
                     multiply_strip(w + q * nb(a, 1), nb(a, 1), min(together, rows - q), k, cols, 0,
                                    (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes, panel_nbytes,
-                                   own + d_offs + 4 * q, 4 * MB, own, own + c_offs, together)
-                scatter(d, slots, pairs + 8 * (first + n0), cols, own + d_offs, r, rows)
+                                   scratch + d_offs + 4 * q, 4 * MB, scratch, scratch + c_offs, together)
+                scatter(d, slots, pairs + 8 * (first + n0), cols, scratch + d_offs, r, rows)
     return kernel

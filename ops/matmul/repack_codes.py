@@ -10,8 +10,7 @@ benchmarks/repack.py.  Types Q4_0 and Q8_0, AVX-512 with VNNI; k a multiple of 3
     activations, a block of 32:   codes 32 bytes | -zero_point sum(codes) i32 | scale f32
     a tile's columns:             block 0 of column 0, of column 1 ... | block 1 of column 0 ...
 
-Every element of a result is summed in the order of k by whoever computes it: results do not depend on threads or on how
-many columns there are.
+Every element of a result is summed in the order of k: results depend neither on threads nor on the number of columns.
 """
 from llvmlite import ir
 from numba import types
@@ -30,7 +29,7 @@ TYPES, ISAS = (Q4_0, Q8_0), ("avx512",)
 ROWS, BLOCK = 16, 32
 MAX_COLUMNS = 12                    # 12 integer sums and 12 float sums in 32 registers
 Y_NBYTES = 40                       # an activation block
-AHEAD = 8                           # blocks of weights asked for in advance
+AHEAD = 8                           # blocks of weights between a prefetch and its use
 ZERO_POINT = {Q4_0: 8, Q8_0: 128}
 
 

@@ -109,7 +109,7 @@ def _scalar_ir(b, addr, n):
     return splat_ir(b, load_ir(b, addr, IR_F32, 4), n)
 
 
-def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, asking=True):
+def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, prefetching=True):
     fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
     n_acc, parts = n_rows * n_vectors, layout.parts
     each = 8 // parts
@@ -137,13 +137,13 @@ def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, asking=True):
                     acc[i] = fma_ir(b, offset, word[h], acc[i])
 
     @ir_function
-    def multiply(b, w, _, y, units, c, first, soon, stride):
-        ask = panels.soon_ir(b, soon, stride, n_rows if asking else 0)
+    def multiply(b, w, _, y, units, c, first, next_w, stride):
+        prefetch = panels.prefetch_rows_ir(b, next_w, stride, n_rows if prefetching else 0)
         places = [b.add(c, i64(r * LDC + 64 * h)) for r in range(n_rows) for h in range(n_vectors)]
 
         def body(b, state):
             w, y, o, *acc = state
-            ask(b, o)
+            prefetch(b, o)
             dy = columns(b, y, layout.y_d, fv)
             for part in range(parts):
                 add_part(b, w, y, acc, part, dy)
@@ -163,8 +163,8 @@ def _make_pairs_multiply(layout, n_rows, n_vectors, ldw):
     per_part = 8 // parts // steps
 
     @ir_function
-    def multiply(b, w, _, y, units, c, first, soon, stride):
-        ask = panels.soon_ir(b, soon, stride, n_rows)
+    def multiply(b, w, _, y, units, c, first, next_w, stride):
+        prefetch = panels.prefetch_rows_ir(b, next_w, stride, n_rows)
         places = [b.add(c, i64(r * LDC + B * h)) for r in range(n_rows) for h in range(n_vectors)]
         with b.if_then(b.icmp_signed("!=", first, i64(0))):
             for p in places:
@@ -201,7 +201,7 @@ def _make_pairs_multiply(layout, n_rows, n_vectors, ldw):
 
         def body(b, state):
             w, y, o = state
-            ask(b, o)
+            prefetch(b, o)
             for s in range(8 // steps):
                 start = [(IR_I64, b.add(w, i64(4 * steps * s))), (IR_I64, b.add(y, i64(4 * NL * steps * s)))]
                 start += [(hv, zero("i16", 16))] * n_acc

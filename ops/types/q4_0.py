@@ -114,7 +114,7 @@ def _layout(n_blocks):
         return parts[0]
 
     def tail_w(b, p, n):
-        """The last blocks; those beyond the row repeat the last one and meet zeros."""
+        """The last blocks; those beyond the row repeat the last one; their activations are zeros."""
         last = b.sub(b.udiv(n, lanes.i64(32)), lanes.i64(1))
         at = [b.add(p, b.mul(lanes.min_ir(b, lanes.i64(i), last), lanes.i64(NBYTES))) for i in range(n_blocks)]
         d = join(b, [lanes.splat_half_ir(b, a, 4) for a in at])

@@ -62,7 +62,7 @@ def _finish(x, s, to, nmax):
 
 
 def _quantisers(nbytes, nmax, rmin, n_steps):
-    """quantize_row_q4_K_ref, quantize_row_q4_K_impl and their twins for five bits."""
+    """quantize_row_q4_K_ref, quantize_row_q4_K_impl, and the same for five bits."""
     @exact
     def from_float(src, dst, k):
         s = kq.scratch()

@@ -94,7 +94,7 @@ def _dot_512():
 
     def tail_w(b, p, n):
         one = codes_ir(b, p)
-        return lanes.concat_ir(b, one, one), lanes.splat_half_ir(b, p, 16)       # the second block meets zeros
+        return lanes.concat_ir(b, one, one), lanes.splat_half_ir(b, p, 16)     # y of the second is zeros
 
     def load_y(b, p):
         return (load_ir(b, p, vec_ir("i8", 64)), load_ir(b, b.add(p, lanes.i64(64)), vec_ir("i32", 16)),

@@ -4,7 +4,7 @@
     BF16    the upper 16 bits of a float32; rounds to nearest even, NaN made quiet (ggml_compute_fp32_to_bf16)
     I*      float32 -> integer truncates toward zero, as C's cast
 
-Products: F16 weights meet activations rounded through F16, BF16 weights meet activations rounded through BF16 (ggml
+Products: activations are rounded through F16 for F16 weights, through BF16 for BF16 weights (ggml
 converts the second operand to the first one's type); sums are float32.
 """
 import numpy as np
@@ -81,12 +81,12 @@ def _widen(elem):
                                   simd.vec_ir("f32", W))
 
 
-# Float weights are asked for into the first-level cache.  Rows of F32 are streams that the processor follows by itself,
-# only their next lines are late; rows of two bytes an element end too soon, there it is the next tile.  Intel Xeon, one
+# Float weights are prefetched into the first-level cache.  The processor prefetches rows of F32 by itself, only their
+# next lines come late; rows of 16-bit elements are too short for that, so the next tile is prefetched.  Intel Xeon, one
 # thread, tiles of 8 rows, share of what a plain loop over eight streams read in the same seconds:
 #
 #                       second level        first level
-#                       next tile       next tile   512 bytes       nothing asked for
+#                       next tile       next tile   512 bytes       no prefetch
 #       F32   k = 2048      0.91            0.98        1.01            0.98
 #       F16   k = 2048      0.92            0.97        0.91            0.92
 #       F16   k = 5632      0.98            1.06           -            0.94
@@ -95,7 +95,7 @@ F32_AHEAD_NBYTES = 512
 
 
 def _float_dot(elem, nbytes, prepare, ahead_nbytes=None):
-    """FMAs on float32 lanes; activations are kept in the weights' own type: fewer bytes in the first-level cache are
+    """FMAs on float32 lanes; activations are kept in the weights' type: fewer bytes in the first-level cache are
     worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s)."""
     widen, word = _widen(elem), "f32" if elem == "f32" else "i16"
 

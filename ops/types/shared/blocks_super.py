@@ -154,7 +154,7 @@ def prepare(src, dst, k):
 
 # ---------------------------------------------------------------- products
 def _half_scales_ir(b, scales, g):
-    """The pair of scales of group g, as the <16 x i16> that meets its pair sums (in-lane: one byte shuffle)."""
+    """The pair of scales of group g, as the <16 x i16> factor of its pair sums (in-lane: one byte shuffle)."""
     return shuffle_ir(b, scales, scales, [g] * 8 + [8 + g] * 8)
 
 

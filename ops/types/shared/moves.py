@@ -3,13 +3,13 @@
     move(dst, src, k, scratch)      k elements (whole blocks) at src -> the same at dst; addresses in bytes
 
 Equal types are copied as bytes; the others go through float32, in pieces of PIECE elements where neither side is F32.
-`scratch` is SCRATCH_NBYTES of the calling thread's own.
+`scratch` is SCRATCH_NBYTES of memory of the calling thread.
 
-A long row that is written is mostly in no near cache, and a store waits there for its line.  So lines are asked for
+A long row that is written is mostly in no near cache, and a store waits there for its line.  So lines are prefetched
 AHEAD bytes early, never beyond the row: 1.07 to 1.3 times the speed for rows of 8 KiB, nothing for results that are in
 the second-level cache already.
 
-    dst   |#########################|-------- AHEAD --------|- asked for -|                  |
+    dst   |#########################|-------- AHEAD --------|- prefetched-|                  |
                                     written next                                             end of the row
 """
 import dataclasses
@@ -26,7 +26,7 @@ from ggjit.ops.native.simd import B, ldf, ldf_part, opaque, stf, stf_part
 
 PIECE = 1024                            # a multiple of every block
 SCRATCH_NBYTES = 4 * PIECE
-SHORT, LONG, FAR = 256, 64 * B, 1 << 15 # bytes: a loop of vectors, of four, of four with lines asked for, libc's memcpy
+SHORT, LONG, FAR = 256, 64 * B, 1 << 15 # bytes: a loop of vectors, of four, of four with prefetch, libc's memcpy
 AHEAD, LINE = 1024, 64                  # bytes
 STEP = AHEAD // 4                       # float32 elements; a multiple of every block
 
@@ -39,13 +39,13 @@ class Mover:
 
 def _asker(nbytes):
     @ir_function
-    def ask(b, addr):
-        """Ask for the lines of the nbytes at addr, for writing; any address will do."""
+    def prefetch(b, addr):
+        """Prefetch the lines of the nbytes at addr for writing; any address will do."""
         for offs in range(0, nbytes, LINE):
             line = mem.pointer(b, b.add(addr, ir.Constant(mem.IR_I64, offs)), ir.IntType(8))
             how = [ir.Constant(mem.IR_I32, k) for k in (1, 3, 1)]       # to be written, keep near, data
             mem.call_intrinsic(b, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
-    return ask
+    return prefetch
 
 
 _ask_vectors, _ask_step = _asker(4 * B), _asker(4 * STEP)

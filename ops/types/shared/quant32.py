@@ -4,7 +4,7 @@ From a type's `codes_ir` (a block's codes as <32 x i8>, unsigned) follows the ge
 dots for AVX-512 and AVX2.
 
 Activations are quantised to the codes of ggml's CPU kernels: q = rint(x * (127 / amax)), d = amax / 127.  ggml keeps
-d in float16, because its work buffer holds Q8_0 blocks; ours keeps the float32, one rounding less.  The two differ
+d in float16, because its work buffer holds Q8_0 blocks; here it stays float32, one rounding less.  The two differ
 by NMSE 5e-8, where the codes cost 3e-5, so on MiniLM the rms error hardly moves (Q8_0 1.50e-3 to 1.49e-3, Q4_0 the
 same); single largest errors do, either way (Q8_0 0.0122 to 0.0082, Q4_0 0.0709 to 0.0728), by chance of the rounding.
 (ggml's *reference* quantiser, used to write files, differs: it rounds x * (1 / d) half away from 0.)

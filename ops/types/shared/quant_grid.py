@@ -130,7 +130,7 @@ def _fill(table, lists_offs, codes, words, n, size, bits, n_levels, n_distances)
     for word in range(1 << bits * size):
         if index[word] >= 0:
             continue
-        index[word] = 0                                     # stays where a code is too large: nobody asks for it
+        index[word] = 0                                     # stays where a code is too large: it is never looked up
         if _largest_code(word, size, bits) >= n_levels:
             continue
         _distances(word, codes, n, size, bits, s)
