@@ -7,11 +7,8 @@
     scratch of a thread     | strip of weights | strip of C | W float32 rows of b | columns of d, 4 MB bytes each |
 """
 from ggjit.ops.core.record import OK
-from ggjit.ops.core.traits import traits_of
-from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import mul_mat_id_group as lists
-from ggjit.ops.matmul.mul_mat_dot import make_fetch
-from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, private_nbytes
+from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, make_read_row, private_nbytes
 from ggjit.ops.matmul.tile import LDC, MB, NB, NL
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i64
@@ -30,12 +27,7 @@ def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
 
 
 def make_kernel(ta, tb, tile):
-    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
-    if round_row is None or tile.rounds:
-        round_row = traits_of(F32).to_float             # a copy: packing rounds where that is needed
-        rounding = False
-    else:
-        rounding = True
+    read_row = make_read_row(ta, tb, tile)
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
     tall = max(rows for rows, _ in tile.multiply.values())
@@ -49,11 +41,9 @@ def make_kernel(ta, tb, tile):
         for k0 in range(0, k, kc):
             kn = min(kc, k - k0)
             for j in range(cols):
-                pair, t = ld_i64(pairs + 8 * j), tmp + j * 4 * kc
+                pair = ld_i64(pairs + 8 * j)
                 src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
-                row = fetch(src + k0 * nb0, nb0, kn, t)
-                if rounding or row != t:
-                    round_row(row, t, kn)
+                read_row(src + k0 * nb0, nb0, kn, tmp + j * 4 * kc)
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline

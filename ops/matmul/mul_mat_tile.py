@@ -145,6 +145,20 @@ def _make_put(tile):
     return put
 
 
+def make_read_row(ta, tb, tile):
+    """jitted read(src, nb0, k, tmp): k values of type tb -> float32 at tmp, rounded unless the tile does it."""
+    fetch, traits = make_fetch(tb), traits_of(ta)
+    rounding = traits.round_activations is not None and not tile.rounds
+    copy = traits.round_activations if rounding else traits_of(F32).to_float
+
+    @inline
+    def read(src, nb0, k, tmp):
+        row = fetch(src, nb0, k, tmp)
+        if rounding or row != tmp:
+            copy(row, tmp, k)
+    return read
+
+
 def make_multiply_strip(ta, tile):
     """jitted (w, nb1, rows, k, n, p0, p1, panels, panel_nbytes, d, ldd, strip, c, ahead): at most MB rows of a against
     panels p0 ... p1 - 1 of n packed columns.
@@ -199,9 +213,7 @@ def make_multiply_strip(ta, tile):
 
 def make_kernel(ta, tb, tile, direct, private):
     """direct: columns of b are plain float32 and are packed from where they lie."""
-    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
-    rounding = round_row is not None and not tile.rounds
-    round_row = round_row or traits_of(F32).to_float
+    read_row = make_read_row(ta, tb, tile)
     pack, multiply_strip, (panel_start, panel_of) = _make_pack(tile), make_multiply_strip(ta, tile), make_panels(tile)
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
     tall = max(rows for rows, _ in tile.multiply.values())
@@ -223,10 +235,7 @@ def make_kernel(ta, tb, tile, direct, private):
         for k0 in range(first, end, kc):
             kn = min(kc, end - k0)
             for j in range(cols):
-                t = tmp + j * 4 * kc
-                row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
-                if rounding or row != t:
-                    round_row(row, t, kn)
+                read_row(src + j * nb1 + k0 * nb0, nb0, kn, tmp + j * 4 * kc)
             pack(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
