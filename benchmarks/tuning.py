@@ -14,7 +14,7 @@ from benchmarks.catalogue_products import TYPES
 from benchmarks.engine import CLOCKS
 from ggjit.cpu import tuning
 from ggjit.ops.core.types import BY_NAME
-from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.matmul import tile_rows
 from ggjit.ops.native import isa
 
 TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
@@ -23,9 +23,9 @@ TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
 
 def row(type, k, seconds, others):
     """A line of the table."""
-    one, best = tuned.ROWS[0], min((n for n in seconds if n not in others), key=seconds.get)
+    one, best = tile_rows.ROWS[0], min((n for n in seconds if n not in others), key=seconds.get)
     cells = " | ".join(f"{1e6 * seconds[n]:,.0f}{' (other bytes)' * (n in others)}" if n in seconds else "-"
-                       for n in tuned.ROWS)
+                       for n in tile_rows.ROWS)
     return f"| {type!r} | {k} | {cells} | {best} | {seconds[one] / seconds[best]:.3f} |"
 
 
@@ -47,8 +47,8 @@ def main(argv=None):
         return
     results = []
     if not args.json:
-        heads = " | ".join(f"{n} rows, us" for n in tuned.ROWS)
-        print(f"| type | k | {heads} | best | one / best |\n|{'---|' * (4 + len(tuned.ROWS))}")
+        heads = " | ".join(f"{n} rows, us" for n in tile_rows.ROWS)
+        print(f"| type | k | {heads} | best | one / best |\n|{'---|' * (4 + len(tile_rows.ROWS))}")
     for type in args.types:
         for k in args.k:
             seconds, others = tuning.measure(type, (k,), rounds=args.rounds, now=CLOCKS[args.clock])

@@ -355,48 +355,47 @@ def run(kernel, n_threads=64):
 
 
 def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
-    from ggjit.ops.cuda.native import simulated as twins
-    from ggjit.ops.cuda.native import simulator as turns
+    from ggjit.ops.cuda.native import simulated, simulator
 
     def stray(base):
-        twins.ld_f32(base + 4096)
+        simulated.ld_f32(base + 4096)
 
     def crooked(base):
-        twins.ld_f32(base + 2)
+        simulated.ld_f32(base + 2)
 
     def half_a_barrier(base):
-        if twins.thread() < 32:
-            twins.sync()
-            twins.sync()
+        if simulated.thread() < 32:
+            simulated.sync()
+            simulated.sync()
         else:
-            twins.warp_sum(1 if twins.thread() < 40 else 2)
-            if twins.thread() == 50:
+            simulated.warp_sum(1 if simulated.thread() < 40 else 2)
+            if simulated.thread() == 50:
                 return
-            twins.warp_sum(1)
+            simulated.warp_sum(1)
     for kernel, match in ((stray, "outside all memory"), (crooked, "multiple of 4"), (half_a_barrier, "never come")):
-        with pytest.raises(turns.SimulationFault, match=match):
+        with pytest.raises(simulator.SimulationFault, match=match):
             run(kernel)
     ok = []
-    run(lambda base: ok.append(twins.warp_sum(twins.thread())))
+    run(lambda base: ok.append(simulated.warp_sum(simulated.thread())))
     assert sorted(set(ok)) == [sum(range(32)), sum(range(32, 64))]
 
 
 def test_a_piece_of_shared_memory_belongs_to_the_function_that_asks():
     """As on the device, where functions are modules of their own; the address may be handed on."""
-    from ggjit.ops.cuda.native import simulated as twins
-    piece, seen = twins.shared(64), []
+    from ggjit.ops.cuda.native import simulated
+    piece, seen = simulated.shared(64), []
 
     def fill():
-        twins.sts_i32(piece(), 7)
+        simulated.sts_i32(piece(), 7)
 
     def fill_at(at):
-        twins.sts_i32(at, 7)
+        simulated.sts_i32(at, 7)
 
     def kernel(base):
         at = piece()
         fill()
-        seen.append(twins.lds_i32(at))
+        seen.append(simulated.lds_i32(at))
         fill_at(at)
-        seen.append(twins.lds_i32(at))
+        seen.append(simulated.lds_i32(at))
     run(kernel, 32)
     assert seen[:2] == [-1, 7]

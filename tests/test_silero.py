@@ -326,7 +326,7 @@ def test_bench(real, shared, libwhisper, capsys):
         main = importlib.import_module("benchmarks.silero_bench").main
     main([str(real), str(shared("data", "silero-vad", "jfk.wav")), "--rounds", "2", "--nodes", "--clock", "cpu"])
     out = capsys.readouterr().out
-    assert all(word in out for word in ("ggjit F32", "ggjit F16", "libwhisper", "ratio", "mul_mat-few_rows"))
+    assert all(word in out for word in ("ggjit F32", "ggjit F16", "libwhisper", "ratio", "mul_mat-short"))
 
 
 def test_command(small, tmp_path, command):
@@ -366,4 +366,4 @@ def test_products_of_few_rows(type, m):
         left = np.repeat(np.repeat(left, b23[1] // a23[1], 0), b23[0] // a23[0], 1)
         assert np.abs(got - want @ left.swapaxes(-1, -2)).max() < 1e-5 * k ** 0.5 + 1e-6
         kernel = y.ctx.last_plan.kernels[0].name
-        assert "few_rows" in kernel or type == "BF16", kernel
+        assert "short" in kernel or type == "BF16", kernel

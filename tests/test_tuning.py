@@ -11,7 +11,7 @@ from test_cli import START
 import ggjit as gg
 from ggjit.cpu.device import tuning
 from ggjit.ops.core.traits import traits_of
-from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.matmul import tile_rows
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
 from ggjit.ops.matmul.tile_rows import ROWS, Choice, candidates
 
@@ -22,18 +22,18 @@ CPU = gg.init_backend("CPU", n_threads=2)
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch, request):
     """No choices of the machine's, and none left behind.  Tests that keep some ask for the fixture `folder`."""
-    monkeypatch.setattr(tuned, "SETTING", "")
-    tuned.kept.cache_clear()
+    monkeypatch.setattr(tile_rows, "SETTING", "")
+    tile_rows.kept.cache_clear()
     if "folder" not in request.fixturenames:
-        monkeypatch.setattr(tuned, "kept", lambda type: None)
+        monkeypatch.setattr(tile_rows, "kept", lambda type: None)
     yield
 
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(tuned, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(tile_rows, "cache_dir", lambda: tmp_path)
     yield tmp_path / "kernels"
-    tuned.kept.cache_clear()
+    tile_rows.kept.cache_clear()
 
 
 def plan_of(y):
@@ -56,7 +56,7 @@ def test_every_tile_gives_the_same_bytes(type, k, m):
     y = product(ctx, type, k, m, seed=k + m)
     a_nbytes = y.src[0].nbytes
     for n in candidates(type):
-        with tuned.forced(n):
+        with tile_rows.forced(n):
             plan = plan_of(y)
         small = type is gg.F32 and k >= 64 and a_nbytes <= CACHED_NBYTES        # a tile of its own
         assert ("-4x1x1" if small else f"-{n}x1x{4 if type.quantized else 2}") in plan.dump()
@@ -76,7 +76,7 @@ def test_experts_follow_the_choice():
     x = gg.from_numpy(ctx, rng.standard_normal((1, 2, 96)).astype(np.float32))
     y = gg.mul_mat_id(experts, x, gg.from_numpy(ctx, np.array([[2, 0]], np.int32)))
     for n in candidates(gg.Q4_0):
-        with tuned.forced(n):
+        with tile_rows.forced(n):
             plan = plan_of(y)
         assert f"{n}x1x4" in plan.kernels[0].name
         plan.compute()
@@ -85,15 +85,15 @@ def test_experts_follow_the_choice():
 
 
 def test_untuned_machines_follow_the_rule(folder):
-    assert tuned.kept(gg.Q4_0) is None and tuned.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
+    assert tile_rows.kept(gg.Q4_0) is None and tile_rows.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
 
 
 @pytest.mark.parametrize("processor,rows", [("znver4", 1), ("sapphirerapids", candidates(gg.F16)[-1])])
 def test_the_rule_for_floats_depends_on_the_processor(folder, monkeypatch, processor, rows):
-    monkeypatch.setattr(tuned, "ONE_STREAM", processor.startswith("znver"))
-    assert [tuned.rows(t) for t in (gg.F32, gg.F16, gg.BF16, gg.Q8_0)] == [rows, rows, rows, 1]
-    with tuned.forced(8):                       # as many as the type's tiles have
-        assert tuned.rows(gg.Q8_0) == 4 and tuned.rows(gg.F16) == candidates(gg.F16)[-1]
+    monkeypatch.setattr(tile_rows, "ONE_STREAM", processor.startswith("znver"))
+    assert [tile_rows.rows(t) for t in (gg.F32, gg.F16, gg.BF16, gg.Q8_0)] == [rows, rows, rows, 1]
+    with tile_rows.forced(8):                       # as many as the type's tiles have
+        assert tile_rows.rows(gg.Q8_0) == 4 and tile_rows.rows(gg.F16) == candidates(gg.F16)[-1]
 
 
 def test_other_widths_are_not_touched():
@@ -102,19 +102,19 @@ def test_other_widths_are_not_touched():
     y = gg.mul_mat(gg.from_numpy(ctx, np.zeros((8, 256), np.float32), type=gg.Q4_0), x)
     names = set()
     for n in ROWS:
-        with tuned.forced(n):
+        with tile_rows.forced(n):
             names.add(plan_of(y).kernels[0].name)
     assert len(names) == 1
 
 
 def test_a_choice_is_kept_and_followed(folder):
-    assert tuned.keep(gg.Q4_0, Choice(4, {1: 2e-3, 2: 1.8e-3, 4: 1.6e-3}))
-    assert tuned.rows(gg.Q4_0) == 4 and tuned.rows(gg.Q8_0) == 1
+    assert tile_rows.keep(gg.Q4_0, Choice(4, {1: 2e-3, 2: 1.8e-3, 4: 1.6e-3}))
+    assert tile_rows.rows(gg.Q4_0) == 4 and tile_rows.rows(gg.Q8_0) == 1
     assert "4x1x4" in plan_of(product(gg.Context(), gg.Q4_0, 64, 8, 0)).dump()
     assert tuning.all_kept()[gg.Q4_0].gain == pytest.approx(1.25)
     assert [p.suffix for p in folder.iterdir()] == [".json"]                    # nothing temporary stays
-    with tuned.forced(2):
-        assert tuned.rows(gg.Q4_0) == 2
+    with tile_rows.forced(2):
+        assert tile_rows.rows(gg.Q4_0) == 2
 
 
 @pytest.mark.parametrize("text", [
@@ -123,18 +123,18 @@ def test_a_choice_is_kept_and_followed(folder):
     '{"rows": 4, "seconds": {"1": NaN, "4": NaN}}', '{"rows": Infinity, "seconds": {"1": 1}}',
     '{"rows": 1, "seconds": {"1": 0}}', b"\xff\xfe\x00"], ids=range(14))
 def test_a_damaged_file_counts_as_absent(folder, text):
-    tuned.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.0}))
+    tile_rows.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.0}))
     path = next(folder.iterdir())
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    tuned.kept.cache_clear()
-    assert tuned.kept(gg.Q4_0) is None and tuned.rows(gg.Q4_0) == 1
-    assert tuned.keep(gg.Q4_0, Choice(2, {1: 2.0, 2: 1.0})) and tuned.rows(gg.Q4_0) == 2
+    tile_rows.kept.cache_clear()
+    assert tile_rows.kept(gg.Q4_0) is None and tile_rows.rows(gg.Q4_0) == 1
+    assert tile_rows.keep(gg.Q4_0, Choice(2, {1: 2.0, 2: 1.0})) and tile_rows.rows(gg.Q4_0) == 2
 
 
 def test_a_place_that_cannot_be_written_changes_nothing(folder):
     folder.write_text("a file, where the folder should be")
-    assert not tuned.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.0}))
-    assert tuned.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
+    assert not tile_rows.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.0}))
+    assert tile_rows.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
 
 
 def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder):
@@ -152,22 +152,22 @@ def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder):
     ({1: 1.0, 2: 1.0, 4: 1.1, 8: 0.9}, [8], 1)], ids=["near", "slower", "other bytes"])
 def test_the_rules_rows_stay_unless_others_are_faster(monkeypatch, seconds, others, rows):
     monkeypatch.setattr(tuning, "measure", lambda type: (seconds, others))
-    monkeypatch.setattr(tuned, "rule", lambda type: 8)
+    monkeypatch.setattr(tile_rows, "rule", lambda type: 8)
     assert tuning.choose(gg.F32).rows == rows
 
 
 def test_tiles_with_other_bytes_cannot_be_chosen(folder, monkeypatch):
     monkeypatch.setattr(tuning, "measure", lambda type: ({1: 3.0, 2: 2.0, 4: 1.0}, [4]))
     assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: Choice(2, {1: 3.0, 2: 2.0})}
-    assert tuned.rows(gg.Q4_0) == 2
+    assert tile_rows.rows(gg.Q4_0) == 2
     assert tuning.tune([gg.Q4_0]) == {} and list(tuning.tune([gg.Q4_0], again=True)) == [gg.Q4_0]
 
 
 @pytest.mark.parametrize("setting,rows", [("off", 1), (2, 2), (4, 4)])
 def test_the_variable_decides_alone(folder, monkeypatch, setting, rows):
-    tuned.keep(gg.Q8_0, Choice(2, {1: 2.0, 2: 1.0}))
-    monkeypatch.setattr(tuned, "SETTING", setting)
-    assert tuned.rows(gg.Q8_0) == rows and tuning.all_kept() == {} and tuning.tune([gg.Q4_0]) == {}
+    tile_rows.keep(gg.Q8_0, Choice(2, {1: 2.0, 2: 1.0}))
+    monkeypatch.setattr(tile_rows, "SETTING", setting)
+    assert tile_rows.rows(gg.Q8_0) == rows and tuning.all_kept() == {} and tuning.tune([gg.Q4_0]) == {}
 
 
 def test_an_unusable_value_is_a_one_line_error():
@@ -178,7 +178,7 @@ def test_an_unusable_value_is_a_one_line_error():
 
 
 def test_info_shows_what_was_measured(folder, python):
-    tuned.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.6}))
+    tile_rows.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.6}))
     code = ("import pathlib, sys\nfrom ggjit.ops.matmul import tile_rows\ntile_rows.cache_dir = "
             "lambda: pathlib.Path(sys.argv[1])\n"
             "from ggjit.tools.command.main import main\nmain(['info', '--json'])")

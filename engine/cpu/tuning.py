@@ -18,7 +18,7 @@ from ggjit.cpu.device import CPU
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.traits import all_traits, traits_of
-from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.matmul import tile_rows
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.ops.matmul.tile_rows import ROWS, Choice, candidates
 from ggjit.tensors.arrays import from_numpy
@@ -59,7 +59,7 @@ def _products(ctx, backend, type, lengths, nbytes):
 
 
 def _plan(backend, graph, n_rows):
-    with tuned.forced(n_rows):
+    with tile_rows.forced(n_rows):
         return backend.graph_plan_create(graph)
 
 
@@ -87,13 +87,13 @@ def choose(type, **how):
     """The Choice for `type`; measured."""
     seconds, others = measure(type, **how)
     seconds = {n: s for n, s in seconds.items() if n not in others}
-    best, rule = min(seconds, key=seconds.get), tuned.rule(type)
+    best, rule = min(seconds, key=seconds.get), tile_rows.rule(type)
     return Choice(best if seconds.get(rule, math.inf) >= LEAST_GAIN * seconds[best] else rule, seconds)
 
 
 def all_kept():
     """{type: Choice} of all types that were measured on this machine; empty where GGJIT_TUNE decides."""
-    choices = {} if tuned.SETTING else {t: tuned.kept(t) for t in all_traits() if tunable(t)}
+    choices = {} if tile_rows.SETTING else {t: tile_rows.kept(t) for t in all_traits() if tunable(t)}
     return {t: choice for t, choice in choices.items() if choice}
 
 
@@ -102,9 +102,9 @@ def tune(types, again=False):
 
     Does nothing where GGJIT_TUNE decides.  A second or so for a type, most of it compiling.
     """
-    if tuned.SETTING:
+    if tile_rows.SETTING:
         return {}
-    made = {t: choose(t) for t in types if tunable(t) and (again or tuned.kept(t) is None)}
+    made = {t: choose(t) for t in types if tunable(t) and (again or tile_rows.kept(t) is None)}
     for type, choice in made.items():
-        tuned.keep(type, choice)
+        tile_rows.keep(type, choice)
     return made

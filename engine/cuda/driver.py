@@ -2,7 +2,7 @@
 
     driver().cuMemAlloc(n)          the C functions under their own names; the status becomes a typed error
 
-`cuda.bindings.driver` (the extra `gpu`) serves, or the simulator's twin of it (engine/cuda/simulated_driver.py) where
+`cuda.bindings.driver` (the extra `gpu`) serves, or the simulated one (engine/cuda/simulated_driver.py) where
 Numba was imported with NUMBA_ENABLE_CUDASIM=1: the same functions, the same arguments.
 """
 import functools

@@ -3,16 +3,15 @@
     d[:, h, i] = sum_j softmax_j(s_ij) v[:, j]          s_ij = scale q_i . k_j (+ slope_h mask_ij)
                                                         with a soft cap: cap tanh(s_ij / cap) before the mask is added
 
-Sums are float32 and q stays float32, whatever K and V are (ggml rounds q to K's companion type and sums an F16 V in
-F16; the distance between the two is its rounding).  Files: this one (what), _few and _many (the two kernels, chosen by
-the number of query rows that share a K/V head), _rows, _softmax, _tiles and _matrix (their parts).
+Sums are float32 and q stays float32 for every type of K and V.  ggml rounds q to K's companion type and sums an F16 V
+in F16; the results differ by that rounding.  Two kernels, chosen by the number of query rows that share a K/V head:
+flash_attn_decode and flash_attn_prefill; their parts are in flash_attn_rows, _softmax, _tiles and _matrix.
 """
 import math
 
 import numpy as np
 
-from ggjit.ops.attention import flash_attn_decode as few
-from ggjit.ops.attention import flash_attn_prefill as many
+from ggjit.ops.attention import flash_attn_decode, flash_attn_prefill
 from ggjit.ops.attention.flash_attn_rows import Variant
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
@@ -22,7 +21,7 @@ from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
 
 PREC_DEFAULT, PREC_F32 = 0, 10          # GGML_PREC_*
-MANY_ROWS = 16                          # query rows per K/V head from which the blocked kernel pays
+PREFILL_ROWS = 16                       # query rows per K/V head from which the prefill kernel is faster
 
 
 # ---------------------------------------------------------------- builders
@@ -154,7 +153,7 @@ def reference(t, q, k, v, mask=None, sinks=None):
     if sinks is not None:
         total = total + np.exp(sinks.reshape(1, n_head, 1, 1) - top)
     p = e / np.where(total > 0, total, 1.0)
-    v = np.where((e > 0).any(axis=2)[..., None], v, 0.0)        # values nobody weighs may be anything
+    v = np.where((e > 0).any(axis=2)[..., None], v, 0.0)        # a value of weight 0 may be inf or NaN
     return np.einsum("bhij,bhjd->bihd", p, v)
 
 
@@ -166,12 +165,12 @@ def kernel(t, n_threads):
     per_group, n_rows, n_kv = rep * q.ne[1], q.ne[1] * q.ne[2] * q.ne[3], k.ne[1]
     cost = n_rows * n_kv * (0.04 * (q.ne[0] + v.ne[0]) + 0.5)
     modules = tuple({module_of(x.type) for x in (k, v) if x.type.quantized})
-    if per_group >= MANY_ROWS:
-        return Kernel(f"flash_attn-many-{variant.name}", lambda: many.make(variant), cost,
-                      many.work_nbytes(variant, n_threads), modules)
-    group = few.rows_at_once(per_group, q.ne[1])
-    return Kernel(f"flash_attn-few{group}-{variant.name}", lambda: few.make(variant, group), cost,
-                  few.work_nbytes(variant, group, n_threads, n_rows, n_kv), modules)
+    if per_group >= PREFILL_ROWS:
+        return Kernel(f"flash_attn-prefill-{variant.name}", lambda: flash_attn_prefill.make(variant), cost,
+                      flash_attn_prefill.work_nbytes(variant, n_threads), modules)
+    group = flash_attn_decode.rows_at_once(per_group, q.ne[1])
+    return Kernel(f"flash_attn-decode{group}-{variant.name}", lambda: flash_attn_decode.make(variant, group), cost,
+                  flash_attn_decode.work_nbytes(variant, group, n_threads, n_rows, n_kv), modules)
 
 
 # ---------------------------------------------------------------- cases

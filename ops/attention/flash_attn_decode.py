@@ -4,16 +4,7 @@ Work items are (group, set of rows, chunk of CHUNK keys).  With more than one ch
 scratch and a second phase joins them in order: long contexts feed many threads even with one K/V head, and the bytes do
 not depend on the number of threads, because the chunks do not.
 """
-from ggjit.ops.attention.flash_attn_rows import (
-    first_head,
-    heads_per_group,
-    kv_addr,
-    make_begin,
-    make_finish,
-    make_row_reader,
-    score_scale,
-    sink_of,
-)
+from ggjit.ops.attention import flash_attn_rows as fr
 from ggjit.ops.attention.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, make_dots, make_look_ahead, make_weighted, padded
 from ggjit.ops.core.record import OK
@@ -62,7 +53,7 @@ def _make_attend(variant, n_rows, layout):
     start, see, softmax = make_row_stages(rows)
     k_elem, v_elem = ("f32" if t.quantized else t.name for t in (variant.k, variant.v))
     dots, weighted = make_dots(k_elem, variant.d, n_rows), make_weighted(v_elem, variant.dv, n_rows)
-    read_k, read_v = make_row_reader(variant.k, variant.d), make_row_reader(variant.v, variant.dv)
+    read_k, read_v = fr.make_row_reader(variant.k, variant.d), fr.make_row_reader(variant.v, variant.dv)
     ahead_k = make_look_ahead(variant.k.row_nbytes(variant.d) if variant.k.quantized else 0)
     ahead_v = make_look_ahead(variant.v.row_nbytes(variant.dv) if variant.v.quantized else 0)
     convert_k, convert_v = variant.k.quantized, variant.v.quantized
@@ -127,7 +118,7 @@ def _make_join(layout):
 def _make_emit(variant, layout):
     """(emit, emit_joined): a set's rows, or one row joined from its chunks, to the result or to the partial results."""
     rows = layout.rows
-    finish = make_finish(variant)
+    finish = fr.make_finish(variant)
     join = _make_join(layout)
     m_, l_, acc_, acc_stride, acc_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.acc_nbytes
     partial_nbytes = layout.partial_nbytes
@@ -138,7 +129,7 @@ def _make_emit(variant, layout):
         for i in range(n):
             m, l_sum, acc = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), wk + acc_ + i * acc_stride
             if n_chunks == 1:
-                factor = output_factor(m, l_sum, sink_of(node, head0, rep, r0 + i))
+                factor = output_factor(m, l_sum, fr.sink_of(node, head0, rep, r0 + i))
                 finish(node, head0, i3, rep, r0 + i, acc, factor)
                 continue
             to = part + i * n_chunks * partial_nbytes
@@ -149,27 +140,27 @@ def _make_emit(variant, layout):
 
     @inline
     def emit_joined(node, group, rep, r, parts, n_chunks):
-        head0, i3 = first_head(node + SRC0, group, rep)
+        head0, i3 = fr.first_head(node + SRC0, group, rep)
         m, l_sum = join(parts, n_chunks)
-        finish(node, head0, i3, rep, r, parts + 64, output_factor(m, l_sum, sink_of(node, head0, rep, r)))
+        finish(node, head0, i3, rep, r, parts + 64, output_factor(m, l_sum, fr.sink_of(node, head0, rep, r)))
     return emit, emit_joined
 
 
 def make(variant, n_rows):
     """The kernel for sets of up to `n_rows` rows.  (Few functions: each level of calls is optimised once more.)"""
     layout = Layout(variant, n_rows)
-    begin = make_begin(variant, layout.rows, layout.q, layout.q_stride)
+    begin = fr.make_begin(variant, layout.rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, n_rows, layout)
     emit, emit_joined = _make_emit(variant, layout)
     scratch_nbytes, partial_nbytes = layout.nbytes, layout.partial_nbytes
 
     def kernel(node, ith, nth, sync):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
-        rep = heads_per_group(q, k, v)
+        rep = fr.heads_per_group(q, k, v)
         n_kv, per_group, n_groups = ne(k, 1), rep * ne(q, 1), ne(q, 2) // rep * ne(q, 3)
         n_sets, n_chunks = (per_group + n_rows - 1) // n_rows, max(1, (n_kv + CHUNK - 1) // CHUNK)
         wk, partial = work(node) + ith * scratch_nbytes, work(node) + nth * scratch_nbytes
-        cap = score_scale(node)[1]
+        cap = fr.score_scale(node)[1]
         n_items = n_groups * n_sets * n_chunks
         step = 1 if n_chunks > 1 else chunk_rows(n_items, nth)
         while True:
@@ -181,9 +172,9 @@ def make(variant, n_rows):
                 chunk, rest = item // (n_sets * n_groups), item % (n_sets * n_groups)
                 group, r0, j0 = rest // n_sets, rest % n_sets * n_rows, chunk * CHUNK
                 n = min(n_rows, per_group - r0)
-                head0, i3 = first_head(q, group, rep)
+                head0, i3 = fr.first_head(q, group, rep)
                 begin(node, wk, head0, i3, rep, r0, n)
-                ka, va = kv_addr(node, head0, i3)
+                ka, va = fr.kv_addr(node, head0, i3)
                 attend(wk, ka, nb(k, 1), va, nb(v, 1), j0, min(n_kv, j0 + CHUNK), n, cap)
                 part = partial + ((group * per_group + r0) * n_chunks + chunk) * partial_nbytes
                 emit(node, wk, head0, i3, rep, r0, n, part, n_chunks)

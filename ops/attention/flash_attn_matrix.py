@@ -1,4 +1,4 @@
-"""The matrix tile of flash attention for many query rows, and the transposition that feeds it, as LLVM IR builders.
+"""The matrix tile of flash attention for prefill, and the transposition that feeds it, as LLVM IR builders.
 
 One tile serves both products: scores = Q times K transposed, and output = weights times V.
 
@@ -13,22 +13,11 @@ One tile serves both products: scores = Q times K transposed, and output = weigh
 import functools
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, simd
+from ggjit.ops.native.jit import ir_function
 from ggjit.ops.native.mem import IR_F32, IR_I64
-from ggjit.ops.native.simd import (
-    W,
-    counted_loop_ir,
-    fma_ir,
-    load_ir,
-    offset_ir,
-    shuffle_ir,
-    splat_ir,
-    store_ir,
-    vec_ir,
-)
+from ggjit.ops.native.simd import W
 
 # Measured, D = 128: 12x2 and 4x4 are equal on AVX-512 and waste more on odd row counts; on AVX2 4x2 is 12 % slower.
 MR, NV = (8, 2) if isa.ISA == "avx512" else (6, 2)
@@ -40,30 +29,26 @@ def make_tile(n_vectors, w, stride_a, stride_c, keep):
 
     A rows are stride_a bytes apart, C rows stride_c (constants of the scratch layout); n >= 1 columns of A.
     """
-    @intrinsic
-    def tile(typingctx, a, m, stride_b, n, c, scale):
-        def codegen(context, b, sig, args):
-            a, m, stride_b, n, c, scale = args
-            v = vec_ir("f32", w)
-            where = [offset_ir(b, c, r * stride_c + 4 * w * i) for r in range(MR) for i in range(n_vectors)]
-            start = [ir.Constant(v, None)] * len(where)
-            if keep:
-                factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * r), IR_F32), w) for r in range(MR)]
-                start = [b.fmul(factor[x // n_vectors], load_ir(b, at, v)) for x, at in enumerate(where)]
+    @ir_function
+    def tile(b, a, m, stride_b, n, c, scale):
+        v = simd.vec_ir("f32", w)
+        where = [simd.offset_ir(b, c, r * stride_c + 4 * w * i) for r in range(MR) for i in range(n_vectors)]
+        start = [ir.Constant(v, None)] * len(where)
+        if keep:
+            factor = [simd.splat_ir(b, simd.load_ir(b, simd.offset_ir(b, scale, 4 * r), IR_F32), w) for r in range(MR)]
+            start = [b.fmul(factor[x // n_vectors], simd.load_ir(b, at, v)) for x, at in enumerate(where)]
 
-            def body(b, state):
-                a, m, sums = state[0], state[1], list(state[2:])
-                columns = [load_ir(b, offset_ir(b, m, 4 * w * i), v) for i in range(n_vectors)]
-                for r in range(MR):
-                    ar = splat_ir(b, load_ir(b, offset_ir(b, a, r * stride_a), IR_F32), w)
-                    for i in range(n_vectors):
-                        sums[r * n_vectors + i] = fma_ir(b, columns[i], ar, sums[r * n_vectors + i])
-                return [offset_ir(b, a, 4), b.add(m, stride_b)] + sums
-            carried = [(IR_I64, a), (IR_I64, m)] + [(v, s) for s in start]
-            for at, s in zip(where, counted_loop_ir(b, n, carried, body)[2:], strict=True):
-                store_ir(b, s, at)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 6), codegen
+        def body(b, state):
+            a, m, sums = state[0], state[1], list(state[2:])
+            columns = [simd.load_ir(b, simd.offset_ir(b, m, 4 * w * i), v) for i in range(n_vectors)]
+            for r in range(MR):
+                ar = simd.splat_ir(b, simd.load_ir(b, simd.offset_ir(b, a, r * stride_a), IR_F32), w)
+                for i in range(n_vectors):
+                    sums[r * n_vectors + i] = simd.fma_ir(b, columns[i], ar, sums[r * n_vectors + i])
+            return [simd.offset_ir(b, a, 4), b.add(m, stride_b)] + sums
+        carried = [(IR_I64, a), (IR_I64, m)] + [(v, s) for s in start]
+        for at, s in zip(where, simd.counted_loop_ir(b, n, carried, body)[2:], strict=True):
+            simd.store_ir(b, s, at)
     return tile
 
 
@@ -76,19 +61,16 @@ def make_transpose(stride_src, stride_dst, n):
           b0 b1 b2 ...      ->       a1 b1 c1 ...
           c0 c1 c2 ...               ...
     """
-    @intrinsic
-    def transpose(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            v = [load_ir(b, offset_ir(b, args[0], r * stride_src), vec_ir("f32", W)) for r in range(W)]
-            s = 1
-            while s < W:                    # swap the off-diagonal blocks of size s
-                for i in (i for i in range(W) if not i & s):
-                    x, y = v[i], v[i + s]
-                    v[i] = shuffle_ir(b, x, y, [W + j - s if j & s else j for j in range(W)])
-                    v[i + s] = shuffle_ir(b, x, y, [W + j if j & s else j + s for j in range(W)])
-                s *= 2
-            for i in range(n):
-                store_ir(b, v[i], offset_ir(b, args[1], i * stride_dst))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def transpose(b, src, dst):
+        v = [simd.load_ir(b, simd.offset_ir(b, src, r * stride_src), simd.vec_ir("f32", W)) for r in range(W)]
+        s = 1
+        while s < W:                    # swap the off-diagonal blocks of size s
+            for i in (i for i in range(W) if not i & s):
+                x, y = v[i], v[i + s]
+                v[i] = simd.shuffle_ir(b, x, y, [W + j - s if j & s else j for j in range(W)])
+                v[i + s] = simd.shuffle_ir(b, x, y, [W + j if j & s else j + s for j in range(W)])
+            s *= 2
+        for i in range(n):
+            simd.store_ir(b, v[i], simd.offset_ir(b, dst, i * stride_dst))
     return transpose

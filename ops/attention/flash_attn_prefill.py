@@ -13,17 +13,8 @@ them in scratch (all of it stays in the L2 cache):
 
 Under a causal mask a tile of rows works only up to the last key that one of its rows sees.
 """
+from ggjit.ops.attention import flash_attn_rows as fr
 from ggjit.ops.attention.flash_attn_matrix import MR, NV, make_tile, make_transpose
-from ggjit.ops.attention.flash_attn_rows import (
-    first_head,
-    heads_per_group,
-    kv_addr,
-    make_begin,
-    make_finish,
-    make_row_reader,
-    score_scale,
-    sink_of,
-)
 from ggjit.ops.attention.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES, lanes, padded
 from ggjit.ops.core.record import OK
@@ -59,7 +50,7 @@ def work_nbytes(variant, n_threads):
 
 def _make_pack(variant, layout):
     """pack(wk, k, ks, v, vs, nj): the block's K transposed and V as float32, keys 0 .. nj."""
-    read_k, read_v = make_row_reader(variant.k, variant.d), make_row_reader(variant.v, variant.dv)
+    read_k, read_v = fr.make_row_reader(variant.k, variant.d), fr.make_row_reader(variant.v, variant.dv)
     k_, kt_, v_, k_stride, v_stride = layout.k, layout.kt, layout.v, layout.k_stride, layout.acc_stride
     d, tail = variant.d, variant.d % W
     full = make_transpose(k_stride, 4 * PANEL, W)
@@ -160,33 +151,33 @@ def make(variant):
     """The kernel."""
     layout = Layout(variant)
     rows = layout.rows
-    begin = make_begin(variant, rows, layout.q, layout.q_stride)
+    begin = fr.make_begin(variant, rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, layout)
-    finish = make_finish(variant)
+    finish = fr.make_finish(variant)
     m_, l_, acc_, acc_stride, scratch_nbytes = rows.m, rows.l, layout.acc, layout.acc_stride, layout.nbytes
 
     @inline
     def count(node):
         q = node + SRC0
-        per_group = heads_per_group(q, node + SRC1, node + SRC2) * ne(q, 1)
+        per_group = fr.heads_per_group(q, node + SRC1, node + SRC2) * ne(q, 1)
         return (per_group + R - 1) // R * (ne(q, 2) * ne(q, 1) // per_group) * ne(q, 3)
 
     @inline
     def items(node, ith, start, stop):
         q, k, v = node + SRC0, node + SRC1, node + SRC2
-        rep = heads_per_group(q, k, v)
+        rep = fr.heads_per_group(q, k, v)
         per_group = rep * ne(q, 1)
         n_sets = (per_group + R - 1) // R
         wk = work(node) + ith * scratch_nbytes
         for item in range(start, stop):
-            head0, i3 = first_head(q, item // n_sets, rep)
+            head0, i3 = fr.first_head(q, item // n_sets, rep)
             r0 = (n_sets - 1 - item % n_sets) * R           # under a causal mask the last rows are the longest
             n = min(R, per_group - r0)
             begin(node, wk, head0, i3, rep, r0, n)
-            ka, va = kv_addr(node, head0, i3)
-            attend(wk, ka, nb(k, 1), va, nb(v, 1), ne(k, 1), n, score_scale(node)[1])
+            ka, va = fr.kv_addr(node, head0, i3)
+            attend(wk, ka, nb(k, 1), va, nb(v, 1), ne(k, 1), n, fr.score_scale(node)[1])
             for i in range(n):
-                m, l_sum, sink = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), sink_of(node, head0, rep, r0 + i)
+                m, l_sum, sink = ld_f32(wk + m_ + 4 * i), ld_f32(wk + l_ + 4 * i), fr.sink_of(node, head0, rep, r0 + i)
                 finish(node, head0, i3, rep, r0 + i, wk + acc_ + i * acc_stride, output_factor(m, l_sum, sink))
         return OK
     return over_chunks(items, count, SINGLE)

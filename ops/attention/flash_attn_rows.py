@@ -60,7 +60,7 @@ def score_scale(node):
 
 @inline
 def repeated(i, n):
-    """i % n; most masks are one for all."""
+    """i % n; most masks have one matrix for all."""
     return i % n if n > 1 else 0
 
 

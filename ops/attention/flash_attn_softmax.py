@@ -3,8 +3,8 @@
 For row r after the key blocks seen so far:  m = max of its scores,  l = sum of exp(score - m),  acc = sum of
 exp(score - m) v.  A new block with maximum m' scales l and acc by c = exp(m - m').  (Milakov and Gimelshein 2018.)
 
-A key is visible to a row where the mask is above -inf.  What is visible decides more than the sum: blocks nobody sees
-are skipped, a block ends at the last key somebody sees, and values of keys nobody sees are never read (the unwritten
+A key is visible to a row where the mask is above -inf.  Blocks without a visible key
+are skipped, a block ends at its last visible key, and values of keys that no row sees are never read (the unwritten
 cells of a KV cache may hold anything, NaN included).
 """
 import functools
@@ -16,32 +16,14 @@ from numba.extending import intrinsic
 
 from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES
 from ggjit.ops.core.types import F16
+from ggjit.ops.native import simd
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, vexp_neg, vtanh
 from ggjit.ops.native.mem import IR_I64, call_intrinsic, ld_f32, ld_i64, st_f32, st_i64
-from ggjit.ops.native.simd import (
-    B,
-    W,
-    const_ir,
-    f32,
-    fadd,
-    fma_ir,
-    fmul,
-    fsub,
-    hmax,
-    hsum,
-    keep_part,
-    ldf,
-    ldh,
-    make_ir,
-    splat,
-    stf,
-    vmax,
-    zerof,
-)
+from ggjit.ops.native.simd import B, W
 from ggjit.ops.types.shared.rows import ROW
 
-NEG_INF, NAN = f32(-math.inf), f32(math.nan)
+NEG_INF, NAN = simd.f32(-math.inf), simd.f32(math.nan)
 ldh_part = ROW[F16].load_part
 
 
@@ -73,9 +55,9 @@ def shift_right(typingctx, bits, n):
 
 @intrinsic
 def visible(typingctx, v):
-    """One bit per lane: mask value above -inf, or NaN (a broken mask shall be seen in the result)."""
+    """One bit per lane: mask value above -inf, or NaN (so that a broken mask shows in the result)."""
     def codegen(context, b, sig, args):
-        seen = b.fcmp_unordered(">", args[0], const_ir("f32", [-math.inf] * W))
+        seen = b.fcmp_unordered(">", args[0], simd.const_ir("f32", [-math.inf] * W))
         return b.zext(b.bitcast(seen, ir.IntType(W)), IR_I64)
     return types.int64(v), codegen
 
@@ -89,11 +71,11 @@ def nans(typingctx, v):
 
 
 # score + slope * mask, exactly -inf where the mask is: the score there may be NaN
-masked = make_ir(lambda s, *_: s, lambda b, s, slope, m: b.select(
-    b.fcmp_unordered(">", m, const_ir("f32", [-math.inf] * W)), fma_ir(b, slope, m, s),
-    const_ir("f32", [-math.inf] * W)))
-finite_or_0 = make_ir(lambda x: x, lambda b, x: b.select(
-    b.fcmp_ordered(">", x, const_ir("f32", [-math.inf] * W)), x, ir.Constant(x.type, None)))
+masked = simd.make_ir(lambda s, *_: s, lambda b, s, slope, m: b.select(
+    b.fcmp_unordered(">", m, simd.const_ir("f32", [-math.inf] * W)), simd.fma_ir(b, slope, m, s),
+    simd.const_ir("f32", [-math.inf] * W)))
+finite_or_0 = simd.make_ir(lambda x: x, lambda b, x: b.select(
+    b.fcmp_ordered(">", x, simd.const_ir("f32", [-math.inf] * W)), x, ir.Constant(x.type, None)))
 
 
 @inline
@@ -103,14 +85,14 @@ def read_mask(src, dst, n):
     for i in range(0, BK, W):
         left = n - i
         if src == 0:
-            v = keep_part(zerof(), left, NEG_INF)
+            v = simd.keep_part(simd.zerof(), left, NEG_INF)
         elif left >= W:
-            v = ldh(src + 2 * i)
+            v = simd.ldh(src + 2 * i)
         elif left > 0:
-            v = keep_part(ldh_part(src + 2 * i, left), left, NEG_INF)
+            v = simd.keep_part(ldh_part(src + 2 * i, left), left, NEG_INF)
         else:
-            v = splat(NEG_INF)
-        stf(dst + 4 * i, v)
+            v = simd.splat(NEG_INF)
+        simd.stf(dst + 4 * i, v)
         bits |= visible(v) << i
     return bits
 
@@ -118,14 +100,14 @@ def read_mask(src, dst, n):
 @inline
 def slope_of(head, n_head, max_bias):
     """ALiBi's factor of a head (ggml: powers of 2^(-max_bias / 2^floor(log2 n_head)))."""
-    if max_bias <= f32(0.0):
-        return f32(1.0)
+    if max_bias <= simd.f32(0.0):
+        return simd.f32(1.0)
     n = 1
     while 2 * n <= n_head:
         n *= 2
     if head < n:
-        return f32(2.0 ** (-max_bias / n * (head + 1)))
-    return f32(2.0 ** (-max_bias / 2.0 / n * (2 * (head - n) + 1)))
+        return simd.f32(2.0 ** (-max_bias / n * (head + 1)))
+    return simd.f32(2.0 ** (-max_bias / 2.0 / n * (2 * (head - n) + 1)))
 
 
 @inline
@@ -135,14 +117,14 @@ def output_factor(m, l_sum, sink):
         s = ld_f32(sink)
         if s > m:
             c = exp1(m - s)
-            return c / (l_sum * c + f32(1.0))
+            return c / (l_sum * c + simd.f32(1.0))
         l_sum += exp1(s - m)
-    return f32(1.0) / l_sum if l_sum != f32(0.0) else f32(0.0)      # NaN stays NaN
+    return simd.f32(1.0) / l_sum if l_sum != simd.f32(0.0) else simd.f32(0.0)      # NaN stays NaN
 
 
 # ---------------------------------------------------------------- a thread's scratch
 class Scratch:
-    """Hands out byte offsets, each on a cache line of its own."""
+    """Allocates byte offsets, each at the start of a cache line."""
 
     def __init__(self):
         self.nbytes = 0
@@ -177,9 +159,9 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
     @inline
     def start(wk):
         for r in range(0, 4 * capacity, B):
-            stf(wk + m_ + r, splat(NEG_INF))
-            stf(wk + new_ + r, splat(NEG_INF))
-            stf(wk + l_ + r, zerof())
+            simd.stf(wk + m_ + r, simd.splat(NEG_INF))
+            simd.stf(wk + new_ + r, simd.splat(NEG_INF))
+            simd.stf(wk + l_ + r, simd.zerof())
 
     @inline
     def see(wk, n, j0, nj):
@@ -202,33 +184,33 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
 
     @inline
     def row_max(s, block, slope, cap, nv, m):
-        top = splat(m)
-        k = splat(slope)
+        top = simd.splat(m)
+        k = simd.splat(slope)
         for i in range(0, nv * B, B):
-            x = ldf(s + i)
-            if cap != f32(0.0):
-                x = fmul(splat(cap), vtanh(x))
+            x = simd.ldf(s + i)
+            if cap != simd.f32(0.0):
+                x = simd.fmul(simd.splat(cap), vtanh(x))
             if block != 0:
-                x = masked(x, k, ldf(block + i))
-            stf(s + i, x)
-            top = vmax(x, top)
-        return hmax(top)
+                x = masked(x, k, simd.ldf(block + i))
+            simd.stf(s + i, x)
+            top = simd.vmax(x, top)
+        return simd.hmax(top)
 
     @inline
     def row_exp(s, m, nv):
-        t = splat(m)
-        a = zerof()
+        t = simd.splat(m)
+        a = simd.zerof()
         for i in range(0, nv * B, B):
-            e = vexp_neg(fsub(ldf(s + i), t))
-            stf(s + i, e)
-            a = fadd(a, e)
-        return hsum(a)
+            e = vexp_neg(simd.fsub(simd.ldf(s + i), t))
+            simd.stf(s + i, e)
+            a = simd.fadd(a, e)
+        return simd.hsum(a)
 
     @inline
     def any_nan(s, nv):
         bits = 0
         for i in range(0, nv * B, B):
-            bits |= nans(ldf(s + i))
+            bits |= nans(simd.ldf(s + i))
         return bits != 0
 
     @inline
@@ -241,9 +223,9 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
                             cap, nv, ld_f32(wk + m_ + 4 * r))
                 st_f32(wk + new_ + 4 * r, m)
         for i in range(0, 4 * n, B):
-            new = ldf(wk + new_ + i)
-            stf(wk + c_ + i, vexp_neg(fsub(ldf(wk + m_ + i), finite_or_0(new))))
-            stf(wk + m_ + i, new)
+            new = simd.ldf(wk + new_ + i)
+            simd.stf(wk + c_ + i, vexp_neg(simd.fsub(simd.ldf(wk + m_ + i), finite_or_0(new))))
+            simd.stf(wk + m_ + i, new)
         for r in range(n):
             s = wk + scores_ + r * ROW_NBYTES
             m, c = ld_f32(wk + new_ + 4 * r), ld_f32(wk + c_ + 4 * r)
@@ -251,7 +233,7 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
                 if ld_i64(wk + bits_ + 8 * r) != 0 and any_nan(s, nv):  # or nothing but NaN, which no maximum shows
                     st_f32(wk + l_ + 4 * r, NAN)
                 for i in range(0, nv * B, B):
-                    stf(s + i, zerof())
+                    simd.stf(s + i, simd.zerof())
             else:
                 st_f32(wk + l_ + 4 * r, ld_f32(wk + l_ + 4 * r) * c + row_exp(s, m, nv))
     return start, see, softmax

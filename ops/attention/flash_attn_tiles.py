@@ -1,4 +1,4 @@
-"""Register tiles of flash attention for few query rows, as LLVM IR builders: dot products and weighted sums.
+"""Register tiles of flash attention for decode, as LLVM IR builders: dot products and weighted sums.
 
     scores     G rows x J keys, lanes along D, sums folded at the end          s[g][j] = q[g] . k[j]
     output     G rows x some vectors of columns                                acc[g] += p[g][j] v[j]
@@ -14,21 +14,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, simd
+from ggjit.ops.native.jit import ir_function
 from ggjit.ops.native.mem import IR_F32, IR_I64
-from ggjit.ops.native.simd import (
-    W,
-    const_ir,
-    counted_loop_ir,
-    fma_ir,
-    load_ir,
-    offset_ir,
-    opaque_ir,
-    shuffle_ir,
-    splat_ir,
-    store_ir,
-    vec_ir,
-)
+from ggjit.ops.native.simd import W
 
 BK = 64                                     # keys of a block: their visibility is one 64-bit word
 ACC = 16 if isa.ISA == "avx512" else 8      # accumulators of the decode tiles
@@ -55,22 +44,22 @@ def padded(n):
 def _widen_ir(b, addr, elem, n):
     """n elements at addr as <n x float>."""
     if elem == "f32":
-        return load_ir(b, addr, vec_ir("f32", n))
+        return simd.load_ir(b, addr, simd.vec_ir("f32", n))
     if elem == "f16":
-        return b.fpext(load_ir(b, addr, vec_ir("f16", n)), vec_ir("f32", n))
-    half = b.zext(load_ir(b, addr, vec_ir("i16", n)), vec_ir("i32", n))
-    return b.bitcast(b.shl(half, const_ir("i32", [16] * n)), vec_ir("f32", n))
+        return b.fpext(simd.load_ir(b, addr, simd.vec_ir("f16", n)), simd.vec_ir("f32", n))
+    half = b.zext(simd.load_ir(b, addr, simd.vec_ir("i16", n)), simd.vec_ir("i32", n))
+    return b.bitcast(b.shl(half, simd.const_ir("i32", [16] * n)), simd.vec_ir("f32", n))
 
 
 def _lanes_ir(b, addr, elem, n, w):
     """The first n <= w elements at addr as <w x float>, zeros above; no byte beyond them is read."""
     if n == w:
         return _widen_ir(b, addr, elem, w)
-    v, at = ir.Constant(vec_ir("f32", w), None), 0
+    v, at = ir.Constant(simd.vec_ir("f32", w), None), 0
     for piece in (p for p in (8, 4, 2, 1) if n & p):
-        x = _widen_ir(b, offset_ir(b, addr, at * ELEMENT_NBYTES[elem]), elem, piece)
-        x = shuffle_ir(b, x, x, [max(0, min(i - at, piece - 1)) for i in range(w)])
-        v = shuffle_ir(b, v, x, [w + i if at <= i < at + piece else i for i in range(w)])
+        x = _widen_ir(b, simd.offset_ir(b, addr, at * ELEMENT_NBYTES[elem]), elem, piece)
+        x = simd.shuffle_ir(b, x, x, [max(0, min(i - at, piece - 1)) for i in range(w)])
+        v = simd.shuffle_ir(b, v, x, [w + i if at <= i < at + piece else i for i in range(w)])
         at += piece
     return v
 
@@ -90,10 +79,10 @@ def make_copy_row(elem, n):
     def copy_row(typingctx, src, dst, scale):
         def codegen(context, b, sig, args):
             src, dst, scale = args
-            s = splat_ir(b, scale, w)
+            s = simd.splat_ir(b, scale, w)
             for i, m in _row_vectors(n):
-                v = _lanes_ir(b, offset_ir(b, src, i * ELEMENT_NBYTES[elem]), elem, m, w)
-                store_ir(b, b.fmul(v, s), offset_ir(b, dst, 4 * i))
+                v = _lanes_ir(b, simd.offset_ir(b, src, i * ELEMENT_NBYTES[elem]), elem, m, w)
+                simd.store_ir(b, b.fmul(v, s), simd.offset_ir(b, dst, 4 * i))
             return context.get_dummy_value()
         return types.void(types.int64, types.int64, types.float32), codegen
     return copy_row
@@ -108,13 +97,13 @@ def make_store_row(n):
     def store_row(typingctx, src, dst, scale):
         def codegen(context, b, sig, args):
             src, dst, scale = args
-            s = splat_ir(b, scale, w)
+            s = simd.splat_ir(b, scale, w)
             for i, m in _row_vectors(n):
-                v = b.fmul(load_ir(b, offset_ir(b, src, 4 * i), vec_ir("f32", w)), s)
+                v = b.fmul(simd.load_ir(b, simd.offset_ir(b, src, 4 * i), simd.vec_ir("f32", w)), s)
                 at = 0
                 for piece in [w] if m == w else [p for p in (8, 4, 2, 1) if m & p]:
-                    part = shuffle_ir(b, v, v, range(at, at + piece))
-                    store_ir(b, part, offset_ir(b, dst, 4 * (i + at)))
+                    part = simd.shuffle_ir(b, v, v, range(at, at + piece))
+                    simd.store_ir(b, part, simd.offset_ir(b, dst, 4 * (i + at)))
                     at += piece
             return context.get_dummy_value()
         return types.void(types.int64, types.int64, types.float32), codegen
@@ -122,7 +111,7 @@ def make_store_row(n):
 
 
 def _prefetch_row_ir(b, addr, nbytes):
-    """Ask for the cache lines of a row: those of one head lie apart, which hardware prefetchers follow badly.
+    """Prefetch the cache lines of a row: those of one head lie apart, which hardware prefetchers follow badly.
 
     Measured on K and V in DRAM (8192 keys): 18 -> 30 GB/s with 4 rows a tile.  One row alone gains up to 1.7 x with
     AVX2; with AVX-512 nothing, its loop is short enough for out-of-order execution to look ahead by itself.
@@ -131,19 +120,16 @@ def _prefetch_row_ir(b, addr, nbytes):
     fnty = ir.FunctionType(ir.VoidType(), [p8, i32, i32, i32])
     f = cgutils.get_or_insert_function(b.module, fnty, "llvm.prefetch.p0")
     for i in range(0, nbytes, 64):
-        p = b.inttoptr(offset_ir(b, addr, i), p8)
+        p = b.inttoptr(simd.offset_ir(b, addr, i), p8)
         b.call(f, [p, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
 
 
 @functools.cache
 def make_look_ahead(nbytes):
-    """look_ahead(row, stride): ask for the row of `nbytes` that is AHEAD rows later."""
-    @intrinsic
-    def look_ahead(typingctx, row, stride):
-        def codegen(context, b, sig, args):
-            _prefetch_row_ir(b, b.add(args[0], b.mul(args[1], ir.Constant(IR_I64, AHEAD))), nbytes)
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    """look_ahead(row, stride): prefetch the row of `nbytes` that is AHEAD rows later."""
+    @ir_function
+    def look_ahead(b, row, stride):
+        _prefetch_row_ir(b, b.add(row, b.mul(stride, ir.Constant(IR_I64, AHEAD))), nbytes)
     return look_ahead
 
 
@@ -156,10 +142,10 @@ def _sums_ir(b, vs, n):
             vs = vs + vs[-1:] * (len(vs) % 2)
             even = [(i & ~s) + (w if i & s else 0) for i in range(w)]
             odd = [i + s for i in even]
-            vs = [b.fadd(shuffle_ir(b, x, y, even), shuffle_ir(b, x, y, odd))
+            vs = [b.fadd(simd.shuffle_ir(b, x, y, even), simd.shuffle_ir(b, x, y, odd))
                   for x, y in zip(vs[::2], vs[1::2], strict=True)]
         else:
-            vs = [b.fadd(vs[0], shuffle_ir(b, vs[0], vs[0], [i ^ s for i in range(w)]))]
+            vs = [b.fadd(vs[0], simd.shuffle_ir(b, vs[0], vs[0], [i ^ s for i in range(w)]))]
         s *= 2
     return vs[0]
 
@@ -184,26 +170,26 @@ def _dot_products_ir(b, q, keys, elem, d, n_rows, u):
     def accumulate(acc, vectors, at):
         """vectors: [(first element, count)] relative to element `at` (an IR value, or None for 0)."""
         for x, (i, m) in enumerate(vectors):
-            kq = [offset_ir(b, k if at is None else b.add(k, b.mul(at, ir.Constant(IR_I64, size))), i * size)
+            kq = [simd.offset_ir(b, k if at is None else b.add(k, b.mul(at, ir.Constant(IR_I64, size))), i * size)
                   for k in keys]
-            qa = offset_ir(b, q if at is None else b.add(q, b.mul(at, ir.Constant(IR_I64, 4))), 4 * i)
+            qa = simd.offset_ir(b, q if at is None else b.add(q, b.mul(at, ir.Constant(IR_I64, 4))), 4 * i)
             for j, ka in enumerate(kq):
                 kv = _lanes_ir(b, ka, elem, m, w)
                 for g in range(n_rows):
                     n = (x % u) * n_rows * len(keys) + g * len(keys) + j
-                    qv = load_ir(b, offset_ir(b, qa, g * stride), vec_ir("f32", w))
-                    acc[n] = fma_ir(b, kv, qv, acc[n])
+                    qv = simd.load_ir(b, simd.offset_ir(b, qa, g * stride), simd.vec_ir("f32", w))
+                    acc[n] = simd.fma_ir(b, kv, qv, acc[n])
         return acc
 
     vectors, n_full = _row_vectors(d), d // w
-    acc = [ir.Constant(vec_ir("f32", w), None)] * (n_rows * len(keys) * u)
+    acc = [ir.Constant(simd.vec_ir("f32", w), None)] * (n_rows * len(keys) * u)
     n_steps = n_full // step if n_full > step else 0
     if n_steps:
         def body(b, state):
             return [b.add(state[0], ir.Constant(IR_I64, step * w))] + accumulate(list(state[1:]), vectors[:step],
                                                                                 state[0])
-        count = opaque_ir(b, ir.Constant(IR_I64, n_steps))
-        acc = counted_loop_ir(b, count, [(IR_I64, ir.Constant(IR_I64, 0))] + [(a.type, a) for a in acc], body)[1:]
+        count = simd.opaque_ir(b, ir.Constant(IR_I64, n_steps))
+        acc = simd.counted_loop_ir(b, count, [(IR_I64, ir.Constant(IR_I64, 0))] + [(a.type, a) for a in acc], body)[1:]
     acc = accumulate(list(acc), vectors[n_steps * step:], None)
     while len(acc) > n_rows * len(keys):
         half = len(acc) // 2
@@ -217,8 +203,8 @@ def _store_sums_ir(b, acc, n_keys, out):
     for at in range(0, len(acc), w):
         sums = _sums_ir(b, acc[at:at + w], w)
         for x in range(at, min(at + w, len(acc)), n_keys):
-            part = shuffle_ir(b, sums, sums, range(x - at, x - at + n_keys))
-            store_ir(b, part, offset_ir(b, out, x // n_keys * BK * 4))
+            part = simd.shuffle_ir(b, sums, sums, range(x - at, x - at + n_keys))
+            simd.store_ir(b, part, simd.offset_ir(b, out, x // n_keys * BK * 4))
 
 
 def _store_short_dots_ir(b, q, keys, elem, d, n_rows, out):
@@ -229,15 +215,15 @@ def _store_short_dots_ir(b, q, keys, elem, d, n_rows, out):
     w = lanes(d)
     vectors = [_joined_ir(b, [_lanes_ir(b, key, elem, d, w) for key in keys[i::w]]) for i in range(w)]
     for g in range(n_rows):
-        row = load_ir(b, offset_ir(b, q, 4 * g * padded(d)), vec_ir("f32", w))
+        row = simd.load_ir(b, simd.offset_ir(b, q, 4 * g * padded(d)), simd.vec_ir("f32", w))
         row = _joined_ir(b, [row] * (W // w))
-        store_ir(b, _sums_ir(b, [b.fmul(v, row) for v in vectors], w), offset_ir(b, out, g * BK * 4))
+        simd.store_ir(b, _sums_ir(b, [b.fmul(v, row) for v in vectors], w), simd.offset_ir(b, out, g * BK * 4))
 
 
 def _joined_ir(b, vs):
     """A power of two of vectors, end to end."""
     while len(vs) > 1:
-        vs = [shuffle_ir(b, x, y, range(2 * x.type.count)) for x, y in zip(vs[::2], vs[1::2], strict=True)]
+        vs = [simd.shuffle_ir(b, x, y, range(2 * x.type.count)) for x, y in zip(vs[::2], vs[1::2], strict=True)]
     return vs[0]
 
 
@@ -249,30 +235,26 @@ def make_dots(elem, d, n_rows):
     """
     n_keys, u = _keys_at_once(lanes(d), n_rows)
 
-    @intrinsic
-    def dots(typingctx, q, k, stride, n, out):
-        def codegen(context, b, sig, args):
-            q, k, stride, n, out = args
-            zero = ir.Constant(IR_I64, 0)
-            strides = [b.mul(stride, ir.Constant(IR_I64, j)) for j in range(n_keys + 1)]
-            ahead = b.mul(stride, ir.Constant(IR_I64, AHEAD))
+    @ir_function
+    def dots(b, q, k, stride, n, out):
+        zero = ir.Constant(IR_I64, 0)
+        strides = [b.mul(stride, ir.Constant(IR_I64, j)) for j in range(n_keys + 1)]
+        ahead = b.mul(stride, ir.Constant(IR_I64, AHEAD))
 
-            def body(b, state):
-                k, o, left = state
-                keys = [k] + [b.add(k, b.select(b.icmp_signed(">", left, ir.Constant(IR_I64, j)), strides[j], zero))
-                              for j in range(1, n_keys)]            # keys beyond the last: the first one again
-                for key in keys if ALWAYS_AHEAD or n_rows > 1 else ():
-                    _prefetch_row_ir(b, b.add(key, ahead), d * ELEMENT_NBYTES[elem])
-                if lanes(d) < W:
-                    _store_short_dots_ir(b, q, keys, elem, d, n_rows, o)
-                else:
-                    _store_sums_ir(b, _dot_products_ir(b, q, keys, elem, d, n_rows, u), n_keys, o)
-                left = b.sub(left, ir.Constant(IR_I64, n_keys))
-                return [b.add(k, strides[n_keys]), offset_ir(b, o, 4 * n_keys), left]
-            groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))
-            counted_loop_ir(b, groups, [(IR_I64, k), (IR_I64, out), (IR_I64, n)], body)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 5), codegen
+        def body(b, state):
+            k, o, left = state
+            keys = [k] + [b.add(k, b.select(b.icmp_signed(">", left, ir.Constant(IR_I64, j)), strides[j], zero))
+                          for j in range(1, n_keys)]            # keys beyond the last: the first one again
+            for key in keys if ALWAYS_AHEAD or n_rows > 1 else ():
+                _prefetch_row_ir(b, b.add(key, ahead), d * ELEMENT_NBYTES[elem])
+            if lanes(d) < W:
+                _store_short_dots_ir(b, q, keys, elem, d, n_rows, o)
+            else:
+                _store_sums_ir(b, _dot_products_ir(b, q, keys, elem, d, n_rows, u), n_keys, o)
+            left = b.sub(left, ir.Constant(IR_I64, n_keys))
+            return [b.add(k, strides[n_keys]), simd.offset_ir(b, o, 4 * n_keys), left]
+        groups = b.sdiv(b.add(n, ir.Constant(IR_I64, n_keys - 1)), ir.Constant(IR_I64, n_keys))
+        simd.counted_loop_ir(b, groups, [(IR_I64, k), (IR_I64, out), (IR_I64, n)], body)
     return dots
 
 
@@ -301,11 +283,11 @@ def _loop_ir(b, count, carried, body):
 def _weighted_part_ir(b, p, v, stride, n, acc, factor, part, elem, stride_acc, ahead):
     """The columns `part` (first element, count) of all rows; ahead: (bytes to look ahead, row bytes) or None.
 
-    A sum is a chain of FMAs, four cycles each: narrow parts take several keys at a time, with sums of their own.
+    A sum is a chain of FMAs, four cycles each: narrow parts take several keys at a time, each with its sums.
     """
     w, n_rows = factor[0].type.count, len(factor)
-    where = [(g, offset_ir(b, acc, g * stride_acc + 4 * i)) for g in range(n_rows) for i, _ in part]
-    sums = [b.fmul(factor[g], load_ir(b, a, vec_ir("f32", w))) for g, a in where]
+    where = [(g, simd.offset_ir(b, acc, g * stride_acc + 4 * i)) for g in range(n_rows) for i, _ in part]
+    sums = [b.fmul(factor[g], simd.load_ir(b, a, simd.vec_ir("f32", w))) for g, a in where]
     n_keys = 4 if len(sums) <= 2 else 2 if len(sums) <= 4 else 1
 
     def keys_at_once(n_keys):
@@ -314,17 +296,17 @@ def _weighted_part_ir(b, p, v, stride, n, acc, factor, part, elem, stride_acc, a
             for j in range(n_keys):
                 if ahead is not None:
                     _prefetch_row_ir(b, b.add(v, ahead[0]), ahead[1])
-                x = [_lanes_ir(b, offset_ir(b, v, i * ELEMENT_NBYTES[elem]), elem, m, w) for i, m in part]
+                x = [_lanes_ir(b, simd.offset_ir(b, v, i * ELEMENT_NBYTES[elem]), elem, m, w) for i, m in part]
                 for g in range(n_rows):
-                    pg = splat_ir(b, load_ir(b, offset_ir(b, p, g * BK * 4 + 4 * j), IR_F32), w)
+                    pg = simd.splat_ir(b, simd.load_ir(b, simd.offset_ir(b, p, g * BK * 4 + 4 * j), IR_F32), w)
                     for i in range(len(part)):
                         at = j * len(where) + g * len(part) + i
-                        sums[at] = fma_ir(b, x[i], pg, sums[at])
+                        sums[at] = simd.fma_ir(b, x[i], pg, sums[at])
                 v = b.add(v, stride)
-            return [offset_ir(b, p, 4 * n_keys), v] + sums
+            return [simd.offset_ir(b, p, 4 * n_keys), v] + sums
         return body
 
-    sums = sums + [ir.Constant(vec_ir("f32", w), None)] * (len(sums) * (n_keys - 1))
+    sums = sums + [ir.Constant(simd.vec_ir("f32", w), None)] * (len(sums) * (n_keys - 1))
     carried = [(IR_I64, p), (IR_I64, v)] + [(s.type, s) for s in sums]
     if n_keys > 1:
         p, v, *sums = _loop_ir(b, b.sdiv(n, ir.Constant(IR_I64, n_keys)), carried, keys_at_once(n_keys))
@@ -334,9 +316,9 @@ def _weighted_part_ir(b, p, v, stride, n, acc, factor, part, elem, stride_acc, a
         carried = [(IR_I64, p), (IR_I64, v)] + [(s.type, s) for s in sums]
         sums = _loop_ir(b, b.srem(n, ir.Constant(IR_I64, n_keys)), carried, keys_at_once(1))[2:]
     else:
-        sums = counted_loop_ir(b, n, carried, keys_at_once(1))[2:]
+        sums = simd.counted_loop_ir(b, n, carried, keys_at_once(1))[2:]
     for (_, a), s in zip(where, sums, strict=True):
-        store_ir(b, s, a)
+        simd.store_ir(b, s, a)
 
 
 @functools.cache
@@ -353,22 +335,19 @@ def make_weighted(elem, d, n_rows):
     n_middle = d // w // at_once - 1 if len(first) == at_once else 0
     last = rest[max(0, n_middle) * at_once:]
 
-    @intrinsic
-    def weighted(typingctx, p, v, stride, n, acc, scale):
-        def codegen(context, b, sig, args):
-            p, v, stride, n, acc, scale = args
-            factor = [splat_ir(b, load_ir(b, offset_ir(b, scale, 4 * g), IR_F32), w) for g in range(n_rows)]
-            ahead = (b.mul(stride, ir.Constant(IR_I64, AHEAD)), d * size) if ALWAYS_AHEAD or n_rows > 1 else None
-            _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, ahead)
-            if n_middle > 0:
-                def body(b, state):
-                    v, acc = state
-                    _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, None)
-                    return [offset_ir(b, v, at_once * w * size), offset_ir(b, acc, at_once * w * 4)]
-                start = [(IR_I64, offset_ir(b, v, at_once * w * size)), (IR_I64, offset_ir(b, acc, at_once * w * 4))]
-                counted_loop_ir(b, opaque_ir(b, ir.Constant(IR_I64, n_middle)), start, body)
-            if last:
-                _weighted_part_ir(b, p, v, stride, n, acc, factor, last, elem, stride_acc, None)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 6), codegen
+    @ir_function
+    def weighted(b, p, v, stride, n, acc, scale):
+        factor = [simd.splat_ir(b, simd.load_ir(b, simd.offset_ir(b, scale, 4 * g), IR_F32), w) for g in range(n_rows)]
+        ahead = (b.mul(stride, ir.Constant(IR_I64, AHEAD)), d * size) if ALWAYS_AHEAD or n_rows > 1 else None
+        _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, ahead)
+        if n_middle > 0:
+            def body(b, state):
+                v, acc = state
+                _weighted_part_ir(b, p, v, stride, n, acc, factor, first, elem, stride_acc, None)
+                return [simd.offset_ir(b, v, at_once * w * size), simd.offset_ir(b, acc, at_once * w * 4)]
+            start = [(IR_I64, simd.offset_ir(b, v, at_once * w * size)),
+                     (IR_I64, simd.offset_ir(b, acc, at_once * w * 4))]
+            simd.counted_loop_ir(b, simd.opaque_ir(b, ir.Constant(IR_I64, n_middle)), start, body)
+        if last:
+            _weighted_part_ir(b, p, v, stride, n, acc, factor, last, elem, stride_acc, None)
     return weighted

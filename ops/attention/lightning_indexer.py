@@ -127,10 +127,10 @@ def kernel(t, n_threads):
     q, k, w, mask = t.src
     if (q.type, w.type, mask.type) != (F32, F32, F16) or k.type not in key_types():
         return None
-    own = -(-(B + 4) * q.ne[0] // 64) * 64
+    scratch_nbytes = -(-(B + 4) * q.ne[0] // 64) * 64
     return Kernel(f"lightning_indexer-{k.type.name}", lambda: _make(k.type),
                   cost=0.03 * n_elements(q) * k.ne[2] + 2.0 * k.ne[2] * k.ne[3] * q.ne[0],
-                  work_nbytes=n_threads * own, modules=(module_of(k.type),))
+                  work_nbytes=n_threads * scratch_nbytes, modules=(module_of(k.type),))
 
 
 def cases():

@@ -22,16 +22,7 @@ import math
 import numpy as np
 from numba import types
 
-from ggjit.ops.attention.rope_angles import (
-    IMROPE,
-    MODES,
-    MROPE,
-    NORMAL,
-    VISION,
-    make_cos_sin,
-    plain_angles,
-    section_angles,
-)
+from ggjit.ops.attention import rope_angles as ra
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
@@ -67,15 +58,15 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
     name = op.name.lower()
     require_type(name, a, (F32, F16))
     require_type(name, b, (I32,), "positions")
-    if mode not in MODES:
+    if mode not in ra.MODES:
         raise ParamError(f"{name}: mode must be 0 normal, 2 neox, 8 mrope, 24 vision or 40 imrope, got {mode}")
-    per_token = 4 if mode & MROPE else 1
+    per_token = 4 if mode & ra.MROPE else 1
     require(b.ne == (per_token * a.ne[2], 1, 1, 1), f"{name}: positions must be {per_token} * a.ne[2] ids", a, b)
     require(rows_contiguous(b), f"{name}: positions must lie side by side", b, remedy="use gg.cont first")
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
-    if n_dims < 2 or n_dims % 2 or n_dims > a.ne[0] or (mode == VISION and 2 * n_dims != a.ne[0]):
+    if n_dims < 2 or n_dims % 2 or n_dims > a.ne[0] or (mode == ra.VISION and 2 * n_dims != a.ne[0]):
         raise ParamError(f"{name}: n_dims must be even, 2 to ne0 = {a.ne[0]} (vision: ne0 / 2), got {n_dims}")
-    if not 0 <= n_offs <= a.ne[0] - n_dims * (2 if mode == VISION else 1):
+    if not 0 <= n_offs <= a.ne[0] - n_dims * (2 if mode == ra.VISION else 1):
         raise ParamError(f"{name}: n_offs {n_offs} + n_dims {n_dims} do not fit a head of {a.ne[0]}")
     sections = tuple(whole(name, "a section", n) for n in sections)
     if per_token == 4 and (len(sections) != 4 or min(sections) < 0 or not any(sections[:3])
@@ -85,7 +76,7 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
     if c is not None:
         require_type(name, c, (F32,), "freq_factors")
         require(rows_contiguous(c), f"{name}: freq_factors must lie side by side", c, remedy="use gg.cont first")
-        n_pairs = n_dims if mode == VISION else n_dims // 2
+        n_pairs = n_dims if mode == ra.VISION else n_dims // 2
         require(c.ne[0] >= n_pairs, f"{name}: freq_factors must hold one value for each of the {n_pairs} pairs", c)
     params = (0, n_dims, mode, 0, n_ctx_orig, *(float(x) for x in floats), *sections, n_offs)
     return a.ctx.node(op, a.type, a.ne, (a, b) if c is None else (a, b, c), params, view_of=a if in_place else None)
@@ -198,14 +189,14 @@ def _sector_ids(mode, sections, n):
     s = np.array(sections)
     total = s.sum()
     at = np.arange(n) % total
-    if mode == IMROPE:
+    if mode == ra.IMROPE:
         which = np.full(n, 3)
         for k, size in enumerate(s[:3]):
             which[(at % 3 == k) & (at < 3 * size)] = k
     else:
         which = np.searchsorted(np.cumsum(s), at, side="right")
     starts = np.concatenate([[0], np.cumsum(s)])
-    power = np.arange(n) if mode != VISION else at - starts[which]
+    power = np.arange(n) if mode != ra.VISION else at - starts[which]
     return which, power
 
 
@@ -214,10 +205,10 @@ def reference(t, a, pos, factors=None):
     n_dims, mode, n_ctx_orig, sections, n_offs = int(p[1]), int(p[2]), int(p[4]), p[11:15], int(p[15])
     base, freq_scale, ext, attn, fast, slow = (float(x) for x in t.param_floats[5:11])
     a = a.astype(np.float64)
-    n = n_dims if mode == VISION else n_dims // 2
+    n = n_dims if mode == ra.VISION else n_dims // 2
     n_tokens = a.shape[1]
     i = np.arange(n)
-    if mode & MROPE:
+    if mode & ra.MROPE:
         which, power = _sector_ids(mode, sections, n)
         start = pos.reshape(4, n_tokens).astype(np.float64)[which].T
     else:
@@ -233,8 +224,8 @@ def reference(t, a, pos, factors=None):
         magnitude *= 1 + 0.1 * math.log(1 / freq_scale)
     c, s = (f(angle)[None, :, None, :] * magnitude for f in (np.cos, np.sin))
     s = -s if t.op == OP.ROPE_BACK else s
-    first = n_offs + (2 * i if mode == NORMAL else i)
-    second = first + (1 if mode == NORMAL else n_dims if mode == VISION else n_dims // 2)
+    first = n_offs + (2 * i if mode == ra.NORMAL else i)
+    second = first + (1 if mode == ra.NORMAL else n_dims if mode == ra.VISION else n_dims // 2)
     out = a.copy()
     out[..., first] = a[..., first] * c - a[..., second] * s
     out[..., second] = a[..., first] * s + a[..., second] * c
@@ -271,8 +262,9 @@ def too_far(positions):
 def _make(mode, ty, backward, has_factors):
     access, size = ROW[ty], ty.nbytes
     ld, ld_part, st, st_part = access.load, access.load_part, access.store, access.store_part
-    pairs_adjacent, sections, interleaved, anew = mode == NORMAL, bool(mode & MROPE), mode == IMROPE, mode == VISION
-    cos_sin = make_cos_sin(pairs_adjacent, backward, has_factors)
+    pairs_adjacent, sections = mode == ra.NORMAL, bool(mode & ra.MROPE)
+    interleaved, anew = mode == ra.IMROPE, mode == ra.VISION
+    cos_sin = ra.make_cos_sin(pairs_adjacent, backward, has_factors)
 
     @inline
     def rotate_adjacent(d, x, cs, n):
@@ -301,7 +293,7 @@ def _make(mode, ty, backward, has_factors):
 
     def kernel(node, ith, nth, sync):
         x, positions, d = node + SRC0, node + SRC1, node + DST
-        bad = too_far(positions)                    # every thread looks, so nobody has written when one fails
+        bad = too_far(positions)                    # every thread checks, so none has written when one fails
         if bad != 0:
             return fail(node, BAD_INDEX, bad)
         n0, n_heads, n_tokens, n_seqs = ne(d, 0), ne(d, 1), ne(d, 2), ne(d, 3)
@@ -324,9 +316,9 @@ def _make(mode, ty, backward, has_factors):
                 if token != last:
                     pos = addr(positions) + 4 * token
                     if sections:
-                        section_angles(node, angles, n, pos, 4 * n_tokens, scale, interleaved, anew)
+                        ra.section_angles(node, angles, n, pos, 4 * n_tokens, scale, interleaved, anew)
                     else:
-                        plain_angles(angles, n, pos, scale)
+                        ra.plain_angles(angles, n, pos, scale)
                     stf(angles + 4 * n, zerof())            # lanes beyond the last pair
                     cos_sin(node, factors, angles, cs, n)
                     last = token
@@ -364,14 +356,14 @@ def cases(op):
             a = inp.new(ty, (shape[0] * (1 + view), *shape[1:]))
             if view:
                 a = view_4d(a, *shape, *a.nb[1:], a.nb[0] * shape[0] // 2)
-            per_token = 4 if mode & MROPE else 1
+            per_token = 4 if mode & ra.MROPE else 1
             pos = inp.ids(I32, (per_token * shape[2],), 512)
-            c = inp.new(F32, (n_dims // (1 if mode == VISION else 2),), lo=0.9, hi=1.1) if factors else None
+            c = inp.new(F32, (n_dims // (1 if mode == ra.VISION else 2),), lo=0.9, hi=1.1) if factors else None
             third = n_dims // 2 // 3
             sections = NO_SECTIONS
-            if mode & MROPE:
-                sections = (third, third, third, 0) if mode == IMROPE else (n_dims // 2, n_dims // 2, 0, 0) \
-                    if mode == VISION else (third + 1, third, third - 1, n_dims // 2 - 3 * third)
+            if mode & ra.MROPE:
+                sections = (third, third, third, 0) if mode == ra.IMROPE else (n_dims // 2, n_dims // 2, 0, 0) \
+                    if mode == ra.VISION else (third + 1, third, third - 1, n_dims // 2 - 3 * third)
             return _node(op, a, pos, c, n_dims, sections, mode, 512, floats, n_offs, in_place)
         return build
     for ty, limit in ((F32, 1e-7), (F16, 2.0 ** -22)):

@@ -9,27 +9,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ggjit.ops.native import simd
 from ggjit.ops.native.jit import exact, inline
 from ggjit.ops.native.mathfun import vcos_any, vsin_any
 from ggjit.ops.native.mem import ld_i32, st_f32
 from ggjit.ops.native.node import param_f32, param_i32
-from ggjit.ops.native.simd import (
-    V,
-    W,
-    const_ir,
-    fadd,
-    fdiv,
-    fmul,
-    fsub,
-    ldf,
-    make_ir,
-    shuffle_ir,
-    splat,
-    stf,
-    vec_ir,
-    vmax,
-    vmin,
-)
+from ggjit.ops.native.simd import V, W
 
 f32 = types.float32
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
@@ -41,19 +26,19 @@ def lane_numbers(typingctx, i):
     """i, i + 1, ... as float lanes."""
     def codegen(context, b, sig, args):
         first = b.sitofp(args[0], ir.FloatType())
-        lanes = const_ir("f32", [float(k) for k in range(W)])
-        u = ir.Constant(vec_ir("f32", W), ir.Undefined)
+        lanes = simd.const_ir("f32", [float(k) for k in range(W)])
+        u = ir.Constant(simd.vec_ir("f32", W), ir.Undefined)
         base = b.insert_element(u, first, ir.Constant(ir.IntType(32), 0))
-        return b.fadd(shuffle_ir(b, base, u, [0] * W), lanes)
+        return b.fadd(simd.shuffle_ir(b, base, u, [0] * W), lanes)
     return V("f32", W)(types.int64), codegen
 
 
 def _half_pairs(high, alternate):
     """(c0 c0 c1 c1 ...) from W lanes of c: the lower or upper half; alternate: (-s0 s0 -s1 s1 ...)."""
     def build(b, x):
-        v = shuffle_ir(b, x, x, [W // 2 * high + k // 2 for k in range(W)])
-        return b.fmul(v, const_ir("f32", [-1.0, 1.0] * (W // 2))) if alternate else v
-    return make_ir(lambda t: t, build)
+        v = simd.shuffle_ir(b, x, x, [W // 2 * high + k // 2 for k in range(W)])
+        return b.fmul(v, simd.const_ir("f32", [-1.0, 1.0] * (W // 2))) if alternate else v
+    return simd.make_ir(lambda t: t, build)
 
 
 twice_lo, twice_hi, signed_lo, signed_hi = (_half_pairs(h, a) for a in (False, True) for h in (0, 1))
@@ -124,24 +109,25 @@ def make_cos_sin(pairs_adjacent, backward, has_factors):
             high = min(f32(n_dims - 1), f32(math.ceil(corr_dim(n_dims, n_ctx_orig, param_f32(node, 10), base))))
             width = max(f32(0.001), high - low)
             magnitude *= f32(1.0) + f32(0.1) * f32(math.log(f32(1.0) / freq_scale))
-        one = splat(f32(1.0))
+        one = simd.splat(f32(1.0))
         for i in range(0, n, W):
-            theta = ldf(angles + 4 * i)
+            theta = simd.ldf(angles + 4 * i)
             if has_factors:
-                theta = fdiv(theta, ldf(factors + 4 * i))
-            angle = fmul(theta, splat(freq_scale))
+                theta = simd.fdiv(theta, simd.ldf(factors + 4 * i))
+            angle = simd.fmul(theta, simd.splat(freq_scale))
             if ext != f32(0.0):
-                ramp = fdiv(fsub(lane_numbers(i), splat(low)), splat(width))
-                mix = fmul(fsub(one, vmin(one, vmax(splat(f32(0.0)), ramp))), splat(ext))
-                angle = fadd(fmul(angle, fsub(one, mix)), fmul(theta, mix))
-            c, s = fmul(vcos_any(angle), splat(magnitude)), fmul(vsin_any(angle), splat(magnitude * sign))
+                ramp = simd.fdiv(simd.fsub(lane_numbers(i), simd.splat(low)), simd.splat(width))
+                mix = simd.fmul(simd.fsub(one, simd.vmin(one, simd.vmax(simd.splat(f32(0.0)), ramp))), simd.splat(ext))
+                angle = simd.fadd(simd.fmul(angle, simd.fsub(one, mix)), simd.fmul(theta, mix))
+            c = simd.fmul(vcos_any(angle), simd.splat(magnitude))
+            s = simd.fmul(vsin_any(angle), simd.splat(magnitude * sign))
             if pairs_adjacent:
                 at = out + 16 * i
-                stf(at, twice_lo(c))
-                stf(at + 4 * W, signed_lo(s))
-                stf(at + 8 * W, twice_hi(c))
-                stf(at + 12 * W, signed_hi(s))
+                simd.stf(at, twice_lo(c))
+                simd.stf(at + 4 * W, signed_lo(s))
+                simd.stf(at + 8 * W, twice_hi(c))
+                simd.stf(at + 12 * W, signed_hi(s))
             else:
-                stf(out + 8 * i, c)
-                stf(out + 8 * i + 4 * W, s)
+                simd.stf(out + 8 * i, c)
+                simd.stf(out + 8 * i + 4 * W, s)
     return cos_sin

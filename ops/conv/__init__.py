@@ -1,3 +1,11 @@
-"""Convolutions, pooling and resampling."""
+"""Convolutions, pooling and resampling.
+
+    im2col (im2col_kernels), col2im     patches as rows of a matrix and back; convolutions by mul_mat
+    conv, conv_transpose                without patches in memory, both by the kernel of conv_tile
+    conv_dw                             a filter per channel
+    pooling, upscale                    windows and resampling
+
+Read `im2col`, `conv_tile`, `conv`.
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

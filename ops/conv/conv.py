@@ -7,32 +7,7 @@ ggml rounds the data to the kernel's type first (F16), here they keep theirs.
 """
 import numpy as np
 
-from ggjit.ops.conv.conv_tile import (
-    FIRST,
-    IN_ADDR,
-    IN_NB,
-    IN_NB_C,
-    IN_NB_N,
-    KERNEL_ADDR,
-    KERNEL_NB,
-    KERNEL_NB_C,
-    KERNEL_NB_OC,
-    N_IN,
-    OUT,
-    OUT_ADDR,
-    OUT_NB,
-    OUT_NB_N,
-    OUT_NB_OC,
-    SIZE,
-    STEP,
-    TAP_STEP,
-    TAPS,
-    cost,
-    make_kernel,
-    put,
-    put3,
-    work_nbytes,
-)
+from ggjit.ops.conv.conv_tile import cost, make_kernel, work_nbytes, write_record
 from ggjit.ops.conv.im2col import conv_size, steps, under_taps
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OP
@@ -111,50 +86,24 @@ def _shape_3d(node):
 @inline
 def _describe_2d(node, c, g):
     a, b, d = node + SRC0, node + SRC1, node + DST
-    put3(g, OUT, ne(d, 0), ne(d, 1), 1)
-    put3(g, TAPS, ne(a, 0), ne(a, 1), 1)
-    put3(g, STEP, param(node, 0), param(node, 1), 1)
-    put3(g, FIRST, -param(node, 2), -param(node, 3), 0)
-    put3(g, TAP_STEP, param(node, 4), param(node, 5), 1)
-    put3(g, SIZE, ne(b, 0), ne(b, 1), 1)
-    put3(g, IN_NB, nb(b, 0), nb(b, 1), 0)
-    put3(g, KERNEL_NB, nb(a, 0), nb(a, 1), 0)
-    put3(g, OUT_NB, nb(d, 0), nb(d, 1), nb(d, 1) * ne(d, 1))
-    put(g, IN_ADDR, addr(b))
-    put(g, IN_NB_C, nb(b, 2))
-    put(g, IN_NB_N, nb(b, 3))
-    put(g, KERNEL_ADDR, addr(a))
-    put(g, KERNEL_NB_C, nb(a, 2))
-    put(g, KERNEL_NB_OC, nb(a, 3))
-    put(g, OUT_ADDR, addr(d))
-    put(g, OUT_NB_OC, nb(d, 2))
-    put(g, OUT_NB_N, nb(d, 3))
-    put3(g, N_IN, ne(a, 2), ne(a, 3), ne(b, 3))
+    write_record(
+        g, (ne(d, 0), ne(d, 1), 1), (ne(a, 0), ne(a, 1), 1), (param(node, 0), param(node, 1), 1),
+        (-param(node, 2), -param(node, 3), 0), (param(node, 4), param(node, 5), 1), (ne(b, 0), ne(b, 1), 1),
+        (addr(b), nb(b, 0), nb(b, 1), 0, nb(b, 2), nb(b, 3)), (addr(a), nb(a, 0), nb(a, 1), 0, nb(a, 2), nb(a, 3)),
+        (addr(d), nb(d, 0), nb(d, 1), nb(d, 1) * ne(d, 1), nb(d, 2), nb(d, 3)), (ne(a, 2), ne(a, 3), ne(b, 3)))
 
 
 @inline
 def _describe_3d(node, c, g):
     a, b, d = node + SRC0, node + SRC1, node + DST
-    channels, out_channels = param(node, 9), param(node, 11)
-    put3(g, OUT, ne(d, 0), ne(d, 1), ne(d, 2))
-    put3(g, TAPS, ne(a, 0), ne(a, 1), ne(a, 2))
-    put3(g, STEP, param(node, 0), param(node, 1), param(node, 2))
-    put3(g, FIRST, -param(node, 3), -param(node, 4), -param(node, 5))
-    put3(g, TAP_STEP, param(node, 6), param(node, 7), param(node, 8))
-    put3(g, SIZE, ne(b, 0), ne(b, 1), ne(b, 2))
-    put3(g, IN_NB, nb(b, 0), nb(b, 1), nb(b, 2))
-    put3(g, KERNEL_NB, nb(a, 0), nb(a, 1), nb(a, 2))
-    put3(g, OUT_NB, nb(d, 0), nb(d, 1), nb(d, 2))
-    put(g, IN_ADDR, addr(b))
-    put(g, IN_NB_C, nb(b, 3))
-    put(g, IN_NB_N, nb(b, 3) * channels)
-    put(g, KERNEL_ADDR, addr(a))
-    put(g, KERNEL_NB_C, nb(a, 3))
-    put(g, KERNEL_NB_OC, nb(a, 3) * channels)
-    put(g, OUT_ADDR, addr(d))
-    put(g, OUT_NB_OC, nb(d, 3))
-    put(g, OUT_NB_N, nb(d, 3) * out_channels)
-    put3(g, N_IN, channels, out_channels, param(node, 10))
+    n_in, n_batch, n_out = param(node, 9), param(node, 10), param(node, 11)
+    write_record(
+        g, (ne(d, 0), ne(d, 1), ne(d, 2)), (ne(a, 0), ne(a, 1), ne(a, 2)),
+        (param(node, 0), param(node, 1), param(node, 2)), (-param(node, 3), -param(node, 4), -param(node, 5)),
+        (param(node, 6), param(node, 7), param(node, 8)), (ne(b, 0), ne(b, 1), ne(b, 2)),
+        (addr(b), nb(b, 0), nb(b, 1), nb(b, 2), nb(b, 3), nb(b, 3) * n_in),
+        (addr(a), nb(a, 0), nb(a, 1), nb(a, 2), nb(a, 3), nb(a, 3) * n_in),
+        (addr(d), nb(d, 0), nb(d, 1), nb(d, 2), nb(d, 3), nb(d, 3) * n_out), (n_in, n_out, n_batch))
 
 
 def kernel(t, n_threads):

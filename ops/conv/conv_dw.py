@@ -1,4 +1,4 @@
-"""conv_2d_dw_direct: every channel convolved with a kernel of its own.
+"""conv_2d_dw_direct: every channel is convolved with another kernel.
 
     d[ox, oy, c, n] = sum over ky, kx of  a[kx, ky, 0, c]  b[ox s0 - p0 + kx d0,  oy s1 - p1 + ky d1,  c, n]
 

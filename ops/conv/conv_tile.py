@@ -16,11 +16,9 @@ A transposed convolution of stride s is s convolutions a dimension, one per resi
 r, r + s ..., taps r, r + s ... of the kernel, TAP_STEP = -1.  These are the record's *classes*; others have one.
 """
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.record import OK, WORD
-from ggjit.ops.native.jit import inline
+from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import for_ir, i64
 from ggjit.ops.native.mem import IR_F32, ld_f32, ld_i64, st_f32, st_i64, zero_bytes
 from ggjit.ops.native.node import barrier, next_rows, work
@@ -45,15 +43,30 @@ def get(g, word):
 
 
 @inline
-def put(g, word, value):
-    st_i64(g + 8 * word, value)
+def _put(g, word, values):
+    for i in range(len(values)):
+        st_i64(g + 8 * (word + i), values[i])
 
 
 @inline
-def put3(g, word, x, y, z):
-    put(g, word, x)
-    put(g, word + 1, y)
-    put(g, word + 2, z)
+def write_record(g, out, taps, step, first, tap_step, size, data, kernel, result, counts):
+    """The record of one class at address g.
+
+    out ... size        (x, y, z) each, see above
+    data, kernel        (address, byte strides of x, y, z, of an input channel, of a picture or output channel)
+    result              (address, byte strides of x, y, z, of an output channel, of a picture)
+    counts              (channels in, channels out, pictures)
+    """
+    _put(g, OUT, out)
+    _put(g, TAPS, taps)
+    _put(g, STEP, step)
+    _put(g, FIRST, first)
+    _put(g, TAP_STEP, tap_step)
+    _put(g, SIZE, size)
+    _put(g, IN_ADDR, data)
+    _put(g, KERNEL_ADDR, kernel)
+    _put(g, OUT_ADDR, result)
+    _put(g, N_IN, counts)
 
 
 @inline
@@ -66,27 +79,23 @@ def n_pixels(g):
     return get(g, OUT) * get(g, OUT + 1) * get(g, OUT + 2)
 
 
-@intrinsic
-def multiply(typingctx, tile, patch, weights, k):
+@ir_function
+def multiply(b, tile, patch, weights, k):
     """tile[G][P] = sum over k of weights[k][G] (outer) patch[k][P]; addresses of float32."""
-    def codegen(context, b, sig, args):
-        tile, patch, weights, k = args
-        v = vec_ir("f32", W)
+    v = vec_ir("f32", W)
 
-        def body(b, values):
-            x, w = values[:2]
-            lanes = [load_ir(b, offset_ir(b, x, B * i), v) for i in range(2)]
-            sums = []
-            for j in range(G):
-                one = splat_ir(b, load_ir(b, offset_ir(b, w, 4 * j), IR_F32), W)
-                sums += [fma_ir(b, one, lanes[i], values[2 + 2 * j + i]) for i in range(2)]
-            return [offset_ir(b, x, 4 * P), offset_ir(b, w, 4 * G), *sums]
-        zero = ir.Constant(v, None)
-        out = for_ir(b, k, [(patch.type, patch), (weights.type, weights), *[(v, zero)] * (2 * G)], body)
-        for i, s in enumerate(out[2:]):
-            store_ir(b, s, b.add(tile, i64(B * i)))
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+    def body(b, values):
+        x, w = values[:2]
+        lanes = [load_ir(b, offset_ir(b, x, B * i), v) for i in range(2)]
+        sums = []
+        for j in range(G):
+            one = splat_ir(b, load_ir(b, offset_ir(b, w, 4 * j), IR_F32), W)
+            sums += [fma_ir(b, one, lanes[i], values[2 + 2 * j + i]) for i in range(2)]
+        return [offset_ir(b, x, 4 * P), offset_ir(b, w, 4 * G), *sums]
+    zero = ir.Constant(v, None)
+    out = for_ir(b, k, [(patch.type, patch), (weights.type, weights), *[(v, zero)] * (2 * G)], body)
+    for i, s in enumerate(out[2:]):
+        store_ir(b, s, b.add(tile, i64(B * i)))
 
 
 def make_kernel(describe, shape, ta, tb, td):

@@ -7,37 +7,12 @@
                                                     B B B . .
                                                         C C C
 
-Computed the other way round, as s convolutions a dimension (see conv_tile): no two threads meet in an output, and no
-tap that would hit a zero between two stamps is computed.
+Computed as s convolutions for each dimension (see conv_tile): every output has one thread, and no tap over a zero
+between two stamps is computed.
 """
 import numpy as np
 
-from ggjit.ops.conv.conv_tile import (
-    FIRST,
-    IN_ADDR,
-    IN_NB,
-    IN_NB_C,
-    IN_NB_N,
-    KERNEL_ADDR,
-    KERNEL_NB,
-    KERNEL_NB_C,
-    KERNEL_NB_OC,
-    N_IN,
-    OUT,
-    OUT_ADDR,
-    OUT_NB,
-    OUT_NB_N,
-    OUT_NB_OC,
-    SIZE,
-    STEP,
-    TAP_STEP,
-    TAPS,
-    cost,
-    make_kernel,
-    put,
-    put3,
-    work_nbytes,
-)
+from ggjit.ops.conv.conv_tile import cost, make_kernel, work_nbytes, write_record
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
@@ -122,25 +97,16 @@ def _make(ta, flat):
         sy, rx, ry = 1 if flat else s, c % across(node), c // across(node)
         k1, h, n1, to_y = (1, 1, 1, 0) if flat else (ne(a, 1), ne(b, 1), ne(d, 1), nb(d, 1))
         kernel_y, data_y = (0, 0) if flat else (nb(a, 1), nb(b, 1))
-        put3(g, OUT, (ne(d, 0) - rx + s - 1) // s, (n1 - ry + sy - 1) // sy, 1)
-        put3(g, TAPS, max(0, (ne(a, 0) - rx + s - 1) // s), max(0, (k1 - ry + sy - 1) // sy), 1)
-        put3(g, STEP, 1, 1, 1)
-        put3(g, FIRST, 0, 0, 0)
-        put3(g, TAP_STEP, -1, -1, -1)
-        put3(g, SIZE, ne(b, 0), h, 1)
-        put(g, IN_ADDR, addr(b))
-        put3(g, IN_NB, nb(b, 0), data_y, 0)
-        put(g, IN_NB_C, nb(b, 1) if flat else nb(b, 2))
-        put(g, IN_NB_N, 0 if flat else nb(b, 3))
-        put(g, KERNEL_ADDR, addr(a) + rx * nb(a, 0) + ry * kernel_y)
-        put3(g, KERNEL_NB, s * nb(a, 0), sy * kernel_y, 0)
-        put(g, KERNEL_NB_C, nb(a, 2) if flat else nb(a, 3))
-        put(g, KERNEL_NB_OC, nb(a, 1) if flat else nb(a, 2))
-        put(g, OUT_ADDR, addr(d) + rx * nb(d, 0) + ry * to_y)
-        put3(g, OUT_NB, s * nb(d, 0), sy * to_y, 0)
-        put(g, OUT_NB_OC, nb(d, 1) if flat else nb(d, 2))
-        put(g, OUT_NB_N, 0 if flat else nb(d, 3))
-        put3(g, N_IN, ne(b, 1) if flat else ne(b, 2), ne(d, 1) if flat else ne(d, 2), 1 if flat else ne(d, 3))
+        data_c, data_n = (nb(b, 1), 0) if flat else (nb(b, 2), nb(b, 3))
+        kernel_oc, kernel_c = (nb(a, 1), nb(a, 2)) if flat else (nb(a, 2), nb(a, 3))
+        to_oc, to_n = (nb(d, 1), 0) if flat else (nb(d, 2), nb(d, 3))
+        n_in, n_out, n_batch = (ne(b, 1), ne(d, 1), 1) if flat else (ne(b, 2), ne(d, 2), ne(d, 3))
+        write_record(
+            g, ((ne(d, 0) - rx + s - 1) // s, (n1 - ry + sy - 1) // sy, 1),
+            (max(0, (ne(a, 0) - rx + s - 1) // s), max(0, (k1 - ry + sy - 1) // sy), 1),
+            (1, 1, 1), (0, 0, 0), (-1, -1, -1), (ne(b, 0), h, 1), (addr(b), nb(b, 0), data_y, 0, data_c, data_n),
+            (addr(a) + rx * nb(a, 0) + ry * kernel_y, s * nb(a, 0), sy * kernel_y, 0, kernel_c, kernel_oc),
+            (addr(d) + rx * nb(d, 0) + ry * to_y, s * nb(d, 0), sy * to_y, 0, to_oc, to_n), (n_in, n_out, n_batch))
     return make_kernel(describe, shape, ta, F32, F32)
 
 

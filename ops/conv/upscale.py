@@ -209,8 +209,8 @@ def _make(kind, antialias):
         a, d = node + SRC0, node + DST
         n0, m0, rows = ne(d, 0), ne(a, 0), n_rows(d)
         span0, span1 = span(ne(a, 0), n0), span(ne(a, 1), ne(d, 1))
-        own = 8 * (n0 * (span0 + 1) + span1) + 4 * m0 + B
-        table = work(node) + ith * own
+        scratch_nbytes = 8 * (n0 * (span0 + 1) + span1) + 4 * m0 + B
+        table = work(node) + ith * scratch_nbytes
         counts = table + 8 * n0 * span0
         ytaps, mixed = counts + 8 * n0, counts + 8 * (n0 + span1)
         ready = False
@@ -241,9 +241,9 @@ def kernel(t, n_threads):
     mode = int(t.op_params[0])
     kind, antialias = mode & 0xFF, bool(mode & ANTIALIAS)
     spans = [_span(kind, antialias)(t.src[0].ne[k], t.ne[k]) for k in (0, 1)]
-    own = 8 * (t.ne[0] * (spans[0] + 1) + spans[1]) + 4 * t.src[0].ne[0] + B
+    scratch_nbytes = 8 * (t.ne[0] * (spans[0] + 1) + spans[1]) + 4 * t.src[0].ne[0] + B
     return Kernel(f"upscale-{kind}" + "-antialias" * antialias, lambda: _make(kind, antialias),
-                  cost=n_elements(t) * (1.0 + spans[0]), work_nbytes=n_threads * own)
+                  cost=n_elements(t) * (1.0 + spans[0]), work_nbytes=n_threads * scratch_nbytes)
 
 
 # ---------------------------------------------------------------- cases

@@ -1,8 +1,9 @@
-"""CUDA twins of the ops: `ops/cuda/<family>.py` beside `ops/<family>.py`.
+"""CUDA kernels of the ops; a file serves the ops of the file with its name in the other folders of ops.
 
 A module ends with `CUDA = {OP.X: maker, ...}`; `maker(t)` gives the launches of node `t`, or None where there is no
-kernel for its types (ops/cuda/native/launch.py).  Nothing outside imports this package unless a CUDA device is
-asked for.
+kernel for its types (ops/cuda/native/launch.py).  Imported only when a CUDA device is used.
+
+Read `native/launch`, `native/views`, `elementwise`, then `mul_mat` with `mul_mat_vec` and `mul_mat_tile`.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

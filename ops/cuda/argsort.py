@@ -43,7 +43,7 @@ def _make(op_is_top_k):
                         place += 1
                 if place < k:
                     if op_is_top_k and place < 2 and k > 1:
-                        place = 1 - place       # as in ggml: nobody may rely on the order
+                        place = 1 - place       # as in ggml, where the order is undefined
                     st_i32(to + 4 * place, i)
                 i += n_threads()
             r += n_blocks()

@@ -2,7 +2,7 @@
 
     pieces    both sides without gaps: threads take pieces
     rows      one shape, rows side by side on both sides: blocks take rows
-    any       element by element, each side with a shape of its own
+    any       element by element, the sides may differ in shape
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import is_contiguous, n_elements, rows_contiguous

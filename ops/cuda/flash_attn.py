@@ -15,44 +15,9 @@ from ggjit.ops.attention.flash_attn import PREC_F32
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F16, Q4_0, Q8_0
 from ggjit.ops.cuda import flash_attn_mma
-from ggjit.ops.cuda.native.core import (
-    block,
-    block_y,
-    block_z,
-    device,
-    exp,
-    ld_f16,
-    ld_f32,
-    ld_i8,
-    ld_u8,
-    lds_f32,
-    n_threads,
-    shared,
-    shfl,
-    st_f32,
-    sts_f32,
-    sync,
-    tanh,
-    thread,
-    warp_max,
-    warp_sum,
-)
+from ggjit.ops.cuda.native import core, views
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch, dense
 from ggjit.ops.cuda.native.sums import LOWEST
-from ggjit.ops.cuda.native.views import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    SRC3,
-    SRC4,
-    addr,
-    nb,
-    ne,
-    param_f32,
-    row_addr,
-    row_addr_mod,
-)
 from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
@@ -64,16 +29,16 @@ Q8_0_NBYTES, Q4_0_NBYTES = Q8_0.nbytes, Q4_0.nbytes
 CACHE_TYPES = (*FLOATS, Q8_0, Q4_0)
 
 
-@device
+@core.device
 def _q8_0(row, i):
     p = row + (i >> 5) * Q8_0_NBYTES
-    return ld_f16(p) * f32(ld_i8(p + 2 + (i & 31)))
+    return core.ld_f16(p) * f32(core.ld_i8(p + 2 + (i & 31)))
 
 
-@device
+@core.device
 def _q4_0(row, i):
     p = row + (i >> 5) * Q4_0_NBYTES
-    return ld_f16(p) * f32((ld_u8(p + 2 + (i & 15)) >> (4 * (i >> 4 & 1)) & 15) - 8)
+    return core.ld_f16(p) * f32((core.ld_u8(p + 2 + (i & 15)) >> (4 * (i >> 4 & 1)) & 15) - 8)
 
 
 def _element(type):
@@ -82,7 +47,7 @@ def _element(type):
         return {Q8_0: _q8_0, Q4_0: _q4_0}[type]
     get, size = ONE[type].get, type.nbytes
 
-    @device
+    @core.device
     def element(row, i):
         return get(row + i * size)
     return element
@@ -90,41 +55,41 @@ def _element(type):
 
 def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
     get_q, get_k, get_v, get_m = _element(tq), _element(tk), _element(tv), ONE[F16].get
-    shared_q, shared_tops, shared_sums = shared(4 * MAX_HEAD), shared(4 * WARPS), shared(4 * WARPS)
-    shared_values = shared(4 * WARPS * 32 * n_pieces)
+    shared_q, shared_tops, shared_sums = core.shared(4 * MAX_HEAD), core.shared(4 * WARPS), core.shared(4 * WARPS)
+    shared_values = core.shared(4 * WARPS * 32 * n_pieces)
 
-    @device
+    @core.device
     def score(node, q, pk, pm, j, slope):
         """Scaled, capped and masked score of key j for the query in shared memory."""
-        scale, cap = param_f32(node, 0), param_f32(node, 2)
-        s, p = ZERO, pk + j * nb(node + SRC1, 1)
-        for i in range(ne(node + SRC0, 0)):
-            s += lds_f32(q + 4 * i) * get_k(p, i)
+        scale, cap = views.param_f32(node, 0), views.param_f32(node, 2)
+        s, p = ZERO, pk + j * views.nb(node + views.SRC1, 1)
+        for i in range(views.ne(node + views.SRC0, 0)):
+            s += core.lds_f32(q + 4 * i) * get_k(p, i)
         s *= scale
         if cap != ZERO:
-            s = cap * tanh(s / cap)
+            s = cap * core.tanh(s / cap)
         if has_mask:
             s += slope * get_m(pm + 2 * j)
         return s
 
     def kernel(node):
-        q, k, v, d = node + SRC0, node + SRC1, node + SRC2, node + DST
-        i1, h, i3 = block(), block_y(), block_z()
-        n_kv, n_value, n_head = ne(k, 1), ne(v, 0), ne(q, 2)
+        q, k, v, d = node + views.SRC0, node + views.SRC1, node + views.SRC2, node + views.DST
+        i1, h, i3 = core.block(), core.block_y(), core.block_z()
+        n_kv, n_value, n_head = views.ne(k, 1), views.ne(v, 0), views.ne(q, 2)
         sq = shared_q()
-        i = thread()
-        while i < ne(q, 0):
-            sts_f32(sq + 4 * i, get_q(row_addr(q, i1, h, i3), i))
-            i += n_threads()
-        sync()
-        pk = row_addr(k, 0, h // (n_head // ne(k, 2)), i3)
-        pv = row_addr(v, 0, h // (n_head // ne(v, 2)), i3)
+        i = core.thread()
+        while i < views.ne(q, 0):
+            core.sts_f32(sq + 4 * i, get_q(views.row_addr(q, i1, h, i3), i))
+            i += core.n_threads()
+        core.sync()
+        pk = views.row_addr(k, 0, h // (n_head // views.ne(k, 2)), i3)
+        pv = views.row_addr(v, 0, h // (n_head // views.ne(v, 2)), i3)
         pm, slope = 0, UNIT
         if has_mask:
-            pm = row_addr_mod(node + SRC3, i1, h, i3)
-            if param_f32(node, 1) > ZERO:
-                slope = slope_of(h, n_head, param_f32(node, 1))
-        warp, lane = thread() >> 5, thread() & 31
+            pm = views.row_addr_mod(node + views.SRC3, i1, h, i3)
+            if views.param_f32(node, 1) > ZERO:
+                slope = slope_of(h, n_head, views.param_f32(node, 1))
+        warp, lane = core.thread() >> 5, core.thread() & 31
         top, total = LOWEST, ZERO
         acc = cuda.local.array(n_pieces, "float32")
         for c in range(n_pieces):
@@ -134,16 +99,16 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
             s = LOWEST
             if first + lane < n_kv:
                 s = score(node, sq, pk, pm, first + lane, slope)
-            higher = max(top, warp_max(s))
+            higher = max(top, core.warp_max(s))
             if higher > LOWEST:                 # else all keys so far are hidden
-                e, shrink = exp(s - higher), exp(top - higher)
-                total = total * shrink + warp_sum(e)
+                e, shrink = core.exp(s - higher), core.exp(top - higher)
+                total = total * shrink + core.warp_sum(e)
                 for c in range(n_pieces):
                     acc[c] *= shrink
                 for j in range(32):
-                    p = shfl(e, j)
-                    if p > ZERO:                # values nobody weighs may be anything
-                        at = pv + (first + j) * nb(v, 1)
+                    p = core.shfl(e, j)
+                    if p > ZERO:                # a value of weight 0 may be inf or NaN
+                        at = pv + (first + j) * views.nb(v, 1)
                         for c in range(n_pieces):
                             if 32 * c + lane < n_value:
                                 acc[c] += p * get_v(at, 32 * c + lane)
@@ -151,33 +116,33 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
             first += 32 * WARPS
         tops, sums, values = shared_tops(), shared_sums(), shared_values()
         if lane == 0:
-            sts_f32(tops + 4 * warp, top)
-            sts_f32(sums + 4 * warp, total)
+            core.sts_f32(tops + 4 * warp, top)
+            core.sts_f32(sums + 4 * warp, total)
         for c in range(n_pieces):
-            sts_f32(values + (warp * n_pieces * 32 + 32 * c + lane) * 4, acc[c])
-        sync()
+            core.sts_f32(values + (warp * n_pieces * 32 + 32 * c + lane) * 4, acc[c])
+        core.sync()
         top = LOWEST
         for w in range(WARPS):
-            top = max(top, lds_f32(tops + 4 * w))
+            top = max(top, core.lds_f32(tops + 4 * w))
         if has_sinks:
-            top = max(top, ld_f32(addr(node + SRC4) + 4 * h))
+            top = max(top, core.ld_f32(views.addr(node + views.SRC4) + 4 * h))
         total = ZERO
         for w in range(WARPS):
-            if lds_f32(tops + 4 * w) > LOWEST:
-                total += lds_f32(sums + 4 * w) * exp(lds_f32(tops + 4 * w) - top)
+            if core.lds_f32(tops + 4 * w) > LOWEST:
+                total += core.lds_f32(sums + 4 * w) * core.exp(core.lds_f32(tops + 4 * w) - top)
         if has_sinks:
-            total += exp(ld_f32(addr(node + SRC4) + 4 * h) - top)
+            total += core.exp(core.ld_f32(views.addr(node + views.SRC4) + 4 * h) - top)
         factor = ZERO
         if total > ZERO:                        # a query that sees no key gives zeros
             factor = UNIT / total
-        i = thread()
+        i = core.thread()
         while i < n_value:
             y = ZERO
             for w in range(WARPS):
-                if lds_f32(tops + 4 * w) > LOWEST:
-                    y += lds_f32(values + (w * n_pieces * 32 + i) * 4) * exp(lds_f32(tops + 4 * w) - top)
-            st_f32(row_addr(d, h, i1, i3) + 4 * i, y * factor)
-            i += n_threads()
+                if core.lds_f32(tops + 4 * w) > LOWEST:
+                    y += core.lds_f32(values + (w * n_pieces * 32 + i) * 4) * core.exp(core.lds_f32(tops + 4 * w) - top)
+            core.st_f32(views.row_addr(d, h, i1, i3) + 4 * i, y * factor)
+            i += core.n_threads()
     return kernel
 
 

@@ -10,51 +10,16 @@
 
 A lane holds s and o of rows g and g + 8, columns 2 t and 2 t + 1 of each tile (g = lane / 4, t = lane % 4), which is
 how mma takes p as its left operand: it never leaves the registers.  K lies in shared memory by keys, V by dims, two
-keys a word.  q and p are rounded to float16, as in llama.cpp; PREC_F32 asks for the kernel of flash_attn.py.  Hidden
+keys a word.  q and p are rounded to float16, as in llama.cpp; with PREC_F32 flash_attn.py serves.  Hidden
 keys are multiplied by zero, so their values have to be numbers.
 """
 from numba import cuda
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import F16
-from ggjit.ops.cuda.native.core import (
-    block,
-    block_y,
-    block_z,
-    device,
-    exp,
-    ld_f16,
-    ld_f32,
-    ld_i32x4,
-    lds_i32,
-    mma_f16,
-    pack_f16,
-    shared,
-    shfl_xor,
-    st_f32,
-    sts_i32,
-    sts_i32x4,
-    sync,
-    tanh,
-    thread,
-)
+from ggjit.ops.cuda.native import core, views
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO
-from ggjit.ops.cuda.native.unroll import unrolled
-from ggjit.ops.cuda.native.views import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    SRC3,
-    SRC4,
-    addr,
-    nb,
-    ne,
-    param_f32,
-    row_addr,
-    row_addr_mod,
-)
 from ggjit.ops.cuda.rows import ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
@@ -70,155 +35,176 @@ ZEROS = (0, 0, 0, 0)
 UNIT = f32(1)
 
 
+def _unrolled(n, body, first=0):
+    """run(*args): body(0, *args), body(1, *args), ... body(n - 1, *args), without a loop.
+
+    For local arrays, which stay in registers only where every index is a constant.  How long a loop LLVM unrolls by
+    itself depends on the GPU's generation.
+    """
+    if n == 1:
+        @core.device
+        def run(*args):
+            body(first, *args)
+        return run
+    low, high = _unrolled(n // 2, body, first), _unrolled(n - n // 2, body, first + n // 2)
+
+    @core.device
+    def run_both(*args):
+        low(*args)
+        high(*args)
+    return run_both
+
+
 def _make(tq, d, dv, has_mask, has_sinks):
     n_steps, n_values, n_scores, k_stride = d // 16, dv // 8, KEYS // 8, 2 * d + 16
     n_q, n_s, n_o = 4 * n_steps, 4 * n_scores, 4 * n_values             # words of q, scores and results of a lane
     get_q, q_size = ONE[tq].get, tq.nbytes
-    shared_k, shared_v = shared(KEYS * k_stride), shared(dv * V_STRIDE)
+    shared_k, shared_v = core.shared(KEYS * k_stride), core.shared(dv * V_STRIDE)
 
-    @device
+    @core.device
     def row_of_keys(p, first, n_kv, step, piece):
         """16 bytes of a row of the cache, zeros behind its end."""
         if first < n_kv:
-            return ld_i32x4(p + first * step + 16 * piece)
+            return core.ld_i32x4(p + first * step + 16 * piece)
         return ZEROS
 
-    @device
+    @core.device
     def load_k(sk, p, step, first, n_kv):
-        i = thread()
+        i = core.thread()
         while i < KEYS * (d // 8):
             key, piece = i // (d // 8), i % (d // 8)
-            sts_i32x4(sk + key * k_stride + 16 * piece, row_of_keys(p, first + key, n_kv, step, piece))
+            core.sts_i32x4(sk + key * k_stride + 16 * piece, row_of_keys(p, first + key, n_kv, step, piece))
             i += THREADS
 
-    @device
+    @core.device
     def load_v(sv, p, step, first, n_kv):
         """Two keys a thread and round, eight dims: low halves from the first, high ones from the second."""
-        i = thread()
+        i = core.thread()
         while i < KEYS // 2 * (dv // 8):
             pair, piece = i % (KEYS // 2), i // (KEYS // 2)
             x = row_of_keys(p, first + 2 * pair, n_kv, step, piece)
             y = row_of_keys(p, first + 2 * pair + 1, n_kv, step, piece)
             for w in range(4):
                 to = sv + (8 * piece + 2 * w) * V_STRIDE + 4 * pair
-                sts_i32(to, (x[w] & LOW_HALF) | (y[w] << 16))
-                sts_i32(to + V_STRIDE, (x[w] >> 16 & LOW_HALF) | (y[w] & HIGH_HALF))
+                core.sts_i32(to, (x[w] & LOW_HALF) | (y[w] << 16))
+                core.sts_i32(to + V_STRIDE, (x[w] >> 16 & LOW_HALF) | (y[w] & HIGH_HALF))
             i += THREADS
 
-    @device
+    @core.device
     def score(node, s, pm, key, slope):
         """Scaled, capped and masked; -inf behind the end."""
-        cap = param_f32(node, 2)
-        s *= param_f32(node, 0)
+        cap = views.param_f32(node, 2)
+        s *= views.param_f32(node, 0)
         if cap != ZERO:
-            s = cap * tanh(s / cap)
-        if key >= ne(node + SRC1, 1):
+            s = cap * core.tanh(s / cap)
+        if key >= views.ne(node + views.SRC1, 1):
             return LOWEST
         if has_mask:
-            s += slope * ld_f16(pm + 2 * key)
+            s += slope * core.ld_f16(pm + 2 * key)
         return s
 
-    @device
+    @core.device
     def over_quad_max(x):
-        x = max(x, shfl_xor(x, 1))
-        return max(x, shfl_xor(x, 2))
+        x = max(x, core.shfl_xor(x, 1))
+        return max(x, core.shfl_xor(x, 2))
 
-    @device
+    @core.device
     def over_quad_sum(x):
-        x += shfl_xor(x, 1)
-        return x + shfl_xor(x, 2)
+        x += core.shfl_xor(x, 1)
+        return x + core.shfl_xor(x, 2)
 
-    @device
+    @core.device
     def factor(node, h, top, total):
         """What the sums of a row are multiplied by; a query that sees no key gives zeros."""
         total, rest = over_quad_sum(total), UNIT
         if has_sinks:
-            sink = ld_f32(addr(node + SRC4) + 4 * h)
+            sink = core.ld_f32(views.addr(node + views.SRC4) + 4 * h)
             both = max(top, sink)
-            rest = exp(top - both)
-            total = total * rest + exp(sink - both)
+            rest = core.exp(top - both)
+            total = total * rest + core.exp(sink - both)
         return rest / total if total > ZERO else ZERO
 
-    @device
+    @core.device
     def clear_tile(i, o):
         o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = ZERO, ZERO, ZERO, ZERO
 
-    @device
+    @core.device
     def add_tile(i, o, s, sv, shrink0, shrink1):
         """The tile's share so far, shrunk, and p times these keys' values."""
         c = (o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1, o[4 * i + 3] * shrink1)
         p = sv + 8 * i * V_STRIDE
         for j in range(KEYS // 16):
             x = 8 * j
-            c = mma_f16(pack_f16(s[x], s[x + 1]), pack_f16(s[x + 2], s[x + 3]), pack_f16(s[x + 4], s[x + 5]),
-                        pack_f16(s[x + 6], s[x + 7]), lds_i32(p + 32 * j), lds_i32(p + 32 * j + 16),
-                        c[0], c[1], c[2], c[3])
+            p0, p1 = core.pack_f16(s[x], s[x + 1]), core.pack_f16(s[x + 2], s[x + 3])
+            p2, p3 = core.pack_f16(s[x + 4], s[x + 5]), core.pack_f16(s[x + 6], s[x + 7])
+            c = core.mma_f16(p0, p1, p2, p3, core.lds_i32(p + 32 * j), core.lds_i32(p + 32 * j + 16),
+                             c[0], c[1], c[2], c[3])
         o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = c[0], c[1], c[2], c[3]
 
-    @device
+    @core.device
     def put_tile(i, o, first, to, f):
-        st_f32(to + 32 * i, o[4 * i + first] * f)
-        st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
-    clear, add_values, put_row = (unrolled(n_values, body) for body in (clear_tile, add_tile, put_tile))
+        core.st_f32(to + 32 * i, o[4 * i + first] * f)
+        core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
+    clear, add_values, put_row = (_unrolled(n_values, body) for body in (clear_tile, add_tile, put_tile))
 
     def kernel(node):
-        q, k, v, out = node + SRC0, node + SRC1, node + SRC2, node + DST
-        h, i3, n, n_kv, n_head = block_y(), block_z(), ne(q, 1), ne(k, 1), ne(q, 2)
-        g, t = (thread() & 31) >> 2, thread() & 3
-        row0 = (block() * WARPS + (thread() >> 5)) * 16 + g
+        q, k, v, out = node + views.SRC0, node + views.SRC1, node + views.SRC2, node + views.DST
+        h, i3, n, n_kv, n_head = core.block_y(), core.block_z(), views.ne(q, 1), views.ne(k, 1), views.ne(q, 2)
+        g, t = (core.thread() & 31) >> 2, core.thread() & 3
+        row0 = (core.block() * WARPS + (core.thread() >> 5)) * 16 + g
         row1 = row0 + 8
-        q0, q1 = row_addr(q, min(row0, n - 1), h, i3), row_addr(q, min(row1, n - 1), h, i3)
-        pk = row_addr(k, 0, h // (n_head // ne(k, 2)), i3)
-        pv = row_addr(v, 0, h // (n_head // ne(v, 2)), i3)
+        q0, q1 = views.row_addr(q, min(row0, n - 1), h, i3), views.row_addr(q, min(row1, n - 1), h, i3)
+        pk = views.row_addr(k, 0, h // (n_head // views.ne(k, 2)), i3)
+        pv = views.row_addr(v, 0, h // (n_head // views.ne(v, 2)), i3)
         m0, m1, slope = 0, 0, UNIT
         if has_mask:
-            m0 = row_addr_mod(node + SRC3, min(row0, n - 1), h, i3)
-            m1 = row_addr_mod(node + SRC3, min(row1, n - 1), h, i3)
-            if param_f32(node, 1) > ZERO:
-                slope = slope_of(h, n_head, param_f32(node, 1))
+            m0 = views.row_addr_mod(node + views.SRC3, min(row0, n - 1), h, i3)
+            m1 = views.row_addr_mod(node + views.SRC3, min(row1, n - 1), h, i3)
+            if views.param_f32(node, 1) > ZERO:
+                slope = slope_of(h, n_head, views.param_f32(node, 1))
         qs = cuda.local.array(n_q, "int32")
         s = cuda.local.array(n_s, "float32")
         o = cuda.local.array(n_o, "float32")
         for i in range(n_steps):
             for half in range(2):
                 at = (16 * i + 8 * half + 2 * t) * q_size
-                qs[4 * i + 2 * half] = pack_f16(get_q(q0 + at), get_q(q0 + at + q_size))
-                qs[4 * i + 2 * half + 1] = pack_f16(get_q(q1 + at), get_q(q1 + at + q_size))
+                qs[4 * i + 2 * half] = core.pack_f16(get_q(q0 + at), get_q(q0 + at + q_size))
+                qs[4 * i + 2 * half + 1] = core.pack_f16(get_q(q1 + at), get_q(q1 + at + q_size))
         clear(o)
         top0, top1, total0, total1 = LOWEST, LOWEST, ZERO, ZERO
         sk, sv, first = shared_k(), shared_v(), 0
         while first < n_kv:
-            load_k(sk, pk, nb(k, 1), first, n_kv)
-            load_v(sv, pv, nb(v, 1), first, n_kv)
-            sync()
+            load_k(sk, pk, views.nb(k, 1), first, n_kv)
+            load_v(sv, pv, views.nb(v, 1), first, n_kv)
+            core.sync()
             high0, high1 = top0, top1
             for j in range(n_scores):
                 c = (ZERO, ZERO, ZERO, ZERO)
                 p = sk + (8 * j + g) * k_stride + 4 * t
                 for i in range(n_steps):
-                    c = mma_f16(qs[4 * i], qs[4 * i + 1], qs[4 * i + 2], qs[4 * i + 3], lds_i32(p + 32 * i),
-                                lds_i32(p + 32 * i + 16), c[0], c[1], c[2], c[3])
+                    c = core.mma_f16(qs[4 * i], qs[4 * i + 1], qs[4 * i + 2], qs[4 * i + 3], core.lds_i32(p + 32 * i),
+                                     core.lds_i32(p + 32 * i + 16), c[0], c[1], c[2], c[3])
                 key = first + 8 * j + 2 * t
                 s[4 * j], s[4 * j + 1] = score(node, c[0], m0, key, slope), score(node, c[1], m0, key + 1, slope)
                 s[4 * j + 2], s[4 * j + 3] = score(node, c[2], m1, key, slope), score(node, c[3], m1, key + 1, slope)
                 high0, high1 = max(high0, s[4 * j], s[4 * j + 1]), max(high1, s[4 * j + 2], s[4 * j + 3])
             high0, high1 = over_quad_max(high0), over_quad_max(high1)
             base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO     # all hidden so far
-            shrink0, shrink1 = exp(top0 - base0), exp(top1 - base1)
+            shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)
             top0, top1, total0, total1 = high0, high1, total0 * shrink0, total1 * shrink1
             for j in range(n_scores):
-                s[4 * j], s[4 * j + 1] = exp(s[4 * j] - base0), exp(s[4 * j + 1] - base0)
-                s[4 * j + 2], s[4 * j + 3] = exp(s[4 * j + 2] - base1), exp(s[4 * j + 3] - base1)
+                s[4 * j], s[4 * j + 1] = core.exp(s[4 * j] - base0), core.exp(s[4 * j + 1] - base0)
+                s[4 * j + 2], s[4 * j + 3] = core.exp(s[4 * j + 2] - base1), core.exp(s[4 * j + 3] - base1)
                 total0 += s[4 * j] + s[4 * j + 1]
                 total1 += s[4 * j + 2] + s[4 * j + 3]
             add_values(o, s, sv + g * V_STRIDE + 4 * t, shrink0, shrink1)
-            sync()
+            core.sync()
             first += KEYS
         f0, f1 = factor(node, h, top0, total0), factor(node, h, top1, total1)
         if row0 < n:
-            put_row(o, 0, row_addr(out, h, row0, i3) + 8 * t, f0)
+            put_row(o, 0, views.row_addr(out, h, row0, i3) + 8 * t, f0)
         if row1 < n:
-            put_row(o, 2, row_addr(out, h, row1, i3) + 8 * t, f1)
+            put_row(o, 2, views.row_addr(out, h, row1, i3) + 8 * t, f1)
     return kernel
 
 

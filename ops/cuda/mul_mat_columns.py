@@ -18,10 +18,10 @@ from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, nb, ne, row
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """What a tile kernel asks.
+    """What a tile kernel needs to know of its columns.
 
     matrix(node)                    address of the matrix, 0: this block has nothing to do
-    shared()                        where the columns lie; for the kernel alone, which hands it on (core.shared)
+    shared()                        where the columns lie; called by the kernel, which passes it on (core.shared)
     fill(node, sc)                  looks the columns up; every thread of the block calls it
     source(sc, c), target(sc, c)    from and to of column c
     """

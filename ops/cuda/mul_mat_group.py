@@ -14,20 +14,7 @@
 One block does it: its warps take experts in turn, count their slots, then write them in order.
 """
 from ggjit.ops.cuda import quantize_columns
-from ggjit.ops.cuda.native.core import (
-    ballot,
-    device,
-    ld_i32,
-    lds_i32,
-    n_threads,
-    popcount,
-    shared,
-    st_i32,
-    sts_i32,
-    sync,
-    thread,
-    warp_sum,
-)
+from ggjit.ops.cuda.native import core
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, SRC2, addr, bad_index, n_rows, nb, ne, work
 
@@ -49,7 +36,7 @@ def scratch(quantized):
     if not quantized:
         return work
 
-    @device
+    @core.device
     def behind_columns(node):
         b = node + SRC1
         n, k = n_rows(b), ne(b, 0)
@@ -58,88 +45,88 @@ def scratch(quantized):
 
 
 def _make(quantized, width):
-    order_of, counts_at = scratch(quantized), shared(4 * MAX_EXPERTS)
+    order_of, counts_at = scratch(quantized), core.shared(4 * MAX_EXPERTS)
 
-    @device
+    @core.device
     def flatten(node, flat, n_slots):
         """The ids into `flat`; those that name no expert are reported."""
         ids = node + SRC2
-        i = thread()
+        i = core.thread()
         while i < n_slots:
             token = i // ne(ids, 0)
-            id = ld_i32(addr(ids) + (i - token * ne(ids, 0)) * nb(ids, 0) + token * nb(ids, 1))
+            id = core.ld_i32(addr(ids) + (i - token * ne(ids, 0)) * nb(ids, 0) + token * nb(ids, 1))
             if id < 0 or id >= ne(node + SRC0, 2):
                 bad_index(node, id)
-            st_i32(flat + 4 * i, id)
-            i += n_threads()
+            core.st_i32(flat + 4 * i, id)
+            i += core.n_threads()
 
-    @device
+    @core.device
     def count(flat, expert, n_slots):
         """Slots of an expert; in every lane of the warp."""
-        n, i = 0, thread() & 31
+        n, i = 0, core.thread() & 31
         while i < n_slots:
-            if ld_i32(flat + 4 * i) == expert:
+            if core.ld_i32(flat + 4 * i) == expert:
                 n += 1
             i += 32
-        return warp_sum(n)
+        return core.warp_sum(n)
 
-    @device
+    @core.device
     def before(counts, expert):
         """(slots, tiles) of the experts in front of this one; in every lane of the warp."""
-        slots, tiles, e = 0, 0, thread() & 31
+        slots, tiles, e = 0, 0, core.thread() & 31
         while e < expert:
-            n = lds_i32(counts + 4 * e)
+            n = core.lds_i32(counts + 4 * e)
             slots += n
             tiles += (n + width - 1) // width
             e += 32
-        return warp_sum(slots), warp_sum(tiles)
+        return core.warp_sum(slots), core.warp_sum(tiles)
 
-    @device
+    @core.device
     def put_slots(order, flat, expert, first, n_slots):
-        lane, start = thread() & 31, 0
+        lane, start = core.thread() & 31, 0
         while start < n_slots:
-            hit = start + lane < n_slots and ld_i32(flat + 4 * (start + lane)) == expert
-            mask = ballot(hit)
+            hit = start + lane < n_slots and core.ld_i32(flat + 4 * (start + lane)) == expert
+            mask = core.ballot(hit)
             if hit:
-                st_i32(order + 4 * (first + popcount(mask & ((1 << lane) - 1))), start + lane)
-            first += popcount(mask)
+                core.st_i32(order + 4 * (first + core.popcount(mask & ((1 << lane) - 1))), start + lane)
+            first += core.popcount(mask)
             start += 32
 
-    @device
+    @core.device
     def put_tiles(tiles, expert, number, first, end):
-        i = thread() & 31
+        i = core.thread() & 31
         while first + i * width < end:
             to = tiles + 12 * (number + i)
-            st_i32(to, expert)
-            st_i32(to + 4, first + i * width)
-            st_i32(to + 8, end)
+            core.st_i32(to, expert)
+            core.st_i32(to + 4, first + i * width)
+            core.st_i32(to + 8, end)
             i += 32
 
     def kernel(node):
         n_expert, n_slots = ne(node + SRC0, 2), ne(node + SRC2, 0) * ne(node + SRC2, 1)
-        order, counts, warp = order_of(node), counts_at(), thread() >> 5
+        order, counts, warp = order_of(node), counts_at(), core.thread() >> 5
         flat = order + 4 * n_slots
         tiles = flat + 4 * n_slots
         flatten(node, flat, n_slots)
-        sync()
+        core.sync()
         e = warp
         while e < n_expert:
             n = count(flat, e, n_slots)
-            if thread() & 31 == 0:
-                sts_i32(counts + 4 * e, n)
-            e += n_threads() >> 5
-        sync()
+            if core.thread() & 31 == 0:
+                core.sts_i32(counts + 4 * e, n)
+            e += core.n_threads() >> 5
+        core.sync()
         e = warp
         while e < n_expert:
             first, number = before(counts, e)
             put_slots(order, flat, e, first, n_slots)
-            put_tiles(tiles, e, number, first, first + lds_i32(counts + 4 * e))
-            e += n_threads() >> 5
+            put_tiles(tiles, e, number, first, first + core.lds_i32(counts + 4 * e))
+            e += core.n_threads() >> 5
         _, i = before(counts, n_expert)
-        i += thread()
+        i += core.thread()
         while i < n_slots // width + min(n_slots, n_expert):
-            st_i32(tiles + 12 * i, -1)
-            i += n_threads()
+            core.st_i32(tiles + 12 * i, -1)
+            i += core.n_threads()
     return kernel
 
 

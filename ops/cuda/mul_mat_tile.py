@@ -6,7 +6,7 @@
     m: rows   M    |  warp 0  | warp 1  |                 shared a  M rows    x STEP values (+ pad)
     of a           |----------+---------|                 shared b  N columns x STEP values (+ pad)
                    |  warp 2  | warp 3  |
-                   +--------------------+             rows padded so that a warp's loads meet no bank twice
+                   +--------------------+             rows padded so that a warp's loads have no bank conflict
 
     16-bit      mma m16n8k16, float32 sums; b is rounded to a's type
     int8        mma m16n8k16 of codes; sums of 16 products are scaled, (d code_a + m) d_b code_b
@@ -19,27 +19,7 @@ from ggjit.ops.core.types import F16, F32
 from ggjit.ops.cuda import mul_mat_group
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.mul_mat_columns import columns, store_pair
-from ggjit.ops.cuda.native.core import (
-    block,
-    device,
-    dp4a,
-    ld_f32,
-    ld_i32x4,
-    lds_f32,
-    lds_i32,
-    mma_bf16,
-    mma_f16,
-    mma_i8,
-    pack_bf16,
-    pack_f16,
-    shared,
-    st_f32,
-    sts_f32,
-    sts_i32,
-    sts_i32x4,
-    sync,
-    thread,
-)
+from ggjit.ops.cuda.native import core
 from ggjit.ops.cuda.native.launch import Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, n_rows, nb, ne, work
 from ggjit.ops.cuda.rows import ONE
@@ -55,22 +35,22 @@ HALF_SUMS = 2 * 4 * 4           # a warp has 2 x 4 mma tiles of 4 results a lane
 
 
 def _make_half(ta, tb, wide, grouped):
-    mma, pack = (mma_f16, pack_f16) if ta is F16 else (mma_bf16, pack_bf16)
+    mma, pack = (core.mma_f16, core.pack_f16) if ta is F16 else (core.mma_bf16, core.pack_bf16)
     c = columns(grouped, False, HALF_N)
     matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
-    shared_a, shared_b = shared(HALF_M * HALF_STRIDE), shared(HALF_N * HALF_STRIDE)
+    shared_a, shared_b = core.shared(HALF_M * HALF_STRIDE), core.shared(HALF_N * HALF_STRIDE)
 
-    @device
+    @core.device
     def load_wide(to, p, stride, first, n, k0):
         """16 bytes a thread and round; rows beyond the end are the last one again."""
         for r in range(HALF_M * HALF_STEP // 8 // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             row, piece = i >> 2, i & 3
-            sts_i32x4(to + row * HALF_STRIDE + 16 * piece,
-                      ld_i32x4(p + min(first + row, n - 1) * stride + 2 * k0 + 16 * piece))
+            core.sts_i32x4(to + row * HALF_STRIDE + 16 * piece,
+                           core.ld_i32x4(p + min(first + row, n - 1) * stride + 2 * k0 + 16 * piece))
 
     def packing(get):
-        @device
+        @core.device
         def load_two(to, q, step, at, k):
             """Two values, zeros beyond the end of k."""
             x, y = ZERO, ZERO
@@ -78,33 +58,33 @@ def _make_half(ta, tb, wide, grouped):
                 x = get(q + at * step)
             if at + 1 < k:
                 y = get(q + (at + 1) * step)
-            sts_i32(to, pack(x, y))
+            core.sts_i32(to, pack(x, y))
         return load_two
     two_of_a, two_of_b = packing(ONE[ta].get), packing(ONE[tb].get)
 
-    @device
+    @core.device
     def load_a(to, p, stride, step, first, n, k0, k):
         for r in range(HALF_M * HALF_STEP // 2 // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             row, pair = i >> 4, i & 15
             two_of_a(to + row * HALF_STRIDE + 4 * pair, p + min(first + row, n - 1) * stride, step, k0 + 2 * pair, k)
 
-    @device
+    @core.device
     def load_b(to, sc, step, k0, k):
         for r in range(HALF_N * HALF_STEP // 2 // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             column, pair = i >> 4, i & 15
             two_of_b(to + column * HALF_STRIDE + 4 * pair, source(sc, column), step, k0 + 2 * pair, k)
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        m, k, m0, pa = ne(a, 1), ne(a, 0), block() * HALF_M, matrix(node)
+        m, k, m0, pa = ne(a, 1), ne(a, 0), core.block() * HALF_M, matrix(node)
         if pa == 0:
             return
         sc = shared_c()
         fill(node, sc)
         sa, sb = shared_a(), shared_b()
-        warp, lane = thread() >> 5, thread() & 31
+        warp, lane = core.thread() >> 5, core.thread() & 31
         g, t = lane >> 2, lane & 3
         rows, columns_at = (warp >> 1) * 32, (warp & 1) * 32           # of this warp in the tile
         acc = cuda.local.array(HALF_SUMS, "float32")
@@ -117,19 +97,19 @@ def _make_half(ta, tb, wide, grouped):
             else:
                 load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
             load_b(sb, sc, nb(b, 0), k0, k)
-            sync()
+            core.sync()
             for half in range(2):
                 for i in range(2):
                     p = sa + (rows + 16 * i + g) * HALF_STRIDE + 32 * half + 4 * t
-                    a0, a1 = lds_i32(p), lds_i32(p + 8 * HALF_STRIDE)
-                    a2, a3 = lds_i32(p + 16), lds_i32(p + 8 * HALF_STRIDE + 16)
+                    a0, a1 = core.lds_i32(p), core.lds_i32(p + 8 * HALF_STRIDE)
+                    a2, a3 = core.lds_i32(p + 16), core.lds_i32(p + 8 * HALF_STRIDE + 16)
                     for j in range(4):
                         q = sb + (columns_at + 8 * j + g) * HALF_STRIDE + 32 * half + 4 * t
                         s = 16 * i + 4 * j
-                        x = mma(a0, a1, a2, a3, lds_i32(q), lds_i32(q + 16), acc[s], acc[s + 1], acc[s + 2],
+                        x = mma(a0, a1, a2, a3, core.lds_i32(q), core.lds_i32(q + 16), acc[s], acc[s + 1], acc[s + 2],
                                 acc[s + 3])
                         acc[s], acc[s + 1], acc[s + 2], acc[s + 3] = x[0], x[1], x[2], x[3]
-            sync()
+            core.sync()
             k0 += HALF_STEP
         for j in range(4):
             to, to_next = target(sc, columns_at + 8 * j + 2 * t), target(sc, columns_at + 8 * j + 2 * t + 1)
@@ -155,11 +135,11 @@ def _make_codes(type, grouped):
     n_words = 8 // segments
     c = columns(grouped, True, CODE_N)
     matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
-    shared_a, shared_b = shared(CODE_M * stride), shared(CODE_N * stride)
-    shared_d, shared_m = shared(CODE_M * groups * 4), shared(CODE_M * groups * 4)
-    shared_x, shared_sum = shared(CODE_N * groups * 4), shared(CODE_N * groups * 4)
+    shared_a, shared_b = core.shared(CODE_M * stride), core.shared(CODE_N * stride)
+    shared_d, shared_m = core.shared(CODE_M * groups * 4), core.shared(CODE_M * groups * 4)
+    shared_x, shared_sum = core.shared(CODE_N * groups * 4), core.shared(CODE_N * groups * 4)
 
-    @device
+    @core.device
     def put_unit(codes, ds, ms, p, u, first):
         """Unit u of the block at p: codes to their places in the row, scales to those of their groups."""
         w = words(p, u)
@@ -167,22 +147,22 @@ def _make_codes(type, grouped):
             d, m = scale(p, u, s)
             to = first + at(u, s)
             for j in range(n_words):
-                sts_i32(codes + to + 4 * j, w[s * n_words + j])
-            sts_f32(ds + (to >> 4) * 4, d)
-            sts_f32(ms + (to >> 4) * 4, m)
+                core.sts_i32(codes + to + 4 * j, w[s * n_words + j])
+            core.sts_f32(ds + (to >> 4) * 4, d)
+            core.sts_f32(ms + (to >> 4) * 4, m)
 
-    @device
+    @core.device
     def put_nothing(codes, ds, ms, first):
         for j in range(8):
-            sts_i32(codes + first + 4 * j, 0)
+            core.sts_i32(codes + first + 4 * j, 0)
         for j in range(2):
-            sts_f32(ds + (first >> 4) * 4 + 4 * j, ZERO)
-            sts_f32(ms + (first >> 4) * 4 + 4 * j, ZERO)
+            core.sts_f32(ds + (first >> 4) * 4 + 4 * j, ZERO)
+            core.sts_f32(ms + (first >> 4) * 4 + 4 * j, ZERO)
 
-    @device
+    @core.device
     def load_a(sa, sd, sm, p, stride_a, m0, m, k0, k):
         for r in range(CODE_M * per_row // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             row, u = i // per_row, i % per_row
             codes, ds, ms = sa + row * stride, sd + row * groups * 4, sm + row * groups * 4
             unit = (k0 >> 5) + u
@@ -194,26 +174,26 @@ def _make_codes(type, grouped):
                 put_nothing(codes, ds, ms, 32 * u)
     type_block = type.block
 
-    @device
+    @core.device
     def load_b(sb, sx, ss, sc, codes, scales, k0, k):
         """Sixteen codes of a column a thread and round, their scale and the sum they stand for."""
         for r in range(CODE_N * groups // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             column, group = i // groups, i % groups
             x, total, at_k = ZERO, 0, k0 + 16 * group
             w = (0, 0, 0, 0)
             if at_k < k:
                 number = source(sc, column)
-                w = ld_i32x4(codes + number * k + at_k)
-                x = ld_f32(scales + (number * (k >> 5) + (at_k >> 5)) * 4)
-                total = dp4a(ONES, w[3], dp4a(ONES, w[2], dp4a(ONES, w[1], dp4a(ONES, w[0], 0))))
-            sts_i32x4(sb + column * stride + 16 * group, w)
-            sts_f32(sx + (column * groups + group) * 4, x)
-            sts_f32(ss + (column * groups + group) * 4, x * f32(total))
+                w = core.ld_i32x4(codes + number * k + at_k)
+                x = core.ld_f32(scales + (number * (k >> 5) + (at_k >> 5)) * 4)
+                total = core.dp4a(ONES, w[3], core.dp4a(ONES, w[2], core.dp4a(ONES, w[1], core.dp4a(ONES, w[0], 0))))
+            core.sts_i32x4(sb + column * stride + 16 * group, w)
+            core.sts_f32(sx + (column * groups + group) * 4, x)
+            core.sts_f32(ss + (column * groups + group) * 4, x * f32(total))
 
     def kernel(node):
         a = node + SRC0
-        m, k, m0, pa = ne(a, 1), ne(a, 0), block() * CODE_M, matrix(node)
+        m, k, m0, pa = ne(a, 1), ne(a, 0), core.block() * CODE_M, matrix(node)
         if pa == 0:
             return
         sc = shared_c()
@@ -221,7 +201,7 @@ def _make_codes(type, grouped):
         codes = work(node)
         scales = codes + n_rows(node + SRC1) * k
         sa, sb, sd, sm, sx, ss = shared_a(), shared_b(), shared_d(), shared_m(), shared_x(), shared_sum()
-        warp, lane = thread() >> 5, thread() & 31
+        warp, lane = core.thread() >> 5, core.thread() & 31
         g, t = lane >> 2, lane & 3
         row = 16 * warp + g
         acc = cuda.local.array(CODE_SUMS, "float32")
@@ -231,23 +211,23 @@ def _make_codes(type, grouped):
         while k0 < k:
             load_a(sa, sd, sm, pa, nb(a, 1), m0, m, k0, k)
             load_b(sb, sx, ss, sc, codes, scales, k0, k)
-            sync()
+            core.sync()
             for group in range(groups):
                 p = sa + row * stride + 16 * group + 4 * t
-                a0, a1 = lds_i32(p), lds_i32(p + 8 * stride)
+                a0, a1 = core.lds_i32(p), core.lds_i32(p + 8 * stride)
                 at_s = (row * groups + group) * 4
-                d0, d1 = lds_f32(sd + at_s), lds_f32(sd + at_s + 8 * groups * 4)
-                l0, l1 = lds_f32(sm + at_s), lds_f32(sm + at_s + 8 * groups * 4)
+                d0, d1 = core.lds_f32(sd + at_s), core.lds_f32(sd + at_s + 8 * groups * 4)
+                l0, l1 = core.lds_f32(sm + at_s), core.lds_f32(sm + at_s + 8 * groups * 4)
                 for j in range(4):
-                    s = mma_i8(a0, a1, lds_i32(sb + (8 * j + g) * stride + 16 * group + 4 * t))
+                    s = core.mma_i8(a0, a1, core.lds_i32(sb + (8 * j + g) * stride + 16 * group + 4 * t))
                     at_x = ((8 * j + 2 * t) * groups + group) * 4
-                    x0, x1 = lds_f32(sx + at_x), lds_f32(sx + at_x + groups * 4)
-                    s0, s1 = lds_f32(ss + at_x), lds_f32(ss + at_x + groups * 4)
+                    x0, x1 = core.lds_f32(sx + at_x), core.lds_f32(sx + at_x + groups * 4)
+                    s0, s1 = core.lds_f32(ss + at_x), core.lds_f32(ss + at_x + groups * 4)
                     acc[4 * j] += d0 * x0 * f32(s[0]) + l0 * s0
                     acc[4 * j + 1] += d0 * x1 * f32(s[1]) + l0 * s1
                     acc[4 * j + 2] += d1 * x0 * f32(s[2]) + l1 * s0
                     acc[4 * j + 3] += d1 * x1 * f32(s[3]) + l1 * s1
-            sync()
+            core.sync()
             k0 += step
         for j in range(4):
             to, to_next = target(sc, 8 * j + 2 * t), target(sc, 8 * j + 2 * t + 1)
@@ -264,36 +244,36 @@ def _make_full(tb, grouped):
     get_b = ONE[tb].get
     c = columns(grouped, False, FULL_TILE)
     matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
-    shared_a, shared_b = shared(FULL_TILE * FULL_STRIDE), shared(FULL_TILE * FULL_STRIDE)
+    shared_a, shared_b = core.shared(FULL_TILE * FULL_STRIDE), core.shared(FULL_TILE * FULL_STRIDE)
 
-    @device
+    @core.device
     def load_a(to, p, stride, step, first, n, k0, k):
         for r in range(FULL_TILE * FULL_STEP // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             row, at, x = i >> 4, k0 + (i & 15), ZERO
             if at < k:
-                x = ld_f32(p + min(first + row, n - 1) * stride + at * step)
-            sts_f32(to + row * FULL_STRIDE + 4 * (i & 15), x)
+                x = core.ld_f32(p + min(first + row, n - 1) * stride + at * step)
+            core.sts_f32(to + row * FULL_STRIDE + 4 * (i & 15), x)
 
-    @device
+    @core.device
     def load_b(to, sc, step, k0, k):
         for r in range(FULL_TILE * FULL_STEP // THREADS):
-            i = r * THREADS + thread()
+            i = r * THREADS + core.thread()
             column, at, x = i >> 4, k0 + (i & 15), ZERO
             if at < k:
                 x = get_b(source(sc, column) + at * step)
-            sts_f32(to + column * FULL_STRIDE + 4 * (i & 15), x)
+            core.sts_f32(to + column * FULL_STRIDE + 4 * (i & 15), x)
 
     def kernel(node):
         """A thread makes 2 x 4 results: rows tm, tm + 16; columns tn, tn + 8, tn + 16, tn + 24."""
         a, b = node + SRC0, node + SRC1
-        m, k, m0, pa = ne(a, 1), ne(a, 0), block() * FULL_TILE, matrix(node)
+        m, k, m0, pa = ne(a, 1), ne(a, 0), core.block() * FULL_TILE, matrix(node)
         if pa == 0:
             return
         sc = shared_c()
         fill(node, sc)
         sa, sb = shared_a(), shared_b()
-        tm, tn = thread() & 15, thread() >> 4
+        tm, tn = core.thread() & 15, core.thread() >> 4
         acc = cuda.local.array(8, "float32")
         for i in range(8):
             acc[i] = ZERO
@@ -301,22 +281,22 @@ def _make_full(tb, grouped):
         while k0 < k:
             load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
             load_b(sb, sc, nb(b, 0), k0, k)
-            sync()
+            core.sync()
             for i in range(FULL_STEP):
-                x, y = lds_f32(sa + tm * FULL_STRIDE + 4 * i), lds_f32(sa + (tm + 16) * FULL_STRIDE + 4 * i)
+                x, y = core.lds_f32(sa + tm * FULL_STRIDE + 4 * i), core.lds_f32(sa + (tm + 16) * FULL_STRIDE + 4 * i)
                 for j in range(4):
-                    z = lds_f32(sb + (tn + 8 * j) * FULL_STRIDE + 4 * i)
+                    z = core.lds_f32(sb + (tn + 8 * j) * FULL_STRIDE + 4 * i)
                     acc[2 * j] += x * z
                     acc[2 * j + 1] += y * z
-            sync()
+            core.sync()
             k0 += FULL_STEP
         for j in range(4):
             to = target(sc, tn + 8 * j)
             if to != 0:
                 if m0 + tm < m:
-                    st_f32(to + 4 * (m0 + tm), acc[2 * j])
+                    core.st_f32(to + 4 * (m0 + tm), acc[2 * j])
                 if m0 + tm + 16 < m:
-                    st_f32(to + 4 * (m0 + tm + 16), acc[2 * j + 1])
+                    core.st_f32(to + 4 * (m0 + tm + 16), acc[2 * j + 1])
     return kernel
 
 

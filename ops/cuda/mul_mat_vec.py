@@ -14,25 +14,7 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.native.core import (
-    block,
-    block_y,
-    block_z,
-    device,
-    dp4a,
-    high_bf16,
-    high_f16,
-    ld_f32,
-    ld_f32x4,
-    ld_i32,
-    ld_i32x4,
-    low_bf16,
-    low_f16,
-    n_threads,
-    st_f32,
-    thread,
-    warp_sum,
-)
+from ggjit.ops.cuda.native import core
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
 from ggjit.ops.cuda.rows import ONE
@@ -47,20 +29,20 @@ ZERO = f32(0)
 def _matrix(experts):
     """matrix(node) -> address of the matrix this block multiplies, or 0 where the id is out of range."""
     if experts:
-        @device
+        @core.device
         def matrix(node):
             a, ids = node + SRC0, node + SRC2
-            id = ld_i32(addr(ids) + block_y() * nb(ids, 0) + block_z() * nb(ids, 1))
+            id = core.ld_i32(addr(ids) + core.block_y() * nb(ids, 0) + core.block_z() * nb(ids, 1))
             if id < 0 or id >= ne(a, 2):
                 bad_index(node, id)
                 return 0
             return addr(a) + id * nb(a, 2)
     else:
-        @device
+        @core.device
         def matrix(node):
             a, b = node + SRC0, node + SRC1
-            i3 = block_z() // ne(b, 2)
-            i2 = block_z() - i3 * ne(b, 2)
+            i3 = core.block_z() // ne(b, 2)
+            i2 = core.block_z() - i3 * ne(b, 2)
             return row_addr(a, 0, i2 // (ne(b, 2) // ne(a, 2)), i3 // (ne(b, 3) // ne(a, 3)))
     return matrix
 
@@ -68,31 +50,31 @@ def _matrix(experts):
 def _column(experts, at_once):
     """column(node, c) -> (i1, i2, i3) of b for the block's column c; the last one again beyond the end."""
     if experts:
-        @device
+        @core.device
         def column(node, c):
-            return block_y() % ne(node + SRC1, 1), block_z(), 0
+            return core.block_y() % ne(node + SRC1, 1), core.block_z(), 0
     else:
-        @device
+        @core.device
         def column(node, c):
             b = node + SRC1
-            i3 = block_z() // ne(b, 2)
-            return min(block_y() * at_once + c, ne(b, 1) - 1), block_z() - i3 * ne(b, 2), i3
+            i3 = core.block_z() // ne(b, 2)
+            return min(core.block_y() * at_once + c, ne(b, 1) - 1), core.block_z() - i3 * ne(b, 2), i3
     return column
 
 
 def _put(experts, at_once):
     """put(node, row, c, x): the result of a row and the block's column c."""
     if experts:
-        @device
+        @core.device
         def put(node, row, c, x):
-            st_f32(row_addr(node + DST, block_y(), block_z(), 0) + 4 * row, x)
+            core.st_f32(row_addr(node + DST, core.block_y(), core.block_z(), 0) + 4 * row, x)
     else:
-        @device
+        @core.device
         def put(node, row, c, x):
-            d, j = node + DST, block_y() * at_once + c
+            d, j = node + DST, core.block_y() * at_once + c
             if j < ne(d, 1):
-                i3 = block_z() // ne(d, 2)
-                st_f32(row_addr(d, j, block_z() - i3 * ne(d, 2), i3) + 4 * row, x)
+                i3 = core.block_z() // ne(d, 2)
+                core.st_f32(row_addr(d, j, core.block_z() - i3 * ne(d, 2), i3) + 4 * row, x)
     return put
 
 
@@ -104,25 +86,25 @@ def _make_quantized(type, at_once, experts):
     n_words = 8 // segments
     matrix, column, put = _matrix(experts), _column(experts, at_once), _put(experts, at_once)
 
-    @device
+    @core.device
     def segment(w0, w1, w2, w3, d, m, codes, scales, first):
         """One run of 8 or 16 codes with the column's codes at the same place."""
         if n_words == 4:
-            x0, x1, x2, x3 = ld_i32x4(codes + first)
+            x0, x1, x2, x3 = core.ld_i32x4(codes + first)
         else:
-            x0, x1, x2, x3 = ld_i32(codes + first), ld_i32(codes + first + 4), 0, 0
-        total = dp4a(w1, x1, dp4a(w0, x0, 0))
+            x0, x1, x2, x3 = core.ld_i32(codes + first), core.ld_i32(codes + first + 4), 0, 0
+        total = core.dp4a(w1, x1, core.dp4a(w0, x0, 0))
         if n_words == 4:
-            total = dp4a(w3, x3, dp4a(w2, x2, total))
+            total = core.dp4a(w3, x3, core.dp4a(w2, x2, total))
         y = d * f32(total)
         if mins:
-            ones = dp4a(ONES, x1, dp4a(ONES, x0, 0))
+            ones = core.dp4a(ONES, x1, core.dp4a(ONES, x0, 0))
             if n_words == 4:
-                ones = dp4a(ONES, x3, dp4a(ONES, x2, ones))
+                ones = core.dp4a(ONES, x3, core.dp4a(ONES, x2, ones))
             y += m * f32(ones)
-        return y * ld_f32(scales + (first >> 5) * 4)
+        return y * core.ld_f32(scales + (first >> 5) * 4)
 
-    @device
+    @core.device
     def unit(p, u, w, codes, scales, first):
         s = ZERO
         if segments == 2:
@@ -138,7 +120,7 @@ def _make_quantized(type, at_once, experts):
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        row, lane = block() * (n_threads() >> 5) + (thread() >> 5), thread() & 31
+        row, lane = core.block() * (core.n_threads() >> 5) + (core.thread() >> 5), core.thread() & 31
         base = matrix(node)
         if row >= ne(a, 1) or base == 0:
             return
@@ -161,7 +143,7 @@ def _make_quantized(type, at_once, experts):
                 acc[c] += unit(p, u, w, codes + at_c[c] * k, scales + at_c[c] * (k >> 5) * 4, q * units * 32)
             i += 32
         for c in range(at_once):
-            x = warp_sum(acc[c])
+            x = core.warp_sum(acc[c])
             if lane == 0:
                 put(node, row, c, x)
     return kernel
@@ -169,32 +151,32 @@ def _make_quantized(type, at_once, experts):
 
 # ---------------------------------------------------------------- float weights
 def _eight(low, high):
-    @device
+    @core.device
     def eight(p):
-        w0, w1, w2, w3 = ld_i32x4(p)
+        w0, w1, w2, w3 = core.ld_i32x4(p)
         return low(w0), high(w0), low(w1), high(w1), low(w2), high(w2), low(w3), high(w3)
     return eight
 
 
-WIDE = {F16: _eight(low_f16, high_f16), BF16: _eight(low_bf16, high_bf16)}
+WIDE = {F16: _eight(core.low_f16, core.high_f16), BF16: _eight(core.low_bf16, core.high_bf16)}
 
 
 def _piece_of(type):
     """piece(p, x): the sum of products of 16 bytes of weights with as many float32."""
     if type is F32:
-        @device
+        @core.device
         def piece(p, x):
-            a0, a1, a2, a3 = ld_f32x4(p)
-            x0, x1, x2, x3 = ld_f32x4(x)
+            a0, a1, a2, a3 = core.ld_f32x4(p)
+            x0, x1, x2, x3 = core.ld_f32x4(x)
             return (a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)
         return piece
     load = WIDE[type]
 
-    @device
+    @core.device
     def piece(p, x):
         a0, a1, a2, a3, a4, a5, a6, a7 = load(p)
-        x0, x1, x2, x3 = ld_f32x4(x)
-        x4, x5, x6, x7 = ld_f32x4(x + 16)
+        x0, x1, x2, x3 = core.ld_f32x4(x)
+        x4, x5, x6, x7 = core.ld_f32x4(x + 16)
         return ((a0 * x0 + a1 * x1) + (a2 * x2 + a3 * x3)) + ((a4 * x4 + a5 * x5) + (a6 * x6 + a7 * x7))
     return piece
 
@@ -206,7 +188,7 @@ def _make_float(ta, tb, at_once, experts, wide):
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        row, lane = block() * (n_threads() >> 5) + (thread() >> 5), thread() & 31
+        row, lane = core.block() * (core.n_threads() >> 5) + (core.thread() >> 5), core.thread() & 31
         base = matrix(node)
         if row >= ne(a, 1) or base == 0:
             return
@@ -231,7 +213,7 @@ def _make_float(ta, tb, at_once, experts, wide):
                     acc[c] += x * get_b(at_c[c] + i * step)
                 i += 32
         for c in range(at_once):
-            y = warp_sum(acc[c])
+            y = core.warp_sum(acc[c])
             if lane == 0:
                 put(node, row, c, y)
     return kernel

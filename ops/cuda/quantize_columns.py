@@ -7,18 +7,7 @@ A column is a row of b; columns are numbered in b's flat row order.
 """
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.native.core import (
-    block,
-    fabs,
-    n_blocks,
-    n_threads,
-    round_away,
-    st_f32,
-    st_i8,
-    thread,
-    to_i32,
-    warp_max,
-)
+from ggjit.ops.cuda.native import core
 from ggjit.ops.cuda.native.launch import MAX_BLOCKS, MAX_THREADS, Launch
 from ggjit.ops.cuda.native.views import SRC1, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.cuda.rows import ONE
@@ -34,22 +23,22 @@ def _make(get):
     def kernel(node):
         b = node + SRC1
         k, n = ne(b, 0), n_rows(b)
-        per_row, codes, lane = k >> 5, work(node), thread() & 31
+        per_row, codes, lane = k >> 5, work(node), core.thread() & 31
         scales = codes + n * k
-        i = block() * (n_threads() >> 5) + (thread() >> 5)              # a warp per 32 values
+        i = core.block() * (core.n_threads() >> 5) + (core.thread() >> 5)              # a warp per 32 values
         while i < n * per_row:
             r = i // per_row
             at = (i - r * per_row) * 32 + lane
             i1, i2, i3 = row_index(b, r)
             x = get(row_addr(b, i1, i2, i3) + at * nb(b, 0))
-            d = warp_max(fabs(x)) / STEPS
+            d = core.warp_max(core.fabs(x)) / STEPS
             q = 0
             if d > f32(0):
-                q = to_i32(round_away(x / d))
-            st_i8(codes + r * k + at, q)
+                q = core.to_i32(core.round_away(x / d))
+            core.st_i8(codes + r * k + at, q)
             if lane == 0:
-                st_f32(scales + 4 * i, d)
-            i += n_blocks() * (n_threads() >> 5)
+                core.st_f32(scales + 4 * i, d)
+            i += core.n_blocks() * (core.n_threads() >> 5)
     return kernel
 
 

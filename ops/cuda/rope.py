@@ -9,66 +9,40 @@ from numpy import float32 as f32
 from ggjit.ops.attention.rope_angles import IMROPE, MROPE, NORMAL, VISION
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.cuda.native.core import (
-    block,
-    ceil,
-    cos,
-    device,
-    floor,
-    ld_f32,
-    ld_i32,
-    log,
-    n_blocks,
-    n_threads,
-    power,
-    sin,
-    thread,
-)
+from ggjit.ops.cuda.native import core, views
 from ggjit.ops.cuda.native.launch import dense, over_rows
-from ggjit.ops.cuda.native.views import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    addr,
-    n_rows,
-    ne,
-    param_f32,
-    param_i32,
-    row_addr,
-    row_index,
-)
 from ggjit.ops.cuda.rows import ONE
 
 ZERO, UNIT, TWO_PI = f32(0), f32(1), f32(2 * math.pi)
 
 
-@device
+@core.device
 def corr_dim(n_dims, n_ctx_orig, n_rot, base):
     """The pair that turns n_rot times over the original context."""
-    return f32(n_dims) * log(f32(n_ctx_orig) / (n_rot * TWO_PI)) / (f32(2) * log(base))
+    return f32(n_dims) * core.log(f32(n_ctx_orig) / (n_rot * TWO_PI)) / (f32(2) * core.log(base))
 
 
-@device
+@core.device
 def yarn(node, i, theta):
     """(angle, magnitude) of pair i: interpolated, or blended with the original by YaRN's ramp (arXiv 2309.00071)."""
-    freq_scale, ext, magnitude = param_f32(node, 6), param_f32(node, 7), param_f32(node, 8)
+    freq_scale, ext, magnitude = views.param_f32(node, 6), views.param_f32(node, 7), views.param_f32(node, 8)
     angle = theta * freq_scale
     if ext != ZERO:
-        n_dims, n_ctx_orig, base = param_i32(node, 1), param_i32(node, 4), param_f32(node, 5)
-        low = max(ZERO, floor(corr_dim(n_dims, n_ctx_orig, param_f32(node, 9), base)))
-        high = min(f32(n_dims - 1), ceil(corr_dim(n_dims, n_ctx_orig, param_f32(node, 10), base)))
+        n_dims, n_ctx_orig, base = views.param_i32(node, 1), views.param_i32(node, 4), views.param_f32(node, 5)
+        low = max(ZERO, core.floor(corr_dim(n_dims, n_ctx_orig, views.param_f32(node, 9), base)))
+        high = min(f32(n_dims - 1), core.ceil(corr_dim(n_dims, n_ctx_orig, views.param_f32(node, 10), base)))
         ramp = (f32(i) - low) / max(f32(0.001), high - low)
         mix = (UNIT - min(UNIT, max(ZERO, ramp))) * ext
         angle = angle * (UNIT - mix) + theta * mix
-        magnitude *= UNIT + f32(0.1) * log(UNIT / freq_scale)
+        magnitude *= UNIT + f32(0.1) * core.log(UNIT / freq_scale)
     return angle, magnitude
 
 
-@device
+@core.device
 def section_of(node, i, interleaved):
     """(which of the four position ids pair i uses, pairs since its section began)."""
-    s0, s1, s2, s3 = param_i32(node, 11), param_i32(node, 12), param_i32(node, 13), param_i32(node, 14)
+    s0, s1 = views.param_i32(node, 11), views.param_i32(node, 12)
+    s2, s3 = views.param_i32(node, 13), views.param_i32(node, 14)
     at = i % (s0 + s1 + s2 + s3)
     if interleaved:
         k = at % 3
@@ -89,44 +63,44 @@ def _make(mode, get, put, size, sign, has_factors):
     adjacent, sections, interleaved, anew = mode == NORMAL, bool(mode & MROPE), mode == IMROPE, mode == VISION
     sign = f32(sign)
 
-    @device
+    @core.device
     def start_and_power(node, i, token, n_tokens):
-        positions = addr(node + SRC1)
+        positions = views.addr(node + views.SRC1)
         if sections:
             which, since = section_of(node, i, interleaved)
-            return f32(ld_i32(positions + 4 * (token + which * n_tokens))), f32(since if anew else i)
-        return f32(ld_i32(positions + 4 * token)), f32(i)
+            return f32(core.ld_i32(positions + 4 * (token + which * n_tokens))), f32(since if anew else i)
+        return f32(core.ld_i32(positions + 4 * token)), f32(i)
 
     def kernel(node):
-        x, d = node + SRC0, node + DST
-        n0, n, n_tokens = ne(d, 0), n_rows(d), ne(d, 2)
-        n_dims, n_offs = param_i32(node, 1), param_i32(node, 15)
+        x, d = node + views.SRC0, node + views.DST
+        n0, n, n_tokens = views.ne(d, 0), views.n_rows(d), views.ne(d, 2)
+        n_dims, n_offs = views.param_i32(node, 1), views.param_i32(node, 15)
         pairs = n_dims if anew else n_dims // 2
-        scale = power(param_f32(node, 5), f32(-2) / f32(n_dims))
-        r = block()
+        scale = core.power(views.param_f32(node, 5), f32(-2) / f32(n_dims))
+        r = core.block()
         while r < n:
-            i1, i2, i3 = row_index(d, r)
-            px, pd = row_addr(x, i1, i2, i3), row_addr(d, i1, i2, i3)
-            i = thread()
+            i1, i2, i3 = views.row_index(d, r)
+            px, pd = views.row_addr(x, i1, i2, i3), views.row_addr(d, i1, i2, i3)
+            i = core.thread()
             while i < pairs:
                 start, p = start_and_power(node, i, i2, n_tokens)
-                theta = start * power(scale, p)
+                theta = start * core.power(scale, p)
                 if has_factors:
-                    theta /= ld_f32(addr(node + SRC2) + 4 * i)
+                    theta /= core.ld_f32(views.addr(node + views.SRC2) + 4 * i)
                 angle, magnitude = yarn(node, i, theta)
-                c, s = cos(angle) * magnitude, sin(angle) * magnitude * sign
+                c, s = core.cos(angle) * magnitude, core.sin(angle) * magnitude * sign
                 j = n_offs + (2 * i if adjacent else i)
                 k = j + (1 if adjacent else pairs)
                 u, v = get(px + j * size), get(px + k * size)
                 put(pd + j * size, u * c - v * s)
                 put(pd + k * size, u * s + v * c)
-                i += n_threads()
-            i = thread()
+                i += core.n_threads()
+            i = core.thread()
             while i < n0 - 2 * pairs:           # the others are copied
                 j = i if i < n_offs else i + 2 * pairs
                 put(pd + j * size, get(px + j * size))
-                i += n_threads()
-            r += n_blocks()
+                i += core.n_threads()
+            r += core.n_blocks()
     return kernel
 
 

@@ -4,22 +4,10 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.core import block, device, exp, ld_f32, n_blocks, n_threads, power, st_f32, thread
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.sums import LOWEST, block_max, block_sum
-from ggjit.ops.cuda.native.views import (
-    DST,
-    SRC0,
-    SRC1,
-    SRC2,
-    addr,
-    n_rows,
-    ne,
-    param_f32,
-    row_addr,
-    row_addr_mod,
-    row_index,
-)
 from ggjit.ops.cuda.rows import ONE
 
 UNIT, TWO = f32(1), f32(2)
@@ -49,16 +37,16 @@ def _make(mask_type, has_sinks):
         return v
 
     def kernel(node):
-        x, mask, d = node + SRC0, node + SRC1, node + DST
-        scale, max_bias = param_f32(node, 0), param_f32(node, 1)
-        n0, n, n_head = ne(d, 0), n_rows(d), ne(d, 2)
+        x, mask, d = node + views.SRC0, node + views.SRC1, node + views.DST
+        scale, max_bias = views.param_f32(node, 0), views.param_f32(node, 1)
+        n0, n, n_head = views.ne(d, 0), views.n_rows(d), views.ne(d, 2)
         r = block()
         while r < n:
-            i1, i2, i3 = row_index(d, r)
-            px, pd, pm = row_addr(x, i1, i2, i3), row_addr(d, i1, i2, i3), 0
+            i1, i2, i3 = views.row_index(d, r)
+            px, pd, pm = views.row_addr(x, i1, i2, i3), views.row_addr(d, i1, i2, i3), 0
             slope = UNIT
             if has_mask:
-                pm = row_addr_mod(mask, i1, i2, i3)
+                pm = views.row_addr_mod(mask, i1, i2, i3)
                 if max_bias > f32(0):
                     slope = slope_of(i2, n_head, max_bias)
             top = LOWEST
@@ -69,7 +57,7 @@ def _make(mask_type, has_sinks):
             top = block_max(top)
             sink = f32(0)
             if has_sinks:
-                sink = ld_f32(addr(node + SRC2) + 4 * i2)
+                sink = ld_f32(views.addr(node + views.SRC2) + 4 * i2)
                 top = max(top, sink)
             total = f32(0)
             i = thread()

@@ -1,13 +1,13 @@
 """mul_mat: d[j][i] = sum_k a[i][k] b[j][k], for each matrix of dimensions 2 and 3.
 
 ggml order: a [k, m, a2, a3], b [k, n, b2, b3] -> d F32 [m, n, b2, b3]; NumPy: b @ a.swapaxes(-1, -2), with a repeated
-along its two leading axes.  As in ggml, b's values are first rounded the way a's type wants its partner (F16 through
-F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0), so results carry that rounding; sums are float32.
+along its two leading axes.  As in ggml, b's values are first rounded as products with a's type round them (F16 through
+F16, BF16 through BF16, Q8_0 and Q4_0 through Q8_0); sums are float32.
 
 Three families of kernels, chosen by the number of columns n:
 
-    n <= 3 ... 16    rows of a times a few columns as they come (mul_mat_dot); n = 1 is a kernel of its own
-    more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_few_rows
+    n <= 3 ... 16    rows of a as they lie times a few columns (mul_mat_dot); n = 1 has its own tile
+    more             packed panels and register tiles (mul_mat_tile); a few rows of a: mul_mat_short
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
 """
@@ -20,9 +20,7 @@ from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
-from ggjit.ops.matmul import hadamard, mul_mat_dot, mul_mat_tile
-from ggjit.ops.matmul import mul_mat_short as mul_mat_few_rows
-from ggjit.ops.matmul import tile_rows as tuned
+from ggjit.ops.matmul import hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile, tile_rows
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
@@ -80,7 +78,7 @@ def mul_mat_set_prec(a, prec):
 
 
 def mul_mat_set_hint(a, hint):
-    """The product `a` with a promise about its left side noted in parameter 1: 0 none, 1 it is a Hadamard matrix.
+    """The product `a` with a hint about its left side in parameter 1: 0 none, 1 it is a Hadamard matrix.
 
     With hint 1 the left side, [n, n] for n a power of two, is taken to be H[i][j] = (-1)^popcount(i & j) / sqrt(n) and
     is not read: b, F32, is transformed in n log2 n additions a row, without the rounding of the left side's type.
@@ -114,7 +112,7 @@ def _direct(b):
 
 
 def max_dot_columns(type):
-    """Up to how many columns rows of `type` are multiplied as they come.
+    """Up to how many columns mul_mat_dot is faster than packed panels for weights of `type`.
 
     [2048 x 2048] from memory, AVX-512, one thread, time of the tile over that of dots
 
@@ -145,17 +143,17 @@ def _cost(t):
 
 
 def dot_shape(type, k, m, n):
-    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot and, for one column, tuned."""
+    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot and, for one column, tile_rows."""
     dot = traits_of(type).dot
     column_nbytes = dot.column_nbytes(k)
     if n == 1:
         if type is F32 and k >= 64 and k * m * 4 <= CACHED_NBYTES:
             return 4, 1, 1                                      # no stream from memory: share loads and lane sums
         if type.quantized:
-            return tuned.rows(type), 1, 4
-        return max(tuned.rows(type), 4 if column_nbytes > L1_NBYTES else 1), 1, 2
+            return tile_rows.rows(type), 1, 4
+        return max(tile_rows.rows(type), 4 if column_nbytes > L1_NBYTES else 1), 1, 2
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
-        rows = tuned.rule(type)                                 # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
+        rows = tile_rows.rule(type)                                 # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
         return (1, 2, 4) if rows == 1 else (rows, 2, 1)
     wide = isa.ISA == "avx512"
     most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
@@ -181,8 +179,8 @@ def _tile_kernel(t, n_threads):
     matrices = b.ne[2] * b.ne[3]
     panels = mul_mat_tile.panels_nbytes(tile, a.ne[0], b.ne[1])
     private = matrices > 1 and (matrices >= 4 * n_threads or panels * matrices > SHARED_PANEL_NBYTES)
-    own = mul_mat_tile.private_nbytes(tile)
-    work = n_threads * (panels + own) if private else panels * matrices + n_threads * own
+    scratch = mul_mat_tile.private_nbytes(tile)
+    work = n_threads * (panels + scratch) if private else panels * matrices + n_threads * scratch
     name = f"mul_mat-tile-{a.type.name}-{b.type.name}-{tile.columns}x{tile.kc}"
     name += "-direct" * direct + "-private" * private
     if tile.tail:
@@ -191,10 +189,10 @@ def _tile_kernel(t, n_threads):
                   (module_of(a.type), module_of(b.type)))
 
 
-def _few_rows_kernel(t):
+def _short_kernel(t):
     a, b = t.src[:2]
-    rows = mul_mat_few_rows.tile_rows(a.ne[1])
-    return Kernel(f"mul_mat-few_rows-{a.type.name}-{rows}", lambda: mul_mat_few_rows.make_kernel(a.type, rows),
+    rows = mul_mat_short.tile_rows(a.ne[1])
+    return Kernel(f"mul_mat-short-{a.type.name}-{rows}", lambda: mul_mat_short.make_kernel(a.type, rows),
                   _cost(t), modules=(module_of(a.type),))
 
 
@@ -206,7 +204,7 @@ def kernel(t, n_threads):
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
     if b.ne[1] <= max_dot_columns(a.type):
         return _dot_kernel(t, n_threads)
-    return _few_rows_kernel(t) if mul_mat_few_rows.fits(a, b) else _tile_kernel(t, n_threads)
+    return _short_kernel(t) if mul_mat_short.fits(a, b) else _tile_kernel(t, n_threads)
 
 
 # ---------------------------------------------------------------- cases

@@ -1,4 +1,4 @@
-"""mul_mat for few columns: rows of a are streamed once and multiplied as they come.
+"""mul_mat for few columns: rows of a are read once and multiplied as they lie in memory.
 
     phase 1   every column of b is prepared once (converted, rounded or quantised) into work memory
     phase 2   threads take runs of rows of a; a register tile of R rows x C columns does the sums
@@ -6,11 +6,11 @@
 A plain float32 b next to float32 weights needs no preparation: no work memory, no barrier.  That is also the
 low-latency path of tiny nodes.
 
-What decides the speed is the stream of a from memory.  With n = 1 one row at a time was best on an AMD Zen 4, four or
-eight were on an Intel Xeon: ops/matmul/tile_rows.py.  With more columns four rows share each load of a column; that
-alone was 1.5 to 2.5 times slower than memory; asking for the next four rows while these are multiplied (Dot tiles
-prefetch one tile ahead, F32 less: ops/types/scalars.py) brought n = 4 to the speed of n = 1.  Short rows are asked for
-at least AHEAD_NBYTES ahead: Q8_0 with k = 2048 went from 73 to 84 % of the read bandwidth on an Intel core.
+Reading a from memory limits the speed.  With n = 1 one row at a time is fastest on AMD Zen 4, four or eight on an Intel
+Xeon (tile_rows.py).  With more columns four rows share each load of a column, and a tile prefetches the next four rows
+while it multiplies (F32 less far: ops/types/scalars.py): n = 4 is as fast as n = 1, without prefetches 1.5 to 2.5 times
+slower.  Short rows are prefetched at least AHEAD_NBYTES ahead: Q8_0 with k = 2048 reads with 84 instead of 73 % of the
+bandwidth of an Intel core.
 """
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
@@ -37,7 +37,7 @@ from ggjit.ops.types.shared.dot import make_dot_tile
 from ggjit.ops.types.shared.rows import ROW
 
 AHEAD_NBYTES = 16 << 10         # measured, see above
-CHUNK_NBYTES = 16 << 10         # asking eight times for eight rows of [64 x 64] F32 took half of the product's 0.8 us
+CHUNK_NBYTES = 16 << 10         # smaller chunks: taking them is half of the 0.8 us of [64 x 64] F32
 COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-level cache of 48 KB
 
 
@@ -88,7 +88,7 @@ def make_tile(ta, n_rows, n_cols, unroll):
 
 
 def make_columns(ta, tb):
-    """jitted (stride(k), prepare(node, ith, nth, sync, b, k, ldy)): the columns of b as weights of type ta meet them.
+    """jitted (stride(k), prepare(node, ith, nth, sync, b, k, ldy)): the columns of b for products with weights of ta.
 
     `prepare` shares the columns among the threads and writes them `stride` bytes apart to the start of work memory;
     a barrier has to follow.

@@ -1,4 +1,4 @@
-"""mul_mat_id for few columns an expert: rows of weights are multiplied as they come (mul_mat_dot tells the story).
+"""mul_mat_id for few columns an expert: rows of weights are multiplied as they lie (see mul_mat_dot).
 
 one token      slots follow each other: no sorting, no copying; float32 next to float32 needs no barrier either
 more tokens    columns are sorted by expert and prepared in that order, so an expert's columns lie side by side:
@@ -9,17 +9,8 @@ more tokens    columns are sorted by expert and prepared in that order, so an ex
 from ggjit.ops.core.record import BAD_INDEX, OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
-from ggjit.ops.matmul.mul_mat_dot import chunk_of_rows, make_fetch, row_nbytes
-from ggjit.ops.matmul.mul_mat_id_group import (
-    expert_id,
-    experts_of,
-    group,
-    group_nbytes,
-    lists_end,
-    n_active,
-    pairs_of,
-    starts_of,
-)
+from ggjit.ops.matmul import mul_mat_id_group as lists
+from ggjit.ops.matmul.mul_mat_dot import chunk_of_rows, make_columns, make_fetch, row_nbytes
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i64, st_f32
 from ggjit.ops.native.node import (
@@ -44,8 +35,8 @@ LINE = 64
 
 def many_nbytes(dot, k, n_experts, n_pairs, n_threads, tile_shape):
     """The lists, a prepared column a pair, a float32 row and a tile of sums a thread."""
-    own = row_nbytes(k) + tile_nbytes(*tile_shape[:2])
-    return group_nbytes(n_experts, n_pairs) + n_pairs * dot.column_nbytes(k) + n_threads * own
+    scratch = row_nbytes(k) + tile_nbytes(*tile_shape[:2])
+    return lists.group_nbytes(n_experts, n_pairs) + n_pairs * dot.column_nbytes(k) + n_threads * scratch
 
 
 def tile_nbytes(n_rows, n_cols):
@@ -54,28 +45,21 @@ def tile_nbytes(n_rows, n_cols):
 
 def make_one(ta, tb, direct, shape):
     """Kernel for a single token; direct: columns of b are used where they lie."""
-    dot = traits_of(ta).dot
     n_rows_tile, _, unroll = shape
-    tile = make_dot_tile(dot, n_rows_tile, 1, unroll)
-    fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
-    step, y_nbytes = dot.step, dot.y_nbytes
+    tile = make_dot_tile(traits_of(ta).dot, n_rows_tile, 1, unroll)
+    stride, prepare_columns = make_columns(ta, tb)
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         k, m, n_b, slots = ne(a, 0), ne(a, 1), ne(b, 1), ne(d, 1)
         for s in range(slots):                          # every thread: all stop together, before a barrier
-            e = expert_id(ids, s, 0)
+            e = lists.expert_id(ids, s, 0)
             if e < 0 or e >= ne(a, 2):
                 return fail(node, BAD_INDEX, e)
         y, ldy = addr(b), nb(b, 1)
         if not direct:
-            y, ldy = work(node), (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
-            tmp = y + n_b * ldy + ith * ((4 * k + 63) // 64 * 64)
-            while True:
-                r = next_rows(node, ith, nth, sync, 1, n_b)
-                if r >= n_b:
-                    break
-                prepare(fetch(addr(b) + r * nb(b, 1), nb(b, 0), k, tmp), y + r * ldy, k)
+            y, ldy = work(node), stride(k)
+            prepare_columns(node, ith, nth, sync, b, k, ldy)
             barrier(sync, nth)
         ldw, total = nb(a, 1), m * slots
         chunk = chunk_of_rows(total, nth, ldw, n_rows_tile)
@@ -89,7 +73,7 @@ def make_one(ta, tb, direct, shape):
                 r = start - s * m
                 stop = min(m, r + end - start)
                 start += stop - r
-                w, c = addr(a) + expert_id(ids, s, 0) * nb(a, 2), addr(d) + s * nb(d, 1)
+                w, c = addr(a) + lists.expert_id(ids, s, 0) * nb(a, 2), addr(d) + s * nb(d, 1)
                 for q in range(r, stop, n_rows_tile):
                     tile(w + q * ldw, ldw, n_rows_tile * ldw, y + s % n_b * ldy, ldy, k, c + 4 * q, 0, stop - q, 1)
     return kernel
@@ -102,8 +86,7 @@ def make_many(ta, tb, shape, single_shape):
     n_rows_single = single_shape[0]
     tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll)
     single = make_dot_tile(dot, n_rows_single, 1, single_shape[2])
-    fetch, prepare = make_fetch(tb), dot.prepare or traits_of(F32).to_float
-    step, y_nbytes = dot.step, dot.y_nbytes
+    fetch, prepare, (stride, _) = make_fetch(tb), dot.prepare or traits_of(F32).to_float, make_columns(ta, tb)
     sums_nbytes = tile_nbytes(n_rows_tile, n_cols_tile)
 
     @inline
@@ -133,22 +116,23 @@ def make_many(ta, tb, shape, single_shape):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         k, m, n_experts, n_b, slots = ne(a, 0), ne(a, 1), ne(a, 2), ne(b, 1), ne(d, 1)
         n_pairs = slots * ne(d, 2)
-        status = group(node, ids, n_experts, 1, ith, nth, sync)
+        status = lists.group(node, ids, n_experts, 1, ith, nth, sync)
         if status != OK:
             return status
-        ldy = (((k + step - 1) // step * y_nbytes + 63) // 64 | 1) * 64
-        columns = lists_end(node, n_experts, n_pairs)
-        own = columns + n_pairs * ldy + ith * ((4 * k + 63) // 64 * 64 + sums_nbytes)
-        starts, experts, pairs = starts_of(node), experts_of(node, n_experts), pairs_of(node, n_experts)
+        ldy = stride(k)
+        columns = lists.lists_end(node, n_experts, n_pairs)
+        scratch = columns + n_pairs * ldy + ith * ((4 * k + 63) // 64 * 64 + sums_nbytes)
+        starts, experts = lists.starts_of(node), lists.experts_of(node, n_experts)
+        pairs = lists.pairs_of(node, n_experts)
         while True:
             r = next_rows(node, ith, nth, sync, 1, n_pairs)
             if r >= n_pairs:
                 break
             pair = ld_i64(pairs + 8 * r)
             src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
-            prepare(fetch(src, nb(b, 0), k, own + sums_nbytes), columns + r * ldy, k)
+            prepare(fetch(src, nb(b, 0), k, scratch + sums_nbytes), columns + r * ldy, k)
         barrier(sync, nth)
-        ldw, total = nb(a, 1), m * n_active(node)
+        ldw, total = nb(a, 1), m * lists.n_active(node)
         chunk = chunk_rows(total, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
@@ -163,5 +147,5 @@ def make_many(ta, tb, shape, single_shape):
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
                 expert_rows(addr(a) + e * nb(a, 2), ldw, columns + first * ldy, ldy, k,
-                            ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, slots, r, stop, own)
+                            ld_i64(starts + 8 * e + 8) - first, pairs + 8 * first, d, slots, r, stop, scratch)
     return kernel

@@ -2,26 +2,13 @@
 
     phase 1   columns are gathered by expert and packed into panels of NL; an expert's last panel may be part empty
     phase 2   threads take strips of rows of the experts in use against all of that expert's panels; sums land in a
-              strip of the thread's own and are scattered to their tokens
+              strip of the thread and are scattered to their tokens
 
-    a thread's own memory   | strip of weights | strip of C | W rows of b on their way | columns of d, 4 MB bytes each |
+    scratch of a thread     | strip of weights | strip of C | W float32 rows of b | columns of d, 4 MB bytes each |
 """
 from ggjit.ops.core.record import OK
-from ggjit.ops.core.traits import traits_of
-from ggjit.ops.core.types import F32
-from ggjit.ops.matmul.mul_mat_dot import make_fetch
-from ggjit.ops.matmul.mul_mat_id_group import (
-    experts_of,
-    group,
-    group_nbytes,
-    lists_end,
-    n_active,
-    n_panels,
-    pairs_of,
-    panels_of,
-    starts_of,
-)
-from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, private_nbytes
+from ggjit.ops.matmul import mul_mat_id_group as lists
+from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, make_read_row, private_nbytes
 from ggjit.ops.matmul.tile import LDC, MB, NB, NL
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i64
@@ -30,26 +17,22 @@ from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.moves import move_bytes
 
 
-def own_nbytes(tile):
+def scratch_nbytes(tile):
     return private_nbytes(tile) + NB * 4 * MB
 
 
 def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
     panels = n_pairs // NL + min(n_experts, n_pairs)
-    return group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * own_nbytes(tile)
+    return lists.group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * scratch_nbytes(tile)
 
 
 def make_kernel(ta, tb, tile):
-    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
-    if round_row is None or tile.rounds:
-        round_row = traits_of(F32).to_float             # a copy: packing rounds where that is needed
-        rounding = False
-    else:
-        rounding = True
+    read_row = make_read_row(ta, tb, tile)
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
     tall = max(rows for rows, _ in tile.multiply.values())
-    own_size, c_offs, t_offs, d_offs = own_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
+    c_offs, t_offs, d_offs = MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
+    scratch_size = scratch_nbytes(tile)
 
     @inline
     def pack_half(b, k, slots, pairs, cols, dst, tmp):
@@ -58,11 +41,9 @@ def make_kernel(ta, tb, tile):
         for k0 in range(0, k, kc):
             kn = min(kc, k - k0)
             for j in range(cols):
-                pair, t = ld_i64(pairs + 8 * j), tmp + j * 4 * kc
+                pair = ld_i64(pairs + 8 * j)
                 src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
-                row = fetch(src + k0 * nb0, nb0, kn, t)
-                if rounding or row != t:
-                    round_row(row, t, kn)
+                read_row(src + k0 * nb0, nb0, kn, tmp + j * 4 * kc)
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
@@ -88,15 +69,15 @@ def make_kernel(ta, tb, tile):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
         k, m, n_experts, slots = ne(a, 0), ne(a, 1), ne(a, 2), ne(d, 1)
         n_pairs = slots * ne(d, 2)
-        status = group(node, ids, n_experts, NL, ith, nth, sync)
+        status = lists.group(node, ids, n_experts, NL, ith, nth, sync)
         if status != OK:
             return status
-        starts, experts = starts_of(node), experts_of(node, n_experts)
-        firsts, pairs = panels_of(node, n_experts), pairs_of(node, n_experts)
+        starts, experts = lists.starts_of(node), lists.experts_of(node, n_experts)
+        firsts, pairs = lists.panels_of(node, n_experts), lists.pairs_of(node, n_experts)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
-        panels = lists_end(node, n_experts, n_pairs)
-        own = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * own_size
-        halves = 2 * n_panels(node)
+        panels = lists.lists_end(node, n_experts, n_pairs)
+        scratch = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * scratch_size
+        halves = 2 * lists.n_panels(node)
         while True:
             h = next_rows(node, ith, nth, sync, 1, halves)
             if h >= halves:
@@ -106,9 +87,9 @@ def make_kernel(ta, tb, tile):
             p = ld_i64(starts + 8 * e) + (i - ld_i64(firsts + 8 * e)) * NL + h % 2 * W
             cols = min(W, ld_i64(starts + 8 * e + 8) - p)
             if cols > 0:
-                pack_half(b, k, slots, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, own + t_offs)
+                pack_half(b, k, slots, pairs + 8 * p, cols, panels + i * panel_nbytes + h % 2 * half, scratch + t_offs)
         barrier(sync, nth)
-        active = n_active(node)
+        active = lists.n_active(node)
         mb, strips = MB, (m + MB - 1) // MB
         if nth > 1 and strips * active < 4 * nth:
             mb = min(MB, ((m * active + 4 * nth - 1) // (4 * nth) + tall - 1) // tall * tall)
@@ -131,6 +112,6 @@ def make_kernel(ta, tb, tile):
                 for q in range(0, rows, together):
                     multiply_strip(w + q * nb(a, 1), nb(a, 1), min(together, rows - q), k, cols, 0,
                                    (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes, panel_nbytes,
-                                   own + d_offs + 4 * q, 4 * MB, own, own + c_offs, together)
-                scatter(d, slots, pairs + 8 * (first + n0), cols, own + d_offs, r, rows)
+                                   scratch + d_offs + 4 * q, 4 * MB, scratch, scratch + c_offs, together)
+                scatter(d, slots, pairs + 8 * (first + n0), cols, scratch + d_offs, r, rows)
     return kernel

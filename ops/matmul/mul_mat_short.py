@@ -1,7 +1,7 @@
 """mul_mat for few rows and many columns: convolutions of short signals, whose patches are a and whose kernels are b.
 
-To pack the columns, as mul_mat_tile does, would take longer than to multiply them with so few rows: here they are read
-once, where they lie, and threads share them out.
+Packing the columns, as mul_mat_tile does, would take longer than multiplying them with so few rows: here they are read
+once, where they lie, and threads share the columns.
 
               columns of b ->
     row 0  [ .  .  .  . ][ .  .  .  . ] ...            a register tile: up to 4 rows x 4 columns

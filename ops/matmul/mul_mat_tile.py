@@ -1,12 +1,12 @@
 """mul_mat for many columns: the driver of packed panels and register tiles (ops/matmul/tile.py has the picture).
 
 One big matrix       phase 1: threads pack panels of b into shared work memory; barrier;
-                     phase 2: threads take strips of MB rows of a against all panels, or, where float32 rows meet
-                     many columns, against their own: those are in the core's cache, and so is what follows the product
-many small matrices  each thread takes whole matrices and packs their columns into memory of its own: no barrier,
+                     phase 2: threads take strips of MB rows of a against all panels, or, for float32 rows and many
+                     columns, against the panels they packed: these are in the core's cache, and so is the result
+many small matrices  each thread takes whole matrices and packs their columns into private memory: no barrier,
                      and work memory for one matrix a thread instead of all of them (attention)
 
-Every element of the result is summed in the same order whoever computes it: results do not depend on threads.
+Every element of the result is summed in the same order on every thread: results do not depend on threads.
 """
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
@@ -29,7 +29,7 @@ def panels_nbytes(tile, k, n):
 
 
 def private_nbytes(tile):
-    """A thread's own strips: a, C, and W float32 rows of b on their way into a panel."""
+    """Scratch of a thread: strips of a and C, and W float32 rows of b before they are packed."""
     return MB * tile.ldw + MB * LDC + W * 4 * tile.kc
 
 
@@ -63,10 +63,10 @@ def make_panels(tile):
 def _make_rows(n_rows, multiply):
     """jitted: the tile of n_rows rows, again and again down a strip of `rows`, of which `whole` are read in place."""
     @inline
-    def down(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon):
+    def down(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w):
         for r in range(0, rows, n_rows):
             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-            multiply(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
+            multiply(p, s, y, units, sums + r * LDC, first, next_w + r * nb1, nb1)
     return down
 
 
@@ -76,42 +76,42 @@ def _make_panel(tile):
     down2, down3 = (_make_rows(*tile.multiply.get(h, tile.multiply[1])) for h in (2, 3))
 
     @inline
-    def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
+    def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w, left):
         if columns > 2 * W and left > 2 * W:
-            down3(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+            down3(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
         elif columns > W and left > W:
-            down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+            down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
         else:
-            down1(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+            down1(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
     return panel
 
 
 def _make_panel_with_tail(tile):
-    """The same where the last vector has a tile of its own; it meets the rows of the whole vector beside it at once."""
+    """The same where the last vector has another tile: each group of rows is multiplied by both tiles in turn."""
     tail, (n_rows, multiply) = tile.tail, tile.multiply[1]
     beside, alone = tail.multiply, _make_rows(tail.rows, tail.multiply)
     down2, whole_columns = _make_rows(*tile.multiply.get(2, tile.multiply[1])), 2 * W
     assert tail.rows == n_rows and tile.columns <= whole_columns
 
     @inline
-    def both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon):
+    def both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w):
         for r in range(0, rows, n_rows):
             p, s = (here + r * nb1, nb1) if r < whole else (strip + r * ldw, ldw)
-            multiply(p, s, y, units, sums + r * LDC, first, soon + r * nb1, nb1)
-            beside(p, s, y + B, units, sums + r * LDC + B, first, soon, nb1)
+            multiply(p, s, y, units, sums + r * LDC, first, next_w + r * nb1, nb1)
+            beside(p, s, y + B, units, sums + r * LDC + B, first, next_w, nb1)
 
     @inline
-    def only(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
-        alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+    def only(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w, left):
+        alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
 
     @inline
-    def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, left):
+    def panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w, left):
         if left < W:
-            alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+            alone(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
         elif left < whole_columns:
-            both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+            both(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
         else:
-            down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon)
+            down2(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w)
     return only if tail.only else panel
 
 
@@ -143,6 +143,20 @@ def _make_put(tile):
         else:
             put_transposed(c, dst, ldd, rows, cols, ahead)
     return put
+
+
+def make_read_row(ta, tb, tile):
+    """jitted read(src, nb0, k, tmp): k values of type tb -> float32 at tmp, rounded unless the tile does it."""
+    fetch, traits = make_fetch(tb), traits_of(ta)
+    rounding = traits.round_activations is not None and not tile.rounds
+    copy = traits.round_activations if rounding else traits_of(F32).to_float
+
+    @inline
+    def read(src, nb0, k, tmp):
+        row = fetch(src, nb0, k, tmp)
+        if rounding or row != tmp:
+            copy(row, tmp, k)
+    return read
 
 
 def make_multiply_strip(ta, tile):
@@ -184,12 +198,12 @@ def make_multiply_strip(ta, tile):
                     zero_bytes(strip + r * ldw, units * unit_nbytes)
                 first = 1 if k0 == 0 else 0
                 last = k0 + step >= k
-                soon = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + ahead * nb1
+                next_w = w + (k0 + step) // block * w_nbytes if k0 + step < k else w + ahead * nb1
                 for q in range(p, min(p1, p + n_together)):
                     j, end = panel_start(q, n), min(n, panel_start(q + 1, n))
                     y = panels + q * panel_nbytes + k0 // unit * y_nbytes
-                    sums = c + 4 * (j - j0) if k > step else c      # nothing to keep: stay in the first-level cache
-                    panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, soon, end - j)
+                    sums = c + 4 * (j - j0) if k > step else c      # k in one stretch: sums stay in L1
+                    panel(here, nb1, whole, strip, ldw, rows, y, units, sums, first, next_w, end - j)
                     for i in range(j, end if last else j, W):
                         after = columns * ldd if stop - i > columns else B      # the next panel's, or its next rows'
                         for r in range(0, rows, W):
@@ -199,14 +213,12 @@ def make_multiply_strip(ta, tile):
 
 def make_kernel(ta, tb, tile, direct, private):
     """direct: columns of b are plain float32 and are packed from where they lie."""
-    fetch, round_row = make_fetch(tb), traits_of(ta).round_activations
-    rounding = round_row is not None and not tile.rounds
-    round_row = round_row or traits_of(F32).to_float
+    read_row = make_read_row(ta, tb, tile)
     pack, multiply_strip, (panel_start, panel_of) = _make_pack(tile), make_multiply_strip(ta, tile), make_panels(tile)
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
     tall = max(rows for rows, _ in tile.multiply.values())
-    blocks = tile.in_place                  # others would unpack rows of a once more for each block
-    own_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
+    blocks = tile.in_place                  # other types would unpack rows of a once for each block
+    scratch_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
 
     @inline
     def pack_group(b, src, n, g, first, end, panel_nbytes, panels, tmp):
@@ -223,15 +235,12 @@ def make_kernel(ta, tb, tile, direct, private):
         for k0 in range(first, end, kc):
             kn = min(kc, end - k0)
             for j in range(cols):
-                t = tmp + j * 4 * kc
-                row = fetch(src + j * nb1 + k0 * nb0, nb0, kn, t)
-                if rounding or row != t:
-                    round_row(row, t, kn)
+                read_row(src + j * nb1 + k0 * nb0, nb0, kn, tmp + j * 4 * kc)
             pack(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline
-    def multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, own):
-        """One matrix by blocks of columns: each thread begins with those it packed, against all rows of a."""
+    def multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, scratch):
+        """One matrix by blocks of columns: each thread first takes the columns it packed, against all rows of a."""
         a, b, d = node + SRC0, node + SRC1, node + DST
         k, m, n = ne(a, 0), ne(a, 1), ne(b, 1)
         n_panels, strips = (n + columns - 1) // columns, (m + MB - 1) // MB
@@ -247,7 +256,7 @@ def make_kernel(ta, tb, tile, direct, private):
                 first, end = n_panels * block // nth, n_panels * (block + 1) // nth
                 rows = min(MB, m - r)
                 multiply_strip(addr(a) + r * nb(a, 1), nb(a, 1), rows, k, n, first, end, panels, panel_nbytes,
-                               addr(d) + 4 * r, nb(d, 1), own, own + c_offs, rows)
+                               addr(d) + 4 * r, nb(d, 1), scratch, scratch + c_offs, rows)
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
@@ -259,11 +268,11 @@ def make_kernel(ta, tb, tile, direct, private):
         matrix_nbytes = n_panels * panel_nbytes
         groups = (n + W - 1) // W
         if private:
-            panels = work(node) + ith * (matrix_nbytes + own_nbytes)
-            own = panels + matrix_nbytes
+            panels = work(node) + ith * (matrix_nbytes + scratch_nbytes)
+            scratch = panels + matrix_nbytes
         else:
             panels = work(node)
-            own = panels + n_matrices * matrix_nbytes + ith * own_nbytes
+            scratch = panels + n_matrices * matrix_nbytes + ith * scratch_nbytes
             length = kc if groups * n_matrices < 4 * nth else k         # few columns: threads share their elements
             parts = (k + length - 1) // length
             total = parts * groups * n_matrices
@@ -279,10 +288,10 @@ def make_kernel(ta, tb, tile, direct, private):
                     i3 = matrix // n2
                     src = addr(b) + (matrix - i3 * n2) * nb(b, 2) + i3 * nb(b, 3)
                     pack_group(b, src, n, g - matrix * groups, first, min(k, first + length), panel_nbytes,
-                               panels + matrix * matrix_nbytes, own + t_offs)
+                               panels + matrix * matrix_nbytes, scratch + t_offs)
             barrier(sync, nth)
             if blocks and nth > 1 and n_matrices == 1 and n >= BLOCK * nth:
-                multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, own)
+                multiply_blocks(node, ith, nth, sync, panels, panel_nbytes, scratch)
                 return OK
         strips = (m + MB - 1) // MB
         mb = MB
@@ -302,7 +311,7 @@ def make_kernel(ta, tb, tile, direct, private):
             if private:
                 src = addr(b) + i2 * nb(b, 2) + i3 * nb(b, 3)
                 for g in range(groups):
-                    pack_group(b, src, n, g, 0, k, panel_nbytes, panels, own + t_offs)
+                    pack_group(b, src, n, g, 0, k, panel_nbytes, panels, scratch + t_offs)
                 y = panels
             else:
                 y = panels + matrix * matrix_nbytes
@@ -313,8 +322,8 @@ def make_kernel(ta, tb, tile, direct, private):
                 end = min(m, begin + mb)
                 for r in range(begin, end, together):
                     rows = min(together, end - r)
-                    # threads take strips in turn: the next of this one is not the next
+                    # each thread takes every nth strip
                     ahead = rows if r + rows < end or private else rows + (nth - 1) * mb
                     multiply_strip(w + r * nb(a, 1), nb(a, 1), rows, k, n, 0, n_panels, y, panel_nbytes,
-                                   c + 4 * r, nb(d, 1), own, own + c_offs, ahead)
+                                   c + 4 * r, nb(d, 1), scratch, scratch + c_offs, ahead)
     return kernel

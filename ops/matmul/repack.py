@@ -1,4 +1,4 @@
-"""Weights in a layout of their own, which only matrix products read: which types have one, and the kernel over it.
+"""Repacked weights, which only matrix products read: which types have such a layout, and the kernel over it.
 
     F32          panels of rows, a lane a row           repack_float   AVX2, AVX-512
     Q4_0, Q8_0   blocks of sixteen rows interleaved     repack_codes   AVX-512
@@ -16,7 +16,7 @@ LAYOUTS = {type: layout for layout in (repack_float, repack_codes) for type in l
 
 
 def takes(type, ne):
-    """Is there a layout here for a matrix of this type and shape (ggml order)?"""
+    """Whether a matrix of this type and shape (ggml order) has a layout."""
     layout, (k, m, *rest) = LAYOUTS.get(type), ne
     return layout is not None and k % layout.BLOCK == 0 and m % layout.ROWS == 0 and all(n == 1 for n in rest)
 
@@ -32,7 +32,7 @@ def unpack(type, file, repacked, k, m):
 
 
 def kernel(t, n_threads):
-    """The Kernel of a product with repacked weights; None for anything else that would read them."""
+    """The Kernel of a product with repacked weights; None for other ops that read them."""
     if t.op != OP.MUL_MAT or len(t.src) != 2 or t.op_params[1]:
         return None
     a, b = t.src

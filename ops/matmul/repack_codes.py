@@ -10,17 +10,15 @@ benchmarks/repack.py.  Types Q4_0 and Q8_0, AVX-512 with VNNI; k a multiple of 3
     activations, a block of 32:   codes 32 bytes | -zero_point sum(codes) i32 | scale f32
     a tile's columns:             block 0 of column 0, of column 1 ... | block 1 of column 0 ...
 
-Every element of a result is summed in the order of k by whoever computes it: results do not depend on threads or on how
-many columns there are.
+Every element of a result is summed in the order of k: results depend neither on threads nor on the number of columns.
 """
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.types import Q4_0, Q8_0
-from ggjit.ops.native.jit import exact, inline, native
+from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import dpbusd_ir, for_ir, i64, int_to_float_ir, nibbles_ir, prefetch_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64, copy_bytes, ld_i32, st_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
@@ -31,7 +29,7 @@ TYPES, ISAS = (Q4_0, Q8_0), ("avx512",)
 ROWS, BLOCK = 16, 32
 MAX_COLUMNS = 12                    # 12 integer sums and 12 float sums in 32 registers
 Y_NBYTES = 40                       # an activation block
-AHEAD = 8                           # blocks of weights asked for in advance
+AHEAD = 8                           # blocks of weights between a prefetch and its use
 ZERO_POINT = {Q4_0: 8, Q8_0: 128}
 
 
@@ -86,16 +84,12 @@ def unpack_rows(type_id, file, repacked, k, m):
 
 # ---------------------------------------------------------------- activations
 def _make_prepare(zero_point):
-    @intrinsic
-    def block(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            src, dst = args
-            q, d = activation_ir(b, src)
-            store_ir(b, b.trunc(q, vec_ir("i8", BLOCK)), dst)
-            store_ir(b, b.mul(sum_ir(b, q), ir.Constant(IR_I32, -zero_point)), b.add(dst, i64(32)))
-            store_ir(b, d, b.add(dst, i64(36)))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def block(b, src, dst):
+        q, d = activation_ir(b, src)
+        store_ir(b, b.trunc(q, vec_ir("i8", BLOCK)), dst)
+        store_ir(b, b.mul(sum_ir(b, q), ir.Constant(IR_I32, -zero_point)), b.add(dst, i64(32)))
+        store_ir(b, d, b.add(dst, i64(36)))
 
     @exact
     def prepare(src, dst, k, step):
@@ -114,32 +108,28 @@ def _make_tile(type, n_columns):
         """Address in the activation block of column j."""
         return b.add(y, i64(Y_NBYTES * j + offs))
 
-    @intrinsic
-    def tile(typingctx, w, y, n_blocks, dst, dst_stride):
-        def codegen(context, b, sig, args):
-            w, y, n_blocks, dst, dst_stride = args
+    @ir_function
+    def tile(b, w, y, n_blocks, dst, dst_stride):
 
-            def body(b, state):
-                p, q, *acc = state
-                for line in range(0, block_nbytes, 64):
-                    prefetch_ir(b, b.add(p, i64(AHEAD * block_nbytes + line)))
-                sums = [splat_ir(b, load_ir(b, at(b, q, j, 32), IR_I32), ROWS) for j in range(n_columns)]
-                for c in range(n_fours):
-                    codes = codes_ir(b, load_ir(b, b.add(p, i64(2 * ROWS + 64 * c)), vec_ir("i8", 64)))
-                    for part, u in enumerate(codes):
-                        for j in range(n_columns):
-                            four = splat_ir(b, load_ir(b, at(b, q, j, 4 * (part * n_fours + c)), IR_I32), ROWS)
-                            sums[j] = dpbusd_ir(b, sums[j], u, b.bitcast(four, vec_ir("i8", 64)))
-                d = b.fpext(load_ir(b, p, vec_ir("f16", ROWS)), vec_ir("f32", ROWS))
-                for j in range(n_columns):
-                    scale = b.fmul(d, splat_ir(b, load_ir(b, at(b, q, j, 36), IR_F32), ROWS))
-                    acc[j] = fma_ir(b, scale, int_to_float_ir(b, sums[j]), acc[j])
-                return [b.add(p, i64(block_nbytes)), b.add(q, i64(Y_NBYTES * n_columns)), *acc]
-            state = [(IR_I64, w), (IR_I64, y)] + [(vec_ir("f32", ROWS), splat_const("f32", 0.0, ROWS))] * n_columns
-            for j, v in enumerate(for_ir(b, n_blocks, state, body)[2:]):
-                store_ir(b, v, b.add(dst, b.mul(dst_stride, i64(j))))
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 5), codegen
+        def body(b, state):
+            p, q, *acc = state
+            for line in range(0, block_nbytes, 64):
+                prefetch_ir(b, b.add(p, i64(AHEAD * block_nbytes + line)))
+            sums = [splat_ir(b, load_ir(b, at(b, q, j, 32), IR_I32), ROWS) for j in range(n_columns)]
+            for c in range(n_fours):
+                codes = codes_ir(b, load_ir(b, b.add(p, i64(2 * ROWS + 64 * c)), vec_ir("i8", 64)))
+                for part, u in enumerate(codes):
+                    for j in range(n_columns):
+                        four = splat_ir(b, load_ir(b, at(b, q, j, 4 * (part * n_fours + c)), IR_I32), ROWS)
+                        sums[j] = dpbusd_ir(b, sums[j], u, b.bitcast(four, vec_ir("i8", 64)))
+            d = b.fpext(load_ir(b, p, vec_ir("f16", ROWS)), vec_ir("f32", ROWS))
+            for j in range(n_columns):
+                scale = b.fmul(d, splat_ir(b, load_ir(b, at(b, q, j, 36), IR_F32), ROWS))
+                acc[j] = fma_ir(b, scale, int_to_float_ir(b, sums[j]), acc[j])
+            return [b.add(p, i64(block_nbytes)), b.add(q, i64(Y_NBYTES * n_columns)), *acc]
+        state = [(IR_I64, w), (IR_I64, y)] + [(vec_ir("f32", ROWS), splat_const("f32", 0.0, ROWS))] * n_columns
+        for j, v in enumerate(for_ir(b, n_blocks, state, body)[2:]):
+            store_ir(b, v, b.add(dst, b.mul(dst_stride, i64(j))))
     return tile
 
 

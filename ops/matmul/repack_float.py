@@ -11,9 +11,9 @@
     column   y -->   c c c ...               up to 8 columns x 48 rows of accumulators in registers;
     of b     y -->   c c c ...               y is broadcast from b, c is stored where the result lies
 
-Beside packed columns (mul_mat_tile) nothing is packed or transposed while multiplying, threads need not meet, and work
-grows evenly with the number of columns.  Each tile asks for its share of the stretch of weights that comes next: n = 16
-over 43 MB of weights takes 0.73 to 0.79 of the time it takes without.  So many matrices of [384 x 384], one thread,
+Beside packed columns (mul_mat_tile) nothing is packed or transposed while multiplying, there is no barrier, and work
+grows evenly with the number of columns.  Each tile prefetches its share of the next stretch of weights: n = 16
+over 43 MB of weights takes 0.73 to 0.79 of the time without.  So many matrices of [384 x 384], one thread,
 Sapphire Rapids, time over that with the file's rows: n = 1 0.54, 4 0.45, 8 0.55, 16 0.68, 64 0.75; one, in the cache,
 n = 256 0.78.  400 MB of [2048 x 5632], which come from memory in one stream here and in eight there: n = 1 to 8 1.0 to
 1.3, 17 0.8 to 1.2, 128 0.92.
@@ -21,14 +21,12 @@ n = 256 0.78.  400 MB of [2048 x 5632], which come from memory in one stream her
 A column's sums depend on how many columns share its tile (one and two take elements of k in turn, for the latency of
 the multiply-add), not on threads.
 """
-from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.tile import finish_ir
-from ggjit.ops.native.jit import exact, inline, native
+from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, prefetch_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, IR_I64, ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
@@ -78,66 +76,62 @@ def unpack_rows(type_id, file, repacked, k, m):
 
 
 # ---------------------------------------------------------------- the register tile
-def _make_tile(n_columns, n_vectors, n_asked):
-    """intrinsic tile(w, y, ldy, steps, d, ldd, first, soon): d[n_columns][n_vectors W] (+)= a panel's BLOCK steps
-    elements of k x columns of b; n_asked cache lines at `soon` are asked for each step."""
+def _make_tile(n_columns, n_vectors, n_lines):
+    """intrinsic tile(w, y, ldy, steps, d, ldd, first, next_w): d[n_columns][n_vectors W] (+)= a panel's BLOCK steps
+    elements of k x columns of b; n_lines cache lines at `next_w` are prefetched each step."""
     v, turns = vec_ir("f32", W), {1: 4, 2: 2}.get(n_columns, 1)
     threes = (n_columns + 2) // 3
 
-    @intrinsic
-    def tile(typingctx, w, y, ldy, steps, d, ldd, first, soon):
-        def codegen(context, b, sig, args):
-            w, y, ldy, steps, d, ldd, first, soon = args
-            # three columns share a base register; LLVM must not see how the addresses hang together (tile_float.py)
-            apart = [i64(0), opaque_ir(b, ldy), opaque_ir(b, b.mul(ldy, i64(2)))]
+    @ir_function
+    def tile(b, w, y, ldy, steps, d, ldd, first, next_w):
+        # three columns share a base register; LLVM must not see how the addresses hang together (tile_float.py)
+        apart = [i64(0), opaque_ir(b, ldy), opaque_ir(b, b.mul(ldy, i64(2)))]
 
-            def body(b, state):
-                w, soon = state[:2]
-                bases, acc = state[2:2 + threes], list(state[2 + threes:])
-                for u in range(BLOCK):
-                    for line in range(n_asked * u // BLOCK, n_asked * (u + 1) // BLOCK):
-                        prefetch_ir(b, b.add(soon, i64(64 * line)))
-                    rows = [load_ir(b, b.add(w, i64(B * (n_vectors * u + h))), v, 4) for h in range(n_vectors)]
-                    for j in range(n_columns):
-                        s = splat_ir(b, load_ir(b, b.add(b.add(bases[j // 3], apart[j % 3]), i64(4 * u)), IR_F32), W)
-                        for h in range(n_vectors):
-                            i = (u % turns * n_columns + j) * n_vectors + h
-                            acc[i] = fma_ir(b, s, rows[h], acc[i])
-                return [opaque_ir(b, b.add(w, i64(B * n_vectors * BLOCK))), b.add(soon, i64(64 * n_asked)),
-                        *(opaque_ir(b, b.add(p, i64(4 * BLOCK))) for p in bases), *acc]
-            starts = [opaque_ir(b, b.add(y, b.mul(ldy, i64(3 * i)))) for i in range(threes)]
-            n_sums = n_columns * n_vectors
-            state = [(IR_I64, x) for x in (w, soon, *starts)] + [(v, splat_const("f32", 0.0, W))] * (turns * n_sums)
-            acc = counted_loop_ir(b, steps, state, body)[2 + threes:]
-            while len(acc) > n_sums:
-                half = len(acc) // 2
-                acc = [b.fadd(x, y) for x, y in zip(acc[:half], acc[half:], strict=True)]
-            finish_ir(b, acc, [b.add(b.add(d, b.mul(ldd, i64(j))), i64(B * h))
-                               for j in range(n_columns) for h in range(n_vectors)], first, 4)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 8), codegen
+        def body(b, state):
+            w, next_w = state[:2]
+            bases, acc = state[2:2 + threes], list(state[2 + threes:])
+            for u in range(BLOCK):
+                for line in range(n_lines * u // BLOCK, n_lines * (u + 1) // BLOCK):
+                    prefetch_ir(b, b.add(next_w, i64(64 * line)))
+                rows = [load_ir(b, b.add(w, i64(B * (n_vectors * u + h))), v, 4) for h in range(n_vectors)]
+                for j in range(n_columns):
+                    s = splat_ir(b, load_ir(b, b.add(b.add(bases[j // 3], apart[j % 3]), i64(4 * u)), IR_F32), W)
+                    for h in range(n_vectors):
+                        i = (u % turns * n_columns + j) * n_vectors + h
+                        acc[i] = fma_ir(b, s, rows[h], acc[i])
+            return [opaque_ir(b, b.add(w, i64(B * n_vectors * BLOCK))), b.add(next_w, i64(64 * n_lines)),
+                    *(opaque_ir(b, b.add(p, i64(4 * BLOCK))) for p in bases), *acc]
+        starts = [opaque_ir(b, b.add(y, b.mul(ldy, i64(3 * i)))) for i in range(threes)]
+        n_sums = n_columns * n_vectors
+        state = [(IR_I64, x) for x in (w, next_w, *starts)] + [(v, splat_const("f32", 0.0, W))] * (turns * n_sums)
+        acc = counted_loop_ir(b, steps, state, body)[2 + threes:]
+        while len(acc) > n_sums:
+            half = len(acc) // 2
+            acc = [b.fadd(x, y) for x, y in zip(acc[:half], acc[half:], strict=True)]
+        finish_ir(b, acc, [b.add(b.add(d, b.mul(ldd, i64(j))), i64(B * h))
+                           for j in range(n_columns) for h in range(n_vectors)], first, 4)
     return tile
 
 
 # ---------------------------------------------------------------- kernel
-def _make(n_columns, n_vectors, n_asked):
+def _make(n_columns, n_vectors, n_lines):
     """n_columns: of a tile, or one fewer; n_vectors: of the last panel."""
     fewer = max(1, n_columns - 1)
-    tiles = {(c, h): _make_tile(c, h, n_asked) for c in (n_columns, fewer) for h in (VECTORS, n_vectors)}
+    tiles = {(c, h): _make_tile(c, h, n_lines) for c in (n_columns, fewer) for h in (VECTORS, n_vectors)}
     whole, whole1 = tiles[n_columns, VECTORS], tiles[fewer, VECTORS]
     last, last1 = tiles[n_columns, n_vectors], tiles[fewer, n_vectors]
 
     @inline
-    def tile(rows, cols, w, y, ldy, steps, d, ldd, first, soon):
+    def tile(rows, cols, w, y, ldy, steps, d, ldd, first, next_w):
         if n_vectors < VECTORS and rows < PANEL:
             if cols == n_columns:
-                last(w, y, ldy, steps, d, ldd, first, soon)
+                last(w, y, ldy, steps, d, ldd, first, next_w)
             else:
-                last1(w, y, ldy, steps, d, ldd, first, soon)
+                last1(w, y, ldy, steps, d, ldd, first, next_w)
         elif cols == n_columns:
-            whole(w, y, ldy, steps, d, ldd, first, soon)
+            whole(w, y, ldy, steps, d, ldd, first, next_w)
         else:
-            whole1(w, y, ldy, steps, d, ldd, first, soon)
+            whole1(w, y, ldy, steps, d, ldd, first, next_w)
 
     @inline
     def panel(w, rows, k, b, ldb, n, d, ldd, t0, t1, n_tiles):
@@ -147,11 +141,12 @@ def _make(n_columns, n_vectors, n_asked):
         for k0 in range(0, k, step):
             steps = min(step, k - k0) // BLOCK
             here = w + 4 * rows * k0
-            soon = here + 4 * rows * BLOCK * steps
+            next_w = here + 4 * rows * BLOCK * steps
             for t in range(t0, t1):
                 j, end = n * t // n_tiles, n * (t + 1) // n_tiles
-                tile(rows, end - j, here, b + j * ldb + 4 * k0, ldb, steps, d + j * ldd, ldd, 1 if k0 == 0 else 0, soon)
-                soon += 64 * n_asked * steps
+                tile(rows, end - j, here, b + j * ldb + 4 * k0, ldb, steps, d + j * ldd, ldd, 1 if k0 == 0 else 0,
+                     next_w)
+                next_w += 64 * n_lines * steps
 
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
@@ -172,8 +167,8 @@ def _make(n_columns, n_vectors, n_asked):
     return kernel
 
 
-def asked(n_tiles):
-    """Lines a step of each of n_tiles tiles asks for: together the stretch that comes next, in a few sizes."""
+def lines_per_step(n_tiles):
+    """Lines a step of each of n_tiles tiles prefetches: together the next stretch, in a few sizes."""
     return next(LINES // s for s in (1, 2, 4, 8) if n_tiles <= s or s == 8)
 
 
@@ -182,5 +177,5 @@ def product(a, b):
     k, m, n = a.ne[0], a.ne[1], b.ne[1]
     n_tiles = max(1, -(-n // MAX_COLUMNS))
     columns, vectors = max(1, -(-n // n_tiles)), m % PANEL // W or VECTORS
-    name = f"mul_mat-repacked-f32-{columns}x{vectors}-ask{asked(n_tiles)}"
-    return Kernel(name, lambda: _make(columns, vectors, asked(n_tiles)), 2 * k * m * n / 100 + 4 * k * m / 20)
+    name = f"mul_mat-repacked-f32-{columns}x{vectors}-prefetch{lines_per_step(n_tiles)}"
+    return Kernel(name, lambda: _make(columns, vectors, lines_per_step(n_tiles)), 2 * k * m * n / 100 + 4 * k * m / 20)

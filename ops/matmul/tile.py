@@ -22,20 +22,17 @@ so a needs no transpose: float32 rows are read where they lie, others are conver
 strip, and the tile reads scalars as broadcast operands.  Sums over KC elements are added up in a float32 strip of C,
 which is transposed into the result at the end, W x W at a time.
 
-What each step bought (Zen 5, one thread, weights from memory):
+Speed-ups (Zen 5, one thread, weights from memory):
   - rows broadcast instead of panels of transposed weights: packing a costs 2 instructions a vector instead of 7;
-  - asking for the next rows inside the tile's loop, a few lines a step: n = 16 F32 1.6 x, Q4_0 1.8 x (in bursts between
-    tiles it bought a tenth of that: the load queue fills up and the tile waits);
+  - prefetching the next rows inside the tile's loop, a few lines a step: n = 16 F32 1.6 x, Q4_0 1.8 x (a tenth of that
+    in bursts between tiles: the load queue fills up and the tile waits);
   - float32 rows in place: n = 64 1.35 x (k = 384).
 """
 import dataclasses
 import functools
 from collections.abc import Callable
 
-from numba import types
-from numba.extending import intrinsic
-
-from ggjit.ops.native.jit import inline
+from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import bitcast_ir, i64, prefetch_ir, store_part_ir, transpose_ir
 from ggjit.ops.native.mem import st_i32
 from ggjit.ops.native.simd import IR, B, W, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
@@ -60,7 +57,7 @@ def spread_of(n):
 class Tail:
     """How the last vector is multiplied where its columns are spread; members as in Tile.
 
-    only            whether there is no other vector; then `multiply` asks for the next rows
+    only            whether there is no other vector; then `multiply` prefetches the next rows
     """
     spread: int
     only: bool
@@ -79,8 +76,8 @@ class Tile:
     kc              elements of a strip's row
     pack_y          jitted (rows, stride, k, cols, dst): `cols` <= W float32 rows into one vector of a panel
     pack_w          jitted (row address of the weights, k, dst)
-    multiply        {vectors: (rows, intrinsic (w, ldw, y, units, c, first, soon, stride))}, from one vector on; first:
-                    store, else add; soon, stride: rows that will be read next
+    multiply        {vectors: (rows, jitted (w, ldw, y, units, c, first, next_w, stride))}, from one vector on; first:
+                    store, else add; next_w, stride: rows to prefetch
     in_place        weights may be read where they lie, without a strip (float32 rows)
     rounds          whether pack_y does the rounding of activations itself
     pad             elements a panel's k is padded to
@@ -153,17 +150,17 @@ def finish_ir(b, acc, places, first, align=B):
                 store_ir(b, b.fadd(load_ir(b, p, vec_ir("f32", W), align), x), p, align)
 
 
-def soon_ir(b, soon, stride, n_rows):
-    """ask(b, offset): prefetch that byte of the rows that will be read next; three rows share a base register."""
+def prefetch_rows_ir(b, next_w, stride, n_rows):
+    """prefetch(b, offset): prefetch that byte of the rows read next; three rows share a base register."""
     apart = [i64(0), stride, b.mul(stride, i64(2))]
-    bases = [b.add(soon, b.mul(stride, i64(r))) for r in range(0, n_rows, 3)]
+    bases = [b.add(next_w, b.mul(stride, i64(r))) for r in range(0, n_rows, 3)]
 
-    def ask(b, offset):
+    def prefetch(b, offset):
         for p in bases:
             q = b.add(p, offset)
             for o in apart:
                 prefetch_ir(b, b.add(q, o))
-    return ask
+    return prefetch
 
 
 def repeat_ir(b, addr, type, n):
@@ -179,10 +176,10 @@ def make_put(spread):
     """intrinsic (c, dst, ldd, rows, cols, ahead): W rows x W lanes of a strip of C -> dst[column][row], the first
     `rows` rows and `cols` columns; the `spread` lanes of a column are added.
 
-    The lines `ahead` bytes further are asked for: they lie far apart, and a store that misses waits.
+    The lines `ahead` bytes further are prefetched: they lie far apart, and a store that misses the cache waits.
     """
-    def codegen(context, b, sig, args):
-        c, dst, ldd, rows, cols, ahead = args
+    @ir_function
+    def put(b, c, dst, ldd, rows, cols, ahead):
         out = transpose_ir(b, [load_ir(b, b.add(c, i64(LDC * i)), vec_ir("f32", W), B) for i in range(W)])
         for _ in range(spread.bit_length() - 1):
             out = [b.fadd(x, y) for x, y in zip(out[::2], out[1::2], strict=True)]
@@ -196,11 +193,6 @@ def make_put(spread):
                         store_ir(b, x, place)
                     with part:
                         store_part_ir(b, x, place, rows)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def put(typingctx, c, dst, ldd, rows, cols, ahead):
-        return types.void(*(types.int64,) * 6), codegen
     return put
 
 

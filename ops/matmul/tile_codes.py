@@ -1,197 +1,243 @@
-"""The 8-bit tiles: codes of 32-blocks with one scale against activations quantised to Q8_0.
+"""The 8-bit tiles of quantised weights (ops/types/shared/blocks.py): groups of 32 codes, scales and offsets.
 
-A unit is a block: 8 quads of four codes, broadcast, times 8 x NL quads of activations; then the sums are scaled.
-AVX-512 uses VNNI for any code; AVX2 has a tile for codes of four bits (others use the float tile there).
+A unit is a group.  The strip of a holds its codes as unsigned bytes, then a float32 scale (and offset) for each part:
+the group, or its halves where these have scales of their own.  The panel of b holds, for NL columns,
+
+    8 quads of codes | for each part: a word | d
+
+    word: -zero_point sum(q) as int32, the start of the integer sum; or d sum(q) as float32, the factor of the offset
+
+    c += scale[part] d (word + sum u q)            or            c += scale d sum(u q) + offset word
+
+AVX-512 sums quads by VNNI.  AVX2 sums pairs in 16 bits, as many of them as the largest code allows, before it widens;
+it has no tile for codes of more than six bits or with signs: those types use the float tile there.
 """
 import functools
 
-from numba import types
-from numba.extending import intrinsic
-
 from ggjit.ops.core.traits import traits_of
-from ggjit.ops.matmul.tile import (
-    LDC,
-    NL,
-    Tail,
-    Tile,
-    blank_columns,
-    finish_ir,
-    lane_sums_ir,
-    put_quads_ir,
-    repeat_ir,
-    soon_ir,
-    spread_of,
-)
-from ggjit.ops.matmul.tile_blocks import block_tile
+from ggjit.ops.matmul import tile as panels
+from ggjit.ops.matmul.tile import LDC, NL, Tail, Tile
 from ggjit.ops.native import isa
-from ggjit.ops.native.jit import inline
+from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import bitcast_ir, dpbusd_ir, i64, int_to_float_ir, madd_ir, maddubs_ir, splat_const, zero
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
-from ggjit.ops.native.simd import W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.types.shared.blocks_plain import Plain
-from ggjit.ops.types.shared.blocks_super import Super
+from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared.blocks_super import Super, activations_ir
 from ggjit.ops.types.shared.quant32 import activation_ir
 
-Y_BLOCK = 10 * 4 * NL                   # 8 x NL quads of activations | NL biases i32 | NL scales f32
-W_BLOCK = 36                            # 32 codes | scale f32
-CODE_KC = 512
+KC = 512
+SIGNED_ZERO = 128                       # signed codes are stored with their sign bit flipped
 
 
-def _make_pack_codes(codes, spread=1):
-    """Quantise `cols` float32 rows, block by block, into one half of a panel."""
-    zero_point = codes.zero_point
+class Layout:
+    """Sizes and places (bytes) of one format's units."""
 
-    @intrinsic
-    def put(typingctx, src, dst):
-        """Column's block at src: eight quads NL dwords apart, then bias and scale."""
-        def codegen(context, b, sig, args):
-            src, dst = args
+    def __init__(self, blocks):
+        self.blocks = blocks
+        self.parts = 2 if blocks.halves else 1
+        self.offsets = blocks.has_offsets
+        self.zero_point = SIGNED_ZERO if blocks.signed else blocks.zero_point
+        self.words = self.parts if self.offsets or self.zero_point else 0
+        self.w_nbytes = 32 + 4 * self.parts * (2 if self.offsets else 1)
+        self.y_nbytes = 4 * NL * (8 + self.words + 1)
+        self.y_word, self.y_d = 4 * NL * 8, 4 * NL * (8 + self.words)
+        self.block, self.nbytes = blocks.type.block, blocks.type.nbytes
+
+
+# ---------------------------------------------------------------- packing
+def _make_pack_y(layout, spread=1):
+    """Quantise `cols` float32 rows as the format's partner does, into one half of a panel."""
+    big = isinstance(layout.blocks, Super)
+    step = 256 if big else 32
+
+    def put_group(b, q, d, dst):
+        panels.put_quads_ir(b, q, dst, spread)
+        ds = splat_ir(b, d, spread)
+        if layout.words:
+            n = 32 // layout.parts
+            for i in range(layout.parts):
+                s = panels.lane_sums_ir(b, q, n * i, n, spread)
+                word = (b.fmul(ds, b.sitofp(s, vec_ir("f32", spread))) if layout.offsets
+                        else b.mul(s, splat_const("i32", -layout.zero_point, spread)))
+                store_ir(b, word, b.add(dst, i64(layout.y_word + 4 * NL * i)), 4)
+        store_ir(b, ds, b.add(dst, i64(layout.y_d)), 4)
+
+    @ir_function
+    def put(b, src, dst):
+        if big:
+            groups, d = activations_ir(b, src)
+        else:
             q, d = activation_ir(b, src)
-            put_quads_ir(b, q, dst, spread)
-            sums = lane_sums_ir(b, q, 0, 32, spread)
-            store_ir(b, b.mul(sums, splat_const("i32", -zero_point, spread)), b.add(dst, i64(4 * NL * 8)), 4)
-            store_ir(b, splat_ir(b, d, spread), b.add(dst, i64(4 * NL * 9)), 4)
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+            groups = [q]
+        for g, q in enumerate(groups):
+            put_group(b, q, d, b.add(dst, i64(layout.y_nbytes * g)))
+    y_nbytes, dst_step = layout.y_nbytes, step // 32 * layout.y_nbytes
 
     @inline
     def pack_y(src, stride, k, cols, dst):
         for j in range(cols):
-            for i in range(k // 32):
-                put(src + j * stride + 128 * i, dst + i * Y_BLOCK + 4 * spread * j)
-        blank_columns(spread * cols, k // 32, Y_BLOCK, dst)
+            for i in range(k // step):
+                put(src + j * stride + 4 * step * i, dst + i * dst_step + 4 * spread * j)
+        panels.blank_columns(spread * cols, k // 32, y_nbytes, dst)
     return pack_y
 
 
-def _make_pack_weights(codes):
-    nbytes = codes.nbytes
+def _make_pack_w(layout):
+    blocks, parts = layout.blocks, layout.parts
 
-    @intrinsic
-    def put(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            store_ir(b, codes.codes_ir(b, args[0]), args[1])
-            store_ir(b, codes.scale_ir(b, args[0]), b.add(args[1], i64(32)))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def put(b, src, dst):
+        scales, offsets = blocks.part_factors_ir(b, src, parts)
+        for g, codes in enumerate(blocks.codes_ir(b, src)):
+            at = b.add(dst, i64(layout.w_nbytes * g))
+            if blocks.signed:
+                codes = b.xor(codes, splat_const("i8", -128, 32))
+            store_ir(b, codes, at)
+            for i, x in enumerate(scales[g] + (offsets[g] if layout.offsets else [])):
+                store_ir(b, x, b.add(at, i64(32 + 4 * i)))
+    block, nbytes, dst_step = layout.block, layout.nbytes, layout.block // 32 * layout.w_nbytes
 
     @inline
     def pack_w(src, k, dst):
-        for i in range(k // 32):
-            put(src + i * nbytes, dst + i * W_BLOCK)
+        for i in range(k // block):
+            put(src + i * nbytes, dst + i * dst_step)
     return pack_w
 
 
-def _make_code_multiply(n_rows, n_vectors, ldw, nbytes, spread=1, asking=True):
-    """AVX-512 VNNI: 12 integer and 12 float accumulators; a block is 8 broadcasts of 4 codes for each row."""
-    fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
-    n_acc = n_rows * n_vectors
+# ---------------------------------------------------------------- products
+def _scalar_ir(b, addr, n):
+    return splat_ir(b, load_ir(b, addr, IR_F32, 4), n)
 
-    def block(b, w, y, acc):
-        bias = [load_ir(b, b.add(y, i64(4 * NL * 8 + 64 * h)), iv, 64) for h in range(n_vectors)]
-        q = [bias[i % n_vectors] for i in range(n_acc)]
-        for t in range(0, 8, spread):
-            ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(4 * NL * t // spread + 64 * h)), iv, 64), "i8", 64)
-                  for h in range(n_vectors)]
+
+def _make_vnni_multiply(layout, n_rows, n_vectors, ldw, spread=1, prefetching=True):
+    fv, iv = vec_ir("f32", 16), vec_ir("i32", 16)
+    n_acc, parts = n_rows * n_vectors, layout.parts
+    each = 8 // parts
+
+    def columns(b, y, offs, t):
+        return [load_ir(b, b.add(y, i64(offs + 64 * h)), t, 64) for h in range(n_vectors)]
+
+    def add_part(b, w, y, acc, part, dy):
+        word = columns(b, y, layout.y_word + 4 * NL * part, fv if layout.offsets else iv) if layout.words else None
+        start = word if layout.zero_point else [zero("i32", 16)] * n_vectors
+        q = [start[i % n_vectors] for i in range(n_acc)]
+        for t in range(each * part, each * part + each, spread):
+            ys = [bitcast_ir(b, v, "i8", 64) for v in columns(b, y, 4 * NL * t // spread, iv)]
             for r in range(n_rows):
-                u = bitcast_ir(b, repeat_ir(b, b.add(w, i64(r * ldw + 4 * t)), "i32", spread), "i8", 64)
+                u = bitcast_ir(b, panels.repeat_ir(b, b.add(w, i64(r * ldw + 4 * t)), "i32", spread), "i8", 64)
                 for h in range(n_vectors):
                     q[r * n_vectors + h] = dpbusd_ir(b, q[r * n_vectors + h], u, ys[h])
-        dy = [load_ir(b, b.add(y, i64(4 * NL * 9 + 64 * h)), fv, 64) for h in range(n_vectors)]
         for r in range(n_rows):
-            dw = splat_ir(b, load_ir(b, b.add(w, i64(r * ldw + 32)), IR_F32, 4), 16)
+            scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), 16)
+            offset = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * (parts + part))), 16) if layout.offsets else None
             for h in range(n_vectors):
                 i = r * n_vectors + h
-                acc[i] = fma_ir(b, b.fmul(dw, dy[h]), int_to_float_ir(b, q[i]), acc[i])
-        return acc
+                acc[i] = fma_ir(b, b.fmul(scale, dy[h]), int_to_float_ir(b, q[i]), acc[i])
+                if offset is not None:
+                    acc[i] = fma_ir(b, offset, word[h], acc[i])
 
-    @intrinsic
-    def multiply(typingctx, w, ldw_, y, units, c, first, soon, stride):
-        def codegen(context, b, sig, args):
-            w, _, y, units, c, first, soon, stride = args
-            ask = soon_ir(b, soon, stride, n_rows if asking else 0)
-            places = [b.add(c, i64(r * LDC + 64 * h)) for r in range(n_rows) for h in range(n_vectors)]
+    @ir_function
+    def multiply(b, w, _, y, units, c, first, next_w, stride):
+        prefetch = panels.prefetch_rows_ir(b, next_w, stride, n_rows if prefetching else 0)
+        places = [b.add(c, i64(r * LDC + 64 * h)) for r in range(n_rows) for h in range(n_vectors)]
 
-            def body(b, state):
-                w, y, o, *acc = state
-                ask(b, o)
-                return [b.add(w, i64(W_BLOCK)), b.add(y, i64(Y_BLOCK)), b.add(o, i64(nbytes)), *block(b, w, y, acc)]
-            start = [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))] + [(fv, zero("f32", 16))] * n_acc
-            acc = counted_loop_ir(b, units, start, body)[3:]
-            finish_ir(b, acc, places, first)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 8), codegen
+        def body(b, state):
+            w, y, o, *acc = state
+            prefetch(b, o)
+            dy = columns(b, y, layout.y_d, fv)
+            for part in range(parts):
+                add_part(b, w, y, acc, part, dy)
+            return [b.add(w, i64(layout.w_nbytes)), b.add(y, i64(layout.y_nbytes)),
+                    b.add(o, i64(layout.nbytes * 32 // layout.block)), *acc]
+        start = [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))] + [(fv, zero("f32", 16))] * n_acc
+        acc = counted_loop_ir(b, units, start, body)[3:]
+        panels.finish_ir(b, acc, places, first)
     return multiply
 
 
-def _make_nibble_multiply(n_rows, n_vectors, ldw, nbytes):
-    """AVX2, codes of 4 bits: pairs are summed in i16 over a block (16 * 15 * 127 < 32768).
-
-    Sixteen registers hold the i16 sums only: float sums stay in the strip of C (L1), and the loop over a block is a
-    real loop, its count hidden, or LLVM hoists loads and spills.
-    """
+def _make_pairs_multiply(layout, n_rows, n_vectors, ldw):
+    """AVX2: registers hold the 16-bit sums only, float sums stay in the strip of C; real loops, or LLVM spills."""
     fv, iv, hv = vec_ir("f32", 8), vec_ir("i32", 8), vec_ir("i16", 16)
-    n_acc = n_rows * n_vectors
+    n_acc, parts = n_rows * n_vectors, layout.parts
+    steps = _pair_steps(layout)
+    per_part = 8 // parts // steps
 
-    @intrinsic
-    def multiply(typingctx, w, ldw_, y, units, c, first, soon, stride):
-        def codegen(context, b, sig, args):
-            w, _, y, units, c, first, soon, stride = args
-            ask = soon_ir(b, soon, stride, n_rows)
-            places = [b.add(c, i64(r * LDC + 32 * h)) for r in range(n_rows) for h in range(n_vectors)]
-            with b.if_then(b.icmp_signed("!=", first, i64(0))):
-                for p in places:
-                    store_ir(b, zero("f32", 8), p, 32)
+    @ir_function
+    def multiply(b, w, _, y, units, c, first, next_w, stride):
+        prefetch = panels.prefetch_rows_ir(b, next_w, stride, n_rows)
+        places = [b.add(c, i64(r * LDC + B * h)) for r in range(n_rows) for h in range(n_vectors)]
+        with b.if_then(b.icmp_signed("!=", first, i64(0))):
+            for p in places:
+                store_ir(b, zero("f32", 8), p, 32)
 
-            def step(b, state):
-                w, y, q = state[0], state[1], list(state[2:])
-                ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(32 * h)), iv, 32), "i8", 32) for h in range(n_vectors)]
-                for r in range(n_rows):
-                    u = bitcast_ir(b, splat_ir(b, load_ir(b, b.add(w, i64(r * ldw)), IR_I32, 4), 8), "i8", 32)
-                    for h in range(n_vectors):
-                        i = r * n_vectors + h
-                        q[i] = b.add(q[i], maddubs_ir(b, u, ys[h]))
-                return [b.add(w, i64(4)), b.add(y, i64(4 * NL))] + q
+        def step(b, state):
+            w, y, *q = state
+            ys = [bitcast_ir(b, load_ir(b, b.add(y, i64(B * h)), iv, 32), "i8", 32) for h in range(n_vectors)]
+            for r in range(n_rows):
+                u = bitcast_ir(b, splat_ir(b, load_ir(b, b.add(w, i64(r * ldw)), IR_I32, 4), 8), "i8", 32)
+                for h in range(n_vectors):
+                    i = r * n_vectors + h
+                    q[i] = b.add(q[i], maddubs_ir(b, u, ys[h]))
+            return [b.add(w, i64(4)), b.add(y, i64(4 * NL)), *q]
 
-            def body(b, state):
-                w, y, o = state
-                ask(b, o)
-                start = [(IR_I64, w), (IR_I64, y)] + [(hv, zero("i16", 16))] * n_acc
-                w, y, *q = counted_loop_ir(b, opaque_ir(b, i64(8)), start, step)
-                bias = [load_ir(b, b.add(y, i64(32 * h)), iv, 32) for h in range(n_vectors)]
-                dy = [load_ir(b, b.add(y, i64(4 * NL + 32 * h)), fv, 32) for h in range(n_vectors)]
-                for r in range(n_rows):
-                    dw = splat_ir(b, load_ir(b, b.add(w, i64(r * ldw)), IR_F32, 4), 8)
-                    for h in range(n_vectors):
-                        i = r * n_vectors + h
-                        s = b.add(madd_ir(b, q[i], splat_const("i16", 1, 16)), bias[h])
-                        old = load_ir(b, places[i], fv, 32)
-                        store_ir(b, fma_ir(b, b.fmul(dw, dy[h]), int_to_float_ir(b, s), old), places[i], 32)
-                return [b.add(w, i64(4)), b.add(y, i64(8 * NL)), b.add(o, i64(nbytes))]
-            counted_loop_ir(b, units, [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))], body)
-            return context.get_dummy_value()
-        return types.void(*(types.int64,) * 8), codegen
+        def flush(b, w, y, part, with_word, q):
+            def columns(offs, t):
+                return [load_ir(b, b.add(y, i64(offs + B * h)), t, 32) for h in range(n_vectors)]
+            dy, word = columns(layout.y_d, fv), None
+            if with_word and layout.words:
+                word = columns(layout.y_word + 4 * NL * part, fv if layout.offsets else iv)
+            for r in range(n_rows):
+                scale = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * part)), 8)
+                offset = _scalar_ir(b, b.add(w, i64(r * ldw + 32 + 4 * (parts + part))), 8)
+                for h in range(n_vectors):
+                    i = r * n_vectors + h
+                    s = madd_ir(b, q[i], splat_const("i16", 1, 16))
+                    if word and not layout.offsets:
+                        s = b.add(s, word[h])
+                    new = fma_ir(b, b.fmul(scale, dy[h]), int_to_float_ir(b, s), load_ir(b, places[i], fv, 32))
+                    if word and layout.offsets:
+                        new = fma_ir(b, offset, word[h], new)
+                    store_ir(b, new, places[i], 32)
+
+        def body(b, state):
+            w, y, o = state
+            prefetch(b, o)
+            for s in range(8 // steps):
+                start = [(IR_I64, b.add(w, i64(4 * steps * s))), (IR_I64, b.add(y, i64(4 * NL * steps * s)))]
+                start += [(hv, zero("i16", 16))] * n_acc
+                q = counted_loop_ir(b, opaque_ir(b, i64(steps)), start, step)[2:]
+                flush(b, w, y, s // per_part, s % per_part == 0, q)
+            return [b.add(w, i64(layout.w_nbytes)), b.add(y, i64(layout.y_nbytes)),
+                    b.add(o, i64(layout.nbytes * 32 // layout.block))]
+        counted_loop_ir(b, units, [(IR_I64, w), (IR_I64, y), (IR_I64, i64(0))], body)
     return multiply
+
+
+def _pair_steps(layout):
+    """How many pair sums of a part fit into 16 bits: 1, 2, 4 or 8."""
+    steps = 8 // layout.parts
+    while 2 * steps * layout.blocks.max_code * 127 > 32767:
+        steps //= 2
+    return steps
 
 
 def code_tile(type, n=NL):
     """The integer tile of a type for products of n columns, or None where the instruction set has none for it."""
-    spread = spread_of(n) if isa.ISA == "avx512" else 1
-    return _code_tile(type, spread, spread > 1 and n < W)
+    blocks, spread = traits_of(type).tile, panels.spread_of(n) if isa.ISA == "avx512" else 1
+    if blocks is None or isa.ISA == "generic" or (isa.ISA == "avx2" and (blocks.signed or blocks.max_code > 63)):
+        return None
+    spread = min(spread, 4 if blocks.halves else 8)
+    return _code_tile(blocks, spread, spread > 1 and n < W)
 
 
 @functools.cache
-def _code_tile(type, spread, only):
-    codes = traits_of(type).tile
-    if isinstance(codes, Plain | Super):
-        return block_tile(codes, min(spread, 4 if codes.halves else 8), only)
-    if codes is None or isa.ISA == "generic" or (isa.ISA == "avx2" and codes.zero_point > 8):
-        return None
-    ldw = CODE_KC // 32 * W_BLOCK + 64
-    make, shapes = (_make_code_multiply, {1: 12, 2: 6}) if isa.ISA == "avx512" else (
-        _make_nibble_multiply, {1: 6, 2: 6})
+def _code_tile(blocks, spread, only):
+    """spread, only: of the last vector and whether it is the only one (Tail)."""
+    layout = Layout(blocks)
+    ldw = KC // 32 * layout.w_nbytes + 64
+    make, shapes = (_make_vnni_multiply, {1: 12, 2: 6}) if W == 16 else (_make_pairs_multiply, {1: 6, 2: 6})
     tail = None if spread == 1 else Tail(
-        spread, only, 12, _make_pack_codes(codes, spread), make(12, 1, ldw, codes.nbytes, spread, only))
-    return Tile(unit=32, y_nbytes=Y_BLOCK, w_nbytes=W_BLOCK, kc=CODE_KC, pack_y=_make_pack_codes(codes),
-                pack_w=_make_pack_weights(codes), rounds=True, pad=32,
-                multiply={h: (r, make(r, h, ldw, codes.nbytes)) for h, r in shapes.items()},
-                tail=tail)
+        spread, only, 12, _make_pack_y(layout, spread), make(layout, 12, 1, ldw, spread, only))
+    return Tile(unit=32, y_nbytes=layout.y_nbytes, w_nbytes=layout.w_nbytes, kc=KC, pack_y=_make_pack_y(layout),
+                pack_w=_make_pack_w(layout), rounds=True, pad=32,
+                multiply={h: (r, make(layout, r, h, ldw)) for h, r in shapes.items()}, tail=tail)

@@ -2,9 +2,9 @@
 
     kernels/tile_rows-q4_0-KEY.json     {"rows": 4, "seconds": {"1": 0.0213, "2": 0.0189, "4": 0.0171}}
 
-ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it); this file keeps and answers.  KEY is that of a kernel over
-the type: processor, instruction set, sources.  Another machine or another kernel finds nothing and follows the rule.
-Only tiles that gave the same bytes are chosen among, so a choice changes speed and no result.  A file is read once in a
+ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it); this file stores and reads the choice.  KEY is that of a
+kernel over the type: processor, instruction set, sources.  On another machine or with another kernel the rule holds.
+Only tiles that gave the same bytes are compared, so a choice changes speed and no result.  A file is read once in a
 process; one that is damaged counts as absent, and the next warm-up writes it anew.
 
     GGJIT_TUNE=off      the rule, whatever was measured; nothing is measured
@@ -109,7 +109,7 @@ def kept(type):
     try:
         found = json.loads(path.read_text("utf-8"))
         choice = Choice(int(found["rows"]), {int(n): float(s) for n, s in found["seconds"].items()})
-    except Exception:           # whatever is wrong with the file, it counts as absent
+    except Exception:           # a damaged file counts as absent
         return None
     good = {ROWS[0], choice.rows} <= choice.seconds.keys() <= set(candidates(type)) and min(choice.seconds.values()) > 0
     return choice if good else None

@@ -17,6 +17,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -52,6 +53,20 @@ inline = _helper(fastmath=FASTMATH)
 exact = _helper(fastmath=False)                  # said, or it would inherit its caller's
 # a helper called per tensor with a table of arrays: a real call would hand over every array in seven words
 inlined = _helper(fastmath=False, forceinline=True)
+
+
+def ir_function(emit):
+    """A function for jitted code that takes int64 values and returns nothing: emit(b, *values) builds its LLVM IR."""
+    signature = inspect.signature(emit)         # its first parameter stands where Numba passes the typing context
+
+    def typing(context, *_):
+        def codegen(context, b, sig, args):
+            emit(b, *args)
+            return context.get_dummy_value()
+        return types.void(*(types.int64,) * (len(signature.parameters) - 1)), codegen
+    typing.__signature__ = signature
+    return intrinsic(functools.update_wrapper(typing, emit))
+
 
 # Numba numbers functions 1, 2, 3... in every process and puts the number into the symbol; objects of different
 # processes loaded together would clash, and the first symbol wins silently (numba issue 10486).

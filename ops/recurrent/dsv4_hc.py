@@ -13,35 +13,18 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32
+from ggjit.ops.native import simd
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import sigmoid1, vexp, vsigmoid
 from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, addr, nb, ne, param_f32
 from ggjit.ops.native.row_loops import over_rows, param, whole
-from ggjit.ops.native.simd import (
-    W,
-    fadd,
-    fdiv,
-    fma,
-    fmul,
-    fsub,
-    hmax,
-    hsum,
-    ldf,
-    ldf_part,
-    make_load,
-    make_splat,
-    make_store,
-    splat,
-    stf,
-    stf_part,
-    zerof,
-)
+from ggjit.ops.native.simd import W
 
 f32 = types.float32
 HC = 4                                  # streams of comb
 N_MIX = (2 + HC) * HC
-ld4, st4, splat4 = make_load("f32", HC), make_store("f32", HC), make_splat("f32", HC, f32)
+ld4, st4, splat4 = simd.make_load("f32", HC), simd.make_store("f32", HC), simd.make_splat("f32", HC, f32)
 
 
 # ---------------------------------------------------------------- builders
@@ -134,7 +117,7 @@ def _load4(p, stride):
 
 @inline
 def _divided_row(v, eps):
-    return fmul(v, splat4(f32(1.0) / (hsum(v) + eps)))
+    return simd.fmul(v, splat4(f32(1.0) / (simd.hsum(v) + eps)))
 
 
 @inline
@@ -143,8 +126,8 @@ def _soft_max_row(d, mixes, m0, base, b0, scale, eps):
     for i in range(HC):
         st_f32(d + 4 * i, m[i] * scale + b[i])
     v = ld4(d)
-    e = vexp(fsub(v, splat4(hmax(v))))
-    return fadd(fmul(e, splat4(f32(1.0) / hsum(e))), splat4(eps))
+    e = vexp(simd.fsub(v, splat4(simd.hmax(v))))
+    return simd.fadd(simd.fmul(e, splat4(f32(1.0) / simd.hsum(e))), splat4(eps))
 
 
 @inline
@@ -165,8 +148,8 @@ def _comb(node, t):
         if i > 0:
             v0, v1 = _divided_row(v0, eps), _divided_row(v1, eps)
             v2, v3 = _divided_row(v2, eps), _divided_row(v3, eps)
-        f = fdiv(splat4(f32(1.0)), fadd(fadd(fadd(v0, v1), fadd(v2, v3)), splat4(eps)))
-        v0, v1, v2, v3 = fmul(v0, f), fmul(v1, f), fmul(v2, f), fmul(v3, f)
+        f = simd.fdiv(splat4(f32(1.0)), simd.fadd(simd.fadd(simd.fadd(v0, v1), simd.fadd(v2, v3)), splat4(eps)))
+        v0, v1, v2, v3 = simd.fmul(v0, f), simd.fmul(v1, f), simd.fmul(v2, f), simd.fmul(v3, f)
     st4(pd, v0)
     st4(pd + 16, v1)
     st4(pd + 32, v2)
@@ -181,16 +164,17 @@ def _mix(d, x, x0, x1, w, w1, n, count, extra, e0, factor):
     if x0 == 4 and (extra == 0 or e0 == 4):
         while i < n:
             m = n - i
-            y = zerof()
+            y = simd.zerof()
             if extra != 0:
-                y = fmul(ldf_part(extra + 4 * i, m) if m < W else ldf(extra + 4 * i), splat(factor))
+                y = simd.ldf_part(extra + 4 * i, m) if m < W else simd.ldf(extra + 4 * i)
+                y = simd.fmul(y, simd.splat(factor))
             for h in range(count):
                 p = x + h * x1 + 4 * i
-                y = fma(ldf_part(p, m) if m < W else ldf(p), splat(ld_f32(w + h * w1)), y)
+                y = simd.fma(simd.ldf_part(p, m) if m < W else simd.ldf(p), simd.splat(ld_f32(w + h * w1)), y)
             if m < W:
-                stf_part(d + 4 * i, y, m)
+                simd.stf_part(d + 4 * i, y, m)
             else:
-                stf(d + 4 * i, y)
+                simd.stf(d + 4 * i, y)
             i += W
     while i < n:
         y = ld_f32(extra + i * e0) * factor if extra != 0 else f32(0.0)
@@ -205,10 +189,10 @@ def _gated(d, x, x0, x1, g, g0, g1, n, count, scale):
     """d[i] = scale sum_h x[i, h] sigmoid(g[i, h]) over n elements; strides in bytes."""
     i = 0
     while x0 == 4 and g0 == 4 and i < n:
-        m, y = n - i, zerof()
+        m, y = n - i, simd.zerof()
         for h in range(count):
-            y = fma(ldf_part(x + h * x1 + 4 * i, m), vsigmoid(ldf_part(g + h * g1 + 4 * i, m)), y)
-        stf_part(d + 4 * i, fmul(y, splat(scale)), m)
+            y = simd.fma(simd.ldf_part(x + h * x1 + 4 * i, m), vsigmoid(simd.ldf_part(g + h * g1 + 4 * i, m)), y)
+        simd.stf_part(d + 4 * i, simd.fmul(y, simd.splat(scale)), m)
         i += W
     while i < n:
         z = f32(0.0)

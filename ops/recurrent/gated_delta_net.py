@@ -22,11 +22,11 @@ from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, vexp
-from ggjit.ops.native.mem import copy_bytes, ld_f32, st_f32, zero_bytes
+from ggjit.ops.native.mem import ld_f32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, nb, ne, work
 from ggjit.ops.native.row_loops import over_chunks, param, whole
 from ggjit.ops.native.simd import W, ldf_part, stf_part
-from ggjit.ops.recurrent.state_rows import ROWS, dot, dot3, row_blocks, step, step_each
+from ggjit.ops.recurrent.state_rows import ROWS, begin_snapshots, dot, dot3, keep_snapshot, row_blocks, step, step_each
 
 f32 = types.float32
 SRC5 = SRC4 + WORD * V_WORDS
@@ -110,10 +110,7 @@ def _make(each):
             rows = min(ROWS, n - j0)
             at = 4 * n * (n * hs + j0)
             old, new = addr(s) + at, states + at
-            for keep in range(max(1, n_t), n_keep):
-                zero_bytes(new + keep * keep_nbytes, 4 * n * rows)
-            if n_t == 0:
-                copy_bytes(new, old, 4 * n * rows)
+            begin_snapshots(new, old, n_t, n_keep, keep_nbytes, 4 * n * rows)
             for t in range(n_t):
                 pq = addr(q) + h % ne(q, 1) * nb(q, 1) + t * nb(q, 2) + i3 // q3 * nb(q, 3)
                 pk = addr(k) + h % ne(k, 1) * nb(k, 1) + t * nb(k, 2) + i3 // k3 * nb(k, 3)
@@ -131,9 +128,7 @@ def _make(each):
                     else:
                         y = step(to, of, decay, (vj - decay * dot(of, pk, n)) * b, pk, pq, n)
                     st_f32(out + 4 * j, y * scale)
-                back = n_t - 1 - t
-                if 0 < back and back < n_keep:
-                    copy_bytes(new + back * keep_nbytes, new, 4 * n * rows)
+                keep_snapshot(new, n_t - 1 - t, n_keep, keep_nbytes, 4 * n * rows)
         return OK
     return over_chunks(rows, count)
 

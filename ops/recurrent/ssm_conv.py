@@ -22,7 +22,7 @@ from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne, work
 from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import W, fma, ldf, ldf_part, opaque, splat, stf, zerof
 
-FEW_TOKENS = 4
+TILED_TOKENS = 4                        # tokens from which the transposing tile is faster
 STRIP_NBYTES = W * LDC
 
 
@@ -51,7 +51,7 @@ def reference(t, sx, c):
 
 
 @inline
-def _few(x, c, d, n_t, d_conv, channels, x1, c1, d1):
+def _one_by_one(x, c, d, n_t, d_conv, channels, x1, c1, d1):
     for i in range(channels):
         for t in range(n_t):
             y = types.float32(0.0)
@@ -61,7 +61,7 @@ def _few(x, c, d, n_t, d_conv, channels, x1, c1, d1):
 
 
 @inline
-def _many(x, c, d, n_t, d_conv, channels, x1, c1, d1, strip):
+def _tiled(x, c, d, n_t, d_conv, channels, x1, c1, d1, strip):
     for t in range(0, n_t, W):
         cols = min(W, n_t - t)
         for i in range(channels):
@@ -93,10 +93,10 @@ def _make():
             channels = min(W, n - i)
             px, pc = addr(x) + i * nb(x, 1) + s * nb(x, 2), addr(c) + i * nb(c, 1)
             pd = addr(d) + 4 * i + s * nb(d, 2)
-            if n_t < FEW_TOKENS:
-                _few(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1))
+            if n_t < TILED_TOKENS:
+                _one_by_one(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1))
             else:
-                _many(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1), strip)
+                _tiled(px, pc, pd, n_t, d_conv, channels, nb(x, 1), nb(c, 1), nb(d, 1), strip)
         return OK
     return over_chunks(rows, count)
 

@@ -19,11 +19,11 @@ from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import exp1, log1p_1, vexp
-from ggjit.ops.native.mem import copy_bytes, ld_f32, ld_i32, st_f32, zero_bytes
+from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32
 from ggjit.ops.native.node import DST, SRC0, SRC1, SRC2, SRC3, SRC4, addr, fail, nb, ne, work
 from ggjit.ops.native.row_loops import over_chunks, param, whole
 from ggjit.ops.native.simd import W, fmul, ldf_part, splat, stf_part
-from ggjit.ops.recurrent.state_rows import ROWS, row_blocks, step, step_each
+from ggjit.ops.recurrent.state_rows import ROWS, begin_snapshots, keep_snapshot, row_blocks, step, step_each
 
 f32 = types.float32
 SRC5, SRC6 = (SRC4 + WORD * V_WORDS * i for i in (1, 2))
@@ -127,10 +127,7 @@ def _make(each):
             id = ld_i32(addr(ids) + i3 * nb(ids, 0))
             old = addr(s) + id * nb(s, 3) + h * head_nbytes + 4 * n * i0
             new = states + q * head_nbytes + 4 * n * i0
-            for k in range(max(1, n_t), n_keep):
-                zero_bytes(new + k * keep_nbytes, 4 * n * rows)
-            if n_t == 0:
-                copy_bytes(new, old, 4 * n * rows)
+            begin_snapshots(new, old, n_t, n_keep, keep_nbytes, 4 * n * rows)
             for t in range(n_t):
                 step_dt = _softplus(ld_f32(addr(dt) + 4 * h + t * nb(dt, 1) + i3 * nb(dt, 2)))
                 px = addr(x) + 4 * (i0 + h * dim) + t * nb(x, 2) + i3 * nb(x, 3)
@@ -149,9 +146,7 @@ def _make(each):
                     else:
                         y = step(to, of, decay, u, pb, pc, n)
                     st_f32(py + 4 * i, y)
-                back = n_t - 1 - t
-                if 0 < back and back < n_keep:
-                    copy_bytes(new + back * keep_nbytes, new, 4 * n * rows)
+                keep_snapshot(new, n_t - 1 - t, n_keep, keep_nbytes, 4 * n * rows)
         return OK
     return over_chunks(rows, count)
 

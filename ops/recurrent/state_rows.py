@@ -3,10 +3,11 @@
     s' = s * decay + u b         decay: one number for the row, or one per element
     y  = sum s' c
 
-Rows of a state do not depend on each other, so a thread takes a few rows through all tokens while they stay in its
-first-level cache, and no thread ever waits for another.
+Rows of a state do not depend on each other: a thread takes a few rows through all tokens while they stay in its
+first-level cache, and there are no barriers.
 """
 from ggjit.ops.native.jit import inline
+from ggjit.ops.native.mem import copy_bytes, zero_bytes
 from ggjit.ops.native.simd import W, fadd, fma, fmul, hsum, ldf, ldf_part, splat, stf, stf_part, zerof
 
 ROWS = 16                               # rows of a head's state that make one unit of work
@@ -15,6 +16,25 @@ ROWS = 16                               # rows of a head's state that make one u
 @inline
 def row_blocks(n):
     return (n + ROWS - 1) // ROWS
+
+
+@inline
+def begin_snapshots(new, old, n_t, n_keep, stride, nbytes):
+    """Rows (nbytes bytes) of the snapshots from before the first of n_t tokens: zeros; without tokens the old state.
+
+    new: the rows in the newest snapshot; the others follow it `stride` bytes apart, n_keep in all.
+    """
+    for i in range(max(1, n_t), n_keep):
+        zero_bytes(new + i * stride, nbytes)
+    if n_t == 0:
+        copy_bytes(new, old, nbytes)
+
+
+@inline
+def keep_snapshot(new, back, n_keep, stride, nbytes):
+    """Copy the rows to the snapshot of `back` tokens before the last one, where it is kept."""
+    if 0 < back and back < n_keep:
+        copy_bytes(new + back * stride, new, nbytes)
 
 
 @inline

@@ -13,29 +13,16 @@ from ggjit.ops.native.jit import exact
 from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const, splat_half_ir
 from ggjit.ops.native.mem import ld_f32, ld_i8, ld_u8, st_f16, st_f32, st_i16
 from ggjit.ops.native.simd import IR, const_ir, load_ir, splat_ir, vec_ir
+from ggjit.ops.types.shared import quant_search as qs
 from ggjit.ops.types.shared.blocks import lookup16_ir, table_ir, twice_ir
 from ggjit.ops.types.shared.blocks_plain import Plain
 from ggjit.ops.types.shared.blocks_super import Super
 from ggjit.ops.types.shared.k_quants import half_at
-from ggjit.ops.types.shared.quant_search import (
-    ONE,
-    TINY,
-    ZERO,
-    at,
-    clip,
-    f32,
-    first_largest,
-    make_stack,
-    mean_square,
-    nearest_int,
-    put,
-)
-from ggjit.ops.types.shared.quant_search import importance as importance_weights
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ4_NL, IQ4_XS = BY_NAME["iq4_nl"], BY_NAME["iq4_xs"]
 QK = 256
-stack = make_stack(512)                 # L 256 | w 128 | scales 32 | new L
+stack = qs.make_stack(512)                 # L 256 | w 128 | scales 32 | new L
 WEIGHTS, SCALES = 256, 384
 
 
@@ -61,7 +48,7 @@ def _xs_scales_ir(b, p):
 # ---------------------------------------------------------------- quantisation
 @exact
 def _level(table, i):
-    return f32(ld_i8(table + i))
+    return qs.f32(ld_i8(table + i))
 
 
 def _make_table():
@@ -98,11 +85,11 @@ def nearest_level(table, x):
 @exact
 def _fit(table, x, w, inverse):
     """(sum w q x, sum w q q) of 32 values for the levels q that `inverse` gives."""
-    sumqx, sumq2 = ZERO, ZERO
+    sumqx, sumq2 = qs.ZERO, qs.ZERO
     for j in range(32):
-        q = _level(table, nearest_level(table, inverse * at(x, j)))
-        v = at(w, j)
-        sumqx += v * q * at(x, j)
+        q = _level(table, nearest_level(table, inverse * qs.at(x, j)))
+        v = qs.at(w, j)
+        sumqx += v * q * qs.at(x, j)
         sumq2 += v * q * q
     return sumqx, sumq2
 
@@ -110,21 +97,21 @@ def _fit(table, x, w, inverse):
 @exact
 def _search(table, x, w, L, n_tries):
     """Scale of one block of 32; its first codes are left in L."""
-    largest = first_largest(x, 32)
-    if abs(largest) < TINY:
+    largest = qs.first_largest(x, 32)
+    if abs(largest) < qs.TINY:
         for j in range(32):
-            put(L, j, 0)
-        return ZERO
+            qs.put(L, j, 0)
+        return qs.ZERO
     d = (-largest if n_tries > 0 else largest) / _level(table, 0)
-    inverse = ONE / d
+    inverse = qs.ONE / d
     for j in range(32):
-        put(L, j, nearest_level(table, inverse * at(x, j)))
+        qs.put(L, j, nearest_level(table, inverse * qs.at(x, j)))
     sumqx, sumq2 = _fit(table, x, w, inverse)
-    d = sumqx / sumq2 if sumq2 > ZERO else ZERO
+    d = sumqx / sumq2 if sumq2 > qs.ZERO else qs.ZERO
     best = d * sumqx
     for step in range(-n_tries, n_tries + 1):
-        sumqx, sumq2 = _fit(table, x, w, (f32(step) + _level(table, 0)) / largest)
-        if sumq2 > ZERO and sumqx * sumqx > best * sumq2:
+        sumqx, sumq2 = _fit(table, x, w, (qs.f32(step) + _level(table, 0)) / largest)
+        if sumq2 > qs.ZERO and sumqx * sumqx > best * sumq2:
             d = sumqx / sumq2
             best = d * sumqx
     return d
@@ -134,23 +121,23 @@ def _search(table, x, w, L, n_tries):
 def _weights(x, weights, sigma2, w):
     """Importance times magnitude, or the squares where there is none."""
     if weights != 0:
-        importance_weights(x, weights, 32, sigma2, w)
+        qs.importance(x, weights, 32, sigma2, w)
     else:
         for j in range(32):
-            st_f32(w + 4 * j, at(x, j) * at(x, j))
+            st_f32(w + 4 * j, qs.at(x, j) * qs.at(x, j))
 
 
 @exact
 def _pack(L, dst):
     for j in range(16):
-        put(dst, j, ld_u8(L + j) | ld_u8(L + j + 16) << 4)
+        qs.put(dst, j, ld_u8(L + j) | ld_u8(L + j + 16) << 4)
 
 
 @exact
 def _codes(table, x, d, L):
-    inverse = ONE / d if d != ZERO else ZERO
+    inverse = qs.ONE / d if d != qs.ZERO else qs.ZERO
     for j in range(32):
-        put(L, j, nearest_level(table, inverse * at(x, j)))
+        qs.put(L, j, nearest_level(table, inverse * qs.at(x, j)))
 
 
 def _make_nl(n_tries):
@@ -161,7 +148,7 @@ def _make_nl(n_tries):
         for i in range(k // 32):
             x, to = src + 128 * i, dst + 18 * i
             w = weights + 128 * i if weights != 0 else 0
-            _weights(x, w, f32(2) * mean_square(x, 32), s + WEIGHTS)
+            _weights(x, w, qs.f32(2) * qs.mean_square(x, 32), s + WEIGHTS)
             d = _search(table, x, s + WEIGHTS, s, n_tries)
             st_f16(to, d)
             if n_tries > 0:
@@ -176,21 +163,21 @@ def _xs(src, dst, k, weights):
     s, table = stack(), _table()
     for i in range(k // QK):
         x, to = src + 4 * QK * i, dst + 136 * i
-        sigma2 = f32(2) * mean_square(x, QK)
+        sigma2 = qs.f32(2) * qs.mean_square(x, QK)
         for j in range(8):
             w = weights + 4 * QK * i + 128 * j if weights != 0 else 0
             _weights(x + 128 * j, w, sigma2, s + WEIGHTS)
             st_f32(s + SCALES + 4 * j, _search(table, x + 128 * j, s + WEIGHTS, s + 32 * j, 7))
-        d = -first_largest(s + SCALES, 8) / f32(32)
+        d = -qs.first_largest(s + SCALES, 8) / qs.f32(32)
         st_f16(to, d)
-        inverse = ONE / d if d != ZERO else ZERO
+        inverse = qs.ONE / d if d != qs.ZERO else qs.ZERO
         upper = types.int64(0)
         for j in range(8):
-            code = clip(nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31)
-            _codes(table, x + 128 * j, d * f32(code), s + 32 * j)
+            code = qs.clip(qs.nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31)
+            _codes(table, x + 128 * j, d * qs.f32(code), s + 32 * j)
             code += 32
             lower = to + 4 + j // 2
-            put(lower, 0, (code & 15) << 4 | (ld_u8(lower) & 15) if j % 2 else code & 15)
+            qs.put(lower, 0, (code & 15) << 4 | (ld_u8(lower) & 15) if j % 2 else code & 15)
             upper |= code >> 4 << (2 * j)
             _pack(s + 32 * j, to + 8 + 16 * j)
         st_i16(to + 2, types.int16(upper))

@@ -6,78 +6,47 @@
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Q4_0
-from ggjit.ops.native import isa
-from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import (
-    amax_ir,
-    concat_ir,
-    dpbusd_ir,
-    f32,
-    i64,
-    int_to_float_ir,
-    madd_ir,
-    maddubs_ir,
-    min_ir,
-    nibbles_ir,
-    splat_const,
-    splat_half_ir,
-)
+from ggjit.ops.native import lanes
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.mem import IR_F32, IR_I32, call_intrinsic, ld_u8, st_f16, st_i8
 from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared import quant32
+from ggjit.ops.types.shared.blocks_plain import Plain
 from ggjit.ops.types.shared.dot import Dot
-from ggjit.ops.types.shared.quant32 import (
-    Codes,
-    activation_ir,
-    clamp_index_ir,
-    generic_dot,
-    half_scale,
-    make_prepare,
-    make_to_float,
-    np_round_activations,
-    round_activations,
-    scale_word_ir,
-    sum_ir,
-)
 from ggjit.ops.types.shared.quant_search import importance, make_stack, mean_square, search_scale
 
 NBYTES = 18
 
 
 def load_q_ir(b, addr):
-    return load_ir(b, b.add(addr, i64(2)), vec_ir("i8", 16))
+    return load_ir(b, b.add(addr, lanes.i64(2)), vec_ir("i8", 16))
 
 
 def codes_ir(b, addr):
-    return concat_ir(b, *nibbles_ir(b, load_q_ir(b, addr)))
+    return lanes.concat_ir(b, *lanes.nibbles_ir(b, load_q_ir(b, addr)))
 
 
 # ---------------------------------------------------------------- quantisation
-@intrinsic
-def _quantize_block(typingctx, src, dst):
+@ir_function
+def _quantize_block(b, src, dst):
     """quantize_row_q4_0_ref: d = m / -8 for the first m of largest size, q = min(15, trunc(x * (1 / d) + 8.5))."""
-    def codegen(context, b, sig, args):
-        src, dst = args
-        x = load_ir(b, src, vec_ir("f32", 32))
-        amax = amax_ir(b, x)
-        size = call_intrinsic(b, "llvm.fabs.v32f32", x.type, [x])
-        at = b.bitcast(b.fcmp_ordered("==", size, splat_ir(b, amax, 32)), IR_I32)
-        m = load_ir(b, b.add(src, b.mul(clamp_index_ir(b, at), i64(4))), IR_F32)
-        m = b.fadd(m, f32(0.0))                 # a block of zeros: m = +0, whatever their signs
-        d = b.fdiv(m, f32(-8.0))
-        inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
-        y = b.fadd(b.fmul(x, splat_ir(b, inverse, 32)), splat_const("f32", 8.5, 32))
-        q = b.fptosi(y, vec_ir("i32", 32))
-        q = call_intrinsic(b, "llvm.smin.v32i32", q.type, [q, splat_const("i32", 15, 32)])
-        q = b.trunc(q, vec_ir("i8", 32))
-        low, high = (shuffle_ir(b, q, q, range(i, i + 16)) for i in (0, 16))
-        store_ir(b, scale_word_ir(b, d), dst)
-        store_ir(b, b.or_(low, b.shl(high, splat_const("i8", 4, 16))), b.add(dst, i64(2)))
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+    x = load_ir(b, src, vec_ir("f32", 32))
+    amax = lanes.amax_ir(b, x)
+    size = call_intrinsic(b, "llvm.fabs.v32f32", x.type, [x])
+    at = b.bitcast(b.fcmp_ordered("==", size, splat_ir(b, amax, 32)), IR_I32)
+    m = load_ir(b, b.add(src, b.mul(quant32.clamp_index_ir(b, at), lanes.i64(4))), IR_F32)
+    m = b.fadd(m, lanes.f32(0.0))                 # a block of zeros: m = +0, whatever their signs
+    d = b.fdiv(m, lanes.f32(-8.0))
+    inverse = b.select(b.fcmp_ordered("!=", d, lanes.f32(0.0)), b.fdiv(lanes.f32(1.0), d), lanes.f32(0.0))
+    y = b.fadd(b.fmul(x, splat_ir(b, inverse, 32)), lanes.splat_const("f32", 8.5, 32))
+    q = b.fptosi(y, vec_ir("i32", 32))
+    q = call_intrinsic(b, "llvm.smin.v32i32", q.type, [q, lanes.splat_const("i32", 15, 32)])
+    q = b.trunc(q, vec_ir("i8", 32))
+    low, high = (shuffle_ir(b, q, q, range(i, i + 16)) for i in (0, 16))
+    store_ir(b, quant32.scale_word_ir(b, d), dst)
+    store_ir(b, b.or_(low, b.shl(high, lanes.splat_const("i8", 4, 16))), b.add(dst, lanes.i64(2)))
 
 
 @exact
@@ -110,13 +79,12 @@ def np_from_float(x):
     with np.errstate(divide="ignore"):
         y = blocks * np.where(d != 0, np.float32(1) / d, np.float32(0)) + np.float32(8.5)
     q = np.minimum(15, y.astype(np.int8)).astype(np.uint8)
-    return np.concatenate([half_scale(d), q[..., :16] | q[..., 16:] << 4], -1).reshape(*x.shape[:-1], -1)
+    return np.concatenate([quant32.half_scale(d), q[..., :16] | q[..., 16:] << 4], -1).reshape(*x.shape[:-1], -1)
 
 
 def np_to_float(raw):
-    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, NBYTES)
-    d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
-    q = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1).astype(np.int8) - np.int8(8)
+    d, codes = quant32.np_blocks(raw, NBYTES)
+    q = np.concatenate([codes & 15, codes >> 4], -1).astype(np.int8) - np.int8(8)
     return (d * q).reshape(*raw.shape[:-1], -1)
 
 
@@ -126,29 +94,31 @@ def _layout(n_blocks):
     part = 16 * n_blocks
 
     def store(b, src, dst, j):
-        q, d = activation_ir(b, src)
+        q, d = quant32.activation_ir(b, src)
         codes = b.trunc(q, vec_ir("i8", 32))
-        at = b.add(dst, b.mul(j, i64(16)))
+        at = b.add(dst, b.mul(j, lanes.i64(16)))
         store_ir(b, shuffle_ir(b, codes, codes, range(16)), at)
-        store_ir(b, shuffle_ir(b, codes, codes, range(16, 32)), b.add(at, i64(part)))
-        store_ir(b, splat_ir(b, b.mul(sum_ir(b, q), ir.Constant(IR_I32, -8 // 4)), 4), b.add(at, i64(2 * part)))
-        store_ir(b, splat_ir(b, d, 4), b.add(at, i64(3 * part)))
+        store_ir(b, shuffle_ir(b, codes, codes, range(16, 32)), b.add(at, lanes.i64(part)))
+        bias = b.mul(quant32.sum_ir(b, q), ir.Constant(IR_I32, -8 // 4))
+        store_ir(b, splat_ir(b, bias, 4), b.add(at, lanes.i64(2 * part)))
+        store_ir(b, splat_ir(b, d, 4), b.add(at, lanes.i64(3 * part)))
 
     def load_y(b, p):
-        return (load_ir(b, p, vec_ir("i8", part)), load_ir(b, b.add(p, i64(part)), vec_ir("i8", part)),
-                load_ir(b, b.add(p, i64(2 * part)), vec_ir("i32", part // 4)),
-                load_ir(b, b.add(p, i64(3 * part)), vec_ir("f32", part // 4)))
+        return (load_ir(b, p, vec_ir("i8", part)), load_ir(b, b.add(p, lanes.i64(part)), vec_ir("i8", part)),
+                load_ir(b, b.add(p, lanes.i64(2 * part)), vec_ir("i32", part // 4)),
+                load_ir(b, b.add(p, lanes.i64(3 * part)), vec_ir("f32", part // 4)))
 
     def join(b, parts):
         while len(parts) > 1:
-            parts = [concat_ir(b, x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [lanes.concat_ir(b, x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
     def tail_w(b, p, n):
-        """The last blocks; those beyond the row repeat the last one and meet zeros."""
-        last = b.sub(b.udiv(n, i64(32)), i64(1))
-        at = [b.add(p, b.mul(min_ir(b, i64(i), last), i64(NBYTES))) for i in range(n_blocks)]
-        return *nibbles_ir(b, join(b, [load_q_ir(b, a) for a in at])), join(b, [splat_half_ir(b, a, 4) for a in at])
+        """The last blocks; those beyond the row repeat the last one; their activations are zeros."""
+        last = b.sub(b.udiv(n, lanes.i64(32)), lanes.i64(1))
+        at = [b.add(p, b.mul(lanes.min_ir(b, lanes.i64(i), last), lanes.i64(NBYTES))) for i in range(n_blocks)]
+        d = join(b, [lanes.splat_half_ir(b, a, 4) for a in at])
+        return *lanes.nibbles_ir(b, join(b, [load_q_ir(b, a) for a in at])), d
     return store, load_y, join, tail_w
 
 
@@ -160,36 +130,32 @@ def _dot_512():
         words = load_ir(b, opaque_ir(b, p), vec_ir("i16", 32))
         words = shuffle_ir(b, words, words, [9 * (i // 4) for i in range(16)])
         d = b.fpext(b.bitcast(words, vec_ir("f16", 16)), vec_ir("f32", 16))
-        return *nibbles_ir(b, join(b, [load_q_ir(b, b.add(p, i64(NBYTES * i))) for i in range(4)])), d
+        return *lanes.nibbles_ir(b, join(b, [load_q_ir(b, b.add(p, lanes.i64(NBYTES * i))) for i in range(4)])), d
 
     def mac(b, acc, w, y):
-        s = dpbusd_ir(b, dpbusd_ir(b, y[2], w[0], y[0]), w[1], y[1])
-        return fma_ir(b, b.fmul(w[2], y[3]), int_to_float_ir(b, s), acc)
+        s = lanes.dpbusd_ir(b, lanes.dpbusd_ir(b, y[2], w[0], y[0]), w[1], y[1])
+        return fma_ir(b, b.fmul(w[2], y[3]), lanes.int_to_float_ir(b, s), acc)
     return Dot(step=128, w_nbytes=4 * NBYTES, y_nbytes=256, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
-               mac_ir=mac, prepare=make_prepare(4, 256, store), lanes=16, max_columns=8)
+               mac_ir=mac, prepare=quant32.make_prepare(4, 256, store), lanes=16, max_columns=8)
 
 
 def _dot_256():
     store, load_y, join, tail_w = _layout(2)
 
     def load_w(b, p):
-        at = p, b.add(p, i64(NBYTES))
-        return *nibbles_ir(b, join(b, [load_q_ir(b, a) for a in at])), join(b, [splat_half_ir(b, a, 4) for a in at])
+        at = p, b.add(p, lanes.i64(NBYTES))
+        d = join(b, [lanes.splat_half_ir(b, a, 4) for a in at])
+        return *lanes.nibbles_ir(b, join(b, [load_q_ir(b, a) for a in at])), d
 
     def mac(b, acc, w, y):
-        pairs = b.add(maddubs_ir(b, w[0], y[0]), maddubs_ir(b, w[1], y[1]))        # 4 * 15 * 127 < 32768
-        s = b.add(madd_ir(b, pairs, splat_const("i16", 1, 16)), y[2])
-        return fma_ir(b, b.fmul(w[2], y[3]), int_to_float_ir(b, s), acc)
+        pairs = b.add(lanes.maddubs_ir(b, w[0], y[0]), lanes.maddubs_ir(b, w[1], y[1]))        # 4 * 15 * 127 < 32768
+        s = b.add(lanes.madd_ir(b, pairs, lanes.splat_const("i16", 1, 16)), y[2])
+        return fma_ir(b, b.fmul(w[2], y[3]), lanes.int_to_float_ir(b, s), acc)
     return Dot(step=64, w_nbytes=2 * NBYTES, y_nbytes=128, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
-               mac_ir=mac, prepare=make_prepare(2, 128, store), lanes=8)
+               mac_ir=mac, prepare=quant32.make_prepare(2, 128, store), lanes=8)
 
 
-def _dot():
-    if isa.ISA == "avx512":
-        return _dot_512()
-    return _dot_256() if isa.ISA == "avx2" else generic_dot(NBYTES, codes_ir, 8)
-
-
-TRAITS = (Traits(Q4_0, make_to_float(NBYTES, codes_ir, 8), from_float, np_to_float, np_from_float,
-                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 8, codes_ir),
-                 quantize_weighted=quantize_weighted),)
+_BLOCKS = Plain(Q4_0, lambda b, p: [codes_ir(b, p)], lambda b, p, n: [lanes.splat_half_ir(b, p, n)], zero_point=8,
+                max_code=15)
+TRAITS = (_BLOCKS.traits(from_float, dot=quant32.fast_dot(NBYTES, codes_ir, 8, _dot_512, _dot_256),
+                         np_to_float=np_to_float, np_from_float=np_from_float, quantize_weighted=quantize_weighted),)

@@ -11,24 +11,12 @@ from ggjit.ops.native.jit import exact
 from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_half_ir
 from ggjit.ops.native.mem import IR_I32, ld_u8, st_f16, st_i8, st_i32
 from ggjit.ops.native.simd import load_ir, vec_ir
+from ggjit.ops.types.shared import quant_search as qs
 from ggjit.ops.types.shared.blocks import mask_bytes_ir
 from ggjit.ops.types.shared.blocks_plain import Plain
-from ggjit.ops.types.shared.quant_search import (
-    ONE,
-    ZERO,
-    at,
-    f32,
-    first_largest,
-    importance,
-    make_stack,
-    mean_square,
-    put,
-    search_scale,
-    search_scale_min,
-)
 
 Q4_1, Q5_0, Q5_1 = (BY_NAME[n] for n in ("q4_1", "q5_0", "q5_1"))
-_codes_bytes, _more_bytes = make_stack(64), make_stack(256)
+_codes_bytes, _more_bytes = qs.make_stack(64), qs.make_stack(256)
 
 
 # ---------------------------------------------------------------- unpacking
@@ -68,14 +56,14 @@ def _pack(L, dst, five):
 @exact
 def _range_codes(x, L, dst, nmax):
     """d = (max - min) / nmax and the codes of (x - min) / d; writes d and min."""
-    low, high = at(x, 0), at(x, 0)
+    low, high = qs.at(x, 0), qs.at(x, 0)
     for i in range(1, 32):
-        low = at(x, i) if at(x, i) < low else low
-        high = at(x, i) if at(x, i) > high else high
-    d = (high - low) / f32(nmax)
-    inverse = ONE / d if d != ZERO else ZERO
+        low = qs.at(x, i) if qs.at(x, i) < low else low
+        high = qs.at(x, i) if qs.at(x, i) > high else high
+    d = (high - low) / qs.f32(nmax)
+    inverse = qs.ONE / d if d != qs.ZERO else qs.ZERO
     for i in range(32):
-        put(L, i, min(nmax, types.int64((at(x, i) - low) * inverse + f32(0.5))))
+        qs.put(L, i, min(nmax, types.int64((qs.at(x, i) - low) * inverse + qs.f32(0.5))))
     st_f16(dst, d)
     st_f16(dst + 2, low)
 
@@ -95,11 +83,11 @@ def _make_with_min(nbytes, nmax):
     @exact
     def weighted(src, dst, k, weights):
         L, w = _codes_bytes(), _more_bytes()
-        sigma2 = mean_square(src, k)
+        sigma2 = qs.mean_square(src, k)
         for i in range(k // 32):
             x, to = src + 128 * i, dst + i * nbytes
-            importance(x, weights + 128 * i, 32, sigma2, w)
-            d, low = search_scale_min(32, nmax, x, w, L, L + 32, f32(-0.9), f32(0.05), 36, False)
+            qs.importance(x, weights + 128 * i, 32, sigma2, w)
+            d, low = qs.search_scale_min(32, nmax, x, w, L, L + 32, qs.f32(-0.9), qs.f32(0.05), 36, False)
             st_f16(to, d)
             st_f16(to + 2, -low)
             _pack(L, to + 4, five)
@@ -112,10 +100,10 @@ def _q5_0_from_float(src, dst, k):
     L = _codes_bytes()
     for i in range(k // 32):
         x, to = src + 128 * i, dst + 22 * i
-        d = first_largest(x, 32) / f32(-16)
-        inverse = ONE / d if d != ZERO else ZERO
+        d = qs.first_largest(x, 32) / qs.f32(-16)
+        inverse = qs.ONE / d if d != qs.ZERO else qs.ZERO
         for j in range(32):
-            put(L, j, min(31, types.int64(at(x, j) * inverse + f32(16.5))))
+            qs.put(L, j, min(31, types.int64(qs.at(x, j) * inverse + qs.f32(16.5))))
         st_f16(to, d)
         _pack(L, to + 2, True)
 
@@ -123,11 +111,11 @@ def _q5_0_from_float(src, dst, k):
 @exact
 def _q5_0_weighted(src, dst, k, weights):
     L, w = _codes_bytes(), _more_bytes()
-    sigma2 = mean_square(src, k)
+    sigma2 = qs.mean_square(src, k)
     for i in range(k // 32):
         x, to = src + 128 * i, dst + 22 * i
-        importance(x, weights + 128 * i, 32, sigma2, w)
-        st_f16(to, search_scale(32, 16, x, L, w))
+        qs.importance(x, weights + 128 * i, 32, sigma2, w)
+        st_f16(to, qs.search_scale(32, 16, x, L, w))
         _pack(L, to + 2, True)
 
 

@@ -15,41 +15,16 @@ from ggjit.ops.native.jit import exact
 from ggjit.ops.native.lanes import concat_ir, i64, nibbles_ir, splat_const
 from ggjit.ops.native.mem import ld_f16, ld_f32, ld_i8, ld_u8, st_f16, st_f32, zero_bytes
 from ggjit.ops.native.simd import load_ir, vec_ir
+from ggjit.ops.types.shared import k_quants as kq
+from ggjit.ops.types.shared import quant_search as qs
 from ggjit.ops.types.shared.blocks import bit_ir, first_and_second_ir
 from ggjit.ops.types.shared.blocks_super import Super
-from ggjit.ops.types.shared.k_quants import (
-    LS,
-    QK,
-    SCALES,
-    SUMS,
-    WEIGHTS,
-    half_at,
-    load32_ir,
-    pack_two_bits,
-    recode,
-    scratch,
-    two_bits_ir,
-)
-from ggjit.ops.types.shared.quant_search import (
-    ONE,
-    TINY,
-    ZERO,
-    clip,
-    f32,
-    first_largest,
-    importance,
-    mean_square,
-    nearest_int,
-    put,
-    refine_scale,
-    search_scale,
-)
 
 
 # ---------------------------------------------------------------- unpacking
 def _q3_codes_ir(b, p):
-    high = load32_ir(b, p, 0)
-    return [b.or_(q, bit_ir(b, high, g, 2)) for g, q in enumerate(two_bits_ir(b, p, 32))]
+    high = kq.load32_ir(b, p, 0)
+    return [b.or_(q, bit_ir(b, high, g, 2)) for g, q in enumerate(kq.two_bits_ir(b, p, 32))]
 
 
 def _q3_scales_ir(b, p):
@@ -64,8 +39,8 @@ def _q3_scales_ir(b, p):
 def _q6_codes_ir(b, p):
     out = []
     for half in (0, 1):
-        x, y = (nibbles_ir(b, load32_ir(b, p, 64 * half + offs)) for offs in (0, 32))
-        high = load32_ir(b, p, 128 + 32 * half)
+        x, y = (nibbles_ir(b, kq.load32_ir(b, p, 64 * half + offs)) for offs in (0, 32))
+        high = kq.load32_ir(b, p, 128 + 32 * half)
         for shift, q in zip((4, 2, 0, -2), (x[0], y[0], x[1], y[1]), strict=True):
             h = high
             if shift:
@@ -87,52 +62,52 @@ def _q3_finish(x, s, to, d):
     d = ld_f16(to + 108)
     zero_bytes(to + 96, 12)
     for j in range(16):
-        m = types.int64(ld_u8(s + LS + j))
+        m = types.int64(ld_u8(s + kq.LS + j))
         low, top = to + 96 + j % 8, to + 104 + j % 4
-        put(low, 0, ld_u8(low) | (m & 15) << (4 * (j // 8)))
-        put(top, 0, ld_u8(top) | m >> 4 << (2 * (j // 4)))
-        recode(x + 64 * j, s + 16 * j, 16, d * f32(m - 32), 4)
+        qs.put(low, 0, ld_u8(low) | (m & 15) << (4 * (j // 8)))
+        qs.put(top, 0, ld_u8(top) | m >> 4 << (2 * (j // 4)))
+        kq.recode(x + 64 * j, s + 16 * j, 16, d * qs.f32(m - 32), 4)
     for m in range(32):
         high = types.int64(0)
         for g in range(8):
             code = types.int64(ld_u8(s + 32 * g + m))
             high |= (code >> 2) << g
-            put(s, 32 * g + m, code & 3)
-        put(to, m, high)
-    pack_two_bits(s, to + 32)
+            qs.put(s, 32 * g + m, code & 3)
+        qs.put(to, m, high)
+    kq.pack_two_bits(s, to + 32)
 
 
 @exact
 def q3_from_float(src, dst, k):
     """quantize_row_q3_K_ref"""
-    s = scratch()
-    for i in range(k // QK):
-        x, to = src + 4 * QK * i, dst + 110 * i
+    s = kq.scratch()
+    for i in range(k // kq.QK):
+        x, to = src + 4 * kq.QK * i, dst + 110 * i
         for j in range(16):
-            st_f32(s + SCALES + 4 * j, refine_scale(16, 4, x + 64 * j, s + 16 * j))
-        largest, d = first_largest(s + SCALES, 16), ZERO
-        inverse = ZERO
-        if largest != ZERO:
-            inverse = f32(-32) / largest
-            d = ONE / inverse
+            st_f32(s + kq.SCALES + 4 * j, qs.refine_scale(16, 4, x + 64 * j, s + 16 * j))
+        largest, d = qs.first_largest(s + kq.SCALES, 16), qs.ZERO
+        inverse = qs.ZERO
+        if largest != qs.ZERO:
+            inverse = qs.f32(-32) / largest
+            d = qs.ONE / inverse
         for j in range(16):
-            m = clip(nearest_int(inverse * ld_f32(s + SCALES + 4 * j)), -32, 31) + 32
-            put(s + LS, j, m if largest != ZERO else 0)
+            m = qs.clip(qs.nearest_int(inverse * ld_f32(s + kq.SCALES + 4 * j)), -32, 31) + 32
+            qs.put(s + kq.LS, j, m if largest != qs.ZERO else 0)
         _q3_finish(x, s, to, d)
 
 
 @exact
 def q3_weighted(src, dst, k, weights):
     """quantize_row_q3_K_impl"""
-    s = scratch()
-    for i in range(k // QK):
-        x, to = src + 4 * QK * i, dst + 110 * i
-        sigma2 = f32(2) * mean_square(x, QK)
+    s = kq.scratch()
+    for i in range(k // kq.QK):
+        x, to = src + 4 * kq.QK * i, dst + 110 * i
+        sigma2 = qs.f32(2) * qs.mean_square(x, kq.QK)
         for j in range(16):
-            total = importance(x + 64 * j, weights + 4 * QK * i + 64 * j, 16, sigma2, s + WEIGHTS)
-            st_f32(s + SUMS + 4 * j, total)
-            st_f32(s + SCALES + 4 * j, search_scale(16, 4, x + 64 * j, s + 16 * j, s + WEIGHTS))
-        _q3_finish(x, s, to, search_scale(16, 32, s + SCALES, s + LS, s + SUMS))
+            total = qs.importance(x + 64 * j, weights + 4 * kq.QK * i + 64 * j, 16, sigma2, s + kq.WEIGHTS)
+            st_f32(s + kq.SUMS + 4 * j, total)
+            st_f32(s + kq.SCALES + 4 * j, qs.search_scale(16, 4, x + 64 * j, s + 16 * j, s + kq.WEIGHTS))
+        _q3_finish(x, s, to, qs.search_scale(16, 32, s + kq.SCALES, s + kq.LS, s + kq.SUMS))
 
 
 # ---------------------------------------------------------------- Q6_K
@@ -143,30 +118,30 @@ def _q6_pack(L, to):
             x, q, h = L + 128 * half + m, to + 64 * half + m, to + 128 + 32 * half + m
             a, c = types.int64(ld_u8(x)), types.int64(ld_u8(x + 32))
             e, f = types.int64(ld_u8(x + 64)), types.int64(ld_u8(x + 96))
-            put(q, 0, (a & 15) | (e & 15) << 4)
-            put(q, 32, (c & 15) | (f & 15) << 4)
-            put(h, 0, a >> 4 | c >> 4 << 2 | e >> 4 << 4 | f >> 4 << 6)
+            qs.put(q, 0, (a & 15) | (e & 15) << 4)
+            qs.put(q, 32, (c & 15) | (f & 15) << 4)
+            qs.put(h, 0, a >> 4 | c >> 4 << 2 | e >> 4 << 4 | f >> 4 << 6)
 
 
 @exact
 def q6_weighted(src, dst, k, weights):
     """quantize_row_q6_K_ref (weights 0: squares) and quantize_row_q6_K_impl"""
-    s = scratch()
-    for i in range(k // QK):
-        x, to = src + 4 * QK * i, dst + 210 * i
+    s = kq.scratch()
+    for i in range(k // kq.QK):
+        x, to = src + 4 * kq.QK * i, dst + 210 * i
         for j in range(16):
-            w = weights + 4 * QK * i + 64 * j if weights != 0 else 0
-            st_f32(s + SCALES + 4 * j, search_scale(16, 32, x + 64 * j, s + 16 * j, w))
-        largest = first_largest(s + SCALES, 16)
-        if abs(largest) < TINY:
+            w = weights + 4 * kq.QK * i + 64 * j if weights != 0 else 0
+            st_f32(s + kq.SCALES + 4 * j, qs.search_scale(16, 32, x + 64 * j, s + 16 * j, w))
+        largest = qs.first_largest(s + kq.SCALES, 16)
+        if abs(largest) < qs.TINY:
             zero_bytes(to, 210)
             continue
-        inverse = f32(-128) / largest
-        st_f16(to + 208, ONE / inverse)
+        inverse = qs.f32(-128) / largest
+        st_f16(to + 208, qs.ONE / inverse)
         d = ld_f16(to + 208)
         for j in range(16):
-            put(to + 192, j, min(127, nearest_int(inverse * ld_f32(s + SCALES + 4 * j))))
-            recode(x + 64 * j, s + 16 * j, 16, d * f32(ld_i8(to + 192 + j)), 32)
+            qs.put(to + 192, j, min(127, qs.nearest_int(inverse * ld_f32(s + kq.SCALES + 4 * j))))
+            kq.recode(x + 64 * j, s + 16 * j, 16, d * qs.f32(ld_i8(to + 192 + j)), 32)
         _q6_pack(s, to)
 
 
@@ -175,7 +150,7 @@ def q6_from_float(src, dst, k):
     q6_weighted(src, dst, k, 0)
 
 
-_Q3 = Super(BY_NAME["q3_K"], _q3_codes_ir, _q3_scales_ir, half_at(108), zero_point=4, max_code=7, halves=True)
-_Q6 = Super(BY_NAME["q6_K"], _q6_codes_ir, _q6_scales_ir, half_at(208), zero_point=32, max_code=63, halves=True)
+_Q3 = Super(BY_NAME["q3_K"], _q3_codes_ir, _q3_scales_ir, kq.half_at(108), zero_point=4, max_code=7, halves=True)
+_Q6 = Super(BY_NAME["q6_K"], _q6_codes_ir, _q6_scales_ir, kq.half_at(208), zero_point=32, max_code=63, halves=True)
 TRAITS = (_Q3.traits(q3_from_float, quantize_weighted=q3_weighted),
           _Q6.traits(q6_from_float, quantize_weighted=q6_weighted))

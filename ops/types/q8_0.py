@@ -5,73 +5,45 @@
 """
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Q8_0
-from ggjit.ops.native import isa
-from ggjit.ops.native.jit import exact
-from ggjit.ops.native.lanes import (
-    amax_ir,
-    concat_ir,
-    dpbusd_ir,
-    f32,
-    i64,
-    int_to_float_ir,
-    madd_ir,
-    maddubs_ir,
-    splat_const,
-    splat_half_ir,
-)
+from ggjit.ops.native import lanes
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.mem import IR_I32, call_intrinsic
 from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared import quant32
+from ggjit.ops.types.shared.blocks_plain import Plain
 from ggjit.ops.types.shared.dot import Dot
-from ggjit.ops.types.shared.quant32 import (
-    Codes,
-    activation_ir,
-    generic_dot,
-    half_scale,
-    make_prepare,
-    make_to_float,
-    np_round_activations,
-    round_activations,
-    scale_word_ir,
-    sum_ir,
-)
 
 NBYTES = 34
 
 
 def load_q_ir(b, addr):
-    return load_ir(b, b.add(addr, i64(2)), vec_ir("i8", 32))
+    return load_ir(b, b.add(addr, lanes.i64(2)), vec_ir("i8", 32))
 
 
 def codes_ir(b, addr):
     """q + 128 as unsigned bytes."""
-    return b.xor(load_q_ir(b, addr), splat_const("i8", -128, 32))
+    return b.xor(load_q_ir(b, addr), lanes.splat_const("i8", -128, 32))
 
 
 # ---------------------------------------------------------------- quantisation
 def _reference_ir(b, src):
     """32 float32 at src -> (codes <32 x i32>, scale): quantize_row_q8_0_ref, halves away from zero."""
     x = load_ir(b, src, vec_ir("f32", 32))
-    d = b.fdiv(amax_ir(b, x), f32(127.0))
-    inverse = b.select(b.fcmp_ordered("!=", d, f32(0.0)), b.fdiv(f32(1.0), d), f32(0.0))
+    d = b.fdiv(lanes.amax_ir(b, x), lanes.f32(127.0))
+    inverse = b.select(b.fcmp_ordered("!=", d, lanes.f32(0.0)), b.fdiv(lanes.f32(1.0), d), lanes.f32(0.0))
     q = call_intrinsic(b, "llvm.round.v32f32", x.type, [b.fmul(x, splat_ir(b, inverse, 32))])
     return b.fptosi(q, vec_ir("i32", 32)), d
 
 
 def _rows_of(block_ir):
     """Jitted (src, dst, k): rows of blocks from `block_ir(b, src) -> (codes, scale)`."""
-    @intrinsic
-    def block(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            q, d = block_ir(b, args[0])
-            store_ir(b, scale_word_ir(b, d), args[1])
-            store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(args[1], i64(2)))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def block(b, src, dst):
+        q, d = block_ir(b, src)
+        store_ir(b, quant32.scale_word_ir(b, d), dst)
+        store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, lanes.i64(2)))
 
     @exact
     def rows(src, dst, k):
@@ -81,7 +53,7 @@ def _rows_of(block_ir):
 
 
 # ggml rounds halves to even where kernels write Q8_0 (copies, KV cache), away from 0 where files are written
-from_float, quantize = _rows_of(activation_ir), _rows_of(_reference_ir)
+from_float, quantize = _rows_of(quant32.activation_ir), _rows_of(_reference_ir)
 
 
 def np_from_float(x):
@@ -92,25 +64,24 @@ def np_from_float(x):
         y = blocks * np.where(d > 0, np.float32(1) / d, np.float32(0))
     whole = np.trunc(y)
     q = whole + np.sign(y) * (np.abs(y - whole) >= 0.5)
-    out = np.concatenate([half_scale(d), q.astype(np.int8).view(np.uint8)], -1)
+    out = np.concatenate([quant32.half_scale(d), q.astype(np.int8).view(np.uint8)], -1)
     return out.reshape(*x.shape[:-1], -1)
 
 
 def np_to_float(raw):
-    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, NBYTES)
-    d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
-    return (d * np.ascontiguousarray(blocks[..., 2:]).view(np.int8)).reshape(*raw.shape[:-1], -1)
+    d, codes = quant32.np_blocks(raw, NBYTES)
+    return (d * np.ascontiguousarray(codes).view(np.int8)).reshape(*raw.shape[:-1], -1)
 
 
 # ---------------------------------------------------------------- products, AVX-512: two blocks a step
 def _store_512(b, src, dst, j):
     """Step of 192 bytes: q of both blocks | -128 sum(q), spread over the block's eight lanes | d in eight lanes."""
-    q, d = activation_ir(b, src)
-    part = b.add(dst, b.mul(j, i64(32)))
+    q, d = quant32.activation_ir(b, src)
+    part = b.add(dst, b.mul(j, lanes.i64(32)))
     store_ir(b, b.trunc(q, vec_ir("i8", 32)), part)
-    bias = b.mul(sum_ir(b, q), ir.Constant(IR_I32, -128 // 8))
-    store_ir(b, splat_ir(b, bias, 8), b.add(part, i64(64)))
-    store_ir(b, splat_ir(b, d, 8), b.add(part, i64(128)))
+    bias = b.mul(quant32.sum_ir(b, q), ir.Constant(IR_I32, -128 // 8))
+    store_ir(b, splat_ir(b, bias, 8), b.add(part, lanes.i64(64)))
+    store_ir(b, splat_ir(b, d, 8), b.add(part, lanes.i64(128)))
 
 
 def _dot_512():
@@ -119,55 +90,50 @@ def _dot_512():
         words = load_ir(b, opaque_ir(b, p), vec_ir("i16", 32))
         words = shuffle_ir(b, words, words, [0] * 8 + [17] * 8)
         d = b.fpext(b.bitcast(words, vec_ir("f16", 16)), vec_ir("f32", 16))
-        return concat_ir(b, codes_ir(b, p), codes_ir(b, b.add(p, i64(NBYTES)))), d
+        return lanes.concat_ir(b, codes_ir(b, p), codes_ir(b, b.add(p, lanes.i64(NBYTES)))), d
 
     def tail_w(b, p, n):
         one = codes_ir(b, p)
-        return concat_ir(b, one, one), splat_half_ir(b, p, 16)       # the second block meets zeros
+        return lanes.concat_ir(b, one, one), lanes.splat_half_ir(b, p, 16)     # y of the second is zeros
 
     def load_y(b, p):
-        return (load_ir(b, p, vec_ir("i8", 64)), load_ir(b, b.add(p, i64(64)), vec_ir("i32", 16)),
-                load_ir(b, b.add(p, i64(128)), vec_ir("f32", 16)))
+        return (load_ir(b, p, vec_ir("i8", 64)), load_ir(b, b.add(p, lanes.i64(64)), vec_ir("i32", 16)),
+                load_ir(b, b.add(p, lanes.i64(128)), vec_ir("f32", 16)))
 
     def mac(b, acc, w, y):
-        s = dpbusd_ir(b, y[1], w[0], y[0])
-        return fma_ir(b, b.fmul(w[1], y[2]), int_to_float_ir(b, s), acc)
+        s = lanes.dpbusd_ir(b, y[1], w[0], y[0])
+        return fma_ir(b, b.fmul(w[1], y[2]), lanes.int_to_float_ir(b, s), acc)
     return Dot(step=64, w_nbytes=2 * NBYTES, y_nbytes=192, load_w_ir=load_w, tail_w_ir=tail_w, load_y_ir=load_y,
-               mac_ir=mac, prepare=make_prepare(2, 192, _store_512), lanes=16)
+               mac_ir=mac, prepare=quant32.make_prepare(2, 192, _store_512), lanes=16)
 
 
 # ---------------------------------------------------------------- products, AVX2: one block a step
 def _store_256(b, src, dst, j):
     """Step of 64 bytes: q | d in eight lanes."""
-    q, d = activation_ir(b, src)
+    q, d = quant32.activation_ir(b, src)
     store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
-    store_ir(b, splat_ir(b, d, 8), b.add(dst, i64(32)))
+    store_ir(b, splat_ir(b, d, 8), b.add(dst, lanes.i64(32)))
 
 
 def _dot_256():
     def load_w(b, p):
         q = load_q_ir(b, p)
         size = call_intrinsic(b, "llvm.abs.v32i8", q.type, [q, ir.Constant(ir.IntType(1), 0)])
-        return q, size, splat_half_ir(b, p, 8)
+        return q, size, lanes.splat_half_ir(b, p, 8)
 
     def load_y(b, p):
-        return load_ir(b, p, vec_ir("i8", 32)), load_ir(b, b.add(p, i64(32)), vec_ir("f32", 8))
+        return load_ir(b, p, vec_ir("i8", 32)), load_ir(b, b.add(p, lanes.i64(32)), vec_ir("f32", 8))
 
     def mac(b, acc, w, y):
         # |w| * (y with w's sign): pairs stay below 32768 although |w| may be 128, as |y| <= 127
         signed = call_intrinsic(b, "llvm.x86.avx2.psign.b", y[0].type, [y[0], w[0]])
-        s = madd_ir(b, maddubs_ir(b, w[1], signed), splat_const("i16", 1, 16))
-        return fma_ir(b, b.fmul(w[2], y[1]), int_to_float_ir(b, s), acc)
+        s = lanes.madd_ir(b, lanes.maddubs_ir(b, w[1], signed), lanes.splat_const("i16", 1, 16))
+        return fma_ir(b, b.fmul(w[2], y[1]), lanes.int_to_float_ir(b, s), acc)
     return Dot(step=32, w_nbytes=NBYTES, y_nbytes=64, load_w_ir=load_w, tail_w_ir=lambda b, p, n: load_w(b, p),
-               load_y_ir=load_y, mac_ir=mac, prepare=make_prepare(1, 64, _store_256), lanes=8)
+               load_y_ir=load_y, mac_ir=mac, prepare=quant32.make_prepare(1, 64, _store_256), lanes=8)
 
 
-def _dot():
-    if isa.ISA == "avx512":
-        return _dot_512()
-    return _dot_256() if isa.ISA == "avx2" else generic_dot(NBYTES, codes_ir, 128)
-
-
-TRAITS = (Traits(Q8_0, make_to_float(NBYTES, codes_ir, 128), from_float, np_to_float, np_from_float,
-                 round_activations, np_round_activations, dot=_dot(), tile=Codes(NBYTES, 128, codes_ir),
-                 quantize=quantize),)
+_BLOCKS = Plain(Q8_0, lambda b, p: [codes_ir(b, p)], lambda b, p, n: [lanes.splat_half_ir(b, p, n)], zero_point=128,
+                max_code=255)
+TRAITS = (_BLOCKS.traits(from_float, dot=quant32.fast_dot(NBYTES, codes_ir, 128, _dot_512, _dot_256),
+                         np_to_float=np_to_float, np_from_float=np_from_float, quantize=quantize),)

@@ -3,7 +3,7 @@
     Q8_1    blocks of 32: d f16 | s = d sum(q) f16 | q int8
     Q8_K    blocks of 256: d f32 | q int8 | 16 sums of 16 q, int16
 
-No file holds them and no product takes them as weights (ours keep activations in layouts of their own, see
+No file holds them and no product takes them as weights (products here keep activations in other layouts, see
 ops/types/shared/blocks_plain.py and ops/types/shared/blocks_super.py); they convert, so that a tensor of these types
 can be filled and read.
 """

@@ -4,7 +4,7 @@
     BF16    the upper 16 bits of a float32; rounds to nearest even, NaN made quiet (ggml_compute_fp32_to_bf16)
     I*      float32 -> integer truncates toward zero, as C's cast
 
-Products: F16 weights meet activations rounded through F16, BF16 weights meet activations rounded through BF16 (ggml
+Products: activations are rounded through F16 for F16 weights, through BF16 for BF16 weights (ggml
 converts the second operand to the first one's type); sums are float32.
 """
 import numpy as np
@@ -14,43 +14,10 @@ from numba.extending import intrinsic
 
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
-from ggjit.ops.native import isa
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native import isa, mem, simd
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import load_part_ir, splat_const
-from ggjit.ops.native.mem import (
-    call_intrinsic,
-    copy_bytes,
-    ld_f16,
-    ld_f32,
-    ld_f64,
-    ld_i8,
-    ld_i16,
-    ld_i32,
-    ld_i64,
-    round_f16,
-    st_f16,
-    st_f32,
-    st_f64,
-    st_i8,
-    st_i16,
-    st_i32,
-    st_i64,
-)
-from ggjit.ops.native.simd import (
-    W,
-    bf16_ir,
-    fma_ir,
-    ldb,
-    ldf,
-    ldh,
-    load_ir,
-    round_f16v,
-    stb,
-    stf,
-    sth,
-    store_ir,
-    vec_ir,
-)
+from ggjit.ops.native.simd import W
 from ggjit.ops.types.shared.dot import Dot
 from ggjit.ops.types.shared.rows import ld_bf16, st_bf16
 
@@ -60,7 +27,7 @@ f32 = types.float32
 # ---------------------------------------------------------------- rows to and from float32
 @exact
 def copy_row(src, dst, k):
-    copy_bytes(dst, src, 4 * k)
+    mem.copy_bytes(dst, src, 4 * k)
 
 
 def _row(load, store, load_one, store_one, src_nbytes, dst_nbytes):
@@ -109,16 +76,17 @@ def _widen(elem):
     if elem == "f32":
         return lambda b, v: v
     if elem == "f16":
-        return lambda b, v: b.fpext(b.bitcast(v, vec_ir("f16", W)), vec_ir("f32", W))
-    return lambda b, v: b.bitcast(b.shl(b.zext(v, vec_ir("i32", W)), splat_const("i32", 16, W)), vec_ir("f32", W))
+        return lambda b, v: b.fpext(b.bitcast(v, simd.vec_ir("f16", W)), simd.vec_ir("f32", W))
+    return lambda b, v: b.bitcast(b.shl(b.zext(v, simd.vec_ir("i32", W)), splat_const("i32", 16, W)),
+                                  simd.vec_ir("f32", W))
 
 
-# Float weights are asked for into the first-level cache.  Rows of F32 are streams that the processor follows by itself,
-# only their next lines are late; rows of two bytes an element end too soon, there it is the next tile.  Intel Xeon, one
+# Float weights are prefetched into the first-level cache.  The processor prefetches rows of F32 by itself, only their
+# next lines come late; rows of 16-bit elements are too short for that, so the next tile is prefetched.  Intel Xeon, one
 # thread, tiles of 8 rows, share of what a plain loop over eight streams read in the same seconds:
 #
 #                       second level        first level
-#                       next tile       next tile   512 bytes       nothing asked for
+#                       next tile       next tile   512 bytes       no prefetch
 #       F32   k = 2048      0.91            0.98        1.01            0.98
 #       F16   k = 2048      0.92            0.97        0.91            0.92
 #       F16   k = 5632      0.98            1.06           -            0.94
@@ -127,17 +95,17 @@ F32_AHEAD_NBYTES = 512
 
 
 def _float_dot(elem, nbytes, prepare, ahead_nbytes=None):
-    """FMAs on float32 lanes; activations are kept in the weights' own type: fewer bytes in the first-level cache are
+    """FMAs on float32 lanes; activations are kept in the weights' type: fewer bytes in the first-level cache are
     worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s)."""
     widen, word = _widen(elem), "f32" if elem == "f32" else "i16"
 
     def load(b, p):
-        return widen(b, load_ir(b, p, vec_ir(word, W)))
+        return widen(b, simd.load_ir(b, p, simd.vec_ir(word, W)))
 
     def tail(b, p, n):
         return widen(b, load_part_ir(b, p, word, W, n))
     return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * nbytes, prepare=prepare, load_w_ir=load, tail_w_ir=tail,
-               load_y_ir=load, tail_y_ir=tail, mac_ir=lambda b, acc, w, y: fma_ir(b, w, y, acc), locality=NEAR,
+               load_y_ir=load, tail_y_ir=tail, mac_ir=lambda b, acc, w, y: simd.fma_ir(b, w, y, acc), locality=NEAR,
                ahead_nbytes=ahead_nbytes)
 
 
@@ -145,15 +113,15 @@ def _float_dot(elem, nbytes, prepare, ahead_nbytes=None):
 def _round_row_f16(src, dst, k):
     n = k // W * W
     for i in range(0, n, W):
-        stf(dst + 4 * i, round_f16v(ldf(src + 4 * i)))
+        simd.stf(dst + 4 * i, simd.round_f16v(simd.ldf(src + 4 * i)))
     for i in range(n, k):
-        st_f32(dst + 4 * i, round_f16(ld_f32(src + 4 * i)))
+        mem.st_f32(dst + 4 * i, mem.round_f16(mem.ld_f32(src + 4 * i)))
 
 
 @intrinsic
 def _round_bf16v(typingctx, v):
     def codegen(context, b, sig, args):
-        return _widen("bf16")(b, bf16_ir(b, args[0]))
+        return _widen("bf16")(b, simd.bf16_ir(b, args[0]))
     return v(v), codegen
 
 
@@ -161,10 +129,10 @@ def _round_bf16v(typingctx, v):
 def _round_row_bf16(src, dst, k):
     n = k // W * W
     for i in range(0, n, W):
-        stf(dst + 4 * i, _round_bf16v(ldf(src + 4 * i)))
+        simd.stf(dst + 4 * i, _round_bf16v(simd.ldf(src + 4 * i)))
     for i in range(n, k):
-        st_bf16(dst + 4 * i, ld_f32(src + 4 * i))
-        st_f32(dst + 4 * i, ld_bf16(dst + 4 * i))
+        st_bf16(dst + 4 * i, mem.ld_f32(src + 4 * i))
+        mem.st_f32(dst + 4 * i, ld_bf16(dst + 4 * i))
 
 
 class _BFloat(ir.Type):
@@ -180,16 +148,13 @@ class _BFloat(ir.Type):
         return hash("bfloat")
 
 
-@intrinsic
-def _zero_part(typingctx, addr):
+@ir_function
+def _zero_part(b, addr):
     """64 zero bytes at addr"""
-    def codegen(context, b, sig, args):
-        store_ir(b, ir.Constant(vec_ir("i32", 16), None), args[0])
-        return context.get_dummy_value()
-    return types.void(types.int64), codegen
+    simd.store_ir(b, ir.Constant(simd.vec_ir("i32", 16), None), addr)
 
 
-_bf16_from_float = _row(ldf, stb, ld_f32, st_bf16, 4, 2)
+_bf16_from_float = _row(simd.ldf, simd.stb, mem.ld_f32, st_bf16, 4, 2)
 
 
 @exact
@@ -204,34 +169,34 @@ def _bf16_dot():
     pairs = ir.VectorType(_BFloat(), 32)
 
     def load(b, p):
-        return b.bitcast(load_ir(b, p, vec_ir("i16", 32)), pairs)
+        return b.bitcast(simd.load_ir(b, p, simd.vec_ir("i16", 32)), pairs)
     return Dot(
         step=32, w_nbytes=64, y_nbytes=64, prepare=_prepare_bf16, load_w_ir=load, load_y_ir=load, locality=NEAR,
         tail_w_ir=lambda b, p, n: b.bitcast(load_part_ir(b, p, "i16", 32, n), pairs),
-        mac_ir=lambda b, acc, w, y: call_intrinsic(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, [acc, w, y]))
+        mac_ir=lambda b, acc, w, y: mem.call_intrinsic(b, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, [acc, w, y]))
 
 
 F32_DOT = _float_dot("f32", 4, None, F32_AHEAD_NBYTES)
-_f16_from_float = _row(ldf, sth, ld_f32, st_f16, 4, 2)
+_f16_from_float = _row(simd.ldf, simd.sth, mem.ld_f32, mem.st_f16, 4, 2)
 F16_DOT = _float_dot("f16", 2, _f16_from_float)
 BF16_DOT = _bf16_dot() if isa.BF16_DOT else _float_dot("bf16", 2, _bf16_from_float)
 
 
 def _integer(type, load, store, numba_type):
-    return Traits(type, to_float=_scalar_row(load, st_f32, type.nbytes, 4, types.float32),
-                  from_float=_scalar_row(ld_f32, store, 4, type.nbytes, numba_type),
+    return Traits(type, to_float=_scalar_row(load, mem.st_f32, type.nbytes, 4, types.float32),
+                  from_float=_scalar_row(mem.ld_f32, store, 4, type.nbytes, numba_type),
                   np_to_float=_np_to_float(type.dtype), np_from_float=_np_from_float(type.dtype))
 
 
 TRAITS = (
     Traits(F32, copy_row, copy_row, _np_to_float(np.float32), _np_from_float(np.float32), dot=F32_DOT),
-    Traits(F16, _row(ldh, stf, ld_f16, st_f32, 2, 4), _f16_from_float,
+    Traits(F16, _row(simd.ldh, simd.stf, mem.ld_f16, mem.st_f32, 2, 4), _f16_from_float,
            _np_to_float(np.float16), _np_from_float(np.float16), round_activations=_round_row_f16,
            np_round_activations=lambda x: x.astype(np.float16).astype(np.float32), dot=F16_DOT),
-    Traits(BF16, _row(ldb, stf, ld_bf16, st_f32, 2, 4), _bf16_from_float,
+    Traits(BF16, _row(simd.ldb, simd.stf, ld_bf16, mem.st_f32, 2, 4), _bf16_from_float,
            lambda raw: bf16_to_float(np.ascontiguousarray(raw).view(np.uint16)),
            lambda x: float_to_bf16(x).view(np.uint8), round_activations=_round_row_bf16,
            np_round_activations=lambda x: bf16_to_float(float_to_bf16(x)), dot=BF16_DOT),
-    _integer(F64, ld_f64, st_f64, types.float64),
-    _integer(I8, ld_i8, st_i8, types.int8), _integer(I16, ld_i16, st_i16, types.int16),
-    _integer(I32, ld_i32, st_i32, types.int32), _integer(I64, ld_i64, st_i64, types.int64))
+    _integer(F64, mem.ld_f64, mem.st_f64, types.float64),
+    _integer(I8, mem.ld_i8, mem.st_i8, types.int8), _integer(I16, mem.ld_i16, mem.st_i16, types.int16),
+    _integer(I32, mem.ld_i32, mem.st_i32, types.int32), _integer(I64, mem.ld_i64, mem.st_i64, types.int64))

@@ -1,4 +1,4 @@
-"""What kernels are written in: the intrinsics of the device, or their twins where the simulator serves."""
+"""The functions that CUDA kernels call: `intrinsics` on the device, `simulated` in Numba's simulator."""
 from numba import config
 
 SIMULATED = bool(config.ENABLE_CUDASIM)         # NUMBA_ENABLE_CUDASIM=1 when Numba was imported

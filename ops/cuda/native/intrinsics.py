@@ -1,4 +1,4 @@
-"""What CUDA kernels are written in, on the device.  `twins.py` holds the same names for the simulator; `core.py` picks.
+"""The functions that CUDA kernels call, on the device.  `simulated.py` has the same names; `core.py` picks one of both.
 
 Addresses are int64.  `ld_*` and `st_*` reach global memory (tensors), `ldc_*` global memory that no kernel writes
 while this one runs (NODE rows, through the read-only cache), `lds_*` and `sts_*` shared memory.  Elements lie at
@@ -97,10 +97,6 @@ ldc_f32 = _loader(F32, types.float32, 4, constant=True)
 lds_f32, sts_f32 = _loader(F32, types.float32, 4, SHARED), _storer(F32, types.float32, 4, SHARED)
 lds_i32, sts_i32 = _loader(I32, types.int32, 4, SHARED), _storer(I32, types.int32, 4, SHARED)
 lds_i64, sts_i64 = _loader(I64, types.int64, 8, SHARED), _storer(I64, types.int64, 8, SHARED)
-lds_f16 = _loader(F16, types.float32, 2, SHARED, convert=_widen)
-sts_f16 = _storer(F16, types.float32, 2, SHARED, convert=_narrow)
-sts_bf16 = _storer(I16, types.float32, 2, SHARED, convert=_round_bf16)
-sts_i8 = _storer(I8, types.int32, 1, SHARED, convert=_low(I8))
 
 
 @intrinsic
@@ -141,10 +137,10 @@ def sts_i32x4(typingctx, addr, v):
 
 
 def shared(nbytes):
-    """A piece of shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside, `piece()` its address.
+    """Shared memory of one kernel, 16-byte aligned: `piece = shared(512)` outside the kernel, `piece()` its address.
 
-    Only one function may ask for the address, and hands it on: every device function is a module of its own, with
-    variables of its own, so another would get another piece.
+    Call it in one function and pass the address on: every device function is compiled as a module with variables of its
+    own, so a second caller would get a second piece.
     """
     @intrinsic
     def piece(typingctx):
@@ -232,14 +228,6 @@ def round_f16(typingctx, x):
 
 
 @intrinsic
-def round_bf16(typingctx, x):
-    """float32 rounded to bfloat16 and back."""
-    def codegen(context, b, sig, args):
-        return _widen_bf16(b, _round_bf16(b, args[0]))
-    return types.float32(types.float32), codegen
-
-
-@intrinsic
 def pack_f16(typingctx, low, high):
     """Two float32 as float16 in one word."""
     def codegen(context, b, sig, args):
@@ -280,7 +268,7 @@ def dp4a(typingctx, a, b, c):
 def _mma(instruction, acc_ir, acc_nb, letter):
     """mma.sync: 16 x 8 results += 16 x k times k x 8; a0..a3, b0, b1 packed words, c0..c3 the lane's four results.
 
-    All lanes of the warp have to meet in it: convergent, so that LLVM moves it into no branch.
+    All lanes of the warp execute it together: convergent, so that LLVM does not move it into a branch.
     """
     @intrinsic
     def mma(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
@@ -361,7 +349,7 @@ def warp_max(x):
 
 
 def _function(f, n=1):
-    """A float32 function of libdevice under a name of ours."""
+    """A float32 function of libdevice as a device function."""
     if n == 1:
         @device
         def call(x):
@@ -377,6 +365,6 @@ exp, expm1, log, log1p = (_function(f) for f in (math.exp, math.expm1, math.log,
 sqrt, sin, cos, tanh, erf, erfc = (_function(f) for f in (math.sqrt, math.sin, math.cos, math.tanh, math.erf,
                                                           math.erfc))
 power, atan2 = _function(math.pow, 2), _function(math.atan2, 2)
-fabs, floor, ceil, trunc, round_away, round_even = (_function(f) for f in (
-    libdevice.fabsf, libdevice.floorf, libdevice.ceilf, libdevice.truncf, libdevice.roundf, libdevice.rintf))
+fabs, floor, ceil, trunc, round_away = (_function(f) for f in (
+    libdevice.fabsf, libdevice.floorf, libdevice.ceilf, libdevice.truncf, libdevice.roundf))
 fmin, fmax = _function(libdevice.fminf, 2), _function(libdevice.fmaxf, 2)     # the number where the other is NaN

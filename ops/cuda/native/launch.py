@@ -8,7 +8,7 @@ from numba import config
 from ggjit.ops.core.discovery import modules_below
 from ggjit.ops.core.shape import rows_contiguous
 
-# The simulator runs blocks one after the other and threads in turns: few of both.
+# The simulator runs blocks one after the other and one thread at a time: few of both.
 SIMULATED = bool(config.ENABLE_CUDASIM)
 MAX_BLOCKS = 3 if SIMULATED else 1 << 16        # kernels whose blocks take rows in turn never need more
 MAX_THREADS = 64 if SIMULATED else 256

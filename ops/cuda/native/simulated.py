@@ -1,6 +1,6 @@
-"""The names of `intrinsics.py` for Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1), in plain Python.
+"""The functions of `intrinsics.py` in plain Python, for Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1).
 
-Every load and store is checked against the simulated memory, alignment included; threads and waits are in `turns.py`.
+Every load and store is checked against the simulated memory, alignment included; `simulator.py` schedules the threads.
 """
 import ctypes
 import math
@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from ggjit.ops.cuda.native.simulator import WARP, check, me
+from ggjit.ops.cuda.native.simulator import WARP, check, current
 
 f32 = np.float32
 
@@ -73,7 +73,6 @@ def st_bf16(addr, x):
 
 
 lds_f32, sts_f32, lds_i32, sts_i32, lds_i64, sts_i64 = ld_f32, st_f32, ld_i32, st_i32, ld_i64, st_i64
-lds_f16, sts_f16, sts_bf16, sts_i8 = ld_f16, st_f16, st_bf16, st_i8
 
 
 def _signed(x):
@@ -102,9 +101,9 @@ def sts_i32x4(addr, v):
 
 
 def shared(nbytes):
-    """A piece for each function that asks, as on the device (intrinsics.py)."""
+    """An allocation for each calling function, as on the device (intrinsics.py)."""
     key = object()
-    return lambda: me().block.shared((key, sys._getframe(1).f_code), nbytes)
+    return lambda: current().block.shared((key, sys._getframe(1).f_code), nbytes)
 
 
 def device(f):
@@ -113,31 +112,31 @@ def device(f):
 
 
 def thread():
-    return me().number
+    return current().number
 
 
 def n_threads():
-    return me().block.block_dim[0]
+    return current().block.block_dim[0]
 
 
 def block():
-    return me().block.blockIdx.x
+    return current().block.blockIdx.x
 
 
 def n_blocks():
-    return me().block.grid_dim[0]
+    return current().block.grid_dim[0]
 
 
 def block_y():
-    return me().block.blockIdx.y
+    return current().block.blockIdx.y
 
 
 def block_z():
-    return me().block.blockIdx.z
+    return current().block.blockIdx.z
 
 
 def sync():
-    me().wait("block")
+    current().wait("block")
 
 
 # ---------------------------------------------------------------- bits
@@ -169,10 +168,6 @@ def round_f16(x):
     return half_value(half_bits(x))
 
 
-def round_bf16(x):
-    return bf16_value(bf16_bits(x))
-
-
 def pack_f16(low, high):
     return _signed(half_bits(low) | half_bits(high) << 16)
 
@@ -196,8 +191,8 @@ def dp4a(a, b, c):
 
 
 def _once_per_warp(name, given, compute):
-    """What `compute` makes of all lanes' values, a list with an entry per lane; the first lane to go on computes it."""
-    lane = me()
+    """This lane's entry of compute(all lanes' values), a list; the first lane to resume computes it for the warp."""
+    lane = current()
     values = lane.wait(name, given)
     if len(values) == WARP:                     # one list for the whole warp
         values.append(compute(values))
@@ -247,12 +242,12 @@ def mma_i8(a0, a1, b0):
 
 
 def shfl_xor(x, mask):
-    lane = me()
+    lane = current()
     return lane.wait(f"shfl_xor {mask}", x)[lane.lane ^ mask]
 
 
 def shfl(x, lane):
-    return me().wait("shfl", x)[lane]
+    return current().wait("shfl", x)[lane]
 
 
 def ballot(predicate):
@@ -264,7 +259,7 @@ def popcount(x):
 
 
 def _butterfly(name, combine):
-    """The same tree as on the device: lane i meets i ^ 16, i ^ 8, ..."""
+    """The same tree as on the device: lane i is combined with i ^ 16, i ^ 8, ..."""
     def compute(level):
         for step in (16, 8, 4, 2, 1):
             level = [combine(level[i], level[i ^ step]) for i in range(WARP)]
@@ -283,7 +278,7 @@ def _function(f):
 exp, expm1, log, log1p = (_function(f) for f in (np.exp, np.expm1, np.log, np.log1p))
 sqrt, sin, cos, tanh = (_function(f) for f in (np.sqrt, np.sin, np.cos, np.tanh))
 power, atan2 = _function(np.power), _function(np.arctan2)
-fabs, floor, ceil, trunc, round_even = (_function(f) for f in (np.abs, np.floor, np.ceil, np.trunc, np.rint))
+fabs, floor, ceil, trunc = (_function(f) for f in (np.abs, np.floor, np.ceil, np.trunc))
 fmin, fmax = _function(np.fmin), _function(np.fmax)
 
 

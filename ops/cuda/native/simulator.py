@@ -1,14 +1,14 @@
-"""Numba's CUDA simulator with threads that take turns (NUMBA_ENABLE_CUDASIM=1), and memory that is checked.
+"""Scheduler of simulated CUDA threads and checked memory, for Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1).
 
-A turn ends where a thread waits for others:
+One thread of a block runs at a time, until it waits at a barrier or a warp operation:
 
-    lane 0   ....|wait                ....|wait            one runs at a time, in an order drawn anew for every
-    lane 1       ....|wait       ....     |wait            phase, so that a missing barrier shows
-    lane 2            ....|wait ......|done                 all that wait for one another are released together
+    lane 0   ....|wait                ....|wait            the order is shuffled between two waits, so that a missing
+    lane 1       ....|wait       ....     |wait            barrier shows
+    lane 2            ....|wait ......|done                the threads of one barrier are released together
 
-Numba's own block manager polls its threads, has no warp operations, and lets a barrier pass that some threads never
-reach; ours takes its place while this process lives, and reports such a barrier.  Addresses are real: simulated device
-memory is host memory that was announced with `expose`.
+Replaces Numba's block manager in this process, which polls its threads, has no warp operations, and lets a barrier pass
+that some threads never reach; here that is a SimulationFault.  Addresses are real: simulated device memory is host
+memory registered with `expose`.
 """
 import bisect
 import random
@@ -23,7 +23,7 @@ WARP = 32
 
 
 class SimulationFault(GgjitError, RuntimeError):
-    """A kernel touched memory it does not own, or its threads wait for each other for ever."""
+    """A kernel accessed memory outside all allocations, or its threads deadlock."""
 
 
 # ---------------------------------------------------------------- memory
@@ -31,14 +31,14 @@ _bases, _ends = [], []          # sorted; the ranges never overlap
 
 
 def expose(base, nbytes):
-    """Make [base, base + nbytes) memory that kernels may touch."""
+    """Register [base, base + nbytes) as memory that kernels may access."""
     i = bisect.bisect(_bases, base)
     _bases.insert(i, base)
     _ends.insert(i, base + nbytes)
 
 
 def withdraw(base):
-    """Take back what `expose` announced."""
+    """Remove the range that begins at `base`."""
     i = bisect.bisect_left(_bases, base)
     del _bases[i], _ends[i]
 
@@ -53,18 +53,18 @@ def check(addr, nbytes, alignment=1):
         raise SimulationFault(f"{nbytes} bytes at {addr % alignment} past a multiple of {alignment}")
 
 
-# ---------------------------------------------------------------- threads that take turns
+# ---------------------------------------------------------------- threads
 class _Stopped(BaseException):
     """Another thread of the block failed."""
 
 
 class _Lane(threading.Thread):
-    """A CUDA thread; it runs while it holds the turn, and serves one block after the other."""
+    """A CUDA thread.  It runs from `Block.resume` to its next `wait`, and is used again for the next block."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.turn = threading.Lock()
-        self.turn.acquire()
+        self.resumed = threading.Lock()
+        self.resumed.acquire()
         self.start()
 
     def join_block(self, block, number, call):
@@ -76,7 +76,7 @@ class _Lane(threading.Thread):
     def run(self):
         np.seterr(all="ignore")
         while True:
-            self.turn.acquire()
+            self.resumed.acquire()
             try:
                 self.call()
             except _Stopped:
@@ -84,13 +84,13 @@ class _Lane(threading.Thread):
             except BaseException as e:          # handed to the thread that launched the kernel
                 self.error = e
             self.waits = "done"
-            self.block.handed_back.release()
+            self.block.suspended.release()
 
     def wait(self, what, given=None):
-        """End the turn until everybody concerned waits for the same; returns what they gave."""
+        """Suspend until all threads of the operation `what` wait for it; returns the values they gave."""
         self.waits, self.given = what, given
-        self.block.handed_back.release()
-        self.turn.acquire()
+        self.block.suspended.release()
+        self.resumed.acquire()
         if self.stopped:
             raise _Stopped
         return self.taken
@@ -105,8 +105,8 @@ class Block:
 
     def __init__(self, f, grid_dim, block_dim, debug):
         self.f, self.grid_dim, self.block_dim = f, grid_dim, block_dim
-        self.handed_back = threading.Lock()
-        self.handed_back.acquire()
+        self.suspended = threading.Lock()
+        self.suspended.acquire()
         self.pieces = {}
 
     def shared(self, key, nbytes):
@@ -130,26 +130,26 @@ class Block:
         for number, lane in enumerate(lanes):
             lane.join_block(self, number, lambda: self.f(*args))
         try:
-            self.take_turns(lanes)
+            self.schedule(lanes)
         finally:
             for lane in lanes:
                 if lane.waits != "done":
                     lane.stopped = True
-                    self.let(lane)
+                    self.resume(lane)
             for _, base in self.pieces.values():
                 withdraw(base)
 
-    def let(self, lane):
-        lane.turn.release()
-        self.handed_back.acquire()
+    def resume(self, lane):
+        lane.resumed.release()
+        self.suspended.acquire()
 
-    def take_turns(self, lanes):
+    def schedule(self, lanes):
         ready = list(lanes)
         while ready:
             _order.shuffle(ready)
             for lane in ready:
                 lane.waits = None
-                self.let(lane)
+                self.resume(lane)
                 if lane.error is not None:
                     where = f"block {tuple(self.blockIdx)} thread {lane.number}"
                     raise SimulationFault(f"{where}: {lane.error!r}") from lane.error
@@ -177,6 +177,6 @@ class Block:
 simulator.BlockManager = Block
 
 
-def me():
-    """The simulated thread that runs now."""
+def current():
+    """The running simulated thread."""
     return threading.current_thread()

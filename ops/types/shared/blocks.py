@@ -96,7 +96,7 @@ def _signs_to_y(b, w, y):
 
 
 def pair_sums_ir(b, w, y):
-    """<16 x i16> sums of two products; 2 |code| |y| < 32768 is the caller's promise."""
+    """<16 x i16> sums of two products; the caller makes sure that 2 |code| |y| < 32768."""
     return maddubs_ir(b, w[0], _signs_to_y(b, w, y))
 
 

@@ -10,24 +10,13 @@ Activations are those of ops/types/shared/quant32.py: codes q of 32 values and t
 import dataclasses
 from collections.abc import Callable
 
-from numba import types
-from numba.extending import intrinsic
-
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Type
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import i32, i64, int_to_float_ir, load_half_ir, zero
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64
 from ggjit.ops.native.simd import W, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.types.shared.blocks import (
-    BYTE_DOTS,
-    floats_ir,
-    lane0_ir,
-    operand_ir,
-    quad_sums_ir,
-    scratch_dot,
-    store_groups_ir,
-)
+from ggjit.ops.types.shared import blocks as bl
 from ggjit.ops.types.shared.dot import Dot
 from ggjit.ops.types.shared.quant32 import activation_ir, np_round_activations, round_activations, sum_ir
 
@@ -71,25 +60,22 @@ class Plain:
         """A <32 x float> for each group; the operations of ggml's to_float in its order."""
         out = []
         for codes, factor in zip(self.codes_ir(b, p), self.factors_ir(b, p, 32), strict=True):
-            v = b.fmul(floats_ir(b, codes, self.zero_point, self.signed), factor)
+            v = b.fmul(bl.floats_ir(b, codes, self.zero_point, self.signed), factor)
             out.append(b.fadd(v, splat_ir(b, self.offset_ir(b, p), 32)) if self.has_offsets else v)
         return out
 
-    def traits(self, from_float, **more):
+    def traits(self, from_float, dot=None, **more):
         return Traits(self.type, make_to_float(self), from_float, round_activations=round_activations,
-                      np_round_activations=np_round_activations, dot=_dot(self), **{"tile": self, **more})
+                      np_round_activations=np_round_activations, dot=dot or _dot(self), **{"tile": self, **more})
 
 
 def make_to_float(blocks):
     """Jitted to_float of Traits, for Plain and Super."""
     size, nbytes = 4 * blocks.type.block, blocks.type.nbytes
 
-    @intrinsic
-    def block(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            store_groups_ir(b, blocks.values_ir(b, args[0]), args[1])
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def block(b, src, dst):
+        bl.store_groups_ir(b, blocks.values_ir(b, src), dst)
 
     @exact
     def to_float(src, dst, k):
@@ -101,18 +87,14 @@ def make_to_float(blocks):
 def _make_prepare(plain):
     zero_point, with_offset = plain.zero_point, plain.has_offsets
 
-    @intrinsic
-    def group(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            src, dst = args
-            q, d = activation_ir(b, src)
-            store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
-            store_ir(b, d, b.add(dst, i64(32)))
-            total = sum_ir(b, q)
-            word = b.fmul(d, b.sitofp(total, IR_F32)) if with_offset else b.mul(total, i32(-zero_point))
-            store_ir(b, word, b.add(dst, i64(36)))
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
+    @ir_function
+    def group(b, src, dst):
+        q, d = activation_ir(b, src)
+        store_ir(b, b.trunc(q, vec_ir("i8", 32)), dst)
+        store_ir(b, d, b.add(dst, i64(32)))
+        total = sum_ir(b, q)
+        word = b.fmul(d, b.sitofp(total, IR_F32)) if with_offset else b.mul(total, i32(-zero_point))
+        store_ir(b, word, b.add(dst, i64(36)))
 
     @exact
     def prepare(src, dst, k):
@@ -122,28 +104,28 @@ def _make_prepare(plain):
 
 
 def _dot(plain):
-    if not BYTE_DOTS:
-        return scratch_dot(plain.type, lambda b, p, to: store_groups_ir(b, plain.values_ir(b, p), to),
-                           round_activations)
+    if not bl.BYTE_DOTS:
+        return bl.scratch_dot(plain.type, lambda b, p, to: bl.store_groups_ir(b, plain.values_ir(b, p), to),
+                              round_activations)
     if plain.has_offsets:
         return _offset_dot(plain)
     n = plain.n_groups
 
     def load_w(b, p):
-        return [operand_ir(b, c, plain.signed) for c in plain.codes_ir(b, p)], plain.factors_ir(b, p, 8)
+        return [bl.operand_ir(b, c, plain.signed) for c in plain.codes_ir(b, p)], plain.factors_ir(b, p, 8)
 
     def load_y(b, p):
         out = []
         for g in range(n):
             at = b.add(p, i64(Y_GROUP * g))
-            start = lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_I32)) if plain.zero_point else None
+            start = bl.lane0_ir(b, load_ir(b, b.add(at, i64(36)), IR_I32)) if plain.zero_point else None
             d = splat_ir(b, load_ir(b, b.add(at, i64(32)), IR_F32), 8)
             out.append((load_ir(b, at, vec_ir("i8", 32)), d, start))
         return out
 
     def mac(b, acc, w, y):
         for (q, d, start), u, f in zip(y, *w, strict=True):
-            acc = fma_ir(b, b.fmul(f, d), int_to_float_ir(b, quad_sums_ir(b, u, q, start)), acc)
+            acc = fma_ir(b, b.fmul(f, d), int_to_float_ir(b, bl.quad_sums_ir(b, u, q, start)), acc)
         return acc
     return _make_dot(plain, load_w, load_y, mac)
 
@@ -152,7 +134,7 @@ def _offset_dot(plain):
     """Factor and offset are converted and multiplied as pairs: (f, o, f, o ...) (d, d sum q, ...)."""
     def load_w(b, p):
         pair = splat_ir(b, load_ir(b, p, IR_I32), 4)
-        return (operand_ir(b, plain.codes_ir(b, p)[0], plain.signed),
+        return (bl.operand_ir(b, plain.codes_ir(b, p)[0], plain.signed),
                 b.fpext(b.bitcast(pair, vec_ir("f16", 8)), vec_ir("f32", 8)))
 
     def load_y(b, p):
@@ -163,7 +145,7 @@ def _offset_dot(plain):
         both = b.fmul(w[1], y[1])
         factor = shuffle_ir(b, both, both, [0, 0, 2, 2, 4, 4, 6, 6])
         offset = shuffle_ir(b, both, zero("f32", 8), [8, 1, 10, 11, 12, 13, 14, 15])
-        return b.fadd(fma_ir(b, factor, int_to_float_ir(b, quad_sums_ir(b, w[0], y[0])), acc), offset)
+        return b.fadd(fma_ir(b, factor, int_to_float_ir(b, bl.quad_sums_ir(b, w[0], y[0])), acc), offset)
     return _make_dot(plain, load_w, load_y, mac)
 
 

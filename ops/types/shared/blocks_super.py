@@ -18,24 +18,14 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from ggjit.ops.core.traits import Traits
 from ggjit.ops.core.types import Type
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import f32, fold_ir, i32, i64, int_to_float_ir, madd_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, call_intrinsic
 from ggjit.ops.native.simd import IR, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.types.shared.blocks import (
-    BYTE_DOTS,
-    floats_ir,
-    halves_ir,
-    operand_ir,
-    pair_sums_ir,
-    scratch_dot,
-    store_groups_ir,
-)
+from ggjit.ops.types.shared import blocks as bl
 from ggjit.ops.types.shared.blocks_plain import make_to_float
 from ggjit.ops.types.shared.dot import Dot
 
@@ -92,8 +82,8 @@ class Super:
         factors, mins = self.factors_ir(b, p)
         out = []
         for g, codes in enumerate(self.codes_ir(b, p)):
-            v = b.fmul(halves_ir(b, factors, g), floats_ir(b, codes, self.zero_point, self.signed))
-            out.append(v if mins is None else b.fsub(v, halves_ir(b, mins, g)))
+            v = b.fmul(bl.halves_ir(b, factors, g), bl.floats_ir(b, codes, self.zero_point, self.signed))
+            out.append(v if mins is None else b.fsub(v, bl.halves_ir(b, mins, g)))
         return out
 
     def traits(self, from_float, **more):
@@ -121,14 +111,11 @@ def activations_ir(b, src):
     return [b.fptosi(g, vec_ir("i32", 32)) for g in q], d
 
 
-@intrinsic
-def _round_block(typingctx, src, dst):
-    def codegen(context, b, sig, args):
-        q, d = activations_ir(b, args[0])
-        wide = splat_ir(b, d, 32)
-        store_groups_ir(b, [b.fmul(b.sitofp(g, vec_ir("f32", 32)), wide) for g in q], args[1])
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+@ir_function
+def _round_block(b, src, dst):
+    q, d = activations_ir(b, src)
+    wide = splat_ir(b, d, 32)
+    bl.store_groups_ir(b, [b.fmul(b.sitofp(g, vec_ir("f32", 32)), wide) for g in q], dst)
 
 
 @exact
@@ -148,19 +135,15 @@ def np_round_activations(x):
     return (np.rint(blocks * inverse) * d).reshape(x.shape)
 
 
-@intrinsic
-def _prepare_block(typingctx, src, dst):
-    def codegen(context, b, sig, args):
-        src, dst = args
-        codes, d = activations_ir(b, src)
-        for g, q in enumerate(codes):
-            store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, i64(32 * g)))
-            for half in (0, 1):
-                s = fold_ir(b, shuffle_ir(b, q, q, range(16 * half, 16 * half + 16)), b.add)
-                store_ir(b, b.trunc(s, IR["i16"]), b.add(dst, i64(Y_SUMS + 16 * half + 2 * g)))
-        store_ir(b, d, b.add(dst, i64(Y_SCALE)))
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+@ir_function
+def _prepare_block(b, src, dst):
+    codes, d = activations_ir(b, src)
+    for g, q in enumerate(codes):
+        store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, i64(32 * g)))
+        for half in (0, 1):
+            s = fold_ir(b, shuffle_ir(b, q, q, range(16 * half, 16 * half + 16)), b.add)
+            store_ir(b, b.trunc(s, IR["i16"]), b.add(dst, i64(Y_SUMS + 16 * half + 2 * g)))
+    store_ir(b, d, b.add(dst, i64(Y_SCALE)))
 
 
 @exact
@@ -171,17 +154,17 @@ def prepare(src, dst, k):
 
 # ---------------------------------------------------------------- products
 def _half_scales_ir(b, scales, g):
-    """The pair of scales of group g, as the <16 x i16> that meets its pair sums (in-lane: one byte shuffle)."""
+    """The pair of scales of group g, as the <16 x i16> factor of its pair sums (in-lane: one byte shuffle)."""
     return shuffle_ir(b, scales, scales, [g] * 8 + [8 + g] * 8)
 
 
 def _dot(blocks):
-    if not BYTE_DOTS:
-        return scratch_dot(blocks.type, lambda b, p, to: store_groups_ir(b, blocks.values_ir(b, p), to),
-                           round_activations)
+    if not bl.BYTE_DOTS:
+        return bl.scratch_dot(blocks.type, lambda b, p, to: bl.store_groups_ir(b, blocks.values_ir(b, p), to),
+                              round_activations)
 
     def load_w(b, p):
-        codes = [operand_ir(b, c, blocks.signed) for c in blocks.codes_ir(b, p)]
+        codes = [bl.operand_ir(b, c, blocks.signed) for c in blocks.codes_ir(b, p)]
         mins, dmin = blocks.mins_ir(b, p) if blocks.mins_ir else (None, None)
         return codes, blocks.scale_words_ir(b, p), blocks.d_ir(b, p), mins, dmin
 
@@ -192,7 +175,7 @@ def _dot(blocks):
     def mac(b, acc, w, y):
         codes, scales, d, mins, dmin = w
         q, sums, dy = y
-        parts = [madd_ir(b, pair_sums_ir(b, u, v), _half_scales_ir(b, scales, g))
+        parts = [madd_ir(b, bl.pair_sums_ir(b, u, v), _half_scales_ir(b, scales, g))
                  for g, (u, v) in enumerate(zip(codes, q, strict=True))]
         if blocks.zero_point:
             z = madd_ir(b, scales, sums)

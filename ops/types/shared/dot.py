@@ -13,9 +13,8 @@ import dataclasses
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from ggjit.ops.native.jit import ir_function
 from ggjit.ops.native.lanes import for_ir, hsums_ir, i64, if_ir, min_ir, prefetch_ir, zero
 from ggjit.ops.native.mem import IR_I32, IR_I64
 from ggjit.ops.native.simd import W, shuffle_ir, store_ir, vec_ir
@@ -25,7 +24,7 @@ LINE = 64                       # bytes of a cache line
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dot:
-    """How rows of one type meet prepared activations.  The `_ir` members build LLVM IR inside an intrinsic.
+    """How rows of one type are multiplied with prepared activations.  The `_ir` members build LLVM IR.
 
     step        elements a step
     w_nbytes    bytes of a step of weights
@@ -39,8 +38,8 @@ class Dot:
     lanes       float32 lanes of the accumulator
     rows        rows a tile of several columns has at most (a wide step needs its registers for one row)
     max_columns up to how many columns dots are faster than the integer tile of the type, where it has one
-    locality    of prefetch_ir: the cache that weights are asked into, 2 the second, 3 the first
-    ahead_nbytes  how far ahead of a load they are asked for; None: as far as the kernel says, a tile
+    locality    of prefetch_ir: the cache that weights are prefetched into, 2 the second, 3 the first
+    ahead_nbytes  how far ahead of a load they are prefetched; None: as far as the kernel says, a tile
     """
     step: int
     w_nbytes: int
@@ -92,8 +91,8 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
-    While a tile is multiplied, the bytes `ahead` of it (dot.ahead_nbytes where the type sets it) are asked for, once a
-    cache line.
+    While a tile is multiplied, the bytes `ahead` of it (dot.ahead_nbytes where the type sets it) are prefetched, once
+    for each cache line.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
@@ -105,15 +104,15 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         index = [i64(0)] + [min_ir(b, i64(i), last) for i in range(1, n)]
         return [b.add(base, b.mul(i, stride)) for i in index], index
 
-    def codegen(context, b, sig, args):
-        w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols = args
+    @ir_function
+    def tile(b, w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
         if dot.ahead_nbytes is not None:
             ahead = i64(dot.ahead_nbytes)
         ws, ri = pointers(b, w, ldw, n_rows, rows)
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
-        def multiply(b, acc, wo, yo, load_w, load_y, ask=True):
-            for p in ws if ask else ():
+        def multiply(b, acc, wo, yo, load_w, load_y, prefetch=True):
+            for p in ws if prefetch else ():
                 prefetch_ir(b, b.add(p, b.add(wo, ahead)), dot.locality)
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
@@ -147,9 +146,4 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         acc = if_ir(b, b.icmp_signed(">", left, i64(0)), acc, lambda b: multiply(
             b, acc, wo, yo, lambda b, p: dot.tail_w_ir(b, p, left), lambda b, p: tail_y_ir(b, p, left)))
         store_sums_ir(b, hsums_ir(b, acc), n_rows, n_cols, [b.add(dst, b.mul(i, ldd)) for i in ci], ri, rows)
-        return context.get_dummy_value()
-
-    @intrinsic
-    def tile(typingctx, w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
-        return types.void(*(types.int64,) * 10), codegen
     return tile

@@ -11,22 +11,10 @@ from ggjit.ops.native.jit import exact
 from ggjit.ops.native.lanes import i64, load_half_ir, splat_const
 from ggjit.ops.native.mem import IR_I32, ld_u8, st_f32
 from ggjit.ops.native.simd import load_ir, vec_ir
-from ggjit.ops.types.shared.quant_search import (
-    ZERO,
-    at,
-    clip,
-    f32,
-    importance,
-    make_stack,
-    mean_square,
-    nearest_int,
-    put,
-    search_positive,
-    search_scale_min,
-)
+from ggjit.ops.types.shared import quant_search as qs
 
 QK = 256
-scratch = make_stack(1024)              # L 256 | other 32 | Ls 16 | Lm 16 | pad | w 128 | scales 64 | mins 64 | sums 64
+scratch = qs.make_stack(1024)           # L 256 | other 32 | Ls 16 | Lm 16 | pad | w 128 | scales 64 | mins 64 | sums 64
 OTHER, LS, LM, WEIGHTS, SCALES, MINS, SUMS = 256, 288, 304, 384, 512, 576, 640
 
 
@@ -82,7 +70,7 @@ def pack_two_bits(L, dst):
     for j in range(0, QK, 128):
         for i in range(32):
             x = L + j + i
-            put(dst + j // 4, i, ld_u8(x) | ld_u8(x + 32) << 2 | ld_u8(x + 64) << 4 | ld_u8(x + 96) << 6)
+            qs.put(dst + j // 4, i, ld_u8(x) | ld_u8(x + 32) << 2 | ld_u8(x + 64) << 4 | ld_u8(x + 96) << 6)
 
 
 @exact
@@ -90,44 +78,44 @@ def pack_k4_scales(Ls, Lm, dst):
     """Eight scales and eight mins of 6 bits -> twelve bytes (see k4_scales_ir)."""
     for j in range(4):
         s, m = types.int64(ld_u8(Ls + j + 4)), types.int64(ld_u8(Lm + j + 4))
-        put(dst, j, types.int64(ld_u8(Ls + j)) | s >> 4 << 6)
-        put(dst, j + 4, types.int64(ld_u8(Lm + j)) | m >> 4 << 6)
-        put(dst, j + 8, (s & 15) | (m & 15) << 4)
+        qs.put(dst, j, types.int64(ld_u8(Ls + j)) | s >> 4 << 6)
+        qs.put(dst, j + 4, types.int64(ld_u8(Lm + j)) | m >> 4 << 6)
+        qs.put(dst, j + 8, (s & 15) | (m & 15) << 4)
 
 
 # ---------------------------------------------------------------- scales and mins
 @exact
 def recode_with_min(x, L, n, d, low, nmax):
     """Codes of x ~ d L - low, once the scales are rounded; a scale of 0 leaves them as they are."""
-    if d != ZERO:
+    if d != qs.ZERO:
         for i in range(n):
-            put(L, i, clip(nearest_int((at(x, i) + low) / d), 0, nmax))
+            qs.put(L, i, qs.clip(qs.nearest_int((qs.at(x, i) + low) / d), 0, nmax))
 
 
 @exact
 def recode(x, L, n, d, nmax):
     """Codes of x ~ d (L - nmax)."""
-    if d != ZERO:
+    if d != qs.ZERO:
         for i in range(n):
-            put(L, i, nmax + clip(nearest_int(at(x, i) / d), -nmax, nmax - 1))
+            qs.put(L, i, nmax + qs.clip(qs.nearest_int(qs.at(x, i) / d), -nmax, nmax - 1))
 
 
 @exact
 def plain_weights(x, w, n, by_size):
     """|x|, or the root mean square plus |x|."""
-    base = ZERO if by_size else f32(math.sqrt(mean_square(x, n)))
+    base = qs.ZERO if by_size else qs.f32(math.sqrt(qs.mean_square(x, n)))
     for i in range(n):
-        st_f32(w + 4 * i, abs(at(x, i)) if by_size else base + abs(at(x, i)))
+        st_f32(w + 4 * i, abs(qs.at(x, i)) if by_size else base + abs(qs.at(x, i)))
 
 
 @exact
 def find_scales_mins(x, s, n, nmax, rmin, rdelta, n_steps, use_mad):
     """Scales and mins of 256 / n sub-blocks by make_qkx2_quants; returns the largest of each.  s: scratch."""
-    high_scale, high_min = ZERO, ZERO
+    high_scale, high_min = qs.ZERO, qs.ZERO
     for j in range(QK // n):
         plain_weights(x + 4 * n * j, s + WEIGHTS, n, use_mad)
-        scale, low = search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, s + OTHER, rmin, rdelta, n_steps,
-                                      use_mad)
+        scale, low = qs.search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, s + OTHER, rmin, rdelta,
+                                         n_steps, use_mad)
         st_f32(s + SCALES + 4 * j, scale)
         st_f32(s + MINS + 4 * j, low)
         high_scale = scale if scale > high_scale else high_scale
@@ -140,12 +128,12 @@ def find_weighted(x, weights, s, n, nmax, sigma2, top):
     """The same with importances, by make_qkx3_quants and make_qp_quants: returns (d, dmin), codes of scales and mins
     (0 ... top) are left in LS and LM."""
     for j in range(QK // n):
-        total = importance(x + 4 * n * j, weights + 4 * n * j, n, sigma2, s + WEIGHTS)
-        scale, low = search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, s + OTHER, f32(-0.9), f32(0.05),
-                                      36, False)
+        total = qs.importance(x + 4 * n * j, weights + 4 * n * j, n, sigma2, s + WEIGHTS)
+        scale, low = qs.search_scale_min(n, nmax, x + 4 * n * j, s + WEIGHTS, s + n * j, s + OTHER, qs.f32(-0.9),
+                                         qs.f32(0.05), 36, False)
         st_f32(s + SCALES + 4 * j, scale)
         st_f32(s + MINS + 4 * j, low)
         st_f32(s + SUMS + 4 * j, total)
-    d = search_positive(QK // n, top, s + SCALES, s + LS, s + SUMS)
-    dmin = search_positive(QK // n, top, s + MINS, s + LM, s + SUMS)
+    d = qs.search_positive(QK // n, top, s + SCALES, s + LS, s + SUMS)
+    dmin = qs.search_positive(QK // n, top, s + MINS, s + LM, s + SUMS)
     return d, dmin

@@ -1,10 +1,10 @@
 """What all formats of 32 weights with one float16 scale share: w[i] = d * (code[i] - zero_point), codes of 8 bits.
 
-From a type's `codes_ir` (a block's codes as <32 x i8>) follow dequantisation, the codes of an integer tile and the
-generic dot; the fast dots of an instruction set are the type file's own.
+From a type's `codes_ir` (a block's codes as <32 x i8>, unsigned) follows the generic dot; each type file has its fast
+dots for AVX-512 and AVX2.
 
 Activations are quantised to the codes of ggml's CPU kernels: q = rint(x * (127 / amax)), d = amax / 127.  ggml keeps
-d in float16, because its work buffer holds Q8_0 blocks; ours keeps the float32, one rounding less.  The two differ
+d in float16, because its work buffer holds Q8_0 blocks; here it stays float32, one rounding less.  The two differ
 by NMSE 5e-8, where the codes cost 3e-5, so on MiniLM the rms error hardly moves (Q8_0 1.50e-3 to 1.49e-3, Q4_0 the
 same); single largest errors do, either way (Q8_0 0.0122 to 0.0082, Q4_0 0.0709 to 0.0728), by chance of the rounding.
 (ggml's *reference* quantiser, used to write files, differs: it rounds x * (1 / d) half away from 0.)
@@ -12,15 +12,13 @@ same); single largest errors do, either way (Q8_0 0.0122 to 0.0082, Q4_0 0.0709 
 The integer dot of unsigned codes u and signed activations s needs no signs in the loop:
     sum (u - z) s = sum u s - z sum s,   and -z sum s is prepared once as the accumulator's initial value.
 """
-import dataclasses
-from collections.abc import Callable
-
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ggjit.ops.native.jit import exact
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import exact, ir_function
 from ggjit.ops.native.lanes import amax_ir, f32, fold_ir, i64, load_half_ir, splat_const, zero
 from ggjit.ops.native.mem import IR_F16, IR_I32, call_intrinsic
 from ggjit.ops.native.simd import W, fma_ir, load_ir, shuffle_ir, splat_ir, store_ir, vec_ir
@@ -46,13 +44,10 @@ def sum_ir(b, q):
     return fold_ir(b, q, b.add)
 
 
-@intrinsic
-def _round_block(typingctx, src, dst):
-    def codegen(context, b, sig, args):
-        q, d = activation_ir(b, args[0])
-        store_ir(b, b.fmul(b.sitofp(q, V32), splat_ir(b, d, 32)), args[1])
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64), codegen
+@ir_function
+def _round_block(b, src, dst):
+    q, d = activation_ir(b, src)
+    store_ir(b, b.fmul(b.sitofp(q, V32), splat_ir(b, d, 32)), dst)
 
 
 @exact
@@ -86,13 +81,10 @@ def make_prepare(per_step, step_nbytes, store_ir_):
             return context.get_dummy_value()
         return types.void(*(types.int64,) * 3), codegen
 
-    @intrinsic
-    def clear(typingctx, dst):
-        def codegen(context, b, sig, args):
-            for i in range(words):
-                store_ir(b, zero("i32", 16), b.add(args[0], i64(64 * i)))
-            return context.get_dummy_value()
-        return types.void(types.int64), codegen
+    @ir_function
+    def clear(b, dst):
+        for i in range(words):
+            store_ir(b, zero("i32", 16), b.add(dst, i64(64 * i)))
 
     @exact
     def prepare(src, dst, k):
@@ -111,20 +103,11 @@ def floats_ir(b, codes, zero_point, d, lanes=32):
     return b.fmul(b.sitofp(q, vec_ir("f32", lanes)), splat_ir(b, d, lanes))
 
 
-def make_to_float(nbytes, codes_ir, zero_point):
-    """Jitted to_float of Traits; the scale is the block's first half word."""
-    @intrinsic
-    def block(typingctx, src, dst):
-        def codegen(context, b, sig, args):
-            store_ir(b, floats_ir(b, codes_ir(b, args[0]), zero_point, load_half_ir(b, args[0])), args[1])
-            return context.get_dummy_value()
-        return types.void(types.int64, types.int64), codegen
-
-    @exact
-    def to_float(src, dst, k):
-        for i in range(k // BLOCK):
-            block(src + i * nbytes, dst + i * 128)
-    return to_float
+def fast_dot(nbytes, codes_ir, zero_point, avx512, avx2):
+    """The Dot of the instruction set; avx512(), avx2() make those with byte dots."""
+    if isa.ISA == "generic":
+        return generic_dot(nbytes, codes_ir, zero_point)
+    return avx512() if isa.ISA == "avx512" else avx2()
 
 
 def generic_dot(nbytes, codes_ir, zero_point):
@@ -148,16 +131,11 @@ def generic_dot(nbytes, codes_ir, zero_point):
                load_y_ir=load_y, mac_ir=mac, prepare=round_activations)
 
 
-# ---------------------------------------------------------------- integer tiles
-@dataclasses.dataclass(frozen=True, eq=False)
-class Codes:
-    """A block's 8-bit codes for packed integer tiles (ops/matmul/mul_mat_tile.py)."""
-    nbytes: int                 # bytes of a block
-    zero_point: int
-    codes_ir: Callable          # (b, block address) -> <32 x i8>, unsigned
-
-    def scale_ir(self, b, addr):
-        return load_half_ir(b, addr)
+# ---------------------------------------------------------------- scales
+def np_blocks(raw, nbytes):
+    """Raw rows -> (float32 scales [..., blocks, 1], the bytes of the codes [..., blocks, nbytes - 2]) (NumPy)."""
+    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, nbytes)
+    return np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32), blocks[..., 2:]
 
 
 def half_scale(d):

@@ -18,26 +18,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from ggjit.ops.native import simd
 from ggjit.ops.native.jit import exact, i32s, i64s, native, u8s
 from ggjit.ops.native.lanes import fold_ir, for_ir, i32, i64, min_ir, splat_const
 from ggjit.ops.native.mem import IR_F32, IR_I64, ld_i32, ld_u16, st_i16
-from ggjit.ops.native.simd import (
-    IR,
-    V,
-    W,
-    const_ir,
-    iadd,
-    imul,
-    isub,
-    load_ir,
-    make_ir,
-    make_load,
-    make_splat,
-    make_store,
-    make_zero,
-    splat_ir,
-    vec_ir,
-)
+from ggjit.ops.native.simd import V, W
 from ggjit.ops.types.shared.quant_search import make_stack
 
 RUN = 16                                # neighbours a run: every vector width divides it
@@ -90,10 +75,10 @@ class GridQuantizer:
 _stack = make_stack(MAX_POINTS + 8 * MAX_DISTANCE)
 
 
-_widen = make_ir(lambda t: V("i16", t.n), lambda b, x: b.zext(x, vec_ir("i16", x.type.count)))
-_narrow = make_ir(lambda t: V("i8", t.n), lambda b, x: b.trunc(x, vec_ir("i8", x.type.count)))
-_load, _store, _zero, _splat = (make_load("i8", LANES), make_store("i8", LANES), make_zero("i16", LANES),
-                                make_splat("i16", LANES, types.int16))
+_widen = simd.make_ir(lambda t: V("i16", t.n), lambda b, x: b.zext(x, simd.vec_ir("i16", x.type.count)))
+_narrow = simd.make_ir(lambda t: V("i8", t.n), lambda b, x: b.trunc(x, simd.vec_ir("i8", x.type.count)))
+_load, _store, _zero, _splat = (simd.make_load("i8", LANES), simd.make_store("i8", LANES), simd.make_zero("i16", LANES),
+                                simd.make_splat("i16", LANES, types.int16))
 
 
 @exact
@@ -103,8 +88,8 @@ def _distances(word, codes, n, size, bits, to):
         total = _zero()
         for i in range(size):
             code = _splat(types.int16(word >> bits * i & (1 << bits) - 1))
-            step = isub(code, _widen(_load(codes + i * n + j)))
-            total = iadd(total, imul(step, step))
+            step = simd.isub(code, _widen(_load(codes + i * n + j)))
+            total = simd.iadd(total, simd.imul(step, step))
         _store(to + j, _narrow(total))
 
 
@@ -145,7 +130,7 @@ def _fill(table, lists_offs, codes, words, n, size, bits, n_levels, n_distances)
     for word in range(1 << bits * size):
         if index[word] >= 0:
             continue
-        index[word] = 0                                     # stays where a code is too large: nobody asks for it
+        index[word] = 0                                     # stays where a code is too large: it is never looked up
         if _largest_code(word, size, bits) >= n_levels:
             continue
         _distances(word, codes, n, size, bits, s)
@@ -169,7 +154,7 @@ def _fill(table, lists_offs, codes, words, n, size, bits, n_levels, n_distances)
 # ---------------------------------------------------------------- the nearest neighbour
 def _losses_ir(b, words, size, bits, slope, offset, values, weights, scale):
     """sum_i w_i (scale q_i - x_i)^2 of W words, added in this order; q = slope code + offset."""
-    total = ir.Constant(vec_ir("f32", W), None)
+    total = ir.Constant(simd.vec_ir("f32", W), None)
     for i in range(size):
         code = b.lshr(words, splat_const("i32", bits * i, W)) if i else words
         code = b.and_(code, splat_const("i32", (1 << bits) - 1, W))
@@ -186,36 +171,37 @@ def make_nearest(grid, slope):
     entry: of the table, for a word without a point; x, w: addresses of `size` float32; scale, offset: float32.  A code
     means slope code + offset.  Where no loss is below the largest float32 (NaN, overflow) it is the first neighbour.
     """
-    size, bits, v, vi = grid.size, grid.bits, vec_ir("f32", W), vec_ir("i32", W)
+    size, bits, v, vi = grid.size, grid.bits, simd.vec_ir("f32", W), simd.vec_ir("i32", W)
 
     def smallest_ir(b, loss, places):
         least = fold_ir(b, loss, lambda x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
-        places = b.select(b.fcmp_ordered("==", loss, splat_ir(b, least, W)), places, splat_const("i32", 1 << 30, W))
+        smallest = b.fcmp_ordered("==", loss, simd.splat_ir(b, least, W))
+        places = b.select(smallest, places, splat_const("i32", 1 << 30, W))
         return fold_ir(b, places, lambda x, y: min_ir(b, x, y))
 
     @intrinsic
     def nearest(typingctx, table, entry, x, w, scale, offset):
         def codegen(context, b, sig, args):
             table, entry, x, w, scale, offset = args
-            values, weights = ([splat_ir(b, load_ir(b, b.add(p, i64(4 * i)), IR_F32), W) for i in range(size)]
+            values, weights = ([simd.splat_ir(b, simd.load_ir(b, b.add(p, i64(4 * i)), IR_F32), W) for i in range(size)]
                                for p in (x, w))
-            scale, offset = splat_ir(b, scale, W), splat_ir(b, offset, W)
+            scale, offset = simd.splat_ir(b, scale, W), simd.splat_ir(b, offset, W)
             entry = b.sub(i64(-1), b.sext(entry, IR_I64))
             words = b.add(table, b.add(b.mul(b.lshr(entry, i64(8)), i64(2 * RUN)), i64(grid.lists_offs)))
 
             def step(b, state):
                 places, best, best_places = state
-                here = b.zext(load_ir(b, b.add(words, b.mul(b.zext(b.extract_element(places, i32(0)), IR_I64),
-                                                            i64(2))), vec_ir("i16", W)), vi)
+                here = b.zext(simd.load_ir(b, b.add(words, b.mul(b.zext(b.extract_element(places, i32(0)), IR_I64),
+                                                                 i64(2))), simd.vec_ir("i16", W)), vi)
                 loss = _losses_ir(b, here, size, bits, slope, offset, values, weights, scale)
                 closer = b.fcmp_ordered("<", loss, best)
                 return [b.add(places, splat_const("i32", W, W)), b.select(closer, loss, best),
                         b.select(closer, places, best_places)]
-            lanes = const_ir("i32", range(W))
+            lanes = simd.const_ir("i32", range(W))
             n_steps = b.mul(b.and_(entry, i64(255)), i64(RUN // W))
             _, loss, places = for_ir(b, n_steps, [(vi, lanes), (v, splat_const("f32", LARGEST, W)), (vi, lanes)], step)
             place = b.zext(smallest_ir(b, loss, places), IR_I64)
-            return b.zext(load_ir(b, b.add(words, b.mul(place, i64(2))), IR["i16"]), IR_I64)
+            return b.zext(simd.load_ir(b, b.add(words, b.mul(place, i64(2))), simd.IR["i16"]), IR_I64)
         f32 = types.float32
         return types.int64(types.int64, types.int32, types.int64, types.int64, f32, f32), codegen
     return nearest

@@ -14,52 +14,20 @@ import math
 
 from numba import types
 
+from ggjit.ops.native import simd
 from ggjit.ops.native.jit import exact
 from ggjit.ops.native.lanes import splat_const
 from ggjit.ops.native.mem import ld_i32, ld_u8, st_f16, st_f32, st_i32, zero_bytes
-from ggjit.ops.native.simd import (
-    B,
-    V,
-    fadd,
-    fmul,
-    fsub,
-    i2f,
-    iadd,
-    iand,
-    ior,
-    ldf,
-    ldi,
-    make_ir,
-    splat,
-    splati,
-    stf,
-    sti,
-    vec_ir,
-    zerof,
-    zeroi,
-)
+from ggjit.ops.native.simd import B, V
+from ggjit.ops.types.shared import quant_search as qs
 from ggjit.ops.types.shared.quant_grid import Grid, entry_of, make_nearest
-from ggjit.ops.types.shared.quant_search import (
-    MAGIC,
-    ONE,
-    ZERO,
-    at,
-    clip,
-    f32,
-    importance,
-    make_stack,
-    nearest_int,
-    put,
-    search_positive,
-    sum_squares,
-)
 
 QK, MAX_TRIALS = 256, 32
 ROW = 4 * MAX_TRIALS                    # bytes of one number of every trial
 POINTS, SIGNS, CODES, SCALES = 0, 256, 288, 320
 WEIGHTS, ROOTS, SIZES, LEVELS, BEST = 384, 512, 640, 768, 800       # of a run: w, sqrt w, |x|, scratch, best words
 INVERSES, SUMS_X, SUMS_Q, WORDS = 832, 832 + ROW, 832 + 2 * ROW, 832 + 3 * ROW
-scratch = make_stack(WORDS + 8 * ROW)   # words: [groups of the run][trials]
+scratch = qs.make_stack(WORDS + 8 * ROW)   # words: [groups of the run][trials]
 OFF = 1 << 30                           # in a word: the codes were no grid point, this is a neighbour
 LOST, ANY, ALL = range(3)
 
@@ -99,13 +67,13 @@ def _make_weigh(search):
     def weigh(x, importances, sigma2, s):
         """w and sqrt w of a run"""
         if importances != 0:
-            importance(x, importances, n, sigma2, s + WEIGHTS)
+            qs.importance(x, importances, n, sigma2, s + WEIGHTS)
         else:
             for i in range(n):
-                square = at(x, i) * at(x, i)
-                st_f32(s + WEIGHTS + 4 * i, f32(base) * sigma2 + square if base else square)
+                square = qs.at(x, i) * qs.at(x, i)
+                st_f32(s + WEIGHTS + 4 * i, qs.f32(base) * sigma2 + square if base else square)
         for i in range(n):
-            st_f32(s + ROOTS + 4 * i, f32(math.sqrt(at(s + WEIGHTS, i))))
+            st_f32(s + ROOTS + 4 * i, qs.f32(math.sqrt(qs.at(s + WEIGHTS, i))))
     return weigh
 
 
@@ -114,8 +82,8 @@ def _split(x, w, sizes):
     """Eight values -> their sizes; returns the sign bits."""
     signs = types.int64(0)
     for i in range(8):
-        v = at(x, i)
-        negative = not v >= ZERO
+        v = qs.at(x, i)
+        negative = not v >= qs.ZERO
         st_f32(sizes + 4 * i, -v if negative else v)
         signs |= types.int64(negative) << i
     return signs
@@ -128,19 +96,19 @@ def _split_even(x, w, sizes):
     odd = signs ^ signs >> 4
     odd ^= odd >> 2
     if (odd ^ odd >> 1) & 1:
-        least, j = at(w, 0) * at(x, 0) * at(x, 0), 0
+        least, j = qs.at(w, 0) * qs.at(x, 0) * qs.at(x, 0), 0
         for i in range(1, 8):
-            v = at(w, i) * at(x, i) * at(x, i)
+            v = qs.at(w, i) * qs.at(x, i) * qs.at(x, i)
             if v < least:
                 least, j = v, i
-        st_f32(sizes + 4 * j, -at(sizes, j))
+        st_f32(sizes + 4 * j, -qs.at(sizes, j))
         signs ^= 1 << j
     return signs & 127
 
 
 # ---------------------------------------------------------------- trials: lanes are scales
-_shl = make_ir(lambda *t: t[0], lambda b, x, n: b.shl(x, n))
-_lshr = make_ir(lambda *t: t[0], lambda b, x, n: b.lshr(x, n))
+_shl = simd.make_ir(lambda *t: t[0], lambda b, x, n: b.shl(x, n))
+_lshr = simd.make_ir(lambda *t: t[0], lambda b, x, n: b.lshr(x, n))
 
 
 def _make_round(top):
@@ -150,11 +118,11 @@ def _make_round(top):
 
         def c(k):
             return splat_const("i32", k, n)
-        q = b.bitcast(b.fadd(x, splat_const("f32", float(MAGIC), n)), vec_ir("i32", n))
+        q = b.bitcast(b.fadd(x, splat_const("f32", float(qs.MAGIC), n)), simd.vec_ir("i32", n))
         q = b.sub(b.and_(q, c(0x7FFFFF)), c(0x400000))
         q = b.select(b.icmp_signed("<", q, c(top)), q, c(top))
         return b.select(b.icmp_signed(">", q, c(0)), q, c(0))
-    return make_ir(lambda t: V("i32", t.n), build)
+    return simd.make_ir(lambda t: V("i32", t.n), build)
 
 
 def _make_trials(search):
@@ -166,32 +134,32 @@ def _make_trials(search):
     @exact
     def round_words(s):
         """The codes of every group of sizes, at every inverse scale: round((inverse size - 1) / 2)."""
-        half, one = splat(f32(0.5)), splat(ONE)
+        half, one = simd.splat(qs.f32(0.5)), simd.splat(qs.ONE)
         for v in range(0, end, B):
-            inverse = ldf(s + INVERSES + v)
+            inverse = simd.ldf(s + INVERSES + v)
             for g in range(groups):
-                word = zeroi()
+                word = simd.zeroi()
                 for i in range(size):
-                    x = splat(at(s + SIZES, size * g + i))
-                    code = round_codes(fmul(half, fsub(fmul(inverse, x), one)))
-                    word = ior(word, _shl(code, splati(types.int32(bits * i))))
-                sti(s + WORDS + ROW * g + v, word)
+                    x = simd.splat(qs.at(s + SIZES, size * g + i))
+                    code = round_codes(simd.fmul(half, simd.fsub(simd.fmul(inverse, x), one)))
+                    word = simd.ior(word, _shl(code, simd.splati(types.int32(bits * i))))
+                simd.sti(s + WORDS + ROW * g + v, word)
 
     @exact
     def sum_words(s):
         """sum w x q and sum w q q of the words, q = 2 code + 1"""
         for v in range(0, end, B):
-            sumqx, sumq2 = zerof(), zerof()
+            sumqx, sumq2 = simd.zerof(), simd.zerof()
             for g in range(groups):
-                word = ldi(s + WORDS + ROW * g + v)
+                word = simd.ldi(s + WORDS + ROW * g + v)
                 for i in range(size):
-                    code = iand(_lshr(word, splati(types.int32(bits * i))), splati(types.int32(mask)))
-                    q = i2f(iadd(iadd(code, code), splati(types.int32(1))))
-                    w = at(s + WEIGHTS, size * g + i)
-                    sumqx = fadd(sumqx, fmul(splat(w * at(s + SIZES, size * g + i)), q))
-                    sumq2 = fadd(sumq2, fmul(fmul(splat(w), q), q))
-            stf(s + SUMS_X + v, sumqx)
-            stf(s + SUMS_Q + v, sumq2)
+                    code = simd.iand(_lshr(word, simd.splati(types.int32(bits * i))), simd.splati(types.int32(mask)))
+                    q = simd.i2f(simd.iadd(simd.iadd(code, code), simd.splati(types.int32(1))))
+                    w = qs.at(s + WEIGHTS, size * g + i)
+                    sumqx = simd.fadd(sumqx, simd.fmul(simd.splat(w * qs.at(s + SIZES, size * g + i)), q))
+                    sumq2 = simd.fadd(sumq2, simd.fmul(simd.fmul(simd.splat(w), q), q))
+            simd.stf(s + SUMS_X + v, sumqx)
+            simd.stf(s + SUMS_Q + v, sumq2)
     return round_words, sum_words
 
 
@@ -205,7 +173,7 @@ def _make_snap(search):
         if entry >= 0:
             return word
         offs = 4 * size * g
-        return nearest(table, entry, s + SIZES + offs, s + ROOTS + offs, scale, ONE) | OFF
+        return nearest(table, entry, s + SIZES + offs, s + ROOTS + offs, scale, qs.ONE) | OFF
     return snap
 
 
@@ -219,18 +187,18 @@ def _make_best_trial(search, snap):
     @exact
     def best_trial(high, scale, table, s):
         for t in range(MAX_TRIALS):
-            st_f32(s + INVERSES + 4 * t, (f32(top) + f32(t - n_steps) * f32(step)) / high)
+            st_f32(s + INVERSES + 4 * t, (qs.f32(top) + qs.f32(t - n_steps) * qs.f32(step)) / high)
         round_words(s)
         for t in range(2 * n_steps + 1):
-            trial = ONE / at(s + INVERSES, t)
+            trial = qs.ONE / qs.at(s + INVERSES, t)
             for g in range(groups):
                 p = s + WORDS + ROW * g + 4 * t
                 st_i32(p, types.int32(snap(types.int64(ld_i32(p)), g, trial, table, s)))
         sum_words(s)
-        best, which = ZERO, -1
+        best, which = qs.ZERO, -1
         for t in range(2 * n_steps + 1):
-            sumqx, sumq2 = at(s + SUMS_X, t), at(s + SUMS_Q, t)
-            if sumq2 > ZERO and sumqx * sumqx > best * sumq2:
+            sumqx, sumq2 = qs.at(s + SUMS_X, t), qs.at(s + SUMS_Q, t)
+            if sumq2 > qs.ZERO and sumqx * sumqx > best * sumq2:
                 scale = sumqx / sumq2
                 best, which = scale * sumqx, t
         for g in range(groups):
@@ -250,24 +218,24 @@ def _make_refine(search, snap):
         lost = types.int64(0)
         for g in range(groups):
             lost |= types.int64(ld_i32(s + BEST + 4 * g)) & OFF
-        if not scale > ZERO or (lost == 0 and again != ALL):
+        if not scale > qs.ZERO or (lost == 0 and again != ALL):
             return scale
-        inverse = ONE / scale
-        sumqx, sumq2 = ZERO, ZERO
+        inverse = qs.ONE / scale
+        sumqx, sumq2 = qs.ZERO, qs.ZERO
         for g in range(groups):
             word = types.int64(ld_i32(s + BEST + 4 * g))
             if again != LOST or word & OFF:
                 word = 0
                 for i in range(size):
-                    code = nearest_int(f32(0.5) * (inverse * at(s + SIZES, size * g + i) - ONE))
-                    word |= clip(code, 0, top) << bits * i
+                    code = qs.nearest_int(qs.f32(0.5) * (inverse * qs.at(s + SIZES, size * g + i) - qs.ONE))
+                    word |= qs.clip(code, 0, top) << bits * i
                 word = snap(word, g, scale, table, s)
                 st_i32(s + BEST + 4 * g, types.int32(word))
             for i in range(size):
-                w, q = at(s + WEIGHTS, size * g + i), f32(2 * (word >> bits * i & mask) + 1)
-                sumqx += w * at(s + SIZES, size * g + i) * q
+                w, q = qs.at(s + WEIGHTS, size * g + i), qs.f32(2 * (word >> bits * i & mask) + 1)
+                sumqx += w * qs.at(s + SIZES, size * g + i) * q
                 sumq2 += w * q * q
-        return sumqx / sumq2 if sumq2 > ZERO else scale
+        return sumqx / sumq2 if sumq2 > qs.ZERO else scale
     return refine
 
 
@@ -284,23 +252,23 @@ def _make_run(search):
         weigh(x, importances, sigma2, s)
         signs = s + SIGNS + n // 8 * j
         for i in range(n // 8):
-            put(signs, i, split(x + 32 * i, s + WEIGHTS + 32 * i, s + SIZES + 32 * i))
-        high = at(s + SIZES, 0)
+            qs.put(signs, i, split(x + 32 * i, s + WEIGHTS + 32 * i, s + SIZES + 32 * i))
+        high = qs.at(s + SIZES, 0)
         for i in range(1, n):
-            high = at(s + SIZES, i) if not high > at(s + SIZES, i) else high
-        scale, zeros = high / f32(2 * n_levels - 1), high < f32(tiny)
+            high = qs.at(s + SIZES, i) if not high > qs.at(s + SIZES, i) else high
+        scale, zeros = high / qs.f32(2 * n_levels - 1), high < qs.f32(tiny)
         if fit and not zeros:
-            scale = search_positive(n, n_levels + 1, s + SIZES, s + LEVELS, s + WEIGHTS)
-            high = scale * f32(n_levels)
-            zeros = high <= ZERO
+            scale = qs.search_positive(n, n_levels + 1, s + SIZES, s + LEVELS, s + WEIGHTS)
+            high = scale * qs.f32(n_levels)
+            zeros = high <= qs.ZERO
         if zeros:
             zero_bytes(signs, n // 8)
-            return ZERO
+            return qs.ZERO
         scale = refine(best_trial(high, scale, table, s), table, s)
-        if scale < ZERO:
+        if scale < qs.ZERO:
             scale = -scale
             for i in range(n // 8):
-                put(signs, i, ld_u8(signs + i) ^ (127 if even else 255))
+                qs.put(signs, i, ld_u8(signs + i) ^ (127 if even else 255))
         for g in range(n // size):
             word = types.int64(ld_i32(s + BEST + 4 * g)) & (OFF - 1)
             st_i32(s + POINTS + 4 * (n // size * j + g), entry_of(table, word))
@@ -317,22 +285,22 @@ def make_quantise(search, nbytes, pack):
         s = scratch()
         for i in range(k // QK):
             x, to = src + 4 * QK * i, dst + nbytes * i
-            sigma2 = f32(spread) * sum_squares(x, QK) / f32(QK)
+            sigma2 = qs.f32(spread) * qs.sum_squares(x, QK) / qs.f32(QK)
             zero_bytes(s, SCALES)
-            high = ZERO
+            high = qs.ZERO
             for j in range(QK // n):
                 w = importances + 4 * (QK * i + n * j) if importances != 0 else 0
                 scale = one_run(x + 4 * n * j, w, sigma2, table, s, j)
                 st_f32(s + SCALES + 4 * j, scale)
                 high = scale if not high > scale else high
             zero_bytes(to, nbytes)
-            if high == ZERO and even:
+            if high == qs.ZERO and even:
                 continue
-            d = high / f32(31)
-            st_f16(to, d * f32(fudge))
-            inverse = ONE / d
+            d = high / qs.f32(31)
+            st_f16(to, d * qs.f32(fudge))
+            inverse = qs.ONE / d
             for j in range(QK // n):
-                code = nearest_int(f32(0.5) * (inverse * at(s + SCALES, j) - ONE))
-                put(s + CODES, j, clip(code, 0, 15) if high != ZERO else 0)
+                code = qs.nearest_int(qs.f32(0.5) * (inverse * qs.at(s + SCALES, j) - qs.ONE))
+                qs.put(s + CODES, j, qs.clip(code, 0, 15) if high != qs.ZERO else 0)
             pack(s, to)
     return quantise

@@ -22,27 +22,16 @@ from ggjit.ops.native.isa import W
 from ggjit.ops.native.jit import exact
 from ggjit.ops.native.mem import IR_I64, ld_i32, ld_u8, st_f32, st_i32, zero_bytes
 from ggjit.ops.native.simd import ldf, make_ir, splat_ir
+from ggjit.ops.types.shared import quant_search as qs
 from ggjit.ops.types.shared.quant_grid import LARGEST, Grid, entry_of, make_nearest
-from ggjit.ops.types.shared.quant_search import (
-    ONE,
-    ZERO,
-    at,
-    clip,
-    f32,
-    importance,
-    make_stack,
-    nearest_int,
-    put,
-    sum_squares,
-)
 
 QK, SHIFT = 256, 0.125
 # scratch: what is found (words and points int32 [32], kind and code of a run, its scale), then what a run needs
 FOUND, POINTS, KINDS, CODES, SCALES = 0, 128, 256, 272, 288
 WEIGHTS, ORDER, TRIALS = 384, 512, 576
 SUMS, ROW = 1088, 256                   # running sums, float32 [n + 1 + W] each: x w, or those of both halves; then w
-scratch = make_stack(SUMS + 4 * ROW)
-NAN = f32(math.nan)
+scratch = qs.make_stack(SUMS + 4 * ROW)
+NAN = qs.f32(math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +62,10 @@ class Ternary:
 @exact
 def weigh(x, importances, n, sigma2, w):
     if importances != 0:
-        importance(x, importances, n, sigma2, w)
+        qs.importance(x, importances, n, sigma2, w)
     else:
         for i in range(n):
-            st_f32(w + 4 * i, at(x, i) * at(x, i))
+            st_f32(w + 4 * i, qs.at(x, i) * qs.at(x, i))
 
 
 @exact
@@ -86,14 +75,14 @@ def _sort(x, n, order):
     By counting: of an insertion sort inlined here, `while j > 0 and ...`, LLVM 22 dropped the `j > 0`.
     """
     for i in range(n):
-        put(order, i, i)
+        qs.put(order, i, i)
     for i in range(n):
-        place, v = 0, at(x, i)
+        place, v = 0, qs.at(x, i)
         for j in range(i):
-            place += at(x, j) <= v
+            place += qs.at(x, j) <= v
         for j in range(i + 1, n):
-            place += at(x, j) < v
-        put(order, place, i)
+            place += qs.at(x, j) < v
+        qs.put(order, place, i)
 
 
 def _better_ir(b, sumqx, sumq2, best):
@@ -113,7 +102,7 @@ def _make_best_split(t):
     @exact
     def best_split(s, scale):
         """(scale, i1, i2, kind) of the best split; i1 = -1 where there is none."""
-        best, best1, best2, best_kind = f32(-LARGEST), -1, -1, 0
+        best, best1, best2, best_kind = qs.f32(-LARGEST), -1, -1, 0
         for i1 in range(n + 1):
             for i2 in range(i1, n + 1, W):
                 sums(s, i1, i2)
@@ -126,8 +115,8 @@ def _make_best_split(t):
                 for i in range(W):
                     for kind in range(n_kinds):
                         row = s + TRIALS + 8 * W * kind
-                        sumqx, sumq2 = at(row, i), at(row, W + i)
-                        if sumq2 > ZERO and sumqx * sumqx > best * sumq2:
+                        sumqx, sumq2 = qs.at(row, i), qs.at(row, W + i)
+                        if sumq2 > qs.ZERO and sumqx * sumqx > best * sumq2:
                             scale = sumqx / sumq2
                             best, best1, best2, best_kind = scale * sumqx, i1, i2 + i, kind
         return scale, best1, best2, best_kind
@@ -137,12 +126,12 @@ def _make_best_split(t):
 @exact
 def level(word, i, minus):
     """What code i of the word means."""
-    return f32((word >> 2 * i & 3) - 1) + (f32(-SHIFT) if minus else f32(SHIFT))
+    return qs.f32((word >> 2 * i & 3) - 1) + (qs.f32(-SHIFT) if minus else qs.f32(SHIFT))
 
 
 @exact
 def _offset(minus):
-    return f32(-1 - SHIFT) if minus else f32(SHIFT - 1)
+    return qs.f32(-1 - SHIFT) if minus else qs.f32(SHIFT - 1)
 
 
 def _make_run(t):
@@ -164,14 +153,14 @@ def _make_run(t):
 
     @exact
     def refit(x, scale, kind, s, words):
-        sumqx, sumq2 = ZERO, ZERO
+        sumqx, sumq2 = qs.ZERO, qs.ZERO
         for g in range(groups):
             word = types.int64(ld_i32(words + 4 * g))
             for i in range(8):
-                w, q = at(s + WEIGHTS, 8 * g + i), level(word, i, minus(kind, g))
-                sumqx += w * q * at(x, 8 * g + i)
+                w, q = qs.at(s + WEIGHTS, 8 * g + i), level(word, i, minus(kind, g))
+                sumqx += w * q * qs.at(x, 8 * g + i)
                 sumq2 += w * q * q
-        return sumqx / sumq2 if sumqx > ZERO and sumq2 > ZERO else scale
+        return sumqx / sumq2 if sumqx > qs.ZERO and sumq2 > qs.ZERO else scale
 
     @exact
     def one_run(x, importances, sigma2, table, s, j):
@@ -180,28 +169,28 @@ def _make_run(t):
         for g in range(groups):
             st_i32(words + 4 * g, types.int32(first_word))
         weigh(x, importances, n, sigma2, s + WEIGHTS)
-        high = abs(at(x, 0))
+        high = abs(qs.at(x, 0))
         for i in range(1, n):
-            high = abs(at(x, i)) if not high > abs(at(x, i)) else high
-        if high < f32(tiny):
-            return ZERO
+            high = abs(qs.at(x, i)) if not high > abs(qs.at(x, i)) else high
+        if high < qs.f32(tiny):
+            return qs.ZERO
         _sort(x, n, s + ORDER)
         sum_up(x, s)
         scale, i1, i2, kind = best_split(s, high)
         if i1 < 0:
-            return ZERO
+            return qs.ZERO
         zero_bytes(words, 4 * groups)
         for i in range(n):
             to = types.int64(ld_u8(s + ORDER + i))
             code = types.int64(i >= i1) + types.int64(i >= i2)
-            code = 2 - code if scale < ZERO else code
+            code = 2 - code if scale < qs.ZERO else code
             word = words + 4 * (to // 8)
             st_i32(word, types.int32(types.int64(ld_i32(word)) | code << 2 * (to % 8)))
-        if scale < ZERO:
+        if scale < qs.ZERO:
             scale, kind = -scale, n_kinds - 1 - kind
         if not snap(x, scale, kind, s, table, words):
             scale = refit(x, scale, kind, s, words)
-        put(s + KINDS, j, kind)
+        qs.put(s + KINDS, j, kind)
         for g in range(groups):
             st_i32(s + POINTS + 4 * (groups * j + g), entry_of(table, types.int64(ld_i32(words + 4 * g))))
         return scale
@@ -220,20 +209,21 @@ def make_quantise(t, nbytes):
         for i in range(k // QK):
             x, to = src + 4 * QK * i, dst + nbytes * i
             here = importances + 4 * QK * i if importances != 0 else 0
-            sigma2 = f32(2) * sum_squares(x, QK) / f32(QK)
+            sigma2 = qs.f32(2) * qs.sum_squares(x, QK) / qs.f32(QK)
             zero_bytes(s, SCALES)
-            high = ZERO
+            high = qs.ZERO
             for j in range(QK // n):
                 w = here + 4 * n * j if here != 0 else 0
                 scale = one_run(x + 4 * n * j, w, sigma2, table, s, j)
                 st_f32(s + SCALES + 4 * j, scale)
                 high = scale if not high > scale else high
-            if high == ZERO:
+            if high == qs.ZERO:
                 zero_bytes(s + KINDS, CODES - KINDS)
             else:
-                inverse = ONE / (high / f32(15))
+                inverse = qs.ONE / (high / qs.f32(15))
                 for j in range(QK // n):
-                    put(s + CODES, j, clip(nearest_int(f32(0.5) * (inverse * at(s + SCALES, j) - ONE)), 0, 7))
+                    code = qs.nearest_int(qs.f32(0.5) * (inverse * qs.at(s + SCALES, j) - qs.ONE))
+                    qs.put(s + CODES, j, qs.clip(code, 0, 7))
             zero_bytes(to, nbytes)
             finish(x, here, sigma2, s, high, to)
     return quantise
