@@ -17,6 +17,7 @@ from ggjit.api.registry import registry
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.types import TYPE_INFO
 from ggjit.tools.command import op_page, support
 
 BUILDERS = {b.__name__: b for spec in all_specs().values() for b in spec.builders}
@@ -131,7 +132,7 @@ def test_a_device_that_refuses_is_believed():
 
 
 def test_types_in_words():
-    every = list(gg.ops.types.traits.TYPE_INFO.values())
+    every = list(TYPE_INFO.values())
     assert op_page.types_text(every) == "any type" and op_page.types_text([gg.F32, gg.I32]) == "F32 I32"
     assert op_page.types_text([t for t in every if t is not gg.Q8_K]) == "any type but Q8_K"
     assert op_page.types_text([t for t in every if t.quantized] + [gg.F32]) == "F32, any quantised type"
@@ -178,6 +179,7 @@ import numpy as np, sys
 import ggjit as gg
 from ggjit.tools.command.support import supported
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.types import TYPE_INFO
 assert "ggjit.ops.{name}" not in sys.modules
 ctx = gg.Context()
 x = gg.from_numpy(ctx, np.ones((2, 8), np.float32))
