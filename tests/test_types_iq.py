@@ -8,6 +8,7 @@ import pytest
 import ggjit as gg
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError
 from ggjit.ops.core.traits import traits_of
+from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native import isa
 from ggjit.ops.types.quantize import _writer
 
@@ -111,7 +112,7 @@ def test_bytes_on_other_instruction_sets(name, python):
 # ---------------------------------------------------------------- without an oracle
 @pytest.mark.parametrize("name", ("iq2_xxs", "iq2_s", "iq3_s", "iq1_m"))
 def test_neighbours_are_the_points_at_the_smallest_distances(name):
-    grid = traits_of(gg.ops.core.types.BY_NAME[name]).quantize_grid.grid
+    grid = traits_of(BY_NAME[name]).quantize_grid.grid
     index = grid.table[:grid.lists_offs].view(np.int32)
     lists = grid.table[grid.lists_offs:].view(np.uint16)
     np.testing.assert_array_equal(index[grid.words], np.arange(grid.n))

@@ -42,7 +42,7 @@ def graph_copy(backend, graph):
     """
     expect(backend, (Backend, BufferType), "graph_copy")
     for t in expect(graph, Graph, "graph_copy").leafs:
-        t._placed()
+        t._checked_range()
     ctx, copies, buffer = Context(), {}, None
     try:
         for t in _creation_order(graph):

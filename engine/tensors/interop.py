@@ -28,7 +28,7 @@ def host_view(t):
     """The tensor's memory as a read-only array in NumPy order.  Errors: CannotExport, and those of reading it."""
     if t.type.dtype is None:
         raise CannotExport(f"{describe(t)} has no NumPy type; t.numpy() converts it to float32")
-    buf, _ = t._placed()
+    buf, _ = t._checked_range()
     if not buf.buft.is_host():
         raise CannotExport(f"{describe(t)} lies in {buf!r}, which is not host memory; t.numpy() copies it")
     a = t._elements(t._bytes_view()).reshape(t.shape)

@@ -134,7 +134,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
                            f"ggjit.models.save_gguf")
 
     # ------------------------------------------------------------ data
-    def _placed(self, offset=0, nbytes=None):
+    def _checked_range(self, offset=0, nbytes=None):
         """(buffer, number of bytes) of a byte range, checked: IndexRangeError, NotAllocated, Overwritten."""
         offset = whole(offset, "offset")
         nbytes = self.nbytes - offset if nbytes is None else whole(nbytes, "nbytes")
@@ -153,7 +153,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     def _bytes_view(self, offset=0, nbytes=None):
         """uint8 array of the tensor's bytes: the memory itself where it is host memory, else a copy."""
-        buf, nbytes = self._placed(offset, nbytes)
+        buf, nbytes = self._checked_range(offset, nbytes)
         if IN_FLIGHT:
             wait_for_writers(buf)
         if buf.buft.is_host():
@@ -167,7 +167,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     def set_bytes(self, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
         raw = as_bytes(data)
-        self._placed(offset, raw.size)[0].set_tensor(self, raw, offset)
+        self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
@@ -175,7 +175,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         want = tuple(reversed(self.ne))
         if a.ndim > 4 or (1,) * (4 - a.ndim) + a.shape != want:
             raise ShapeError(f"set: {describe(self)} has shape {self.shape}, the array {a.shape}")
-        buf, nbytes = self._placed()
+        buf, nbytes = self._checked_range()
         a = a.reshape(want)
         contiguous = is_contiguous(self)
         if self.type.block > 1 or self.type is BF16:
@@ -206,7 +206,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         """
         if self.type.block > 1 or self.type is BF16:
             raise TypeMismatch(f"write: {describe(self)} is no array of numbers; use set, which converts")
-        buf, nbytes = self._placed()
+        buf, nbytes = self._checked_range()
         host = buf.buft.is_host()
         if IN_FLIGHT:
             wait_for_writers(buf)

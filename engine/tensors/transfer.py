@@ -35,20 +35,20 @@ def tensor_memset(t, value, offset=0, nbytes=None):
     """Fill a byte range with a byte value 0..255 (ggml_backend_tensor_memset)."""
     if not isinstance(value, int | np.integer) or not 0 <= value <= 255:
         raise ParamError(f"memset value must be a byte 0..255, got {value!r}")
-    buf, nbytes = t._placed(offset, nbytes)
+    buf, nbytes = t._checked_range(offset, nbytes)
     buf.memset_tensor(t, int(value), offset, nbytes)
 
 
 def tensor_set_async(backend, t, data, offset=0):
     """Write bytes in `backend`'s order; `data` must stay as it is until it synchronizes."""
     raw = as_bytes(data)
-    t._placed(offset, raw.size)
+    t._checked_range(offset, raw.size)
     backend.set_tensor_async(t, raw, offset)
 
 
 def tensor_get_async(backend, t, offset=0, nbytes=None):
     """Bytes of the tensor after everything submitted to `backend`; complete once it synchronizes."""
-    _, nbytes = t._placed(offset, nbytes)
+    _, nbytes = t._checked_range(offset, nbytes)
     return backend.get_tensor_async(t, offset, nbytes)
 
 
@@ -99,13 +99,13 @@ def _check_2d(t, offset, nbytes, n_copies, stride, data_stride, given=None):
         raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart, are more than the {given} "
                               f"bytes given")
     if not nbytes or not n_copies:
-        t._placed(offset, 0)
+        t._checked_range(offset, 0)
         return None
     if given is None and (n_copies - 1) * (data_stride - nbytes) > _MAX_GAPS_NBYTES:
         raise IndexRangeError(f"{n_copies} blocks of {nbytes} bytes, {data_stride} apart: more than "
                               f"{_MAX_GAPS_NBYTES:,} bytes of gaps; use a smaller data_stride")
-    t._placed(offset, nbytes)
-    return t._placed(offset + (n_copies - 1) * stride, nbytes)[0]
+    t._checked_range(offset, nbytes)
+    return t._checked_range(offset + (n_copies - 1) * stride, nbytes)[0]
 
 
 # ---------------------------------------------------------------- between tensors
@@ -124,13 +124,13 @@ def tensor_copy(src, dst):
         raise ShapeError(f"tensor_copy: layouts differ: {describe(src)} nb {list(src.nb)} and {describe(dst)} nb "
                          f"{list(dst.nb)}")
     if src is not dst:
-        wait_for_writers(src._placed()[0])
+        wait_for_writers(src._checked_range()[0])
         copy_bytes(src, dst)
 
 
 def copy_bytes(src, dst):
     """Copy between tensors of the same layout; nothing is checked or waited for."""
-    (from_buf, nbytes), (to_buf, _) = src._placed(), dst._placed()
+    (from_buf, nbytes), (to_buf, _) = src._checked_range(), dst._checked_range()
     if from_buf.buft.is_host():
         to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
     elif not to_buf.copy_tensor(src, dst):
@@ -143,8 +143,8 @@ def tensor_copy_async(src_backend, dst_backend, src, dst):
         raise ShapeError(f"tensor_copy_async: layouts differ: {describe(src)} and {describe(dst)}")
     if src is dst:
         return
-    src._placed()
-    dst._placed()
+    src._checked_range()
+    dst._checked_range()
     if not dst_backend.copy_tensor_async(src, dst, src_backend):
         src_backend.synchronize()
         dst_backend.synchronize()

@@ -113,7 +113,7 @@ class _Source:
             if not is_contiguous(x) and x.type.dtype is None:
                 raise ShapeError(f"saving {name!r}: {describe(x)} is a strided view; use gg.cont and compute it first")
             self.type, self.shape = x.type, x.shape
-            x._placed()                         # NotAllocated, StaleHandle, Overwritten: now, not in the middle
+            x._checked_range()                  # NotAllocated, StaleHandle, Overwritten: now, not in the middle
         elif isinstance(x, np.ndarray) and x.dtype.newbyteorder("=") in _TYPE_OF_DTYPE:
             self.type, self.shape = _TYPE_OF_DTYPE[x.dtype.newbyteorder("=")], x.shape or (1,)
         else:
