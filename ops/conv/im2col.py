@@ -20,8 +20,8 @@ from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.view import permute, reshape_2d, reshape_3d, reshape_4d
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.shape import require, require_type
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.shape import n_elements, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.matmul.mul_mat import mul_mat
 from ggjit.ops.native.row_loops import whole

@@ -18,8 +18,8 @@ from numba import types
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import describe, require, require_type
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.shape import describe, n_elements, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes

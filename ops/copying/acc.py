@@ -2,8 +2,8 @@
 
     row (i1, i2, i3) of b meets the ne0 elements of a at byte  offset + i1 nb1 + i2 nb2 + i3 nb3
 
-ggml keeps strides and offset in 32-bit op params and offsets below 2^30; so do we.  Windows whose rows overlap
-are undefined, as in ggml.
+ggml keeps strides and offset in 32-bit op params and offsets below 2^30, and so they are here.  Windows whose
+rows overlap are undefined, as in ggml.
 """
 import numpy as np
 
@@ -11,8 +11,8 @@ from ggjit.ops.copying.view import permute
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import IndexRangeError
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import describe, is_contiguous, require, require_type
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements, touched_nbytes
+from ggjit.ops.core.shape import describe, is_contiguous, n_elements, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_i32, st_f32, st_i32

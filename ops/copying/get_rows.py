@@ -8,8 +8,8 @@ import numpy as np
 
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
-from ggjit.ops.core.shape import require, require_type, rows_contiguous
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
+from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i32

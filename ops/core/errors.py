@@ -46,7 +46,7 @@ class BadFile(GgjitError, ValueError):
 
 
 class ModelError(GgjitError, ValueError):
-    """A well-formed file that does not describe a model we can run."""
+    """A well-formed file that does not describe a model that can be run."""
 
 
 class MissingExtra(GgjitError, ImportError):

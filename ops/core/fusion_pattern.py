@@ -3,11 +3,11 @@
     nodes of the plan      add   ->   rms_norm   ->   mul
                             |                          |
     one kernel              x (stored only if          d
-                            somebody else reads it)
+                            another node reads it)
 
 A Fusion names the ops and which node reads which, usually each the one before it.  `fused` looks at types and shapes
 and returns the kernel, or None.  Whether results in between may be left out, and whether the memory the allocator chose
-permits it, is the planner's to know (engine/cpu/fusion.py).  Fused kernels give the bytes that the kernels of the
+permits it, the planner decides (engine/cpu/fusion.py).  Fused kernels give the bytes that the kernels of the
 single nodes give.
 """
 import dataclasses

@@ -107,10 +107,6 @@ def in_place_table(modern=True):
     return table
 
 
-def n_elements(t):
-    return math.prod(t.ne)
-
-
 def touched_nbytes(t):
     """Bytes a pass over the tensor and its sources moves: the usual cost of elementwise work is 0.1 ns a byte."""
     return sum(math.prod(x.ne) * x.type.nbytes // x.type.block for x in (t, *(s for s in t.src if s is not None)))

@@ -4,8 +4,8 @@ import math
 import numpy as np
 from numba import types
 
-from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.shape import require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
@@ -23,8 +23,8 @@ def arange(ctx, start, stop, step):
     with np.errstate(all="ignore"):
         start, stop, step = (np.float32(x) for x in (start, stop, step))
         n = np.ceil((stop - start) / step)
-    if not (stop > start and step > 0 and 0 < n <= I32_MAX and math.isfinite(start)):
-        raise ParamError(f"arange: from {start} to {stop} by {step} is no ascending range of at most 2^31 numbers")
+    require_param(stop > start and step > 0 and 0 < n <= I32_MAX and math.isfinite(start),
+                  f"arange: from {start} to {stop} by {step} is no ascending range of at most 2^31 numbers")
     return ctx.node(OP.ARANGE, F32, (int(n),), (), (float(start), float(stop), float(step)))
 
 

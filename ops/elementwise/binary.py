@@ -17,8 +17,16 @@ from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import can_repeat, is_contiguous, require, require_type, rows_contiguous, same_shape
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements, touched_nbytes
+from ggjit.ops.core.shape import (
+    can_repeat,
+    is_contiguous,
+    n_elements,
+    require,
+    require_type,
+    rows_contiguous,
+    same_shape,
+)
+from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE

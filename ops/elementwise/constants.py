@@ -7,9 +7,8 @@
 import numpy as np
 
 from ggjit.ops.core.builders import in_place_pair
-from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.shape import require_type
+from ggjit.ops.core.shape import require_param, require_type
 from ggjit.ops.core.spec import Case, Spec
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.elementwise.elementwise import lift, map_kernel
@@ -48,8 +47,7 @@ def clamp(a, min, max):
     min, max.  Errors: TypeMismatch, ParamError (min > max).  Source: ggml_clamp.
     """
     require_type("clamp", a, (F32, F16))
-    if not min <= max:
-        raise ParamError(f"clamp: min {min} is above max {max}")
+    require_param(min <= max, f"clamp: min {min} is above max {max}")
     return a.ctx.node(OP.CLAMP, a.type, a.ne, (a,), (float(min), float(max)), view_of=a)
 
 

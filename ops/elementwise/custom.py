@@ -32,7 +32,7 @@ import numpy as np
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
-from ggjit.ops.core.shape import describe
+from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import _array_maker
@@ -114,8 +114,8 @@ def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
 
 
 def _build(op, type, ne, src, fun, n_tasks, userdata, view_of=None):
-    if not isinstance(n_tasks, int) or n_tasks == 0 or n_tasks < -1:
-        raise ParamError(f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
+    require_param(isinstance(n_tasks, int) and (n_tasks > 0 or n_tasks == -1),
+                  f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
     f = Function(fun, userdata)
     key = next(_keys)
     t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of)
@@ -183,7 +183,7 @@ def _view_offs(k):
 class CustomKernel(Kernel):
     """A kernel with code of its own; `code()` is its address, `raised` the exception of a Python function.
 
-    memory: (arena, byte offset) of the result and the sources; whoever places them keeps it up to date.
+    memory: (arena, byte offset) of the result and the sources; the plan that places them keeps it up to date.
     """
     function: Function = None
     views: tuple = ()
@@ -214,7 +214,7 @@ class CustomKernel(Kernel):
                 for a in arrays[1:]:
                     a.flags.writeable = False
                 self.function.call(arrays, ith, n)
-                arrays[0].flags.writeable = False           # whoever keeps it must not write what comes after
+                arrays[0].flags.writeable = False           # a kept array must not write into later results
                 if nth > 1 and os.getpid() != process:
                     raise GgjitError(f"{self.name} returned in a forked process, where the other {nth - 1} threads "
                                      f"of its computation do not exist; end the child with os._exit")

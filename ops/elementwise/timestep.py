@@ -10,8 +10,8 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import require, require_type
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.shape import n_elements, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mathfun import vcos_any, vsin_any

@@ -1,3 +1,6 @@
-"""Runs of nodes that one kernel computes."""
+"""Runs of ops as one kernel; what they declare is read by the planner (engine/cpu/fusion.py).
+
+Read `rows` (norms, sums and activations row by row), then `gate` (two products and their gated unit) and `soft_max`.
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

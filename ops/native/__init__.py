@@ -1,6 +1,9 @@
 """Python functions as machine code: the compiler and its cache, vectors, memory, threads.
 
-Read `jit`, then `simd` and `mem` (what kernels are written in), `node` and the row loops (what a kernel computes).
+Read `jit` (compiled code by address, kept on disk) and `compiler`; then what kernels are written in: `mem` (loads and
+stores), `simd` (vectors), `lanes` (lanes of several vectors), `mathfun` (exp, log, tanh); then `node` (what a kernel
+knows of its tensors and threads), `row_loops` (the loop of nearly every kernel) and `row_affinity` (which thread takes
+which rows).  `isa` says what the processor has.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -1,14 +1,14 @@
-"""How Numba compiles our functions: helpers stay bitcode, a kernel is optimised once, only needed passes run.
+"""How Numba compiles kernels: helpers stay bitcode, a kernel is optimised once, only needed passes run.
 
 Left to itself Numba links every function with all that it calls, optimises the whole and makes machine code of it.  A
-kernel is thirty to eighty small helpers that call each other, and nobody calls a helper from outside:
+kernel is thirty to eighty small helpers that call each other, and helpers are called by kernels alone:
 
     kernel -> multiply_strip -> stretch -> fetch            Numba: 4 times optimised, 4 times machine code,
                                                                    `fetch` is inside all of them
                                                             here:  linked, optimised and translated once, as `kernel`
 
 Numba also makes a version of a function for every literal integer it is called with (`ne(view, 1)`, `ne(view, 2)`...);
-inlining brings the constant in anyway, so our helpers have one version a type.  Its default pipeline has passes for
+inlining brings the constant in anyway, so helpers have one version a type.  Its default pipeline has passes for
 NumPy expressions, closures, comprehensions, `with` blocks, exceptions made at run time and parfors; kernels have none
 of these, and where one is written the compilation fails.  Together: 40 % less processor time.
 

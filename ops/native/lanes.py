@@ -136,7 +136,7 @@ def hsums_ir(b, vs):
     """Lane sums of many float vectors, all at once -> vectors of sums, in the order of `vs`.
 
     Each stage halves what is left of a sum and joins two vectors; the additions of one sum are those of hsum_ir, in the
-    same order, whoever its neighbours are.  16 sums of 16 lanes: 45 instructions instead of 100.
+    same order, whatever its neighbours are.  16 sums of 16 lanes: 45 instructions instead of 100.
 
         x x x x x x x x     +     y y y y y y y y     ->     x x x x y y y y     ->     x x y y z z w w   ...
     """

@@ -2,17 +2,11 @@
 
     def kernel(node, ith, nth, sync):           # thread ith of nth; returns a status (record.OK ...)
         x, d = node + SRC0, node + DST          # views: byte addresses of (address, ne[4], nb[4], type)
-        n = n_rows(d)
-        chunk = chunk_rows(n, nth)
-        while True:
-            r0 = next_rows(node, ith, nth, sync, chunk, n)
-            if r0 >= n:
-                return OK
-            for r in range(r0, min(n, r0 + chunk)):
-                ...
+        ...
+        return OK
 
-Rows are taken in chunks from an atomic counter in the row itself, so a thread that was descheduled holds nobody up.
-Thread 0 looks for signals between chunks; the others see the abort word.
+Rows are taken in chunks from an atomic counter in the NODE row (the loop: row_loops.py), so a descheduled thread delays
+no other.  Thread 0 looks for signals between chunks; the others see the abort word.
 
 The sync page is shared by all threads of the pool; each word that is hammered has a cache line of its own:
 

@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 
 from ggjit.ops.copying.view import permute, view_4d
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import require, require_type
-from ggjit.ops.core.spec import Case, Kernel, Spec, n_elements
+from ggjit.ops.core.shape import n_elements, require, require_type
+from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32, I32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.lanes import for_ir, i64
@@ -59,8 +59,8 @@ def argsort_top_k(a, k):
 def top_k(a, k):
     """Indices of the k largest of each row of a (F32) -> I32 [k, ne1, ne2, ne3].
 
-    The order is not specified; as in ggml it is descending with the first two exchanged, so that nobody relies on it.
-    op params: none.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_top_k.
+    The order is not specified; as in ggml it is descending with the first two exchanged, so that no caller relies on
+    it.  op params: none.  Errors: TypeMismatch, ShapeError, ParamError.  Source: ggml_top_k.
     """
     require_type("top_k", a, (F32,))
     require(a.ne[0] <= I32_MAX, "top_k: rows of at most 2^31 - 1 elements", a)

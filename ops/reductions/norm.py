@@ -17,9 +17,8 @@ from numba import types
 
 from ggjit.ops.copying.view import permute, view_4d
 from ggjit.ops.core.builders import in_place_pair
-from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
+from ggjit.ops.core.shape import is_contiguous, require, require_param, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
@@ -46,8 +45,7 @@ def _rows_op(name, op, a, eps, in_place):
     require_type(name, a, (F32,))
     require(rows_contiguous(a) or not in_place, f"{name}: elements of a row must lie side by side to be overwritten", a,
             remedy=f"use gg.{name}")
-    if not eps >= 0:
-        raise ParamError(f"{name}: eps must not be negative, got {eps}")
+    require_param(eps >= 0, f"{name}: eps must not be negative, got {eps}")
     return a.ctx.node(op, a.type, a.ne, (a,), (float(eps),), view_of=a if in_place else None)
 
 
@@ -94,10 +92,9 @@ def _group_norm(a, n_groups, eps, in_place):
     """
     require_type("group_norm", a, (F32,))
     require(is_contiguous(a), "group_norm: the source must be contiguous", a, remedy="use gg.cont first")
-    if not (isinstance(n_groups, int) and 1 <= n_groups <= max(a.ne[2], 1)):
-        raise ParamError(f"group_norm: n_groups must be from 1 to ne2 = {a.ne[2]}, got {n_groups!r}")
-    if not eps >= 0:
-        raise ParamError(f"group_norm: eps must not be negative, got {eps}")
+    require_param(isinstance(n_groups, int) and 1 <= n_groups <= max(a.ne[2], 1),
+                  f"group_norm: n_groups must be from 1 to ne2 = {a.ne[2]}, got {n_groups!r}")
+    require_param(eps >= 0, f"group_norm: eps must not be negative, got {eps}")
     return a.ctx.node(OP.GROUP_NORM, a.type, a.ne, (a,), (n_groups, float(eps)), view_of=a if in_place else None)
 
 

@@ -1,3 +1,7 @@
-"""Losses, gradients and optimiser steps."""
+"""Gradients of other ops, the loss and the optimiser steps.
+
+Read `gradients` (silu, rms_norm, softmax), then `cross_entropy` and `opt_step`; `get_rows_back` and `repeat_back` add
+up what their forward ops spread out.
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

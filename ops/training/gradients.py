@@ -16,7 +16,7 @@ from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import require, require_type, rows_contiguous, same_shape
+from ggjit.ops.core.shape import require, require_param, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.elementwise.elementwise import TOLERANCE
@@ -56,8 +56,7 @@ def rms_norm_back(a, b, eps):
     swapped.)  op params: eps.  Errors: ShapeError, TypeMismatch, ParamError.  Source: ggml_rms_norm_back.
     """
     _pair("rms_norm_back", a, b, (F32,))
-    if not eps >= 0:
-        raise ParamError(f"rms_norm_back: eps must not be negative, got {eps}")
+    require_param(eps >= 0, f"rms_norm_back: eps must not be negative, got {eps}")
     return a.ctx.node(OP.RMS_NORM_BACK, F32, a.ne, (a, b), (float(eps),))
 
 
