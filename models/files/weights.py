@@ -111,7 +111,7 @@ def _aligned(t):
 
 
 def _give_back(array):
-    """Drop the pages of a mapped file that lie wholly inside `array`; whoever reads them again reads the file."""
+    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file."""
     if sys.platform == "linux":
         page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
         start, end = -(-first // page) * page, (first + array.nbytes) // page * page
