@@ -5,14 +5,13 @@ import mmap
 import sys
 
 from ggjit.core.backend import TYPE_NULL
+from ggjit.core.buffer import USAGE_WEIGHTS
 from ggjit.core.placing import place_tensors
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ModelError
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul import repack
 from ggjit.tensors.context import Context
-
-USAGE_WEIGHTS = 1
 
 
 class Weights:
