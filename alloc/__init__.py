@@ -1,4 +1,17 @@
-"""Where tensors live: free lists, aliasing, offset planners, their judge, and pictures of the result."""
+"""Where tensors live: plans of memory, made from numbers alone; no memory is touched here.
+
+Read graph_alloc.py first.  What a graph's plan passes through, in this order:
+
+    problem.py          checks a graph and holds it in columns.py's columns; localize.py fills them from the table
+    alias.py            which tensors share memory, as events over allocations; alias_2023.py: ggml's older rules
+    free_list.py        ggml's best-fit list; placement.py runs the events through it and places the tensors
+    planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search), sections.py (lower bound)
+    order.py            execution orders that need less memory
+    validate.py         checks plans, independently of the planners
+
+Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023), csvio.py (offset problems as files), report.py and
+plots.py (a plan as text and pictures).
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 

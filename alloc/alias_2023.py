@@ -2,7 +2,7 @@
 
 What differs from `alias.py`:
     - the scan of sources stops at the first absent one;
-    - leafs are allocated when first used; no flags: the last node survives because nobody consumes it;
+    - leafs are allocated when first used; no flags: the last node survives because no node consumes it;
     - a reused parent is recorded by making the node a *view* of it, so counts run through views;
     - ops do work in place behind a whole view at offset 0;
     - ownership is "same buffer", so tensors the caller placed with the same tensor allocator may be freed and reused;

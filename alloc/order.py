@@ -4,8 +4,8 @@ ggml's order is depth first from the outputs.  On chains (transformers) nothing 
 and training graphs the most live bytes fall by up to a half.  List scheduling takes the ready node that raises the
 peak least, then the live bytes least; a small beam keeps the best few orders (idea: Ahn et al., Serenity, MLSys 2020),
 two that have executed the same nodes being one state.  The search runs from both ends, because each end sees what the
-other does not: of branches that leave a small result behind, the widest should run first, which is plain only to who
-comes from the end, where all small results are alive.
+other does not: of branches that leave a small result behind, the widest should run first, which is seen only
+from the end, where all small results are alive.
 
     live bytes |  __    __      forward: a node takes its own bytes and gives back those of sources read last
                | |  |__|  |     backward: a node gives back its own bytes and takes those of sources not yet seen
@@ -122,7 +122,7 @@ def _gain_backward(i, w, m, uses, own, reads, cur, peak):
         if uses[s] == 0:
             new += own[s]
             taken = taken or (need > 0 and w[FLAGS * m + i] & CAN_INPLACE and own[s] == need)
-    held = need if uses[i] > 0 else np.int64(0)         # a result nobody reads is alive for its own step only
+    held = need if uses[i] > 0 else np.int64(0)         # a result that is never read is alive for its own step only
     during = cur - held + new + (np.int64(0) if taken else need)
     return max(peak, during), cur - held + new
 

@@ -1,7 +1,7 @@
-"""What a memory plan looks like to a person: rows, who is alive at the peak, why, and what would lower it.
+"""The report of a memory plan: its tensors, those alive at the peak, why, and what would lower it.
 
 A MeasureReport is made from a GraphPlan and a function that describes tensors; it holds numbers and texts only, so it
-can be kept, compared and exported after the graph is gone.  Pictures are in `show.py`.
+can be kept, compared and exported after the graph is gone.  Pictures are in `plots.py`.
 """
 import csv
 import dataclasses
@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 
-from ggjit.alloc import plots as show
+from ggjit.alloc import plots
 from ggjit.alloc.alias import CAUSE_TEXT, NOTHING_TO_PLACE
 from ggjit.alloc.csvio import write_problem
 
@@ -36,7 +36,7 @@ class Row:
 
 
 def mib(nbytes):
-    """Bytes for people."""
+    """Bytes in a binary unit: "1.50 MiB"."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
@@ -87,7 +87,7 @@ class MeasureReport:
                                 col["offs"][k], a, about(root)["name"] if root != i else "", why, d.get("where", "")))
         return cls(plan, rows, kinds, title)
 
-    # ---- questions
+    # ---- figures
     @property
     def gap(self):
         """peak / lower_bound."""
@@ -166,7 +166,7 @@ class MeasureReport:
         rule = lambda row: "  ".join(x.ljust(w) for x, w in zip(row, width, strict=True)).rstrip()     # noqa: E731
         parts = [self.title] if self.title else []
         parts += [f"{k:32s}{v}" for k, v in self.summary()]
-        parts += ["", *self.advice(), "", show.text_plot(self), "", rule(head), *map(rule, lines)]
+        parts += ["", *self.advice(), "", plots.text_plot(self), "", rule(head), *map(rule, lines)]
         return "\n".join(parts)
 
     def __repr__(self):
@@ -184,7 +184,7 @@ class MeasureReport:
         alive = Table(*head, title=f"alive at the peak (step {self.peak_step})")
         for line in lines:
             alive.add_row(*line)
-        return Group(numbers, *self.advice(), show.text_plot(self), alive)
+        return Group(numbers, *self.advice(), plots.text_plot(self), alive)
 
     def _repr_html_(self):
         """Rendering in a notebook: numbers, picture, table; no script, no server."""
@@ -193,13 +193,13 @@ class MeasureReport:
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
         return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
-                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{show.svg(self)}"
+                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{plots.svg(self)}"
                 f"<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
     def plot(self, ax=None, path=None):
         """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes."""
-        return show.plot(self, ax, path)
+        return plots.plot(self, ax, path)
 
     def to_csv(self, path):
         """One line per tensor."""

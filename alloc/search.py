@@ -127,7 +127,7 @@ def _sections_hold(total, secmin, lo, hi, o, cap):
 
 @exact
 def _raise_neighbours(i, h, ptr, adj, mino, a, b, touched, stamp, cnt, t_mino):
-    """Lift unplaced neighbours of i to h; returns (has one, first and last section anyone lifted lives in)."""
+    """Lift unplaced neighbours of i to h; returns (whether there is one, first section of the lifted, end)."""
     lo, hi, hat = a[i], b[i], 0
     n = cnt[0]
     for k in range(ptr[i], ptr[i + 1]):
@@ -227,7 +227,7 @@ def _next_part(fr, p, total, cuts):
 
 @exact
 def _fill_sections(n, a, b, size, out, total, cuts, secarg):
-    """Nothing placed: bytes per section, buffers across each border, someone who lives in each section."""
+    """Nothing placed: bytes per section, buffers across each border, one buffer of each section."""
     for i in range(n):
         out[i] = -1
         for s in range(a[i], b[i]):

@@ -112,7 +112,7 @@ class TensorAllocator:
 
     @classmethod
     def from_buffer(cls, buffer, **kw):
-        """Over a buffer somebody else owns: base and alignment are the buffer's (A9.05)."""
+        """Over a buffer that the caller owns: base and alignment are the buffer's (A9.05)."""
         return cls(_value(buffer.size), _value(buffer.buft.alignment), _value(buffer.base), buffer, **kw)
 
     @classmethod
@@ -137,7 +137,7 @@ class TensorAllocator:
         return cls.measure_from_buft(_value(backend.default_buffer_type), **kw)
 
     def free(self):
-        """Release the buffer if it is ours; more than once is fine (A9.21)."""
+        """Release the buffer if this allocator owns it; more than once is fine (A9.21)."""
         if self.owned and self.buffer is not None:
             self.buffer.free()
         self.buffer = None

@@ -1,16 +1,16 @@
-"""Independent judge of memory plans: shares no code with the planners.
+"""Independent check of memory plans: it shares no code with the planners.
 
 Two ways of looking, both by sweeping over time with the live buffers in a list sorted by address.
 """
 import bisect
 
 from ggjit.alloc.problem import IN_PLACE_OPS
-from ggjit.ops.core import record
+from ggjit.ops.core import record as rec
 from ggjit.ops.core.errors import GgjitError
 
 
 class InvalidPlan(GgjitError, AssertionError):
-    """A plan that would corrupt memory; the message names both parties."""
+    """A plan that would corrupt memory; the message names both tensors or buffers."""
 
 
 def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
@@ -93,7 +93,7 @@ class _Run:
     """Executes a plan on tags instead of numbers: every tensor that is computed writes its own tag over its bytes."""
 
     def __init__(self, table, node_ids, leaf_ids, sizes, plan, alignments, in_place):
-        self.r, self.t, self.plan, self.in_place = record, table, plan, in_place
+        self.t, self.plan, self.in_place = table, plan, in_place
         self.nbytes = dict(zip(map(int, [*node_ids, *leaf_ids]), map(int, [*sizes[0], *sizes[1]]), strict=True))
         ids = [*map(int, node_ids), *map(int, leaf_ids)]
         cols = [[*map(int, getattr(plan, f"node_{k}")), *map(int, getattr(plan, f"leaf_{k}"))]
@@ -110,8 +110,8 @@ class _Run:
             self._check_view(i)
 
     def root(self, i):
-        while self.t[i, self.r.T_VIEW_SRC] >= 0:
-            i = int(self.t[i, self.r.T_VIEW_SRC])
+        while self.t[i, rec.T_VIEW_SRC] >= 0:
+            i = int(self.t[i, rec.T_VIEW_SRC])
         return i
 
     def _check_view(self, i):
@@ -120,11 +120,11 @@ class _Run:
             return
         offs, j = 0, i
         while j != root:
-            offs, j = offs + int(self.t[j, self.r.T_VIEW_OFFS]), int(self.t[j, self.r.T_VIEW_SRC])
+            offs, j = offs + int(self.t[j, rec.T_VIEW_OFFS]), int(self.t[j, rec.T_VIEW_SRC])
         b, c, o = self.place[i]
         if (b, c, o - offs) != self.place[root]:
             raise InvalidPlan(f"view {i} is at {self.place[i]}, its source {root} at {self.place[root]} + {offs}")
-        ne, nb = (self.t[i, w:w + 4].tolist() for w in (self.r.T_NE, self.r.T_NB))
+        ne, nb = (self.t[i, w:w + 4].tolist() for w in (rec.T_NE, rec.T_NB))
         extent = sum((n - 1) * s for n, s in zip(ne[1:], nb[1:], strict=True)) + nb[0]
         if min(ne) > 0 and offs + extent > self.nbytes[root]:
             raise InvalidPlan(f"view {i} ends at byte {offs + extent} of its source {root} of {self.nbytes[root]}")
@@ -142,25 +142,24 @@ class _Run:
         if at:
             at[0].write(*at[1:])
 
-    def read(self, i, who):
+    def read(self, i, reader):
         at = self.span(i)
         if at and not at[0].holds(*at[1:]):
-            raise InvalidPlan(f"{who} reads tensor {i}, whose bytes [{at[1]}, {at[2]}) now hold "
+            raise InvalidPlan(f"{reader} reads tensor {i}, whose bytes [{at[1]}, {at[2]}) now hold "
                               f"{at[0].owners(at[1], at[2])}")
 
     def step(self, i):
-        r = self.r
         row, mine = self.t[i], self.span(i)
-        view = row[r.T_VIEW_SRC] >= 0
-        for s in row[r.T_SRC:r.T_SRC + r.MAX_SRC].tolist():
+        view = row[rec.T_VIEW_SRC] >= 0
+        for s in row[rec.T_SRC:rec.T_SRC + rec.MAX_SRC].tolist():
             if s < 0 or s == i:
                 continue
             self.read(s, f"node {i}")
             at = self.span(s)
             if view or not mine or not at or at[0] is not mine[0] or not (at[1] < mine[2] and mine[1] < at[2]):
                 continue
-            same = all((row[w:w + 4] == self.t[s, w:w + 4]).all() for w in (r.T_NE, r.T_NB))
-            if not (self.in_place[row[r.T_OP]] and same and self.place[s] == self.place[i]):
+            same = all((row[w:w + 4] == self.t[s, w:w + 4]).all() for w in (rec.T_NE, rec.T_NB))
+            if not (self.in_place[row[rec.T_OP]] and same and self.place[s] == self.place[i]):
                 raise InvalidPlan(f"node {i} writes [{mine[1]}, {mine[2]}) over its source {s}, "
                                   "and may not work in place there")
         if not view:
@@ -168,11 +167,11 @@ class _Run:
 
 
 def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True):
-    """Run the graph on tags: raise InvalidPlan when any node reads bytes somebody else has written since.
+    """Run the graph on tags: raise InvalidPlan when any node reads bytes that another tensor has overwritten.
 
     Also: offsets aligned and inside their chunk, views inside their source, in-place only with the same layout and an
     op that may, outputs (flagged, and the last node) intact at the end.  A flag on a view alone protects nothing in
-    ggml: whoever marks a view as output marks its source too.  leafs_first: leafs are written before node 0
+    ggml: the caller marks its source as well.  leafs_first: leafs are written before node 0
     (modern ggml); else when first used (2023, where the caller places inputs beforehand).
     """
     if in_place is None:
@@ -186,13 +185,13 @@ def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), i
         fresh = set()
     nodes = [int(i) for i in node_ids]
     for i in nodes:
-        for s in table[i, run.r.T_SRC:run.r.T_SRC + run.r.MAX_SRC].tolist():
+        for s in table[i, rec.T_SRC:rec.T_SRC + rec.MAX_SRC].tolist():
             if s in fresh:
                 fresh.discard(s)
                 run.write(s)
         run.step(i)
     for i in nodes:
-        if table[run.root(i), run.r.T_FLAGS] & run.r.FLAG_OUTPUT and leafs_first:
+        if table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT and leafs_first:
             run.read(i, "the caller, after the run,")
     if nodes:
         run.read(nodes[-1], "the caller, after the run,")

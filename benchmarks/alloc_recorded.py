@@ -1,7 +1,7 @@
 """Graphs recorded while llama.cpp ran, with the offsets ggml chose: JSON -> TENSOR records for `plan_graph`.
 
 The files list the tensors of executed nodes.  Two things of ggml's plan are recovered from its offsets:
-    - leafs come in the order of their offsets; a gap before `inp_mixed_slots` is an input leaf nobody executed;
+    - leafs come in the order of their offsets; a gap before `inp_mixed_slots` is an input leaf that was never computed;
     - where the plan had been reserved for a longer context, the mask is followed by a gap: the mask and the
       attention scores were planned that many times larger.
 """

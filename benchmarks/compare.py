@@ -19,7 +19,7 @@ from benchmarks.worker import EngineError, Missing, Worker
 PAUSE_SECONDS = 0.05        # threads spin after their work: libgomp's 20 ms, OpenBLAS's up to 150
 MOST_PAUSES = 20
 AWAKE_SECONDS = 0.05        # the kernel counts in steps of 0.01
-LIMITED_SHARE, LIMITED_RATIO, LIMITED_ROUNDS = 0.9, 0.97, 7     # both near the read bandwidth: nobody can win much
+LIMITED_SHARE, LIMITED_RATIO, LIMITED_ROUNDS = 0.9, 0.97, 7     # both near the read bandwidth: no engine can gain much
 LEAST_ROUNDS, PATIENCE_SECONDS = 3, 60                          # slow works have fewer rounds
 NAMES = {"wheel": ("peer",), "onnxruntime": ("ort",), "numpy": ("arrays", "numpy"), "torch": ("arrays", "torch")}
 
@@ -81,7 +81,7 @@ class Engines:
         yield from (f"{name}: missing: {why}" for name, why in self.missing.items())
 
     def names(self, work):
-        """Ours and the peers of a work that are there."""
+        """ggjit and those peers of a work that are installed."""
         return ["ours", *(n for n in self.workers if n in work.targets)]
 
     def load(self, name, path, embed):
@@ -156,7 +156,8 @@ class Turns:
     """Rounds of one measurement, the engines one after the other.  seconds: {engine: [seconds]}
 
     With one thread all engines of a round run on the same core, those of the next round on the next: cores of a rented
-    machine share their units with other people's threads, and a process that stays on the better one wins by a third.
+    machine share their units with threads of other machines, and a process that stays on the better one wins by a
+    third.
     """
 
     def __init__(self, engines, names, once):

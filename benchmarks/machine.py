@@ -1,10 +1,15 @@
-"""What the figures were measured on: processor, versions, and how busy everybody else kept it meanwhile."""
+"""What the figures were measured on: processor, versions, and how busy other processes kept it meanwhile.
+
+    python -m benchmarks.machine        its name, and the most it reads from memory and computes
+"""
 import contextlib
 import importlib.metadata
 import os
 import pathlib
 import platform
 import time
+
+from ggjit.profiling.machine_limits import peak_f32, read_bandwidth
 
 IDLE_CORES = 0.10           # others may use this much of one core before we call the machine busy
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -61,7 +66,7 @@ def same_cores(n_threads):
 
 
 class Others:
-    """How many cores everybody else kept busy during a `with` block: `.cores`.  workers: our engines still alive."""
+    """How many cores other processes kept busy during a `with` block: `.cores`.  workers: our engines still alive."""
 
     def __init__(self, workers=()):
         self.workers = workers
@@ -87,3 +92,10 @@ def idle_check(when, seconds=0.7):
     ok = others.cores < IDLE_CORES
     return (f"{'' if ok else 'WARNING, NOT IDLE: '}{when}: others keep {others.cores:.2f} of {os.cpu_count()} cores "
             f"busy, load average {load}")
+
+
+if __name__ == "__main__":
+    print(cpu_model())
+    for t in (1, 2):
+        print(f"reading memory, {t} thread(s): {read_bandwidth(t) / 1e9:.1f} GB/s")
+    print(f"float32 multiply-adds, one core: {peak_f32() / 1e9:.0f} GFLOP/s")

@@ -16,7 +16,7 @@ OPSET, IR_VERSION = 20, 9           # 20: Gelu; LayerNormalization since 17
 
 
 def onnx_path(gguf_path):
-    """Path of the ONNX twin of a bert GGUF file of type F32, beside it in the cache, made if it is not there."""
+    """Path of the ONNX form of a bert GGUF file of type F32, beside it in the cache, made if it is not there."""
     gguf_path = pathlib.Path(gguf_path)
     path = gguf_path.with_suffix(".onnx")
     if not path.exists():

@@ -21,7 +21,7 @@ class Engine(engine.Engine):
         return {"name": "onnxruntime", "version": onnxruntime.__version__, "features": "CPUExecutionProvider"}
 
     def load(self, path, n_threads, n_ctx=512, embed=True):
-        """path: the GGUF file; its ONNX twin is made beside it."""
+        """path: the GGUF file; its ONNX form is made beside it."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = n_threads
         self.session = onnxruntime.InferenceSession(onnx_path(path), options, providers=["CPUExecutionProvider"])

@@ -4,7 +4,7 @@ import pathlib
 import time
 
 import ggjit
-from benchmarks import engine, limits
+from benchmarks import engine
 from benchmarks.catalogue import GRAPHS
 from benchmarks.our_graphs import Prepared
 from ggjit.cpu.tuning import all_kept
@@ -12,6 +12,7 @@ from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
+from ggjit.profiling.machine_limits import Reader, peak_f32, read_bandwidth
 
 
 class Engine(engine.Engine):
@@ -83,7 +84,7 @@ class Engine(engine.Engine):
         return out
 
     def limits(self, n_threads):
-        return {"bandwidth": limits.read_bandwidth(n_threads, now=self.now), "f32": limits.peak_f32(now=self.now)}
+        return {"bandwidth": read_bandwidth(n_threads, now=self.now), "f32": peak_f32(now=self.now)}
 
     def tg_and_reads(self, n, n_threads, seed=0):
         """[(seconds of a token, bytes a second that memory gave right after it)] of n tokens.
@@ -92,7 +93,7 @@ class Engine(engine.Engine):
         the best moment of one says nothing of the average of the other.
         """
         ids, out = self._ids(n, seed), []
-        with limits.Reader(n_threads, self.now) as reader:
+        with Reader(n_threads, self.now) as reader:
             for i in range(n):
                 t0 = self.now()
                 self.decode(ids[i:i + 1])

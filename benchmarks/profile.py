@@ -14,9 +14,10 @@ import pathlib
 import statistics
 import time
 
-from benchmarks import limits, machine, synth
+from benchmarks import machine, synth
 from benchmarks.engine import CLOCKS
 from ggjit.models import load_model
+from ggjit.profiling.machine_limits import peak_f32, read_bandwidth
 from ggjit.profiling.nodes import kind, operations, traffic
 
 SMALL_SECONDS = 1e-3
@@ -111,7 +112,7 @@ def main(argv=None):
         p.error(f"{path} is no file and no SHAPE:TYPE; shapes: {', '.join(synth.SHAPES)}; types: "
                 f"{', '.join(synth.TYPES)}")
     print(machine.idle_check("before", 0.5))
-    bandwidth, peak = limits.read_bandwidth(1, 0.3, now), limits.peak_f32(now=now)
+    bandwidth, peak = read_bandwidth(1, 0.3, now), peak_f32(now=now)
     print(f"one core reads {bandwidth / 1e9:.1f} GB/s, computes {peak / 1e9:.0f} GFLOP/s in float32")
     m = load_model(path, n_threads=args.t)
     step, work = prepare(m, args.p)

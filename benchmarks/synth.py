@@ -111,7 +111,7 @@ def vocabulary_path(n_words):
 
 @contextlib.contextmanager
 def fresh_file(path, nbytes):
-    """A file of another name to write; it gets its own name when it is whole, so nobody sees half of it."""
+    """A file of another name to write; it gets its own name when it is whole: no other process sees a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
     if free < nbytes + KEEP_FREE_NBYTES:

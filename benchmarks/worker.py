@@ -1,6 +1,6 @@
 """An engine in a process of its own, asked over a pipe with one JSON line a call.
 
-Engines are measured one at a time: whoever is not asked sleeps in `read`.  Two compiled engines in one process would
+Engines are measured one at a time: the others sleep in `read`.  Two compiled engines in one process would
 share symbols and thread pools, and their spinning threads would take the other's cores.
 
     ours = Worker("ours")                               # benchmarks/ours.py, class Engine

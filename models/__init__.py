@@ -3,7 +3,10 @@
     from ggjit.models import load_model, load_vad
     m = load_model("model.gguf")
     for piece in m.generate("Once upon a time"): print(piece, end="")
-    load_vad("silero.bin").segments(samples)            # where somebody speaks
+    load_vad("silero.bin").segments(samples)            # stretches of speech
+
+Read networks/load.py first.  files/: model files, read, mapped and written; text/: text <-> token ids, sampling;
+networks/: the networks; core/: checks of arguments and progress bars, used by all of them.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -1,3 +1,8 @@
-"""Programs on top of the engine and its models: the command line and the op suite."""
+"""Programs on top of the engine and its models.
+
+    command/            the command line, `ggjit COMMAND`
+    suite/              ggml's operator tests, run against ggjit (`ggjit ops`)
+    stubs.py            writes the .pyi files (`python -m ggjit.tools.stubs`)
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -35,7 +35,7 @@ def one_of(name, value, known):
 
 
 def known_options(what, given, known):
-    """ParamError for options nobody knows."""
+    """ParamError for unknown options."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}; known: {', '.join(known)}")

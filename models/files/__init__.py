@@ -1,3 +1,9 @@
-"""Model files: GGUF, safetensors, Silero's form, WAV; read, mapped and written."""
+"""Model files, read, mapped and written.
+
+    gguf.py             the GGUF format: metadata and where each tensor lies
+    weights.py          a network's weights over the mapped file, repacked or moved to another device
+    load_tensors.py     GGUF and safetensors as plain tensors; save.py writes both
+    minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -5,14 +5,13 @@ import mmap
 import sys
 
 from ggjit.core.backend import TYPE_NULL
+from ggjit.core.buffer import USAGE_WEIGHTS
 from ggjit.core.placing import place_tensors
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ModelError
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul import repack
 from ggjit.tensors.context import Context
-
-USAGE_WEIGHTS = 1
 
 
 class Weights:
@@ -111,7 +110,7 @@ def _aligned(t):
 
 
 def _give_back(array):
-    """Drop the pages of a mapped file that lie wholly inside `array`; whoever reads them again reads the file."""
+    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file."""
     if sys.platform == "linux":
         page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
         start, end = -(-first // page) * page, (first + array.nbytes) // page * page

@@ -1,3 +1,10 @@
-"""Networks: bert, llama and kin, Silero VAD; what they share; how they are loaded and measured."""
+"""Networks on the engine.
+
+    load.py             load_model: a GGUF file -> the network of its architecture
+    network.py          what the architectures share: weights, plans by shape, ids
+    bert.py, llama.py   the architectures; moe.py: llama's experts; offload.py: layers on a GPU
+    silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
+    peak.py             the peak memory of a model, measured without loading it
+"""
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

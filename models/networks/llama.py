@@ -134,7 +134,7 @@ class Llama(Network):
         return out + [layer[n][0] for layer in self.layers for n in LINEAR if n in layer]
 
     def _make_cache(self):
-        """K and V of every layer where its weights are, zeroed: rows nobody wrote are masked, but must hold numbers."""
+        """K and V of every layer where its weights are, zeroed: unwritten rows are masked, but must hold numbers."""
         self.kv_ctx = Context()
         k_ne, v_ne = ((d * self.n_head_kv, self.n_ctx) for d in (self.d_head, self.d_head_v))
         new = self.kv_ctx.new_tensor
@@ -159,7 +159,7 @@ class Llama(Network):
         x = gg.set_name(gg.get_rows(self.embd, leaf["tokens"]), "embd")
         for i, w in enumerate(self.layers):
             x = self._attention(x, w, i, leaf, n_tokens, n_kv)
-            if i == self.n_layer - 1 and n_out < n_tokens:      # nobody reads the other rows from here on
+            if i == self.n_layer - 1 and n_out < n_tokens:      # the other rows are not read from here on
                 x = gg.get_rows(x, leaf["out_rows"])
             x = self._feed_forward(x, w, i)
         x = gg.set_name(gg.mul(gg.rms_norm(x, self.eps), self.out_norm), "result_norm")

@@ -10,11 +10,17 @@ from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
 OPTIONS = (*LLAMA_OPTIONS, "repack")
+ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ROPE_MODE, Llama)}      # {general.architecture: class}
 
 
-def architectures():
-    """{general.architecture: class}"""
-    return {"bert": Bert, **dict.fromkeys(ROPE_MODE, Llama)}
+def network_of(file, options, **kw):
+    """The network of an opened file; those of LLAMA_OPTIONS that its architecture has no use for are left out."""
+    if file.arch not in ARCHITECTURES:
+        raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: "
+                         f"{', '.join(ARCHITECTURES)}")
+    if file.arch == "bert":
+        options = {k: v for k, v in options.items() if k not in LLAMA_OPTIONS}
+    return ARCHITECTURES[file.arch](file, **options, **kw)
 
 
 def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, **options):
@@ -40,10 +46,5 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
         file = GGUFFile(path)
     except ValueError as e:             # a null byte or a lone surrogate in the path
         raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
-    known = architectures()
-    if file.arch not in known:
-        raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
-    if file.arch == "bert":
-        options = {k: v for k, v in options.items() if k not in LLAMA_OPTIONS}
-    return known[file.arch](file, backend, n_threads, load_start=t0, reserve=reserve, n_gpu_layers=n_gpu_layers,
-                            cpu_moe=cpu_moe, **options)
+    return network_of(file, options, backend=backend, n_threads=n_threads, load_start=t0, reserve=reserve,
+                      n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe)

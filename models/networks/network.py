@@ -36,7 +36,7 @@ class Network:
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
-    (`print(m.scheduler.explain())` tells who computes what).
+    (`print(m.scheduler.explain())` tells which backend computes which node).
     """
     REPACKS = False                 # are matrices repacked by default?
 
@@ -156,7 +156,7 @@ class Network:
         return Graph(self._built(shape)[2])
 
     def warm_up(self):
-        """Plan the graphs people run first, which compiles their kernels into the cache."""
+        """Plan graphs of common sizes, which compiles their kernels into the cache."""
         for shape in self._common_shapes():
             self._step(shape)
 

@@ -13,7 +13,7 @@ import numpy as np
 from ggjit.api.measure_memory import kernel_work_nbytes, measure
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import GGUFFile, TensorInfo
-from ggjit.models.networks.load import architectures
+from ggjit.models.networks.load import network_of
 from ggjit.ops.core.errors import BadFile, ModelError
 from ggjit.ops.core.types import BY_NAME
 
@@ -81,16 +81,6 @@ def _file(model):
     return GGUFFile(model)
 
 
-def _network(model, **options):
-    file = _file(model)
-    known = architectures()
-    if file.arch not in known:
-        raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: {', '.join(known)}")
-    if file.arch == "bert":
-        options = {"repack": options["repack"]}
-    return known[file.arch](file, backend="NULL", **options)
-
-
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
                all_logits=False, n_threads=1, time_limit=1.0, repack=None):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
@@ -99,7 +89,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     llama.cpp reserves them.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
     """
     t0 = time.perf_counter()
-    with _network(model, n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack) as m:
+    options = dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack)
+    with network_of(_file(model), options, backend="NULL") as m:
         graph = m.largest_graph(all_logits)
         report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path))
         repacked = m.weights.repacked_nbytes

@@ -1,4 +1,4 @@
-"""Silero VAD: is somebody speaking?  One probability per window of 512 samples (32 ms at 16 kHz).
+"""Silero VAD: is there speech?  One probability per window of 512 samples (32 ms at 16 kHz).
 
     window [512] -> mirrored at both ends [640] -> STFT as a convolution [4, 258] -> magnitudes [4, 129]
                  -> 4 x (convolution of 3 taps + bias, ReLU), strides 1 2 2 1 -> [1, 128]
@@ -167,7 +167,7 @@ class SileroVad:
                 t.set(np.zeros(t.shape, np.float32))
 
     def __call__(self, window):
-        """The probability, a float, that somebody speaks in the next n_window samples of a recording.
+        """The probability, a float, of speech in the next n_window samples of a recording.
 
         The state carries over from call to call.  Errors: ShapeError, TypeMismatch, ParamError (values that are not
         finite: they would stay in the state).

@@ -23,7 +23,7 @@ READY = "ready"
 
 def serve(pipe, backend, n_threads, seed):
     """The worker's side: READY; then numbers of cases in, outcomes out, without the case (it holds functions)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C reaches the whole group; the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C reaches the whole group; the parent ends this process
     made = init_backend(backend)
     made.n_threads = n_threads
     try:
