@@ -106,9 +106,9 @@ class Assignment:
         for op, sources in UPDATED_SOURCES.items():
             self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
 
-    def _adopt(self, needs, missing):
-        """A tensor outside the graph is taken in as a leaf if it has memory; a base of a view, say."""
-        t = next(t for t in self.tensors if t.id == needs)
+    def _adopt(self, i, missing):
+        """What tensor i needs from outside the graph is taken in as a leaf if it has memory; a base of a view, say."""
+        t = self.tensors[i]
         other = next((x for x in (t.view_src, *t.src) if x is not None and x.id == missing), None)
         if other is None or TABLE.words[missing, T_BUFFER] < 0:
             raise GraphError(f"{t!r} needs {describe(other)}, which is neither in the graph nor has memory; add it to "

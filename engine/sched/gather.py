@@ -67,6 +67,50 @@ def distinct_buffers(table, ids, n_ids, out):
     return n
 
 
+@inlined
+def _flags(t, at, is_node):
+    """IS_... of the tensor whose table row starts at word `at`."""
+    op = t[at + r.T_OP]
+    bits = 0 if is_node else rec.IS_LEAF
+    if op == OP_VIEW or op == OP_RESHAPE or op == OP_PERMUTE or op == OP_TRANSPOSE:
+        bits |= rec.IS_VIEW_OP
+    elif is_node and op != OP_NONE:
+        bits |= rec.IS_COMPUTE
+    if t[at + r.T_FLAGS] & r.FLAG_INPUT:
+        bits |= rec.IS_INPUT
+    return bits
+
+
+@inlined
+def _link(g, i, at, slot, stamp):
+    """Base and sources of tensor i by local numbers.  Returns the table id of one that is not in the graph, or NONE."""
+    base = g.table[at + r.T_VIEW_SRC]
+    if base >= 0:
+        if slot[base] >> 32 != stamp:
+            return base
+        g.rows[i].view = slot[base] & 0xFFFFFFFF
+    for j in range(MAX_SRC):
+        s = g.table[at + r.T_SRC + j]
+        if s >= 0:
+            if slot[s] >> 32 != stamp:
+                return s
+            g.rows[i].src[j] = slot[s] & 0xFFFFFFFF
+            g.rows[i].src_end = j + 1
+    return rec.NONE
+
+
+@inlined
+def _clear(g, i):
+    set_backend(g, i, rec.NONE, 0, 0)
+    g.rows[i].own = rec.NONE
+    g.rows[i].mem = rec.NONE
+    g.rows[i].view = rec.NONE
+    g.rows[i].src_end = 0
+    for j in range(MAX_SRC):
+        g.rows[i].src[j] = rec.NONE
+        g.rows[i].copy[j] = rec.NONE
+
+
 @native("i64(i64, i64, i64, i64, i64, i64)")
 def gather(params, buffers, n_bufs, block_sizes, slots, stamp):
     """Fill all of ROW but `sig`; `id` is filled in by the caller.  FOREIGN: `failed` needs `missing`, which is not in
@@ -78,59 +122,34 @@ def gather(params, buffers, n_bufs, block_sizes, slots, stamp):
     """
     g = opened(params)
     t, bufs, sizes, slot = g.table, i64s(buffers, B_WORDS * n_bufs), i64s(block_sizes, 128), i64s(slots, 1 << 40)
-    small = np.int64(15)
-    while small < 2 * n_bufs:
-        small = 2 * small + 1
-    buffer_keys = np.full(small + 1, -1, np.int64)
-    buffer_row = np.empty(small + 1, np.int64)
+    mask = np.int64(15)
+    while mask < 2 * n_bufs:
+        mask = 2 * mask + 1
+    keys, row = np.full(mask + 1, -1, np.int64), np.empty(mask + 1, np.int64)          # buffer id -> its row in bufs
     for k in range(n_bufs):
-        h = slot_of(buffer_keys, small, bufs[k * B_WORDS + B_ID])
-        buffer_keys[h] = bufs[k * B_WORDS + B_ID]
-        buffer_row[h] = k
+        h = slot_of(keys, mask, bufs[k * B_WORDS + B_ID])
+        keys[h] = bufs[k * B_WORDS + B_ID]
+        row[h] = k * B_WORDS
     for i in range(g.n):
         slot[g.rows[i].id] = stamp << 32 | i
     for i in range(g.n):
         at = g.rows[i].id * r.T_WORDS
-        op = t[at + r.T_OP]
-        bits = rec.IS_LEAF if i >= g.n_nodes else 0
-        if op == OP_VIEW or op == OP_RESHAPE or op == OP_PERMUTE or op == OP_TRANSPOSE:
-            bits |= rec.IS_VIEW_OP
-        elif i < g.n_nodes and op != OP_NONE:
-            bits |= rec.IS_COMPUTE
-        if t[at + r.T_FLAGS] & r.FLAG_INPUT:
-            bits |= rec.IS_INPUT
-        set_backend(g, i, rec.NONE, 0, 0)
+        _clear(g, i)
         g.rows[i].nbytes = _nbytes(t, at, sizes)
-        g.rows[i].own = rec.NONE
-        g.rows[i].mem = rec.NONE
-        g.rows[i].view = rec.NONE
+        g.rows[i].bits = _flags(t, at, i < g.n_nodes)
+        missing = _link(g, i, at, slot, stamp)
+        if missing >= 0:
+            g.results[0].failed = i
+            g.results[0].missing = missing
+            return rec.FOREIGN
         if t[at + r.T_BUFFER] >= 0:
-            k = buffer_row[slot_of(buffer_keys, small, t[at + r.T_BUFFER])]
-            g.rows[i].own = g.rows[i].mem = bufs[k * B_WORDS + B_BUFT]
-            bits |= bufs[k * B_WORDS + B_BITS]
-        base = t[at + r.T_VIEW_SRC]
-        g.results[0].failed = g.rows[i].id
-        if base >= 0:
-            g.results[0].missing = base
-            if slot[base] >> 32 != stamp:
-                return rec.FOREIGN
-            g.rows[i].view = slot[base] & 0xFFFFFFFF
-            b = t[base * r.T_WORDS + r.T_BUFFER]
+            k = row[slot_of(keys, mask, t[at + r.T_BUFFER])]
+            g.rows[i].own = g.rows[i].mem = bufs[k + B_BUFT]
+            g.rows[i].bits |= bufs[k + B_BITS]
+        if g.rows[i].view >= 0:
+            b = t[g.rows[g.rows[i].view].id * r.T_WORDS + r.T_BUFFER]
             if b >= 0:
-                k = buffer_row[slot_of(buffer_keys, small, b)]
-                g.rows[i].mem = bufs[k * B_WORDS + B_BUFT]
-        g.rows[i].bits = bits
-        g.rows[i].src_end = 0
-        for j in range(MAX_SRC):
-            s = t[at + r.T_SRC + j]
-            g.rows[i].copy[j] = rec.NONE
-            g.rows[i].src[j] = rec.NONE
-            if s >= 0:
-                if slot[s] >> 32 != stamp:
-                    g.results[0].missing = s
-                    return rec.FOREIGN
-                g.rows[i].src[j] = slot[s] & 0xFFFFFFFF
-                g.rows[i].src_end = j + 1
+                g.rows[i].mem = bufs[row[slot_of(keys, mask, b)] + B_BUFT]
     return rec.OK
 
 

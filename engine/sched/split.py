@@ -52,69 +52,82 @@ def _first(g):
     return 0
 
 
+@inlined
+def _begin(g, k, b, i):
+    """Split k begins at node i on backend b."""
+    g.splits[k].backend = b
+    g.splits[k].start = i
+    g.splits[k].input0 = g.results[0].n_inputs
+
+
+@inlined
+def _end(g, k, i):
+    g.splits[k].end = i
+    g.splits[k].n_inputs = g.results[0].n_inputs - g.splits[k].input0
+
+
+@inlined
+def _copy_of(g, s, b, k, copy_of):
+    """Number of the copy of tensor s on backend b, for split k; a new one is listed."""
+    found, c = g.results[0], copy_of[s * g.n_backends + b]
+    if c < 0 or g.rule == 0:
+        g.inputs[found.n_inputs] = s
+        found.n_inputs += 1
+        found.listed_nbytes += g.rows[s].nbytes
+    if c < 0:
+        c = found.n_copies
+        found.n_copies = c + 1
+        copy_of[s * g.n_backends + b] = c
+        g.copies[c].src = s
+        g.copies[c].backend = b
+        g.copies[c].split = k
+        g.copies[c].kind = rec.TRANSIENT
+    return c
+
+
+@inlined
+def _use(g, c, k):
+    """Split k uses copy c."""
+    u = g.results[0].n_uses
+    g.results[0].n_uses = u + 1
+    g.uses[u].split = k
+    g.uses[u].copy = c
+    g.uses[u].refresh = g.copies[c].split != k
+
+
 @native("i64(i64)")
 def split(params):
     """Part the graph into runs of nodes on one backend.
 
     Room: splits n_nodes + 1 records; inputs, copies and uses n_nodes * MAX_SRC + 1; scratch 2 * n * n_backends words.
-    Results: numbers of splits, inputs, copies and uses, and the bytes of the listed inputs (ggml's count).
+    Results, 0 before: numbers of splits, inputs, copies and uses, and the bytes of the listed inputs (ggml's count).
     """
     g = opened(params)
-    nb = g.n_backends
-    n_in, n_cp, n_us, nbytes = 0, 0, 0, 0
-    copy_of = g.scratch                                 # [tensor, backend] -> copy; then the split that used it last
-    for k in range(2 * g.n * nb):
+    copy_of, n_pairs = g.scratch, g.n * g.n_backends    # [tensor, backend] -> copy
+    last_used = g.scratch[n_pairs:]                     # [tensor, backend] -> the split that used it last
+    for k in range(2 * n_pairs):
         copy_of[k] = -1
-    used = copy_of[g.n * nb:]
     k = 0
-    cur = g.rows[_first(g)].backend
-    g.splits[0].backend = cur
-    g.splits[0].start = 0
-    g.splits[0].input0 = 0
+    _begin(g, k, g.rows[_first(g)].backend, 0)
     for i in range(g.n_nodes):
         if g.rows[i].bits & rec.IS_VIEW_OP:
             continue
         b = g.rows[i].backend
-        if b != cur or (g.rule == 2 and n_in > g.splits[k].input0 and _wants_new_split(g, i, b)):
-            g.splits[k].end = i
-            g.splits[k].n_inputs = n_in - g.splits[k].input0
+        if b != g.splits[k].backend or (g.rule == 2 and g.results[0].n_inputs > g.splits[k].input0
+                                        and _wants_new_split(g, i, b)):
+            _end(g, k, i)
             k += 1
-            g.splits[k].backend = b
-            g.splits[k].start = i
-            g.splits[k].input0 = n_in
-            cur = b
+            _begin(g, k, b, i)
         for j in range(g.rows[i].src_end):
             s = g.rows[i].src[j]
-            if s < 0 or s == i or not needs_copy(g, s, b):
-                continue
-            c = copy_of[s * nb + b]
-            if c < 0 or g.rule == 0:
-                g.inputs[n_in] = s
-                n_in += 1
-                nbytes += g.rows[s].nbytes
-            if c < 0:
-                c = n_cp
-                copy_of[s * nb + b] = c
-                g.copies[c].src = s
-                g.copies[c].backend = b
-                g.copies[c].split = k
-                g.copies[c].kind = rec.TRANSIENT
-                n_cp += 1
-            if used[s * nb + b] != k:
-                used[s * nb + b] = k
-                g.uses[n_us].split = k
-                g.uses[n_us].copy = c
-                g.uses[n_us].refresh = g.copies[c].split != k
-                n_us += 1
-            g.rows[i].copy[j] = c
-    g.splits[k].end = g.n_nodes
-    g.splits[k].n_inputs = n_in - g.splits[k].input0
-    found = g.results[0]
-    found.n_splits = k + 1
-    found.n_inputs = n_in
-    found.n_copies = n_cp
-    found.n_uses = n_us
-    found.listed_nbytes = nbytes
+            if s >= 0 and s != i and needs_copy(g, s, b):
+                c = _copy_of(g, s, b, k, copy_of)
+                if last_used[s * g.n_backends + b] != k:
+                    last_used[s * g.n_backends + b] = k
+                    _use(g, c, k)
+                g.rows[i].copy[j] = c
+    _end(g, k, g.n_nodes)
+    g.results[0].n_splits = k + 1
     return 0
 
 
