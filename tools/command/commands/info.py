@@ -1,7 +1,7 @@
 """`ggjit info`: version, processor, devices, and which types and ops each device supports."""
 from ggjit import __version__
-from ggjit.cpu.tuning import all_kept
 from ggjit.api.registry import registry
+from ggjit.cpu.tuning import all_kept
 from ggjit.tools.command.common import tiles_json, tiles_line
 from ggjit.tools.command.op_page import find, op_facts, op_list, op_page
 from ggjit.tools.command.support import supported
