@@ -13,7 +13,7 @@ import numpy as np
 from numba import from_dtype
 
 from ggjit.ops.core.record import MAX_SRC
-from ggjit.ops.native.jit import _array_maker, address_of, i64s, inlined, u8s
+from ggjit.ops.native.jit import array_maker, address_of, i64s, inlined, u8s
 
 NONE = -1
 
@@ -68,7 +68,7 @@ _FIELD = {name: i for i, name in enumerate(PARAMS.names)}
 # the memory that b computes in
 Opened = collections.namedtuple("Opened", (*ADDRESSES, "n", "n_nodes", "n_backends", "n_bufts", "n_instances", "rule",
                                            "op_offload", "keep_weights", "results"))
-_params, _rows, _splits, _copies, _uses = (_array_maker(from_dtype(d)) for d in (PARAMS, ROW, SPLIT, COPY, USE))
+_params, _rows, _splits, _copies, _uses = (array_maker(from_dtype(d)) for d in (PARAMS, ROW, SPLIT, COPY, USE))
 _ANY = 1 << 40                  # a length, where the passes know how far they may go
 
 

@@ -35,7 +35,7 @@ from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
-from ggjit.ops.native.jit import _array_maker
+from ggjit.ops.native.jit import array_maker
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
 
 RAISED = 64                     # status: the function raised; the kernel object holds the exception
@@ -276,7 +276,7 @@ def _packed(shape, dtype):
 def _jit_array(ndim, dtype, packed):
     """Jitted function: NODE view -> array of `ndim` dimensions; packed ones are C-contiguous, so loops vectorise."""
     from numba import from_dtype, njit
-    first, strided = _array_maker(from_dtype(dtype)), np.lib.stride_tricks.as_strided
+    first, strided = array_maker(from_dtype(dtype)), np.lib.stride_tricks.as_strided
     shapes = (lambda v: (ne(v, 0),), lambda v: (ne(v, 1), ne(v, 0)), lambda v: (ne(v, 2), ne(v, 1), ne(v, 0)),
               lambda v: (ne(v, 3), ne(v, 2), ne(v, 1), ne(v, 0)))
     strides = (lambda v: (nb(v, 0),), lambda v: (nb(v, 1), nb(v, 0)), lambda v: (nb(v, 2), nb(v, 1), nb(v, 0)),

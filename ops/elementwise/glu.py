@@ -20,8 +20,8 @@ from ggjit.ops.core.record import GLU, OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.elementwise import unary
 from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
+from ggjit.ops.elementwise.unary import FUNCTIONS
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, ne, param_f32, param_i32, row_addr, row_index
@@ -44,7 +44,7 @@ def _times(b, y, g):
 
 
 def _gate(formula, name, build, cost):
-    act = unary.FUNCTIONS[name].numpy
+    act = FUNCTIONS[name].numpy
     return Gate(formula, lambda x, g, alpha, limit: act(x) * g,
                 lambda b, x, g, alpha, limit: _times(b, build(b, x), g), cost)
 

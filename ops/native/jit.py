@@ -89,7 +89,7 @@ def _parse(signature):
 
 
 # ---------------------------------------------------------------- arrays inside jitted code
-def _array_maker(numba_type):
+def array_maker(numba_type):
     @intrinsic
     def pointer(typingctx, addr):
         def codegen(context, builder, sig, args):
@@ -102,7 +102,7 @@ def _array_maker(numba_type):
     return view
 
 
-i64s, i32s, u8s = _array_maker(types.int64), _array_maker(types.int32), _array_maker(types.uint8)
+i64s, i32s, u8s = array_maker(types.int64), array_maker(types.int32), array_maker(types.uint8)
 
 
 # ---------------------------------------------------------------- content keys
