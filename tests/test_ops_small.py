@@ -291,6 +291,18 @@ def test_builders_refuse(what):
     assert len(str(e.value)) > 20
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("name", ["norm", "rms_norm", "l2_norm"])
+def test_rows_of_one_element_at_any_stride(name, n_threads):
+    """A transposed (1, n) has rows of one element, n of them side by side: dense, though nb0 is not 4."""
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, np.arange(1, 5, dtype=np.float32)[None])
+    for y in (getattr(gg, name)(gg.transpose(a), 0.5), getattr(gg, f"{name}_inplace")(gg.transpose(gg.dup(a)), 0.5)):
+        got = gg.compute(y, backend=gg.init_backend("CPU", n_threads=n_threads))
+        want = all_specs()[y.op].reference(y, np.arange(1, 5, dtype=np.float64).reshape(4, 1))
+        np.testing.assert_allclose(np.ravel(got), np.ravel(want), rtol=1e-6)
+
+
 def test_empty_tensors():
     ctx = gg.Context()
     a = gg.from_numpy(ctx, np.zeros((3, 0, 5), np.float32))

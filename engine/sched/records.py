@@ -13,7 +13,7 @@ import numpy as np
 from numba import from_dtype
 
 from ggjit.ops.core.record import MAX_SRC
-from ggjit.ops.native.jit import array_maker, address_of, i64s, inlined, u8s
+from ggjit.ops.native.jit import address_of, array_maker, i64s, inlined, u8s
 
 NONE = -1
 

@@ -64,7 +64,7 @@ def sum_of(x, n):
 @inline
 def gathered(x, step, n, scratch):
     """Address of n floats side by side: x, or a copy in scratch of the floats that lie `step` bytes apart at x."""
-    if step == 4:
+    if step == 4 or n <= 1:             # rows of one element count as dense (rows_contiguous), whatever their stride
         return x
     for i in range(n):
         st_f32(scratch + 4 * i, ld_f32(x + i * step))
