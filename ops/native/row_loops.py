@@ -30,7 +30,7 @@ from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 
 I32_MAX = 2 ** 31 - 1
 SHORT_CHUNK = 512               # elements: about as long as asking for a chunk ten times
-FEW_ROWS = 16                   # of one thread: too few to look for signals in between
+FEW_ROWS = 16                   # of one thread and short: done before a look for signals would be due
 PIECE = 1024                    # elements; a multiple of every vector length
 
 
@@ -47,8 +47,13 @@ class Chunking(NamedTuple):
 
 
 @inline
+def _few(node, n, nth):
+    return nth == 1 and n <= FEW_ROWS and n_rows(node + DST) * ne(node + DST, 0) <= 64 * PIECE
+
+
+@inline
 def _eighths(node, n, nth):
-    return n if nth == 1 and n <= FEW_ROWS else chunk_rows(n, nth)
+    return n if _few(node, n, nth) else chunk_rows(n, nth)
 
 
 @inline
@@ -63,7 +68,7 @@ def _short(node, n, nth):
 
 @inline
 def _affinity(node, n, nth):
-    return n if nth == 1 and n <= FEW_ROWS else affinity_chunk(n, nth)
+    return n if _few(node, n, nth) else affinity_chunk(n, nth)
 
 
 DYNAMIC = Chunking(_eighths, next_rows)                     # to the thread that asks first
