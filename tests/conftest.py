@@ -13,7 +13,9 @@ import time
 import types
 
 import pytest
+from helpers.interpreter import Interpreter
 
+from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -117,6 +119,24 @@ def command(capsys, monkeypatch):
         out, err = capsys.readouterr()
         return subprocess.CompletedProcess(args, status, out, err)
     return run
+
+
+@pytest.fixture(scope="session")
+def on_isa():
+    """Runs code on an instruction set by name, in one process each; skips where the processor lacks it."""
+    interpreters = {}
+
+    def run(name, code, *args, timeout=600):
+        if name not in interpreters:
+            paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            interpreters[name] = Interpreter(GGJIT_CPU=name, PYTHONPATH=os.pathsep.join(paths))
+        done = interpreters[name].run(code, *args, timeout=timeout)
+        if done.returncode and "this processor supports" in done.stderr:
+            pytest.skip(f"this processor supports {isa.ISA} at most")
+        return done
+    yield run
+    for interpreter in interpreters.values():
+        interpreter.close()
 
 
 @pytest.fixture(scope="session", name="shared")

@@ -163,12 +163,16 @@ def test_import_compiles_nothing_and_is_light(python, tmp_path):
             " if m in sys.modules))")
     # bytecode files as every installation has them, whatever this environment says
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    runs = [python(code, **bytecode) for _ in range(5)]
-    for r in runs:
+    seconds = []
+    for _ in range(5):                                  # the least of five: the first writes the bytecode
+        r = python(code, **bytecode)
         assert r.returncode == 0, r.stderr
-    fields = [r.stdout.split() for r in runs]
-    assert all(f[1:] == ["0"] for f in fields), fields
-    assert min(float(f[0]) for f in fields) < 0.3
+        cost, *kernels_and_modules = r.stdout.split()
+        assert kernels_and_modules == ["0"]
+        seconds.append(float(cost))
+        if min(seconds) < 0.3:
+            break
+    assert min(seconds) < 0.3
 
 
 def test_no_paths_of_a_machine():

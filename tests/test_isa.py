@@ -28,16 +28,14 @@ TYPES = tuple(TOLERANCE)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, python):
+def results(tmp_path_factory, on_isa):
     folder = tmp_path_factory.mktemp("isa")
     paths = [tiny_model.write(folder / f"{t}.gguf", type=t) for t in TYPES]
     known = {}
 
     def run(name):
         if name not in known:
-            r = python(CODE, *paths, GGJIT_CPU=name)
-            if r.returncode and "supports" in r.stderr:
-                pytest.skip(f"this processor supports {isa.ISA} at most")
+            r = on_isa(name, CODE, *paths)
             assert r.returncode == 0, r.stderr
             got = json.loads(r.stdout)
             assert got.pop("isa") == name

@@ -1,7 +1,6 @@
 """mul_mat: against float64 on every instruction set, the real ggml, and itself on two threads."""
 import json
 import re
-import sys
 import zlib
 
 import numpy as np
@@ -19,6 +18,7 @@ from ggjit.ops.matmul.tile import MB, NL
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
+from ggjit.ops.native.compiler import KernelCompiler
 from ggjit.ops.native.jit import FASTMATH
 from ggjit.ops.native.simd import W
 
@@ -134,8 +134,10 @@ def test_threads_give_the_bytes_of_one(monkeypatch):
         # spread; 256, 400: panels of 2 and 3 W
         for n in (1, 4, 7, 16, 20, 40, 100, 256, 400):
             for heads in (1, 8):
-                a, b = random(1, heads, 201, 320), random(2, heads, n, 320)
-                one, *more = (product(type, a, b, n_threads=t).tobytes() for t in (1, 2, 3))
+                ctx = gg.Context()
+                a = gg.from_numpy(ctx, random(1, heads, 201, 320), type=type)
+                y = gg.mul_mat(a, gg.from_numpy(ctx, random(2, heads, n, 320)))
+                one, *more = (gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={t}")).tobytes() for t in (1, 2, 3))
                 assert more == [one, one]
 
 
@@ -250,8 +252,9 @@ def loops(type, n):
     ctx = gg.Context()
     k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
     i8 = types.int64
-    text = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH)(k.make())
-    text = text._library.get_asm_str()
+    compiled = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH,
+                     pipeline_class=KernelCompiler)(k.make())
+    text = compiled._library.get_asm_str()
     blocks = re.split(r"^[.\w$]+:.*\n|(?<=\n)\tj\w+\s.*\n", text, flags=re.M)
     return sorted((b for b in blocks if len(HOT.findall(b)) >= 4), key=lambda b: (-len(HOT.findall(b)), len(b))), text
 
@@ -310,9 +313,8 @@ def test_cases():
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
-def test_cases_on_other_instruction_sets(name, every, python):
-    done = python(f"import json, test_mul_mat as t; print(json.dumps(t.sweep({every})))", GGJIT_CPU=name,
-                  PYTHONPATH=str(sys.modules[__name__].__file__).rpartition("/")[0], timeout=900)
+def test_cases_on_other_instruction_sets(name, every, on_isa):
+    done = on_isa(name, f"import json, test_mul_mat as t; print(json.dumps(t.sweep({every})))", timeout=900)
     assert done.returncode == 0, done.stderr
     used, errors = json.loads(done.stdout)
     assert used == name and len(errors) > 100 // every

@@ -307,9 +307,10 @@ def test_command(capsys, tmp_path):
     assert speed["seconds"] > 0 and speed["rate"] > 0 and speed["unit"] == "GB/s"
     assert main(["ops", "-o", "RELU", "--json", "support"]) == 0
     assert all(c["ok"] for c in json.loads(capsys.readouterr().out)["cases"])
-    assert main(["ops", "-o", "RELU", "-p", "type=f16", "--resume", str(tmp_path / "ops.jsonl"), "test"]) == 0
+    resume = ["--resume", str(tmp_path / "ops.jsonl"), "-j", "1"]
+    assert main(["ops", "-o", "RELU", "-p", "type=f16", *resume, "test"]) == 0
     first = capsys.readouterr().out
-    assert main(["ops", "-o", "RELU", "--resume", str(tmp_path / "ops.jsonl"), "test"]) == 0
+    assert main(["ops", "-o", "RELU", *resume, "test"]) == 0
     assert len((tmp_path / "ops.jsonl").read_text().splitlines()) == 8
     assert "1 classes" in first and "1 classes" in capsys.readouterr().out
     assert main(["ops", "-o", "nonsense", "test"]) == 1 and "no case has the op nonsense" in capsys.readouterr().err

@@ -389,9 +389,18 @@ print(CACHE.compiled, CACHE.loaded, (p.numpy(y) == 11).all())
 
 
 def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
-    code = PREAMBLE + "p, y = plan(1); p.compute(); print((p.numpy(y) == 11).all())"
+    code = """
+import ctypes
+from ggjit.ops.native.jit import CACHE
+def times(k):
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(CACHE.address(
+        f"times{k}", "i64(i64)", lambda: lambda n: n * k, ("ggjit.ops.native.mem",)))
+print([times(k)(7) for k in range(12)] == [7 * k for k in range(12)])
+"""
     assert python(code, GGJIT_CACHE_DIR=str(tmp_path)).stdout.split() == ["True"]
-    for i, f in enumerate(sorted((tmp_path / "kernels").iterdir())):
+    files = sorted((tmp_path / "kernels").iterdir())
+    assert len(files) == 12
+    for i, f in enumerate(files):
         whole = bytearray(f.read_bytes())
         if i % 2:
             whole[(i * 997) % len(whole)] ^= 1                      # one bit anywhere

@@ -262,10 +262,9 @@ def test_what_is_placed_anew_is_what_counts():
 
 
 @pytest.mark.skipif(isa.ISA != "avx512", reason="this is AVX2")
-def test_float_panels_on_avx2(python):
-    r = python("import test_repack as t; print(t.isa.ISA, *t.TYPES)\n"
-               "for n in (1, 5, 13): t.test_products_are_those_of_the_file(t.gg.F32, n)",
-               GGJIT_CPU="avx2", PYTHONPATH=__file__.rpartition("/")[0])
+def test_float_panels_on_avx2(on_isa):
+    r = on_isa("avx2", "import test_repack as t; print(t.isa.ISA, *t.TYPES)\n"
+               "for n in (1, 5, 13): t.test_products_are_those_of_the_file(t.gg.F32, n)")
     assert (r.returncode, r.stdout.split()) == (0, ["avx2", "F32"]), r.stderr
 
 

@@ -103,9 +103,8 @@ def test_runs_of_zeros_do_not_move_their_neighbours():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
-def test_bytes_on_other_instruction_sets(name, python):
-    done = python("import test_types_iq as t; print(t.isa.ISA, t.digests() == t.GGML)",
-                  GGJIT_CPU=name, PYTHONPATH=__file__.rpartition("/")[0], timeout=600)
+def test_bytes_on_other_instruction_sets(name, on_isa):
+    done = on_isa(name, "import test_types_iq as t; print(t.isa.ISA, t.digests() == t.GGML)")
     assert done.stdout.split() == [name, "True"], done.stdout + done.stderr
 
 

@@ -163,10 +163,9 @@ def test_largest_codes_do_not_overflow(name):
 
 
 @pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
-def test_products_on_other_instruction_sets(name, python):
+def test_products_on_other_instruction_sets(name, on_isa):
     runs = [("IQ4_NL", 1), ("Q3_K", 1), ("IQ2_XXS", 1)] + [("Q5_1", 20), ("Q6_K", 20)] * (name == "avx2")
-    done = python(f"import test_types_more as t; print(t.isa.ISA, max(t.error(*x) for x in {runs!r}) < 1e-11)",
-                  GGJIT_CPU=name, PYTHONPATH=__file__.rpartition("/")[0], timeout=300)
+    done = on_isa(name, f"import test_types_more as t; print(t.isa.ISA, max(t.error(*x) for x in {runs!r}) < 1e-11)")
     assert done.stdout.split() == [name, "True"], done.stdout + done.stderr
 
 
