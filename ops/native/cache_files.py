@@ -12,8 +12,6 @@ import stat
 import struct
 import tempfile
 
-import platformdirs
-
 MAX_NBYTES = 1 << 28            # no kernel comes near it
 _MAGIC = b"ggjit\x00\x01\n"
 _HEAD = len(_MAGIC) + 32
@@ -27,6 +25,7 @@ class Unusable(Exception):
 
 def cache_dir():
     """Folder of everything ggjit keeps: GGJIT_CACHE_DIR, or the platform's cache folder."""
+    import platformdirs  # a fiftieth of the time that importing ggjit takes, and mostly not needed
     return pathlib.Path(os.environ.get("GGJIT_CACHE_DIR") or platformdirs.user_cache_dir("ggjit", appauthor=False))
 
 
