@@ -56,7 +56,7 @@ def with_patterns(m, step, chosen):
     for f in chosen:
         table.setdefault(f.ops[0], []).append(f)
     with mock.patch.object(fusion, "all_fusions", lambda: table):
-        return plan.Plan(m.backend, step.plan.graph, step.plan.placement)
+        return plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
 
 
 def without_nodes(m, step, ops):
@@ -66,7 +66,7 @@ def without_nodes(m, step, ops):
     def fuse(singles, *more):
         return real([p for p in singles if p.t.op not in ops], *more)
     with mock.patch.object(plan, "fuse_nodes", fuse):
-        return plan.Plan(m.backend, step.plan.graph, step.plan.placement)
+        return plan.CPUPlan(m.backend, step.plan.graph, step.plan.placement)
 
 
 # ---------------------------------------------------------------- timing
