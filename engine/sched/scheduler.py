@@ -348,8 +348,8 @@ class Leaves:
 
     @property
     def alive(self):
-        lease = self._owner()
-        return lease is not None and lease.buf is not None
+        owner = self._owner()
+        return owner is not None and owner.buf is not None
 
     def placed(self):
         """(tensor, backend number) of those that still lie here."""
@@ -360,9 +360,9 @@ class Leaves:
         """The tensors have no memory again, as before."""
         for t, _ in self.placed():              # first: a tensor in a freed buffer counts as lost
             unplace(t, self.buf_id)
-        lease = self._owner()
-        if lease is not None:
-            lease.end()
+        owner = self._owner()
+        if owner is not None:
+            owner.free()
 
 
 def _release(memory, events):
