@@ -7,9 +7,9 @@ import pytest
 
 import ggjit as gg
 from ggjit.core.table import TABLE
-from ggjit.cuda.device import device as cuda
-from ggjit.cuda.device import driver as cuda_driver
-from ggjit.cuda.device import simulated_driver as cuda_sim
+from ggjit.cuda import device as cuda
+from ggjit.cuda import driver as cuda_driver
+from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.cuda.driver import DeviceLost
 
 RNG = np.random.default_rng(5)

@@ -11,7 +11,7 @@ import pytest
 
 import ggjit as gg
 from benchmarks.gpu import bound, exact, nmse, on
-from ggjit.cuda.device import simulated_driver as cuda_sim
+from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.attention import flash_attn
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Case, Inputs, all_specs

@@ -9,7 +9,7 @@ import pytest
 from test_cli import START
 
 import ggjit as gg
-from ggjit.cpu.device import tuning
+from ggjit.cpu import tuning
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import tile_rows
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
