@@ -1,18 +1,17 @@
 """The contract: names, layout, import direction, and what `import ggjit` costs."""
 import ast
 import functools
-import pathlib
 import re
 import tomllib
 import types
 
 import pytest
+from helpers.paths import ROOT
 
 import ggjit as gg
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "models": "ggjit.models",
            "tools": "ggjit.tools"}
 # folders, lowest first: each imports only itself and those before it
