@@ -137,6 +137,15 @@ def test_packages_hold_only_a_guard():
             assert not imports(module), f"{path} imports"
 
 
+def test_no_test_imports_a_test():
+    """What two of them need is in tests/helpers."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else \
+                [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            assert not [n for n in names if re.match(r"(.*\.)?(test_\w+|conftest)$", n)], f"{path} line {node.lineno}"
+
+
 def test_contract_names():
     missing = [n for n in NAMES if not hasattr(gg, n)]
     assert not missing

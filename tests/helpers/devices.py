@@ -308,6 +308,15 @@ class SlotsBackend(FakeBackend):
         return self.device.answer("graph_optimize", lambda ns: ns, nodes)
 
 
+class Reg:
+    def __init__(self, *found, name="mine", **more):
+        self.name, self.found = name, found
+        self.__dict__.update(more)
+
+    def devices(self):
+        return self.found
+
+
 def check_guards(*devices):
     """No device wrote outside its buffers."""
     for d in devices:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from helpers import devices, tiny_model
-from test_moe import write as write_moe
+from helpers.tiny_moe import write as write_moe
 
 import ggjit as gg
 from ggjit.models import load_model

@@ -7,20 +7,11 @@ import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.paths import ROOT
+from helpers.tiny_moe import EXPERTS, D, E, write
 
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.networks.moe import Experts, feed_forward
-
-E, USED, D, F = 6, 2, tiny_model.DIM, tiny_model.FF
-EXPERTS = {"ffn_gate_inp": (E, D), "ffn_gate_exps": (E, F, D), "ffn_up_exps": (E, F, D), "ffn_down_exps": (E, D, F)}
-COUNTS = {"expert_count": E, "expert_used_count": USED, "vocab_size": tiny_model.VOCAB}
-
-
-def write(path, type="F32", **metadata):
-    dense = tuple(f"blk.{i}.ffn_{n}.weight" for i in range(tiny_model.LAYERS) for n in ("gate", "up", "down"))
-    shapes = {f"blk.{i}.{n}.weight": s for i in range(tiny_model.LAYERS) for n, s in EXPERTS.items()}
-    return tiny_model.write(path, type=type, without=dense, shapes=shapes, metadata={**COUNTS, **metadata})
 
 
 def expected(x, router, gate, up, down, n_used):

@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 from helpers import oracle
+from helpers.cases import nmse, run
 from helpers.paths import TESTS_PATH
-from test_ops_small import nmse, run
 
 import ggjit as gg
 from ggjit.ops.attention import flash_attn
@@ -156,7 +156,7 @@ def test_other_instruction_sets(isa, python):
     """The same source on narrower vectors, in a fresh process: one case per kernel, with tails."""
     r = python("""
 import numpy as np
-from test_ops_small import nmse, run
+from helpers.cases import nmse, run
 from ggjit.ops.native import isa
 from ggjit.ops.attention.flash_attn import F16, F32, make_case
 from ggjit.ops.core.spec import Case

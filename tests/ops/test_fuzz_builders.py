@@ -11,9 +11,9 @@ import warnings
 
 import numpy as np
 import pytest
+from helpers.cases import expected, nmse
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_ops_small import expected, nmse
 
 import ggjit as gg
 from ggjit.ops.core.errors import GgjitError

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 from helpers import oracle
-from test_ops_small import fits, nmse, prepare, run
+from helpers.cases import fits, nmse, prepare, run
 
 import ggjit as gg
 from ggjit.ops.core.record import OP

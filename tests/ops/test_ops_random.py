@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_ops_small import nmse, run
+from helpers.cases import nmse, run
 
 import ggjit as gg
 from ggjit.ops.core.spec import Case

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 from helpers import oracle
-from test_ops_small import nmse, run
+from helpers.cases import nmse, run
 
 import ggjit as gg
 from ggjit.ops.core.record import OP

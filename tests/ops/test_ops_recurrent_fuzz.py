@@ -1,9 +1,9 @@
 """Builders of recurrent ops, experts, outer products and solves under random shapes, types and strides: a typed error,
 or the numbers of the reference; never a crash."""
 import numpy as np
+from helpers.cases import expected, nmse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ops_small import expected, nmse
 
 import ggjit as gg
 from ggjit.ops.core.errors import GgjitError, IndexRangeError

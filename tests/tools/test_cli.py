@@ -7,24 +7,10 @@ import sys
 
 import pytest
 from helpers import tiny_model
-from helpers.paths import ROOT
+from helpers.commands import START, ggjit, result
 
 from ggjit.tools.command.commands.completion import SHELLS, script
 from ggjit.tools.command.parser import COMMANDS, TRY_FIRST, Arguments
-
-START = ROOT / "ggjit_command.py"          # where the installed command starts
-
-
-def ggjit(*args, **env):
-    return subprocess.run([sys.executable, "-m", "ggjit.tools.command.main", *map(str, args)], text=True,
-                          capture_output=True,
-                          timeout=300, env={**os.environ, **env})
-
-
-def result(run, *args):
-    r = run(*args, "--json")
-    assert r.returncode == 0, r.stderr
-    return json.loads(r.stdout)
 
 
 @pytest.fixture(scope="module")

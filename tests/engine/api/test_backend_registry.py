@@ -5,7 +5,8 @@ import types
 import numpy as np
 import pytest
 from helpers import devices
-from test_backend import CPU, placed
+from helpers.devices import Reg
+from helpers.placed import CPU, placed
 
 import ggjit as gg
 from ggjit.api.registry import API_VERSION, Registry
@@ -52,15 +53,6 @@ def test_device_facts_A6_02_A6_03_A6_04_A6_08_B5():
 
 
 # ---------------------------------------------------------------- A8 registry
-class Reg:
-    def __init__(self, *found, name="mine", **more):
-        self.name, self.found = name, found
-        self.__dict__.update(more)
-
-    def devices(self):
-        return self.found
-
-
 def test_registry_A6_09_A6_10_A6_12_A8_01_A8_03_A8_05_A8_06():
     registry = Registry()
     a, b = devices.Fake("Alpha"), devices.Fake("Beta", type="accel")

@@ -7,28 +7,10 @@ import mmap
 import numpy as np
 import pytest
 from helpers import devices
+from helpers.placed import CPU, array, placed
 
 import ggjit as gg
-from ggjit.core.versions import stamp
 from ggjit.cpu.device import CPU as CPU_DEVICE
-
-CPU = gg.init_backend("CPU:n_threads=1")
-RNG = np.random.default_rng(11)
-
-
-def array(*shape):
-    return RNG.standard_normal(shape, dtype=np.float32)
-
-
-def placed(ne, target=CPU, type=gg.F32, name="t"):
-    ctx = gg.Context()
-    t = ctx.new_tensor(type, ne, name)
-    gg.alloc_ctx_tensors(ctx, target)
-    return t
-
-
-def version(t):
-    return stamp(t.base.id, t.buffer)
 
 
 # ---------------------------------------------------------------- A2 buffer types

@@ -13,9 +13,8 @@ import weakref
 import numpy as np
 import pytest
 from helpers import devices
-from test_backend_registry import Reg
-from test_sched import alone, array, fill, llama_like
-from test_sched_rules import world
+from helpers.devices import Reg
+from helpers.schedulers import alone, array, fill, llama_like, world
 
 import ggjit as gg
 from ggjit.api.registry import Registry

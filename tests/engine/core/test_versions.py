@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 from helpers import devices
-from test_sched_rules import world
+from helpers.schedulers import world
 
 import ggjit as gg
 from ggjit.core.versions import stamp

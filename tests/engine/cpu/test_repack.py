@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 from helpers import tiny_model
+from helpers.commands import ggjit, result
 from helpers.paths import TESTS_PATH
-from test_cli import ggjit, result
 
 import ggjit as gg
 from ggjit.core.table import TABLE

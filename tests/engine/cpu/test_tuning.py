@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from test_cli import START
+from helpers.commands import START
 
 import ggjit as gg
 from ggjit.cpu import tuning

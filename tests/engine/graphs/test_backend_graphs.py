@@ -4,7 +4,7 @@ import gc
 import numpy as np
 import pytest
 from helpers import devices
-from test_backend import CPU, array, placed, version
+from helpers.placed import CPU, array, placed, version
 
 import ggjit as gg
 from ggjit.core.host_buffer import ArrayBuffer

@@ -5,8 +5,7 @@ import weakref
 import numpy as np
 import pytest
 from helpers import devices
-from test_sched import alone, fill, llama_like
-from test_sched_rules import two_layers, world
+from helpers.schedulers import alone, fill, llama_like, two_layers, world
 
 import ggjit as gg
 from ggjit.core.buffer import MultiBuffer

@@ -5,47 +5,12 @@ import threading
 import numpy as np
 import pytest
 from helpers import devices
-from test_sched_rules import two_layers, weight, world
+from helpers.schedulers import alone, fill, llama_like, two_layers, weight, world
 
 import ggjit as gg
 from ggjit.alloc.problem import GraphError
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import OP
-
-RNG = np.random.default_rng(5)
-
-
-def array(*shape):
-    return RNG.standard_normal(shape, dtype=np.float32)
-
-
-def fill(graph):
-    for t in graph.leafs:
-        t.set(array(*reversed([n for n in t.ne if n > 1] or [1])).reshape(t.shape))
-
-
-def alone(graph):
-    """What one CPU computes from the same leaves."""
-    cpu = gg.init_backend("CPU:n_threads=1")
-    copy = gg.graph_copy(cpu, graph)
-    cpu.graph_compute(copy.graph)
-    values = [copy.of(t).numpy() for t in graph.outputs]
-    copy.free()
-    return values[0]
-
-
-def llama_like(bufts, n_layers=6, n=32):
-    """Layers over three devices; every layer reads the mask and the positions; inputs have memory on the last."""
-    ctx = gg.Context()
-    x, mask, pos = (ctx.new_tensor(gg.F32, (n, n), name) for name in ("x", "mask", "pos"))
-    gg.alloc_ctx_tensors(ctx, bufts[-1])
-    y = x
-    for layer in range(n_layers):
-        where = bufts[layer * len(bufts) // n_layers]
-        w = [weight(ctx, where, f"w{layer}.{i}", (n, n)) for i in range(2)]
-        h = gg.add(gg.mul_mat(w[0], gg.rms_norm(y, 1e-5)), mask)
-        y = gg.add(y, gg.mul(gg.mul_mat(w[1], gg.soft_max(h)), pos))
-    return gg.Graph(y), x, mask, pos
 
 
 # ---------------------------------------------------------------- life

@@ -3,29 +3,13 @@ import threading
 
 import numpy as np
 import pytest
-import test_sched_rules
 from helpers import devices
+from helpers.schedulers import RULES
+from helpers.streams import N, leaf, world
 
 import ggjit as gg
 from ggjit.core.pending import IN_FLIGHT
 from ggjit.ops.core.record import OP
-
-N = 64
-RULES = test_sched_rules.RULES
-
-
-def world(*fakes, **options):
-    """A scheduler on these test devices and the CPU; returns it and its backends."""
-    sched, _ = test_sched_rules.world(*fakes, **options)
-    return sched, sched.backends
-
-
-def leaf(backend, value, name="", ctx=None):
-    ctx = ctx or gg.Context()
-    t = ctx.new_tensor(gg.F32, (N,), name)
-    gg.alloc_ctx_tensors(ctx, backend)
-    t.set(np.full(N, value, np.float32))
-    return t
 
 
 def two_streams(rules="modern", parallel=False, delay=5e-3):

@@ -4,8 +4,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import devices
-from test_sched import alone, array, fill, llama_like
-from test_sched_rules import two_layers, weight, world
+from helpers.schedulers import alone, array, fill, llama_like, two_layers, weight, world
 
 import ggjit as gg
 

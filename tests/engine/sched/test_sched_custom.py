@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 from helpers import devices
+from helpers.cases import run as run_case
+from helpers.schedulers import world
 from numba import cfunc, njit
-from test_ops_small import run as run_case
-from test_sched_rules import world
 
 import ggjit as gg
 from ggjit.ops.core.record import OP

@@ -8,8 +8,7 @@ import pytest
 from helpers import devices
 from helpers.paths import ROOT
 from helpers.sched_graphs import random_graph
-from test_sched import RNG, alone, fill, llama_like
-from test_sched_rules import draw_places, draw_world, two_layers, weight, world
+from helpers.schedulers import RNG, alone, draw_places, draw_world, fill, llama_like, two_layers, weight, world
 
 import ggjit as gg
 from ggjit.ops.core.record import OP

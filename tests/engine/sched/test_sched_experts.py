@@ -6,8 +6,7 @@ copied and is read shows; byte counts show that the others did not move.
 import numpy as np
 import pytest
 from helpers import devices
-from test_sched_property import poison
-from test_sched_rules import weight
+from helpers.schedulers import poison, weight
 
 import ggjit as gg
 from ggjit.ops.core.record import OP

@@ -6,7 +6,7 @@ are written through, rows set in caches, results read before and after they chan
 import numpy as np
 import pytest
 from helpers import devices
-from test_sched_property import poison
+from helpers.schedulers import poison
 
 import ggjit as gg
 from ggjit.ops.core.record import OP

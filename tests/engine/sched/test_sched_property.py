@@ -7,34 +7,16 @@ import numpy as np
 import pytest
 from helpers import devices, sched_graphs
 from helpers.paths import TESTS_PATH
-from test_sched_rules import RULES
+from helpers.schedulers import RULES, poison
 
 import ggjit as gg
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.record import OP
-from ggjit.sched.records import KEPT
 
 CI_SEEDS, ALL_SEEDS = range(0, 1000, 25), range(1000)
 N_RUNS = 4
 HOST = CPU.buffer_type()
 POOL = [OP.MUL_MAT, OP.ADD, OP.MUL, OP.UNARY, OP.SCALE, OP.RMS_NORM, OP.CONT, OP.SOFT_MAX, OP.SUB, OP.CPY, OP.CONCAT]
-
-
-def poison(sched):
-    """NaN bytes into all compute memory but kept copies."""
-    run, memory = sched._run, sched.memory
-    spared = {}
-    for c in np.flatnonzero(run.assigned.copies["kind"] == KEPT).tolist():
-        for k in range(run.n_instances):
-            row = run.assigned.n + c * run.n_instances + k
-            buf, offs = run.place(row)
-            spared.setdefault(buf.id, []).append((offs, offs + int(run.layout.sizes[row])))
-    for chunks in memory.chunks:
-        for buf in chunks:
-            saved = [(lo, hi, buf._arena[lo:hi].copy()) for lo, hi in spared.get(buf.id, ())]
-            buf._arena[:] = 0xFF
-            for lo, hi, values in saved:
-                buf._arena[lo:hi] = values
 
 
 def draw(rng, reach=False):

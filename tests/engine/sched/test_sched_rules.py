@@ -9,28 +9,12 @@ import pytest
 from helpers import devices, sched_graphs
 from helpers.paths import TESTS
 from helpers.requirements import need
+from helpers.schedulers import RULES, draw_places, draw_world, two_layers, weight, world
 
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import OP, T_BUFFER
 from ggjit.sched.records import IS_SHARED
-
-RULES = ("2023", "2024", "modern")
-
-
-def weight(ctx, buft, name, ne=(8, 8)):
-    t = ctx.new_tensor(gg.F32, ne, name)
-    buf = buft.alloc_buffer(t.nbytes)
-    buf.set_usage(gg.USAGE_WEIGHTS)
-    gg.tensor_alloc(buf, t, 0)
-    return t
-
-
-def world(*fakes, **kwargs):
-    """Scheduler on test devices and the CPU; returns it and the buffer types."""
-    cpu = gg.init_backend("CPU:n_threads=1")
-    sched = gg.Scheduler([*(f.init_backend() for f in fakes), cpu], **kwargs)
-    return sched, sched.support.own_bufts
 
 
 def shown(sched, graph):
@@ -42,21 +26,6 @@ def shown(sched, graph):
 
 
 # ---------------------------------------------------------------- by hand
-def two_layers(gpu, cpu):
-    """Weights of layer 1 on A, of layer 2 on the CPU; an input without memory, a mask both layers read."""
-    ctx = gg.Context()
-    w1, w2 = weight(ctx, gpu, "w1"), weight(ctx, cpu, "w2")
-    x, mask = ctx.new_tensor(gg.F32, (8, 8), "x"), ctx.new_tensor(gg.F32, (8, 8), "mask")
-    gg.set_input(x)
-    gg.set_input(mask)
-    h = gg.set_name(gg.mul_mat(w1, x), "h")                 # 0
-    h = gg.set_name(gg.add(h, mask), "hm")                  # 1
-    h = gg.set_name(gg.silu(h), "s")                        # 2
-    y = gg.set_name(gg.mul_mat(w2, h), "y")                 # 3
-    y = gg.set_name(gg.add(y, mask), "ym")                  # 4
-    return gg.Graph(gg.set_name(gg.silu(y), "out"))         # 5
-
-
 def test_modern_by_hand_B4_A13_10_A13_11():
     sched, (a, c) = world(devices.Fake("A"))
     nodes, causes, splits = shown(sched, two_layers(a, c))
@@ -221,36 +190,6 @@ def test_no_limits_A1_03_A1_04_A1_05_A13_17():
 
 
 # ---------------------------------------------------------------- against the rules in plain Python
-def draw_world(rng, rules, restricted):
-    fakes = []
-    for name in "ABC"[:int(rng.integers(1, 4))]:
-        ops = None
-        if restricted:
-            pool = [OP.MUL_MAT, OP.ADD, OP.MUL, OP.UNARY, OP.SCALE, OP.RMS_NORM, OP.CONT, OP.SOFT_MAX, OP.SUB, OP.CPY,
-                    OP.CONCAT]
-            ops = {op for op in pool if rng.random() < 0.6}
-        wants = (lambda t: t.op == OP.MUL_MAT) if rng.random() < 0.5 else None
-        fakes.append(devices.Fake(name, ops=ops, host=bool(rng.random() < 0.2), offload=wants))
-    return world(*fakes, rules=rules)
-
-
-def draw_places(rng, bufts):
-    """place(ctx, ...) for random_graph: weights anywhere, inputs flagged or placed, caches anywhere."""
-    def place(ctx, weights, inputs, caches):
-        for t in weights:
-            buf = bufts[int(rng.integers(len(bufts)))].alloc_buffer(t.nbytes)
-            buf.set_usage(gg.USAGE_WEIGHTS if rng.random() < 0.8 else gg.USAGE_ANY)
-            gg.tensor_alloc(buf, t, 0)
-        for t in caches:
-            gg.tensor_alloc(bufts[int(rng.integers(len(bufts)))].alloc_buffer(t.nbytes), t, 0)
-        for t in inputs:
-            if rng.random() < 0.6:
-                gg.set_input(t)
-            elif rng.random() < 0.5:
-                gg.tensor_alloc(bufts[-1].alloc_buffer(t.nbytes), t, 0)
-    return place
-
-
 # graphs of the 80 that are compared, on which ggml aborts, that it would corrupt, that two backends write
 EXACT = {"2023": {"compared": 38, "shared": 4, "unsafe": 38}, "2024": {"compared": 52, "shared": 3, "unsafe": 25},
          "modern": {"compared": 47, "aborts": 16, "unsafe": 17}}

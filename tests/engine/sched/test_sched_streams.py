@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from helpers import devices
 from helpers.paths import TESTS
-from test_sched_async import RULES, leaf, world
+from helpers.schedulers import RULES
+from helpers.streams import N, leaf, world
 
 import ggjit as gg
 from ggjit.core.pending import IN_FLIGHT
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.record import OP
 
-N = 64
 HOST = CPU.buffer_type()
 LATE = 2e-2                     # seconds: long enough to be overtaken by whoever does not wait
 
