@@ -2,7 +2,7 @@
 
     python benchmarks/sched_bench.py [--quick]
 
-Devices are CPU-backed stand-ins for accelerators with private memory (tests/devices.py), so every copy is real.
+Devices are CPU-backed stand-ins for accelerators with private memory (tests/helpers/devices.py), so every copy is real.
 
     plan      split + memory layout of 1,000 and 10,000 nodes on 3 devices; cold: nothing known about the devices yet
     replay    what the scheduler adds to an unchanged graph, per split
@@ -18,7 +18,7 @@ import time
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
-import devices  # noqa: E402
+from helpers import devices  # noqa: E402
 
 import ggjit as gg  # noqa: E402
 from ggjit.sched.assignment import Assignment  # noqa: E402

@@ -1,18 +1,17 @@
 """The contract: names, layout, import direction, and what `import ggjit` costs."""
 import ast
 import functools
-import pathlib
 import re
 import tomllib
 import types
 
 import pytest
+from helpers.paths import ROOT
 
 import ggjit as gg
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "models": "ggjit.models",
            "tools": "ggjit.tools"}
 # folders, lowest first: each imports only itself and those before it
@@ -136,6 +135,15 @@ def test_packages_hold_only_a_guard():
     for module, path in MODULES.items():
         if path.name == "__init__.py" and module not in api:
             assert not imports(module), f"{path} imports"
+
+
+def test_no_test_imports_a_test():
+    """What two of them need is in tests/helpers."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else \
+                [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            assert not [n for n in names if re.match(r"(.*\.)?(test_\w+|conftest)$", n)], f"{path} line {node.lineno}"
 
 
 def test_contract_names():

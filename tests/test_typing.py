@@ -3,18 +3,17 @@ import ast
 import importlib.util
 import inspect
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from helpers.paths import ROOT
 
 import ggjit as gg
 import ggjit.models
 from ggjit.ops.core.spec import builders
 from ggjit.tools import stubs
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = {"ggjit": "engine", "ggjit/ops": "ops", "ggjit/ops/core": "ops/core", "ggjit/alloc": "alloc",
            "ggjit/models": "models"}
 PROGRAM = '''

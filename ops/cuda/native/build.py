@@ -43,7 +43,7 @@ def _compiling_for(cc):
     """Numba asks the current GPU for its capability when a kernel calls a device function, although `cc` was given.
 
     Kernels are compiled where there is no GPU, and for other GPUs than the current one, so the question is answered
-    here.  tests/test_cuda_compile.py fails when Numba no longer asks.
+    here.  tests/engine/cuda/test_cuda_compile.py fails when Numba no longer asks.
     """
     class Device:
         compute_capability = cc

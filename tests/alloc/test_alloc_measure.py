@@ -1,0 +1,90 @@
+"""Reports on memory plans: numbers, texts, pictures, files, differences."""
+import csv
+import io
+import json
+import xml.dom.minidom
+
+import numpy as np
+import pytest
+from helpers.requirements import benchmark
+
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.report import MeasureReport, mib
+from ggjit.ops.core.record import OP, T_OP
+
+graphs = benchmark("alloc_graphs")
+
+
+def report(g, planner="best", title="net", **kw):
+    def describe(i):
+        return {"name": f"t{i}<&", "op": OP(int(g.rows[i][T_OP])).name, "type": "f32", "shape": g.ne(i)[::-1],
+                "nbytes": int(g.nbytes([i])[0]), "where": "model.py:7"}
+    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner=planner)
+    return MeasureReport.from_plan(plan, g.nodes, g.leafs, describe, title=title, **kw), plan
+
+
+def test_numbers_agree_with_the_plan():
+    r, plan = report(graphs.SUITE["tinyllama pp128"](), "ggml", kinds={"weights": 3 << 20, "compute": 1 << 20})
+    assert (r.peak, r.lower_bound, r.n_buffers) == (plan.peak, plan.lower_bound, len(plan.a_id))
+    assert r.gap > 1.1 and int(r.live.max()) == r.lower_bound == int(r.live[r.peak_step])
+    alive = r.at_peak
+    padded = {a: int(z) for a, z in enumerate(plan.a_size)}
+    assert sum(padded[x.alloc] for x in alive) == r.lower_bound
+    assert [x.nbytes for x in alive] == sorted((x.nbytes for x in alive), reverse=True)
+    assert sum(r.causes.values()) == sum(1 for x in r.rows if x.op not in ("NONE", "RESHAPE", "VIEW", "PERMUTE"))
+    assert any("fragmentation" in line for line in r.advice())
+    assert ("memory: total", "4.00 MiB") in r.summary()
+
+
+def test_text_and_html_escape_and_hold_the_facts():
+    r, _ = report(graphs.SUITE["stories15M pp64"]())
+    text = str(r)
+    assert f"({r.peak:,} bytes)" in text and "model.py:7" in text and "^ step" in text and "lower bound" in text
+    page = r._repr_html_()
+    assert "t0<&" not in page and "&lt;&amp;" in page
+    xml.dom.minidom.parseString(page[page.index("<svg"):page.index("</svg>") + 6])
+    rich = pytest.importorskip("rich.console")
+    out = io.StringIO()
+    rich.Console(file=out, width=200).print(r)
+    assert "alive at the peak" in out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["randwire 60 a", "train unet small"])
+def test_pictures_at_sixty_and_at_three_thousand_tensors(name, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    r, plan = report(graphs.SUITE[name]())
+    ax = r.plot(path=tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert len(ax.collections[0].get_paths()) == len(plan.a_id)
+    assert ax.get_ylim()[1] > 0 and len(ax.texts) < 400
+    assert len(r._repr_html_()) < 2_000_000
+
+
+def test_files_round_trip(tmp_path):
+    from ggjit.alloc.csvio import run_plan_csv
+    r, plan = report(graphs.SUITE["inception x8"](), "ggml")
+    r.to_csv(tmp_path / "rows.csv")
+    rows = list(csv.DictReader(open(tmp_path / "rows.csv")))
+    assert len(rows) == len(r.rows) and rows[0]["name"] == r.rows[0].name
+    r.to_minimalloc(tmp_path / "problem.csv")
+    out = run_plan_csv(tmp_path / "problem.csv")
+    assert out["lower_bound"] == r.lower_bound == out["peak"] < r.peak
+    d = json.loads(r.to_json(tmp_path / "r.json"))
+    assert d["peak"] == r.peak and len(d["live"]) == r.n_steps and json.loads((tmp_path / "r.json").read_text()) == d
+
+
+def test_difference():
+    a, _ = report(graphs.SUITE["stories15M pp64"](), "ggml")
+    b, _ = report(graphs.SUITE["stories15M pp64"](), "best")
+    d = a.diff(b)
+    assert d.peak == b.peak - a.peak < 0 and not d.added and not d.resized and "best" in str(d)
+    c, _ = report(graphs.SUITE["tinyllama pp128"]())
+    assert a.diff(c).added and a.diff(c).resized and "resized" in str(a.diff(c))
+
+
+def test_nothing_to_place():
+    plan = plan_graph(np.zeros((1, 40), np.int64), [], [], ([], []))
+    r = MeasureReport.from_plan(plan, [], [], dict)
+    assert r.peak == 0 and r.gap == 1.0 and "nothing" in str(r) and r._repr_html_()
+    assert mib(5) == "5 B" and mib(3 << 19) == "1.50 MiB"

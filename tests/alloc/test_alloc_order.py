@@ -1,0 +1,87 @@
+"""order="memory": the same values from every node and every write, and less live at once."""
+
+import numpy as np
+import pytest
+from helpers.requirements import benchmark
+
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.order import VIEW_OP, reorder
+from ggjit.ops.core.record import OP, T_OP, T_SRC, T_VIEW_SRC
+
+graphs = benchmark("alloc_graphs")
+
+
+def values(g, order):
+    """What every node computes, symbolically: a storage's content is a hash of all that was written to it so far."""
+    table, content, out = g.table, {}, {}
+
+    def storage(i):
+        while table[i, T_VIEW_SRC] >= 0:
+            i = int(table[i, T_VIEW_SRC])
+        return i
+    for i in order:
+        if VIEW_OP[table[i, T_OP]]:
+            continue
+        srcs = [int(s) for s in table[i, T_SRC:T_SRC + 10] if s >= 0]
+        seen = tuple((s, content.get(storage(s), storage(s))) for s in srcs)
+        old = content.get(storage(i)) if storage(i) != i else None
+        out[i] = content[storage(i)] = hash((int(table[i, T_OP]), seen, old))
+    return out, content
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_reordered_random_graphs_compute_the_same(seed):
+    g = graphs.random_graph(seed)
+    new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+    assert sorted(new) == sorted(g.nodes)
+    assert values(g, new) == values(g, g.nodes)
+
+
+def test_writes_into_a_cache_keep_their_place():
+    """Reads before, between and after two writes into views of one external tensor."""
+    g = graphs.Net()
+    cache, x = g.weight(64, 64), g.input(64, 64)
+    reads = []
+    for k in range(3):
+        big = g.mul_mat(g.weight(64, 64), g.mul_mat(g.view(cache, (64, 64)), x))
+        reads.append(g.new(OP.SUM_ROWS, (1, 64), (big,)))
+        g.expand(reads[-1])
+        if k < 2:
+            g.expand(g.cpy(g.unary(x), g.view(cache, (64, 32), offs=4 * 64 * 32 * k)))
+    y = g.new(OP.CONCAT, (1, 192), tuple(reads))
+    g.output(y)
+    new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+    assert values(g, new) == values(g, g.nodes)
+    bad = [*g.nodes[3:6], *g.nodes[:3], *g.nodes[6:]]
+    assert len(set(bad)) == len(bad)
+    assert values(g, sorted(g.nodes, key=lambda i: i not in g.nodes[4:9])) != values(g, g.nodes)
+
+
+@pytest.mark.parametrize("name, at_most", [("inception x8", 0.85), ("randwire 60 b", 0.82), ("train gpt2 6L", 0.9),
+                                           ("train densenet", 0.7), ("tinyllama pp128", 1.0), ("gpt2 pp128", 1.0)])
+def test_gains(name, at_most):
+    g = graphs.SUITE[name]()
+    size = dict(zip(g.nodes, g.sizes[0], strict=True))
+    new = reorder(g.table, g.nodes, g.leafs, g.sizes)
+    before = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best")
+    after = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]), planner="best")
+    assert after.peak <= at_most * before.peak
+    assert values(g, new.tolist()) == values(g, g.nodes)
+
+
+def test_widest_branch_first():
+    """Only the search from the end sees that five small results need not wait for the widest branch."""
+    g = graphs.Net()
+    x, outputs = g.weight(64, 64), []
+    for width in (64, 128, 192, 256):
+        outputs.append(g.mul_mat(g.weight(width, 64), g.mul_mat(g.weight(64, width), x)))
+        g.output(outputs[-1])
+    size = dict(zip(g.nodes, g.sizes[0], strict=True))
+    new = reorder(g.table, g.nodes, g.leafs, g.sizes)
+    after = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]))
+    assert after.lower_bound == size[outputs[-1]] + max(size[i] for i in g.nodes)      # the widest step, alone
+    assert values(g, new.tolist()) == values(g, g.nodes)
+
+
+def test_empty():
+    assert len(reorder(np.zeros((1, 40), np.int64), [], [], ([], []))) == 0

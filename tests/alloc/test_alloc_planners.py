@@ -1,0 +1,185 @@
+"""plan_offsets and its CSV front: targets on random problems, decisions, bad input."""
+import csv
+import threading
+
+import numpy as np
+import pytest
+from helpers.requirements import benchmark
+from helpers.timing import processor_time
+
+from ggjit.alloc.csvio import read_problem, run_plan_csv
+from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
+from ggjit.alloc.search import TRAIL_FULL, CanonicalSearch
+from ggjit.alloc.sections import Instance
+from ggjit.alloc.validate import check_layout
+from ggjit.ops.core.errors import BadFile, ParamError, ShapeError
+
+instances = benchmark("alloc_instances")
+
+
+@pytest.mark.parametrize("n", [1000, 10_000, 100_000])
+def test_random_lifetimes_reach_the_lower_bound(n):
+    lo, hi, size = instances.random_lifetimes(n)
+    lay = plan_offsets(lo, hi, size, alignment=32, time_limit=10)
+    assert lay.peak == lay.lower_bound
+    assert check_layout(lo, hi, size, lay.offsets, 32) == lay.peak
+
+
+def test_hard_instances_improve_with_time_and_stay_valid():
+    lo, hi, size = instances.accelerator(200, 1, steps=60, unit=1 << 14)
+    peaks = []
+    for limit in (0, 0.05, 0.3):
+        plan_offsets(lo, hi, size, time_limit=limit)                # compiles
+        with processor_time() as spent:
+            lay = plan_offsets(lo, hi, size, time_limit=limit)
+        assert check_layout(lo, hi, size, lay.offsets) == lay.peak >= lay.lower_bound == 1 << 20
+        assert spent.seconds < limit + 0.2 and lay.seconds < limit + 2
+        peaks.append(lay.peak)
+    assert peaks[0] >= peaks[1] >= peaks[2] < peaks[0]              # 0.05 s may pass without a step on a busy machine
+
+
+def test_capacity_stops_at_the_first_fit():
+    lo, hi, size = instances.accelerator(150, 2, steps=40, unit=1 << 15)
+    plan_offsets(lo, hi, size, capacity=3 << 20, time_limit=5)      # compiles
+    with processor_time() as spent:
+        roomy = plan_offsets(lo, hi, size, capacity=3 << 20, time_limit=5)
+    assert roomy.fits == FITS and spent.seconds < 1
+    tight = plan_offsets(lo, hi, size, capacity=1 << 20, time_limit=0)
+    assert tight.fits == NOT_FOUND and tight.peak > 1 << 20
+    no = plan_offsets(lo, hi, size, capacity=(1 << 20) - 1, time_limit=0.2)
+    assert no.fits == DOES_NOT_FIT and no.peak >= 1 << 20
+    check_layout(lo, hi, size, no.offsets)
+
+
+# live bytes never exceed 6, yet no layout fits 6
+GAP = np.array([[2, 2, 3, 0, 1, 0, 1, 4], [3, 5, 4, 3, 4, 1, 2, 5], [1, 2, 3, 2, 1, 4, 3, 4]])
+
+
+def fits_by_enumeration(lo, hi, size, capacity):
+    """Try every integer offset, large buffers first."""
+    order, placed = sorted(range(len(size)), key=lambda i: -size[i]), {}
+
+    def place(k):
+        if k == len(order):
+            return True
+        i = order[k]
+        for o in range(capacity - size[i] + 1):
+            if all(hi[i] <= lo[j] or hi[j] <= lo[i] or o + size[i] <= p or p + size[j] <= o
+                   for j, p in placed.items()):
+                placed[i] = o
+                if place(k + 1):
+                    return True
+                del placed[i]
+        return False
+    return place(0)
+
+
+def test_a_gap_above_the_section_bound_is_proved():
+    lo, hi, size = GAP
+    lay = plan_offsets(lo, hi, size, time_limit=1)
+    assert (lay.peak, lay.lower_bound, lay.proved_bound) == (7, 6, 7)
+    assert not fits_by_enumeration(*GAP.tolist(), 6) and fits_by_enumeration(*GAP.tolist(), 7)
+    plan_offsets(lo, hi, size, capacity=6, time_limit=1)            # compiles
+    with processor_time() as spent:
+        no = plan_offsets(lo, hi, size, capacity=6, time_limit=1)
+    assert no.fits == DOES_NOT_FIT and no.lower_bound == 6 and spent.seconds < 0.5
+
+
+def test_search_says_when_it_ran_out_of_nodes_or_memory():
+    lo, hi, size = instances.accelerator(150, 2)
+    inst = Instance(lo, hi, size)
+    s, order = CanonicalSearch(inst), np.argsort(-size)
+    assert s.solve(inst.lower_bound, order, 10)[0] not in (0, 1) and s.nodes == 11
+    assert s.solve(inst.lower_bound - 1, order, 10)[0] == 0
+    assert TRAIL_FULL not in (0, 1, -1)
+
+
+def test_events_give_ggmls_own_plan():
+    lo, hi, size = np.array([0, 0, 2]), np.array([2, 3, 3]), np.array([10, 20, 15])
+    lay = plan_offsets(lo, hi, size, time_limit=0, events=[2, 1, -1, 3, -2, -3])
+    assert lay.planner == "ggml" and lay.offsets.tolist() == [20, 0, 20] and lay.peak == 35
+
+
+def test_zero_sizes_and_nothing_at_all():
+    assert plan_offsets([], [], []).peak == 0
+    lay = plan_offsets([0, 0, 1], [2, 2, 2], [0, 5, 0])
+    assert lay.peak == 5 and lay.offsets.tolist() == [0, 0, 0] and lay.gap == 1.0
+
+
+def test_large_numbers_do_not_wrap():
+    big = 1 << 60
+    lay = plan_offsets([0, 0, big], [big, 5, big + 1], [big, big, big])
+    assert lay.peak == 2 * big
+    with pytest.raises(ShapeError, match="overflow"):
+        plan_offsets([0] * 5, [1] * 5, [big] * 5)
+
+
+@pytest.mark.parametrize("args, error, text", [
+    (([0], [1], [-1]), ShapeError, "negative"), (([1], [1], [4]), ShapeError, "lower 1 >= upper 1"),
+    (([0, 1], [1], [4]), ShapeError, "one per buffer"), (([0.5], [1], [4]), ParamError, "integers"),
+    (([[0]], [[1]], [[4]]), ShapeError, "one dimension")])
+def test_bad_problems(args, error, text):
+    with pytest.raises(error, match=text):
+        plan_offsets(*args)
+
+
+@pytest.mark.parametrize("kw, text", [({"capacity": 3}, "below the largest buffer"), ({"alignment": 3}, "power of two"),
+                                      ({"alignment": 0}, "power of two"), ({"time_limit": -1}, "time_limit"),
+                                      ({"capacity": 6, "alignment": 8}, "below the largest")])
+def test_bad_settings(kw, text):
+    with pytest.raises(ParamError, match=text):
+        plan_offsets([0], [1], [4], **kw)
+
+
+def test_planning_on_several_threads_at_once():
+    """The search releases the GIL and shares nothing."""
+    out = {}
+
+    def work(k):
+        lo, hi, size = instances.accelerator(120, k, steps=40, unit=1 << 14)
+        lay = plan_offsets(lo, hi, size, time_limit=0.1)
+        out[k] = check_layout(lo, hi, size, lay.offsets) == lay.peak
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert out == dict.fromkeys(range(4), True)
+
+
+# ---------------------------------------------------------------- CSV
+GOOD = "note,size,id,upper,lower\nx,10,a,2,0\n,20,b 1,3,1\n\ny,5,7,4,2\n"
+
+
+def test_csv_round_trip(tmp_path):
+    (tmp_path / "in.csv").write_text(GOOD)
+    out = run_plan_csv(tmp_path / "in.csv", tmp_path / "out.csv")
+    assert {k: out[k] for k in ("peak", "lower_bound", "fits")} == {"peak": 30, "lower_bound": 30, "fits": FITS}
+    rows = list(csv.DictReader(open(tmp_path / "out.csv")))
+    assert [r["id"] for r in rows] == ["a", "b 1", "7"] and list(rows[0]) == ["id", "lower", "upper", "size", "offset"]
+    col = lambda k: np.array([int(r[k]) for r in rows])         # noqa: E731
+    assert check_layout(col("lower"), col("upper"), col("size"), col("offset")) == 30
+    over = run_plan_csv(tmp_path / "in.csv", tmp_path / "over.csv", capacity=29)
+    assert over["fits"] == DOES_NOT_FIT and (tmp_path / "over.csv").exists()
+    assert read_problem(open(tmp_path / "out.csv"))[0] == ["a", "b 1", "7"]
+
+
+@pytest.mark.parametrize("text, line, what", [
+    ("", 1, "no column"), ("id,lower,upper\na,0,1\n", 1, "size"), ("id,lower,upper,size,size\n", 1, "twice"),
+    ("id,lower,upper,size\na,0,1\n", 2, "3 fields"), ("id,lower,upper,size\na,0,1,4\nb,0,x,4\n", 3, "upper 'x'"),
+    ("id,lower,upper,size\n\na,2,2,4\n", 3, "lower 2 >= upper 2"), ("id,lower,upper,size\na,0,1,-4\n", 2, "negative"),
+    ("id,lower,upper,size\na,0,1,4\na,0,1,4\n", 3, "again"), ("id,lower,upper,size\na,0,1,1" + "0" * 30, 2, "62 bits"),
+    ("id,lower,upper,size\na,0,1,1.5\n", 2, "1.5"), ("id,lower,upper,size\na,0,1," + "9" * 5000, 2, "size")])
+def test_bad_csv_names_the_line(tmp_path, text, line, what):
+    (tmp_path / "bad.csv").write_text(text)
+    with pytest.raises(BadFile, match=f"line {line}: .*{what}"):
+        run_plan_csv(tmp_path / "bad.csv")
+
+
+def test_binary_csv_is_refused(tmp_path):
+    (tmp_path / "bad.csv").write_bytes(b"id,lower,upper,size\n\xff\xfe,0,1,2\n")
+    with pytest.raises(BadFile, match="not text"):
+        run_plan_csv(tmp_path / "bad.csv")
+    (tmp_path / "nul.csv").write_bytes(b"id,lower,upper,size\na,0,1,\x002\n")
+    with pytest.raises(BadFile, match="line 2"):
+        run_plan_csv(tmp_path / "nul.csv")

@@ -1,0 +1,129 @@
+"""The independent validator accepts every planner's plans and refuses broken ones (properties over random problems)."""
+import itertools
+
+import numpy as np
+import pytest
+from helpers.requirements import benchmark
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
+from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS
+from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
+from ggjit.ops.core.record import T_FLAGS, T_SRC
+
+quick = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+graphs = benchmark("alloc_graphs")
+buffers = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8), st.integers(0, 200)), min_size=1, max_size=24)
+
+
+def columns(rows):
+    a = np.array(rows, np.int64).reshape(-1, 3)
+    return a[:, 0], a[:, 0] + a[:, 1], a[:, 2]
+
+
+def most_live(lo, hi, size):
+    return max(int(size[(lo <= t) & (t < hi)].sum()) for t in range(25))
+
+
+@quick
+@given(buffers, st.sampled_from([1, 16, 64]))
+def test_layouts_are_valid_and_never_above_ggml(rows, alignment):
+    lo, hi, size = columns(rows)
+    padded = -(-size // alignment) * alignment
+    lay = plan_offsets(lo, hi, size, alignment=alignment, time_limit=0.05)
+    assert check_layout(lo, hi, size, lay.offsets, alignment, lay.peak) <= lay.peak
+    assert lay.lower_bound == most_live(lo, hi, padded) <= lay.proved_bound <= lay.peak
+    assert lay.peak <= plan_offsets(lo, hi, size, alignment=alignment, time_limit=0).peak
+    assert lay.fits == FITS
+
+
+def exhaustive(lo, hi, size):
+    """Least peak over all orders of bottom-up placement."""
+    n, best = len(size), 1 << 60
+    meets = [[lo[i] < hi[j] and lo[j] < hi[i] for j in range(n)] for i in range(n)]
+    for order in itertools.permutations(range(n)):
+        top = {}
+        for i in order:
+            top[i] = max((top[j] for j in top if meets[i][j]), default=0) + int(size[i])
+        best = min(best, max(top.values()))
+    return best
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=6))
+def test_decisions_agree_with_exhaustive_search(rows):
+    lo, hi, size = columns(rows)
+    least = exhaustive(lo, hi, size)
+    assert plan_offsets(lo, hi, size, time_limit=2).peak == least
+    for capacity in {max(int(size.max()), least - 1), least, least + 3}:
+        lay = plan_offsets(lo, hi, size, capacity=capacity, time_limit=2)
+        assert lay.fits == (FITS if capacity >= least else DOES_NOT_FIT)
+        assert check_layout(lo, hi, size, lay.offsets) == lay.peak
+
+
+@quick
+@given(st.integers(0, 10 ** 6), st.sampled_from(["ggml", "best", "ggml-2023"]), st.integers(1, 3),
+       st.sampled_from([None, 700, 4000]), st.sampled_from([16, 32, 128]))
+def test_graph_plans_keep_every_value_until_its_last_use(seed, planner, k, max_size, alignment):
+    g, rng = graphs.random_graph(seed), np.random.default_rng(seed)
+    if planner == "ggml-2023":              # it knows neither chunks nor flags
+        k, max_size = 1, None
+        for r in g.rows:
+            r[T_FLAGS] = 0
+    ids = rng.integers(0, k, len(g.rows))
+    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner=planner, n_buffers=k, max_size=max_size,
+                      alignment=alignment, node_buffers=ids[g.nodes], leaf_buffers=ids[g.leafs], time_limit=0.05)
+    modern = planner != "ggml-2023"
+    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan, [alignment] * k,
+                     IN_PLACE_OPS if modern else IN_PLACE_2023, leafs_first=modern)
+    validate_plan(plan, alignment)
+    assert plan.lower_bound <= plan.peak
+    if planner == "best":
+        assert plan.peak <= plan.ggml_peak
+
+
+@pytest.mark.parametrize("name", list(graphs.SUITE))
+def test_best_reaches_the_lower_bound_on_model_graphs(name):
+    g = graphs.SUITE[name]()
+    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best", time_limit=5)
+    assert plan.peak == plan.lower_bound <= plan.ggml_peak
+    if len(g.nodes) < 1100:
+        check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
+    check_layout(plan.a_lo, plan.a_hi, plan.a_size, plan.a_offs, 32, plan.peak)
+
+
+def test_broken_layouts_are_refused():
+    lo, hi, size = columns([(0, 2, 10), (1, 2, 10), (2, 2, 10)])
+    assert check_layout(lo, hi, size, [0, 10, 0]) == 20
+    for offsets, text in (([0, 9, 0], "overlap"), ([0, 10, 10], "overlap"), ([-1, 10, 0], "outside")):
+        with pytest.raises(InvalidPlan, match=text):
+            check_layout(lo, hi, size, offsets)
+    with pytest.raises(InvalidPlan, match="multiple"):
+        check_layout(lo, hi, size, [0, 10, 0], alignment=4)
+    with pytest.raises(InvalidPlan, match="outside"):
+        check_layout(lo, hi, size, [0, 10, 0], capacity=19)
+
+
+def test_broken_graph_plans_are_refused():
+    """Every way of moving one tensor onto another that is alive is noticed."""
+    found = 0
+    for seed in range(40):
+        g = graphs.random_graph(seed)
+        plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+        for i in range(len(g.nodes) - 1):
+            s = int(plan.a_lo[plan.node_alloc[i]]) if plan.node_alloc[i] >= 0 else -1
+            feeds = g.nodes[i] in g.table[g.nodes[i + 1], T_SRC:T_SRC + 10]
+            if s == i and feeds and plan.node_alloc[i + 1] >= 0 and plan.a_lo[plan.node_alloc[i + 1]] == i + 1:
+                bad = plan_graph(g.table, g.nodes, g.leafs, g.sizes)
+                bad.node_offs[i + 1] = bad.node_offs[i]
+                op_may = IN_PLACE_OPS[g.rows[g.nodes[i + 1]][1]]
+                if op_may or min(g.sizes[0][i], g.sizes[0][i + 1]) == 0:
+                    continue
+                with pytest.raises(InvalidPlan, match=r"may not work in place there|view \d+ is at|ends beyond chunk"):
+                    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, bad)
+                found += 1
+    assert found > 20

@@ -1,0 +1,100 @@
+"""The documentation is true: its code runs, its links lead somewhere, its generated pages are fresh."""
+import functools
+import importlib
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+FOLDERS = ("engine", "ops", "alloc", "models", "tools")
+TEXTS = [*PAGES, ROOT / "tests" / "LEDGER.md", *sorted((ROOT / "notebooks").glob("*.ipynb")),
+         *(p for f in (*FOLDERS, "benchmarks", "docs") for p in sorted((ROOT / f).rglob("*.py*"))
+           if p.suffix in (".py", ".pyi"))]
+# ops/matmul/mul_mat.py, tools/suite/, ops/*/*.py; without its first folder: cpu/walk.py
+FILE = re.compile(rf"(?<![\w/.<{{*~-])((?:{'|'.join(FOLDERS)}|tests|benchmarks|docs|notebooks)/[\w*./-]*\w"
+                  r"|[\w*-]+(?:/[\w*-]+)+\.(?:py|pyi|md|ipynb)\b)")
+NAME = re.compile(r"(?<![\w.])ggjit(?:\.[A-Za-z_]\w*)+")
+# entry points, a completion script, a stub, a page that a machine with a GPU writes
+NOT_THERE = {"ggjit.backends", "ggjit.fish", "ggjit.all_ops", "benchmarks/results/gpu"}
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(path, language="python"):
+    return [code for kind, code in FENCE.findall(path.read_text("utf-8")) if kind == language]
+
+
+def anchors(path):
+    """The anchors that headings get, as GitHub and mkdocs make them."""
+    text = FENCE.sub("", path.read_text("utf-8"))
+    heads = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in heads}
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
+def test_code_runs(path, tmp_path):
+    """All Python blocks of a page, one after the other in one process, in an empty folder."""
+    r = subprocess.run([sys.executable, "-"], input="\n".join(blocks(path)), cwd=tmp_path, text=True,
+                       capture_output=True, timeout=300, env={**os.environ, "MPLBACKEND": "Agg"})
+    assert r.returncode == 0, r.stderr[-3000:]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_links(path):
+    """Relative links name files that exist, and headings in them."""
+    text = FENCE.sub("", path.read_text("utf-8"))
+    for link in (a or b for a, b in LINK.findall(text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{path.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{path.name}: no heading #{anchor} in {target.name}"
+
+
+def test_every_page_is_in_the_menu():
+    menu = (ROOT / "docs" / "site" / "mkdocs.yml").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name in menu, f"docs/{page.name} is not in mkdocs.yml"
+
+
+def is_file(name, page):
+    """Is there such a file, from the root, from engine/ or from where the text stands?  Endings may be left out."""
+    found = ([*at.glob(name), *at.glob(f"{name}.*")] for at in (ROOT, ROOT / "engine", page.parent, page.parent.parent))
+    return any(found)
+
+
+@functools.cache
+def is_name(name):
+    """Is it a module of ggjit, or something in one?"""
+    module, *rest = name.split(".")
+    found = importlib.import_module(module)
+    for part in rest:
+        try:
+            found = importlib.import_module(f"{found.__name__}.{part}")
+        except (ModuleNotFoundError, AttributeError):
+            found = getattr(found, part, None)
+    return found is not None
+
+
+def test_files_and_names_exist():
+    """Every path of the project and every dotted name that pages, notebooks, docstrings and comments mention."""
+    missing = {}
+    for path in TEXTS:
+        text = path.read_text("utf-8")
+        files = {f for f in FILE.findall(text) if f not in NOT_THERE and not is_file(f, path)}
+        names = {n for n in NAME.findall(text) if n not in NOT_THERE and not is_name(n)}
+        missing |= {str(path.relative_to(ROOT)): files | names} if files | names else {}
+    assert missing == {}
+
+
+def test_every_folder_has_its_sentence():
+    page = (ROOT / "docs" / "where-is-what.md").read_text("utf-8")
+    packages = {f"{p.parent.relative_to(ROOT)}/" for f in FOLDERS for p in (ROOT / f).rglob("__init__.py")}
+    top = {f"{f}/" for f in FOLDERS} - {"alloc/"}
+    assert set(re.findall(r"^\| `([\w/]+)` \|", page, re.M)) == packages - top

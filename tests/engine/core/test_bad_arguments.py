@@ -1,0 +1,160 @@
+"""Arguments of the wrong kind for backends, buffers, schedulers and copies: typed errors, nothing changed."""
+import numpy as np
+import pytest
+from helpers import devices
+
+import ggjit as gg
+
+WRONG = (None, 5, "x", 1.5, [], object())
+CPU = gg.init_backend("CPU:n_threads=1")
+
+
+@pytest.fixture
+def x():
+    ctx = gg.Context()
+    t = ctx.new_tensor(gg.F32, (8, 4), "x")
+    gg.alloc_ctx_tensors(ctx, CPU)
+    t.set(np.arange(32, dtype=np.float32).reshape(4, 8))
+    return t
+
+
+def graph_of(t):
+    return gg.Graph(gg.silu(t))
+
+
+OBJECTS = {
+    "tensor_set": lambda x, bad: gg.tensor_set(bad, b""),
+    "tensor_copy from": lambda x, bad: gg.tensor_copy(bad, x),
+    "tensor_copy to": lambda x, bad: gg.tensor_copy(x, bad),
+    "tensor_set_async": lambda x, bad: gg.tensor_set_async(bad, x, b"abcd"),
+    "tensor_get_async": lambda x, bad: gg.tensor_get_async(bad, x),
+    "view_init": lambda x, bad: gg.view_init(bad),
+    "graph_copy backend": lambda x, bad: gg.graph_copy(bad, graph_of(x)),
+    "graph_copy graph": lambda x, bad: gg.graph_copy(CPU, bad),
+    "compare backend": lambda x, bad: gg.compare_graph_backend(bad, CPU, graph_of(x), lambda *a: True),
+    "compare graph": lambda x, bad: gg.compare_graph_backend(CPU, CPU, bad, lambda *a: True),
+    "compare callback": lambda x, bad: gg.compare_graph_backend(CPU, CPU, graph_of(x), bad),
+    "compare nodes": lambda x, bad: gg.compare_graph_backend(CPU, CPU, graph_of(x), lambda *a: True, [bad]),
+    "Scheduler": lambda x, bad: gg.Scheduler(bad),
+    "Scheduler bufts": lambda x, bad: gg.Scheduler([CPU], bufts=5 if bad is None else bad),
+    "sched.numpy": lambda x, bad: gg.Scheduler([CPU]).numpy(bad),
+    "get_tensor_backend": lambda x, bad: gg.Scheduler([CPU]).get_tensor_backend(bad),
+    "set_tensor_backend": lambda x, bad: gg.Scheduler([CPU]).set_tensor_backend(bad, CPU),
+    "graph_compute": lambda x, bad: CPU.graph_compute(bad),
+    "graph_plan_create": lambda x, bad: CPU.graph_plan_create(bad),
+    "graph_plan_compute": lambda x, bad: CPU.graph_plan_compute(bad),
+    "supports_op": lambda x, bad: CPU.supports_op(bad),
+    "supports_buft": lambda x, bad: CPU.supports_buft(bad),
+    "MultiBuffer": lambda x, bad: gg.MultiBuffer(bad),
+    "alloc_buffer": lambda x, bad: CPU.alloc_buffer(-1 if bad == 5 else bad),
+    "set_affinity": lambda x, bad: gg.threadpool().set_affinity([bad] if bad in (None, 5) else bad),
+    "device": lambda x, bad: gg.registry.device(bad),
+    "load": lambda x, bad: gg.registry.load(bad),
+    "abort_callback": lambda x, bad: setattr(CPU, "abort_callback", 5 if bad is None else bad),
+}
+SAYS = {                                # where the error does not name what is called
+    "tensor_copy from": "tensor_copy", "tensor_copy to": "tensor_copy",
+    "graph_copy backend": "graph_copy takes a Backend", "graph_copy graph": "graph_copy takes a Graph",
+    "compare backend": "compare_graph_backend takes a Backend", "compare graph": "compare_graph_backend takes a Graph",
+    "compare callback": "the callback must be callable", "compare nodes": "test_nodes takes a Tensor",
+    "Scheduler": "Scheduler", "Scheduler bufts": "bufts|buffer types", "sched.numpy": "Scheduler.numpy takes a Tensor",
+    "MultiBuffer": "multi-buffer", "alloc_buffer": "buffer size", "set_affinity": "affinity|a core",
+    "device": "device takes a str|no device 'x'", "load": "load takes a str"}
+
+
+@pytest.mark.parametrize("door", OBJECTS)
+@pytest.mark.parametrize("bad", WRONG, ids=lambda bad: type(bad).__name__)
+def test_objects_of_the_wrong_kind(door, bad, x):
+    if door == "set_affinity" and bad == 5:
+        bad = 1.5
+    error, text = gg.GgjitError, SAYS.get(door, door)
+    if (door, bad) == ("load", "x"):
+        error, text = ImportError, "No module named 'x'"
+    with pytest.raises(error, match=text):
+        OBJECTS[door](x, bad)
+    assert CPU.abort_callback is None
+    np.testing.assert_array_equal(gg.compute(gg.neg(x)), -np.arange(32).reshape(4, 8))
+
+
+@pytest.mark.parametrize("name", [None, 5, b"CPU"])
+def test_registry_names_are_strings(name):
+    with pytest.raises(gg.TypeMismatch, match="registry takes a str, got"):
+        gg.registry.registry(name)
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "os", "", ".os"])
+def test_modules_that_bring_no_backend(module):
+    """A module that does not exist is Python's own ImportError."""
+    with pytest.raises(ImportError if module == "no_such_module" else gg.ParamError, match=module or "ggjit_backend"):
+        gg.registry.load(module)
+
+
+# ---------------------------------------------------------------- byte ranges
+RANGES = {
+    "set offset": lambda x, n: gg.tensor_set(x, b"abcd", n),
+    "get offset": lambda x, n: gg.tensor_get(x, n, 4),
+    "get nbytes": lambda x, n: gg.tensor_get(x, 0, n),
+    "memset offset": lambda x, n: gg.tensor_memset(x, 0, n, 4),
+    "bytes": lambda x, n: x.bytes(n, 4),
+    "set_bytes": lambda x, n: x.set_bytes(b"abcd", n),
+    "2d offset": lambda x, n: gg.tensor_set_2d(x, b"abcdefgh", n, 4, 2, 8, 4),
+    "2d nbytes": lambda x, n: gg.tensor_set_2d(x, b"abcdefgh", 0, n, 2, 8, 4),
+    "2d n_copies": lambda x, n: gg.tensor_set_2d(x, b"abcdefgh", 0, 4, n, 8, 4),
+    "2d stride": lambda x, n: gg.tensor_set_2d(x, b"abcdefgh", 0, 4, 2, n, 4),
+    "2d data_stride": lambda x, n: gg.tensor_set_2d(x, b"abcdefgh", 0, 4, 2, 8, n),
+    "2d get n_copies": lambda x, n: gg.tensor_get_2d(x, 0, 4, n, 0, 0),
+    "2d get data_stride": lambda x, n: gg.tensor_get_2d(x, 0, 4, 2, 8, n),
+}
+
+
+@pytest.mark.parametrize("door", RANGES)
+@pytest.mark.parametrize("n", [1.0, "a", -1, 1 << 40, 1 << 70, (1,)], ids=repr)
+def test_numbers_that_are_no_place_in_the_tensor(door, n, x):
+    before = x.bytes()
+    name = {"bytes": "offset", "set_bytes": "offset"}.get(door, door.split()[-1])
+    text = "outside x F32|blocks|of zero or more" if isinstance(n, int) else f"^{name} must be an integer, got "
+    with pytest.raises(gg.GgjitError, match=text):
+        RANGES[door](x, n)
+    assert x.bytes() == before
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_2d_copies_of_nothing_end_at_once(asynchronous, x):
+    before = x.bytes()
+    door = (lambda f: lambda *args: f(CPU, *args)) if asynchronous else lambda f: f
+    set_2d = door(gg.tensor_set_2d_async if asynchronous else gg.tensor_set_2d)
+    get_2d = door(gg.tensor_get_2d_async if asynchronous else gg.tensor_get_2d)
+    for nbytes, n_copies in ((0, 1 << 40), (4, 0)):
+        set_2d(x, b"abcd", 0, nbytes, n_copies, 0, 0)
+        assert bytes(get_2d(x, 0, nbytes, n_copies, 0, 1 << 40)) == b""
+    assert x.bytes() == before
+    set_2d(x, b"abcd", 4, 4, 3, 0, 0)
+    assert bytes(get_2d(x, 4, 4, 2, 0, 5)) == b"abcd\0abcd"
+
+
+@pytest.mark.parametrize("data", [np.zeros((2, 2), object), np.array(["a", None], object), None, 5, "abcd", [1, 2]],
+                         ids=repr)
+def test_data_without_bytes(data, x):
+    before = x.bytes()
+    for call in (lambda: gg.tensor_set(x, data), lambda: x.set_bytes(data), lambda: gg.tensor_set_async(CPU, x, data),
+                 lambda: CPU.device.buffer_from_host_ptr(data)):
+        with pytest.raises(gg.TypeMismatch, match="expected bytes|takes an array|references, not bytes"):
+            call()
+    assert x.bytes() == before
+
+
+def test_a_multi_buffer_holds_no_tensors():
+    both = gg.MultiBuffer([CPU.alloc_buffer(64), CPU.alloc_buffer(64)])
+    t = gg.Context().new_tensor(gg.F32, (4,), "t")
+    with pytest.raises(gg.NotSupported, match="only groups"):
+        gg.tensor_alloc(both, t, 0)
+    assert t.buffer is None
+    gg.tensor_alloc(both[1], t, 0)
+
+
+def test_errors_of_a_users_callback_come_out_as_they_are(x):
+    def callback(i, a, b):
+        raise ValueError("mine")
+    fake = devices.Fake("A").init_backend()
+    with pytest.raises(ValueError, match="^mine$"):
+        gg.compare_graph_backend(CPU, fake, graph_of(x), callback)

@@ -1,0 +1,466 @@
+"""Graphs, memory placement, plans, the thread pool, cancellation and the kernel cache."""
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers.timing import interrupted
+
+import ggjit as gg
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import T_WORDS
+
+RNG = np.random.default_rng(7)
+
+
+def array(*shape):
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+def chain(n, shape=(64,)):
+    """((x + 1) + 1) ... n times, and its input array."""
+    ctx = gg.Context()
+    x = array(*shape)
+    y, one = gg.from_numpy(ctx, x, "x"), gg.from_numpy(ctx, np.ones(shape[-1], np.float32), "one")
+    for _ in range(n):
+        y = gg.add(y, one)
+    return x, y
+
+
+def planned(*outputs, n_threads=1, planner="ggml"):
+    backend = gg.init_backend("CPU", n_threads=n_threads)
+    graph = gg.Graph(*outputs)
+    gg.GraphAllocator(backend, planner=planner).alloc_graph(graph)
+    return backend.graph_plan_create(graph)
+
+
+# ---------------------------------------------------------------- graphs
+def test_nodes_come_after_their_sources_in_ggmls_order():
+    ctx = gg.Context()
+    a, b, c = (gg.from_numpy(ctx, array(4), n) for n in "abc")
+    left, right = gg.add(a, b), gg.mul(c, a)
+    y = gg.sub(left, right)
+    g = gg.Graph(y)
+    assert g.nodes == [left, right, y] and g.leafs == [a, b, c] and g.outputs == (y,)
+    assert gg.Graph(right, y).nodes == [right, left, y]
+    assert y.flags & 2
+
+
+def test_deep_graphs_need_no_deep_stack():
+    x, y = chain(5000)
+    np.testing.assert_allclose(gg.compute(y), x + 5000, rtol=1e-6)
+
+
+def test_the_key_tells_topologies_apart():
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(4, 8))
+    keys = {gg.Graph(t).key for t in (gg.scale(a, 2.0), gg.scale(a, 3.0), gg.silu(a), gg.gelu(a), gg.transpose(a))}
+    assert len(keys) == 5
+    y = gg.silu(a)
+    assert gg.Graph(y).key == gg.Graph(y).key
+
+
+def test_graph_refuses_what_is_no_tensor():
+    with pytest.raises(gg.TypeMismatch, match="ndarray"):
+        gg.Graph(np.ones(3))
+    with pytest.raises(gg.ParamError, match="at least one tensor"):
+        gg.Graph()
+
+
+def test_the_users_graph_is_never_written():
+    x, y = chain(6)
+    g = gg.Graph(y)
+    before = TABLE.words[g.node_ids].copy()
+    for n_threads in (1, 2):
+        backend = gg.init_backend("CPU", n_threads=n_threads)
+        gg.GraphAllocator(backend).alloc_graph(g)
+        for _ in range(2):
+            backend.graph_compute(g)
+            np.testing.assert_allclose(y.numpy(), x + 6, rtol=1e-6)
+    assert (TABLE.words[g.node_ids] == before).all() and before.shape[1] == T_WORDS
+
+
+# ---------------------------------------------------------------- plans
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_replay_reads_new_inputs(n_threads):
+    ctx = gg.Context()
+    x = array(300, 256)
+    y = gg.silu(gg.mul(gg.from_numpy(ctx, x), gg.from_numpy(ctx, x)))
+    plan = planned(y, n_threads=n_threads)
+    for _ in range(5):
+        x[:] = array(300, 256)
+        plan.compute()
+        np.testing.assert_allclose(plan.numpy(y), x * x / (1 + np.exp(-(x * x))), rtol=1e-5)
+
+
+def test_threads_give_identical_bytes(monkeypatch):
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
+    ctx = gg.Context()
+    w, x = gg.from_numpy(ctx, array(96, 64)), gg.from_numpy(ctx, array(40, 64))
+    y = gg.soft_max(gg.rms_norm(gg.mul_mat(w, x), 1e-5))
+    results = [planned(y, n_threads=n) for n in (1, 2, 3)]
+    for p in results:
+        p.compute()
+    assert len({p.numpy(y).tobytes() for p in results}) == 1
+
+
+def test_ten_thousand_runs_on_two_threads_never_hang(monkeypatch):
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
+    x, y = chain(20)
+    plan = planned(y, n_threads=2)
+    for _ in range(500):
+        plan.compute()
+    np.testing.assert_allclose(plan.numpy(y), x + 20, rtol=1e-6)
+
+
+def test_concurrent_computes_queue():
+    plans = [(x, y, planned(y, n_threads=2)) for x, y in (chain(50, (64, 256)) for _ in range(4))]
+    errors = []
+
+    def work(x, y, plan):
+        for _ in range(20):
+            plan.compute()
+            if not np.allclose(plan.numpy(y), x + 50, rtol=1e-5):
+                errors.append("wrong")
+    threads = [threading.Thread(target=work, args=p) for p in plans]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not errors and not any(t.is_alive() for t in threads)
+
+
+def test_two_plans_of_one_graph_keep_their_results_apart():
+    ctx = gg.Context()
+    x = np.ones(8, np.float32)
+    y = gg.scale(gg.from_numpy(ctx, x), 2.0)
+    first, second = planned(y), planned(y)
+    first.compute()
+    x[:] = 5
+    second.compute()
+    assert first.numpy(y)[0] == 2 and second.numpy(y)[0] == 10 and y.numpy()[0] == 10
+
+
+def test_a_reused_intermediate_is_refused_by_name():
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(1000), "a")
+    first = gg.set_name(gg.silu(a), "first")
+    y = gg.silu(gg.add(gg.silu(first), gg.gelu(a)))
+    plan = planned(y)
+    plan.compute()
+    with pytest.raises(gg.Overwritten, match="first.*set_output"):
+        first.numpy()
+    gg.set_output(first)
+    plan = planned(y)
+    plan.compute()
+    np.testing.assert_allclose(plan.numpy(first), a.numpy() / (1 + np.exp(-a.numpy())), rtol=1e-5)
+
+
+def test_a_plan_that_failed_has_used_the_memory_it_shares():
+    ctx = gg.Context()
+    a, beyond = gg.from_numpy(ctx, array(3, 8)), gg.from_numpy(ctx, np.array([3], np.int32))
+    y, cpu = gg.scale(a, 2.0), gg.init_backend("CPU:n_threads=1")
+    allocator, whole, broken = gg.GraphAllocator(cpu), gg.Graph(y), gg.Graph(gg.neg(a), gg.get_rows(a, beyond))
+    plans = []
+    for graph in (broken, whole):
+        allocator.alloc_graph(graph)
+        plans.append(cpu.graph_plan_create(graph))
+    plans[1].compute()
+    np.testing.assert_allclose(plans[1].numpy(y), 2 * a.numpy())
+    with pytest.raises(gg.IndexRangeError, match="index 3 is out of range"):
+        plans[0].compute()
+    with pytest.raises(gg.Overwritten, match="another graph"):
+        plans[1].numpy(y)
+
+
+def test_leaves_that_move_are_found_again():
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (16,), "a")
+    cpu = gg.init_backend("CPU:n_threads=1")
+    buf = gg.alloc_ctx_tensors(ctx, cpu)
+    a.set(np.ones(16))
+    y = gg.scale(a, 3.0)
+    plan = planned(y)
+    plan.compute()
+    moved = gg.HostBuffer(cpu.default_buffer_type, 4096)
+    gg.tensor_alloc(moved, a, 1024)
+    a.set(np.full(16, 2.0))
+    buf.free()
+    plan.compute()
+    assert plan.numpy(y)[0] == 6
+    moved.free()
+    with pytest.raises(gg.StaleHandle, match="buffer of a"):
+        plan.compute()
+
+
+def test_tensors_without_memory_are_named_before_anything_runs():
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (4,), "the input")
+    backend = gg.init_backend("CPU")
+    with pytest.raises(gg.NotAllocated, match="the input"):
+        backend.graph_compute(gg.Graph(gg.silu(a)))
+
+
+def test_graph_allocator_places_inputs_it_is_given():
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (32,), "a")
+    gg.set_input(a)
+    y = gg.silu(gg.scale(a, 2.0))
+    cpu, g = gg.init_backend("CPU"), gg.Graph(y)
+    ga = gg.GraphAllocator(cpu)
+    ga.reserve(g)
+    size = ga.buffer_size(0)
+    for value in (1.0, 2.0):
+        ga.alloc_graph(g)
+        a.set(np.full(32, value))
+        cpu.graph_compute(g)
+        np.testing.assert_allclose(y.numpy(), 2 * value / (1 + np.exp(-2 * value)), rtol=1e-5)
+    assert ga.buffer_size(0) == size and ga.placement(a)[0].size == size
+    buf = a.buffer
+    with pytest.raises(gg.ParamError, match="1 buffer ids for 2 tensors"):
+        ga.alloc_graph(g, node_ids=[0])                 # too few: the input stays where it is
+    assert a.buffer is buf is not None
+
+
+def test_writing_into_read_only_memory_is_refused():
+    ctx = gg.Context()
+    frozen = array(16)
+    frozen.flags.writeable = False
+    a = gg.from_numpy(ctx, frozen, "frozen")
+    with pytest.raises(gg.ParamError, match="read-only"):
+        gg.compute(gg.scale_inplace(a, 2.0))
+    np.testing.assert_allclose(gg.compute(gg.scale(a, 2.0)), 2 * frozen)
+
+
+def test_a_bad_index_is_reported_with_node_and_value():
+    ctx = gg.Context()
+    table, ids = gg.from_numpy(ctx, array(10, 8), "table"), np.array([1, 2, 3], np.int32)
+    y = gg.set_name(gg.get_rows(table, gg.from_numpy(ctx, ids, "ids")), "rows")
+    plan = planned(y)
+    plan.compute()
+    for bad in (10, -1, 2**31 - 1):
+        ids[1] = bad
+        with pytest.raises(gg.IndexRangeError, match=f"rows.*{bad}.*table"):
+            plan.compute()
+    ids[1] = 9
+    plan.compute()
+    np.testing.assert_array_equal(plan.numpy(y), table.numpy()[ids])
+
+
+def test_missing_kernels_are_named():
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F64, (4,), "wide")
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    with pytest.raises(gg.GgjitError, match="wide"):
+        gg.compute(gg.silu(a))
+
+
+def test_dump_and_timed_name_every_node():
+    x, y = chain(3)
+    plan = planned(y)
+    assert plan.dump().count("add-f32") == 3
+    assert [t.op.name for t, _, _ in plan.timed()] == ["ADD"] * 3
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, 100000, "two"])
+def test_bad_thread_counts(n):
+    with pytest.raises(gg.ParamError, match="n_threads"):
+        gg.init_backend("CPU", n_threads=n)
+
+
+@pytest.mark.parametrize("name,text", [
+    ("TPU", "no device 'TPU'"), ("CPU:threads=2", "unknown backend parameter 'threads=2'"),
+    ("CPU:n_threads=x", "n_threads='x': expected int"), ("CUDA7", "no device 'CUDA7'"), (3, "such as 'CPU', got 3")])
+def test_bad_backend_names(name, text):
+    with pytest.raises(gg.ParamError, match=text):
+        gg.init_backend(name)
+
+
+def test_more_threads_than_cores_work():
+    x, y = chain(10, (200, 300))
+    plan = planned(y, n_threads=8)
+    plan.compute()
+    np.testing.assert_allclose(plan.numpy(y), x + 10, rtol=1e-6)
+
+
+def test_a_plan_with_little_to_share_runs_on_one_thread():
+    """Two threads would save 6 us of the first, less than waking one takes; of the second they save 65."""
+    for n, n_used in ((1, 1), (10, 2)):
+        x, y = chain(n, (64, 1024))
+        plan = planned(y, n_threads=2)
+        assert plan.n_used == n_used, plan.dump()
+        plan.compute()
+        np.testing.assert_allclose(plan.numpy(y), x + n, rtol=1e-6)
+
+
+# ---------------------------------------------------------------- stopping
+def slow_graph():
+    """About half a second on one thread."""
+    return chain(1200, (1000, 1000))
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_ctrl_c_stops_within_a_fifth_of_a_second(n_threads):
+    _, y = slow_graph()
+    plan = planned(y, n_threads=n_threads)
+    with interrupted(0.1) as spent:
+        for _ in range(50):
+            plan.compute()
+    assert spent.seconds < 0.2 * n_threads and spent.wall_seconds < 3
+    plan.compute()
+
+
+def test_other_signal_handlers_run_during_a_compute():
+    _, y = slow_graph()
+    plan, seen = planned(y, n_threads=2), []
+    old = signal.signal(signal.SIGUSR1, lambda *a: seen.append(time.perf_counter()))
+    try:
+        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        for _ in range(50):
+            plan.compute()
+            if seen:
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert seen
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_the_abort_callback_cancels(n_threads):
+    _, y = slow_graph()
+    plan = planned(y, n_threads=n_threads)
+    plan.backend.abort_callback = lambda: True
+    with pytest.raises(gg.Cancelled, match="cancelled by the abort callback"):
+        plan.compute()
+    plan.backend.abort_callback = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        plan.compute()
+    plan.backend.abort_callback = None
+    plan.compute()
+
+
+PREAMBLE = """
+import numpy as np, os, sys, threading, ggjit as gg
+def plan(n_threads=2):
+    ctx = gg.Context()
+    x = np.ones((500, 1000), np.float32)
+    y = a = gg.from_numpy(ctx, x)
+    for _ in range(10): y = gg.add(y, a)
+    b, g = gg.init_backend("CPU", n_threads=n_threads), gg.Graph(y)
+    gg.GraphAllocator(b).alloc_graph(g)
+    return b.graph_plan_create(g), y
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_fork_rebuilds_the_pool(python):
+    r = python(PREAMBLE + """
+p, y = plan(); p.compute()
+pid = os.fork()
+if pid == 0:
+    p.compute(); q, z = plan(); q.compute()
+    os._exit(0 if (q.numpy(z) == 11).all() and (p.numpy(y) == 11).all() else 3)
+_, status = os.waitpid(pid, 0)
+p.compute()
+print(os.waitstatus_to_exitcode(status), (p.numpy(y) == 11).all())
+""")
+    assert r.stdout.split() == ["0", "True"], r.stderr
+
+
+def test_the_interpreter_exits_cleanly_with_threads_asleep_or_spinning(python):
+    r = python(PREAMBLE + "p, y = plan(); p.compute(); import time; time.sleep(0.05); p.compute()", timeout=60)
+    assert r.returncode == 0 and r.stderr == ""
+
+
+# ---------------------------------------------------------------- the kernel cache
+def test_every_cached_kernel_loads_in_a_fresh_process(python, tmp_path):
+    code = PREAMBLE + """
+from ggjit.ops.native.jit import CACHE
+p, y = plan(); p.compute()
+print(CACHE.compiled, CACHE.loaded, (p.numpy(y) == 11).all())
+"""
+    first, second = (python(code, GGJIT_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    compiled, loaded, right = first.stdout.split()
+    assert int(compiled) > 0 and right == "True", first.stderr
+    assert second.stdout.split() == ["0", str(int(compiled) + int(loaded)), "True"], second.stderr
+
+
+def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
+    code = """
+import ctypes
+from ggjit.ops.native.jit import CACHE
+def times(k):
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(CACHE.address(
+        f"times{k}", "i64(i64)", lambda: lambda n: n * k, ("ggjit.ops.native.mem",)))
+print([times(k)(7) for k in range(12)] == [7 * k for k in range(12)])
+"""
+    assert python(code, GGJIT_CACHE_DIR=str(tmp_path)).stdout.split() == ["True"]
+    files = sorted((tmp_path / "kernels").iterdir())
+    assert len(files) == 12
+    for i, f in enumerate(files):
+        whole = bytearray(f.read_bytes())
+        if i % 2:
+            whole[(i * 997) % len(whole)] ^= 1                      # one bit anywhere
+        else:
+            whole[int((i % 10 + 0.5) / 10 * len(whole))] ^= 255     # one byte, in each tenth of a file
+        f.write_bytes(b"" if i == 0 else b"\x00garbage" if i == 1 else bytes(whole))
+    r = python(code, GGJIT_CACHE_DIR=str(tmp_path))
+    assert r.stdout.split() == ["True"] and "compiled again" in r.stderr
+    assert python(code, GGJIT_CACHE_DIR=str(tmp_path)).stderr == ""
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    r = python(code, GGJIT_CACHE_DIR=str(blocked))
+    assert r.stdout.split() == ["True"] and "GGJIT_CACHE_DIR" in r.stderr
+
+
+def test_symbols_of_two_processes_do_not_clash():
+    from numba.core.bytecode import FunctionIdentity
+    assert next(FunctionIdentity._unique_ids) > 1 << 8
+    assert sys.version_info >= (3, 11)
+
+
+# ---------------------------------------------------------------- checks
+def test_check_finds_the_first_wrong_node(monkeypatch):
+    import dataclasses
+
+    from ggjit.cpu.check import check, require_right
+    from ggjit.ops.core.spec import all_specs
+    ctx = gg.Context()
+    y = gg.silu(gg.mul_mat(gg.from_numpy(ctx, array(8, 64), type=gg.Q8_0), gg.from_numpy(ctx, array(3, 64))))
+    plan = planned(y)
+    rows = check(plan)
+    assert [r.tensor.op.name for r in rows] == ["MUL_MAT", "UNARY"] and all(r.ok for r in rows)
+    spec = all_specs()[y.op]
+    monkeypatch.setitem(all_specs(), y.op, dataclasses.replace(spec, reference=lambda t, a: spec.reference(t, a) + 1))
+    with pytest.raises(gg.GgjitError, match="silu|unary.*differs"):
+        require_right(plan)
+
+
+# ---------------------------------------------------------------- thread pool settings
+def test_pool_settings_change_waiting_and_place_not_results():
+    pool = gg.threadpool()
+    x, y = chain(30, (400, 256))
+    plan = planned(y, n_threads=2)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    try:
+        for change in (lambda: setattr(pool, "poll", 0), lambda: setattr(pool, "poll", 100), pool.pause, pool.resume,
+                       lambda: cores and pool.set_affinity(cores[-1:]), lambda: cores and pool.set_affinity(None)):
+            change()
+            time.sleep(0.002)
+            plan.compute()
+            np.testing.assert_allclose(plan.numpy(y), x + 30, rtol=1e-5)
+        if cores:
+            pool.set_affinity(cores[:1])
+            assert os.sched_getaffinity(pool._native_ids[1]) == set(cores[:1])
+            with pytest.raises(gg.ParamError, match="may use"):
+                pool.set_affinity([9999])
+        for bad in (-1, 101, "fast", True):
+            with pytest.raises(gg.ParamError, match="poll must be an integer from 0 to 100"):
+                pool.poll = bad
+    finally:
+        pool.poll = 50
+        if cores:
+            pool.set_affinity(None)

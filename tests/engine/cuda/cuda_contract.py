@@ -1,0 +1,401 @@
+"""The CUDA device in the simulator: memory, streams, events, plans, errors.  Run by test_cuda.py in a process of
+its own (NUMBA_ENABLE_CUDASIM=1); streams there do their work only when somebody waits, so a missing wait shows."""
+import gc
+
+import numpy as np
+import pytest
+
+import ggjit as gg
+from ggjit.core.table import TABLE
+from ggjit.cuda import device as cuda
+from ggjit.cuda import driver as cuda_driver
+from ggjit.cuda import simulated_driver as cuda_sim
+from ggjit.cuda.driver import DeviceLost
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture
+def gpu():
+    return gg.init_backend("CUDA0")
+
+
+@pytest.fixture
+def failing():
+    yield cuda_sim.fail
+    cuda_sim.fail.clear()
+
+
+def on(backend, type, ne, values=None):
+    ctx = gg.Context()
+    t = ctx.new_tensor(type, ne)
+    gg.alloc_ctx_tensors(ctx, backend)
+    if values is not None:
+        t.set(values)
+    return t
+
+
+def floats(*shape):
+    return RNG.uniform(-1, 1, shape).astype(np.float32)
+
+
+# ---------------------------------------------------------------- devices
+def test_devices_are_found_in_order():
+    assert [d.name for d in gg.registry.devices()] == ["CUDA0", "CUDA1", "CPU", "NULL"]
+    assert gg.registry.best().name == "CUDA0" and gg.registry.by_type("gpu").name == "CUDA0"
+    with pytest.raises(gg.ParamError, match="CUDA9.*CUDA0, CUDA1"):
+        gg.init_backend("CUDA9")
+    with pytest.raises(gg.ParamError, match="graphs"):
+        gg.init_backend("CUDA0:threads=2")
+
+
+def test_props_and_memory(gpu):
+    p = gpu.device.props
+    assert p["type"] == "gpu" and p["async"] and p["events"] and p["host_buffer"] and p["device_id"] == "0000:00:00.0"
+    free, total = gpu.device.memory()
+    buf = gpu.alloc_buffer(1 << 20)
+    assert gpu.device.memory() == (free - (1 << 20), total)
+    buf.free()
+    gpu.synchronize()
+    assert gpu.device.memory() == (free, total)
+
+
+def test_buffer_types(gpu):
+    buft = gpu.default_buffer_type
+    assert buft.name == "CUDA0" and not buft.is_host() and buft.alignment() >= 16
+    assert gpu.supports_buft(buft) and not gg.init_backend("CUDA1").supports_buft(buft)
+    assert not gpu.supports_buft(gg.init_backend("CPU").default_buffer_type)
+    pinned = gpu.device.host_buffer_type()
+    assert pinned.is_host() and gg.init_backend("CPU").supports_buft(pinned)
+
+
+def test_pinned_memory_is_host_memory(gpu):
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (8, 2))
+    buf = gpu.device.host_buffer_type().alloc_buffer(a.nbytes)
+    gg.tensor_alloc(buf, a, 0)
+    x = floats(2, 8)
+    a.set(x)
+    np.testing.assert_array_equal(gg.compute(gg.neg(a)), -x)
+    view = buf.host_bytes(0, 64)
+    del buf, a, ctx
+    gc.collect()
+    np.testing.assert_array_equal(view.view(np.float32), x.ravel())         # the array keeps the memory
+
+
+# ---------------------------------------------------------------- bytes in and out
+def test_bytes_in_and_out(gpu):
+    x = floats(3, 16)
+    t = on(gpu, gg.F32, (16, 3), x)
+    assert t.bytes() == x.tobytes() and t.bytes(4, 8) == x.tobytes()[4:12]
+    t.set_bytes(b"\1\2\3\4", 8)
+    gg.tensor_memset(t, 7, 12, 2)
+    assert t.bytes(8, 6) == b"\1\2\3\4\7\7"
+    t.buffer.clear(9)
+    assert set(t.bytes()) == {9}
+    gg.tensor_set_2d(t, np.arange(24, dtype=np.uint8), 4, 3, 4, 16, 6)
+    want = b"".join(bytes((6 * i, 6 * i + 1, 6 * i + 2, 0)) for i in range(4))
+    assert gg.tensor_get_2d(t, 4, 3, 4, 16, 4) == want[:-1]
+    with pytest.raises(gg.IndexRangeError, match="are outside"):
+        t.set_bytes(b"x" * 8, t.nbytes - 4)
+    t.buffer.free()
+    with pytest.raises(gg.StaleHandle, match="was freed"):
+        t.bytes()
+
+
+def test_copies_between_all_kinds_of_memory(gpu):
+    x, other, cpu = floats(4, 9), gg.init_backend("CUDA1"), gg.init_backend("CPU")
+    for a in (gpu, other, cpu):
+        for b in (gpu, other, cpu):
+            s, d = on(a, gg.F32, (9, 4), x), on(b, gg.F32, (9, 4), 0 * x)
+            gg.tensor_copy(s, d)
+            np.testing.assert_array_equal(d.numpy(), x)
+            gg.tensor_copy_async(a, b, s, on(b, gg.F32, (9, 4)))
+
+
+def test_asynchronous_slots_keep_the_streams_order(gpu):
+    t, x, y = on(gpu, gg.F32, (8,)), floats(8), floats(8)
+    gg.tensor_set_async(gpu, t, x)
+    first = gg.tensor_get_async(gpu, t)
+    gg.tensor_set_async(gpu, t, y)
+    gpu.synchronize()
+    assert bytes(first) == x.tobytes() and t.bytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("second", ["CUDA0", "CUDA1"])
+def test_asynchronous_copies_order_both_streams(gpu, second):
+    b = gg.init_backend(second)
+    x, y = floats(8), floats(8)
+    s, d = on(gpu, gg.F32, (8,)), on(b, gg.F32, (8,))
+    gg.tensor_set_async(gpu, s, x)
+    gg.tensor_copy_async(gpu, b, s, d)
+    gg.tensor_set_async(gpu, s, y)                  # after the copy has read it
+    got = gg.tensor_get_async(b, d)
+    b.synchronize()                                 # waits for the copy on the other stream
+    assert bytes(got) == x.tobytes() and s.bytes() == y.tobytes()
+
+
+def test_events(gpu):
+    other, x = gg.init_backend("CUDA0"), floats(8)
+    t = on(gpu, gg.F32, (8,), 0 * x)
+    event = gg.event_new(gpu.device)
+    gg.tensor_set_async(gpu, t, x)
+    gg.event_record(event, gpu)
+    gg.event_wait(other, event)
+    got = gg.tensor_get_async(other, t)
+    other.synchronize()
+    assert bytes(got) == x.tobytes()
+    gg.tensor_set_async(gpu, t, 2 * x)
+    gg.event_record(event, gpu)
+    gg.event_synchronize(event)
+    np.testing.assert_array_equal(t.numpy(), 2 * x)
+    gg.event_free(event)
+
+
+# ---------------------------------------------------------------- graphs
+def planned(gpu, y):
+    graph = gg.Graph(y)
+    allocator = gg.GraphAllocator(gpu)
+    allocator.alloc_graph(graph)
+    return graph, allocator, gpu.graph_plan_create(graph)
+
+
+def test_replays_see_new_inputs_and_use_one_cuda_graph(gpu):
+    a = on(gpu, gg.F32, (40, 3))
+    y = gg.relu(gg.mul(gg.add(a, a), a))
+    _, allocator, plan = planned(gpu, y)
+    for _ in range(4):
+        x = floats(3, 40)
+        a.set(x)
+        plan.compute()
+        np.testing.assert_allclose(plan.numpy(y), np.maximum(2 * x * x, 0), rtol=1e-6)
+    assert plan._graph.exec is not None and plan.runs == 4
+    want, single = plan.numpy(y), gg.init_backend("CUDA0", graphs=0)
+    plain = single.graph_plan_create(plan.graph)
+    plain.compute()
+    plain.compute()
+    np.testing.assert_array_equal(plain.numpy(y), want)
+    assert plain._graph.exec is None
+
+
+def test_a_captured_graph_follows_memory_that_moved(gpu):
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (33,))
+    old = gg.alloc_ctx_tensors(ctx, gpu)
+    a.set(floats(33))
+    y = gg.sqr(gg.neg(a))
+    graph, _, plan = planned(gpu, y)
+    for _ in range(3):
+        plan.compute()
+    old.free()
+    with pytest.raises(gg.GgjitError, match="was freed|has no memory|lost its memory"):
+        plan.compute()
+    gg.alloc_ctx_tensors(ctx, gpu)
+    x = floats(33)
+    a.set(x)
+    plan.compute()
+    np.testing.assert_allclose(plan.numpy(y), x * x, rtol=1e-6)
+
+
+def test_what_the_gpu_has_no_kernel_for_is_refused(gpu):
+    y = gg.map_custom1(on(gpu, gg.F32, (4,), floats(4)), lambda d, a: None)
+    assert not gpu.supports_op(y)
+    with pytest.raises(gg.NotSupported, match="Scheduler"):
+        gg.compute(y, backend=gpu)
+
+
+def test_inputs_in_host_memory_come_through_a_scheduler(gpu):
+    x = floats(3, 8)
+    a, w = gg.from_numpy(gg.Context(), x), on(gpu, gg.F32, (8, 5), floats(5, 8))
+    y = gg.mul_mat(w, gg.neg(a))
+    np.testing.assert_allclose(gg.compute(y, backend=gpu), -x @ w.numpy().T, rtol=1e-4, atol=1e-6)
+
+
+def test_a_read_only_mapping_is_copied_to_the_device_once(gpu):
+    x = floats(64)
+    x.flags.writeable = False
+    buf = gpu.device.buffer_from_host_ptr(x, read_only=True)
+    t = gg.Context().new_tensor(gg.F32, (32,))
+    gg.tensor_alloc(buf, t, 128)
+    np.testing.assert_array_equal(t.numpy(), x[32:])
+    with pytest.raises(gg.NotSupported, match="read_only"):
+        gpu.device.buffer_from_host_ptr(np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("bad", [-1, 5])
+def test_a_bad_index_is_reported_and_the_next_run_is_clean(gpu, bad):
+    table, ids = on(gpu, gg.F32, (8, 5), floats(5, 8)), on(gpu, gg.I32, (3,), np.array([0, bad, 4], np.int32))
+    y = gg.get_rows(table, ids)
+    _, _, plan = planned(gpu, y)
+    plan.compute()                                  # submitted; the error comes where somebody waits
+    with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
+        gpu.synchronize()
+    ids.set(np.array([1, 2, 3], np.int32))
+    plan.compute()
+    np.testing.assert_array_equal(plan.numpy(y), table.numpy()[1:4])
+
+
+def test_offload_is_for_large_batches(gpu):
+    a, device = on(gpu, gg.F32, (32, 8)), gpu.device
+    assert device.offload_op(gg.mul_mat(a, on(gpu, gg.F32, (32, 32))))
+    assert not device.offload_op(gg.mul_mat(a, on(gpu, gg.F32, (32, 31))))
+    assert not device.offload_op(gg.get_rows(a, on(gpu, gg.I32, (64,))))
+
+
+def test_a_capture_is_left_alone_by_other_work(gpu, monkeypatch):
+    """Copies and waits of other threads reach the backend's stream while a plan is captured on a stream of its own."""
+    x, a, b = floats(40), on(gpu, gg.F32, (40,)), on(gpu, gg.F32, (40,))
+    y = gg.relu(gg.mul(gg.add(a, a), a))
+    _, _, plan = planned(gpu, y)
+    a.set(x)
+    plan.compute()
+    submit = plan._submit
+
+    def amid_others(*args):
+        gpu.synchronize()
+        submit(*args)
+        gg.tensor_set_async(gpu, b, x)
+        gpu.synchronize()
+    monkeypatch.setattr(plan, "_submit", amid_others)
+    plan.compute()
+    assert plan._graph.exec is not None and b.bytes() == x.tobytes()
+    b.set(2 * x)
+    plan.compute()                                  # the copy is not part of the graph
+    np.testing.assert_allclose(plan.numpy(y), np.maximum(2 * x * x, 0), rtol=1e-6)
+    assert b.bytes() == (2 * x).tobytes()
+
+
+def test_a_graph_that_does_not_fit_is_launched_one_by_one(gpu, failing):
+    x = floats(8)
+    y = gg.relu(gg.neg(on(gpu, gg.F32, (8,), x)))
+    _, _, plan = planned(gpu, y)
+    failing["cuGraphInstantiate"] = "CUDA_ERROR_OUT_OF_MEMORY", 0
+    for _ in range(3):
+        plan.compute()
+    np.testing.assert_array_equal(plan.numpy(y), np.maximum(-x, 0))
+
+
+def test_what_is_given_up_is_freed_at_the_next_wait(gpu):
+    """Not by a finalizer: copies may be under way, and the thread may have no context."""
+    raw = floats(8)
+    pinned = gpu.device.host_buffer_type().alloc_buffer(32)
+    t, base, source = on(gpu, gg.F32, (8,)), pinned.base, pinned.host_bytes(0, 32)
+    source[:] = raw.view(np.uint8)
+    gg.tensor_set_async(gpu, t, source)
+    del pinned, source
+    gc.collect()
+    assert base in cuda_sim._memory
+    gpu.synchronize()
+    assert base not in cuda_sim._memory and t.bytes() == raw.tobytes()
+
+
+def test_leaves_at_odd_places_are_refused(gpu):
+    """Vector loads take multiples of 16; a mapped file may have another alignment."""
+    buf = gpu.device.buffer_from_host_ptr(floats(64), read_only=True)
+    t = gg.Context().new_tensor(gg.F32, (16,))
+    TABLE.place(t.id, buf.id, 8)
+    with pytest.raises(gg.ParamError, match="general.alignment"):
+        gg.compute(gg.neg(t), backend=gpu)
+
+
+# ---------------------------------------------------------------- errors
+def test_out_of_device_memory(gpu):
+    with pytest.raises(gg.OutOfMemory, match="n_gpu_layers"):
+        gpu.alloc_buffer(2 << 30)
+    assert gpu.alloc_buffer(64).size == 64
+
+
+def test_a_lost_device_is_an_error_and_the_cpu_goes_on(gpu, failing):
+    failing["cuStreamSynchronize"] = "CUDA_ERROR_ILLEGAL_ADDRESS", 0
+    with pytest.raises(DeviceLost, match="CPU backend goes on"):
+        gpu.synchronize()
+    assert gg.compute(gg.neg(gg.from_numpy(gg.Context(), np.ones(3, np.float32)))).tolist() == [-1, -1, -1]
+
+
+def test_code_for_another_gpu_names_the_driver(gpu, failing):
+    failing["cuModuleLoadData"] = "CUDA_ERROR_NO_BINARY_FOR_GPU", 0
+    a = on(gpu, gg.F32, (4,), floats(4))
+    with pytest.raises(gg.NotSupported, match="update the driver"):
+        gg.compute(gg.leaky_relu(a, 0.123), backend=gpu)
+
+
+@pytest.mark.parametrize("function,status,match", [("cuInit", "CUDA_ERROR_NO_DEVICE", "no NVIDIA GPU"),
+                                                   ("cuInit", "CUDA_ERROR_UNKNOWN", "lost")])
+def test_without_a_usable_gpu_the_reason_is_named(failing, function, status, match):
+    kept = cuda_driver.driver, cuda.found_devices
+    for f in (cuda_driver.driver, cuda.found_devices, cuda.missing):
+        f.cache_clear()
+    failing[function] = status, 0
+    try:
+        assert [d.name for d in gg.registry.devices()] == ["CPU", "NULL"]
+        with pytest.raises(gg.ParamError, match=match) as e:
+            gg.init_backend("CUDA0")
+        assert isinstance(e.value.__cause__, gg.GgjitError)
+    finally:
+        failing.clear()
+        cuda.missing.cache_clear()
+        assert kept[0]() is not None and kept[1]()
+
+
+def test_an_old_gpu_is_refused(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.device, "compute_capability", (7, 5))
+    with pytest.raises(gg.GgjitError, match="8.0"):
+        gpu.device.init_backend()
+
+
+# ---------------------------------------------------------------- the simulator itself
+def run(kernel, n_threads=64):
+    """One block of a kernel(base) over 4 KiB of simulated memory."""
+    from numba import cuda as nb
+    base = int(cuda_sim.cuMemAlloc(4096)[1])
+    try:
+        nb.jit(kernel)[(1, 1, 1), (n_threads, 1, 1)](base)
+    finally:
+        cuda_sim.cuMemFree(base)
+
+
+def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
+    from ggjit.ops.cuda.native import simulated, simulator
+
+    def stray(base):
+        simulated.ld_f32(base + 4096)
+
+    def crooked(base):
+        simulated.ld_f32(base + 2)
+
+    def half_a_barrier(base):
+        if simulated.thread() < 32:
+            simulated.sync()
+            simulated.sync()
+        else:
+            simulated.warp_sum(1 if simulated.thread() < 40 else 2)
+            if simulated.thread() == 50:
+                return
+            simulated.warp_sum(1)
+    for kernel, match in ((stray, "outside all memory"), (crooked, "multiple of 4"), (half_a_barrier, "never come")):
+        with pytest.raises(simulator.SimulationFault, match=match):
+            run(kernel)
+    ok = []
+    run(lambda base: ok.append(simulated.warp_sum(simulated.thread())))
+    assert sorted(set(ok)) == [sum(range(32)), sum(range(32, 64))]
+
+
+def test_a_piece_of_shared_memory_belongs_to_the_function_that_asks():
+    """As on the device, where functions are modules of their own; the address may be handed on."""
+    from ggjit.ops.cuda.native import simulated
+    piece, seen = simulated.shared(64), []
+
+    def fill():
+        simulated.sts_i32(piece(), 7)
+
+    def fill_at(at):
+        simulated.sts_i32(at, 7)
+
+    def kernel(base):
+        at = piece()
+        fill()
+        seen.append(simulated.lds_i32(at))
+        fill_at(at)
+        seen.append(simulated.lds_i32(at))
+    run(kernel, 32)
+    assert seen[:2] == [-1, 7]

@@ -1,0 +1,128 @@
+"""Whole graphs on the simulated GPU against the CPU: an encoder, a llama, splits, offload, experts.  Run by
+test_cuda.py."""
+import numpy as np
+import pytest
+from helpers import tiny_model
+
+import ggjit as gg
+from ggjit.models import load_model
+from ggjit.ops.core.record import OP
+
+RNG = np.random.default_rng(11)
+
+
+@pytest.fixture
+def gpu():
+    return gg.init_backend("CUDA0")
+
+
+@pytest.fixture
+def cpu():
+    return gg.init_backend("CPU", n_threads=1)
+
+
+def nmse(got, want):
+    return float(np.square(np.subtract(got, want, dtype=np.float64)).sum() / np.square(want, dtype=np.float64).sum())
+
+
+def leaves(backend, arrays, types=None):
+    """{name: leaf} in one buffer of `backend`, which holds weights."""
+    ctx = gg.Context()
+    made = {k: ctx.new_tensor((types or {}).get(k, gg.I32 if a.dtype.kind == "i" else gg.F32), a.shape[::-1], k)
+            for k, a in arrays.items()}
+    gg.alloc_ctx_tensors(ctx, backend).set_usage(gg.USAGE_WEIGHTS)
+    for k, a in arrays.items():
+        made[k].set(a)
+    return made
+
+
+# ---------------------------------------------------------------- an encoder of two layers, as MiniLM's
+N, DIM, HEADS, VOCAB = 7, 32, 2, 20
+
+
+def encoder_arrays():
+    a = {"ids": RNG.integers(0, VOCAB, N).astype(np.int32), "table": RNG.standard_normal((VOCAB, DIM))}
+    for i in range(2):
+        a |= {f"{n}{i}": RNG.standard_normal((m, k)) / np.sqrt(k) for n, k, m in (
+            ("q", DIM, DIM), ("k", DIM, DIM), ("v", DIM, DIM), ("o", DIM, DIM), ("up", DIM, 64), ("down", 64, DIM))}
+        a |= {f"g{i}": RNG.uniform(0.5, 1.5, DIM), f"b{i}": RNG.uniform(-1, 1, DIM)}
+    return {k: v if v.dtype.kind == "i" else v.astype(np.float32) for k, v in a.items()}
+
+
+def encoder(w):
+    x = gg.get_rows(w["table"], w["ids"])
+    for i in range(2):
+        q, k, v = (gg.permute(gg.reshape_3d(gg.mul_mat(w[f"{n}{i}"], x), DIM // HEADS, HEADS, N), 0, 2, 1, 3)
+                   for n in "qkv")
+        p = gg.soft_max_ext(gg.mul_mat(k, q), None, (DIM // HEADS) ** -0.5, 0.0)
+        o = gg.mul_mat(gg.cont(gg.transpose(v)), p)
+        o = gg.reshape_2d(gg.cont(gg.permute(o, 0, 2, 1, 3)), DIM, N)
+        x = gg.norm(gg.add(x, gg.mul_mat(w[f"o{i}"], o)), 1e-12)
+        x = gg.add(gg.mul(x, w[f"g{i}"]), w[f"b{i}"])
+        x = gg.add(x, gg.mul_mat(w[f"down{i}"], gg.gelu_erf(gg.mul_mat(w[f"up{i}"], x))))
+    return gg.l2_norm(gg.mean(gg.cont(gg.transpose(x))), 1e-12)
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "Q8_0"])
+def test_an_encoder_on_the_gpu_alone(gpu, cpu, type):
+    arrays = encoder_arrays()
+    types = {k: getattr(gg, type) for k in arrays if k[:-1] in ("q", "k", "v", "o", "up", "down")}
+    got, want = (gg.compute(encoder(leaves(b, arrays, types)), backend=b) for b in (gpu, cpu))
+    assert nmse(got, want) < (1e-10 if type == "F32" else 1e-5)
+
+
+# ---------------------------------------------------------------- a llama
+@pytest.mark.parametrize("type,n_gpu_layers", [("F32", 2), ("Q8_0", 1)])
+def test_a_llama_with_some_layers_on_the_gpu(tmp_path, gpu, cpu, type, n_gpu_layers):
+    path, ids, more = tiny_model.write(tmp_path / "tiny.gguf", type=type), [3, 17, 40], [31]
+    with load_model(path, backend=cpu) as m, load_model(path, gpu, n_gpu_layers=n_gpu_layers) as g:
+        for got, want in ((g.logits(ids), m.logits(ids)), (g.decode(more), m.decode(more))):
+            assert nmse(got, want) < 1e-5
+        on_gpu = [k.buffer.buft is gpu.default_buffer_type for k, _ in g.cache]
+        assert on_gpu == [False] * (g.n_layer - n_gpu_layers) + [True] * n_gpu_layers
+        ran = {s.backend.name for s in g.scheduler.splits if any(t.op == OP.MUL_MAT for t in s.nodes)}
+        assert ran == {"CUDA0", "CPU"}
+
+
+def test_a_model_loaded_onto_the_gpu(tmp_path):
+    path, ids = tiny_model.write(tmp_path / "tiny.gguf", type="F16"), [3, 17]
+    with load_model(path, n_threads=1) as m, load_model(path, backend="CUDA0", reserve=False) as g:
+        want, got = m.logits(ids), g.logits(ids)
+        assert nmse(got, want) < 1e-5
+        assert nmse(g.decode([5]), m.decode([5])) < 1e-5
+        assert g.weights.buffer.buft.name == g.kv_buffer.buft.name == "CUDA0"
+
+
+def test_a_large_batch_is_offloaded_and_a_small_one_is_not(gpu, cpu):
+    w = leaves(cpu, {"w": RNG.standard_normal((9, 32)).astype(np.float32)})["w"]
+    for n, offloaded in ((32, True), (31, False)):
+        x = gg.from_numpy(gg.Context(), RNG.standard_normal((n, 32)).astype(np.float32))
+        y = gg.mul_mat(w, x)
+        sched = gg.Scheduler([gpu, cpu])
+        graph = gg.Graph(y)
+        sched.graph_compute(graph)
+        assert (sched.get_tensor_backend(y) is gpu) == offloaded
+        assert nmse(sched.numpy(y), gg.compute(y)) < 1e-5
+
+
+def test_experts_stay_on_the_host_and_only_those_used_are_copied(gpu, cpu):
+    experts = RNG.standard_normal((8, 6, 64)).astype(np.float32)
+    w = leaves(cpu, {"w": experts})["w"]
+    x = leaves(gpu, {"x": RNG.standard_normal((40, 1, 64)).astype(np.float32)})["x"]
+    ids = gg.from_numpy(gg.Context(), np.repeat([[2, 5]], 40, 0).astype(np.int32))
+    y = gg.mul_mat_id(w, x, ids)
+    sched = gg.Scheduler([gpu, cpu])
+    sched.graph_compute(gg.Graph(y))
+    assert sched.get_tensor_backend(y) is gpu
+    want = np.einsum("emk,tuk->tem", experts[[2, 5]], x.numpy().reshape(40, 1, 64))
+    assert nmse(sched.numpy(y), want) < 1e-5
+
+
+def test_ops_without_a_kernel_run_on_the_cpu_in_between(gpu, cpu):
+    x = RNG.standard_normal((3, 16)).astype(np.float32)
+    a = leaves(gpu, {"a": x})["a"]
+    y = gg.neg(gg.cumsum(gg.sqr(a)))
+    assert not gpu.supports_op(y.src[0])
+    sched = gg.Scheduler([gpu, cpu])
+    sched.graph_compute(gg.Graph(y))
+    np.testing.assert_allclose(sched.numpy(y), -np.cumsum(x * x, -1), rtol=1e-5)

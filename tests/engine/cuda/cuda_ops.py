@@ -1,0 +1,208 @@
+"""Every CUDA kernel in the simulator on the Specs' own small cases, against the NumPy references.  Run by
+test_cuda.py; CUDA_CASES=all runs every case that is small enough, else a few of each op."""
+import functools
+import math
+import os
+import random
+
+import gguf
+import numpy as np
+import pytest
+
+import ggjit as gg
+from benchmarks.gpu import bound, exact, nmse, on
+from ggjit.cuda import simulated_driver as cuda_sim
+from ggjit.ops.attention import flash_attn
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import Case, Inputs, all_specs
+from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.native.launch import launches, makers
+from ggjit.ops.cuda.quantize import QUANTIZE
+
+RNG = np.random.default_rng()
+ALL = os.environ.get("CUDA_CASES") == "all"
+MAX_WORK = 2000                 # elements, or multiplications / 16: what the simulator does in well under a second
+CASES_PER_OP = 6
+SLOW = {OP.MUL_MAT: 14, OP.MUL_MAT_ID: 3}       # cases of these, drawn anew in every run
+
+
+def work_of(y):
+    a = y.src[0] if y.src else y
+    if y.op in (OP.MUL_MAT, OP.MUL_MAT_ID):
+        return math.prod(y.ne) * a.ne[0] / 16
+    if y.op == OP.FLASH_ATTN_EXT:
+        return math.prod(a.ne) * y.src[1].ne[1] / 16
+    return max(math.prod(x.ne) for x in (y, *(s for s in y.src if s is not None)))
+
+
+def small_cases(op):
+    """(name, case) of the cases that are small enough and have a kernel."""
+    found = []
+    for i, case in enumerate(all_specs()[op].cases()):
+        y = case.build(Inputs(gg.Context(), np.random.default_rng(0)))
+        if work_of(y) <= MAX_WORK * (3 if op is OP.MUL_MAT else 1) and launches(y) is not None:
+            found.append((i, case))
+    return found
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return gg.init_backend("CUDA0")
+
+
+def check(gpu, case, seed):
+    y, sources, got = on(gpu, case, seed)
+    want = all_specs()[y.op].reference(y, *sources)
+    assert nmse(got, np.reshape(want, got.shape)) <= bound(case, y), f"{case.name} seed {seed}"
+
+
+@pytest.mark.parametrize("op", [op for op in makers() if op is not OP.TOP_K], ids=lambda op: op.name)
+def test_op(gpu, op):
+    cases, n = small_cases(op), SLOW.get(op, CASES_PER_OP)
+    if not ALL and len(cases) > n:
+        cases = random.sample(cases, n)
+    assert cases, "no case is small enough"
+    for i, case in cases:
+        check(gpu, case, 1000 + i)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_top_k(gpu, k):
+    x = np.random.default_rng().permutation(40).reshape(2, 20).astype(np.float32)
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (20, 2))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    a.set(x)
+    got = gg.compute(gg.top_k(a, k), backend=gpu)
+    np.testing.assert_array_equal(np.sort(got), np.sort(np.argsort(-x, -1)[:, :k]))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 1.0])
+def test_argmax_with_nans_is_the_cpus(gpu, share):
+    rng = np.random.default_rng()
+    x = rng.integers(-3, 3, (40, 70)).astype(np.float32)
+    x[rng.uniform(size=x.shape) < share] = np.nan
+    x[:3, 5] = np.inf
+    x[3:6] = np.where(np.isnan(x[3:6]), x[3:6], -np.inf)
+    got, want = (gg.compute(gg.argmax(gg.from_numpy(gg.Context(), x)), backend=b)
+                 for b in (gpu, gg.init_backend("CPU:n_threads=1")))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("options", [dict(kt=gg.Q8_0, d=32, n_kv=40, heads=1, rep=2),
+                                     dict(kt=gg.Q4_0, vt=gg.Q8_0, d=32, n_kv=9, heads=2, cap=5.0, sinks=True)], ids=str)
+def test_attention_over_a_quantised_cache(gpu, options):
+    check(gpu, Case(str(options), flash_attn.make_case(**options), 1e-11), 3)
+
+
+ATTENTIONS = [dict(d=64, n=9, n_kv=40, heads=1), dict(d=32, dv=40, n=19, n_kv=70, heads=1, rep=2),
+              dict(d=16, n=33, n_kv=33, heads=1, mask=False, permuted=True), dict(d=128, n=16, n_kv=32, heads=1),
+              dict(d=16, n=12, n_kv=45, heads=1, qt=gg.F16, max_bias=8.0, cap=5.0, sinks=True, ne3=2)]
+
+
+@pytest.mark.parametrize("options", ATTENTIONS, ids=str)
+def test_attention_with_tensor_cores(gpu, options):
+    """Within what it costs to round q and p to float16."""
+    y, sources, got = on(gpu, Case(str(options), flash_attn.make_case(**options), 0.0), 5)
+    assert "mma" in launches(y)[0].name
+    assert nmse(got, all_specs()[y.op].reference(y, *sources)) <= 1e-6
+
+
+def test_attention_that_asks_for_precision_is_exact(gpu):
+    build = flash_attn.make_case(d=16, n=9, n_kv=20, heads=1, rep=2)
+    check(gpu, Case("F32", lambda inp: gg.flash_attn_ext_set_prec(build(inp), flash_attn.PREC_F32), 1e-11), 5)
+
+
+def test_attention_with_tensor_cores_where_queries_see_no_key(gpu):
+    q, k = RNG.uniform(-1, 1, (1, 12, 32)).astype(np.float32), RNG.uniform(-1, 1, (1, 40, 32)).astype(np.float16)
+    mask = np.where(np.arange(40) < 3 * np.arange(12)[:, None], 0, -np.inf).astype(np.float16)       # query 0: none
+    mask[7] = np.where(np.arange(40) < 38, -np.inf, 0)                                               # 7: the last two
+    leaf = functools.partial(gg.from_numpy, gg.Context())
+    y = gg.flash_attn_ext(leaf(q), leaf(k), leaf(k), leaf(mask), 0.2, 0.0, 0.0)
+    got, want = (gg.compute(y, backend=b) for b in (gpu, gg.init_backend("CPU:n_threads=1")))
+    assert not got[0, 0].any() and nmse(got, want) <= 1e-6
+
+
+# ---------------------------------------------------------------- quantised types
+QUANTIZED = sorted(BLOCKS, key=lambda t: t.id)
+
+
+@pytest.mark.parametrize("type", QUANTIZED, ids=repr)
+def test_blocks_are_unpacked_as_gguf_does(gpu, type):
+    """get_rows decodes codes and scales exactly; random bytes reach bit patterns that quantisers never write."""
+    rng = np.random.default_rng()
+    ctx = gg.Context()
+    table, ids = ctx.new_tensor(type, (256, 3)), ctx.new_tensor(gg.I32, (2,))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    raw = rng.integers(0, 256, (3, 256 // type.block, type.nbytes), np.uint8)
+    first, end = {"q2_K": (80, 84), "q3_K": (108, 110), "q6_K": (208, 210), "q8_0": (0, 2), "q4_0": (0, 2),
+                  "q5_0": (0, 2)}.get(type.name, (0, 4))
+    scales = rng.uniform(-2, 2, (*raw.shape[:2], (end - first) // 2)).astype(np.float16)
+    raw[..., first:end] = scales.view(np.uint8)     # float16 scales stay numbers
+    table.set_bytes(raw)
+    ids.set(np.array([2, 0], np.int32))
+    got = gg.compute(gg.get_rows(table, ids), backend=gpu)
+    want = gguf.quants.dequantize(raw.reshape(3, -1), gguf.GGMLQuantizationType(type.id))[[2, 0]]
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6 * abs(want).max())
+
+
+@pytest.mark.parametrize("n", [1, 3, 9])
+@pytest.mark.parametrize("type", QUANTIZED, ids=repr)
+def test_products_with_quantised_weights(gpu, type, n):
+    """8-bit columns: as close to the unrounded product as ggml's own suite asks for."""
+    rng = np.random.default_rng()
+    ctx, k = gg.Context(), 256 if type.block == 256 else 160
+    w, x = ctx.new_tensor(type, (k, 5)), ctx.new_tensor(gg.F32, (k, n))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    w.set(rng.uniform(-1, 1, (5, k)))
+    x.set(rng.uniform(-1, 1, (n, k)))
+    got = gg.compute(gg.mul_mat(w, x), backend=gpu)
+    want = x.numpy().astype(np.float64) @ w.numpy().T
+    assert nmse(got, want) <= 5e-4
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.F16, gg.BF16, gg.Q4_0, gg.Q4_K], ids=repr)
+def test_experts_meet_their_columns_in_tiles(gpu, type):
+    """Experts without a column, with more than a tile, columns that all slots of a token share or have of their own."""
+    rng = np.random.default_rng()
+    tokens, n_expert, n_used = random.choice([(9, 4, 2), (100, 2, 1), (10, 12, 1)])
+    k, m, n_b = max(type.block, 64), 5, random.choice([1, n_used])
+    ctx = gg.Context()
+    w, x, ids = (ctx.new_tensor(*a) for a in ((type, (k, m, n_expert)), (gg.F32, (k, n_b, tokens)),
+                                              (gg.I32, (n_used, tokens))))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    w.set(rng.uniform(-1, 1, (n_expert, m, k)))
+    x.set(rng.uniform(-1, 1, (tokens, n_b, k)))
+    ids.set(np.minimum(rng.integers(0, n_expert, (tokens, n_used)), rng.integers(0, n_expert, (tokens, n_used)))
+            .astype(np.int32))
+    y = gg.mul_mat_id(w, x, ids)
+    assert any(launch.name.startswith("group_slots") for launch in launches(y))
+    want = all_specs()[OP.MUL_MAT_ID].reference(y, *map(exact, y.src))
+    got = gg.compute(y, backend=gpu)
+    assert nmse(got, want) <= (1e-10 if type is gg.F32 else 5e-4)
+    if type is gg.F32:
+        bad = ids.numpy().copy()
+        bad[tokens // 2, 0] = n_expert
+        ids.set(bad)
+        with pytest.raises(gg.IndexRangeError, match=f"index {n_expert} "):
+            gg.compute(gg.mul_mat_id(w, x, ids), backend=gpu)
+
+
+@pytest.mark.parametrize("type", sorted(QUANTIZE, key=lambda t: t.id), ids=repr)
+def test_quantisers_are_byte_equal_to_the_cpus(gpu, type):
+    x = np.random.default_rng().uniform(-3, 3, (4, 96)).astype(np.float32)
+    x[1, :32], x[2, 3] = 0, 1e-30
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (96, 4))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    a.set(x)
+    y = gg.cast(a, type)
+    gg.compute(y, backend=gpu)
+    cpu = gg.cast(gg.from_numpy(gg.Context(), x), type)
+    gg.compute(cpu)
+    differ = np.frombuffer(y.bytes(), np.uint8) != np.frombuffer(cpu.bytes(), np.uint8)
+    assert not differ.any(), f"{int(differ.sum())} bytes differ"
+
+
+def test_every_launch_of_these_tests_ran_in_the_simulator():
+    assert len(set(cuda_sim.launched)) > 50

@@ -1,0 +1,50 @@
+"""The CUDA backend in Numba's simulator, which wants a process of its own: cuda_*.py run there."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+HERE = pathlib.Path(__file__).parent
+SUITES = {"cuda_contract": 30, "cuda_ops": 110, "cuda_graphs": 9}        # least number of tests in each
+
+
+def simulated(*names, cases=""):
+    """Run test files in the simulator; the child's report."""
+    env = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "CUDA_CASES": cases}
+    r = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-n0", *(str(HERE / f"{n}.py") for n in names)],
+                       cwd=ROOT, env=env, text=True, capture_output=True, timeout=1500)
+    assert r.returncode == 0, r.stdout[-6000:] + r.stderr[-2000:]
+    return int(re.search(r"(\d+) passed", r.stdout).group(1))
+
+
+@pytest.mark.parametrize("suite,n_tests", SUITES.items())
+def test_in_the_simulator(suite, n_tests):
+    assert simulated(suite) >= n_tests
+
+
+@pytest.mark.slow
+def test_every_small_case_in_the_simulator():
+    assert simulated("cuda_ops", cases="all") > 50
+
+
+def test_without_the_extra_the_remedy_is_named(python):
+    code = ("import importlib.util, ggjit as gg\n"
+            "find = importlib.util.find_spec\n"
+            "importlib.util.find_spec = lambda n, p=None: None if n == 'numba_cuda' else find(n, p)\n"
+            "assert all(d.name != 'CUDA0' for d in gg.registry.devices())\n"
+            "try: gg.init_backend('CUDA0')\n"
+            "except gg.ParamError as e: print(e)\n")
+    r = python(code, NUMBA_ENABLE_CUDASIM="0")
+    assert "pip install 'ggjit[gpu]'" in r.stdout, r.stderr
+
+
+def test_nothing_of_cuda_is_imported_for_the_cpu(python):
+    code = ("import sys, numpy as np, ggjit as gg\n"
+            "gg.compute(gg.neg(gg.from_numpy(gg.Context(), np.ones(3, 'f4'))))\n"
+            "print([m for m in sys.modules if m.startswith(('ggjit.ops.cuda.', 'ggjit.cuda', 'numba.cuda'))])")
+    r = python(code)
+    assert r.stdout.strip() == "[]", r.stdout + r.stderr

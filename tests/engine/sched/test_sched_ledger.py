@@ -1,0 +1,43 @@
+"""LEDGER.md names a test or a reason for every row of ggml's behaviour, and the tests it names exist."""
+import re
+
+from helpers.paths import TESTS
+
+PARTS = {2: 12, 3: 27, 4: 8, 5: 20, 6: 12, 7: 11, 8: 9, 12: 11, 13: 17, 14: 16, 15: 9}
+
+CURRENT = {
+    "B4": """sched_new | GGML_SCHED_DEBUG | passes 1-5 | 30 inputs | pipeline inputs | graph_optimize | dependency |
+        alloc_splits | sync rules | MoE rule | event record | reserve_size | set/get_tensor_backend | reset | uid""",
+    "B5": """device types | lookups | init_by_ | load_all | registration order | get_proc_address | set/get 2d |
+        tensor_memset | CPU supports_op | supports_buft | use_ref | CPU fusion | node skipping | CUDA offload_op |
+        meta backend | RPC | graph_copy""",
+    "B8": """context | graph | fusion helpers | threadpool | abort callback | fatal abort hook | statuses | NUMA |
+        logging | dumps | flags""",
+    "E1": """whole process | not enough space | free blocks | plan reused | max size | leak | use after free |
+        split input limit | per-op malloc | undocumented | abort callback""",
+    "E2": """view initialised | within one backend | work buffer | plans copy | move backend switches |
+        unchanged inputs | set_usage | case-insensitive""",
+    "E3": """eval callback stops | stale copies | edits the user's graph | reserve_n | context buffer | last backend |
+        count inputs | hash sized | ROPE | always synchronizes | NONE nodes | multi-buffer | no device | unloaded |
+        meta device | barrier | dot dump"""}
+
+
+def test_the_ledger_is_complete_and_true():
+    rows = dict(re.findall(r"^\| (A\d+\.\d\d) \| (.+) \|$", (TESTS / "LEDGER.md").read_text(encoding="utf-8"), re.M))
+    assert set(rows) == {f"A{p}.{k:02d}" for p, n in PARTS.items() for k in range(1, n + 1)}
+    assert all(len(text) > 8 or text.startswith("as A") for text in rows.values())
+
+
+def test_the_ledger_names_every_row_of_current_ggml():
+    text = (TESTS / "LEDGER.md").read_text(encoding="utf-8")
+    missing = [f"{part} {row}" for part, rows in CURRENT.items() for row in rows.split("|")
+               if not re.search(rf"^\| {part} [^|]*{re.escape(row.strip())}[^|]* \| .{{9,}} \|$", text, re.M)]
+    assert not missing
+
+
+def test_every_named_test_exists():
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", (TESTS / "LEDGER.md").read_text(encoding="utf-8")))
+    assert len(named) > 60
+    files = {p.name: p.read_text(encoding="utf-8") for p in TESTS.rglob("test_*.py")}
+    missing = [(f, t) for f, t in named if f"def {t}(" not in files.get(f, "")]
+    assert not missing

@@ -1,0 +1,322 @@
+"""mul_mat: against float64 on every instruction set, the real ggml, and itself on two threads."""
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+from helpers import oracle
+from numba import cfunc, njit, types
+
+import ggjit as gg
+from ggjit.ops.core.errors import ShapeError, TypeMismatch
+from ggjit.ops.core.record import OP
+from ggjit.ops.core.traits import traits_of
+from ggjit.ops.matmul.mul_mat import cases, kernel, reference
+from ggjit.ops.matmul.mul_mat_tile import make_panels, panels_nbytes
+from ggjit.ops.matmul.tile import MB, NL
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.native import isa
+from ggjit.ops.native.compiler import KernelCompiler
+from ggjit.ops.native.jit import FASTMATH
+from ggjit.ops.native.simd import W
+
+WEIGHTS = (gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0)
+# those after 65: a last vector of at most a quarter or half, alone, beside a whole one, after pairs of them
+N_COLUMNS = (1, 2, 3, 4, 8, 12, 13, 33, 65, 7, 18, 22, 36, 40)
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def rounded(type, x):
+    """What a product with weights of `type` sees of x."""
+    f = traits_of(type).np_round_activations
+    return f(np.ascontiguousarray(x)) if f else x
+
+
+def weights(type, a):
+    return gg.dequantize(type, gg.quantize(type, a), a.shape)
+
+
+def nmse(got, want):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert np.isfinite(got).all()
+    return np.square(got - want).sum() / np.square(want).sum()
+
+
+def product(type, a, b, b_type=None, n_threads=1):
+    """Our product: a quantised to `type`, NumPy order in and out."""
+    ctx = gg.Context()
+    y = gg.mul_mat(gg.from_numpy(ctx, a, type=type), gg.from_numpy(ctx, b, type=b_type or gg.F32))
+    shape = *b.shape[:-1], a.shape[-2]
+    return np.reshape(gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={n_threads}")), shape)
+
+
+@pytest.mark.parametrize("type", WEIGHTS, ids=repr)
+@pytest.mark.parametrize("n", N_COLUMNS)
+def test_sums_are_accurate(type, n):
+    """Next to float64 over the same rounded operands only float32 summation is left."""
+    for k in (32, 96, 160, 1056) if type.quantized else (8, 33, 172, 1030):
+        a, b = random(k, 19, k), random(n, n, k)
+        want = rounded(type, b).astype(np.float64) @ weights(type, a).T.astype(np.float64)
+        assert nmse(product(type, a, b), want) < 1e-11
+
+
+@pytest.mark.parametrize("type", WEIGHTS, ids=repr)
+@pytest.mark.parametrize("n", (1, 4, 40))
+def test_agrees_with_the_real_ggml(type, n):
+    """The same codes: the order of float32 additions differs, and ggml rounds the codes' scales through float16."""
+    a, b = random(1, 2, 37, 160), random(2, 6, n, 160)
+    want = oracle.connect().op("mul_mat", [a, b], types=[repr(type)])
+    assert nmse(product(type, a, b), want.reshape(6, n, 37)) < (2e-7 if type.quantized else 1e-10)
+
+
+def test_permuted_operands_agree_with_the_real_ggml():
+    """Attention's own strides: k and q of [d, heads, tokens] seen as [d, tokens, heads]."""
+    k, q = random(3, 33, 2, 64), random(4, 17, 4, 64)
+    want = oracle.connect().op("mul_mat", [k, q], permute={0: (0, 2, 1, 3), 1: (0, 2, 1, 3)})
+    ctx = gg.Context()
+    y = gg.mul_mat(gg.permute(gg.from_numpy(ctx, k), 0, 2, 1, 3), gg.permute(gg.from_numpy(ctx, q), 0, 2, 1, 3))
+    assert nmse(gg.compute(y), want.reshape(4, 17, 33)) < 1e-12
+
+
+@pytest.mark.parametrize("n_cols", [3, 7, 11])
+@pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_0, gg.Q4_K, gg.Q6_K, gg.Q2_K], ids=repr)
+def test_columns_that_are_not_there_are_blank(type, n_cols):
+    """They are multiplied with the others: whatever work memory held may be denormal, and those are slow."""
+    k = 512
+    tile = code_tile(type, n_cols)
+    if tile is None:
+        pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
+    pack_y, spread = (tile.tail.pack_y, tile.tail.spread) if tile.tail else (tile.pack_y, 1)
+
+    @cfunc(types.void(*(types.int64,) * 5))
+    def pack(src, stride, k, cols, dst):
+        pack_y(src, stride, k, cols, dst)
+    src = random(1, n_cols, k)
+    panel = np.full(tile.panel_nbytes(k) // 4, 1, np.int32)
+    pack.ctypes(src.ctypes.data, 4 * k, k, n_cols, panel.ctypes.data)
+    words = panel.reshape(k // 32, -1, NL)
+    assert (words[:, 8:, spread * n_cols:W] == 0).all()
+    assert (words[:, :, W:] == 1).all(), "the other half is another group's"
+    assert (words[:, -1, :spread * n_cols].view(np.float32) > 1e-6).all(), "scales"
+
+
+def test_extreme_codes_are_exact():
+    """-128, 127 and nibbles 0, 15 against activations of +-127: no saturation anywhere."""
+    k, rng = 256, np.random.default_rng(0)
+    one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    for pattern in (np.full((32, k), -128), np.full((32, k), 127), rng.choice([-128, -127, 0, 127], (32, k))):
+        q8 = pattern.astype(np.int8).reshape(32, -1, 32)
+        q4 = ((pattern + 128) // 17).astype(np.uint8).reshape(32, -1, 32)
+        raws = {gg.Q8_0: q8.view(np.uint8), gg.Q4_0: q4[..., :16] | q4[..., 16:] << 4}
+        exact = {gg.Q8_0: q8.reshape(32, k).astype(np.int64), gg.Q4_0: q4.reshape(32, k).astype(np.int64) - 8}
+        for type, codes in raws.items():
+            raw = np.concatenate([np.broadcast_to(one, (*codes.shape[:2], 2)), codes], -1).reshape(32, -1)
+            for n in (1, 2, 4, 20):
+                y = np.where(np.arange(n)[:, None] % 3 == 0, 127, rng.choice([-127, 127], (n, k))).astype(np.float32)
+                ctx = gg.Context()
+                a = ctx.new_tensor(type, (k, 32))
+                b = gg.from_numpy(ctx, y)
+                gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+                a.set_bytes(raw)
+                got = gg.compute(gg.mul_mat(a, b)).reshape(n, 32)
+                np.testing.assert_array_equal(got, y @ exact[type].T)
+
+
+def test_threads_give_the_bytes_of_one(monkeypatch):
+    monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
+    for type in WEIGHTS:
+        # 16: panels of W columns; 7, 20, 40: a last vector spread; 100: a block of columns for each thread, the last
+        # spread; 256, 400: panels of 2 and 3 W
+        for n in (1, 4, 7, 16, 20, 40, 100, 256, 400):
+            for heads in (1, 8):
+                ctx = gg.Context()
+                a = gg.from_numpy(ctx, random(1, heads, 201, 320), type=type)
+                y = gg.mul_mat(a, gg.from_numpy(ctx, random(2, heads, n, 320)))
+                one, *more = (gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={t}")).tobytes() for t in (1, 2, 3))
+                assert more == [one, one]
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.F16], ids=repr)
+@pytest.mark.parametrize("n", [127, 128, 192, 250, 256, 433, 600], ids=str)
+def test_many_columns(type, n):
+    """Wide panels, the last of 1, 2 or 3 vectors; more than one strip of C; a part of k and of a tile's rows left."""
+    a, b = weights(type, random(3, 101, 530)), random(4, n, 530)
+    y = product(type, a, b)
+    exact = rounded(type, b).astype(np.float64) @ a.astype(np.float64).T
+    assert np.mean((y - exact) ** 2) <= 1e-12 * np.mean(exact ** 2)
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)
+def test_panels_cover_the_columns_once(type):
+    tile = code_tile(type, 256) if type.quantized else float_tile(type, 256)
+    if tile is None:
+        pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
+    start, of = make_panels(tile)
+
+    @njit
+    def groups(n):
+        return [(of(g, n), start(of(g, n), n), start(of(g, n) + 1, n)) for g in range((n + W - 1) // W)]
+    for n in (*range(1, 300), 511, 528, 700):
+        panels, starts, ends = np.transpose(groups(n))
+        assert (starts <= np.arange(0, n, W)).all() and (np.arange(0, n, W) < ends).all()
+        assert panels[-1] == -(-n // tile.columns) - 1 and (np.diff(panels) >= 0).all()
+        assert (ends - starts).max() <= tile.columns
+
+
+def test_one_batch_equals_column_by_column():
+    """F32 sums do not depend on how many columns there are, beyond float32 rounding."""
+    a, b = random(5, 96, 1030), random(6, 50, 1030)
+    whole = product(gg.F32, a, b)
+    single = np.concatenate([product(gg.F32, a, b[j:j + 1]) for j in range(50)])
+    assert np.abs(whole - single).max() < 2e-5
+
+
+@pytest.mark.parametrize("n", [5, 7, 18, 22, 30])
+def test_infinity_and_nan_stay_where_they_are(n):
+    a, b = random(7, 20, 64), random(8, n, 64)
+    a[3, 10], b[1, 60], b[n - 2, 7] = np.inf, np.nan, np.nan
+    y, bad = product(gg.F32, a, b), [1, n - 2]
+    assert np.isinf(y[0, 3]) and np.isnan(y[bad]).all()
+    assert np.isfinite(np.delete(np.delete(y, 3, 1), bad, 0)).all()
+
+
+@pytest.mark.parametrize("n", [7, 16, 18, 22])
+@pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q6_K], ids=repr)
+def test_activations_with_a_mean_are_as_accurate(type, n):
+    """Zero points and offsets make large numbers of it, which have to cancel in whole numbers or lane by lane."""
+    a, b = random(1, 40, 2048), random(2, n, 2048) * 0.1 + 1
+    want = rounded(type, b).astype(np.float64) @ weights(type, a).T.astype(np.float64)
+    assert nmse(product(type, a, b), want) < (2e-9 if type in (gg.Q4_1, gg.Q4_K) else 1e-11)
+
+
+@pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)
+@pytest.mark.parametrize("n", [9, 18, 40])
+def test_rows_that_are_not_there_are_blank(type, n):
+    """The last rows of a tile are multiplied with the others: old bytes of work memory may be slow denormals."""
+    tile = float_tile(type, n) if type is gg.F32 else code_tile(type, n)
+    if tile is None or isa.ISA == "generic":
+        pytest.skip(f"{isa.ISA} supports tiles of float32 at most")
+    m, k = 61, 97 if type is gg.F32 else 96             # 97: no rows in place
+    a, b = random(1, m, k), random(2, n, k)
+    ctx, cpu = gg.Context(), gg.init_backend("CPU", n_threads=1)
+    y = gg.mul_mat(gg.from_numpy(ctx, a, type=type), gg.from_numpy(ctx, b))
+    graph = gg.Graph(y)
+    gg.GraphAllocator(cpu).alloc_graph(graph)
+    plan = cpu.graph_plan_create(graph)
+    plan.compute()
+    memory = plan._work.host_bytes(0, plan.work_nbytes)
+    memory[:] = 1
+    plan.compute()
+    if "tile" not in plan.kernels[0].name:
+        pytest.skip("dots supports rows at most")
+    tall = max(rows for rows, _ in tile.multiply.values())
+    begin = m // tall * tall if n < NL else 0           # of the rows in the strip
+    strip = memory[panels_nbytes(tile, k, n):][:MB * tile.ldw].reshape(MB, tile.ldw)
+    strip = strip[:, :-(-k // tile.unit) * tile.w_nbytes]
+    there = m - begin
+    assert (strip[there - 1] != 1).any() and (strip[there:-(-there // tall) * tall] == 0).all()
+    assert (strip[-(-there // tall) * tall:] == 1).all()
+
+
+def test_empty_and_single():
+    assert product(gg.F32, np.ones((1, 1), np.float32), np.full((1, 1), 3, np.float32)).item() == 3
+    assert product(gg.F32, random(0, 4, 8), random(0, 0, 8)).shape == (0, 4)
+
+
+def test_errors_name_the_shapes():
+    ctx = gg.Context()
+    a, b = ctx.new_tensor(gg.F32, (64, 8), "weights"), ctx.new_tensor(gg.F32, (32, 4), "x")
+    with pytest.raises(ShapeError, match=r"weights F32 \[64, 8\].*x F32 \[32, 4\]"):
+        gg.mul_mat(a, b)
+    with pytest.raises(ShapeError, match="transposed"):
+        gg.mul_mat(gg.transpose(ctx.new_tensor(gg.F32, (8, 64))), ctx.new_tensor(gg.F32, (64, 4)))
+    with pytest.raises(ShapeError, match="divide"):
+        gg.mul_mat(ctx.new_tensor(gg.F32, (8, 2, 3)), ctx.new_tensor(gg.F32, (8, 2, 4)))
+    with pytest.raises(TypeMismatch, match="b"):
+        gg.mul_mat(a, ctx.new_tensor(gg.Q8_0, (64, 4)))
+    with pytest.raises(TypeMismatch, match="I32"):
+        gg.mul_mat(ctx.new_tensor(gg.I32, (64, 4)), a)
+
+
+# ---------------------------------------------------------------- the machine code
+HOT = re.compile(r"\bv(?:fn?madd\w+ps|pdpbusd|pmaddubsw|dpbf16ps)\b")
+
+
+def loops(type, n):
+    """Basic blocks of the kernel's final code that multiply, the busiest first; and the whole text."""
+    ctx = gg.Context()
+    k = kernel(gg.mul_mat(ctx.new_tensor(type, (2048, 512)), ctx.new_tensor(gg.F32, (2048, n))), 1)
+    i8 = types.int64
+    compiled = cfunc(i8(i8, i8, i8, i8), nopython=True, error_model="numpy", fastmath=FASTMATH,
+                     pipeline_class=KernelCompiler)(k.make())
+    text = compiled._library.get_asm_str()
+    blocks = re.split(r"^[.\w$]+:.*\n|(?<=\n)\tj\w+\s.*\n", text, flags=re.M)
+    return sorted((b for b in blocks if len(HOT.findall(b)) >= 4), key=lambda b: (-len(HOT.findall(b)), len(b))), text
+
+
+@pytest.mark.skipif(isa.ISA == "generic", reason="no instruction is promised for the generic set")
+@pytest.mark.parametrize("n", (1, 18, 64))
+@pytest.mark.parametrize("type", (gg.F32, gg.F16, gg.Q8_0, gg.Q4_0), ids=repr)
+def test_hot_loops_hold_the_expected_instructions(type, n):
+    """Whole vectors, the right dot, nothing spilled, no load rebuilt byte by byte from an overlapping one."""
+    blocks, text = loops(type, n)
+    wide = "zmm" if isa.ISA == "avx512" else "ymm"
+    integer = "vpdpbusd" if isa.ISA == "avx512" else "vpmaddubsw"
+    # AVX2 has no integer tile for 8-bit codes
+    expected = integer if type.quantized and not (isa.ISA == "avx2" and type is gg.Q8_0 and n > 1) else "vfmadd"
+    lines = [x for x in blocks[0].splitlines() if HOT.search(x)]
+    assert any(expected in x and wide in x for x in lines), blocks[0]
+    spills = [x for x in blocks[0].splitlines() if "(%rsp)" in x and wide in x]
+    assert not spills, spills
+    assert "vpinsrb" not in text
+    if type is gg.F16 and n == 1:
+        assert re.search(rf"vcvtph2ps.*%{wide}", blocks[0])
+
+
+# ---------------------------------------------------------------- every case, on every instruction set
+def run_case(case):
+    """NMSE of a spec's case against its reference; and whether two threads give the same bytes."""
+    from ggjit.ops.core.spec import Inputs
+    ctx = gg.Context()
+    inp = Inputs(ctx, np.random.default_rng(zlib.crc32(case.name.encode())))
+    y = case.build(inp)
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    for t, values in inp.data:
+        t.set(values)
+
+    def four(t):
+        if t.op == OP.PERMUTE:
+            base = four(t.src[0])
+            axes = [3 - t.op_params[3 - i] for i in range(4)]
+            return base.transpose(np.argsort(axes).tolist())
+        return gg.dequantize(t.type, t.bytes(), tuple(reversed(t.ne)))
+    want = reference(y, four(y.src[0]), four(y.src[1]))
+    return nmse(np.reshape(gg.compute(y), want.shape), want)
+
+
+def sweep(every=1):
+    """NMSE and limit of each case, or of every n-th from a random first one (each kernel compiles for seconds)."""
+    some = list(cases())[np.random.default_rng().integers(every)::every]
+    return isa.ISA, {case.name: (run_case(case), case.max_nmse) for case in some}
+
+
+def test_cases():
+    name, errors = sweep()
+    bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
+    assert not bad, (name, bad)
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
+def test_cases_on_other_instruction_sets(name, every, on_isa):
+    done = on_isa(name, f"import json, test_mul_mat as t; print(json.dumps(t.sweep({every})))", timeout=900)
+    assert done.returncode == 0, done.stderr
+    used, errors = json.loads(done.stdout)
+    assert used == name and len(errors) > 100 // every
+    bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
+    assert not bad, bad

