@@ -1,9 +1,13 @@
-"""Arguments of the wrong kind for backends, buffers, schedulers and copies: typed errors, nothing changed."""
+"""Arguments of the wrong kind for builders, backends, buffers, schedulers and copies: typed errors, nothing changed."""
+import gc
+
 import numpy as np
 import pytest
 from helpers import devices
+from helpers.timing import no_collector
 
 import ggjit as gg
+from ggjit.core.table import TABLE
 
 WRONG = (None, 5, "x", 1.5, [], object())
 CPU = gg.init_backend("CPU:n_threads=1")
@@ -158,3 +162,68 @@ def test_errors_of_a_users_callback_come_out_as_they_are(x):
     fake = devices.Fake("A").init_backend()
     with pytest.raises(ValueError, match="^mine$"):
         gg.compare_graph_backend(CPU, fake, graph_of(x), callback)
+
+
+# ---------------------------------------------------------------- builders
+@pytest.mark.parametrize("text,call", [
+    (r"add\(tensor F32 .*, None\)", lambda a: gg.add(a, None)),
+    (r"soft_max\(<ndarray>", lambda a: gg.soft_max(np.zeros(3))),
+    (r"mul_mat\('x', ", lambda a: gg.mul_mat("x", a)), (r"mul_mat\(1, ", lambda a: gg.mul_mat(1, a)),
+    (r"silu\(5\)", lambda a: gg.silu(5)), (r"scale\(.*, 'x'\)", lambda a: gg.scale(a, "x")),
+    (r"scale\(.*, None\)", lambda a: gg.scale(a, None)), (r"scale\(.*, 10+\.\.\.\)", lambda a: gg.scale(a, 10**400)),
+    (r"clamp\(.*, None, 1\)", lambda a: gg.clamp(a, None, 1)), (r"cast\(.*, 'F16'\)", lambda a: gg.cast(a, "F16")),
+    (r"norm\(.*, 'x'\)", lambda a: gg.norm(a, "x")), (r"norm\(.*, None\)", lambda a: gg.norm(a, None)),
+    (r"reshape_1d\(.*, 'x'\)", lambda a: gg.reshape_1d(a, "x")),
+    (r"reshape_1d\(.*, 24.5\)", lambda a: gg.reshape_1d(a, 24.5)),
+    (r"permute\(.*, 0, 1, 2, None\)", lambda a: gg.permute(a, 0, 1, 2, None)),
+    (r"view_1d\(.*, 4, 'x'\)", lambda a: gg.view_1d(a, 4, "x")),
+    ("is too large: ne .8, 1, 1, 1", lambda a: gg.view_2d(a, 8, 1, 2**70, 0)),
+    ("is too large: ne .4, 3, 2, 1", lambda a: gg.diag_mask_inf(a, 2**40)),
+    (r"soft_max_ext\(.*, None, 'x', 0.0\)", lambda a: gg.soft_max_ext(a, None, "x", 0.0)),
+    (r"soft_max_ext\(.*, None, None, 0.0\)", lambda a: gg.soft_max_ext(a, None, None, 0.0)),
+    ("split forms take two tensors", lambda a: gg.swiglu_split(a, None)),
+    ("split forms take two tensors", lambda a: gg.glu_split(a, None, 2)),
+    ("needs alpha and limit", lambda a: gg.glu(a, 3)), (r"set_output\(None\)", lambda a: gg.set_output(None)),
+    (r"set_name\(None, 'x'\)", lambda a: gg.set_name(None, "x")),
+    (r"quantize\(<Type>, 'x'\)", lambda a: gg.quantize(gg.Q4_0, "x")),
+    (r"alloc_ctx_tensors\(None, None\)", lambda a: gg.alloc_ctx_tensors(None, None)),
+    (r"alloc_ctx_tensors\(<Context>, None\)", lambda a: gg.alloc_ctx_tensors(a.ctx, None)),
+    ("buffer type 1 of 1", lambda a: gg.GraphAllocator(gg.init_backend("CPU")).buffer_size(1)),
+    ("takes a Graph", lambda a: gg.init_backend("CPU").graph_compute(None)),
+    ("from_numpy: not an array", lambda a: gg.from_numpy(a.ctx, [[1], [1, 2]])),
+    ("cannot store complex128", lambda a: gg.from_numpy(a.ctx, np.ones(32) * 1j, type=gg.Q8_0)),
+    ("from_numpy: cannot store <U1", lambda a: gg.from_numpy(a.ctx, ["a"] * 32, type=gg.Q8_0)),
+    ("from_numpy: cannot store <U1", lambda a: gg.from_numpy(a.ctx, np.array(["a"] * 32), type=gg.Q8_0)),
+    ("float64 values do not go into I32", lambda a: gg.from_numpy(a.ctx, np.ones(4), type=gg.I32)),
+    ("float32 values do not go into I32", lambda a: gg.from_numpy(a.ctx, np.ones(3, np.float32), type=gg.I32)),
+    ("1 to 4 integers .*, got 'ab'", lambda a: a.ctx.new_tensor(gg.F32, "ab")),
+    ("1 to 4 integers .*, got None", lambda a: a.ctx.new_tensor(gg.F32, None)),
+    ("1 to 4 integers .*, got .nan,", lambda a: a.ctx.new_tensor(gg.F32, (float("nan"),))),
+    ("1 to 4 integers .*, got .1.5, 2", lambda a: a.ctx.new_tensor(gg.F32, (1.5, 2))),
+    ("1 to 4 integers .*, got .None, 2", lambda a: a.ctx.new_tensor(gg.F32, (None, 2))),
+    ("set tensor F32 .*: not an array", lambda a: a.set([[1], [2, 3]])),
+    ("set tensor F32 .*: cannot store <U1", lambda a: a.set("x")),
+    ("expected bytes or an array, got NoneType", lambda a: a.set_bytes(None)),
+    ("a byte is 0 to 255, got 300", lambda a: a.buffer.clear(300))])
+def test_wrong_arguments_are_typed_errors_and_change_nothing(call, text):
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    with no_collector():                        # it may end contexts of earlier tests
+        n, alive, before = len(ctx), TABLE.n_alive(), a.bytes()
+        with pytest.raises(gg.GgjitError, match=text):
+            call(a)
+        assert TABLE.n_alive() == alive
+    assert len(ctx) == n and a.bytes() == before
+
+
+def test_numbers_that_do_not_fit_a_record_lose_nothing():
+    gc.collect()                        # what other tests left behind
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, np.ones((4, 4), np.float32))
+    alive = TABLE.n_alive()
+    for _ in range(50):
+        for make in (lambda: gg.view_2d(a, 4, 1, 2**70, 0), lambda: gg.view_2d(a, 0, 4, 2**70, 0),
+                     lambda: gg.diag_mask_inf(a, 2**40)):
+            with pytest.raises(gg.GgjitError, match="is too large: ne"):
+                make()
+    assert TABLE.n_alive() == alive

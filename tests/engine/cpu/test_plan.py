@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers.timing import interrupted
+from helpers.timing import interrupted, processor_time
 
 import ggjit as gg
 from ggjit.core.table import TABLE
@@ -296,6 +296,76 @@ def test_a_plan_with_little_to_share_runs_on_one_thread():
         np.testing.assert_allclose(plan.numpy(y), x + n, rtol=1e-6)
 
 
+def test_plans_of_one_graph_are_read_exactly_under_concurrency():
+    ctx = gg.Context()
+    x = np.ones(2000, np.float32)
+    y = gg.scale(gg.from_numpy(ctx, x), 2.0)
+    plans = [planned(y), planned(y)]
+    for i, p in enumerate(plans):
+        x[:] = i + 1
+        p.compute()
+    wrong = []
+
+    def read(i):
+        for _ in range(3000):
+            if plans[i].numpy(y)[0] != 2 * (i + 1):
+                wrong.append(i)
+    threads = [threading.Thread(target=read, args=(i,)) for i in (0, 1)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    sys.setswitchinterval(interval)
+    assert not wrong
+
+
+@pytest.mark.parametrize("what", ["leaf", "arena"])
+def test_freeing_memory_while_it_is_computed_with(what):
+    ctx = gg.Context()
+    a = ctx.new_tensor(gg.F32, (1000, 1000), "a")
+    cpu = gg.init_backend("CPU:n_threads=2")
+    buf = gg.alloc_ctx_tensors(ctx, cpu)
+    a.set(array(1000, 1000))
+    y = a
+    for _ in range(60):
+        y = gg.scale(y, 1.01)
+    g, ga = gg.Graph(y), gg.GraphAllocator(cpu)
+    ga.alloc_graph(g)
+    plan, raised = cpu.graph_plan_create(g), []
+
+    def work():
+        try:
+            for _ in range(200):
+                plan.compute()
+        except gg.GgjitError as e:
+            raised.append(e)
+    t = threading.Thread(target=work)
+    t.start()
+    (buf if what == "leaf" else ga).free()
+    t.join(60)
+    assert len(raised) == 1
+    for use in (plan.compute, plan.timed):
+        with pytest.raises(gg.GgjitError, match="was freed; allocate|lost its memory; allocate"):
+            use()
+
+
+def test_reading_the_last_node_of_a_long_graph_is_quick():
+    """14 ms for 4,000 nodes; looking every node up in a list took 500 ms and grew with the square."""
+    ctx = gg.Context()
+    y = a = gg.from_numpy(ctx, np.ones(8, np.float32))
+    for _ in range(20000):
+        y = gg.add(y, a)
+    plan = planned(y)
+    plan.compute()
+    for read, n, limit in ((lambda: plan.numpy(y), 1, 0.5), (y.numpy, 1, 2), (y.numpy, 20, 1)):
+        with processor_time() as spent:
+            for _ in range(n):
+                read()
+        assert spent.seconds < limit
+
+
 # ---------------------------------------------------------------- stopping
 def slow_graph():
     """About half a second on one thread."""
@@ -342,6 +412,35 @@ def test_the_abort_callback_cancels(n_threads):
     plan.compute()
 
 
+def test_computing_inside_a_computation_is_refused():
+    ctx = gg.Context()
+    plan, small = planned(chain(400, (1000, 1000))[1], n_threads=2), planned(gg.silu(gg.from_numpy(ctx, array(10))))
+    for use in (small.compute, plan.compute, lambda: plan.numpy(plan.graph.outputs[0])):
+        plan.backend.abort_callback = use
+        with pytest.raises(gg.GgjitError, match="inside a computation"):
+            plan.compute()
+    plan.backend.abort_callback = None
+    plan.compute()
+    small.compute()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on this system")
+def test_a_signal_handler_that_computes_gets_an_error():
+    ctx = gg.Context()
+    plan, small = planned(chain(400, (1000, 1000))[1], n_threads=2), planned(gg.silu(gg.from_numpy(ctx, array(10))))
+    old = signal.signal(signal.SIGALRM, lambda *a: small.compute())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with pytest.raises(gg.GgjitError, match="inside a computation"):
+            for _ in range(100):
+                plan.compute()
+            raise AssertionError("the signal never came during a compute")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    plan.compute()
+
+
 PREAMBLE = """
 import numpy as np, os, sys, threading, ggjit as gg
 def plan(n_threads=2):
@@ -373,6 +472,37 @@ print(os.waitstatus_to_exitcode(status), (p.numpy(y) == 11).all())
 def test_the_interpreter_exits_cleanly_with_threads_asleep_or_spinning(python):
     r = python(PREAMBLE + "p, y = plan(); p.compute(); import time; time.sleep(0.05); p.compute()", timeout=60)
     assert r.returncode == 0 and r.stderr == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_fork_while_another_thread_computes(python):
+    r = python("""
+import os, signal, threading, time, numpy as np, ggjit as gg
+ctx = gg.Context()
+y = a = gg.from_numpy(ctx, np.ones((500, 1000), np.float32))
+for _ in range(50): y = gg.add(y, a)
+b, g = gg.init_backend("CPU:n_threads=2"), gg.Graph(y)
+gg.GraphAllocator(b).alloc_graph(g)
+p = b.graph_plan_create(g)
+p.compute()
+stop = []
+t = threading.Thread(target=lambda: [p.compute() for _ in iter(lambda: bool(stop), True)])
+t.start()
+codes = []
+for _ in range(5):
+    time.sleep(0.01)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        p.compute()
+        gg.compute(gg.silu(a))
+        os._exit(0)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+stop.append(1)
+t.join()
+print(codes)
+""", timeout=60)
+    assert r.stdout.strip() == "[0, 0, 0, 0, 0]", r.stderr
 
 
 # ---------------------------------------------------------------- the kernel cache

@@ -277,3 +277,22 @@ def test_bf16_views_read_at_any_strides():
     t = gg.from_numpy(ctx, x, type=gg.BF16)
     np.testing.assert_array_equal(gg.transpose(t).numpy(), x.T)
     np.testing.assert_array_equal(gg.view_2d(t, 3, 2, t.nb[1] * 2, 4).numpy(), x[::2, 2:5])
+
+
+def test_a_tensor_can_be_allocated_again():
+    ctx = gg.Context()
+    a, cpu = ctx.new_tensor(gg.F32, (8,), "a"), gg.init_backend("CPU")
+    gg.alloc_ctx_tensors(ctx, cpu).free()
+    with pytest.raises(gg.StaleHandle, match="allocate the tensor again"):
+        a.numpy()
+    gg.alloc_ctx_tensors(ctx, cpu)
+    a.set(np.ones(8))
+    np.testing.assert_array_equal(gg.compute(gg.scale(a, 2.0)), 2)
+
+
+def test_integers_that_do_not_fit_are_refused():
+    ctx = gg.Context()
+    t = gg.from_numpy(ctx, np.arange(3, dtype=np.int32))
+    with pytest.raises(gg.ParamError, match="do not fit"):
+        t.set([2**40, 0, 0])
+    np.testing.assert_array_equal(t.numpy(), [0, 1, 2])
