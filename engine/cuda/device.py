@@ -133,7 +133,7 @@ class CUDADevice(Device):
         driver().cuEventSynchronize(event)
 
     # ------------------------------------------------------------ synchronous copies
-    def call_all(self):
+    def finish(self):
         """Wait for all backends of this device; their errors come out here."""
         for backend in list(self._backends):
             backend.synchronize()

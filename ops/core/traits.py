@@ -25,7 +25,7 @@ class Traits:
                                 through F16, Q8_0...; ggml's vec_dot_type); None: unchanged
     np_round_activations(x)     NumPy twin
     dot                         products of rows (ops/types/shared/dot.py)
-    tile                        how blocks unpack, for packed integer tiles (shared/blocks.py); None: float tiles serve
+    tile                        how blocks unpack, for packed integer tiles (ops/types/shared); None: float tiles serve
     """
     type: Type
     to_float: Callable | None = None
