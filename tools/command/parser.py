@@ -9,7 +9,7 @@ import textwrap
 from ggjit import __version__
 from ggjit.core.arguments import nearest
 
-# {command: its line of help}, in the order of `ggjit --help`; a file of that name in the folder `commands` is the command
+# {command: its line of help}, in the order of `ggjit --help`; the module is the file of that name in `commands`
 COMMANDS = {
     "demo": "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan",
     "embed": "sentence embeddings",
