@@ -160,14 +160,15 @@ def test_models_load_repacked(tmp_path, type):
         assert report.kinds["weights"] + n == m.weights.nbytes
 
 
-def test_the_command_line_asks_for_it(tmp_path):
+def test_the_command_line_asks_for_it(tmp_path, command):
     path = tiny_model.write(tmp_path / "m.gguf", type="F32")
     for more, is_repacked in (((), False), (("--repack",), True)):
         r = ggjit("bench", path, "-p", 0, "-n", 2, "-r", 1, "--json", *more, GGJIT_DEBUG="plan")
         assert r.returncode == 0 and ("mul_mat-repacked" in r.stderr) is is_repacked, r.stderr
-    peaks = [result("peak", path, *how)["kinds"]["repacked weights"] for how in ((), ("--repack",), ("--no-repack",))]
+    peaks = [result(command, "peak", path, *how)["kinds"]["repacked weights"]
+             for how in ((), ("--repack",), ("--no-repack",))]
     assert peaks[0] == peaks[2] == 0 < peaks[1]
-    got = result("warm-up", path, "--repack")
+    got = result(command, "warm-up", path, "--repack")
     assert got["kernels"] > 5 and got["tiles"] == {}                # a tiny model is not worth measuring
 
 
