@@ -2,8 +2,8 @@
 
     CACHE/kernels/NAME    magic | SHA-256 of the file's name and the payload | payload
 
-Folder and file belong to this user (or root), and nobody else may write them; links are not followed.  Both are checked
-on the descriptors that are read from.  Payloads are parts with their lengths in front: nothing is unpickled.
+Folder and file belong to this user (or root), and no other user may write them; links are not followed.  Both are
+checked on the descriptors that are read from.  Payloads are parts with their lengths in front: nothing is unpickled.
 """
 import hashlib
 import os
