@@ -201,9 +201,10 @@ def test_bad_ids_and_full_contexts(stories):
         m.embed(["x"])
 
 
-def test_two_texts_on_one_model_do_not_mix(stories):
+@pytest.mark.parametrize("type,options", [("F32", {"kv_type": "F32"}), ("F16", {})])
+def test_two_texts_on_one_model_do_not_mix(stories, type, options):
     load, *_ = stories
-    m = load(kv_type="F32", n_threads=1)
+    m = load(type, n_threads=1, **options)
     want = "".join(m.generate("Once upon a time", 40))
     first = m.generate("Once upon a time", 40)
     pieces = [next(first) for _ in range(5)]

@@ -1,0 +1,106 @@
+"""Ways in which a whole process once died or hung; each runs in a process of its own."""
+import pytest
+
+PRELUDE = """
+import faulthandler, threading, time
+import numpy as np
+import ggjit as gg
+faulthandler.dump_traceback_later({seconds}, exit=True)
+cpu = gg.init_backend("CPU", n_threads=2)
+ctx = gg.Context()
+
+def leaf(*shape):
+    t = ctx.new_tensor(gg.F32, shape)
+    gg.alloc_ctx_tensors(ctx, cpu).clear()
+    return t
+
+def planned(y):
+    graph = gg.Graph(y)
+    allocator = gg.GraphAllocator(cpu)
+    allocator.alloc_graph(graph)
+    return cpu.graph_plan_create(graph), allocator
+"""
+
+
+def survives(python, code, seconds=100, **env):
+    """The process ends by itself, after its last line."""
+    r = python(PRELUDE.format(seconds=seconds) + code + "\nprint('survived')", **env)
+    assert r.returncode == 0 and r.stdout.split()[-1:] == ["survived"], r.stderr[-1500:]
+    return r
+
+
+def test_a_position_repeated_twenty_million_times(python):
+    """A view of stride 0 has as many elements as its shape says and four bytes: nothing behind them is read."""
+    survives(python, """
+n = 20_000_000
+one = gg.from_numpy(ctx, np.zeros(1, np.int32))
+x = ctx.new_tensor(gg.F16, (2, 1, n))
+gg.alloc_ctx_tensors(ctx, cpu)
+try:
+    gg.compute(gg.rope(x, gg.transpose(gg.view_2d(one, 1, n, 0, 0)), 2, 0))
+except gg.GgjitError as e:
+    print(e)
+""")
+
+
+def test_weights_freed_while_a_product_reads_them(python):
+    survives(python, """
+y = gg.mul_mat(leaf(4096, 2048), leaf(4096, 64))
+plan, _ = planned(y)
+plan.compute()
+def work():
+    try:
+        for _ in range(100):
+            plan.compute()
+    except gg.GgjitError as e:
+        print(e)
+t = threading.Thread(target=work)
+t.start()
+time.sleep(0.05)
+for buf in {id(x.buffer): x.buffer for x in plan.graph.leafs}.values():
+    buf.free()
+t.join()
+""")
+
+
+@pytest.mark.parametrize("inner", ["other.compute()", "plan.compute()", "plan.numpy(y)"])
+def test_an_abort_callback_that_computes_does_not_hang_the_pool(inner, python):
+    survives(python, f"""
+y = gg.mul_mat(leaf(4096, 2048), leaf(4096, 512))
+plan, _ = planned(y)
+other, _ = planned(gg.scale(leaf(8, 8), 2.0))
+plan.compute(); other.compute()
+def callback():
+    {inner}
+    return False
+cpu.abort_callback = callback
+for _ in range(3):
+    try:
+        plan.compute()
+    except gg.GgjitError as e:
+        print(e)
+cpu.abort_callback = None
+plan.compute()
+assert not plan.numpy(y).any()
+""")
+
+
+def test_a_plan_whose_cached_kernels_are_damaged(python, tmp_path):
+    """Single bits anywhere in the real objects of a plan, a byte in each tenth, an empty file, garbage."""
+    code = """
+y = a = gg.from_numpy(ctx, np.ones((500, 1000), np.float32))
+for _ in range(10): y = gg.add(y, a)
+plan, _ = planned(y)
+plan.compute()
+assert (plan.numpy(y) == 11).all()
+"""
+    survives(python, code, GGJIT_CACHE_DIR=str(tmp_path))
+    for i, f in enumerate(sorted((tmp_path / "kernels").iterdir())):
+        whole = bytearray(f.read_bytes())
+        if i % 2:
+            whole[(i * 997) % len(whole)] ^= 1
+        else:
+            whole[int((i % 10 + 0.5) / 10 * len(whole))] ^= 255
+        f.write_bytes(b"" if i == 0 else b"\x00garbage" if i == 1 else bytes(whole))
+    assert "compiled again" in survives(python, code, GGJIT_CACHE_DIR=str(tmp_path)).stderr
+    assert survives(python, code, GGJIT_CACHE_DIR=str(tmp_path)).stderr == ""
