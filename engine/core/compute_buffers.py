@@ -18,7 +18,7 @@ class ComputeBuffers:
 
     def __init__(self, bufts):
         self.bufts = bufts
-        self.chunks = [[] for _ in bufts]
+        self.chunks = [[] for _ in bufts]           # [buffer type][chunk]
         self.version = 0
         self.used_by = None
 
@@ -36,37 +36,43 @@ class ComputeBuffers:
         return any(buf is b for chunks in self.chunks for b in chunks)
 
     def grow(self, chunk_sizes, before_moving=lambda: None):
-        """Make every chunk large enough.  Errors: those of the buffer types; the old buffers stay then."""
-        # at least one byte a chunk: empty tensors have a place too, and some devices refuse buffers of 0 bytes
-        todo = [(b, c, max(int(size), 1)) for b, sizes in enumerate(chunk_sizes) for c, size in enumerate(sizes)
-                if c >= len(self.chunks[b]) or self.chunks[b][c] is None or self.chunks[b][c].size < size
-                or not self.chunks[b][c].alive]
+        """Make every chunk large enough.  Errors: those of the buffer types; the old buffers stay then.
+
+        Where one chunk is too small all chunks of its buffer type are replaced, by the sizes asked for, as in ggml.
+        """
+        todo = [b for b, sizes in enumerate(chunk_sizes) if not self._suffices(self.chunks[b], sizes)]
         if not todo:
             return
         before_moving()
-        new = []
+        new, made = {}, []
         try:
-            for b, _, size in todo:
-                new.append(alloc_buffer(self.bufts[b], size))
-                new[-1].set_usage(USAGE_COMPUTE)
+            for b in todo:
+                new[b] = []
+                for size in chunk_sizes[b]:
+                    # at least one byte: empty tensors have a place too, and some devices refuse buffers of 0 bytes
+                    made.append(alloc_buffer(self.bufts[b], max(int(size), 1)))
+                    made[-1].set_usage(USAGE_COMPUTE)
+                    new[b].append(made[-1])
         except BaseException as e:
-            call_all(*(buf.free for buf in new), after=e)
+            call_all(*(buf.free for buf in made), after=e)
             raise
-        old = []
-        for (b, c, _), buf in zip(todo, new, strict=True):
-            self.chunks[b] += [None] * (c + 1 - len(self.chunks[b]))
-            if self.chunks[b][c] is not None:
-                old.append(self.chunks[b][c])
-            self.chunks[b][c] = buf
+        old = [buf for b in todo for buf in self.chunks[b]]
+        for b, chunks in new.items():
+            self.chunks[b] = chunks
         self.used_by = None                 # results of earlier graphs went with the old chunks
         self.version += 1
         call_all(*(buf.free for buf in old))
 
+    @staticmethod
+    def _suffices(chunks, sizes):
+        return len(chunks) >= len(sizes) and all(buf.alive and buf.size >= size
+                                                 for buf, size in zip(chunks, sizes, strict=False))
+
     def size(self, slot):
-        return sum(buf.size for buf in self.chunks[slot] if buf is not None)
+        return sum(buf.size for buf in self.chunks[slot])
 
     def free(self):
-        buffers = [buf for chunks in self.chunks for buf in chunks if buf is not None]
+        buffers = [buf for chunks in self.chunks for buf in chunks]
         for chunks in self.chunks:
             chunks.clear()
         self.used_by = None

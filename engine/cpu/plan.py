@@ -99,6 +99,9 @@ class CPUPlan(Plan):
                 kernel.memory[:] = [(memory[id(b)], o) for b, o in (self.where(x) for x in (t, *t.src))]
 
     # ------------------------------------------------------------ running
+    def _alone(self):
+        return the_pool().alone()
+
     def _compute_in_debug(self):
         if "check" not in debug:
             super()._compute_in_debug()

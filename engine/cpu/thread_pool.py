@@ -8,6 +8,7 @@ Fork: threads do not survive; the child drops the pool and builds a new one at i
 for a fork inside a computation).
 """
 import atexit
+import contextlib
 import ctypes
 import os
 import threading
@@ -17,7 +18,7 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, whole
-from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting
+from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting, release_if_held
 from ggjit.cpu import walk
 from ggjit.cpu.ticks import Tracing
 from ggjit.ops.core.errors import NotSupported, ParamError
@@ -134,6 +135,15 @@ class Pool:
         finally:
             KERNEL_THREADS.discard(me)
 
+    @contextlib.contextmanager
+    def alone(self):
+        """Inside it no other thread runs anything on the pool."""
+        try:
+            acquire_or_raise(self._lock)
+            yield
+        finally:
+            release_if_held(self._lock)
+
     def _run(self, first, end, n_threads, abort_callback, plan, i, j):
         if len(self._threads) < n_threads - 1:
             self._grow(n_threads)
@@ -145,6 +155,8 @@ class Pool:
                 self.words[walk.S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
             if walk.SYS_FUTEX is None:
                 self._work.set()
+            if plan is not None:
+                plan.begin()
             if self.tracing.watchers and j > i:
                 status = self.tracing.run(plan, i, j, self._enter, self.sync, first, end, n_threads)
             else:

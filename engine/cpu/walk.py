@@ -8,11 +8,11 @@ A replay enters jitted code once.  Every thread walks the NODE rows of the plan:
 Rows are taken in chunks from an atomic counter in the NODE.  Nodes meet at a spin barrier (0.3 us); a run of tiny nodes
 belongs to thread 0 and has one barrier at its end.  Idle workers spin for a moment, then sleep in the kernel (futex).
 
-Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and raises the
-*abort word*; kernels see it between chunks and return early, still passing every barrier inside them.  Leaving the walk
-has to be one decision for all threads: thread 0 writes the node at which to stop *before* that node's barrier, and
-every thread compares after it.  (A plain flag would be seen one barrier early by a slow thread, which would then never
-arrive at the next one.)
+Stopping.  Thread 0 polls for signals and the abort callback every 10 ms or so, between row chunks, and asks the
+callback before every node; either raises the *abort word*.  Kernels see it between chunks and return early, still
+passing every barrier inside them.  Leaving the walk has to be one decision for all threads: thread 0 writes the node at
+which to stop *before* that node's barrier, and every thread compares after it.  (A plain flag would be seen one barrier
+early by a slow thread, which would then never arrive at the next one.)
 
 The GIL is released by the jitted code itself, so that the poll can take it back, call PyErr_CheckSignals, and leave the
 exception for the ctypes call that started the run: Ctrl-C comes out as KeyboardInterrupt.
@@ -123,6 +123,9 @@ def make_walk(traced):
             since = cycles()
         while node < end:
             after = node + ld_i64(node + WORD * N_NEXT)
+            if ith == 0 and ld_i64(sync + S_CALLBACK) != 0 and load_acquire(sync + S_ABORT) == 0:
+                st_i64(sync + S_DEADLINE, 0)            # asked before every node, as in ggml
+                aborted(0, sync)
             if ld_i64(node + WORD * N_TASKS) == 1:
                 if ith == 0 and load_acquire(sync + S_ABORT) == 0:
                     st_i64(node + CHUNK, 0)

@@ -92,6 +92,7 @@ class CUDAPlan(Plan):
         """Submit nodes first..last-1."""
         with self._lock, self.backend.lock:
             self._up_to_date()
+            self.begin()
             self.backend.device.use()
             if first == 0 and last == len(self.nodes) and self._captures and self.runs:
                 self._replay()
@@ -100,6 +101,9 @@ class CUDAPlan(Plan):
             self.backend.ran(self)
 
     _run = run_nodes
+
+    def _alone(self):
+        return self.backend.lock
 
     def _submit(self, first, last, stream):
         launch = self.backend.cuda.cuLaunchKernel

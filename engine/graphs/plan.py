@@ -14,6 +14,7 @@ or a leaf moved since the last run (`TABLE.placement_version`), the addresses ar
 
 Plans of a device: engine/cpu/plan.py, engine/cuda/plan.py.
 """
+import contextlib
 import functools
 import sys
 import time
@@ -91,8 +92,12 @@ class Plan(Results, HtmlRepr):
         """All addresses are in the rows.  memory: {id of a buffer: what keeps its memory alive}"""
 
     def _run(self, first, last):
-        """Run nodes first..last-1; the lock is held and the plan up to date."""
+        """Run nodes first..last-1, after `begin`; the lock is held and the plan up to date."""
         raise NotSupported(f"{type(self).__name__} does not run")
+
+    def _alone(self):
+        """A context manager: no other plan of the device runs inside it."""
+        return contextlib.nullcontext()
 
     # ------------------------------------------------------------ making
     def where(self, t):
@@ -233,8 +238,6 @@ class Plan(Results, HtmlRepr):
                     TABLE.cells[self._written_cell] += 1
                 elif self._written_ids is not None:
                     TABLE.words[self._written_ids, T_VERSION] += 1
-                for buf in self._written:
-                    buf.last_plan = self._me
         finally:
             try:
                 lock.release()              # no call before it: a signal could come in
@@ -248,6 +251,27 @@ class Plan(Results, HtmlRepr):
             self._poison()
         if self.nodes:
             self._run(0, len(self.nodes))
+
+    def begin(self):
+        """From here on the memory this plan computes into is its own; called by `_run` when no other run is under way
+        on the device, so that readers of other plans see it before the first byte changes (`numpy`)."""
+        for buf in self._written:
+            buf.last_plan = self._me
+
+    def compute_and_read(self, *tensors):
+        """Run every node and return the values of `tensors`, one array or a tuple, as one step.
+
+        Between a `compute` and a `numpy` another thread may run a plan that uses the same memory (two graphs of one
+        GraphAllocator), and `numpy` then raises Overwritten; here the other plan waits.
+
+            y = plan.compute_and_read(logits)
+
+        Errors: those of compute and numpy.
+        """
+        with self._lock, self._alone():
+            self.compute()
+            values = tuple(self.numpy(t) for t in tensors)
+        return values[0] if len(values) == 1 else values
 
     def run_nodes(self, first, last):
         """Run nodes first..last-1 alone (profiles and checks)."""
@@ -327,7 +351,12 @@ class Plan(Results, HtmlRepr):
             where = self.where(t)
             if where is None:
                 raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
-            return t._decoded(self._bytes(t, *where))
+            values = t._decoded(self._bytes(t, *where))
+            self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
+            return values
+
+    def values(self, t):
+        return self.numpy(t)
 
     def view(self, t):
         """The values of `t` (a scalar type) without a copy where that can be: read-only, valid until this memory is

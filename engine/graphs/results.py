@@ -69,6 +69,10 @@ class Results:
                 by = "a copy between backends" if writer is None else repr(writer)
                 raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {remedy}")
 
+    def values(self, t):
+        """The values of a tensor of the graph as an array: what `t.numpy()` gives."""
+        return t._decoded(t._bytes_view())
+
     def _n_written(self):
         """How many of `_spans` were written; None: all."""
 

@@ -292,6 +292,19 @@ class Scheduler(Handle):
             run.check_intact(t)
             return PlacedTensor(t, t.src, run.where(t)).numpy()
 
+    def compute_and_read(self, graph, *tensors):
+        """Run `graph` and return the values of `tensors`, one array or a tuple, as one step: another thread's graph on
+        this scheduler, which would use the same memory, waits.
+
+            y = sched.compute_and_read(graph, logits)
+
+        Errors: those of graph_compute and numpy.
+        """
+        with self._lock:
+            self.graph_compute(graph)
+            values = tuple(self.numpy(t) for t in tensors)
+        return values[0] if len(values) == 1 else values
+
     # ------------------------------------------------------------ state
     def reset(self):
         """Forget pins, splits and the places of leaves this scheduler placed; memory stays for the next graph.

@@ -228,6 +228,9 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
         Waits for schedulers whose asynchronous work may still write them.
         """
+        run = self._plan() if self._plan is not None else None
+        if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
+            return run.values(self)
         return self._decoded(self._bytes_view())
 
     def _decoded(self, raw):

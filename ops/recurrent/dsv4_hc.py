@@ -24,6 +24,7 @@ from ggjit.ops.native.simd import W
 f32 = types.float32
 HC = 4                                  # streams of comb
 N_MIX = (2 + HC) * HC
+MAX_ITER = 1000                         # 0.1 ms a token; float32 stands still after some tens of steps
 ld4, st4, splat4 = simd.make_load("f32", HC), simd.make_store("f32", HC), simd.make_splat("f32", HC, f32)
 
 
@@ -39,13 +40,14 @@ def dsv4_hc_comb(mixes, scale, base, eps, n_iter):
     v[dst, src] = mixes[8 + dst + 4 src] scale[2] + base[8 + dst + 4 src]; softmax over dst, + eps; then each column of
     src divided by (its sum + eps); then n_iter - 1 times the same over dst and over src.
     mixes [24, t], scale [>= 3], base [24]; F32, any strides -> F32 [4, 4, t] (dst fastest).  Params: P0 = eps, P1 =
-    n_iter.  Errors: ShapeError, TypeMismatch, ParamError (n_iter < 1).  Source: ggml_dsv4_hc_comb; arXiv 2409.19606.
+    n_iter.  Errors: ShapeError, TypeMismatch, ParamError (n_iter outside 1 to 1,000).  Source: ggml_dsv4_hc_comb; arXiv
+    2409.19606.
     """
     _floats("dsv4_hc_comb", mixes, scale, base)
     require(mixes.ne[0] == N_MIX and mixes.ne[2:] == (1, 1), "dsv4_hc_comb: mixes must be [24, t] (4 streams)", mixes)
     require(scale.ne[0] >= 3 and scale.ne[1:] == (1, 1, 1), "dsv4_hc_comb: scale must hold 3 values", scale)
     require(base.ne == (N_MIX, 1, 1, 1), "dsv4_hc_comb: base must be [24]", base)
-    params = (float(eps), whole("dsv4_hc_comb", "n_iter", n_iter, 1))
+    params = (float(eps), whole("dsv4_hc_comb", "n_iter", n_iter, 1, MAX_ITER))
     return mixes.ctx.node(OP.DSV4_HC_COMB, F32, (HC, HC, mixes.ne[1]), (mixes, scale, base), params)
 
 

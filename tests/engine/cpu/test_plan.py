@@ -412,6 +412,20 @@ def test_the_abort_callback_cancels(n_threads):
     plan.compute()
 
 
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("shape", [(2,), (700, 700)])       # on one thread, shared by all
+def test_the_abort_callback_is_asked_before_every_node(shape, n_threads):
+    _, y = chain(5, shape)
+    plan, asked = planned(y, n_threads=n_threads), []
+    plan.backend.abort_callback = lambda: asked.append(0)
+    plan.compute()
+    assert len(asked) >= len(plan.nodes) > 3
+    plan.backend.abort_callback = lambda: asked.append(1) or asked.count(1) == 3
+    with pytest.raises(gg.Cancelled, match="cancelled by the abort callback"):
+        plan.compute()
+    assert asked.count(1) == 3
+
+
 def test_computing_inside_a_computation_is_refused():
     ctx = gg.Context()
     plan, small = planned(chain(400, (1000, 1000))[1], n_threads=2), planned(gg.silu(gg.from_numpy(ctx, array(10))))

@@ -1,6 +1,10 @@
 """Graphs that share one allocator: whose results its memory holds, and threads that use it at once."""
+import sys
+import threading
+
 import numpy as np
 import pytest
+from helpers import devices
 
 import ggjit as gg
 
@@ -54,3 +58,58 @@ threads = [threading.Thread(target=work, args=(50 * k,)) for k in range(4)]
 [t.join() for t in threads]
 """, timeout=120)
     assert r.returncode == 0, r.stderr[-1500:]
+
+
+@pytest.mark.parametrize("read", ["plan.numpy", "t.numpy", "compute_and_read"])
+def test_reading_beside_a_plan_in_the_same_memory_is_exact_or_refused(read):
+    """Another thread's plan overwrites what was computed here: `numpy` gives the values or Overwritten, never a
+    mixture, and `compute_and_read` always gives the values."""
+    x = gg.from_numpy(gg.Context(), np.ones(1 << 16, np.float32))
+    mine, other = gg.scale(x, 2.0), gg.scale(x, 3.0)
+    shared = gg.GraphAllocator(gg.init_backend("CPU"))
+    plans = [planned(mine, shared), planned(other, shared)]
+    stop, wrong, refused = threading.Event(), [], 0
+
+    def overwrite():
+        while not stop.is_set():
+            plans[1].compute()
+    thread = threading.Thread(target=overwrite)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for _ in range(200):
+            try:
+                if read == "compute_and_read":
+                    values = plans[0].compute_and_read(mine)
+                else:
+                    plans[0].compute()
+                    values = plans[0].numpy(mine) if read == "plan.numpy" else mine.numpy()
+                if (values != 2).any():
+                    wrong.append(values)
+            except gg.Overwritten:
+                refused += 1
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert read != "compute_and_read" or not refused
+    both = plans[0].compute_and_read(mine, x)
+    assert [float(v[0]) for v in both] == [2.0, 1.0]
+
+
+def test_memory_that_grows_is_cut_anew():
+    """Chunks of 2 and 3 tensors, then of 4: all chunks of the buffer type are replaced, as in ggml."""
+    device = devices.Fake("split", alignment=4, max_size=20)
+    allocator = gg.GraphAllocator(device.buffer_type())
+
+    def outputs(*sizes):
+        ctx = gg.Context()
+        return gg.Graph(*[gg.set_output(gg.scale(ctx.new_tensor(gg.F32, n), 2.0)) for n in sizes])
+    for sizes in ((1, 5, 1), (4, 1, 5), (3, 3)):
+        held, graph = [b.size for b in allocator._memory.chunks[0]], outputs(*sizes)
+        wanted = allocator.plan(graph).chunk_sizes[0]
+        fits = len(held) >= len(wanted) and all(h >= w for h, w in zip(held, wanted, strict=False))
+        allocator.reserve(graph)
+        assert allocator.buffer_size() == (sum(held) if fits else sum(wanted))
