@@ -79,7 +79,8 @@ def _dup(ctx, t, copies):
     view = None if t.view_src is None else copies[t.view_src.id]
     # a tensor may name itself or a later one as a source only where nothing is computed from it (ggml_cast)
     src = tuple(s if s is not None or o is None else None for s, o in zip(src, t.src, strict=True))
-    return ctx._add(t.type, t.op, t.ne, t.nb, tuple(int(p) for p in t.op_params), src, view, t.view_offs, t.name)
+    params = tuple(int(p) for p in t.op_params)
+    return ctx._add(t.type, t.op, t.ne, t.nb, t.ndim, params, src, view, t.view_offs, t.name)
 
 
 def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):

@@ -4,8 +4,8 @@ What travels: types, shapes, strides, ops, parameters, sources, views, flags and
 What does not: memory, placements, plans.  `pickle.loads` makes the tensors anew in a context of their own; leaves have
 no data there until they are allocated and set.
 
-    rows    0: (F32, NONE, ne, nb, params, (), view none, ...)       leaves and bases of views first,
-            1: (Q4_0, NONE, ...)                                     then every tensor after its sources
+    rows    0: (F32, NONE, ne, nb, ndim, params, (), view none, ...)     leaves and bases of views first,
+            1: (Q4_0, NONE, ...)                                         then every tensor after its sources
             2: (F32, MUL_MAT, ..., src (1, 0))
 """
 import copyreg
@@ -18,7 +18,7 @@ from ggjit.ops.core.shape import describe
 from ggjit.tensors.context import Context
 
 _CALLS_PYTHON = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}
-FORMAT = 1
+FORMAT = 2
 
 
 def dump(graph):
@@ -52,7 +52,7 @@ def _row(t, number):
                            f"custom ops")
     src = tuple(None if s is None else number[s.id] for s in t.src)
     view = None if t.view_src is None else number[t.view_src.id]
-    return (t.type, int(t.op), t.ne, t.nb, tuple(t.op_params.tolist()), src, view, t.view_offs,
+    return (t.type, int(t.op), t.ne, t.nb, t.ndim, tuple(t.op_params.tolist()), src, view, t.view_offs,
             t.flags & ~FLAG_COMPUTE, t.name)
 
 
@@ -62,8 +62,8 @@ def load(version, rows, leafs, nodes, outputs):
         raise NotSupported(f"a graph pickled in format {version}; this version reads {FORMAT}: pickle it again")
     ctx, tensors = Context(), []
     at = lambda i: None if i is None else tensors[i]                # noqa: E731
-    for type, op, ne, nb, params, src, view, view_offs, flags, name in rows:
-        t = ctx._add(type, op, ne, nb, params, tuple(map(at, src)), at(view), view_offs, name)
+    for type, op, ne, nb, ndim, params, src, view, view_offs, flags, name in rows:
+        t = ctx._add(type, op, ne, nb, ndim, params, tuple(map(at, src)), at(view), view_offs, name)
         TABLE.words[t.id, T_FLAGS] = flags
         tensors.append(t)
     return Graph._in_order([tensors[i] for i in outputs], [tensors[i] for i in nodes], [tensors[i] for i in leafs])

@@ -18,8 +18,8 @@ class PlacedTensor(Tensor):
     __slots__ = ("_fixed_place",)
 
     def __init__(self, t, src, at, name=None):
-        super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, src, t.view_src, t.view_offs,
-                         t.name if name is None else name)
+        super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, t.ndim, src, t.view_src,
+                         t.view_offs, t.name if name is None else name)
         self._fixed_place = at
 
     def _where(self):

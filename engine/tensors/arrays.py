@@ -24,7 +24,7 @@ def numbers(array, what):
 
 
 def from_numpy(ctx, array, name="", type=None):
-    """A leaf with the values of `array` (NumPy order; ne is its shape reversed).
+    """A leaf with the values and the shape of `array` (NumPy order; ne is the shape reversed, filled up with ones).
 
     A C-contiguous array of a dtype ggjit has is used in place: later writes to it are seen, and ops that write into
     the tensor write into it.  Others are copied.  `type` converts or quantises.  Errors: TypeMismatch, ShapeError.
@@ -39,6 +39,7 @@ def from_numpy(ctx, array, name="", type=None):
     if type is None and native is None:
         raise TypeMismatch(f"from_numpy: no tensor type for dtype {a.dtype}; convert it, or give type=gg.F32")
     t = ctx.new_tensor(native if type is None else type, a.shape[::-1] or (1,), name)
+    t.ndim = a.ndim                         # a single number has no axes
     if t.type is native:
         owned = np.ascontiguousarray(a)
         tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)

@@ -26,6 +26,7 @@ from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.tensor import Tensor
 
 _MAX_NBYTES = 1 << 62
+_ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the sizes behind n axes
 # calls from these packages are not the place in a user's program where a tensor was made
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
@@ -108,19 +109,31 @@ class Context(HtmlRepr):
         self._check()
         if not isinstance(type, Type):
             raise TypeMismatch(f"new_tensor: type must be a tensor type such as gg.F32, got {type!r}")
-        ne = check_ne(type, ne)
-        return self._add(type, OP.NONE, ne, contiguous_nb(type, ne), NO_PARAMS, (), None, 0, name)
+        ne, ndim = check_ne(type, ne)
+        return self._add(type, OP.NONE, ne, contiguous_nb(type, ne), ndim, NO_PARAMS, (), None, 0, name)
 
-    def node(self, op, type, ne, src=(), params=(), view_of=None, view_offs=0, nb=None):
+    def node(self, op, type, ne, src=(), params=(), view_of=None, view_offs=0, nb=None, ndim=None):
         """The result tensor of an op; called by op builders.
 
         params: consecutive 32-bit slots, int as int32 and float as float32 bits.  view_of: the tensor whose memory
         the result shares at byte `view_offs`; chains collapse to the base tensor.  nb: strides in bytes, contiguous
         if absent (for a view: those of view_of when the shape is the same).
+
+        ndim: the axes of the result's NumPy shape.  If absent, fewer than four sizes in `ne` say how many there are;
+        with four it has those of view_of, else of the source with the most.  It never has fewer than `ne` needs.
         """
         ctx = self._target()
         ctx._check()
-        ne = check_ne(type, ne)
+        ne, n_given = check_ne(type, ne)
+        if ndim is None:
+            if n_given < MAX_DIMS or not src:
+                ndim = n_given
+            elif view_of is not None:
+                ndim = view_of.ndim
+            else:
+                ndim = max([s.ndim for s in src if s is not None])
+        if ne[ndim:] != _ONES[ndim]:
+            ndim = max(i + 1 for i, n in enumerate(ne) if n != 1)
         if nb is None:
             same = view_of is not None and view_of.type is type and tuple(view_of.ne) == ne
             nb = view_of.nb if same else contiguous_nb(type, ne)
@@ -134,17 +147,16 @@ class Context(HtmlRepr):
             view_of = view_of.view_src
         if view_of is not None and view_of.ctx is not ctx:
             ctx._keeps.add(view_of.ctx)
-        return ctx._add(type, op, ne, tuple(nb), _pack(params), tuple(src), view_of, view_offs, "")
+        return ctx._add(type, op, ne, tuple(nb), ndim, _pack(params), tuple(src), view_of, view_offs, "")
 
-    def _add(self, type, op, ne, nb, params, src, view_src, view_offs, name):
+    def _add(self, type, op, ne, nb, ndim, params, src, view_src, view_offs, name):
         if len(src) > MAX_SRC:
             raise ShapeError(f"{OP(op).name}: {len(src)} sources, at most {MAX_SRC}")
         ids = NO_SRC if not src else tuple(-1 if s is None else s.id for s in src) + NO_SRC[len(src):]
         row, generation = TABLE.new(type.id, int(op), 0, ne, nb, params, ids,
                                     -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
         self._rows.append(row)
-        t = Tensor(row, generation, self, type, OP(op), ne, nb, src, view_src, view_offs, name,
-                   _caller())
+        t = Tensor(row, generation, self, type, OP(op), ne, nb, ndim, src, view_src, view_offs, name, _caller())
         self.tensors.append(t)
         return t
 
@@ -158,21 +170,22 @@ def _caller():
 
 
 def check_ne(type, ne):
-    """ne as four ints, or a ShapeError."""
+    """ne as four ints, and how many of them were given; or a ShapeError."""
     try:
-        ne = tuple(operator.index(n) for n in (ne if hasattr(ne, "__iter__") else (ne,)))
+        ne = tuple(map(operator.index, ne if hasattr(ne, "__iter__") else (ne,)))
     except TypeError:
         raise ShapeError(f"a shape is 1 to {MAX_DIMS} integers (ggml order, ne0 fastest), got {ne!r}") from None
     if not 1 <= len(ne) <= MAX_DIMS:
         raise ShapeError(f"a tensor has 1 to {MAX_DIMS} dimensions, got {list(ne)}")
-    ne += (1,) * (MAX_DIMS - len(ne))
+    n_given = len(ne)
+    ne += _ONES[n_given]
     if min(ne) < 0:
         raise ShapeError(f"dimensions must not be negative, got {list(ne)}")
     if ne[0] % type.block:
         raise ShapeError(f"{type!r} rows come in blocks of {type.block} elements, ne0 = {ne[0]} is no multiple")
-    if math.prod(ne) * type.nbytes >= _MAX_NBYTES or math.prod(n for n in ne if n) * type.nbytes >= _MAX_NBYTES:
+    if math.prod(filter(None, ne)) * type.nbytes >= _MAX_NBYTES:        # no stride is too large either
         raise ShapeError(f"{list(ne)} {type!r} is more than 2^62 bytes")
-    return ne
+    return ne, n_given
 
 
 def _pack(params):

@@ -8,7 +8,7 @@
     shape        ( 2   ,  3   ,  4 )          ne              [ 4   ,  3   ,  2 ]
 
 Shapes broadcast as in NumPy (equal or 1, aligned at the last axis); `gg.add` and its kin tile as ggml does.  The type
-is that of the left operand.  Tensors have no rank of their own: leading axes of length 1 are not part of `shape`.
+is that of the left operand.
 """
 import math
 import operator
@@ -16,8 +16,8 @@ import operator
 import numpy as np
 
 from ggjit.ops.copying.copy import cont
-from ggjit.ops.copying.repeat import repeat_4d
-from ggjit.ops.copying.view import _offset_params, permute, reshape_4d, transpose
+from ggjit.ops.copying.repeat import repeat_to
+from ggjit.ops.copying.view import _offset_params, permute, reshape_to, transpose
 from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
@@ -93,7 +93,10 @@ class Operators:
         return SIMPLE["abs"][0](self)
 
     def __len__(self):
-        """Length of the first NumPy axis."""
+        """Length of the first NumPy axis.  Errors: TypeMismatch for a tensor without axes."""
+        if not self.ndim:
+            raise TypeMismatch(f"{describe(self)} has no axes, so it has no length and cannot be iterated over; its value "
+                               f"is item()")
         return self.shape[0]
 
     def __bool__(self):
@@ -104,11 +107,6 @@ class Operators:
         if math.prod(self.ne) != 1:
             raise ShapeError(f"{describe(self)} holds {math.prod(self.ne):,} values, not one")
         return self.numpy().item()
-
-    @property
-    def ndim(self):
-        """Axes of `shape`."""
-        return len(self.shape)
 
     @property
     def size(self):
@@ -125,8 +123,8 @@ class Operators:
 
         Errors: ParamError unless the axes are a permutation; ShapeError for the last axis of a quantised type.
         """
-        n = len(self.shape)
-        axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        n = self.ndim
+        axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int | np.integer) else axes
         order = tuple(reversed(range(n))) if not axes else tuple(a + n if a < 0 else a for a in axes)
         if sorted(order) != list(range(n)):
             raise ParamError(f"transpose: axes {tuple(axes)} are not a permutation of the {n} axes of {describe(self)}")
@@ -140,15 +138,15 @@ class Operators:
         return permute(self, *to)
 
     def reshape(self, *shape):
-        """NumPy's reshape of a contiguous tensor (one -1 is computed): a view.  Errors: ShapeError."""
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        if not 1 <= len(shape) <= 4:
-            raise ShapeError(f"reshape: 1 to 4 dimensions, got {tuple(shape)}")
+        """NumPy's reshape of a contiguous tensor (one -1 is computed): a view; () for one value.  Errors: ShapeError."""
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
+        if len(shape) > 4:
+            raise ShapeError(f"reshape: at most 4 dimensions, got {tuple(shape)}")
         known = math.prod(n for n in shape if n != -1)
         if list(shape).count(-1) > 1 or -1 in shape and (not known or math.prod(self.ne) % known):
             raise ShapeError(f"reshape: {describe(self)} does not fit {tuple(shape)}")
         ne = [math.prod(self.ne) // known if n == -1 else n for n in reversed(shape)]
-        return reshape_4d(self, *ne, *(1,) * (4 - len(ne)))
+        return reshape_to(self, ne or (1,), len(ne))
 
     def __getitem__(self, index):
         """A view: integers, slices with positive steps, `...` and None, NumPy's meaning.
@@ -157,21 +155,22 @@ class Operators:
         ParamError (negative steps), ShapeError.
         """
         ne, nb, offs = _sliced(self, index)
+        ndim = len(ne)
         if not ne:
             ne, nb = [1], [self.type.nbytes]
-        if len(ne) > 4:
-            raise ShapeError(f"indexing {describe(self)} gives {len(ne)} dimensions, at most 4 are possible")
+        if ndim > 4:
+            raise ShapeError(f"indexing {describe(self)} gives {ndim} dimensions, at most 4 are possible")
         strides = (nb + [b * n for b, n in zip(nb, ne, strict=True)][-1:] * 4)[:4]
         if self.type.block > 1 and len(nb) == 1:
             strides[1:] = contiguous_nb(self.type, tuple(ne) + (1,) * 3)[1:]
         ne = tuple(ne) + (1,) * (4 - len(ne))
         offs = offs if min(ne) else 0
         return self.ctx.node(OP.VIEW, self.type, ne, (self,), _offset_params(offs), view_of=self, view_offs=offs,
-                             nb=strides)
+                             nb=strides, ndim=ndim)
 
     def __iter__(self):
         """Views along the first NumPy axis."""
-        return (self[i] for i in range(self.shape[0]))
+        return (self[i] for i in range(len(self)))
 
 
 # ---------------------------------------------------------------- operands
@@ -198,7 +197,7 @@ def _operand(x, like):
         return x
     if not _is_scalar(x) and not isinstance(x, np.ndarray):
         return None
-    a = np.atleast_1d(np.asarray(number(x) if _is_scalar(x) else x))
+    a = np.asarray(number(x) if _is_scalar(x) else x)
     if _is_scalar(x) or a.dtype == np.float64:          # Python's floats, as in `a * np.linspace(0, 1, 5)`
         a = a.astype(np.float16 if like.type is F16 and _is_scalar(x) else np.float32)
     return from_numpy(like.ctx._target(), a)
@@ -217,7 +216,7 @@ def _binary(op, a, b):
         return op(a, b)
     if op in (add, mul) and b.ne == ne and a.type is b.type:
         return op(b, a)
-    return op(repeat_4d(a, *ne), b)
+    return op(repeat_to(a, ne, max(a.ndim, b.ndim)), b)
 
 
 def broadcast(name, a, b, first=0):
@@ -231,20 +230,28 @@ def broadcast(name, a, b, first=0):
 
 def matmul(a, b):
     """a @ b, see Operators.__matmul__."""
-    k = b.ne[0] if len(b.shape) == 1 else b.ne[1]
+    if not a.ndim or not b.ndim:
+        raise ShapeError(f"matmul: {describe(a if b.ndim else b)} has no axes; multiply by a single value with *")
+    k = b.ne[0] if b.ndim == 1 else b.ne[1]
     if a.ne[0] != k:
         raise ShapeError(f"matmul: {describe(a)} has rows of {a.ne[0]}, {describe(b)} has {k} rows to multiply them "
                          f"with (shapes {a.shape} @ {b.shape})")
-    if len(b.shape) == 1:
-        if len(a.shape) <= 2:
-            return mul_mat(a, b)
+    if b.ndim == 1:
+        if a.ndim <= 2:
+            y = mul_mat(a, b)
+            return _shaped(y, y.ne, a.ndim - 1)
         y = mul_mat(b, a)                       # [1, m, ...]: one value per row
-        return reshape_4d(y, *y.ne[1:], 1)
-    vector, batch = len(a.shape) == 1, broadcast("mul_mat", a, b, first=2)
+        return _shaped(y, (*y.ne[1:], 1), a.ndim - 1)
+    vector, ndim, batch = a.ndim == 1, max(a.ndim, b.ndim), broadcast("mul_mat", a, b, first=2)
     if a.ne[2:] != batch:
-        a = repeat_4d(a, *a.ne[:2], *batch)
+        a = repeat_to(a, (*a.ne[:2], *batch), ndim)
     y = mul_mat(_rows_along_k(b), a)
-    return reshape_4d(y, y.ne[0], *y.ne[2:], 1) if vector else y
+    return _shaped(y, (y.ne[0], *y.ne[2:], 1), ndim - 1) if vector else _shaped(y, y.ne, ndim)
+
+
+def _shaped(y, ne, ndim):
+    """y with these sizes and axes: itself or a view."""
+    return y if y.ne == ne and y.ndim == ndim else reshape_to(y, ne, ndim)
 
 
 def _rows_along_k(b):
@@ -265,7 +272,7 @@ def _expanded(t, index):
         if not (i is None or i is Ellipsis or isinstance(i, slice | int | np.integer)) or isinstance(i, bool):
             raise TypeMismatch(f"{describe(t)} takes integers, slices, ... and None as indices, not "
                                f"{type(i).__name__}; gg.get_rows picks rows by a tensor of ids")
-    used, n = sum(i is not None and i is not Ellipsis for i in index), len(t.shape)
+    used, n = sum(i is not None and i is not Ellipsis for i in index), t.ndim
     if used > n or sum(i is Ellipsis for i in index) > 1:
         raise IndexRangeError(f"{describe(t)} has {n} axes, the index {index} has more, or more than one ...")
     at = next((k for k, i in enumerate(index) if i is Ellipsis), len(index))
@@ -274,7 +281,7 @@ def _expanded(t, index):
 
 def _sliced(t, index):
     """(ne, nb, byte offset) of t[index], ggml order."""
-    ne, nb, offs, axis = [], [], 0, len(t.shape)
+    ne, nb, offs, axis = [], [], 0, t.ndim
     block = t.type.block
     for i in _expanded(t, index):
         if i is None:
@@ -296,7 +303,7 @@ def _sliced(t, index):
         else:
             start = operator.index(i)
             if not -n <= start < n:
-                raise IndexRangeError(f"index {start} is out of range for axis {len(t.shape) - 1 - axis} of "
+                raise IndexRangeError(f"index {start} is out of range for axis {t.ndim - 1 - axis} of "
                                       f"{describe(t)}, {n} long")
             start %= n
             if packed:

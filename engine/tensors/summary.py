@@ -98,7 +98,7 @@ def preview(t):
     if place in ("no data", "freed context", "freed buffer"):
         return [], place
     try:
-        left_out = "" if t.ne[2:] == (1, 1) else f"[0, 0, :, :] of shape {tuple(reversed(t.ne))}"
+        left_out = "" if t.ndim <= 2 else f"[{'0, ' * (t.ndim - 2)}:, :] of shape {t.shape}"
         return corner(t), "; ".join(filter(None, (left_out, statistics(t))))
     except GgjitError as e:
         return [], str(e)

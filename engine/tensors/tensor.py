@@ -1,8 +1,9 @@
 """Tensor: a thin handle on a row of the tensor table.
 
-`ne` and `nb` are in ggml's order (ne0 is the fastest dimension, nb in bytes); `shape` is NumPy's, reversed:
+`ne` and `nb` are in ggml's order (ne0 is the fastest dimension, nb in bytes), four entries each.  The first `ndim` of
+them are the axes of the tensor; `shape` is NumPy's, these reversed:
 
-    ne = (4, 3, 1, 1)   nb = (4, 16, 48, 48)          shape = (3, 4)
+    ne = (4, 3, 1, 1)   nb = (4, 16, 48, 48)   ndim = 2          shape = (3, 4)
 
          ne0 ->
         +----+----+----+----+        element (i0, i1) lies at  offs + i0*nb0 + i1*nb1
@@ -35,12 +36,12 @@ from ggjit.tensors.summary import label, op_name, state
 class Tensor(Operators, ArrayProtocols, HtmlRepr):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
-    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
-                 "_plan", "__weakref__")
+    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "ndim", "src", "view_src", "view_offs", "name",
+                 "made_at", "_plan", "__weakref__")
 
-    def __init__(self, id, generation, ctx, type, op, ne, nb, src, view_src, view_offs, name, made_at=("", 0)):
+    def __init__(self, id, generation, ctx, type, op, ne, nb, ndim, src, view_src, view_offs, name, made_at=("", 0)):
         self.id, self.generation, self.ctx = id, generation, ctx
-        self.type, self.op, self.ne, self.nb = type, op, ne, nb
+        self.type, self.op, self.ne, self.nb, self.ndim = type, op, ne, nb, ndim
         self.src, self.view_src, self.view_offs = src, view_src, view_offs
         self.name = name
         self.made_at = made_at          # (file, line) of the call that made it
@@ -58,11 +59,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     # ------------------------------------------------------------ facts
     @property
     def shape(self):
-        """NumPy order, trailing ggml dimensions of length 1 dropped."""
-        n = 4
-        while n > 1 and self.ne[n - 1] == 1:
-            n -= 1
-        return tuple(reversed(self.ne[:n]))
+        """NumPy order: the first `ndim` sizes of ne, reversed; () for a tensor without axes."""
+        return self.ne[:self.ndim][::-1]
 
     @property
     def nbytes(self):
@@ -211,7 +209,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         if IN_FLIGHT:
             wait_for_writers(buf)
         raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
-        a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
+        a = self._elements(raw).reshape(self.shape)         # only axes of length 1 go: never a copy
         a = buf.write_view(a) if host else a
         count_write(self)
         try:

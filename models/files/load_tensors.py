@@ -45,7 +45,7 @@ def load_safetensors(path, ctx=None):
         if name == "__metadata__":
             continue
         type, shape, lo, hi = _tensor(path, name, about, data.size - start)
-        infos.append((name, type, shape[::-1] or (1,), start + lo))
+        infos.append((name, type, shape[::-1], start + lo))
         used.append((lo, hi, name))
     used.sort()
     for (_, hi, a), (lo, _, b) in zip(used, used[1:], strict=False):
@@ -98,7 +98,8 @@ def _leaves(infos, data, ctx):
     buffer.usage = USAGE_WEIGHTS
     out = {}
     for name, type_, ne, offs in infos:
-        out[name] = leaf = ctx.new_tensor(type_, ne, name)
+        out[name] = leaf = ctx.new_tensor(type_, ne or (1,), name)
+        leaf.ndim = len(ne)
         TABLE.place(leaf.id, buffer.id, offs)
     ctx.buffers.append(buffer)
     return out

@@ -115,14 +115,14 @@ class _Source:
             self.type, self.shape = x.type, x.shape
             x._checked_range()                  # NotAllocated, StaleHandle, Overwritten: now, not in the middle
         elif isinstance(x, np.ndarray) and x.dtype.newbyteorder("=") in _TYPE_OF_DTYPE:
-            self.type, self.shape = _TYPE_OF_DTYPE[x.dtype.newbyteorder("=")], x.shape or (1,)
+            self.type, self.shape = _TYPE_OF_DTYPE[x.dtype.newbyteorder("=")], x.shape
         else:
             what = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
             raise TypeMismatch(f"saving {name!r}: a tensor or an array of floats or signed integers is expected, got "
                                f"{what}")
         if len(self.shape) > 4:
             raise ShapeError(f"saving {name!r}: {len(self.shape)} dimensions, at most 4 are possible")
-        self.ne = tuple(reversed(self.shape))
+        self.ne = tuple(reversed(self.shape)) or (1,)       # GGUF has at least one dimension
         self.nbytes = self.type.row_nbytes(self.ne[0]) * math.prod(self.ne[1:])
 
     def bytes(self):

@@ -52,7 +52,8 @@ def flash_attn_ext(q, k, v, mask=None, scale=1.0, max_bias=0.0, logit_softcap=0.
     if max_bias > 0 and mask is None:
         raise ParamError("flash_attn_ext: max_bias (ALiBi) scales the mask, but there is none; pass mask=")
     params = (float(scale), float(max_bias), float(logit_softcap), PREC_DEFAULT)
-    return q.ctx.node(OP.FLASH_ATTN_EXT, F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), (q, k, v, mask, None), params)
+    ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
+    return q.ctx.node(OP.FLASH_ATTN_EXT, F32, ne, (q, k, v, mask, None), params, ndim=max(3, q.ndim))
 
 
 def flash_attn_ext_set_prec(a, prec):
@@ -87,7 +88,7 @@ def flash_attn_ext_add_sinks(a, sinks):
 
 def _again(a, src, prec):
     floats = a.op_params.view(np.float32)
-    return a.ctx.node(OP.FLASH_ATTN_EXT, F32, a.ne, src, (*(float(x) for x in floats[:3]), prec))
+    return a.ctx.node(OP.FLASH_ATTN_EXT, F32, a.ne, src, (*(float(x) for x in floats[:3]), prec), ndim=a.ndim)
 
 
 def _check_attention(name, a):

@@ -44,7 +44,8 @@ def _add_rel_pos(a, pw, ph, in_place):
     require(same_shape(pw, ph), "add_rel_pos: pw and ph must have one shape", pw, ph)
     require(a.ne[0] == pw.ne[0] ** 2 and a.ne[1] == pw.ne[1] * pw.ne[2] and a.ne[2] == pw.ne[3] and a.ne[3] == 1,
             "add_rel_pos: a must be [pw.ne0 ^ 2, pw.ne1 * pw.ne2, pw.ne3]", a, pw)
-    return a.ctx.node(OP.ADD_REL_POS, F32, a.ne, (a, pw, ph), (int(in_place),), view_of=a if in_place else None)
+    return a.ctx.node(OP.ADD_REL_POS, F32, a.ne, (a, pw, ph), (int(in_place),), view_of=a if in_place else None,
+                      ndim=a.ndim)
 
 
 def add_rel_pos(a, pw, ph):

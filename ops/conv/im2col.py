@@ -90,10 +90,10 @@ def im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2D):
     require_type("im2col_back", a, (F32,), "gradient")
     shape = [whole("im2col_back", f"ne{i}", n, 0, 2 ** 40) for i, n in enumerate(ne)]
     require(1 <= len(shape) <= 4, f"im2col_back: a shape of {len(shape)} dimensions")
-    shape = (*shape, 1, 1, 1)[:4]
+    ndim, shape = len(shape), (*shape, 1, 1, 1)[:4]
     want, params = _unfolded("im2col_back", b, shape, s0, s1, p0, p1, d0, d1, is_2D)
     require(a.ne == want, f"im2col_back: the gradient must be {list(want)}", a, b)
-    return a.ctx.node(OP.IM2COL_BACK, F32, shape, (a, b), params)
+    return a.ctx.node(OP.IM2COL_BACK, F32, shape, (a, b), params, ndim=ndim)
 
 
 def im2col_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type):

@@ -48,7 +48,8 @@ def _build(op, a, b, nb1, nb2, nb3, offset, in_place):
     end = offset + (SIZE + sum((n - 1) * s for n, s in zip(b.ne, (SIZE, *strides), strict=True)) if min(b.ne) else 0)
     if end > a.nbytes:
         raise IndexRangeError(f"{name}: the window ends at byte {end}, {describe(a)} has {a.nbytes}")
-    return a.ctx.node(op, a.type, a.ne, (a, b), (*strides, offset, int(in_place)), view_of=a if in_place else None)
+    return a.ctx.node(op, a.type, a.ne, (a, b), (*strides, offset, int(in_place)), view_of=a if in_place else None,
+                      ndim=a.ndim)
 
 
 def _acc(a, b, nb1, nb2, nb3, offset, in_place):

@@ -53,11 +53,11 @@ def dup_inplace(a):
     return a.ctx.node(OP.DUP, a.type, a.ne, (a,), view_of=a)
 
 
-def _cont(a, ne):
+def _cont(a, ne, ndim):
     ne = tuple(int(n) for n in ne)
     if math.prod(ne) != math.prod(a.ne):
         raise ShapeError(f"cont: {describe(a)} has {math.prod(a.ne)} elements, {list(ne)} has {math.prod(ne)}")
-    return a.ctx.node(OP.CONT, a.type, ne, (a,))
+    return a.ctx.node(OP.CONT, a.type, ne, (a,), ndim=ndim)
 
 
 def cont(a):
@@ -66,12 +66,12 @@ def cont(a):
     Any type and strides; a is copied even if it is contiguous already, as in ggml.  Errors: NotSupported as `cpy`.
     Source: ggml_cont.
     """
-    return _cont(a, a.ne)
+    return _cont(a, a.ne, a.ndim)
 
 
 def cont_1d(a, ne0):
     """a made contiguous, as [ne0]; NumPy: a.reshape(ne0).  Errors: ShapeError; as `cont`.  Source: ggml_cont_1d."""
-    return _cont(a, (ne0,))
+    return _cont(a, (ne0,), 1)
 
 
 def cont_2d(a, ne0, ne1):
@@ -79,7 +79,7 @@ def cont_2d(a, ne0, ne1):
 
     Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_2d.
     """
-    return _cont(a, (ne0, ne1))
+    return _cont(a, (ne0, ne1), 2)
 
 
 def cont_3d(a, ne0, ne1, ne2):
@@ -87,7 +87,7 @@ def cont_3d(a, ne0, ne1, ne2):
 
     Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_3d.
     """
-    return _cont(a, (ne0, ne1, ne2))
+    return _cont(a, (ne0, ne1, ne2), 3)
 
 
 def cont_4d(a, ne0, ne1, ne2, ne3):
@@ -95,7 +95,7 @@ def cont_4d(a, ne0, ne1, ne2, ne3):
 
     Errors: ShapeError for another number of elements; as `cont`.  Source: ggml_cont_4d.
     """
-    return _cont(a, (ne0, ne1, ne2, ne3))
+    return _cont(a, (ne0, ne1, ne2, ne3), 4)
 
 
 def reference(t, a, destination=None):

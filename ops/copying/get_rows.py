@@ -28,7 +28,8 @@ def get_rows(a, b):
     require(a.ne[2] == b.ne[1] and a.ne[3] == b.ne[2] and b.ne[3] == 1,
             "get_rows: ids must be [r, a.ne2, a.ne3]", a, b)
     require(rows_contiguous(a), "get_rows: elements of a row must lie side by side", a, remedy="use gg.cont first")
-    return a.ctx.node(OP.GET_ROWS, I32 if a.type is I32 else F32, (a.ne[0], *b.ne[:3]), (a, b))
+    return a.ctx.node(OP.GET_ROWS, I32 if a.type is I32 else F32, (a.ne[0], *b.ne[:3]), (a, b),
+                      ndim=min(b.ndim + 1, 4))
 
 
 def reference(t, a, ids):

@@ -21,16 +21,20 @@ def repeat(a, b):
     NumPy: np.tile(a, b.shape / a.shape).  F32, F16, BF16, I16, I32.  Errors: ShapeError, TypeMismatch.  Source:
     ggml_repeat.
     """
-    return repeat_4d(a, *b.ne)
+    return repeat_to(a, b.ne, b.ndim)
 
 
 def repeat_4d(a, ne0, ne1, ne2, ne3):
     """As `repeat`, a tiled to [ne0, ne1, ne2, ne3], multiples of its shape.  Source: ggml_repeat_4d."""
+    return repeat_to(a, (int(ne0), int(ne1), int(ne2), int(ne3)), 4)
+
+
+def repeat_to(a, wanted, ndim):
+    """a tiled to the sizes `wanted`, with `ndim` axes."""
     require_type("repeat", a, TYPES)
-    wanted = (int(ne0), int(ne1), int(ne2), int(ne3))
     if not all(n >= 0 and (n == 0 if m == 0 else n % m == 0) for n, m in zip(wanted, a.ne, strict=True)):
         raise ShapeError(f"repeat: {list(wanted)} is no multiple of {describe(a)} in every dimension")
-    return a.ctx.node(OP.REPEAT, a.type, wanted, (a,))
+    return a.ctx.node(OP.REPEAT, a.type, wanted, (a,), ndim=ndim)
 
 
 def reference(t, a):

@@ -45,7 +45,7 @@ def diag(a):
     """
     require_type("diag", a, (F32,))
     require(a.ne[1] == 1, "diag: the source must have ne1 == 1", a)
-    return a.ctx.node(OP.DIAG, F32, (a.ne[0], a.ne[0], *a.ne[2:]), (a,))
+    return a.ctx.node(OP.DIAG, F32, (a.ne[0], a.ne[0], *a.ne[2:]), (a,), ndim=max(2, a.ndim))
 
 
 def reference(t, a):

@@ -20,12 +20,13 @@ from ggjit.ops.core.spec import Spec
 _SPLIT = 1 << 32
 
 
-def _reshape(a, ne):
+def reshape_to(a, ne, ndim):
+    """a with the sizes `ne` and `ndim` axes, a view."""
     require(is_contiguous(a), "reshape: the source must be contiguous", a, remedy="use gg.cont first")
     ne = tuple(operator.index(n) for n in ne)
     if math.prod(ne) != math.prod(a.ne):
         raise ShapeError(f"reshape: {describe(a)} has {math.prod(a.ne)} elements, {list(ne)} has {math.prod(ne)}")
-    return a.ctx.node(OP.RESHAPE, a.type, ne, (a,), view_of=a)
+    return a.ctx.node(OP.RESHAPE, a.type, ne, (a,), view_of=a, ndim=ndim)
 
 
 def reshape(a, b):
@@ -33,22 +34,22 @@ def reshape(a, b):
 
     Errors: ShapeError unless a is contiguous and as large as b.  Source: ggml_reshape.
     """
-    return _reshape(a, b.ne)
+    return reshape_to(a, b.ne, b.ndim)
 
 
 def reshape_1d(a, ne0):
     """a as one row of ne0 elements, a view; NumPy: a.reshape(ne0).  Errors as `reshape`.  Source: ggml_reshape_1d."""
-    return _reshape(a, (ne0,))
+    return reshape_to(a, (ne0,), 1)
 
 
 def reshape_2d(a, ne0, ne1):
     """a as [ne0, ne1], a view; NumPy: a.reshape(ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_2d."""
-    return _reshape(a, (ne0, ne1))
+    return reshape_to(a, (ne0, ne1), 2)
 
 
 def reshape_3d(a, ne0, ne1, ne2):
     """a as [ne0, ne1, ne2], a view; NumPy: a.reshape(ne2, ne1, ne0).  Errors as `reshape`.  Source: ggml_reshape_3d."""
-    return _reshape(a, (ne0, ne1, ne2))
+    return reshape_to(a, (ne0, ne1, ne2), 3)
 
 
 def reshape_4d(a, ne0, ne1, ne2, ne3):
@@ -56,11 +57,11 @@ def reshape_4d(a, ne0, ne1, ne2, ne3):
 
     Errors as `reshape`.  Source: ggml_reshape_4d.
     """
-    return _reshape(a, (ne0, ne1, ne2, ne3))
+    return reshape_to(a, (ne0, ne1, ne2, ne3), 4)
 
 
 def _view(a, ne, nb, offset):
-    ne = tuple(operator.index(n) for n in ne) + (1,) * (4 - len(ne))
+    ndim, ne = len(ne), tuple(operator.index(n) for n in ne) + (1,) * (4 - len(ne))
     if min(ne) < 0 or ne[0] % a.type.block:
         raise ShapeError(f"view: bad shape {list(ne)} for {describe(a)}")
     strides = [a.type.nbytes, *(operator.index(n) for n in nb)]
@@ -75,7 +76,8 @@ def _view(a, ne, nb, offset):
                      if min(ne) else 0)
     if last > a.nbytes:
         raise IndexRangeError(f"view: bytes {offset}..{last} are outside {describe(a)} ({a.nbytes} bytes)")
-    return a.ctx.node(OP.VIEW, a.type, ne, (a,), _offset_params(offset), view_of=a, view_offs=offset, nb=strides)
+    return a.ctx.node(OP.VIEW, a.type, ne, (a,), _offset_params(offset), view_of=a, view_offs=offset, nb=strides,
+                      ndim=ndim)
 
 
 def _offset_params(offset):
@@ -134,7 +136,8 @@ def permute(a, axis0, axis1, axis2, axis3):
     ne, nb = [0] * 4, [0] * 4
     for i, to in enumerate(axes):
         ne[to], nb[to] = a.ne[i], a.nb[i]
-    return a.ctx.node(OP.PERMUTE, a.type, ne, (a,), axes, view_of=a, nb=nb)
+    ndim = max(axes[:a.ndim], default=-1) + 1           # up to where the last of a's axes went, whatever its length
+    return a.ctx.node(OP.PERMUTE, a.type, ne, (a,), axes, view_of=a, nb=nb, ndim=ndim)
 
 
 def transpose(a):
@@ -146,7 +149,7 @@ def transpose(a):
         raise ShapeError(f"transpose: rows of {describe(a)} are blocks and cannot be strided")
     ne, nb = list(a.ne), list(a.nb)
     ne[0], ne[1], nb[0], nb[1] = ne[1], ne[0], nb[1], nb[0]
-    return a.ctx.node(OP.TRANSPOSE, a.type, ne, (a,), view_of=a, nb=nb)
+    return a.ctx.node(OP.TRANSPOSE, a.type, ne, (a,), view_of=a, nb=nb, ndim=2 if a.ndim == 1 else a.ndim)
 
 
 def reference_reshape(t, a):

@@ -38,7 +38,7 @@ def win_part(a, w):
     w = _check("win_part", a, w)
     require(a.ne[3] == 1, "win_part: the source must have three dimensions", a)
     nx, ny = -(-a.ne[1] // w), -(-a.ne[2] // w)
-    return a.ctx.node(OP.WIN_PART, F32, (a.ne[0], w, w, nx * ny), (a,), (nx, ny, w))
+    return a.ctx.node(OP.WIN_PART, F32, (a.ne[0], w, w, nx * ny), (a,), (nx, ny, w), ndim=4)
 
 
 def win_unpart(a, w0, h0, w):

@@ -10,10 +10,7 @@ def describe(t):
         return "none"
     if isinstance(t, type):
         return f"the class {t.__name__}"
-    n = 4
-    while n > 1 and t.ne[n - 1] == 1:
-        n -= 1
-    return f"{t.name or 'tensor'} {t.type!r} {list(t.ne[:n])}"
+    return f"{t.name or 'tensor'} {t.type!r} {list(t.ne[:t.ndim])}"
 
 
 def contiguous_nb(type, ne):

@@ -3,10 +3,11 @@
 An op (or a family over one body) is one file in this folder: builders with the shape rule and the errors, a NumPy
 float64 reference, the CPU kernels, the test cases.  The file ends with `SPECS = (Spec(...), ...)`; discovery finds it.
 
-What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entries, ne0 fastest, nb in bytes), `ctx`,
-`name`, `src`, `op_params`; and `a.ctx.node(op, type, ne, src, params, view_of=, view_offs=, nb=)` makes the result.
-`params` are written to consecutive 32-bit slots: a Python int as int32, a float as float32 bits.  `Inputs` relies on
-`ctx.new_tensor(type, ne)` and `t._mark(flag)`, too.
+What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entries, ne0 fastest, nb in bytes), `ndim`
+(how many of them are axes of its NumPy shape), `ctx`, `name`, `src`, `op_params`; and
+`a.ctx.node(op, type, ne, src, params, view_of=, view_offs=, nb=, ndim=)` makes the result; how many axes it has where
+`ndim` is left out: engine/tensors/context.py.  `params` are written to consecutive 32-bit slots: a Python int as int32,
+a float as float32 bits.  `Inputs` relies on `ctx.new_tensor(type, ne)` and `t._mark(flag)`, too.
 """
 import dataclasses
 import functools

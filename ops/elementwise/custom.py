@@ -55,7 +55,7 @@ def _map_custom1(a, fun, n_tasks=-1, userdata=None, in_place=False):
     Errors: TypeMismatch (fun), ParamError (n_tasks); what fun raises comes out of the compute.  Source:
     ggml_map_custom1.
     """
-    return _build(OP.MAP_CUSTOM1, a.type, a.ne, (a,), fun, n_tasks, userdata, a if in_place else None)
+    return _build(OP.MAP_CUSTOM1, a.type, a.ne, a.ndim, (a,), fun, n_tasks, userdata, a if in_place else None)
 
 
 map_custom1, map_custom1_inplace = in_place_pair(_map_custom1)
@@ -66,7 +66,7 @@ def _map_custom2(a, b, fun, n_tasks=-1, userdata=None, in_place=False):
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom2.
     """
-    return _build(OP.MAP_CUSTOM2, a.type, a.ne, (a, b), fun, n_tasks, userdata, a if in_place else None)
+    return _build(OP.MAP_CUSTOM2, a.type, a.ne, a.ndim, (a, b), fun, n_tasks, userdata, a if in_place else None)
 
 
 map_custom2, map_custom2_inplace = in_place_pair(_map_custom2)
@@ -77,7 +77,7 @@ def _map_custom3(a, b, c, fun, n_tasks=-1, userdata=None, in_place=False):
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom3.
     """
-    return _build(OP.MAP_CUSTOM3, a.type, a.ne, (a, b, c), fun, n_tasks, userdata, a if in_place else None)
+    return _build(OP.MAP_CUSTOM3, a.type, a.ne, a.ndim, (a, b, c), fun, n_tasks, userdata, a if in_place else None)
 
 
 map_custom3, map_custom3_inplace = in_place_pair(_map_custom3)
@@ -92,7 +92,8 @@ def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
     args = tuple(args)
     if not 1 <= len(args) <= MAX_SRC:
         raise ShapeError(f"custom takes 1 to {MAX_SRC} sources, got {len(args)}")
-    return _build(OP.CUSTOM, type, ne, args, fun, n_tasks, userdata)
+    ne = tuple(ne) if hasattr(ne, "__iter__") else (ne,)
+    return _build(OP.CUSTOM, type, ne, len(ne), args, fun, n_tasks, userdata)
 
 
 def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
@@ -110,15 +111,15 @@ def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
     """
     if len(args) >= MAX_SRC:
         raise ShapeError(f"custom_inplace takes at most {MAX_SRC - 1} further sources, got {len(args)}")
-    return _build(OP.CUSTOM, a.type, a.ne, (a, *args), fun, n_tasks, userdata, a)
+    return _build(OP.CUSTOM, a.type, a.ne, a.ndim, (a, *args), fun, n_tasks, userdata, a)
 
 
-def _build(op, type, ne, src, fun, n_tasks, userdata, view_of=None):
+def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     require_param(isinstance(n_tasks, int) and (n_tasks > 0 or n_tasks == -1),
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
     f = Function(fun, userdata)
     key = next(_keys)
-    t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of)
+    t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of, ndim=ndim)
     _functions[key] = f
     t.ctx._keeps.add(f)                         # lives as long as the tensor
     return t
@@ -162,7 +163,7 @@ def function_of(t):
 
 # ---------------------------------------------------------------- arrays
 def layout(t):
-    """(shape, dtype, strides) of a tensor as its function sees it."""
+    """(shape, dtype, strides) of a tensor as its function sees it: one axis at least, so that it can be split."""
     if t.type.block > 1:
         shape = (*reversed(t.ne[1:]), t.type.row_nbytes(t.ne[0]))
         strides = (*reversed(t.nb[1:]), 1)
@@ -170,7 +171,7 @@ def layout(t):
     else:
         shape, strides = tuple(reversed(t.ne)), tuple(reversed(t.nb))
         dtype = t.type.dtype if t.type.dtype is not None else np.dtype(np.uint16)
-    drop = 4 - len(t.shape)
+    drop = 4 - max(1, t.ndim)
     return shape[drop:], dtype, strides[drop:]
 
 

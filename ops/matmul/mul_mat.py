@@ -57,7 +57,7 @@ def mul_mat(a, b):
     require(a.ne[2] and a.ne[3] and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
             "mul_mat: dimensions 2 and 3 of a must divide b's", a, b, remedy="swap a and b, or reshape")
     require(a.nb[0] == a.type.nbytes and a.nb[0] <= a.nb[1], "mul_mat: a is transposed", a, remedy="gg.cont(a)")
-    return a.ctx.node(OP.MUL_MAT, F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), (a, b))
+    return a.ctx.node(OP.MUL_MAT, F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), (a, b), ndim=b.ndim)
 
 
 def _is_product(name, t):
@@ -74,7 +74,7 @@ def mul_mat_set_prec(a, prec):
     if prec not in (PREC_DEFAULT, PREC_F32):
         raise ParamError(f"mul_mat_set_prec: prec must be {PREC_DEFAULT} (default) or {PREC_F32} (F32), got {prec!r}")
     _is_product("mul_mat_set_prec", a)
-    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])))
+    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(prec), int(a.op_params[1])), ndim=a.ndim)
 
 
 def mul_mat_set_hint(a, hint):
@@ -96,7 +96,7 @@ def mul_mat_set_hint(a, hint):
         require(left.ne[1] == n and n > 0 and n & (n - 1) == 0,
                 "mul_mat_set_hint: a Hadamard matrix is [n, n] with n a power of two", left)
         require_type("mul_mat_set_hint", right, (F32,), "b")
-    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(a.op_params[0]), int(hint)))
+    return a.ctx.node(OP.MUL_MAT, F32, a.ne, a.src, (int(a.op_params[0]), int(hint)), ndim=a.ndim)
 
 
 def reference(t, a, b):

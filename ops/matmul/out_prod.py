@@ -43,7 +43,7 @@ def out_prod(a, b):
     require(a.ne[2] > 0 and a.ne[3] > 0 and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
             "out_prod: dimensions 2 and 3 of a must divide b's", a, b)
     require(a.nb[0] == a.type.nbytes, "out_prod: rows of a must be contiguous", a, remedy="gg.cont it")
-    return a.ctx.node(OP.OUT_PROD, F32, (a.ne[0], b.ne[0], *b.ne[2:]), (a, b))
+    return a.ctx.node(OP.OUT_PROD, F32, (a.ne[0], b.ne[0], *b.ne[2:]), (a, b), ndim=max(2, a.ndim, b.ndim))
 
 
 def reference(t, a, b):

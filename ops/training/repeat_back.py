@@ -19,7 +19,7 @@ def repeat_back(a, b):
     """
     require_type("repeat_back", a, (F32,))
     require(can_repeat(b, a), "repeat_back: b must tile a", a, b)
-    return a.ctx.node(OP.REPEAT_BACK, F32, b.ne, (a,))
+    return a.ctx.node(OP.REPEAT_BACK, F32, b.ne, (a,), ndim=b.ndim)
 
 
 def reference(t, a):

@@ -59,7 +59,7 @@ def test_half_precision_and_scalars():
 @pytest.mark.parametrize("make,error,text", [
     (lambda a: a + leaf((2, 4))[0], gg.ShapeError, "do not broadcast"),
     (lambda a: a @ leaf((3, 4))[0], gg.ShapeError, "rows of 4, .* has 3 rows"),
-    (lambda a: a + "x", TypeError, "'Tensor' and 'str'"), (lambda a: a @ 3, gg.GgjitError, "rows of 4, .* has 1 rows"),
+    (lambda a: a + "x", TypeError, "'Tensor' and 'str'"), (lambda a: a @ 3, gg.ShapeError, "has no axes"),
     (lambda a: a * 10**400, gg.ParamError, "too large for a float"),
     (lambda a: a + None, TypeError, "'Tensor' and 'NoneType'"),
     (lambda a: gg.from_numpy(a.ctx, np.ones(4, np.int32)) + 1, gg.TypeMismatch, "add: a tensor I32"),
@@ -77,8 +77,8 @@ def test_matmul_is_numpys(left, right):
     (a, x), (b, y) = leaf(left), leaf(right)
     want = x @ y
     got = gg.compute(a @ b)
-    assert got.shape == (want.shape or (1,))
-    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_transposed_right_operand_is_used_as_it_lies():
@@ -107,15 +107,14 @@ INDICES = [np.s_[0], np.s_[-1], np.s_[1:], np.s_[:, 1], np.s_[..., 2], np.s_[:, 
 def test_slices_are_views_with_numpys_meaning(index):
     a, x = leaf((2, 4, 6))
     v, want = a[index], x[index]
-    assert v.view_src is a
-    np.testing.assert_array_equal(v.numpy().reshape(want.shape), want)
+    assert v.view_src is a and v.shape == want.shape
+    np.testing.assert_array_equal(v.numpy(), want)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_slices_of_slices(data):
     a, x = leaf(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
-    x = x.reshape(a.shape)
     for _ in range(2):
         n = len(a.shape)
         index = tuple(data.draw(st.one_of(
@@ -123,8 +122,8 @@ def test_slices_of_slices(data):
             st.builds(slice, st.one_of(st.none(), st.integers(-6, 6)), st.one_of(st.none(), st.integers(-6, 6)),
                       st.one_of(st.none(), st.integers(1, 3))))) for i in range(data.draw(st.integers(0, n))))
         a, x = a[index], x[index]
-        np.testing.assert_array_equal(a.numpy().reshape(x.shape), x)
-        x = x.reshape(a.shape)
+        assert a.shape == x.shape
+        np.testing.assert_array_equal(a.numpy(), x)
 
 
 def test_a_slice_feeds_an_op_and_its_bytes_are_the_bases():
