@@ -95,8 +95,8 @@ class Operators:
     def __len__(self):
         """Length of the first NumPy axis.  Errors: TypeMismatch for a tensor without axes."""
         if not self.ndim:
-            raise TypeMismatch(f"{describe(self)} has no axes, so it has no length and cannot be iterated over; its value "
-                               f"is item()")
+            raise TypeMismatch(f"{describe(self)} has no axes, so no length and nothing to iterate over; item() is "
+                               f"its value")
         return self.shape[0]
 
     def __bool__(self):
@@ -138,7 +138,7 @@ class Operators:
         return permute(self, *to)
 
     def reshape(self, *shape):
-        """NumPy's reshape of a contiguous tensor (one -1 is computed): a view; () for one value.  Errors: ShapeError."""
+        """NumPy's reshape of a contiguous tensor (one -1 is computed): a view.  Errors: ShapeError."""
         shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
         if len(shape) > 4:
             raise ShapeError(f"reshape: at most 4 dimensions, got {tuple(shape)}")

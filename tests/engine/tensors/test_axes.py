@@ -12,7 +12,8 @@ import ggjit as gg
 from ggjit.models import load_gguf, load_safetensors, save_gguf, save_safetensors
 
 CPU = gg.init_backend("CPU:n_threads=1")
-SHAPES = [(), (1,), (3,), (1, 4), (4, 1), (1, 1), (1, 3, 4), (2, 1, 4), (1, 1, 1), (1, 2, 1, 3), (1, 1, 1, 1), (1, 0, 2)]
+SHAPES = [(), (1,), (3,), (1, 4), (4, 1), (1, 1), (1, 3, 4), (2, 1, 4), (1, 1, 1), (1, 2, 1, 3), (1, 1, 1, 1),
+          (1, 0, 2)]
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=3)
 
 
@@ -140,7 +141,7 @@ def test_single_values_keep_the_axes_they_are_given(view):
 
 
 @pytest.mark.parametrize("bad,text", [
-    (lambda t: t[0], "has 0 axes"), (lambda t: t.reshape(2), "does not fit|has 1 elements"), (lambda t: t @ t, "no axes"),
+    (lambda t: t[0], "has 0 axes"), (lambda t: t.reshape(2), "has 1 elements"), (lambda t: t @ t, "no axes"),
     (lambda t: t.reshape(1, 1, 1, 1, 1), "at most 4"), (lambda t: t.transpose(0), "permutation of the 0 axes"),
     (lambda t: np.ones((3, 4), np.float32) @ t, "no axes"), (lambda t: t @ np.ones((3, 4), np.float32), "no axes")])
 def test_what_a_tensor_without_axes_cannot_do(bad, text):
