@@ -74,7 +74,7 @@ for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
               "view_init", "graph_copy"):
-    globals()[_name] = _typed_errors(globals()[_name])
+    globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update(_builders())                                           # every op under ggml's name

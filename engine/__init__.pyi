@@ -59,6 +59,7 @@ class Tensor:
     op: OP
     ne: tuple[int, int, int, int]
     nb: tuple[int, int, int, int]
+    ndim: int
     src: tuple[Tensor | None, ...]
     view_src: Tensor | None
     view_offs: int
@@ -80,8 +81,6 @@ class Tensor:
     def buffer(self) -> Buffer | None: ...
     @property
     def offs(self) -> int: ...
-    @property
-    def ndim(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
@@ -133,7 +132,7 @@ class Context:
     def new_tensor(self, type: Type, ne: int | Sequence[int], name: str = "") -> Tensor: ...
     def node(self, op: OP, type: Type, ne: Sequence[int], src: Sequence[Tensor | None] = (),
              params: Sequence[int | float] = (), view_of: Tensor | None = None, view_offs: int = 0,
-             nb: Sequence[int] | None = None) -> Tensor: ...
+             nb: Sequence[int] | None = None, ndim: int | None = None) -> Tensor: ...
 
 class Graph:
     outputs: tuple[Tensor, ...]

@@ -21,13 +21,17 @@ def _shown(x):
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def typed_errors(function):
-    """Typed errors pass through, raw ones are translated and kept as the cause; NumPy's scalars become Python's."""
+def typed_errors(function, takes_arrays=False):
+    """Typed errors pass through, raw ones are translated and kept as the cause; NumPy's scalars become Python's.
+
+    takes_arrays: NumPy's scalars are arrays without axes to this function and keep their type.
+    """
     @functools.wraps(function)
     def call(*args, **kwargs):
-        args = [x.item() if isinstance(x, generic) else x for x in args]
-        if kwargs:
-            kwargs = {k: x.item() if isinstance(x, generic) else x for k, x in kwargs.items()}
+        if not takes_arrays:
+            args = [x.item() if isinstance(x, generic) else x for x in args]
+            if kwargs:
+                kwargs = {k: x.item() if isinstance(x, generic) else x for k, x in kwargs.items()}
         try:
             return function(*args, **kwargs)
         except GgjitError:

@@ -54,6 +54,15 @@ def test_arrays_come_back_with_their_shape(shape):
         assert leaf(shape, type=type)[0].numpy().shape == shape
 
 
+def test_single_numbers_have_no_axes():
+    ctx = gg.Context()
+    for number, type in ((np.float32(3), gg.F32), (np.int32(3), gg.I32), (np.array(3, np.float16), gg.F16)):
+        t = gg.from_numpy(ctx, number)
+        assert t.type is type and t.shape == () and t.item() == 3
+        assert repr(t).startswith(f"<tensor {type!r} [], CPU buffer") and "()" in t._repr_html_()
+    assert gg.new_f32(ctx, 3.0).shape == gg.new_i32(ctx, 3).shape == (1,)      # ggml's: one size
+
+
 @pytest.mark.parametrize("ne,shape", [((4,), (4,)), ((4, 1), (1, 4)), ((4, 1, 1), (1, 1, 4)), ((1,), (1,)),
                                       ((1, 4, 1, 1), (1, 1, 4, 1)), (4, (4,))])
 def test_new_tensors_have_as_many_axes_as_sizes_are_given(ne, shape):
