@@ -125,23 +125,21 @@ class Context(HtmlRepr):
         ctx = self._target()
         ctx._check()
         ne, n_given = check_ne(type, ne)
-        if ndim is None:
-            if n_given < MAX_DIMS or not src:
-                ndim = n_given
-            elif view_of is not None:
-                ndim = view_of.ndim
-            else:
-                ndim = max([s.ndim for s in src if s is not None])
-        if ne[ndim:] != _ONES[ndim]:
-            ndim = max(i + 1 for i, n in enumerate(ne) if n != 1)
         if nb is None:
             same = view_of is not None and view_of.type is type and tuple(view_of.ne) == ne
             nb = view_of.nb if same else contiguous_nb(type, ne)
+        most = 0
         for s in src:
             if s is not None:
                 s._check()
                 if s.ctx is not ctx:
                     ctx._keeps.add(s.ctx)
+                if s.ndim > most:
+                    most = s.ndim
+        if ndim is None:
+            ndim = n_given if n_given < MAX_DIMS else most if view_of is None else view_of.ndim
+        if ne[ndim:] != _ONES[ndim]:
+            ndim = max(i + 1 for i, n in enumerate(ne) if n != 1)
         if view_of is not None and view_of.view_src is not None:
             view_offs += view_of.view_offs
             view_of = view_of.view_src
