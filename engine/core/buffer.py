@@ -20,6 +20,7 @@ from ggjit.ops.core.errors import (
     NotAllocated,
     NotSupported,
     ParamError,
+    ReadOnly,
     StaleHandle,
     TypeMismatch,
 )
@@ -87,7 +88,7 @@ class Buffer(Handle, HtmlRepr):
         count_writes(cls, _WRITING_SLOTS)
 
     def __init__(self, buft, size):
-        self.buft, self.size = buft, int(size)
+        self.buft, self._size = buft, int(size)
         self.usage = USAGE_ANY
         self.read_only = False
         self.alive = True
@@ -99,6 +100,16 @@ class Buffer(Handle, HtmlRepr):
         self._end = 0               # byte offset at which the last tensor of tensor_alloc ends
         self.id = next(_ids)
         _buffers[self.id] = self
+
+    @property
+    def size(self):
+        """Bytes."""
+        return self._size
+
+    @size.setter
+    def size(self, value):
+        raise ReadOnly(f"{self!r}: .size is that of its memory and cannot be set; gg.HostBuffer(buft, size) or "
+                       f"buft.alloc_buffer(size) makes another buffer")
 
     @property
     def trusted(self):

@@ -2,6 +2,7 @@
 import math
 
 from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.printable import printable
 
 
 def describe(t):
@@ -13,7 +14,7 @@ def describe(t):
     n = 4
     while n > 1 and t.ne[n - 1] == 1:
         n -= 1
-    return f"{t.name or 'tensor'} {t.type!r} {list(t.ne[:n])}"
+    return f"{printable(t.name) or 'tensor'} {t.type!r} {list(t.ne[:n])}"
 
 
 def contiguous_nb(type, ne):
