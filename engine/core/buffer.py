@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.core.fixed import Fixed
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle, call_all
 from ggjit.core.table import TABLE
@@ -82,6 +83,7 @@ class Buffer(Handle, HtmlRepr):
     """
 
     base = 0                        # address of byte 0
+    id = Fixed("it is the number by which the table names the buffer")
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -139,6 +141,8 @@ class Buffer(Handle, HtmlRepr):
         if array is not None and not (flat and array.flags.c_contiguous and array.size >= self.size):
             raise TypeMismatch(f"the arena of {self!r} must be a flat uint8 array of its size, got "
                                f"{type(array).__name__} {getattr(array, 'dtype', '')} {getattr(array, 'shape', '')}")
+        if self._arena is not None or not self.alive:
+            raise ReadOnly(f"{self!r}: .arena is its memory and cannot be replaced; use tensors' set or arena[...] = ")
         self._arena = array
 
     # ------------------------------------------------------------ slots

@@ -157,7 +157,7 @@ class Context(HtmlRepr):
 
 def _caller():
     """(file, line) of the innermost frame outside the op builders and this file."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)                # of who called new_tensor or node
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)

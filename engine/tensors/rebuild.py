@@ -185,8 +185,9 @@ def _check_memory(t):
     """A leaf is contiguous; a view lies inside what it views."""
     whole = t.view_src if t.op == OP.NONE else t.src[0] if len(t.src) == 1 else None
     if t.op == OP.NONE and whole is None:
-        if t.src or t.nb != contiguous_nb(t.type, t.ne):
-            raise ShapeError(f"{describe(t)}: a leaf has no sources and contiguous strides, got nb {list(t.nb)}")
+        if t.src or t.view_offs or t.nb != contiguous_nb(t.type, t.ne):
+            raise ShapeError(f"{describe(t)}: a leaf has no sources, no offset and contiguous strides, got nb "
+                             f"{list(t.nb)}")
         return
     first = None if whole is None or t.view_src is None else t.view_offs - whole.view_offs
     if first is None or whole.base.id != t.view_src.id or whole.type is not t.type:

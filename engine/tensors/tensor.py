@@ -289,7 +289,7 @@ _INSTEAD = {             # what serves instead, by attribute
 class NewTensor(Tensor):
     """A tensor while it is made: its attributes are set the quick way, then it becomes a Tensor."""
     __slots__ = ()
-    __setattr__ = object.__setattr__
+    __setattr__, __delattr__ = object.__setattr__, object.__delattr__
 
 
 def _in_range(a, dtype):
