@@ -37,6 +37,11 @@ def add_repack(c):
                    "several columns for a slower load and memory that is not shared (encoders: yes)")
 
 
+def add_strict(c):
+    c.add_argument("--no-strict", dest="strict", action="store_false",
+                   help="compute also what is another model: tensors and settings that are not used are left out")
+
+
 def add_kv_type(c):
     c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
 

@@ -3,7 +3,7 @@ import time
 
 from ggjit.models.core.progress import compiling
 from ggjit.models.files.minilm import minilm_path
-from ggjit.tools.command.common import add_repack, add_threads
+from ggjit.tools.command.common import add_repack, add_strict, add_threads
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit embed "a cat" "a dog"', "MiniLM"),
@@ -15,6 +15,7 @@ def add_arguments(c):
     c.add_file("--model", metavar="PATH", help="a bert GGUF (default: MiniLM, made on first use)")
     add_threads(c)
     add_repack(c)
+    add_strict(c)
     c.add_argument("text", nargs="+", metavar="TEXT")
 
 

@@ -3,7 +3,7 @@ import contextlib
 import sys
 
 from ggjit.models.core.progress import bar, compiling
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_threads, count, positive
+from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit generate --model m.gguf --prompt "Once upon a time"', ""),
@@ -22,6 +22,7 @@ def add_arguments(c):
     add_kv_type(c)
     c.add_argument("--n-ctx", type=positive, default=None, metavar="N", help="context size (the model's own)")
     add_repack(c)
+    add_strict(c)
     add_gpu(c)
     add_threads(c)
 
