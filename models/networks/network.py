@@ -12,6 +12,7 @@ from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
+from ggjit.ops.core.printable import printable
 from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
 
@@ -183,7 +184,7 @@ class Network:
         self.free()
 
     def __repr__(self):
-        return f"<{type(self).__name__} {self.file.path} on {self.scheduler or self.backend!r}>"
+        return f"<{type(self).__name__} {printable(self.file.path)} on {self.scheduler or self.backend!r}>"
 
     def _check_vocabulary(self):
         """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
@@ -197,8 +198,8 @@ class Network:
         """A float hyperparameter of the architecture, checked: above low, at most high."""
         value = self.file.arch_get(key, default, float)
         if not low < value <= high:
-            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a number above {low} and at "
-                             f"most {high}")
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a number above {low} and "
+                             f"at most {high}")
         return value
 
     def _same(self, key, expected):

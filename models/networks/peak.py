@@ -87,7 +87,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as
-    llama.cpp reserves them.  strict: as load_model.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
+    llama.cpp reserves them.  strict: as load_model.  `.kinds` tells weights, KV cache, compute arena and
+    kernel work apart.
     """
     t0 = time.perf_counter()
     options = dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack)

@@ -40,5 +40,5 @@ def refuse_unused(file, used, causal):
     if unused:
         more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
         raise ModelError(f"{file.path}: this would be another model, the {file.arch} network does not use "
-                         f"{', '.join(unused[:MAX_NAMED])}{more}; convert the model again, or load it all the same with "
-                         f"strict=False (--no-strict)")
+                         f"{', '.join(unused[:MAX_NAMED])}{more}; convert the model again, or load it all the same "
+                         f"with strict=False (--no-strict)")

@@ -95,7 +95,7 @@ def test_bad_numbers_in_weights_do_not_take_the_process_down(tmp_path):
         with pytest.raises(gg.ParamError, match="the weights or the computation are broken"):
             m.logits([1, 2])
         with pytest.raises(gg.ParamError, match="logit 0 is nan"):
-            Sampler(temp=0.0).sample(m.logits([1, 2])[-1])
+            Sampler(temp=0.0).sample(m.decode([1, 2]))
         with pytest.raises(gg.ModelError, match="no vocabulary"):
             list(m.generate([1, 2], 3))
 

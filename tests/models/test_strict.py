@@ -25,7 +25,7 @@ def _contents(path):
 
 @pytest.fixture
 def changed(llama, tmp_path):
-    """changed(tensors=..., **keys): a file with more tensors, or other values of keys ("__" for a dot; None: no key)."""
+    """changed(tensors, **keys): a file with more tensors, or other values of keys ("__" for a dot; None: no key)."""
     def write(tensors=(), arch="llama", **keys):
         path = tmp_path / "changed.gguf"
         keys = {f"{arch}.{k.replace('__', '.')}": v for k, v in keys.items()}
@@ -74,11 +74,13 @@ def test_no_strict_on_the_command_line(changed, capsys):
 
 
 @pytest.mark.parametrize(("key", "bad", "neutral"), [
-    ("logit_scale", 0.5, 1.0), ("residual_scale", 0.2, 1.0), ("embedding_scale", 12.0, 0.0), ("attention__scale", 0.1, 0.0),
+    ("logit_scale", 0.5, 1.0), ("residual_scale", 0.2, 1.0), ("embedding_scale", 12.0, 0.0),
+    ("attention__scale", 0.1, 0.0),
     ("attention__causal", False, True), ("attention__sliding_window", 16, 0), ("attn_logit_softcapping", 30.0, 0.0),
     ("final_logit_softcapping", 30.0, 0.0), ("expert_weights_scale", 2.5, 1.0), ("expert_count", 8, 0),
-    ("expert_gating_func", 2, 1), ("expert_weights_norm", False, True), ("rope__scaling__yarn_log_multiplier", 0.1, 0.0),
-    ("rope__scaling__yarn_beta_fast", 64.0, 32.0), ("rope__scale_linear", 4.0, 1.0), ("use_parallel_residual", True, False),
+    ("expert_gating_func", 2, 1), ("expert_weights_norm", False, True),
+    ("rope__scaling__yarn_log_multiplier", 0.1, 0.0), ("rope__scaling__yarn_beta_fast", 64.0, 32.0),
+    ("rope__scale_linear", 4.0, 1.0), ("use_parallel_residual", True, False),
     ("rope__freq_base_swa", 1000.0, None), ("attention__key_length_mla", 8, None), ("of_tomorrow", "yes", None),
     ("pooling_type", None, 3), ("rope__scaling__finetuned", None, True)])
 def test_settings_that_are_not_read(changed, key, bad, neutral):
@@ -106,7 +108,8 @@ def test_experts_use_what_dense_layers_do_not(tmp_path):
     ("attention__layer_norm_rms_epsilon", 1e30), ("attention__layer_norm_rms_epsilon", float("inf")),
     ("rope__scaling__factor", 1e-30), ("rope__scaling__attn_factor", 1e30), ("vocab_size", 47), ("vocab_size", 10 ** 6),
     ("attention__head_count", 3), ("attention__head_count", 10 ** 9), ("attention__head_count_kv", 8),
-    ("attention__key_length", 17), ("attention__value_length", 8), ("embedding_length", 32), ("feed_forward_length", 95),
+    ("attention__key_length", 17), ("attention__value_length", 8), ("embedding_length", 32),
+    ("feed_forward_length", 95),
     ("rope__dimension_count", 7), ("rope__dimension_count", 10 ** 6), ("block_count", 10 ** 9)])
 def test_numbers_are_checked_against_what_is_there(changed, key, value):
     refused(changed(**{key: value}), r"changed\.gguf: ")

@@ -4,6 +4,7 @@ import os
 import sys
 
 from ggjit.ops.core.errors import extra
+from ggjit.ops.core.printable import TEXT, printable
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
 
@@ -69,7 +70,7 @@ def table(title, columns, rows, **options):
     for column in columns:
         out.add_column(column, **options)
     for row in rows:
-        out.add_row(*row)
+        out.add_row(*(printable(cell, keep=TEXT) for cell in row))
     return out
 
 

@@ -141,7 +141,7 @@ def pickled():
 def tampered():
     arguments = pickled()[1]
     version, rows, leafs, nodes, outputs = arguments
-    row = {field: i for i, field in enumerate(("type", "op", "ne", "nb", "params", "src", "view", "offs", "flags", "name"))}
+    row = {field: i for i, field in enumerate("type op ne nb params src view offs flags name".split())}
     for field, values in {"op": (1 << 40, "x", None, OP.CUSTOM), "ne": ((1 << 50, 1, 1, 1), (4,), ("a",) * 4, None),
                           "nb": ((1 << 50,) * 4, (4, -4, 4, 4)), "src": ((99,), (-1,), ("x",), None, (0,) * 99),
                           "view": (0, 99, "x"), "offs": (1 << 40, -4, None), "flags": (1 << 70, None, -1),
@@ -153,7 +153,8 @@ def tampered():
                 if value == changed[row[field]] and type(value) is type(changed[row[field]]):
                     continue
                 changed[row[field]] = value
-                yield f"{field} of {k}: {value!r}", (version, [*rows[:k], tuple(changed), *rows[k + 1:]], leafs, nodes, outputs)
+                all_rows = [*rows[:k], tuple(changed), *rows[k + 1:]]
+                yield f"{field} of {k}: {value!r}", (version, all_rows, leafs, nodes, outputs)
     for orders in ((leafs, nodes[::-1], outputs), (leafs, nodes * 2, outputs), ([], nodes, outputs), (leafs, nodes, []),
                    (leafs, nodes, [99]), (nodes, leafs, outputs), (leafs, [-1], outputs), (None, None, None)):
         yield f"order {orders}", (version, rows, *orders)

@@ -3,6 +3,7 @@ import time
 
 from ggjit.models.core.progress import compiling
 from ggjit.models.files.minilm import minilm_path
+from ggjit.ops.core.printable import printable
 from ggjit.tools.command.common import add_repack, add_strict, add_threads
 from ggjit.tools.command.helpers import load
 
@@ -29,5 +30,5 @@ def run(args):
         seconds = time.perf_counter() - t0
     if not args.json:
         for text, v in zip(args.text, vectors, strict=True):
-            print(f"{' '.join(f'{x:.4f}' for x in v[:6])} ...  ({len(v)} numbers)  {text}")
+            print(f"{' '.join(f'{x:.4f}' for x in v[:6])} ...  ({len(v)} numbers)  {printable(text)}")
     return {"tokens": ids, "embeddings": vectors.tolist(), "tokens_per_second": sum(map(len, ids)) / seconds}

@@ -3,6 +3,7 @@ import contextlib
 import sys
 
 from ggjit.models.core.progress import bar, compiling
+from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
 from ggjit.tools.command.helpers import load
 
@@ -33,13 +34,13 @@ def run(args):
         pieces = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
                             seed=args.seed)
         if not args.json:
-            print(args.prompt, end="", flush=True)
+            print(printable(args.prompt, keep=TEXT), end="", flush=True)
         with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
             for piece in pieces:
                 if args.json:
                     step()
                 else:
-                    print(piece, end="", flush=True)
+                    print(printable(piece, keep=TEXT), end="", flush=True)
     s = pieces.stats
     if not args.json:
         print()
