@@ -16,16 +16,17 @@ import stat
 
 
 @contextlib.contextmanager
-def whole_file(path, text=False, mode=0o666, durable=True):
+def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
     """A file to write, `.name` its path until then; it is `path` when the block ends without an error.
 
     text: UTF-8, line ends as they are written; else bytes.  mode: permissions, less the umask; those of a file that is
-    replaced stay.  durable: the bytes are on the disk before the name is.  Errors: OSError with `path` as its filename.
+    replaced stay, but for those that are not in mode.  durable: the bytes are on the disk before the name is.  devices: False in folders of our own, where a
+    pipe or device has no business and is replaced.  Errors: OSError with `path` as its filename.
     """
     path = os.path.abspath(os.fspath(path))
     try:
         before = _plain(path)
-        if before is None:
+        if before is None and devices:
             with _open(path, "w", text) as f:
                 yield f
             return
@@ -35,7 +36,7 @@ def whole_file(path, text=False, mode=0o666, durable=True):
             if durable:
                 os.fsync(f.fileno())
             if before and hasattr(os, "fchmod"):
-                os.fchmod(f.fileno(), before)
+                os.fchmod(f.fileno(), before & mode)
             f.close()                           # a full disk may be noticed here, and open files have no new name
             os.replace(f.name, path)
     except OSError as e:

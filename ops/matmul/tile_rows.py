@@ -120,7 +120,7 @@ def keep(type, choice):
     path = _path(type)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(dataclasses.asdict(choice)), mode=0o600)
+        write_whole(path, json.dumps(dataclasses.asdict(choice)), mode=0o600, devices=False)
     except OSError:
         return False
     kept.cache_clear()

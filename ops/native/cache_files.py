@@ -63,7 +63,7 @@ def write(path, payload):
     if not path.parent.is_dir():
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-    write_whole(path, _head(path, payload) + payload, mode=0o600, durable=False)
+    write_whole(path, _head(path, payload) + payload, mode=0o600, durable=False, devices=False)
 
 
 def pack(*parts):

@@ -60,6 +60,7 @@ NAMES = ("trace.json", "draw.svg", "rows.csv", "report.json", "problem.csv", "w.
 @pytest.mark.parametrize("name", NAMES)
 def test_a_full_disk_leaves_what_was_there(writers, name, tmp_path, monkeypatch):
     path = tmp_path / name
+    writers[name](path)                         # kernels it needs are compiled now
     path.write_text("before")
     real = module._open
     monkeypatch.setattr(module, "_open", lambda *args, **options: Full(real(*args, **options)))
