@@ -223,7 +223,8 @@ def _make(source, path, type, progress):
     """Convert into a file of our own beside `path`, check it, and give it its name: others see all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, devices=False) as f, bar(f"converting {NAME} to {type} (first use)", drawn=progress) as step:
+        with (whole_file(path, devices=False) as f,
+              bar(f"converting {NAME} to {type} (first use)", drawn=progress) as step):
             convert(source, f.name, type, lambda n_done, n_all: step(total=n_all))
             if not _is_whole(pathlib.Path(f.name)):
                 raise ModelError(f"{path}: the converted file does not read back; is the disk full?")

@@ -20,8 +20,9 @@ def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
     """A file to write, `.name` its path until then; it is `path` when the block ends without an error.
 
     text: UTF-8, line ends as they are written; else bytes.  mode: permissions, less the umask; those of a file that is
-    replaced stay, but for those that are not in mode.  durable: the bytes are on the disk before the name is.  devices: False in folders of our own, where a
-    pipe or device has no business and is replaced.  Errors: OSError with `path` as its filename.
+    replaced stay, but for those that are not in mode.  durable: the bytes are on the disk before the name is.
+    devices: False in folders of our own, where a pipe or device has no business and is replaced.
+    Errors: OSError with `path` as its filename.
     """
     path = os.path.abspath(os.fspath(path))
     try:

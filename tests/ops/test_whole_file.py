@@ -28,8 +28,9 @@ def writers(tmp_path_factory):
     problem = tmp_path_factory.mktemp("in") / "in.csv"
     problem.write_text("id,lower,upper,size\n-b,0,2,4\n")
     return {"trace.json": gg.profile().trace, "draw.svg": graph().draw().save, "rows.csv": report.to_csv,
-            "report.json": report.to_json, "problem.csv": report.to_minimalloc, "w.gguf": lambda p: save_gguf(p, {"w": w}),
-            "w.safetensors": lambda p: save_safetensors(p, {"w": w}), "out.csv": lambda p: run_plan_csv(problem, p),
+            "report.json": report.to_json, "problem.csv": report.to_minimalloc,
+            "w.gguf": lambda p: save_gguf(p, {"w": w}), "w.safetensors": lambda p: save_safetensors(p, {"w": w}),
+            "out.csv": lambda p: run_plan_csv(problem, p),
             "kernel.o": lambda p: cache_files.write(p, b"code")}
 
 
