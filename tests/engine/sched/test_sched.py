@@ -234,7 +234,7 @@ def test_foreign_and_freed_tensors():
         with pytest.raises(gg.StaleHandle, match="Context was freed"):
             call(other)
     with pytest.raises(gg.TypeMismatch, match="got list"):
-        sched.graph_compute(other.nodes)
+        sched.graph_compute(list(other.nodes))
 
 
 @pytest.mark.parametrize("slot", ["alloc_buffer", "supports_op", "graph_compute"])
