@@ -334,6 +334,14 @@ def test_columns_in_the_type_they_would_be_rounded_to(type, partner, n):
     np.testing.assert_array_equal(got, product(type, a, values, n_threads=2))
 
 
+@pytest.mark.parametrize("type", [gg.Q4_0, gg.Q8_0], ids=repr)
+def test_such_columns_agree_with_the_real_ggml(type):
+    """ggml's quantiser makes no Q8_1 and Q8_K from outside a product."""
+    a, b = random(1, 7, 512), random(2, 3, 512)
+    want = oracle.connect().op("mul_mat", [a, b], types=[repr(type), repr(gg.Q8_0)])
+    assert nmse(product(type, a, b, gg.Q8_0), want.reshape(3, 7)) < 2e-7
+
+
 def test_other_types_of_columns_are_refused():
     ctx = gg.Context()
     new = ctx.new_tensor
