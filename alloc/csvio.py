@@ -9,6 +9,7 @@ import numpy as np
 
 from ggjit.alloc.planners import plan_offsets
 from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.whole_file import whole_file
 
 COLUMNS = ("id", "lower", "upper", "size")
 LIMIT = 1 << 62
@@ -69,6 +70,17 @@ def write_problem(file, ids, lower, upper, size, offsets=None):
     w.writerows(zip(*cols, strict=True))
 
 
+def defused(cell):
+    """A cell for a table program, which would compute what begins with = + - @; numbers stay numbers."""
+    if not isinstance(cell, str) or cell[:1] not in ("=", "+", "-", "@"):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell
+
+
 def run_plan_csv(in_path, out_path=None, capacity=None, time_limit=1.0):
     """Plan a CSV file; writes out_path (with offsets, also when over capacity) and returns
     {"peak", "lower_bound", "fits", "seconds", "planner", "n_buffers"}: bytes, bytes, one of "fits", "does not fit",
@@ -83,7 +95,7 @@ def run_plan_csv(in_path, out_path=None, capacity=None, time_limit=1.0):
     hopeless = capacity is not None and capacity < max(size, default=0)      # the best layout is written all the same
     lay = plan_offsets(lower, upper, size, capacity=None if hopeless else capacity, time_limit=time_limit)
     if out_path is not None:
-        with open(out_path, "w", newline="", encoding="utf-8") as f:
+        with whole_file(out_path, text=True) as f:
             write_problem(f, ids, lower, upper, size, lay.offsets)
     return {"peak": lay.peak, "lower_bound": lay.lower_bound, "fits": "does not fit" if hopeless else lay.fits,
             "seconds": lay.seconds, "planner": lay.planner, "n_buffers": len(ids)}

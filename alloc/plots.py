@@ -11,10 +11,12 @@
 3,000 tensors: boxes are coloured by name of the op and labelled only where the label fits.
 """
 import html
+import os
 
 import numpy as np
 
 from ggjit.ops.core.errors import extra
+from ggjit.ops.core.whole_file import whole_file
 
 PALETTE = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
 
@@ -133,5 +135,15 @@ def plot(report, ax=None, path=None):
     ax.lines[1].set_label("lower bound")
     ax.legend(handles=keys, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     if path is not None:
-        ax.figure.savefig(path, dpi=130)
+        save_figure(ax.figure, path)
     return ax
+
+
+def save_figure(figure, path, dpi=130):
+    """Write a matplotlib figure; the file's ending is its format, .png where there is none."""
+    if not isinstance(path, str | os.PathLike):         # an open file
+        figure.savefig(path, dpi=dpi)
+        return
+    name, ending = os.path.splitext(os.fspath(path))
+    with whole_file(name + (ending or ".png")) as f:
+        figure.savefig(f, dpi=dpi, format=ending[1:].lower() or "png")

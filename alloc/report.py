@@ -12,7 +12,9 @@ import numpy as np
 
 from ggjit.alloc import plots
 from ggjit.alloc.alias import CAUSE_TEXT, NOTHING_TO_PLACE
-from ggjit.alloc.csvio import write_problem
+from ggjit.alloc.csvio import defused, write_problem
+from ggjit.ops.core.printable import printable
+from ggjit.ops.core.whole_file import whole_file, write_whole
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,7 +71,8 @@ class MeasureReport:
 
         def about(i):
             if i not in seen:
-                seen[i] = describe(int(i))
+                found = describe(int(i))
+                seen[i] = {**found, "name": printable(found["name"])}
             return seen[i]
         rows = []
         for side, ids in (("leaf", leaf_ids), ("node", node_ids)):
@@ -85,7 +88,7 @@ class MeasureReport:
                 rows.append(Row(i, d["name"], d["op"], d["type"], tuple(d["shape"]), int(d["nbytes"]),
                                 k if side == "node" else 0, int(plan.a_hi[a]), col["buffer"][k], col["chunk"][k],
                                 col["offs"][k], a, about(root)["name"] if root != i else "", why, d.get("where", "")))
-        return cls(plan, rows, kinds, title)
+        return cls(plan, rows, kinds, printable(title))
 
     # ---- figures
     @property
@@ -202,18 +205,18 @@ class MeasureReport:
         return plots.plot(self, ax, path)
 
     def to_csv(self, path):
-        """One line per tensor."""
+        """One line per tensor.  Names that a table program would take for a formula have an apostrophe in front."""
         names = [f.name for f in dataclasses.fields(Row)]
-        with open(path, "w", newline="", encoding="utf-8") as f:
+        with whole_file(path, text=True) as f:
             w = csv.writer(f, lineterminator="\n")
             w.writerow(names)
-            w.writerows(["x".join(map(str, r.shape)) if n == "shape" else getattr(r, n) for n in names]
+            w.writerows(["x".join(map(str, r.shape)) if n == "shape" else defused(getattr(r, n)) for n in names]
                         for r in self.rows)
 
     def to_minimalloc(self, path, buffer=0):
         """The allocations of one buffer as an offset problem: id,lower,upper,size,offset."""
         keep = np.flatnonzero(self.boxes[:, 4] == buffer)
-        with open(path, "w", newline="", encoding="utf-8") as f:
+        with whole_file(path, text=True) as f:
             lo, hi, size, offs = self.boxes[keep, :4].T
             write_problem(f, [f"{k}" for k in keep.tolist()], lo, hi, size, offs)
 
@@ -228,8 +231,7 @@ class MeasureReport:
         """JSON text; written to path if given."""
         text = json.dumps(self.to_dict())
         if path is not None:
-            with open(path, "w", encoding="utf-8") as f:
-                f.write(text)
+            write_whole(path, text)
         return text
 
     def diff(self, other):

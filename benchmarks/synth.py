@@ -14,13 +14,13 @@ import itertools
 import math
 import os
 import shutil
-import tempfile
 import zlib
 
 import numpy as np
 
 import ggjit as gg
 from benchmarks.worker import Missing
+from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.native.cache_files import cache_dir
 
 TYPES = {"F32": (gg.F32, 0), "F16": (gg.F16, 1), "Q4_0": (gg.Q4_0, 2), "Q8_0": (gg.Q8_0, 7),      # type, file_type
@@ -117,14 +117,8 @@ def fresh_file(path, nbytes):
     if free < nbytes + KEEP_FREE_NBYTES:
         raise Missing(f"{path.name} takes {nbytes / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free; "
                       f"GGJIT_CACHE_DIR chooses another place")
-    handle, partial = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
-    os.close(handle)
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(partial)
+    with whole_file(path) as f:
+        yield f.name
 
 
 def gguf_package():

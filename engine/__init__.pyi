@@ -21,6 +21,7 @@ from ggjit.ops.core.errors import (
     OutOfMemory as OutOfMemory,
     Overwritten as Overwritten,
     ParamError as ParamError,
+    ReadOnly as ReadOnly,
     ShapeError as ShapeError,
     StaleHandle as StaleHandle,
     TypeMismatch as TypeMismatch,

@@ -6,13 +6,13 @@ Builders reach `ggjit` by discovery (ops/core/spec.py), which no type checker ca
 by their names, which are ggml's; `_OF` holds the few names that mean different things in different ops.
 """
 import inspect
-import os
 import pathlib
 import re
 
 import ggjit
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.core.whole_file import write_whole
 
 _INT = set("""ne0 ne1 ne2 ne3 nb1 nb2 nb3 offset axis0 axis1 axis2 axis3 n_dims n_ctx_orig n_offs n_past n_groups n_iter
     n_tasks n_channels n_batch n_channels_out dim s d s0 s1 s2 p0 p1 p2 p3 d0 d1 d2 k0 k1 lp0 lp1 lp2 lp3 rp0 rp1 rp2
@@ -82,6 +82,4 @@ def _wrapped(match):
 
 if __name__ == "__main__":
     path = pathlib.Path(ggjit.__file__).with_name("all_ops.pyi")
-    partial = path.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(text(), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text())

@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.core.fixed import Fixed
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle, call_all
 from ggjit.core.table import TABLE
@@ -20,6 +21,7 @@ from ggjit.ops.core.errors import (
     NotAllocated,
     NotSupported,
     ParamError,
+    ReadOnly,
     StaleHandle,
     TypeMismatch,
 )
@@ -81,13 +83,14 @@ class Buffer(Handle, HtmlRepr):
     """
 
     base = 0                        # address of byte 0
+    id = Fixed("it is the number by which the table names the buffer")
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         count_writes(cls, _WRITING_SLOTS)
 
     def __init__(self, buft, size):
-        self.buft, self.size = buft, int(size)
+        self.buft, self._size = buft, int(size)
         self.usage = USAGE_ANY
         self.read_only = False
         self.alive = True
@@ -99,6 +102,16 @@ class Buffer(Handle, HtmlRepr):
         self._end = 0               # byte offset at which the last tensor of tensor_alloc ends
         self.id = next(_ids)
         _buffers[self.id] = self
+
+    @property
+    def size(self):
+        """Bytes."""
+        return self._size
+
+    @size.setter
+    def size(self, value):
+        raise ReadOnly(f"{self!r}: .size is that of its memory and cannot be set; gg.HostBuffer(buft, size) or "
+                       f"buft.alloc_buffer(size) makes another buffer")
 
     @property
     def trusted(self):
@@ -128,6 +141,8 @@ class Buffer(Handle, HtmlRepr):
         if array is not None and not (flat and array.flags.c_contiguous and array.size >= self.size):
             raise TypeMismatch(f"the arena of {self!r} must be a flat uint8 array of its size, got "
                                f"{type(array).__name__} {getattr(array, 'dtype', '')} {getattr(array, 'shape', '')}")
+        if self._arena is not None or not self.alive:
+            raise ReadOnly(f"{self!r}: .arena is its memory and cannot be replaced; use tensors' set or arena[...] = ")
         self._arena = array
 
     # ------------------------------------------------------------ slots

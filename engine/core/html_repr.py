@@ -9,10 +9,12 @@ import html
 
 from ggjit.alloc.report import mib
 from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.printable import TEXT, printable
 
 
 def escape(x):
-    return html.escape(str(x), quote=True)
+    """Text for HTML and SVG, which allow no control characters but line feeds and tabs."""
+    return html.escape(printable(x, keep=TEXT), quote=True)
 
 
 @functools.singledispatch

@@ -6,6 +6,7 @@ import re
 from ggjit.alloc.report import mib
 from ggjit.graphs.layers import WEIGHT, layers
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.tensors.summary import label, op_name, state
@@ -117,8 +118,9 @@ class Boxes:
     def _words(self, t):
         """(title, lines) of one tensor."""
         op = op_name(t) if t.op else ""
-        kind = describe(t)[len(t.name or "tensor") + 1:]        # type and shape
-        return (t.name, [f"{op} {kind}" if op else kind]) if t.name else (op or label(t), [kind])
+        name = printable(t.name)
+        kind = describe(t)[len(name or "tensor") + 1:]          # type and shape
+        return (name, [f"{op} {kind}" if op else kind]) if name else (op or label(t), [kind])
 
     def _finish(self, box):
         """Backend, time and bytes of a box whose members are known."""

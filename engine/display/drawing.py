@@ -21,6 +21,7 @@ from ggjit.display.layered_layout import Layout
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.whole_file import write_whole
 from ggjit.profiling.profile import last_of
 from ggjit.tensors.summary import op_name
 
@@ -149,8 +150,7 @@ class Drawing(Boxes, HtmlRepr):
         if data is None:
             raise ParamError(f"draw: {file!r} must end in .svg, .html or .dot (.png and .pdf where graphviz is "
                              f"installed)")
-        with open(file, "wb") as f:
-            f.write(data)
+        write_whole(file, data)
 
 
 @drawing_of.register

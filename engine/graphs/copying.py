@@ -84,10 +84,11 @@ def _dup(ctx, t, copies):
 
 
 def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
-    """Run `graph` node by node on two backends; callback(i, t1, t2) -> False stops.
+    """Run `graph` node by node on two backends; callback(i, t1, t2) -> False ends the comparison there.
 
     test_nodes: run both graphs whole and compare only these tensors of `graph`; at least one must be in it.
-    Returns False only if stopped.  Source: ggml_backend_compare_graph_backend (row A15.07).
+    Returns True, also where the callback ended it, as ggml does; where ggml returns false (the graph could not be
+    copied), the error of graph_copy is raised.  Source: ggml_backend_compare_graph_backend (row A15.07).
     """
     expect(graph, Graph, "compare_graph_backend")
     for backend in (backend1, backend2):
@@ -109,14 +110,14 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
                     backend.graph_compute(_single(x))
                     backend.synchronize()
                 if _stops(callback(i, *pair)):
-                    return False
+                    return True
         if wanted is not None:
             for backend, c in zip((backend1, backend2), copies, strict=True):
                 backend.graph_compute(c.graph)
                 backend.synchronize()
             for i, t in enumerate(graph.nodes):
                 if t.id in wanted and _stops(callback(i, *[c.of(t) for c in copies])):
-                    return False
+                    return True
         return True
     finally:
         for c in copies:

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from ggjit.alloc.order import reorder
+from ggjit.core.fixed import Fixed, FixedList, fixed_array
 from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.plan_cache import PlanCache
@@ -24,6 +25,8 @@ class Graph(HtmlRepr):
     order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
     It respects every read and write of every storage, so the results are the same bit for bit.
     """
+    outputs, nodes, leafs, node_ids, leaf_ids = (
+        Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(5))
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     def __init__(self, *outputs, order="graph"):
@@ -35,9 +38,7 @@ class Graph(HtmlRepr):
             if not isinstance(y, Tensor):
                 raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}")
             y._check()
-        self._set_up(outputs, *_visit(outputs))
-        if order == "memory":
-            self._reorder()
+        self._set_up(outputs, *_visit(outputs), order)
 
     @classmethod
     def _in_order(cls, outputs, nodes, leafs):
@@ -46,24 +47,17 @@ class Graph(HtmlRepr):
         graph._set_up(tuple(outputs), nodes, leafs)
         return graph
 
-    def _set_up(self, outputs, nodes, leafs):
-        self.outputs, self.nodes, self.leafs = outputs, nodes, leafs
+    def _set_up(self, outputs, nodes, leafs, order="graph"):
         for t in outputs:
             set_output(t)
-        self.node_ids = np.array([t.id for t in self.nodes], np.int64)
-        self.leaf_ids = np.array([t.id for t in self.leafs], np.int64)
+        nodes = _in_memory_order(nodes, leafs) if order == "memory" else nodes
+        self.outputs, self.nodes, self.leafs = tuple(outputs), FixedList(nodes), FixedList(leafs)
+        self.node_ids, self.leaf_ids = (fixed_array(_ids(tensors)) for tensors in (nodes, leafs))
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
         self.placement = None           # where computed tensors lie: set by GraphAllocator.alloc_graph
         self.plans = PlanCache()        # by backend, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
-
-    def _reorder(self):
-        sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (self.nodes, self.leafs)]
-        ids = reorder(TABLE.words, self.node_ids, self.leaf_ids, sizes, in_place=in_place_table())
-        by_id = {t.id: t for t in self.nodes}
-        self.nodes = [by_id[i] for i in ids.tolist()]
-        self.node_ids = np.ascontiguousarray(ids, np.int64)
 
     @functools.cached_property
     def key(self):
@@ -92,6 +86,18 @@ class Graph(HtmlRepr):
     def dot(self, expand=None, views=False):
         """The picture in graphviz's language."""
         return self.draw(expand=expand, views=views).dot
+
+
+def _ids(tensors):
+    return np.array([t.id for t in tensors], np.int64)
+
+
+def _in_memory_order(nodes, leafs):
+    """The nodes in an order that needs less memory."""
+    sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (nodes, leafs)]
+    ids = reorder(TABLE.words, _ids(nodes), _ids(leafs), sizes, in_place=in_place_table())
+    by_id = {t.id: t for t in nodes}
+    return [by_id[i] for i in ids.tolist()]
 
 
 def _visit(outputs):

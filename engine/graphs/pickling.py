@@ -12,13 +12,15 @@ import copyreg
 
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
-from ggjit.ops.core.errors import NotSupported
-from ggjit.ops.core.record import FLAG_COMPUTE, OP, T_FLAGS
+from ggjit.ops.core.errors import BadFile, NotSupported
+from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, MAX_PARAMS, OP, T_FLAGS
 from ggjit.ops.core.shape import describe
-from ggjit.tensors.context import Context
+from ggjit.ops.core.types import Type
+from ggjit.tensors.context import Context, check_ne
+from ggjit.tensors.rebuild import CALLS_PYTHON, check_node
 
-_CALLS_PYTHON = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}
 FORMAT = 2
+MAX_FLAGS = 2 * FLAG_COMPUTE - 1
 
 
 def dump(graph):
@@ -47,7 +49,7 @@ def dump(graph):
 
 
 def _row(t, number):
-    if t.op in _CALLS_PYTHON:
+    if t.op in CALLS_PYTHON:
         raise NotSupported(f"{describe(t)} calls a function of yours, which a file cannot hold; pickle a graph without "
                            f"custom ops")
     src = tuple(None if s is None else number[s.id] for s in t.src)
@@ -57,16 +59,62 @@ def _row(t, number):
 
 
 def load(version, rows, leafs, nodes, outputs):
-    """The Graph of `dump`'s arguments, in a new Context."""
+    """The Graph of `dump`'s arguments, in a new Context.
+
+    What comes from a file is not trusted: every row must be what the op's builder makes of its sources.  Errors:
+    NotSupported (another format), BadFile (rows that were changed or damaged); nothing is kept then.
+    """
     if version != FORMAT:
-        raise NotSupported(f"a graph pickled in format {version}; this version reads {FORMAT}: pickle it again")
-    ctx, tensors = Context(), []
-    at = lambda i: None if i is None else tensors[i]                # noqa: E731
-    for type, op, ne, nb, ndim, params, src, view, view_offs, flags, name in rows:
-        t = ctx._add(type, op, ne, nb, ndim, params, tuple(map(at, src)), at(view), view_offs, name)
-        TABLE.words[t.id, T_FLAGS] = flags
-        tensors.append(t)
-    return Graph._in_order([tensors[i] for i in outputs], [tensors[i] for i in nodes], [tensors[i] for i in leafs])
+        raise NotSupported(f"a graph pickled in format {version!r}; this version reads {FORMAT}: pickle it again")
+    ctx = Context()
+    try:
+        tensors = []
+        for row in rows:
+            tensors.append(_tensor(ctx, tensors, row))
+        return Graph._in_order(*_in_order(tensors, leafs, nodes, outputs))
+    except Exception as e:
+        ctx.free()
+        raise BadFile(f"a pickled graph that was changed or damaged: {e}; pickle it again") from e
+
+
+def _require(ok, what):
+    if not ok:
+        raise ValueError(what)
+
+
+def _tensor(ctx, tensors, row):
+    """The tensor of one row, checked by the builder of its op."""
+    type, op, ne, nb, ndim, params, src, view, view_offs, flags, name = row
+    at = [i for i in (*src, view) if i is not None]
+    _require(isinstance(type, Type) and isinstance(name, str), "a row without a type or a name")
+    numbers = (op, view_offs, flags, ndim, *ne, *nb, *params, *at)
+    _require(all(isinstance(i, int) for i in numbers) and len(ne) == len(nb) == 4 and len(params) == MAX_PARAMS
+             and 0 <= ndim <= 4 and all(0 <= i < len(tensors) for i in at) and 0 <= flags <= MAX_FLAGS, f"row {len(tensors)} {name!r}")
+    view = None if view is None else tensors[view]
+    _require(view is None or view.view_src is None, f"row {len(tensors)} {name!r} views a view")
+    t = ctx._add(type, OP(op), check_ne(type, ne)[0], tuple(nb), ndim, tuple(params),
+                 tuple(None if i is None else tensors[i] for i in src), view, view_offs, name)
+    TABLE.words[t.id, T_FLAGS] = flags
+    scratch = Context()
+    try:
+        check_node(t, scratch)
+    finally:
+        scratch.free()
+    return t
+
+
+def _in_order(tensors, leafs, nodes, outputs):
+    """(outputs, nodes, leafs) as tensors: each once, and after what it reads."""
+    numbers = (*leafs, *nodes, *outputs)
+    _require(outputs and all(type(i) is int and 0 <= i < len(tensors) for i in numbers), "the order names no such row")
+    _require(len({*leafs, *nodes}) == len(leafs) + len(nodes) and {*leafs, *nodes} >= {*outputs}, "the order repeats")
+    outputs, nodes, leafs = ([tensors[i] for i in x] for x in (outputs, nodes, leafs))
+    known = {t.id for t in leafs}
+    _require(not any(t.op != OP.NONE or t.flags & FLAG_PARAM for t in leafs), "a leaf that is computed")
+    for t in nodes:
+        _require(all(s is None or s.id in known for s in t.src), f"{describe(t)} comes before its sources")
+        known.add(t.id)
+    return outputs, nodes, leafs
 
 
 copyreg.pickle(Graph, lambda graph: (load, dump(graph)))

@@ -16,6 +16,7 @@ class PlacedTensor(Tensor):
     """`t` at (buffer, byte offset) with sources of its own.  Writing it leaves the original's data version alone."""
 
     __slots__ = ("_fixed_place",)
+    __setattr__, __delattr__ = object.__setattr__, object.__delattr__       # the scheduler's own, made by thousands
 
     def __init__(self, t, src, at, name=None):
         super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, t.ndim, src, t.view_src,

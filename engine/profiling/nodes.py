@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 
 from ggjit.graphs.layers import layers
+from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import N_TASKS, OP
 from ggjit.ops.core.shape import describe
 from ggjit.tensors.summary import label, op_name
@@ -104,7 +105,7 @@ class NodeFacts:
     def __init__(self, part, layer):
         t = part.t
         self.id, self.generation, self.members = t.id, t.generation, [x.id for x in part.nodes]
-        self.name, self.title, self.tensor = label(t), t.name or op_name(t), describe(t)
+        self.name, self.title, self.tensor = label(t), printable(t.name) or op_name(t), describe(t)
         self.op = "+".join(map(op_name, part.nodes))
         self.kernel, self.kind = part.kernel.name, kind(t, part.kernel.name)
         self.nbytes, self.flops = part_traffic(part), sum(map(operations, part.nodes))

@@ -7,7 +7,7 @@
 """
 import itertools
 
-from ggjit.alloc.plots import PALETTE
+from ggjit.alloc.plots import PALETTE, save_figure
 from ggjit.ops.core.errors import ParamError
 
 
@@ -59,7 +59,7 @@ def plot(profile, ax=None, path=None, run=-1):
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     if path is not None:
-        ax.figure.savefig(path, dpi=130)
+        save_figure(ax.figure, path)
     return ax
 
 

@@ -21,9 +21,7 @@ it.
 """
 import collections
 import dataclasses
-import errno
 import json
-import os
 import time
 import weakref
 
@@ -31,6 +29,7 @@ from ggjit.core.html_repr import HtmlRepr
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import clock
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
+from ggjit.ops.core.whole_file import whole_file
 from ggjit.profiling.machine_limits import roofline
 from ggjit.profiling.nodes import Record, facts_of
 from ggjit.profiling.plot import plot
@@ -173,13 +172,8 @@ class Profile(HtmlRepr):
                            "tid": ith, "ts": round(1e6 * start, 3), "dur": round(1e6 * (end - start), 3),
                            "args": {"kernel": f.kernel, "tensor": f.tensor, "layer": f.layer, "bytes": f.nbytes,
                                     "operations": f.flops, "backend": r.backend}})
-        path = os.path.abspath(os.fspath(file))
-        if not os.path.isdir(os.path.dirname(path)):            # or the error would name the partial file
-            raise FileNotFoundError(errno.ENOENT, "no such folder", os.path.dirname(path))
-        partial = f"{path}.{os.getpid()}.part"
-        with open(partial, "w", encoding="utf-8") as f:
+        with whole_file(file, text=True) as f:
             json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, f)
-        os.replace(partial, path)
 
     def plot(self, ax=None, path=None, run=-1):
         """Layers and threads over the time of one run (engine/profiling/plot.py); returns the axes."""

@@ -18,10 +18,6 @@ def fmt_size(nbytes):
     return f"{nbytes >> 20}M" if nbytes >= 1 << 20 else f"{nbytes >> 10}K"
 
 
-def name_of(t):
-    return t.name or f"%{t.id}"
-
-
 class Explanation:
     """`str(e)`, `e.to_html()` (shown by notebooks), `e.dot`; `e.rows` and `e.copies` are the data behind them."""
 
@@ -37,9 +33,9 @@ class Explanation:
         out = []
         for k, s in enumerate(self.assigned.splits):
             for i, t in enumerate(s.nodes, s.start):
-                label, why = self.assigned.cause_of(i)
-                out.append({"split": k, "node": i, "op": t.op.name, "name": name_of(t), "nbytes": t.nbytes,
-                            "backend": self._backend(i), "cause": label, "why": why,
+                cause, why = self.assigned.cause_of(i)
+                out.append({"split": k, "node": i, "op": t.op.name, "name": label(t), "nbytes": t.nbytes,
+                            "backend": self._backend(i), "cause": cause, "why": why,
                             "sources": [self._source(i, j) for j, x in enumerate(t.src) if x is not None]})
         return out
 
@@ -51,13 +47,13 @@ class Explanation:
         t = self.assigned.tensors[i].src[j]
         s = self.assigned.local[t.id]
         copied = bool(self.assigned.rows["copy"][i, j] >= 0)
-        return {"name": name_of(t), "nbytes": t.nbytes, "backend": self._backend(s),
+        return {"name": label(t), "nbytes": t.nbytes, "backend": self._backend(s),
                 "cause": self.assigned.cause_of(s)[0], "copied": copied}
 
     @property
     def copies(self):
         """One dict per copy: tensor, nbytes, from, to, split, kept (reused while the original does not change)."""
-        return [{"tensor": name_of(self.assigned.tensors[src]), "nbytes": self.assigned.tensors[src].nbytes,
+        return [{"tensor": label(self.assigned.tensors[src]), "nbytes": self.assigned.tensors[src].nbytes,
                  "from": self._backend(src), "to": self.backends[backend].name, "split": split, "kept": kind == KEPT}
                 for src, backend, split, kind in self.assigned.copies.tolist()]
 
@@ -75,7 +71,7 @@ class Explanation:
         lines = ["  ".join(f"{k} {v}" for k, v in self.totals.items())]
         rows = iter(self.rows)
         for k, s in enumerate(self.assigned.splits):
-            inputs = " ".join(f"[{name_of(t)} ({fmt_size(t.nbytes)})]" for t in s.inputs)
+            inputs = " ".join(f"[{label(t)} ({fmt_size(t.nbytes)})]" for t in s.inputs)
             took = "" if k not in self.times else "  copy {:.1f} us, compute {:.1f} us".format(
                 *(ns / 1e3 for ns in self.times[k]))
             lines.append(f"\n## SPLIT #{k}: {s.backend.name} # {len(s.inputs)} inputs: {inputs}{took}")
@@ -142,11 +138,11 @@ class Explanation:
             text = f"split {k}: {s.backend.name}, {len(s.inputs)} inputs{took}"
             out.append(f"  subgraph cluster_{k} {{ label={lines(text)};")
             for i, t in enumerate(s.nodes, s.start):
-                text = f"{name_of(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{assigned.cause_of(i)[0]}"
+                text = f"{label(t)}\n{t.op.name} {fmt_size(t.nbytes)}\n{assigned.cause_of(i)[0]}"
                 out.append(f"    n{i} [label={lines(text)}, fillcolor={quote(colour(i))}];")
             out.append("  }")
         for i in range(assigned.n_nodes, assigned.n):
-            out.append(f"  n{i} [label={quote(name_of(assigned.tensors[i]))}, shape=ellipse, "
+            out.append(f"  n{i} [label={quote(label(assigned.tensors[i]))}, shape=ellipse, "
                        f"fillcolor={quote(colour(i))}];")
         for i in range(assigned.n_nodes):
             for j, x in enumerate(assigned.tensors[i].src):

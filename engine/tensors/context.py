@@ -14,16 +14,18 @@ import numpy as np
 
 import ggjit.ops
 import ggjit.tensors
+from ggjit.core.arguments import whole
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.html_repr import HtmlRepr, size_text
 from ggjit.core.placing import place_tensors
 from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
-from ggjit.ops.core.errors import GgjitError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
 from ggjit.ops.core.types import Type
 from ggjit.tensors.arrays import from_numpy
-from ggjit.tensors.tensor import Tensor
+from ggjit.tensors.rebuild import check_node
+from ggjit.tensors.tensor import NewTensor, Tensor
 
 _MAX_NBYTES = 1 << 62
 _ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the sizes behind n axes
@@ -121,9 +123,14 @@ class Context(HtmlRepr):
 
         ndim: the axes of the result's NumPy shape.  If absent, fewer than four sizes in `ne` say how many there are;
         with four it has those of view_of, else of the source with the most.  It never has fewer than `ne` needs.
+
+        Called by hand, it takes only what the op's builder would make (engine/tensors/rebuild.py).  Errors: those of
+        the builder.
         """
         ctx = self._target()
         ctx._check()
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith(_INNER):
+            op, ne, src, nb = _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb)
         ne, n_given = check_ne(type, ne)
         if nb is None:
             same = view_of is not None and view_of.type is type and tuple(view_of.ne) == ne
@@ -154,17 +161,47 @@ class Context(HtmlRepr):
         row, generation = TABLE.new(type.id, int(op), 0, ne, nb, params, ids,
                                     -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
         self._rows.append(row)
-        t = Tensor(row, generation, self, type, OP(op), ne, nb, ndim, src, view_src, view_offs, name, _caller())
+        t = NewTensor(row, generation, self, type, OP(op), ne, nb, ndim, src, view_src, view_offs, name, _caller())
+        t.__class__ = Tensor                # from here on its attributes cannot be set
         self.tensors.append(t)
         return t
 
 
 def _caller():
     """(file, line) of the innermost frame outside the op builders and this file."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)                # of who called new_tensor or node
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+
+
+def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
+    """(op, ne, src, nb) of `Context.node` called by hand.  The node is made in a context of its own and compared there
+    with what the builder of the op makes."""
+    if isinstance(op, bool) or not isinstance(op, int) or op not in OP.__members__.values():
+        raise ParamError(f"node: {op!r} is no op; use a member of OP (ggjit.ops.core.record)")
+    if not isinstance(type, Type):
+        raise TypeMismatch(f"node: type must be a tensor type such as gg.F32, got {type!r}")
+    ne, n_given = check_ne(type, ne)
+    src, view_offs = tuple(src), whole(view_offs, "node: view_offs")
+    nb = None if nb is None else tuple(whole(n, "node: nb") for n in nb)
+    for s in (*src, view_of):
+        if s is not None and not isinstance(s, Tensor):
+            raise TypeMismatch(f"node: sources and view_of are tensors, got {s!r}")
+    if nb is not None and len(nb) != MAX_DIMS:
+        raise ShapeError(f"node: nb holds {MAX_DIMS} strides in bytes, got {list(nb)}")
+    try:
+        _pack(params)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ParamError(f"node: params are ints and floats of 32 bits, got {params!r}: {e}") from None
+    scratch = Context()
+    try:
+        with scratch:
+            made = scratch.node(op, type, ne, src, params, view_of, view_offs, nb)
+        check_node(made, scratch)
+    finally:
+        scratch.free()
+    return OP(op), ne[:n_given], src, nb
 
 
 def check_ne(type, ne):

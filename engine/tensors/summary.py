@@ -9,6 +9,7 @@ import os
 import numpy as np
 
 from ggjit.ops.core.errors import GgjitError, StaleHandle
+from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import GLU, OP, UNARY
 from ggjit.ops.types.quantize import dequantize
 
@@ -18,7 +19,7 @@ MAX_STATS_NBYTES = 16 << 20     # larger tensors are not read whole for their mi
 
 def label(t):
     """The name of a tensor, or its number as "%12"; "none" for no tensor."""
-    return "none" if t is None else t.name or f"%{t.id}"
+    return "none" if t is None else printable(t.name) or f"%{t.id}"
 
 
 def op_name(t):

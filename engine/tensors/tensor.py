@@ -22,7 +22,15 @@ from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.pending import IN_FLIGHT, wait_for_writers
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import T_VERSION, count_write
-from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.errors import (
+    IndexRangeError,
+    NotAllocated,
+    ParamError,
+    ReadOnly,
+    ShapeError,
+    StaleHandle,
+    TypeMismatch,
+)
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
@@ -46,6 +54,15 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self.name = name
         self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
+
+    def __setattr__(self, attribute, value):
+        if attribute not in _SETTABLE:
+            raise ReadOnly(f"{describe(self)}: .{attribute} cannot be set, a tensor stays what it was made as"
+                           f"{_INSTEAD.get(attribute, '')}")
+        object.__setattr__(self, attribute, value)
+
+    def __delattr__(self, attribute):
+        raise ReadOnly(f"{describe(self)}: .{attribute} cannot be deleted")
 
     _fixed_place = None                 # (buffer, offset) under a scheduler (engine/graphs/placed.py)
 
@@ -256,6 +273,21 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
             return np.empty(self.shape, np.float32)
         rows = np.ndarray(shape, np.uint8, raw.data, 0, (*reversed(self.nb[1:]), 1))
         return dequantize(self.type, np.ascontiguousarray(rows), self.shape)
+
+
+_SETTABLE = frozenset(["name", "_plan"])
+_INSTEAD = {             # what serves instead, by attribute
+    **dict.fromkeys(("ne", "nb", "shape", "view_src", "view_offs"), "; gg.reshape_4d, gg.view_4d and gg.permute give "
+                                                                    "views of another shape"),
+    "type": "; gg.cast gives another type", **dict.fromkeys(("op", "src", "op_params"), "; build another node"),
+    **dict.fromkeys(("buffer", "offs"), "; gg.alloc_ctx_tensors and allocators place tensors"),
+    "flags": "; use gg.set_input, gg.set_output or gg.set_param"}
+
+
+class NewTensor(Tensor):
+    """A tensor while it is made: its attributes are set the quick way, then it becomes a Tensor."""
+    __slots__ = ()
+    __setattr__, __delattr__ = object.__setattr__, object.__delattr__
 
 
 def _in_range(a, dtype):

@@ -2,7 +2,7 @@
 import math
 import operator
 
-from ggjit.ops.core.errors import ModelError, ParamError
+from ggjit.ops.core.errors import ParamError
 
 
 def integer(name, value, low, high, why=""):
@@ -39,10 +39,3 @@ def known_options(what, given, known):
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-
-
-def finite(file, key, value, low=-math.inf):
-    """A hyperparameter that has to be a finite number above `low`."""
-    if not math.isfinite(value) or value <= low:
-        raise ModelError(f"{file.path}: {file.arch}.{key} = {value}, expected a finite number above {low}")
-    return value

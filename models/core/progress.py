@@ -9,6 +9,7 @@ import threading
 import time
 
 from ggjit.ops.core.errors import extra
+from ggjit.ops.core.printable import printable
 from ggjit.ops.native.jit import CACHE
 
 TICK = 0.1                              # seconds between two moves of a clock's bar
@@ -43,7 +44,7 @@ class _Display:
                                         console=p.Console(file=sys.stderr), transient=True,
                                         redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
             self._progress.start()
-        return self._progress.add_task(description, total=total)
+        return self._progress.add_task(printable(description), total=total)
 
     def update(self, task, **changes):
         self._progress.update(task, **changes)

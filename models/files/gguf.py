@@ -243,6 +243,7 @@ class GGUFFile:
 
     def _load(self, data, source):
         self.path, self._data = source, data
+        self.read_keys = set()          # keys that `get` was asked for, whether they are there or not
         c = _Cursor(memoryview(data), source)
         self.version, n_tensors, n_kv = _read_start(c)
         self.metadata = MappingProxyType(_read_metadata(c, n_kv))
@@ -276,6 +277,7 @@ class GGUFFile:
         `kind` is one of bool, int, float (an int will do), str, np.ndarray (numeric array) or StringArray.  Raises
         BadFile naming the key, what is there and what was expected.
         """
+        self.read_keys.add(key)
         if key not in self.metadata:
             if default is ...:
                 raise BadFile(f"{self.path}: key {key!r} is missing; the model was converted without it, convert again")

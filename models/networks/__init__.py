@@ -4,6 +4,7 @@
     network.py          what the architectures share: weights, plans by shape, ids
     bert.py, llama.py   the architectures; moe.py: llama's experts; offload.py: layers on a GPU
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
+    strict.py           files with more in them than is used are refused
     peak.py             the peak memory of a model, measured without loading it
 """
 if not __name__.startswith("ggjit"):

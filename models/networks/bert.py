@@ -9,8 +9,7 @@ GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.core.checks import finite
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.network import MAX_EPS, Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
 
 MEAN, CLS = 1, 2                # bert.pooling_type
@@ -20,6 +19,7 @@ LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
 class Bert(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32."""
     REPACKS = True                  # many columns at a time: every layout is faster then
+    CAUSAL = False
 
     def _load(self):
         get = self._positive
@@ -27,14 +27,16 @@ class Bert(Network):
         self.n_head = get("attention.head_count")
         self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
         self.n_ctx = self.n_ctx_train
-        eps = "attention.layer_norm_epsilon"
-        self.eps = finite(self.file, eps, self.file.arch_get(eps, kind=float), low=0.0)
+        self.eps = self._between("attention.layer_norm_epsilon", 0.0, MAX_EPS)
         self.pooling = self.file.arch_get("pooling_type", MEAN, int)
         if self.pooling not in (MEAN, CLS):
             raise ModelError(f"{self.file.path}: bert.pooling_type {self.pooling} is not supported; "
                              f"supported: mean (1), cls (2)")
         if self.n_embd % self.n_head:
             raise ModelError(f"{self.file.path}: {self.n_head} heads do not divide embedding_length {self.n_embd}")
+        self._same("attention.head_count_kv", self.n_head)
+        for key in ("attention.key_length", "attention.value_length"):
+            self._same(key, self.n_embd // self.n_head)
         table = self.file.tensors.get("token_embd.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         want, d, f = self.weights.want, self.n_embd, self.n_ff
@@ -102,12 +104,12 @@ class Bert(Network):
         return (8,), (64,)
 
     def embed_ids(self, ids):
-        """The vector of one text given as token ids; (dim,) float32."""
+        """The vector of one text given as token ids; (dim,) float32.  Errors: ParamError for weights that are NaN."""
         ids = self._checked_ids(ids, self.n_ctx)
         with self._lock:
             step = self._step((len(ids),))
             step.inputs["tokens"][:] = ids
-            return step.run().reshape(-1).copy()
+            return self._finite(step.run().reshape(-1).copy(), "the embedding's numbers")
 
     def embed(self, texts):
         """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""

@@ -19,9 +19,9 @@ import numpy as np
 import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
-from ggjit.models.core.checks import finite, integer, one_of
+from ggjit.models.core.checks import integer, one_of
 from ggjit.models.networks import moe
-from ggjit.models.networks.network import Network
+from ggjit.models.networks.network import MAX_EPS, Network
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.types import BY_NAME
@@ -34,6 +34,8 @@ LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn
 MAX_CTX = (1 << 31) - 1         # positions are int32
 KV_STEP = 256                   # cache rows looked at are a multiple of this
 DEFAULT_N_CTX = 4096
+ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
+SCALES = 1e-6, 1e6              # factors that models state
 
 
 class Llama(Network):
@@ -59,8 +61,7 @@ class Llama(Network):
                              f"{self.n_embd} do not fit together")
         self.d_head = get("attention.key_length", self.n_embd // self.n_head)
         self.d_head_v = get("attention.value_length", self.d_head)
-        eps = "attention.layer_norm_rms_epsilon"
-        self.eps = finite(file, eps, file.arch_get(eps, kind=float), low=0.0)
+        self.eps = self._between("attention.layer_norm_rms_epsilon", 0.0, MAX_EPS)
         self.rope = self._rope_settings()
         self.n_ctx = self._context_size()
         self.n_batch = min(self.n_batch, self.n_ctx)
@@ -83,16 +84,16 @@ class Llama(Network):
         n_dims = get("rope.dimension_count", self.d_head, int)
         if not 0 < n_dims <= self.d_head or n_dims % 2:
             raise ModelError(f"{self.file.path}: rope.dimension_count {n_dims} does not fit heads of {self.d_head}")
-        kind, factor = get("rope.scaling.type", "none", str), get("rope.scaling.factor", 1.0, float)
-        if kind not in ("none", "linear", "yarn") or not factor > 0:
-            raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} with factor {factor} is not supported")
-        finite(self.file, "rope.scaling.factor", factor, low=0.0)
+        kind = get("rope.scaling.type", "none", str)
+        if kind not in ("none", "linear", "yarn"):
+            raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
+        factor = self._between("rope.scaling.factor", *SCALES, 1.0)
         scale = 1.0 / factor if kind != "none" else 1.0
         n_orig = get("rope.scaling.original_context_length", self.n_ctx_train, int)
         if not 0 < n_orig <= MAX_CTX:
             raise ModelError(f"{self.file.path}: rope.scaling.original_context_length {n_orig} is out of range")
-        base, attn = (finite(self.file, key, get(key, default, float), low=0.0) for key, default in (
-            ("rope.freq_base", 10000.0), ("rope.scaling.attn_factor", 1.0)))
+        base = self._between("rope.freq_base", *ROPE_BASES, 10000.0)
+        attn = self._between("rope.scaling.attn_factor", *SCALES, 1.0)
         return (n_dims, ROPE_MODE[self.file.arch], n_orig, base, scale, 1.0 if kind == "yarn" else 0.0, attn, 32.0, 1.0)
 
     def _context_size(self):
@@ -264,11 +265,14 @@ class Llama(Network):
         return step.run().reshape(-1, self.n_vocab).copy()
 
     def logits(self, ids):
-        """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten."""
+        """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.
+
+        Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
+        """
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             self.reset()
-            return self.decode(ids, all_logits=True)
+            return self._finite(self.decode(ids, all_logits=True), "the logits")
 
     def generate(self, prompt, n_predict=64, temp=0.0, **sampling):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards.

@@ -16,6 +16,7 @@ from ggjit.ops.core.errors import ModelError
 from ggjit.tensors.tensor import Tensor
 
 SMALLEST_SUM = 6.103515625e-5           # of the picked probabilities: the smallest normal float16, as in llama.cpp
+MAX_SCALE = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +40,13 @@ def load_experts(file, want, layer, n_embd, n_ff):
     n_expert, n_used = (file.arch_get(key, kind=int) for key in ("expert_count", "expert_used_count"))
     if not 1 <= n_used <= n_expert:
         raise ModelError(f"{file.path}: {file.arch}.expert_used_count = {n_used} does not fit {n_expert} experts")
+    scale = file.arch_get("expert_weights_scale", 0.0, float)
+    if not 0 <= scale <= MAX_SCALE:
+        raise ModelError(f"{file.path}: {file.arch}.expert_weights_scale = {scale}, expected 0 (none) to {MAX_SCALE}")
     p = f"blk.{layer}.ffn_"
     return Experts(want(p + "gate_inp.weight", n_embd, n_expert), want(p + "gate_exps.weight", n_embd, n_ff, n_expert),
                    want(p + "up_exps.weight", n_embd, n_ff, n_expert),
-                   want(p + "down_exps.weight", n_ff, n_embd, n_expert), n_used,
-                   file.arch_get("expert_weights_scale", 0.0, float))
+                   want(p + "down_exps.weight", n_ff, n_embd, n_expert), n_used, scale)
 
 
 def feed_forward(m, experts, layer):

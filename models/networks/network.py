@@ -9,12 +9,15 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
+from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
+from ggjit.ops.core.printable import printable
 from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
+MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 
 
 class Step:
@@ -39,9 +42,10 @@ class Network:
     (`print(m.scheduler.explain())` tells which backend computes which node).
     """
     REPACKS = False                 # are matrices repacked by default?
+    CAUSAL = True                   # does attention look back only?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
-                 cpu_moe=False, repack=None):
+                 cpu_moe=False, repack=None, strict=True):
         t0 = load_start or time.perf_counter()
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
@@ -56,6 +60,9 @@ class Network:
         self._allocator = GraphAllocator(self.backend)
         try:
             self._load()
+            self._check_vocabulary()
+            if strict:
+                refuse_unused(file, self.weights.used, self.CAUSAL)
             if self.REPACKS if repack is None else repack:
                 self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
             if gpu is not None:
@@ -177,7 +184,35 @@ class Network:
         self.free()
 
     def __repr__(self):
-        return f"<{type(self).__name__} {self.file.path} on {self.scheduler or self.backend!r}>"
+        return f"<{type(self).__name__} {printable(self.file.path)} on {self.scheduler or self.backend!r}>"
+
+    def _check_vocabulary(self):
+        """`vocab_size` is the number of rows of the embedding; there are not more words than rows."""
+        size = self.file.arch_get("vocab_size", self.n_vocab, int)
+        words = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        if size != self.n_vocab or len(words) > self.n_vocab:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
+                             f"token_embd.weight has {self.n_vocab} rows; convert the model again")
+
+    def _between(self, key, low, high, default=...):
+        """A float hyperparameter of the architecture, checked: above low, at most high."""
+        value = self.file.arch_get(key, default, float)
+        if not low < value <= high:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a number above {low} and "
+                             f"at most {high}")
+        return value
+
+    def _same(self, key, expected):
+        """An integer hyperparameter that may be left out, but has one possible value."""
+        value = self.file.arch_get(key, expected, int)
+        if value != expected:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, only {expected} is served here")
+
+    def _finite(self, values, what):
+        """`values`, or the error that `generate` gives for weights that are not numbers."""
+        if not np.isfinite(values.max()):               # of NaN and others it is NaN
+            raise ParamError(f"{what} hold NaN or infinity: the weights or the computation are broken")
+        return values
 
     def _positive(self, key, default=...):
         """An integer hyperparameter of the architecture that has to be positive."""

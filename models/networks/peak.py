@@ -45,6 +45,7 @@ class ShapeFile:
             "context_length": n_ctx, "embedding_length": dim, "block_count": n_layer, "feed_forward_length": n_ff,
             "attention.head_count": n_head, "attention.head_count_kv": n_head_kv,
             "attention.layer_norm_rms_epsilon": 1e-5}.items()}
+        self.read_keys = frozenset(self.metadata)
         kv = dim // n_head * n_head_kv
         shapes = {"token_embd": (dim, n_vocab), "output_norm": (dim,), "output": (dim, n_vocab)}
         for i in range(n_layer):
@@ -82,15 +83,16 @@ def _file(model):
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
-               all_logits=False, n_threads=1, time_limit=1.0, repack=None):
+               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as
-    llama.cpp reserves them.  `.kinds` tells weights, KV cache, compute arena and kernel work apart.
+    llama.cpp reserves them.  strict: as load_model.  `.kinds` tells weights, KV cache, compute arena and
+    kernel work apart.
     """
     t0 = time.perf_counter()
     options = dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack)
-    with network_of(_file(model), options, backend="NULL") as m:
+    with network_of(_file(model), options, backend="NULL", strict=strict) as m:
         graph = m.largest_graph(all_logits)
         report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path))
         repacked = m.weights.repacked_nbytes

@@ -28,6 +28,7 @@ from ggjit.models.networks.network import Step
 from ggjit.models.networks.speech import find_segments
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
 
 USAGE_WEIGHTS = 1
@@ -233,7 +234,7 @@ class SileroVad:
         self.free()
 
     def __repr__(self):
-        return f"<SileroVad {self.file.path} on {self.backend!r}>"
+        return f"<SileroVad {printable(self.file.path)} on {self.backend!r}>"
 
 
 def _check_architecture(file):

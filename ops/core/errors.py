@@ -1,8 +1,12 @@
 """Typed errors.  Every one names the thing that is wrong and the remedy; none is raised after state has changed."""
+from ggjit.ops.core.printable import TEXT, printable
 
 
 class GgjitError(Exception):
-    """Base of every error ggjit raises on purpose."""
+    """Base of every error ggjit raises on purpose.  Control characters of names and files are shown as escapes."""
+
+    def __str__(self):
+        return printable(super().__str__(), keep=TEXT)
 
 
 class ShapeError(GgjitError, ValueError):
@@ -15,6 +19,10 @@ class TypeMismatch(GgjitError, TypeError):
 
 class ParamError(GgjitError, ValueError):
     """A parameter out of its range."""
+
+
+class ReadOnly(GgjitError, AttributeError):
+    """An attribute that cannot be set: what it stands for is fixed when the object is made."""
 
 
 class IndexRangeError(GgjitError, IndexError):

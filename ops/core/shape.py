@@ -2,6 +2,7 @@
 import math
 
 from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.printable import printable
 
 
 def describe(t):
@@ -10,7 +11,7 @@ def describe(t):
         return "none"
     if isinstance(t, type):
         return f"the class {t.__name__}"
-    return f"{t.name or 'tensor'} {t.type!r} {list(t.ne[:t.ndim])}"
+    return f"{printable(t.name) or 'tensor'} {t.type!r} {list(t.ne[:t.ndim])}"
 
 
 def contiguous_nb(type, ne):

@@ -6,8 +6,10 @@ float64 reference, the CPU kernels, the test cases.  The file ends with `SPECS =
 What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entries, ne0 fastest, nb in bytes), `ndim`
 (how many of them are axes of its NumPy shape), `ctx`, `name`, `src`, `op_params`; and
 `a.ctx.node(op, type, ne, src, params, view_of=, view_offs=, nb=, ndim=)` makes the result; how many axes it has where
-`ndim` is left out: engine/tensors/context.py.  `params` are written to consecutive 32-bit slots: a Python int as int32,
-a float as float32 bits.  `Inputs` relies on `ctx.new_tensor(type, ne)` and `t._mark(flag)`, too.
+`ndim` is left out: engine/tensors/context.py.  Called from outside the op files, `node` checks that the op's builder
+would make the same (engine/tensors/rebuild.py): a new op has an entry there.  `params` are written to consecutive
+32-bit slots: a Python int as int32, a float as float32 bits.  `Inputs` relies on `ctx.new_tensor(type, ne)` and
+`t._mark(flag)`, too.
 """
 import dataclasses
 import functools

@@ -19,13 +19,15 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
-from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
+from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0
 from ggjit.ops.matmul import hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile, tile_rows
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
 
+Q4_1, Q5_1, Q4_K, Q8_1, Q8_K = (BY_NAME[name] for name in ("q4_1", "q5_1", "q4_K", "q8_1", "q8_K"))
 COLUMN_TYPES = (F32, F16, BF16)
+WITH_MINS = (Q4_1, Q5_1)                # their partner is Q8_1
 MAX_DOT_COLUMNS = {"avx512": 12, "avx2": 8, "generic": 16}[isa.ISA]            # of 16-bit floats: a tile unpacks them
 MAX_DOT_COLUMNS_IN_PLACE = {"avx512": 6, "avx2": 6, "generic": 16}[isa.ISA]     # of float32
 MAX_DOT_COLUMNS_UNPACKED = 12 if isa.ISA == "avx2" else 8       # of quantised types whose tile is the float one
@@ -42,21 +44,32 @@ def weight_types():
     return tuple(t for t, (traits, _) in all_traits().items() if traits.dot is not None)
 
 
+def column_types(type):
+    """Types mul_mat takes as b next to weights of `type`: floats, and for quantised weights the type that ggml rounds
+    b to (vec_dot_type)."""
+    if not type.quantized:
+        return COLUMN_TYPES
+    return (*COLUMN_TYPES, Q8_K if type.block == Q8_K.block else Q8_1 if type in WITH_MINS else Q8_0)
+
+
 def mul_mat(a, b):
     """a^T b in ggml's sense: d[j][i] = sum_k a[i][k] b[j][k].
 
     Shapes: a [k, m, a2, a3], b [k, n, b2, b3] with b2 % a2 == b3 % a3 == 0 -> F32 [m, n, b2, b3].
-    Types: a F32, F16, BF16 or quantised with contiguous rows (not transposed); b F32, F16 or BF16, any strides.
+    Types: a F32, F16, BF16 or quantised with contiguous rows (not transposed); b F32, F16 or BF16, any strides; next to
+    quantised a also the type that b would be rounded to, rows contiguous: Q8_K for blocks of 256, Q8_1 for Q4_1 and
+    Q5_1, else Q8_0.  Blocks as gg.quantize makes them, whose largest code is 127, are used as they are.
     Errors: ShapeError, TypeMismatch.  Source: ggml_mul_mat.
     """
     require_type("mul_mat", a, weight_types(), "a")
-    require_type("mul_mat", b, COLUMN_TYPES, "b")
+    require_type("mul_mat", b, column_types(a.type), "b")
     require(a.ne[0] == b.ne[0], "mul_mat: rows of a and b differ in length", a, b,
             remedy="both store the summed dimension first; transpose and cont one of them")
     require(a.ne[0] > 0, "mul_mat: the summed dimension is empty", a, b, remedy="the product would be zeros: gg.fill")
     require(a.ne[2] and a.ne[3] and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
             "mul_mat: dimensions 2 and 3 of a must divide b's", a, b, remedy="swap a and b, or reshape")
     require(a.nb[0] == a.type.nbytes and a.nb[0] <= a.nb[1], "mul_mat: a is transposed", a, remedy="gg.cont(a)")
+    require(not b.type.quantized or b.nb[0] == b.type.nbytes, "mul_mat: blocks of b must lie side by side", b)
     return a.ctx.node(OP.MUL_MAT, F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), (a, b), ndim=b.ndim)
 
 
@@ -198,7 +211,7 @@ def _short_kernel(t):
 
 def kernel(t, n_threads):
     a, b = t.src[:2]
-    if a.type not in weight_types() or b.type not in COLUMN_TYPES:
+    if a.type not in weight_types() or b.type not in column_types(a.type):
         return None
     if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
         return Kernel("mul_mat-hadamard", hadamard.make_kernel, cost=float(np.prod(b.ne)))
@@ -235,6 +248,9 @@ def cases():
         for n in (1, 5, 17):
             yield case(ta, F32, 64, 33, n, (2, 1), (4, 3))
             yield case(ta, F32, 64, 33, n, (2, 3), (2, 3), True)
+    for ta, tb in ((Q4_0, Q8_0), (Q8_0, Q8_0), (Q4_1, Q8_1), (Q4_K, Q8_K)):
+        for n in (1, 3, 20):
+            yield case(ta, tb, 2 * max(ta.block, tb.block), 19, n)
     for tb in (F16, BF16):
         yield case(F16, tb, 64, 7, 1)
         yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)

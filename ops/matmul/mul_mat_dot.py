@@ -43,7 +43,14 @@ COLUMNS_NBYTES, ROWS_NBYTES = 24 << 10, 20 << 10        # shares of a first-leve
 
 def make_fetch(type):
     """jitted fetch(src, nb0, k, tmp) -> address of the k values at src as contiguous float32: src itself, or tmp."""
-    get, to_float, nbytes, plain = ROW[type].get, traits_of(type).to_float, type.nbytes, type is F32
+    to_float, nbytes, plain = traits_of(type).to_float, type.nbytes, type is F32
+    if type.quantized:
+        @inline
+        def fetch_blocks(src, nb0, k, tmp):
+            to_float(src, tmp, k)
+            return tmp
+        return fetch_blocks
+    get = ROW[type].get
 
     @inline
     def fetch(src, nb0, k, tmp):

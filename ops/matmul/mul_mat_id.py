@@ -15,7 +15,7 @@ from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
 from ggjit.ops.matmul import mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
-from ggjit.ops.matmul.mul_mat import COLUMN_TYPES, MAX_NMSE, dot_shape, max_dot_columns, weight_types
+from ggjit.ops.matmul.mul_mat import MAX_NMSE, column_types, dot_shape, max_dot_columns, weight_types
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 
@@ -28,7 +28,8 @@ def mul_mat_id(as_, b, ids):
     written.  Source: ggml_mul_mat_id.
     """
     require_type("mul_mat_id", as_, weight_types(), "as")
-    require_type("mul_mat_id", b, COLUMN_TYPES, "b")
+    require_type("mul_mat_id", b, column_types(as_.type), "b")
+    require(not b.type.quantized or b.nb[0] == b.type.nbytes, "mul_mat_id: blocks of b must lie side by side", b)
     require_type("mul_mat_id", ids, (I32,), "ids")
     require(as_.ne[3] == 1 and b.ne[3] == 1 and ids.ne[2:] == (1, 1),
             "mul_mat_id: as and b have 3 dimensions, ids has 2", as_, b, ids)
@@ -58,7 +59,7 @@ def _cost(t):
 
 def kernel(t, n_threads):
     a, b, ids = t.src
-    if a.type not in weight_types() or b.type not in COLUMN_TYPES or ids.type is not I32:
+    if a.type not in weight_types() or b.type not in column_types(a.type) or ids.type is not I32:
         return None
     dot, (k, m, n_experts), n_pairs = traits_of(a.type).dot, a.ne[:3], t.ne[1] * t.ne[2]
     modules = (module_of(a.type), module_of(b.type))
@@ -98,6 +99,8 @@ def cases():
         for used, broadcast, n in ((1, False, 1), (2, True, 1), (4, False, 1), (2, False, 5), (4, True, 17)):
             yield case(ta, F32, 96, 37, 4, used, broadcast, n)
         yield case(ta, F32, 64, 19, 8, 2, True, 33)
+    for n in (1, 5, 33):
+        yield case(Q4_0, Q8_0, 64, 19, 4, 2, True, n)
         yield case(ta, F32, 320, 101, 2, 2, False, 45)
     yield case(F16, F16, 33, 5, 4, 2, False, 3)
     yield case(F32, BF16, 33, 5, 4, 2, True, 1)

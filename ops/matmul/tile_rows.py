@@ -27,13 +27,13 @@ import dataclasses
 import functools
 import json
 import os
-import tempfile
 
 import numba
 from llvmlite import binding as llvm
 
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.traits import module_of
+from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.native import isa
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_key
@@ -120,9 +120,7 @@ def keep(type, choice):
     path = _path(type)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as f:
-            json.dump(dataclasses.asdict(choice), f)
-        os.replace(f.name, path)
+        write_whole(path, json.dumps(dataclasses.asdict(choice)), mode=0o600, devices=False)
     except OSError:
         return False
     kept.cache_clear()

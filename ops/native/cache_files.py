@@ -10,7 +10,8 @@ import os
 import pathlib
 import stat
 import struct
-import tempfile
+
+from ggjit.ops.core.whole_file import write_whole
 
 MAX_NBYTES = 1 << 28            # no kernel comes near it
 _MAGIC = b"ggjit\x00\x01\n"
@@ -62,14 +63,7 @@ def write(path, payload):
     if not path.parent.is_dir():
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-    fd, partial = tempfile.mkstemp(dir=path.parent, suffix=".tmp")      # a name that cannot be guessed, mode 0600
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(_head(path, payload) + payload)
-        os.replace(partial, path)
-    except BaseException:                   # a full disk, Ctrl-C: nothing is left behind
-        os.unlink(partial)
-        raise
+    write_whole(path, _head(path, payload) + payload, mode=0o600, durable=False, devices=False)
 
 
 def pack(*parts):

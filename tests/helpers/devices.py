@@ -32,7 +32,7 @@ class FakeBuffer(gg.HostBuffer):
         super().__init__(buft, size + 2 * GUARD)
         self.guarded = self._arena
         self.guarded[:GUARD] = self.guarded[GUARD + size:] = SENTINEL
-        self.size, self.base = size, self.base + GUARD
+        self._size, self.base = size, self.base + GUARD
         self._arena = self.guarded[GUARD:GUARD + size]
         self._arena[:] = 0xFF
         buft.device.buffers.append(self)

@@ -91,9 +91,11 @@ def test_bad_numbers_in_weights_do_not_take_the_process_down(tmp_path):
     path = tiny_model.write(tmp_path / "m.gguf")
     with load_model(path, n_threads=2) as m:
         m.weights.file.map()[m.weights.file.data_offs:] = 0xFF          # private pages: NaN everywhere
-        assert np.isnan(m.logits([1, 2])).any()
+        assert np.isnan(m.decode([1, 2], all_logits=True)).any()
+        with pytest.raises(gg.ParamError, match="the weights or the computation are broken"):
+            m.logits([1, 2])
         with pytest.raises(gg.ParamError, match="logit 0 is nan"):
-            Sampler(temp=0.0).sample(m.logits([1, 2])[-1])
+            Sampler(temp=0.0).sample(m.decode([1, 2]))
         with pytest.raises(gg.ModelError, match="no vocabulary"):
             list(m.generate([1, 2], 3))
 

@@ -320,3 +320,33 @@ def test_cases_on_other_instruction_sets(name, every, on_isa):
     assert used == name and len(errors) > 100 // every
     bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
     assert not bad, bad
+
+
+@pytest.mark.parametrize(("type", "partner"), [(gg.Q4_0, gg.Q8_0), (gg.Q4_1, gg.Q8_1), (gg.Q4_K, gg.Q8_K)], ids=repr)
+@pytest.mark.parametrize("n", [1, 5, 33])
+def test_columns_in_the_type_they_would_be_rounded_to(type, partner, n):
+    """Blocks are used as they are: as near to float64 as products of the same values as F32."""
+    a, b = random(1, 19, 512), random(2, 2, n, 512)
+    values = gg.dequantize(partner, gg.quantize(partner, b), b.shape)
+    want = values.astype(np.float64) @ weights(type, a).astype(np.float64).T
+    got = product(type, a, b, partner, n_threads=2)
+    assert nmse(got, want) < 1e-11
+    np.testing.assert_array_equal(got, product(type, a, values, n_threads=2))
+
+
+@pytest.mark.parametrize("type", [gg.Q4_0, gg.Q8_0], ids=repr)
+def test_such_columns_agree_with_the_real_ggml(type):
+    """ggml's quantiser makes no Q8_1 and Q8_K from outside a product."""
+    a, b = random(1, 7, 512), random(2, 3, 512)
+    want = oracle.connect().op("mul_mat", [a, b], types=[repr(type), repr(gg.Q8_0)])
+    assert nmse(product(type, a, b, gg.Q8_0), want.reshape(3, 7)) < 2e-7
+
+
+def test_other_types_of_columns_are_refused():
+    ctx = gg.Context()
+    new = ctx.new_tensor
+    for a, b in ((gg.F32, gg.Q8_0), (gg.Q4_0, gg.Q8_K), (gg.Q4_K, gg.Q8_0), (gg.Q4_0, gg.Q4_0), (gg.Q4_1, gg.Q8_0)):
+        with pytest.raises(TypeMismatch, match="mul_mat: b .* must be one of F32, F16, BF16"):
+            gg.mul_mat(new(a, (256, 2)), new(b, (256, 3)))
+        with pytest.raises(TypeMismatch, match="mul_mat_id: b .* must be one of F32, F16, BF16"):
+            gg.mul_mat_id(new(a, (256, 2, 2)), new(b, (256, 1, 3)), new(gg.I32, (1, 3)))

@@ -4,6 +4,7 @@ import os
 import sys
 
 from ggjit.ops.core.errors import extra
+from ggjit.ops.core.printable import TEXT, printable
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
 
@@ -37,6 +38,11 @@ def add_repack(c):
                    "several columns for a slower load and memory that is not shared (encoders: yes)")
 
 
+def add_strict(c):
+    c.add_argument("--no-strict", dest="strict", action="store_false",
+                   help="compute also what is another model: tensors and settings that are not used are left out")
+
+
 def add_kv_type(c):
     c.add_argument("--kv-type", default="F16", metavar="TYPE", help="type of the KV cache: F16 or F32 (F16)")
 
@@ -64,7 +70,7 @@ def table(title, columns, rows, **options):
     for column in columns:
         out.add_column(column, **options)
     for row in rows:
-        out.add_row(*row)
+        out.add_row(*(printable(cell, keep=TEXT) for cell in row))
     return out
 
 

@@ -36,6 +36,7 @@ LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their token
 
 def load(path, args, reserve=True, **options):
     """The network of `path` for a command's arguments, with helpers for the kernels it still has to compile."""
+    options |= {"strict": getattr(args, "strict", True)}
     help_when_compiling(path, options | {"n_threads": args.threads})
     gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
     return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)

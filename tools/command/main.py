@@ -7,6 +7,7 @@ import os
 import sys
 
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.printable import printable
 from ggjit.tools.command.parser import Arguments, try_first
 
 
@@ -51,7 +52,7 @@ def _status(run, args):
 
 
 def _failed(args, words):
-    print(f"ggjit {args.command}: {words}", file=sys.stderr)
+    print(f"ggjit {args.command}: {printable(words)}", file=sys.stderr)
     return 1
 
 

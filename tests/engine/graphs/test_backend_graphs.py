@@ -88,7 +88,11 @@ def test_compare_graph_backend_A15_07_B5():
     assert gg.compare_graph_backend(CPU, fake, graph, callback)
     assert seen == [i for i, t in enumerate(graph.nodes) if t.op not in VIEW_OPS]
     for stop in (False, np.False_, 0):
-        assert gg.compare_graph_backend(CPU, fake, graph, lambda i, a, b, stop=stop: stop) is False
+        for nodes in (None, graph.nodes):
+            seen.clear()
+            assert gg.compare_graph_backend(CPU, fake, graph, lambda i, *_, stop=stop: seen.append(i) or stop,
+                                            test_nodes=nodes) is True
+            assert len(seen) == 1
     for bad in (fake.device, CPU.default_buffer_type, None):
         with pytest.raises(gg.TypeMismatch, match="compare_graph_backend takes a Backend"):
             gg.compare_graph_backend(CPU, bad, graph, callback)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ggjit.models.core.progress import bar, compiling
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_threads, count, positive
+from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (("ggjit bench m.gguf", "a prompt of 128, then 64 tokens"),
@@ -22,6 +22,7 @@ def add_arguments(c):
     c.add_argument("-r", type=positive, default=3, metavar="N", help="repetitions (3)")
     add_kv_type(c)
     add_repack(c)
+    add_strict(c)
 
 
 def run(args):

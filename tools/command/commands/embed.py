@@ -3,7 +3,8 @@ import time
 
 from ggjit.models.core.progress import compiling
 from ggjit.models.files.minilm import minilm_path
-from ggjit.tools.command.common import add_repack, add_threads
+from ggjit.ops.core.printable import printable
+from ggjit.tools.command.common import add_repack, add_strict, add_threads
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit embed "a cat" "a dog"', "MiniLM"),
@@ -15,6 +16,7 @@ def add_arguments(c):
     c.add_file("--model", metavar="PATH", help="a bert GGUF (default: MiniLM, made on first use)")
     add_threads(c)
     add_repack(c)
+    add_strict(c)
     c.add_argument("text", nargs="+", metavar="TEXT")
 
 
@@ -28,5 +30,5 @@ def run(args):
         seconds = time.perf_counter() - t0
     if not args.json:
         for text, v in zip(args.text, vectors, strict=True):
-            print(f"{' '.join(f'{x:.4f}' for x in v[:6])} ...  ({len(v)} numbers)  {text}")
+            print(f"{' '.join(f'{x:.4f}' for x in v[:6])} ...  ({len(v)} numbers)  {printable(text)}")
     return {"tokens": ids, "embeddings": vectors.tolist(), "tokens_per_second": sum(map(len, ids)) / seconds}

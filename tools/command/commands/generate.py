@@ -3,7 +3,8 @@ import contextlib
 import sys
 
 from ggjit.models.core.progress import bar, compiling
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_threads, count, positive
+from ggjit.ops.core.printable import TEXT, printable
+from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit generate --model m.gguf --prompt "Once upon a time"', ""),
@@ -22,6 +23,7 @@ def add_arguments(c):
     add_kv_type(c)
     c.add_argument("--n-ctx", type=positive, default=None, metavar="N", help="context size (the model's own)")
     add_repack(c)
+    add_strict(c)
     add_gpu(c)
     add_threads(c)
 
@@ -32,13 +34,13 @@ def run(args):
         pieces = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
                             seed=args.seed)
         if not args.json:
-            print(args.prompt, end="", flush=True)
+            print(printable(args.prompt, keep=TEXT), end="", flush=True)
         with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
             for piece in pieces:
                 if args.json:
                     step()
                 else:
-                    print(piece, end="", flush=True)
+                    print(printable(piece, keep=TEXT), end="", flush=True)
     s = pieces.stats
     if not args.json:
         print()

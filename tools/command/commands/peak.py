@@ -2,7 +2,7 @@
 from ggjit.alloc.report import mib
 from ggjit.models.core.progress import compiling
 from ggjit.models.networks.peak import model_peak, what_if
-from ggjit.tools.command.common import add_repack, console, positive, table
+from ggjit.tools.command.common import add_repack, add_strict, console, positive, table
 
 EXAMPLES = (("ggjit peak llama-70b --n-ctx 4096 --flash", "a shape alone"),
             ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
@@ -19,13 +19,14 @@ def add_arguments(c):
     c.add_argument("--order", choices=("graph", "memory"), default="graph", help="execution order (graph)")
     c.add_argument("--all-logits", action="store_true", help="logits of every token, as llama.cpp reserves them")
     add_repack(c)
+    add_strict(c)
     c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
     c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
     c.add_file("--csv", metavar="FILE", help="write one line per tensor")
 
 
 def run(args):
-    options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack)
+    options = dict(order=args.order, all_logits=args.all_logits, repack=args.repack, strict=args.strict)
     with compiling():
         report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options)
         rows = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None

@@ -5,7 +5,7 @@ from ggjit.models.core.progress import bar, compiling
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.load import load_model
 from ggjit.ops.native.jit import CACHE
-from ggjit.tools.command.common import add_repack, tiles_json, tiles_line
+from ggjit.tools.command.common import add_repack, add_strict, tiles_json, tiles_line
 from ggjit.tools.command.helpers import help_when_compiling, jobs, kept_kernels, tune_for
 
 EXAMPLES = (("ggjit warm-up", "MiniLM's"), ("ggjit warm-up m.gguf", "of a llama: the first answer comes at once"))
@@ -14,14 +14,15 @@ EXAMPLES = (("ggjit warm-up", "MiniLM's"), ("ggjit warm-up m.gguf", "of a llama:
 def add_arguments(c):
     c.add_file("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
     add_repack(c)
+    add_strict(c)
 
 
 def run(args):
     t0, before = time.perf_counter(), kept_kernels()
-    path, options = args.model or minilm_path(), {"repack": args.repack}
+    path, options = args.model or minilm_path(), {"repack": args.repack, "strict": args.strict}
     with compiling():
         m = load_model(path, **options)
-        tuned = tune_for(m, **options)                  # before there are helpers: nothing else may run beside it
+        tuned = tune_for(m, args.repack)                  # before there are helpers: nothing else may run beside it
         help_when_compiling(path, options)
         todo = list(jobs(m).values())
         with bar("kernels", len(todo)) as step:

@@ -1,0 +1,92 @@
+"""Files that are written whole or not at all.
+
+    with whole_file("report.csv", text=True) as f:
+        f.write("...")
+
+A file of another name is written beside it and renamed when it is complete.  Its name cannot be guessed and it must be
+new, so no link put there beforehand leads elsewhere; a link of the wanted name is replaced, not followed.  After an
+error (a full disk, Ctrl-C) the partial file is gone and what had the name before is as it was.
+
+Devices, pipes and the open files under /dev and /proc have nothing to replace: they are written as they are.
+"""
+import contextlib
+import errno
+import os
+import stat
+
+
+@contextlib.contextmanager
+def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
+    """A file to write, `.name` its path until then; it is `path` when the block ends without an error.
+
+    text: UTF-8, line ends as they are written; else bytes.  mode: permissions, less the umask; those of a file that is
+    replaced stay, but for those that are not in mode.  durable: the bytes are on the disk before the name is.
+    devices: False in folders of our own, where a pipe or device has no business and is replaced.
+    Errors: OSError with `path` as its filename.
+    """
+    path = os.path.abspath(os.fspath(path))
+    try:
+        before = _plain(path)
+        if before is None and devices:
+            with _open(path, "w", text) as f:
+                yield f
+            return
+        with _partial(path, text, before & mode if before else mode) as f:
+            yield f
+            f.flush()
+            if durable:
+                os.fsync(f.fileno())
+            if before and hasattr(os, "fchmod"):
+                os.fchmod(f.fileno(), before & mode)
+            f.close()                           # a full disk may be noticed here, and open files have no new name
+            os.replace(f.name, path)
+    except OSError as e:
+        if e.filename is not None and e.filename != path and os.path.dirname(str(e.filename)) != os.path.dirname(path):
+            raise                               # of another file that the block used
+        raise OSError(e.errno, e.strerror or str(e), path) from e
+
+
+def write_whole(path, content, **options):
+    """Write bytes or a text as the file `path`; options and errors as whole_file."""
+    with whole_file(path, text=isinstance(content, str), **options) as f:
+        f.write(content)
+
+
+def _open(name, mode, text, **options):
+    return open(name, mode, encoding="utf-8", newline="", **options) if text else open(name, mode + "b", **options)
+
+
+def _plain(path):
+    """Permissions of the plain file of that name, 0 where there is none; None for what is not replaced."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", path)
+    if folder in ("/dev", "/dev/fd") or folder.startswith("/proc/"):
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path).st_mode
+        if stat.S_ISREG(found):
+            return stat.S_IMODE(found)
+        return 0 if stat.S_ISLNK(found) else None
+    return 0
+
+
+@contextlib.contextmanager
+def _partial(path, text, mode):
+    """A new file beside `path`, removed after an error."""
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name[:40]}.{os.urandom(8).hex()}.part")
+
+    def exclusive(name, flags):
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), mode)
+    with _open(partial, "x", text, opener=exclusive) as f:
+        try:
+            yield f
+        except BaseException:
+            with contextlib.suppress(OSError):
+                f.close()
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
