@@ -118,7 +118,7 @@ class GraphAllocator:
         self._memory.grow(self.plan(graph, node_ids, leaf_ids, alloc_deps).chunk_sizes)
 
     def alloc_graph(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
-        """Give every tensor of `graph` without memory its place; buffers grow when they have to.  alloc_deps: `plan`."""
+        """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
         where = {}

@@ -23,7 +23,8 @@ def network_of(file, options, **kw):
     return ARCHITECTURES[file.arch](file, **options, **kw)
 
 
-def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, **options):
+def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False,
+               validate=False, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
@@ -33,6 +34,7 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
     yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
+    validate: read all weights first, and refuse a file with a NaN or an infinity in them (slow for a large model).
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
     """
@@ -46,5 +48,7 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
         file = GGUFFile(path)
     except ValueError as e:             # a null byte or a lone surrogate in the path
         raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+    if validate:
+        file.validate()
     return network_of(file, options, backend=backend, n_threads=n_threads, load_start=t0, reserve=reserve,
                       n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe)
