@@ -35,6 +35,8 @@ class Placement:
 
 def _markers(graph, alloc_deps):
     """[(number of the node it stands before, marker)]: views without op that keep tensors alive (as a scheduler's)."""
+    if not alloc_deps:
+        return []
     at, known, ctx, marks = {t.id: i for i, t in enumerate(graph.nodes)}, set(graph.leaf_ids.tolist()), Context(), []
     for t, until in alloc_deps:
         if until.id not in at or t.id not in known and at.get(t.id, len(at)) > at[until.id]:
