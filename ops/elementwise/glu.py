@@ -273,5 +273,5 @@ def cases():
                                make(type, op, form, shape, view, odd), TOLERANCE[type])
 
 
-SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference, kernel=kernel,
-              cases=cases),)
+SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference,
+              kernel=kernel, cases=cases),)
