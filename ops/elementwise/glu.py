@@ -82,7 +82,7 @@ def _oai(b, x, g, alpha, limit):
     return _times(b, mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
 
 
-LIMITED = (GLU.SWIGLU_OAI, GLU.SWIGLU_CLAMP)     # take a limit, and two tensors
+LIMITED = {GLU.SWIGLU_OAI: "alpha and limit", GLU.SWIGLU_CLAMP: "a limit"}      # what they need besides two tensors
 GATES = {
     GLU.REGLU: Gate("x g if x > 0 else 0", lambda x, g, alpha, limit: np.where(x > 0, x * g, 0), _reglu, 0.025),
     GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.03),
@@ -126,7 +126,7 @@ def glu(a, op, swapped=False):
     Source: ggml_glu; arXiv 2002.05202.
     """
     if op in LIMITED:
-        raise ParamError(f"glu: {GLU(op).name} needs a limit; use gg.{GLU(op).name.lower()}")
+        raise ParamError(f"glu: {GLU(op).name} needs {LIMITED[op]}; use gg.{GLU(op).name.lower()}")
     return _node("glu", op, a, None, swapped)
 
 
