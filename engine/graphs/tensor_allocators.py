@@ -14,9 +14,9 @@ import numpy as np
 from ggjit.alloc.legacy import GraphAllocator2023
 from ggjit.alloc.tensor_alloc import Bump
 from ggjit.alloc.tensor_alloc import TensorAllocator as Places
-from ggjit.core.arguments import expect
-from ggjit.core.backend import Backend
-from ggjit.core.buffer import Buffer, BufferType, init_placed, require_unplaced, tensor_alloc
+from ggjit.core.arguments import buffer_size, expect
+from ggjit.core.backend import Backend, host_array
+from ggjit.core.buffer import Buffer, BufferType, as_bytes, init_placed, require_unplaced, tensor_alloc
 from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.lifetime import Handle
 from ggjit.core.slots import alloc_buffer, checked_int
@@ -82,7 +82,8 @@ class TensorAllocator(Handle):
         if not isinstance(alignment, int) or alignment % least:
             raise ParamError(f"alignment {alignment!r}: expected a multiple of {least}, which {buft.name} needs")
         self.owned = size is not None
-        self.buffer = target if isinstance(target, Buffer) else alloc_buffer(buft, size) if self.owned else None
+        self.buffer = target if isinstance(target, Buffer) else \
+            alloc_buffer(buft, buffer_size(size)) if self.owned else None
         where = dict(base=None) if self.buffer is None else dict(size=self.buffer.size, base=self.buffer.base)
         self._places = Places(alignment=alignment, **where)
         self._tensors = {}                      # id -> weak reference to the tensor placed under it
@@ -196,7 +197,11 @@ class Allocr(Handle):
     @classmethod
     def new(cls, data, size=None, alignment=32):
         """Over the caller's memory: an array or object with the buffer protocol, of which `size` bytes are used."""
-        buffer = ArrayBuffer(HOST, np.frombuffer(data, np.uint8, -1 if size is None else size))
+        memory = as_bytes(host_array(data))
+        size = memory.size if size is None else buffer_size(size)
+        if size > memory.size:
+            raise ParamError(f"Allocr.new: {size} bytes of a memory that has {memory.size}")
+        buffer = ArrayBuffer(HOST, memory[:size])
         return cls(TensorAllocator(buffer, alignment=alignment))
 
     @classmethod

@@ -176,6 +176,14 @@ def test_constructors_over_memory_that_exists_A9_03_A11_02():
     assert (data[x.offs:x.offs + 64].view(np.float32) == 1).all(), "the caller's memory"
     CPU.graph_compute(graph)
     np.testing.assert_allclose(graph.outputs[0].numpy().sum(), 1, rtol=1e-6)
+    for bad, size, error, text in ((data[::2], None, gg.ParamError, "not C-contiguous"),
+                                   (3, None, gg.TypeMismatch, "int"),
+                                   (data, 2000, gg.ParamError, "2000 bytes of a memory that has 1024"),
+                                   (data, -1, gg.ParamError, "must not be negative")):
+        with pytest.raises(error, match=text):
+            gg.Allocr.new(bad, size)
+    with pytest.raises(gg.TypeMismatch, match="buffer size must be an integer"):
+        gg.TensorAllocator(CPU, "64")
     buf = CPU.alloc_buffer(256)
     owned = gg.Allocr.new_from_buffer(buf)
     x2, graph2 = chain(4, gg.norm)
