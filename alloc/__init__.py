@@ -9,7 +9,8 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     order.py            execution orders that need less memory
     validate.py         checks plans, independently of the planners
 
-Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023), csvio.py (offset problems as files), report.py and
+Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023; those that place tensors are gg.TensorAllocator and
+gg.Allocr, in engine/graphs/tensor_allocators.py), csvio.py (offset problems as files), report.py and
 plots.py (a plan as text and pictures).
 """
 if not __name__.startswith("ggjit"):

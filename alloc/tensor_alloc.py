@@ -150,6 +150,14 @@ class TensorAllocator:
         self.own.clear()
         self.live.clear()
 
+    def state(self):
+        """What `restore` brings back."""
+        return self._state.copy(), self._words, dict(self.own), dict(self.live)
+
+    def restore(self, state):
+        """As it was when `state` was taken."""
+        self._state, self._words, self.own, self.live = state
+
     @property
     def max_size(self):
         """Highest end of any allocation since creation, bytes from base (A9.20)."""

@@ -61,7 +61,7 @@ ggml_ftype_to_ggml_type | - | a GGUF file names the type of each tensor
 ggml_quantize_chunk | gg.quantize |
 ggml_quantize_(init|free) | - | nothing to set up
 ggml_quantize_requires_imatrix | gg.quantize | it says so
-ggml_validate_row_data | - | files are checked for their structure; NaN in weights comes out as NaN
+ggml_validate_row_data | gg.validate_row_data | load_model(path, validate=True) for a file
 ggml_(bf16_to_fp32|fp16_to_fp32|fp32_to_bf16|fp32_to_fp16)(_row|_row_ref)? | gg.quantize, gg.dequantize |
 
 ggml_new_graph(_custom)? | gg.Graph | gg.Graph(*outputs)
@@ -81,7 +81,6 @@ ggml_log_(get|set) | - | errors are exceptions; GGJIT_DEBUG for the rest
 ggml_prec_set_acc | gg.mul_mat_set_prec, gg.flash_attn_ext_set_prec | the same slots; returns a new node
 ggml_prec_set_src | - | a wish for backends that can choose; the CPU computes the same
 ggml_flash_attn_ext_set_n_kv_max | - | a hint for GPU kernels; the CPU computes the same
-ggml_swiglu_clamp | - | newer than the op set: clamp both sides, then gg.swiglu_split
 ggml_clamp_inplace | gg.clamp | always in place here, as in ggml until 0.13
 ggml_rope_custom(_inplace)? | gg.rope_ext\1 | deprecated there; c is None
 ggml_rope_yarn_corr_dims | ggjit.ops.attention.rope_angles | part of the kernel's set-up
@@ -92,13 +91,12 @@ ggml_backend_graph_copy | gg.graph_copy |
 ggml_backend_graph_copy_free | gg.GraphCopy |
 ggml_backend_(compare_graph_backend|view_init) | gg.\1 |
 ggml_backend_alloc_ctx_tensors(_from_buft)? | gg.alloc_ctx_tensors |
-ggml_backend_alloc_ctx_tensors_from_buft_size | - | the buffer's size, after the fact
+ggml_backend_alloc_ctx_tensors_from_buft_size | gg.alloc_ctx_tensors_from_buft_size |
 ggml_backend_sched_new | gg.Scheduler |
 ggml_backend_sched_get_(n_splits|n_copies) | gg.Scheduler.\1 |
 ggml_backend_sched_get_(backend|n_backends) | gg.Scheduler.backends |
 ggml_backend_sched_get_buffer_size | gg.Scheduler.buffer_size |
 ggml_backend_sched_get_buffer_type | gg.Scheduler.buffer_type |
-ggml_backend_sched_set_copy_callback | - | no such hook
 ggml_backend_sched_(\w+) | gg.Scheduler.\1 |
 ggml_backend_buft_get_(alignment|max_size|alloc_size) | gg.BufferType.\1 |
 ggml_backend_buft_get_device | gg.BufferType |
@@ -145,7 +143,7 @@ ggml_gallocr_get_buffer_size | gg.GraphAllocator.buffer_size |
 ggml_gallocr_reserve_n_size | gg.GraphAllocator.plan, gg.measure | allocates nothing
 ggml_gallocr_reserve(_n)? | gg.GraphAllocator.reserve |
 ggml_gallocr_(alloc_graph|free) | gg.GraphAllocator.\1 |
-ggml_tallocr_\w+ | ggjit.alloc.tensor_alloc |
+ggml_tallocr_\w+ | gg.BumpAllocator, gg.TensorAllocator | the second is ggml's of 2023: it frees too
 
 ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2 or generic
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal

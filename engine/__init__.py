@@ -24,6 +24,7 @@ if not __name__.startswith("ggjit"):
 
 from types import ModuleType as _ModuleType
 
+from ggjit import alloc as _alloc
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
@@ -39,16 +40,18 @@ from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickl
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.copying import GraphCopy, compare_graph_backend, graph_copy
 from ggjit.graphs.graph import Graph
+from ggjit.graphs.tensor_allocators import Allocr, BumpAllocator, TensorAllocator
 from ggjit.ops.core import errors
 from ggjit.ops.core.spec import builders as _builders
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
 from ggjit.ops.types.quantize import dequantize, quantize
+from ggjit.ops.types.validate import validate_row_data
 from ggjit.profiling.profile import profile
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.arrays import from_numpy, new_f32, new_i32
-from ggjit.tensors.context import Context, alloc_ctx_tensors, from_dlpack
+from ggjit.tensors.context import Context, alloc_ctx_tensors, alloc_ctx_tensors_from_buft_size, from_dlpack
 from ggjit.tensors.tensor import Tensor, set_input, set_name, set_output, set_param
 from ggjit.tensors.transfer import (
     same_layout,
@@ -69,13 +72,15 @@ from ggjit.tensors.transfer import (
 
 __version__ = "0.1.0"
 
-for _name in ("alloc_ctx_tensors", "dequantize", "from_numpy", "init_backend", "measure", "new_f32", "new_i32",
+for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "from_numpy", "init_backend",
+              "measure", "new_f32", "new_i32",
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
               "view_init", "graph_copy"):
     globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
+_alloc.TensorAllocator, _alloc.Allocr = TensorAllocator, Allocr       # alloc/ knows only numbers
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...

@@ -70,7 +70,7 @@ class NullDevice(Device):
     def buffer_type(self):
         return self._buffer_type
 
-    def buffer_from_host_ptr(self, array, read_only=False):
+    def buffer_from_host_ptr(self, array, read_only=False, max_tensor_size=None):
         """A size without memory: mapped weights can be planned without being read."""
         array = array if isinstance(array, np.ndarray) else host_array(array)       # never read: strides do not matter
         return NullBuffer(self._buffer_type, array.nbytes)

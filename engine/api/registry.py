@@ -6,12 +6,14 @@ ggml_backend_load); an entry point or registry that fails is reported in `gg.reg
 """
 import importlib
 import importlib.metadata
+import sys
 import threading
 import warnings
 
 from ggjit.api.null_device import NULL
 from ggjit.core.arguments import expect
-from ggjit.core.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU
+from ggjit.core.backend import DEVICE_TYPES, TYPE_CPU, TYPE_GPU, TYPE_IGPU, Device
+from ggjit.core.config import debug
 from ggjit.cpu.device import CPU, PROC_ADDRESSES
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 
@@ -36,13 +38,16 @@ class BuiltIn:
         return self._proc_addresses.get(name)
 
 
+_BUILT_IN = (BuiltIn("CUDA", _cuda_devices), BuiltIn("CPU", lambda: [CPU], PROC_ADDRESSES),
+             BuiltIn("NULL", lambda: [NULL]))
+CPU.reg, NULL.reg = _BUILT_IN[1:]
+
+
 class Registry:
     """All registered devices, in the order they were registered; CUDA, CPU and NULL come last."""
 
     def __init__(self):
         self._registries = []
-        self._built_in = [BuiltIn("CUDA", _cuda_devices), BuiltIn("CPU", lambda: [CPU], PROC_ADDRESSES),
-                          BuiltIn("NULL", lambda: [NULL])]
         self.errors = []                # (name, exception) of backends that did not load or list their devices
         self._searched = False
         self._lock = threading.RLock()
@@ -56,8 +61,12 @@ class Registry:
         if version != API_VERSION:
             raise ParamError(f"backend registry {name!r} was made for API version {version}, this is {API_VERSION}")
         with self._lock:
-            if all(r is not reg for _, r in self._registries):
-                self._registries.append((name, reg))
+            if any(r is reg for _, r in self._registries):
+                return
+            self._registries.append((name, reg))
+        if "registry" in debug:
+            names = ", ".join(d.name for d in self._guard(name, lambda: list(reg.devices())) or ())
+            print(f"registered backend {name}: devices {names or 'none'}", file=sys.stderr)
 
     def unregister(self, reg):
         """Take a registry out; its devices and backends that are in use live on."""
@@ -82,7 +91,7 @@ class Registry:
                 for point in self._guard(ENTRY_POINTS, lambda: list(importlib.metadata.entry_points(
                         group=ENTRY_POINTS))) or ():
                     self._guard(point.name, lambda point=point: self.register(point.load()()))
-            return [*self._registries, *((r.name, r) for r in self._built_in)]
+            return [*self._registries, *((r.name, r) for r in _BUILT_IN)]
 
     def _guard(self, name, call):
         """call(), or None with its error kept in `errors` and warned about once: third-party code must not stop ggjit.
@@ -113,7 +122,7 @@ class Registry:
             if name == without:
                 continue
             for d in self._guard(name, lambda reg=reg: list(reg.devices())) or ():
-                found.append(self._guard(name, lambda d=d: _facts(d)))
+                found.append(self._guard(name, lambda d=d, reg=reg: _facts(d, reg)))
         return [f for f in found if f is not None]
 
     def devices(self):
@@ -156,12 +165,14 @@ class Registry:
         return None
 
 
-def _facts(device):
-    """(name, type, device) of a device.  Errors: TypeMismatch for one that cannot be listed."""
+def _facts(device, reg):
+    """(name, type, device) of a device, which is told its registry.  Errors: TypeMismatch if it cannot be listed."""
     name, kind = device.name, device.type
     if not isinstance(name, str) or kind not in DEVICE_TYPES:
         raise TypeMismatch(f"a device has .name (a string) and .type ({', '.join(DEVICE_TYPES)}), got {name!r} and "
                            f"{kind!r}")
+    if isinstance(device, Device):
+        device.reg = reg
     return name, kind, device
 
 

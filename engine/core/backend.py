@@ -6,7 +6,7 @@ Every slot that ggml calls optional has ggml's default here: a device that only 
 """
 import numpy as np
 
-from ggjit.core.arguments import expect, expect_slot
+from ggjit.core.arguments import buffer_size, expect, expect_slot
 from ggjit.core.buffer import BufferType
 from ggjit.core.host_buffer import ArrayBuffer
 from ggjit.core.html_repr import HtmlRepr
@@ -24,14 +24,17 @@ class Device(Handle, HtmlRepr):
     name = "?"
     description = ""
     type = TYPE_CPU
+    is_async = False                # do its backends return before their work is done?
+    reg = None                      # the registry object that lists it; set when devices are listed
 
     @property
     def props(self):
-        """Capabilities as a dict (ggml_backend_dev_props); by default True where the device defines the slot."""
+        """Capabilities as a dict (ggml_backend_dev_props): "async" is `is_async`, the others are by default True where
+        the device defines the slot."""
         free, total = self.memory()
         overrides = lambda slot: getattr(type(self), slot) is not getattr(Device, slot)     # noqa: E731
         return {"name": self.name, "description": self.description, "type": self.type, "memory_free": free,
-                "memory_total": total, "device_id": None, "async": False,
+                "memory_total": total, "device_id": None, "async": bool(self.is_async),
                 "host_buffer": self.host_buffer_type() is not None,
                 "buffer_from_host_ptr": overrides("buffer_from_host_ptr"),
                 "mmap_support": overrides("buffer_from_host_ptr"), "events": overrides("event_new")}
@@ -56,8 +59,12 @@ class Device(Handle, HtmlRepr):
         """More buffer types of this device (ggml_backend_dev_get_extra_bufts)."""
         return []
 
-    def buffer_from_host_ptr(self, array, read_only=False):
-        """A buffer over host memory; nothing is copied."""
+    def buffer_from_host_ptr(self, array, read_only=False, max_tensor_size=None):
+        """A buffer over host memory; nothing is copied.
+
+        max_tensor_size: bytes of the largest tensor that will lie in it (None: any), for devices that reach large
+        memory through several windows.
+        """
         raise NotSupported(f"device {self.name} cannot use host memory in place")
 
     def supports_op(self, t):
@@ -185,7 +192,11 @@ class Backend(Handle, HtmlRepr):
             self.graph_plan_free(plan)
 
     def graph_optimize(self, nodes):
-        """The nodes of a scheduler's split in a better order, sources first.  By default as they are."""
+        """The nodes of a scheduler's split in a better order, sources first.  By default as they are.
+
+        `nodes.add_alloc_dep(tensor, until)`: the memory of `tensor` is kept until the node `until` has run, for kernels
+        that compute several nodes at once or out of order (engine/sched/order.py).
+        """
         return nodes
 
     def supports_op(self, t):
@@ -216,12 +227,15 @@ count_writes(Backend, _WRITING_SLOTS)
 class HostMemory:
     """Mixin for devices that compute in host memory."""
 
-    def buffer_from_host_ptr(self, array, read_only=False):
+    def buffer_from_host_ptr(self, array, read_only=False, max_tensor_size=None):
         """A buffer over memory that exists: an ndarray, a memory map, any object with the buffer protocol.
 
         Nothing is copied.  read_only=True promises that the memory does not change: plans that would write it are
-        refused, and copies of it on other devices are kept.  Errors: TypeMismatch, ParamError (not C-contiguous).
+        refused, and copies of it on other devices are kept.  max_tensor_size does not matter here: the whole memory
+        is reached.  Errors: TypeMismatch, ParamError (not C-contiguous, a negative size).
         """
+        if max_tensor_size is not None:
+            buffer_size(max_tensor_size)
         return ArrayBuffer(self.buffer_type(), host_array(array), read_only)
 
 

@@ -149,6 +149,18 @@ class Buffer(Handle, HtmlRepr):
     def init_tensor(self, t):
         """Called once for every tensor placed here."""
 
+    def init_view(self, t):
+        """The same for views of tensors that lie here; by default `init_tensor`."""
+        self.init_tensor(t)
+
+    def free_tensor(self, t):
+        """Called before a tensor allocator gives the place of one tensor back (nothing here)."""
+
+    def is_bound(self, t):
+        """Can the tensor, which has a place here, be read and computed with?  Buffers without addresses may say no
+        until they have bound it to memory."""
+        return True
+
     def set_tensor(self, t, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
         raw = as_bytes(data)
@@ -189,7 +201,8 @@ class Buffer(Handle, HtmlRepr):
         self.host_bytes(0, self.size, write=True)[...] = value
 
     def reset(self):
-        """Forget what init_tensor attached to tensors (nothing here)."""
+        """Forget what init_tensor attached to tensors (nothing here).  Allocators call it before they hand out the
+        places of this buffer anew."""
 
     def set_usage(self, usage):
         """USAGE_ANY, USAGE_WEIGHTS (the scheduler runs ops where their weights are) or USAGE_COMPUTE."""
@@ -306,6 +319,21 @@ class MultiBuffer(Buffer):
     _only_groups.counts_versions = True
 
 
+def init_placed(buf, t):
+    """Tell the buffer, if it wants to know, that tensor `t` lies in it now."""
+    if type(buf).init_tensor is not Buffer.init_tensor or type(buf).init_view is not Buffer.init_view:
+        (buf.init_tensor if t.view_src is None else buf.init_view)(t)
+
+
+def reset_buffers(buffers):
+    """Before the places in these buffers are handed out anew: they forget what init_tensor attached.  Returns whether
+    any of them has something to forget."""
+    keeping = [buf for buf in buffers if buf is not None and buf.alive and type(buf).reset is not Buffer.reset]
+    for buf in keeping:
+        buf.reset()
+    return bool(keeping)
+
+
 def as_bytes(data):
     """Any bytes-like object or array as a flat uint8 array."""
     if isinstance(data, np.ndarray) and data.dtype.hasobject:
@@ -316,6 +344,17 @@ def as_bytes(data):
         return np.frombuffer(data, np.uint8)
     except (TypeError, ValueError):
         raise TypeMismatch(f"expected bytes or an array, got {type(data).__name__}") from None
+
+
+class EmptyBuffer(Buffer):
+    """A buffer of 0 bytes: there is nothing that a device would have to allocate."""
+
+    def __init__(self, buft):
+        super().__init__(buft, 0)
+        self._arena = np.empty(0, np.uint8)
+
+    def clear(self, value=0):
+        require_byte(value)
 
 
 def buffer_by_id(buffer_id, tensor):
@@ -331,16 +370,28 @@ def freed(tensor):
     return StaleHandle(f"the buffer of {describe(tensor)} was freed; allocate the tensor again")
 
 
-def tensor_alloc(buf, t, offs):
-    """Place leaf `t` at byte `offs` of `buf` (ggml_backend_tensor_alloc)."""
+def require_unplaced(t):
+    """ParamError for a view, and for a tensor that has memory."""
     t._check()
-    if not buf.alive:
-        raise StaleHandle(f"{buf!r} was freed; allocate another")
     if t.view_src is not None:
         raise ParamError(f"{describe(t)} is a view; it follows its base {describe(t.view_src)}")
-    need = buf.buft.alloc_size(t)
-    if offs < 0 or offs % buf.buft.alignment() or offs + need > buf.size:
-        raise IndexRangeError(f"{describe(t)} needs {need} bytes at a multiple of {buf.buft.alignment()}; "
+    holder = _buffers.get(int(TABLE.words[t.id, T_BUFFER]))
+    if holder is not None and holder.alive:
+        raise ParamError(f"{describe(t)} has memory already, in {holder!r}; free that, or make another tensor")
+
+
+def tensor_alloc(buf, t, offs):
+    """Place `t`, which has no memory, at byte `offs` of `buf`, a multiple of the type's alignment in the buffer or as
+    an address.  Errors: ParamError (a view, or it has memory), IndexRangeError, StaleHandle.  Source:
+    ggml_backend_tensor_alloc.
+    """
+    if not buf.alive:
+        raise StaleHandle(f"{buf!r} was freed; allocate another")
+    require_unplaced(t)
+    need, alignment = buf.buft.alloc_size(t), buf.buft.alignment()
+    aligned = offs % alignment == 0 or buf.base and (buf.base + offs) % alignment == 0
+    if offs < 0 or not aligned or offs + need > buf.size:
+        raise IndexRangeError(f"{describe(t)} needs {need} bytes at a multiple of {alignment}; "
                               f"offset {offs} does not fit {buf!r}")
     before = TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist()
     TABLE.place(t.id, buf.id, offs)

@@ -6,13 +6,15 @@
     GGJIT_TUNE       off | 1 | 2 | 4 | 8: rows of a decode tile by the rule, or given, not measured
     GGJIT_DEBUG      comma list: `plan` prints every plan as it is made; `poison` fills computed tensors with NaN bytes
                      before each run; `validate` checks every memory plan with the independent validator; `check`
-                     compares every node of every run with its NumPy reference (slow)
+                     compares every node of every run with its NumPy reference (slow); `sched` prints splits, causes and
+                     copies of every graph a scheduler assigns; `copies` those between devices that go by way of the
+                     host; `registry` every registry and device that is registered
 """
 import os
 
 from ggjit.ops.core.errors import ParamError
 
-DEBUG_SWITCHES = {"plan", "poison", "validate", "check"}
+DEBUG_SWITCHES = {"plan", "poison", "validate", "check", "sched", "copies", "registry"}
 
 
 def _debug():

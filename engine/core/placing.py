@@ -11,7 +11,7 @@ from ggjit.core.lifetime import call_all
 from ggjit.core.slots import alloc_buffer, checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import OutOfMemory
-from ggjit.ops.core.record import T_BUFFER
+from ggjit.ops.core.record import T_BUFFER, T_OFFS
 from ggjit.ops.core.shape import describe
 
 
@@ -37,8 +37,21 @@ def place_tensors(wanted):
     return [(buf, [t for t, _ in group]) for buf, (_, _, group) in zip(made, layouts, strict=True)]
 
 
+def move_tensors(wanted):
+    """place_tensors for tensors that have memory, which they leave.  After an error they lie where they lay."""
+    old = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist()) for _, tensors in wanted for t in tensors]
+    try:
+        for t, _ in old:
+            TABLE.place(t.id, -1, 0)
+        return place_tensors(wanted)
+    except BaseException:
+        for t, where in old:
+            TABLE.place(t.id, *where)
+        raise
+
+
 def _layout(buft, tensors):
-    """[(size, [(tensor, offset)])] of the buffers for the tensors; sizes are 1 or more: some devices refuse 0 bytes."""
+    """[(size, [(tensor, offset)])] of the buffers for the tensors."""
     align, limit, parts = checked_int(buft, "alignment"), checked_int(buft, "max_size"), []
     for t in tensors:
         need = -(-checked_int(buft, "alloc_size", t, least=t.nbytes) // align) * align
@@ -49,7 +62,12 @@ def _layout(buft, tensors):
         size, group = parts[-1]
         group.append((t, size))
         parts[-1] = size + need, group
-    return [(max(size, 1), group) for size, group in parts]
+    return parts
+
+
+def needed_nbytes(buft, tensors):
+    """Bytes of the buffers that place_tensors would make."""
+    return sum(size for size, _ in _layout(buft, tensors))
 
 
 def unplace(t, buf_id):

@@ -4,7 +4,7 @@ A result of the wrong kind is a typed error that names the device or buffer type
 """
 import numpy as np
 
-from ggjit.core.buffer import Buffer
+from ggjit.core.buffer import Buffer, EmptyBuffer
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
 
 MAX_SIZE = (1 << 63) - 1
@@ -32,7 +32,12 @@ def as_bool(value, source):
 
 
 def alloc_buffer(buft, size):
-    """A buffer of at least `size` bytes.  Errors: those of the buffer type; OutOfMemory where it returns None."""
+    """A buffer of at least `size` bytes; for 0 bytes the buffer type is not asked.
+
+    Errors: those of the buffer type; OutOfMemory where it returns None.  Source: ggml_backend_buft_alloc_buffer.
+    """
+    if size == 0:
+        return EmptyBuffer(buft)
     buf = buft.alloc_buffer(size)
     if buf is None:
         raise OutOfMemory(f"{buft.name}: no buffer of {size:,} bytes")

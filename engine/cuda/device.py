@@ -35,6 +35,7 @@ MIN_CAPABILITY = (8, 0)         # mma of bfloat16 and int8 tiles: Ampere and new
 
 class CUDADevice(Device):
     """GPU number `ordinal`."""
+    is_async = True
 
     def __init__(self, ordinal):
         cuda = driver()
@@ -72,7 +73,7 @@ class CUDADevice(Device):
     @property
     def props(self):
         bus = _text(driver().cuDeviceGetPCIBusId(32, self.handle))
-        return {**super().props, "device_id": bus, "async": True}
+        return {**super().props, "device_id": bus}
 
     def memory(self):
         self.use()
@@ -92,7 +93,7 @@ class CUDADevice(Device):
     def host_buffer_type(self):
         return self._pinned
 
-    def buffer_from_host_ptr(self, array, read_only=False):
+    def buffer_from_host_ptr(self, array, read_only=False, max_tensor_size=None):
         """A copy of host memory that is only read, such as a mapped model file.  Errors: NotSupported, OutOfMemory."""
         if not read_only:
             raise NotSupported(f"{self.name} cannot use host memory in place; pass read_only=True for a copy, or use "

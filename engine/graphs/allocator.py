@@ -3,21 +3,24 @@
 The plan (who shares memory with whom, at which offsets) comes from `ggjit.alloc`, which knows only numbers; this file
 turns graphs into numbers and plans into buffers.
 """
+import dataclasses
+
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.backend import Backend
-from ggjit.core.buffer import Buffer, BufferType
+from ggjit.core.buffer import BufferType, init_placed, reset_buffers
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
 from ggjit.core.slots import checked_int
-from ggjit.core.table import TABLE
+from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError
-from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
+from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
+from ggjit.tensors.context import Context
 
 
 class Placement:
@@ -28,6 +31,26 @@ class Placement:
 
     def __init__(self, where):
         self.where = where
+
+
+def _markers(graph, alloc_deps):
+    """[(number of the node it stands before, marker)]: views without op that keep tensors alive (as a scheduler's)."""
+    if not alloc_deps:
+        return []
+    at, known, ctx, marks = {t.id: i for i, t in enumerate(graph.nodes)}, set(graph.leaf_ids.tolist()), Context(), []
+    for t, until in alloc_deps:
+        if until.id not in at or t.id not in known and at.get(t.id, len(at)) > at[until.id]:
+            raise ParamError(f"alloc_deps: {t!r} cannot be kept until {until!r}; expected a tensor of the graph and a "
+                             f"node that runs after it")
+        src = (t,) if t.view_src is None else (t.base, t)
+        marks.append((at[until.id] + 1, ctx._add(t.type, OP.NONE, t.ne, t.nb, NO_PARAMS, src, t.base, t.view_offs, "")))
+    return marks
+
+
+def _without(plan, at):
+    """The plan without the nodes at these places."""
+    names = [f.name for f in dataclasses.fields(plan) if f.name.startswith(("node_", "cause"))] if at else []
+    return dataclasses.replace(plan, **{name: np.delete(getattr(plan, name), at) for name in names}) if at else plan
 
 
 class GraphAllocator:
@@ -56,23 +79,32 @@ class GraphAllocator:
         self._where = {}                                # placement of the last allocated graph
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
-    def plan(self, graph, node_ids=None, leaf_ids=None):
-        """The memory plan of `graph`; allocates nothing."""
+    def plan(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
+        """The memory plan of `graph`; allocates nothing.
+
+        alloc_deps: pairs (tensor, until) of tensors of the graph whose memory is kept until the node `until` has run,
+        for kernels that read or write them later than the graph says.
+        """
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [np.array([checked_int(self.bufts[i], "alloc_size", t, least=t.nbytes)
                            for i, t in zip(ids, tensors, strict=True)], np.int64)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
+        marks = _markers(graph, alloc_deps)
+        at = [place for place, _ in marks]
+        node_ids = np.insert(graph.node_ids, at, [m.id for _, m in marks]) if marks else graph.node_ids
+        node_buffers = np.insert(which[0], at, 0) if marks else which[0]            # views: they lie where they view
+        sizes[0] = np.insert(sizes[0], at, [m.nbytes for _, m in marks]) if marks else sizes[0]
         self._forget_leaves()                           # the arguments are right: state may change from here on
-        plan = plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes,
+        plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes,
                           alignment=[checked_int(b, "alignment") for b in self.bufts],
                           max_size=[checked_int(b, "max_size") for b in self.bufts],
-                          node_buffers=which[0], leaf_buffers=which[1], n_buffers=len(self.bufts),
+                          node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
                           planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
                           time_limit=self.time_limit)
         if "validate" in debug:
             validate_plan(plan)
-        self.last = plan
-        return plan
+        self.last = _without(plan, [place + k for k, place in enumerate(sorted(at))])
+        return self.last
 
     def _ids(self, ids, tensors):
         if ids is None:
@@ -83,13 +115,13 @@ class GraphAllocator:
             raise ParamError(f"buffer ids must lie in 0..{len(self.bufts) - 1}")
         return np.array([self._index[i] for i in ids], np.int64)
 
-    def reserve(self, graph, node_ids=None, leaf_ids=None):
+    def reserve(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """Plan `graph` and make the buffers large enough for it; call it with the largest graph first."""
-        self._memory.grow(self.plan(graph, node_ids, leaf_ids).chunk_sizes)
+        self._memory.grow(self.plan(graph, node_ids, leaf_ids, alloc_deps).chunk_sizes)
 
-    def alloc_graph(self, graph, node_ids=None, leaf_ids=None):
+    def alloc_graph(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
-        plan = self.plan(graph, node_ids, leaf_ids)
+        plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
         where = {}
         for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
@@ -107,9 +139,10 @@ class GraphAllocator:
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
         self._where = where
         graph.placement = Placement(where)
+        reset_buffers(buf for chunks in self._memory.chunks for buf in chunks)
         for t in (*graph.leafs, *graph.nodes):
-            if t.id in where and type(where[t.id][0]).init_tensor is not Buffer.init_tensor:
-                where[t.id][0].init_tensor(PlacedTensor(t, t.src, where[t.id]))
+            if t.id in where:
+                init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
 
     def _forget_leaves(self):
         """Leaves placed by an earlier call are planned anew; those placed elsewhere meanwhile are left alone."""
@@ -120,10 +153,10 @@ class GraphAllocator:
         self._owned.clear()
 
     def buffer_size(self, i=0):
-        """Bytes held for buffer type i (the peak of the largest graph so far)."""
+        """Bytes held for buffer type i (the peak of the largest graph so far); 0 for a type that is listed before."""
         if not isinstance(i, int) or not 0 <= i < len(self.bufts):
             raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
-        return self._memory.size(self._index[i])
+        return self._memory.size(i) if self._index[i] == i else 0
 
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""

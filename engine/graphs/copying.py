@@ -107,7 +107,7 @@ def compare_graph_backend(backend1, backend2, graph, callback, test_nodes=None):
             pair = [c.of(t) for c in copies]
             if wanted is None and t.op not in VIEW_OPS:
                 for backend, x in zip((backend1, backend2), pair, strict=True):
-                    backend.graph_compute(_single(x))
+                    backend.graph_compute(single_node(x))
                     backend.synchronize()
                 if _stops(callback(i, *pair)):
                     return True
@@ -129,6 +129,6 @@ def _stops(answer):
     return answer is not None and not as_bool(answer, "the callback of compare_graph_backend")
 
 
-def _single(t):
+def single_node(t):
     """A graph of one node; its sources have memory of their own."""
     return Graph._in_order((t,), [t], list({s.id: s for s in t.src if s is not None}.values()))

@@ -129,6 +129,9 @@ class Plan(Results, HtmlRepr):
                     raise NotAllocated(f"{describe(x)}, needed by {t!r}, has no memory; allocate leaves with "
                                        f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
                 buf, offs = where
+                if not buf.is_bound(x):
+                    raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
+                                       f"{t!r} needs it")
                 self._check_place(x, buf)
                 if not device.supports_buft(buf.buft):
                     raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "

@@ -48,6 +48,7 @@ class Assignment:
 
     def __init__(self, support, graph, pins, owned, motion=False, decided=None):
         """decided: {tensor id: (backend number, cause, its argument)}, for another order of the nodes."""
+        self.alloc_deps = ()        # AllocDep of backends (engine/sched/order.py)
         self.support, self.nodes = support, graph.nodes     # not the graph: schedulers hold runs by weak graph keys
         self.tensors = [*graph.nodes, *graph.leafs]
         self._check_alive(graph.leaf_ids, graph.leafs)
@@ -77,11 +78,12 @@ class Assignment:
         if motion:
             moved = cls(support, graph, pins, owned, motion)
             found = moved if never_worse(moved, found) else found
-        wanted = reordered(found, graph.leafs)
-        if wanted is None:
-            return found
-        decided = {row[0]: row[1:] for row in found.rows[["id", "backend", "cause", "cause_arg"]].tolist()}
-        return cls(support, wanted, pins, owned, decided=decided)
+        wanted, deps = reordered(found, graph.leafs)
+        if wanted is not None:
+            decided = {row[0]: row[1:] for row in found.rows[["id", "backend", "cause", "cause_arg"]].tolist()}
+            found = cls(support, wanted, pins, owned, decided=decided)
+        found.alloc_deps = deps
+        return found
 
     # ------------------------------------------------------------ passes
     def _gather(self, ids):

@@ -6,8 +6,9 @@
     computed by one backend                 copied in the order of both streams, or that stream comes to rest first
     written by several                      all of them come to rest first
 """
-from ggjit.core.buffer import Buffer
+from ggjit.core.buffer import USAGE_WEIGHTS, Buffer
 from ggjit.core.events import event_synchronize
+from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION
 from ggjit.sched.experts import copy_experts
@@ -37,6 +38,11 @@ class Copy:
         place = self.src._where(), self.dst._where()
         if place != self.place:
             self.place, self.stamp = place, None
+
+    def is_host_weight(self):
+        """Is the original a weight in host memory, of which a copy callback may copy a part?"""
+        buf = self.src.buffer
+        return buf.usage == USAGE_WEIGHTS and buf.buft.is_host()
 
     def still_good(self):
         """Was it copied before, and was the original left alone since?"""
@@ -69,6 +75,10 @@ class Copy:
                 event_synchronize(part.event)
             else:
                 part.backend.synchronize()
+        if run.copy_callback is not None and self.is_host_weight() and \
+                as_bool(run.copy_callback(part.backend, self.src, self.dst, part.graph.nodes), "the copy callback"):
+            self.stamp = None                             # it holds what the callback put there
+            return 0, ids
         if self.experts is not None:
             return copy_experts(run, self, ids)
         if self.fast is None:

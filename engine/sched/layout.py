@@ -15,9 +15,19 @@ from ggjit.core.placing import place_tensors
 from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import T_BUFFER, T_WORDS
+from ggjit.ops.core.record import (
+    MAX_SRC,
+    T_BUFFER,
+    T_FLAGS,
+    T_OP,
+    T_SRC,
+    T_VIEW_OFFS,
+    T_VIEW_SRC,
+    T_WORDS,
+)
 from ggjit.ops.core.spec import in_place_table
 from ggjit.sched.planner_graph import planner_graph
+from ggjit.sched.records import TRANSIENT
 
 _placing = ForkLock()             # two schedulers may find the same leaf without memory
 
@@ -28,15 +38,19 @@ class Layout:
     def __init__(self, assigned, planner):
         s, n = assigned.support, assigned.n
         copies, n_instances, rows = assigned.copies, s.n_instances, assigned.rows
-        self.n_rows = n_rows = n + len(copies) * n_instances + 2 * len(assigned.uses)
+        first_kept = n + len(copies) * n_instances + 2 * len(assigned.uses)
+        kept = _kept_rows(assigned)
+        self.n_rows = n_rows = first_kept + len(kept)
         table = s.scratch("table", n_rows, T_WORDS)
         order, leafs, counts = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64), np.zeros(2, np.int64)
         planner_graph(assigned.params.words, table, order, leafs, counts)
-        order, leafs = order[:counts[0]], leafs[:counts[1]]
+        order, leafs = _keep_longer(table, order[:counts[0]], kept, first_kept), leafs[:counts[1]]
         marked = np.repeat(copies["src"][assigned.uses["copy"]], 2)
-        source = np.concatenate([np.arange(n), np.repeat(copies["src"], n_instances), marked])
+        kept = np.array(kept, np.int64).reshape(-1, 3)
+        source = np.concatenate([np.arange(n), np.repeat(copies["src"], n_instances), marked, kept[:, 2]])
         backend = np.concatenate([rows["backend"], np.repeat(copies["backend"], n_instances),
-                                  rows["backend"][marked]])                   # source: row -> tensor it looks like
+                                  rows["backend"][marked], rows["backend"][kept[:, 1]]])
+        # source: row -> tensor it looks like
         slots = np.array(s.slots, np.int64)[backend]
         sizes = self._sizes(assigned, source, slots)
         bufts = s.own_bufts
@@ -64,6 +78,35 @@ class Layout:
                 for row in np.flatnonzero((slots == k) & ~is_view).tolist():
                     sizes[row] = checked_int(buft, "alloc_size", assigned.tensors[source[row]], least=sizes[row])
         return sizes
+
+
+def _kept_rows(assigned):
+    """(row, node it is kept until, tensor it looks like) of what backends asked to be kept longer: the tensor where it
+    is computed, and the backend's copy of it.  Leaves and kept copies have memory of their own anyway."""
+    found, copies = [], assigned.copies
+    for dep in assigned.alloc_deps:
+        i, until = assigned.local[dep.tensor_id], assigned.local[dep.until_id]
+        if assigned.base_of(i) < assigned.n_nodes:
+            found.append((i, until, i))
+        if assigned.support.n_instances == 1:
+            mine = (copies["src"] == i) & (copies["backend"] == dep.backend) & (copies["kind"] == TRANSIENT)
+            found += [(assigned.n + c, until, i) for c in np.flatnonzero(mine).tolist()]
+    return found
+
+
+def _keep_longer(table, order, kept, first):
+    """`order` with a marker behind every node that something is kept until: a view without op that has it as source
+    (as in engine/sched/planner_graph.py), in the rows of `table` from `first` on."""
+    at = {row: k for k, row in enumerate(order.tolist())}
+    for marker, (row, _, _) in enumerate(kept, first):
+        base = row if table[row, T_VIEW_SRC] < 0 else int(table[row, T_VIEW_SRC])
+        table[marker] = table[row]
+        table[marker, T_SRC:T_SRC + MAX_SRC] = -1
+        table[marker, [T_OP, T_FLAGS, T_BUFFER, T_VIEW_SRC, T_SRC]] = 0, 0, -1, base, base
+        table[marker, T_SRC + 1] = -1 if row == base else row
+        if row == base:
+            table[marker, T_VIEW_OFFS] = 0
+    return np.insert(order, [at[until] + 1 for _, until, _ in kept], range(first, first + len(kept))) if kept else order
 
 
 def place_leaves(assigned):

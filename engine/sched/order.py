@@ -1,8 +1,12 @@
-"""Backends may put the nodes of their splits into a better order before memory is planned (ggml's graph_optimize).
+"""Backends may put the nodes of their splits into a better order before memory is planned (ggml's graph_optimize), and
+ask for tensors to be kept longer than the order says: kernels that compute several nodes at once, or out of order, read
+and write earlier or later than the nodes they stand for.
 
 The order is checked, not trusted: sources come first, and everything that touches a tensor which is written in place
 keeps its order.  The user's graph stays as it is; only the scheduler's own list of nodes changes.
 """
+import dataclasses
+
 import numpy as np
 
 from ggjit.core.backend import Backend
@@ -20,19 +24,55 @@ class Reordered:
         self.leaf_ids = np.array([t.id for t in leafs], np.int64)
 
 
+@dataclasses.dataclass(frozen=True)
+class AllocDep:
+    """On the backend with this number, the memory of a tensor is kept until a node has run."""
+    backend: int
+    tensor_id: int
+    until_id: int
+
+
+class SplitNodes(list):
+    """What `graph_optimize` gets: the nodes of a split, as a list, and `add_alloc_dep`."""
+
+    def __init__(self, backend, nodes):
+        super().__init__(nodes)
+        self._backend, self._nodes, self.deps = backend, tuple(nodes), []
+
+    def add_alloc_dep(self, tensor, until):
+        """Keep the memory of `tensor`, a node of the split or a source of one, until the node `until` has run: nothing
+        else gets its place before.  On other backends' results it keeps this backend's copy.
+
+        Errors: GgjitError for tensors that are not in the split.
+        """
+        known = {id(x) for t in self._nodes for x in (t, *t.src)} - {id(None)}
+        if id(tensor) not in known or not any(t is until for t in self._nodes):
+            raise GgjitError(f"{self._backend!r}: add_alloc_dep takes a tensor and a node of the split, got {tensor!r} "
+                             f"and {until!r}")
+        self.deps.append((tensor, until))
+
+
 def reordered(assigned, leafs):
-    """The graph in the order its backends want, or None where none wants another.  Errors: GgjitError."""
+    """(the graph in the order its backends want, None where none wants another; their AllocDeps).  Errors: GgjitError.
+    """
     if all(type(b).graph_optimize is Backend.graph_optimize for b in assigned.support.backends):
-        return None
-    nodes = []
-    for s in assigned.splits:
-        wanted = s.backend.graph_optimize(list(s.nodes))
+        return None, ()
+    nodes, deps = [], []
+    for s, b in zip(assigned.splits, assigned.split_rows["backend"].tolist(), strict=True):
+        given = SplitNodes(s.backend, s.nodes)
+        wanted = s.backend.graph_optimize(given)
         if not isinstance(wanted, list | tuple):
             raise GgjitError(f"{s.backend!r}: graph_optimize must return a list of nodes, got {wanted!r}")
         if [id(t) for t in wanted] != [id(t) for t in s.nodes]:
             _check(s.backend, s.nodes, wanted)
+        at = {id(t): i for i, t in enumerate(wanted)}
+        for t, until in given.deps:
+            if at.get(id(t), -1) > at[id(until)]:
+                raise GgjitError(f"{s.backend!r}: add_alloc_dep keeps {t!r} until {until!r}, which runs before it")
+            deps.append(AllocDep(b, t.id, until.id))
         nodes += wanted
-    return None if all(a is b for a, b in zip(nodes, assigned.nodes, strict=True)) else Reordered(nodes, leafs)
+    same = all(a is b for a, b in zip(nodes, assigned.nodes, strict=True))
+    return None if same else Reordered(nodes, leafs), tuple(deps)
 
 
 def _check(backend, old, new):

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from ggjit.core.buffer import Buffer
+from ggjit.core.buffer import init_placed, reset_buffers
 from ggjit.core.config import debug
 from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
@@ -58,6 +58,7 @@ class Run(Results):
         self._handles = {}                      # row -> PlacedTensor, for rows placed by the layout
         self._bound = None
         self._places = None, None               # version of the table, which buffers the tensors lay in
+        self.copy_callback = None               # Scheduler.set_copy_callback
         self.grown_for = None                   # versions of table and compute memory at which it was large enough
         self.writers = Writers(assigned)
         self._written_ids = assigned.ids[self.writers.leaves]
@@ -244,11 +245,13 @@ class Run(Results):
     def compute(self, callback=None):
         """Submit everything; asynchronous backends may still be at work when this returns."""
         self.instance = (self.instance + 1) % self.n_instances if self.runs else 0
-        if self._bound != (TABLE.placement_version, self.memory.version):
-            self._bind()
+        moved = self._bound != (TABLE.placement_version, self.memory.version)
         if self.memory.used_by is not self:             # another graph computed in this memory
+            moved |= reset_buffers(buf for chunks in self.memory.chunks for buf in chunks)
             self.memory.used_by = self
             self.forget_copies()
+        if moved:
+            self._bind()
         if "poison" in debug and self.n_instances == 1:
             self._poison()
         parts = self.parts[self.instance]
@@ -261,7 +264,8 @@ class Run(Results):
                 t0 = time.perf_counter_ns()
                 for a in self._shares[part.number]:
                     self._wait(part, a)
-                for copy in part.copies:
+                copies = part.copies            # a copy callback may read the split's other inputs: weights come last
+                for copy in copies if self.copy_callback is None else sorted(copies, key=Copy.is_host_weight):
                     if copy.kept and copy.still_good():
                         self.n_elided += 1
                         self.elided_nbytes += copy.nbytes
@@ -345,6 +349,5 @@ def _memory_number(layout, rows):
 
 def _init(t):
     """Tell the buffer, if it wants to know, which tensor lies in it now (ggml's init_tensor)."""
-    buf = t._fixed_place and t._fixed_place[0]
-    if buf is not None and type(buf).init_tensor is not Buffer.init_tensor:
-        buf.init_tensor(t)
+    if t._fixed_place is not None:
+        init_placed(t._fixed_place[0], t)

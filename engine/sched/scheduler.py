@@ -11,10 +11,12 @@ The work is done elsewhere, in this order: `support` (what devices can), `assign
 any number of times, on several schedulers, from several threads.
 """
 import functools
+import sys
 import weakref
 
 from ggjit.core.arguments import expect
 from ggjit.core.compute_buffers import ComputeBuffers
+from ggjit.core.config import debug
 from ggjit.core.events import event_free, event_new
 from ggjit.core.lifetime import Handle, call_all
 from ggjit.core.pending import IN_FLIGHT, submitted, wait_for_others, waited_for
@@ -67,7 +69,7 @@ class Scheduler(Handle):
         self._owned = []                        # memory of leaves placed here, as Leaves
         self._runs = PlanCache()
         self._assigned = self._run = None
-        self._callback = None
+        self._callback = self._copy_callback = None
         self._alive, self._computing = True, False
         self._lock = RunLock()
 
@@ -110,8 +112,9 @@ class Scheduler(Handle):
         return self.support.own_bufts[self._number(backend)]
 
     def buffer_size(self, backend):
-        """Bytes of compute memory held for `backend` (shared by backends of equal buffer types)."""
-        return self.memory.size(self.support.slots[self._number(backend)])
+        """Bytes of compute memory held for `backend`; backends of equal buffer types share it, the first one counts."""
+        i = self._number(backend)
+        return self.memory.size(i) if self.support.slots[i] == i else 0
 
     def _number(self, backend):
         for i, b in enumerate(self.support.backends):
@@ -148,6 +151,18 @@ class Scheduler(Handle):
             raise TypeMismatch(f"the eval callback must be callable, got {callback!r}")
         self._callback = callback
 
+    def set_copy_callback(self, callback):
+        """callback(backend, src, dst, nodes): weights in host memory are about to be copied for a split.
+
+        src: the weight; dst: its copy on `backend`; nodes: those of the split.  The split's other inputs were copied
+        before.  True: the callback wrote into dst what the nodes need (gg.tensor_set); False: all of it is copied.
+        None switches it off.  Bytes that a callback copies are not in `copied_nbytes`.
+        Source: ggml_backend_sched_set_copy_callback.
+        """
+        if callback is not None and not callable(callback):
+            raise TypeMismatch(f"the copy callback must be callable, got {callback!r}")
+        self._copy_callback = callback
+
     # ------------------------------------------------------------ planning
     def split_graph(self, graph):
         """Assign and split only; nothing is allocated.  Errors: NotSupported, GraphError."""
@@ -177,7 +192,10 @@ class Scheduler(Handle):
         for id_ in [id_ for id_, (t, _) in self._pins.items() if not t.ctx.alive]:
             del self._pins[id_]
         pins = {id_: b for id_, (_, b) in self._pins.items()}
-        return Assignment.in_order(self.support, graph, pins, owned, self.motion)
+        assigned = Assignment.in_order(self.support, graph, pins, owned, self.motion)
+        if "sched" in debug:
+            print(Explanation(assigned, None), file=sys.stderr)
+        return assigned
 
     def reserve(self, graph):
         """Make the compute buffers large enough for `graph`.  Errors: OutOfMemory; what was held before stays."""
@@ -248,6 +266,7 @@ class Scheduler(Handle):
             self.synchronize()
         wait_for_others(self, run)
         self._computing = True
+        run.copy_callback = self._copy_callback
         try:
             run.compute(self._callback)
         except BaseException:

@@ -17,7 +17,7 @@ import ggjit.tensors
 from ggjit.core.arguments import whole
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.html_repr import HtmlRepr, size_text
-from ggjit.core.placing import place_tensors
+from ggjit.core.placing import needed_nbytes, place_tensors
 from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
@@ -259,7 +259,19 @@ def alloc_ctx_tensors(ctx, target, all=False):
     Returns the buffer; None if there was nothing to do; a MultiBuffer when it had to be split.
     Errors: OutOfMemory; nothing is placed and nothing kept then.  Source: ggml_backend_alloc_ctx_tensors.
     """
-    todo = [t for t in ctx.tensors
-            if t.view_src is None and TABLE.words[t.id, T_BUFFER] < 0 and (all or t.op == OP.NONE)]
-    buffers = [buf for buf, _ in place_tensors([(getattr(target, "default_buffer_type", target), todo)])]
+    buffers = [buf for buf, _ in place_tensors([(getattr(target, "default_buffer_type", target), _missing(ctx, all))])]
     return None if not buffers else buffers[0] if len(buffers) == 1 else MultiBuffer(buffers)
+
+
+def alloc_ctx_tensors_from_buft_size(ctx, target, all=False):
+    """Bytes of the buffers that `alloc_ctx_tensors` with the same arguments would make; allocates nothing.
+
+        gg.alloc_ctx_tensors_from_buft_size(ctx, cpu)
+    """
+    return needed_nbytes(getattr(target, "default_buffer_type", target), _missing(ctx, all))
+
+
+def _missing(ctx, all):
+    """The tensors of `ctx` that alloc_ctx_tensors gives memory."""
+    return [t for t in ctx.tensors
+            if t.view_src is None and TABLE.words[t.id, T_BUFFER] < 0 and (all or t.op == OP.NONE)]

@@ -164,6 +164,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
             how = "use alloc_ctx_tensors and set it" if not self.op else \
                 "compute it first; if it was, keep the plan that did in a variable, or use gg.compute"
             raise NotAllocated(f"{describe(self)} has no memory; {how}")
+        if not where[0].is_bound(self):
+            raise NotAllocated(f"{describe(self)} has a place in {where[0]!r}, which has not bound it to memory yet")
         return where[0], nbytes
 
     def _bytes_view(self, offset=0, nbytes=None):

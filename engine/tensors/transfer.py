@@ -6,11 +6,13 @@
 
 Whole graphs: graphs/copying.py.  Names are ggml's without `ggml_backend_`.
 """
+import sys
 
 import numpy as np
 
 from ggjit.core.arguments import whole
 from ggjit.core.buffer import as_bytes
+from ggjit.core.config import debug
 from ggjit.core.pending import wait_for_writers
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError
@@ -134,6 +136,9 @@ def copy_bytes(src, dst):
     if from_buf.buft.is_host():
         to_buf.set_tensor(dst, from_buf.host_bytes(src.offs, nbytes), 0)
     elif not to_buf.copy_tensor(src, dst):
+        if "copies" in debug:
+            print(f"slow copy of {describe(src)} from {from_buf.buft.name} to {to_buf.buft.name}: {nbytes:,} bytes by "
+                  f"way of the host", file=sys.stderr)
         to_buf.set_tensor(dst, from_buf.get_tensor(src, 0, nbytes), 0)
 
 
@@ -152,14 +157,14 @@ def tensor_copy_async(src_backend, dst_backend, src, dst):
 
 
 def view_init(t):
-    """Check view `t` and call its buffer's init_tensor (ggml_backend_view_init).  Views need no placing here."""
+    """Check view `t` and call its buffer's init_view (ggml_backend_view_init).  Views need no placing here."""
     if t.view_src is None:
         raise ParamError(f"{describe(t)} is no view")
     if int(TABLE.words[t.view_src.id, T_BUFFER]) < 0:
         raise NotAllocated(f"{describe(t)} views {describe(t.view_src)}, which has no memory; allocate it first")
     if t.view_offs + t.nbytes > t.view_src.nbytes:
         raise IndexRangeError(f"{describe(t)} ends at byte {t.view_offs + t.nbytes}, past {describe(t.view_src)}")
-    t.buffer.init_tensor(t)
+    t.buffer.init_view(t)
 
 
 def set_zero(t):

@@ -28,6 +28,7 @@ import numpy as np
 
 from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.types import TYPE_INFO, Type
+from ggjit.ops.types.validate import first_bad_block
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -263,6 +264,15 @@ class GGUFFile:
     def map(self):
         """The whole file, uint8; private copy-on-write pages, so writing here never reaches the file."""
         return self._data
+
+    def validate(self):
+        """Read every tensor: BadFile for the first with a NaN or an infinity, among its values or the scales of its
+        blocks.  Source: ggml_validate_row_data."""
+        for name, info in self.tensors.items():
+            bad = first_bad_block(info.type, self.tensor_bytes(name))
+            if bad is not None:
+                raise BadFile(f"{self.path}: tensor {name!r} ({info.type!r}): {bad[1]} in block {bad[0]}; the file is "
+                              f"damaged, fetch or convert it again")
 
     def tensor_bytes(self, name):
         """The bytes of one tensor: a view of `map()`."""

@@ -6,7 +6,7 @@ import sys
 
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.buffer import USAGE_WEIGHTS
-from ggjit.core.placing import place_tensors
+from ggjit.core.placing import move_tensors
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ModelError
 from ggjit.ops.core.traits import all_traits
@@ -70,7 +70,7 @@ class Weights:
         """
         leaves = [t for name, t in self._leaves.items() if takes(name)]
         raw = {t.id: self.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
-        for buf, tensors in place_tensors([(buft, leaves)]):
+        for buf, tensors in move_tensors([(buft, leaves)]):
             self._moved.append(buf)
             buf.set_usage(USAGE_WEIGHTS)
             for t in tensors:

@@ -24,7 +24,7 @@ def network_of(file, options, **kw):
 
 
 def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
-               **options):
+               validate=False, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
@@ -36,6 +36,7 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     strict: a file with tensors or settings that the network does not use is refused, with their names: it is another
     model than what would be computed.  strict=False computes it all the same.
+    validate: read all weights first, and refuse a file with a NaN or an infinity in them (slow for a large model).
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
     """
@@ -49,5 +50,7 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
         file = GGUFFile(path)
     except ValueError as e:             # a null byte or a lone surrogate in the path
         raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+    if validate:
+        file.validate()
     return network_of(file, options, backend=backend, n_threads=n_threads, load_start=t0, reserve=reserve,
                       n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe, strict=strict)

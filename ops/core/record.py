@@ -93,7 +93,7 @@ class UNARY(enum.IntEnum):
 
 class GLU(enum.IntEnum):
     """Gated units of OP.GLU, in op_params[0] (GGML_GLU_OP_*)."""
-    REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK = range(6)
+    REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP = range(7)
 
 
 VIEW_OPS = frozenset({OP.NONE, OP.RESHAPE, OP.VIEW, OP.PERMUTE, OP.TRANSPOSE})   # nothing to compute

@@ -30,8 +30,15 @@ def _oai(x, g, alpha, limit):
     return x / (f32(1) + exp(-alpha * x)) * (g + f32(1))
 
 
+@device
+def _clamp(x, g, alpha, limit):
+    x = limit if limit < x else x
+    g = limit if limit < g else g
+    return silu(x) * (-limit if g < -limit else g)
+
+
 GATES = {GLU.REGLU: _reglu, GLU.GEGLU: _gate(gelu), GLU.SWIGLU: _gate(silu), GLU.SWIGLU_OAI: _oai,
-         GLU.GEGLU_ERF: _gate(gelu_erf), GLU.GEGLU_QUICK: _gate(gelu_quick)}
+         GLU.GEGLU_ERF: _gate(gelu_erf), GLU.GEGLU_QUICK: _gate(gelu_quick), GLU.SWIGLU_CLAMP: _clamp}
 
 
 def _make(gate, get, put, size, split):

@@ -58,16 +58,31 @@ def _np_oai(x, g, alpha, limit):
     return x / (1 + np.exp(-alpha * x)) * (g + 1)
 
 
-def _oai(b, x, g, alpha, limit):
+def _np_clamp(x, g, alpha, limit):
+    x, g = np.minimum(x, limit), np.clip(g, -limit, limit)
+    return x / (1 + np.exp(-x)) * g
+
+
+def _limited(b, x, g, limit):
+    """x not above the limit, g not outside +-limit."""
     def least(u, v):
         return b.select(b.fcmp_ordered("<", v, u), v, u)
-    x = least(x, limit)
     low = b.fneg(limit)
     g = least(g, limit)
-    g = b.select(b.fcmp_ordered("<", g, low), low, g)
+    return least(x, limit), b.select(b.fcmp_ordered("<", g, low), low, g)
+
+
+def _clamp(b, x, g, alpha, limit):
+    x, g = _limited(b, x, g, limit)
+    return _times(b, mathfun.silu_ir(b, x), g)
+
+
+def _oai(b, x, g, alpha, limit):
+    x, g = _limited(b, x, g, limit)
     return _times(b, mathfun.times_sigmoid_ir(b, x, b.fmul(alpha, x)), b.fadd(g, number(x, 1.0)))
 
 
+LIMITED = {GLU.SWIGLU_OAI: "alpha and limit", GLU.SWIGLU_CLAMP: "a limit"}      # what they need besides two tensors
 GATES = {
     GLU.REGLU: Gate("x g if x > 0 else 0", lambda x, g, alpha, limit: np.where(x > 0, x * g, 0), _reglu, 0.025),
     GLU.GEGLU: _gate("gelu(x) g, tanh form", "gelu", mathfun.gelu_ir, 0.03),
@@ -76,6 +91,7 @@ GATES = {
                          _np_oai, _oai, 0.03),
     GLU.GEGLU_ERF: _gate("gelu_erf(x) g", "gelu_erf", mathfun.gelu_erf_ir, 0.03),
     GLU.GEGLU_QUICK: _gate("gelu_quick(x) g", "gelu_quick", mathfun.gelu_quick_ir, 0.03),
+    GLU.SWIGLU_CLAMP: Gate("silu(x') g', x' = min(x, limit), g' = g limited to +-limit", _np_clamp, _clamp, 0.03),
 }
 
 
@@ -105,11 +121,12 @@ def glu(a, op, swapped=False):
     """act(x) g of the halves x, g of a's rows: a [2 n, n1, n2, n3] F32 or F16 -> [n, n1, n2, n3].
 
     op: GLU number, which names act.  swapped: g is the first half.  NumPy: x, g = np.split(a, 2, -1).  Rows contiguous.
-    op params: op, swapped, alpha, limit.  Errors: ShapeError, TypeMismatch, ParamError (SWIGLU_OAI: see `swiglu_oai`).
+    op params: op, swapped, alpha, limit.  Errors: ShapeError, TypeMismatch, ParamError (SWIGLU_OAI, SWIGLU_CLAMP:
+    see `swiglu_oai`, `swiglu_clamp`).
     Source: ggml_glu; arXiv 2002.05202.
     """
-    if op == GLU.SWIGLU_OAI:
-        raise ParamError("glu: SWIGLU_OAI needs alpha and limit; use gg.swiglu_oai")
+    if op in LIMITED:
+        raise ParamError(f"glu: {GLU(op).name} needs {LIMITED[op]}; use gg.{GLU(op).name.lower()}")
     return _node("glu", op, a, None, swapped)
 
 
@@ -118,6 +135,8 @@ def glu_split(a, b, op):
 
     op params and errors as `glu`.  Source: ggml_glu_split.
     """
+    if op == GLU.SWIGLU_CLAMP:
+        raise ParamError("glu_split: SWIGLU_CLAMP needs a limit; use gg.swiglu_clamp")
     return _node("glu_split", op, a, _other(b), False)
 
 
@@ -128,6 +147,17 @@ def swiglu_oai(a, b, alpha, limit):
     TypeMismatch.  Source: ggml_swiglu_oai.
     """
     return _node("swiglu_oai", GLU.SWIGLU_OAI, a, _other(b), False, alpha, limit)
+
+
+def swiglu_clamp(a, b, limit):
+    """silu(a') b', a' = min(a, limit), b' = b limited to +-limit.
+
+        gg.swiglu_clamp(gate, up, 7.0)
+
+    a and b of one shape and type, F32 or F16, rows contiguous.  op params: 6, 0, 0, limit.  Errors: ShapeError,
+    TypeMismatch.  Source: ggml_swiglu_clamp.
+    """
+    return _node("swiglu_clamp", GLU.SWIGLU_CLAMP, a, _other(b), False, 0.0, limit)
 
 
 def _named(op, form):
@@ -146,7 +176,7 @@ def _named(op, form):
     return build
 
 
-NAMED = {(op, form): _named(op, form) for op in GLU if op is not GLU.SWIGLU_OAI for form in ("", "_swapped", "_split")}
+NAMED = {(op, form): _named(op, form) for op in GLU if op not in LIMITED for form in ("", "_swapped", "_split")}
 
 
 # ---------------------------------------------------------------- reference, kernel
@@ -230,16 +260,18 @@ def cases():
                 if view:                                    # every second row
                     a = view_4d(a, n0, *ne[1:], a.nb[1] * 2, a.nb[2], a.nb[3], a.nb[1])
                 got.append(a)
+            if op is GLU.SWIGLU_CLAMP:
+                return swiglu_clamp(*got, 7.0)
             return swiglu_oai(*got, 1.702, 7.0) if op is GLU.SWIGLU_OAI else NAMED[op, form](*got)
         return build
     for type in (F32, F16):
         for op in GLU:
-            for form in ("_split",) if op is GLU.SWIGLU_OAI else ("", "_swapped", "_split"):
+            for form in ("_split",) if op in LIMITED else ("", "_swapped", "_split"):
                 for shape, view, odd in (((128, 2, 2, 2), False, 0), ((5, 7, 11, 1), True, 0),
                                          ((8, 3, 2, 1), False, 1)):
                     yield Case(f"{type!r} {op.name.lower()}{form} {shape}{' view' * view}{' odd' * odd}",
                                make(type, op, form, shape, view, odd), TOLERANCE[type])
 
 
-SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, *NAMED.values()), reference=reference, kernel=kernel,
-              cases=cases),)
+SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference,
+              kernel=kernel, cases=cases),)

@@ -6,8 +6,10 @@ import struct
 
 import numpy as np
 import pytest
+from helpers import tiny_model
 from helpers.timing import processor_time
 
+from ggjit.models import load_model
 from ggjit.models.files.gguf import DEFAULT_ALIGNMENT, GGUFFile, StringArray
 from ggjit.ops.core.errors import BadFile
 
@@ -313,3 +315,27 @@ def test_vocabularies_are_read_in_time(tmp_path, n, merges, limit):
         seconds.append(spent.seconds)
     assert len(f.metadata["tokens"]) == n and f.metadata["tokens"][-1] == f"▁word{n - 1}"
     assert min(seconds) < limit, f"{min(seconds) * 1e3:.1f} ms"
+
+
+def test_damaged_numbers_are_found_when_asked(tmp_path):
+    good = np.arange(8, dtype=np.float32)
+    bad = good.copy()
+    bad[5] = np.nan
+    for values in (good, bad):
+        raw = file(infos=[info("a", (8,), 0, 0), info("b", (8,), 0, 32)], data=good.tobytes() + values.tobytes())
+        f = GGUFFile.from_bytes(raw)
+        if values is good:
+            f.validate()
+    with pytest.raises(BadFile, match=r"tensor 'b' \(F32\): the value is infinite or NaN in block 5"):
+        f.validate()
+
+
+def test_load_model_validates_when_asked(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf")
+    GGUFFile(path).validate()
+    raw = bytearray(path.read_bytes())
+    info = GGUFFile(path).tensors["output_norm.weight"]
+    raw[info.offs + 8:info.offs + 12] = struct.pack("<f", math.inf)
+    path.write_bytes(raw)
+    with pytest.raises(BadFile, match="'output_norm.weight' .F32.: the value is infinite or NaN in block 2"):
+        load_model(path, validate=True)

@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
+from helpers import devices
 
 import ggjit as gg
 from ggjit.ops.core.record import OP
@@ -315,3 +317,52 @@ def test_command(capsys, tmp_path):
     assert "1 classes" in first and "1 classes" in capsys.readouterr().out
     assert main(["ops", "-o", "nonsense", "test"]) == 1 and "no case has the op nonsense" in capsys.readouterr().err
     assert main(["ops", "-b", "NULL", "test"]) == 1
+
+
+# ---------------------------------------------------------------- other devices
+class Wrong(devices.FakeBackend):
+    """Clears the first bytes of every result, or those behind it."""
+    behind = False
+
+    def graph_compute(self, graph):
+        super().graph_compute(graph)
+        for t in graph.nodes:
+            t.buffer._arena[t.offs + (t.nbytes if self.behind else 0):][:4] = 0
+
+
+def outcomes_on(device, op="ADD", n=3):
+    reg = devices.Reg(device)
+    gg.registry.register(reg)
+    try:
+        return command.run(types.SimpleNamespace(
+            mode="test", op=op, params="f32.*perm1=0", sample=n, seed=SEED, backend=device.name, threads=1, jobs=None,
+            resume=None, json=True))
+    finally:
+        gg.registry.unregister(reg)
+
+
+def test_any_registered_device_runs_the_suite():
+    """Private memory, an alignment of its own, no plans: only the slots every backend has."""
+    device = devices.Fake("Toy", alignment=256)
+    found = outcomes_on(device)
+    assert [c["ok"] for c in found["cases"]] == [True] * 3 and not found["failed"]
+    assert all("float64" in c["checked"] for c in found["cases"]) and device.used == 0
+    late = outcomes_on(devices.Fake("Late", delay=1e-4), n=1)
+    assert late["cases"][0]["ok"]
+    refused = outcomes_on(devices.Fake("Few", ops={OP.MUL}), n=1)
+    assert refused["cases"][0]["status"] == NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("behind,text", [(False, "against float64: error"), (True, "bytes outside the tensors")])
+def test_wrong_devices_are_found_out(behind, text):
+    device = devices.Fake("Toy")
+    backend = Wrong(device)
+    backend.behind = behind
+    device.init_backend = lambda params="": backend
+    found = outcomes_on(device, n=1)
+    assert found["failed"] and text in found["cases"][0]["error"]
+
+
+def test_a_device_without_data_is_refused():
+    with pytest.raises(gg.ParamError, match="-b NULL: NULL holds no data and computes nothing"):
+        command.backend_of("NULL", 1)

@@ -12,7 +12,9 @@ import time
 import numpy as np
 
 from ggjit.api.registry import init_backend, registry
+from ggjit.core.backend import TYPE_NULL
 from ggjit.core.config import available_cores
+from ggjit.cpu.device import CPUBackend
 from ggjit.models.core.progress import bar, compiling
 from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
 from ggjit.ops.native.isa import ISA
@@ -21,7 +23,7 @@ from ggjit.tools.suite.cases.case import all_cases
 from ggjit.tools.suite.jobs import spread
 from ggjit.tools.suite.perf import measure
 from ggjit.tools.suite.report import Journal, Report
-from ggjit.tools.suite.runner import Built, Runner
+from ggjit.tools.suite.runner import Built, Runner, threads_of
 
 CASES_A_PROCESS = 64                                    # fewer are not worth starting another one
 
@@ -52,14 +54,14 @@ def select(ops=None, params=None, sample=None, seed=0):
 
 
 def backend_of(name, n_threads):
-    """The backend of device `name`; ParamError for a device that does not compute in host memory."""
+    """The backend of device `name`, of any registered device; ParamError for one that computes nothing."""
     name = name or "CPU"
     device = registry.device(name.partition(":")[0])
-    if device.type != "cpu" or device.name == "NULL":
-        raise ParamError(f"-b {name}: the suite lays tensors out in host memory between sentinels, and {device.name} "
-                         f"has none; use CPU")
+    if device.type == TYPE_NULL:
+        raise ParamError(f"-b {name}: {device.name} holds no data and computes nothing; name another device")
     backend = init_backend(name)
-    backend.n_threads = n_threads
+    if hasattr(backend, "n_threads"):
+        backend.n_threads = n_threads
     return backend
 
 
@@ -90,11 +92,15 @@ def test(args, cases, backend, peer):
     known = {c.index: journal.passed(c) for c in cases} if journal else {}
     waiting = [c for c in cases if not known.get(c.index)]
     n_jobs = args.jobs or max(1, min(available_cores(), -(-len(waiting) // CASES_A_PROCESS)))
+    if not isinstance(backend, CPUBackend):             # registered in this process, or a GPU, which is not shared
+        n_jobs, outcomes = 1, map(Runner(backend, args.seed, peer).run, waiting)
+    else:
+        outcomes = spread(waiting, backend, args.seed, n_jobs)
     try:
         for outcome in filter(None, known.values()):
             report.add(outcome)
         with bar("cases", len(waiting)) as step:
-            for outcome in spread(waiting, backend, args.seed, n_jobs):
+            for outcome in outcomes:
                 report.add(outcome)
                 if journal:
                     journal.add(outcome)
@@ -112,7 +118,8 @@ def test(args, cases, backend, peer):
 
 def settings(args, peer):
     """What an outcome depends on besides the case and the sources."""
-    return f"seed {args.seed}, {args.threads or 1} threads, {ISA}, {peer.wheel if peer else 'float64 alone'}"
+    device = "" if args.backend in (None, "CPU") else f"{args.backend}, "
+    return f"{device}seed {args.seed}, {args.threads or 1} threads, {ISA}, {peer.wheel if peer else 'float64 alone'}"
 
 
 # ---------------------------------------------------------------- perf, support
@@ -129,7 +136,7 @@ def perf(args, cases, backend, peer):
             if not args.json and not speed.error:
                 print(line(speed), flush=True)
             step()
-    return {"cases": [s.json for s in rows], "threads": backend.n_threads}
+    return {"cases": [s.json for s in rows], "threads": threads_of(backend)}
 
 
 def line(s):

@@ -101,7 +101,8 @@ class Ggml(Library):
         self.quantize_chunk = self.function("ggml_quantize_chunk", z, i, p, p, i64, i64, i64, p)
         self.backend = self.function("ggml_backend_cpu_init", p)()
         self.ops = self.op_numbers()
-        self.unary, self.glu = self.names("ggml_unary_op_name", N_UNARY), self.names("ggml_glu_op_name", N_GLU)
+        newer = any(hasattr(lib, "ggml_swiglu_clamp") for lib in self.libs)       # a name past the end aborts
+        self.unary, self.glu = self.names("ggml_unary_op_name", N_UNARY), self.names("ggml_glu_op_name", N_GLU + newer)
 
     def tensors(self, records, leaves):
         """(structs, their memory), or the name of an op this ggml does not have."""

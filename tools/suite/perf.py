@@ -5,7 +5,7 @@ import time
 from ggjit.ops.core.errors import GgjitError
 from ggjit.tools.suite.flops import counted, flops, touched
 from ggjit.tools.suite.oracle import Gone, records_of
-from ggjit.tools.suite.runner import Built
+from ggjit.tools.suite.runner import Built, threads_of
 
 AT_LEAST = 0.2                                          # seconds a side is measured
 
@@ -47,7 +47,7 @@ def measure(case, backend, seed=0, peer=None):
             records, order = records_of([built.out])
             index = {t.id: k for k, t in enumerate(order)}
             leaves = {index[i]: raw for i, raw in built.bytes.items() if i in index}
-            answer = peer.seconds(records, leaves, [index[built.out.id]], backend.n_threads, AT_LEAST)
+            answer = peer.seconds(records, leaves, [index[built.out.id]], threads_of(backend), AT_LEAST)
             speed.peer_seconds = None if isinstance(answer, str) else answer
     except Gone:
         speed.peer_seconds = None

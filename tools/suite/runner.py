@@ -14,12 +14,15 @@ import zlib
 import numpy as np
 
 import ggjit as gg
+from ggjit.cpu.device import CPUBackend
 from ggjit.graphs.allocator import Placement
+from ggjit.graphs.copying import single_node
+from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import GgjitError, NotSupported
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.traits import all_traits
-from ggjit.ops.core.types import BF16, I64
+from ggjit.ops.core.types import BF16, I8, I64
 from ggjit.ops.types.quantize import quantize
 from ggjit.tools.suite.cases.case import Maker
 from ggjit.tools.suite.compare import as_array, difference, rounding, stored
@@ -60,19 +63,27 @@ class Outcome:
 
 
 class Arena:
-    """Memory for tensors with GAP sentinel bytes between them."""
+    """Memory for tensors with GAP sentinel bytes between them, on any device."""
 
     def __init__(self, backend, tensors):
-        offs, self.where = GAP, []
+        buft = backend.default_buffer_type
+        step, offs, self.where = max(64, buft.alignment()), 0, []
         for t in tensors:
+            offs = -(-(offs + GAP) // step) * step
             self.where.append((t, offs))
-            offs += -(-t.nbytes // 64) * 64 + GAP
-        self.buffer = backend.default_buffer_type.alloc_buffer(offs)
+            offs += buft.alloc_size(t)
+        self.buffer = backend.alloc_buffer(offs + GAP)
         self.buffer.clear(SENTINEL)
+
+    def place(self):
+        """Give the tensors their memory."""
+        for t, offs in self.where:
+            gg.tensor_alloc(self.buffer, t, offs)
 
     def intact(self):
         """No byte outside the tensors was written."""
-        bytes_, end = self.buffer.arena, 0
+        whole = PlacedTensor(gg.Context().new_tensor(I8, (self.buffer.size,)), (), (self.buffer, 0))
+        bytes_, end = whole._bytes_view(), 0
         for t, offs in self.where:
             if (bytes_[end:offs] != SENTINEL).any():
                 return False
@@ -127,8 +138,7 @@ class Built:
 
     def fill(self):
         self.leaves = Arena(self.backend, [t for t, _ in self.maker.leaves])
-        for t, offs in self.leaves.where:
-            gg.tensor_alloc(self.leaves.buffer, t, offs)
+        self.leaves.place()
         self.bytes = {}
         for t, init in self.maker.leaves:
             raw = as_bytes(t, init(self.rng, t.ne), self.peer)
@@ -137,6 +147,9 @@ class Built:
 
     def plan(self):
         self.own = Arena(self.backend, [t for t in self.nodes if t.view_src is None])
+        if not isinstance(self.backend, CPUBackend):
+            self.own.place()
+            return DevicePlan(self.backend, self.graph, self.nodes)
         return self.backend.graph_plan_create(self.graph, Placement({t.id: (self.own.buffer, o)
                                                                       for t, o in self.own.where}))
 
@@ -147,12 +160,34 @@ class Built:
         self.ctx.free()
 
 
+class DevicePlan:
+    """What a runner needs of a plan, by the slots every backend has; the results have memory of their own."""
+
+    def __init__(self, backend, graph, nodes):
+        self.backend, self.graph, self.nodes = backend, graph, nodes
+
+    def compute(self):
+        self._run(self.graph)
+
+    def run_nodes(self, first, last):
+        for t in self.nodes[first:last]:
+            self._run(single_node(t))
+
+    def _run(self, graph):
+        self.backend.graph_compute(graph)
+        self.backend.synchronize()
+
+    def where(self, t):
+        return t._where()
+
+
 class Runner:
     """Runs cases on one backend.  peer: an Oracle, or None: float64 alone."""
 
     def __init__(self, backend, seed=0, peer=None):
         self.backend, self.seed, self.peer = backend, seed, peer
-        backend.fuse = False                # the result of every node is compared
+        if isinstance(backend, CPUBackend):
+            backend.fuse = False            # the result of every node is compared
 
     def run(self, case):
         """Outcome of a case; it never raises on account of the case."""
@@ -218,7 +253,7 @@ class Runner:
         written = {t.base.id for t in built.nodes if t.view_src is not None}
         wanted = {t.id: index[t.id] for t in built.nodes if t.id == built.result.id or t.base.id not in written}
         try:
-            answer = self.peer.run(records, leaves, list(wanted.values()), self.backend.n_threads)
+            answer = self.peer.run(records, leaves, list(wanted.values()), threads_of(self.backend))
         except Gone as e:
             outcome.peer = str(e)
             return None
@@ -259,7 +294,11 @@ def affordable(nodes):
             and sum(math.prod(t.ne) for t in tensors) <= MAX_REFERENCE_ELEMENTS)
 
 
+def threads_of(backend):
+    """How many threads the real ggml gets beside this backend."""
+    return getattr(backend, "n_threads", 1)
+
+
 def read(plan, t):
     """Values of t where the plan keeps it."""
-    buf, offs = plan.where(t)
-    return as_array(t, buf.host_bytes(offs, t.nbytes).data)
+    return as_array(t, PlacedTensor(t, (), plan.where(t))._bytes_view().data)

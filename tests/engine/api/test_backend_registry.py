@@ -187,3 +187,63 @@ def test_null_plans_and_reports_but_holds_nothing():
         assert null.device.buffer_from_host_ptr(memory).size == size
     with pytest.raises(gg.TypeMismatch, match="buffer object"):
         null.device.buffer_from_host_ptr("text")
+
+
+def test_devices_know_their_registry_A6_08():
+    registry = Registry()
+    device = devices.Fake("Alpha")
+    assert device.reg is None
+    mine = Reg(device)
+    registry.register(mine)
+    registry.devices()
+    assert device.reg is mine and registry.device("alpha").reg is mine
+    assert CPU_DEVICE.reg is registry.registry("CPU") and gg.init_backend("NULL").device.reg.name == "NULL"
+
+
+def test_devices_offer_buffer_types_A6_04():
+    class Pinned(devices.Fake):
+        def host_buffer_type(self):
+            return CPU.default_buffer_type
+    pinned = Pinned("P")
+    assert pinned.props["host_buffer"] and pinned.host_buffer_type().is_host()
+    assert pinned.init_backend().default_buffer_type is pinned.buffer_type()
+    assert not CPU_DEVICE.props["host_buffer"] and CPU_DEVICE.host_buffer_type() is None
+    assert CPU_DEVICE.buffer_type() is CPU.default_buffer_type
+
+
+def test_devices_say_whether_they_are_asynchronous_A6_02():
+    class Late(devices.Fake):
+        is_async = True
+    assert Late("L").props["async"] is True and CPU_DEVICE.props["async"] is False
+
+
+def test_entries_by_number_A8_08():
+    registry = Registry()
+    registry.register(Reg(devices.Fake("Alpha")))
+    names = [d.name for d in registry.devices()]
+    assert names == ["Alpha", "CPU", "NULL"]
+    for i, name in enumerate(names):
+        device = registry.devices()[i]
+        assert device.init_backend("").device.name == name
+        assert device.buffer_type().alloc_buffer(64).size == 64
+    with pytest.raises(IndexError, match="out of range"):
+        registry.devices()[3]
+
+
+def test_registration_is_told_when_asked(monkeypatch, capsys):
+    monkeypatch.setattr("ggjit.api.registry.debug", {"registry"})
+    registry, reg = Registry(), Reg(devices.Fake("Alpha"), name="told")
+    for _ in range(2):
+        registry.register(reg)
+    assert capsys.readouterr().err == "registered backend told: devices Alpha\n"
+
+
+def test_extension_functions_of_the_cpu_B5():
+    backend, calls = gg.init_backend("CPU", n_threads=1), []
+    get = gg.registry.proc_address
+    get("ggml_backend_set_n_threads")(backend, 2)
+    get("ggml_backend_set_abort_callback")(backend, lambda: calls.append(1))
+    assert backend.n_threads == 2 and backend.abort_callback is not None
+    assert get("ggml_backend_dev_get_extra_bufts")(CPU_DEVICE) == CPU_DEVICE.extra_buffer_types() != []
+    assert {"isa", "cpu", "cores"} == set(get("ggml_backend_get_features")())
+    assert gg.registry.registry("CPU").proc_address("ggml_backend_cpu_numa_init") is None

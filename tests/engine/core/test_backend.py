@@ -11,6 +11,9 @@ from helpers.placed import CPU, array, placed
 
 import ggjit as gg
 from ggjit.cpu.device import CPU as CPU_DEVICE
+from ggjit.cpu.plan import shared_work
+from ggjit.cpu.walk import BARRIER_AFTER
+from ggjit.ops.core.record import N_FLAGS
 
 
 # ---------------------------------------------------------------- A2 buffer types
@@ -346,3 +349,239 @@ def test_cpu_supports_op_A7_11_B5():
     assert CPU.supports_op(gg.mul_mat(q, a)) and CPU.supports_op(gg.add(a, a)) and CPU.supports_op(a)
     assert CPU.supports_buft(CPU.default_buffer_type) and not CPU.supports_buft(devices.Fake("A").buffer_type())
     assert CPU.supports_buft(devices.Fake("H", host=True).buffer_type())
+    for type in (gg.IQ2_XXS, gg.IQ2_XS, gg.IQ1_S, gg.IQ1_M, gg.IQ3_XXS, gg.IQ3_S, gg.IQ2_S):
+        t = ctx.new_tensor(type, (256, 4))
+        x, ids = ctx.new_tensor(gg.F32, (256, 4)), ctx.new_tensor(gg.I64, (4,))
+        assert not CPU.supports_op(gg.cpy(x, t)) and not CPU.supports_op(gg.set_rows(t, x, ids)), "nothing writes them"
+    assert CPU.supports_op(gg.cpy(a, q)) and CPU.supports_op(gg.mul_mat(q, ctx.new_tensor(gg.F16, (32, 4))))
+    with pytest.raises(gg.TypeMismatch, match="b tensor Q8_0 .* must be one of F32, F16, BF16"):
+        gg.mul_mat(q, ctx.new_tensor(gg.Q8_0, (32, 4)))
+    with pytest.raises(gg.ParamError, match="max_bias must be 0"):
+        gg.soft_max_ext_back(a, a, 1.0, 8.0)
+
+
+# ---------------------------------------------------------------- slots of buffers, called where ggml calls them
+class Told(devices.FakeBuffer):
+    """Notes resets and the tensors that were initialised since."""
+
+    def __init__(self, buft, size):
+        super().__init__(buft, size)
+        self.extras, self.resets = set(), 0
+
+    def init_tensor(self, t):
+        super().init_tensor(t)
+        self.extras.add(t.id)
+
+    def reset(self):
+        self.extras.clear()
+        self.resets += 1
+
+
+class ToldType(devices.FakeBufferType):
+    def alloc_buffer(self, size):
+        return Told(self, size)
+
+
+def told(**options):
+    """A device whose buffers are Told."""
+    device = devices.Fake("A", **options)
+    device._buft = ToldType(device, "A", False)
+    return device
+
+
+def test_allocators_reset_buffers_before_they_hand_them_out_anew_A3_11_A3_24():
+    buft = told().buffer_type()
+    allocator = gg.GraphAllocator(buft)
+    graphs = [gg.Graph(gg.silu(gg.Context().new_tensor(gg.F32, (8,)))) for _ in range(2)]
+    for n, graph in enumerate(graphs, 1):
+        allocator.alloc_graph(graph)
+        buf = allocator.placement(graph.outputs[0])[0]
+        assert buf.resets == n and buf.extras == {t.id for t in (*graph.leafs, *graph.nodes)}
+    buf.reset()
+    assert buf.extras == set() and buf.buft is buft
+
+
+def test_a_scheduler_resets_its_buffers_when_another_graph_computes_there_A3_11():
+    backend = told().init_backend()
+    sched, ctx = gg.Scheduler([backend, CPU]), gg.Context()
+    x = ctx.new_tensor(gg.F32, (8,), "x")
+    gg.alloc_ctx_tensors(ctx, backend)
+    x.set(np.arange(8))
+    one, two = gg.Graph(gg.scale(x, 2.0)), gg.Graph(gg.scale(gg.scale(x, 3.0), 5.0))
+    sched.reserve(two)
+    buf = sched.memory.chunks[0][0]
+    for graph, factor, resets in ((one, 2, 1), (one, 2, 1), (two, 15, 2), (one, 2, 3)):
+        sched.graph_compute(graph)
+        np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), factor * np.arange(8))
+        assert buf.resets == resets and buf.extras == {t.id for t in graph.nodes}, "those of the graph at hand"
+    sched.free()
+
+
+def test_base_and_type_of_a_buffer_A3_17_A3_21():
+    device = devices.Fake("A", alignment=128, max_size=4096)
+    t = placed((10,), device.buffer_type())
+    buf = t.buffer
+    assert buf.base == buf._arena.ctypes.data > 0 and CPU.alloc_buffer(8).base % 64 == 0
+    assert gg.init_backend("NULL").alloc_buffer(8).base == 0, "no address"
+    buft = buf.buft
+    assert (buft.alignment(), buft.max_size(), buft.alloc_size(t), buft.is_host()) == (128, 4096, 40, False)
+    buf.free()
+    assert buf.base == 0
+
+
+def test_copies_use_the_slot_of_the_destination_also_for_views_A3_25():
+    a, b = devices.Slots("A"), devices.Slots("B")
+    seen = []
+    for device in (a, b):
+        device.answers["copy_tensor"] = lambda name=device.name: seen.append(name)
+    src, dst = placed((8,), a.buffer_type()), placed((8,), b.buffer_type())
+    src.set(np.arange(8))
+    dst.set(np.zeros(8))
+    gg.tensor_copy(gg.view_1d(src, 4, 0), gg.view_1d(dst, 4, 16))
+    assert seen == ["B"], "of the buffer that the viewed tensor lies in"
+    np.testing.assert_array_equal(dst.numpy(), [0, 0, 0, 0, 0, 1, 2, 3])
+    t = placed((8,), a.buffer_type())
+    gg.tensor_copy(src, t)
+    assert seen == ["B", "A"] and t.bytes() == src.bytes()
+
+
+def test_placed_tensors_are_not_placed_again_A15_02():
+    t, buf = placed((8,)), CPU.alloc_buffer(64)
+    old = t.buffer
+    with pytest.raises(gg.ParamError, match="t F32 .* has memory already, in <Buffer"):
+        gg.tensor_alloc(buf, t, 0)
+    assert t.buffer is old
+    old.free()
+    gg.tensor_alloc(buf, t, 0)
+    assert t.buffer is buf
+
+
+def test_buffers_of_no_bytes_ask_no_device_A2_09():
+    device = devices.Slots()
+    device.answers["alloc_buffer"] = RuntimeError("asked")
+    buf = device.init_backend().alloc_buffer(0)
+    buf.clear(3)
+    assert buf.size == 0 and buf.buft is device.buffer_type() and not device.buffers
+    t = placed((0, 4), device.buffer_type())
+    assert t.numpy().shape == (4, 0) and t.buffer.size == 0
+    t.set(np.zeros((4, 0)))
+
+
+def test_the_size_of_the_largest_tensor_A6_05():
+    x = array(16)
+    assert CPU_DEVICE.buffer_from_host_ptr(x, max_tensor_size=32).size == 64
+    with pytest.raises(gg.ParamError, match="must not be negative"):
+        CPU_DEVICE.buffer_from_host_ptr(x, max_tensor_size=-1)
+
+
+def test_slow_copies_are_told_when_asked(monkeypatch, capsys):
+    src, dst = placed((8,), devices.Fake("A").buffer_type(), name="s"), placed((8,), devices.Fake("B").buffer_type())
+    src.set(np.ones(8))
+    monkeypatch.setattr("ggjit.tensors.transfer.debug", {"copies"})
+    gg.tensor_copy(src, dst)
+    gg.tensor_copy(src, placed((8,)))
+    assert capsys.readouterr().err.splitlines() == [
+        "slow copy of s F32 [8] from A to B: 32 bytes by way of the host",
+        "slow copy of s F32 [8] from A to CPU: 32 bytes by way of the host"]
+
+
+def test_event_slots_A5_09():
+    seen = []
+
+    class Stream(gg.Backend):
+        def event_record(self, event):
+            seen.append(("record", self.name, event))
+
+        def event_wait(self, event):
+            seen.append(("wait", self.name, event))
+
+    class Events(gg.Device):
+        name = "E"
+
+        def event_new(self):
+            return "point"
+
+        def event_synchronize(self, event):
+            seen.append(("synchronize", event))
+    device = Events()
+    a, b = Stream(device, "a"), Stream(device, "b")
+    event = gg.event_new(device)
+    gg.event_record(event, a)
+    gg.event_wait(b, event)
+    gg.event_synchronize(event)
+    assert seen == [("record", "a", "point"), ("wait", "b", "point"), ("synchronize", "point")]
+    bare = gg.Backend(gg.Device())
+    bare.event_record(None)
+    bare.event_wait(None)
+    assert gg.event_new(bare.device) is None, "optional slots"
+
+
+def test_backends_are_freed_any_number_of_times_A5_11():
+    for backend in (gg.init_backend("CPU"), gg.Backend(CPU_DEVICE, "mine")):
+        backend.free()
+        backend.free()
+    assert backend.name == "mine" and gg.Backend(CPU_DEVICE).name == "CPU"
+
+
+# ---------------------------------------------------------------- what users were hurt by
+def test_reserve_waits_before_it_moves_memory_E1():
+    """Work under way still writes into the buffers that a larger graph replaces."""
+    device = devices.Fake("A", delay=2e-3)
+    backend, freed = device.init_backend(), []
+    sched, ctx = gg.Scheduler([backend, CPU]), gg.Context()
+    x = ctx.new_tensor(gg.F32, (64, 64), "x")
+    gg.alloc_ctx_tensors(ctx, backend)
+    x.set(np.ones((64, 64)))
+    small, large = gg.Graph(gg.scale(x, 2.0)), gg.Graph(gg.repeat_4d(gg.scale(x, 2.0), 64, 64, 4, 1))
+    sched.alloc_graph(small)
+    buf = sched.memory.chunks[0][0]
+    free = buf.free
+    buf.free = lambda: (freed.append(backend.jobs.empty() and bool((buf.guarded[devices.GUARD:-devices.GUARD]
+                                                                    .view(np.float32)[:4096] == 2).all())), free())
+    sched.graph_compute_async(small)
+    sched.reserve(large)
+    assert freed == [True], "all work was done before the old memory went"
+    sched.free()
+    backend.free()
+
+
+def test_work_memory_is_shared_and_grows_without_a_copy_E2():
+    small = shared_work(CPU, 64)
+    assert shared_work(CPU, 32) is small, "large enough"
+    larger = shared_work(CPU, small.size + 64)
+    assert larger is not small and larger.size == small.size + 64 and small.alive, "plans keep the one they have"
+
+
+def test_small_nodes_share_a_barrier_E3():
+    ctx = gg.Context()
+    y = gg.from_numpy(ctx, array(8))
+    for _ in range(6):
+        y = gg.scale(y, 1.5)
+    big = gg.from_numpy(ctx, array(512, 1024))
+    for _ in range(4):
+        big = gg.scale(big, 1.5)
+    graph = gg.Graph(y, big)
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    plan = gg.init_backend("CPU", n_threads=2).graph_plan_create(graph, fuse=False)
+    barriers = [bool(plan.rows[at + N_FLAGS] & BARRIER_AFTER) for at in plan._starts[:len(plan.nodes)]]
+    assert barriers == [False] * 5 + [True] * 5, "one thread runs what is small, and the others wait once"
+
+
+def test_unloaded_devices_live_on_while_they_are_used_E3():
+    reg = devices.Reg(devices.Fake("Mine"))
+    gg.registry.register(reg)
+    backend = gg.init_backend("mine")
+    t = placed((4,), backend)
+    gg.registry.unregister(reg)
+    with pytest.raises(gg.ParamError, match="no device 'mine'"):
+        gg.init_backend("mine")
+    t.set(np.ones(4))
+    graph = gg.Graph(gg.scale(t, 3.0))
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    backend.graph_compute(graph)
+    assert (graph.outputs[0].numpy() == 3).all() and backend.device.reg is reg
+
+
+def test_all_buffer_types_of_the_cpu_have_a_device_E3():
+    for buft in (CPU.default_buffer_type, *CPU_DEVICE.extra_buffer_types()):
+        assert buft.device is CPU_DEVICE and buft.supports_backend(CPU)

@@ -90,10 +90,10 @@ def test_init_tensor_that_raises_leaves_tensors_where_they_were():
     device.answers.clear()
     gg.alloc_ctx_tensors(ctx, device.buffer_type())
     device.answers["init_tensor"] = BOOM
-    buf, old = device.buffer_type().alloc_buffer(64), ts[0].buffer
+    buf, new = device.buffer_type().alloc_buffer(64), ctx.new_tensor(gg.F32, (8,))
     with pytest.raises(RuntimeError, match="driver lost"):
-        gg.tensor_alloc(buf, ts[0], 0)
-    assert ts[0].buffer is old, "a place that was refused changes nothing"
+        gg.tensor_alloc(buf, new, 0)
+    assert new.buffer is None and ts[0].buffer is not None, "a place that was refused changes nothing"
 
 
 # ---------------------------------------------------------------- answers that are nonsense

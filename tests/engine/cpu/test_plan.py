@@ -186,9 +186,11 @@ def test_leaves_that_move_are_found_again():
     plan = planned(y)
     plan.compute()
     moved = gg.HostBuffer(cpu.default_buffer_type, 4096)
+    with pytest.raises(gg.ParamError, match="a F32 .* has memory already"):
+        gg.tensor_alloc(moved, a, 1024)
+    buf.free()
     gg.tensor_alloc(moved, a, 1024)
     a.set(np.full(16, 2.0))
-    buf.free()
     plan.compute()
     assert plan.numpy(y)[0] == 6
     moved.free()

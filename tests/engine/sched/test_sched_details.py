@@ -11,7 +11,7 @@ from helpers.sched_graphs import random_graph
 from helpers.schedulers import RNG, alone, draw_places, draw_world, fill, llama_like, two_layers, weight, world
 
 import ggjit as gg
-from ggjit.ops.core.record import OP
+from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.sched.explain import Explanation
 
 
@@ -126,7 +126,7 @@ def test_several_cpu_backends_at_once():
     sched.graph_compute(graph)
     np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), alone(graph))
     assert sched.n_splits > 4 and sched.copied_nbytes == 0, "they share their memory: nothing to copy"
-    assert sched.buffer_size(one) == sched.buffer_size(two) > 0
+    assert sched.buffer_size(one) > 0 == sched.buffer_size(two), "what they share counts once"
 
 
 def test_a_private_buffer_type_of_the_cpu_in_a_scheduler():
@@ -251,3 +251,130 @@ def test_backends_may_reorder_their_splits_B4():
     backend.wanted = None
     sched.graph_compute(graph)
     np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), alone(graph))
+
+
+# ---------------------------------------------------------------- what today's ggml asks backends for
+class Fusing(devices.FakeBackend):
+    """Asks for tensors to be kept: wanted(nodes) gives (tensor, until) pairs."""
+    wanted = None
+
+    def graph_optimize(self, nodes):
+        for tensor, until in self.wanted(nodes) if self.wanted else ():
+            nodes.add_alloc_dep(tensor, until)
+        return nodes
+
+
+@pytest.mark.parametrize("planner", ["ggml", "best"])
+def test_backends_may_keep_tensors_longer_B4(planner):
+    backend = Fusing(devices.Fake("A"))
+    sched = gg.Scheduler([backend, gg.init_backend("CPU:n_threads=1")], planner=planner)
+    x = y = gg.from_numpy(gg.Context(), RNG.integers(0, 9, (8, 8)).astype(np.float32), "x")
+    for _ in range(4):
+        y = gg.scale(y, 2.0)
+        sched.set_tensor_backend(y, backend)
+    graph = gg.Graph(y)
+    nodes = graph.nodes
+
+    def places():
+        sched._runs.clear()
+        sched.graph_compute(graph)
+        np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), 16 * x.numpy())
+        return [sched._run.where(t)[1] for t in nodes], sched._run._copy_handle(0, 0).offs
+    offs, copy = places()
+    assert len(set(offs)) == 1, "all in one place"
+    backend.wanted = lambda ns: [(ns[0], ns[2])]
+    offs, _ = places()
+    assert offs[0] not in offs[1:3], "kept until the third node has run"
+    backend.wanted = lambda ns: [(x, ns[3]), (ns[1], ns[3])]
+    offs, copy = places()
+    assert copy not in offs and offs[1] not in offs[2:], "the backend's copy is kept, too"
+    stranger = gg.Context().new_tensor(gg.F32, (4,))
+    for bad in (lambda ns: [(stranger, ns[0])], lambda ns: [(ns[0], stranger)], lambda ns: [(ns[2], ns[0])],
+                lambda ns: [(None, ns[0])]):
+        backend.wanted = bad
+        with pytest.raises(gg.GgjitError, match="add_alloc_dep"):
+            places()
+    backend.wanted = None
+    assert len(set(places()[0])) == 1
+
+
+def test_reordered_nodes_and_kept_tensors_together_B4():
+    class Both(Fusing):
+        def graph_optimize(self, nodes):
+            kept = super().graph_optimize(nodes)
+            return [kept[i] for i in (0, 2, 1, 3, 4)]
+    backend, ctx = Both(devices.Fake("A")), gg.Context()
+    sched = gg.Scheduler([backend, gg.init_backend("CPU:n_threads=1")])
+    w, x = (weight(ctx, backend.default_buffer_type, n) for n in "wx")
+    graph = gg.Graph(gg.add(gg.silu(gg.mul_mat(w, x)), gg.soft_max(gg.mul_mat(x, w))))
+    fill(graph)
+    first, last = graph.nodes[0], graph.nodes[4]
+    backend.wanted = lambda ns: [(first, last)]
+    sched.graph_compute(graph)
+    np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), alone(graph))
+    where = [sched._run.where(t)[1] for t in graph.nodes]
+    assert sched.splits[0].nodes == [graph.nodes[i] for i in (0, 2, 1, 3, 4)] and where[0] not in where[1:]
+
+
+def test_a_copy_callback_may_copy_part_of_a_weight():
+    sched, backend, graph, w, x, ids = moe()
+    seen = []
+
+    def callback(device, src, dst, nodes):
+        seen.append((device, src, dst.name, [t.op for t in nodes], nodes[0].src[2].numpy()[0].tolist()))
+        for e in np.unique(nodes[0].src[2].numpy()).tolist():
+            gg.tensor_set(dst, src.bytes(e * src.nb[2], src.nb[2]), e * src.nb[2])
+        return answer
+    want = []
+    for answer in (True, False, None):
+        sched.set_copy_callback(None if answer is None else callback)
+        sched.graph_compute(graph)
+        want.append(sched.numpy(graph.outputs[0]))
+    assert [s[0] is backend and s[1] is w for s in seen] == [True, True] and seen[0][2:] == ("A#w#0", [OP.MUL_MAT_ID],
+                                                                                            [1, 2])
+    np.testing.assert_array_equal(want[0], want[1])
+    np.testing.assert_array_equal(want[0], want[2])
+    with pytest.raises(gg.TypeMismatch, match="copy callback must be callable"):
+        sched.set_copy_callback(3)
+
+    def broken(*args):
+        raise RuntimeError("no room")
+    sched.set_copy_callback(broken)
+    with pytest.raises(RuntimeError, match="no room"):
+        sched.graph_compute(graph)
+    sched.set_copy_callback(lambda *a: sched.reset())
+    with pytest.raises(gg.GgjitError, match="is computing"):
+        sched.graph_compute(graph)
+
+
+def test_splits_are_printed_when_asked(monkeypatch, capsys):
+    sched, (a, c) = world(devices.Fake("A"))
+    monkeypatch.setattr("ggjit.sched.scheduler.debug", {"sched"})
+    sched.split_graph(two_layers(a, c))
+    assert "## SPLIT #1: CPU # 1 inputs: [s (0K)]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rules", ["2023", "2024", "modern"])
+def test_every_node_has_a_backend_that_reaches_its_sources_A13_15(rules):
+    """What ggml's debug check prints about: no backend, a source elsewhere, a view apart from what it views."""
+    checked = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        sched, bufts = draw_world(rng, rules, restricted=False)
+        graph = random_graph(seed, draw_places(rng, bufts)).graph
+        sched.split_graph(graph)
+        assigned, reads = sched._assigned, sched.support.reads
+        for i in range(assigned.n_nodes):
+            b = int(assigned.rows["backend"][i])
+            assert b >= 0
+            if assigned.tensors[i].op in VIEW_OPS:
+                continue
+            for j, s in enumerate(assigned.tensors[i].src):
+                if s is None or assigned.rows["copy"][i, j] >= 0:
+                    continue
+                base = assigned.base_of(assigned.local[s.id])
+                buft = int(assigned.rows["mem"][base])
+                at = int(assigned.rows["backend"][base])
+                assert reads[b, buft if buft >= 0 else sched.support.buft_of[at]], (seed, i, j)
+                checked += 1
+    assert checked > 100

@@ -3,14 +3,19 @@ import re
 
 from helpers.paths import TESTS
 
-PARTS = {2: 12, 3: 27, 4: 8, 5: 20, 6: 12, 7: 11, 8: 9, 12: 11, 13: 17, 14: 16, 15: 9}
+PARTS = {1: 13, 2: 12, 3: 27, 4: 8, 5: 20, 6: 12, 7: 11, 8: 9, 9: 24, 10: 18, 11: 5, 12: 11, 13: 17, 14: 16, 15: 9}
 
 CURRENT = {
+    "B3": """tallocr | reserve_n | reserve_n_size | resets buffers | plan validity | chunks | in-place | OUTPUT flag |
+        NONE-op views | get_buffer_size | usage COMPUTE | alloc_ctx_tensors""",
     "B4": """sched_new | GGML_SCHED_DEBUG | passes 1-5 | 30 inputs | pipeline inputs | graph_optimize | dependency |
-        alloc_splits | sync rules | MoE rule | event record | reserve_size | set/get_tensor_backend | reset | uid""",
+        alloc_splits | sync rules | MoE rule | event record | reserve_size | set/get_tensor_backend | reset | uid |
+        set_copy_callback | without addresses""",
     "B5": """device types | lookups | init_by_ | load_all | registration order | get_proc_address | set/get 2d |
         tensor_memset | CPU supports_op | supports_buft | use_ref | CPU fusion | node skipping | CUDA offload_op |
         meta backend | RPC | graph_copy""",
+    "B6": """layout | readers | refused | getters | writers | validate_row_data""",
+    "B7": """build_backward_expand | ops with gradients | not differentiated | graph_reset | opt context | dataset""",
     "B8": """context | graph | fusion helpers | threadpool | abort callback | fatal abort hook | statuses | NUMA |
         logging | dumps | flags""",
     "E1": """whole process | not enough space | free blocks | plan reused | max size | leak | use after free |

@@ -266,6 +266,7 @@ def test_copies_stay_good_when_something_else_is_placed():
         copied.append(sched.copied_nbytes)
         leaf(cpu, 0)                                # any new tensor: plans look up their addresses again
     assert copied == [x.nbytes, 0, 0, 0]
+    x.buffer.free()
     gg.tensor_alloc(cpu.alloc_buffer(x.nbytes), x, 0)
     x.buffer.clear(0)
     sched.graph_compute(graph)
