@@ -89,7 +89,8 @@ def _tensor(ctx, tensors, row):
     _require(isinstance(type, Type) and isinstance(name, str), "a row without a type or a name")
     numbers = (op, view_offs, flags, ndim, *ne, *nb, *params, *at)
     _require(all(isinstance(i, int) for i in numbers) and len(ne) == len(nb) == 4 and len(params) == MAX_PARAMS
-             and 0 <= ndim <= 4 and all(0 <= i < len(tensors) for i in at) and 0 <= flags <= MAX_FLAGS, f"row {len(tensors)} {name!r}")
+             and 0 <= ndim <= 4 and all(0 <= i < len(tensors) for i in at) and 0 <= flags <= MAX_FLAGS,
+             f"row {len(tensors)} {name!r}")
     view = None if view is None else tensors[view]
     _require(view is None or view.view_src is None, f"row {len(tensors)} {name!r} views a view")
     t = ctx._add(type, OP(op), check_ne(type, ne)[0], tuple(nb), ndim, tuple(params),

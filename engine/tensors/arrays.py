@@ -38,8 +38,7 @@ def from_numpy(ctx, array, name="", type=None):
     native = _TYPE_OF_DTYPE.get(a.dtype)
     if type is None and native is None:
         raise TypeMismatch(f"from_numpy: no tensor type for dtype {a.dtype}; convert it, or give type=gg.F32")
-    t = ctx.new_tensor(native if type is None else type, a.shape[::-1] or (1,), name)
-    t.ndim = a.ndim                         # a single number has no axes
+    t = ctx._leaf(native if type is None else type, a.shape[::-1] or (1,), name, a.ndim)
     if t.type is native:
         owned = np.ascontiguousarray(a)
         tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)

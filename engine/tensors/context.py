@@ -108,11 +108,16 @@ class Context(HtmlRepr):
         Errors: TypeMismatch, ShapeError (more than 4 dimensions, negative sizes, ne0 not a multiple of the type's
         block, more than 2^62 bytes).  Source: ggml_new_tensor.
         """
+        return self._leaf(type, ne, name)
+
+    def _leaf(self, type, ne, name, ndim=None):
+        """A leaf with `ndim` axes; None: one for each size in `ne`."""
         self._check()
         if not isinstance(type, Type):
             raise TypeMismatch(f"new_tensor: type must be a tensor type such as gg.F32, got {type!r}")
-        ne, ndim = check_ne(type, ne)
-        return self._add(type, OP.NONE, ne, contiguous_nb(type, ne), ndim, NO_PARAMS, (), None, 0, name)
+        ne, n_given = check_ne(type, ne)
+        return self._add(type, OP.NONE, ne, contiguous_nb(type, ne), n_given if ndim is None else ndim, NO_PARAMS, (),
+                         None, 0, name)
 
     def node(self, op, type, ne, src=(), params=(), view_of=None, view_offs=0, nb=None, ndim=None):
         """The result tensor of an op; called by op builders.

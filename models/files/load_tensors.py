@@ -98,8 +98,7 @@ def _leaves(infos, data, ctx):
     buffer.usage = USAGE_WEIGHTS
     out = {}
     for name, type_, ne, offs in infos:
-        out[name] = leaf = ctx.new_tensor(type_, ne or (1,), name)
-        leaf.ndim = len(ne)
+        out[name] = leaf = ctx._leaf(type_, ne or (1,), name, len(ne))
         TABLE.place(leaf.id, buffer.id, offs)
     ctx.buffers.append(buffer)
     return out
