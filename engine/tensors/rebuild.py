@@ -63,6 +63,8 @@ def _unary(n):
 def _glu(n):
     if n.i[0] == GLU.SWIGLU_OAI:
         return n.call("swiglu_oai", *n.src, n.f[2], n.f[3])
+    if n.i[0] == GLU.SWIGLU_CLAMP:
+        return n.call("swiglu_clamp", *n.src, n.f[3])
     return n.call("glu", *n.src, n.i[0], bool(n.i[1])) if len(n.src) == 1 else n.call("glu_split", *n.src, n.i[0])
 
 

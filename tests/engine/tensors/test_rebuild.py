@@ -19,15 +19,13 @@ def test_every_op_has_a_recipe():
     assert set(RECIPES) | VIEWS | CALLS_PYTHON | {OP.FLASH_ATTN_BACK} == set(all_specs()) | VIEWS
 
 
-@pytest.mark.parametrize("op", sorted(all_specs()), ids=lambda op: op.name.lower())
+@pytest.mark.parametrize("op", sorted(set(all_specs()) - CALLS_PYTHON), ids=lambda op: op.name.lower())
 def test_what_builders_make_is_taken(op):
     """One case in seven of every op, with all the nodes it is made of."""
-    if op in CALLS_PYTHON:
-        pytest.skip("calls Python")
     ctx, scratch, n = gg.Context(), gg.Context(), 0
-    for case in list(all_specs()[op].cases() if all_specs()[op].cases else ())[::7]:
-        case.build(Inputs(ctx, np.random.default_rng(0)))
-    for t in ctx.tensors:
+    cases = list(all_specs()[op].cases() if all_specs()[op].cases else ())[::7]
+    made = [case.build(Inputs(ctx, np.random.default_rng(0))) for case in cases]
+    for t in gg.Graph(*made).nodes if made else ():
         if t.op not in CALLS_PYTHON:
             check_node(t, scratch)
             n += t.op == op
