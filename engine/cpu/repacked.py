@@ -7,8 +7,6 @@ use them.  Matrices the layout cannot take do not belong here.
     buf.get_tensor(t)         layout -> raw             any other op that reads t is refused
     views of t                the same, of a part
 """
-import weakref
-
 import numpy as np
 
 from ggjit.core.buffer import BufferType, as_bytes, require_byte
@@ -17,10 +15,11 @@ from ggjit.ops.core.errors import NotAllocated, NotSupported
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.weak import WeakKeys
 from ggjit.ops.matmul import repack
 from ggjit.ops.native import isa
 
-_alive = weakref.WeakSet()              # while there is none, no tensor is looked at
+_alive = WeakKeys()                     # while there is none, no tensor is looked at
 
 
 def _layouts():
@@ -35,7 +34,7 @@ class RepackBuffer(HostBuffer):
     def __init__(self, buft, size):
         super().__init__(buft, size)
         self._shapes = {}                       # byte offset -> (type, k, m)
-        _alive.add(self)
+        _alive.put(self)
 
     def init_tensor(self, t):
         if not repack.takes(t.type, t.ne) or t.view_src is not None:

@@ -58,6 +58,12 @@ class Graph(HtmlRepr):
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
 
+    def for_plan(self):
+        """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
+        graph = object.__new__(type(self))
+        graph.__dict__.update(self.__dict__, plans=None)
+        return graph
+
     def _reorder(self):
         sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (self.nodes, self.leafs)]
         ids = reorder(TABLE.words, self.node_ids, self.leaf_ids, sizes, in_place=in_place_table())

@@ -30,7 +30,7 @@ from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refus
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import T_VERSION, written
 from ggjit.graphs.plan_node import single
-from ggjit.graphs.results import Results, mark_last, ran_last
+from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
 from ggjit.ops.core.shape import describe
@@ -44,7 +44,7 @@ class Plan(Results, HtmlRepr):
     """
 
     def __init__(self, backend, graph, placement, fuse=None):
-        self.backend, self.graph, self.placement = backend, graph, placement
+        self.backend, self.graph, self.placement = backend, graph.for_plan(), placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug
@@ -311,8 +311,7 @@ class Plan(Results, HtmlRepr):
     def _lost(self, t):
         whole = next((p.t for p in self.parts if t.id in p.left_out), None)
         if whole is not None:
-            return (f"{describe(t)} was never stored: one kernel computes {whole!r} from its sources; call "
-                    f"gg.set_output on it before building the graph, or plan with fuse=False")
+            return never_stored(t, repr(whole))
         if self.failed:
             return f"{describe(t)} holds no result: the last run of its plan did not finish; compute it again"
         buf = self.where(t)[0]

@@ -16,7 +16,7 @@ import weakref
 from ggjit.core.arguments import expect
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.events import event_free, event_new
-from ggjit.core.lifetime import Handle, call_all
+from ggjit.core.lifetime import AtEnd, Handle, call_all
 from ggjit.core.pending import IN_FLIGHT, submitted, wait_for_others, waited_for
 from ggjit.core.placing import free_after, unplace
 from ggjit.core.run_lock import RunLock, refuse_nesting
@@ -60,8 +60,7 @@ class Scheduler(Handle):
         self.motion, self.planner = motion, planner
         self.memory = ComputeBuffers(self.support.own_bufts)
         self.events = []
-        self._finalizer = weakref.finalize(self, _release, self.memory, self.events)
-        self._finalizer.atexit = False
+        self._end = AtEnd(functools.partial(_release, self.memory, self.events))
         self._make_events(parallel)
         self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
         self._owned = []                        # memory of leaves placed here, as Leaves
@@ -78,7 +77,7 @@ class Scheduler(Handle):
                 for _ in range(self._n_copies):
                     self.events[-1].append(event_new(b.device) if parallel or is_async else None)
         except BaseException as e:
-            call_all(self._finalizer, after=e)
+            call_all(self._end.now, after=e)
             raise
 
     # ------------------------------------------------------------ facts
@@ -329,7 +328,7 @@ class Scheduler(Handle):
             self._refuse_callbacks()
             if self._alive:
                 self._alive = False
-                call_all(self.reset, self._finalizer)
+                call_all(self.reset, self._end.now)
 
     # ------------------------------------------------------------ showing
     @property
@@ -352,17 +351,17 @@ class Scheduler(Handle):
 
 
 class Leaves:
-    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with their contexts."""
+    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with the last of them."""
 
     def __init__(self, buf, placed):
         self.buf_id = buf.id
         self._tensors = [(weakref.ref(t), b) for t, b in placed]
-        self._owner = free_after(buf, {t.ctx for t, _ in placed})
+        self._owner = free_after(buf, [t for t, _ in placed])
 
     @property
     def alive(self):
         owner = self._owner()
-        return owner is not None and owner.buf is not None
+        return owner is not None and owner.buf.alive
 
     def placed(self):
         """(tensor, backend number) of those that still lie here."""
@@ -375,7 +374,7 @@ class Leaves:
             unplace(t, self.buf_id)
         owner = self._owner()
         if owner is not None:
-            owner.free()
+            owner.now()
 
 
 def _release(memory, events):

@@ -36,7 +36,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
     __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "src", "view_src", "view_offs", "name", "made_at",
-                 "_plan", "__weakref__")
+                 "_plan", "_holds", "__weakref__")
 
     def __init__(self, id, generation, ctx, type, op, ne, nb, src, view_src, view_offs, name, made_at=("", 0)):
         self.id, self.generation, self.ctx = id, generation, ctx
@@ -45,8 +45,18 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self.name = name
         self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
+        self._holds = None              # what lives as long as this handle does: see _hold
 
     _fixed_place = None                 # (buffer, offset) under a scheduler (engine/graphs/placed.py)
+
+    def _hold(self, kind, thing):
+        """Keep `thing` alive as long as this tensor; one of each kind.
+
+        "memory": the buffer of a leaf.  "results": what gg.compute left of this output.  "function": a custom op's.
+        """
+        if self._holds is None:
+            self._holds = {}
+        self._holds[kind] = thing
 
     def _count_write(self):
         TABLE.words[self.base.id, T_VERSION] += 1

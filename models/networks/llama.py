@@ -44,7 +44,7 @@ class Llama(Network):
         self._want_ctx, self.flash = n_ctx, bool(flash)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_CTX)
         self.kv_type = BY_NAME[one_of("kv_type", str(kv_type).upper(), KV_TYPES).lower()]
-        self.holder = None              # the Generation whose text is in the cache
+        self.holder = None              # mark of the Generation whose text is in the cache
         super().__init__(file, backend, n_threads, **kw)
 
     # ------------------------------------------------------------ loading
