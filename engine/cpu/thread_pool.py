@@ -18,13 +18,15 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, whole
+from ggjit.core.config import default_threads
 from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting, release_if_held
 from ggjit.cpu import walk
 from ggjit.cpu.ticks import Tracing
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import WORD
+from ggjit.ops.core.record import N_KERNEL, N_TASKS, WORD
 from ggjit.ops.elementwise.custom import IN_PYTHON
+from ggjit.ops.native import jobs
 from ggjit.ops.native.node import S_ABORT, S_COUNT, S_GENERATION, S_INTERVAL, S_POLL
 
 POLL_SECONDS = 0.010
@@ -224,6 +226,22 @@ def threadpool():
 def _stop():
     if _pool is not None:
         _pool.stop()
+
+
+def _walk_job(row, share):
+    """Walk the NODE row of a job (ops/native/jobs.py): on all threads or this one; inside a computation, whose threads
+    are taken, here and now."""
+    first = row.__array_interface__["data"][0]
+    if get_ident() in KERNEL_THREADS:
+        page = np.zeros(walk.PAGE_NBYTES // WORD, np.int64)         # of its own, with nothing to poll
+        ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(int(row[N_KERNEL]))(first, 0, 1, page.__array_interface__["data"][0])
+        return
+    n_threads = default_threads() if share else 1
+    row[N_TASKS] = n_threads
+    the_pool().run(first, first + row.nbytes, n_threads)
+
+
+jobs.walk = _walk_job
 
 
 # ---------------------------------------------------------------- fork
