@@ -106,7 +106,8 @@ class Table:
     def _recycle(self, dead=()):
         dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []
         for watch in dead:
-            number, watch.number = watch.number, None       # None: it was given back before
+            number = getattr(watch, "number", None)         # None: its row was given back before, or it has none yet
+            watch.number = None
             if number is not None:
                 if number >= 0:
                     rows.append(number)

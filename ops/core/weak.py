@@ -38,7 +38,7 @@ class WeakValues:
 
     def _forget(self):
         while self._gone:
-            self._watches.pop(self._gone.popleft().number, None)
+            self._watches.pop(getattr(self._gone.popleft(), "number", None), None)      # none yet: interrupted
 
 
 class WeakKeys(dict):

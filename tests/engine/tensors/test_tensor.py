@@ -199,12 +199,13 @@ def test_garbage_collected_contexts_give_their_rows_back():
 def test_a_full_table_says_so():
     small = Table(capacity=2)
     row = (0, 0, 0, (1,) * 4, (4,) * 4, (0,) * 16, (-1,) * 10, -1, 0, -1, 0, 0)
-    gone = Watch(set(), small.died)         # of a handle that is gone
+    handle = set()
+    gone = Watch(handle, small.died)
     gone.number = small.new(*row)[0]
     small.new(*row)
     with pytest.raises(gg.OutOfMemory, match="2 tensors"):
         small.new(*row)
-    small.died(gone)
+    del handle
     assert small.new(*row) == (0, 1)
 
 
