@@ -12,6 +12,7 @@ import numpy as np
 from ggjit.core.buffer import BufferType, as_bytes, require_byte
 from ggjit.core.host_buffer import HostBuffer
 from ggjit.ops.core.errors import NotAllocated, NotSupported
+from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
@@ -57,7 +58,7 @@ class RepackBuffer(HostBuffer):
         """(where the matrix that holds these bytes begins, its own bytes: a copy)"""
         for start, (type, k, m) in self._shapes.items():
             if start <= offs and offs + nbytes <= start + _nbytes((type, k, m)):
-                out = np.empty(_nbytes((type, k, m)), np.uint8)
+                out = empty(_nbytes((type, k, m)), np.uint8, "a matrix of CPU_REPACK as it is in the file")
                 repack.unpack(type, out, self.base + start, k, m)
                 return start, out
         raise NotAllocated(f"bytes {offs}..{offs + nbytes} of {self!r} belong to no tensor")

@@ -23,6 +23,7 @@ from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting
 from ggjit.cpu import walk
 from ggjit.cpu.ticks import Tracing
 from ggjit.ops.core.errors import NotSupported, ParamError
+from ggjit.ops.core.host_memory import start
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import N_KERNEL, N_TASKS, WORD
 from ggjit.ops.elementwise.custom import IN_PYTHON
@@ -101,7 +102,7 @@ class Pool:
         while len(self._threads) < n_threads - 1:
             ith = len(self._threads) + 1
             t = threading.Thread(target=self._live, args=(ith,), daemon=True, name=f"ggjit-{ith}")
-            t.start()
+            start(t, f"thread {ith + 1} of {n_threads}")
             self._threads.append(t)
 
     def _live(self, ith):

@@ -17,6 +17,7 @@ from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import T_BUFFER, T_GEN, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
@@ -58,6 +59,7 @@ class GraphAllocator:
         self._where, self._lives = {}, {}               # placement of the last allocated graph, and its tensors' lives
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
+    @asking("a memory plan")
     def plan(self, graph, node_ids=None, leaf_ids=None):
         """The memory plan of `graph`; allocates nothing."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]

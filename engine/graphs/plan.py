@@ -33,6 +33,7 @@ from ggjit.graphs.plan_node import single
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
 
@@ -54,10 +55,11 @@ class Plan(Results, HtmlRepr):
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
-        self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
-        self._check_places()
-        self._lay_out()
-        self._resolve()
+        with asking(f"a plan of {len(computed)} nodes"):
+            self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
+            self._check_places()
+            self._lay_out()
+            self._resolve()
         if "plan" in debug:
             print(self.dump(), file=sys.stderr)
 
@@ -202,6 +204,7 @@ class Plan(Results, HtmlRepr):
         self._written_ids = np.array(ids, np.int64) if len(ids) > 1 else None
         self._written_cell = ids[0] * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 
+    @asking("the addresses of a plan")
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
             self._check_places()
@@ -350,7 +353,8 @@ class Plan(Results, HtmlRepr):
             where = self.where(t)
             if where is None:
                 raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
-            values = t._decoded(self._bytes(t, *where))
+            with asking("numpy", t):
+                values = t._decoded(self._bytes(t, *where))
             self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
             return values
 

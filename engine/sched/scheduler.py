@@ -25,6 +25,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.sched.assignment import Assignment
@@ -169,6 +170,7 @@ class Scheduler(Handle):
         for ctx in graph._contexts:
             ctx._check()
 
+    @asking("the assignment of a graph to backends")
     def _assign(self, graph):
         self._check(graph)
         self._owned = [leaves for leaves in self._owned if leaves.alive]
@@ -212,6 +214,7 @@ class Scheduler(Handle):
         usages = tuple([b.usage for b in run.assigned.buffers])
         return self._pin_version, self.motion, self.planner, usages, run.places()
 
+    @asking("a run of a graph")
     def _make_run(self, graph):
         made = None
         while made is None:                                 # until no other thread moves a leaf meanwhile

@@ -22,6 +22,7 @@ from ggjit.core.pending import IN_FLIGHT, wait_for_writers
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import T_VERSION, count_write
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
@@ -172,15 +173,21 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     def bytes(self, offset=0, nbytes=None):
         """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
-        return self._bytes_view(offset, nbytes).tobytes()
+        with asking("bytes of", self):
+            return self._bytes_view(offset, nbytes).tobytes()
 
     def set_bytes(self, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
-        raw = as_bytes(data)
-        self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
+        with asking("set_bytes", self):
+            raw = as_bytes(data)
+            self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
+        with asking("set", self):
+            self._set(array)
+
+    def _set(self, array):
         a = numbers(array, f"set {describe(self)}")
         want = tuple(reversed(self.ne))
         if a.ndim > 4 or (1,) * (4 - a.ndim) + a.shape != want:
@@ -220,7 +227,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         host = buf.buft.is_host()
         if IN_FLIGHT:
             wait_for_writers(buf)
-        raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
+        with asking("write", self):
+            raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape) if is_contiguous(self) else self._elements(raw)
         a = buf.write_view(a) if host else a
         count_write(self)
@@ -239,9 +247,10 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         Waits for schedulers whose asynchronous work may still write them.
         """
         run = self._plan() if self._plan is not None else None
-        if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
-            return run.values(self)
-        return self._decoded(self._bytes_view())
+        with asking("numpy", self):
+            if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
+                return run.values(self)
+            return self._decoded(self._bytes_view())
 
     def _decoded(self, raw):
         """The values encoded in the bytes `raw`, as a copy."""

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.host_memory import asking, empty
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, Type
@@ -126,14 +127,16 @@ def quantize(type, array, imatrix=None):
     weighted = imatrix is not None
     searches = weighted and traits_of(type).quantize_weighted is not None
     kernel = _writer(type, searches)
-    array = np.ascontiguousarray(array, np.float32)
+    with asking("quantize: the array as float32"):
+        array = np.ascontiguousarray(array, np.float32)
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
     k = array.shape[-1]
     nbytes = _row_nbytes(type, k)
     weights = _importances(imatrix, k) if weighted else 0
-    table = _grid_table(type, array, weighted)
-    out = np.empty((*array.shape[:-1], nbytes), np.uint8)
+    with asking("quantize: a look at the values", array.size):
+        table = _grid_table(type, array, weighted)
+    out = empty((*array.shape[:-1], nbytes), np.uint8, "quantize")
     _run(kernel, "quantize_weighted" if searches else "quantize", type, math.prod(array.shape[:-1]), k, array, out,
          weights, table)
     return out
@@ -151,10 +154,11 @@ def dequantize(type, raw, shape):
     if not shape or any(n < 0 for n in shape):
         raise ShapeError(f"dequantize: {shape} is no shape of rows")
     raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)
-    raw = np.ascontiguousarray(raw).view(np.uint8)
+    with asking("dequantize: the bytes side by side"):
+        raw = np.ascontiguousarray(raw).view(np.uint8)
     want = _row_nbytes(type, shape[-1]) * math.prod(shape[:-1])
     if raw.size != want:
         raise ShapeError(f"dequantize: shape {shape} of {type!r} takes {want} bytes, got {raw.size}")
-    out = np.empty(shape, np.float32)
+    out = empty(shape, np.float32, "dequantize")
     _run(kernel, "dequantize", type, math.prod(shape[:-1]), shape[-1], raw, out)
     return out
