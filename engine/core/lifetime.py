@@ -12,10 +12,10 @@ import itertools
 import operator
 import signal
 import sys
-import threading
 import time
 
 from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.interrupts import KeepInterrupts
 
 
 class Handle:
@@ -86,23 +86,3 @@ def _steps(work):
 def _send_again():
     time.sleep(1e-3)                    # a finalizer has returned by then
     _thread.interrupt_main(signal.SIGINT)
-
-
-class KeepInterrupts:
-    """From `start()` to `stop()` a Ctrl-C is put into `interrupts` instead of raising KeyboardInterrupt."""
-
-    def __init__(self):
-        self.interrupts, self._handler = [], None
-
-    def start(self):
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            self._handler = handler
-            signal.signal(signal.SIGINT, self._keep)
-
-    def _keep(self, number, frame):
-        self.interrupts.append(number)
-
-    def stop(self):
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)

@@ -48,7 +48,7 @@ class Pool:
         self.sync = self._page.__array_interface__["data"][0]
         self._lock = threading.RLock()          # so that only its holder can release it
         self.n_walking = 0                      # threads of the run under way
-        self._threads = []
+        self._threads, self._stopped = [], False
         self._native_ids = {}                   # worker number -> the system's thread id
         self.affinity = None                    # cores of the workers; None: wherever the system likes
         self.tracing = Tracing(self.words, walk.S_TRACE // WORD, walk.walk_traced)
@@ -148,6 +148,8 @@ class Pool:
             release_if_held(self._lock)
 
     def _run(self, first, end, n_threads, abort_callback, plan, i, j):
+        if self._stopped:
+            n_threads = 1                       # the interpreter exits: a new thread would never begin
         if len(self._threads) < n_threads - 1:
             self._grow(n_threads)
         raised, callback = [], None
@@ -175,7 +177,8 @@ class Pool:
         return status, self.words[walk.S_STATUS // WORD + 1]
 
     def stop(self):
-        """End the threads (at interpreter exit)."""
+        """End the threads (at interpreter exit); what still computes does so on its own thread."""
+        self._stopped = True
         if self._threads:
             walk.quit_workers(self.sync)
             self._work.set()

@@ -36,6 +36,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.interrupts import not_lost
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.native import cache_files, isa
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, unknown
@@ -255,7 +256,8 @@ class _ObjectCache:
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
-        cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
+        with not_lost():
+            cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
         self.keep.append(cf)
         self.compiled += 1
         self.compile_seconds += time.perf_counter() - t0

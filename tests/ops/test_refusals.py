@@ -238,7 +238,8 @@ def test_good_defaults_build():
 
 
 def _strided(*ne):
-    return gg.permute(_f(*ne), 1, 0, 2, 3)
+    with gg.Context():
+        return gg.permute(_f(*ne), 1, 0, 2, 3)
 
 
 SEVERAL_NODES = {

@@ -108,3 +108,29 @@ def test_quantising_inside_a_computation():
         dst[:] = a
     gg.compute(gg.map_custom1(gg.from_numpy(gg.Context(), np.ones(4, np.float32)), op, 1))
     assert (seen[0] == want).all() and (gg.dequantize(gg.Q8_0, want, values.shape) != 0).any()
+
+
+def test_a_computation_while_the_interpreter_exits(python):
+    """New threads would never begin: the thread that is left computes alone."""
+    ran = python("""
+import numpy as np
+import ggjit as gg
+
+class Last:
+    def __init__(self):
+        x = gg.from_numpy(gg.Context(), np.ones((500, 500), np.float32))
+        graph = gg.Graph(gg.mul_mat(x, x))
+        cpu = gg.init_backend("CPU", n_threads=2)
+        gg.GraphAllocator(cpu).alloc_graph(graph)
+        self.plan = cpu.graph_plan_create(graph)
+        self.show()
+
+    def show(self, print=print):
+        self.plan.compute()
+        print("computed")
+
+    __del__ = show
+
+last = Last()
+""", timeout=60)
+    assert ran.stdout == "computed\ncomputed\n" and not ran.stderr, ran.stderr
