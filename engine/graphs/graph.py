@@ -63,7 +63,7 @@ class Graph(HtmlRepr):
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
 
-    def for_plan(self):
+    def _for_plan(self):
         """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
         graph = object.__new__(type(self))
         graph.__dict__.update(self.__dict__, plans=None)

@@ -51,7 +51,7 @@ class PlacedGraph:
         self.placement = None
         self.plans = PlanCache()
 
-    for_plan = Graph.for_plan
+    _for_plan = Graph._for_plan
 
     def __len__(self):
         return len(self.nodes)

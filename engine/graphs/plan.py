@@ -45,7 +45,7 @@ class Plan(Results, HtmlRepr):
     """
 
     def __init__(self, backend, graph, placement, fuse=None):
-        self.backend, self.graph, self.placement = backend, graph.for_plan(), placement
+        self.backend, self.graph, self.placement = backend, graph._for_plan(), placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug
