@@ -144,7 +144,7 @@ class Network:
 
     def _built(self, shape):
         ctx = Context()
-        with ctx, asking(f"the inputs of a graph of shape {shape}"):
+        with ctx, asking(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
             inputs, result = self._build(ctx, shape)
         return ctx, inputs, result
 
