@@ -32,7 +32,7 @@ ggml_(free|reset) | gg.Context.free |
 ggml_(get_mem_buffer|get_mem_size|used_mem|get_no_alloc|set_no_alloc) | - | a Context holds no data
 ggml_(new_buffer|print_objects?|tensor_overhead) | - | a Context holds no data
 ggml_get_max_tensor_size | - | max(t.nbytes for t in ctx.tensors)
-ggml_get_(first|next)_tensor | - | ctx.tensors is a list
+ggml_get_(first|next)_tensor | - | ctx.tensors is a list of those alive
 ggml_get_tensor | - | next(t for t in ctx.tensors if t.name == name)
 ggml_new_tensor(_[1-4]d)? | gg.Context.new_tensor | the shape is one tuple
 ggml_dup_tensor | gg.Context.new_tensor | ctx.new_tensor(t.type, t.ne)

@@ -2,11 +2,15 @@
 import functools
 
 from ggjit.api.registry import init_backend
+from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.run_lock import refuse_nesting
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
+from ggjit.graphs.plan import Plan
+from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotAllocated, ParamError
-from ggjit.ops.core.shape import describe
+from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.shape import describe, is_contiguous
 
 
 @functools.cache
@@ -15,6 +19,7 @@ def default_backend():
     return init_backend("CPU", fuse=0)
 
 
+@asking("compute")
 def compute(*outputs, backend=None, planner="ggml"):
     """Allocate, run and read: the values of the tensors, one array or a tuple.
 
@@ -35,6 +40,11 @@ def compute(*outputs, backend=None, planner="ggml"):
     GraphAllocator(backend, planner=planner).alloc_graph(graph)
     plan = backend.graph_plan_create(graph)
     plan.compute()
-    outputs[0].ctx.last_plan = plan             # keeps y.numpy() readable afterwards
     values = tuple(plan.numpy(t) for t in outputs)
+    left = LeftOver.of(plan) if isinstance(plan, Plan) else LeftOver(
+        {t.id: (ArrayBuffer(HOST, a.copy()), 0) for t, a in zip(outputs, values, strict=True)
+         if t.type.dtype is not None and is_contiguous(t)})
+    mark_last(left, graph.nodes)
+    for t in outputs:                           # y.numpy() can be read as long as there is y
+        t._hold("results", left)
     return values[0] if len(values) == 1 else values

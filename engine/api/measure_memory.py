@@ -14,12 +14,14 @@ from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.matmul import repack
 from ggjit.tensors.summary import label, source_line
 
 
+@asking("measure")
 def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title=""):
     """A MeasureReport of `graph` for the buffer type of `target` (a backend or buffer type; default the CPU's).
 

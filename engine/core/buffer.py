@@ -27,9 +27,10 @@ from ggjit.ops.core.errors import (
 )
 from ggjit.ops.core.record import T_BUFFER, T_OFFS
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.weak import WeakValues
 
 _ids = itertools.count()
-_buffers = weakref.WeakValueDictionary()        # id -> Buffer, as the table names them
+_buffers = WeakValues()         # id -> Buffer, as the table names them; it is held by the tensors in it
 
 USAGE_ANY, USAGE_WEIGHTS, USAGE_COMPUTE = 0, 1, 2
 _WRITING_SLOTS = {"set_tensor": 0, "memset_tensor": 0, "copy_tensor": 1, "set_tensor_2d": 0, "clear": None,
@@ -370,6 +371,18 @@ def freed(tensor):
     return StaleHandle(f"the buffer of {describe(tensor)} was freed; allocate the tensor again")
 
 
+def place(t, buf, offs):
+    """Leaf `t` lies at byte `offs` of `buf` from now on, and keeps it alive.  Nothing is checked."""
+    TABLE.place(t.id, buf.id, offs)
+    t._hold("memory", buf)
+
+
+def buffers_of(tensors):
+    """The buffers that they have memory of their own in, each once."""
+    found = dict.fromkeys(int(TABLE.words[t.id, T_BUFFER]) for t in tensors if t.view_src is None)
+    return [buf for buf in map(_buffers.get, found) if buf is not None]
+
+
 def require_unplaced(t):
     """ParamError for a view, and for a tensor that has memory."""
     t._check()
@@ -402,5 +415,4 @@ def tensor_alloc(buf, t, offs):
         raise
     buf._trusted &= offs >= buf._end        # tensors on top of each other: a write to one changes another
     buf._end = max(buf._end, offs + need)
-    if not any(b is buf for b in t.ctx.buffers):
-        t.ctx.buffers.append(buf)
+    t._hold("memory", buf)

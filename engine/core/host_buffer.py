@@ -3,7 +3,7 @@ import numpy as np
 
 from ggjit.core.arguments import buffer_size
 from ggjit.core.buffer import Buffer, BufferType, as_bytes
-from ggjit.ops.core.errors import OutOfMemory
+from ggjit.ops.core.host_memory import empty
 from ggjit.ops.native.jit import address_of
 
 ARENA_ALIGNMENT = 64            # bytes: a cache line and the widest vector
@@ -32,11 +32,7 @@ class HostBuffer(Buffer):
     def __init__(self, buft, size):
         size = buffer_size(size)
         super().__init__(buft, size)
-        try:
-            raw = np.empty(size + ARENA_ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError):
-            raise OutOfMemory(f"{buft.name}: cannot allocate {size:,} bytes; use a smaller context or batch, or a "
-                              f"smaller weight type") from None
+        raw = empty(size + ARENA_ALIGNMENT, np.uint8, f"{buft.name} buffer")
         start = -address_of(raw) % ARENA_ALIGNMENT
         self._arena = raw[start:start + size]
         self.base = address_of(self._arena)

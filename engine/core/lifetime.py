@@ -1,5 +1,21 @@
-"""Lifetimes: handles that cannot be copied, and clean-up that continues after an error."""
+"""Lifetimes: handles that cannot be copied, clean-up that continues after an error, finalizers.
+
+Who holds whom is a tree, so that reference counts free everything at once:
+
+    plan -> graph -> tensors -> their sources and their context, which knows them weakly
+                           `-> the buffer they lie in
+
+Where Python code has to run when an object dies: `AtEnd`.  Elsewhere weak references do (ops/core/weak.py).
+"""
+import _thread
+import itertools
+import operator
+import signal
+import sys
+import time
+
 from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.interrupts import KeepInterrupts
 
 
 class Handle:
@@ -23,3 +39,50 @@ def call_all(*calls, after=None):
         after.add_note(f"and while cleaning up: {first!r}")
     elif first is not None:
         raise first
+
+
+# ---------------------------------------------------------------- finalizers
+class AtEnd:
+    """Calls `work` when it dies or at `now()`, whichever comes first, once.  `work` must not refer to it.
+
+    A Ctrl-C that comes in meanwhile is held back, and sent again when the work is done.  A generator does that, because
+    C code can enter it inside its `try`; a function can be interrupted before its first line.  Not a weakref.finalize,
+    whose registry would hold all that `work` refers to for ever; a cycle through an AtEnd can be collected.
+    """
+
+    def __init__(self, work):
+        self._steps = _steps(work)
+        next(self._steps)
+
+    __del__ = property(operator.attrgetter("_steps.__next__"))
+
+    def now(self):
+        """Errors: those of `work`."""
+        steps, self._steps = self._steps, itertools.repeat(None)
+        next(steps)
+
+
+def _steps(work):
+    kept = KeepInterrupts()
+    try:
+        yield
+        kept.start()
+    except KeyboardInterrupt:           # on the way in
+        kept.interrupts.append(signal.SIGINT)
+        kept.start()
+    try:
+        if not sys.is_finalizing():     # devices are gone by then
+            work()
+    finally:
+        try:
+            kept.stop()
+        except KeyboardInterrupt:
+            kept.interrupts.append(signal.SIGINT)
+        if kept.interrupts:
+            _thread.start_new_thread(_send_again, ())
+    yield
+
+
+def _send_again():
+    time.sleep(1e-3)                    # a finalizer has returned by then
+    _thread.interrupt_main(signal.SIGINT)

@@ -3,11 +3,10 @@
     buffer type A    | t0 | t1 | t2 |            one buffer, above the type's max size several
     buffer type B    | t3 |
 """
-import sys
 import weakref
 
 from ggjit.core.buffer import tensor_alloc
-from ggjit.core.lifetime import call_all
+from ggjit.core.lifetime import AtEnd, call_all
 from ggjit.core.slots import alloc_buffer, checked_int
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import OutOfMemory
@@ -39,14 +38,16 @@ def place_tensors(wanted):
 
 def move_tensors(wanted):
     """place_tensors for tensors that have memory, which they leave.  After an error they lie where they lay."""
-    old = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist()) for _, tensors in wanted for t in tensors]
+    old = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist(), (t._holds or {}).get("memory"))
+           for _, tensors in wanted for t in tensors]
     try:
-        for t, _ in old:
+        for t, _, _ in old:
             TABLE.place(t.id, -1, 0)
         return place_tensors(wanted)
     except BaseException:
-        for t, where in old:
+        for t, where, memory in old:
             TABLE.place(t.id, *where)
+            t._hold("memory", memory)
         raise
 
 
@@ -74,32 +75,20 @@ def unplace(t, buf_id):
     """The tensor has no memory in that buffer any more; one that was placed elsewhere since is left alone."""
     if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) == buf_id:
         TABLE.place(t.id, -1, 0)
-        t.ctx.buffers = [b for b in t.ctx.buffers if b.id != buf_id]
+        t._hold("memory", None)
 
 
-class BufferOwner:
-    """Kept by contexts; frees its buffer when the last of them dies.  `free` does so earlier.
-
-    Not a weakref.finalize: the interpreter would hold the buffer, and with it a device that refers to a tensor (device
-    -> tensor -> context -> owner), for ever.  This cycle can be collected.
-    """
+class BufferOwner(AtEnd):
+    """Held by the tensors in a buffer; frees it when the last of them dies, or at `now()`."""
 
     def __init__(self, buf):
+        super().__init__(buf.free)
         self.buf = buf
 
-    def free(self):
-        buf, self.buf = self.buf, None
-        if buf is not None:
-            buf.free()
 
-    def __del__(self):
-        if not sys.is_finalizing():             # devices are gone by then
-            self.free()
-
-
-def free_after(buf, contexts):
-    """Free `buf` when none of the contexts is left.  Returns a weak reference to its BufferOwner."""
+def free_after(buf, tensors):
+    """Free `buf` when none of the tensors is left.  Returns a weak reference to its BufferOwner."""
     owner = BufferOwner(buf)
-    for ctx in contexts:
-        ctx._keeps.add(owner)
+    for t in tensors:
+        t._hold("memory", owner)
     return weakref.ref(owner)

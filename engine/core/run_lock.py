@@ -11,15 +11,15 @@ inside it all the time and used no processor.
 import os
 import threading
 import time
-import weakref
 from threading import get_ident
 
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.weak import WeakKeys
 from ggjit.ops.elementwise.custom import IN_PYTHON
 
 KERNEL_THREADS = set()          # idents of the threads that run kernels now; kept by the pool
 NESTING_TIMEOUT = 30.0          # seconds
-_LOCKS = weakref.WeakSet()      # every RunLock
+_LOCKS = WeakKeys()             # every RunLock
 
 
 def refuse_nesting():
@@ -40,7 +40,7 @@ class RunLock(type(threading.RLock())):
     __slots__ = ()
 
     def __init__(self):
-        _LOCKS.add(self)
+        _LOCKS.put(self)
 
     def __enter__(self):
         if get_ident() in KERNEL_THREADS:
@@ -64,7 +64,7 @@ def release_if_held(lock):
 
 def _after_fork():
     """In the child: open the locks of threads that do not exist there."""
-    for lock in list(_LOCKS):
+    for lock in _LOCKS.objects():
         if not lock._is_owned():
             lock._at_fork_reinit()
 

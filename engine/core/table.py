@@ -11,9 +11,12 @@ objects, and tensors of different contexts (weights, KV cache, compute) refer to
 The table never moves.  Address space for all rows is reserved once and pages appear when they are first written, so
 nogil code may hold its address; growing by copy loses the writes of running threads.  A full table is an OutOfMemory.
 
-Rows are recycled.  `generation` counts the lives of a row; a handle remembers the generation it was made in, so a
-handle that outlived its context is noticed.  Finalizers run at any time, even inside a table operation: they only
-append to a queue, and the next allocation recycles.
+A row lives as long as the handle on it (engine/tensors/tensor.py), which is held by whoever uses the tensor: the
+program, nodes that read it, graphs.  Rows are recycled.  `generation` counts the lives of a row; a handle remembers the
+generation it was made in, so a handle whose context was freed is noticed.
+
+Handles die at any time, even inside a table operation: weak references to them are only appended to a queue, by C code,
+and the next allocation recycles.
 """
 import collections
 import mmap
@@ -24,6 +27,7 @@ import numpy as np
 from ggjit.ops.core.errors import OutOfMemory, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS, TENSOR, WORD
+from ggjit.ops.core.weak import Watch
 
 FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
@@ -54,7 +58,9 @@ class Table:
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0
         self._free = []
-        self._dead = collections.deque()    # ids whose context is gone; filled by finalizers
+        self._dead = collections.deque()    # Watches of handles and contexts that are gone
+        self.died = self._dead.append
+        self._contexts = {}                 # id of a context -> (its Watch, those of its tensors)
         self._lock = ForkLock()
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
@@ -81,15 +87,34 @@ class Table:
             self._memory[at + WORD * (T_GEN + 1):at + WORD * (T_GEN + 1) + _BODY.size] = body
             return row, int(self.words[row, T_GEN])
 
-    def release_later(self, ids):
-        """From a finalizer: these rows may be reused.  Only appends, see above."""
-        self._dead.append(ids)
+    def watches(self, ctx):
+        """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.
 
-    def _recycle(self):
-        while self._dead:
-            ids = self._dead.popleft()
-            self.words[ids, T_GEN] += 1
-            self._free.extend(ids)
+        The table holds the list until the context is gone: what is held by garbage alone is not told of deaths.
+        """
+        watch, mine = Watch(ctx, self.died), []
+        watch.number = -1 - ctx.id          # rows are 0 and more
+        self._contexts[ctx.id] = watch, mine
+        return mine
+
+    def release(self, watches):
+        """These rows may be used again, though handles on them are left."""
+        with self._lock:
+            self._recycle(watches)
+            watches.clear()
+
+    def _recycle(self, dead=()):
+        dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []
+        for watch in dead:
+            number = getattr(watch, "number", None)         # None: its row was given back before, or it has none yet
+            watch.number = None
+            if number is not None:
+                if number >= 0:
+                    rows.append(number)
+                else:
+                    del self._contexts[-1 - number]
+        self.words[rows, T_GEN] += 1
+        self._free.extend(rows)
 
     def n_alive(self):
         """Rows in use."""

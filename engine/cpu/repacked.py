@@ -7,20 +7,20 @@ use them.  Matrices the layout cannot take do not belong here.
     buf.get_tensor(t)         layout -> raw             any other op that reads t is refused
     views of t                the same, of a part
 """
-import weakref
-
 import numpy as np
 
 from ggjit.core.buffer import BufferType, as_bytes, require_byte
 from ggjit.core.host_buffer import HostBuffer
 from ggjit.ops.core.errors import NotAllocated, NotSupported
+from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.weak import WeakKeys
 from ggjit.ops.matmul import repack
 from ggjit.ops.native import isa
 
-_alive = weakref.WeakSet()              # while there is none, no tensor is looked at
+_alive = WeakKeys()                     # while there is none, no tensor is looked at
 
 
 def _layouts():
@@ -35,7 +35,7 @@ class RepackBuffer(HostBuffer):
     def __init__(self, buft, size):
         super().__init__(buft, size)
         self._shapes = {}                       # byte offset -> (type, k, m)
-        _alive.add(self)
+        _alive.put(self)
 
     def init_tensor(self, t):
         if not repack.takes(t.type, t.ne) or t.view_src is not None:
@@ -58,7 +58,7 @@ class RepackBuffer(HostBuffer):
         """(where the matrix that holds these bytes begins, its own bytes: a copy)"""
         for start, (type, k, m) in self._shapes.items():
             if start <= offs and offs + nbytes <= start + _nbytes((type, k, m)):
-                out = np.empty(_nbytes((type, k, m)), np.uint8)
+                out = empty(_nbytes((type, k, m)), np.uint8, "a matrix of CPU_REPACK as it is in the file")
                 repack.unpack(type, out, self.base + start, k, m)
                 return start, out
         raise NotAllocated(f"bytes {offs}..{offs + nbytes} of {self!r} belong to no tensor")

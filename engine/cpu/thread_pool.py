@@ -18,13 +18,16 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, whole
+from ggjit.core.config import default_threads
 from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting, release_if_held
 from ggjit.cpu import walk
 from ggjit.cpu.ticks import Tracing
 from ggjit.ops.core.errors import NotSupported, ParamError
+from ggjit.ops.core.host_memory import start
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import WORD
+from ggjit.ops.core.record import N_KERNEL, N_TASKS, WORD
 from ggjit.ops.elementwise.custom import IN_PYTHON
+from ggjit.ops.native import jobs
 from ggjit.ops.native.node import S_ABORT, S_COUNT, S_GENERATION, S_INTERVAL, S_POLL
 
 POLL_SECONDS = 0.010
@@ -45,7 +48,7 @@ class Pool:
         self.sync = self._page.__array_interface__["data"][0]
         self._lock = threading.RLock()          # so that only its holder can release it
         self.n_walking = 0                      # threads of the run under way
-        self._threads = []
+        self._threads, self._stopped = [], False
         self._native_ids = {}                   # worker number -> the system's thread id
         self.affinity = None                    # cores of the workers; None: wherever the system likes
         self.tracing = Tracing(self.words, walk.S_TRACE // WORD, walk.walk_traced)
@@ -99,7 +102,7 @@ class Pool:
         while len(self._threads) < n_threads - 1:
             ith = len(self._threads) + 1
             t = threading.Thread(target=self._live, args=(ith,), daemon=True, name=f"ggjit-{ith}")
-            t.start()
+            start(t, f"thread {ith + 1} of {n_threads}")
             self._threads.append(t)
 
     def _live(self, ith):
@@ -145,6 +148,8 @@ class Pool:
             release_if_held(self._lock)
 
     def _run(self, first, end, n_threads, abort_callback, plan, i, j):
+        if self._stopped:
+            n_threads = 1                       # the interpreter exits: a new thread would never begin
         if len(self._threads) < n_threads - 1:
             self._grow(n_threads)
         raised, callback = [], None
@@ -172,7 +177,8 @@ class Pool:
         return status, self.words[walk.S_STATUS // WORD + 1]
 
     def stop(self):
-        """End the threads (at interpreter exit)."""
+        """End the threads (at interpreter exit); what still computes does so on its own thread."""
+        self._stopped = True
         if self._threads:
             walk.quit_workers(self.sync)
             self._work.set()
@@ -224,6 +230,22 @@ def threadpool():
 def _stop():
     if _pool is not None:
         _pool.stop()
+
+
+def _walk_job(row, share):
+    """Walk the NODE row of a job (ops/native/jobs.py): on all threads or this one; inside a computation, whose threads
+    are taken, here and now."""
+    first = row.__array_interface__["data"][0]
+    if get_ident() in KERNEL_THREADS:
+        page = np.zeros(walk.PAGE_NBYTES // WORD, np.int64)         # of its own, with nothing to poll
+        ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(int(row[N_KERNEL]))(first, 0, 1, page.__array_interface__["data"][0])
+        return
+    n_threads = default_threads() if share else 1
+    row[N_TASKS] = n_threads
+    the_pool().run(first, first + row.nbytes, n_threads)
+
+
+jobs.walk = _walk_job
 
 
 # ---------------------------------------------------------------- fork

@@ -10,6 +10,7 @@ written over is added to sums by jitted code, so that a run costs Python no more
 """
 import numpy as np
 
+from ggjit.ops.core.host_memory import empty, zeros
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.native.jit import native
@@ -51,10 +52,11 @@ class Sheet:
         """memory: an array of an earlier sheet, or None."""
         self.rows, self.facts = rows, facts
         self.n_runs, self.n_added, self._lock = 0, 0, ForkLock()
-        self.wall, self.busy = np.zeros(n_nodes, np.int64), np.zeros((n_nodes, n_threads), np.int64)
+        self.wall, self.busy = zeros(n_nodes, np.int64, "profile"), np.zeros((n_nodes, n_threads), np.int64)
         page = n_threads * n_nodes * 2
         n = max(2, 0 if memory is None else min(memory.size, SHEET_NBYTES // WORD) // page)
-        memory = np.empty(n * page, np.int64) if memory is None or memory.size < n * page else memory.reshape(-1)
+        small = memory is None or memory.size < n * page
+        memory = empty(n * page, np.int64, "profile") if small else memory.reshape(-1)
         self._write_to(memory[:n * page].reshape(n, n_threads, n_nodes, 2))
         self.ticks.fill(0)
         self.turn_at = n - 1

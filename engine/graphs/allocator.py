@@ -4,20 +4,22 @@ The plan (who shares memory with whom, at which offsets) comes from `ggjit.alloc
 turns graphs into numbers and plans into buffers.
 """
 import dataclasses
+import weakref
 
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.backend import Backend
-from ggjit.core.buffer import BufferType, init_placed, reset_buffers
+from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
 from ggjit.core.slots import checked_int
 from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError
-from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
+from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.context import Context
@@ -75,10 +77,11 @@ class GraphAllocator:
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
         self._memory = ComputeBuffers(self.bufts)
-        self._owned = {}                                # ids of leaves this allocator placed -> tensor
-        self._where = {}                                # placement of the last allocated graph
+        self._owned = []                                # weak references to the leaves this allocator placed
+        self._where, self._lives = {}, {}               # placement of the last allocated graph, and its tensors' lives
         self.last = None                                # GraphPlan of the last reserve or alloc_graph
 
+    @asking("a memory plan")
     def plan(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """The memory plan of `graph`; allocates nothing.
 
@@ -132,12 +135,13 @@ class GraphAllocator:
         for t in graph.leafs:
             if t.id in where and t.view_src is None:
                 buf, offs = where[t.id]
-                TABLE.place(t.id, buf.id, offs)
-                self._owned[t.id] = t
+                place(t, buf, offs)
+                self._owned.append(weakref.ref(t))
         for t in graph.nodes:
             if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
-        self._where = where
+        ids = np.concatenate([graph.leaf_ids, graph.node_ids])
+        self._where, self._lives = where, dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
         graph.placement = Placement(where)
         reset_buffers(buf for chunks in self._memory.chunks for buf in chunks)
         for t in (*graph.leafs, *graph.nodes):
@@ -147,9 +151,10 @@ class GraphAllocator:
     def _forget_leaves(self):
         """Leaves placed by an earlier call are planned anew; those placed elsewhere meanwhile are left alone."""
         mine = {buf.id for chunks in self._memory.chunks for buf in chunks if buf is not None}
-        for t in self._owned.values():
+        for t in filter(None, [ref() for ref in self._owned]):
             if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine:
                 TABLE.place(t.id, -1, 0)
+                t._hold("memory", None)
         self._owned.clear()
 
     def buffer_size(self, i=0):
@@ -160,7 +165,9 @@ class GraphAllocator:
 
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""
-        where = self._where.get(t.id) or t._where()
+        mine = self._lives.get(t.id) == t.generation        # else a later tensor in the same row of the table
+        where = self._where.get(t.id) if mine else None
+        where = where or t._where()
         if where is None:
             raise NotAllocated(f"{describe(t)} was not placed by this allocator")
         return where

@@ -10,6 +10,7 @@ from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
@@ -32,6 +33,10 @@ class Graph(HtmlRepr):
     def __init__(self, *outputs, order="graph"):
         if order not in ("graph", "memory"):
             raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
+        with asking("Graph"):
+            self._make(outputs, order)
+
+    def _make(self, outputs, order):
         if not outputs:
             raise ParamError("Graph needs at least one tensor to compute")
         for y in outputs:
@@ -58,6 +63,12 @@ class Graph(HtmlRepr):
         self.plans = PlanCache()        # by backend, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+
+    def _for_plan(self):
+        """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
+        graph = object.__new__(type(self))
+        graph.__dict__.update(self.__dict__, plans=None)
+        return graph
 
     @functools.cached_property
     def key(self):

@@ -8,6 +8,7 @@ The user's tensors and graph are never edited.  A scheduler gives every backend 
 A PlacedTensor has the id, op, shape and parameters of the original, its own sources and its own place.  Backends
 use it like any tensor: `t.buffer`, `t.offs`, `t.src`.
 """
+from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.tensors.tensor import Tensor
 
@@ -22,6 +23,7 @@ class PlacedTensor(Tensor):
         super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, t.ndim, src, t.view_src,
                          t.view_offs, t.name if name is None else name)
         self._fixed_place = at
+        self._hold("original", t)           # the row is its
 
     def _where(self):
         return self._fixed_place
@@ -49,6 +51,8 @@ class PlacedGraph:
         self.outputs = tuple(nodes[-1:])
         self.placement = None
         self.plans = PlanCache()
+
+    _for_plan = Graph._for_plan
 
     def __len__(self):
         return len(self.nodes)

@@ -30,9 +30,10 @@ from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refus
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import T_VERSION, written
 from ggjit.graphs.plan_node import single
-from ggjit.graphs.results import Results, mark_last, ran_last
+from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
 
@@ -44,7 +45,7 @@ class Plan(Results, HtmlRepr):
     """
 
     def __init__(self, backend, graph, placement, fuse=None):
-        self.backend, self.graph, self.placement = backend, graph, placement
+        self.backend, self.graph, self.placement = backend, graph._for_plan(), placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug
@@ -54,10 +55,11 @@ class Plan(Results, HtmlRepr):
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
-        self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
-        self._check_places()
-        self._lay_out()
-        self._resolve()
+        with asking(f"a plan of {len(computed)} nodes"):
+            self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
+            self._check_places()
+            self._lay_out()
+            self._resolve()
         if "plan" in debug:
             print(self.dump(), file=sys.stderr)
 
@@ -205,6 +207,7 @@ class Plan(Results, HtmlRepr):
         self._written_ids = np.array(ids, np.int64) if len(ids) > 1 else None
         self._written_cell = ids[0] * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 
+    @asking("the addresses of a plan")
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
             self._check_places()
@@ -314,8 +317,7 @@ class Plan(Results, HtmlRepr):
     def _lost(self, t):
         whole = next((p.t for p in self.parts if t.id in p.left_out), None)
         if whole is not None:
-            return (f"{describe(t)} was never stored: one kernel computes {whole!r} from its sources; call "
-                    f"gg.set_output on it before building the graph, or plan with fuse=False")
+            return never_stored(t, repr(whole))
         if self.failed:
             return f"{describe(t)} holds no result: the last run of its plan did not finish; compute it again"
         buf = self.where(t)[0]
@@ -354,7 +356,8 @@ class Plan(Results, HtmlRepr):
             where = self.where(t)
             if where is None:
                 raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
-            values = t._decoded(self._bytes(t, *where))
+            with asking("numpy", t):
+                values = t._decoded(self._bytes(t, *where))
             self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
             return values
 

@@ -6,7 +6,8 @@
     Network's steps           shape of inputs     the backend's settings
 """
 import collections
-import weakref
+
+from ggjit.ops.core.weak import WeakKeys
 
 
 class PlanCache:
@@ -18,7 +19,7 @@ class PlanCache:
 
     def __init__(self, limit=None):
         self._limit = limit
-        self._kept = weakref.WeakKeyDictionary() if limit is None else collections.OrderedDict()   # owner: (key, plan)
+        self._kept = WeakKeys() if limit is None else collections.OrderedDict()     # owner: (key, plan)
 
     def get(self, owner, key, make):
         """The owner's plan; made by `make()` where there is none or its key has changed.  An error of `make` leaves
@@ -26,18 +27,21 @@ class PlanCache:
 
         key(plan): all that the plan depends on besides its owner, as it is now.
         """
-        entry = self._kept.get(owner)
+        entry = self._kept.of(owner) if self._limit is None else self._kept.get(owner)
         if entry is None or entry[0] != key(entry[1]):
             plan = make()
-            entry = self._kept[owner] = key(plan), plan
+            entry = key(plan), plan
+            if self._limit is None:
+                self._kept.put(owner, entry)
         if self._limit is not None:
+            self._kept[owner] = entry
             self._kept.move_to_end(owner)
             while len(self._kept) > self._limit:
                 self._kept.popitem(last=False)
         return entry[1]
 
     def plans(self):
-        return [plan for _, plan in self._kept.values()]
+        return [plan for _, plan in list(self._kept.values())]
 
     def clear(self):
         self._kept.clear()

@@ -46,6 +46,10 @@ class Results:
         """Does `writer`, computed later in memory of `t`, spoil it?"""
         return True
 
+    def _name(self, writer):
+        """A tensor that overwrote another, for the message."""
+        return repr(writer)
+
     def _undefined(self):
         """[(buffer, byte offset, bytes)] of memory that holds nothing before a run."""
         return ()
@@ -66,7 +70,7 @@ class Results:
             if self._overwrites(writer, t):
                 remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
                     if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
-                by = "a copy between backends" if writer is None else repr(writer)
+                by = "a copy between backends" if writer is None else self._name(writer)
                 raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {remedy}")
 
     def values(self, t):
@@ -84,3 +88,49 @@ class Results:
     def _fill(self, buf, offs, nbytes):
         if buf._arena is not None:                      # host memory
             buf._arena[offs:offs + nbytes] = 0xFF
+
+
+class LeftOver(Results):
+    """What one run of a plan left in memory, without the plan: it refers to buffers alone and to no tensor, so a tensor
+    may hold it.  Nothing else computes in these buffers.
+
+    places: {tensor id: (buffer, byte offset)}
+    """
+    _positions, _spans, _never_stored = {}, ((), None, ()), frozenset()
+
+    def __init__(self, places):
+        self._places = places
+
+    @classmethod
+    def of(cls, plan):
+        """Of a plan of engine/graphs/plan.py that has just run."""
+        left = cls(plan.placement.where)
+        positions, rows, writers = plan._spans
+        left._positions, left._spans = plan._positions, (positions, rows, [weakref.ref(t) for t in writers])
+        left._never_stored = frozenset().union(*(p.left_out for p in plan.parts))
+        return left
+
+    def where(self, t):
+        """(buffer, byte offset) of a tensor of the graph, or None."""
+        found = self._places.get(t.id)
+        if found is None and t.view_src is not None:
+            found = self._places.get(t.view_src.id)
+            found = found and (found[0], found[1] + t.view_offs)
+        return found
+
+    def _position(self, t):
+        where, position = self.where(t), self._positions.get(t.id)
+        return None if where is None or position is None else (position, (id(where[0]), where[1], where[1] + t.nbytes))
+
+    def _lost(self, t):
+        return never_stored(t, "a node that reads it") if t.id in self._never_stored else None
+
+    def _name(self, writer):
+        t = writer()
+        return "a node that is gone" if t is None else repr(t)
+
+
+def never_stored(t, reader):
+    """Why there is no result of a node inside a fused kernel."""
+    return (f"{describe(t)} was never stored: one kernel computes {reader} from its sources; call gg.set_output on it "
+            f"before building the graph, or plan with fuse=False")

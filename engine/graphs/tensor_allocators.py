@@ -16,9 +16,10 @@ from ggjit.alloc.tensor_alloc import Bump
 from ggjit.alloc.tensor_alloc import TensorAllocator as Places
 from ggjit.core.arguments import buffer_size, expect
 from ggjit.core.backend import Backend, host_array
-from ggjit.core.buffer import Buffer, BufferType, as_bytes, init_placed, require_unplaced, tensor_alloc
+from ggjit.core.buffer import Buffer, BufferType, as_bytes, init_placed, place, require_unplaced, tensor_alloc
 from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.lifetime import Handle
+from ggjit.core.placing import unplace
 from ggjit.core.slots import alloc_buffer, checked_int
 from ggjit.core.table import TABLE
 from ggjit.graphs.allocator import Placement
@@ -150,7 +151,7 @@ class TensorAllocator(Handle):
             raise IndexRangeError(f"{describe(t)} was given back already")
         if not self.is_measure:
             self.buffer.free_tensor(t)
-            TABLE.place(t.id, -1, 0)
+            unplace(t, self.buffer.id)
         self._places.free_id(t.id)
         self._tensors.pop(t.id)
 
@@ -158,8 +159,8 @@ class TensorAllocator(Handle):
         """All tensors lose their places, the buffer forgets what it knew about them; `max_size` stays."""
         self._check()
         for ref in self._tensors.values():
-            if _is_alive(ref) and not self.is_measure and int(TABLE.words[ref().id, T_BUFFER]) == self.buffer.id:
-                TABLE.place(ref().id, -1, 0)
+            if _is_alive(ref) and not self.is_measure:
+                unplace(ref(), self.buffer.id)
         self._tensors.clear()
         self._places.reset()
         if not self.is_measure:
@@ -276,17 +277,15 @@ class Allocr(Handle):
         leafs = [t for t in new if t.op == OP.NONE and t.view_src is None]
         try:
             for t in leafs:
-                TABLE.place(t.id, buffer.id, where[t.id][1])
+                place(t, buffer, where[t.id][1])
             for t in new:
                 init_placed(buffer, PlacedTensor(t, t.src, where[t.id]))
         except BaseException:
             for t in leafs:
-                TABLE.place(t.id, -1, 0)
+                unplace(t, buffer.id)
             raise
         for t in leafs:
             self.talloc._tensors[t.id] = weakref.ref(t)
-            if not any(b is buffer for b in t.ctx.buffers):
-                t.ctx.buffers.append(buffer)
         graph.placement = self._placed[graph] = Placement(where)
 
     def reset(self):

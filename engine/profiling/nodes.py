@@ -5,7 +5,6 @@
     record.rows(hz)             a NodeTime per node
 """
 import dataclasses
-import weakref
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from ggjit.graphs.layers import layers
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import N_TASKS, OP
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.weak import WeakKeys
 from ggjit.tensors.summary import label, op_name
 
 
@@ -123,15 +123,16 @@ class PlanFacts:
         self.tasks = [int(plan.rows[at + N_TASKS]) for at in plan._starts[i:j]]
 
 
-_facts = weakref.WeakKeyDictionary()    # {plan: (its rows, its nodes' names, {(i, j): PlanFacts})}
+_facts = WeakKeys()     # {plan: (its rows, its nodes' names, {(i, j): PlanFacts})}
 
 
 def facts_of(plan, i, j):
     """The PlanFacts of a plan's nodes i..j-1, made anew when rows were laid out anew or names given since."""
     names = [t.name for t in plan.nodes]
-    rows, before, known = _facts.get(plan, (None, None, None))
+    rows, before, known = _facts.of(plan) or (None, None, None)
     if rows is not plan.rows or before != names:
-        *_, known = _facts[plan] = plan.rows, names, {}
+        known = {}
+        _facts.put(plan, (plan.rows, names, known))
     if (i, j) not in known:
         known[i, j] = PlanFacts(plan, i, j)
     return known[i, j]

@@ -10,9 +10,9 @@ class ScheduledPlan:
     """`compute()`, `numpy(t)`, `view(t)` of a plan; `sched` splits the graph and copies what its devices need."""
 
     def __init__(self, sched, graph):
-        self.sched, self.graph, self.placement = sched, graph, graph.placement
+        self.sched, self.graph, self.placement = sched, graph._for_plan(), graph.placement
         self.runs = 0
-        sched.alloc_graph(graph)
+        sched.alloc_graph(self.graph)
 
     @property
     def resolved(self):

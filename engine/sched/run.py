@@ -23,6 +23,7 @@ from ggjit.core.versions import T_VERSION
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched import records as rec
@@ -256,7 +257,8 @@ class Run(Results):
             self._poison()
         parts = self.parts[self.instance]
         if parts is None:
-            parts = self.parts[self.instance] = self._make(self.instance)
+            with asking("the parts of a run"):
+                parts = self.parts[self.instance] = self._make(self.instance)
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
         self.failed = ids = None
         try:

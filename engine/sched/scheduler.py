@@ -18,7 +18,7 @@ from ggjit.core.arguments import expect
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
 from ggjit.core.events import event_free, event_new
-from ggjit.core.lifetime import Handle, call_all
+from ggjit.core.lifetime import AtEnd, Handle, call_all
 from ggjit.core.pending import IN_FLIGHT, submitted, wait_for_others, waited_for
 from ggjit.core.placing import free_after, unplace
 from ggjit.core.run_lock import RunLock, refuse_nesting
@@ -27,6 +27,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.sched.assignment import Assignment
@@ -62,8 +63,7 @@ class Scheduler(Handle):
         self.motion, self.planner = motion, planner
         self.memory = ComputeBuffers(self.support.own_bufts)
         self.events = []
-        self._finalizer = weakref.finalize(self, _release, self.memory, self.events)
-        self._finalizer.atexit = False
+        self._end = AtEnd(functools.partial(_release, self.memory, self.events))
         self._make_events(parallel)
         self._pins, self._pin_version = {}, 0   # tensor id -> (tensor, backend number)
         self._owned = []                        # memory of leaves placed here, as Leaves
@@ -80,7 +80,7 @@ class Scheduler(Handle):
                 for _ in range(self._n_copies):
                     self.events[-1].append(event_new(b.device) if parallel or is_async else None)
         except BaseException as e:
-            call_all(self._finalizer, after=e)
+            call_all(self._end.now, after=e)
             raise
 
     # ------------------------------------------------------------ facts
@@ -185,6 +185,7 @@ class Scheduler(Handle):
         for ctx in graph._contexts:
             ctx._check()
 
+    @asking("the assignment of a graph to backends")
     def _assign(self, graph):
         self._check(graph)
         self._owned = [leaves for leaves in self._owned if leaves.alive]
@@ -231,6 +232,7 @@ class Scheduler(Handle):
         usages = tuple([b.usage for b in run.assigned.buffers])
         return self._pin_version, self.motion, self.planner, usages, run.places()
 
+    @asking("a run of a graph")
     def _make_run(self, graph):
         made = None
         while made is None:                                 # until no other thread moves a leaf meanwhile
@@ -348,7 +350,7 @@ class Scheduler(Handle):
             self._refuse_callbacks()
             if self._alive:
                 self._alive = False
-                call_all(self.reset, self._finalizer)
+                call_all(self.reset, self._end.now)
 
     # ------------------------------------------------------------ showing
     @property
@@ -371,17 +373,17 @@ class Scheduler(Handle):
 
 
 class Leaves:
-    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with their contexts."""
+    """The tensors a scheduler placed in one buffer.  Keeps neither alive: the buffer is freed with the last of them."""
 
     def __init__(self, buf, placed):
         self.buf_id = buf.id
         self._tensors = [(weakref.ref(t), b) for t, b in placed]
-        self._owner = free_after(buf, {t.ctx for t, _ in placed})
+        self._owner = free_after(buf, [t for t, _ in placed])
 
     @property
     def alive(self):
         owner = self._owner()
-        return owner is not None and owner.buf is not None
+        return owner is not None and owner.buf.alive
 
     def placed(self):
         """(tensor, backend number) of those that still lie here."""
@@ -394,7 +396,7 @@ class Leaves:
             unplace(t, self.buf_id)
         owner = self._owner()
         if owner is not None:
-            owner.free()
+            owner.now()
 
 
 def _release(memory, events):

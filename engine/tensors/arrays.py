@@ -7,6 +7,7 @@ from ggjit.core.arguments import expect_slot
 from ggjit.core.buffer import tensor_alloc
 from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.types import F16, F32, F64, I8, I16, I32, I64, Type
 
 _TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
@@ -30,6 +31,11 @@ def from_numpy(ctx, array, name="", type=None):
     the tensor write into it.  Others are copied.  `type` converts or quantises.  Errors: TypeMismatch, ShapeError.
     """
     expect_slot(ctx, "new_tensor", "from_numpy(ctx, array): the first argument is a Context")
+    with asking("from_numpy"):
+        return _from_numpy(ctx, array, name, type)
+
+
+def _from_numpy(ctx, array, name, type):
     a = numbers(array, "from_numpy")
     if type is not None and not isinstance(type, Type):
         raise TypeMismatch(f"from_numpy: type must be a tensor type such as gg.Q8_0, got {type!r}")

@@ -1,4 +1,7 @@
-"""Contexts own tensors.  They hold no tensor data: memory comes from buffers (`alloc_ctx_tensors`, GraphAllocator).
+"""Contexts: where tensors are made.  They hold no data: memory comes from `alloc_ctx_tensors` and GraphAllocator.
+
+A tensor lives as long as somebody refers to it: a name, a node that reads it, a graph.  It holds its context, its
+sources and its buffer; the context knows it weakly.
 
 `from_dlpack` is here because it makes a Context where it is given none.
 """
@@ -8,14 +11,13 @@ import operator
 import struct
 import sys
 import threading
-import weakref
 
 import numpy as np
 
 import ggjit.ops
 import ggjit.tensors
 from ggjit.core.arguments import whole
-from ggjit.core.buffer import MultiBuffer
+from ggjit.core.buffer import MultiBuffer, buffers_of
 from ggjit.core.html_repr import HtmlRepr, size_text
 from ggjit.core.placing import needed_nbytes, place_tensors
 from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
@@ -23,6 +25,7 @@ from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandl
 from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
 from ggjit.ops.core.types import Type
+from ggjit.ops.core.weak import Watch
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.rebuild import check_node
 from ggjit.tensors.tensor import NewTensor, Tensor
@@ -44,22 +47,27 @@ def innermost(default=None):
 
 
 class Context(HtmlRepr):
-    """Tensors that live and die together.
+    """Tensors that were made together; `free` ends all of them.
 
     `with ctx:` makes ctx the place where results of ops go; without it they go to the first source's context.
-    A context keeps alive the contexts its tensors refer to.
+    A tensor lives as long as it is referred to, and keeps its context and the tensors it is computed from alive.
     """
 
     def __init__(self):
         self.id = next(_ids)
-        self.tensors = []                   # in order of creation
-        self.last_plan = None               # of the last gg.compute of a tensor in here: keeps its results readable
-        self.buffers = []                   # buffers allocated for this context's tensors
         self.alive = True
-        self._rows = []
-        self._keeps = set()                 # contexts of sources
-        self._finalizer = weakref.finalize(self, TABLE.release_later, self._rows)
-        self._finalizer.atexit = False
+        self._watches = TABLE.watches(self)
+        self._look_through = 64             # at so many Watches: drop those of tensors that are gone
+
+    @property
+    def tensors(self):
+        """Those that are alive, in order of creation."""
+        return [t for t in [watch() for watch in self._watches] if t is not None]
+
+    @property
+    def buffers(self):
+        """Buffers that tensors of this context lie in."""
+        return buffers_of(self.tensors)
 
     def __enter__(self):
         self._check()
@@ -72,8 +80,9 @@ class Context(HtmlRepr):
     def __repr__(self):
         if not self.alive:
             return f"<Context {self.id}, freed>"
-        nbytes = sum(t.nbytes for t in self.tensors if not t.op)
-        return f"<Context {self.id}: {len(self.tensors)} tensors, leafs of {size_text(nbytes)}>"
+        tensors = self.tensors
+        nbytes = sum(t.nbytes for t in tensors if not t.op)
+        return f"<Context {self.id}: {len(tensors)} tensors, leafs of {size_text(nbytes)}>"
 
     def __len__(self):
         return len(self.tensors)
@@ -85,13 +94,10 @@ class Context(HtmlRepr):
         """Give the records back; handles to its tensors raise from now on.  A second call does nothing."""
         if self.alive:
             self.alive = False
-            for t in self.tensors:
-                t._plan = None
-            self.tensors.clear()
-            self.last_plan = None
-            self._keeps.clear()
-            self.buffers.clear()
-            self._finalizer()
+            tensors = self.tensors
+            TABLE.release(self._watches)
+            for t in tensors:
+                t._plan = t._holds = None
 
     def _check(self):
         if not self.alive:
@@ -144,8 +150,6 @@ class Context(HtmlRepr):
         for s in src:
             if s is not None:
                 s._check()
-                if s.ctx is not ctx:
-                    ctx._keeps.add(s.ctx)
                 if s.ndim > most:
                     most = s.ndim
         if ndim is None:
@@ -155,8 +159,6 @@ class Context(HtmlRepr):
         if view_of is not None and view_of.view_src is not None:
             view_offs += view_of.view_offs
             view_of = view_of.view_src
-        if view_of is not None and view_of.ctx is not ctx:
-            ctx._keeps.add(view_of.ctx)
         return ctx._add(type, op, ne, tuple(nb), ndim, _pack(params), tuple(src), view_of, view_offs, "")
 
     def _add(self, type, op, ne, nb, ndim, params, src, view_src, view_offs, name):
@@ -165,11 +167,19 @@ class Context(HtmlRepr):
         ids = NO_SRC if not src else tuple(-1 if s is None else s.id for s in src) + NO_SRC[len(src):]
         row, generation = TABLE.new(type.id, int(op), 0, ne, nb, params, ids,
                                     -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
-        self._rows.append(row)
         t = NewTensor(row, generation, self, type, OP(op), ne, nb, ndim, src, view_src, view_offs, name, _caller())
         t.__class__ = Tensor                # from here on its attributes cannot be set
-        self.tensors.append(t)
+        watch = Watch(t, TABLE.died)
+        watch.number = row
+        self._watches.append(watch)
+        if len(self._watches) > self._look_through:
+            self._forget()
         return t
+
+    def _forget(self):
+        """Drop the Watches of tensors that are gone: with every doubling, so that their number stays in proportion."""
+        self._watches[:] = [watch for watch in self._watches if watch() is not None]
+        self._look_through = max(64, 2 * len(self._watches))
 
 
 def _caller():

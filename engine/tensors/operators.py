@@ -18,6 +18,7 @@ import numpy as np
 from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.repeat import repeat_to
 from ggjit.ops.copying.view import _offset_params, permute, reshape_to, transpose
+from ggjit.ops.core.builders import all_or_nothing
 from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
@@ -203,6 +204,7 @@ def _operand(x, like):
     return from_numpy(like.ctx._target(), a)
 
 
+@all_or_nothing
 def _binary(op, a, b):
     """op with NumPy's broadcasting; NotImplemented where an operand is no tensor, scalar or array."""
     like = a if isinstance(a, Operators) else b
@@ -228,6 +230,7 @@ def broadcast(name, a, b, first=0):
     return tuple(n if m == 1 else m for m, n in pairs)
 
 
+@all_or_nothing
 def matmul(a, b):
     """a @ b, see Operators.__matmul__."""
     if not a.ndim or not b.ndim:

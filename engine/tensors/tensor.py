@@ -31,6 +31,7 @@ from ggjit.ops.core.errors import (
     StaleHandle,
     TypeMismatch,
 )
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
@@ -45,7 +46,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
     __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "ndim", "src", "view_src", "view_offs", "name",
-                 "made_at", "_plan", "__weakref__")
+                 "made_at", "_plan", "_holds", "__weakref__")
 
     def __init__(self, id, generation, ctx, type, op, ne, nb, ndim, src, view_src, view_offs, name, made_at=("", 0)):
         self.id, self.generation, self.ctx = id, generation, ctx
@@ -54,6 +55,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self.name = name
         self.made_at = made_at          # (file, line) of the call that made it
         self._plan = None               # weak reference to the plan that computed it last
+        self._holds = None              # what lives as long as this handle does: see _hold
 
     def __setattr__(self, attribute, value):
         if attribute not in _SETTABLE:
@@ -65,6 +67,15 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         raise ReadOnly(f"{describe(self)}: .{attribute} cannot be deleted")
 
     _fixed_place = None                 # (buffer, offset) under a scheduler (engine/graphs/placed.py)
+
+    def _hold(self, kind, thing):
+        """Keep `thing` alive as long as this tensor; one of each kind.
+
+        "memory": the buffer of a leaf.  "results": what gg.compute left of this output.  "function": a custom op's.
+        """
+        if self._holds is None:
+            self._holds = {}
+        self._holds[kind] = thing
 
     def _count_write(self):
         TABLE.words[self.base.id, T_VERSION] += 1
@@ -179,15 +190,21 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     def bytes(self, offset=0, nbytes=None):
         """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
-        return self._bytes_view(offset, nbytes).tobytes()
+        with asking("bytes of", self):
+            return self._bytes_view(offset, nbytes).tobytes()
 
     def set_bytes(self, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
-        raw = as_bytes(data)
-        self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
+        with asking("set_bytes", self):
+            raw = as_bytes(data)
+            self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
+        with asking("set", self):
+            self._set(array)
+
+    def _set(self, array):
         a = numbers(array, f"set {describe(self)}")
         want = tuple(reversed(self.ne))
         if a.ndim > 4 or (1,) * (4 - a.ndim) + a.shape != want:
@@ -227,7 +244,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         host = buf.buft.is_host()
         if IN_FLIGHT:
             wait_for_writers(buf)
-        raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
+        with asking("write", self):
+            raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape)         # only axes of length 1 go: never a copy
         a = buf.write_view(a) if host else a
         count_write(self)
@@ -246,9 +264,10 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         Waits for schedulers whose asynchronous work may still write them.
         """
         run = self._plan() if self._plan is not None else None
-        if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
-            return run.values(self)
-        return self._decoded(self._bytes_view())
+        with asking("numpy", self):
+            if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
+                return run.values(self)
+            return self._decoded(self._bytes_view())
 
     def _decoded(self, raw):
         """The values encoded in the bytes `raw`, as a copy."""
@@ -277,7 +296,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         return dequantize(self.type, np.ascontiguousarray(rows), self.shape)
 
 
-_SETTABLE = frozenset(["name", "_plan"])
+_SETTABLE = frozenset(["name", "_plan", "_holds"])
 _INSTEAD = {             # what serves instead, by attribute
     **dict.fromkeys(("ne", "nb", "shape", "view_src", "view_offs"), "; gg.reshape_4d, gg.view_4d and gg.permute give "
                                                                     "views of another shape"),

@@ -9,6 +9,7 @@ import threading
 import time
 
 from ggjit.ops.core.errors import extra
+from ggjit.ops.core.host_memory import start as start_thread
 from ggjit.ops.core.printable import printable
 from ggjit.ops.native.jit import CACHE
 
@@ -86,7 +87,7 @@ def clock(description, seconds):
         while not stop.wait(TICK):
             _display.update(task, completed=min(time.monotonic() - start, seconds))
     thread = threading.Thread(target=move, daemon=True)
-    thread.start()
+    start_thread(thread, "the progress display")
     try:
         yield
     finally:

@@ -12,8 +12,7 @@ import struct
 import numpy as np
 
 from ggjit.api.compute import default_backend
-from ggjit.core.buffer import USAGE_WEIGHTS
-from ggjit.core.table import TABLE
+from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.models.files.gguf import GGUFFile, _map_private
 from ggjit.models.files.save import SAFETENSORS_DTYPES
 from ggjit.ops.core.errors import BadFile, NotSupported
@@ -99,6 +98,5 @@ def _leaves(infos, data, ctx):
     out = {}
     for name, type_, ne, offs in infos:
         out[name] = leaf = ctx._leaf(type_, ne or (1,), name, len(ne))
-        TABLE.place(leaf.id, buffer.id, offs)
-    ctx.buffers.append(buffer)
+        place(leaf, buffer, offs)
     return out

@@ -5,9 +5,8 @@ import mmap
 import sys
 
 from ggjit.core.backend import TYPE_NULL
-from ggjit.core.buffer import USAGE_WEIGHTS
+from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.placing import move_tensors
-from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import ModelError
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul import repack
@@ -21,7 +20,6 @@ class Weights:
         self.file, self.ctx = file, Context()
         self.buffer = device.buffer_from_host_ptr(file.map(), read_only=True)
         self.buffer.usage = USAGE_WEIGHTS
-        self.ctx.buffers.append(self.buffer)
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self.used = set()                               # names of the file's tensors that were handed out
         self._leaves, self._moved = {}, []
@@ -60,7 +58,7 @@ class Weights:
         if called not in self._leaves:
             leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
             # mapped memory: the file's alignment is what it is, kernels take any
-            TABLE.place(leaf.id, self.buffer.id, info.offs)
+            place(leaf, self.buffer, info.offs)
         return self._leaves[called]
 
     def move(self, takes, buft):
@@ -89,13 +87,12 @@ class Weights:
         if buft is None or not self.repacked:
             return
         buffer = buft.alloc_buffer(self.repacked_nbytes)
-        self.ctx.buffers.append(buffer)
         buffer.set_usage(USAGE_WEIGHTS)
         starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
         for t, at in zip(self.repacked.values(), starts, strict=False):
             raw = self.buffer.host_bytes(t.offs, t.nbytes)
             buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
-            TABLE.place(t.id, buffer.id, at)
+            place(t, buffer, at)
             _give_back(raw)
         buffer.read_only = True
 

@@ -11,6 +11,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.models.networks.network import MAX_EPS, Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
+from ggjit.ops.core.host_memory import empty
 
 MEAN, CLS = 1, 2                # bert.pooling_type
 LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
@@ -115,7 +116,7 @@ class Bert(Network):
         """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""
         if isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
             raise TypeMismatch("embed takes a list of strings")
-        out = np.empty((len(texts), self.n_embd), np.float32)
+        out = empty((len(texts), self.n_embd), np.float32, "embed")
         for i, text in enumerate(texts):
             out[i] = self.embed_ids(self.tokenize(text))
         return out

@@ -24,6 +24,7 @@ from ggjit.models.networks import moe
 from ggjit.models.networks.network import MAX_EPS, Network
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ModelError, ParamError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.types import BY_NAME
 from ggjit.tensors.context import Context
 
@@ -46,7 +47,7 @@ class Llama(Network):
         self._want_ctx, self.flash = n_ctx, bool(flash)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_CTX)
         self.kv_type = BY_NAME[one_of("kv_type", str(kv_type).upper(), KV_TYPES).lower()]
-        self.holder = None              # the Generation whose text is in the cache
+        self.holder = None              # mark of the Generation whose text is in the cache
         super().__init__(file, backend, n_threads, **kw)
 
     # ------------------------------------------------------------ loading
@@ -247,7 +248,8 @@ class Llama(Network):
             except BaseException:
                 self.n_past = past
                 raise
-            return np.concatenate(out) if all_logits else out[-1][-1]
+            with asking("logits"):
+                return np.concatenate(out) if all_logits else out[-1][-1]
 
     def _decode_batch(self, ids, all_logits):
         n, past = len(ids), self.n_past
@@ -262,7 +264,8 @@ class Llama(Network):
             mask[i] = self._causal[first:first + mask.shape[1]]
         if "out_rows" in inputs:
             inputs["out_rows"][:] = n - 1
-        return step.run().reshape(-1, self.n_vocab).copy()
+        with asking("logits"):
+            return step.run().reshape(-1, self.n_vocab).copy()
 
     def logits(self, ids):
         """(n, n_vocab) float32: logits after every one of `ids`, from position 0; the text so far is forgotten.

@@ -11,7 +11,8 @@ from ggjit.models.files.weights import Weights
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
-from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, OutOfMemory, ParamError, TypeMismatch
+from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
@@ -150,12 +151,8 @@ class Network:
 
     def _built(self, shape):
         ctx = Context()
-        try:
-            with ctx:
-                inputs, result = self._build(ctx, shape)
-        except MemoryError:
-            raise OutOfMemory(f"the inputs of a graph of shape {shape} do not fit in memory; use a smaller n_ctx or "
-                              f"n_batch") from None
+        with ctx, asking(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
+            inputs, result = self._build(ctx, shape)
         return ctx, inputs, result
 
     def graph(self, *shape):

@@ -27,6 +27,7 @@ from ggjit.models.files.silero_file import read_silero
 from ggjit.models.networks.network import Step
 from ggjit.models.networks.speech import find_segments
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.host_memory import asking, empty, zeros
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
@@ -190,11 +191,12 @@ class SileroVad:
 
         reset=False goes on from the state that the samples before left (whisper_vad_detect_speech_no_reset).
         """
-        a = _samples(samples)
+        with asking("probabilities: the samples as float32"):
+            a = _samples(samples)
         n = self.n_window
-        windows = np.zeros((-(-a.size // n), n), np.float32)
+        windows = zeros(-(-a.size // n) * n, np.float32, "probabilities").reshape(-1, n)
         windows.reshape(-1)[:a.size] = a
-        out = np.empty(len(windows), np.float32)
+        out = empty(len(windows), np.float32, "probabilities")
         with self._lock:
             self._check_loaded()
             if reset:

@@ -1,5 +1,6 @@
 """Text, token by token."""
 import time
+import weakref
 
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.text.sampling import Sampler
@@ -28,7 +29,8 @@ class Generation:
         self.stats = {"prompt_tokens": len(self.prompt_ids), "tokens": [], "text": "",
                       "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0,
                       "load_seconds": model.load_seconds, "first_token_seconds": 0.0}
-        self._pieces = self._run()
+        self._mark = object()               # in `model.holder` while this text is in the model's cache
+        self._pieces = Generation._run(weakref.proxy(self))     # held weakly: no cycle that keeps the model
 
     def __iter__(self):
         return self
@@ -40,11 +42,11 @@ class Generation:
         """Feed `ids` after this text; if the model was used for another one meanwhile, this text is read again."""
         model = self.model
         with model._lock:
-            if model.holder is not self:
+            if model.holder is not self._mark:
                 model.reset()
                 ids = self.prompt_ids + self.stats["tokens"]
             logits = model.decode(ids)
-            model.holder = self
+            model.holder = self._mark
             return logits
 
     def _run(self):

@@ -18,6 +18,7 @@ import numpy as np
 from ggjit.ops.conv.im2col_kernels import make_fold, make_unfold
 from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.view import permute, reshape_2d, reshape_3d, reshape_4d
+from ggjit.ops.core.builders import all_or_nothing
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import n_elements, require, require_type
@@ -117,6 +118,7 @@ def _patch_type(a):
     return F32 if a.type is BF16 else F16
 
 
+@all_or_nothing
 def conv_1d(a, b, s0, p0, d0, dst_type=F16):
     """Convolution of b [L, IC, N] with a [K, IC, OC] -> F32 [OL, OC, N]; stride s0, padding p0, dilation d0.
 
@@ -139,6 +141,7 @@ def conv_1d_ph(a, b, s, d, dst_type=F16):
     return conv_1d(a, b, s, a.ne[0] // 2, d, dst_type)
 
 
+@all_or_nothing
 def conv_1d_dw(a, b, s0, p0, d0, dst_type=F16):
     """Depthwise: channel c of b [L, C] with a[:, :, c], a [K, 1, C] -> F32 [OL, C, 1].
 
@@ -154,6 +157,7 @@ def conv_1d_dw_ph(a, b, s0, d0, dst_type=F16):
     return conv_1d_dw(a, b, s0, a.ne[0] // 2, d0, dst_type)
 
 
+@all_or_nothing
 def conv_2d(a, b, s0, s1, p0, p1, d0, d1, dst_type=None):
     """Convolution of b [W, H, IC, N] with a [KW, KH, IC, OC] -> F32 [OW, OH, OC, N].
 
@@ -185,6 +189,7 @@ def conv_2d_s1_ph(a, b):
     return conv_2d(a, b, 1, 1, a.ne[0] // 2, a.ne[1] // 2, 1, 1)
 
 
+@all_or_nothing
 def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
     """Depthwise: a [KW, KH, 1, C], b [W, H, C, N] -> F32 [OW, OH, C, N]; patches F16, whatever a is.
 
@@ -198,6 +203,7 @@ def conv_2d_dw(a, b, s0, s1, p0, p1, d0, d1):
     return reshape_4d(result, cols.ne[1], cols.ne[2], b.ne[2], b.ne[3])
 
 
+@all_or_nothing
 def conv_3d(a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, dst_type=None):
     """Convolution of volumes: a [KW, KH, KD, IC OC], b [W, H, D, IC N] -> F32 [OW, OH, OD, OC N].
 

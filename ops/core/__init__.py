@@ -2,8 +2,9 @@
 
 Read `record` (what kernels see), `types` and `traits`, then `spec` (all that is known of one op) and `fusion_pattern`
 (runs of ops that one kernel computes).  `shape`, `errors`, `typed_errors` and `builders` serve the builders of ops,
-`discovery` finds the files that declare something, `locks` has locks that survive a fork.  `printable` makes text safe
-for a terminal, `whole_file` writes files whole or not at all.
+`discovery` finds the files that declare something.  Of the process: `host_memory` (arrays, or a typed error), `weak`
+(weak references), `interrupts` (Ctrl-C), `locks` (which survive a fork).  `printable` makes text safe for a terminal,
+`whole_file` writes files whole or not at all.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -1,8 +1,26 @@
-"""Builders made from others: the in-place twin of an op, and functions of a table.
+"""Builders made from others: the in-place twin of an op, functions of a table, builders of several nodes.
 
     add, add_inplace = in_place_pair(_add)          # def _add(a, b, in_place): ...
 """
+import functools
 import inspect
+
+from ggjit.ops.core.errors import GgjitError
+
+
+def all_or_nothing(build):
+    """A builder of several nodes: where a later one is refused, the earlier ones are gone when the error comes out.
+
+    Nodes live as long as they are referred to; here that is the frames of the error's traceback.
+    """
+    @functools.wraps(build)
+    def built(*args, **kwargs):
+        try:
+            return build(*args, **kwargs)
+        except GgjitError as e:
+            refused = e.with_traceback(None)
+        raise refused
+    return built
 
 
 def named(f, name, doc):

@@ -25,7 +25,6 @@ import math
 import os
 import threading
 import time
-import weakref
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
+from ggjit.ops.core.weak import WeakValues
 from ggjit.ops.native.jit import array_maker
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
 
@@ -42,7 +42,7 @@ RAISED = 64                     # status: the function raised; the kernel object
 MANY = 1e12                     # cost that makes a plan use all threads
 IN_PYTHON = {}                  # thread ident -> start (monotonic seconds) of the user's function it runs in a walk
 _keys = itertools.count(1)
-_functions = weakref.WeakValueDictionary()      # key in op_params -> Function
+_functions = WeakValues()       # key in op_params -> Function
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
@@ -121,7 +121,7 @@ def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     key = next(_keys)
     t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of, ndim=ndim)
     _functions[key] = f
-    t.ctx._keeps.add(f)                         # lives as long as the tensor
+    t._hold("function", f)
     return t
 
 
@@ -203,6 +203,8 @@ class CustomKernel(Kernel):
 
     def _python(self):
         """A C callback that makes arrays and calls the function with the GIL."""
+        self = dataclasses.replace(self, keep=None)         # shares the lists; the one that keeps the callback does not
+
         def entry(node, ith, nth, sync):
             n = nth if self.n_tasks < 0 else min(nth, self.n_tasks)
             if ith >= n:
@@ -250,10 +252,10 @@ class CustomKernel(Kernel):
 
     def _limited(self):
         """A cfunc on some of the threads."""
-        call = _CALLBACK(self.function.address)
+        call, n_tasks = _CALLBACK(self.function.address), self.n_tasks
 
         def entry(node, ith, nth, sync):
-            n = min(nth, self.n_tasks)
+            n = min(nth, n_tasks)
             return call(node, ith, n, sync) if ith < n else 0
         callback = _CALLBACK(entry)
         self.keep.append(call)

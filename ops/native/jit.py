@@ -31,10 +31,12 @@ import numpy as np
 from llvmlite import binding as llvm
 from numba import carray, cfunc, njit, types
 from numba.core import bytecode
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ggjit.ops.core.errors import TypeMismatch
+from ggjit.ops.core.interrupts import not_lost
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.native import cache_files, isa
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, unknown
@@ -74,9 +76,18 @@ def _number_functions():
     bytecode.FunctionIdentity._unique_ids = iter(range(int.from_bytes(os.urandom(6), "little") << 8, 1 << 63))
 
 
+def _after_fork():
+    """In the child: numbers of its own; and the compiler's locks are open, which threads may have held that are not
+    here."""
+    _number_functions()
+    for lock in (global_compiler_lock._lock, llvm.ffi.lib._lock._lock):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
 _number_functions()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_number_functions)
+    os.register_at_fork(after_in_child=_after_fork)
 
 _SCALARS = {"i64": (types.int64, ctypes.c_int64), "f64": (types.float64, ctypes.c_double),
             "void": (types.void, None)}
@@ -245,7 +256,8 @@ class _ObjectCache:
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
-        cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
+        with not_lost():
+            cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
         self.keep.append(cf)
         self.compiled += 1
         self.compile_seconds += time.perf_counter() - t0

@@ -16,6 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ggjit.ops.copying.view import permute, view_4d
+from ggjit.ops.core.builders import all_or_nothing
 from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
@@ -45,6 +46,7 @@ def argsort(a, order):
     return a.ctx.node(OP.ARGSORT, I32, a.ne, (a,), (whole("argsort", "order", order, 0, 1),))
 
 
+@all_or_nothing
 def argsort_top_k(a, k):
     """Indices of the k largest of each row of a [n, n1, n2, n3] F32, in descending order -> I32 [k, n1, n2, n3].
 

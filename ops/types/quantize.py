@@ -1,13 +1,19 @@
-"""gg.quantize and gg.dequantize: whole arrays between float32 and the bytes of a tensor type."""
+"""gg.quantize and gg.dequantize: whole arrays between float32 and the bytes of a tensor type.
+
+They run on the thread pool, row by row, and Ctrl-C ends them.
+"""
 import functools
 import math
 
 import numpy as np
 
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.host_memory import asking, empty
+from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, Type
-from ggjit.ops.native.jit import Native, exact
+from ggjit.ops.native import jobs
+from ggjit.ops.native.jit import address_of, exact, kernel_address
 
 _LOWER = {name.lower(): t for name, t in BY_NAME.items()}
 
@@ -27,25 +33,28 @@ def _row_nbytes(type, k):
     return type.row_nbytes(k)
 
 
-def _native(entry, signature, name, type):
-    entry.__name__ = f"{name}_{type.name}"
-    native = Native(entry, signature, False)
-    native.modules += (module_of(type),)
-    return native
+def _run(kernel, name, type, rows, k, *params):
+    """Run a job over rows of k elements (ops/native/jobs.py); arrays are passed as their addresses."""
+    address = kernel_address(f"{name}-{type.name}", lambda: kernel, (__name__, module_of(type)))
+    jobs.run(address, rows * k, [rows, k, *(address_of(p) if isinstance(p, np.ndarray) else p for p in params)])
 
 
 @functools.cache
 def _reader(type):
-    """Native entry (src, dst, rows, k): rows of the type, one after the other -> float32."""
+    """Kernel of a job (rows, k, src, dst): rows of the type, one after the other -> float32."""
     convert, nbytes, block = traits_of(type).to_float, type.nbytes, type.block
     if convert is None:
         raise NotSupported(f"{type!r} has no to_float conversion")
 
-    def entry(src, dst, rows, k):
-        for r in range(rows):
-            convert(src + r * (k // block * nbytes), dst + 4 * r * k, k)
-        return 0
-    return _native(entry, "i64(i64, i64, i64, i64)", "to_float", type)
+    def kernel(node, ith, nth, sync):
+        rows, k, src, dst = jobs.param(node, 0), jobs.param(node, 1), jobs.param(node, 2), jobs.param(node, 3)
+        first = jobs.next_chunk(node, ith, nth, sync, k, rows)
+        while first < rows:
+            for r in range(first, min(first + jobs.rows_at_once(k), rows)):
+                convert(src + r * (k // block * nbytes), dst + 4 * r * k, k)
+            first = jobs.next_chunk(node, ith, nth, sync, k, rows)
+        return OK
+    return kernel
 
 
 def _row_writer(type, weighted):
@@ -63,14 +72,19 @@ def _row_writer(type, weighted):
 
 @functools.cache
 def _writer(type, weighted):
-    """Native entry (src, dst, rows, k, weights, table): float32 rows, one after the other -> the type."""
+    """Kernel of a job (rows, k, src, dst, weights, table): float32 rows, one after the other -> the type."""
     convert, nbytes, block = _row_writer(type, weighted), type.nbytes, type.block
 
-    def entry(src, dst, rows, k, weights, table):
-        for r in range(rows):
-            convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights, table)
-        return 0
-    return _native(entry, "i64(i64, i64, i64, i64, i64, i64)", "quantize_weighted" if weighted else "quantize", type)
+    def kernel(node, ith, nth, sync):
+        rows, k, src, dst = jobs.param(node, 0), jobs.param(node, 1), jobs.param(node, 2), jobs.param(node, 3)
+        weights, table = jobs.param(node, 4), jobs.param(node, 5)
+        first = jobs.next_chunk(node, ith, nth, sync, k, rows)
+        while first < rows:
+            for r in range(first, min(first + jobs.rows_at_once(k), rows)):
+                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights, table)
+            first = jobs.next_chunk(node, ith, nth, sync, k, rows)
+        return OK
+    return kernel
 
 
 def _importances(imatrix, k):
@@ -111,16 +125,20 @@ def quantize(type, array, imatrix=None):
     """
     type = _type(type)
     weighted = imatrix is not None
-    entry = _writer(type, weighted and traits_of(type).quantize_weighted is not None)
-    array = np.ascontiguousarray(array, np.float32)
+    searches = weighted and traits_of(type).quantize_weighted is not None
+    kernel = _writer(type, searches)
+    with asking("quantize: the array as float32"):
+        array = np.ascontiguousarray(array, np.float32)
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
     k = array.shape[-1]
     nbytes = _row_nbytes(type, k)
     weights = _importances(imatrix, k) if weighted else 0
-    table = _grid_table(type, array, weighted)
-    out = np.empty((*array.shape[:-1], nbytes), np.uint8)
-    entry(array, out, math.prod(array.shape[:-1]), k, weights, table)
+    with asking("quantize: a look at the values", array.size):
+        table = _grid_table(type, array, weighted)
+    out = empty((*array.shape[:-1], nbytes), np.uint8, "quantize")
+    _run(kernel, "quantize_weighted" if searches else "quantize", type, math.prod(array.shape[:-1]), k, array, out,
+         weights, table)
     return out
 
 
@@ -131,15 +149,16 @@ def dequantize(type, raw, shape):
     that is no multiple of the block.  Source: ggml's to_float.
     """
     type = _type(type)
-    entry = _reader(type)
+    kernel = _reader(type)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if not shape or any(n < 0 for n in shape):
         raise ShapeError(f"dequantize: {shape} is no shape of rows")
     raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)
-    raw = np.ascontiguousarray(raw).view(np.uint8)
+    with asking("dequantize: the bytes side by side"):
+        raw = np.ascontiguousarray(raw).view(np.uint8)
     want = _row_nbytes(type, shape[-1]) * math.prod(shape[:-1])
     if raw.size != want:
         raise ShapeError(f"dequantize: shape {shape} of {type!r} takes {want} bytes, got {raw.size}")
-    out = np.empty(shape, np.float32)
-    entry(raw, out, math.prod(shape[:-1]), shape[-1])
+    out = empty(shape, np.float32, "dequantize")
+    _run(kernel, "dequantize", type, math.prod(shape[:-1]), shape[-1], raw, out)
     return out

@@ -1,5 +1,7 @@
 """Models that are not what they should be: typed errors that name the thing, nothing half-loaded."""
 import gc
+import types
+import weakref
 
 import numpy as np
 import pytest
@@ -126,3 +128,24 @@ for i in range(3):
     assert len(ended) == 1
 """, tiny_model.write(tmp_path / "m.gguf"), timeout=120)
     assert r.returncode == 0, r.stderr[-1500:]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_dropped_model_is_freed_without_the_collector(tmp_path, started):
+    """Also in the middle of a text: the model's weights, cache and plans go with the last name."""
+    gc.collect()
+    gc.disable()
+    try:
+        path = tiny_model.write(tmp_path / "m.gguf")
+        before = TABLE.n_alive()
+        m = load_model(path, n_ctx=64, n_threads=1)
+        decoder = types.SimpleNamespace(push=lambda token: "a", flush=lambda: "")
+        m._tokenizer = types.SimpleNamespace(stop_ids=(), stream=lambda: decoder)      # the file has none
+        text = m.generate([1, 2, 3], n_predict=4)
+        if started:
+            assert next(text) == "a"
+        gone = weakref.ref(m)
+        del m, text
+        assert gone() is None and TABLE.n_alive() == before
+    finally:
+        gc.enable()

@@ -235,3 +235,29 @@ def test_builders_refuse(what):
 def test_good_defaults_build():
     """The tensors that BAD changes one by one fit together."""
     assert _scan().ne == (2 * 4 * 5 * 3 + 16 * 2 * 4 * 3, 1, 1, 1) and _delta(2).ne == (32, 15 + 2 * 8 * 3, 1, 1)
+
+
+def _strided(*ne):
+    with gg.Context():
+        return gg.permute(_f(*ne), 1, 0, 2, 3)
+
+
+SEVERAL_NODES = {
+    "conv_1d": lambda: gg.conv_1d(_strided(4, 3, 2), _f(9, 4), 1, 0, 1),
+    "conv_1d_dw": lambda: gg.conv_1d_dw(_f(3, 1, 5), _f(9, 4), 1, 0, 1),
+    "conv_1d_dw stride": lambda: gg.conv_1d_dw(_f(3, 1, 4), _f(9, 4), 0, 0, 1),
+    "conv_2d": lambda: gg.conv_2d(_strided(3, 3, 2, 1), _f(9, 9, 2, 1), 1, 1, 0, 0, 1, 1),
+    "conv_2d_dw": lambda: gg.conv_2d_dw(_f(3, 3, 1, 2), _f(9, 9, 3, 1), 1, 1, 0, 0, 1, 1),
+    "conv_3d": lambda: gg.conv_3d(_f(2, 2, 2, 5), _f(4, 4, 4, 2), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1),
+    "argsort_top_k": lambda: gg.argsort_top_k(_f(4, 2), 5),
+    "matmul": lambda: _f(4, 3, 2) @ _t(gg.I32, 3, 4),
+    "arithmetic": lambda: _t(gg.I32, 4, 1) + _f(4, 3),
+}
+
+
+@pytest.mark.parametrize("build", SEVERAL_NODES.values(), ids=SEVERAL_NODES)
+def test_builders_of_several_nodes_leave_none_behind(build):
+    """Also while the error is looked at."""
+    with gg.Context() as results, pytest.raises(gg.GgjitError, match=".") as error:
+        build()
+    assert results.tensors == [] and error.value.__traceback__ is not None

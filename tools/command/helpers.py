@@ -13,8 +13,10 @@ import atexit
 import collections
 import functools
 import json
+import os
 import subprocess
 import sys
+import threading
 
 from ggjit.core.config import available_cores
 from ggjit.cpu import walk
@@ -83,11 +85,12 @@ def compile_share(path, options, share):
 
 
 def start_helper(path, options, share):
-    """A helper process; it ends with this one at the latest."""
+    """A helper process.  It ends with this one at the latest, however that ends: its standard input closes then."""
     job = json.dumps({"path": str(path), "options": options, "share": share})
-    process = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.helpers", job], stdin=subprocess.DEVNULL,
+    process = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.helpers", job], stdin=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(_end, process)
+    return process
 
 
 def _end(process):
@@ -110,5 +113,14 @@ def help_when_compiling(path, options):
     CACHE.on_compile = first
 
 
+def end_with_parent():
+    """End this process when the one that started it does."""
+    def wait():
+        os.read(sys.stdin.fileno(), 1)          # nothing is ever written: returns when the other end closes
+        os._exit(1)
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_parent()
     compile_share(**json.loads(sys.argv[1]))

@@ -78,10 +78,9 @@ def test_free_is_idempotent_and_stale_after_A3_02_A3_16():
 
 def test_init_tensor_is_called_for_every_tensor_once_A3_05_A3_19():
     ctx = gg.Context()
-    for _ in range(3):
-        ctx.new_tensor(gg.F32, (4,))
+    ts = [ctx.new_tensor(gg.F32, (4,)) for _ in range(3)]
     buf = gg.alloc_ctx_tensors(ctx, devices.Fake("A").buffer_type())
-    assert buf.inits == 3
+    assert buf.inits == len(ts)
 
 
 def test_set_get_memset_with_exact_bounds_A3_07_A3_12_A5_15():

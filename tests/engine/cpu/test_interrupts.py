@@ -1,7 +1,11 @@
 """Ctrl-C at any moment: no lock stays taken, whoever waited for it."""
 import signal
+import time
 
+import numpy as np
 import pytest
+
+import ggjit as gg
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers that signal")
 
@@ -67,3 +71,66 @@ for _ in range(300):
     interrupted(work, (5e-6, 6e-5))
     assert finishes(work)""")
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.fixture
+def ctrl_c_after():
+    """ctrl_c_after(seconds): a KeyboardInterrupt so many seconds from now."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_quantising_a_large_array(ctrl_c_after):
+    """It takes seconds; the tensor keeps what it held."""
+    a, weights = np.ones((8192, 4096), np.float32), np.ones(4096, np.float32)
+    gg.quantize(gg.Q4_K, a[:1], weights)
+    t = gg.Context().new_tensor(gg.Q4_K, (4096, 8192))
+    gg.tensor_alloc(gg.init_backend("CPU").alloc_buffer(t.nbytes), t, 0)
+    gg.tensor_memset(t, 7)
+    for work in (lambda: gg.quantize(gg.Q4_K, a, weights), lambda: t.set(a)):
+        ctrl_c_after(0.05)
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert time.monotonic() - start < 0.05 + 0.2 + 0.5          # and half a second to look at the array
+    assert set(t.bytes(0, 1000)) == {7}
+
+
+def test_quantising_inside_a_computation():
+    """On a thread that runs kernels: by itself, as nothing else may wait for the pool there."""
+    values, seen = np.random.default_rng(0).standard_normal((64, 2048)).astype(np.float32), []
+    want = gg.quantize(gg.Q8_0, values)
+
+    def op(dst, a, ith, nth):
+        seen.append(gg.quantize(gg.Q8_0, values))
+        dst[:] = a
+    gg.compute(gg.map_custom1(gg.from_numpy(gg.Context(), np.ones(4, np.float32)), op, 1))
+    assert (seen[0] == want).all() and (gg.dequantize(gg.Q8_0, want, values.shape) != 0).any()
+
+
+def test_a_computation_while_the_interpreter_exits(python):
+    """New threads would never begin: the thread that is left computes alone."""
+    ran = python("""
+import numpy as np
+import ggjit as gg
+
+class Last:
+    def __init__(self):
+        x = gg.from_numpy(gg.Context(), np.ones((500, 500), np.float32))
+        graph = gg.Graph(gg.mul_mat(x, x))
+        cpu = gg.init_backend("CPU", n_threads=2)
+        gg.GraphAllocator(cpu).alloc_graph(graph)
+        self.plan = cpu.graph_plan_create(graph)
+        self.show()
+
+    def show(self, print=print):
+        self.plan.compute()
+        print("computed")
+
+    __del__ = show
+
+last = Last()
+""", timeout=60)
+    assert ran.stdout == "computed\ncomputed\n" and not ran.stderr, ran.stderr

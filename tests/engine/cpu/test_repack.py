@@ -119,9 +119,10 @@ def test_other_readers_are_refused():
                                      (gg.F32, (64, 20)), (gg.F32, (60, 48)), (gg.F32, (64, 16, 2))])
 def test_what_the_layout_cannot_take_is_refused(type, ne):
     ctx = gg.Context()
-    ctx.new_tensor(type, ne)
+    t = ctx.new_tensor(type, ne)
     with pytest.raises(NotSupported, match="cannot be repacked"):
         gg.alloc_ctx_tensors(ctx, REPACK)
+    assert t.buffer is None
 
 
 def test_a_leaf_that_changes_its_layout_stops_the_plan():

@@ -166,7 +166,7 @@ def state_overwritten():
     gg.GraphAllocator(CPU).alloc_graph(graph)
     plan = CPU.graph_plan_create(graph)
     plan.compute()
-    y.ctx.last_plan = plan
+    y._hold("results", plan)                    # its memory would go with the plan
     return y, "reused by"
 
 

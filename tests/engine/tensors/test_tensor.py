@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.core.table import TABLE, Table
 from ggjit.ops.core.record import T_WORDS, TENSOR, WORD
+from ggjit.ops.core.weak import Watch
 
 CPU = gg.init_backend("CPU:n_threads=1")
 
@@ -198,11 +199,13 @@ def test_garbage_collected_contexts_give_their_rows_back():
 def test_a_full_table_says_so():
     small = Table(capacity=2)
     row = (0, 0, 0, (1,) * 4, (4,) * 4, (0,) * 16, (-1,) * 10, -1, 0, -1, 0, 0)
-    small.new(*row)
+    handle = set()
+    gone = Watch(handle, small.died)
+    gone.number = small.new(*row)[0]
     small.new(*row)
     with pytest.raises(gg.OutOfMemory, match="2 tensors"):
         small.new(*row)
-    small.release_later([0])
+    del handle
     assert small.new(*row) == (0, 1)
 
 
@@ -251,10 +254,10 @@ def test_alloc_ctx_tensors_splits_by_max_size():
     ts = [leaf(ctx, (10,)) for _ in range(5)]
     bufs = gg.alloc_ctx_tensors(ctx, Small(CPU.device))
     assert [b.size for b in bufs] == [64] * 5
+    large = leaf(ctx, (26,))
     with pytest.raises(gg.OutOfMemory, match="at most 100"):
-        leaf(ctx, (26,))
         gg.alloc_ctx_tensors(ctx, Small(CPU.device))
-    assert len({t.buffer.id for t in ts}) == 5
+    assert len({t.buffer.id for t in ts}) == 5 and large.buffer is None
 
 
 def test_only_leaves_unless_all():
