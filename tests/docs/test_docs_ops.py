@@ -112,7 +112,8 @@ def test_names_page_names_what_exists(generate):
 def test_types_are_those_that_compute():
     types = support.op_types(OP.MUL_MAT, cpu())
     assert {gg.F32, gg.F16, gg.Q4_0, gg.IQ1_S, gg.NVFP4} <= set(types["src0"]) and types["result"] == [gg.F32]
-    assert not {gg.I32, gg.Q8_1, gg.F64} & set(types["src0"]) and types["src1"] == [gg.F32, gg.F16, gg.BF16]
+    assert not {gg.I32, gg.Q8_1, gg.F64} & set(types["src0"])
+    assert types["src1"] == [gg.F32, gg.F16, gg.Q8_0, gg.Q8_1, gg.Q8_K, gg.BF16]        # blocks: see column_types
     assert support.op_types(OP.POOL_1D, cpu()) == {"src0": [gg.F32, gg.F16], "result": [gg.F32]}
     assert support.op_types(OP.FLASH_ATTN_BACK, cpu()) == {} and not support.supports(OP.FLASH_ATTN_BACK, cpu())
     assert gg.Q8_0 in support.op_types(OP.ADD, cpu())["src0"] and gg.Q8_0 not in support.op_types(OP.MUL, cpu())["src0"]

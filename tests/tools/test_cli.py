@@ -231,3 +231,24 @@ def test_a_full_disk_and_a_reader_that_left(tiny):
 def test_a_folder_in_place_of_a_file(args, tmp_path, command):
     r = command(*(a.format(tmp_path) for a in args))
     assert r.returncode == 1 and tmp_path.name in r.stderr and len(r.stderr.splitlines()) == 1 and r.stdout == ""
+
+
+def test_what_a_model_says_does_not_reach_the_terminal_raw(monkeypatch, capsys):
+    from ggjit.tools.command.commands import generate
+    from ggjit.tools.command.main import main
+
+    class Said(list):
+        stats = {"prompt_tokens": 1, "tokens": [1], "text": "\x1b[2J", "prefill_tokens_per_second": 1.0,
+                 "decode_tokens_per_second": 1.0}
+
+    class Model:
+        def generate(self, *args, **options):
+            return Said(["\x1b[2J", " two\nlines\x9b"])
+    monkeypatch.setattr(generate, "load", lambda *args, **options: Model())
+    assert main(["generate", "--model", "m", "--prompt", "say\x07"]) == 0
+    assert capsys.readouterr().out == "say\\x07\\x1b[2J two\nlines\\x9b\n"
+    assert main(["generate", "--model", "m", "--prompt", "x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "\x1b[2J"
+    assert main(["peak", "no\x1bsuch\nfile"]) == 1
+    err = capsys.readouterr().err
+    assert r"no\x1bsuch\nfile" in err and len(err.splitlines()) == 1
