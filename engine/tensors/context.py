@@ -32,6 +32,7 @@ _MAX_NBYTES = 1 << 62
 # calls from these packages are not the place in a user's program where a tensor was made
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
+_died = TABLE.died
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
 _active = threading.local()     # .stack: the contexts of this thread's `with ctx:` blocks
@@ -146,10 +147,10 @@ class Context(HtmlRepr):
                                     -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
         t = Tensor(row, generation, self, type, OP(op), ne, nb, src, view_src, view_offs, name,
                    _caller())
-        watch = Watch(t, TABLE.died)
+        watch, watches = Watch(t, _died), self._watches
         watch.number = row
-        self._watches.append(watch)
-        if len(self._watches) > self._look_through:
+        watches.append(watch)
+        if len(watches) > self._look_through:
             self._forget()
         return t
 
