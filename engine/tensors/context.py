@@ -35,6 +35,7 @@ _ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the si
 # calls from these packages are not the place in a user's program where a tensor was made
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
+_died = TABLE.died
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
 _active = threading.local()     # .stack: the contexts of this thread's `with ctx:` blocks
@@ -169,10 +170,10 @@ class Context(HtmlRepr):
                                     -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
         t = NewTensor(row, generation, self, type, OP(op), ne, nb, ndim, src, view_src, view_offs, name, _caller())
         t.__class__ = Tensor                # from here on its attributes cannot be set
-        watch = Watch(t, TABLE.died)
+        watch, watches = Watch(t, _died), self._watches
         watch.number = row
-        self._watches.append(watch)
-        if len(self._watches) > self._look_through:
+        watches.append(watch)
+        if len(watches) > self._look_through:
             self._forget()
         return t
 
