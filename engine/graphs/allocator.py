@@ -45,7 +45,8 @@ def _markers(graph, alloc_deps):
             raise ParamError(f"alloc_deps: {t!r} cannot be kept until {until!r}; expected a tensor of the graph and a "
                              f"node that runs after it")
         src = (t,) if t.view_src is None else (t.base, t)
-        marks.append((at[until.id] + 1, ctx._add(t.type, OP.NONE, t.ne, t.nb, NO_PARAMS, src, t.base, t.view_offs, "")))
+        marker = ctx._add(t.type, OP.NONE, t.ne, t.nb, t.ndim, NO_PARAMS, src, t.base, t.view_offs, "")
+        marks.append((at[until.id] + 1, marker))
     return marks
 
 
