@@ -1,4 +1,4 @@
-"""ggjit next to its peers: every figure of the README, one table, one plot.
+"""ggjit next to its peers: every figure of docs/measured.md, one table, one plot.
 
     python -m benchmarks.peers                      # everything, more than an hour
     python -m benchmarks.peers --quick              # fewer shapes and rounds, twenty minutes

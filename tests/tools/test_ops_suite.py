@@ -1,6 +1,6 @@
 """ggml's case suite: a seeded sample of it, and the suite's own machinery.
 
-The whole suite is `ggjit ops test` (see README.md).
+The whole suite is `ggjit ops test` (see docs/measured.md).
 """
 import collections
 import dataclasses

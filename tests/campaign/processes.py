@@ -1,0 +1,97 @@
+"""Ctrl-C, fork and exit at random moments of every kind of work."""
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+from campaign import memory
+from campaign.runner import Find
+
+import ggjit as gg
+
+WITHIN_SECONDS = 0.2            # of a Ctrl-C, processor time of this process
+
+
+def long_compute(rng):
+    x = gg.from_numpy(gg.Context(), np.ones((200, 1000), np.float32))
+    y = x
+    for _ in range(int(rng.integers(1, 30))):
+        y = gg.silu(y)
+    return gg.compute(y)
+
+
+def quantising(rng):
+    return gg.quantize(gg.Q4_K, np.ones((256, 2048), np.float32))
+
+
+WORKS = (*memory.WORKS, long_compute, quantising)
+
+
+def signals(rng):
+    """SIGINT somewhere inside the work: it ends in time, or the work had ended, and the next run is right."""
+    work, seed = WORKS[int(rng.integers(len(WORKS)))], int(rng.integers(1 << 30))
+    t0 = time.perf_counter()
+    want = work(np.random.default_rng(seed))
+    seconds, sent = time.perf_counter() - t0, []
+
+    def handler(signum, frame):
+        sent.append(time.process_time())
+        raise KeyboardInterrupt
+    old = signal.signal(signal.SIGALRM, handler)
+    arrived = None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(1e-5, rng.uniform(0, 1.2 * seconds)))
+        try:
+            for _ in range(3):
+                work(np.random.default_rng(seed))
+        except KeyboardInterrupt:
+            arrived = time.process_time()
+    except KeyboardInterrupt:
+        arrived = time.process_time()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    if sent and arrived is None:
+        raise Find(f"{work.__name__}: the interrupt was lost")
+    if sent and arrived - sent[0] > WITHIN_SECONDS:
+        raise Find(f"{work.__name__}: {arrived - sent[0]:.2f} s from signal to error")
+    if not np.array_equal(work(np.random.default_rng(seed)), want):
+        raise Find(f"{work.__name__}: another result after an interrupt")
+    return "interrupted" if sent else "right"
+
+
+def fork(rng):
+    """A child made while another thread works computes, compiles nothing it need not, and exits."""
+    work, seed = WORKS[int(rng.integers(len(WORKS)))], int(rng.integers(1 << 30))
+    want, stop = work(np.random.default_rng(seed)), threading.Event()
+
+    def other():
+        while not stop.is_set():
+            work(np.random.default_rng(seed))
+    thread = threading.Thread(target=other)
+    thread.start()
+    time.sleep(rng.uniform(0, 0.02))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if np.array_equal(work(np.random.default_rng(seed)), want) else 3
+        finally:
+            os._exit(status)
+    stop.set()
+    thread.join()
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            if status:
+                raise Find(f"{work.__name__}: the forked child ended with status {status}")
+            return "right"
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise Find(f"{work.__name__}: the forked child hung")
+
+
+CASES = {"signals": signals, "fork": fork}

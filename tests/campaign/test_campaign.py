@@ -1,0 +1,21 @@
+"""A seeded sample of every kind; the whole campaign: `pytest -m campaign`, or `python -m campaign.runner`."""
+import os
+
+import pytest
+from campaign.runner import KINDS, as_markdown, campaign, run
+
+SAMPLE = {"gguf": 250, "kernel cache": 60, "builders": 200, "threads": 6, "memory": 30, "soak": 1, "signals": 10,
+          "fork": 2}
+CASES = int(os.environ.get("GGJIT_CAMPAIGN_CASES", 1_000_000))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sample(kind):
+    counts, finds = run(kind, 0, SAMPLE[kind])
+    assert not finds and sum(counts.values()) == SAMPLE[kind]
+
+
+@pytest.mark.campaign
+def test_all():
+    done = campaign(CASES)
+    assert not any(finds for _, finds, _ in done.values()), as_markdown(done)
