@@ -10,12 +10,12 @@ import mmap
 import warnings
 
 import numpy as np
-from campaign.runner import Find
 from helpers.builder_calls import AXES, NUMBERS, OBJECTS, SIZES, SMALL, TYPES, build, calls, changed, known_kernels
 from helpers.builder_calls import kernels as kernels_of
 from helpers.cases import expected, nmse
 
 import ggjit as gg
+from campaign.runner import Find
 from ggjit.core.host_buffer import HOST, ArrayBuffer, HostBufferType
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import OP, VIEW_OPS

@@ -12,9 +12,9 @@ import tempfile
 import warnings
 
 import numpy as np
-from campaign.runner import Find
 from helpers import tiny_model
 
+from campaign.runner import Find
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.native import cache_files

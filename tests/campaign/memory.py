@@ -5,11 +5,11 @@ import os
 import threading
 
 import numpy as np
-from campaign import files
-from campaign.runner import Find
 from helpers import tiny_model
 
 import ggjit as gg
+from campaign import files
+from campaign.runner import Find
 from ggjit.core.table import TABLE
 from ggjit.models import load_model
 from ggjit.ops.core.errors import GgjitError
@@ -80,7 +80,7 @@ MAX_GROWTH = 8 << 20            # bytes of memory that a soak may end with beyon
 
 
 def soak(rng):
-    """The same work a hundred times: memory, descriptors, threads and records stand where they stood after the first."""
+    """The same work a hundred times: memory, descriptors, threads and records stand where they stood before."""
     work = WORKS[int(rng.integers(len(WORKS)))]
     for _ in range(5):
         work(rng)

@@ -5,10 +5,10 @@ import threading
 import time
 
 import numpy as np
-from campaign import memory
-from campaign.runner import Find
 
 import ggjit as gg
+from campaign import memory
+from campaign.runner import Find
 
 WITHIN_SECONDS = 0.2            # of a Ctrl-C, processor time of this process
 

@@ -3,9 +3,9 @@ import sys
 import threading
 
 import numpy as np
-from campaign.runner import Find
 
 import ggjit as gg
+from campaign.runner import Find
 from ggjit.ops.core.errors import GgjitError
 
 

@@ -2,6 +2,7 @@
 import os
 
 import pytest
+
 from campaign.runner import KINDS, as_markdown, campaign, run
 
 SAMPLE = {"gguf": 250, "kernel cache": 60, "builders": 200, "threads": 6, "memory": 30, "soak": 1, "signals": 10,

@@ -1,4 +1,4 @@
-"""Calls of every builder: those of the ops' own test cases, recorded argument by argument, and random changes of them."""
+"""Calls of every builder: those of the ops' own test cases, recorded argument by argument, and random changes."""
 import collections
 import functools
 import inspect
