@@ -12,6 +12,7 @@ import itertools
 import operator
 import signal
 import sys
+import threading
 import time
 
 from ggjit.ops.core.errors import TypeMismatch
@@ -85,4 +86,7 @@ def _steps(work):
 
 def _send_again():
     time.sleep(1e-3)                    # a finalizer has returned by then
-    _thread.interrupt_main(signal.SIGINT)
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)       # ends a call that waits, too
+    else:
+        _thread.interrupt_main(signal.SIGINT)

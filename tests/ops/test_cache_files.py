@@ -1,6 +1,7 @@
 """Files of the kernel cache: another user's, writable, forged, linked or damaged ones are not used, or unpickled."""
 import os
 import pickle
+import shutil
 import stat
 
 import pytest
@@ -108,14 +109,22 @@ class Shell:
         return os.system, (f"touch {self.mark}",)
 
 
-@posix
-@pytest.mark.parametrize("attack", ["pickles", "open folder", "pipes"])
-def test_a_process_survives_a_hostile_cache(attack, python, tmp_path):
-    """Right results, one line on stderr, and no command of the attacker's was run."""
-    cache, mark = tmp_path / "cache", tmp_path / "ran"
+@pytest.fixture(scope="module")
+def filled(python, tmp_path_factory):
+    """A cache with the kernels of CODE."""
+    cache = tmp_path_factory.mktemp("filled") / "cache"
     good = python(CODE, GGJIT_CACHE_DIR=str(cache))
     assert good.returncode == 0, good.stderr
     assert python(CODE, GGJIT_CACHE_DIR=str(cache)).stdout == "[0.0, 0.0, 0.0, 0.0] True\n"
+    return cache
+
+
+@posix
+@pytest.mark.parametrize("attack", ["pickles", "open folder", "pipes"])
+def test_a_process_survives_a_hostile_cache(attack, filled, python, tmp_path):
+    """Right results, one line on stderr, and no command of the attacker's was run."""
+    cache, mark = tmp_path / "cache", tmp_path / "ran"
+    shutil.copytree(filled, cache)
     for f in (cache / "kernels").iterdir():
         if attack == "pickles":
             f.write_bytes(pickle.dumps(Shell(mark)))

@@ -10,7 +10,7 @@ from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import BY_NAME
 from ggjit.ops.native import isa
-from ggjit.ops.types.quantize import _writer
+from ggjit.ops.types.quantize import _run, _writer
 
 # published bits per weight
 BITS = {"IQ1_S": 1.5625, "IQ1_M": 1.75, "IQ2_XXS": 2.0625, "IQ2_XS": 2.3125, "IQ2_S": 2.5625, "IQ3_XXS": 3.0625,
@@ -187,15 +187,17 @@ def test_no_value_leads_out_of_bounds(name):
     """The jitted code itself, past the checks: any bits as values and importances; sentinels around the output."""
     type, rng = getattr(gg, name), np.random.default_rng()
     table = traits_of(type).quantize_grid.grid.table
-    entry = _writer(type, False)
+
+    def run(x, out, weights):
+        _run(_writer(type, False), "quantize", type, 4, 256, x, out, weights, table)
     for _ in range(20):
         x = rng.integers(0, 1 << 32, (4, 256), dtype=np.uint32).view(np.float32)
         w = rng.integers(0, 1 << 32, 256, dtype=np.uint32).view(np.float32)
         x[1], x[2, ::3], w[::5], w[1::5] = np.nan, np.inf, np.nan, -1
         out = np.full(4 * type.nbytes + 128, 0xA5, np.uint8)
-        entry(x, out[64:-64], 4, 256, w, table)
+        run(x, out[64:-64], w)
         assert (out[:64] == 0xA5).all() and (out[-64:] == 0xA5).all()
-        entry(x, out[64:-64], 4, 256, 0, table)
+        run(x, out[64:-64], 0)
         gg.dequantize(type, out[64:-64], (4, 256))          # every code it left is one that can be read
 
 

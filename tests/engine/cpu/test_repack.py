@@ -207,7 +207,7 @@ def product_beside_guards(k, m, n):
     buffers = [REPACK.alloc_buffer(a.nbytes), *(gg.HostBuffer(CPU.device.buffer_type(), t.nbytes) for t in (b, y))]
     for t, buf in zip((a, b, y), buffers, strict=True):
         buf.base, buf.keep = guarded(t.nbytes)
-        buf.arena = np.frombuffer((ctypes.c_uint8 * t.nbytes).from_address(buf.base), np.uint8)
+        buf._arena = np.frombuffer((ctypes.c_uint8 * t.nbytes).from_address(buf.base), np.uint8)
         TABLE.place(t.id, buf.id, 0)
     buffers[0].init_tensor(a)
     a.set(w), b.set(x), y.buffer.clear(255)
