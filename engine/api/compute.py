@@ -15,7 +15,7 @@ from ggjit.ops.core.shape import describe, is_contiguous
 
 @functools.cache
 def default_backend():
-    """The CPU backend that `compute` uses when none is given.  Without fusion: every result can be read afterwards."""
+    """The CPU backend that `compute` uses when none is given.  Without fusion: no result stays inside a kernel."""
     return init_backend("CPU", fuse=0)
 
 
@@ -44,7 +44,11 @@ def compute(*outputs, backend=None, planner="ggml"):
     left = LeftOver.of(plan) if isinstance(plan, Plan) else LeftOver(
         {t.id: (ArrayBuffer(HOST, a.copy()), 0) for t, a in zip(outputs, values, strict=True)
          if t.type.dtype is not None and is_contiguous(t)})
-    mark_last(left, graph.nodes)
-    for t in outputs:                           # y.numpy() can be read as long as there is y
-        t._hold("results", left)
+    # y.numpy() can be read as long as there is y, also where a later graph computed y on its way
+    kept = [t for t in graph.nodes if left.where(t) is not None]
+    mark_last(left, kept)
+    asked = {t.id for t in outputs}
+    for t in kept:
+        if t.id in asked or (t._holds or {}).get("results") is not None:
+            t._hold("results", left)
     return values[0] if len(values) == 1 else values

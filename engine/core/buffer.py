@@ -320,9 +320,14 @@ class MultiBuffer(Buffer):
     _only_groups.counts_versions = True
 
 
+def wants_tensors(buf):
+    """Does the buffer want to know which tensors lie in it?"""
+    return type(buf).init_tensor is not Buffer.init_tensor or type(buf).init_view is not Buffer.init_view
+
+
 def init_placed(buf, t):
     """Tell the buffer, if it wants to know, that tensor `t` lies in it now."""
-    if type(buf).init_tensor is not Buffer.init_tensor or type(buf).init_view is not Buffer.init_view:
+    if wants_tensors(buf):
         (buf.init_tensor if t.view_src is None else buf.init_view)(t)
 
 

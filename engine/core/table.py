@@ -102,6 +102,7 @@ class Table:
         with self._lock:
             self._recycle(watches)
             watches.clear()
+            self.placement_version += 1     # plans of these tensors notice that they are gone
 
     def _recycle(self, dead=()):
         dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []

@@ -10,16 +10,18 @@ import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.validate import validate_plan
+from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
-from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers
+from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers, wants_tensors
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
 from ggjit.core.slots import checked_int
 from ggjit.core.table import NO_PARAMS, TABLE
+from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import asking
-from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, VIEW_OPS
+from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
 from ggjit.tensors.context import Context
@@ -89,6 +91,7 @@ class GraphAllocator:
         alloc_deps: pairs (tensor, until) of tensors of the graph whose memory is kept until the node `until` has run,
         for kernels that read or write them later than the graph says.
         """
+        expect(graph, Graph, "GraphAllocator").check_alive()
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [np.array([checked_int(self.bufts[i], "alloc_size", t, least=t.nbytes)
                            for i, t in zip(ids, tensors, strict=True)], np.int64)
@@ -98,13 +101,20 @@ class GraphAllocator:
         node_ids = np.insert(graph.node_ids, at, [m.id for _, m in marks]) if marks else graph.node_ids
         node_buffers = np.insert(which[0], at, 0) if marks else which[0]            # views: they lie where they view
         sizes[0] = np.insert(sizes[0], at, [m.nbytes for _, m in marks]) if marks else sizes[0]
-        self._forget_leaves()                           # the arguments are right: state may change from here on
-        plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes,
-                          alignment=[checked_int(b, "alignment") for b in self.bufts],
-                          max_size=[checked_int(b, "max_size") for b in self.bufts],
-                          node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
-                          planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
-                          time_limit=self.time_limit)
+        placed = self._own_leaves()                     # planned anew; they stay where they are until alloc_graph
+        before = [TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist() for t in placed]
+        try:
+            for t in placed:
+                TABLE.place(t.id, -1, 0)
+            plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes,
+                              alignment=[checked_int(b, "alignment") for b in self.bufts],
+                              max_size=[checked_int(b, "max_size") for b in self.bufts],
+                              node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
+                              planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
+                              time_limit=self.time_limit)
+        finally:
+            for t, where in zip(placed, before, strict=True):
+                TABLE.place(t.id, *where)
         if "validate" in debug:
             validate_plan(plan)
         self.last = _without(plan, [place + k for k, place in enumerate(sorted(at))])
@@ -127,6 +137,7 @@ class GraphAllocator:
         """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
+        self._forget_leaves()
         where = {}
         for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
                                             (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
@@ -142,20 +153,27 @@ class GraphAllocator:
             if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
                 raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
-        self._where, self._lives = where, dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
-        graph.placement = Placement(where)
+        # of leaves the table knows: what is taken back there must not be found here
+        self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
+        self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
+        graph.placement = Placement(self._where)
         reset_buffers(buf for chunks in self._memory.chunks for buf in chunks)
-        for t in (*graph.leafs, *graph.nodes):
-            if t.id in where:
-                init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
+        if any(wants_tensors(buf) for chunks in self._memory.chunks for buf in chunks):
+            for t in (*graph.leafs, *graph.nodes):
+                if t.id in where:
+                    init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
+
+    def _own_leaves(self):
+        """The leaves that lie where an earlier call placed them."""
+        mine = {buf.id for chunks in self._memory.chunks for buf in chunks}
+        return [t for t in filter(None, [ref() for ref in self._owned])
+                if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine]
 
     def _forget_leaves(self):
-        """Leaves placed by an earlier call are planned anew; those placed elsewhere meanwhile are left alone."""
-        mine = {buf.id for chunks in self._memory.chunks for buf in chunks if buf is not None}
-        for t in filter(None, [ref() for ref in self._owned]):
-            if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine:
-                TABLE.place(t.id, -1, 0)
-                t._hold("memory", None)
+        """Take the memory of those leaves back; leaves placed elsewhere meanwhile are left alone."""
+        for t in self._own_leaves():
+            TABLE.place(t.id, -1, 0)
+            t._hold("memory", None)
         self._owned.clear()
 
     def buffer_size(self, i=0):

@@ -75,10 +75,8 @@ def _creation_order(graph):
 
 
 def _dup(ctx, t, copies):
-    src = tuple(None if s is None else copies.get(s.id) for s in t.src)
+    src = tuple(None if s is None else copies[s.id] for s in t.src)
     view = None if t.view_src is None else copies[t.view_src.id]
-    # a tensor may name itself or a later one as a source only where nothing is computed from it (ggml_cast)
-    src = tuple(s if s is not None or o is None else None for s, o in zip(src, t.src, strict=True))
     params = tuple(int(p) for p in t.op_params)
     return ctx._add(t.type, t.op, t.ne, t.nb, t.ndim, params, src, view, t.view_offs, t.name)
 

@@ -64,6 +64,11 @@ class Graph(HtmlRepr):
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
 
+    def check_alive(self):
+        """StaleHandle, if a context of its tensors was freed."""
+        for ctx in self._contexts:
+            ctx._check()
+
     def _for_plan(self):
         """The graph without the plans it keeps: a plan refers to this, or the two would hold each other."""
         graph = object.__new__(type(self))

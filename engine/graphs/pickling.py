@@ -13,7 +13,7 @@ import copyreg
 from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import BadFile, NotSupported
-from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, MAX_PARAMS, OP, T_FLAGS
+from ggjit.ops.core.record import FLAG_COMPUTE, MAX_PARAMS, OP, T_FLAGS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.types import Type
 from ggjit.tensors.context import Context, check_ne
@@ -89,7 +89,8 @@ def _tensor(ctx, tensors, row):
     _require(isinstance(type, Type) and isinstance(name, str), "a row without a type or a name")
     numbers = (op, view_offs, flags, ndim, *ne, *nb, *params, *at)
     _require(all(isinstance(i, int) for i in numbers) and len(ne) == len(nb) == 4 and len(params) == MAX_PARAMS
-             and 0 <= ndim <= 4 and all(0 <= i < len(tensors) for i in at) and 0 <= flags <= MAX_FLAGS,
+             and 0 <= ndim <= 4 and tuple(ne[ndim:]) == (1,) * (4 - ndim)
+             and all(0 <= i < len(tensors) for i in at) and 0 <= flags <= MAX_FLAGS,
              f"row {len(tensors)} {name!r}")
     view = None if view is None else tensors[view]
     _require(view is None or view.view_src is None, f"row {len(tensors)} {name!r} views a view")
@@ -111,7 +112,7 @@ def _in_order(tensors, leafs, nodes, outputs):
     _require(len({*leafs, *nodes}) == len(leafs) + len(nodes) and {*leafs, *nodes} >= {*outputs}, "the order repeats")
     outputs, nodes, leafs = ([tensors[i] for i in x] for x in (outputs, nodes, leafs))
     known = {t.id for t in leafs}
-    _require(not any(t.op != OP.NONE or t.flags & FLAG_PARAM for t in leafs), "a leaf that is computed")
+    _require(all(t.op == OP.NONE for t in leafs), "a leaf that is computed")
     for t in nodes:
         _require(all(s is None or s.id in known for s in t.src), f"{describe(t)} comes before its sources")
         known.add(t.id)

@@ -52,6 +52,7 @@ class Plan(Results, HtmlRepr):
         self.n_threads = backend.n_threads
         self.runs = 0
         self._lock = RunLock()
+        self.started = False                # a run has begun
         self.failed = False                 # the last run did not finish: there are no results
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
@@ -229,7 +230,7 @@ class Plan(Results, HtmlRepr):
                 acquire_or_raise(lock)
             if self.resolved != TABLE.placement_version:
                 self._up_to_date()
-            self.failed = True
+            self.started = self.failed = True
             try:
                 if debug:
                     self._compute_in_debug()
@@ -261,6 +262,7 @@ class Plan(Results, HtmlRepr):
     def begin(self):
         """From here on the memory this plan computes into is its own; called by `_run` when no other run is under way
         on the device, so that readers of other plans see it before the first byte changes (`numpy`)."""
+        self.started = True
         for buf in self._written:
             buf.last_plan = self._me
 
@@ -318,6 +320,8 @@ class Plan(Results, HtmlRepr):
         whole = next((p.t for p in self.parts if t.id in p.left_out), None)
         if whole is not None:
             return never_stored(t, repr(whole))
+        if not self.started:
+            return f"{describe(t)} was not computed yet; run its plan first (plan.compute())"
         if self.failed:
             return f"{describe(t)} holds no result: the last run of its plan did not finish; compute it again"
         buf = self.where(t)[0]

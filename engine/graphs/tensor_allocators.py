@@ -286,7 +286,7 @@ class Allocr(Handle):
             raise
         for t in leafs:
             self.talloc._tensors[t.id] = weakref.ref(t)
-        graph.placement = self._placed[graph] = Placement(where)
+        graph.placement = self._placed[graph] = Placement({t.id: where[t.id] for t in graph.nodes if t.id in where})
 
     def reset(self):
         """Forget all tensors and graphs placed here; `max_size` stays."""

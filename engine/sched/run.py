@@ -180,7 +180,7 @@ class Run(Results):
 
     def _bind(self):
         """Look up all places again after something moved, here or elsewhere."""
-        self._bound = TABLE.placement_version, self.memory.version
+        bound = TABLE.placement_version, self.memory.version
         for row, x in self._handles.items():
             if isinstance(x, PlacedTensor):
                 x._fixed_place = self.place(row)
@@ -191,6 +191,7 @@ class Run(Results):
             for part in parts or ():
                 for c in part.copies:
                     c.look_up()
+        self._bound = bound                 # last: after an error places are looked up again
 
     # ------------------------------------------------------------ making
     def _make(self, instance):

@@ -182,8 +182,7 @@ class Scheduler(Handle):
             raise StaleHandle(f"{self!r} was freed; make a new one")
         if not isinstance(graph, Graph):
             raise TypeMismatch(f"a Scheduler computes graphs (gg.Graph), got {type(graph).__name__}")
-        for ctx in graph._contexts:
-            ctx._check()
+        graph.check_alive()
 
     @asking("the assignment of a graph to backends")
     def _assign(self, graph):

@@ -3,7 +3,7 @@
 Read in this order:
 
     tensor          a handle on a row of the table: shape, place, values
-    context         owns tensors; alloc_ctx_tensors gives them memory
+    context         where tensors are made; alloc_ctx_tensors gives them memory
     rebuild         nodes made by hand, or read from a file, are checked by the builders of their ops
     arrays          leaves from NumPy arrays and numbers
     operators       Python operators and slices, with NumPy's meaning

@@ -22,6 +22,7 @@ from ggjit.core.html_repr import HtmlRepr, size_text
 from ggjit.core.placing import needed_nbytes, place_tensors
 from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
 from ggjit.ops.core.types import Type
@@ -35,6 +36,7 @@ _ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the si
 # calls from these packages are not the place in a user's program where a tensor was made
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
+_forgetting = ForkLock()
 _died = TABLE.died
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
@@ -76,7 +78,11 @@ class Context(HtmlRepr):
         return self
 
     def __exit__(self, *exc):
-        _active.stack.pop()
+        stack = _active.stack               # a generator may leave its block inside another
+        del stack[len(stack) - 1 - stack[::-1].index(self)]
+
+    def __bool__(self):
+        return True                         # without tensors too
 
     def __repr__(self):
         if not self.alive:
@@ -179,8 +185,10 @@ class Context(HtmlRepr):
 
     def _forget(self):
         """Drop the Watches of tensors that are gone: with every doubling, so that their number stays in proportion."""
-        self._watches[:] = [watch for watch in self._watches if watch() is not None]
-        self._look_through = max(64, 2 * len(self._watches))
+        with _forgetting:
+            n = len(self._watches)          # other threads append meanwhile
+            self._watches[:n] = [watch for watch in self._watches[:n] if watch() is not None]
+            self._look_through = max(64, 2 * len(self._watches))
 
 
 def _caller():
@@ -244,7 +252,8 @@ def _pack(params):
         return NO_PARAMS
     if len(params) > MAX_PARAMS:
         raise ShapeError(f"{len(params)} op params, at most {MAX_PARAMS}")
-    slots = [_int_bits.unpack(_float_bits.pack(p))[0] if isinstance(p, float) else int(p) for p in params]
+    slots = [_int_bits.unpack(_float_bits.pack(p))[0] if isinstance(p, float | np.floating) else operator.index(p)
+             for p in params]
     return (*slots, *NO_PARAMS[len(slots):])
 
 
@@ -289,5 +298,6 @@ def alloc_ctx_tensors_from_buft_size(ctx, target, all=False):
 
 def _missing(ctx, all):
     """The tensors of `ctx` that alloc_ctx_tensors gives memory."""
+    ctx._check()
     return [t for t in ctx.tensors
             if t.view_src is None and TABLE.words[t.id, T_BUFFER] < 0 and (all or t.op == OP.NONE)]

@@ -15,6 +15,7 @@ import operator
 
 import numpy as np
 
+from ggjit.core.arguments import whole
 from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.repeat import repeat_to
 from ggjit.ops.copying.view import _offset_params, permute, reshape_to, transpose
@@ -126,6 +127,7 @@ class Operators:
         """
         n = self.ndim
         axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int | np.integer) else axes
+        axes = _whole_numbers("transpose: an axis", axes) if axes else ()
         order = tuple(reversed(range(n))) if not axes else tuple(a + n if a < 0 else a for a in axes)
         if sorted(order) != list(range(n)):
             raise ParamError(f"transpose: axes {tuple(axes)} are not a permutation of the {n} axes of {describe(self)}")
@@ -141,6 +143,7 @@ class Operators:
     def reshape(self, *shape):
         """NumPy's reshape of a contiguous tensor (one -1 is computed): a view.  Errors: ShapeError."""
         shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
+        shape = _whole_numbers("reshape: a size", shape)
         if len(shape) > 4:
             raise ShapeError(f"reshape: at most 4 dimensions, got {tuple(shape)}")
         known = math.prod(n for n in shape if n != -1)
@@ -175,6 +178,13 @@ class Operators:
 
 
 # ---------------------------------------------------------------- operands
+def _whole_numbers(what, values):
+    """A sequence of whole numbers as ints.  Errors: ParamError."""
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise ParamError(f"{what} is a whole number, got {values!r}")
+    return tuple(whole(v, what) for v in values)
+
+
 def _is_scalar(x):
     return isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
 
@@ -295,7 +305,10 @@ def _sliced(t, index):
         n, unit = t.ne[axis], t.nb[axis]
         packed = block > 1 and axis == 0
         if isinstance(i, slice):
-            start, stop, step = i.indices(n)
+            try:
+                start, stop, step = i.indices(n)
+            except (TypeError, ValueError) as e:
+                raise ParamError(f"{describe(t)} cannot be cut by {i}: {e}") from None
             if step < 1:
                 raise ParamError(f"{describe(t)}: a view cannot step backwards ({i.step}); use gg.get_rows")
             length = max(0, -(-(stop - start) // step))

@@ -61,6 +61,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         if attribute not in _SETTABLE:
             raise ReadOnly(f"{describe(self)}: .{attribute} cannot be set, a tensor stays what it was made as"
                            f"{_INSTEAD.get(attribute, '')}")
+        if attribute == "name" and not isinstance(value, str):
+            raise TypeMismatch(f"{describe(self)}: a name is a str, got {value!r}")
         object.__setattr__(self, attribute, value)
 
     def __delattr__(self, attribute):

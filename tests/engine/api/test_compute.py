@@ -51,3 +51,11 @@ def test_results_live_as_long_as_their_plan_and_the_error_says_so():
         z.numpy()
     cpu.graph_compute(graph)                    # kept with the graph
     np.testing.assert_array_equal(z.numpy(), np.float32(3) * x)
+
+
+def test_a_result_stays_readable_when_a_later_graph_computes_it_again():
+    x = gg.from_numpy(gg.Context(), np.arange(4, dtype=np.float32))
+    y = gg.sqr(x)
+    gg.compute(y)
+    gg.compute(y + 1)
+    np.testing.assert_array_equal(y.numpy(), [0, 1, 4, 9])

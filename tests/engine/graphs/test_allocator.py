@@ -113,3 +113,45 @@ def test_memory_that_grows_is_cut_anew():
         fits = len(held) >= len(wanted) and all(h >= w for h, w in zip(held, wanted, strict=False))
         allocator.reserve(graph)
         assert allocator.buffer_size() == (sum(held) if fits else sum(wanted))
+
+
+def leaf(n, value=None):
+    t = gg.Context().new_tensor(gg.F32, (n,))
+    if value is not None:
+        gg.alloc_ctx_tensors(t.ctx, gg.init_backend("CPU"))
+        t.set(np.full(n, value))
+    return t
+
+
+def test_a_leaf_whose_memory_was_taken_back_is_refused():
+    cpu, x = gg.init_backend("CPU"), leaf(4)
+    y, shared = gg.sqr(x), gg.GraphAllocator(cpu)
+    graph = gg.Graph(y)
+    shared.alloc_graph(graph)
+    x.set(np.full(4, 3))
+    plan = cpu.graph_plan_create(graph)
+    with pytest.raises(gg.Overwritten, match="was not computed yet"):
+        plan.numpy(y)
+    assert (plan.compute_and_read(y) == 9).all()
+    other = gg.Graph(gg.scale(leaf(4, 1.0), 10.0))
+    shared.plan(other)
+    x.set(np.full(4, 4))                                # a plan alone takes nothing
+    assert (plan.compute_and_read(y) == 16).all()
+    shared.alloc_graph(other)
+    with pytest.raises(gg.NotAllocated, match="needed by .* has no memory"):
+        plan.compute()
+
+
+def test_graphs_of_freed_contexts_are_refused():
+    cpu, x = gg.init_backend("CPU"), leaf(4, 1.0)
+    graph = gg.Graph(gg.sqr(x))
+    cpu_plan = gg.GraphAllocator(cpu)
+    cpu_plan.alloc_graph(graph)
+    cpu.graph_compute(graph)
+    x.ctx.free()
+    for use in (lambda: cpu_plan.alloc_graph(graph), lambda: gg.GraphAllocator(cpu).reserve(graph),
+                lambda: cpu.graph_compute(graph), lambda: gg.alloc_ctx_tensors(x.ctx, cpu)):
+        with pytest.raises(gg.StaleHandle, match="freed"):
+            use()
+    with pytest.raises(gg.TypeMismatch, match="GraphAllocator"):
+        cpu_plan.alloc_graph(3)

@@ -139,9 +139,10 @@ def pickled():
 def tampered():
     arguments = pickled()[1]
     version, rows, leafs, nodes, outputs = arguments
-    row = {field: i for i, field in enumerate("type op ne nb params src view offs flags name".split())}
+    row = {field: i for i, field in enumerate("type op ne nb ndim params src view offs flags name".split())}
     for field, values in {"op": (1 << 40, "x", None, OP.CUSTOM), "ne": ((1 << 50, 1, 1, 1), (4,), ("a",) * 4, None),
-                          "nb": ((1 << 50,) * 4, (4, -4, 4, 4)), "src": ((99,), (-1,), ("x",), None, (0,) * 99),
+                          "nb": ((1 << 50,) * 4, (4, -4, 4, 4)), "ndim": (0, 7, "x"),
+                          "src": ((99,), (-1,), ("x",), None, (0,) * 99),
                           "view": (0, 99, "x"), "offs": (1 << 40, -4, None), "flags": (1 << 70, None, -1),
                           "params": ((0,), ("x",) * 16, (1 << 40,) * 16, (7,) * 16), "type": (None, 0, gg.I32, gg.Q4_0),
                           "name": (3, None)}.items():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import ggjit as gg
 from ggjit.core.table import TABLE, Table
-from ggjit.ops.core.record import T_WORDS, TENSOR, WORD
+from ggjit.ops.core.record import OP, T_WORDS, TENSOR, WORD
 from ggjit.ops.core.weak import Watch
 
 CPU = gg.init_backend("CPU:n_threads=1")
@@ -299,3 +299,38 @@ def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(gg.ParamError, match="do not fit"):
         t.set([2**40, 0, 0])
     np.testing.assert_array_equal(t.numpy(), [0, 1, 2])
+
+
+def test_contexts_are_true_and_leave_their_own_block():
+    a, b = gg.Context(), gg.Context()
+    assert a and not len(a)
+
+    def inside():
+        with a:
+            yield
+    block, x = inside(), gg.from_numpy(gg.Context(), np.ones(2, np.float32))
+    next(block)
+    with b:
+        block.close()
+        assert gg.sqr(x).ctx is b
+    assert gg.sqr(x).ctx is x.ctx
+
+
+@pytest.mark.parametrize("use", [
+    lambda x: x.transpose(0.5, 1), lambda x: x.transpose("ab"), lambda x: x.reshape(None), lambda x: x.reshape("ab"),
+    lambda x: x["1":], lambda x: x[::0]], ids=range(6))
+def test_axes_sizes_and_cuts_are_whole_numbers(use):
+    with pytest.raises((gg.ParamError, gg.TypeMismatch), match="whole number|an integer|cannot be cut"):
+        use(gg.Context().new_tensor(gg.F32, (3, 2)))
+
+
+def test_parameters_of_nodes_made_by_hand_keep_their_values():
+    x = gg.from_numpy(gg.Context(), np.ones(4, np.float32))
+    y = x.ctx.node(OP.SCALE, gg.F32, (4,), (x,), (np.float32(0.5), 0.0))
+    assert (gg.compute(y) == 0.5).all()
+
+
+def test_a_name_is_text():
+    x = gg.Context().new_tensor(gg.F32, (3,))
+    with pytest.raises(gg.TypeMismatch, match="a name is a str"):
+        x.name = 5
