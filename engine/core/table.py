@@ -11,8 +11,8 @@ objects, and tensors of different contexts (weights, KV cache, compute) refer to
 The table never moves.  Address space for all rows is reserved once and pages appear when they are first written, so
 nogil code may hold its address; growing by copy loses the writes of running threads.  A full table is an OutOfMemory.
 
-A row lives as long as the handle on it (engine/tensors/tensor.py), which is held by whoever uses the tensor: the
-program, nodes that read it, graphs.  Rows are recycled.  `generation` counts the lives of a row; a handle remembers the
+A row lives as long as the handle on it (engine/tensors/tensor.py): variables of the program, nodes that read the tensor
+and graphs hold it.  Rows are recycled.  `generation` counts the lives of a row; a handle remembers the
 generation it was made in, so a handle whose context was freed is noticed.
 
 Handles die at any time, even inside a table operation: weak references to them are only appended to a queue, by C code,

@@ -1,6 +1,6 @@
 """Contexts: where tensors are made.  They hold no data: memory comes from `alloc_ctx_tensors` and GraphAllocator.
 
-A tensor lives as long as somebody refers to it: a name, a node that reads it, a graph.  It holds its context, its
+A tensor lives as long as a variable, a node that reads it or a graph refers to it.  It holds its context, its
 sources and its buffer; the context knows it weakly.
 
 `from_dlpack` is here because it makes a Context where it is given none.

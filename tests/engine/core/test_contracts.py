@@ -284,7 +284,7 @@ def test_callbacks_that_died_or_answer_nonsense():
     np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), alone(graph))
 
 
-# ---------------------------------------------------------------- tensors of somebody else
+# ---------------------------------------------------------------- tensors of other devices
 def test_leaves_on_a_device_that_is_not_in_the_scheduler():
     """Values come through the slots of their buffer; what would be written there is refused; NULL has no values."""
     stranger = devices.Fake("S")
