@@ -251,6 +251,7 @@ def cases():
     for ta, tb in ((Q4_0, Q8_0), (Q8_0, Q8_0), (Q4_1, Q8_1), (Q4_K, Q8_K)):
         for n in (1, 3, 20):
             yield case(ta, tb, 2 * max(ta.block, tb.block), 19, n)
+        yield case(ta, tb, 1536, 3, 20)         # longer than a tile's part of k
     for tb in (F16, BF16):
         yield case(F16, tb, 64, 7, 1)
         yield case(F32, tb, 64, 7, 20, (1, 1), (2, 2), True)

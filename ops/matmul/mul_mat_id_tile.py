@@ -29,7 +29,7 @@ def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
 def make_kernel(ta, tb, tile):
     read_row = make_read_row(ta, tb, tile)
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
-    kc, unit, pad, y_nbytes, half = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W
+    kc, unit, pad, y_nbytes, half, block = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W, tb.block
     tall = max(rows for rows, _ in tile.multiply.values())
     c_offs, t_offs, d_offs = MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
     scratch_size = scratch_nbytes(tile)
@@ -43,7 +43,7 @@ def make_kernel(ta, tb, tile):
             for j in range(cols):
                 pair = ld_i64(pairs + 8 * j)
                 src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
-                read_row(src + k0 * nb0, nb0, kn, tmp + j * 4 * kc)
+                read_row(src + k0 // block * nb0, nb0, kn, tmp + j * 4 * kc)
             pack_y(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline

@@ -218,6 +218,7 @@ def make_kernel(ta, tb, tile, direct, private):
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
     tall = max(rows for rows, _ in tile.multiply.values())
     blocks = tile.in_place                  # other types would unpack rows of a once for each block
+    block = tb.block
     scratch_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
 
     @inline
@@ -235,7 +236,7 @@ def make_kernel(ta, tb, tile, direct, private):
         for k0 in range(first, end, kc):
             kn = min(kc, end - k0)
             for j in range(cols):
-                read_row(src + j * nb1 + k0 * nb0, nb0, kn, tmp + j * 4 * kc)
+                read_row(src + j * nb1 + k0 // block * nb0, nb0, kn, tmp + j * 4 * kc)
             pack(tmp, 4 * kc, kn, cols, dst + k0 // unit * y_nbytes)
 
     @inline

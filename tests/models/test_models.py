@@ -195,7 +195,7 @@ def test_bad_ids_and_full_contexts(stories):
     with pytest.raises(gg.ParamError, match="context"):
         m.decode([1])
     run = m.generate([1] * 60, 50)
-    assert len(run.stats["tokens"]) == 0 and "".join(run) == ""
+    assert len(run.stats["tokens"]) == 0 and len("".join(run)) > 5
     assert 60 + len(run.stats["tokens"]) <= 65
     with pytest.raises(gg.NotSupported, match="bert"):
         m.embed(["x"])
