@@ -155,8 +155,10 @@ def swiglu_clamp(a, b, limit):
         gg.swiglu_clamp(gate, up, 7.0)
 
     a and b of one shape and type, F32 or F16, rows contiguous.  op params: 6, 0, 0, limit.  Errors: ShapeError,
-    TypeMismatch.  Source: ggml_swiglu_clamp.
+    TypeMismatch, ParamError (a negative limit).  Source: ggml_swiglu_clamp.
     """
+    if not float(limit) >= 0:
+        raise ParamError(f"swiglu_clamp: the limit must not be negative, got {limit}")
     return _node("swiglu_clamp", GLU.SWIGLU_CLAMP, a, _other(b), False, 0.0, limit)
 
 

@@ -261,3 +261,9 @@ def test_builders_of_several_nodes_leave_none_behind(build):
     with gg.Context() as results, pytest.raises(gg.GgjitError, match=".") as error:
         build()
     assert results.tensors == [] and error.value.__traceback__ is not None
+
+
+def test_a_negative_limit_of_swiglu_clamp():
+    a = gg.Context().new_tensor(gg.F32, (8, 2))
+    with pytest.raises(gg.ParamError, match="limit must not be negative"):
+        gg.swiglu_clamp(a, a, -1.0)
