@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: no lock stays taken, whoever waited for it."""
+"""Ctrl-C at any moment: no lock stays taken, whichever thread waited for it."""
 import signal
 import time
 

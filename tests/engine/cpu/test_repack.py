@@ -180,7 +180,7 @@ def test_only_some_shapes_fit():
 
 
 def guarded(nbytes):
-    """(address of nbytes bytes right before a page nobody may touch, what keeps them)"""
+    """(address of nbytes bytes right before a page that must not be touched, what keeps them)"""
     size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE)
     at = np.frombuffer(memory, np.uint8).ctypes.data
