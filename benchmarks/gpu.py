@@ -1,8 +1,8 @@
 """Proof and speed of the CUDA backend on a real GPU, in one call.
 
-    python -m benchmarks.gpu [--quick] [--model PATH] [--embed-model PATH]
+    python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed] [--share 0.1]
 
-1. the op suite: every case of every op that has a CUDA kernel, CUDA0 against the CPU backend and the NumPy reference;
+1. the op suite: every case of every op that has a CUDA kernel, CUDA0 against the NumPy reference and the CPU backend;
 2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch or cupy
    (cuBLAS), int8 prefill, attention against torch's scaled_dot_product_attention;
 3. launch overhead with and without CUDA graphs, and a decode-like chain of nodes.
@@ -10,25 +10,37 @@
 The table goes to benchmarks/results/gpu-<card>.md.  Without a GPU it says why, and exits with 1.
 """
 import argparse
+import concurrent.futures
 import datetime
 import functools
 import importlib.util
+import json
+import os
 import pathlib
+import random
 import re
 import statistics
+import subprocess
 import sys
+import time
 
 import numpy as np
 
 import ggjit as gg
-from benchmarks.report import Row, Spread, markdown
+from benchmarks.report import Row, Spread, markdown, number
+from ggjit.cuda.driver import DeviceLost
+from ggjit.models import load_model
+from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Inputs, all_specs
+from ggjit.ops.cuda.native.launch import launches, makers
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 MIN_NODES = 20                  # one timing runs this many launches, so that events do not count
 FLUSH_NBYTES = 256 << 20        # more than any second-level cache
+CASES_A_PROCESS, PROCESS_SECONDS = 40, 120
 
 
 # ---------------------------------------------------------------- right
@@ -60,34 +72,74 @@ def exact(t):
 
 def bound(case, y):
     """The largest NMSE that is right: the case's; ggml's for the op where a kernel rounds what the CPU's does not."""
-    from ggjit.ops.cuda.native.launch import launches
     return max(case.max_nmse, *(launch.max_nmse for launch in launches(y)))
 
 
-def check_ops(gpu, cpu):
-    """[(op, n cases, n without a kernel, [what went wrong])]"""
-    from ggjit.ops.cuda.native.launch import launches, makers
-    out = []
-    for op in makers():
-        n = absent = 0
-        wrong = []
-        for seed, case in enumerate(all_specs()[op].cases()):
+def differs(case, y, sources, got, seed):
+    """What is wrong with a case's result, or None: it must be near the float64 reference, or near the CPU's."""
+    want = np.reshape(all_specs()[y.op].reference(y, *sources), got.shape)
+    most, error = bound(case, y), nmse(got, want)
+    if error <= most:
+        return None
+    beside = nmse(got, on(gg.init_backend("CPU"), case, seed)[2])
+    return None if beside <= most else f"{case.name}: NMSE {error:.1e} to float64, {beside:.1e} to the CPU"
+
+
+def check_cases(op, first, last):
+    """(n cases run, n without a kernel, [what went wrong], where to go on in a new process) of cases first..last-1."""
+    n = absent = 0
+    wrong, gpu = [], gg.init_backend("CUDA0")
+    for seed, case in enumerate(all_specs()[OP[op]].cases()):
+        if not first <= seed < last:
+            continue
+        try:
             y = case.build(Inputs(gg.Context(), np.random.default_rng(seed)))
-            if launches(y) is None:
+            if not gpu.device.supports_op(y):
                 absent += 1
                 continue
             n += 1
-            try:
-                y, sources, got = on(gpu, case, seed)
-                want = np.reshape(all_specs()[op].reference(y, *sources), got.shape)
-                errors = nmse(got, want), nmse(got, on(cpu, case, seed)[2])
-                if not min(errors) <= bound(case, y):
-                    wrong.append(f"{case.name}: NMSE {errors[0]:.1e} to float64, {errors[1]:.1e} to the CPU")
-            except GgjitError as e:
-                wrong.append(f"{case.name}: {e}")
-        print(f"{op.name}: {n} cases, {absent} without a kernel, {len(wrong)} wrong", file=sys.stderr, flush=True)
-        out.append((op, n, absent, wrong))
-    return out
+            wrong.append(differs(case, *on(gpu, case, seed), seed))
+        except DeviceLost as e:                 # nothing runs in this process any more
+            return n, absent, [*filter(None, wrong), f"{case.name}: {e}"], seed + 1
+        except Exception as e:                  # the rest of the suite is still worth having
+            wrong.append(f"{case.name}: {type(e).__name__}: {e}")
+    return n, absent, list(filter(None, wrong)), last
+
+
+def check_ops(n_jobs, share=1.0):
+    """[(op, n cases, n without a kernel, [what went wrong])]; `share` of the cases, in processes of their own."""
+    done, tasks = {op.name: [0, 0, []] for op in makers()}, []
+    for op in makers():
+        n = sum(1 for _ in all_specs()[op].cases())
+        tasks += [(op.name, i, min(i + CASES_A_PROCESS, n)) for i in range(0, n, CASES_A_PROCESS)]
+    tasks = random.sample(tasks, max(1, round(share * len(tasks))))
+    with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
+        for op, n, absent, wrong in pool.map(in_a_process, tasks):
+            done[op][0] += n
+            done[op][1] += absent
+            done[op][2] += wrong
+            print(f"{op}: {n} cases, {absent} without a kernel, {len(wrong)} wrong", *wrong, sep="\n    ",
+                  file=sys.stderr, flush=True)
+    return [(op, *found) for op, found in done.items()]
+
+
+def in_a_process(task):
+    """check_cases in processes of its own: another one goes on where the device was lost, or the process died."""
+    op, first, last = task
+    n = absent = 0
+    wrong = []
+    while first < last:
+        command = [sys.executable, "-m", "benchmarks.gpu", "--cases", op, str(first), str(last)]
+        try:
+            r = subprocess.run(command, text=True, capture_output=True, timeout=PROCESS_SECONDS,
+                               env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "GGJIT_THREADS": "1"})
+        except subprocess.TimeoutExpired:
+            return op, n, absent, [*wrong, f"cases {first} to {last}: not done in {PROCESS_SECONDS} s"]
+        if r.returncode:
+            return op, n, absent, [*wrong, f"cases {first} to {last}: exit status {r.returncode}: {r.stderr[-300:]}"]
+        more, none, found, first = json.loads(r.stdout.splitlines()[-1])
+        n, absent, wrong = n + more, absent + none, wrong + found
+    return op, n, absent, wrong
 
 
 # ---------------------------------------------------------------- fast
@@ -110,6 +162,17 @@ class Timer:
             self.cuda.cuEventRecord(self.end, self.gpu.stream)
             self.gpu.synchronize()
             out.append(float(self.cuda.cuEventElapsedTime(self.start, self.end)) * 1e-3 / n)
+        return out
+
+    def wall_seconds(self, work):
+        """Seconds of `work()`, which waits for its result."""
+        work()
+        work()
+        out = []
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            work()
+            out.append(time.perf_counter() - start)
         return out
 
     def plan(self, *outputs):
@@ -226,17 +289,42 @@ def overhead_rows(timer, n_nodes=200):
 
 
 # ---------------------------------------------------------------- models
-def model_rows(timer, llama, embed):
-    from ggjit.models import load_model
+MODEL_NMSE = 1e-4               # both sides round activations to 8 bits where weights are quantised
+PROMPT, SENTENCES = 512, ["the quick brown fox jumps over the lazy dog"] * 8
+
+
+def model_rows(timer, llamas, embed):
     if embed:
-        with load_model(embed, backend=timer.gpu) as m:
-            out = statistics.median(timer.seconds(lambda: m.embed(["the quick brown fox jumps over the lazy dog"] * 8)))
-            yield Row("embedding 8 sentences", "-", Spread([1 / out], "batches/s"))
-    if llama:
-        with load_model(llama, backend=timer.gpu) as m:
-            m.decode([1] * 8)
-            seconds = timer.seconds(lambda: m.decode([5]))
-            yield Row(f"decode {pathlib.Path(llama).name}", "-", Spread([1 / s for s in seconds], "tok/s"))
+        yield from embedding_rows(timer, embed)
+    for path in llamas:
+        yield from llama_rows(timer, path)
+
+
+def embedding_rows(timer, path):
+    with load_model(path) as cpu, load_model(path, backend=timer.gpu) as m:
+        error = nmse(m.embed(SENTENCES), cpu.embed(SENTENCES))
+        yield Row("embeddings, NMSE to the CPU", f"{MODEL_NMSE:g}", f"{error:.1e}", passed=error <= MODEL_NMSE)
+        times = timer.wall_seconds(lambda: m.embed(SENTENCES))
+        yield Row(f"embedding {len(SENTENCES)} sentences", "-", Spread([len(SENTENCES) / s for s in times], "texts/s"))
+
+
+def llama_rows(timer, path):
+    name, ids = pathlib.Path(path).stem, [1, *range(5, 20)]
+    free = timer.gpu.device.memory()[0]
+    with load_model(path) as cpu, load_model(path, backend=timer.gpu, n_gpu_layers=-1) as m:
+        error = nmse(m.logits(ids), cpu.logits(ids))
+        yield Row(f"{name}: logits, NMSE to the CPU", f"{MODEL_NMSE:g}", f"{error:.1e}", passed=error <= MODEL_NMSE)
+        used = (free - timer.gpu.device.memory()[0]) / 1e6
+        planned = sum(model_peak(path, n_ctx=m.n_ctx).kinds.values()) / 1e6
+        yield Row(f"{name}: GPU memory, with code and driver", "-", Spread([used], "MB"),
+                  f"planned {number(planned)} MB", used / planned)
+        n = min(PROMPT, m.n_ctx // 2)
+        times = timer.wall_seconds(lambda: m.logits([5] * n))
+        yield Row(f"{name}: prompt of {n}", "-", Spread([n / s for s in times], "tok/s"))
+        m.reset()
+        m.decode(ids)
+        times = timer.wall_seconds(lambda: m.decode([5]))
+        yield Row(f"{name}: decode", "-", Spread([1 / s for s in times], "tok/s"))
 
 
 # ---------------------------------------------------------------- the call
@@ -252,36 +340,45 @@ def measured(gpu, args):
             for row in part:
                 print(" | ".join(map(str, row.cells())), file=sys.stderr, flush=True)
                 rows.append(row)
-        except GgjitError as e:                 # the rest is still worth having
-            rows.append(Row(f"{part.__name__} stopped", "-", str(e)))
+        except Exception as e:                  # the rest is still worth having
+            rows.append(Row(f"{part.__name__} stopped", "-", f"{type(e).__name__}: {e}"))
     return rows
 
 
 def main(argv=None):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--quick", action="store_true", help="smaller products, fewer repeats")
-    p.add_argument("--model", help="a llama GGUF to decode with")
+    p.add_argument("--model", nargs="*", default=[], help="llama GGUFs to decode with")
     p.add_argument("--embed-model", help="a bert GGUF to embed with")
+    p.add_argument("--only", choices=("ops", "speed"), help="the op suite alone, or the measurements alone")
+    p.add_argument("--share", type=float, default=1.0, help="share of the op suite's cases, drawn anew in every run")
+    p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes of the op suite")
+    p.add_argument("--cases", nargs=3, metavar=("OP", "FIRST", "LAST"), help=argparse.SUPPRESS)
     args = p.parse_args(argv)
+    if args.cases:
+        print(json.dumps(check_cases(args.cases[0], *map(int, args.cases[1:]))))
+        return 0
     try:
         gpu = gg.init_backend("CUDA0")
     except GgjitError as e:
         print(f"benchmarks.gpu needs an NVIDIA GPU: {e}", file=sys.stderr)
         return 1
     device = gpu.device
-    checked = check_ops(gpu, gg.init_backend("CPU"))
-    rows = measured(gpu, args)
-    wrong = [f"- {op.name} {w}" for op, *_, ws in checked for w in ws]
+    checked = [] if args.only == "speed" else check_ops(args.jobs, args.share)
+    rows = [] if args.only == "ops" else measured(gpu, args)
+    wrong = [f"- {op} {w}" for op, *_, ws in checked for w in ws]
     n = sum(n for _, n, *_ in checked)
     text = (f"# {device.description}, {datetime.date.today()}\n\n"
             f"Compute capability {'.'.join(map(str, device.compute_capability))}, "
             f"{device.n_multiprocessors} multiprocessors, {device.memory()[1] / 1e9:.0f} GB.\n\n"
             f"Op suite: {n} cases of {len(checked)} ops, {len(wrong)} wrong.\n\n" + "\n".join(wrong)
             + "\n\n" + markdown(rows) + "\n")
+    print(text)
+    if args.only or args.share < 1 or args.quick:       # a part of the table replaces no whole one
+        return 1 if wrong else 0
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"gpu-{re.sub(r'[^A-Za-z0-9]+', '-', device.description).strip('-').lower()}.md"
     path.write_text(text, encoding="utf-8")
-    print(text)
     return 1 if wrong else 0
 
 

@@ -160,8 +160,8 @@ def _is_module(base, name):
 
 
 @functools.cache
-def sources_key(modules):
-    """Hash of the sources of `modules` and of all ggjit modules they reach by imports."""
+def sources_digest(modules):
+    """Hash of the sources of `modules` and of all ggjit modules they reach by imports: the same on every machine."""
     seen, todo = set(), list(modules)
     while todo:
         m = todo.pop()
@@ -177,8 +177,14 @@ def sources_key(modules):
         if os.stat(path).st_mtime >= _STARTED:
             # edited since this process imported it: what runs here is not what the file says now
             h.update(os.urandom(8))
-    h.update(f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.cpu_key()}".encode())
-    return h.hexdigest()[:20]
+    return h.hexdigest()
+
+
+@functools.cache
+def sources_key(modules):
+    """The same, and what else the processor's machine code depends on: compilers, Python, processor."""
+    machine = f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.cpu_key()}"
+    return hashlib.sha256(f"{sources_digest(modules)} {machine}".encode()).hexdigest()[:20]
 
 
 # ---------------------------------------------------------------- the cache

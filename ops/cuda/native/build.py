@@ -3,7 +3,8 @@
     kernel(node: int64)     one 8-byte parameter, so every launch looks alike (engine/cuda/plan.py)
 
 Cubins are kept like the CPU's objects: one file a kernel in the cache folder, named by the content of the sources, the
-versions of the compilers and the compute capability.
+versions of the compilers and the compute capability.  Neither Python nor the processor matters, so what was compiled
+on one machine serves another.
 """
 import contextlib
 import dataclasses
@@ -22,7 +23,7 @@ from numba.cuda.cudadrv import nvrtc
 from ggjit.ops.core.errors import NotSupported
 from ggjit.ops.native import cache_files
 from ggjit.ops.native.cache_files import cache_dir
-from ggjit.ops.native.jit import sources_key
+from ggjit.ops.native.jit import sources_digest
 
 SIGNATURE = types.void(types.int64)
 _one_at_a_time = threading.RLock()
@@ -89,7 +90,7 @@ def _versions():
 
 def binary(launch, cc):
     """The Binary of a Launch, from the cache folder or compiled."""
-    sources = sources_key((__name__, launch.module))
+    sources = sources_digest((__name__, launch.module))
     h = hashlib.sha256(f"{sources} {_versions()} {cc}".encode()).hexdigest()[:20]
     path = cache_dir() / "cuda" / f"{launch.name}-sm{cc[0]}{cc[1]}-{h}.bin"
     return _load(path) or _save(path, compile_kernel(launch.make(), cc))
