@@ -19,6 +19,7 @@ import numpy as np
 from ggjit.core.backend import TYPE_GPU, TYPE_IGPU, Backend, Device
 from ggjit.core.buffer import as_bytes
 from ggjit.cpu.device import CPU, parse_params
+from ggjit.cuda.cublas import cublas
 from ggjit.cuda.driver import INSTALL, SIMULATED, CudaError, driver
 from ggjit.cuda.memory import CUDABuffer, CUDABufferType, PinnedBufferType
 from ggjit.cuda.plan import CUDAPlan
@@ -137,7 +138,8 @@ class CUDADevice(Device):
     def finish(self):
         """Wait for all backends of this device; their errors come out here."""
         for backend in list(self._backends):
-            backend.synchronize()
+            if backend.busy:
+                backend.synchronize()
 
     def copy_in(self, address, raw):
         """Bytes of a flat host array to a device address."""
@@ -227,7 +229,7 @@ class CUDABackend(Backend):
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         weakref.finalize(self, device.release, "cuStreamDestroy", self.stream).atexit = False
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
-        self._work = None
+        self._work, self.busy = None, False     # busy: something was submitted since the last synchronize
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
         device._backends.add(self)
 
@@ -237,13 +239,20 @@ class CUDABackend(Backend):
             self._work = CUDABuffer(self.device.buffer_type(), nbytes)
         return self._work
 
+    @functools.cached_property
+    def cublas(self):
+        """What multiplies dense matrices on this stream."""
+        return cublas(self.device)
+
     def ran(self, plan):
         """A plan was submitted: `synchronize` asks it how it went."""
+        self.busy = True
         self._ran[id(plan)] = plan
 
     def synchronize(self):
         """Wait for everything submitted.  Errors: IndexRangeError (an id out of range), DeviceLost."""
         self.device.use()
+        self.busy = False                       # first: what another thread submits from here on is waited for again
         self.cuda.cuStreamSynchronize(self.stream)
         self._held.clear()
         plans, self._ran = list(self._ran.values()), {}
@@ -257,6 +266,7 @@ class CUDABackend(Backend):
         """Bytes of a flat host array to a device address; the array is kept until `synchronize`."""
         self.device.use()
         self._held.append(raw)
+        self.busy = True
         self.cuda.cuMemcpyHtoDAsync(address, address_of(raw), raw.size, self.stream)
 
     def set_tensor_async(self, t, data, offset=0):
@@ -275,6 +285,7 @@ class CUDABackend(Backend):
         if raw.size:
             self.device.use()
             self._held.append(raw)
+            self.busy = True
             self.cuda.cuMemcpyDtoHAsync(address_of(raw), buf._range(t, offset, raw.size), raw.size, self.stream)
         return raw
 
@@ -292,6 +303,7 @@ class CUDABackend(Backend):
         if src_backend is not self:
             src_backend._after(self)            # what is overwritten is still being read here
         src_backend.device.use()
+        src_backend.busy = True
         self.device.submit_copy(src_backend.device, target, source, src.nbytes, src_backend.stream)
         if src_backend is not self:
             self._after(src_backend)
@@ -310,6 +322,7 @@ class CUDABackend(Backend):
 
     def event_wait(self, event):
         self.device.use()
+        self.busy = True
         self.cuda.cuStreamWaitEvent(self.stream, event, 0)
 
     # ------------------------------------------------------------ graphs

@@ -10,6 +10,7 @@ leave it in the status, which is read with every run and looked at when the stre
 """
 import ctypes
 import dataclasses
+import functools
 import weakref
 
 import numpy as np
@@ -17,9 +18,9 @@ import numpy as np
 from ggjit.cuda.driver import SIMULATED, CudaError, driver
 from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
-from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, WORD
+from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.cuda.native.launch import launches
+from ggjit.ops.cuda.native.launch import Gemm, launches
 
 STATUS_WORDS = 2                # as in ops/cuda/native/views.py
 GRAPH_MIN_LAUNCHES = 2
@@ -54,15 +55,21 @@ class CUDAPlan(Plan):
         self._status = backend.device.host_buffer_type().alloc_buffer(STATUS_WORDS * WORD)
         self.status = self._status._arena.view(np.int64)
         self.status[:] = 0
-        self._launches, self._first_launch, self._arguments = [], [], []
+        self._launches, self._first_launch, self._arguments = [], [], []        # launches: functions of the stream
         for kernel, start in zip(self.kernels, self._starts, strict=False):
             self._first_launch.append(len(self._launches))
             argument = _argument(self._row_base + start * WORD)
             self._arguments.append(argument)
-            for launch, f in zip(kernel.launches, functions(backend.device, kernel.launches), strict=True):
-                self._launches.append(((f, *launch.grid, launch.block, 1, 1, 0), argument[0]))
+            for launch in kernel.launches:
+                if isinstance(launch, Gemm):
+                    self._launches.append(functools.partial(self._multiply, launch, start))
+                else:
+                    shape = _function(backend.device, launch), *launch.grid, launch.block, 1, 1, 0
+                    self._launches.append(functools.partial(_launch, shape, argument[0]))
             self.rows[start + N_CHUNK] = self._row_base + self._status_offs
         self._first_launch.append(len(self._launches))
+        self._done_by = _repetitions(self.nodes, self.kernels)
+        self._has_gemms = any(isinstance(x, Gemm) for k in self.kernels for x in k.launches)
         self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
         self._graph = _Graph()
         weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
@@ -81,6 +88,8 @@ class CUDAPlan(Plan):
 
     def _rows_written(self, memory):
         self._send_rows()
+        if self._has_gemms:                     # a captured product holds the addresses it was captured with
+            _free_graph(self.backend.device, self._graph)
 
     def _send_rows(self):
         """The rows, and a status of nothing wrong, after everything submitted before."""
@@ -106,11 +115,19 @@ class CUDAPlan(Plan):
         return self.backend.lock
 
     def _submit(self, first, last, stream):
-        launch = self.backend.cuda.cuLaunchKernel
-        for shape, argument in self._launches[self._first_launch[first]:self._first_launch[last]]:
-            launch(*shape, stream, argument, 0)
+        begin, end = self._first_launch[first], self._first_launch[last]
+        for launch, done_by in zip(self._launches[begin:end], self._done_by[begin:end], strict=True):
+            if done_by < begin:
+                launch(stream)
         self.backend.cuda.cuMemcpyDtoHAsync(self._status.base, self._row_base + self._status_offs,
                                             STATUS_WORDS * WORD, stream)
+
+    def _multiply(self, gemm, start, stream):
+        """A product by cuBLAS, with the addresses in the node's row."""
+        work = int(self.rows[start + N_WORK])
+        a, b = (int(self.rows[start + N_SRC + V_WORDS * i + V_ADDR]) if offs is None else work + offs
+                for i, offs in enumerate((gemm.a_offs, gemm.b_offs)))
+        self.backend.cublas.multiply(gemm, a, b, int(self.rows[start + N_DST + V_ADDR]), stream)
 
     def _replay(self):
         """The whole plan as one CUDA graph, captured at its second run."""
@@ -185,14 +202,38 @@ class CUDAPlan(Plan):
         return out
 
 
+def _repetitions(nodes, kernels):
+    """For each launch the number of the one that has left the same in scratch memory already, or -1.
+
+    It is still there when nothing else was written to scratch memory since, and nothing to the tensor it was made of.
+    """
+    done_by, left = [], None
+    for t, kernel in zip(nodes, kernels, strict=True):
+        for launch in kernel.launches:
+            again = bool(launch.leaves) and left is not None and left[0] == launch.leaves
+            done_by.append(left[1] if again else -1)
+            if launch.leaves and not again:
+                left = launch.leaves, len(done_by) - 1
+            elif launch.work_nbytes and not again:
+                left = None
+        if left is not None and t.base.id == left[0][0]:
+            left = None
+    return done_by
+
+
 class _Graph:
     """An instantiated CUDA graph, or none yet; outlives the plan until its finalizer has run."""
     exec = None
 
 
 def _free_graph(device, graph):
-    if graph.exec is not None:
-        device.release("cuGraphExecDestroy", graph.exec)
+    made, graph.exec = graph.exec, None
+    if made is not None:
+        device.release("cuGraphExecDestroy", made)
+
+
+def _launch(shape, argument, stream):
+    driver().cuLaunchKernel(*shape, stream, argument, 0)
 
 
 def _argument(address):
@@ -203,12 +244,8 @@ def _argument(address):
 
 
 # ---------------------------------------------------------------- from a Python function to one that can be launched
-def functions(device, launches):
-    """Function handles of `launches` on `device`; each kernel is compiled and loaded once."""
-    return [_function(device, launch) for launch in launches]
-
-
 def _function(device, launch):
+    """The function handle of `launch` on `device`; each kernel is compiled and loaded once."""
     found = device.functions.get(launch.name)
     if found is None:
         image, symbol = _image(device, launch)

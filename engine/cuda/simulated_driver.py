@@ -298,6 +298,32 @@ def cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockD
     hStream.submit(run)
 
 
+class Cublas:
+    """Takes the place of engine/cuda/cublas.py's: products in float64."""
+
+    def multiply(self, gemm, a, b, d, stream):
+        def run():
+            launched.append(gemm.name)
+            x = _floats(a, gemm.type, gemm.m, gemm.k, gemm.lda)
+            y = _floats(b, gemm.type, gemm.n, gemm.k, gemm.ldb)
+            _rows_at(d, np.float32, gemm.n, gemm.m, gemm.ldc)[...] = y @ x.T
+        stream.submit(run)
+
+
+def _floats(address, type, n_rows, length, ld):
+    if type.name == "bf16":
+        bits = _rows_at(address, np.uint16, n_rows, length, ld).astype(np.uint32) << 16
+        return bits.view(np.float32).astype(np.float64)
+    return _rows_at(address, type.dtype, n_rows, length, ld).astype(np.float64)
+
+
+def _rows_at(address, dtype, n_rows, length, ld):
+    """n_rows rows of `length` values, ld from start to start."""
+    dtype = np.dtype(dtype)
+    flat = _bytes_at(address, ((n_rows - 1) * ld + length) * dtype.itemsize).view(dtype)
+    return np.lib.stride_tricks.as_strided(flat, (n_rows, length), (ld * dtype.itemsize, dtype.itemsize))
+
+
 # ---------------------------------------------------------------- graphs
 @_call
 def cuStreamBeginCapture(hStream, mode):

@@ -1,11 +1,11 @@
-"""flash_attn_ext (ops/attention/flash_attn.py): online softmax; a block per query row and head.
+"""flash_attn_ext (ops/attention/flash_attn.py) of few queries: online softmax, keys shared among lanes and blocks.
 
-    keys       0 ... 31   32 ... 63   64 ...          chunks of 32, the block's warps take them in turn
-    scores     a lane computes q . k of one key
-    values     a lane adds up p v for dimensions lane, lane + 32, ...
+    keys       0 1 2 3 | 4 5 6 7 | ...         a group of lanes takes four at a time, the groups of a block in turn
+    lanes      |---|---|---|---|               of a group: 8 elements of a head each, 16 bytes of float16 at once
+    blocks     0 ........ | 1 ........         shares of the keys, where there are many of them
 
-Each warp keeps (top score, sum of e^(s - top), sum of e^(s - top) v); in the end the warps' shares are rescaled to one
-top and added.  K and V: F32, F16, BF16, Q8_0, Q4_0; other quantised ones are left to the CPU.  Many queries over a
+Each group keeps a record (sum of e^(s - top) v, top score, sum of e^(s - top)).  The records of a block, then those of
+the blocks, are rescaled to one top and added.  K and V: F32, F16, BF16 and quantised blocks of 32.  Many queries over a
 float16 cache go to flash_attn_mma.
 """
 from numba import cuda
@@ -13,8 +13,10 @@ from numpy import float32 as f32
 
 from ggjit.ops.attention.flash_attn import PREC_F32
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.types import F16, Q4_0, Q8_0
+from ggjit.ops.core.types import BY_NAME, F16, F32, Q4_0, Q8_0
 from ggjit.ops.cuda import flash_attn_mma
+from ggjit.ops.cuda.blocks import LOW, byte_of
+from ggjit.ops.cuda.mul_mat_vec import WIDE
 from ggjit.ops.cuda.native import core, views
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch, dense
 from ggjit.ops.cuda.native.sums import LOWEST
@@ -22,29 +24,88 @@ from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
 THREADS = 64 if SIMULATED else 128
-WARPS = THREADS // 32
+SHARE_KEYS = 16 if SIMULATED else 256           # of a block, where there are several
+MAX_SHARES, ENOUGH_BLOCKS = 64, 1024
 MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
 ZERO, UNIT = f32(0), f32(1)
-Q8_0_NBYTES, Q4_0_NBYTES = Q8_0.nbytes, Q4_0.nbytes
-CACHE_TYPES = (*FLOATS, Q8_0, Q4_0)
+
+
+# ---------------------------------------------------------------- eight elements of a row
+def _eight_alone(element):
+    """eight(row, c, n): elements 8 c ... 8 c + 7 of a row of n, one by one; 0 beyond its end."""
+    @core.device
+    def one(row, i, n):
+        return element(row, i) if i < n else ZERO
+
+    @core.device
+    def eight(row, c, n):
+        i = 8 * c
+        return (one(row, i, n), one(row, i + 1, n), one(row, i + 2, n), one(row, i + 3, n), one(row, i + 4, n),
+                one(row, i + 5, n), one(row, i + 6, n), one(row, i + 7, n))
+    return eight
+
+
+def _eight_wide(type):
+    if type is F32:
+        @core.device
+        def eight(row, c, n):
+            a0, a1, a2, a3 = core.ld_f32x4(row + 32 * c)
+            a4, a5, a6, a7 = core.ld_f32x4(row + 32 * c + 16)
+            return a0, a1, a2, a3, a4, a5, a6, a7
+        return eight
+    load = WIDE[type]
+
+    @core.device
+    def eight(row, c, n):
+        return load(row + 16 * c)
+    return eight
+
+
+def _eight_codes(type, shift_of, first):
+    """eight of a type whose blocks have one scale and 8-bit codes, or nibbles above `first`."""
+    nbytes = type.nbytes
+
+    @core.device
+    def eight(row, c, n):
+        p = row + (c >> 2) * nbytes
+        d, w0, w1 = shift_of(p, c & 3)
+        return (d * (byte_of(w0, 0) - first), d * (byte_of(w0, 1) - first), d * (byte_of(w0, 2) - first),
+                d * (byte_of(w0, 3) - first), d * (byte_of(w1, 0) - first), d * (byte_of(w1, 1) - first),
+                d * (byte_of(w1, 2) - first), d * (byte_of(w1, 3) - first))
+    return eight
 
 
 @core.device
-def _q8_0(row, i):
-    p = row + (i >> 5) * Q8_0_NBYTES
-    return core.ld_f16(p) * f32(core.ld_i8(p + 2 + (i & 31)))
+def _bytes_8(p, c):
+    return core.ld_f16(p), core.ld_i32_2(p + 2 + 8 * c), core.ld_i32_2(p + 6 + 8 * c)
 
 
 @core.device
-def _q4_0(row, i):
-    p = row + (i >> 5) * Q4_0_NBYTES
-    return core.ld_f16(p) * f32((core.ld_u8(p + 2 + (i & 15)) >> (4 * (i >> 4 & 1)) & 15) - 8)
+def _nibbles_8(p, c):
+    at, shift = p + 2 + 8 * (c & 1), 4 * (c >> 1)
+    return core.ld_f16(p), (core.ld_i32_2(at) >> shift) & LOW, (core.ld_i32_2(at + 4) >> shift) & LOW
 
 
-def _element(type):
-    """get(row, i): element i of the row at address `row`."""
-    if type.quantized:
-        return {Q8_0: _q8_0, Q4_0: _q4_0}[type]
+def _element_of(type, q_offs, h_offs, mins, zero):
+    """element(row, i) of blocks of nibbles: high bits at h_offs (0: none), a minimum, or codes around zero."""
+    nbytes = type.nbytes
+
+    @core.device
+    def element(row, i):
+        p, j = row + (i >> 5) * nbytes, i & 31
+        code = (core.ld_u8(p + q_offs + (j & 15)) >> (4 * (j >> 4))) & 15
+        if h_offs:
+            code |= ((core.ld_i32_2(p + h_offs) >> j) & 1) << 4
+        return core.ld_f16(p) * f32(code - zero) + (core.ld_f16(p + 2) if mins else ZERO)
+    return element
+
+
+QUANTIZED = {Q8_0: _eight_codes(Q8_0, _bytes_8, ZERO), Q4_0: _eight_codes(Q4_0, _nibbles_8, f32(8)),
+             **{BY_NAME[name]: _eight_alone(_element_of(BY_NAME[name], *layout)) for name, layout in {
+                 "q4_1": (4, 0, True, 0), "q5_0": (6, 2, False, 16), "q5_1": (8, 4, True, 0)}.items()}}
+
+
+def _float_element(type):
     get, size = ONE[type].get, type.nbytes
 
     @core.device
@@ -53,35 +114,168 @@ def _element(type):
     return element
 
 
-def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
-    get_q, get_k, get_v, get_m = _element(tq), _element(tk), _element(tv), ONE[F16].get
-    shared_q, shared_tops, shared_sums = core.shared(4 * MAX_HEAD), core.shared(4 * WARPS), core.shared(4 * WARPS)
-    shared_values = core.shared(4 * WARPS * 32 * n_pieces)
+def _eight(type, wide):
+    if type.quantized:
+        return QUANTIZED[type]
+    return _eight_wide(type) if wide else _eight_alone(_float_element(type))
+
+
+def _is_wide(t):
+    """16-byte loads reach eight elements at a time."""
+    return not t.type.quantized and t.ne[0] % 8 == 0 and t.view_offs % 16 == 0 and all(s % 16 == 0 for s in t.nb[1:])
+
+
+# ---------------------------------------------------------------- records: values, top, total
+def _merging(load):
+    """top(records, n, n_value) and scaled(records, n, n_value, i, top): word i of n records, rescaled and added."""
+    @core.device
+    def top(records, n, n_value):
+        highest = LOWEST
+        for r in range(n):
+            highest = max(highest, load(records + 4 * (r * (n_value + 2) + n_value)))
+        return highest
 
     @core.device
-    def score(node, q, pk, pm, j, slope):
-        """Scaled, capped and masked score of key j for the query in shared memory."""
-        scale, cap = views.param_f32(node, 0), views.param_f32(node, 2)
-        s, p = ZERO, pk + j * views.nb(node + views.SRC1, 1)
-        for i in range(views.ne(node + views.SRC0, 0)):
-            s += core.lds_f32(q + 4 * i) * get_k(p, i)
-        s *= scale
+    def scaled(records, n, n_value, i, top):
+        s = ZERO
+        for r in range(n):
+            at = records + 4 * r * (n_value + 2)
+            own = load(at + 4 * n_value)
+            if own > LOWEST:
+                s += load(at + 4 * i) * core.exp(own - top)
+        return s
+    return top, scaled
+
+
+def _result(load, has_sinks):
+    """put(node, i1, h, i3, records, n): the result of one query and head from n records."""
+    top_of, scaled = _merging(load)
+
+    @core.device
+    def put(node, i1, h, i3, records, n):
+        d, n_value = node + views.DST, views.ne(node + views.DST, 0)
+        top, sink = top_of(records, n, n_value), LOWEST
+        if has_sinks:
+            sink = core.ld_f32(views.addr(node + views.SRC4) + 4 * h)
+            top = max(top, sink)
+        total = scaled(records, n, n_value, n_value + 1, top)
+        if has_sinks:
+            total += core.exp(sink - top)
+        factor = ZERO
+        if total > ZERO:                        # a query that sees no key gives zeros
+            factor = UNIT / total
+        i = core.thread()
+        while i < n_value:
+            core.st_f32(views.row_addr(d, h, i1, i3) + 4 * i, scaled(records, n, n_value, i, top) * factor)
+            i += core.n_threads()
+    return put
+
+
+def n_shares(n_kv, n_rows):
+    """Blocks that share the keys of one of n_rows pairs of query and head."""
+    return max(1, min(-(-n_kv // SHARE_KEYS), MAX_SHARES, ENOUGH_BLOCKS // n_rows))
+
+
+@core.device
+def _records(node, i1, h, i3, n):
+    """Address of the n records of a query and head in the node's scratch memory."""
+    q = node + views.SRC0
+    row = (i3 * views.ne(q, 2) + h) * views.ne(q, 1) + i1
+    return views.work(node) + 4 * row * n * (views.ne(node + views.DST, 0) + 2)
+
+
+def _make_merge(has_sinks):
+    put, shares = _result(core.ld_f32, has_sinks), core.device(n_shares)
+
+    def kernel(node):
+        q, i1, h, i3 = node + views.SRC0, core.block(), core.block_y(), core.block_z()
+        n = shares(views.ne(node + views.SRC1, 1), views.ne(q, 1) * views.ne(q, 2) * views.ne(q, 3))
+        put(node, i1, h, i3, _records(node, i1, h, i3, n), n)
+    return kernel
+
+
+# ---------------------------------------------------------------- one share of the keys
+def _group_sum(lanes):
+    """Sum over a group of 1, 2, 4, 8, 16 or 32 lanes, in each of them."""
+    @core.device
+    def total(x):
+        if lanes > 16:
+            x += core.shfl_xor(x, 16)
+        if lanes > 8:
+            x += core.shfl_xor(x, 8)
+        if lanes > 4:
+            x += core.shfl_xor(x, 4)
+        if lanes > 2:
+            x += core.shfl_xor(x, 2)
+        if lanes > 1:
+            x += core.shfl_xor(x, 1)
+        return x
+    return total
+
+
+def _make(tq, key, value, lanes, pieces_k, pieces_v, has_mask, has_sinks):
+    """key, value: eight() of K and V; pieces_k, pieces_v: eights of a lane."""
+    get_q, get_m, group_sum = _float_element(tq), ONE[F16].get, _group_sum(lanes)
+    n_groups, shares = THREADS // lanes, core.device(n_shares)
+    n_q, n_acc = 8 * pieces_k, 8 * pieces_v
+    shared_records = core.shared(4 * n_groups * (8 * lanes * pieces_v + 2))
+    put_result, (top_of, scaled) = _result(core.lds_f32, has_sinks), _merging(core.lds_f32)
+
+    @core.device
+    def product(q, pk, j, node, lane):
+        """This lane's part of q . k of key j."""
+        s, length = ZERO, views.ne(node + views.SRC1, 0)
+        for c in range(pieces_k):
+            if 8 * (c * lanes + lane) >= length:
+                break
+            x = key(pk + j * views.nb(node + views.SRC1, 1), c * lanes + lane, length)
+            s += ((q[8 * c] * x[0] + q[8 * c + 1] * x[1]) + (q[8 * c + 2] * x[2] + q[8 * c + 3] * x[3])) \
+                + ((q[8 * c + 4] * x[4] + q[8 * c + 5] * x[5]) + (q[8 * c + 6] * x[6] + q[8 * c + 7] * x[7]))
+        return s
+
+    @core.device
+    def score(node, s, pm, j, slope):
+        """Scaled, capped and masked."""
+        cap = views.param_f32(node, 2)
+        s *= views.param_f32(node, 0)
         if cap != ZERO:
             s = cap * core.tanh(s / cap)
         if has_mask:
             s += slope * get_m(pm + 2 * j)
         return s
 
+    @core.device
+    def add_value(acc, p, pv, j, node, lane):
+        """acc += p v of key j."""
+        length = views.ne(node + views.SRC2, 0)
+        for c in range(pieces_v):
+            if 8 * (c * lanes + lane) >= length:
+                break
+            x = value(pv + j * views.nb(node + views.SRC2, 1), c * lanes + lane, length)
+            acc[8 * c] += p * x[0]
+            acc[8 * c + 1] += p * x[1]
+            acc[8 * c + 2] += p * x[2]
+            acc[8 * c + 3] += p * x[3]
+            acc[8 * c + 4] += p * x[4]
+            acc[8 * c + 5] += p * x[5]
+            acc[8 * c + 6] += p * x[6]
+            acc[8 * c + 7] += p * x[7]
+
     def kernel(node):
-        q, k, v, d = node + views.SRC0, node + views.SRC1, node + views.SRC2, node + views.DST
-        i1, h, i3 = core.block(), core.block_y(), core.block_z()
+        q, k, v = node + views.SRC0, node + views.SRC1, node + views.SRC2
         n_kv, n_value, n_head = views.ne(k, 1), views.ne(v, 0), views.ne(q, 2)
-        sq = shared_q()
-        i = core.thread()
-        while i < views.ne(q, 0):
-            core.sts_f32(sq + 4 * i, get_q(views.row_addr(q, i1, h, i3), i))
-            i += core.n_threads()
-        core.sync()
+        n = shares(n_kv, views.ne(q, 1) * n_head * views.ne(q, 3))
+        i1, h, i3 = core.block() // n, core.block_y(), core.block_z()
+        share = core.block() - i1 * n
+        group, lane = core.thread() // lanes, core.thread() % lanes
+        own_q, acc = cuda.local.array(n_q, "float32"), cuda.local.array(n_acc, "float32")
+        pq = views.row_addr(q, i1, h, i3)
+        for c in range(pieces_k):
+            for i in range(8):
+                at = 8 * (c * lanes + lane) + i
+                own_q[8 * c + i] = get_q(pq, at) if at < views.ne(q, 0) else ZERO
+        for i in range(n_acc):
+            acc[i] = ZERO
         pk = views.row_addr(k, 0, h // (n_head // views.ne(k, 2)), i3)
         pv = views.row_addr(v, 0, h // (n_head // views.ne(v, 2)), i3)
         pm, slope = 0, UNIT
@@ -89,77 +283,87 @@ def _make(tq, tk, tv, has_mask, has_sinks, n_pieces):
             pm = views.row_addr_mod(node + views.SRC3, i1, h, i3)
             if views.param_f32(node, 1) > ZERO:
                 slope = slope_of(h, n_head, views.param_f32(node, 1))
-        warp, lane = core.thread() >> 5, core.thread() & 31
+        first, end = n_kv * share // n, n_kv * (share + 1) // n
         top, total = LOWEST, ZERO
-        acc = cuda.local.array(n_pieces, "float32")
-        for c in range(n_pieces):
-            acc[c] = ZERO
-        first = 32 * warp
-        while first < n_kv:
-            s = LOWEST
-            if first + lane < n_kv:
-                s = score(node, sq, pk, pm, first + lane, slope)
-            higher = max(top, core.warp_max(s))
+        while first < end:                      # all lanes go round together: they exchange their parts
+            j = first + 4 * group
+            j0, j1, j2, j3 = min(j, end - 1), min(j + 1, end - 1), min(j + 2, end - 1), min(j + 3, end - 1)
+            s0, s1 = product(own_q, pk, j0, node, lane), product(own_q, pk, j1, node, lane)
+            s2, s3 = product(own_q, pk, j2, node, lane), product(own_q, pk, j3, node, lane)
+            s0, s1, s2, s3 = group_sum(s0), group_sum(s1), group_sum(s2), group_sum(s3)
+            s0 = score(node, s0, pm, j0, slope) if j < end else LOWEST
+            s1 = score(node, s1, pm, j1, slope) if j + 1 < end else LOWEST
+            s2 = score(node, s2, pm, j2, slope) if j + 2 < end else LOWEST
+            s3 = score(node, s3, pm, j3, slope) if j + 3 < end else LOWEST
+            higher = max(max(top, max(s0, s1)), max(s2, s3))
             if higher > LOWEST:                 # else all keys so far are hidden
-                e, shrink = core.exp(s - higher), core.exp(top - higher)
-                total = total * shrink + core.warp_sum(e)
-                for c in range(n_pieces):
-                    acc[c] *= shrink
-                for j in range(32):
-                    p = core.shfl(e, j)
-                    if p > ZERO:                # a value of weight 0 may be inf or NaN
-                        at = pv + (first + j) * views.nb(v, 1)
-                        for c in range(n_pieces):
-                            if 32 * c + lane < n_value:
-                                acc[c] += p * get_v(at, 32 * c + lane)
+                shrink = core.exp(top - higher)
+                e0, e1, e2, e3 = core.exp(s0 - higher), core.exp(s1 - higher), core.exp(s2 - higher), \
+                    core.exp(s3 - higher)
+                total = total * shrink + ((e0 + e1) + (e2 + e3))
+                for i in range(n_acc):
+                    acc[i] *= shrink
+                if e0 > ZERO:                   # a value of weight 0 may be inf or NaN
+                    add_value(acc, e0, pv, j0, node, lane)
+                if e1 > ZERO:
+                    add_value(acc, e1, pv, j1, node, lane)
+                if e2 > ZERO:
+                    add_value(acc, e2, pv, j2, node, lane)
+                if e3 > ZERO:
+                    add_value(acc, e3, pv, j3, node, lane)
                 top = higher
-            first += 32 * WARPS
-        tops, sums, values = shared_tops(), shared_sums(), shared_values()
+            first += 4 * n_groups
+        records = shared_records()
+        own = records + 4 * group * (n_value + 2)
+        for c in range(pieces_v):
+            for i in range(8):
+                at = 8 * (c * lanes + lane) + i
+                if at < n_value:
+                    core.sts_f32(own + 4 * at, acc[8 * c + i])
         if lane == 0:
-            core.sts_f32(tops + 4 * warp, top)
-            core.sts_f32(sums + 4 * warp, total)
-        for c in range(n_pieces):
-            core.sts_f32(values + (warp * n_pieces * 32 + 32 * c + lane) * 4, acc[c])
+            core.sts_f32(own + 4 * n_value, top)
+            core.sts_f32(own + 4 * n_value + 4, total)
         core.sync()
-        top = LOWEST
-        for w in range(WARPS):
-            top = max(top, core.lds_f32(tops + 4 * w))
-        if has_sinks:
-            top = max(top, core.ld_f32(views.addr(node + views.SRC4) + 4 * h))
-        total = ZERO
-        for w in range(WARPS):
-            if core.lds_f32(tops + 4 * w) > LOWEST:
-                total += core.lds_f32(sums + 4 * w) * core.exp(core.lds_f32(tops + 4 * w) - top)
-        if has_sinks:
-            total += core.exp(core.ld_f32(views.addr(node + views.SRC4) + 4 * h) - top)
-        factor = ZERO
-        if total > ZERO:                        # a query that sees no key gives zeros
-            factor = UNIT / total
-        i = core.thread()
-        while i < n_value:
-            y = ZERO
-            for w in range(WARPS):
-                if core.lds_f32(tops + 4 * w) > LOWEST:
-                    y += core.lds_f32(values + (w * n_pieces * 32 + i) * 4) * core.exp(core.lds_f32(tops + 4 * w) - top)
-            core.st_f32(views.row_addr(d, h, i1, i3) + 4 * i, y * factor)
-            i += core.n_threads()
+        if n == 1:
+            put_result(node, i1, h, i3, records, n_groups)
+        else:
+            top = top_of(records, n_groups, n_value)
+            to = _records(node, i1, h, i3, n) + 4 * share * (n_value + 2)
+            i = core.thread()
+            while i < n_value + 2:
+                if i == n_value:
+                    core.st_f32(to + 4 * i, top)
+                else:
+                    core.st_f32(to + 4 * i, scaled(records, n_groups, n_value, i, top))
+                i += core.n_threads()
     return kernel
 
 
 def _flash_attn(t):
     q, k, v, mask, sinks = t.src
-    if q.type not in FLOATS or not {k.type, v.type} <= set(CACHE_TYPES) or not dense(t, q, k, v):
+    cached = {*FLOATS, *QUANTIZED}
+    if q.type not in FLOATS or not {k.type, v.type} <= cached or not dense(t, q, k, v):
         return None
-    if max(q.ne[0], v.ne[0]) > MAX_HEAD or max(q.ne[2], q.ne[3]) > 65535:
+    n_rows = q.ne[1] * q.ne[2] * q.ne[3]
+    if max(q.ne[0], v.ne[0]) > MAX_HEAD or max(q.ne[2], q.ne[3]) > 65535 or n_rows == 0:
         return None
     fast = flash_attn_mma.launch(t) if t.op_params[3] != PREC_F32 else None
     if fast is not None:
         return fast
-    pieces = -(-v.ne[0] // 32)
-    name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{pieces}"
-            f"{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}")
-    return Launch(name, lambda: _make(q.type, k.type, v.type, mask is not None, sinks is not None, pieces),
-                  (q.ne[1], q.ne[2], q.ne[3]), THREADS)
+    eights = max(-(-q.ne[0] // 8), -(-v.ne[0] // 8))
+    lanes = min(32, 1 << (eights - 1).bit_length())
+    pieces_k, pieces_v = (-(-x.ne[0] // (8 * lanes)) for x in (q, v))
+    wide = [_is_wide(x) for x in (k, v)]
+    name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{lanes}x{pieces_k}x{pieces_v}"
+            f"{'_wide_k' * wide[0]}{'_wide_v' * wide[1]}{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}")
+    n = n_shares(k.ne[1], n_rows)
+    part = Launch(name, lambda: _make(q.type, _eight(k.type, wide[0]), _eight(v.type, wide[1]), lanes, pieces_k,
+                                      pieces_v, mask is not None, sinks is not None),
+                  (q.ne[1] * n, q.ne[2], q.ne[3]), THREADS, 4 * n_rows * n * (v.ne[0] + 2) if n > 1 else 0)
+    if n == 1:
+        return part
+    merge = f"flash_attn_merge{'_sinks' * (sinks is not None)}"
+    return part, Launch(merge, lambda: _make_merge(sinks is not None), (q.ne[1], q.ne[2], q.ne[3]), THREADS)
 
 
 CUDA = {OP.FLASH_ATTN_EXT: _flash_attn}

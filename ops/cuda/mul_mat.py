@@ -4,10 +4,11 @@
     at most MAX_VEC          float32 rows      float32 rows        8-bit columns, dp4a            mul_mat_vec
     more                     float32 tiles     16-bit mma tiles    8-bit columns, int8 mma tiles  mul_mat_tile
 
-mul_mat_id with more than MAX_VEC tokens groups its columns by expert first (mul_mat_group).
+With the extra `cublas` plain matrices with many columns are cuBLAS' (mul_mat_dense).  mul_mat_id with more than
+MAX_VEC tokens groups its columns by expert first (mul_mat_group).
 """
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda import mul_mat_tile, quantize_columns
+from ggjit.ops.cuda import mul_mat_dense, mul_mat_tile, quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.mul_mat_vec import product
 from ggjit.ops.cuda.native.launch import dense
@@ -30,7 +31,7 @@ def _mul_mat(t):
     n = b.ne[1]
     if n <= MAX_VEC:
         return _after_columns(a, b, product(t, n, (n, b.ne[2] * b.ne[3]), False))
-    return _after_columns(a, b, mul_mat_tile.product(t, False))
+    return mul_mat_dense.product(t) or _after_columns(a, b, mul_mat_tile.product(t, False))
 
 
 def _mul_mat_id(t):

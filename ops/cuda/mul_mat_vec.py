@@ -1,11 +1,13 @@
-"""Products with few columns: each weight is read once, by one warp per row (ops/matmul/mul_mat.py).
+"""Products with few columns: each weight is read once, by a warp for two rows (ops/matmul/mul_mat.py).
 
     quantised weights   dp4a of unpacked codes with 8-bit columns; a lane takes units of 32 values
     float weights       products in float32; `wide`: 16 bytes a load
 
-    lanes of a warp     0   1   2  ...  31   0   1  ...                        a row of a
+    lanes of a warp     0   1   2  ...  31   0   1  ...                        two rows of a
                        |---|---|---|...|---|---|---|...                        units, or 16-byte pieces
                        partial sums of up to 4 columns, added over the warp at the end
+
+Two rows at once keep twice the bytes under way, and share what is read of the columns.
 
 mul_mat_id is the same with the matrix named by an id: `experts`.
 """
@@ -21,6 +23,7 @@ from ggjit.ops.cuda.rows import ONE
 
 THREADS = 64 if SIMULATED else 128
 MAX_COLUMNS = 4                 # columns a warp takes at once
+ROWS = 2                        # rows a warp takes at once
 ONES = 0x01010101
 ZERO = f32(0)
 
@@ -78,13 +81,28 @@ def _put(experts, at_once):
     return put
 
 
+def _finish(experts, at_once):
+    """finish(node, row, lane, acc0, acc1): the lanes' sums of two rows, added and put."""
+    put = _put(experts, at_once)
+
+    @core.device
+    def finish(node, row, lane, acc0, acc1):
+        for c in range(at_once):
+            x, y = core.warp_sum(acc0[c]), core.warp_sum(acc1[c])
+            if lane == 0:
+                put(node, row, c, x)
+                if row + 1 < ne(node + SRC0, 1):
+                    put(node, row + 1, c, y)
+    return finish
+
+
 # ---------------------------------------------------------------- quantised weights
 def _make_quantized(type, at_once, experts):
     b = BLOCKS[type]
     words, scale, at, segments, mins = b.words, b.scale, b.at, b.segments, b.mins
     units, block_nbytes = type.block // 32, type.nbytes
     n_words = 8 // segments
-    matrix, column, put = _matrix(experts), _column(experts, at_once), _put(experts, at_once)
+    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once)
 
     @core.device
     def segment(w0, w1, w2, w3, d, m, codes, scales, first):
@@ -120,7 +138,7 @@ def _make_quantized(type, at_once, experts):
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        row, lane = core.block() * (core.n_threads() >> 5) + (core.thread() >> 5), core.thread() & 31
+        row, lane = ROWS * (core.block() * (core.n_threads() >> 5) + (core.thread() >> 5)), core.thread() & 31
         base = matrix(node)
         if row >= ne(a, 1) or base == 0:
             return
@@ -128,24 +146,23 @@ def _make_quantized(type, at_once, experts):
         codes = work(node)
         scales = codes + k * ne(b, 1) * ne(b, 2) * ne(b, 3)
         at_c = cuda.local.array(at_once, "int64")
-        acc = cuda.local.array(at_once, "float32")
+        acc0, acc1 = cuda.local.array(at_once, "float32"), cuda.local.array(at_once, "float32")
         for c in range(at_once):
             i1, i2, i3 = column(node, c)
             at_c[c] = (i3 * ne(b, 2) + i2) * ne(b, 1) + i1
-            acc[c] = ZERO
-        p0 = base + row * nb(a, 1)
+            acc0[c] = acc1[c] = ZERO
+        p0, p1 = base + row * nb(a, 1), base + min(row + 1, ne(a, 1) - 1) * nb(a, 1)
         i = lane
         while i < n_units:
             q = i // units
-            p, u = p0 + q * block_nbytes, i - q * units
-            w = words(p, u)
+            u, at, first = i - q * units, q * block_nbytes, q * units * 32
+            w0, w1 = words(p0 + at, u), words(p1 + at, u)
             for c in range(at_once):
-                acc[c] += unit(p, u, w, codes + at_c[c] * k, scales + at_c[c] * (k >> 5) * 4, q * units * 32)
+                x, y = codes + at_c[c] * k, scales + at_c[c] * (k >> 5) * 4
+                acc0[c] += unit(p0 + at, u, w0, x, y, first)
+                acc1[c] += unit(p1 + at, u, w1, x, y, first)
             i += 32
-        for c in range(at_once):
-            x = core.warp_sum(acc[c])
-            if lane == 0:
-                put(node, row, c, x)
+        finish(node, row, lane, acc0, acc1)
     return kernel
 
 
@@ -184,38 +201,39 @@ def _piece_of(type):
 def _make_float(ta, tb, at_once, experts, wide):
     get_a, get_b, size = ONE[ta].get, ONE[tb].get, ta.nbytes
     piece, per_piece = _piece_of(ta), 16 // ta.nbytes
-    matrix, column, put = _matrix(experts), _column(experts, at_once), _put(experts, at_once)
+    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once)
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        row, lane = core.block() * (core.n_threads() >> 5) + (core.thread() >> 5), core.thread() & 31
+        row, lane = ROWS * (core.block() * (core.n_threads() >> 5) + (core.thread() >> 5)), core.thread() & 31
         base = matrix(node)
         if row >= ne(a, 1) or base == 0:
             return
         k, step = ne(a, 0), nb(b, 0)
         at_c = cuda.local.array(at_once, "int64")
-        acc = cuda.local.array(at_once, "float32")
+        acc0, acc1 = cuda.local.array(at_once, "float32"), cuda.local.array(at_once, "float32")
         for c in range(at_once):
             i1, i2, i3 = column(node, c)
             at_c[c] = row_addr(b, i1, i2, i3)
-            acc[c] = ZERO
-        p = base + row * nb(a, 1)
+            acc0[c] = acc1[c] = ZERO
+        p0, p1 = base + row * nb(a, 1), base + min(row + 1, ne(a, 1) - 1) * nb(a, 1)
         i = lane
         if wide:
             while i < k // per_piece:
                 for c in range(at_once):
-                    acc[c] += piece(p + 16 * i, at_c[c] + 4 * per_piece * i)
+                    x = at_c[c] + 4 * per_piece * i
+                    acc0[c] += piece(p0 + 16 * i, x)
+                    acc1[c] += piece(p1 + 16 * i, x)
                 i += 32
         else:
             while i < k:
-                x = get_a(p + i * size)
+                x0, x1 = get_a(p0 + i * size), get_a(p1 + i * size)
                 for c in range(at_once):
-                    acc[c] += x * get_b(at_c[c] + i * step)
+                    y = get_b(at_c[c] + i * step)
+                    acc0[c] += x0 * y
+                    acc1[c] += x1 * y
                 i += 32
-        for c in range(at_once):
-            y = core.warp_sum(acc[c])
-            if lane == 0:
-                put(node, row, c, y)
+        finish(node, row, lane, acc0, acc1)
     return kernel
 
 
@@ -230,7 +248,7 @@ def product(t, n_columns, grid_yz, experts):
     """The Launches of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
     a, b = t.src[:2]
     at_once = 1 if experts else min(MAX_COLUMNS, n_columns if n_columns != 3 else 4)
-    grid = (-(-a.ne[1] * 32 // THREADS), -(-grid_yz[0] // at_once), grid_yz[1])
+    grid = (-(-a.ne[1] * 32 // (ROWS * THREADS)), -(-grid_yz[0] // at_once), grid_yz[1])
     if max(grid[1:]) > 65535:
         return None
     name = f"mul_mat{'_id' * experts}_vec{at_once}_{a.type.name}"

@@ -47,4 +47,4 @@ def launch(b):
     n = b.ne[1] * b.ne[2] * b.ne[3]
     blocks = max(1, min(-(-n * (b.ne[0] // 32) * 32 // MAX_THREADS), MAX_BLOCKS))
     return Launch(f"quantize_columns_{b.type.name}", lambda: _make(ONE[b.type].get), (blocks, 1, 1), MAX_THREADS,
-                  nbytes(b.ne[0], n))
+                  nbytes(b.ne[0], n), leaves=(b.base.id, b.id, "codes"))

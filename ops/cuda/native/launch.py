@@ -24,6 +24,8 @@ class Launch:
     block       threads of a block: whole warps
     work_nbytes scratch memory of the node; its launches share it
     module      where the maker is defined: the code depends on it and what it imports (`launches` fills it in)
+    leaves      (id of the base, id, form) of the tensor whose values it leaves in scratch memory: a launch that would
+                do the same again is left out (engine/cuda/plan.py)
     max_nmse    ggml's bound of the error, where the kernel rounds what the CPU's does not
     """
     name: str
@@ -33,6 +35,30 @@ class Launch:
     work_nbytes: int = 0
     module: str = ""
     max_nmse: float = 0.0
+    leaves: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Gemm:
+    """One dense product by cuBLAS: result (n rows of m float32) = b (n rows of k) times the transpose of a (m rows).
+
+    type            of a and b
+    lda, ldb, ldc   elements from row to row of a, b and the result
+    a_offs, b_offs  bytes into scratch memory; None: a is source 0, b is source 1
+    """
+    type: object
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldc: int
+    a_offs: int | None
+    b_offs: int | None
+    max_nmse: float = 0.0
+    name: str = "cublas"
+    work_nbytes: int = 0        # its Launches say what scratch memory they take
+    leaves: tuple = ()
 
 
 def threads_for(n, most=MAX_THREADS):
@@ -43,6 +69,12 @@ def threads_for(n, most=MAX_THREADS):
 def over_rows(name, make, n_rows, row_length, work_nbytes=0):
     """A launch whose blocks take rows in turn."""
     return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length), work_nbytes)
+
+
+def over_pieces(name, make, n_rows, row_length):
+    """A launch whose blocks take pieces of rows in turn, one element a thread: few long rows keep all GPU busy."""
+    threads = threads_for(row_length)
+    return Launch(name, make, (max(1, min(n_rows * -(-row_length // threads), MAX_BLOCKS)), 1, 1), threads)
 
 
 def over_elements(name, make, n):
@@ -63,7 +95,7 @@ def makers():
 
 
 def launches(t):
-    """The launches of node `t` as a tuple; None where no kernel serves it."""
+    """The Launches and Gemms of node `t` as a tuple; None where no kernel serves it."""
     maker = makers().get(t.op)
     if maker is None or not all(_aligned(x) for x in (t, *(s for s in t.src if s is not None))):
         return None
@@ -71,7 +103,7 @@ def launches(t):
     if made is None:
         return None
     made = made if isinstance(made, tuple) else (made,)
-    return tuple(dataclasses.replace(x, module=maker.__module__) for x in made)
+    return tuple(dataclasses.replace(x, module=maker.__module__) if isinstance(x, Launch) else x for x in made)
 
 
 def _aligned(x):

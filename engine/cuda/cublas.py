@@ -1,0 +1,41 @@
+"""Dense products by cuBLAS, through nvmath-python's bindings (the extra `cublas`); NumPy in the simulator.
+
+    Cublas(device).multiply(gemm, a, b, d, stream)      addresses on the device; work of the stream, also while captured
+"""
+import numpy as np
+
+from ggjit.cuda.driver import SIMULATED, driver
+from ggjit.cuda.memory import CUDABuffer
+from ggjit.ops.core.errors import NotSupported, extra
+from ggjit.ops.core.types import BF16, F16, F32
+
+WORKSPACE_NBYTES = 32 << 20     # NVIDIA's advice for Hopper
+TYPES = {F32: 0, F16: 2, BF16: 14}              # cudaDataType
+COMPUTE_32F, TRANSPOSED, PLAIN, DEFAULT_ALGORITHM = 68, 1, 0, -1
+
+
+class Cublas:
+    """A handle, its workspace and the products of one backend.  Errors: MissingExtra, NotSupported."""
+
+    def __init__(self, device):
+        self.api = extra("nvmath.bindings.cublas", "cublas")
+        device.use()
+        try:
+            self.handle = self.api.create()
+        except Exception as e:                  # the bindings' own: no libcublas, or one that does not fit
+            raise NotSupported(f"cuBLAS does not start ({e}); GGJIT_CUBLAS=0 does without it") from None
+        self.workspace = CUDABuffer(device.buffer_type(), WORKSPACE_NBYTES)
+        self.one, self.zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+
+    def multiply(self, gemm, a, b, d, stream):
+        kind = TYPES[gemm.type]
+        self.api.set_stream(self.handle, int(stream))
+        self.api.set_workspace(self.handle, self.workspace.base, WORKSPACE_NBYTES)      # the stream took it away
+        self.api.gemm_ex(self.handle, TRANSPOSED, PLAIN, gemm.m, gemm.n, gemm.k, self.one.ctypes.data, a, kind,
+                         gemm.lda, b, kind, gemm.ldb, self.zero.ctypes.data, d, TYPES[F32], gemm.ldc, COMPUTE_32F,
+                         DEFAULT_ALGORITHM)
+
+
+def cublas(device):
+    """What multiplies on one backend of `device`."""
+    return driver().api.Cublas() if SIMULATED else Cublas(device)
