@@ -24,7 +24,7 @@ from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
 THREADS = 64 if SIMULATED else 128
-SHARE_KEYS = 16 if SIMULATED else 256           # of a block, where there are several
+SHARE_KEYS = 16 if SIMULATED else 128           # of a block, where there are several
 MAX_SHARES, ENOUGH_BLOCKS = 64, 1024
 MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
 ZERO, UNIT = f32(0), f32(1)
@@ -213,8 +213,11 @@ def _group_sum(lanes):
     return total
 
 
-def _make(tq, key, value, lanes, pieces_k, pieces_v, has_mask, has_sinks):
-    """key, value: eight() of K and V; pieces_k, pieces_v: eights of a lane."""
+def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks):
+    """key, value: eight() of K and V; pieces_k, pieces_v: eights of a lane; ragged: some lanes have fewer.
+
+    The loop has no branches, so that the loads of four keys and values are under way together.
+    """
     get_q, get_m, group_sum = _float_element(tq), ONE[F16].get, _group_sum(lanes)
     n_groups, shares = THREADS // lanes, core.device(n_shares)
     n_q, n_acc = 8 * pieces_k, 8 * pieces_v
@@ -223,14 +226,16 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, has_mask, has_sinks):
 
     @core.device
     def product(q, pk, j, node, lane):
-        """This lane's part of q . k of key j."""
+        """This lane's part of q . k of key j; lanes beyond the end read the last eight again and count for nothing."""
         s, length = ZERO, views.ne(node + views.SRC1, 0)
         for c in range(pieces_k):
-            if 8 * (c * lanes + lane) >= length:
-                break
-            x = key(pk + j * views.nb(node + views.SRC1, 1), c * lanes + lane, length)
-            s += ((q[8 * c] * x[0] + q[8 * c + 1] * x[1]) + (q[8 * c + 2] * x[2] + q[8 * c + 3] * x[3])) \
+            i = c * lanes + lane
+            if ragged:
+                i = min(i, (length - 1) >> 3)
+            x = key(pk + j * views.nb(node + views.SRC1, 1), i, length)
+            y = ((q[8 * c] * x[0] + q[8 * c + 1] * x[1]) + (q[8 * c + 2] * x[2] + q[8 * c + 3] * x[3])) \
                 + ((q[8 * c + 4] * x[4] + q[8 * c + 5] * x[5]) + (q[8 * c + 6] * x[6] + q[8 * c + 7] * x[7]))
+            s += y if not ragged or i == c * lanes + lane else ZERO
         return s
 
     @core.device
@@ -246,20 +251,21 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, has_mask, has_sinks):
 
     @core.device
     def add_value(acc, p, pv, j, node, lane):
-        """acc += p v of key j."""
-        length = views.ne(node + views.SRC2, 0)
+        """acc += p v of key j; a value of weight 0 may be inf or NaN."""
+        length, counts = views.ne(node + views.SRC2, 0), p > ZERO
         for c in range(pieces_v):
-            if 8 * (c * lanes + lane) >= length:
-                break
-            x = value(pv + j * views.nb(node + views.SRC2, 1), c * lanes + lane, length)
-            acc[8 * c] += p * x[0]
-            acc[8 * c + 1] += p * x[1]
-            acc[8 * c + 2] += p * x[2]
-            acc[8 * c + 3] += p * x[3]
-            acc[8 * c + 4] += p * x[4]
-            acc[8 * c + 5] += p * x[5]
-            acc[8 * c + 6] += p * x[6]
-            acc[8 * c + 7] += p * x[7]
+            i = c * lanes + lane
+            if ragged:
+                i = min(i, (length - 1) >> 3)
+            x = value(pv + j * views.nb(node + views.SRC2, 1), i, length)
+            acc[8 * c] += p * x[0] if counts else ZERO
+            acc[8 * c + 1] += p * x[1] if counts else ZERO
+            acc[8 * c + 2] += p * x[2] if counts else ZERO
+            acc[8 * c + 3] += p * x[3] if counts else ZERO
+            acc[8 * c + 4] += p * x[4] if counts else ZERO
+            acc[8 * c + 5] += p * x[5] if counts else ZERO
+            acc[8 * c + 6] += p * x[6] if counts else ZERO
+            acc[8 * c + 7] += p * x[7] if counts else ZERO
 
     def kernel(node):
         q, k, v = node + views.SRC0, node + views.SRC1, node + views.SRC2
@@ -296,22 +302,17 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, has_mask, has_sinks):
             s2 = score(node, s2, pm, j2, slope) if j + 2 < end else LOWEST
             s3 = score(node, s3, pm, j3, slope) if j + 3 < end else LOWEST
             higher = max(max(top, max(s0, s1)), max(s2, s3))
-            if higher > LOWEST:                 # else all keys so far are hidden
-                shrink = core.exp(top - higher)
-                e0, e1, e2, e3 = core.exp(s0 - higher), core.exp(s1 - higher), core.exp(s2 - higher), \
-                    core.exp(s3 - higher)
-                total = total * shrink + ((e0 + e1) + (e2 + e3))
-                for i in range(n_acc):
-                    acc[i] *= shrink
-                if e0 > ZERO:                   # a value of weight 0 may be inf or NaN
-                    add_value(acc, e0, pv, j0, node, lane)
-                if e1 > ZERO:
-                    add_value(acc, e1, pv, j1, node, lane)
-                if e2 > ZERO:
-                    add_value(acc, e2, pv, j2, node, lane)
-                if e3 > ZERO:
-                    add_value(acc, e3, pv, j3, node, lane)
-                top = higher
+            base = higher if higher > LOWEST else ZERO          # all keys so far are hidden
+            shrink = core.exp(top - base)
+            e0, e1, e2, e3 = core.exp(s0 - base), core.exp(s1 - base), core.exp(s2 - base), core.exp(s3 - base)
+            total = total * shrink + ((e0 + e1) + (e2 + e3))
+            for i in range(n_acc):
+                acc[i] *= shrink
+            add_value(acc, e0, pv, j0, node, lane)
+            add_value(acc, e1, pv, j1, node, lane)
+            add_value(acc, e2, pv, j2, node, lane)
+            add_value(acc, e3, pv, j3, node, lane)
+            top = higher
             first += 4 * n_groups
         records = shared_records()
         own = records + 4 * group * (n_value + 2)
@@ -354,11 +355,12 @@ def _flash_attn(t):
     lanes = min(32, 1 << (eights - 1).bit_length())
     pieces_k, pieces_v = (-(-x.ne[0] // (8 * lanes)) for x in (q, v))
     wide = [_is_wide(x) for x in (k, v)]
-    name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{lanes}x{pieces_k}x{pieces_v}"
+    ragged = any(-(-x.ne[0] // 8) % lanes for x in (q, v))
+    name = (f"flash_attn_{q.type.name}_{k.type.name}_{v.type.name}_{lanes}x{pieces_k}x{pieces_v}{'_ragged' * ragged}"
             f"{'_wide_k' * wide[0]}{'_wide_v' * wide[1]}{'_mask' * (mask is not None)}{'_sinks' * (sinks is not None)}")
     n = n_shares(k.ne[1], n_rows)
     part = Launch(name, lambda: _make(q.type, _eight(k.type, wide[0]), _eight(v.type, wide[1]), lanes, pieces_k,
-                                      pieces_v, mask is not None, sinks is not None),
+                                      pieces_v, ragged, mask is not None, sinks is not None),
                   (q.ne[1] * n, q.ne[2], q.ne[3]), THREADS, 4 * n_rows * n * (v.ne[0] + 2) if n > 1 else 0)
     if n == 1:
         return part

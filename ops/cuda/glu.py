@@ -3,9 +3,9 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.record import GLU, OP
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.cuda.native.core import block, device, exp, n_blocks, n_threads, thread
+from ggjit.ops.cuda.native.core import device, exp
 from ggjit.ops.cuda.native.launch import dense, over_pieces
-from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, row_addr, row_index
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, piece, row_addr, row_index
 from ggjit.ops.cuda.rows import ONE
 from ggjit.ops.cuda.unary import gelu, gelu_erf, gelu_quick, silu
 
@@ -45,22 +45,21 @@ def _make(gate, get, put, size, split):
     def kernel(node):
         a, b, d = node + SRC0, node + SRC1, node + DST
         alpha, limit = param_f32(node, 2), param_f32(node, 3)
-        n0, swapped = ne(d, 0), param_i32(node, 1) != 0
-        n_pieces = (n0 + n_threads() - 1) // n_threads()
-        n, u = n_rows(d) * n_pieces, block()
-        while u < n:                            # a block takes n_threads elements of a row
-            r = u // n_pieces
-            i0 = (u - r * n_pieces) * n_threads() + thread()
-            if i0 < n0:
-                i1, i2, i3 = row_index(d, r)
-                x = row_addr(a, i1, i2, i3) + i0 * size
-                g = x + n0 * size
-                if split:
-                    g = row_addr(b, i1, i2, i3) + i0 * size
-                elif swapped:
-                    g, x = x, g
-                put(row_addr(d, i1, i2, i3) + i0 * size, gate(get(x), get(g), alpha, limit))
-            u += n_blocks()
+        n0, n, swapped = ne(d, 0), n_rows(d), param_i32(node, 1) != 0
+        r, next_row, first, step = piece(n)
+        while r < n:
+            i1, i2, i3 = row_index(d, r)
+            x, to = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
+            g = x + n0 * size
+            if split:
+                g = row_addr(b, i1, i2, i3)
+            elif swapped:
+                g, x = x, g
+            i = first * size
+            while i < n0 * size:
+                put(to + i, gate(get(x + i), get(g + i), alpha, limit))
+                i += step * size
+            r += next_row
     return kernel
 
 

@@ -15,8 +15,8 @@ import os
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS, byte_of
 from ggjit.ops.cuda.native import core
-from ggjit.ops.cuda.native.launch import MAX_BLOCKS, MAX_THREADS, SIMULATED, Gemm, Launch
-from ggjit.ops.cuda.native.views import SRC0, SRC1, nb, ne, row_addr, work
+from ggjit.ops.cuda.native.launch import SIMULATED, Gemm, over_pieces
+from ggjit.ops.cuda.native.views import SRC0, SRC1, nb, ne, piece, row_addr, work
 from ggjit.ops.cuda.rows import FLOATS, ONE
 
 MIN_COLUMNS = {F16: 16, BF16: 16, F32: 32}
@@ -37,11 +37,13 @@ def _make_columns(get, put, size):
     def kernel(node):
         b = node + SRC1
         k, n = ne(b, 0), ne(b, 1)
-        i = core.block() * core.n_threads() + core.thread()
-        while i < n * k:
-            r = i // k
-            put(work(node) + i * size, get(row_addr(b, r, 0, 0) + (i - r * k) * nb(b, 0)))
-            i += core.n_blocks() * core.n_threads()
+        r, next_row, first, step = piece(n)
+        while r < n:
+            p, to, i = row_addr(b, r, 0, 0), work(node) + r * k * size, first
+            while i < k:
+                put(to + i * size, get(p + i * nb(b, 0)))
+                i += step
+            r += next_row
     return kernel
 
 
@@ -60,26 +62,24 @@ def _make_weights(type):
     def kernel(node):
         a = node + SRC0
         k, m = ne(a, 0), ne(a, 1)
-        per_row, to = k // 4, work(node) + 2 * k * ne(node + SRC1, 1)
-        i = core.block() * core.n_threads() + core.thread()
-        while i < m * per_row:
-            r = i // per_row
-            q = (i - r * per_row) // per_block
-            j = i - r * per_row - q * per_block
-            u, j = j >> 3, j & 7
-            p = row_addr(a, r, 0, 0) + q * nbytes
-            s = j >> 1 if four else j >> 2
-            first = at(u, s) + 4 * (j & 1 if four else j & 3)
-            w, (d, low) = word_of(words(p, u), j), scale(p, u, s)
-            put = to + 2 * (r * k + q * length + first)
-            core.st_i32(put, core.pack_bf16(d * byte_of(w, 0) + low, d * byte_of(w, 1) + low))
-            core.st_i32(put + 4, core.pack_bf16(d * byte_of(w, 2) + low, d * byte_of(w, 3) + low))
-            i += core.n_blocks() * core.n_threads()
+        r, next_row, first, step = piece(m)
+        while r < m:
+            row, to = row_addr(a, r, 0, 0), work(node) + 2 * k * (ne(node + SRC1, 1) + r)
+            i = first
+            while i < k // 4:
+                q = i // per_block
+                j = i - q * per_block
+                u, j = j >> 3, j & 7
+                p = row + q * nbytes
+                s = j >> 1 if four else j >> 2
+                at_word = at(u, s) + 4 * (j & 1 if four else j & 3)
+                w, (d, low) = word_of(words(p, u), j), scale(p, u, s)
+                put = to + 2 * (q * length + at_word)
+                core.st_i32(put, core.pack_bf16(d * byte_of(w, 0) + low, d * byte_of(w, 1) + low))
+                core.st_i32(put + 4, core.pack_bf16(d * byte_of(w, 2) + low, d * byte_of(w, 3) + low))
+                i += step
+            r += next_row
     return kernel
-
-
-def _blocks(n):
-    return max(1, min(-(-n // MAX_THREADS), MAX_BLOCKS)), 1, 1
 
 
 def product(t):
@@ -96,20 +96,21 @@ def product(t):
         return None
     before, a_offs, b_offs, ldb = (), None, None, b.nb[1] // b.type.nbytes
     if b.type is not type or b.nb[1] % ALIGNED:
-        before, b_offs, ldb = (_columns(b, type, n * k),), 0, k
+        before, b_offs, ldb = (_columns(b, type),), 0, k
     if quantized:
         a_offs = n * k * type.nbytes
-        before += Launch(f"unpack_{a.type.name}_bf16", lambda: _make_weights(a.type), _blocks(m * k // 4), MAX_THREADS,
-                         a_offs + unpacked_nbytes),
+        before += over_pieces(f"unpack_{a.type.name}_bf16", lambda: _make_weights(a.type), m, k // 4,
+                              a_offs + unpacked_nbytes),
     lda = k if quantized else a.nb[1] // type.nbytes
     return *before, Gemm(type, m, n, k, lda, ldb, t.nb[1] // 4, a_offs, b_offs,
                          max_nmse=0.0 if type is F32 else 5e-5 if quantized else 5e-4)
 
 
-def _columns(b, type, n_values):
-    return Launch(f"columns_{b.type.name}_{type.name}",
-                  lambda: _make_columns(ONE[b.type].get, ONE[type].put, type.nbytes), _blocks(n_values), MAX_THREADS,
-                  n_values * type.nbytes, leaves=(b.base.id, b.id, type.name))
+def _columns(b, type):
+    k, n = b.ne[:2]
+    return over_pieces(f"columns_{b.type.name}_{type.name}",
+                       lambda: _make_columns(ONE[b.type].get, ONE[type].put, type.nbytes), n, k, n * k * type.nbytes,
+                       (b.base.id, b.id, type.name))
 
 
 def _plain(a, b, t):

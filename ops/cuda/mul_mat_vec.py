@@ -1,13 +1,13 @@
-"""Products with few columns: each weight is read once, by a warp for two rows (ops/matmul/mul_mat.py).
+"""Products with few columns: each weight is read once, by a block for ROWS rows (ops/matmul/mul_mat.py).
 
     quantised weights   dp4a of unpacked codes with 8-bit columns; a lane takes units of 32 values
     float weights       products in float32; `wide`: 16 bytes a load
 
-    lanes of a warp     0   1   2  ...  31   0   1  ...                        two rows of a
-                       |---|---|---|...|---|---|---|...                        units, or 16-byte pieces
-                       partial sums of up to 4 columns, added over the warp at the end
+    threads         0   1   2  ... 127   0   1  ...                            a row of a
+                   |---|---|---|...|---|---|---|...                            units, or 16-byte pieces
+                   partial sums of up to 4 columns, added over the block at the end
 
-Two rows at once keep twice the bytes under way, and share what is read of the columns.
+Small blocks end one by one, so that the GPU is busy to the end; short rows have blocks of one or two warps.
 
 mul_mat_id is the same with the matrix named by an id: `experts`.
 """
@@ -17,13 +17,15 @@ from numpy import float32 as f32
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.native import core
-from ggjit.ops.cuda.native.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.launch import SIMULATED, Launch, threads_for
+from ggjit.ops.cuda.native.sums import block_sum
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
 from ggjit.ops.cuda.rows import ONE
 
-THREADS = 64 if SIMULATED else 128
-MAX_COLUMNS = 4                 # columns a warp takes at once
-ROWS = 2                        # rows a warp takes at once
+MAX_THREADS = 64 if SIMULATED else 128
+MAX_COLUMNS = 4                 # columns a block takes at once
+ROWS = 1                        # rows a block takes at once
+UNROLL = 2                      # units or pieces a thread loads at once
 ONES = 0x01010101
 ZERO = f32(0)
 
@@ -81,28 +83,33 @@ def _put(experts, at_once):
     return put
 
 
-def _finish(experts, at_once):
-    """finish(node, row, lane, acc0, acc1): the lanes' sums of two rows, added and put."""
+def _finish(experts, at_once, rows):
+    """finish(node, row, acc): the threads' sums of `rows` rows and the block's columns, added and put."""
     put = _put(experts, at_once)
 
     @core.device
-    def finish(node, row, lane, acc0, acc1):
-        for c in range(at_once):
-            x, y = core.warp_sum(acc0[c]), core.warp_sum(acc1[c])
-            if lane == 0:
-                put(node, row, c, x)
-                if row + 1 < ne(node + SRC0, 1):
-                    put(node, row + 1, c, y)
+    def finish(node, row, acc):
+        for r in range(rows):
+            for c in range(at_once):
+                x = block_sum(acc[r * at_once + c])
+                if core.thread() == 0 and row + r < ne(node + SRC0, 1):
+                    put(node, row + r, c, x)
     return finish
 
 
+@core.device
+def chosen(counts, x):
+    return x if counts else ZERO
+
+
 # ---------------------------------------------------------------- quantised weights
-def _make_quantized(type, at_once, experts):
+def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
     b = BLOCKS[type]
     words, scale, at, segments, mins = b.words, b.scale, b.at, b.segments, b.mins
     units, block_nbytes = type.block // 32, type.nbytes
     n_words = 8 // segments
-    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once)
+    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once, rows)
+    n_acc = rows * at_once
 
     @core.device
     def segment(w0, w1, w2, w3, d, m, codes, scales, first):
@@ -138,7 +145,7 @@ def _make_quantized(type, at_once, experts):
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        row, lane = ROWS * (core.block() * (core.n_threads() >> 5) + (core.thread() >> 5)), core.thread() & 31
+        row = rows * core.block()
         base = matrix(node)
         if row >= ne(a, 1) or base == 0:
             return
@@ -146,23 +153,28 @@ def _make_quantized(type, at_once, experts):
         codes = work(node)
         scales = codes + k * ne(b, 1) * ne(b, 2) * ne(b, 3)
         at_c = cuda.local.array(at_once, "int64")
-        acc0, acc1 = cuda.local.array(at_once, "float32"), cuda.local.array(at_once, "float32")
+        acc = cuda.local.array(n_acc, "float32")
         for c in range(at_once):
             i1, i2, i3 = column(node, c)
             at_c[c] = (i3 * ne(b, 2) + i2) * ne(b, 1) + i1
-            acc0[c] = acc1[c] = ZERO
-        p0, p1 = base + row * nb(a, 1), base + min(row + 1, ne(a, 1) - 1) * nb(a, 1)
-        i = lane
+        for c in range(n_acc):
+            acc[c] = ZERO
+        i, step = core.thread(), core.n_threads()
         while i < n_units:
-            q = i // units
-            u, at, first = i - q * units, q * block_nbytes, q * units * 32
-            w0, w1 = words(p0 + at, u), words(p1 + at, u)
-            for c in range(at_once):
-                x, y = codes + at_c[c] * k, scales + at_c[c] * (k >> 5) * 4
-                acc0[c] += unit(p0 + at, u, w0, x, y, first)
-                acc1[c] += unit(p1 + at, u, w1, x, y, first)
-            i += 32
-        finish(node, row, lane, acc0, acc1)
+            for t in range(unroll):
+                j, counts = i + t * step, True
+                if t > 0 and j >= n_units:
+                    j, counts = i, False
+                q = j // units
+                u, at, first = j - q * units, q * block_nbytes, q * units * 32
+                for r in range(rows):
+                    p = base + min(row + r, ne(a, 1) - 1) * nb(a, 1) + at
+                    w = words(p, u)
+                    for c in range(at_once):
+                        acc[r * at_once + c] += chosen(counts, unit(p, u, w, codes + at_c[c] * k,
+                                                                   scales + at_c[c] * (k >> 5) * 4, first))
+            i += unroll * step
+        finish(node, row, acc)
     return kernel
 
 
@@ -198,42 +210,47 @@ def _piece_of(type):
     return piece
 
 
-def _make_float(ta, tb, at_once, experts, wide):
+def _make_float(ta, tb, at_once, experts, wide, rows=ROWS, unroll=UNROLL):
     get_a, get_b, size = ONE[ta].get, ONE[tb].get, ta.nbytes
     piece, per_piece = _piece_of(ta), 16 // ta.nbytes
-    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once)
+    matrix, column, finish = _matrix(experts), _column(experts, at_once), _finish(experts, at_once, rows)
+    n_acc = rows * at_once
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
-        row, lane = ROWS * (core.block() * (core.n_threads() >> 5) + (core.thread() >> 5)), core.thread() & 31
+        row = rows * core.block()
         base = matrix(node)
         if row >= ne(a, 1) or base == 0:
             return
         k, step = ne(a, 0), nb(b, 0)
         at_c = cuda.local.array(at_once, "int64")
-        acc0, acc1 = cuda.local.array(at_once, "float32"), cuda.local.array(at_once, "float32")
+        acc = cuda.local.array(n_acc, "float32")
         for c in range(at_once):
             i1, i2, i3 = column(node, c)
             at_c[c] = row_addr(b, i1, i2, i3)
-            acc0[c] = acc1[c] = ZERO
-        p0, p1 = base + row * nb(a, 1), base + min(row + 1, ne(a, 1) - 1) * nb(a, 1)
-        i = lane
+        for c in range(n_acc):
+            acc[c] = ZERO
+        i, threads = core.thread(), core.n_threads()
         if wide:
             while i < k // per_piece:
-                for c in range(at_once):
-                    x = at_c[c] + 4 * per_piece * i
-                    acc0[c] += piece(p0 + 16 * i, x)
-                    acc1[c] += piece(p1 + 16 * i, x)
-                i += 32
+                for t in range(unroll):
+                    j, counts = i + t * threads, True
+                    if t > 0 and j >= k // per_piece:
+                        j, counts = i, False
+                    for r in range(rows):
+                        p = base + min(row + r, ne(a, 1) - 1) * nb(a, 1)
+                        for c in range(at_once):
+                            y = piece(p + 16 * j, at_c[c] + 4 * per_piece * j)
+                            acc[r * at_once + c] += chosen(counts, y)
+                i += unroll * threads
         else:
             while i < k:
-                x0, x1 = get_a(p0 + i * size), get_a(p1 + i * size)
-                for c in range(at_once):
-                    y = get_b(at_c[c] + i * step)
-                    acc0[c] += x0 * y
-                    acc1[c] += x1 * y
-                i += 32
-        finish(node, row, lane, acc0, acc1)
+                for r in range(rows):
+                    x = get_a(base + min(row + r, ne(a, 1) - 1) * nb(a, 1) + i * size)
+                    for c in range(at_once):
+                        acc[r * at_once + c] += x * get_b(at_c[c] + i * step)
+                i += threads
+        finish(node, row, acc)
     return kernel
 
 
@@ -248,12 +265,14 @@ def product(t, n_columns, grid_yz, experts):
     """The Launches of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
     a, b = t.src[:2]
     at_once = 1 if experts else min(MAX_COLUMNS, n_columns if n_columns != 3 else 4)
-    grid = (-(-a.ne[1] * 32 // (ROWS * THREADS)), -(-grid_yz[0] // at_once), grid_yz[1])
+    grid = (-(-a.ne[1] // ROWS), -(-grid_yz[0] // at_once), grid_yz[1])
     if max(grid[1:]) > 65535:
         return None
     name = f"mul_mat{'_id' * experts}_vec{at_once}_{a.type.name}"
     if a.type in BLOCKS:
-        return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid, THREADS),
+        return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid,
+                      threads_for(a.ne[0] // (32 * UNROLL), MAX_THREADS)),
     wide = _is_wide(a, b)
     return Launch(f"{name}_{b.type.name}{'_wide' * wide}",
-                  lambda: _make_float(a.type, b.type, at_once, experts, wide), grid, THREADS),
+                  lambda: _make_float(a.type, b.type, at_once, experts, wide), grid,
+                  threads_for(a.ne[0] * a.type.nbytes // (16 * UNROLL), MAX_THREADS)),

@@ -12,6 +12,7 @@ from ggjit.ops.core.shape import rows_contiguous
 SIMULATED = bool(config.ENABLE_CUDASIM)
 MAX_BLOCKS = 3 if SIMULATED else 1 << 16        # kernels whose blocks take rows in turn never need more
 MAX_THREADS = 64 if SIMULATED else 256
+ENOUGH_BLOCKS = 4 if SIMULATED else 512         # to keep a GPU busy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +69,16 @@ def threads_for(n, most=MAX_THREADS):
 
 def over_rows(name, make, n_rows, row_length, work_nbytes=0):
     """A launch whose blocks take rows in turn."""
-    return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length), work_nbytes)
+    most = MAX_THREADS if SIMULATED or n_rows > ENOUGH_BLOCKS else 2 * MAX_THREADS
+    return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length, most), work_nbytes)
 
 
-def over_pieces(name, make, n_rows, row_length):
-    """A launch whose blocks take pieces of rows in turn, one element a thread: few long rows keep all GPU busy."""
-    threads = threads_for(row_length)
-    return Launch(name, make, (max(1, min(n_rows * -(-row_length // threads), MAX_BLOCKS)), 1, 1), threads)
+def over_pieces(name, make, n_rows, row_length, work_nbytes=0, leaves=()):
+    """A launch whose blocks take rows in turn, or pieces of them where there are few: see `views.piece`."""
+    threads, n_rows = threads_for(row_length), max(1, n_rows)
+    pieces = min(-(-row_length // threads), -(-ENOUGH_BLOCKS // n_rows)) or 1
+    return Launch(name, make, (n_rows * pieces if pieces > 1 else min(n_rows, MAX_BLOCKS), 1, 1), threads, work_nbytes,
+                  leaves=leaves)
 
 
 def over_elements(name, make, n):

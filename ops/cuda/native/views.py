@@ -15,7 +15,17 @@ every `sync` and every reduction.
 The word of the chunk counter holds the address of the plan's status here: two words, (node id + 1 or 0, value).
 """
 from ggjit.ops.core.record import N_CHUNK, N_DST, N_ID, N_PARAMS, N_SRC, N_WORK, V_ADDR, V_NB, V_NE, V_WORDS, WORD
-from ggjit.ops.cuda.native.core import device, ldc_f32, ldc_i32, ldc_i64, st_i64
+from ggjit.ops.cuda.native.core import (
+    block,
+    device,
+    ldc_f32,
+    ldc_i32,
+    ldc_i64,
+    n_blocks,
+    n_threads,
+    st_i64,
+    thread,
+)
 
 DST = WORD * N_DST
 SRC0, SRC1, SRC2, SRC3, SRC4, SRC5, SRC6 = (WORD * (N_SRC + V_WORDS * i) for i in range(7))
@@ -50,6 +60,14 @@ def row_index(view, r):
     q = r // n1
     i3 = q // n2
     return r - q * n1, q - i3 * n2, i3
+
+
+@device
+def piece(n):
+    """(first row, step, first element, step) of this thread where n rows are taken in pieces (`over_pieces`)."""
+    per_row = max(n_blocks() // max(n, 1), 1)
+    r = block() // per_row
+    return r, max(n_blocks() // per_row, 1), (block() - r * per_row) * n_threads() + thread(), per_row * n_threads()
 
 
 @device
