@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+from helpers import sample
 from helpers.interpreter import Interpreter
 from helpers.paths import TESTS_PATH
 from helpers.processes import python
@@ -11,6 +12,15 @@ from helpers.requirements import need, shared
 
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
+
+
+def pytest_report_header():
+    return f"samples of the long sweeps: GGJIT_TEST_SEED={sample.SEED}"
+
+
+def pytest_terminal_summary(terminalreporter):
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"repeat the samples of this run with GGJIT_TEST_SEED={sample.SEED}")
 
 
 @pytest.fixture(autouse=True)
