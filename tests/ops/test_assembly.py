@@ -1,8 +1,8 @@
 """The machine code of the hot kernels, read back: the expected instructions are there, per instruction set, and none of
 the known ways to lose them.
 
-Each instruction set compiles its kernels in a process of its own; a run draws some.  What counts are innermost loops, from a label to the
-jump back to it; a kernel's hot loops are those that hold the first of its expected instructions.
+Each instruction set compiles its kernels in a process of its own; a run draws some.  What counts are innermost loops,
+from a label to the jump back to it; a kernel's hot loops are those that hold the first of its expected instructions.
 """
 import json
 import re
