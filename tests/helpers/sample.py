@@ -14,6 +14,7 @@ All tests share the order, so those with the same kernels to choose from choose 
 the seed: it stands in their environment.
 """
 import hashlib
+import itertools
 import os
 import time
 
@@ -27,28 +28,32 @@ def rank(name):
     return hashlib.sha256(f"{SEED} {name}".encode()).digest()
 
 
-def drawn(cases, features, kernels=lambda case: [repr(case)]):
-    """Those of `cases` that run, in their order: together they have every feature of all.
-
-    features(case): hashable things; kernels(case): names of what has to be compiled for it.
-    """
-    cases = list(cases)
+def _runs(cases, features, kernels):
+    """For each case whether it runs."""
     needs = [frozenset(kernels(case)) for case in cases]
     seen, taken = set(), set()
     for i in sorted(range(len(cases)), key=lambda i: sorted(map(rank, needs[i]))):
         if not seen.issuperset(features(cases[i])):
             seen.update(features(cases[i]))
             taken |= needs[i]
-    return [case for case, names in zip(cases, needs, strict=True) if names <= taken]
+    return [names <= taken for names in needs]
 
 
-def sampled(cases, features, kernels=lambda case: [repr(case)]):
+def drawn(cases, features, kernels=lambda case: [repr(case)]):
+    """Those of `cases` that run, in their order: together they have every feature of all.
+
+    features(case): hashable things; kernels(case): names of what has to be compiled for it.
+    """
+    cases = list(cases)
+    return list(itertools.compress(cases, _runs(cases, features, kernels)))
+
+
+def _said(case):
+    return "-".join(value if isinstance(value, str) else repr(value) for value in case)
+
+
+def sampled(cases, features, kernels=lambda case: [repr(case)], name=_said):
     """All of `cases`, tuples, as parameters of a test; those that are not drawn are marked slow."""
     cases = list(cases)
-    some = drawn(cases, features, kernels)
-    return [pytest.param(*case, marks=() if case in some else pytest.mark.slow, id="-".join(map(_said, case)))
-            for case in cases]
-
-
-def _said(value):
-    return value if isinstance(value, str) else repr(value)
+    return [pytest.param(*case, marks=() if runs else pytest.mark.slow, id=name(case))
+            for case, runs in zip(cases, _runs(cases, features, kernels), strict=True)]
