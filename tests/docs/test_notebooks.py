@@ -44,7 +44,7 @@ def pages():
     yield pytest.param(NOTEBOOKS[-1], True, id="60_types-whole", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("path,whole", pages())
+@pytest.mark.parametrize("path,whole", list(pages()))
 def test_runs_as_a_script(path, whole):
     code = script(path) if whole else with_few_types(script(path))
     if "minilm" in code:
