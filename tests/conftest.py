@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+from helpers import sample
 from helpers.interpreter import Interpreter
 from helpers.paths import TESTS_PATH
 from helpers.processes import python
@@ -11,6 +12,24 @@ from helpers.requirements import need, shared
 
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
+
+
+def pytest_report_header():
+    return f"samples of the long sweeps: GGJIT_TEST_SEED={sample.SEED}"
+
+
+LONG = {"test_in_the_simulator", "test_runs_as_a_script", "test_sample", "test_cases",
+        "test_cases_on_other_instruction_sets", "test_networks_agree_across_instruction_sets"}
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of a minute first: at the end of a run every process has something to do."""
+    items.sort(key=lambda item: item.originalname not in LONG)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"repeat the samples of this run with GGJIT_TEST_SEED={sample.SEED}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
 """mul_mat: against float64 on every instruction set, the real ggml, and itself on two threads."""
+import functools
+import itertools
 import json
 import re
 import zlib
@@ -6,11 +8,13 @@ import zlib
 import numpy as np
 import pytest
 from helpers import oracle
+from helpers.sample import drawn, sampled
 from numba import cfunc, njit, types
 
 import ggjit as gg
 from ggjit.ops.core.errors import ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
+from ggjit.ops.core.spec import Inputs
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul.mul_mat import cases, kernel, reference
 from ggjit.ops.matmul.mul_mat_tile import make_panels, panels_nbytes
@@ -55,18 +59,54 @@ def product(type, a, b, b_type=None, n_threads=1):
     return np.reshape(gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={n_threads}")), shape)
 
 
-@pytest.mark.parametrize("type", WEIGHTS, ids=repr)
-@pytest.mark.parametrize("n", N_COLUMNS)
+# ---------------------------------------------------------------- samples: kernels compile for seconds each
+def lengths(type):
+    """Of rows: whole blocks and parts of a tile."""
+    return (32, 96, 160, 1056) if type.quantized else (8, 33, 172, 1030)
+
+
+@functools.cache
+def kernels(type, n, b_type=gg.F32, heads=1, k=(160,), m=19, n_threads=(1,)):
+    """Names of the kernels of such products, for all k and n_threads."""
+    new = gg.Context().new_tensor
+    return {kernel(gg.mul_mat(new(type, (i, m, heads)), new(b_type, (i, n, heads))), t).name
+            for i in k for t in n_threads}
+
+
+def families(names):
+    """What a sample of products has to have: each kind of kernel for each type of weights, with a panel for each thread
+    or for all; each type of columns."""
+    found = set()
+    for name in names:
+        kind, *types = re.match(r"mul_mat-(\w+)(?:-(\w+)-(\w+))?", name).groups()
+        found |= {(kind, bool(re.search(r"\dx1x\d", name)), types[0]), ("private" in name,), (types[1],)}
+    return found
+
+
+def products(*axes, **sizes):
+    """Parameters (type, n) or (type, n, heads), those that are not drawn marked slow."""
+    def names(case):
+        return kernels(*case[:2], heads=(*case, 1)[2], **sizes)
+    return sampled(itertools.product(*axes), lambda case: families(names(case)), names)
+
+
+def each(*axes):
+    """Parameters: every value of every axis is drawn in some case."""
+    return sampled(itertools.product(*axes), enumerate)
+
+
+@pytest.mark.parametrize("type,n", sampled(
+    itertools.product(WEIGHTS, N_COLUMNS), lambda c: families(kernels(*c, k=lengths(c[0]))),
+    lambda c: kernels(*c, k=lengths(c[0]))))
 def test_sums_are_accurate(type, n):
     """Next to float64 over the same rounded operands only float32 summation is left."""
-    for k in (32, 96, 160, 1056) if type.quantized else (8, 33, 172, 1030):
+    for k in lengths(type):
         a, b = random(k, 19, k), random(n, n, k)
         want = rounded(type, b).astype(np.float64) @ weights(type, a).T.astype(np.float64)
         assert nmse(product(type, a, b), want) < 1e-11
 
 
-@pytest.mark.parametrize("type", WEIGHTS, ids=repr)
-@pytest.mark.parametrize("n", (1, 4, 40))
+@pytest.mark.parametrize("type,n", each(WEIGHTS, (1, 4, 40)))
 def test_agrees_with_the_real_ggml(type, n):
     """The same codes: the order of float32 additions differs, and ggml rounds the codes' scales through float16."""
     a, b = random(1, 2, 37, 160), random(2, 6, n, 160)
@@ -105,44 +145,41 @@ def test_columns_that_are_not_there_are_blank(type, n_cols):
     assert (words[:, -1, :spread * n_cols].view(np.float32) > 1e-6).all(), "scales"
 
 
-def test_extreme_codes_are_exact():
+@pytest.mark.parametrize("type,n", each((gg.Q8_0, gg.Q4_0), (1, 2, 4, 20)))
+def test_extreme_codes_are_exact(type, n):
     """-128, 127 and nibbles 0, 15 against activations of +-127: no saturation anywhere."""
     k, rng = 256, np.random.default_rng(0)
     one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
     for pattern in (np.full((32, k), -128), np.full((32, k), 127), rng.choice([-128, -127, 0, 127], (32, k))):
-        q8 = pattern.astype(np.int8).reshape(32, -1, 32)
-        q4 = ((pattern + 128) // 17).astype(np.uint8).reshape(32, -1, 32)
-        raws = {gg.Q8_0: q8.view(np.uint8), gg.Q4_0: q4[..., :16] | q4[..., 16:] << 4}
-        exact = {gg.Q8_0: q8.reshape(32, k).astype(np.int64), gg.Q4_0: q4.reshape(32, k).astype(np.int64) - 8}
-        for type, codes in raws.items():
-            raw = np.concatenate([np.broadcast_to(one, (*codes.shape[:2], 2)), codes], -1).reshape(32, -1)
-            for n in (1, 2, 4, 20):
-                y = np.where(np.arange(n)[:, None] % 3 == 0, 127, rng.choice([-127, 127], (n, k))).astype(np.float32)
-                ctx = gg.Context()
-                a = ctx.new_tensor(type, (k, 32))
-                b = gg.from_numpy(ctx, y)
-                gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
-                a.set_bytes(raw)
-                got = gg.compute(gg.mul_mat(a, b)).reshape(n, 32)
-                np.testing.assert_array_equal(got, y @ exact[type].T)
+        if type is gg.Q8_0:
+            codes, exact = pattern.astype(np.int8).reshape(32, -1, 32).view(np.uint8), pattern
+        else:
+            q4 = ((pattern + 128) // 17).astype(np.uint8).reshape(32, -1, 32)
+            codes, exact = q4[..., :16] | q4[..., 16:] << 4, q4.astype(np.int64).reshape(32, k) - 8
+        raw = np.concatenate([np.broadcast_to(one, (*codes.shape[:2], 2)), codes], -1).reshape(32, -1)
+        y = np.where(np.arange(n)[:, None] % 3 == 0, 127, rng.choice([-127, 127], (n, k))).astype(np.float32)
+        ctx = gg.Context()
+        a = ctx.new_tensor(type, (k, 32))
+        b = gg.from_numpy(ctx, y)
+        gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+        a.set_bytes(raw)
+        np.testing.assert_array_equal(gg.compute(gg.mul_mat(a, b)).reshape(n, 32), y @ exact.T)
 
 
-def test_threads_give_the_bytes_of_one(monkeypatch):
+# 16: panels of W columns; 7, 20, 40: a last vector spread; 100: a block of columns for each thread, the last spread;
+# 256, 400: panels of 2 and 3 W
+@pytest.mark.parametrize("type,n,heads", products(WEIGHTS, (1, 4, 7, 16, 20, 40, 100, 256, 400), (1, 8), k=(320,),
+                                                  m=201, n_threads=(1, 2, 3)))
+def test_threads_give_the_bytes_of_one(monkeypatch, type, n, heads):
     monkeypatch.setattr("ggjit.cpu.plan.TINY_NANOSECONDS", 0.0)
-    for type in WEIGHTS:
-        # 16: panels of W columns; 7, 20, 40: a last vector spread; 100: a block of columns for each thread, the last
-        # spread; 256, 400: panels of 2 and 3 W
-        for n in (1, 4, 7, 16, 20, 40, 100, 256, 400):
-            for heads in (1, 8):
-                ctx = gg.Context()
-                a = gg.from_numpy(ctx, random(1, heads, 201, 320), type=type)
-                y = gg.mul_mat(a, gg.from_numpy(ctx, random(2, heads, n, 320)))
-                one, *more = (gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={t}")).tobytes() for t in (1, 2, 3))
-                assert more == [one, one]
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, random(1, heads, 201, 320), type=type)
+    y = gg.mul_mat(a, gg.from_numpy(ctx, random(2, heads, n, 320)))
+    one, *more = (gg.compute(y, backend=gg.init_backend(f"CPU:n_threads={t}")).tobytes() for t in (1, 2, 3))
+    assert more == [one, one]
 
 
-@pytest.mark.parametrize("type", [gg.F32, gg.F16], ids=repr)
-@pytest.mark.parametrize("n", [127, 128, 192, 250, 256, 433, 600], ids=str)
+@pytest.mark.parametrize("type,n", products((gg.F32, gg.F16), (127, 128, 192, 250, 256, 433, 600)))
 def test_many_columns(type, n):
     """Wide panels, the last of 1, 2 or 3 vectors; more than one strip of C; a part of k and of a tile's rows left."""
     a, b = weights(type, random(3, 101, 530)), random(4, n, 530)
@@ -176,7 +213,8 @@ def test_one_batch_equals_column_by_column():
     assert np.abs(whole - single).max() < 2e-5
 
 
-@pytest.mark.parametrize("n", [5, 7, 18, 22, 30])
+@pytest.mark.parametrize("n", [pytest.param(p.values[1], marks=p.marks, id=p.id[4:])
+                               for p in products((gg.F32,), (5, 7, 18, 22, 30), k=(64,))])
 def test_infinity_and_nan_stay_where_they_are(n):
     a, b = random(7, 20, 64), random(8, n, 64)
     a[3, 10], b[1, 60], b[n - 2, 7] = np.inf, np.nan, np.nan
@@ -185,8 +223,7 @@ def test_infinity_and_nan_stay_where_they_are(n):
     assert np.isfinite(np.delete(np.delete(y, 3, 1), bad, 0)).all()
 
 
-@pytest.mark.parametrize("n", [7, 16, 18, 22])
-@pytest.mark.parametrize("type", [gg.Q8_0, gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q6_K], ids=repr)
+@pytest.mark.parametrize("type,n", products((gg.Q8_0, gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q6_K), (7, 16, 18, 22), k=(2048,)))
 def test_activations_with_a_mean_are_as_accurate(type, n):
     """Zero points and offsets make large numbers of it, which have to cancel in whole numbers or lane by lane."""
     a, b = random(1, 40, 2048), random(2, n, 2048) * 0.1 + 1
@@ -194,8 +231,7 @@ def test_activations_with_a_mean_are_as_accurate(type, n):
     assert nmse(product(type, a, b), want) < (2e-9 if type in (gg.Q4_1, gg.Q4_K) else 1e-11)
 
 
-@pytest.mark.parametrize("type", [gg.F32, gg.Q4_0], ids=repr)
-@pytest.mark.parametrize("n", [9, 18, 40])
+@pytest.mark.parametrize("type,n", each((gg.F32, gg.Q4_0), (9, 18, 40)))
 def test_rows_that_are_not_there_are_blank(type, n):
     """The last rows of a tile are multiplied with the others: old bytes of work memory may be slow denormals."""
     tile = float_tile(type, n) if type is gg.F32 else code_tile(type, n)
@@ -260,8 +296,7 @@ def loops(type, n):
 
 
 @pytest.mark.skipif(isa.ISA == "generic", reason="no instruction is promised for the generic set")
-@pytest.mark.parametrize("n", (1, 18, 64))
-@pytest.mark.parametrize("type", (gg.F32, gg.F16, gg.Q8_0, gg.Q4_0), ids=repr)
+@pytest.mark.parametrize("type,n", each((gg.F32, gg.F16, gg.Q8_0, gg.Q4_0), (1, 18, 64)))
 def test_hot_loops_hold_the_expected_instructions(type, n):
     """Whole vectors, the right dot, nothing spilled, no load rebuilt byte by byte from an overlapping one."""
     blocks, text = loops(type, n)
@@ -281,7 +316,6 @@ def test_hot_loops_hold_the_expected_instructions(type, n):
 # ---------------------------------------------------------------- every case, on every instruction set
 def run_case(case):
     """NMSE of a spec's case against its reference; and whether two threads give the same bytes."""
-    from ggjit.ops.core.spec import Inputs
     ctx = gg.Context()
     inp = Inputs(ctx, np.random.default_rng(zlib.crc32(case.name.encode())))
     y = case.build(inp)
@@ -299,33 +333,50 @@ def run_case(case):
     return nmse(np.reshape(gg.compute(y), want.shape), want)
 
 
-def sweep(every=1):
-    """NMSE and limit of each case, or of every n-th from a random first one (each kernel compiles for seconds)."""
-    some = list(cases())[np.random.default_rng().integers(every)::every]
+def case_kernel(case):
+    return kernel(case.build(Inputs(gg.Context(), np.random.default_rng(0))), 1).name
+
+
+def sweep(part, features=lambda case: families([case_kernel(case)])):
+    """NMSE and limit of "all" cases or of those "drawn"."""
+    some = cases() if part == "all" else drawn(cases(), features, lambda case: [case_kernel(case)])
     return isa.ISA, {case.name: (run_case(case), case.max_nmse) for case in some}
 
 
-def test_cases():
-    name, errors = sweep()
+def sweep_elsewhere(part):
+    """On an instruction set that is not the machine's: drawn is each type of weights and each kind of kernel."""
+    def features(case):
+        return case_kernel(case).split("-")[1:2] + case.name.split()[:1]
+    return sweep(part, features)
+
+
+PARTS = ["drawn", pytest.param("all", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_cases(part):
+    name, errors = sweep(part)
+    assert len(errors) > {"drawn": 30, "all": 100}[part]
     bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
     assert not bad, (name, bad)
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", isa.NAMES[isa.NAMES.index(isa.ISA) + 1:])
-def test_cases_on_other_instruction_sets(name, every, on_isa):
-    done = on_isa(name, f"import json, test_mul_mat as t; print(json.dumps(t.sweep({every})))", timeout=900)
+def test_cases_on_other_instruction_sets(name, part, on_isa):
+    done = on_isa(name, f"import json, test_mul_mat as t; print(json.dumps(t.sweep_elsewhere({part!r})))", timeout=900)
     assert done.returncode == 0, done.stderr
     used, errors = json.loads(done.stdout)
-    assert used == name and len(errors) > 100 // every
+    assert used == name and len(errors) > {"drawn": 10, "all": 100}[part]
+    assert {k.split()[0] for k in errors} == {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "hadamard"}
     bad = {k: e for k, (e, limit) in errors.items() if not e <= limit}
     assert not bad, bad
 
 
-@pytest.mark.parametrize(("type", "partner"), [(gg.Q4_0, gg.Q8_0), (gg.Q4_1, gg.Q8_1), (gg.Q4_K, gg.Q8_K)], ids=repr)
-@pytest.mark.parametrize("n", [1, 5, 33])
-def test_columns_in_the_type_they_would_be_rounded_to(type, partner, n):
+@pytest.mark.parametrize("type,n", each((gg.Q4_0, gg.Q4_1, gg.Q4_K), (1, 5, 33)))
+def test_columns_in_the_type_they_would_be_rounded_to(type, n):
     """Blocks are used as they are: as near to float64 as products of the same values as F32."""
+    partner = {gg.Q4_0: gg.Q8_0, gg.Q4_1: gg.Q8_1, gg.Q4_K: gg.Q8_K}[type]
     a, b = random(1, 19, 512), random(2, 2, n, 512)
     values = gg.dequantize(partner, gg.quantize(partner, b), b.shape)
     want = values.astype(np.float64) @ weights(type, a).astype(np.float64).T

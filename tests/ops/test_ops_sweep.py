@@ -1,12 +1,13 @@
 """Attention, recurrences and matrix products of random shapes, away from the suite's grids: float64 and the real ggml.
 
 The suite's runner does the work: sentinels around every tensor, poisoned results, the thresholds of ggml's own tests.
-A few shapes of a fixed seed always run; `-m slow` draws new ones each time and names the seed.
+A few shapes drawn by the seed of the run always run; `-m slow` draws new ones each time and names the seed.
 """
 import os
 
 import numpy as np
 import pytest
+from helpers import sample
 
 import ggjit as gg
 from ggjit.tools.suite import oracle
@@ -195,7 +196,7 @@ def sweep(op, seed, n, rare):
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def test_random_shapes(op):
-    failed, _ = sweep(op, 7, IN_CI, rare=False)
+    failed, _ = sweep(op, sample.SEED, IN_CI, rare=False)
     assert not failed, "\n".join(failed)
 
 

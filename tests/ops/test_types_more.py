@@ -1,7 +1,10 @@
 """The quantised types built from block decoders: bytes, values and products against the real ggml."""
+import itertools
+
 import numpy as np
 import pytest
 from helpers import oracle
+from helpers.sample import sampled
 
 import ggjit as gg
 from ggjit.ops.core.errors import NotSupported
@@ -130,11 +133,14 @@ def test_products_are_accurate(name):
     assert error(name, 1) < 1e-11
 
 
-@pytest.mark.parametrize("n, names", [(3, ("Q5_1", "Q4_K")), (4, ("MXFP4", "Q6_K", "IQ3_S")),
-                                      (33, ("Q4_1", "IQ4_NL", "Q3_K", "Q5_K", "Q6_K"))])
-def test_products_with_several_columns_are_accurate(n, names):
-    for name in names:
-        assert error(name, n) < 1e-11, name
+def group(name):
+    return next(g for g in (PLAIN, K, TERNARY, NEW, GRIDS) if name in g)
+
+
+@pytest.mark.parametrize("name,n", sampled(itertools.product(PLAIN + K + TERNARY + NEW + GRIDS, (3, 4, 33)),
+                                           lambda case: (group(case[0]), case[1], (case[0] in K, case[1]))))
+def test_products_with_several_columns_are_accurate(name, n):
+    assert error(name, n) < 1e-11
 
 
 @pytest.mark.parametrize("name", ("Q4_1", "Q5_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS"))

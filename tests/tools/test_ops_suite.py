@@ -14,7 +14,7 @@ import types
 
 import numpy as np
 import pytest
-from helpers import devices
+from helpers import devices, sample
 
 import ggjit as gg
 from ggjit.ops.core.record import OP
@@ -28,8 +28,9 @@ from ggjit.tools.suite.report import COLUMNS, Journal, Report, verdict
 from ggjit.tools.suite.runner import FAIL, NOT_SUPPORTED, OK, REFUSED, Outcome, Runner
 from ggjit.tools.suite.sample import balanced
 
-# compiling costs most: one case of each op needs 133 kernels; cases beyond KERNELS of them share those there are
-SAMPLE, KERNELS, SEED, JOBS = 1500, 220, 20, 2
+# compiling costs most: one case of each op needs 130 to 145 kernels; further cases share those there are
+SAMPLE, KERNELS, JOBS = 1000, 140, 2
+SEED = 20                                   # of the values; the cases are drawn by the seed of the run
 N_CASES, N_CLASSES = 21093, 104             # what ggml's eval list holds
 PER_CLASS = dict(unary=168, get_rows=119, set_rows=703, im2col_3d=2051, conv_2d=3140, cpy=581, bin_bcast=372,
                  mul_mat=1563, mul_mat_id=872, mul_mat_vec_fusion=432, out_prod=1415, soft_max=212, rope=870,
@@ -66,8 +67,8 @@ def test_parameters_read_as_ggml_prints_them():
 # ---------------------------------------------------------------- the sample
 def test_sample(runner):
     """Cases of every class and op give ggml's results."""
-    cases, kernels = balanced(SAMPLE, SEED, runner.backend, KERNELS)
-    assert len(cases) == SAMPLE and len(kernels) <= KERNELS
+    cases, kernels = balanced(SAMPLE, sample.SEED, runner.backend, KERNELS)
+    assert len(cases) == SAMPLE and len(kernels) < 1.2 * KERNELS
     assert {(c.family, c.op) for c in cases} == {(c.family, c.op) for c in all_cases()}
     report = Report(cases, sys.stdout)
     for outcome in spread(cases, runner.backend, SEED, JOBS):
@@ -81,7 +82,7 @@ def test_sample(runner):
 
 def test_every_case_of_ggmls_cpu_backend_is_supported(runner):
     """Built, not computed: a tenth of the list.  What we refuse ggml refuses, too."""
-    for case in all_cases()[SEED % 10::10]:
+    for case in all_cases()[sample.SEED % 10::10]:
         row = command.supported(case, runner)
         assert row["ok"] or row["peer"], (str(case), row["error"])
 

@@ -1,5 +1,6 @@
 """Repacked weights: the same tensors, another layout, and only products read it."""
 import ctypes
+import itertools
 import mmap
 import os
 
@@ -8,6 +9,7 @@ import pytest
 from helpers import tiny_model
 from helpers.commands import ggjit, result
 from helpers.paths import TESTS_PATH
+from helpers.sample import sampled
 
 import ggjit as gg
 from ggjit.core.table import TABLE
@@ -58,8 +60,7 @@ def rounded(x):
     return (np.rint(blocks / d) * d).reshape(x.shape)
 
 
-@pytest.mark.parametrize("type", TYPES, ids=repr)
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 12, 13, 17, 40, 70])
+@pytest.mark.parametrize("type,n", sampled(itertools.product(TYPES, (1, 2, 3, 5, 12, 13, 17, 40, 70)), enumerate))
 def test_products_are_those_of_the_file(type, n):
     """Against float64 on the rounded activations, and against the kernels that read the file's rows."""
     rng, layout = np.random.default_rng(), repack.LAYOUTS[type]
