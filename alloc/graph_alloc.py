@@ -28,7 +28,7 @@ def _per_buffer(value, n, name):
 
 
 def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
-               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0):
+               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=()):
     """Place every tensor of a graph that has no memory yet.
 
     table        int64 matrix, one TENSOR record per row (ggjit.ops.core.record); a tensor is external when it, or the
@@ -41,6 +41,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     in_place     bool array by op number; default: the set of the chosen ggml version
     parse_seq    "ggml-2023" only: node positions, -1 for barriers
     time_limit   seconds "best" may search
+    outputs      table rows that are kept to the end, as those with FLAG_OUTPUT are
 
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
     """
@@ -56,7 +57,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
         in_place = IN_PLACE_2023 if planner == "ggml-2023" else IN_PLACE_OPS
     in_place = np.ascontiguousarray(in_place, np.uint8)
     make = functools.partial(Problem, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers,
-                             in_place)
+                             in_place, outputs=outputs)
     if planner == "best":
         return best_plan(make, limits, time_limit)
     return ggml_plan(make(), planner, limits, parse_seq)

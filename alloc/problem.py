@@ -171,7 +171,8 @@ _REFUSALS = {
 class Problem:
     """One graph in dense columns, checked; the passes run on `ws`."""
 
-    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None):
+    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None,
+                 outputs=()):
         node_ids, leaf_ids = _ids("node_ids", node_ids), _ids("leaf_ids", leaf_ids)
         if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != T_WORDS or not table.flags.c_contiguous:
             raise ShapeError(f"table: expected a C-contiguous int64 matrix of {T_WORDS} columns, got "
@@ -193,6 +194,8 @@ class Problem:
         own = 0 if own is None else np.ascontiguousarray(own, np.int64)
         self._raise(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
                              own, info), info)
+        if len(outputs):
+            self.col(col.FLAGS)[np.isin(ids, outputs)] |= col.OUTPUT
 
     def col(self, k):
         return col.column(self.ws, self.m, k)

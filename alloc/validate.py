@@ -166,11 +166,12 @@ class _Run:
             self.write(i)
 
 
-def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True):
+def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True,
+                     outputs=()):
     """Run the graph on tags: raise InvalidPlan when any node reads bytes that another tensor has overwritten.
 
     Also: offsets aligned and inside their chunk, views inside their source, in-place only with the same layout and an
-    op that may, outputs (flagged, and the last node) intact at the end.  A flag on a view alone protects nothing in
+    op that may, outputs (flagged, in `outputs`, and the last node) intact at the end.  A flag on a view alone protects nothing in
     ggml: the caller marks its source as well.  leafs_first: leafs are written before node 0
     (modern ggml); else when first used (2023, where the caller places inputs beforehand).
     """
@@ -191,7 +192,7 @@ def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), i
                 run.write(s)
         run.step(i)
     for i in nodes:
-        if table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT and leafs_first:
+        if leafs_first and (i in outputs or table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT):
             run.read(i, "the caller, after the run,")
     if nodes:
         run.read(nodes[-1], "the caller, after the run,")

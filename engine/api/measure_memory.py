@@ -42,10 +42,12 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     in_place = in_place_table(planner != "ggml-2023")
     tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
     if order == "memory":
-        node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place), np.int64)
+        node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place,
+                                      outputs=graph.output_ids), np.int64)
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
     plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes, alignment=buft.alignment(),
-                      max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit)
+                      max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit,
+                      outputs=graph.output_ids)
 
     def describe(i):
         t = tensors[i]

@@ -50,6 +50,7 @@ class Plan(Results, HtmlRepr):
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug
         self.n_threads = backend.n_threads
+        self._output_ids = graph.output_ids
         self.runs = 0
         self._lock = RunLock()
         self.started = False                # a run has begun

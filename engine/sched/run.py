@@ -49,7 +49,7 @@ class Run(Results):
     def __init__(self, sched, assigned, layout):
         self.support, self.memory, self.events = sched.support, sched.memory, sched.events
         self.assigned, self.layout, self.n_instances = assigned, layout, sched.n_copies
-        self.nodes, self.tensors = assigned.nodes, assigned.tensors
+        self.nodes, self.tensors, self._output_ids = assigned.nodes, assigned.tensors, assigned.output_ids
         self.instance = 0
         self.parts = [None] * self.n_instances
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
