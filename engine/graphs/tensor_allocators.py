@@ -12,8 +12,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.legacy import GraphAllocator2023
-from ggjit.alloc.tensor_alloc import Bump
-from ggjit.alloc.tensor_alloc import TensorAllocator as Places
+from ggjit.alloc.tensor_alloc import BestFit, Bump
 from ggjit.core.arguments import buffer_size, expect
 from ggjit.core.backend import Backend, host_array
 from ggjit.core.buffer import Buffer, BufferType, as_bytes, init_placed, place, require_unplaced, tensor_alloc
@@ -86,7 +85,7 @@ class TensorAllocator(Handle):
         self.buffer = target if isinstance(target, Buffer) else \
             alloc_buffer(buft, buffer_size(size)) if self.owned else None
         where = dict(base=None) if self.buffer is None else dict(size=self.buffer.size, base=self.buffer.base)
-        self._places = Places(alignment=alignment, **where)
+        self._places = BestFit(alignment=alignment, **where)
         self._tensors = {}                      # id -> weak reference to the tensor placed under it
 
     is_measure = property(lambda self: self._places.is_measure)

@@ -66,6 +66,10 @@ HAND_MADE = {
     "a list": lambda c, a, b, i: c.node(OP.ADD, gg.F32, (4, 3), (a, [1])),
     "a text": lambda c, a, b, i: c.node(OP.ADD, gg.F32, (4, 3), (a, a), view_of="a"),
     "offset": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 3), (a,), view_of=a, view_offs=0.5),
+    "view params": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 2), (a,), (99,), view_of=a),
+    "offset in params": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 2), (a,), view_of=a, view_offs=16),
+    "leaf params": lambda c, a, b, i: c.node(OP.NONE, gg.F32, (4, 2), (), (1,)),
+    "leaf view params": lambda c, a, b, i: c.node(OP.NONE, gg.F32, (4, 2), (), (1,), view_of=a),
     "nb": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 3), (a,), view_of=a, nb=(4,)),
 }
 
