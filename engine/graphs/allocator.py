@@ -134,31 +134,53 @@ class GraphAllocator:
         self._memory.grow(self.plan(graph, node_ids, leaf_ids, alloc_deps).chunk_sizes)
 
     def alloc_graph(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
-        """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
+        """Give every tensor of `graph` without memory its place; buffers grow when they have to.
+
+        After an error, also one of a buffer that is told what lies in it, no tensor has a place that it had not before.
+        """
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
-        self._forget_leaves()
         where = {}
         for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
                                             (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
             for t, b, c, o in zip(tensors, bufs.tolist(), chunks.tolist(), offs.tolist(), strict=True):
                 if b >= 0:
                     where[t.id] = (self._memory.chunks[b][c], o)
-        for t in graph.leafs:
-            if t.id in where and t.view_src is None:
-                buf, offs = where[t.id]
-                place(t, buf, offs)
-                self._owned.append(weakref.ref(t))
-        for t in graph.nodes:
-            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
-                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+        self._place_leaves([t for t in graph.leafs if t.id in where and t.view_src is None], where,
+                           lambda: self._tell_buffers(graph, where))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
         # of leaves the table knows: what is taken back there must not be found here
         self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
         self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
         graph.placement = Placement(self._where)
-        reset_buffers(buf for chunks in self._memory.chunks for buf in chunks)
-        if any(wants_tensors(buf) for chunks in self._memory.chunks for buf in chunks):
+
+    def _place_leaves(self, leafs, where, then):
+        """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
+        lie where they lay."""
+        before = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist(), t._holds["memory"]) for t in self._own_leaves()]
+        owned = list(self._owned)
+        self._forget_leaves()
+        try:
+            for t in leafs:
+                place(t, *where[t.id])
+                self._owned.append(weakref.ref(t))
+            then()
+        except BaseException:
+            self._forget_leaves()
+            self._owned[:] = owned
+            for t, at, memory in before:
+                TABLE.place(t.id, *at)
+                t._hold("memory", memory)
+            raise
+
+    def _tell_buffers(self, graph, where):
+        """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
+        for t in graph.nodes:
+            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
+                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+        buffers = [buf for chunks in self._memory.chunks for buf in chunks]
+        reset_buffers(buffers)
+        if any(map(wants_tensors, buffers)):
             for t in (*graph.leafs, *graph.nodes):
                 if t.id in where:
                     init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
