@@ -16,6 +16,7 @@ from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
 from ggjit.alloc.planners import Clock, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, ggml_plan
 from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.core.host_memory import asking
 
 PLANNERS = ("ggml", "ggml-2023", "best")
 
@@ -27,6 +28,7 @@ def _per_buffer(value, n, name):
     return out
 
 
+@asking("a memory plan")
 def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
                n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=()):
     """Place every tensor of a graph that has no memory yet.

@@ -22,6 +22,7 @@ import numpy as np
 from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
 from ggjit.ops.native.jit import exact, i64s, native, u8s
 
@@ -340,6 +341,7 @@ def memory_order(p, beam=8):
     return best
 
 
+@asking("an order of nodes")
 def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
     """node_ids in a legal order with at most as many live bytes at the peak as the given one.
 

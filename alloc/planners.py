@@ -21,6 +21,7 @@ from ggjit.alloc.problem import check_alignment, check_total
 from ggjit.alloc.search import FOUND, INFEASIBLE, CanonicalSearch, search
 from ggjit.alloc.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.native.jit import CACHE, i64s, native
 
 # local search
@@ -263,6 +264,7 @@ def _columns(lower, upper, size):
     return lo, hi, z
 
 
+@asking("a layout of buffers")
 def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None):
     """Offsets for buffers that are live on the half-open steps [lower, upper) and take `size` bytes.
 

@@ -1,7 +1,7 @@
 """Places for one tensor at a time: ggml's best fit of 2023 (rows A9.*) and its modern bump pointer (B3).
 
-Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.  The allocators that
-place tensors stand on these: engine/graphs/tensor_allocators.py.
+Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.  The allocators
+that place tensors stand on these: engine/graphs/tensor_allocators.py.
 
     base           aligned base                                     max_size = highest end ever, from base
     |  padding  |  a  |  b  |  free  |  c  |        tail (last resort)        |
@@ -24,6 +24,7 @@ from ggjit.alloc.free_list import (
 )
 from ggjit.alloc.problem import check_alignment
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import T_BUFFER, T_VIEW_SRC
 from ggjit.ops.native.jit import i64s, native
 
@@ -131,6 +132,7 @@ class BestFit:
         """Padded size."""
         return aligned_offset(0, int(nbytes), self.alignment)
 
+    @asking("a list of free blocks")
     def _room(self, n_blocks):
         """Make sure the list can hold n_blocks blocks; ggml stops at 256."""
         cap = int(self._state[CAP_BLOCKS])

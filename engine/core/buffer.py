@@ -29,6 +29,7 @@ from ggjit.ops.core.errors import (
 from ggjit.ops.core.record import T_BUFFER, T_OFFS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.weak import WeakValues
+from ggjit.ops.core.whole_numbers import is_whole
 
 _ids = itertools.count()
 _buffers = WeakValues()         # id -> Buffer, as the table names them; it is held by the tensors in it
@@ -73,7 +74,7 @@ class BufferType(Handle, HtmlRepr):
 
 def require_byte(value):
     """ParamError for what is no byte."""
-    if not isinstance(value, int) or not 0 <= value <= 255:
+    if not is_whole(value, 0, 255):
         raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
 
 

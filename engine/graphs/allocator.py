@@ -24,6 +24,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.context import Context
 
 
@@ -200,7 +201,7 @@ class GraphAllocator:
 
     def buffer_size(self, i=0):
         """Bytes held for buffer type i (the peak of the largest graph so far); 0 for a type that is listed before."""
-        if not isinstance(i, int) or not 0 <= i < len(self.bufts):
+        if not is_whole(i, 0, len(self.bufts) - 1):
             raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
         return self._memory.size(i) if self._index[i] == i else 0
 

@@ -71,8 +71,9 @@ class Results:
         for k in np.flatnonzero((rows[:, 0] == memory) & (rows[:, 1] < end) & (lo < rows[:, 2])).tolist():
             writer = writers[later + k]
             if self._overwrites(writer, t):
+                is_output = t.flags & FLAG_OUTPUT or t.id in self._output_ids
                 remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
-                    if t.flags & FLAG_OUTPUT or t.id in self._output_ids else "call gg.set_output on it before building the graph"
+                    if is_output else "call gg.set_output on it before building the graph"
                 by = "a copy between backends" if writer is None else self._name(writer)
                 raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {remedy}")
 

@@ -27,6 +27,7 @@ from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, StaleHandle
 from ggjit.ops.core.record import OP, T_BUFFER
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
 
@@ -79,7 +80,7 @@ class TensorAllocator(Handle):
         self.buft = expect(buft, BufferType, "TensorAllocator")
         least = checked_int(buft, "alignment")
         alignment = least if alignment is None else alignment
-        if not isinstance(alignment, int) or alignment % least:
+        if not is_whole(alignment, 1) or alignment % least:
             raise ParamError(f"alignment {alignment!r}: expected a multiple of {least}, which {buft.name} needs")
         self.owned = size is not None
         self.buffer = target if isinstance(target, Buffer) else \

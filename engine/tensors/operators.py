@@ -15,7 +15,6 @@ import operator
 
 import numpy as np
 
-from ggjit.core.arguments import whole
 from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.repeat import repeat_to
 from ggjit.ops.copying.view import offset_params, permute, reshape_to, transpose
@@ -24,6 +23,7 @@ from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeM
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
 from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.whole_numbers import whole
 from ggjit.ops.elementwise.binary import add, div, mul, sub
 from ggjit.ops.elementwise.constants import fill, scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE

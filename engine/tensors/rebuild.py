@@ -200,5 +200,5 @@ def _check_memory(t):
                          f"{describe(whole)} ({whole.nbytes} bytes)")
     params = offset_params(first) if t.op == OP.VIEW else ()
     if t.op_params.tolist() != [*params, *(0,) * (MAX_PARAMS - len(params))]:
-        raise ShapeError(f"{describe(t)}: params {t.op_params.tolist()}, the builder makes {list(params)}, the offset of "
-                         f"{first} bytes; use gg.view_4d")
+        raise ShapeError(f"{describe(t)}: params {t.op_params.tolist()}, the builder makes {list(params)}, the "
+                         f"offset of {first} bytes; use gg.view_4d")

@@ -12,6 +12,7 @@ from ggjit.ops.core.host_memory import asking, empty
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import jobs
 from ggjit.ops.native.jit import address_of, exact, kernel_address
 
@@ -87,9 +88,21 @@ def _writer(type, weighted):
     return kernel
 
 
+def _as_float32(values, what):
+    """Real numbers as a contiguous float32 array.  Errors: TypeMismatch, OutOfMemory."""
+    with asking(f"quantize: {what} as float32"):
+        try:
+            values = np.asarray(values)
+        except ValueError as e:                 # a ragged list
+            raise TypeMismatch(f"quantize: {what} is no array: {e}") from None
+        if values.dtype.kind not in "fiub":
+            raise TypeMismatch(f"quantize: {what} holds {values.dtype} values; convert them to real numbers first")
+        return np.ascontiguousarray(values, np.float32)
+
+
 def _importances(imatrix, k):
     """`imatrix` as float32 (k,)."""
-    imatrix = np.ascontiguousarray(imatrix, np.float32)
+    imatrix = _as_float32(imatrix, "imatrix")
     if imatrix.shape != (k,):
         raise ShapeError(f"quantize: imatrix has shape {imatrix.shape}, rows have {k} values; pass one weight each")
     good = (imatrix >= 0) & (imatrix < np.inf)
@@ -119,16 +132,15 @@ def quantize(type, array, imatrix=None):
 
     Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
     MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is no
-    multiple of the block or imatrix does not fit; ParamError for importances below 0 or not finite, and for values
-    that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a quantiser, or without one that needs no
-    imatrix.  Source: ggml_quantize_chunk.
+    multiple of the block or imatrix does not fit; TypeMismatch for what is no real number; ParamError for importances
+    below 0 or not finite, and for values that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a
+    quantiser, or without one that needs no imatrix.  Source: ggml_quantize_chunk.
     """
     type = _type(type)
     weighted = imatrix is not None
     searches = weighted and traits_of(type).quantize_weighted is not None
     kernel = _writer(type, searches)
-    with asking("quantize: the array as float32"):
-        array = np.ascontiguousarray(array, np.float32)
+    array = _as_float32(array, "the array")
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
     k = array.shape[-1]
@@ -150,7 +162,7 @@ def dequantize(type, raw, shape):
     """
     type = _type(type)
     kernel = _reader(type)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = (shape,) if is_whole(shape) else tuple(shape)
     if not shape or any(n < 0 for n in shape):
         raise ShapeError(f"dequantize: {shape} is no shape of rows")
     raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)

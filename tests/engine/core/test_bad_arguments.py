@@ -8,6 +8,7 @@ from helpers.timing import no_collector
 
 import ggjit as gg
 from ggjit.core.table import TABLE
+from ggjit.models.text.tokenizer import Tokenizer
 
 WRONG = (None, 5, "x", 1.5, [], object())
 CPU = gg.init_backend("CPU:n_threads=1")
@@ -185,7 +186,7 @@ def test_errors_of_a_users_callback_come_out_as_they_are(x):
     ("split forms take two tensors", lambda a: gg.glu_split(a, None, 2)),
     ("needs alpha and limit", lambda a: gg.glu(a, 3)), (r"set_output\(None\)", lambda a: gg.set_output(None)),
     (r"set_name\(None, 'x'\)", lambda a: gg.set_name(None, "x")),
-    (r"quantize\(<Type>, 'x'\)", lambda a: gg.quantize(gg.Q4_0, "x")),
+    ("quantize: the array holds <U1 values", lambda a: gg.quantize(gg.Q4_0, "x")),
     (r"alloc_ctx_tensors\(None, None\)", lambda a: gg.alloc_ctx_tensors(None, None)),
     (r"alloc_ctx_tensors\(<Context>, None\)", lambda a: gg.alloc_ctx_tensors(a.ctx, None)),
     ("buffer type 1 of 1", lambda a: gg.GraphAllocator(gg.init_backend("CPU")).buffer_size(1)),
@@ -214,6 +215,49 @@ def test_wrong_arguments_are_typed_errors_and_change_nothing(call, text):
             call(a)
         assert TABLE.n_alive() == alive
     assert len(ctx) == n and a.bytes() == before
+
+
+WHOLE = {
+    "n_threads": lambda n: gg.init_backend("CPU", n_threads=n).n_threads,
+    "n_threads set": lambda n: setattr(CPU, "n_threads", n) or CPU.n_threads,
+    "poll": lambda n: setattr(gg.threadpool(), "poll", n) or n,
+    "buffer_size": lambda n: gg.GraphAllocator([CPU, gg.init_backend("CPU")]).buffer_size(n),
+    "alloc_buffer": lambda n: CPU.alloc_buffer(n).size, "clear": lambda n: CPU.alloc_buffer(8).clear(n),
+    "TensorAllocator": lambda n: gg.TensorAllocator(CPU, n).buffer.size,
+    "alignment": lambda n: gg.TensorAllocator(CPU, 64, alignment=n if n is True else 32 * n).alignment,
+    "tensor_memset": lambda n: gg.tensor_memset(gg.new_f32(gg.Context(), 1.0), n),
+    "new_i32": lambda n: gg.new_i32(gg.Context(), n).numpy()[0],
+    "group_norm": lambda n: gg.group_norm(gg.new_f32(gg.Context(), 1.0), n, 1e-5).op_params[0],
+    "n_tasks": lambda n: gg.map_custom1(gg.new_f32(gg.Context(), 1.0), print, n).op_params[2],
+    "token id": lambda n: Vocabulary()._check_id(n)}
+
+
+class Vocabulary(Tokenizer):
+    n_vocab = 2
+
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
+def test_whole_numbers_are_those_of_python_and_numpy(use):
+    before, poll = CPU.n_threads, gg.threadpool().poll
+    try:
+        assert use(np.int64(1)) == use(1)
+        for bad in (True, 1.0, [1]):
+            with pytest.raises(gg.GgjitError, match="."):
+                use(bad)
+    finally:
+        CPU.n_threads, gg.threadpool().poll = before, poll
+
+
+@pytest.mark.parametrize("bad", [np.ones(32) * 1j, np.array(["1.5"] * 32), ["1"] * 32, [[1], [1, 2]],
+                                 np.array([object()] * 32), None])
+def test_quantize_takes_real_numbers(bad):
+    for name, call in (("the array", lambda: gg.quantize(gg.Q8_0, bad)),
+                       ("imatrix", lambda: gg.quantize(gg.Q4_0, np.ones(32, np.float32), [1j] * 32))):
+        with pytest.raises(gg.TypeMismatch, match=f"quantize.*{name} (holds|is no array)"):
+            call()
 
 
 def test_numbers_that_do_not_fit_a_record_lose_nothing():

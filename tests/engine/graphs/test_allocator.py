@@ -197,7 +197,10 @@ def test_a_scheduler_tells_buffers_anew_after_one_refused(k):
     device = devices.Slots(host=True)
     sched = gg.Scheduler([device.init_backend(), gg.init_backend("CPU", n_threads=1)])
     x = gg.from_numpy(gg.Context(), array(16))
-    graph = gg.Graph(gg.set_name(gg.scale(gg.set_name(gg.scale(gg.set_name(gg.scale(x, 3.0), "a"), 2.0), "b"), 2.0), "c"))
+    y = x
+    for name, factor in (("a", 3.0), ("b", 2.0), ("c", 2.0)):
+        y = gg.set_name(gg.scale(y, factor), name)
+    graph = gg.Graph(y)
     told = failing(device, k)
     with pytest.raises(RuntimeError, match="driver lost"):
         sched.graph_compute(graph)

@@ -288,5 +288,5 @@ def test_there_is_one_of_each():
     assert not {"Allocr", "TensorAllocator"} & set(vars(gg.alloc)), "no name is set from outside"
     for module in (tensor_alloc, legacy):
         assert not [n for n in vars(module) if n in ("Allocr", "TensorAllocator") or n.startswith("from_")]
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        gg.alloc.Nothing
+    with pytest.raises(AttributeError, match="has no attribute 'allocr'"):
+        gg.alloc.allocr()
