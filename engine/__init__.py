@@ -28,6 +28,7 @@ from ggjit import alloc
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
+from ggjit.core import forking as _forking  # registers what a forked child has to do
 from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
 from ggjit.core.events import Event, event_free, event_new, event_record, event_synchronize, event_wait

@@ -217,7 +217,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         if self.type.block > 1 or self.type is BF16:
             if not contiguous:
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
-            buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
+            buf.set_tensor(self, quantize(self.type, a).reshape(-1), 0)
         elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
             raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
         elif self.type.dtype.kind == "i" and a.size and not _in_range(a, self.type.dtype):

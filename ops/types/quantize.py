@@ -1,6 +1,6 @@
 """gg.quantize and gg.dequantize: whole arrays between float32 and the bytes of a tensor type.
 
-They run on the thread pool, row by row, and Ctrl-C ends them.
+They run on the thread pool, piece by piece, and Ctrl-C ends them: a piece is a row or a part of one.
 """
 import functools
 import math
@@ -16,6 +16,9 @@ from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import jobs
 from ggjit.ops.native.jit import address_of, exact, kernel_address
 
+# with importances these look at the mean square of the whole row; everything else is done block by block
+_ROW_WIDE = ("q4_0", "q4_1", "q5_0", "q5_1")
+AT_ONCE = 1 << 20               # elements that one call of NumPy works on
 _LOWER = {name.lower(): t for name, t in BY_NAME.items()}
 
 
@@ -32,6 +35,14 @@ def _row_nbytes(type, k):
         raise ShapeError(f"{type!r} packs {type.block} values a block: the last dimension, {k}, must be a multiple; "
                          f"pad it or choose another type")
     return type.row_nbytes(k)
+
+
+def _n_pieces(type, k):
+    """Into how many pieces of equal length a row of k elements is cut, so that none takes long."""
+    n_blocks, most = k // type.block, max(1, jobs.CHUNK_ELEMENTS // type.block)
+    if n_blocks <= most:
+        return 1
+    return next(n_blocks // size for size in range(most, 0, -1) if n_blocks % size == 0)
 
 
 def _run(kernel, name, type, rows, k, *params):
@@ -59,7 +70,7 @@ def _reader(type):
 
 
 def _row_writer(type, weighted):
-    """jitted (src, dst, k, weights, table); those a type has no use for are not looked at."""
+    """jitted (src, dst, k, weights, table) of a piece; those a type has no use for are not looked at."""
     traits = traits_of(type)
     if traits.quantize_grid:
         return traits.quantize_grid.quantise
@@ -73,16 +84,18 @@ def _row_writer(type, weighted):
 
 @functools.cache
 def _writer(type, weighted):
-    """Kernel of a job (rows, k, src, dst, weights, table): float32 rows, one after the other -> the type."""
+    """Kernel of a job (pieces, k, src, dst, weights, table, n): float32 pieces of k elements, n of them a row, one after
+    the other -> the type."""
     convert, nbytes, block = _row_writer(type, weighted), type.nbytes, type.block
 
     def kernel(node, ith, nth, sync):
         rows, k, src, dst = jobs.param(node, 0), jobs.param(node, 1), jobs.param(node, 2), jobs.param(node, 3)
-        weights, table = jobs.param(node, 4), jobs.param(node, 5)
+        weights, table, n = jobs.param(node, 4), jobs.param(node, 5), jobs.param(node, 6)
         first = jobs.next_chunk(node, ith, nth, sync, k, rows)
         while first < rows:
             for r in range(first, min(first + jobs.rows_at_once(k), rows)):
-                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights, table)
+                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights + 4 * k * (r % n),
+                        table)
             first = jobs.next_chunk(node, ith, nth, sync, k, rows)
         return OK
     return kernel
@@ -97,7 +110,14 @@ def _as_float32(values, what):
             raise TypeMismatch(f"quantize: {what} is no array: {e}") from None
         if values.dtype.kind not in "fiub":
             raise TypeMismatch(f"quantize: {what} holds {values.dtype} values; convert them to real numbers first")
-        return np.ascontiguousarray(values, np.float32)
+        if values.dtype == np.float32 and values.flags.c_contiguous and values.ndim:
+            return values
+        out = empty(values.shape or (1,), np.float32, f"quantize: {what}")
+        with np.nditer([values.reshape(out.shape), out], ["external_loop", "buffered", "zerosize_ok"],
+                       [["readonly"], ["writeonly"]], order="C", casting="unsafe", buffersize=AT_ONCE) as parts:
+            for some, numbers in parts:             # between two of them Ctrl-C comes in
+                numbers[...] = some
+        return out
 
 
 def _importances(imatrix, k):
@@ -120,10 +140,12 @@ def _grid_table(type, array, weighted):
     if grid.needs_importances and not weighted:
         raise NotSupported(f"{type!r} cannot be written without importances: pass gg.quantize(..., imatrix=), a weight "
                            f"for each column (ones where nothing is known); a tensor takes the result by set_bytes")
-    finite = np.isfinite(array)
-    if not finite.all():
-        where = tuple(map(int, np.unravel_index(finite.argmin(), array.shape)))
-        raise ParamError(f"quantize: {type!r} takes finite values, the array has {array[where]} at {where}")
+    flat = array.reshape(-1)
+    for first in range(0, flat.size, AT_ONCE):
+        finite = np.isfinite(flat[first:first + AT_ONCE])
+        if not finite.all():
+            where = tuple(map(int, np.unravel_index(first + finite.argmin(), array.shape)))
+            raise ParamError(f"quantize: {type!r} takes finite values, the array has {array[where]} at {where}")
     return grid.grid.table
 
 
@@ -146,11 +168,12 @@ def quantize(type, array, imatrix=None):
     k = array.shape[-1]
     nbytes = _row_nbytes(type, k)
     weights = _importances(imatrix, k) if weighted else 0
-    with asking("quantize: a look at the values", array.size):
+    with asking("quantize: a look at the values", min(array.size, AT_ONCE)):
         table = _grid_table(type, array, weighted)
     out = empty((*array.shape[:-1], nbytes), np.uint8, "quantize")
-    _run(kernel, "quantize_weighted" if searches else "quantize", type, math.prod(array.shape[:-1]), k, array, out,
-         weights, table)
+    n = 1 if searches and type.name in _ROW_WIDE else _n_pieces(type, k)
+    _run(kernel, "quantize_weighted" if searches else "quantize", type, n * math.prod(array.shape[:-1]), k // n, array,
+         out, weights, table, n)
     return out
 
 
@@ -172,5 +195,6 @@ def dequantize(type, raw, shape):
     if raw.size != want:
         raise ShapeError(f"dequantize: shape {shape} of {type!r} takes {want} bytes, got {raw.size}")
     out = empty(shape, np.float32, "dequantize")
-    _run(kernel, "dequantize", type, math.prod(shape[:-1]), shape[-1], raw, out)
+    n = _n_pieces(type, shape[-1])
+    _run(kernel, "dequantize", type, n * math.prod(shape[:-1]), shape[-1] // n, raw, out)
     return out

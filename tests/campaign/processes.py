@@ -22,7 +22,12 @@ def long_compute(rng):
 
 
 def quantising(rng):
-    return gg.quantize(gg.Q4_K, np.ones((256, 2048), np.float32))
+    """Rows and one long row, of float32 and of what has to be converted, with importances and without."""
+    type = (gg.Q4_K, gg.Q4_0, gg.Q8_0, gg.IQ3_S, gg.Q6_K)[int(rng.integers(5))]
+    a = np.linspace(-1, 1, 1 << 19, dtype=(np.float32, np.float64)[int(rng.integers(2))])
+    a = a.reshape((256, 2048) if rng.integers(2) else (1, -1))
+    raw = gg.quantize(type, a, np.ones(a.shape[-1]) if rng.integers(2) else None)
+    return np.append(raw, gg.dequantize(type, raw, a.shape).view(np.uint8))
 
 
 WORKS = (*memory.WORKS, long_compute, quantising)
