@@ -192,10 +192,9 @@ class Problem:
         buft[self.n_nodes:] = 0 if leaf_buffers is None else leaf_buffers
         info = np.zeros(3, np.int64)
         own = 0 if own is None else np.ascontiguousarray(own, np.int64)
+        outputs = _ids("outputs", outputs)
         self._raise(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
-                             own, info), info)
-        if len(outputs):
-            self.col(col.FLAGS)[np.isin(ids, outputs)] |= col.OUTPUT
+                             own, outputs, len(outputs), info), info)
 
     def col(self, k):
         return col.column(self.ws, self.m, k)

@@ -1,6 +1,6 @@
 """Locks of cached properties in a forked child.
 
-In Python 3.11 each `functools.cached_property` has a lock, held while its function runs, for all instances.  Kernels are
+In Python 3.11 each `functools.cached_property` has a lock for all instances, held while its function runs.  Kernels are
 compiled inside of some, here and in Numba: a child that was forked meanwhile would wait for a thread it does not have.
 Python 3.12 has no such lock.
 """

@@ -84,8 +84,8 @@ def _row_writer(type, weighted):
 
 @functools.cache
 def _writer(type, weighted):
-    """Kernel of a job (pieces, k, src, dst, weights, table, n): float32 pieces of k elements, n of them a row, one after
-    the other -> the type."""
+    """Kernel of a job (pieces, k, src, dst, weights, table, n): float32 pieces of k elements, n of them a row -> the
+    type."""
     convert, nbytes, block = _row_writer(type, weighted), type.nbytes, type.block
 
     def kernel(node, ith, nth, sync):
