@@ -14,7 +14,7 @@ import numpy as np
 from ggjit.alloc import columns as col
 from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
 from ggjit.alloc.planners import Clock, plan_offsets
-from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, ggml_plan
+from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import asking
 
@@ -49,6 +49,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     """
     if planner not in PLANNERS:
         raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
+    check_time_limit(time_limit)
     if parse_seq is not None and planner != "ggml-2023":
         raise ParamError(f"parse_seq belongs to planner 'ggml-2023', not to {planner!r}")
     alignments = [check_alignment(a) for a in _per_buffer(alignment, n_buffers, "alignment")]

@@ -3,7 +3,7 @@ import numpy as np
 
 from ggjit.alloc import columns as col
 from ggjit.alloc.placement import chunk_sizes
-from ggjit.alloc.problem import IN_PLACE_2023, Problem
+from ggjit.alloc.problem import IN_PLACE_2023, Problem, check_ids
 from ggjit.alloc.tensor_alloc import stacked
 from ggjit.ops.core.errors import ShapeError
 from ggjit.ops.core.host_memory import asking
@@ -21,7 +21,7 @@ class GraphAllocator2023:
 
     def set_parse_seq(self, seq):
         """Explicit order as node positions, -1 for barriers; an empty list turns it off (A10.03)."""
-        seq = np.array(seq, np.int64)
+        seq = check_ids("parse_seq", seq)
         self.parse_seq = seq if len(seq) else None
 
     def alloc_graph(self, talloc, table, node_ids, leaf_ids, sizes):

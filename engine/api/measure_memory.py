@@ -9,7 +9,9 @@ from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.order import reorder
 from ggjit.alloc.report import MeasureReport
 from ggjit.api.registry import init_backend
+from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
+from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph
@@ -36,7 +38,7 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     if order not in ("graph", "memory"):
         raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
     target = target if target is not None else init_backend("CPU")
-    buft = target.default_buffer_type if isinstance(target, Backend) else target
+    buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, "measure: target")
     node_ids = graph.node_ids
     sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
     in_place = in_place_table(planner != "ggml-2023")

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.alloc.problem import check_time_limit
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
@@ -19,13 +20,14 @@ from ggjit.core.slots import checked_int
 from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
-from ggjit.ops.core.errors import NotAllocated, ParamError
+from ggjit.ops.core.errors import NotAllocated, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.context import Context
+from ggjit.tensors.tensor import Tensor
 
 
 class Placement:
@@ -40,6 +42,9 @@ class Placement:
 
 def _markers(graph, alloc_deps):
     """[(number of the node it stands before, marker)]: views without op that keep tensors alive (as a scheduler's)."""
+    for pair in expect(alloc_deps, (list, tuple), "alloc_deps"):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
+            raise TypeMismatch(f"alloc_deps holds pairs of tensors (tensor, until), got {pair!r}")
     if not alloc_deps:
         return []
     at, known, ctx, marks = {t.id: i for i, t in enumerate(graph.nodes)}, set(graph.leaf_ids.tolist()), Context(), []
@@ -77,6 +82,7 @@ class GraphAllocator:
         for b in self.bufts:
             if not isinstance(b, BufferType):
                 raise ParamError(f"GraphAllocator takes a backend or buffer types, got {b!r}")
+        check_time_limit(time_limit)
         # equal buffer types share one buffer, as in ggml
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
@@ -124,10 +130,10 @@ class GraphAllocator:
     def _ids(self, ids, tensors):
         if ids is None:
             return np.zeros(len(tensors), np.int64)
-        if len(ids) != len(tensors):
+        if len(expect(ids, (list, tuple, np.ndarray), "buffer ids")) != len(tensors):
             raise ParamError(f"{len(ids)} buffer ids for {len(tensors)} tensors")
-        if len(ids) and not 0 <= min(ids) <= max(ids) < len(self.bufts):
-            raise ParamError(f"buffer ids must lie in 0..{len(self.bufts) - 1}")
+        if not all(is_whole(i, 0, len(self.bufts) - 1) for i in ids):
+            raise ParamError(f"buffer ids must be integers in 0..{len(self.bufts) - 1}")
         return np.array([self._index[i] for i in ids], np.int64)
 
     def reserve(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
@@ -207,6 +213,7 @@ class GraphAllocator:
 
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""
+        expect(t, Tensor, "placement")
         mine = self._lives.get(t.id) == t.generation        # else a later tensor in the same row of the table
         where = self._where.get(t.id) if mine else None
         where = where or t._where()

@@ -29,8 +29,8 @@ class Graph(HtmlRepr):
     order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
     It respects every read and write of every storage, so the results are the same bit for bit.
     """
-    outputs, nodes, leafs, node_ids, leaf_ids = (
-        Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(5))
+    outputs, nodes, leafs, node_ids, leaf_ids, output_ids = (
+        Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     def __init__(self, *outputs, order="graph"):
@@ -69,7 +69,7 @@ class Graph(HtmlRepr):
     def _keep(self, tensors):
         """Their values stay to the end of a run; for views that means the memory of their bases."""
         ids = {x.id for t in tensors for x in (t, t.base)}
-        self.output_ids = np.array(sorted(ids), np.int64)
+        self.__dict__["output_ids"] = fixed_array(np.array(sorted(ids), np.int64))
 
     def check_alive(self):
         """StaleHandle, if a context of its tensors was freed."""

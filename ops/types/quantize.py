@@ -94,8 +94,8 @@ def _writer(type, weighted):
         first = jobs.next_chunk(node, ith, nth, sync, k, rows)
         while first < rows:
             for r in range(first, min(first + jobs.rows_at_once(k), rows)):
-                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights + 4 * k * (r % n),
-                        table)
+                own = weights + 4 * k * (r % n) if weights != 0 else 0         # 0: there are none
+                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, own, table)
             first = jobs.next_chunk(node, ith, nth, sync, k, rows)
         return OK
     return kernel

@@ -51,6 +51,7 @@ def serve(kind, first, last):
 
     case, out = case_of(kind), os.dup(1)
     os.dup2(2, 1)                                       # what a case prints is no outcome
+    signal.signal(signal.SIGINT, signal.default_int_handler)        # shells ignore it for what runs in the background
     for seed in range(first, last):
         os.write(out, f"{seed} begun\n".encode())
         try:
@@ -169,7 +170,8 @@ def report(done, first, jobs):
     lines = [f"- {kind} {seed}: {outcome} {detail}" for kind, (_, finds, _) in done.items()
              for seed, outcome, detail in finds]
     return (f"# Campaign\n\nRandom cases, tried in child processes (tests/campaign).  This run had {total:,}, from "
-            f"number {first:,} on of every kind, with {jobs} children side by side; it is {part}.\n\n{as_markdown(done)}\n\n"
+            f"number {first:,} on of every kind, with {jobs} children side by side; it is {part}."
+            f"\n\n{as_markdown(done)}\n\n"
             + ("Found:\n\n" + "\n".join(lines) if lines else "Nothing was found.") + "\n")
 
 

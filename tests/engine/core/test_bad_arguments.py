@@ -271,3 +271,41 @@ def test_numbers_that_do_not_fit_a_record_lose_nothing():
             with pytest.raises(gg.GgjitError, match="is too large: ne"):
                 make()
     assert TABLE.n_alive() == alive
+
+
+PLACING = {
+    "node_ids": lambda g: ALLOCATOR.alloc_graph(g, node_ids=[0.5]),
+    "node_ids text": lambda g: ALLOCATOR.reserve(g, "a"),
+    "node_ids int": lambda g: ALLOCATOR.plan(g, 3), "leaf_ids": lambda g: ALLOCATOR.plan(g, None, [None]),
+    "alloc_deps": lambda g: ALLOCATOR.plan(g, alloc_deps=5),
+    "alloc_deps item": lambda g: ALLOCATOR.plan(g, alloc_deps=[1]),
+    "alloc_deps text": lambda g: ALLOCATOR.plan(g, alloc_deps=[("a", "b")]),
+    "placement": lambda g: ALLOCATOR.placement(None),
+    "time_limit": lambda g: gg.GraphAllocator(CPU, "best", time_limit="x"),
+    "time_limit nan": lambda g: gg.measure(g, time_limit=float("nan")), "target": lambda g: gg.measure(g, target=3),
+    "rules": lambda g: gg.Scheduler([CPU], rules=[]), "plan.numpy": lambda g: planned(g).numpy("x"),
+    "compute_and_read": lambda g: planned(g).compute_and_read(None),
+    "run_nodes": lambda g: planned(g).run_nodes(-1, 99),
+    "plan's placement": lambda g: CPU.graph_plan_create(g, placement=3),
+    "parse_seq": lambda g: gg.Allocr.new_measure().set_parse_seq("x"),
+    "parse_seq floats": lambda g: gg.Allocr.new_measure().set_parse_seq([0.5]),
+    "plan_offsets alignment": lambda g: gg.alloc.plan_offsets([0], [1], [1], alignment="x"),
+    "plan_offsets half": lambda g: gg.alloc.plan_offsets([0], [1], [1], alignment=32.5),
+    "plan_offsets capacity": lambda g: gg.alloc.plan_offsets([0], [1], [1], capacity="x"),
+    "plan_offsets time": lambda g: gg.alloc.plan_offsets([0], [1], [1], time_limit="x")}
+ALLOCATOR = gg.GraphAllocator(CPU)
+
+
+def planned(graph):
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    return CPU.graph_plan_create(graph)
+
+
+@pytest.mark.parametrize("use", PLACING.values(), ids=PLACING)
+def test_allocators_and_plans_refuse_what_they_cannot_use(use, x):
+    graph = graph_of(x)
+    with pytest.raises(gg.GgjitError, match=r"expected|takes|integers|holds pairs|nodes -1 to 99"):
+        use(graph)
+    ALLOCATOR.alloc_graph(graph)
+    CPU.graph_compute(graph)
+    assert graph.outputs[0].numpy().shape == (4, 8)

@@ -104,7 +104,7 @@ def test_quantising_a_large_array(ctrl_c_after):
     assert set(t.bytes(0, 1000)) == {7}
 
 
-@pytest.mark.parametrize("type", [gg.Q4_K, gg.Q4_0, gg.Q5_1, gg.IQ4_NL, gg.IQ2_XXS, gg.F16], ids=repr)
+@pytest.mark.parametrize("type", [gg.Q4_K, gg.Q4_0, gg.Q5_1, gg.IQ4_NL, gg.IQ2_XXS, gg.IQ3_S, gg.F16], ids=repr)
 @pytest.mark.parametrize("n_blocks", [67, 128])
 def test_long_rows_are_quantised_in_pieces(type, n_blocks):
     """With the same bytes as whole rows, and importances of their own columns."""

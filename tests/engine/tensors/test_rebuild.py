@@ -117,12 +117,12 @@ def test_buffers_and_graphs_cannot_be_changed():
         with pytest.raises(gg.ReadOnly, match=rf"\.{name} .*cannot be"):
             setattr(buf, name, np.zeros(1 << 10, np.uint8))
     graph = gg.Graph(gg.add(a, a))
-    for name in ("nodes", "leafs", "outputs", "node_ids", "leaf_ids"):
+    for name in ("nodes", "leafs", "outputs", "node_ids", "leaf_ids", "output_ids"):
         with pytest.raises(gg.ReadOnly, match=rf"\.{name} cannot be set; .*gg.Graph"):
             setattr(graph, name, getattr(graph, name))
         with pytest.raises(gg.ReadOnly, match="cannot be deleted"):
             delattr(graph, name)
-    for ids in (graph.node_ids, graph.leaf_ids):
+    for ids in (graph.node_ids, graph.leaf_ids, graph.output_ids):
         with pytest.raises(ValueError, match="read-only"):
             ids[0] = 0
     for change in (lambda x: x.append(a), lambda x: x.clear(), lambda x: x.__setitem__(0, a), lambda x: x.sort(),
