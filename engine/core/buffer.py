@@ -91,16 +91,17 @@ class Buffer(Handle, HtmlRepr):
     base = 0                        # address of byte 0
     id = Fixed("it is the number by which the table names the buffer")
 
+    _owns_memory = True
     _made = _dying = _free_begun = _free_ended = False
 
-    def __init_subclass__(cls, owns_memory=True, **kwargs):
+    def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         count_writes(cls, _WRITING_SLOTS)
         if "__init__" in vars(cls):
             cls.__init__ = _noting_that_it_is_made(cls.__init__)
         if "free" in vars(cls):
             cls.free = _free_once(cls.free)
-            if owns_memory and "__del__" not in vars(cls):
+            if cls._owns_memory and "__del__" not in vars(cls):
                 cls.__del__ = _free_at_death
 
     def __init__(self, buft, size):
@@ -317,12 +318,14 @@ class _Memory:
         self.array, self.__array_interface__ = array, array.__array_interface__
 
 
-class MultiBuffer(Buffer, owns_memory=False):
+class MultiBuffer(Buffer):
     """Several buffers under one handle (ggml_backend_multi_buffer): clear, usage and free reach every member.
 
     It only groups: tensors lie in the members, so it has no address and no tensor slots.  size: the members' sum;
     buffer type: that of the first member.
     """
+
+    _owns_memory = False
 
     def __init__(self, buffers):
         buffers = tuple(buffers) if isinstance(buffers, list | tuple) else ()
