@@ -84,11 +84,11 @@ def ctrl_c_after():
 
 def test_quantising_a_large_array(ctrl_c_after):
     """It takes seconds, also where the array is one row or has to be converted; the tensor keeps what it held."""
-    a, weights = np.ones((8192, 4096), np.float32), np.ones(4096, np.float32)
-    row, wide = a.reshape(1, -1), np.ones((4096, 4096))
+    a, weights = np.ones((2048, 4096), np.float32), np.ones(4096, np.float32)
+    row, wide = a.reshape(1, -1), np.ones((1024, 4096))
     gg.quantize(gg.Q4_K, a[:1], weights)
     gg.quantize(gg.IQ3_S, a[:1, :256])
-    t = gg.Context().new_tensor(gg.Q4_K, (4096, 8192))
+    t = gg.Context().new_tensor(gg.Q4_K, (4096, 2048))
     gg.tensor_alloc(gg.init_backend("CPU").alloc_buffer(t.nbytes), t, 0)
     gg.tensor_memset(t, 7)
     for work in (lambda: gg.quantize(gg.Q4_K, a, weights), lambda: t.set(a), lambda: gg.quantize(gg.Q4_K, row),
