@@ -9,14 +9,28 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     order.py            execution orders that need less memory
     validate.py         checks plans, independently of the planners
 
-Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023; those that place tensors are gg.TensorAllocator and
-gg.Allocr, in engine/graphs/tensor_allocators.py), csvio.py (offset problems as files), report.py and
+Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023), csvio.py (offset problems as files), report.py and
 plots.py (a plan as text and pictures).
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
+import sys as _sys
+
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.planners import Layout, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError, GraphPlan
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
+
+_PLACE_TENSORS = ("Allocr", "TensorAllocator")
+
+
+def __getattr__(name):
+    """The allocators that place tensors are the package's: gg.alloc.TensorAllocator is gg.TensorAllocator."""
+    if name in _PLACE_TENSORS:
+        return getattr(_sys.modules["ggjit"], name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted((*globals(), *_PLACE_TENSORS))

@@ -9,6 +9,7 @@ import numpy as np
 
 from ggjit.alloc.planners import plan_offsets
 from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.whole_file import whole_file
 
 COLUMNS = ("id", "lower", "upper", "size")
@@ -81,6 +82,7 @@ def defused(cell):
     return cell
 
 
+@asking("a problem from a file")
 def run_plan_csv(in_path, out_path=None, capacity=None, time_limit=1.0):
     """Plan a CSV file; writes out_path (with offsets, also when over capacity) and returns
     {"peak", "lower_bound", "fits", "seconds", "planner", "n_buffers"}: bytes, bytes, one of "fits", "does not fit",

@@ -14,8 +14,9 @@ import numpy as np
 from ggjit.alloc import columns as col
 from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
 from ggjit.alloc.planners import Clock, plan_offsets
-from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, ggml_plan
+from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
 from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.core.host_memory import asking
 
 PLANNERS = ("ggml", "ggml-2023", "best")
 
@@ -27,8 +28,9 @@ def _per_buffer(value, n, name):
     return out
 
 
+@asking("a memory plan")
 def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
-               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0):
+               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=()):
     """Place every tensor of a graph that has no memory yet.
 
     table        int64 matrix, one TENSOR record per row (ggjit.ops.core.record); a tensor is external when it, or the
@@ -41,11 +43,13 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     in_place     bool array by op number; default: the set of the chosen ggml version
     parse_seq    "ggml-2023" only: node positions, -1 for barriers
     time_limit   seconds "best" may search
+    outputs      table rows that are kept to the end, as those with FLAG_OUTPUT are
 
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
     """
     if planner not in PLANNERS:
         raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
+    check_time_limit(time_limit)
     if parse_seq is not None and planner != "ggml-2023":
         raise ParamError(f"parse_seq belongs to planner 'ggml-2023', not to {planner!r}")
     alignments = [check_alignment(a) for a in _per_buffer(alignment, n_buffers, "alignment")]
@@ -56,7 +60,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
         in_place = IN_PLACE_2023 if planner == "ggml-2023" else IN_PLACE_OPS
     in_place = np.ascontiguousarray(in_place, np.uint8)
     make = functools.partial(Problem, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers,
-                             in_place)
+                             in_place, outputs=outputs)
     if planner == "best":
         return best_plan(make, limits, time_limit)
     return ggml_plan(make(), planner, limits, parse_seq)

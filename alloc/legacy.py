@@ -1,17 +1,18 @@
-"""The graph allocator of 2023 over tensor allocators (rows A10.*), and the wrapper `ggml_allocr` (rows A11.*)."""
+"""The graph allocator of 2023, which goes on from the state that places for single tensors are in (rows A10.*)."""
 import numpy as np
 
 from ggjit.alloc import columns as col
 from ggjit.alloc.placement import chunk_sizes
-from ggjit.alloc.problem import IN_PLACE_2023, Problem
-from ggjit.alloc.tensor_alloc import TensorAllocator, stacked
+from ggjit.alloc.problem import IN_PLACE_2023, Problem, check_ids
+from ggjit.alloc.tensor_alloc import stacked
 from ggjit.ops.core.errors import ShapeError
+from ggjit.ops.core.host_memory import asking
 
 
 class GraphAllocator2023:
-    """`ggml_gallocr` of 2023: plans a graph into tensor allocators, going on from the state they are in.
+    """`ggml_gallocr` of 2023: plans a graph into `BestFit` allocators, going on from the state they are in.
 
-    Memory a tensor got from one of the allocators beforehand counts as owned: it may be reused in place and freed.
+    Memory a tensor got from one of them beforehand counts as owned: it may be reused in place and freed.
     An error leaves every allocator as it was.
     """
 
@@ -20,7 +21,7 @@ class GraphAllocator2023:
 
     def set_parse_seq(self, seq):
         """Explicit order as node positions, -1 for barriers; an empty list turns it off (A10.03)."""
-        seq = np.array(seq, np.int64)
+        seq = check_ids("parse_seq", seq)
         self.parse_seq = seq if len(seq) else None
 
     def alloc_graph(self, talloc, table, node_ids, leaf_ids, sizes):
@@ -28,6 +29,7 @@ class GraphAllocator2023:
         plan = self.alloc_graph_n([talloc], table, node_ids, leaf_ids, sizes)
         return talloc.max_size, plan
 
+    @asking("a memory plan")
     def alloc_graph_n(self, tallocs, table, node_ids, leaf_ids, sizes, node_tallocs=None, leaf_tallocs=None):
         """An allocator per tensor (A10.15): node_tallocs, leaf_tallocs are numbers into `tallocs`, None: all 0.
 
@@ -71,8 +73,6 @@ class GraphAllocator2023:
         for i, b, o, s in zip(ids.tolist(), buffer.tolist(), offs.tolist(), size.tolist(), strict=True):
             if b >= 0:
                 tallocs[b].own.setdefault(i, (o, s))
-                if tallocs[b].init_tensor and not tallocs[b].is_measure:
-                    tallocs[b].init_tensor(i, o, s)
         planned = set(plan.a_id.tolist())
         for t in tallocs:
             t.live = {i: v for i, v in t.live.items() if i not in planned}
@@ -101,50 +101,3 @@ def maxima(plan, buffer=0, above=0):
         else:
             live[a] = nbytes
     return out
-
-
-class Allocr:
-    """`ggml_allocr`: one tensor allocator and one graph allocator (A11.01).  Constructors as TensorAllocator's:
-    Allocr(size, alignment), Allocr.measure(alignment), Allocr.from_buffer(buffer), Allocr.from_backend(backend, size),
-    Allocr.measure_from_backend(backend) (A11.02); the rest forwards (A11.03 - A11.05)."""
-
-    def __init__(self, size=None, alignment=32, talloc=None, **kw):
-        self.talloc = talloc or TensorAllocator(size, alignment, **kw)
-        self.galloc = GraphAllocator2023()
-
-    @classmethod
-    def measure(cls, alignment=32):
-        return cls(talloc=TensorAllocator.measure(alignment))
-
-    @classmethod
-    def from_buffer(cls, buffer):
-        return cls(talloc=TensorAllocator.from_buffer(buffer))
-
-    @classmethod
-    def from_backend(cls, backend, size):
-        return cls(talloc=TensorAllocator.from_backend(backend, size))
-
-    @classmethod
-    def measure_from_backend(cls, backend):
-        return cls(talloc=TensorAllocator.measure_from_backend(backend))
-
-    buffer = property(lambda self: self.talloc.buffer)
-    is_measure = property(lambda self: self.talloc.is_measure)
-    max_size = property(lambda self: self.talloc.max_size)
-
-    def set_parse_seq(self, seq):
-        self.galloc.set_parse_seq(seq)
-
-    def reset(self):
-        self.talloc.reset()
-
-    def alloc(self, i, nbytes, table=None):
-        return self.talloc.alloc(i, nbytes, table)
-
-    def alloc_graph(self, table, node_ids, leaf_ids, sizes):
-        """max_size after placing the graph; the placement is in .plan."""
-        size, self.plan = self.galloc.alloc_graph(self.talloc, table, node_ids, leaf_ids, sizes)
-        return size
-
-    def free(self):
-        self.talloc.free()

@@ -127,11 +127,12 @@ def _find_sources(t, w, m, n_nodes, n_rows, slots, mask, bad):
     return col.OK
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def localize(table, n_rows, ws, m, n_nodes, inplace, n_inplace, n_buffers, own_ids, info):
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def localize(table, n_rows, ws, m, n_nodes, inplace, n_inplace, n_buffers, own_ids, outputs, n_outputs, info):
     """Fill the tensor columns and SRC from the table.  ID, SIZE and BUFT are filled in by the caller.
 
     own_ids: M words, non-zero where a tensor with a buffer belongs to the allocator itself (2023 wrapper), or 0.
+    outputs: ids of tensors that are kept to the end; those that are not in the graph do not matter.
     info[0..1]: the offending ids.  Sources that are not in the graph are fine when they have memory elsewhere.
     """
     t, w, bad = i64s(table, n_rows * rec.T_WORDS), i64s(ws, (col.SRC + rec.MAX_SRC) * m), i64s(info, 2)
@@ -145,6 +146,11 @@ def localize(table, n_rows, ws, m, n_nodes, inplace, n_inplace, n_buffers, own_i
     status = _find_roots(t, w, m, n_rows, u8s(inplace, n_inplace), n_inplace, slots, mask, bad)
     if status != col.OK:
         return status
+    kept = i64s(outputs, n_outputs)
+    for k in range(n_outputs):
+        i = _local(slots, mask, kept[k])
+        if i >= 0:
+            w[col.FLAGS * m + i] |= col.OUTPUT
     if own_ids != 0:
         own = i64s(own_ids, m)
         for i in range(m):

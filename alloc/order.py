@@ -22,6 +22,7 @@ import numpy as np
 from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
 from ggjit.ops.native.jit import exact, i64s, native, u8s
 
@@ -340,17 +341,19 @@ def memory_order(p, beam=8):
     return best
 
 
-def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None):
+@asking("an order of nodes")
+def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
     """node_ids in a legal order with at most as many live bytes at the peak as the given one.
 
     Arguments as plan_graph's; sizes = (node sizes, leaf sizes).  The given order comes back when none better is found.
     """
     in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
     node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
-    order, _ = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place), beam)
+    order, _ = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place, outputs=outputs), beam)
 
     def most_live(pick):
-        plan = plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place)
+        plan = plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place,
+                          outputs=outputs)
         return plan.lower_bound
     given = np.arange(len(node_ids))
     return node_ids[order] if most_live(order) < most_live(given) else node_ids

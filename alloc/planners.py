@@ -17,10 +17,12 @@ import numpy as np
 
 from ggjit.alloc import greedy
 from ggjit.alloc.free_list import UNBOUNDED, list_alloc, list_free, new_states, reset_to_block
-from ggjit.alloc.problem import check_alignment, check_total
+from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
 from ggjit.alloc.search import FOUND, INFEASIBLE, CanonicalSearch, search
 from ggjit.alloc.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE, i64s, native
 
 # local search
@@ -263,6 +265,7 @@ def _columns(lower, upper, size):
     return lo, hi, z
 
 
+@asking("a layout of buffers")
 def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None):
     """Offsets for buffers that are live on the half-open steps [lower, upper) and take `size` bytes.
 
@@ -275,8 +278,9 @@ def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0,
     """
     lo, hi, z = _columns(lower, upper, size)
     alignment = check_alignment(alignment)
-    if not time_limit >= 0:
-        raise ParamError(f"time_limit {time_limit}: expected seconds >= 0")
+    check_time_limit(time_limit)
+    if capacity is not None and not is_whole(capacity):
+        raise ParamError(f"capacity {capacity!r}: expected bytes, or None")
     check_total(z, alignment, "buffers")
     z = (z + alignment - 1) & -alignment
     if capacity is not None and len(z) and capacity < int(z.max()):

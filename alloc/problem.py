@@ -16,6 +16,7 @@ from ggjit.alloc.placement import P_ROWS, chunk_sizes, replay, resolve
 from ggjit.alloc.sections import live_bytes
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_WORDS
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import i64s, native
 
 N_OPS = len(OP)
@@ -118,7 +119,11 @@ def _reset_all(states, words, n, offs, size):
     return 0
 
 
-def _ids(name, a):
+def check_ids(name, a):
+    """A 1-D int64 array.  Errors: ParamError, ShapeError."""
+    a = np.asarray(a)
+    if a.size and a.dtype.kind not in "iu":
+        raise ParamError(f"{name}: expected integers, got {a.dtype}")
     a = np.ascontiguousarray(a, np.int64)
     if a.ndim != 1:
         raise ShapeError(f"{name}: expected a 1-D array of tensor ids, got shape {a.shape}")
@@ -137,10 +142,15 @@ def _sizes(name, a, n):
 
 def check_alignment(alignment):
     """int, or ParamError unless a power of two."""
-    a = int(alignment)
-    if a <= 0 or a & (a - 1) or a > 1 << 40:
-        raise ParamError(f"alignment {alignment}: expected a power of two")
-    return a
+    if not is_whole(alignment, 1, 1 << 40) or alignment & (alignment - 1):
+        raise ParamError(f"alignment {alignment!r}: expected a power of two")
+    return int(alignment)
+
+
+def check_time_limit(seconds):
+    """ParamError unless a number of seconds, 0 or more."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.floating) or not seconds >= 0:
+        raise ParamError(f"time_limit {seconds!r}: expected seconds >= 0")
 
 
 def check_total(sizes, alignment, what):
@@ -171,8 +181,9 @@ _REFUSALS = {
 class Problem:
     """One graph in dense columns, checked; the passes run on `ws`."""
 
-    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None):
-        node_ids, leaf_ids = _ids("node_ids", node_ids), _ids("leaf_ids", leaf_ids)
+    def __init__(self, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers, in_place, own=None,
+                 outputs=()):
+        node_ids, leaf_ids = check_ids("node_ids", node_ids), check_ids("leaf_ids", leaf_ids)
         if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != T_WORDS or not table.flags.c_contiguous:
             raise ShapeError(f"table: expected a C-contiguous int64 matrix of {T_WORDS} columns, got "
                              f"{table.dtype} {table.shape}")
@@ -191,8 +202,9 @@ class Problem:
         buft[self.n_nodes:] = 0 if leaf_buffers is None else leaf_buffers
         info = np.zeros(3, np.int64)
         own = 0 if own is None else np.ascontiguousarray(own, np.int64)
+        outputs = check_ids("outputs", outputs)
         self._raise(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
-                             own, info), info)
+                             own, outputs, len(outputs), info), info)
 
     def col(self, k):
         return col.column(self.ws, self.m, k)

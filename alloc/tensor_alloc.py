@@ -1,6 +1,7 @@
-"""Tensor allocators: ggml's best-fit allocator of 2023 (rows A9.*) and its modern bump pointer (B3).
+"""Places for one tensor at a time: ggml's best fit of 2023 (rows A9.*) and its modern bump pointer (B3).
 
-Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.
+Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.  The allocators
+that place tensors stand on these: engine/graphs/tensor_allocators.py.
 
     base           aligned base                                     max_size = highest end ever, from base
     |  padding  |  a  |  b  |  free  |  c  |        tail (last resort)        |
@@ -23,6 +24,7 @@ from ggjit.alloc.free_list import (
 )
 from ggjit.alloc.problem import check_alignment
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import T_BUFFER, T_VIEW_SRC
 from ggjit.ops.native.jit import i64s, native
 
@@ -73,74 +75,26 @@ class Bump:
         return offs
 
 
-def _value(slot):
-    """A slot that may be an attribute or a method."""
-    return slot() if callable(slot) else slot
+class BestFit:
+    """Where the `ggml_tallocr` of 2023 puts tensors: best fit with free, over one buffer.
 
-
-class TensorAllocator:
-    """`ggml_tallocr` of 2023: best fit with free, over one buffer.
-
-    size        bytes of the buffer; None makes a measuring allocator, which never runs out (A9.04)
+    size        bytes of the buffer; None: it measures and never runs out (A9.04)
     base        address of the buffer's first byte; offsets count from it
-    init_tensor, free_tensor   called with (id, offs, nbytes) after an allocation and before a release, never while
-                measuring (A9.15, A9.19)
     on_max      called with (max_size, [(id, offs, nbytes)...] by address) at every new maximum (A9.23)
-    buffer      the object wrapped, `owned` buffers are freed by free()
     """
 
-    def __init__(self, size=None, alignment=32, base=None, buffer=None, owned=False, init_tensor=None,
-                 free_tensor=None, on_max=None):
+    def __init__(self, size=None, alignment=32, base=None, on_max=None):
         if size is not None and size < 0:
             raise ShapeError(f"a buffer of {size} bytes")
         self.is_measure = size is None
         self.size = UNBOUNDED if size is None else int(size)
         self.alignment = check_alignment(alignment)
         self.base = int(base) if base is not None else MEASURE_BASE if self.is_measure else 0
-        self.buffer, self.owned = buffer, owned
-        self.init_tensor, self.free_tensor, self.on_max = init_tensor, free_tensor, on_max
+        self.on_max = on_max
         self.own = {}                           # id -> (offs, padded bytes) of every tensor in this buffer
         self.live = {}                          # those not given back
         self._state, self._words = new_states(1, 64, None, 1)
         self.reset()
-
-    # ---- constructors
-    @classmethod
-    def measure(cls, alignment=32, **kw):
-        """`ggml_tallocr_new_measure`."""
-        return cls(None, alignment, **kw)
-
-    @classmethod
-    def from_buffer(cls, buffer, **kw):
-        """Over a buffer that the caller owns: base and alignment are the buffer's (A9.05)."""
-        return cls(_value(buffer.size), _value(buffer.buft.alignment), _value(buffer.base), buffer, **kw)
-
-    @classmethod
-    def from_buft(cls, buft, size, **kw):
-        """Allocates and owns a buffer (A9.06)."""
-        buffer = buft.alloc_buffer(size)
-        return cls(_value(buffer.size), _value(buft.alignment), _value(buffer.base), buffer, owned=True, **kw)
-
-    @classmethod
-    def measure_from_buft(cls, buft, **kw):
-        """Measures with a buffer type's alignment (A9.07); unlike ggml it needs no one-byte buffer for that."""
-        return cls(None, _value(buft.alignment), **kw)
-
-    @classmethod
-    def from_backend(cls, backend, size, **kw):
-        """from_buft with the backend's default buffer type (A9.06)."""
-        return cls.from_buft(_value(backend.default_buffer_type), size, **kw)
-
-    @classmethod
-    def measure_from_backend(cls, backend, **kw):
-        """measure_from_buft with the backend's default buffer type (A9.07)."""
-        return cls.measure_from_buft(_value(backend.default_buffer_type), **kw)
-
-    def free(self):
-        """Release the buffer if this allocator owns it; more than once is fine (A9.21)."""
-        if self.owned and self.buffer is not None:
-            self.buffer.free()
-        self.buffer = None
 
     # ---- state
     def reset(self):
@@ -178,6 +132,7 @@ class TensorAllocator:
         """Padded size."""
         return aligned_offset(0, int(nbytes), self.alignment)
 
+    @asking("a list of free blocks")
     def _room(self, n_blocks):
         """Make sure the list can hold n_blocks blocks; ggml stops at 256."""
         cap = int(self._state[CAP_BLOCKS])
@@ -205,8 +160,6 @@ class TensorAllocator:
 
     def _place(self, i, offs, need, before):
         self.own[i] = self.live[i] = (offs, need)
-        if self.init_tensor and not self.is_measure:
-            self.init_tensor(i, offs, need)
         if self.on_max and offs + need > before:
             self.on_max(offs + need, sorted(((t, *p) for t, p in self.live.items()), key=lambda p: p[1]))
 
@@ -217,8 +170,6 @@ class TensorAllocator:
         if i not in self.live:
             raise IndexRangeError(f"tensor {i} was given back already")
         offs, need = self.live[i]
-        if self.free_tensor and not self.is_measure:
-            self.free_tensor(i, offs, need)
         self._room(len(self.live) + 2)
         assert _give(self._state, self._words, offs, need) == 0
         del self.live[i]

@@ -7,12 +7,14 @@ import bisect
 from ggjit.alloc.problem import IN_PLACE_OPS
 from ggjit.ops.core import record as rec
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.host_memory import asking
 
 
 class InvalidPlan(GgjitError, AssertionError):
     """A plan that would corrupt memory; the message names both tensors or buffers."""
 
 
+@asking("the check of a layout")
 def check_layout(lower, upper, size, offsets, alignment=1, capacity=None):
     """Raise InvalidPlan unless no two buffers that meet in time overlap and every offset is aligned and in bounds.
 
@@ -166,13 +168,15 @@ class _Run:
             self.write(i)
 
 
-def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True):
+@asking("the check of a memory plan")
+def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), in_place=None, leafs_first=True,
+                     outputs=()):
     """Run the graph on tags: raise InvalidPlan when any node reads bytes that another tensor has overwritten.
 
     Also: offsets aligned and inside their chunk, views inside their source, in-place only with the same layout and an
-    op that may, outputs (flagged, and the last node) intact at the end.  A flag on a view alone protects nothing in
-    ggml: the caller marks its source as well.  leafs_first: leafs are written before node 0
-    (modern ggml); else when first used (2023, where the caller places inputs beforehand).
+    op that may, outputs (flagged, in `outputs`, and the last node) intact at the end.  A flag on a view alone protects
+    nothing in ggml: the caller marks its source as well.  leafs_first: leafs are written before node 0 (modern ggml);
+    else when first used (2023, where the caller places inputs beforehand).
     """
     if in_place is None:
         in_place = IN_PLACE_OPS
@@ -191,7 +195,7 @@ def check_graph_plan(table, node_ids, leaf_ids, sizes, plan, alignments=(32,), i
                 run.write(s)
         run.step(i)
     for i in nodes:
-        if table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT and leafs_first:
+        if leafs_first and (i in outputs or table[run.root(i), rec.T_FLAGS] & rec.FLAG_OUTPUT):
             run.read(i, "the caller, after the run,")
     if nodes:
         run.read(nodes[-1], "the caller, after the run,")

@@ -24,10 +24,11 @@ if not __name__.startswith("ggjit"):
 
 from types import ModuleType as _ModuleType
 
-from ggjit import alloc as _alloc
+from ggjit import alloc
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
+from ggjit.core import forking as _forking  # registers what a forked child has to do
 from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
 from ggjit.core.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
@@ -80,7 +81,6 @@ for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequanti
               "view_init", "graph_copy"):
     globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
-_alloc.TensorAllocator, _alloc.Allocr = TensorAllocator, Allocr       # alloc/ knows only numbers
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update(_builders())                                           # every op under ggml's name
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...

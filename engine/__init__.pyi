@@ -142,6 +142,7 @@ class Graph:
     leafs: list[Tensor]
     node_ids: npt.NDArray[np.int64]
     leaf_ids: npt.NDArray[np.int64]
+    output_ids: npt.NDArray[np.int64]
     def __init__(self, *outputs: Tensor, order: Literal["graph", "memory"] = "graph") -> None: ...
     @property
     def key(self) -> str: ...
@@ -331,7 +332,7 @@ class GraphCopy:
     graph: Graph
     buffer: Any
     ctx: Context
-    copies: dict[int, Tensor]
+    copies: dict[tuple[int, int], Tensor]
     def of(self, t: Tensor) -> Tensor: ...
     def free(self) -> None: ...
 

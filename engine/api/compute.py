@@ -2,7 +2,8 @@
 import functools
 
 from ggjit.api.registry import init_backend
-from ggjit.core.host_buffer import HOST, ArrayBuffer
+from ggjit.core.arguments import expect
+from ggjit.core.backend import Backend
 from ggjit.core.run_lock import refuse_nesting
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
@@ -10,7 +11,8 @@ from ggjit.graphs.plan import Plan
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import asking
-from ggjit.ops.core.shape import describe, is_contiguous
+from ggjit.ops.core.shape import describe
+from ggjit.tensors.tensor import Tensor
 
 
 @functools.cache
@@ -26,29 +28,44 @@ def compute(*outputs, backend=None, planner="ggml"):
         y = gg.soft_max(gg.mul_mat(a, b))
         gg.compute(y)                       # ndarray
 
-    Leaves must have memory (from_numpy, alloc_ctx_tensors).  For repeated runs make a Graph and a plan instead.
+    Leaves must have memory (from_numpy, alloc_ctx_tensors).  backend: a Backend that reaches it; by default the CPU.
+    For repeated runs make a Graph and a plan instead.
     """
     if not outputs:
         raise ParamError("compute needs at least one tensor")
     refuse_nesting()
-    backend = backend or default_backend()
+    backend = default_backend() if backend is None else expect(backend, Backend, "compute")
     graph = Graph(*outputs)
+    # y.numpy() can be read as long as there is y, also where a later graph computed y on its way
+    before = [t for t in graph.nodes if (t._holds or {}).get("results") is not None]
+    graph._keep((*outputs, *before))
     for t in graph.leafs:
         if t._where() is None:
             raise NotAllocated(f"{describe(t)} has no values; make it with from_numpy, or allocate it with "
                                f"alloc_ctx_tensors and set it")
     GraphAllocator(backend, planner=planner).alloc_graph(graph)
-    plan = backend.graph_plan_create(graph)
-    plan.compute()
-    values = tuple(plan.numpy(t) for t in outputs)
-    left = LeftOver.of(plan) if isinstance(plan, Plan) else LeftOver(
-        {t.id: (ArrayBuffer(HOST, a.copy()), 0) for t, a in zip(outputs, values, strict=True)
-         if t.type.dtype is not None and is_contiguous(t)})
-    # y.numpy() can be read as long as there is y, also where a later graph computed y on its way
-    kept = [t for t in graph.nodes if left.where(t) is not None]
-    mark_last(left, kept)
-    asked = {t.id for t in outputs}
-    for t in kept:
-        if t.id in asked or (t._holds or {}).get("results") is not None:
-            t._hold("results", left)
+    left, values = _run(backend, graph)
+    mark_last(left, [t for t in graph.nodes if left.where(t) is not None])
+    for t in {t.id: t for t in (*outputs, *before) if left.where(t) is not None}.values():
+        t._hold("results", left)
+    values = tuple(map(values, outputs))
     return values[0] if len(values) == 1 else values
+
+
+def _run(backend, graph):
+    """(what the run left in memory, function that reads a tensor)"""
+    plan = None
+    if type(backend).graph_plan_create is not Backend.graph_plan_create:
+        plan = backend.graph_plan_create(graph)
+    if isinstance(plan, Plan):
+        plan.compute()
+        return LeftOver.of(plan), plan.numpy
+    if plan is None:
+        backend.graph_compute(graph)
+    else:
+        try:
+            backend.graph_plan_compute(plan)
+        finally:
+            backend.graph_plan_free(plan)
+    backend.synchronize()
+    return LeftOver.of_graph(graph), Tensor.numpy

@@ -9,7 +9,9 @@ from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.order import reorder
 from ggjit.alloc.report import MeasureReport
 from ggjit.api.registry import init_backend
+from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
+from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph
@@ -36,16 +38,18 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     if order not in ("graph", "memory"):
         raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")
     target = target if target is not None else init_backend("CPU")
-    buft = target.default_buffer_type if isinstance(target, Backend) else target
+    buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType, "measure: target")
     node_ids = graph.node_ids
     sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
     in_place = in_place_table(planner != "ggml-2023")
     tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
     if order == "memory":
-        node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place), np.int64)
+        node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place,
+                                      outputs=graph.output_ids), np.int64)
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
     plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes, alignment=buft.alignment(),
-                      max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit)
+                      max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit,
+                      outputs=graph.output_ids)
 
     def describe(i):
         t = tensors[i]

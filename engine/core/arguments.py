@@ -1,16 +1,8 @@
 """Checks of arguments: a TypeMismatch that names the argument, before any state changes."""
 import difflib
-import operator
 
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-
-
-def whole(value, what):
-    """`value` as an int: integers of Python and NumPy, no floats, strings or booleans of NumPy."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeMismatch(f"{what} must be an integer, got {value!r}") from None
+from ggjit.ops.core.whole_numbers import whole
 
 
 def buffer_size(value):

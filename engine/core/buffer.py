@@ -4,6 +4,7 @@
             |-----------|###################|------------------------|
                         buf.arena[t.offs : t.offs + t.nbytes]
 """
+import functools
 import itertools
 import sys
 import weakref
@@ -12,7 +13,7 @@ import numpy as np
 
 from ggjit.core.fixed import Fixed
 from ggjit.core.html_repr import HtmlRepr
-from ggjit.core.lifetime import Handle, call_all
+from ggjit.core.lifetime import AtEnd, Handle, call_all
 from ggjit.core.table import TABLE
 from ggjit.core.versions import count_writes
 from ggjit.ops.core.errors import (
@@ -28,6 +29,7 @@ from ggjit.ops.core.errors import (
 from ggjit.ops.core.record import T_BUFFER, T_OFFS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.weak import WeakValues
+from ggjit.ops.core.whole_numbers import is_whole
 
 _ids = itertools.count()
 _buffers = WeakValues()         # id -> Buffer, as the table names them; it is held by the tensors in it
@@ -72,7 +74,7 @@ class BufferType(Handle, HtmlRepr):
 
 def require_byte(value):
     """ParamError for what is no byte."""
-    if not isinstance(value, int) or not 0 <= value <= 255:
+    if not is_whole(value, 0, 255):
         raise ParamError(f"clear: a byte is 0 to 255, got {value!r}")
 
 
@@ -81,14 +83,26 @@ class Buffer(Handle, HtmlRepr):
 
     Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
     tensor's place in this buffer.  Writes are counted for them (engine/core/versions.py).
+
+    `free` of a subclass is called once: by whoever frees the buffer, at the latest when nothing refers to it any more.
+    Tensors, plans and allocators refer to the buffers they use.
     """
 
     base = 0                        # address of byte 0
     id = Fixed("it is the number by which the table names the buffer")
 
+    _owns_memory = True
+    _made = _dying = _free_begun = _free_ended = False
+
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         count_writes(cls, _WRITING_SLOTS)
+        if "__init__" in vars(cls):
+            cls.__init__ = _noting_that_it_is_made(cls.__init__)
+        if "free" in vars(cls):
+            cls.free = _free_once(cls.free)
+            if cls._owns_memory and "__del__" not in vars(cls):
+                cls.__del__ = _free_at_death
 
     def __init__(self, buft, size):
         self.buft, self._size = buft, int(size)
@@ -217,7 +231,8 @@ class Buffer(Handle, HtmlRepr):
             self.alive = False
             self._arena = None
             self.base = 0
-            TABLE.unplace_all(self.id)
+            if not self._dying:                 # no tensor refers to it then
+                TABLE.unplace_all(self.id)
 
     # ------------------------------------------------------------ for tensors and plans
     def host_bytes(self, offs, nbytes, write=False):
@@ -238,6 +253,37 @@ class Buffer(Handle, HtmlRepr):
 
 
 count_writes(Buffer, _WRITING_SLOTS)
+
+
+# ---------------------------------------------------------------- the slot `free` of subclasses is called once
+def _noting_that_it_is_made(init):
+    @functools.wraps(init)
+    def init_noted(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self._made = type(self).__init__ is init_noted          # else a subclass goes on
+    return init_noted
+
+
+def _free_once(free):
+    @functools.wraps(free)
+    def free_once(self):
+        if self._free_ended:
+            return
+        outermost, self._free_begun = not self._free_begun, True        # inner ones: super().free()
+        try:
+            free(self)
+        finally:
+            if outermost:
+                self._free_ended = True
+                Buffer.free(self)
+    return free_once
+
+
+def _free_at_death(self):
+    """The `__del__` of a class with a `free` of its own; what was only half made is left alone."""
+    if self._made and not self._free_begun:
+        self._dying = True
+        AtEnd(self.free).now()
 
 
 class WriteView:
@@ -278,6 +324,8 @@ class MultiBuffer(Buffer):
     It only groups: tensors lie in the members, so it has no address and no tensor slots.  size: the members' sum;
     buffer type: that of the first member.
     """
+
+    _owns_memory = False
 
     def __init__(self, buffers):
         buffers = tuple(buffers) if isinstance(buffers, list | tuple) else ()

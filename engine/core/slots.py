@@ -2,10 +2,9 @@
 
 A result of the wrong kind is a typed error that names the device or buffer type and the slot.
 """
-import numpy as np
-
 from ggjit.core.buffer import Buffer, EmptyBuffer
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
+from ggjit.ops.core.whole_numbers import is_whole
 
 MAX_SIZE = (1 << 63) - 1
 
@@ -13,7 +12,7 @@ MAX_SIZE = (1 << 63) - 1
 def checked_int(buft, slot, *args, least=1):
     """The result of an integer slot of a buffer type ("alignment", "max_size", "alloc_size"); at most MAX_SIZE."""
     n = getattr(buft, slot)(*args)
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < least:
+    if not is_whole(n, least):
         raise GgjitError(f"buffer type {buft.name}: {slot} must be an integer of at least {least}, got {n!r}")
     return min(int(n), MAX_SIZE)
 

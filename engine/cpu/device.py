@@ -10,6 +10,7 @@ from ggjit.cpu.plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import isa
 
 MAX_THREADS = 512
@@ -82,9 +83,9 @@ class CPUBackend(Backend):
 
     @n_threads.setter
     def n_threads(self, n):
-        if not isinstance(n, int) or not 1 <= n <= MAX_THREADS:
+        if not is_whole(n, 1, MAX_THREADS):
             raise ParamError(f"n_threads must be an integer from 1 to {MAX_THREADS}, got {n!r}")
-        self._n_threads = n
+        self._n_threads = int(n)
 
     @property
     def abort_callback(self):

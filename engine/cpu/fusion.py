@@ -37,10 +37,10 @@ def fuse_nodes(singles, graph, where, n_threads):
 def _needed_elsewhere(graph):
     """Ids of tensors that must be stored whatever reads them next."""
     readers = collections.Counter(s.id for t in graph.nodes for s in t.src if s is not None)
-    words = TABLE.words
+    words, outputs = TABLE.words, set(graph.output_ids.tolist())
     return {t.id for t in graph.nodes
             if readers[t.id] > 1 or t.view_src is not None or words[t.id, T_BUFFER] >= 0
-            or words[t.id, T_FLAGS] & ~FLAG_COMPUTE}
+            or t.id in outputs or words[t.id, T_FLAGS] & ~FLAG_COMPUTE}
 
 
 def _matched(fusion, run, needed, where, n_threads):

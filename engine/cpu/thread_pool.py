@@ -17,7 +17,7 @@ from threading import get_ident
 
 import numpy as np
 
-from ggjit.core.arguments import expect, whole
+from ggjit.core.arguments import expect
 from ggjit.core.config import default_threads
 from ggjit.core.run_lock import KERNEL_THREADS, acquire_or_raise, refuse_nesting, release_if_held
 from ggjit.cpu import walk
@@ -26,6 +26,7 @@ from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import start
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import N_KERNEL, N_TASKS, WORD
+from ggjit.ops.core.whole_numbers import is_whole, whole
 from ggjit.ops.elementwise.custom import IN_PYTHON
 from ggjit.ops.native import jobs
 from ggjit.ops.native.node import S_ABORT, S_COUNT, S_GENERATION, S_INTERVAL, S_POLL
@@ -66,9 +67,9 @@ class Pool:
 
     @poll.setter
     def poll(self, level):
-        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 100:
+        if not is_whole(level, 0, 100):
             raise ParamError(f"poll must be an integer from 0 to 100, got {level!r}")
-        self._poll = level
+        self._poll = int(level)
         self.words[walk.S_SPIN // WORD] = int(SPIN_SECONDS * level / 50 * self._per_second)
 
     def pause(self):

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
+from ggjit.alloc.problem import check_time_limit
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
@@ -19,12 +20,14 @@ from ggjit.core.slots import checked_int
 from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
-from ggjit.ops.core.errors import NotAllocated, ParamError
+from ggjit.ops.core.errors import NotAllocated, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.context import Context
+from ggjit.tensors.tensor import Tensor
 
 
 class Placement:
@@ -39,6 +42,9 @@ class Placement:
 
 def _markers(graph, alloc_deps):
     """[(number of the node it stands before, marker)]: views without op that keep tensors alive (as a scheduler's)."""
+    for pair in expect(alloc_deps, (list, tuple), "alloc_deps"):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
+            raise TypeMismatch(f"alloc_deps holds pairs of tensors (tensor, until), got {pair!r}")
     if not alloc_deps:
         return []
     at, known, ctx, marks = {t.id: i for i, t in enumerate(graph.nodes)}, set(graph.leaf_ids.tolist()), Context(), []
@@ -76,6 +82,7 @@ class GraphAllocator:
         for b in self.bufts:
             if not isinstance(b, BufferType):
                 raise ParamError(f"GraphAllocator takes a backend or buffer types, got {b!r}")
+        check_time_limit(time_limit)
         # equal buffer types share one buffer, as in ggml
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
@@ -111,7 +118,7 @@ class GraphAllocator:
                               max_size=[checked_int(b, "max_size") for b in self.bufts],
                               node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
                               planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
-                              time_limit=self.time_limit)
+                              time_limit=self.time_limit, outputs=graph.output_ids)
         finally:
             for t, where in zip(placed, before, strict=True):
                 TABLE.place(t.id, *where)
@@ -123,10 +130,10 @@ class GraphAllocator:
     def _ids(self, ids, tensors):
         if ids is None:
             return np.zeros(len(tensors), np.int64)
-        if len(ids) != len(tensors):
+        if len(expect(ids, (list, tuple, np.ndarray), "buffer ids")) != len(tensors):
             raise ParamError(f"{len(ids)} buffer ids for {len(tensors)} tensors")
-        if len(ids) and not 0 <= min(ids) <= max(ids) < len(self.bufts):
-            raise ParamError(f"buffer ids must lie in 0..{len(self.bufts) - 1}")
+        if not all(is_whole(i, 0, len(self.bufts) - 1) for i in ids):
+            raise ParamError(f"buffer ids must be integers in 0..{len(self.bufts) - 1}")
         return np.array([self._index[i] for i in ids], np.int64)
 
     def reserve(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
@@ -134,31 +141,53 @@ class GraphAllocator:
         self._memory.grow(self.plan(graph, node_ids, leaf_ids, alloc_deps).chunk_sizes)
 
     def alloc_graph(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
-        """Give every tensor of `graph` without memory its place; buffers grow when they have to."""
+        """Give every tensor of `graph` without memory its place; buffers grow when they have to.
+
+        After an error, also one of a buffer that is told what lies in it, no tensor has a place that it had not before.
+        """
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)
-        self._forget_leaves()
         where = {}
         for tensors, bufs, chunks, offs in ((graph.leafs, plan.leaf_buffer, plan.leaf_chunk, plan.leaf_offs),
                                             (graph.nodes, plan.node_buffer, plan.node_chunk, plan.node_offs)):
             for t, b, c, o in zip(tensors, bufs.tolist(), chunks.tolist(), offs.tolist(), strict=True):
                 if b >= 0:
                     where[t.id] = (self._memory.chunks[b][c], o)
-        for t in graph.leafs:
-            if t.id in where and t.view_src is None:
-                buf, offs = where[t.id]
-                place(t, buf, offs)
-                self._owned.append(weakref.ref(t))
-        for t in graph.nodes:
-            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
-                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+        self._place_leaves([t for t in graph.leafs if t.id in where and t.view_src is None], where,
+                           lambda: self._tell_buffers(graph, where))
         ids = np.concatenate([graph.leaf_ids, graph.node_ids])
         # of leaves the table knows: what is taken back there must not be found here
         self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
         self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
         graph.placement = Placement(self._where)
-        reset_buffers(buf for chunks in self._memory.chunks for buf in chunks)
-        if any(wants_tensors(buf) for chunks in self._memory.chunks for buf in chunks):
+
+    def _place_leaves(self, leafs, where, then):
+        """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all
+        lie where they lay."""
+        before = [(t, TABLE.words[t.id, [T_BUFFER, T_OFFS]].tolist(), t._holds["memory"]) for t in self._own_leaves()]
+        owned = list(self._owned)
+        self._forget_leaves()
+        try:
+            for t in leafs:
+                place(t, *where[t.id])
+                self._owned.append(weakref.ref(t))
+            then()
+        except BaseException:
+            self._forget_leaves()
+            self._owned[:] = owned
+            for t, at, memory in before:
+                TABLE.place(t.id, *at)
+                t._hold("memory", memory)
+            raise
+
+    def _tell_buffers(self, graph, where):
+        """Which tensors lie in them now.  Errors: NotAllocated, for a view of what has no memory."""
+        for t in graph.nodes:
+            if t.op in VIEW_OPS and t.id in where and t.base.id not in where and TABLE.words[t.base.id, T_BUFFER] < 0:
+                raise NotAllocated(f"{describe(t)} views {describe(t.base)}, which has no memory; allocate it first")
+        buffers = [buf for chunks in self._memory.chunks for buf in chunks]
+        reset_buffers(buffers)
+        if any(map(wants_tensors, buffers)):
             for t in (*graph.leafs, *graph.nodes):
                 if t.id in where:
                     init_placed(where[t.id][0], PlacedTensor(t, t.src, where[t.id]))
@@ -178,12 +207,13 @@ class GraphAllocator:
 
     def buffer_size(self, i=0):
         """Bytes held for buffer type i (the peak of the largest graph so far); 0 for a type that is listed before."""
-        if not isinstance(i, int) or not 0 <= i < len(self.bufts):
+        if not is_whole(i, 0, len(self.bufts) - 1):
             raise ParamError(f"buffer_size: buffer type {i!r} of {len(self.bufts)}; they count from 0")
         return self._memory.size(i) if self._index[i] == i else 0
 
     def placement(self, t):
         """(buffer, byte offset) of a tensor of the last allocated graph."""
+        expect(t, Tensor, "placement")
         mine = self._lives.get(t.id) == t.generation        # else a later tensor in the same row of the table
         where = self._where.get(t.id) if mine else None
         where = where or t._where()

@@ -11,6 +11,7 @@ from ggjit.core.table import TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, T_BUFFER, T_FLAGS, VIEW_OPS
+from ggjit.ops.core.shape import describe
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 from ggjit.tensors.tensor import Tensor
 from ggjit.tensors.transfer import tensor_copy, tensor_memset
@@ -18,15 +19,22 @@ from ggjit.tensors.transfer import tensor_copy, tensor_memset
 
 @dataclasses.dataclass
 class GraphCopy:
-    """A graph whose tensors all lie in one backend's memory.  `of` finds the copy of a tensor; `free` ends it."""
+    """A graph whose tensors all lie in one backend's memory.  `of` finds the copy of a tensor; `free` ends it.
+
+    copies: {(id, generation) of a tensor of the original: its copy}
+    """
     graph: Graph
     buffer: object
     ctx: Context
     copies: dict
 
     def of(self, t):
-        """The copy of the original's tensor `t`."""
-        return self.copies[t.id]
+        """The copy of the original's tensor `t`.  Errors: ParamError for a tensor that was not copied."""
+        expect(t, Tensor, "GraphCopy.of")
+        found = self.copies.get((t.id, t.generation))
+        if found is None:
+            raise ParamError(f"{describe(t)} is no tensor of the graph that was copied")
+        return found
 
     def free(self):
         if self.buffer is not None:
@@ -60,7 +68,8 @@ def graph_copy(backend, graph):
     except BaseException as e:
         call_all(ctx.free, *([buffer.free] if buffer is not None else []), after=e)
         raise
-    return GraphCopy(new, buffer, ctx, copies)
+    originals = _creation_order(graph)
+    return GraphCopy(new, buffer, ctx, {(t.id, t.generation): copies[t.id] for t in originals})
 
 
 def _creation_order(graph):

@@ -14,11 +14,14 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_COMPUTE, FLAG_PARAM, OP, T_BUFFER, T_FLAGS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
-from ggjit.tensors.tensor import Tensor, set_output
+from ggjit.tensors.tensor import Tensor
 
 
 class Graph(HtmlRepr):
-    """The graph that computes `outputs` (ggml_build_forward_expand on each, in order); they become outputs.
+    """The graph that computes `outputs` (ggml_build_forward_expand on each, in order).
+
+    Its outputs, and tensors that `gg.set_output` marked, keep their memory to the end of a run: they can be read after
+    it.  An output of one graph is none of another.
 
     `.nodes`: tensors to compute, sources first.  `.leafs`: the other tensors they read.  Both in the order of ggml's
     depth-first visit, which its allocator's offsets depend on.
@@ -26,8 +29,8 @@ class Graph(HtmlRepr):
     order="memory": the nodes in an order that needs less memory (branchy and training graphs; chains stay as they are).
     It respects every read and write of every storage, so the results are the same bit for bit.
     """
-    outputs, nodes, leafs, node_ids, leaf_ids = (
-        Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(5))
+    outputs, nodes, leafs, node_ids, leaf_ids, output_ids = (
+        Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     def __init__(self, *outputs, order="graph"):
@@ -53,9 +56,8 @@ class Graph(HtmlRepr):
         return graph
 
     def _set_up(self, outputs, nodes, leafs, order="graph"):
-        for t in outputs:
-            set_output(t)
-        nodes = _in_memory_order(nodes, leafs) if order == "memory" else nodes
+        self._keep(outputs)
+        nodes = _in_memory_order(nodes, leafs, self.output_ids) if order == "memory" else nodes
         self.outputs, self.nodes, self.leafs = tuple(outputs), FixedList(nodes), FixedList(leafs)
         self.node_ids, self.leaf_ids = (fixed_array(_ids(tensors)) for tensors in (nodes, leafs))
         TABLE.words[self.node_ids, T_FLAGS] |= FLAG_COMPUTE
@@ -63,6 +65,11 @@ class Graph(HtmlRepr):
         self.plans = PlanCache()        # by backend, for Backend.graph_compute
         # strong references: the tensors, and through them their contexts
         self._contexts = {t.ctx for t in (*self.nodes, *self.leafs)}
+
+    def _keep(self, tensors):
+        """Their values stay to the end of a run; for views that means the memory of their bases."""
+        ids = {x.id for t in tensors for x in (t, t.base)}
+        self.__dict__["output_ids"] = fixed_array(np.array(sorted(ids), np.int64))
 
     def check_alive(self):
         """StaleHandle, if a context of its tensors was freed."""
@@ -79,7 +86,7 @@ class Graph(HtmlRepr):
     def key(self):
         """Topology key: ops, types, shapes, strides, views, parameters, flags and source identities of all tensors."""
         h = hashlib.blake2b(digest_size=16)
-        h.update(self.node_ids.tobytes() + b"|" + self.leaf_ids.tobytes())
+        h.update(b"|".join(ids.tobytes() for ids in (self.node_ids, self.leaf_ids, self.output_ids)))
         for ids in (self.node_ids, self.leaf_ids):
             h.update(TABLE.words[ids, :T_BUFFER].tobytes())
         return h.hexdigest()
@@ -108,10 +115,10 @@ def _ids(tensors):
     return np.array([t.id for t in tensors], np.int64)
 
 
-def _in_memory_order(nodes, leafs):
+def _in_memory_order(nodes, leafs, output_ids):
     """The nodes in an order that needs less memory."""
     sizes = [np.array([t.nbytes for t in tensors], np.int64) for tensors in (nodes, leafs)]
-    ids = reorder(TABLE.words, _ids(nodes), _ids(leafs), sizes, in_place=in_place_table())
+    ids = reorder(TABLE.words, _ids(nodes), _ids(leafs), sizes, in_place=in_place_table(), outputs=output_ids)
     by_id = {t.id: t for t in nodes}
     return [by_id[i] for i in ids.tolist()]
 

@@ -37,7 +37,7 @@ class PlacedGraph:
 
     device: the device whose memory was chosen; placed: its tensors are not the user's handles.
     """
-    placed = True
+    placed, output_ids = True, ()
 
     def __init__(self, device, nodes, key):
         self.device, self.nodes, self.key = device, nodes, key

@@ -23,6 +23,7 @@ from threading import get_ident
 
 import numpy as np
 
+from ggjit.core.arguments import expect, expect_slot
 from ggjit.core.buffer import USAGE_COMPUTE, buffer_by_id, freed
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
@@ -36,6 +37,8 @@ from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, Not
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.core.whole_numbers import is_whole
+from ggjit.tensors.tensor import Tensor
 
 
 class Plan(Results, HtmlRepr):
@@ -45,11 +48,14 @@ class Plan(Results, HtmlRepr):
     """
 
     def __init__(self, backend, graph, placement, fuse=None):
+        if placement is not None:
+            expect_slot(placement, "where", "a plan takes the placement of a graph (Graph.placement)")
         self.backend, self.graph, self.placement = backend, graph._for_plan(), placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
             and "check" not in debug
         self.n_threads = backend.n_threads
+        self._output_ids = graph.output_ids
         self.runs = 0
         self._lock = RunLock()
         self.started = False                # a run has begun
@@ -283,6 +289,8 @@ class Plan(Results, HtmlRepr):
 
     def run_nodes(self, first, last):
         """Run nodes first..last-1 alone (profiles and checks)."""
+        if not is_whole(first, 0) or not is_whole(last, first, len(self.nodes)):
+            raise IndexRangeError(f"run_nodes: nodes {first!r} to {last!r} of {len(self.nodes)}")
         with self._lock:
             self._up_to_date()
             self._run(first, last)
@@ -354,6 +362,7 @@ class Plan(Results, HtmlRepr):
 
     def numpy(self, t):
         """The values of `t` as this plan's last run left them."""
+        expect(t, Tensor, "Plan.numpy")
         with self._lock:
             t._check()
             self.check_intact(t)

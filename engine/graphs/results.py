@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 
 from ggjit.ops.core.errors import Overwritten
-from ggjit.ops.core.record import FLAG_OUTPUT
+from ggjit.ops.core.record import FLAG_OUTPUT, VIEW_OPS
 from ggjit.ops.core.shape import describe
 
 _ran_last = weakref.ref(set())     # weak reference to what ran last; dead at first
@@ -32,9 +32,12 @@ class Results:
     """Subclasses give the methods and properties that raise or return nothing here, and
 
     where(t)            (buffer, byte offset) of a tensor of the graph, or None
+    _output_ids         tensors kept to the end of a run, beside those that gg.set_output marked
     _spans              (positions, rows, writers) of all that a run writes, in order: places in the graph's order,
                         rows of (memory, first byte, end), and the tensor of each or None for a copy
     """
+
+    _output_ids = ()
 
     def _position(self, t):
         """(place of `t` in the order of `_spans`, its row there), or None where its memory is its own."""
@@ -68,8 +71,9 @@ class Results:
         for k in np.flatnonzero((rows[:, 0] == memory) & (rows[:, 1] < end) & (lo < rows[:, 2])).tolist():
             writer = writers[later + k]
             if self._overwrites(writer, t):
+                is_output = t.flags & FLAG_OUTPUT or t.id in self._output_ids
                 remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
-                    if t.flags & FLAG_OUTPUT else "call gg.set_output on it before building the graph"
+                    if is_output else "call gg.set_output on it before building the graph"
                 by = "a copy between backends" if writer is None else self._name(writer)
                 raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {remedy}")
 
@@ -108,6 +112,16 @@ class LeftOver(Results):
         positions, rows, writers = plan._spans
         left._positions, left._spans = plan._positions, (positions, rows, [weakref.ref(t) for t in writers])
         left._never_stored = frozenset().union(*(p.left_out for p in plan.parts))
+        return left
+
+    @classmethod
+    def of_graph(cls, graph):
+        """Of a backend without plans, which stores every node where the graph's placement says."""
+        left = cls(graph.placement.where)
+        left._positions = {t.id: i for i, t in enumerate(graph.nodes)}
+        stored = [(t, *left.where(t)) for t in graph.nodes if t.op not in VIEW_OPS and left.where(t) is not None]
+        rows = np.array([(id(buf), offs, offs + t.nbytes) for t, buf, offs in stored], np.int64).reshape(-1, 3)
+        left._spans = [left._positions[t.id] for t, _, _ in stored], rows, [weakref.ref(t) for t, _, _ in stored]
         return left
 
     def where(self, t):

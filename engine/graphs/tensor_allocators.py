@@ -12,8 +12,7 @@ import weakref
 import numpy as np
 
 from ggjit.alloc.legacy import GraphAllocator2023
-from ggjit.alloc.tensor_alloc import Bump
-from ggjit.alloc.tensor_alloc import TensorAllocator as Places
+from ggjit.alloc.tensor_alloc import BestFit, Bump
 from ggjit.core.arguments import buffer_size, expect
 from ggjit.core.backend import Backend, host_array
 from ggjit.core.buffer import Buffer, BufferType, as_bytes, init_placed, place, require_unplaced, tensor_alloc
@@ -28,6 +27,7 @@ from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, StaleHandle
 from ggjit.ops.core.record import OP, T_BUFFER
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
 
@@ -80,13 +80,13 @@ class TensorAllocator(Handle):
         self.buft = expect(buft, BufferType, "TensorAllocator")
         least = checked_int(buft, "alignment")
         alignment = least if alignment is None else alignment
-        if not isinstance(alignment, int) or alignment % least:
+        if not is_whole(alignment, 1) or alignment % least:
             raise ParamError(f"alignment {alignment!r}: expected a multiple of {least}, which {buft.name} needs")
         self.owned = size is not None
         self.buffer = target if isinstance(target, Buffer) else \
             alloc_buffer(buft, buffer_size(size)) if self.owned else None
         where = dict(base=None) if self.buffer is None else dict(size=self.buffer.size, base=self.buffer.base)
-        self._places = Places(alignment=alignment, **where)
+        self._places = BestFit(alignment=alignment, **where)
         self._tensors = {}                      # id -> weak reference to the tensor placed under it
 
     is_measure = property(lambda self: self._places.is_measure)

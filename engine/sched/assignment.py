@@ -50,6 +50,7 @@ class Assignment:
         """decided: {tensor id: (backend number, cause, its argument)}, for another order of the nodes."""
         self.alloc_deps = ()        # AllocDep of backends (engine/sched/order.py)
         self.support, self.nodes = support, graph.nodes     # not the graph: schedulers hold runs by weak graph keys
+        self.output_ids = graph.output_ids
         self.tensors = [*graph.nodes, *graph.leafs]
         self._check_alive(graph.leaf_ids, graph.leafs)
         self.n_nodes = len(graph.nodes)

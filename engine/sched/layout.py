@@ -54,11 +54,12 @@ class Layout:
         slots = np.array(s.slots, np.int64)[backend]
         sizes = self._sizes(assigned, source, slots)
         bufts = s.own_bufts
+        outputs = [assigned.local[i] for i in assigned.output_ids.tolist() if i in assigned.local]
         plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
                           alignment=[checked_int(b, "alignment") for b in bufts],
                           max_size=[checked_int(b, "max_size") for b in bufts],
                           node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
-                          in_place=in_place_table())
+                          in_place=in_place_table(), outputs=outputs)
         if "validate" in debug:
             validate_plan(plan)
         self.slot, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))

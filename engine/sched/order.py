@@ -18,8 +18,8 @@ from ggjit.ops.core.record import VIEW_OPS
 class Reordered:
     """Nodes and leafs in an order of the scheduler's: what an Assignment reads of a Graph."""
 
-    def __init__(self, nodes, leafs):
-        self.nodes, self.leafs = nodes, leafs
+    def __init__(self, nodes, leafs, output_ids):
+        self.nodes, self.leafs, self.output_ids = nodes, leafs, output_ids
         self.node_ids = np.array([t.id for t in nodes], np.int64)
         self.leaf_ids = np.array([t.id for t in leafs], np.int64)
 
@@ -72,7 +72,7 @@ def reordered(assigned, leafs):
             deps.append(AllocDep(b, t.id, until.id))
         nodes += wanted
     same = all(a is b for a, b in zip(nodes, assigned.nodes, strict=True))
-    return None if same else Reordered(nodes, leafs), tuple(deps)
+    return None if same else Reordered(nodes, leafs, assigned.output_ids), tuple(deps)
 
 
 def _check(backend, old, new):

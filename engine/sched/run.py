@@ -49,7 +49,7 @@ class Run(Results):
     def __init__(self, sched, assigned, layout):
         self.support, self.memory, self.events = sched.support, sched.memory, sched.events
         self.assigned, self.layout, self.n_instances = assigned, layout, sched.n_copies
-        self.nodes, self.tensors = assigned.nodes, assigned.tensors
+        self.nodes, self.tensors, self._output_ids = assigned.nodes, assigned.tensors, assigned.output_ids
         self.instance = 0
         self.parts = [None] * self.n_instances
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
@@ -158,8 +158,8 @@ class Run(Results):
         copies = self.assigned.rows["copy"][i, :len(t.src)].tolist()
         src = tuple(None if s is None else self._source(s, c, instance) for s, c in zip(t.src, copies, strict=True))
         x = PlacedTensor(t, src, self.place(i))
-        self._handles.setdefault(i, x)
         _init(x)
+        self._handles.setdefault(i, x)
         return x
 
     def _source(self, s, copy, instance):
@@ -173,9 +173,10 @@ class Run(Results):
         if found is None:
             src = self.tensors[int(self.assigned.copies["src"][c])]
             backend = self.support.backends[int(self.assigned.copies["backend"][c])]
-            found = self._handles[row] = PlacedTensor(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
+            found = PlacedTensor(src, (), self.place(row), f"{backend.name}#{src.name}#{instance}")
             found.op, found.view_src, found.view_offs = OP.NONE, None, 0
             _init(found)
+            self._handles[row] = found
         return found
 
     def _bind(self):
@@ -247,19 +248,11 @@ class Run(Results):
     def compute(self, callback=None):
         """Submit everything; asynchronous backends may still be at work when this returns."""
         self.instance = (self.instance + 1) % self.n_instances if self.runs else 0
-        moved = self._bound != (TABLE.placement_version, self.memory.version)
-        if self.memory.used_by is not self:             # another graph computed in this memory
-            moved |= reset_buffers(buf for chunks in self.memory.chunks for buf in chunks)
-            self.memory.used_by = self
-            self.forget_copies()
-        if moved:
-            self._bind()
-        if "poison" in debug and self.n_instances == 1:
-            self._poison()
-        parts = self.parts[self.instance]
-        if parts is None:
-            with asking("the parts of a run"):
-                parts = self.parts[self.instance] = self._make(self.instance)
+        try:
+            parts = self._prepared()
+        except BaseException:
+            self.memory.used_by = self._bound = None        # buffers know part of it: all are told anew
+            raise
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
         self.failed = ids = None
         try:
@@ -292,6 +285,23 @@ class Run(Results):
                 TABLE.words[self._written_ids, T_VERSION] += 1
             self.runs += 1
             mark_last(self, self.nodes)
+
+    def _prepared(self):
+        """The parts of this instance; buffers know which tensors lie in them."""
+        moved = self._bound != (TABLE.placement_version, self.memory.version)
+        if self.memory.used_by is not self:             # another graph computed in this memory
+            moved |= reset_buffers(buf for chunks in self.memory.chunks for buf in chunks)
+            self.memory.used_by = self
+            self.forget_copies()
+        if moved:
+            self._bind()
+        if "poison" in debug and self.n_instances == 1:
+            self._poison()
+        parts = self.parts[self.instance]
+        if parts is None:
+            with asking("the parts of a run"):
+                parts = self.parts[self.instance] = self._make(self.instance)
+        return parts
 
     def spoil(self, error):
         """After an error there are no results, and what the copies hold is not known."""

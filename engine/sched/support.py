@@ -28,7 +28,7 @@ class Support:
                 raise ParamError(f"Scheduler takes backends (gg.init_backend), got {b!r}")
         if len({id(b) for b in backends}) < len(backends):
             raise ParamError("a backend is listed twice; make a second one with gg.init_backend")
-        if rules not in RULES:
+        if not isinstance(rules, str) or rules not in RULES:
             raise ParamError(f"rules {rules!r}: expected one of {', '.join(RULES)}")
         bufts = None if bufts is None else list(expect(bufts, (list, tuple), "bufts"))
         if bufts is not None and len(bufts) != len(backends):

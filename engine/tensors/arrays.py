@@ -1,6 +1,4 @@
 """Leaves from arrays and numbers."""
-import operator
-
 import numpy as np
 
 from ggjit.core.arguments import expect_slot
@@ -9,6 +7,7 @@ from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.types import F16, F32, F64, I8, I16, I32, I64, Type
+from ggjit.ops.core.whole_numbers import whole
 
 _TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
 
@@ -67,7 +66,7 @@ def new_i32(ctx, value):
 
     Errors: TypeMismatch, ParamError for a value outside 32 bits.  Source: ggml_new_i32.
     """
-    n = operator.index(value)
+    n = whole(value, "new_i32: the value")
     if not -2 ** 31 <= n < 2 ** 31:
         raise ParamError(f"new_i32: {n} does not fit an I32")
     return from_numpy(ctx, np.array([n], np.int32))

@@ -16,7 +16,6 @@ import numpy as np
 
 import ggjit.ops
 import ggjit.tensors
-from ggjit.core.arguments import whole
 from ggjit.core.buffer import MultiBuffer, buffers_of
 from ggjit.core.html_repr import HtmlRepr, size_text
 from ggjit.core.placing import needed_nbytes, place_tensors
@@ -27,6 +26,7 @@ from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
 from ggjit.ops.core.types import Type
 from ggjit.ops.core.weak import Watch
+from ggjit.ops.core.whole_numbers import is_whole, whole
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.rebuild import check_node
 from ggjit.tensors.tensor import NewTensor, Tensor
@@ -202,7 +202,7 @@ def _caller():
 def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
     """(op, ne, src, nb) of `Context.node` called by hand.  The node is made in a context of its own and compared there
     with what the builder of the op makes."""
-    if isinstance(op, bool) or not isinstance(op, int) or op not in OP.__members__.values():
+    if not is_whole(op) or op not in OP.__members__.values():
         raise ParamError(f"node: {op!r} is no op; use a member of OP (ggjit.ops.core.record)")
     if not isinstance(type, Type):
         raise TypeMismatch(f"node: type must be a tensor type such as gg.F32, got {type!r}")

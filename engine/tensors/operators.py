@@ -15,15 +15,15 @@ import operator
 
 import numpy as np
 
-from ggjit.core.arguments import whole
 from ggjit.ops.copying.copy import cont
 from ggjit.ops.copying.repeat import repeat_to
-from ggjit.ops.copying.view import _offset_params, permute, reshape_to, transpose
+from ggjit.ops.copying.view import offset_params, permute, reshape_to, transpose
 from ggjit.ops.core.builders import all_or_nothing
 from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import contiguous_nb, describe, is_contiguous
 from ggjit.ops.core.types import F16, F32
+from ggjit.ops.core.whole_numbers import whole
 from ggjit.ops.elementwise.binary import add, div, mul, sub
 from ggjit.ops.elementwise.constants import fill, scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
@@ -169,7 +169,7 @@ class Operators:
             strides[1:] = contiguous_nb(self.type, tuple(ne) + (1,) * 3)[1:]
         ne = tuple(ne) + (1,) * (4 - len(ne))
         offs = offs if min(ne) else 0
-        return self.ctx.node(OP.VIEW, self.type, ne, (self,), _offset_params(offs), view_of=self, view_offs=offs,
+        return self.ctx.node(OP.VIEW, self.type, ne, (self,), offset_params(offs), view_of=self, view_offs=offs,
                              nb=strides, ndim=ndim)
 
     def __iter__(self):

@@ -11,8 +11,9 @@ comes out.  So every rule of an op stays in the op's builder.
 import functools
 
 from ggjit.ops.attention.rope_angles import MROPE
+from ggjit.ops.copying.view import offset_params
 from ggjit.ops.core.errors import GgjitError, NotSupported, ShapeError
-from ggjit.ops.core.record import GLU, OP, UNARY
+from ggjit.ops.core.record import GLU, MAX_PARAMS, OP, UNARY
 from ggjit.ops.core.shape import contiguous_nb, describe
 from ggjit.ops.core.spec import builders
 
@@ -187,9 +188,9 @@ def _check_memory(t):
     """A leaf is contiguous; a view lies inside what it views."""
     whole = t.view_src if t.op == OP.NONE else t.src[0] if len(t.src) == 1 else None
     if t.op == OP.NONE and whole is None:
-        if t.src or t.view_offs or t.nb != contiguous_nb(t.type, t.ne):
-            raise ShapeError(f"{describe(t)}: a leaf has no sources, no offset and contiguous strides, got nb "
-                             f"{list(t.nb)}")
+        if t.src or t.view_offs or t.nb != contiguous_nb(t.type, t.ne) or t.op_params.any():
+            raise ShapeError(f"{describe(t)}: a leaf has no sources, offset or params, and contiguous strides, got nb "
+                             f"{list(t.nb)}, params {t.op_params.tolist()}")
         return
     first = None if whole is None or t.view_src is None else t.view_offs - whole.view_offs
     if first is None or whole.base.id != t.view_src.id or whole.type is not t.type:
@@ -197,3 +198,7 @@ def _check_memory(t):
     if first < 0 or min(t.nb) < 0 or first + t.nbytes > whole.nbytes or (t.type.block > 1 and t.nb[0] != t.type.nbytes):
         raise ShapeError(f"{describe(t)}: bytes {first}..{first + t.nbytes}, strides {list(t.nb)}, are not inside "
                          f"{describe(whole)} ({whole.nbytes} bytes)")
+    params = offset_params(first) if t.op == OP.VIEW else ()
+    if t.op_params.tolist() != [*params, *(0,) * (MAX_PARAMS - len(params))]:
+        raise ShapeError(f"{describe(t)}: params {t.op_params.tolist()}, the builder makes {list(params)}, the "
+                         f"offset of {first} bytes; use gg.view_4d")

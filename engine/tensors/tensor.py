@@ -16,7 +16,6 @@ import contextlib
 
 import numpy as np
 
-from ggjit.core.arguments import whole
 from ggjit.core.buffer import as_bytes, buffer_by_id, freed
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.pending import IN_FLIGHT, wait_for_writers
@@ -35,6 +34,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
+from ggjit.ops.core.whole_numbers import whole
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.tensors.arrays import numbers
 from ggjit.tensors.interop import ArrayProtocols
@@ -217,7 +217,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         if self.type.block > 1 or self.type is BF16:
             if not contiguous:
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
-            buf.set_tensor(self, quantize(self.type, np.ascontiguousarray(a, np.float32)).reshape(-1), 0)
+            buf.set_tensor(self, quantize(self.type, a).reshape(-1), 0)
         elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
             raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
         elif self.type.dtype.kind == "i" and a.size and not _in_range(a, self.type.dtype):

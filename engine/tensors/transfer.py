@@ -8,9 +8,6 @@ Whole graphs: graphs/copying.py.  Names are ggml's without `ggml_backend_`.
 """
 import sys
 
-import numpy as np
-
-from ggjit.core.arguments import whole
 from ggjit.core.buffer import as_bytes
 from ggjit.core.config import debug
 from ggjit.core.pending import wait_for_writers
@@ -19,6 +16,7 @@ from ggjit.ops.core.errors import IndexRangeError, NotAllocated, ParamError, Sha
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.whole_numbers import is_whole, whole
 
 _MAX_GAPS_NBYTES = 1 << 30      # between the blocks that a 2-D read returns
 
@@ -36,7 +34,7 @@ def tensor_get(t, offset=0, nbytes=None):
 
 def tensor_memset(t, value, offset=0, nbytes=None):
     """Fill a byte range with a byte value 0..255 (ggml_backend_tensor_memset)."""
-    if not isinstance(value, int | np.integer) or not 0 <= value <= 255:
+    if not is_whole(value, 0, 255):
         raise ParamError(f"memset value must be a byte 0..255, got {value!r}")
     buf, nbytes = t._checked_range(offset, nbytes)
     buf.memset_tensor(t, int(value), offset, nbytes)

@@ -3,17 +3,14 @@ import math
 import operator
 
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.whole_numbers import is_whole
 
 
 def integer(name, value, low, high, why=""):
     """`value` as an int from low to high; NumPy integers are welcome, bools are not."""
-    try:
-        n = operator.index(value)
-    except TypeError:
-        n = None
-    if n is None or isinstance(value, bool) or not low <= n <= high:
+    if not is_whole(value, low, high):
         raise ParamError(f"{name} must be an integer from {low} to {high}{why}, got {value!r}")
-    return n
+    return operator.index(value)
 
 
 def number(name, value):

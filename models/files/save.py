@@ -31,6 +31,7 @@ from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.core.whole_file import whole_file
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
 VERSION = 3
@@ -51,7 +52,7 @@ def save_gguf(path, tensors, metadata=None):
     """
     metadata = _dict("metadata", {} if metadata is None else metadata)
     align = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if isinstance(align, bool) or not isinstance(align, int | np.integer) or align <= 0 or align & (align - 1):
+    if not is_whole(align, 1) or align & (align - 1):
         raise ParamError(f"general.alignment must be a power of two, got {align!r}")
     sources = {name: _Source(name, x) for name, x in _dict("tensors", tensors).items()}
     header = [MAGIC, struct.pack("<IQQ", VERSION, len(sources), len(metadata))]

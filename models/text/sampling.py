@@ -13,6 +13,7 @@ import numpy as np
 
 from ggjit.models.core.checks import number
 from ggjit.ops.core.errors import ParamError, ShapeError
+from ggjit.ops.core.whole_numbers import is_whole
 
 
 class Sampler:
@@ -103,7 +104,7 @@ def _softmax(x):
 
 
 def _is_count(x):
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0
+    return is_whole(x, 0)
 
 
 def _check(name, value, good, expected):

@@ -19,6 +19,8 @@ import numpy as np
 from ggjit.models.files.gguf import StringArray
 from ggjit.models.text.pre_tokenizers import BY_NAME, pre_tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, extra
+from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.whole_numbers import is_whole
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)     # tokenizer.ggml.token_type
 SPACE = "\u2581"                # how SentencePiece and llama.cpp's WordPiece write a space
@@ -56,6 +58,7 @@ class Tokenizer:
                 self._bad(f"add_{name}_token is set, but {KEY}{name}_token_id is missing")
 
     # ---------------------------------------------------------------- public
+    @asking("encode: the ids of a text")
     def encode(self, text, add_special=True, parse_special=False):
         """Ids of `text`; `add_special`: with the model's begin (and end) token; `parse_special`: "<|im_end|>" written
         out in the text is that token, which must not be allowed for text from strangers."""
@@ -75,6 +78,7 @@ class Tokenizer:
             after_special = not isinstance(part, str)
         return ids + [self.eos_id] if add_special and self.add_eos else ids
 
+    @asking("decode: the text of ids")
     def decode(self, ids, special=False):
         """The text of `ids`; control tokens are left out unless `special`.  Bytes that are no UTF-8 become U+FFFD."""
         text = b"".join(self.piece(i, special) for i in ids).decode("utf-8", "replace")
@@ -162,10 +166,9 @@ class Tokenizer:
         return id
 
     def _check_id(self, id):
-        try:
-            id = operator.index(id)
-        except TypeError:
-            raise ParamError(f"token id is {id!r}, expected an int") from None
+        if not is_whole(id):
+            raise ParamError(f"token id is {id!r}, expected an int")
+        id = operator.index(id)
         if not 0 <= id < self.n_vocab:
             raise IndexRangeError(f"token id {id} is outside the vocabulary, 0 to {self.n_vocab - 1}")
         return id

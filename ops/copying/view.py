@@ -76,11 +76,11 @@ def _view(a, ne, nb, offset):
                      if min(ne) else 0)
     if last > a.nbytes:
         raise IndexRangeError(f"view: bytes {offset}..{last} are outside {describe(a)} ({a.nbytes} bytes)")
-    return a.ctx.node(OP.VIEW, a.type, ne, (a,), _offset_params(offset), view_of=a, view_offs=offset, nb=strides,
+    return a.ctx.node(OP.VIEW, a.type, ne, (a,), offset_params(offset), view_of=a, view_offs=offset, nb=strides,
                       ndim=ndim)
 
 
-def _offset_params(offset):
+def offset_params(offset):
     """size_t offset over the first two 32-bit slots, as ggml stores it."""
     lo, hi = offset % _SPLIT, offset // _SPLIT
     return (lo - _SPLIT if lo >= _SPLIT // 2 else lo, hi)
@@ -118,7 +118,7 @@ def view_4d(a, ne0, ne1, ne2, ne3, nb1, nb2, nb3, offset):
 
 def view_tensor(a):
     """A view of all of a, with a's shape and strides.  Errors: StaleHandle.  Source: ggml_view_tensor."""
-    return a.ctx.node(OP.VIEW, a.type, a.ne, (a,), _offset_params(0), view_of=a, nb=a.nb)
+    return a.ctx.node(OP.VIEW, a.type, a.ne, (a,), offset_params(0), view_of=a, nb=a.nb)
 
 
 def permute(a, axis0, axis1, axis2, axis3):

@@ -35,6 +35,7 @@ from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
 from ggjit.ops.core.weak import WeakValues
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import array_maker
 from ggjit.ops.native.node import DST, SRC0, addr, nb, ne
 
@@ -115,7 +116,7 @@ def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
 
 
 def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
-    require_param(isinstance(n_tasks, int) and (n_tasks > 0 or n_tasks == -1),
+    require_param(is_whole(n_tasks, -1) and n_tasks != 0,
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
     f = Function(fun, userdata)
     key = next(_keys)

@@ -21,6 +21,7 @@ from ggjit.ops.core.record import OK, OP
 from ggjit.ops.core.shape import is_contiguous, require, require_param, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import (
     DST,
@@ -92,7 +93,7 @@ def _group_norm(a, n_groups, eps, in_place):
     """
     require_type("group_norm", a, (F32,))
     require(is_contiguous(a), "group_norm: the source must be contiguous", a, remedy="use gg.cont first")
-    require_param(isinstance(n_groups, int) and 1 <= n_groups <= max(a.ne[2], 1),
+    require_param(is_whole(n_groups, 1, max(a.ne[2], 1)),
                   f"group_norm: n_groups must be from 1 to ne2 = {a.ne[2]}, got {n_groups!r}")
     require_param(eps >= 0, f"group_norm: eps must not be negative, got {eps}")
     return a.ctx.node(OP.GROUP_NORM, a.type, a.ne, (a,), (n_groups, float(eps)), view_of=a if in_place else None)

@@ -1,6 +1,6 @@
 """gg.quantize and gg.dequantize: whole arrays between float32 and the bytes of a tensor type.
 
-They run on the thread pool, row by row, and Ctrl-C ends them.
+They run on the thread pool, piece by piece, and Ctrl-C ends them: a piece is a row or a part of one.
 """
 import functools
 import math
@@ -12,9 +12,13 @@ from ggjit.ops.core.host_memory import asking, empty
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, Type
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import jobs
 from ggjit.ops.native.jit import address_of, exact, kernel_address
 
+# with importances these look at the mean square of the whole row; everything else is done block by block
+_ROW_WIDE = ("q4_0", "q4_1", "q5_0", "q5_1")
+AT_ONCE = 1 << 20               # elements that one call of NumPy works on
 _LOWER = {name.lower(): t for name, t in BY_NAME.items()}
 
 
@@ -31,6 +35,14 @@ def _row_nbytes(type, k):
         raise ShapeError(f"{type!r} packs {type.block} values a block: the last dimension, {k}, must be a multiple; "
                          f"pad it or choose another type")
     return type.row_nbytes(k)
+
+
+def _n_pieces(type, k):
+    """Into how many pieces of equal length a row of k elements is cut, so that none takes long."""
+    n_blocks, most = k // type.block, max(1, jobs.CHUNK_ELEMENTS // type.block)
+    if n_blocks <= most:
+        return 1
+    return next(n_blocks // size for size in range(most, 0, -1) if n_blocks % size == 0)
 
 
 def _run(kernel, name, type, rows, k, *params):
@@ -58,7 +70,7 @@ def _reader(type):
 
 
 def _row_writer(type, weighted):
-    """jitted (src, dst, k, weights, table); those a type has no use for are not looked at."""
+    """jitted (src, dst, k, weights, table) of a piece; those a type has no use for are not looked at."""
     traits = traits_of(type)
     if traits.quantize_grid:
         return traits.quantize_grid.quantise
@@ -72,24 +84,45 @@ def _row_writer(type, weighted):
 
 @functools.cache
 def _writer(type, weighted):
-    """Kernel of a job (rows, k, src, dst, weights, table): float32 rows, one after the other -> the type."""
+    """Kernel of a job (pieces, k, src, dst, weights, table, n): float32 pieces of k elements, n of them a row -> the
+    type."""
     convert, nbytes, block = _row_writer(type, weighted), type.nbytes, type.block
 
     def kernel(node, ith, nth, sync):
         rows, k, src, dst = jobs.param(node, 0), jobs.param(node, 1), jobs.param(node, 2), jobs.param(node, 3)
-        weights, table = jobs.param(node, 4), jobs.param(node, 5)
+        weights, table, n = jobs.param(node, 4), jobs.param(node, 5), jobs.param(node, 6)
         first = jobs.next_chunk(node, ith, nth, sync, k, rows)
         while first < rows:
             for r in range(first, min(first + jobs.rows_at_once(k), rows)):
-                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, weights, table)
+                own = weights + 4 * k * (r % n) if weights != 0 else 0         # 0: there are none
+                convert(src + 4 * r * k, dst + r * (k // block * nbytes), k, own, table)
             first = jobs.next_chunk(node, ith, nth, sync, k, rows)
         return OK
     return kernel
 
 
+def _as_float32(values, what):
+    """Real numbers as a contiguous float32 array.  Errors: TypeMismatch, OutOfMemory."""
+    with asking(f"quantize: {what} as float32"):
+        try:
+            values = np.asarray(values)
+        except ValueError as e:                 # a ragged list
+            raise TypeMismatch(f"quantize: {what} is no array: {e}") from None
+        if values.dtype.kind not in "fiub":
+            raise TypeMismatch(f"quantize: {what} holds {values.dtype} values; convert them to real numbers first")
+        if values.dtype == np.float32 and values.flags.c_contiguous and values.ndim:
+            return values
+        out = empty(values.shape or (1,), np.float32, f"quantize: {what}")
+        with np.nditer([values.reshape(out.shape), out], ["external_loop", "buffered", "zerosize_ok"],
+                       [["readonly"], ["writeonly"]], order="C", casting="unsafe", buffersize=AT_ONCE) as parts:
+            for some, numbers in parts:             # between two of them Ctrl-C comes in
+                numbers[...] = some
+        return out
+
+
 def _importances(imatrix, k):
     """`imatrix` as float32 (k,)."""
-    imatrix = np.ascontiguousarray(imatrix, np.float32)
+    imatrix = _as_float32(imatrix, "imatrix")
     if imatrix.shape != (k,):
         raise ShapeError(f"quantize: imatrix has shape {imatrix.shape}, rows have {k} values; pass one weight each")
     good = (imatrix >= 0) & (imatrix < np.inf)
@@ -107,10 +140,12 @@ def _grid_table(type, array, weighted):
     if grid.needs_importances and not weighted:
         raise NotSupported(f"{type!r} cannot be written without importances: pass gg.quantize(..., imatrix=), a weight "
                            f"for each column (ones where nothing is known); a tensor takes the result by set_bytes")
-    finite = np.isfinite(array)
-    if not finite.all():
-        where = tuple(map(int, np.unravel_index(finite.argmin(), array.shape)))
-        raise ParamError(f"quantize: {type!r} takes finite values, the array has {array[where]} at {where}")
+    flat = array.reshape(-1)
+    for first in range(0, flat.size, AT_ONCE):
+        finite = np.isfinite(flat[first:first + AT_ONCE])
+        if not finite.all():
+            where = tuple(map(int, np.unravel_index(first + finite.argmin(), array.shape)))
+            raise ParamError(f"quantize: {type!r} takes finite values, the array has {array[where]} at {where}")
     return grid.grid.table
 
 
@@ -119,26 +154,26 @@ def quantize(type, array, imatrix=None):
 
     Formula: the type file's.  `imatrix` (k,) or None: importance of each column, >= 0; types without a search (Q8_0,
     MXFP4, the ternary ones, floats) do not use it, IQ1_S, IQ2_XXS and IQ2_XS need it.  Errors: ShapeError if k is no
-    multiple of the block or imatrix does not fit; ParamError for importances below 0 or not finite, and for values
-    that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a quantiser, or without one that needs no
-    imatrix.  Source: ggml_quantize_chunk.
+    multiple of the block or imatrix does not fit; TypeMismatch for what is no real number; ParamError for importances
+    below 0 or not finite, and for values that are not finite in IQ1, IQ2 and IQ3; NotSupported for a type without a
+    quantiser, or without one that needs no imatrix.  Source: ggml_quantize_chunk.
     """
     type = _type(type)
     weighted = imatrix is not None
     searches = weighted and traits_of(type).quantize_weighted is not None
     kernel = _writer(type, searches)
-    with asking("quantize: the array as float32"):
-        array = np.ascontiguousarray(array, np.float32)
+    array = _as_float32(array, "the array")
     if array.ndim == 0:
         raise ShapeError("quantize: a scalar has no rows; pass an array of at least one dimension")
     k = array.shape[-1]
     nbytes = _row_nbytes(type, k)
     weights = _importances(imatrix, k) if weighted else 0
-    with asking("quantize: a look at the values", array.size):
+    with asking("quantize: a look at the values", min(array.size, AT_ONCE)):
         table = _grid_table(type, array, weighted)
     out = empty((*array.shape[:-1], nbytes), np.uint8, "quantize")
-    _run(kernel, "quantize_weighted" if searches else "quantize", type, math.prod(array.shape[:-1]), k, array, out,
-         weights, table)
+    n = 1 if searches and type.name in _ROW_WIDE else _n_pieces(type, k)
+    _run(kernel, "quantize_weighted" if searches else "quantize", type, n * math.prod(array.shape[:-1]), k // n, array,
+         out, weights, table, n)
     return out
 
 
@@ -150,7 +185,7 @@ def dequantize(type, raw, shape):
     """
     type = _type(type)
     kernel = _reader(type)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = (shape,) if is_whole(shape) else tuple(shape)
     if not shape or any(n < 0 for n in shape):
         raise ShapeError(f"dequantize: {shape} is no shape of rows")
     raw = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes | bytearray | memoryview) else np.asarray(raw)
@@ -160,5 +195,6 @@ def dequantize(type, raw, shape):
     if raw.size != want:
         raise ShapeError(f"dequantize: shape {shape} of {type!r} takes {want} bytes, got {raw.size}")
     out = empty(shape, np.float32, "dequantize")
-    _run(kernel, "dequantize", type, math.prod(shape[:-1]), shape[-1], raw, out)
+    n = _n_pieces(type, shape[-1])
+    _run(kernel, "dequantize", type, n * math.prod(shape[:-1]), shape[-1] // n, raw, out)
     return out

@@ -1,4 +1,4 @@
-"""The graph allocator of 2023 and its wrapper: rows A10.*, A11.* of the behaviour list; bad graphs.
+"""The graph allocator of 2023: rows A10.* of the behaviour list; bad graphs.
 
 Golden traces are worked out by hand from the 2023 sources; alignment 32 unless said otherwise.
 """
@@ -8,9 +8,9 @@ import pytest
 from helpers.requirements import benchmark
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.legacy import Allocr, GraphAllocator2023, maxima
+from ggjit.alloc.legacy import GraphAllocator2023, maxima
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError
-from ggjit.alloc.tensor_alloc import TensorAllocator
+from ggjit.alloc.tensor_alloc import BestFit
 from ggjit.alloc.validate import check_graph_plan
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_BUFFER
@@ -139,7 +139,7 @@ def test_a10_13_order_of_the_sequence_is_the_order_of_allocation():
 
 def test_a10_05_a10_15_an_allocator_per_node():
     g = chain(4)
-    a, b = TensorAllocator.measure(32), TensorAllocator(1000, 64, base=32)
+    a, b = BestFit(None, 32), BestFit(1000, 64, base=32)
     p = GraphAllocator2023().alloc_graph_n([a, b], g.table, g.nodes, g.leafs, g.sizes, node_tallocs=[0, 1, 0, 1],
                                            leaf_tallocs=[0])
     assert p.node_buffer.tolist() == [0, 1, 0, 1] and p.node_offs.tolist() == [0, 32, 0, 32]
@@ -152,7 +152,7 @@ def test_a10_08_no_reuse_across_allocators():
     x = leaf(g, ext=True)
     y = g.like(OP.MUL_MAT, x, x)
     g.expand(g.like(OP.SQR, y))
-    two = [TensorAllocator.measure(), TensorAllocator.measure()]
+    two = [BestFit(None, ), BestFit(None, )]
     p = GraphAllocator2023().alloc_graph_n(two, g.table, g.nodes, g.leafs, g.sizes, [0, 1])
     assert p.node_buffer.tolist() == [0, 1] and [t.max_size for t in two] == [128, 128]
 
@@ -163,7 +163,7 @@ def test_a10_01_a10_14_inputs_placed_beforehand_are_owned():
     y = g.like(OP.SQR, x)
     z = g.like(OP.MUL_MAT, y, y)
     g.expand(z)
-    t = TensorAllocator(1000)
+    t = BestFit(1000)
     t.alloc(x, 128, g.table)
     size, p = GraphAllocator2023().alloc_graph(t, g.table, g.nodes, g.leafs, g.sizes)
     assert p.leaf_offs.tolist() == [0] and p.node_offs.tolist() == [0, 128] and size == 256
@@ -173,7 +173,7 @@ def test_a10_01_a10_14_inputs_placed_beforehand_are_owned():
 
 def test_a10_14_out_of_memory_leaves_the_allocator_alone():
     g = chain(4)
-    t = TensorAllocator(200)
+    t = BestFit(200)
     with pytest.raises(OutOfMemory, match=f"tensor {g.nodes[1]} needs 128 bytes"):
         GraphAllocator2023().alloc_graph(t, g.table, g.nodes, g.leafs, g.sizes)
     assert t.blocks == [(0, 200)] and not t.live and t.max_size == 0
@@ -195,23 +195,20 @@ def test_a10_17_trace():
     assert [top for top, _ in maxima(p)] == [128, 256]
 
 
-# ---------------------------------------------------------------- A11
-def test_a11_01_to_a11_05_the_wrapper_forwards():
+def test_a10_14_measuring_makes_the_same_plan():
     g = chain(4)
-    m = Allocr.measure(32)
-    need = m.alloc_graph(g.table, g.nodes, g.leafs, g.sizes)
-    assert m.is_measure and need == m.max_size == 256
-    real = Allocr(need, 32)
-    assert real.alloc_graph(g.table, g.nodes, g.leafs, g.sizes) == need and not real.is_measure
-    assert real.plan.node_offs.tolist() == m.plan.node_offs.tolist()
+    measure, graphs = BestFit(None, 32), GraphAllocator2023()
+    need, planned = graphs.alloc_graph(measure, g.table, g.nodes, g.leafs, g.sizes)
+    assert measure.is_measure and need == measure.max_size == 256
+    real = BestFit(need, 32)
+    size, plan = graphs.alloc_graph(real, g.table, g.nodes, g.leafs, g.sizes)
+    assert size == need and not real.is_measure and plan.node_offs.tolist() == planned.node_offs.tolist()
     real.reset()
-    assert real.alloc(123, 10) == 0 and real.buffer is None
+    assert real.alloc(123, 10) == 0
     real.reset()
-    real.set_parse_seq([0, 1, -1, 2, 3, -1])
+    graphs.set_parse_seq([0, 1, -1, 2, 3, -1])
     with pytest.raises(OutOfMemory, match="not enough space in the buffer: tensor 4 needs 128 bytes"):
-        real.alloc_graph(g.table, g.nodes, g.leafs, g.sizes)
-    real.free()
-    m.free()
+        graphs.alloc_graph(real, g.table, g.nodes, g.leafs, g.sizes)
 
 
 # ---------------------------------------------------------------- bad graphs

@@ -5,6 +5,7 @@
 Tensors end (or begin) at the edge: a kernel that reads or writes one byte too far ends the process.
 """
 import ctypes
+import functools
 import math
 import mmap
 import warnings
@@ -25,17 +26,39 @@ USERS = (OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM)
 MAX_NMSE = 5e-4                         # quantised types
 
 
-def guarded(nbytes, at_end=True):
-    """uint8 array of nbytes bytes beside a page whose touch is a segmentation fault."""
-    n_pages = -(-max(nbytes, 1) // PAGE)
-    memory = mmap.mmap(-1, (n_pages + 2) * PAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    base = whole.__array_interface__["data"][0]
-    for at in (base, base + (n_pages + 1) * PAGE):
-        if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 0):
-            raise OSError(ctypes.get_errno(), "mprotect")
-    start = (n_pages + 1) * PAGE - nbytes if at_end else PAGE
-    return whole[start:start + nbytes]
+class Guarded:
+    """Memory between two pages whose touch is a segmentation fault, used again for case after case."""
+
+    def __init__(self):
+        self._free, self._taken, self._libc = {}, [], ctypes.CDLL(None, use_errno=True)     # number of pages: memory
+
+    def __call__(self, nbytes, at_end=True):
+        """uint8 array of nbytes zero bytes that ends, or begins, beside a guard page."""
+        n_pages = -(-max(nbytes, 1) // PAGE)
+        free = self._free.setdefault(n_pages, [])
+        whole = free.pop() if free else self._made(n_pages)
+        self._taken.append((free, whole))
+        start = n_pages * PAGE - nbytes if at_end else 0
+        part = whole[start:start + nbytes]
+        part[:] = 0
+        return part
+
+    def _made(self, n_pages):
+        whole = np.frombuffer(mmap.mmap(-1, (n_pages + 2) * PAGE), np.uint8)
+        base = whole.__array_interface__["data"][0]
+        for at in (base, base + (n_pages + 1) * PAGE):
+            if self._libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(PAGE), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        return whole[PAGE:-PAGE]
+
+    def take_back(self):
+        """All that was given out: nobody refers to it any more."""
+        while self._taken:
+            free, whole = self._taken.pop()
+            free.append(whole)
+
+
+guarded = Guarded()
 
 
 class GuardedType(HostBufferType):
@@ -70,9 +93,25 @@ def change(rng):
     return what, *how
 
 
+@functools.cache
+def names():
+    return sorted(calls())
+
+
+@functools.cache
+def cpu():
+    return gg.init_backend("CPU:n_threads=1", fuse=0)
+
+
 def builders(rng):
-    names = sorted(calls())
-    name = names[int(rng.integers(len(names)))]
+    try:
+        return build_and_compute(rng)
+    finally:
+        guarded.take_back()
+
+
+def build_and_compute(rng):
+    name = names()[int(rng.integers(len(names())))]
     some = calls()[name]
     args = list(some[int(rng.integers(len(some)))])
     for _ in range(int(rng.integers(3)) if args else 0):
@@ -87,7 +126,7 @@ def compute(name, args, out):
     graph = gg.Graph(out)
     computed = [t for t in graph.nodes if t.op not in VIEW_OPS]
     if max(math.prod(t.ne) for t in (*graph.nodes, *graph.leafs)) > SMALL or any(t.op in USERS for t in computed) \
-            or not kernels_of(out) <= known_kernels():
+            or not kernels_of(graph) <= known_kernels():
         return "right"
     # acc and set with rows that overlap are undefined
     single = len(computed) == 1 and computed[0].id == out.id and out.op not in (OP.ACC, OP.SET)
@@ -98,10 +137,9 @@ def compute(name, args, out):
             want = expected(out) if single else None
         except IndexError:
             bad_index = min(out.ne) > 0
-    cpu = gg.init_backend("CPU:n_threads=1", fuse=0)
     allocator = gg.GraphAllocator(GUARDED)
     allocator.alloc_graph(graph)
-    plan = cpu.graph_plan_create(graph)
+    plan = cpu().graph_plan_create(graph)
     try:
         plan.compute()
     except GgjitError:

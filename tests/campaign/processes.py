@@ -22,7 +22,12 @@ def long_compute(rng):
 
 
 def quantising(rng):
-    return gg.quantize(gg.Q4_K, np.ones((256, 2048), np.float32))
+    """Rows and one long row, of float32 and of what has to be converted, with importances and without."""
+    type = (gg.Q4_K, gg.Q4_0, gg.Q8_0, gg.IQ3_S, gg.Q6_K)[int(rng.integers(5))]
+    a = np.linspace(-1, 1, 1 << 19, dtype=(np.float32, np.float64)[int(rng.integers(2))])
+    a = a.reshape((256, 2048) if rng.integers(2) else (1, -1))
+    raw = gg.quantize(type, a, np.ones(a.shape[-1]) if rng.integers(2) else None)
+    return np.append(raw, gg.dequantize(type, raw, a.shape).view(np.uint8))
 
 
 WORKS = (*memory.WORKS, long_compute, quantising)
@@ -35,23 +40,22 @@ def signals(rng):
     want = work(np.random.default_rng(seed))
     seconds, sent = time.perf_counter() - t0, []
 
-    def handler(signum, frame):
+    def interrupt():
         sent.append(time.process_time())
-        raise KeyboardInterrupt
-    old = signal.signal(signal.SIGALRM, handler)
-    arrived = None
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    timer, arrived = threading.Timer(rng.uniform(0, 1.2 * seconds), interrupt), None
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(1e-5, rng.uniform(0, 1.2 * seconds)))
+        timer.start()
         try:
             for _ in range(3):
                 work(np.random.default_rng(seed))
+            timer.join()
+            time.sleep(0.05)                            # one that was held back comes now
         except KeyboardInterrupt:
             arrived = time.process_time()
+            timer.join()
     except KeyboardInterrupt:
         arrived = time.process_time()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
     if sent and arrived is None:
         raise Find(f"{work.__name__}: the interrupt was lost")
     if sent and arrived - sent[0] > WITHIN_SECONDS:

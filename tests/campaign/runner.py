@@ -3,12 +3,16 @@
     parent  -- (first, last) -->  child: case(first), case(first + 1) ...
             <-- "seed outcome detail" a line --
 
-A child that dies or hangs is a find of the case it was at; the next child goes on behind it.
+A child tries case after case: to start one takes seconds, a case takes a millisecond.  One that dies or hangs is a
+find of the case it was at; the next child goes on behind it.  `jobs` children run side by side, each with a part of the
+cases.
 
-    cd tests; python -m campaign.runner --cases 1000000 --results ../benchmarks/results/campaign.md
+    cd tests; python -m campaign.runner --results ../benchmarks/results/campaign.md
+    cd tests; python -m campaign.runner --numbers gguf=20000 builders=20000
 """
 import argparse
 import collections
+import concurrent.futures
 import importlib
 import os
 import pathlib
@@ -27,6 +31,8 @@ HANG_SECONDS = 60               # a case takes milliseconds; first calls compile
 KINDS = {"gguf": ("files", 0.45), "kernel cache": ("files", 0.02), "builders": ("calls", 0.5),
          "threads": ("sharing", 0.005), "memory": ("memory", 0.02), "soak": ("memory", 0.0005),
          "signals": ("processes", 0.004), "fork": ("processes", 0.0005)}
+ALONE = ("soak", "signals")     # they measure memory and time: one child at a time
+WHOLE = 1_000_000               # cases of a whole campaign
 GOOD = ("right", "refused", "interrupted")
 
 
@@ -45,6 +51,7 @@ def serve(kind, first, last):
 
     case, out = case_of(kind), os.dup(1)
     os.dup2(2, 1)                                       # what a case prints is no outcome
+    signal.signal(signal.SIGINT, signal.default_int_handler)        # shells ignore it for what runs in the background
     for seed in range(first, last):
         os.write(out, f"{seed} begun\n".encode())
         try:
@@ -66,11 +73,19 @@ def _told(e):
 
 
 # ---------------------------------------------------------------- parent
-def run(kind, first, n, seconds=None):
+def run(kind, first, n, seconds=None, jobs=1):
     """(Counter of outcomes, [(seed, outcome, detail)] of what was found); seconds: stop after so many."""
-    counts, finds, end, seed = collections.Counter(), [], time.monotonic() + (seconds or 1e9), first
-    while seed < first + n and time.monotonic() < end:
-        seed = _child(kind, seed, first + n, end, counts, finds)
+    end, limits = time.monotonic() + (seconds or 1e9), [first + n * k // jobs for k in range(jobs + 1)]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        parts = list(pool.map(lambda k: _part(kind, limits[k], limits[k + 1], end), range(jobs)))
+    return sum((counts for counts, _ in parts), collections.Counter()), [f for _, finds in parts for f in finds]
+
+
+def _part(kind, seed, last, end):
+    """Children one after the other; the same as `run`."""
+    counts, finds = collections.Counter(), []
+    while seed < last and time.monotonic() < end:
+        seed = _child(kind, seed, last, end, counts, finds)
     return counts, finds
 
 
@@ -112,12 +127,18 @@ def _child(kind, first, last, end, counts, finds):
     return at + 1
 
 
-def campaign(n_cases, first=0, seconds=None, log=print):
-    """{kind: (counts, finds, seconds)} of `n_cases` shared among the kinds."""
+def shared(n_cases):
+    """{kind: number of cases} of so many in all."""
+    return {kind: max(1, round(share * n_cases)) for kind, (_, share) in KINDS.items()}
+
+
+def campaign(numbers, first=0, seconds=None, log=print, jobs=1):
+    """{kind: (counts, finds, seconds)} of {kind: number of cases}."""
     done = {}
-    for kind, (_, share) in KINDS.items():
+    for kind, n in numbers.items():
         t0 = time.monotonic()
-        counts, finds = run(kind, first, max(1, round(share * n_cases)), seconds and seconds * _time_share(kind))
+        counts, finds = run(kind, first, n, seconds and seconds * _time_share(kind),
+                            1 if kind in ALONE else jobs)
         done[kind] = counts, finds, time.monotonic() - t0
         log(f"{kind}: {dict(counts)}, {done[kind][2]:.0f} s")
         for find in finds[:20]:
@@ -130,21 +151,43 @@ def _time_share(kind):
 
 
 def as_markdown(done):
-    rows = ["| kind | cases | right | refused | interrupted | found | seconds |", "|---|---|---|---|---|---|---|"]
+    rows = ["| kind | cases | right | refused | interrupted | found | seconds | cases a second |",
+            "|---|---|---|---|---|---|---|---|"]
     for kind, (counts, finds, seconds) in done.items():
-        rows.append(f"| {kind} | {sum(counts.values()):,} | {counts['right']:,} | {counts['refused']:,} | "
-                    f"{counts['interrupted']:,} | {len(finds)} | {seconds:.0f} |")
+        n = sum(counts.values())
+        rows.append(f"| {kind} | {n:,} | {counts['right']:,} | {counts['refused']:,} | {counts['interrupted']:,} | "
+                    f"{len(finds)} | {seconds:.0f} | {n / seconds:,.0f} |")
     total = sum(sum(counts.values()) for counts, _, _ in done.values())
-    rows.append(f"| all | {total:,} | | | | {sum(len(f) for _, f, _ in done.values())} | |")
+    rows.append(f"| all | {total:,} | | | | {sum(len(f) for _, f, _ in done.values())} | "
+                f"{sum(s for _, _, s in done.values()):.0f} | |")
     return "\n".join(rows)
+
+
+def report(done, first, jobs):
+    """The table as a page that says how much of a campaign it is."""
+    total = sum(sum(counts.values()) for counts, _, _ in done.values())
+    part = "the whole campaign" if total >= WHOLE else f"a part of it: the whole campaign has {WHOLE:,} cases"
+    lines = [f"- {kind} {seed}: {outcome} {detail}" for kind, (_, finds, _) in done.items()
+             for seed, outcome, detail in finds]
+    return (f"# Campaign\n\nRandom cases, tried in child processes (tests/campaign).  This run had {total:,}, from "
+            f"number {first:,} on of every kind, with {jobs} children side by side; it is {part}."
+            f"\n\n{as_markdown(done)}\n\n"
+            + ("Found:\n\n" + "\n".join(lines) if lines else "Nothing was found.") + "\n")
+
+
+def _numbers(words):
+    """{kind: number} of ["kind=number", ...]; kinds are written with - for a space."""
+    return {kind.replace("-", " "): int(n) for kind, _, n in (w.partition("=") for w in words)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--child", nargs=3, metavar=("KIND", "FIRST", "LAST"))
-    parser.add_argument("--cases", type=int, default=10000)
+    parser.add_argument("--cases", type=int, default=WHOLE, help="in all, shared among the kinds")
+    parser.add_argument("--numbers", nargs="+", metavar="KIND=N", help="of these kinds alone, so many of each")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="children side by side (default: all cores)")
     parser.add_argument("--seconds", type=float, help="stop after about so many")
     parser.add_argument("--results", type=pathlib.Path)
     args = parser.parse_args()
@@ -152,13 +195,13 @@ def main():
         serve(args.child[0], int(args.child[1]), int(args.child[2]))
         return
     if args.kind:
-        print(*run(args.kind, args.first, args.cases, args.seconds), sep="\n")
+        print(*run(args.kind, args.first, args.cases, args.seconds, args.jobs), sep="\n")
         return
-    done = campaign(args.cases, args.first, args.seconds)
+    numbers = _numbers(args.numbers) if args.numbers else shared(args.cases)
+    done = campaign(numbers, args.first, args.seconds, jobs=args.jobs)
     print(as_markdown(done))
     if args.results:
-        args.results.write_text(f"# Campaign\n\nRandom cases, each in a child process (tests/campaign).  Cases "
-                                f"{args.first:,} and on of every kind.\n\n{as_markdown(done)}\n")
+        args.results.write_text(report(done, args.first, args.jobs))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@ import os
 
 import pytest
 
-from campaign.runner import KINDS, as_markdown, campaign, run
+from campaign.runner import KINDS, WHOLE, as_markdown, campaign, run, shared
 
 SAMPLE = {"gguf": 250, "kernel cache": 60, "builders": 200, "threads": 6, "memory": 30, "soak": 1, "signals": 10,
           "fork": 2}
-CASES = int(os.environ.get("GGJIT_CAMPAIGN_CASES", 1_000_000))
+CASES = int(os.environ.get("GGJIT_CAMPAIGN_CASES", WHOLE))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -18,5 +18,5 @@ def test_sample(kind):
 
 @pytest.mark.campaign
 def test_all():
-    done = campaign(CASES)
+    done = campaign(shared(CASES), jobs=os.cpu_count())
     assert not any(finds for _, finds, _ in done.values()), as_markdown(done)

@@ -115,9 +115,9 @@ def changed(arg, what, *how):
 
 
 def kernels(out):
-    """Names of the kernels that compute a graph."""
-    nodes = gg.Graph(out).nodes if isinstance(out, gg.Tensor) else []
-    nodes = [t for t in nodes if t.op not in VIEW_OPS and min(t.ne) > 0]
+    """Names of the kernels that compute a tensor or graph."""
+    graph = gg.Graph(out) if isinstance(out, gg.Tensor) else out
+    nodes = [t for t in (graph.nodes if isinstance(graph, gg.Graph) else ()) if t.op not in VIEW_OPS and min(t.ne) > 0]
     made = [all_specs()[t.op].kernel for t in nodes]
     return {getattr(make(t, 1), "name", None) if make else None for make, t in zip(made, nodes, strict=True)}
 

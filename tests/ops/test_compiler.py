@@ -148,6 +148,29 @@ def test_forked_processes_may_fill_one_cache(tmp_path):
     assert in_a_process(program, tmp_path) == [*want, "2"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_forked_while_a_thread_compiles_compiles_too(tmp_path):
+    """The compiler's locks were held when it was forked, by a thread that is not there."""
+    program = ("import os, signal, threading, test_compiler as t\n"
+               "from ggjit.ops.native.jit import global_compiler_lock\n"
+               "lock = global_compiler_lock._lock\n"
+               "thread = threading.Thread(target=t.with_times2, args=(5,))\n"
+               "thread.start()\n"
+               "while lock.acquire(False):\n"
+               "    lock.release()\n"
+               "pid = os.fork()\n"
+               "if not pid:\n"
+               "    signal.alarm(60)\n"
+               "    print(t.with_times3(5), t.CACHE.compiled, flush=True)\n"
+               "    os._exit(0)\n"
+               "status = os.waitpid(pid, 0)[1]\n"
+               "thread.join()\n"
+               "print(status, t.with_times2(5), t.CACHE.compiled)")
+    two, three = (str(f.func.__globals__[name].py_func(5) - f.func.__globals__[name].py_func(6))
+                  for f, name in ((with_times2, "times2"), (with_times3, "times3")))
+    assert in_a_process(program, tmp_path) == [three, "1", "0", two, "1"]
+
+
 def test_numbas_settings_are_part_of_the_key(tmp_path):
     program = "import test_compiler as t, numpy as np; a = np.array([3, 2, 1]); print(t.chosen(a), t.CACHE.loaded)"
     assert [in_a_process(program, tmp_path, **env) for env in ({}, {"NUMBA_OPT": "0"}, {"NUMBA_OPT": "0"})] == [

@@ -7,6 +7,7 @@ import os
 import sys
 
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.tools.command.parser import Arguments, try_first
 
@@ -31,7 +32,8 @@ def main(argv=None):
 def _status(run, args):
     """Runs the command and prints its result; the exit status."""
     try:
-        result = run(args)
+        with asking(f"ggjit {args.command}"):
+            result = run(args)
         if getattr(args, "json", False):
             print(json.dumps(result))
         if sys.stdout is not None:

@@ -1,6 +1,7 @@
 """gg.compute: leaves without values, outputs that are views, how long results live."""
 import numpy as np
 import pytest
+from helpers import devices
 
 import ggjit as gg
 
@@ -59,3 +60,74 @@ def test_a_result_stays_readable_when_a_later_graph_computes_it_again():
     gg.compute(y)
     gg.compute(y + 1)
     np.testing.assert_array_equal(y.numpy(), [0, 1, 4, 9])
+
+
+@pytest.mark.parametrize("delay", [None, 1e-3])
+@pytest.mark.parametrize("planner", ["ggml", "best"])
+def test_a_backend_that_only_has_graph_compute(planner, delay):
+    device = devices.Fake("A", host=True, delay=delay)
+    backend, ctx = device.init_backend(), gg.Context()
+    x = gg.from_numpy(ctx, array(4, 8))
+    middle = gg.scale(x, 2.0)
+    y, view = gg.silu(gg.scale(middle, 0.5)), gg.reshape_1d(gg.scale(x, 3.0), 32)
+    got, flat = gg.compute(y, view, backend=backend)
+    np.testing.assert_array_equal(got, gg.compute(gg.silu(x)))
+    np.testing.assert_array_equal(flat, 3 * x.numpy().reshape(-1))
+    np.testing.assert_array_equal(y.numpy(), got)
+    with pytest.raises(gg.Overwritten, match="was reused by"):
+        middle.numpy()
+    backend.free()
+
+
+def test_a_backend_whose_plans_only_compute():
+    """What graph_plan_create returns is the backend's own affair; graph_plan_free gets it back."""
+    freed = []
+
+    class Runs:
+        def __init__(self, graph):
+            self.graph = graph
+
+    class OwnPlans(devices.FakeBackend):
+        def graph_plan_create(self, graph, placement=None):
+            return Runs(graph)
+
+        def graph_plan_compute(self, plan):
+            self.graph_compute(plan.graph)
+
+        def graph_plan_free(self, plan):
+            freed.append(plan)
+    x = gg.from_numpy(gg.Context(), array(4))
+    got = gg.compute(gg.scale(x, 2.0), backend=OwnPlans(devices.Fake("A", host=True)))
+    np.testing.assert_array_equal(got, 2 * x.numpy())
+    assert len(freed) == 1
+    with pytest.raises(gg.TypeMismatch, match="compute takes a Backend, got str"):
+        gg.compute(gg.scale(x, 2.0), backend="CPU")
+
+
+def test_outputs_belong_to_a_graph_and_not_to_its_tensors():
+    """Graphs made, planned and computed leave the memory plans of others as they are."""
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, array(64, 64))
+    middle = gg.scale(gg.scale(a, 2.0), 3.0)
+    view = gg.reshape_1d(middle, 4096)
+    y = gg.silu(gg.scale(middle, 0.5))
+    graph, cpu = gg.Graph(y), gg.init_backend("CPU")
+    sched = gg.Scheduler([devices.Fake("A", host=True).init_backend(), cpu])
+
+    def peaks(graph):
+        allocator = gg.GraphAllocator(cpu)
+        allocator.reserve(graph)
+        return [gg.measure(graph, planner=p).peak for p in ("ggml", "best")] + [allocator.buffer_size()]
+    before, flags = peaks(graph), [t.flags for t in graph.nodes]
+    assert before == [16384] * 3
+    gg.compute(middle)
+    gg.compute(view, y)
+    other = gg.Graph(middle, y, order="memory")
+    sched.graph_compute(other)
+    assert peaks(graph) == peaks(gg.Graph(y)) == before and [t.flags for t in graph.nodes] == flags
+    assert peaks(other) == [2 * 16384] * 3 and other.key != graph.key
+    np.testing.assert_array_equal(sched.numpy(middle), 6 * a.numpy())
+    gg.GraphAllocator(cpu).alloc_graph(other)
+    plan = gg.init_backend("CPU", fuse=1).graph_plan_create(other)
+    plan.compute()
+    np.testing.assert_array_equal(plan.numpy(middle), 6 * a.numpy())

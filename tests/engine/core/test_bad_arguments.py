@@ -8,6 +8,7 @@ from helpers.timing import no_collector
 
 import ggjit as gg
 from ggjit.core.table import TABLE
+from ggjit.models.text.tokenizer import Tokenizer
 
 WRONG = (None, 5, "x", 1.5, [], object())
 CPU = gg.init_backend("CPU:n_threads=1")
@@ -185,7 +186,7 @@ def test_errors_of_a_users_callback_come_out_as_they_are(x):
     ("split forms take two tensors", lambda a: gg.glu_split(a, None, 2)),
     ("needs alpha and limit", lambda a: gg.glu(a, 3)), (r"set_output\(None\)", lambda a: gg.set_output(None)),
     (r"set_name\(None, 'x'\)", lambda a: gg.set_name(None, "x")),
-    (r"quantize\(<Type>, 'x'\)", lambda a: gg.quantize(gg.Q4_0, "x")),
+    ("quantize: the array holds <U1 values", lambda a: gg.quantize(gg.Q4_0, "x")),
     (r"alloc_ctx_tensors\(None, None\)", lambda a: gg.alloc_ctx_tensors(None, None)),
     (r"alloc_ctx_tensors\(<Context>, None\)", lambda a: gg.alloc_ctx_tensors(a.ctx, None)),
     ("buffer type 1 of 1", lambda a: gg.GraphAllocator(gg.init_backend("CPU")).buffer_size(1)),
@@ -216,6 +217,49 @@ def test_wrong_arguments_are_typed_errors_and_change_nothing(call, text):
     assert len(ctx) == n and a.bytes() == before
 
 
+WHOLE = {
+    "n_threads": lambda n: gg.init_backend("CPU", n_threads=n).n_threads,
+    "n_threads set": lambda n: setattr(CPU, "n_threads", n) or CPU.n_threads,
+    "poll": lambda n: setattr(gg.threadpool(), "poll", n) or n,
+    "buffer_size": lambda n: gg.GraphAllocator([CPU, gg.init_backend("CPU")]).buffer_size(n),
+    "alloc_buffer": lambda n: CPU.alloc_buffer(n).size, "clear": lambda n: CPU.alloc_buffer(8).clear(n),
+    "TensorAllocator": lambda n: gg.TensorAllocator(CPU, n).buffer.size,
+    "alignment": lambda n: gg.TensorAllocator(CPU, 64, alignment=n if n is True else 32 * n).alignment,
+    "tensor_memset": lambda n: gg.tensor_memset(gg.new_f32(gg.Context(), 1.0), n),
+    "new_i32": lambda n: gg.new_i32(gg.Context(), n).numpy()[0],
+    "group_norm": lambda n: gg.group_norm(gg.new_f32(gg.Context(), 1.0), n, 1e-5).op_params[0],
+    "n_tasks": lambda n: gg.map_custom1(gg.new_f32(gg.Context(), 1.0), print, n).op_params[2],
+    "token id": lambda n: Vocabulary()._check_id(n)}
+
+
+class Vocabulary(Tokenizer):
+    n_vocab = 2
+
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
+def test_whole_numbers_are_those_of_python_and_numpy(use):
+    before, poll = CPU.n_threads, gg.threadpool().poll
+    try:
+        assert use(np.int64(1)) == use(1)
+        for bad in (True, 1.0, [1]):
+            with pytest.raises(gg.GgjitError, match="."):
+                use(bad)
+    finally:
+        CPU.n_threads, gg.threadpool().poll = before, poll
+
+
+@pytest.mark.parametrize("bad", [np.ones(32) * 1j, np.array(["1.5"] * 32), ["1"] * 32, [[1], [1, 2]],
+                                 np.array([object()] * 32), None])
+def test_quantize_takes_real_numbers(bad):
+    for name, call in (("the array", lambda: gg.quantize(gg.Q8_0, bad)),
+                       ("imatrix", lambda: gg.quantize(gg.Q4_0, np.ones(32, np.float32), [1j] * 32))):
+        with pytest.raises(gg.TypeMismatch, match=f"quantize.*{name} (holds|is no array)"):
+            call()
+
+
 def test_numbers_that_do_not_fit_a_record_lose_nothing():
     gc.collect()                        # what other tests left behind
     ctx = gg.Context()
@@ -227,3 +271,41 @@ def test_numbers_that_do_not_fit_a_record_lose_nothing():
             with pytest.raises(gg.GgjitError, match="is too large: ne"):
                 make()
     assert TABLE.n_alive() == alive
+
+
+PLACING = {
+    "node_ids": lambda g: ALLOCATOR.alloc_graph(g, node_ids=[0.5]),
+    "node_ids text": lambda g: ALLOCATOR.reserve(g, "a"),
+    "node_ids int": lambda g: ALLOCATOR.plan(g, 3), "leaf_ids": lambda g: ALLOCATOR.plan(g, None, [None]),
+    "alloc_deps": lambda g: ALLOCATOR.plan(g, alloc_deps=5),
+    "alloc_deps item": lambda g: ALLOCATOR.plan(g, alloc_deps=[1]),
+    "alloc_deps text": lambda g: ALLOCATOR.plan(g, alloc_deps=[("a", "b")]),
+    "placement": lambda g: ALLOCATOR.placement(None),
+    "time_limit": lambda g: gg.GraphAllocator(CPU, "best", time_limit="x"),
+    "time_limit nan": lambda g: gg.measure(g, time_limit=float("nan")), "target": lambda g: gg.measure(g, target=3),
+    "rules": lambda g: gg.Scheduler([CPU], rules=[]), "plan.numpy": lambda g: planned(g).numpy("x"),
+    "compute_and_read": lambda g: planned(g).compute_and_read(None),
+    "run_nodes": lambda g: planned(g).run_nodes(-1, 99),
+    "plan's placement": lambda g: CPU.graph_plan_create(g, placement=3),
+    "parse_seq": lambda g: gg.Allocr.new_measure().set_parse_seq("x"),
+    "parse_seq floats": lambda g: gg.Allocr.new_measure().set_parse_seq([0.5]),
+    "plan_offsets alignment": lambda g: gg.alloc.plan_offsets([0], [1], [1], alignment="x"),
+    "plan_offsets half": lambda g: gg.alloc.plan_offsets([0], [1], [1], alignment=32.5),
+    "plan_offsets capacity": lambda g: gg.alloc.plan_offsets([0], [1], [1], capacity="x"),
+    "plan_offsets time": lambda g: gg.alloc.plan_offsets([0], [1], [1], time_limit="x")}
+ALLOCATOR = gg.GraphAllocator(CPU)
+
+
+def planned(graph):
+    gg.GraphAllocator(CPU).alloc_graph(graph)
+    return CPU.graph_plan_create(graph)
+
+
+@pytest.mark.parametrize("use", PLACING.values(), ids=PLACING)
+def test_allocators_and_plans_refuse_what_they_cannot_use(use, x):
+    graph = graph_of(x)
+    with pytest.raises(gg.GgjitError, match=r"expected|takes|integers|holds pairs|nodes -1 to 99"):
+        use(graph)
+    ALLOCATOR.alloc_graph(graph)
+    CPU.graph_compute(graph)
+    assert graph.outputs[0].numpy().shape == (4, 8)

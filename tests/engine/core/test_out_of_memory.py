@@ -7,6 +7,7 @@ from helpers import devices
 
 import ggjit as gg
 from ggjit.core.table import TABLE
+from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core import host_memory
 
 CPU = gg.init_backend("CPU", n_threads=1)
@@ -49,6 +50,17 @@ class Work:
             return sched.numpy(y)
         finally:
             device.asked.clear()            # tensors it was asked about
+
+
+def test_planners_and_tokenizers_ask_too():
+    """What they allocate inside comes out typed, wherever it is."""
+    graph = gg.Graph(gg.silu(gg.from_numpy(gg.Context(), VALUES)))
+    for work in (lambda: gg.alloc.plan_offsets([0], [2], [4]), lambda: gg.measure(graph, order="memory"),
+                 lambda: gg.alloc.check_layout([0], [1], [4], [0]),
+                 lambda: gg.Allocr.new_measure().alloc_graph(graph),
+                 lambda: Tokenizer.encode(None, "text"), lambda: Tokenizer.decode(None, [1])):
+        with host_memory.refusing(0), pytest.raises(gg.OutOfMemory, match="cannot allocate host memory"):
+            work()
 
 
 @pytest.mark.parametrize("i", range(len(list(Work().steps()))))

@@ -63,7 +63,7 @@ def run(n_graphs, seed):
             cpu = gg.init_backend("CPU", n_threads=n_threads)
             allocator = gg.GraphAllocator(cpu, planner=("ggml", "best")[g % 2])
             allocator.alloc_graph(graph)
-            outputs = [t for t in graph.nodes if t.flags & 2]
+            outputs = [t for t in graph.nodes if t.flags & 2 or t in graph.outputs]
             answers = []
             for fuse in (True, False):
                 plan = cpu.graph_plan_create(graph, fuse=fuse)

@@ -83,19 +83,42 @@ def ctrl_c_after():
 
 
 def test_quantising_a_large_array(ctrl_c_after):
-    """It takes seconds; the tensor keeps what it held."""
-    a, weights = np.ones((8192, 4096), np.float32), np.ones(4096, np.float32)
+    """It takes seconds, also where the array is one row or has to be converted; the tensor keeps what it held."""
+    a, weights = np.ones((2048, 4096), np.float32), np.ones(4096, np.float32)
+    row, wide = a.reshape(1, -1), np.ones((1024, 4096))
     gg.quantize(gg.Q4_K, a[:1], weights)
-    t = gg.Context().new_tensor(gg.Q4_K, (4096, 8192))
+    gg.quantize(gg.IQ3_S, a[:1, :256])
+    t = gg.Context().new_tensor(gg.Q4_K, (4096, 2048))
     gg.tensor_alloc(gg.init_backend("CPU").alloc_buffer(t.nbytes), t, 0)
     gg.tensor_memset(t, 7)
-    for work in (lambda: gg.quantize(gg.Q4_K, a, weights), lambda: t.set(a)):
-        ctrl_c_after(0.05)
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            work()
-        assert time.monotonic() - start < 0.05 + 0.2 + 0.5          # and half a second to look at the array
+    for work in (lambda: gg.quantize(gg.Q4_K, a, weights), lambda: t.set(a), lambda: gg.quantize(gg.Q4_K, row),
+                 lambda: gg.quantize(gg.Q4_K, row, row[0]), lambda: gg.quantize(gg.IQ3_S, wide)):
+        taken = []
+        while not taken or min(taken) > 0.2 and len(taken) < 5:         # a busy machine
+            ctrl_c_after(0.05)
+            start = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                work()
+            taken.append(time.monotonic() - start - 0.05)
+        assert min(taken) < 0.2
     assert set(t.bytes(0, 1000)) == {7}
+
+
+@pytest.mark.parametrize("type", [gg.Q4_K, gg.Q4_0, gg.Q5_1, gg.IQ4_NL, gg.IQ2_XXS, gg.IQ3_S, gg.F16], ids=repr)
+@pytest.mark.parametrize("n_blocks", [67, 128])
+def test_long_rows_are_quantised_in_pieces(type, n_blocks):
+    """With the same bytes as whole rows, and importances of their own columns."""
+    k = 256 * n_blocks
+    a = np.random.default_rng(0).standard_normal((2, k), np.float32)
+    for weights in (None, np.random.default_rng(1).random(k, np.float32)):
+        if weights is None and type is gg.IQ2_XXS or weights is not None and type in (gg.Q4_0, gg.Q5_1):
+            continue                            # it needs them; with them these look at the whole row
+        parts = [gg.quantize(type, a[:, i:i + 256], None if weights is None else weights[i:i + 256])
+                 for i in range(0, k, 256)]
+        raw = gg.quantize(type, a, weights)
+        np.testing.assert_array_equal(raw, np.concatenate(parts, 1))
+        np.testing.assert_array_equal(gg.dequantize(type, raw, a.shape)[:, -256:],
+                                      gg.dequantize(type, parts[-1], (2, 256)))
 
 
 def test_quantising_inside_a_computation():

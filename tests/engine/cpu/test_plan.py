@@ -46,7 +46,7 @@ def test_nodes_come_after_their_sources_in_ggmls_order():
     g = gg.Graph(y)
     assert g.nodes == [left, right, y] and g.leafs == [a, b, c] and g.outputs == (y,)
     assert gg.Graph(right, y).nodes == [right, left, y]
-    assert y.flags & 2
+    assert not y.flags & 2 and g.output_ids.tolist() == [y.id], "an output of this graph, not of others"
 
 
 def test_deep_graphs_need_no_deep_stack():

@@ -155,3 +155,61 @@ def test_graphs_of_freed_contexts_are_refused():
             use()
     with pytest.raises(gg.TypeMismatch, match="GraphAllocator"):
         cpu_plan.alloc_graph(3)
+
+
+# ---------------------------------------------------------------- buffers that refuse a tensor
+def failing(device, k):
+    """The buffer refuses the tensor it is told of k-th; returns the names of those it was told of."""
+    told = []
+
+    def init_tensor(t):
+        told.append(t.name)
+        if len(told) == k + 1:
+            raise RuntimeError("driver lost")
+    device.answers["init_tensor"] = init_tensor
+    return told
+
+
+@pytest.mark.parametrize("k", range(4))
+def test_a_graph_is_placed_wholly_or_not_at_all(k):
+    """After an error nothing has a place that it had not, and what an earlier call placed lies where it lay."""
+    device, ctx = devices.Slots(), gg.Context()
+    allocator = gg.GraphAllocator(device.buffer_type())
+    a, b, c = (gg.set_input(ctx.new_tensor(gg.F32, (n,), name)) for n, name in ((64, "a"), (16, "b"), (16, "c")))
+    first, second = gg.Graph(gg.silu(a)), gg.Graph(gg.silu(gg.add(b, c)))
+    allocator.alloc_graph(first)
+    before = a.buffer, a.offs, allocator.placement(first.outputs[0])
+    told = failing(device, k)
+    with pytest.raises(RuntimeError, match="driver lost"):
+        allocator.alloc_graph(second)
+    assert len(told) == k + 1 and second.placement is None and b.buffer is c.buffer is None
+    assert (a.buffer, a.offs, allocator.placement(first.outputs[0])) == before
+    with pytest.raises(gg.NotAllocated, match="not placed by this allocator"):
+        allocator.placement(second.outputs[0])
+    told.clear()
+    device.answers.clear()
+    allocator.alloc_graph(second)
+    assert a.buffer is None and {b.buffer, c.buffer} == {before[0]} and second.placement is not None
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_a_scheduler_tells_buffers_anew_after_one_refused(k):
+    device = devices.Slots(host=True)
+    sched = gg.Scheduler([device.init_backend(), gg.init_backend("CPU", n_threads=1)])
+    x = gg.from_numpy(gg.Context(), array(16))
+    y = x
+    for name, factor in (("a", 3.0), ("b", 2.0), ("c", 2.0)):
+        y = gg.set_name(gg.scale(y, factor), name)
+    graph = gg.Graph(y)
+    told = failing(device, k)
+    with pytest.raises(RuntimeError, match="driver lost"):
+        sched.graph_compute(graph)
+    assert len(told) == k + 1
+    told.clear()
+    device.answers["init_tensor"] = lambda t: told.append(t.name)
+    sched.graph_compute(graph)
+    assert {"a", "b", "c"} <= set(told), "all of them, also the one that was refused"
+    np.testing.assert_array_equal(sched.numpy(graph.outputs[0]), np.float32(12) * x.numpy())
+    told.clear()
+    sched.graph_compute(graph)
+    assert not told

@@ -192,3 +192,21 @@ def test_a_slot_that_raises_leaves_everything_usable(slot):
     copy.free()
     assert device.used == 0
     devices.check_guards(device)
+
+
+def test_a_copied_graph_knows_its_own_tensors():
+    x = gg.from_numpy(gg.Context(), np.ones(4, np.float32))
+    y = gg.silu(x)
+    copy = gg.graph_copy(gg.init_backend("CPU"), gg.Graph(y))
+    assert copy.of(y).op == y.op and copy.of(x).ctx is copy.ctx
+    for stranger in (copy.of(y), gg.silu(x)):
+        with pytest.raises(gg.ParamError, match="no tensor of the graph that was copied"):
+            copy.of(stranger)
+    row = y.id
+    del y
+    later = [gg.silu(x) for _ in range(4)]
+    with pytest.raises(gg.ParamError, match="no tensor of the graph that was copied"):
+        copy.of(next(t for t in later if t.id == row))
+    with pytest.raises(gg.TypeMismatch, match="takes a Tensor"):
+        copy.of("y")
+    copy.free()

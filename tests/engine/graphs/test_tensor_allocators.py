@@ -5,6 +5,7 @@ from helpers import devices
 from helpers.placed import CPU, array
 
 import ggjit as gg
+from ggjit.alloc import legacy, tensor_alloc
 
 
 def leaves(*sizes):
@@ -56,7 +57,7 @@ def test_alloc_places_and_free_tensor_gives_back_A9_10_A9_15_A9_16_A9_19():
     assert buf.alive, "the caller's"
 
 
-def test_buffer_types_are_asked_for_sizes_and_alignment_A9_05_A9_06_A9_07_A9_10():
+def test_buffer_types_are_asked_for_sizes_and_alignment_A9_05_A9_06_A9_07_A9_10_A9_21():
     device = devices.Slots()
     device.answers["alloc_size"] = lambda t: t.nbytes + 100
     owner = gg.TensorAllocator(device.buffer_type(), 1024)
@@ -136,7 +137,7 @@ def chain(n=3, op=gg.soft_max):
     return x, gg.Graph(y)
 
 
-def test_the_story_of_2023_A11_02_A11_03_A11_04():
+def test_the_story_of_2023_A11_01_A11_02_A11_03_A11_04_A11_05():
     """Measure, allocate as much, place inputs and graph, compute, reset, again."""
     x, graph = chain()
     want = gg.compute(*_on_values(np.arange(16)))
@@ -194,7 +195,6 @@ def test_constructors_over_memory_that_exists_A9_03_A11_02():
     assert x2.buffer is None and graph2.placement is None and owned.talloc.blocks == [(0, 256)]
     owned.set_parse_seq([])
     assert owned.alloc_graph(graph2) == 128 and buf.alive
-    assert gg.alloc.Allocr is gg.Allocr and gg.alloc.TensorAllocator is gg.TensorAllocator
 
 
 def test_a_buffer_that_fails_to_take_a_graph_leaves_everything_as_it_was():
@@ -279,3 +279,14 @@ def test_size_of_what_would_be_allocated():
     assert device.used == 0 and y.buffer is None
     assert gg.alloc_ctx_tensors(ctx, device.buffer_type()).size == 64 + 256 + 64
     assert gg.alloc_ctx_tensors_from_buft_size(ctx, CPU) == 0 and len(others) == 3
+
+
+def test_there_is_one_of_each():
+    """The allocators of the contract's names are the package's own, and numbers have classes of other names."""
+    assert gg.alloc.Allocr is gg.Allocr and gg.alloc.TensorAllocator is gg.TensorAllocator
+    assert {"Allocr", "TensorAllocator", "plan_offsets"} <= set(dir(gg.alloc))
+    assert not {"Allocr", "TensorAllocator"} & set(vars(gg.alloc)), "no name is set from outside"
+    for module in (tensor_alloc, legacy):
+        assert not [n for n in vars(module) if n in ("Allocr", "TensorAllocator") or n.startswith("from_")]
+    with pytest.raises(AttributeError, match="has no attribute 'allocr'"):
+        gg.alloc.allocr()

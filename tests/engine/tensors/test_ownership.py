@@ -253,3 +253,92 @@ def test_an_interrupt_is_not_lost_when_something_dies(make, capfd):
         list(map(operator.call, [functools.partial(_thread.interrupt_main, signal.SIGINT), box.clear]))
         time.sleep(5)
     assert not box and "ignored" not in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------- buffers of third parties
+class Freed(gg.HostBuffer):
+    """Notes that it was freed, and does not call super().free()."""
+
+    def free(self):
+        self.buft.freed.append(self.size)
+
+
+class FreedType(gg.BufferType):
+    """Buffers in host memory; `freed`: sizes of those whose `free` was called."""
+    name, device = "Freed", CPU.device
+
+    def __init__(self):
+        self.freed = []
+
+    def is_host(self):
+        return True
+
+    def alloc_buffer(self, size):
+        return Freed(self, size)
+
+
+def by_a_graph_allocator(buft, ctx):
+    graph = gg.Graph(gg.silu(ctx.new_tensor(gg.F32, (16,))))
+    allocator = gg.GraphAllocator(buft)
+    allocator.alloc_graph(graph)
+    return allocator, graph
+
+
+def by_a_tensor_allocator(buft, ctx):
+    talloc = gg.TensorAllocator(buft, 64)
+    talloc.alloc(t := ctx.new_tensor(gg.F32, (16,)))
+    return talloc, t
+
+
+def by_an_allocr(buft, ctx):
+    allocr = gg.Allocr(gg.TensorAllocator(buft, 256))
+    allocr.alloc_graph(graph := gg.Graph(gg.silu(ctx.new_tensor(gg.F32, (16,)))))
+    return allocr, graph
+
+
+def by_alloc_ctx_tensors(buft, ctx):
+    t = ctx.new_tensor(gg.F32, (16,))
+    return gg.alloc_ctx_tensors(ctx, buft), t
+
+
+def by_the_buffer_type(buft, ctx):
+    return buft.alloc_buffer(64), None
+
+
+@pytest.mark.parametrize("make", [by_a_graph_allocator, by_a_tensor_allocator, by_an_allocr, by_alloc_ctx_tensors,
+                                  by_the_buffer_type])
+@pytest.mark.parametrize("end", ["dropped", "freed", "context freed"])
+def test_buffers_of_third_parties_are_freed_once(make, end, no_collector):
+    buft, ctx = FreedType(), gg.Context()
+    owner, user = make(buft, ctx)
+    assert not buft.freed
+    if end == "freed":
+        owner.free()
+        assert len(buft.freed) == 1
+    elif end == "context freed":
+        ctx.free()
+        assert not buft.freed, "it has an owner"
+    del owner, user
+    assert len(buft.freed) == 1 and no_collector()[1] == len(_buffers)
+
+
+def test_a_buffer_is_freed_when_its_last_tensor_goes(no_collector):
+    buft, ctx = FreedType(), gg.Context()
+    t, u = ctx.new_tensor(gg.F32, (16,)), ctx.new_tensor(gg.F32, (16,))
+    gg.alloc_ctx_tensors(ctx, buft)
+    del t
+    assert not buft.freed
+    del u
+    assert buft.freed == [128]
+
+
+def test_a_buffer_that_could_not_be_made_is_not_freed(no_collector, capfd):
+    class Broken(Freed):
+        def __init__(self, buft, size):
+            super().__init__(buft, size)
+            raise gg.OutOfMemory("none left")
+    buft = FreedType()
+    buft.alloc_buffer = lambda size: Broken(buft, size)
+    with pytest.raises(gg.OutOfMemory, match="none left"):
+        gg.TensorAllocator(buft, 64)
+    assert not buft.freed and not capfd.readouterr().err

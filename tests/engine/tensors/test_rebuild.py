@@ -66,6 +66,10 @@ HAND_MADE = {
     "a list": lambda c, a, b, i: c.node(OP.ADD, gg.F32, (4, 3), (a, [1])),
     "a text": lambda c, a, b, i: c.node(OP.ADD, gg.F32, (4, 3), (a, a), view_of="a"),
     "offset": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 3), (a,), view_of=a, view_offs=0.5),
+    "view params": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 2), (a,), (99,), view_of=a),
+    "offset in params": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 2), (a,), view_of=a, view_offs=16),
+    "leaf params": lambda c, a, b, i: c.node(OP.NONE, gg.F32, (4, 2), (), (1,)),
+    "leaf view params": lambda c, a, b, i: c.node(OP.NONE, gg.F32, (4, 2), (), (1,), view_of=a),
     "nb": lambda c, a, b, i: c.node(OP.VIEW, gg.F32, (4, 3), (a,), view_of=a, nb=(4,)),
 }
 
@@ -113,12 +117,12 @@ def test_buffers_and_graphs_cannot_be_changed():
         with pytest.raises(gg.ReadOnly, match=rf"\.{name} .*cannot be"):
             setattr(buf, name, np.zeros(1 << 10, np.uint8))
     graph = gg.Graph(gg.add(a, a))
-    for name in ("nodes", "leafs", "outputs", "node_ids", "leaf_ids"):
+    for name in ("nodes", "leafs", "outputs", "node_ids", "leaf_ids", "output_ids"):
         with pytest.raises(gg.ReadOnly, match=rf"\.{name} cannot be set; .*gg.Graph"):
             setattr(graph, name, getattr(graph, name))
         with pytest.raises(gg.ReadOnly, match="cannot be deleted"):
             delattr(graph, name)
-    for ids in (graph.node_ids, graph.leaf_ids):
+    for ids in (graph.node_ids, graph.leaf_ids, graph.output_ids):
         with pytest.raises(ValueError, match="read-only"):
             ids[0] = 0
     for change in (lambda x: x.append(a), lambda x: x.clear(), lambda x: x.__setitem__(0, a), lambda x: x.sort(),
