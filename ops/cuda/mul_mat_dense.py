@@ -19,8 +19,6 @@ from ggjit.ops.cuda.native.launch import SIMULATED, Gemm, over_pieces
 from ggjit.ops.cuda.native.views import SRC0, SRC1, nb, ne, piece, row_addr, work
 from ggjit.ops.cuda.rows import FLOATS, ONE
 
-MIN_COLUMNS = {F16: 16, BF16: 16, F32: 32}
-MIN_COLUMNS_QUANTIZED = 64
 MAX_UNPACKED_NBYTES = 512 << 20
 ALIGNED = 16                    # bytes: what cuBLAS' fast kernels ask of rows
 
@@ -88,8 +86,7 @@ def product(t):
     quantized = a.type in BLOCKS
     type = BF16 if quantized else a.type
     (k, m), n = a.ne[:2], b.ne[1]
-    least = MIN_COLUMNS_QUANTIZED if quantized else MIN_COLUMNS.get(a.type)
-    if not available() or least is None or n < least or b.type not in FLOATS or not _plain(a, b, t):
+    if not available() or type not in (F16, BF16, F32) or b.type not in FLOATS or not _plain(a, b, t):
         return None
     unpacked_nbytes = m * k * type.nbytes if quantized else 0
     if unpacked_nbytes > MAX_UNPACKED_NBYTES:

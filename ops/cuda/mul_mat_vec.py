@@ -7,7 +7,8 @@
                    |---|---|---|...|---|---|---|...                            units, or 16-byte pieces
                    partial sums of up to 4 columns, added over the block at the end
 
-Small blocks end one by one, so that the GPU is busy to the end; short rows have blocks of one or two warps.
+Small blocks end one by one, so that the GPU is busy to the end: one warp where there are many rows, as many as a row
+feeds where there are few.
 
 mul_mat_id is the same with the matrix named by an id: `experts`.
 """
@@ -23,8 +24,9 @@ from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, 
 from ggjit.ops.cuda.rows import ONE
 
 MAX_THREADS = 64 if SIMULATED else 128
+MANY_ROWS = 8192                # blocks of one warp keep a GPU busy
 MAX_COLUMNS = 4                 # columns a block takes at once
-ROWS = 1                        # rows a block takes at once
+ROWS = 2                        # rows a block takes at once
 UNROLL = 2                      # units or pieces a thread loads at once
 ONES = 0x01010101
 ZERO = f32(0)
@@ -46,6 +48,8 @@ def _matrix(experts):
         @core.device
         def matrix(node):
             a, b = node + SRC0, node + SRC1
+            if ne(b, 2) * ne(b, 3) == 1:        # divisions take longer than short rows
+                return addr(a)
             i3 = core.block_z() // ne(b, 2)
             i2 = core.block_z() - i3 * ne(b, 2)
             return row_addr(a, 0, i2 // (ne(b, 2) // ne(a, 2)), i3 // (ne(b, 3) // ne(a, 3)))
@@ -62,6 +66,8 @@ def _column(experts, at_once):
         @core.device
         def column(node, c):
             b = node + SRC1
+            if ne(b, 2) * ne(b, 3) == 1:
+                return min(core.block_y() * at_once + c, ne(b, 1) - 1), 0, 0
             i3 = core.block_z() // ne(b, 2)
             return min(core.block_y() * at_once + c, ne(b, 1) - 1), core.block_z() - i3 * ne(b, 2), i3
     return column
@@ -77,7 +83,9 @@ def _put(experts, at_once):
         @core.device
         def put(node, row, c, x):
             d, j = node + DST, core.block_y() * at_once + c
-            if j < ne(d, 1):
+            if j < ne(d, 1) and ne(d, 2) * ne(d, 3) == 1:
+                core.st_f32(addr(d) + j * nb(d, 1) + 4 * row, x)
+            elif j < ne(d, 1):
                 i3 = core.block_z() // ne(d, 2)
                 core.st_f32(row_addr(d, j, core.block_z() - i3 * ne(d, 2), i3) + 4 * row, x)
     return put
@@ -261,6 +269,11 @@ def _is_wide(a, b):
             and all(x.view_offs % 16 == 0 and all(s % 16 == 0 for s in x.nb[1:]) for x in (a, b)))
 
 
+def _threads(a, n_pieces):
+    """Threads of a block for rows of n_pieces units or loads."""
+    return 32 if a.ne[1] >= MANY_ROWS else threads_for(n_pieces // UNROLL, MAX_THREADS)
+
+
 def product(t, n_columns, grid_yz, experts):
     """The Launches of a product whose blocks are numbered by rows of a and (y, z) = grid_yz."""
     a, b = t.src[:2]
@@ -271,8 +284,8 @@ def product(t, n_columns, grid_yz, experts):
     name = f"mul_mat{'_id' * experts}_vec{at_once}_{a.type.name}"
     if a.type in BLOCKS:
         return Launch(name, lambda: _make_quantized(a.type, at_once, experts), grid,
-                      threads_for(a.ne[0] // (32 * UNROLL), MAX_THREADS)),
+                      _threads(a, a.ne[0] // 32)),
     wide = _is_wide(a, b)
     return Launch(f"{name}_{b.type.name}{'_wide' * wide}",
                   lambda: _make_float(a.type, b.type, at_once, experts, wide), grid,
-                  threads_for(a.ne[0] * a.type.nbytes // (16 * UNROLL), MAX_THREADS)),
+                  _threads(a, a.ne[0] * a.type.nbytes // 16)),

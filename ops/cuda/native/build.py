@@ -74,7 +74,8 @@ def _described(cubin, log):
     def number(pattern, missing=0):
         found = re.search(pattern, log)
         return int(found.group(1)) if found else missing
-    symbol = re.search(r"Compiling entry function '([^']+)'", log).group(1)
+    # every kernel has a constant bank of its own, named after it: the log is empty where the driver links
+    symbol = re.search(rb"\.nv\.constant0\.([^\0]+)\0", cubin).group(1).decode()
     return Binary(cubin, symbol, number(r"Used (\d+) registers"),
                   number(r"(\d+) bytes stack frame") + number(r"(\d+) bytes spill stores"),
                   number(r"(\d+) bytes smem"))
