@@ -28,10 +28,9 @@ import time
 import numpy as np
 
 import ggjit as gg
-from benchmarks.report import Row, Spread, markdown, number
+from benchmarks.report import Row, Spread, markdown
 from ggjit.cuda.driver import DeviceLost
 from ggjit.models import load_model
-from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Inputs, all_specs
@@ -316,7 +315,7 @@ def overhead_rows(timer, n_nodes=200):
 
 
 # ---------------------------------------------------------------- models
-MODEL_NMSE = 1e-4               # both sides round activations to 8 bits where weights are quantised
+MODEL_NMSE = 1e-4               # of float weights
 PROMPT, SENTENCES = 512, ["the quick brown fox jumps over the lazy dog"] * 8
 
 
@@ -330,23 +329,25 @@ def model_rows(timer, llamas, embed):
 def embedding_rows(timer, path):
     with load_model(path) as cpu, load_model(path, backend=timer.gpu) as m:
         error = nmse(m.embed(SENTENCES), cpu.embed(SENTENCES))
-        yield Row("embeddings, NMSE to the CPU", f"{MODEL_NMSE:g}", f"{error:.1e}", passed=error <= MODEL_NMSE)
+        yield error_row(pathlib.Path(path).stem, "embeddings", error, m)
         times = timer.wall_seconds(lambda: m.embed(SENTENCES))
         yield Row(f"embedding {len(SENTENCES)} sentences", "-", Spread([len(SENTENCES) / s for s in times], "texts/s"))
 
 
+def error_row(name, what, error, m):
+    """With quantised weights both sides round their activations as well, each in its own way: no bound."""
+    exact = all(not t.type.quantized for t in m.file.tensors.values())
+    return Row(f"{name}: {what}, NMSE to the CPU", f"{MODEL_NMSE:g}" if exact else "-", f"{error:.1e}",
+               passed=error <= MODEL_NMSE if exact else None, note="" if exact else "8-bit or BF16 activations")
+
+
 def llama_rows(timer, path):
     name, ids = pathlib.Path(path).stem, [1, *range(5, 20)]
-    free = timer.gpu.device.memory()[0]
     with load_model(path) as cpu, load_model(path, backend=timer.gpu, n_gpu_layers=-1) as m:
         error = nmse(m.logits(ids), cpu.logits(ids))
-        yield Row(f"{name}: logits, NMSE to the CPU", f"{MODEL_NMSE:g}", f"{error:.1e}", passed=error <= MODEL_NMSE)
-        used = (free - timer.gpu.device.memory()[0]) / 1e6
-        planned = sum(model_peak(path, n_ctx=m.n_ctx).kinds.values()) / 1e6
-        yield Row(f"{name}: GPU memory, with code and driver", "-", Spread([used], "MB"),
-                  f"planned {number(planned)} MB", used / planned)
+        yield error_row(name, "logits", error, m)
         n = min(PROMPT, m.n_ctx // 2)
-        times = timer.wall_seconds(lambda: m.logits([5] * n))
+        times = timer.wall_seconds(lambda: (m.reset(), m.decode([5] * n)))
         yield Row(f"{name}: prompt of {n}", "-", Spread([n / s for s in times], "tok/s"))
         m.reset()
         m.decode(ids)
@@ -374,7 +375,7 @@ def measured(gpu, args):
 
 def driver_version():
     file = pathlib.Path("/proc/driver/nvidia/version")
-    found = re.search(r"Kernel Module\D*([\d.]+)", file.read_text()) if file.exists() else None
+    found = re.search(r"\b(\d{3,}\.[\d.]+)", file.read_text()) if file.exists() else None
     return f"driver {found.group(1)}" if found else "driver unknown"
 
 
