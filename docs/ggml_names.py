@@ -40,7 +40,7 @@ ggml_set_(f32|i32)(_1d|_nd)? | gg.Tensor.set, gg.Tensor.write | arrays
 ggml_get_(f32|i32)_(1d|nd) | gg.Tensor.numpy | arrays
 ggml_get_data(_f32)? | gg.Tensor.numpy, gg.Tensor.bytes |
 ggml_(get_name|format_name) | gg.Tensor.name |
-ggml_set_loss | - | gradients are not derived from graphs
+ggml_set_loss | gg.set_loss |
 ggml_(nelements|nrows|n_dims) | gg.Tensor.ne |
 ggml_nbytes(_pad)? | gg.Tensor.nbytes |
 ggml_(is_empty|is_scalar|is_vector|is_matrix|is_3d|are_same_shape) | gg.Tensor.ne | compare tuples
@@ -67,8 +67,7 @@ ggml_(bf16_to_fp32|fp16_to_fp32|fp32_to_bf16|fp32_to_fp16)(_row|_row_ref)? | gg.
 ggml_new_graph(_custom)? | gg.Graph | gg.Graph(*outputs)
 ggml_build_forward_expand | gg.Graph |
 ggml_build_forward_(order|select) | gg.Graph | order="memory" chooses an order
-ggml_build_backward_expand | - | gradients are not derived from graphs; the *_back ops are there
-ggml_graph_(get_grad|get_grad_acc|reset) | - | gradients are not derived from graphs
+ggml_build_backward_expand | gg.build_backward_expand, gg.grad | returns another graph
 ggml_graph_(node|nodes|n_nodes|size|get_tensor) | - | graph.nodes, graph.leafs are lists
 ggml_graph_(clear|cpy|dup|view|add_node|overhead|overhead_custom) | - | a Graph does not change
 ggml_graph_dump_dot | gg.Graph.dot, gg.Graph.draw |
