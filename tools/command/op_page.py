@@ -90,11 +90,6 @@ def number_note(op):
     return "" if family is None else "Parameter 0: " + ", ".join(f"{f.value} {f.name}" for f in family) + ".\n\n"
 
 
-def gradient_text(op):
-    """What is known of the op's gradient: "gradient", "no gradient"."""
-    return "gradient" if all_specs()[op].gradient is not None else "no gradient"
-
-
 def sources_text(op, device):
     """"src0 F32 F16; src1 I32 -> F32" of the op on a device."""
     if op in VIEW_OPS:
@@ -132,8 +127,9 @@ def op_page(op, on=None):
     """Markdown of one op.  on: devices (all)."""
     spec = all_specs()[op]
     home, helpers = files()[op]
-    lines = [f"## {op.name}", "", f"`{home}`" + "".join(f", `{h}`" for h in helpers)
-             + f"; op number {int(op)}" + ("; may be computed in place" if spec.in_place else "") + f"; {gradient_text(op)}", ""]
+    facts = [f"op number {int(op)}", *["may be computed in place"] * spec.in_place,
+             "gradient" if spec.gradient is not None else "no gradient"]
+    lines = [f"## {op.name}", "", f"`{home}`" + "".join(f", `{h}`" for h in helpers) + "; " + "; ".join(facts), ""]
     lines += [f"{d.name}: {sources_text(op, d)}" for d in on or devices()]
     lines += ["", number_note(op) + "```text"]
     for i, b in enumerate(spec.builders):

@@ -178,8 +178,9 @@ def support(args, cases, backend, peer):
 
 def has_gradient(name):
     """Does the op of that name, or the function of UNARY or GLU, declare a gradient?"""
-    op = OP.__members__.get(name, OP.GLU if name in GLU.__members__ else OP.UNARY if name in UNARY.__members__ else None)
-    return op in all_specs() and all_specs()[op].gradient is not None
+    family = OP.GLU if name in GLU.__members__ else OP.UNARY if name in UNARY.__members__ else None
+    spec = all_specs().get(OP.__members__.get(name, family))
+    return spec is not None and spec.gradient is not None
 
 
 # ---------------------------------------------------------------- grad
