@@ -109,7 +109,7 @@ def test_a_wrong_rule_is_found(monkeypatch):
 
 
 def test_command(command):
-    r = command("ops", "grad", "-o", "scale", "--sample", 2, "--json")
+    r = command("ops", "grad", "-o", "scale", "-p", r"ne=\[10,10,10,10\]", "--sample", 2, "--json")
     assert r.returncode == 0, r.stderr
     cases = json.loads(r.stdout)["cases"]
     assert [c["status"] for c in cases] == [OK, OK] and all({"rules", "kernels"} <= set(c["checked"]) for c in cases)

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ggjit as gg
+from ggjit.tools.suite.compare import nmse
 from ggjit.tools.suite.float64 import Float64
 
 
@@ -161,8 +162,8 @@ def test_a_network_on_the_device(ctx):
     assert [d.name for d in found] == ["grad of w", "grad of b", "grad of x"]
     agrees(loss, leaves, found=found)
     got, exact = gg.compute(*found), Float64(*found).run()
-    for d, value in zip(found, got, strict=True):
-        np.testing.assert_allclose(value, exact[d].reshape(value.shape), rtol=2e-4, atol=2e-4)
+    for d, value in zip(found, got, strict=True):       # the product with Q8_0 rounds what it multiplies
+        assert nmse(value.reshape(exact[d].shape), exact[d]) < 1e-4
     again = gg.compute(loss, *found)                    # beside the loss, and as often as one likes
     assert all((a == b).all() for a, b in zip(again[1:], got, strict=True))
 
