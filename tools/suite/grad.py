@@ -138,7 +138,7 @@ class GradRunner:
         for (t, d), got in zip(found.items(), values if len(found) > 1 else (values,), strict=True):
             want = scene.exact.run()[d]
             err = in_range(got.reshape(want.shape), want)
-            if not err <= MAX_NMSE:
+            if not err <= max(MAX_NMSE, outcome.case.max_err):
                 outcome.status, outcome.error = FAIL, f"{t!r}: the device's gradient is off, error {err:.3g}"
                 return
         outcome.checked += ("kernels",)
@@ -160,7 +160,7 @@ class GradRunner:
         for t in params:
             got, want = np.frombuffer(answer[index[t.id]], np.float32), scene.exact.run()[found[t]].reshape(-1)
             err = in_range(got, want)
-            if not err <= MAX_PEER_NMSE:
+            if not err <= max(MAX_PEER_NMSE, outcome.case.max_err):
                 outcome.status, outcome.error = FAIL, f"{t!r}: ggml's gradient is another, error {err:.3g}"
                 return
         outcome.checked += ("ggml",) if params else ()

@@ -4,7 +4,6 @@ from ggjit.tools.suite.command import run  # noqa: F401
 
 EXAMPLES = (("ggjit ops test -o soft_max,rope", "against float64 and the real ggml"),
             ("ggjit ops test --resume ops.jsonl", "the whole suite, in as many runs as it takes"),
-            ("ggjit ops perf -o mul_mat --sample 20", "time next to ggml's"),
             ("ggjit ops grad -o norm,rope", "gradients against differences in float64"))
 
 
