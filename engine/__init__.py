@@ -18,13 +18,14 @@ Folders, lowest first; each imports only itself and those before it:
     sched           one graph on several devices
     cuda            the CUDA device
     api             devices by name, compute, measure
+    train           gradients, optimiser and data in a loop
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
 from types import ModuleType as _ModuleType
 
-from ggjit import alloc
+from ggjit import alloc, train
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
@@ -97,6 +98,6 @@ globals().update({repr(t): t for t in _types.values()})                 # gg.F32
 
 def __dir__():
     """The API for `gg.<TAB>`: no modules but those that belong to it, no private names."""
-    modules = {"ops", "alloc", "errors", "models"}
+    modules = {"ops", "alloc", "errors", "models", "train"}
     return sorted(n for n, x in globals().items() if n.startswith("__")
                   or not n.startswith("_") and (n in modules or not isinstance(x, _ModuleType)))

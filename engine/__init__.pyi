@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from ggjit import train as train
 from ggjit.all_ops import *
 from ggjit.ops.core import errors as errors
 from ggjit.ops.core.errors import (

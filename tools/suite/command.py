@@ -17,7 +17,7 @@ from ggjit.api.registry import init_backend, registry
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.config import available_cores
 from ggjit.cpu.device import CPUBackend
-from ggjit.models.core.progress import bar, compiling
+from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
 from ggjit.ops.core.record import GLU, OP, UNARY
 from ggjit.ops.core.spec import all_specs
