@@ -148,7 +148,7 @@ ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2 or gener
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal
 ggml_cpu_fp\w+|ggml_cpu_bf\w+ | gg.quantize, gg.dequantize |
 ggml_opt_dataset_(init|ndata|shuffle|get_batch|get_batch_host|data|labels|free) | gg.train.Dataset | arrays
-ggml_opt_(fit|epoch|epoch_callback_progress_bar|init|alloc|prepare_alloc|eval|reset|free|static_graphs) | gg.train.fit, gg.train.evaluate | planned once, replayed
+ggml_opt_(fit|epoch\w*|init|alloc|prepare_alloc|eval|reset|free|static_graphs) | gg.train.fit, gg.train.evaluate |
 ggml_opt_(result_\w+|loss|ncorrect) | gg.train.History |
 ggml_opt_(pred|outputs|inputs|labels) | gg.train.predict |
 ggml_opt_(\w*optimizer\w*|default_params) | gg.train.AdamW, gg.train.SGD | a schedule is lr=function of the step

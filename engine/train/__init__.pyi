@@ -14,7 +14,6 @@ __all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit",
 _Rate = float | Callable[[int], float]
 _Loss = Literal["cross_entropy", "mse", "mean", "sum"] | Callable[[Tensor, Tensor], Tensor]
 _Target = Backend | Scheduler | str | None
-_Data = Dataset | tuple[npt.ArrayLike | Sequence[npt.ArrayLike], npt.ArrayLike] | npt.ArrayLike
 
 class NotFinite(GgjitError, ArithmeticError): ...
 
@@ -65,11 +64,14 @@ class History:
                  stopped: str = ...) -> None: ...
     def plot(self, axes: Any = None) -> Any: ...
 
+_Data = Dataset | tuple[npt.ArrayLike | Sequence[npt.ArrayLike], npt.ArrayLike] | npt.ArrayLike
+
 def fit(inputs: Tensor | Sequence[Tensor], outputs: Tensor, dataset: _Data, loss: _Loss = "cross_entropy",
         optimizer: AdamW | SGD | None = None, epochs: int = 1, batch: int | None = None, val_split: float = 0.0,
         seed: int | None = 0, budget: int | None = None, params: Sequence[Tensor] | None = None,
         clip: float | None = None, early_stop: int | None = None, checkpoint: str | os.PathLike[str] | None = None,
-        callback: Callable[[History], Any] | None = None, backend: _Target = None, progress: bool = True) -> History: ...
+        callback: Callable[[History], Any] | None = None, backend: _Target = None,
+        progress: bool = True) -> History: ...
 def evaluate(inputs: Tensor | Sequence[Tensor], outputs: Tensor, dataset: _Data, loss: _Loss = "cross_entropy",
              backend: _Target = None) -> tuple[float, float | None]: ...
 def predict(inputs: Tensor | Sequence[Tensor], outputs: Tensor, rows: _Data,

@@ -69,7 +69,8 @@ def test_losses_and_parameters_are_those_of_numpy(optimizer, rows):
     np.testing.assert_allclose(h.steps, losses, rtol=2e-5)
     for got, want in zip(net.values(), params, strict=True):
         np.testing.assert_allclose(got, want, atol=2e-5)
-    assert len(h.loss) == len(h.accuracy) == len(h.seconds) == 2 and h.loss[1] == pytest.approx(np.mean(losses[6:]), 1e-4)
+    assert len(h.loss) == len(h.accuracy) == len(h.seconds) == 2
+    assert h.loss[1] == pytest.approx(np.mean(losses[6:]), 1e-4)
 
 
 def test_held_out_rows_are_evaluated_and_none_is_left_out():
@@ -187,9 +188,10 @@ def test_losses_that_are_no_numbers_name_step_and_node():
 @pytest.mark.parametrize("options, error, match", [
     (dict(data=(X, np.full(48, 3))), gg.IndexRangeError, "label 3 is no class: outputs .* have classes 0 to 2"),
     (dict(data=(X[:, :5], Y)), gg.ShapeError, r"rows of the dataset have shape \(5,\)"),
-    (dict(data=X), gg.ParamError, "needs labels"), (dict(data=(X[:4], Y[:4])), gg.ParamError, "do not fill a batch of 8"),
-    (dict(batch=12), gg.ParamError, "no multiple of the 8 rows"), (dict(loss="huber"), gg.ParamError, "expected one of"),
-    (dict(val_split=1.0), gg.ParamError, r"in \[0, 1\)"), (dict(early_stop=2), gg.ParamError, "needs rows that are held"),
+    (dict(data=X), gg.ParamError, "needs labels"), (dict(batch=12), gg.ParamError, "no multiple of the 8 rows"),
+    (dict(data=(X[:4], Y[:4])), gg.ParamError, "do not fill a batch of 8"),
+    (dict(loss="huber"), gg.ParamError, "expected one of"), (dict(val_split=1.0), gg.ParamError, r"in \[0, 1\)"),
+    (dict(early_stop=2), gg.ParamError, "needs rows that are held"),
     (dict(budget=1000), gg.NotSupported, "budget"), (dict(clip=0.0), gg.ParamError, "clip must be positive"),
     (dict(epochs=-1), gg.ParamError, "whole number"),
     (dict(loss=lambda y, t: gg.sub(y, t)), gg.ShapeError, "loss must be one element"),
