@@ -70,8 +70,10 @@ class Rules:
             return d
         if math.prod(ne) == 1:
             return self.reshape_4d(self.sum(d), *ne)
-        if ne == (1, *d.ne[1:]):
-            return self.sum_rows(d)
+        k = next(i for i in range(4) if i == 3 or ne[i] != 1)       # dimensions 0 .. k - 1 are summed up
+        if k and math.prod(d.ne[:k]) > 1:
+            d = self.sum_rows(self.reshape_4d(d, math.prod(d.ne[:k]), *(1,) * (k - 1), *d.ne[k:]))
+            return d if d.ne == ne else self.fit(d, like)
         return self.repeat_back(d, like if hasattr(like, "ne") else self.empty(ne))
 
     def sum_groups(self, d, like):

@@ -157,7 +157,8 @@ def cases_3d():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """The patches of the data, times dy; and the kernel times dy, added up where the patches came from."""
+    """The patches of the data, times dy; and a convolution of dy, or the kernel times dy, added up where the patches
+    came from."""
     a, b = t.src
     p, flat = [int(x) for x in t.op_params], t.op == OP.CONV_2D
     oc, n_taps = (a.ne[3], math.prod(a.ne[:3])) if flat else (p[11], math.prod(a.ne) // p[11])
@@ -175,12 +176,24 @@ def gradient(g, t, dy):
         return g.reshape(g.out_prod(g.reshape_2d(patches(), n_taps, n_out * n_pics), rows), a)
 
     def of_data():
+        reach = [p[4 + i] * (a.ne[i] - 1) - p[2 + i] for i in (0, 1)]
+        if flat and p[:2] == [1, 1] and min(reach) >= 0:
+            return g.conv_2d_direct(_turned(g, a), dy, 1, 1, *reach, *p[4:6])
         d = g.out_prod(g.reshape_2d(g.dense(a), n_taps, oc), by_pixel())
         if flat:
             return g.im2col_back(g.reshape_4d(d, n_taps, *t.ne[:2], n_pics), a, b.ne, *p[:6], True)
         spread = g.reshape_4d(d, n_taps, *t.ne[:2], t.ne[2] * n_pics)
         return g.scatter(spread, _sources(t), b.ne)
     return of_kernel, of_data
+
+
+def _turned(g, a):
+    """The kernel [KW, KH, IC, OC] turned by half a circle, its channels exchanged: [KW, KH, OC, IC].  With steps of 1,
+    the gradient of the data is a convolution with it."""
+    taps, ic, oc = a.ne[0] * a.ne[1], *a.ne[2:]
+    rows = g.cont(g.transpose(g.reshape_2d(g.dense(g.f32(a)), taps, ic * oc)))
+    rows = g.get_rows(rows, g.constant(np.arange(taps, dtype=np.int32)[::-1].copy()))
+    return g.reshape_4d(g.cont(g.permute(g.reshape_3d(rows, ic, oc, taps), 2, 1, 0, 3)), *a.ne[:2], oc, ic)
 
 
 def _sources(t):
