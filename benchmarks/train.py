@@ -38,8 +38,8 @@ class Classifier:
         self.arrays = {"w1": normal(r, 128, 64, size=0.15), "b1": np.zeros(128, "f4"),
                        "w2": normal(r, 64, 128, size=0.12), "b2": np.zeros(64, "f4"),
                        "w3": normal(r, 10, 64), "b3": np.zeros(10, "f4")} if kind == "mlp" else {
-                       "k1": normal(r, 16, 1, 3, 3, size=0.4), "c1": np.zeros((1, 16, 1, 1), "f4"),
-                       "k2": normal(r, 32, 16, 3, 3, size=0.12), "c2": np.zeros((1, 32, 1, 1), "f4"),
+                       "k1": normal(r, 16, 1, 3, 3, size=0.4), "c1": np.zeros((1, 16, 1), "f4"),
+                       "k2": normal(r, 32, 16, 3, 3, size=0.12), "c2": np.zeros((1, 32, 1), "f4"),
                        "w3": normal(r, 10, 32 * 16, size=0.06), "b3": np.zeros(10, "f4")}
         self.shape = (64,) if kind == "mlp" else (1, 8, 8)
 
@@ -52,8 +52,10 @@ class Classifier:
                 h = gg.relu(gg.add(gg.mul_mat(p["w1"], x), p["b1"]))
                 h = gg.relu(gg.add(gg.mul_mat(p["w2"], h), p["b2"]))
             else:
-                h = gg.relu(gg.add(gg.conv_2d_direct(p["k1"], x, 1, 1, 1, 1, 1, 1), p["c1"]))
-                h = gg.relu(gg.add(gg.conv_2d_direct(p["k2"], h, 1, 1, 1, 1, 1, 1), p["c2"]))
+                h = x
+                for k, c, n in (("k1", "c1", 16), ("k2", "c2", 32)):        # the bias along rows of 64 pixels
+                    h = gg.reshape_3d(gg.conv_2d_direct(p[k], h, 1, 1, 1, 1, 1, 1), 64, n, batch)
+                    h = gg.reshape_4d(gg.relu(gg.add(h, p[c])), 8, 8, n, batch)
                 h = gg.reshape_2d(gg.pool_2d(h, 0, 2, 2, 2, 2, 0, 0), 32 * 16, batch)
             return x, gg.add(gg.mul_mat(p["w3"], h), p["b3"]), p
 
@@ -66,8 +68,8 @@ class Classifier:
             if self.kind == "mlp":
                 h = F.relu(F.linear(F.relu(F.linear(x, p["w1"], p["b1"])), p["w2"], p["b2"]))
             else:
-                h = F.relu(F.conv2d(x, p["k1"], padding=1) + p["c1"])
-                h = F.max_pool2d(F.relu(F.conv2d(h, p["k2"], padding=1) + p["c2"]), 2).flatten(1)
+                h = F.relu(F.conv2d(x, p["k1"], p["c1"].flatten(), padding=1))
+                h = F.max_pool2d(F.relu(F.conv2d(h, p["k2"], p["c2"].flatten(), padding=1)), 2).flatten(1)
             return F.linear(h, p["w3"], p["b3"])
         return forward, p
 
