@@ -14,8 +14,8 @@ if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
 from ggjit.train.dataset import Dataset
-from ggjit.train.fit import NotFinite, evaluate, fit, predict
+from ggjit.train.fit import NotFinite, evaluate, fit, measure, predict
 from ggjit.train.history import History
 from ggjit.train.optimizers import SGD, AdamW
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "measure", "predict"]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ggjit import Backend, Scheduler, Tensor
 from ggjit.ops.core.errors import GgjitError
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "measure", "predict"]
 
 _Rate = float | Callable[[int], float]
 _Loss = Literal["cross_entropy", "mse", "mean", "sum"] | Callable[[Tensor, Tensor], Tensor]
@@ -74,5 +74,8 @@ def fit(inputs: Tensor | Sequence[Tensor], outputs: Tensor, dataset: _Data, loss
         progress: bool = True) -> History: ...
 def evaluate(inputs: Tensor | Sequence[Tensor], outputs: Tensor, dataset: _Data, loss: _Loss = "cross_entropy",
              backend: _Target = None) -> tuple[float, float | None]: ...
+def measure(inputs: Tensor | Sequence[Tensor], outputs: Tensor, loss: _Loss = "cross_entropy",
+            optimizer: AdamW | SGD | None = None, batch: int | None = None, params: Sequence[Tensor] | None = None,
+            clip: float | None = None, planner: Literal["best", "ggml", "ggml-2023"] = "best") -> Any: ...
 def predict(inputs: Tensor | Sequence[Tensor], outputs: Tensor, rows: _Data,
             backend: _Target = None) -> npt.NDArray[Any]: ...

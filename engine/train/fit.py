@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 
+from ggjit.api.measure_memory import measure as gg_measure
 from ggjit.api.registry import init_backend
 from ggjit.display.progress import bar
 from ggjit.graphs.allocator import GraphAllocator
@@ -341,6 +342,22 @@ def predict(inputs, outputs, rows, backend=None):
     network = Network(inputs, outputs, "mean", _target(backend))
     network.place()
     return np.concatenate([y for y, *_ in network.results(as_dataset(rows), labelled=False)])
+
+
+def measure(inputs, outputs, loss="cross_entropy", optimizer=None, batch=None, params=None, clip=None, planner="best"):
+    """The memory of a training before it runs: a MeasureReport of the graph that computes gradients.
+
+        gg.train.measure(x, logits).kinds       # bytes of parameters, gradient sums, moments, beside .peak
+
+    Arguments as `fit`.  Source: ggml_opt_alloc.
+    """
+    optimizer = AdamW() if optimizer is None else optimizer
+    training = Training(inputs, outputs, loss, _target(None), optimizer, params, _period(inputs, batch), clip)
+    kinds = {"parameters": training.params, "gradient sums": training.sums,
+             "moments": [m for own in training.states for m in own]}
+    return gg_measure(training.further or training.first, planner,
+                      kinds={name: sum(t.nbytes for t in tensors) for name, tensors in kinds.items()},
+                      title="gradients of a training")
 
 
 def _period(inputs, batch):

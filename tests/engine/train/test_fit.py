@@ -157,6 +157,12 @@ def test_on_a_scheduler():
     assert got.steps == want.steps and all((a == b).all() for a, b in zip(net.values(), plain.values(), strict=True))
 
 
+def test_memory_is_known_before():
+    net = Net()
+    report, n = gg.train.measure(net.x, net.y, batch=2 * BATCH), 4 * (5 * 6 + 3 * 5)
+    assert report.kinds == {"parameters": n, "gradient sums": n, "moments": 2 * n} and report.peak > 0
+
+
 def test_history_shows_itself():
     h = gg.train.History(steps=[3.0, 2.0, 1.5, 1.0], loss=[2.5, 1.25], val_loss=[2.0, 1.5])
     assert h._repr_png_().startswith(b"\x89PNG") and h.plot().get_xlabel() == "step"
