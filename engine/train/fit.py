@@ -6,7 +6,7 @@
     step         optimiser nodes over the summed gradients
 
 Parameters change in `step` alone, which Ctrl-C cannot cut: whatever stops the loop, they are those of the last whole
-step.  Gradient sums, moments, labels and settings are leaves of one context and lie in one buffer.
+step.  Gradient sums and moments are leaves in one buffer, on the device of their parameters.
 """
 import contextlib
 import math
@@ -18,6 +18,7 @@ import numpy as np
 
 from ggjit.api.measure_memory import measure as gg_measure
 from ggjit.api.registry import init_backend
+from ggjit.core.placing import place_tensors
 from ggjit.display.progress import bar
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.backward import gradients
@@ -202,6 +203,10 @@ class Training(Network):
             used = self.sums if factor is None else [op["mul"](g, factor) for g in self.sums]
             self.step_graph = Graph(*(optimizer.step(w, g, own, self.settings)
                                       for w, g, own in zip(self.params, used, self.states, strict=True)))
+        beside = {}                                     # sums and moments go where their parameter lies
+        for w, g, own in zip(self.params, self.sums, self.states, strict=True):
+            beside.setdefault(w.buffer.buft, []).extend((g, *own))
+        place_tensors(list(beside.items()))
         self.place()
         for own in self.states:
             for m in own:

@@ -4,6 +4,7 @@ import signal
 
 import numpy as np
 import pytest
+from helpers import devices
 
 import ggjit as gg
 
@@ -155,6 +156,22 @@ def test_on_a_scheduler():
     want = plain.fit()
     got = net.fit(backend=gg.Scheduler([gg.init_backend("CPU")]))
     assert got.steps == want.steps and all((a == b).all() for a, b in zip(net.values(), plain.values(), strict=True))
+
+
+def test_parameters_on_another_device():
+    """Gradient sums and moments go there, too; the losses are the same bits."""
+    gpu, ctx = devices.Fake("GPU0").init_backend(), gg.Context()
+    x, want = ctx.new_tensor(gg.F32, (6, BATCH)), Net().fit(epochs=2)
+    params = [gg.set_param(ctx.new_tensor(gg.F32, w.ne, name=w.name)) for w in Net().params]
+    with ctx:
+        y = gg.mul_mat(params[1], gg.relu(gg.mul_mat(params[0], x)))
+    memory = gpu.alloc_buffer(1024)
+    for w, at, values in zip(params, (0, 512), Net().values(), strict=True):
+        gg.tensor_alloc(memory, w, at)
+        w.set(values)
+    sched = gg.Scheduler([gpu, gg.init_backend("CPU")])
+    got = gg.train.fit(x, y, (X, Y), epochs=2, backend=sched)
+    assert got.steps == want.steps and {s.backend for s in sched.splits} == {gpu}
 
 
 def test_memory_is_known_before():
