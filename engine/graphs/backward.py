@@ -99,8 +99,9 @@ class Rules:
 
     # ------------------------------------------------------------ bookkeeping
     def take(self, x):
-        """The gradient of x summed so far, or None; what the rule returns takes its place."""
-        return self.sums.pop(x.id, None)
+        """The gradient of x summed so far, contiguous, or None; what the rule returns takes its place."""
+        total = self.sums.pop(x.id, None)
+        return None if total is None else self.dense(total)
 
     def once(self, t, name, make):
         """make(), for the rule of t: what several of its sources share is built once."""
