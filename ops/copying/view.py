@@ -226,7 +226,7 @@ def gradient_view(g, t, dy):
                 remedy="use gg.cont on the source")
         d = _add_window(g, g.zeros(root), dy, *bytes_in(t, root))
         nb, offset = bytes_in(a, root)
-        return g.cont(d.ctx.node(OP.VIEW, d.type, a.ne, (d,), _offset_params(offset), view_of=d, view_offs=offset,
+        return g.cont(d.ctx.node(OP.VIEW, d.type, a.ne, (d,), offset_params(offset), view_of=d, view_offs=offset,
                                  nb=nb, ndim=a.ndim))
     return (of_a,)
 

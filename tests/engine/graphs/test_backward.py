@@ -183,6 +183,14 @@ def test_a_view_beside_a_transposed_reader(ctx):
     agrees(gg.add(gg.sum(gg.sqr(gg.cont(gg.transpose(y)))), gg.sum(gg.sqr(y[1:]))), [x])
 
 
+def test_views_of_views_with_gaps(ctx):
+    """What lies between is no array without gaps: the gradient goes to what it is a view of."""
+    x = leaf(ctx, 4, 6)
+    y = gg.tanh(x)
+    for v in (y.T[1:, ::2], y[:, 1:4][1:], y[::2][..., 1::2], gg.permute(gg.reshape_3d(y, 3, 2, 4), 2, 0, 1, 3)[1:]):
+        agrees(gg.sum(gg.sqr(gg.cont(v))), [x])
+
+
 def test_second_derivatives(ctx):
     x = leaf(ctx, 6)
     first = gg.grad(gg.sum(gg.mul(gg.sqr(x), x)), x)
