@@ -19,7 +19,7 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks import costs
-from ggjit.models.core.progress import bar
+from ggjit.display.progress import bar
 from ggjit.ops.native.jit import kernel_address
 from ggjit.tools.suite.sample import balanced
 

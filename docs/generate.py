@@ -27,7 +27,8 @@ Shapes are in ggml's order, ne0 fastest: `[ne0, ne1, ne2, ne3]`, trailing ones l
 is meant wherever a line says NumPy. Every public function lives in `ggjit` under ggml's name without the prefix. All
 raise `TypeMismatch` for arguments that do not fit, before anything is built. `op params` are the 32-bit slots of the
 node, in ggml's order. Types: of the sources (`src0` ...) and of the result, as the device was asked; an op that lists
-several types for two sources need not take every pair of them. Where ggml is odd, ggjit does as ggml does, and says so.
+several types for two sources need not take every pair of them. gradient: the op declares how `gg.grad` goes through
+it. Where ggml is odd, ggjit does as ggml does, and says so.
 """
 
 FILES_HEAD = """\

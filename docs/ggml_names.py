@@ -40,7 +40,7 @@ ggml_set_(f32|i32)(_1d|_nd)? | gg.Tensor.set, gg.Tensor.write | arrays
 ggml_get_(f32|i32)_(1d|nd) | gg.Tensor.numpy | arrays
 ggml_get_data(_f32)? | gg.Tensor.numpy, gg.Tensor.bytes |
 ggml_(get_name|format_name) | gg.Tensor.name |
-ggml_set_loss | - | gradients are not derived from graphs
+ggml_set_loss | gg.set_loss |
 ggml_(nelements|nrows|n_dims) | gg.Tensor.ne |
 ggml_nbytes(_pad)? | gg.Tensor.nbytes |
 ggml_(is_empty|is_scalar|is_vector|is_matrix|is_3d|are_same_shape) | gg.Tensor.ne | compare tuples
@@ -67,8 +67,7 @@ ggml_(bf16_to_fp32|fp16_to_fp32|fp32_to_bf16|fp32_to_fp16)(_row|_row_ref)? | gg.
 ggml_new_graph(_custom)? | gg.Graph | gg.Graph(*outputs)
 ggml_build_forward_expand | gg.Graph |
 ggml_build_forward_(order|select) | gg.Graph | order="memory" chooses an order
-ggml_build_backward_expand | - | gradients are not derived from graphs; the *_back ops are there
-ggml_graph_(get_grad|get_grad_acc|reset) | - | gradients are not derived from graphs
+ggml_build_backward_expand | gg.build_backward_expand, gg.grad | returns another graph
 ggml_graph_(node|nodes|n_nodes|size|get_tensor) | - | graph.nodes, graph.leafs are lists
 ggml_graph_(clear|cpy|dup|view|add_node|overhead|overhead_custom) | - | a Graph does not change
 ggml_graph_dump_dot | gg.Graph.dot, gg.Graph.draw |
@@ -148,7 +147,12 @@ ggml_tallocr_\w+ | gg.BumpAllocator, gg.TensorAllocator | the second is ggml's o
 ggml_cpu_has_\w+ | ggjit.ops.native.isa | GGJIT_CPU forces avx512, avx2 or generic
 ggml_cpu_(get_\w+|init|extra_\w+) | - | internal
 ggml_cpu_fp\w+|ggml_cpu_bf\w+ | gg.quantize, gg.dequantize |
-ggml_opt_\w+ | - | no training loop; gg.opt_step_adamw and gg.opt_step_sgd are ops
+ggml_opt_dataset_(init|ndata|shuffle|get_batch|get_batch_host|data|labels|free) | gg.train.Dataset | arrays
+ggml_opt_(fit|epoch\w*|init|alloc|prepare_alloc|eval|reset|free|static_graphs) | gg.train.fit, gg.train.evaluate |
+ggml_opt_(result_\w+|loss|ncorrect) | gg.train.History |
+ggml_opt_(pred|outputs|inputs|labels) | gg.train.predict |
+ggml_opt_(\w*optimizer\w*|default_params) | gg.train.AdamW, gg.train.SGD | a schedule is lr=function of the step
+ggml_opt_grad_acc | gg.graph_get_grad_acc |
 
 gguf_init_from_file(_ptr)? | ggjit.models.files.gguf.GGUFFile |
 gguf_init_from_(buffer|callback) | ggjit.models.files.gguf.GGUFFile.from_bytes |

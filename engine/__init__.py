@@ -18,13 +18,14 @@ Folders, lowest first; each imports only itself and those before it:
     sched           one graph on several devices
     cuda            the CUDA device
     api             devices by name, compute, measure
+    train           gradients, optimiser and data in a loop
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
 from types import ModuleType as _ModuleType
 
-from ggjit import alloc
+from ggjit import alloc, train
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
@@ -39,6 +40,14 @@ from ggjit.display import drawing as _draw  # registers HTML and pictures of the
 from ggjit.display import html as _html
 from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickled
 from ggjit.graphs.allocator import GraphAllocator
+from ggjit.graphs.backward import (
+    build_backward_expand,
+    grad,
+    graph_get_grad,
+    graph_get_grad_acc,
+    graph_reset,
+    set_loss,
+)
 from ggjit.graphs.copying import GraphCopy, compare_graph_backend, graph_copy
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.tensor_allocators import Allocr, BumpAllocator, TensorAllocator
@@ -78,7 +87,8 @@ for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequanti
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
-              "view_init", "graph_copy"):
+              "view_init", "graph_copy", "build_backward_expand", "grad", "graph_get_grad", "graph_get_grad_acc",
+              "graph_reset", "set_loss"):
     globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
@@ -88,6 +98,6 @@ globals().update({repr(t): t for t in _types.values()})                 # gg.F32
 
 def __dir__():
     """The API for `gg.<TAB>`: no modules but those that belong to it, no private names."""
-    modules = {"ops", "alloc", "errors", "models"}
+    modules = {"ops", "alloc", "errors", "models", "train"}
     return sorted(n for n, x in globals().items() if n.startswith("__")
                   or not n.startswith("_") and (n in modules or not isinstance(x, _ModuleType)))

@@ -5,6 +5,7 @@
     tensor_allocators                   tensors placed one at a time; a graph as ggml placed it in 2023
     plan, plan_node, results            base of all plans; one kernel of a plan; what a run left in memory
     plan_cache                          plans kept for the next run
+    backward                            gradients: nodes for what a loss changes by
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

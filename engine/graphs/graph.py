@@ -46,7 +46,7 @@ class Graph(HtmlRepr):
             if not isinstance(y, Tensor):
                 raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}")
             y._check()
-        self._set_up(outputs, *_visit(outputs), order)
+        self._set_up(outputs, *visit(outputs), order)
 
     @classmethod
     def _in_order(cls, outputs, nodes, leafs):
@@ -123,7 +123,7 @@ def _in_memory_order(nodes, leafs, output_ids):
     return [by_id[i] for i in ids.tolist()]
 
 
-def _visit(outputs):
+def visit(outputs):
     """Depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than Python's stack."""
     nodes, leafs, seen = [], [], set()
     for y in outputs:

@@ -16,7 +16,7 @@ import pathlib
 
 import numpy as np
 
-from ggjit.models.core.progress import bar
+from ggjit.display.progress import bar
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.errors import BadFile, MissingExtra, ModelError, ParamError, extra
 from ggjit.ops.core.whole_file import whole_file

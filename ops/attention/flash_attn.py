@@ -219,6 +219,71 @@ def cases():
             yield Case(" ".join(f"{k}={v!r}" for k, v in options.items()), make_case(**options), max_nmse=1e-11)
 
 
+# ---------------------------------------------------------------- gradient
+NOTHING = -1e30                         # added to the score of a hidden key instead of -inf: no NaN where all are
+
+
+def gradient(g, t, dy):
+    """Scores and weights are computed again, by nodes of their own:
+
+        s = k q,  p = softmax(scale s, or cap tanh(scale s / cap), + mask),  o = v p
+        dv = p do,  dp = v do,  ds = p (dp - p . dp) (1 - tanh^2) scale,  dq = k ds,  dk = q ds
+    """
+    q, k, v, mask, sinks = (*t.src, None, None)[:5]
+    scale, max_bias, cap = (float(x) for x in t.param_floats[:3])
+    q32, k32, v32 = g.once(t, "qkv", lambda: [g.f32(g.rows(x)) for x in (q, k, v)])
+
+    def weights():
+        """(p as a soft_max node, p with zeros for queries that see no key, tanh)"""
+        s = g.mul_mat(k32, q32)
+        bent = g.tanh(g.scale(s, scale / cap)) if cap else None
+        s, factor = (g.scale(bent, cap), 1.0) if cap else (s, scale)
+        if mask is None:
+            return g.soft_max_add_sinks(g.soft_max_ext(s, None, factor, 0.0), sinks), None, bent
+        m = g.clamp(g.cast(mask, F32), NOTHING, math.inf)
+        p = g.soft_max_add_sinks(g.soft_max_ext(s, m, factor, max_bias), sinks)
+        rows = g.view_4d(m, m.ne[0], q.ne[1], *m.ne[2:], *m.nb[1:], 0)
+        return p, g.step(g.scale_bias(g.cont(rows), 1.0, -NOTHING / 10)), bent
+
+    def parts():
+        """(p, dp, ds up to the slope of what the softmax is taken of, tanh), once for all sources"""
+        p, seen, bent = weights()
+        do = g.cont(g.permute(dy, 0, 2, 1, 3))
+        dp = g.mul_mat(v32, do)
+        p = p if seen is None else g.mul(p, seen)
+        return p, do, dp, g.soft_max_ext_back(dp, p, 1.0, 0.0), bent
+
+    def shared():
+        return g.once(t, "parts", parts)
+
+    def of_scores():
+        bent, d = shared()[4], shared()[3]
+        d = g.mul(d, g.scale_bias(g.sqr(bent), -1.0, 1.0)) if cap else d
+        return g.scale(d, scale)
+
+    def ds():
+        return g.once(t, "ds", of_scores)
+
+    def of_v():
+        p, do, *_ = shared()
+        return g.sum_groups(g.out_prod(do, p), v)
+
+    def of_mask():
+        d = shared()[3]
+        if max_bias > 0:
+            d = g.mul(d, g.constant(slopes(q.ne[2], max_bias).astype(np.float32).reshape(1, -1, 1, 1)))
+        d = g.fit(d, (k.ne[1], q.ne[1], *mask.ne[2:]))
+        return g.pad(d, 0, mask.ne[1] - q.ne[1], 0, 0) if mask.ne[1] > q.ne[1] else d
+
+    def of_sinks():
+        p, _, dp, *_ = shared()
+        d = g.mul(g.scale_bias(g.sum_rows(p), 1.0, -1.0), g.sum_rows(g.mul(dp, p)))    # [1, n_batch, n_head, ne3]
+        d = g.sum_rows(g.reshape_3d(d, *d.ne[1:]))
+        return g.reshape_1d(g.fit(d, (1, q.ne[2], 1, 1)), q.ne[2])
+    return (lambda: g.out_prod(k32, g.transpose(ds())), lambda: g.sum_groups(g.out_prod(q32, ds()), k), of_v,
+            mask and of_mask, sinks and of_sinks)
+
+
 SPECS = (Spec(op=OP.FLASH_ATTN_EXT,
               builders=(flash_attn_ext, flash_attn_ext_set_prec, flash_attn_ext_add_sinks),
-              reference=reference, kernel=kernel, cases=cases),)
+              reference=reference, kernel=kernel, gradient=gradient, cases=cases),)

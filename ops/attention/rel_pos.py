@@ -123,6 +123,30 @@ def add_cases():
                 inp.new(F32, (s[0] ** 2, s[1] * s[2], s[3])), inp.new(F32, s), inp.new(F32, s)))
 
 
-SPECS = (Spec(op=OP.GET_REL_POS, builders=(get_rel_pos,), reference=reference_get, kernel=kernel_get, cases=get_cases),
+# ---------------------------------------------------------------- gradient
+def gradient_get(g, t, dy):
+    a, n = t.src[0], t.ne[1]
+
+    def of_a():
+        ids = (n - 1 - np.arange(n))[None, :] + np.arange(n)[:, None]
+        return g.get_rows_back(g.reshape_2d(dy, t.ne[0], n * n), g.constant(ids.reshape(-1).astype(np.int32)), a)
+    return (of_a,)
+
+
+def gradient_add(g, t, dy):
+    """Of pw: dy summed over key rows; of ph: over key columns."""
+    a, pw, ph = t.src
+    n = pw.ne[0]
+
+    def square():
+        return g.reshape_3d(dy, n, n, t.ne[1] * t.ne[2])
+
+    def summed(d):
+        return g.reshape(g.sum_rows(d), pw)
+    return lambda: dy, lambda: summed(g.cont(g.transpose(square()))), lambda: summed(square())
+
+
+SPECS = (Spec(op=OP.GET_REL_POS, builders=(get_rel_pos,), reference=reference_get, kernel=kernel_get,
+              gradient=gradient_get, cases=get_cases),
          Spec(op=OP.ADD_REL_POS, builders=(add_rel_pos, add_rel_pos_inplace), reference=reference_add,
-              kernel=kernel_add, cases=add_cases))
+              kernel=kernel_add, gradient=gradient_add, cases=add_cases))

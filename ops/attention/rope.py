@@ -379,10 +379,25 @@ def cases(op):
         yield Case(f"{ty!r} offset 0", make(ty, (64, 3, 4, 1), 20, 0, n_offs=32), limit)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """The opposite rotation."""
+    b, c = (*t.src[1:], None)[:2]
+    p, floats = [int(x) for x in t.op_params], [float(x) for x in t.param_floats[5:11]]
+
+    def turned_back():
+        name = ("rope_multi" if p[2] & ra.MROPE else "rope_ext") + "_back" * (t.op == OP.ROPE)
+        sections = (p[11:15],) if p[2] & ra.MROPE else ()
+        d = getattr(g, name)(dy, b, c, p[1], *sections, p[2], p[4], *floats)
+        return g.rope_set_offset(d, p[15]) if p[15] else d
+    return turned_back, None, g.missing("of frequency factors") if c is not None else None
+
+
 SPECS = (
     Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
                                rope_set_offset),
-         reference=reference, kernel=kernel, in_place=True, in_place_2023=True, cases=lambda: cases(OP.ROPE),
+         reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
+         cases=lambda: cases(OP.ROPE),
          indexed=1),
     Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
-         cases=lambda: cases(OP.ROPE_BACK), indexed=1))
+         gradient=gradient, cases=lambda: cases(OP.ROPE_BACK), indexed=1))

@@ -84,4 +84,18 @@ def cases():
                 inp.new(ty, (k * oc, n)), s, oc, p), limit[ty])
 
 
-SPECS = (Spec(op=OP.COL2IM_1D, builders=(col2im_1d,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """The columns of dy: im2col, step s0, with the cropped ends as zeros."""
+    a, (s0, oc, p0) = t.src[0], (int(p) for p in t.op_params[:3])
+    k = a.ne[0] // oc
+
+    def of_a():
+        taps = g.view_2d(a, k, oc, k * a.type.nbytes, 0)        # of which im2col needs the shape
+        whole = g.pad_ext(dy, p0, p0, 0, 0, 0, 0, 0, 0) if p0 else dy
+        return g.im2col(taps, whole, s0, 0, 0, 0, 1, 0, False, F32)
+    return (of_a,)
+
+
+SPECS = (Spec(op=OP.COL2IM_1D, builders=(col2im_1d,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases),)

@@ -5,6 +5,8 @@
 Inputs outside the picture count as 0.  Any strides, so channels may come first or last in memory.  Sums are float32;
 ggml rounds the data to the kernel's type first (F16), here they keep theirs.
 """
+import math
+
 import numpy as np
 
 from ggjit.ops.conv.conv_tile import cost, make_kernel, work_nbytes, write_record
@@ -153,5 +155,58 @@ def cases_3d():
                        conv_3d_direct(inp.new(ta, (*k, m[0] * m[2])), inp.new(F32, (*b, m[0] * m[1])), *q, *m))
 
 
-SPECS = (Spec(op=OP.CONV_2D, builders=(conv_2d_direct,), reference=reference, kernel=kernel, cases=cases_2d),
-         Spec(op=OP.CONV_3D, builders=(conv_3d_direct,), reference=reference, kernel=kernel, cases=cases_3d))
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """The patches of the data, times dy; and a convolution of dy, or the kernel times dy, added up where the patches
+    came from."""
+    a, b = t.src
+    p, flat = [int(x) for x in t.op_params], t.op == OP.CONV_2D
+    oc, n_taps = (a.ne[3], math.prod(a.ne[:3])) if flat else (p[11], math.prod(a.ne) // p[11])
+    n_pics, n_out = (t.ne[3], t.ne[0] * t.ne[1]) if flat else (p[10], math.prod(t.ne[:3]))
+
+    def patches():
+        return g.im2col(a, b, *p[:6], True, F32) if flat else g.im2col_3d(a, b, p[9], *p[:9], F32)
+
+    def by_pixel():
+        """dy [n_out, oc, n_pics]"""
+        return g.reshape_3d(dy, n_out, oc, n_pics)
+
+    def of_kernel():
+        rows = g.reshape_2d(g.cont(g.permute(by_pixel(), 1, 0, 2, 3)), oc, n_out * n_pics)
+        return g.reshape(g.out_prod(g.reshape_2d(patches(), n_taps, n_out * n_pics), rows), a)
+
+    def of_data():
+        reach = [p[4 + i] * (a.ne[i] - 1) - p[2 + i] for i in (0, 1)]
+        if flat and p[:2] == [1, 1] and min(reach) >= 0:
+            return g.conv_2d_direct(_turned(g, a), dy, 1, 1, *reach, *p[4:6])
+        d = g.out_prod(g.reshape_2d(g.dense(a), n_taps, oc), by_pixel())
+        if flat:
+            return g.im2col_back(g.reshape_4d(d, n_taps, *t.ne[:2], n_pics), a, b.ne, *p[:6], True)
+        spread = g.reshape_4d(d, n_taps, *t.ne[:2], t.ne[2] * n_pics)
+        return g.scatter(spread, _sources(t), b.ne)
+    return of_kernel, of_data
+
+
+def _turned(g, a):
+    """The kernel [KW, KH, IC, OC] turned by half a circle, its channels exchanged: [KW, KH, OC, IC].  With steps of 1,
+    the gradient of the data is a convolution with it."""
+    taps, ic, oc = a.ne[0] * a.ne[1], *a.ne[2:]
+    rows = g.cont(g.transpose(g.reshape_2d(g.dense(g.f32(a)), taps, ic * oc)))
+    rows = g.get_rows(rows, g.constant(np.arange(taps, dtype=np.int32)[::-1].copy()))
+    return g.reshape_4d(g.cont(g.permute(g.reshape_3d(rows, ic, oc, taps), 2, 1, 0, 3)), *a.ne[:2], oc, ic)
+
+
+def _sources(t):
+    """Which element of the data each patch element of a CONV_3D is; -1 outside."""
+    a, b = t.src
+    q = [int(x) for x in t.op_params]
+    k, s, p, d = (*a.ne[2::-1],), q[2::-1], q[5:2:-1], q[8:5:-1]
+    numbers = np.arange(1, math.prod(b.ne) + 1).reshape(q[10], q[9], *b.ne[2::-1])
+    patches = np.stack([inputs for _, inputs in under_taps(numbers, k, s, p, d)], -1)
+    return np.moveaxis(patches, 1, 4) - 1
+
+
+SPECS = (Spec(op=OP.CONV_2D, builders=(conv_2d_direct,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases_2d),
+         Spec(op=OP.CONV_3D, builders=(conv_3d_direct,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases_3d))

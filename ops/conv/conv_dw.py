@@ -173,4 +173,26 @@ def cases():
                 yield Case(f"{ta!r} {kernel} {data} {q} {last}", make(ta, kernel, data, q, last))
 
 
-SPECS = (Spec(op=OP.CONV_2D_DW, builders=(conv_2d_dw_direct,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """Every channel is a picture of its own: patches [taps, pixels] times dy [pixels], and taps times dy."""
+    a, b = t.src
+    p, (w, h, c, n) = [int(x) for x in t.op_params[:6]], t.ne
+    n_taps = a.ne[0] * a.ne[1]
+    one = g.view_4d(a, *a.ne[:2], 1, 1, *a.nb[1:], 0)           # the shape of a kernel of one channel
+
+    def of_kernel():
+        data = g.reshape_4d(g.dense(b), *b.ne[:2], 1, c * n)
+        patches = g.reshape_4d(g.im2col(one, data, *p, True, F32), n_taps, w * h, c, n)
+        d = g.out_prod(patches, g.reshape_4d(dy, 1, w * h, c, n))
+        return g.reshape(g.fit(d, (n_taps, 1, c, 1)), a)
+
+    def of_data():
+        d = g.out_prod(g.reshape_4d(g.dense(a), n_taps, 1, c, 1), g.reshape_4d(dy, w * h, 1, c, n))
+        d = g.im2col_back(g.reshape_4d(d, n_taps, w, h, c * n), one, (*b.ne[:2], 1, c * n), *p, True)
+        return g.reshape(d, b)
+    return of_kernel, of_data
+
+
+SPECS = (Spec(op=OP.CONV_2D_DW, builders=(conv_2d_dw_direct,), reference=reference, kernel=kernel, gradient=gradient,
+              cases=cases),)

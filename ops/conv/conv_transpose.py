@@ -10,6 +10,8 @@
 Computed as s convolutions for each dimension (see conv_tile): every output has one thread, and no tap over a zero
 between two stamps is computed.
 """
+import math
+
 import numpy as np
 
 from ggjit.ops.conv.conv_tile import cost, make_kernel, work_nbytes, write_record
@@ -141,7 +143,30 @@ def cases_2d():
         inp.new(F32, (3, 2, 5, 4)), permute(inp.new(F32, (4, 9, 8, 2)), 2, 0, 1, 3), 2))
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """The patches of dy under the kernel, one for each element of the data, times the kernel or the data."""
+    a, b = t.src
+    s, flat = int(t.op_params[0]), t.op == OP.CONV_TRANSPOSE_1D
+    ic, n_pics = (b.ne[1], 1) if flat else b.ne[2:]
+    n_taps, n_in = math.prod(a.ne) // ic, math.prod(b.ne) // (ic * n_pics)
+
+    def patches():
+        strides = (s, 0, 0, 0, 1, 0, False) if flat else (s, s, 0, 0, 1, 1, True)
+        return g.reshape_3d(g.im2col(a, dy, *strides, F32), n_taps, n_in, n_pics)
+
+    def of_kernel():
+        data = g.cont(g.permute(g.reshape_3d(g.dense(b), n_in, ic, n_pics), 1, 0, 2, 3))
+        return g.reshape(g.out_prod(g.reshape_2d(patches(), n_taps, n_in * n_pics),
+                                    g.reshape_2d(data, ic, n_in * n_pics)), a)
+
+    def of_data():
+        d = g.mul_mat(g.reshape_2d(g.dense(g.f32(a)), n_taps, ic), patches())           # [ic, n_in, n_pics]
+        return g.reshape(g.cont(g.permute(d, 1, 0, 2, 3)), b)
+    return of_kernel, of_data
+
+
 SPECS = (Spec(op=OP.CONV_TRANSPOSE_1D, builders=(conv_transpose_1d,), reference=reference, kernel=kernel,
-              cases=cases_1d),
+              gradient=gradient, cases=cases_1d),
          Spec(op=OP.CONV_TRANSPOSE_2D, builders=(conv_transpose_2d_p0,), reference=reference, kernel=kernel,
-              cases=cases_2d))
+              gradient=gradient, cases=cases_2d))

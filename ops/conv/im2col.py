@@ -13,6 +13,8 @@ One row of the result holds the patch under one output pixel, channel by channel
 1-D and 2-D unfold as 3-D with the missing dimensions of size one, so there is one body.  The convolutions multiply
 these rows with the kernel's: they make the same nodes as ggml, with its choices of type (see conv_1d, conv_2d).
 """
+import math
+
 import numpy as np
 
 from ggjit.ops.conv.im2col_kernels import make_fold, make_unfold
@@ -321,8 +323,34 @@ def cases_3d():
             inp.new(F16, (3, 2, 1, 4)), inp.new(F32, (6, 5, 2, planes)), 3, *(1,) * 9, F32))
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    kernel, data = t.src
+    p = [int(x) for x in t.op_params]
+    return None, lambda: g.im2col_back(dy, kernel, data.ne, *p[:6], bool(p[6]))
+
+
+def gradient_back(g, t, dy):
+    p = [int(x) for x in t.op_params]
+    return lambda: g.im2col(t.src[1], dy, *p[:6], bool(p[6]), F32), None
+
+
+def gradient_3d(g, t, dy):
+    """Every patch element is added to the element it was read from; element 0 of the numbers is outside."""
+    kernel, data = t.src
+
+    def of_data():
+        shape = tuple(reversed(data.ne))
+        source = reference(t, np.zeros(tuple(reversed(kernel.ne))), np.arange(1, math.prod(shape) + 1).reshape(shape))
+        return g.scatter(dy, source - 1, data.ne)
+    return None, of_data
+
+
 SPECS = (
     Spec(op=OP.IM2COL, builders=(im2col, conv_1d, conv_1d_ph, conv_1d_dw, conv_1d_dw_ph, conv_2d, conv_2d_sk_p0,
-                                 conv_2d_s1_ph, conv_2d_dw), reference=reference, kernel=kernel, cases=forward_cases),
-    Spec(op=OP.IM2COL_BACK, builders=(im2col_back,), reference=reference_back, kernel=kernel_back, cases=back_cases),
-    Spec(op=OP.IM2COL_3D, builders=(im2col_3d, conv_3d), reference=reference, kernel=kernel, cases=cases_3d))
+                                 conv_2d_s1_ph, conv_2d_dw), reference=reference, kernel=kernel,
+         gradient=gradient, cases=forward_cases),
+    Spec(op=OP.IM2COL_BACK, builders=(im2col_back,), reference=reference_back, kernel=kernel_back,
+         gradient=gradient_back, cases=back_cases),
+    Spec(op=OP.IM2COL_3D, builders=(im2col_3d, conv_3d), reference=reference, kernel=kernel,
+         gradient=gradient_3d, cases=cases_3d))

@@ -290,7 +290,28 @@ def cases_back():
                 yield Case(f"{ty!r} {op} {q}", make)
 
 
-SPECS = (Spec(op=OP.POOL_1D, builders=(pool_1d,), reference=reference, kernel=kernel, cases=cases_1d),
-         Spec(op=OP.POOL_2D, builders=(pool_2d,), reference=reference, kernel=kernel, cases=cases_2d),
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """pool_2d_back; 1-D averages, which divide by the taps inside, are weighted first."""
+    a, (op, k0, k1, s0, s1, p0, p1) = t.src[0], _parameters(t)
+
+    def padding(i, k, s, p):
+        """With the fraction that shows in the size of the result only."""
+        return max(p, ((t.ne[i] - 1) * s - a.ne[i] + k) / 2)
+
+    def of_a():
+        d = dy
+        if t.op == OP.POOL_1D and op == AVG:
+            first = np.arange(t.ne[0]) * s0 - p0
+            taps = np.minimum(first + k0, a.ne[0]) - np.maximum(first, 0)
+            d = g.mul(dy, g.constant((k0 / np.maximum(taps, 1)).astype(np.float32)))
+        return g.pool_2d_back(d, a, op, k0, k1, s0, s1, padding(0, k0, s0, p0), padding(1, k1, s1, p1))
+    return (of_a,)
+
+
+SPECS = (Spec(op=OP.POOL_1D, builders=(pool_1d,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases_1d),
+         Spec(op=OP.POOL_2D, builders=(pool_2d,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases_2d),
          Spec(op=OP.POOL_2D_BACK, builders=(pool_2d_back,), reference=reference_back, kernel=kernel_back,
               cases=cases_back))

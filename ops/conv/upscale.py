@@ -260,5 +260,23 @@ def cases():
             permute(inp.new(F32, (6, 40, 2, 2)), 1, 2, 0, 3), 7, 9, 30, 2, m))
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """Each dimension is a product with a matrix of weights: the product with its transpose."""
+    a, mode = t.src[0], int(t.op_params[0])
+
+    def of_a():
+        d = dy
+        for i, (n_in, n_out) in enumerate(zip(a.ne, t.ne, strict=True)):
+            w = _weights(n_in, n_out, mode if i < 2 else NEAREST)                       # [n_out, n_in]
+            if n_in == n_out and (w == np.eye(n_in)).all():
+                continue
+            axes = [i if k == 0 else 0 if k == i else k for k in range(4)]              # dimension i first
+            d = g.mul_mat(g.constant(np.ascontiguousarray(w.T, np.float32)), g.cont(g.permute(d, *axes)) if i else d)
+            d = g.cont(g.permute(d, *axes)) if i else d
+        return d
+    return (of_a,)
+
+
 SPECS = (Spec(op=OP.UPSCALE, builders=(interpolate, upscale, upscale_ext), reference=reference, kernel=kernel,
-              cases=cases),)
+              gradient=gradient, cases=cases),)

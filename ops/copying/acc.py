@@ -186,6 +186,16 @@ def set_cases():
             inp.ids(ty, (40, 6), 99), inp.ids(ty, (30, 3), 99), 320, 20), 0.0)
 
 
-SPECS = (Spec(op=OP.ACC, builders=(acc, acc_inplace), reference=reference, kernel=kernel, cases=acc_cases),
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """Of b: its window of dy; of a: dy, for `set` with zeros in the window."""
+    a, b = t.src
+    nb1, nb2, nb3, offset = (int(p) for p in t.op_params[:4])
+    whole = (lambda: dy) if t.op == OP.ACC else lambda: g.set(dy, g.zeros(b), nb1, nb2, nb3, offset)
+    return whole, lambda: g.cont(g.view_4d(dy, *b.ne, nb1, nb2, nb3, offset))
+
+
+SPECS = (Spec(op=OP.ACC, builders=(acc, acc_inplace), reference=reference, kernel=kernel, gradient=gradient,
+              cases=acc_cases),
          Spec(op=OP.SET, builders=(set, set_inplace, set_1d, set_1d_inplace, set_2d, set_2d_inplace),
-              reference=reference, kernel=kernel, cases=set_cases))
+              reference=reference, kernel=kernel, gradient=gradient, cases=set_cases))

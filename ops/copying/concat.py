@@ -113,4 +113,13 @@ def cases():
     yield Case("transposed", transposed, 0.0)
 
 
-SPECS = (Spec(op=OP.CONCAT, builders=(concat,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    a, b, dim = *t.src, int(t.op_params[0])
+
+    def part(x, first):
+        return lambda: g.cont(g.view_4d(dy, *x.ne, *dy.nb[1:], first * dy.nb[dim]))
+    return part(a, 0), part(b, a.ne[dim])
+
+
+SPECS = (Spec(op=OP.CONCAT, builders=(concat,), reference=reference, kernel=kernel, gradient=gradient, cases=cases),)

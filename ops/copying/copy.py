@@ -175,8 +175,17 @@ def cases_of(op):
     yield Case("reshaped", lambda inp: cpy(inp.new(F32, (24, 6)), reshape_4d(inp.new(F16, (36, 4)), 9, 4, 4, 1)), 1e-6)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """dy, in a's shape; what a destination held is gone."""
+    return lambda: g.reshape(dy, t.src[0]), None
+
+
 SPECS = (
-    Spec(op=OP.CPY, builders=(cpy, cast), reference=reference, kernel=kernel, cases=lambda: cases_of(OP.CPY)),
+    Spec(op=OP.CPY, builders=(cpy, cast), reference=reference, kernel=kernel, gradient=gradient,
+         cases=lambda: cases_of(OP.CPY)),
     Spec(op=OP.CONT, builders=(cont, cont_1d, cont_2d, cont_3d, cont_4d), reference=reference, kernel=kernel,
+         gradient=gradient,
          cases=lambda: cases_of(OP.CONT)),
-    Spec(op=OP.DUP, builders=(dup, dup_inplace), reference=reference, kernel=kernel, cases=lambda: cases_of(OP.DUP)))
+    Spec(op=OP.DUP, builders=(dup, dup_inplace), reference=reference, kernel=kernel, gradient=gradient,
+         cases=lambda: cases_of(OP.DUP)))

@@ -91,7 +91,12 @@ def cases(plain, in_place):
         yield Case(f"{shape} inplace", lambda inp, shape=shape: in_place(inp.new(F32, shape), 0), 0.0)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    return (lambda: g.diag_mask_zero(dy, int(t.op_params[0])),)
+
+
 SPECS = tuple(Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-                   cases=lambda fs=fs: cases(*fs))
+                   gradient=gradient, cases=lambda fs=fs: cases(*fs))
               for op, fs in ((OP.DIAG_MASK_INF, (diag_mask_inf, diag_mask_inf_inplace)),
                              (OP.DIAG_MASK_ZERO, (diag_mask_zero, diag_mask_zero_inplace))))

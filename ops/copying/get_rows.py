@@ -83,4 +83,31 @@ def cases():
         yield Case(f"{ty!r} long", make(ty, 2336, 9, 5, (1, 1), False))
 
 
-SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """Rows of dy added up by id; tables of several matrices one after the other."""
+    a, ids = t.src
+
+    def of_matrix(i2, i3):
+        table = g.empty(a.ne[:2])
+        rows = g.view_2d(dy, dy.ne[0], dy.ne[1], dy.nb[1], i2 * dy.nb[2] + i3 * dy.nb[3])
+        return g.get_rows_back(rows, g.view_1d(g.dense(ids), ids.ne[0], 4 * ids.ne[0] * (i2 + i3 * ids.ne[1])), table)
+
+    def of_a():
+        if a.ne[2] == a.ne[3] == 1:
+            return g.get_rows_back(dy, g.dense(ids), a)
+        stacks = []
+        for i3 in range(a.ne[3]):
+            stack = of_matrix(0, i3)
+            for i2 in range(1, a.ne[2]):
+                stack = g.concat(stack, of_matrix(i2, i3), 2)
+            stacks.append(stack)
+        whole = stacks[0]
+        for stack in stacks[1:]:
+            whole = g.concat(whole, stack, 3)
+        return whole
+    return of_a, None
+
+
+SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases),)

@@ -192,8 +192,36 @@ def roll_cases():
     yield Case("permuted", lambda inp: roll(permute(inp.new(F32, (6, 40, 2, 2)), 1, 2, 0, 3), 1, 5, -3, 0), 0.0)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient_pad(g, t, dy):
+    """The part inside; of circular padding, all copies of an element added up."""
+    a, sides = t.src[0], [int(p) for p in t.op_params[:8]]
+
+    def inside():
+        return g.cont(g.view_4d(dy, *a.ne, *dy.nb[1:], sum(n * b for n, b in zip(sides[::2], dy.nb, strict=True))))
+
+    def folded():
+        grown = []                          # zeros that make dy whole copies of a
+        for n, before, behind in zip(a.ne, sides[::2], sides[1::2], strict=True):
+            grown += [-before % n, -behind % n]
+        return g.fit(g.pad_ext(dy, *grown) if any(grown) else dy, a)
+    return (folded if t.op_params[8] else inside,)
+
+
+def gradient_reflect(g, t, dy):
+    a, before, behind = t.src[0], *(int(p) for p in t.op_params[:2])
+    source = np.pad(np.arange(a.ne[0]), (before, behind), mode="reflect")
+    rows = np.arange(a.ne[1] * a.ne[2] * a.ne[3])[:, None] * a.ne[0]
+    return (lambda: g.scatter(dy, rows + source, a.ne),)
+
+
+def gradient_roll(g, t, dy):
+    return (lambda: g.roll(dy, *(-int(p) for p in t.op_params[:4])),)
+
+
 SPECS = (Spec(op=OP.PAD, builders=(pad, pad_ext, pad_circular, pad_ext_circular), reference=reference, kernel=kernel,
-              cases=pad_cases),
+              gradient=gradient_pad, cases=pad_cases),
          Spec(op=OP.PAD_REFLECT_1D, builders=(pad_reflect_1d,), reference=reference, kernel=kernel,
-              cases=reflect_cases),
-         Spec(op=OP.ROLL, builders=(roll,), reference=reference, kernel=kernel, cases=roll_cases))
+              gradient=gradient_reflect, cases=reflect_cases),
+         Spec(op=OP.ROLL, builders=(roll,), reference=reference, kernel=kernel, gradient=gradient_roll,
+              cases=roll_cases))

@@ -85,4 +85,10 @@ def cases():
     yield Case("transposed", lambda inp: repeat_4d(permute(inp.new(F32, (4, 6, 2, 1)), 1, 0, 2, 3), 12, 4, 2, 2), 0.0)
 
 
-SPECS = (Spec(op=OP.REPEAT, builders=(repeat, repeat_4d), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    return (lambda: g.fit(dy, t.src[0]),)
+
+
+SPECS = (Spec(op=OP.REPEAT, builders=(repeat, repeat_4d), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases),)

@@ -102,4 +102,17 @@ def cases():
     yield Case("tail", make(F32, F16, I64, 33, 5, 1, (1, 7), (1, 1), False), limit[F16])
 
 
-SPECS = (Spec(op=OP.SET_ROWS, builders=(set_rows,), reference=reference, kernel=kernel, cases=cases, indexed=2),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """Of the values: their rows of dy; of the tensor written into: dy with zeros in those rows."""
+    b, ids, a = t.src
+
+    def of_b():
+        i32 = g.cast(ids, I32) if ids.type is I64 else g.dense(ids)
+        i32 = i32 if i32.ne[1:3] == b.ne[2:] else g.repeat_4d(i32, i32.ne[0], *b.ne[2:], 1)
+        return g.get_rows(dy, i32)
+    return of_b, None, lambda: g.set_rows(g.dup(dy), g.zeros(b), ids)
+
+
+SPECS = (Spec(op=OP.SET_ROWS, builders=(set_rows,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases, indexed=2),)

@@ -99,5 +99,18 @@ def diag_cases():
     yield Case("strided", lambda inp: diag(permute(inp.new(F32, (1, 6, 5, 2)), 1, 0, 2, 3)), 0.0)
 
 
-SPECS = (Spec(op=OP.TRI, builders=(tri,), reference=reference, kernel=kernel, cases=tri_cases),
-         Spec(op=OP.DIAG, builders=(diag,), reference=reference, kernel=kernel, cases=diag_cases))
+# ---------------------------------------------------------------- gradient
+def gradient_tri(g, t, dy):
+    return (lambda: g.tri(dy, int(t.op_params[0])),)
+
+
+def gradient_diag(g, t, dy):
+    a = t.src[0]
+    step = dy.nb[0] + dy.nb[1]              # from one element of the diagonal to the next
+    return (lambda: g.reshape(g.cont(g.view_4d(dy, 1, a.ne[0], *a.ne[2:], step, *dy.nb[2:], 0)), a),)
+
+
+SPECS = (Spec(op=OP.TRI, builders=(tri,), reference=reference, kernel=kernel, gradient=gradient_tri,
+              cases=tri_cases),
+         Spec(op=OP.DIAG, builders=(diag,), reference=reference, kernel=kernel, gradient=gradient_diag,
+              cases=diag_cases))

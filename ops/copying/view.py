@@ -12,8 +12,8 @@ import operator
 
 import numpy as np
 
-from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError
-from ggjit.ops.core.record import OP
+from ggjit.ops.core.errors import IndexRangeError, NotSupported, ParamError, ShapeError
+from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous, require
 from ggjit.ops.core.spec import Spec
 
@@ -180,10 +180,76 @@ def reference_transpose(t, a):
     return np.swapaxes(a, -1, -2)
 
 
+# ---------------------------------------------------------------- gradient
+def _distinct(ne, nb, size):
+    """Do no two elements of these sizes and strides overlap?"""
+    end = size
+    for b, n in sorted((b, n) for b, n in zip(nb, ne, strict=True) if n > 1):
+        if b < end:
+            return False
+        end = b * (n - 1) + end
+    return True
+
+
+def _add_window(g, total, dy, nb, offset):
+    """dy added to the elements of `total` at byte `offset`, nb bytes apart."""
+    if not min(dy.ne):
+        return total
+    if nb[0] == dy.type.nbytes or dy.ne[0] == 1:
+        return g.acc(total, dy, *nb[1:], offset)
+    for i in range(dy.ne[3]):               # elements with gaps become rows of one element
+        plane = g.reshape_4d(g.cont(g.view_3d(dy, *dy.ne[:3], *dy.nb[1:3], i * dy.nb[3])) if dy.ne[3] > 1 else dy,
+                             1, *dy.ne[:3])
+        total = g.acc(total, plane, *nb[:3], offset + i * nb[3])
+    return total
+
+
+def gradient_view(g, t, dy):
+    """dy added to the window of a's gradient; where a has gaps, to what it is a view of, and read as a is."""
+    a, item = t.src[0], t.type.nbytes
+
+    def bytes_in(x, of):
+        """Strides of x and its offset in `of`, both as if their elements were F32."""
+        offset = x.view_offs - (of.view_offs if of.view_src is not None else 0)
+        return [b * 4 // item for b in x.nb], offset * 4 // item
+
+    def of_a():
+        require(t.type.block == 1 and _distinct(t.ne, t.nb, item), "gradient of view: its elements overlap", t,
+                error=NotSupported, remedy="use gg.im2col for sliding windows")
+        if is_contiguous(a):
+            total = g.take(a)
+            return _add_window(g, g.zeros(a) if total is None else total, dy, *bytes_in(t, a))
+        root = a
+        while root.op in VIEW_OPS and root.src and not is_contiguous(root):
+            root = root.src[0]
+        require(_distinct(a.ne, a.nb, item), "gradient of view: elements of its source overlap", a, error=NotSupported,
+                remedy="use gg.cont on the source")
+        d = _add_window(g, g.zeros(root), dy, *bytes_in(t, root))
+        nb, offset = bytes_in(a, root)
+        return g.cont(d.ctx.node(OP.VIEW, d.type, a.ne, (d,), offset_params(offset), view_of=d, view_offs=offset,
+                                 nb=nb, ndim=a.ndim))
+    return (of_a,)
+
+
+def gradient_reshape(g, t, dy):
+    return (lambda: g.reshape(dy, t.src[0]),)
+
+
+def gradient_permute(g, t, dy):
+    axes = [int(p) for p in t.op_params[:4]]
+    return (lambda: g.permute(dy, *(axes.index(i) for i in range(4))),)
+
+
+def gradient_transpose(g, t, dy):
+    return (lambda: g.transpose(dy),)
+
+
 SPECS = (
     Spec(op=OP.RESHAPE, builders=(reshape, reshape_1d, reshape_2d, reshape_3d, reshape_4d),
-         reference=reference_reshape),
-    Spec(op=OP.VIEW, builders=(view_1d, view_2d, view_3d, view_4d, view_tensor), reference=reference_view),
-    Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute),
-    Spec(op=OP.TRANSPOSE, builders=(transpose,), reference=reference_transpose),
+         reference=reference_reshape,
+         gradient=gradient_reshape),
+    Spec(op=OP.VIEW, builders=(view_1d, view_2d, view_3d, view_4d, view_tensor), reference=reference_view,
+         gradient=gradient_view),
+    Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute, gradient=gradient_permute),
+    Spec(op=OP.TRANSPOSE, builders=(transpose,), reference=reference_transpose, gradient=gradient_transpose),
 )

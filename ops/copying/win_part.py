@@ -109,5 +109,17 @@ def unpart_cases():
             inp.new(F32, (c, w, w, n)), x, y, w), 0.0)
 
 
-SPECS = (Spec(op=OP.WIN_PART, builders=(win_part,), reference=reference, kernel=kernel, cases=part_cases),
-         Spec(op=OP.WIN_UNPART, builders=(win_unpart,), reference=reference, kernel=kernel, cases=unpart_cases))
+# ---------------------------------------------------------------- gradient
+def gradient_part(g, t, dy):
+    a = t.src[0]
+    return (lambda: g.win_unpart(dy, a.ne[1], a.ne[2], int(t.op_params[2])),)
+
+
+def gradient_unpart(g, t, dy):
+    return (lambda: g.win_part(dy, int(t.op_params[0])),)
+
+
+SPECS = (Spec(op=OP.WIN_PART, builders=(win_part,), reference=reference, kernel=kernel, gradient=gradient_part,
+              cases=part_cases),
+         Spec(op=OP.WIN_UNPART, builders=(win_unpart,), reference=reference, kernel=kernel, gradient=gradient_unpart,
+              cases=unpart_cases))

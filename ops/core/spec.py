@@ -10,6 +10,16 @@ What a builder relies on: a tensor handle has `type`, `ne` and `nb` (four entrie
 would make the same (engine/tensors/rebuild.py): a new op has an entry there.  `params` are written to consecutive
 32-bit slots: a Python int as int32, a float as float32 bits.  `Inputs` relies on `ctx.new_tensor(type, ne)` and
 `t._mark(flag)`, too.
+
+A gradient is a function of the op's file that builds ordinary nodes:
+
+    def gradient(g, t, dy):             t: the node; dy: the gradient of its result, F32, contiguous, of its shape
+        a, b = t.src
+        return lambda: g.mul(dy, b), lambda: g.fit(g.mul(dy, a), b)
+
+One entry a source, called only where that source leads to what is asked for: the gradient with respect to it, F32 of
+its shape whatever its type.  None: the result does not change with it (ids, shapes, steps).  `g` has every op builder
+by name, and helpers (engine/graphs/backward.py); so no op file imports another for its gradient.
 """
 import dataclasses
 import functools
@@ -81,6 +91,7 @@ class Spec:
     kernel: Callable | None = None          # (t, n_threads) -> Kernel, or None where the CPU has none; None: view op
     in_place: bool = False                  # may write over its first fitting source (ggml_op_can_inplace)
     in_place_2023: bool = False             # the same in the sources of November 2023
+    gradient: Callable | None = None        # (g, t, dy) -> a function or None per source; None: has no gradient
     cases: Callable | None = None           # () -> iterable of Case
     indexed: int | None = 0                 # source whose rows the ids name, for the message of a bad id; None: result
     module: str = ""

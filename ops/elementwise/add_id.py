@@ -62,5 +62,16 @@ def cases():
         yield Case("experts={} used={} n={} tokens={}".format(*shape), make(*shape))
 
 
-SPECS = (Spec(op=OP.ADD_ID, builders=(add_id,), reference=reference, kernel=kernel, in_place=True, cases=cases,
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    a, b, ids = t.src
+
+    def of_b():
+        n = ids.ne[0] * ids.ne[1]
+        return g.get_rows_back(g.reshape_2d(dy, a.ne[0], n), g.reshape_1d(g.dense(ids), n), b)
+    return lambda: dy, of_b, None
+
+
+SPECS = (Spec(op=OP.ADD_ID, builders=(add_id,), reference=reference, kernel=kernel, in_place=True,
+              gradient=gradient, cases=cases,
               indexed=1),)

@@ -282,10 +282,21 @@ def add1_cases():
     yield Case("flat", lambda inp: add1(inp.new(F32, (1031, 3)), inp.new(F32, (1,))))
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """add: dy, dy;  sub: dy, -dy;  mul: dy b, dy a;  div: dy / b, -dy d / b; b's is summed over its tiles."""
+    a, b = t.src
+    if t.op == OP.MUL:
+        return lambda: g.mul(dy, g.f32(b)), lambda: g.fit(g.mul(dy, g.f32(a)), b)
+    if t.op == OP.DIV:
+        return lambda: g.div(dy, g.f32(b)), lambda: g.fit(g.neg(g.mul(dy, g.div(g.f32(t), g.f32(b)))), b)
+    return lambda: dy, lambda: g.fit(g.neg(dy) if t.op == OP.SUB else dy, b)
+
+
 SPECS = (*(
     Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         cases=lambda op=op: cases(op))
+         gradient=gradient, cases=lambda op=op: cases(op))
     for op, fs in ((OP.ADD, (add, add_inplace, add_cast)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
                    (OP.DIV, (div, div_inplace)))),
     Spec(op=OP.ADD1, builders=(add1, add1_inplace), reference=reference, kernel=kernel, in_place=True,
-         in_place_2023=True, cases=add1_cases))
+         in_place_2023=True, gradient=gradient, cases=add1_cases))

@@ -117,9 +117,29 @@ def fill_cases():
         yield Case(f"{type!r} inplace", lambda inp, type=type: fill_inplace(inp.new(type, (17, 3)), 3.5))
 
 
+# ---------------------------------------------------------------- gradient
+def gradient_scale(g, t, dy):
+    return (lambda: g.scale(dy, float(t.param_floats[0])),)
+
+
+def gradient_clamp(g, t, dy):
+    """dy where the result is inside its limits, 0 at them."""
+    low, high = (float(p) for p in t.param_floats[:2])
+
+    def inside():
+        y = g.f32(t)
+        return g.mul(g.mul(dy, g.step(g.scale_bias(y, 1.0, -low))), g.step(g.scale_bias(y, -1.0, high)))
+    return (inside,)
+
+
+def gradient_fill(g, t, dy):
+    return (None,)
+
+
 SPECS = (
     Spec(op=OP.SCALE, builders=(scale, scale_inplace, scale_bias, scale_bias_inplace), reference=reference_scale,
-         kernel=kernel, in_place=True, in_place_2023=True, cases=scale_cases),
-    Spec(op=OP.CLAMP, builders=(clamp,), reference=reference_clamp, kernel=kernel, cases=clamp_cases),
+         kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient_scale, cases=scale_cases),
+    Spec(op=OP.CLAMP, builders=(clamp,), reference=reference_clamp, kernel=kernel,
+         gradient=gradient_clamp, cases=clamp_cases),
     Spec(op=OP.FILL, builders=(fill, fill_inplace), reference=reference_fill, kernel=kernel, in_place=True,
-         cases=fill_cases))
+         gradient=gradient_fill, cases=fill_cases))

@@ -16,12 +16,12 @@ from numba.extending import intrinsic
 
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-from ggjit.ops.core.record import GLU, OK, OP
+from ggjit.ops.core.record import GLU, OK, OP, UNARY
 from ggjit.ops.core.shape import is_contiguous, require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.elementwise.elementwise import TOLERANCE, number, positive
-from ggjit.ops.elementwise.unary import FUNCTIONS
+from ggjit.ops.elementwise.unary import DERIVATIVES, FUNCTIONS
 from ggjit.ops.native import mathfun
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, ne, param_f32, param_i32, row_addr, row_index
@@ -275,5 +275,55 @@ def cases():
                                make(type, op, form, shape, view, odd), TOLERANCE[type])
 
 
+# ---------------------------------------------------------------- gradient
+def _halves(g, t):
+    """x and g as F32, from two tensors or the halves of one; and how the gradients of both become one of `a`."""
+    if len(t.src) == 2:
+        return *map(g.f32, t.src), None
+    a, n = t.src[0], t.ne[0]
+    first, second = (g.f32(g.cont(g.view_4d(a, n, *a.ne[1:], *a.nb[1:], i * n * a.type.nbytes))) for i in (0, 1))
+    return (second, first, True) if t.op_params[1] else (first, second, False)
+
+
+def gradient(g, t, dy):
+    """d = act(x) gate: dx = dy act'(x) gate, dgate = dy act(x)."""
+    op, (alpha, limit) = GLU(int(t.op_params[0])), (float(p) for p in t.param_floats[2:4])
+
+    def parts():
+        x, gate, swapped = _halves(g, t)
+        below = within = None
+        if op in LIMITED:
+            below, within = g.step(g.scale_bias(x, -1.0, limit)), g.step(g.scale_bias(g.abs(gate), -1.0, limit))
+            x = g.scale_bias(g.relu(g.scale_bias(x, -1.0, limit)), -1.0, limit)                 # min(x, limit)
+            gate = g.clamp(g.dup(gate), -limit, limit)
+        if op == GLU.SWIGLU_OAI:
+            s = g.sigmoid(g.scale(x, alpha))
+            act, gate = g.mul(x, s), g.scale_bias(gate, 1.0, 1.0)
+            slope = g.add(s, g.mul(g.scale(x, alpha), g.sub(s, g.sqr(s))))
+            dx = g.mul(g.mul(dy, gate), slope)
+        else:
+            name = ACTIVATIONS[op]
+            act = g.unary(x, UNARY[name.upper()])
+            dx = g.mul(dy, gate)
+            dx = g.silu_back(dx, x) if name == "silu" else g.mul(dx, DERIVATIVES[name](g, x, act))
+        d_gate = g.mul(dy, act)
+        if op in LIMITED:
+            dx, d_gate = g.mul(dx, below), g.mul(d_gate, within)
+        return dx, d_gate, swapped
+
+    def shared():
+        return g.once(t, "parts", parts)
+
+    def whole():
+        dx, d_gate, swapped = shared()
+        both, odd = g.concat(*((d_gate, dx) if swapped else (dx, d_gate)), 0), t.src[0].ne[0] % 2
+        return g.pad(both, 1, 0, 0, 0) if odd else both
+    return (lambda: shared()[0], lambda: shared()[1]) if len(t.src) == 2 else (whole,)
+
+
+ACTIVATIONS = {GLU.REGLU: "relu", GLU.GEGLU: "gelu", GLU.SWIGLU: "silu", GLU.GEGLU_ERF: "gelu_erf",
+               GLU.GEGLU_QUICK: "gelu_quick", GLU.SWIGLU_CLAMP: "silu"}
+
+
 SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference,
-              kernel=kernel, cases=cases),)
+              kernel=kernel, gradient=gradient, cases=cases),)

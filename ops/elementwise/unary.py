@@ -218,11 +218,15 @@ def _function_name(t):
     return (UNARY(int(t.op_params[0])) if t.op == OP.UNARY else t.op).name.lower()
 
 
+def _parameters(t):
+    """The function's numbers besides x."""
+    slots = {"xielu": slice(1, 5), "leaky_relu": slice(1)}.get(_function_name(t), slice(0))
+    return [float(p) for p in t.param_floats[slots]]
+
+
 def reference(t, a):
-    name = _function_name(t)
-    params = {"xielu": t.param_floats[1:5], "leaky_relu": t.param_floats[:1]}.get(name, ())
     with np.errstate(all="ignore"):
-        return FUNCTIONS[name].numpy(a.astype(np.float64), *(float(p) for p in params))
+        return FUNCTIONS[_function_name(t)].numpy(a.astype(np.float64), *_parameters(t))
 
 
 def kernel(t, n_threads):
@@ -253,13 +257,90 @@ def cases(name):
                 yield Case(label, make(type, ne, view, in_place), TOLERANCE[type])
 
 
+# ---------------------------------------------------------------- gradient
+def _of_gelu(g, x, y):
+    """y = x s, s = sigmoid(2 u), u = c (x + k x^3): y' = s + x (s - s^2) 2 u'."""
+    c, k, x2 = 2 * math.sqrt(2 / math.pi), 0.044715, g.sqr(x)
+    s = g.sigmoid(g.mul(x, g.scale_bias(x2, c * k, c)))
+    return g.add(s, g.mul(g.mul(x, g.scale_bias(x2, 3 * c * k, c)), g.sub(s, g.sqr(s))))
+
+
+def _of_gelu_quick(g, x, y):
+    s = g.sigmoid(g.scale(x, 1.702))
+    return g.add(s, g.mul(g.scale(x, 1.702), g.sub(s, g.sqr(s))))
+
+
+def _of_gelu_erf(g, x, y):
+    """x' = Phi(x) + x phi(x), with Phi(x) = gelu_erf(x) / x; next to 0, where that is 0 / 0, of a point beside it."""
+    at = g.add(x, g.scale(g.step(g.scale_bias(g.abs(x), -1.0, 1e-20)), 4e-20))
+    density = g.scale(g.exp(g.scale(g.sqr(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return g.add(g.div(g.gelu_erf(at), at), g.mul(x, density))
+
+
+def _between(g, x, limit):
+    """1 where |x| < limit, else 0."""
+    return g.step(g.scale_bias(g.abs(x), -1.0, limit))
+
+
+def _of_xielu(g, x, y, alpha_n, alpha_p, beta, eps):
+    below = g.scale_bias(x, -1.0, eps)                      # eps - x
+    low = g.exp(g.scale_bias(g.relu(below), -1.0, eps))     # e^min(x, eps)
+    left = g.scale_bias(g.mul(low, g.step(below)), alpha_n, -alpha_n)
+    right = g.scale_bias(g.relu(x), 2 * alpha_p, beta)
+    return g.add(right, g.mul(left, g.scale_bias(g.step(x), -1.0, 1.0)))
+
+
+# y' from x and y as nodes; functions that are not here are constant between their steps
+DERIVATIVES = {
+    "abs": lambda g, x, y: g.sgn(x),
+    "neg": lambda g, x, y: g.fill(x, -1.0),
+    "tanh": lambda g, x, y: g.scale_bias(g.sqr(y), -1.0, 1.0),
+    "elu": lambda g, x, y: g.exp(g.neg(g.relu(g.neg(x)))),
+    "relu": lambda g, x, y: g.step(x),
+    "sigmoid": lambda g, x, y: g.sub(y, g.sqr(y)),
+    "gelu": _of_gelu, "gelu_quick": _of_gelu_quick, "gelu_erf": _of_gelu_erf, "xielu": _of_xielu,
+    "silu": lambda g, x, y: g.silu_back(g.fill(x, 1.0), x),
+    "hardswish": lambda g, x, y: g.add(g.hardsigmoid(x), g.scale(g.mul(x, _between(g, x, 3.0)), 1 / 6)),
+    "hardsigmoid": lambda g, x, y: g.scale(_between(g, x, 3.0), 1 / 6),
+    "exp": lambda g, x, y: y,
+    "expm1": lambda g, x, y: g.scale_bias(y, 1.0, 1.0),
+    "softplus": lambda g, x, y: g.sigmoid(x),
+    "sqr": lambda g, x, y: g.scale(x, 2.0),
+    "sin": lambda g, x, y: g.cos(x),
+    "cos": lambda g, x, y: g.neg(g.sin(x)),
+    "leaky_relu": lambda g, x, y, slope: g.scale_bias(g.step(x), 1.0 - slope, slope),
+}
+# dx from dy in fewer nodes than dy y'
+SHORTER = {
+    "neg": lambda g, x, y, dy: g.neg(dy),
+    "silu": lambda g, x, y, dy: g.silu_back(dy, x),
+    "sqrt": lambda g, x, y, dy: g.scale(g.div(dy, y), 0.5),
+    "log": lambda g, x, y, dy: g.div(dy, x),
+}
+
+
+def gradient(g, t, dy):
+    """dx = dy y'."""
+    name = _function_name(t)
+    if name not in DERIVATIVES and name not in SHORTER:
+        return (None,)
+
+    def of_x():
+        x, y = g.f32(t.src[0]), g.f32(t)
+        if name in SHORTER:
+            return SHORTER[name](g, x, y, dy)
+        return g.mul(dy, DERIVATIVES[name](g, x, y, *_parameters(t)))
+    return (of_x,)
+
+
 OF_UNARY = [u.name.lower() for u in UNARY]
 SPECS = (
     Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         cases=lambda: (c for n in OF_UNARY for c in cases(n))),
+         gradient=gradient, cases=lambda: (c for n in OF_UNARY for c in cases(n))),
     *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
            in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
-           cases=lambda op=op: cases(op.name.lower())) for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
-    Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel,
+           gradient=gradient, cases=lambda op=op: cases(op.name.lower()))
+      for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
+    Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel, gradient=gradient,
          cases=lambda: cases("leaky_relu")))

@@ -267,5 +267,16 @@ def _hadamard(n):
     return (h / np.sqrt(n)).astype(np.float32)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """da = sum over columns of b dy, db = a dy: a may be quantised, its rows are read as floats."""
+    a, b = t.src
+    if t.op_params[1] == HINT_SRC0_IS_HADAMARD:
+        return g.missing("of a matrix that is taken to be Hadamard's"), lambda: g.mul_mat_set_hint(
+            g.mul_mat(a, dy), HINT_SRC0_IS_HADAMARD)            # the matrix is its own inverse and transpose
+    return (lambda: g.sum_groups(g.out_prod(g.rows(g.f32(b)), dy), a),
+            lambda: g.out_prod(a, g.transpose(dy)))
+
+
 SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
-              kernel=kernel, cases=cases),)
+              kernel=kernel, gradient=gradient, cases=cases),)

@@ -107,4 +107,24 @@ def cases():
     yield case(F32, F32, 7, 3, 3, 3, True, 600)
 
 
-SPECS = (Spec(op=OP.MUL_MAT_ID, builders=(mul_mat_id,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """db: the products with the same experts, transposed; das: the sums over the columns that chose each expert."""
+    experts, b, ids = t.src
+    k, m, n_experts = experts.ne[:3]
+    n = ids.ne[0] * ids.ne[1]
+
+    def of_experts():
+        chosen = g.get_rows(g.constant(np.eye(n_experts, dtype=np.float32)), g.reshape_1d(g.dense(ids), n))
+        chosen = g.reshape_3d(g.cont(g.transpose(chosen)), 1, n, n_experts)
+        per_expert = g.mul(g.repeat_4d(g.reshape_3d(dy, m, n, 1), m, n, n_experts, 1), chosen)
+        columns = g.repeat_4d(g.f32(b), k, *t.ne[1:])
+        return g.out_prod(g.reshape_3d(columns, k, n, 1), per_expert)
+
+    def of_b():
+        return g.fit(g.mul_mat_id(g.cont(g.transpose(g.f32(experts))), dy, ids), b)
+    return of_experts, of_b, None
+
+
+SPECS = (Spec(op=OP.MUL_MAT_ID, builders=(mul_mat_id,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases),)

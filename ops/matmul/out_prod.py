@@ -162,4 +162,13 @@ def cases():
         yield Case(f"F32 {m} {n} {p}", make(F32, m, n, p, (1, 1), (1, 1), False), 5e-4)
 
 
-SPECS = (Spec(op=OP.OUT_PROD, builders=(out_prod,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """d = b^T a: da = dy b^T, db = a dy^T, in ggml's order of dimensions."""
+    a, b = t.src
+    return (lambda: g.sum_groups(g.out_prod(dy, g.transpose(b)), a),
+            lambda: g.transpose(g.mul_mat(g.f32(a), dy)))
+
+
+SPECS = (Spec(op=OP.OUT_PROD, builders=(out_prod,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases),)

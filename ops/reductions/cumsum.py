@@ -47,4 +47,10 @@ def cases():
     yield Case("transposed", lambda inp: cumsum(permute(inp.new(F32, (6, 50, 2, 1)), 1, 0, 2, 3)))
 
 
-SPECS = (Spec(op=OP.CUMSUM, builders=(cumsum,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """dx[i] = dy[i] + dy[i + 1] + ... = dy - (cumsum(dy) - sum(dy))."""
+    return (lambda: g.sub(dy, g.sub(g.cumsum(dy), g.sum_rows(dy))),)
+
+
+SPECS = (Spec(op=OP.CUMSUM, builders=(cumsum,), reference=reference, kernel=kernel, gradient=gradient, cases=cases),)

@@ -223,7 +223,48 @@ def group_cases():
     yield Case("inplace", lambda inp: group_norm_inplace(inp.new(F32, (8, 8, 6, 1)), 3, 1e-6))
 
 
+# ---------------------------------------------------------------- gradient
+def _of_norm(g, x, dy, eps):
+    """norm(x) = rms_norm(c), c = x - mean(x)."""
+    dc = g.rms_norm_back(dy, g.sub(x, g.mean(x)), eps)
+    return g.sub(dc, g.mean(dc))
+
+
+def _of_l2_norm(g, x, dy, eps):
+    """y = x / s, s = max(|x|, eps): dx = (dy - y (y . dy) [|x| > eps]) / s."""
+    past = g.scale_bias(g.sqrt(g.sum_rows(g.sqr(x))), 1.0, -eps)
+    s = g.scale_bias(g.relu(past), 1.0, eps)
+    y = g.div(x, s)
+    dot = g.mul(g.sum_rows(g.mul(dy, y)), g.step(past))
+    return g.div(g.sub(dy, g.mul(y, dot)), s)
+
+
+def gradient(g, t, dy):
+    of = {OP.NORM: _of_norm, OP.RMS_NORM: lambda g, x, dy, eps: g.rms_norm_back(dy, x, eps), OP.L2_NORM: _of_l2_norm}
+    return (lambda: of[t.op](g, g.rows(t.src[0]), dy, float(t.param_floats[0])),)
+
+
+def gradient_group(g, t, dy):
+    """A group's channels as one row; the last group may have fewer."""
+    x, eps = t.src[0], float(t.param_floats[1])
+    n0, n1, n_channels, n3 = t.ne
+    step = -(-n_channels // int(t.op_params[0]))
+    whole = n_channels // step * step
+
+    def of_channels(first, end):
+        width = min(step, end - first)
+        rows = [g.reshape_3d(g.cont(g.view_4d(a, n0, n1, end - first, n3, *a.nb[1:], first * a.nb[2])), n0 * n1 * width,
+                             (end - first) // width, n3) for a in (x, dy)]
+        return g.reshape_4d(_of_norm(g, *rows, eps), n0, n1, end - first, n3)
+
+    def of_x():
+        parts = [of_channels(a, b) for a, b in ((0, whole), (whole, n_channels)) if b > a]
+        return g.concat(*parts, 2) if len(parts) == 2 else parts[0]
+    return (of_x,)
+
+
 SPECS = (*(Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=op is OP.RMS_NORM,
-                in_place_2023=op is OP.RMS_NORM, cases=lambda op=op: cases(op)) for op, fs in ROW_BUILDERS.items()),
+                in_place_2023=op is OP.RMS_NORM,
+                gradient=gradient, cases=lambda op=op: cases(op)) for op, fs in ROW_BUILDERS.items()),
          Spec(op=OP.GROUP_NORM, builders=(group_norm, group_norm_inplace), reference=reference, kernel=kernel,
-              cases=group_cases))
+              gradient=gradient_group, cases=group_cases))

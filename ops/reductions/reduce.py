@@ -244,9 +244,17 @@ def argmax_cases():
             yield Case(f"{shape}{' ties' * ties}", make(shape, ties), 0.0)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    a = t.src[0]
+    return (lambda: g.repeat(g.scale(dy, 1 / a.ne[0]) if t.op == OP.MEAN else dy, a),)
+
+
 SPECS = (
-    Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, cases=lambda: cases(sum, FLOATS)),
-    Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel,
+    Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, gradient=gradient,
+         cases=lambda: cases(sum, FLOATS)),
+    Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel, gradient=gradient,
          cases=lambda: cases(sum_rows, (F32,))),
-    Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, cases=lambda: cases(mean, (F32,))),
+    Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient,
+         cases=lambda: cases(mean, (F32,))),
     Spec(op=OP.ARGMAX, builders=(argmax,), reference=reference, kernel=kernel, cases=argmax_cases))

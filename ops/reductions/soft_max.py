@@ -273,6 +273,27 @@ def cases():
     yield Case("hidden throughout, sinks", make((40, 3, 2, 1), (40, 3, 1, 1), F16, hidden=40, sinks=True), 1e-6)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    """dx = scale y (dy - y . dy); of the mask: its share of that; of a sink: -(1 - sum y) (y . dy) over its rows."""
+    (a, mask, sinks), (scale, max_bias) = (*t.src, None, None)[:3], (float(p) for p in t.param_floats[:2])
+
+    def of_mask():
+        d = g.soft_max_ext_back(dy, t, 1.0, 0.0)
+        if max_bias > 0:
+            d = g.mul(d, g.constant(slopes(a.ne[2], max_bias).astype(np.float32).reshape(1, -1, 1, 1)))
+        d = g.fit(d, (a.ne[0], a.ne[1], *mask.ne[2:]))
+        return g.pad(d, 0, mask.ne[1] - a.ne[1], 0, 0) if mask.ne[1] > a.ne[1] else d
+
+    def of_sinks():
+        rest = g.scale_bias(g.sum_rows(t), 1.0, -1.0)
+        d = g.mul(rest, g.sum_rows(g.mul(dy, t)))                                   # [1, rows, heads, seqs]
+        d = g.sum_rows(g.reshape_3d(d, *a.ne[1:]))                                  # [1, heads, seqs]
+        return g.reshape_1d(g.fit(d, (1, a.ne[2], 1, 1)), a.ne[2])
+    return lambda: g.soft_max_ext_back(dy, t, scale, 0.0), mask and of_mask, sinks and of_sinks
+
+
 SPECS = (Spec(op=OP.SOFT_MAX, builders=(soft_max, soft_max_inplace, soft_max_ext, soft_max_ext_inplace,
                                         soft_max_add_sinks),
-              reference=reference, kernel=kernel, in_place=True, in_place_2023=True, cases=cases),)
+              reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
+              cases=cases),)

@@ -171,8 +171,15 @@ def cases(build):
         yield Case("of a mean", lambda inp: build(mean(inp.new(F32, (6, 9, 2, 1))), inp.new(F32, (1, 9, 2, 1))), 1e-6)
 
 
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    logits, labels = t.src
+    return lambda: g.cross_entropy_loss_back(dy, logits, labels), g.missing("of the labels")
+
+
 SPECS = (
     Spec(op=OP.CROSS_ENTROPY_LOSS, builders=(cross_entropy_loss,), reference=reference, kernel=kernel,
+         gradient=gradient,
          cases=lambda: cases(cross_entropy_loss)),
     Spec(op=OP.CROSS_ENTROPY_LOSS_BACK, builders=(cross_entropy_loss_back,), reference=reference_back,
          kernel=kernel_back, cases=lambda: cases(cross_entropy_loss_back)))

@@ -89,5 +89,16 @@ def cases():
             yield Case(f"{ty!r} {n} {m} {r}{' view' * view}", make)
 
 
-SPECS = (Spec(op=OP.GET_ROWS_BACK, builders=(get_rows_back,), reference=reference, kernel=kernel, cases=cases,
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    a, ids = t.src
+
+    def of_a():
+        d = g.get_rows(dy, ids)
+        return g.pad(d, 0, a.ne[1] - d.ne[1], 0, 0) if a.ne[1] > d.ne[1] else d
+    return of_a, None
+
+
+SPECS = (Spec(op=OP.GET_ROWS_BACK, builders=(get_rows_back,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases,
               indexed=None),)

@@ -75,4 +75,10 @@ def cases():
     yield Case("to columns", lambda inp: repeat_back(inp.new(F32, (100, 7, 1, 1)), inp.new(F32, (1, 7, 1, 1))))
 
 
-SPECS = (Spec(op=OP.REPEAT_BACK, builders=(repeat_back,), reference=reference, kernel=kernel, cases=cases),)
+# ---------------------------------------------------------------- gradient
+def gradient(g, t, dy):
+    return (lambda: g.repeat(dy, t.src[0]),)
+
+
+SPECS = (Spec(op=OP.REPEAT_BACK, builders=(repeat_back,), reference=reference, kernel=kernel,
+              gradient=gradient, cases=cases),)

@@ -117,6 +117,7 @@ def op_facts(op, on=None):
     spec = all_specs()[op]
     home, helpers = files()[op]
     return {"op": op.name, "number": int(op), "file": home, "helpers": helpers, "in_place": spec.in_place,
+            "gradient": spec.gradient is not None,
             "types": {d.name: {s: [t.name for t in types] for s, types in op_types(op, d).items()}
                       for d in on or devices()},
             "builders": {signature(b): inspect.getdoc(b) for b in spec.builders}}
@@ -126,8 +127,9 @@ def op_page(op, on=None):
     """Markdown of one op.  on: devices (all)."""
     spec = all_specs()[op]
     home, helpers = files()[op]
-    lines = [f"## {op.name}", "", f"`{home}`" + "".join(f", `{h}`" for h in helpers)
-             + f"; op number {int(op)}" + ("; may be computed in place" if spec.in_place else ""), ""]
+    facts = [f"op number {int(op)}", *["may be computed in place"] * spec.in_place,
+             "gradient" if spec.gradient is not None else "no gradient"]
+    lines = [f"## {op.name}", "", f"`{home}`" + "".join(f", `{h}`" for h in helpers) + "; " + "; ".join(facts), ""]
     lines += [f"{d.name}: {sources_text(op, d)}" for d in on or devices()]
     lines += ["", number_note(op) + "```text"]
     for i, b in enumerate(spec.builders):
@@ -139,10 +141,11 @@ def op_page(op, on=None):
 def compact_table(on=None):
     """Markdown rows: op, sources and result with their types on each device."""
     on = on or devices()
-    yield f"| op | {' | '.join(d.name for d in on)} |"
-    yield "|---|" + "---|" * len(on)
+    yield f"| op | gradient | {' | '.join(d.name for d in on)} |"
+    yield "|---|---|" + "---|" * len(on)
     for op in sorted(all_specs()):
-        yield f"| {op.name} | " + " | ".join(sources_text(op, d) for d in on) + " |"
+        gradient = "yes" if all_specs()[op].gradient is not None else "-"
+        yield f"| {op.name} | {gradient} | " + " | ".join(sources_text(op, d) for d in on) + " |"
 
 
 def op_list():

@@ -10,7 +10,9 @@
     compare.py      error measures
     report.py       a row per class as it ends, the file a stopped run resumes from
     perf.py         time per run beside the real ggml's
-    command.py      `ggjit ops test | perf | support`
+    float64.py      whole graphs in float64, and slopes by differences
+    grad.py         gradients of the cases against those, and against ggml's
+    command.py      `ggjit ops test | perf | support | grad`
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -2,9 +2,11 @@
 
     test       run the cases; a line per failure, a row per class, exit status 1 if one fails
     perf       time per run, speed, and the real ggml's beside it
-    support    which ops the device computes, and how many of their cases
+    support    which ops the device computes, and how many of their cases; which have a gradient
+    grad       gradients of the cases against differences in float64; exit status 1 if one fails
 """
 import collections
+import functools
 import re
 import sys
 import time
@@ -15,15 +17,18 @@ from ggjit.api.registry import init_backend, registry
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.config import available_cores
 from ggjit.cpu.device import CPUBackend
-from ggjit.models.core.progress import bar, compiling
+from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
+from ggjit.ops.core.record import GLU, OP, UNARY
+from ggjit.ops.core.spec import all_specs
 from ggjit.ops.native.isa import ISA
 from ggjit.tools.suite import oracle
 from ggjit.tools.suite.cases.case import all_cases
+from ggjit.tools.suite.grad import SKIPPED, GradRunner
 from ggjit.tools.suite.jobs import spread
 from ggjit.tools.suite.perf import measure
 from ggjit.tools.suite.report import Journal, Report
-from ggjit.tools.suite.runner import Built, Runner, threads_of
+from ggjit.tools.suite.runner import FAIL, NOT_SUPPORTED, Built, Runner, threads_of
 
 CASES_A_PROCESS = 64                                    # fewer are not worth starting another one
 
@@ -81,7 +86,7 @@ def run(args):
     peer, words = peer_of(args)
     print(f"{len(cases):,} cases, {words}", file=sys.stderr)
     with compiling():
-        return {"test": test, "perf": perf, "support": support}[args.mode](args, cases, backend, peer)
+        return {"test": test, "perf": perf, "support": support, "grad": grad}[args.mode](args, cases, backend, peer)
 
 
 # ---------------------------------------------------------------- test
@@ -164,11 +169,41 @@ def support(args, cases, backend, peer):
             step()
     if not args.json:
         count, total = collections.Counter(r["op"] for r in rows if r["ok"]), collections.Counter(r["op"] for r in rows)
-        print(f"{'op':<28}{'supported':>10}{'cases':>8}")
+        print(f"{'op':<28}{'supported':>10}{'cases':>8}  gradient")
         for op in total:
-            print(f"{op:<28}{count[op]:>10}{total[op]:>8}")
+            print(f"{op:<28}{count[op]:>10}{total[op]:>8}  {'yes' if has_gradient(op) else '-'}")
         print(f"{sum(count.values()):,} of {len(rows):,} cases")
     return {"cases": rows}
+
+
+def has_gradient(name):
+    """Does the op of that name, or the function of UNARY or GLU, declare a gradient?"""
+    family = OP.GLU if name in GLU.__members__ else OP.UNARY if name in UNARY.__members__ else None
+    spec = all_specs().get(OP.__members__.get(name, family))
+    return spec is not None and spec.gradient is not None
+
+
+# ---------------------------------------------------------------- grad
+def grad(args, cases, backend, peer):
+    """Gradients of the cases: rules, the device's values, ggml's where it has the gradient (grad.py)."""
+    runner, outcomes = GradRunner(backend, args.seed, peer), []
+    say = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
+    with bar("cases", len(cases)) as step:
+        for case in cases:
+            outcomes.append(runner.run(case))
+            if outcomes[-1].status == FAIL:
+                say(f"{FAIL}  {case}: {outcomes[-1].error}")
+            step(description=case.family)
+    by_op = collections.defaultdict(collections.Counter)
+    for o in outcomes:
+        by_op[o.case.op].update([o.status, *o.checked])
+    say("".join([f"{'op':<28}", *(f"{c:>15}" for c in GRAD_COLUMNS)]))
+    for op, n in [*by_op.items(), (f"{len(by_op)} ops", sum(by_op.values(), collections.Counter()))]:
+        say("".join([f"{op:<28}", *(f"{n[c]:>15,}" for c in GRAD_COLUMNS)]))
+    return {"cases": [o.json for o in outcomes], "failed": any(o.status == FAIL for o in outcomes)}
+
+
+GRAD_COLUMNS = ("ok", "rules", "kernels", "ggml", NOT_SUPPORTED, SKIPPED, FAIL)
 
 
 def supported(case, runner):

@@ -17,6 +17,7 @@ import numpy as np
 GAP = 64
 LAST_OP, N_UNARY, N_GLU = b"GLU", 22, 6
 OP_MEMORY = 1 << 28                                     # of the context of a single op, beside its sources
+PARAM, LOSS = 4, 8                                      # tensor flags
 TO_FLOAT = 40                                           # bytes into ggml_type_traits
 
 
@@ -166,6 +167,37 @@ class Ggml(Library):
             assert status == 0, f"ggml_backend_graph_compute: status {status}"
             return {k: C.string_at(made[k].data, records[k]["nbytes"]) for k in wanted}
         return self._prepared(records, leaves, wanted, n_threads, use)
+
+    def gradients(self, records, leaves, loss, params):
+        """{index: bytes} of the gradients of tensor `loss` with respect to `params`; it aborts where it has none."""
+        made, memory = self.tensors(records, leaves)
+        refused = made if memory is None else self.refuses(made, records)
+        if refused:
+            return refused
+        made[loss].flags |= LOSS
+        for k in params:
+            made[k].flags |= PARAM
+        size = 64 * (len(records) + 16)
+        ctx = self.init(InitParams(self.graph_overhead(size, True) + OP_MEMORY, None, False))
+        try:
+            graph = self.new_graph(ctx, size, True)
+            self.expand(graph, C.byref(made[loss]))
+            self.function("ggml_build_backward_expand", None, *[C.c_void_p] * 3)(ctx, graph, None)
+            self.function("ggml_graph_reset", None, C.c_void_p)(graph)
+            status = self.compute(self.backend, graph)
+            assert status == 0, f"ggml_backend_graph_compute: status {status}"
+            grad = self.function("ggml_graph_get_grad", TP, C.c_void_p, TP)
+            found = {k: grad(graph, C.byref(made[k])) for k in params}
+            return {k: self.floats(d.contents) for k, d in found.items() if d}
+        finally:
+            self.free(ctx)
+
+    @staticmethod
+    def floats(t):
+        """The values of an F32 tensor, which may be a view, as contiguous bytes."""
+        nbytes = sum((n - 1) * b for n, b in zip(t.ne, t.nb, strict=True)) + 4
+        raw = (C.c_uint8 * nbytes).from_address(t.data)
+        return np.ndarray(tuple(t.ne)[::-1], np.float32, raw, 0, tuple(t.nb)[::-1]).tobytes()
 
     def seconds(self, records, leaves, wanted, n_threads, at_least):
         """Median time of a run over at least `at_least` seconds and three runs."""

@@ -95,6 +95,13 @@ class Oracle:
         """{index: bytes}, or the name of the op that ggml refuses."""
         return self._call("run", records, leaves, wanted, n_threads)
 
+    def gradients(self, records, leaves, loss, params):
+        """{index: bytes} of the gradients of record `loss` with respect to the records `params`, or the refused op.
+
+        Gone where ggml has no gradient: it aborts.
+        """
+        return self._call("gradients", records, leaves, loss, params)
+
     def seconds(self, records, leaves, wanted, n_threads=1, at_least=0.2):
         """Seconds of one run, or the name of the op that ggml refuses."""
         return self._call("seconds", records, leaves, wanted, n_threads, at_least)

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from ggjit.models.core.progress import bar, compiling
+from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
 from ggjit.tools.command.helpers import load

@@ -2,7 +2,7 @@
 import statistics
 import time
 
-from ggjit.models.core.progress import compiling
+from ggjit.display.progress import compiling
 from ggjit.models.files.minilm import minilm_path
 from ggjit.tools.command.common import add_threads, console, table
 from ggjit.tools.command.helpers import load

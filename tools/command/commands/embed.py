@@ -1,7 +1,7 @@
 """`ggjit embed`: sentence embeddings."""
 import time
 
-from ggjit.models.core.progress import compiling
+from ggjit.display.progress import compiling
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.printable import printable
 from ggjit.tools.command.common import add_repack, add_strict, add_threads

@@ -2,7 +2,7 @@
 import contextlib
 import sys
 
-from ggjit.models.core.progress import bar, compiling
+from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
 from ggjit.tools.command.helpers import load

@@ -4,11 +4,11 @@ from ggjit.tools.suite.command import run  # noqa: F401
 
 EXAMPLES = (("ggjit ops test -o soft_max,rope", "against float64 and the real ggml"),
             ("ggjit ops test --resume ops.jsonl", "the whole suite, in as many runs as it takes"),
-            ("ggjit ops perf -o mul_mat --sample 20", "time next to ggml's"))
+            ("ggjit ops grad -o norm,rope", "gradients against differences in float64"))
 
 
 def add_arguments(c):
-    c.add_argument("mode", choices=("test", "perf", "support"))
+    c.add_argument("mode", choices=("test", "perf", "support", "grad"))
     c.add_argument("-o", "--op", metavar="OP", help="ops or classes, comma separated, or one whole \"OP(params)\"")
     c.add_argument("-b", "--backend", metavar="DEVICE", default="CPU", help="device (CPU)")
     c.add_argument("-p", "--params", metavar="REGEX", help="cases whose parameters match")

@@ -1,6 +1,6 @@
 """`ggjit peak`: peak memory of a model, without allocating or reading weights."""
 from ggjit.alloc.report import mib
-from ggjit.models.core.progress import compiling
+from ggjit.display.progress import compiling
 from ggjit.models.networks.peak import model_peak, what_if
 from ggjit.tools.command.common import add_repack, add_strict, console, positive, table
 

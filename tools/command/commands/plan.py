@@ -1,6 +1,6 @@
 """`ggjit plan`: place buffers with given lifetimes."""
 from ggjit.alloc.csvio import run_plan_csv
-from ggjit.models.core.progress import clock, compiling
+from ggjit.display.progress import clock, compiling
 from ggjit.ops.core.errors import BadFile
 from ggjit.tools.command.common import count
 

@@ -2,7 +2,7 @@
 import sys
 import time
 
-from ggjit.models.core.progress import compiling
+from ggjit.display.progress import compiling
 from ggjit.models.files.wav import read_wav
 from ggjit.models.networks.silero import SAMPLE_RATE, load_vad
 from ggjit.models.networks.speech import find_segments

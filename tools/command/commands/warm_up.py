@@ -1,7 +1,7 @@
 """`ggjit warm-up`: compile a model's kernels into the cache and measure its decode tiles."""
 import time
 
-from ggjit.models.core.progress import bar, compiling
+from ggjit.display.progress import bar, compiling
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.load import load_model
 from ggjit.ops.native.jit import CACHE

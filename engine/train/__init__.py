@@ -1,0 +1,21 @@
+"""Training: gradients, optimiser and data in a loop (`gg.train`).
+
+    h = gg.train.fit(inputs=x, outputs=logits, dataset=(X, Y), loss="cross_entropy",
+                     optimizer=gg.train.AdamW(lr=1e-3), epochs=5, batch=32, val_split=0.1)
+
+    dataset         arrays: shuffled, in shards, split, cut into batches
+    losses          scalars made of results and labels
+    optimizers      AdamW, SGD: moments and settings of a step
+    history         what a training was like, as numbers and a picture
+    checkpoint      parameters, moments and place in the data, in a safetensors file
+    fit             the loop
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
+
+from ggjit.train.dataset import Dataset
+from ggjit.train.fit import NotFinite, evaluate, fit, measure, predict
+from ggjit.train.history import History
+from ggjit.train.optimizers import SGD, AdamW
+
+__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "measure", "predict"]

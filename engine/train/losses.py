@@ -1,0 +1,84 @@
+"""Losses: a scalar of results and labels as nodes, and the same number on the host for rows that are looked at only.
+
+    cross_entropy   mean over rows of -log softmax(outputs)[label]; labels: class numbers, or shares of the classes
+    mse             mean of (outputs - labels)^2                    labels: numbers of the shape of outputs
+    mean, sum       of outputs themselves                           no labels
+"""
+import math
+
+import numpy as np
+
+from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.types import F32
+from ggjit.ops.elementwise.binary import sub
+from ggjit.ops.elementwise.constants import scale
+from ggjit.ops.elementwise.unary import SIMPLE
+from ggjit.ops.reductions.reduce import sum as sum_of
+from ggjit.ops.training.cross_entropy import cross_entropy_loss
+
+NAMES = ("cross_entropy", "mse", "mean", "sum")
+
+
+def build(loss, outputs, labels):
+    """The scalar of loss `loss`: one of NAMES, or a function (outputs, labels) -> scalar tensor."""
+    if callable(loss):
+        return loss(outputs, labels)
+    if loss == "cross_entropy":
+        return cross_entropy_loss(outputs, labels)
+    if loss == "sum":
+        return sum_of(outputs)
+    x = SIMPLE["sqr"][0](sub(outputs, labels)) if loss == "mse" else outputs
+    return scale(sum_of(x), 1 / math.prod(outputs.ne))
+
+
+def check(loss):
+    if not callable(loss) and loss not in NAMES:
+        raise ParamError(f"loss {loss!r}: expected one of {', '.join(NAMES)}, or a function of outputs and labels")
+
+
+def needs_labels(loss):
+    return loss not in ("mean", "sum")
+
+
+def needs_result_type(outputs):
+    if outputs.type is not F32:
+        raise ParamError(f"fit: the outputs must be F32, got {describe(outputs)}; gg.cast them")
+
+
+def targets(loss, labels, shape):
+    """The float32 array of `shape`, rows of outputs, that the label tensor holds for a batch of labels.
+
+    Class numbers become ones in rows of zeros.  Errors: IndexRangeError for a class that is none; ShapeError.
+    """
+    if loss == "cross_entropy" and labels.dtype.kind in "iub" and labels.shape != shape:
+        n_classes = shape[-1]
+        ids = labels.reshape(-1)
+        if ids.size != math.prod(shape[:-1]):
+            raise ShapeError(f"labels of shape {labels.shape} do not name a class for each row of outputs {shape}")
+        if ids.size and not 0 <= ids.min() <= ids.max() < n_classes:
+            wrong = ids[(ids < 0) | (ids >= n_classes)][0]
+            raise IndexRangeError(f"label {wrong} is no class: outputs {shape} have classes 0 to {n_classes - 1}")
+        whole = np.zeros((ids.size, n_classes), np.float32)
+        whole[np.arange(ids.size), ids] = 1
+        return whole.reshape(shape)
+    if labels.size != math.prod(shape):
+        raise ShapeError(f"labels of shape {labels.shape} do not fit outputs {shape}")
+    return np.ascontiguousarray(labels, np.float32).reshape(shape)
+
+
+def on_host(loss, outputs, target):
+    """The same loss of arrays, float64."""
+    x = outputs.astype(np.float64)
+    if loss == "cross_entropy":
+        x = x - x.max(-1, keepdims=True)
+        return float(-(target * (x - np.log(np.exp(x).sum(-1, keepdims=True)))).sum() / (x.size // x.shape[-1]))
+    if loss == "mse":
+        return float(np.square(x - target).mean())
+    return float(x.mean() if loss == "mean" else x.sum())
+
+
+def n_correct(outputs, target):
+    """(rows whose largest output is the largest target, rows)."""
+    hits = outputs.argmax(-1) == target.argmax(-1)
+    return int(hits.sum()), hits.size

@@ -1,0 +1,70 @@
+"""Optimisers: which settings a step has, which state a parameter needs, and the node that makes the step."""
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.training.opt_step import opt_step_adamw, opt_step_sgd
+
+
+def rate(lr, step):
+    """The learning rate of a step, counted from 1: a number, or what the schedule `lr(step)` returns."""
+    value = float(lr(step) if callable(lr) else lr)
+    if not value >= 0:
+        raise ParamError(f"the learning rate of step {step} must not be negative, got {value}")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """Adam with weight decay apart from the gradient; two moments a parameter.
+
+        gg.train.AdamW(lr=lambda step: 1e-3 * min(1, step / 100))
+
+    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  w = w (1 - lr wd) - lr m' / (sqrt(v') + eps), with m'
+    and v' the moments over 1 - beta^step.  lr: a number or a schedule, called with the step from 1.
+    Source: ggml_opt_step_adamw; arXiv 1711.05101.
+    """
+    lr: float | Callable = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    n_settings, n_states = 7, 2
+
+    def __post_init__(self):
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps >= 0 and self.weight_decay >= 0):
+            raise ParamError(f"{self}: betas are in [0, 1), eps and weight_decay are not negative")
+
+    def settings(self, step):
+        """The seven numbers of opt_step_adamw for step 1, 2, ..."""
+        return np.array([rate(self.lr, step), self.beta1, self.beta2, self.eps, self.weight_decay,
+                         1 / (1 - self.beta1 ** step), 1 / (1 - self.beta2 ** step)], np.float32)
+
+    def step(self, w, g, states, settings):
+        """The node that changes w."""
+        return opt_step_adamw(w, g, *states, settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD:
+    """Gradient descent with weight decay: w = w (1 - lr wd) - lr g.  lr: a number or a schedule, as in AdamW.
+
+        gg.train.SGD(lr=0.1)
+
+    Source: ggml_opt_step_sgd.
+    """
+    lr: float | Callable = 1e-2
+    weight_decay: float = 0.0
+
+    n_settings, n_states = 2, 0
+
+    def settings(self, step):
+        """The two numbers of opt_step_sgd."""
+        return np.array([rate(self.lr, step), self.weight_decay], np.float32)
+
+    def step(self, w, g, states, settings):
+        """The node that changes w."""
+        return opt_step_sgd(w, g, settings)
