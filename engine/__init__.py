@@ -23,9 +23,10 @@ Folders, lowest first; each imports only itself and those before it:
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
+from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
-from ggjit import alloc, train
+from ggjit import alloc
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
@@ -96,8 +97,15 @@ globals().update(_builders())                                           # every 
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 
 
+def __getattr__(name):
+    """`gg.train` is imported when it is first used: most programs do not train."""
+    if name == "train":
+        return _import_module("ggjit.train")
+    raise AttributeError(f"module 'ggjit' has no attribute {name!r}")
+
+
 def __dir__():
     """The API for `gg.<TAB>`: no modules but those that belong to it, no private names."""
     modules = {"ops", "alloc", "errors", "models", "train"}
-    return sorted(n for n, x in globals().items() if n.startswith("__")
-                  or not n.startswith("_") and (n in modules or not isinstance(x, _ModuleType)))
+    return sorted({"train", *(n for n, x in globals().items() if n.startswith("__")
+                              or not n.startswith("_") and (n in modules or not isinstance(x, _ModuleType)))})

@@ -4,6 +4,7 @@ import functools
 from ggjit.api.registry import init_backend
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
+from ggjit.core.host_buffer import HOST, ArrayBuffer
 from ggjit.core.run_lock import refuse_nesting
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
@@ -11,7 +12,8 @@ from ggjit.graphs.plan import Plan
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotAllocated, ParamError
 from ggjit.ops.core.host_memory import asking
-from ggjit.ops.core.shape import describe
+from ggjit.ops.core.shape import describe, is_contiguous
+from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.tensor import Tensor
 
 
@@ -44,7 +46,7 @@ def compute(*outputs, backend=None, planner="ggml"):
             raise NotAllocated(f"{describe(t)} has no values; make it with from_numpy, or allocate it with "
                                f"alloc_ctx_tensors and set it")
     GraphAllocator(backend, planner=planner).alloc_graph(graph)
-    left, values = _run(backend, graph)
+    left, values = _run(backend, graph, outputs)
     mark_last(left, [t for t in graph.nodes if left.where(t) is not None])
     for t in {t.id: t for t in (*outputs, *before) if left.where(t) is not None}.values():
         t._hold("results", left)
@@ -52,7 +54,7 @@ def compute(*outputs, backend=None, planner="ggml"):
     return values[0] if len(values) == 1 else values
 
 
-def _run(backend, graph):
+def _run(backend, graph, outputs):
     """(what the run left in memory, function that reads a tensor)"""
     plan = None
     if type(backend).graph_plan_create is not Backend.graph_plan_create:
@@ -60,6 +62,11 @@ def _run(backend, graph):
     if isinstance(plan, Plan):
         plan.compute()
         return LeftOver.of(plan), plan.numpy
+    if isinstance(plan, ScheduledPlan):                 # its memory is the scheduler's: results are kept as copies
+        plan.compute()
+        copies = [(t, plan.numpy(t)) for t in outputs]
+        return LeftOver({t.id: (ArrayBuffer(HOST, a.copy()), 0) for t, a in copies
+                         if t.type.dtype is not None and is_contiguous(t)}), plan.numpy
     if plan is None:
         backend.graph_compute(graph)
     else:
