@@ -2,6 +2,8 @@
 
     Cublas(device).multiply(gemm, a, b, d, stream)      addresses on the device; work of the stream, also while captured
 """
+import weakref
+
 import numpy as np
 
 from ggjit.cuda.driver import SIMULATED, driver
@@ -24,6 +26,7 @@ class Cublas:
             self.handle = self.api.create()
         except Exception as e:                  # the bindings' own: no libcublas, or one that does not fit
             raise NotSupported(f"cuBLAS does not start ({e}); GGJIT_CUBLAS=0 does without it") from None
+        weakref.finalize(self, device.release, self.api.destroy, self.handle).atexit = False
         self.workspace = CUDABuffer(device.buffer_type(), WORKSPACE_NBYTES)
         self.one, self.zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 

@@ -138,8 +138,7 @@ class CUDADevice(Device):
     def finish(self):
         """Wait for all backends of this device; their errors come out here."""
         for backend in list(self._backends):
-            if backend.busy:
-                backend.synchronize()
+            backend.synchronize()
 
     def copy_in(self, address, raw):
         """Bytes of a flat host array to a device address."""
@@ -203,8 +202,8 @@ class CUDADevice(Device):
             return int(make(*args))
 
     def release(self, function, held):
-        """Let the driver function `function` free what is no longer referred to: at the next allocation or wait, never
-        from a finalizer, which may run in any thread, a captured graph under way."""
+        """Let `function`, the driver's of that name or any other, free what is no longer referred to: at the next
+        allocation or wait, never from a finalizer, which may run in any thread, a captured graph under way."""
         self._garbage.append((function, held))
 
     def collect(self):
@@ -215,7 +214,7 @@ class CUDADevice(Device):
             driver().cuStreamSynchronize(backend.stream)
         while self._garbage:
             function, held = self._garbage.popleft()
-            getattr(driver(), function)(held)
+            (function if callable(function) else getattr(driver(), function))(held)
 
 
 class CUDABackend(Backend):
@@ -229,7 +228,7 @@ class CUDABackend(Backend):
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         weakref.finalize(self, device.release, "cuStreamDestroy", self.stream).atexit = False
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
-        self._work, self.busy = None, False     # busy: something was submitted since the last synchronize
+        self._work = None
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
         device._backends.add(self)
 
@@ -246,13 +245,11 @@ class CUDABackend(Backend):
 
     def ran(self, plan):
         """A plan was submitted: `synchronize` asks it how it went."""
-        self.busy = True
         self._ran[id(plan)] = plan
 
     def synchronize(self):
         """Wait for everything submitted.  Errors: IndexRangeError (an id out of range), DeviceLost."""
         self.device.use()
-        self.busy = False                       # first: what another thread submits from here on is waited for again
         self.cuda.cuStreamSynchronize(self.stream)
         self._held.clear()
         plans, self._ran = list(self._ran.values()), {}
@@ -266,7 +263,6 @@ class CUDABackend(Backend):
         """Bytes of a flat host array to a device address; the array is kept until `synchronize`."""
         self.device.use()
         self._held.append(raw)
-        self.busy = True
         self.cuda.cuMemcpyHtoDAsync(address, address_of(raw), raw.size, self.stream)
 
     def set_tensor_async(self, t, data, offset=0):
@@ -285,7 +281,6 @@ class CUDABackend(Backend):
         if raw.size:
             self.device.use()
             self._held.append(raw)
-            self.busy = True
             self.cuda.cuMemcpyDtoHAsync(address_of(raw), buf._range(t, offset, raw.size), raw.size, self.stream)
         return raw
 
@@ -303,7 +298,6 @@ class CUDABackend(Backend):
         if src_backend is not self:
             src_backend._after(self)            # what is overwritten is still being read here
         src_backend.device.use()
-        src_backend.busy = True
         self.device.submit_copy(src_backend.device, target, source, src.nbytes, src_backend.stream)
         if src_backend is not self:
             self._after(src_backend)
@@ -322,7 +316,6 @@ class CUDABackend(Backend):
 
     def event_wait(self, event):
         self.device.use()
-        self.busy = True
         self.cuda.cuStreamWaitEvent(self.stream, event, 0)
 
     # ------------------------------------------------------------ graphs

@@ -17,6 +17,7 @@ from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.attention import flash_attn
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Case, Inputs, all_specs
+from ggjit.ops.cuda import mul_mat_dense
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.native.launch import launches, makers
 from ggjit.ops.cuda.quantize import QUANTIZE
@@ -95,6 +96,56 @@ def test_argmax_with_nans_is_the_cpus(gpu, share):
                                      dict(kt=gg.Q4_0, vt=gg.Q8_0, d=32, n_kv=9, heads=2, cap=5.0, sinks=True)], ids=str)
 def test_attention_over_a_quantised_cache(gpu, options):
     check(gpu, Case(str(options), flash_attn.make_case(**options), 1e-11), 3)
+
+
+@pytest.mark.parametrize("options", [
+    dict(d=64, n=1, n_kv=40, heads=1, rep=2), dict(kt=gg.Q4_1, vt=gg.Q5_1, d=64, n_kv=33, heads=1, n=1),
+    dict(kt=gg.F16, d=36, n_kv=50, heads=1, n=1, max_bias=8.0), dict(d=80, n_kv=50, heads=1, n=1, sinks=True),
+    dict(kt=gg.F16, d=576, dv=512, n_kv=20, heads=1, n=1)], ids=str)
+def test_attention_of_one_query_over_shared_keys(gpu, options):
+    """Blocks share the keys; heads that fill no power of two of lanes, or several eights of a lane."""
+    case = Case(str(options), flash_attn.make_case(**options), 1e-11)
+    assert len(launches(case.build(Inputs(gg.Context(), np.random.default_rng(3))))) == 2
+    check(gpu, case, 3)
+
+
+# ---------------------------------------------------------------- dense products, codes of columns
+def products(gpu, type, n, n_products, k=256, m=12):
+    """(plan, outputs, what they should be) of products of one matrix of columns with several of `type`."""
+    ctx = gg.Context()
+    *ws, x = [*(ctx.new_tensor(type, (k, m)) for _ in range(n_products)), ctx.new_tensor(gg.F32, (k, n))]
+    gg.alloc_ctx_tensors(ctx, gpu)
+    for t in (*ws, x):
+        t.set(RNG.standard_normal(t.ne[1::-1]).astype(np.float32))
+    ys = [gg.mul_mat(w, x) for w in ws]
+    want = [np.reshape(all_specs()[y.op].reference(y, exact(w), exact(x)), (n, m)) for y, w in zip(ys, ws, strict=True)]
+    graph = gg.Graph(*ys)
+    gg.GraphAllocator(gpu).alloc_graph(graph)
+    return gpu.graph_plan_create(graph), ys, want
+
+
+@pytest.mark.parametrize("type", random.sample([gg.F32, gg.F16, gg.BF16, *BLOCKS], 4), ids=str)
+def test_products_by_cublas(gpu, monkeypatch, type):
+    monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
+    plan, ys, want = products(gpu, type, 9, 2)
+    for _ in range(3):                          # launched, captured, replayed
+        cuda_sim.launched.clear()
+        plan.compute()
+        assert all(nmse(plan.numpy(y), w) < (1e-12 if type is gg.F32 else 1e-4) for y, w in zip(ys, want, strict=True))
+        assert cuda_sim.launched.count("cublas") == 2
+
+
+def test_columns_are_made_once_for_products_that_follow_each_other(gpu):
+    plan, ys, want = products(gpu, gg.Q8_0, 1, 3)
+    for _ in range(3):
+        cuda_sim.launched.clear()
+        plan.compute()
+        assert all(nmse(plan.numpy(y), w) < 5e-4 for y, w in zip(ys, want, strict=True))
+        assert cuda_sim.launched.count("quantize_columns_f32") == 1
+    cuda_sim.launched.clear()
+    plan.run_nodes(1, 2)                        # alone: another plan may have used the scratch memory since
+    gpu.synchronize()
+    assert "quantize_columns_f32" in cuda_sim.launched
 
 
 ATTENTIONS = [dict(d=64, n=9, n_kv=40, heads=1), dict(d=32, dv=40, n=19, n_kv=70, heads=1, rep=2),
