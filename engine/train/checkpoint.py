@@ -1,6 +1,6 @@
 """A training on disk: parameters, moments and where it was, as one safetensors file.
 
-    param.0.w  state.0.0.w  state.0.1.w ...         float32 arrays; metadata: step, epoch, batch, seed, history (JSON)
+    param.0.w  state.0.0.w  state.0.1.w ...         float32 arrays; metadata: step, epoch, setup, history (JSON)
 
 A file is written beside the old one and takes its place when it is whole.  What the file holds is all that the next
 step depends on, so a resumed training has the same bits.
@@ -11,8 +11,9 @@ import os
 
 import numpy as np
 
-from ggjit.ops.core.errors import BadFile, ShapeError, extra
+from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, extra
 from ggjit.ops.core.shape import describe
+from ggjit.train.history import History
 
 
 def _named(params, states):
@@ -25,7 +26,7 @@ def _named(params, states):
 
 
 def save(path, params, states, place, history):
-    """Write everything; place: {"step", "epoch", "batch", "seed"}."""
+    """Write everything; place: {"step", "epoch", "setup"}, setup: what a call that goes on must have in common."""
     arrays = {name: np.ascontiguousarray(t.numpy(), np.float32) for name, t in _named(params, states).items()}
     words = {"place": json.dumps(place), "history": json.dumps(dataclasses.asdict(history)), "format": "ggjit.train"}
     beside = f"{os.fspath(path)}.new"
@@ -33,17 +34,19 @@ def save(path, params, states, place, history):
     os.replace(beside, path)
 
 
-def load(path, params, states):
-    """(place, history as a dict) of a file; the tensors get its values.
+def load(path, params, states, setup):
+    """(step, epoch, History) of a file; the tensors get its values.
 
-    Errors: BadFile (not a checkpoint of ggjit), ShapeError (of other parameters); nothing is changed then.
+    Errors: BadFile (not a checkpoint of ggjit), ShapeError (of other parameters), ParamError (of another setup);
+    nothing is changed then.
     """
     safetensors = extra("safetensors", "models")
     try:
         with safetensors.safe_open(os.fspath(path), "numpy") as file:
             words, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
-        place, history = json.loads(words["place"]), json.loads(words["history"])
-    except (safetensors.SafetensorError, KeyError, ValueError) as e:
+        place, history = json.loads(words["place"]), History(**json.loads(words["history"]))
+        step, epoch, before = int(place["step"]), int(place["epoch"]), dict(place["setup"])
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as e:
         raise BadFile(f"{path} is no checkpoint of a training: {e}") from None
     wanted = _named(params, states)
     if arrays.keys() != wanted.keys():
@@ -52,14 +55,24 @@ def load(path, params, states):
     for name, t in wanted.items():
         if arrays[name].shape != t.shape:
             raise ShapeError(f"{path}: {name} has shape {arrays[name].shape}, {describe(t)} has {t.shape}")
+    differs = [f"{k}={before.get(k)!r}, now {v!r}" for k, v in setup.items() if before.get(k) != v]
+    if differs:
+        raise ParamError(f"{path} is of another training: {'; '.join(differs)}; use another file")
     for name, t in wanted.items():
         t.set(arrays[name])
-    return place, history
+    return step, epoch, history
 
 
 def _few(names):
     listed = sorted(names)
     return ", ".join(listed[:3]) + ", ..." * (len(listed) > 3) if listed else "no others"
+
+
+def require_folder(path):
+    """Errors: ParamError where nothing can be written, before hours of training."""
+    folder = os.path.dirname(os.path.abspath(os.fspath(path)))
+    if not os.path.isdir(folder):
+        raise ParamError(f"checkpoint {os.fspath(path)!r}: there is no folder {folder}; make it first")
 
 
 def exists(path):

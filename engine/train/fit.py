@@ -18,7 +18,10 @@ import numpy as np
 
 from ggjit.api.measure_memory import measure as gg_measure
 from ggjit.api.registry import init_backend
+from ggjit.core.arguments import expect
+from ggjit.core.backend import Backend
 from ggjit.core.placing import place_tensors
+from ggjit.core.slots import as_bool
 from ggjit.display.progress import bar
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.backward import gradients
@@ -29,6 +32,7 @@ from ggjit.ops.core.record import FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import F32
+from ggjit.ops.core.whole_numbers import whole
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 from ggjit.tensors.tensor import Tensor, set_input
@@ -36,7 +40,7 @@ from ggjit.train import checkpoint as checkpoints
 from ggjit.train import losses
 from ggjit.train.dataset import as_dataset
 from ggjit.train.history import History
-from ggjit.train.optimizers import AdamW
+from ggjit.train.optimizers import SGD, AdamW
 
 
 class NotFinite(GgjitError, ArithmeticError):
@@ -109,6 +113,7 @@ class Network:
         with self.ctx:
             self.labels = set_input(self._like(outputs, "labels")) if losses.needs_labels(loss) else None
             self.loss = losses.build(loss, outputs, self.labels)
+        self._check_writes()
         self.forward = Graph(self.loss, outputs)
 
     def _check_inputs(self):
@@ -120,6 +125,13 @@ class Network:
             if t.ndim < 1 or t.shape[0] != self.inputs[0].shape[0]:
                 raise ShapeError(f"fit: inputs differ in the rows of a batch, their first axis: "
                                  f"{describe(self.inputs[0])}, {describe(t)}")
+
+    def _check_writes(self):
+        """A node that writes a leaf in place would change it in every batch, also while evaluating."""
+        for t in visit((self.loss, self.outputs))[0]:
+            if t.op not in (OP.NONE, *VIEW_OPS) and t.view_src is not None and t.base.op == OP.NONE:
+                raise ParamError(f"fit: {describe(t)} = {t.op.name} writes {describe(t.base)} in place; use the op "
+                                 f"that makes a new tensor, or gg.cont of the leaf first")
 
     def _like(self, t, name):
         return self.ctx._leaf(F32, t.ne, name, t.ndim)
@@ -170,8 +182,8 @@ class Network:
     def evaluate(self, dataset):
         """(loss, accuracy or None) over all rows."""
         total = n_rows = right = seen = 0
-        for y, target, whole in self.results(dataset):
-            loss = whole if callable(self.loss_kind) else losses.on_host(self.loss_kind, y, target)
+        for y, target, batch_loss in self.results(dataset):
+            loss = batch_loss if callable(self.loss_kind) else losses.on_host(self.loss_kind, y, target)
             total, n_rows = total + loss * (1 if self.loss_kind == "sum" else len(y)), n_rows + len(y)
             if self.loss_kind == "cross_entropy":
                 hits, n = losses.n_correct(y, target)
@@ -215,7 +227,11 @@ class Training(Network):
     def _params(self, params):
         nodes, _ = visit((self.loss,))
         marked = [t for t in nodes if t.op == OP.NONE and t.flags & FLAG_PARAM]
-        chosen = marked if params is None else list(params)
+        chosen = marked if params is None else [params] if isinstance(params, Tensor) else list(params)
+        for w in chosen:
+            expect(w, Tensor, "fit: params")
+        if len({w.id for w in chosen}) < len(chosen):
+            raise ParamError(f"fit: params names a parameter twice: {', '.join(map(describe, chosen))}")
         if not chosen:
             raise ParamError(f"fit: no parameter leads to {describe(self.outputs)}; mark leaves with gg.set_param")
         for w in chosen:
@@ -233,7 +249,7 @@ class Training(Network):
     def _factor(self, clip):
         """min(1, clip / norm of all gradients) as a node."""
         op = builders()
-        if not clip > 0:
+        if isinstance(clip, str) or not clip > 0:
             raise ParamError(f"fit: clip must be positive, got {clip!r}")
         squares = [op["sum"](op["sqr"](g)) for g in self.sums]
         total = squares[0]
@@ -285,7 +301,7 @@ def _filled(a, n):
 def _target(backend):
     if backend is None or isinstance(backend, str):
         return init_backend(backend or "CPU")
-    return backend
+    return expect(backend, (Backend, Scheduler), "backend")
 
 
 # ---------------------------------------------------------------- what users call
@@ -315,7 +331,13 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
         raise NotSupported("fit: budget: activations cannot be computed again yet; give `inputs` fewer rows, and the "
                            "batch stays as large by summed gradients")
     data = as_dataset(dataset)
-    optimizer = AdamW() if optimizer is None else optimizer
+    optimizer = expect(AdamW() if optimizer is None else optimizer, (AdamW, SGD), "fit: optimizer")
+    if seed is not None and whole(seed, "fit: seed") < 0:
+        raise ParamError(f"fit: seed must not be negative, got {seed}")
+    if callback is not None and not callable(callback):
+        raise TypeMismatch(f"fit: callback is a function of the History, got {type(callback).__name__}")
+    if checkpoint is not None:
+        checkpoints.require_folder(checkpoint)
     period = _period(inputs, batch)
     train, held_out = data.split(val_split)
     training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip)
@@ -374,7 +396,8 @@ def _period(inputs, batch):
         raise ShapeError(f"fit: {describe(first)} has no rows")
     if batch is None:
         return 1
-    if not isinstance(batch, int) or batch < 1 or batch % rows:
+    batch = whole(batch, "fit: batch")
+    if batch < 1 or batch % rows:
         raise ParamError(f"fit: batch {batch!r} is no multiple of the {rows} rows of {describe(first)}")
     return batch // rows
 
@@ -385,8 +408,10 @@ def _check_data(training, train, held_out, early_stop, epochs):
         raise ParamError(f"fit: {len(train)} rows to learn from do not fill a batch of {need}; use a smaller batch")
     if early_stop is not None and not len(held_out):
         raise ParamError("fit: early_stop needs rows that are held out; pass val_split")
-    if not isinstance(epochs, int) or epochs < 0:
-        raise ParamError(f"fit: epochs must be a whole number, got {epochs!r}")
+    if whole(epochs, "fit: epochs") < 0:
+        raise ParamError(f"fit: epochs must be a whole number, 0 or more, got {epochs!r}")
+    if early_stop is not None and whole(early_stop, "fit: early_stop") < 1:
+        raise ParamError(f"fit: early_stop is a number of epochs, 1 or more, got {early_stop!r}")
     for part in (train, held_out):                      # labels that are none are found before the first step
         for first in range(0, len(part), training.batch):
             inputs, labels = part.rows(slice(first, first + training.batch))
@@ -400,9 +425,15 @@ class Loop:
         self.training, self.train, self.held_out, self.seed = training, train, held_out, seed
         self.path, self.callback = path, callback
         self.history, self.epoch, self.n_steps = History(), 0, 0
+        loss = training.loss_kind
+        self.setup = {"seed": seed, "rows": len(train), "batch": training.batch * training.period,
+                      "loss": "a function" if callable(loss) else loss}
         if path is not None and checkpoints.exists(path):
-            place, kept = checkpoints.load(path, training.params, training.states)
-            self.history, self.epoch, self.n_steps = History(**kept), place["epoch"], place["step"]
+            self.n_steps, self.epoch, self.history = checkpoints.load(path, training.params, training.states,
+                                                                      self.setup)
+            self.history.stopped = ""           # this call says anew when to stop
+        elif path is not None:                  # an interrupted first epoch starts again from here
+            self._save()
 
     def run(self, epochs, early_stop, progress):
         per_epoch = len(self.train) // (self.training.batch * self.training.period)
@@ -423,7 +454,7 @@ class Loop:
             total, right, seen = total + loss, right + hits, seen + of
             held = f", held out {self.history.val_loss[-1]:.4f}" if self.history.val_loss else ""
             show(description=f"epoch {self.epoch + 1}, loss {total / (i + 1):.4f}{held}")
-            if self.callback is not None and self.callback(self.history) is True:
+            if self.callback is not None and as_bool(self.callback(self.history) or False, "the callback of fit"):
                 self.history.stopped = "the callback said so"
                 break
         self.epoch += 1
@@ -460,5 +491,5 @@ class Loop:
         return len(lost) > patience and min(lost[-patience:]) >= min(lost[:-patience])
 
     def _save(self):
-        place = {"step": self.n_steps, "epoch": self.epoch, "seed": self.seed}
+        place = {"step": self.n_steps, "epoch": self.epoch, "setup": self.setup}
         checkpoints.save(self.path, self.training.params, self.training.states, place, self.history)

@@ -62,9 +62,19 @@ def targets(loss, labels, shape):
         whole = np.zeros((ids.size, n_classes), np.float32)
         whole[np.arange(ids.size), ids] = 1
         return whole.reshape(shape)
-    if labels.size != math.prod(shape):
+    if labels.size != math.prod(shape) or _last(labels.shape) != _last(shape):
         raise ShapeError(f"labels of shape {labels.shape} do not fit outputs {shape}")
-    return np.ascontiguousarray(labels, np.float32).reshape(shape)
+    shares = np.ascontiguousarray(labels, np.float32).reshape(shape)
+    if loss == "cross_entropy" and not (np.abs(shares.sum(-1) - 1) < 1e-3).all():
+        # ggml's gradient, softmax - label, is that of the loss for such rows only
+        raise ParamError("labels of cross_entropy are shares of the classes: each row sums to 1; leave other rows "
+                         "out of the dataset")
+    return shares
+
+
+def _last(shape):
+    """The last axis that is longer than 1."""
+    return next((n for n in reversed(shape) if n != 1), 1)
 
 
 def on_host(loss, outputs, target):

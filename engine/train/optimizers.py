@@ -1,5 +1,7 @@
 """Optimisers: which settings a step has, which state a parameter needs, and the node that makes the step."""
 import dataclasses
+import math
+import numbers
 from collections.abc import Callable
 
 import numpy as np
@@ -10,10 +12,10 @@ from ggjit.ops.training.opt_step import opt_step_adamw, opt_step_sgd
 
 def rate(lr, step):
     """The learning rate of a step, counted from 1: a number, or what the schedule `lr(step)` returns."""
-    value = float(lr(step) if callable(lr) else lr)
-    if not value >= 0:
-        raise ParamError(f"the learning rate of step {step} must not be negative, got {value}")
-    return value
+    value = lr(step) if callable(lr) else lr
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+        raise ParamError(f"the learning rate of step {step} must be a number, not negative and finite, got {value!r}")
+    return float(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,10 @@ class SGD:
     weight_decay: float = 0.0
 
     n_settings, n_states = 2, 0
+
+    def __post_init__(self):
+        if not self.weight_decay >= 0:
+            raise ParamError(f"{self}: weight_decay is not negative")
 
     def settings(self, step):
         """The two numbers of opt_step_sgd."""

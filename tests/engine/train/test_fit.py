@@ -110,6 +110,59 @@ def test_resumed_training_has_the_same_bits(tmp_path):
         Net().fit(checkpoint=tmp_path / "bad")
 
 
+def test_a_first_epoch_that_was_interrupted_starts_again(tmp_path):
+    want, net, path = Net(), Net(), tmp_path / "run.safetensors"
+    want.fit(epochs=1)
+
+    def stop(history):
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        net.fit(epochs=1, checkpoint=path, callback=stop)
+    net.fit(epochs=1, checkpoint=path)
+    assert all((a == b).all() for a, b in zip(want.values(), net.values(), strict=True))
+
+
+def test_a_checkpoint_goes_on_after_a_stop_but_not_as_another_training(tmp_path):
+    net, path = Net(), tmp_path / "run.safetensors"
+    assert net.fit(epochs=3, checkpoint=path, callback=lambda h: np.bool_(True)).stopped
+    before = net.values()
+    with pytest.raises(gg.ParamError, match="seed=0, now 5; use another file"):
+        net.fit(epochs=3, checkpoint=path, seed=5)
+    with pytest.raises(gg.ParamError, match="loss='cross_entropy', now 'mse'"):
+        net.fit((X, np.eye(3, dtype=np.float32)[Y]), epochs=3, checkpoint=path, loss="mse")
+    assert all((a == b).all() for a, b in zip(before, net.values(), strict=True))
+    h = net.fit(epochs=np.int64(3), checkpoint=path)
+    assert len(h.loss) == 3 and not h.stopped
+
+
+def test_nothing_but_the_optimiser_writes_parameters():
+    net = Net()
+    before = net.values()
+    with net.ctx:
+        y = gg.mul_mat(net.params[1], gg.mul_mat(gg.scale_inplace(net.params[0], 0.5), net.x))
+    for call in (gg.train.fit, gg.train.evaluate):
+        with pytest.raises(gg.ParamError, match="writes .*w1.* in place"):
+            call(net.x, y, (X, Y))
+    assert all((a == b).all() for a, b in zip(before, net.values(), strict=True))
+
+
+@pytest.mark.parametrize("options,match", [
+    (dict(data=(X, np.zeros((48, 3), np.float32))), "each row sums to 1"),
+    (dict(data=(X, np.ones((48, 1, 3, 2), np.float32)), loss="mse"), "do not fit outputs"),
+    (dict(optimizer="adam"), "fit: optimizer takes"), (dict(params=[3]), "fit: params takes"),
+    (dict(backend=3), "backend takes"), (dict(seed=-1), "seed must not be negative"),
+    (dict(callback=3), "is a function"),
+    (dict(early_stop=0, val_split=0.25), "1 or more"), (dict(checkpoint="/no such folder/a"), "there is no folder"),
+    (dict(optimizer=gg.train.SGD(lr=np.inf)), "finite"), (dict(optimizer=gg.train.SGD(lr=lambda step: None)), "number"),
+])
+def test_mistakes_are_found_before_the_first_step(options, match):
+    net = Net()
+    before = net.values()
+    with pytest.raises(gg.GgjitError, match=match):
+        net.fit(**options)
+    assert all((a == b).all() for a, b in zip(before, net.values(), strict=True))
+
+
 def test_ctrl_c_leaves_whole_steps():
     net, seen = Net(), []
 
