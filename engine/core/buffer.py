@@ -84,7 +84,7 @@ class Buffer(Handle, HtmlRepr):
     Slots get byte ranges that were checked (`Tensor.set_bytes` and its kin raise the IndexRangeError); `t.offs` is the
     tensor's place in this buffer.  Writes are counted for them (engine/core/versions.py).
 
-    `free` of a subclass is called once: by whoever frees the buffer, at the latest when nothing refers to it any more.
+    `free` of a subclass runs once: when it is called, at the latest when nothing refers to the buffer any more.
     Tensors, plans and allocators refer to the buffers they use.
     """
 

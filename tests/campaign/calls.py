@@ -52,7 +52,7 @@ class Guarded:
         return whole[PAGE:-PAGE]
 
     def take_back(self):
-        """All that was given out: nobody refers to it any more."""
+        """All that was given out: nothing refers to it any more."""
         while self._taken:
             free, whole = self._taken.pop()
             free.append(whole)
