@@ -11,6 +11,7 @@ refused, naming the node that wrote.
 """
 import math
 
+from ggjit.core.arguments import expect
 from ggjit.graphs.graph import Graph, visit
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
@@ -168,10 +169,7 @@ def build_backward_expand(ctx, graph, grad_accs=None):
     if not wanted or not losses:
         raise ParamError(f"build_backward_expand: {graph!r} has no " + (
             "parameter; mark leaves with gg.set_param" if not wanted else "loss; mark a scalar with gg.set_loss"))
-    for w, acc in accumulators.items():
-        if acc.type is not F32 or not same_shape(w, acc) or w.id not in {t.id for t in wanted}:
-            raise ShapeError(f"build_backward_expand: {describe(acc)} cannot collect the gradient of {describe(w)}; it "
-                             f"must be F32, of the shape of a parameter of the graph")
+    _check_accumulators(accumulators, wanted)
     with ctx:
         loss = losses[0]
         for more in losses[1:]:
@@ -183,6 +181,25 @@ def build_backward_expand(ctx, graph, grad_accs=None):
     backward = BackwardGraph(*graph.outputs, *found.values())
     backward.gradients, backward.accumulators = found, collected
     return backward
+
+
+def _check_accumulators(accumulators, wanted):
+    """Each is F32, of the shape of a parameter of the graph, and memory of its own."""
+    used = {}                                           # {base id: [(tensor, parameter that needs its memory)]}
+    for w in wanted:
+        used.setdefault(w.base.id, []).append((w, w))
+    for w, acc in accumulators.items():
+        expect(w, Tensor, "build_backward_expand: a key of grad_accs")
+        expect(acc, Tensor, "build_backward_expand: a value of grad_accs")
+        if acc.type is not F32 or not same_shape(w, acc) or w.id not in {t.id for t in wanted}:
+            raise ShapeError(f"build_backward_expand: {describe(acc)} cannot collect the gradient of {describe(w)}; it "
+                             f"must be F32, of the shape of a parameter of the graph")
+        for t, owner in used.setdefault(acc.base.id, []):
+            if acc.view_offs < t.view_offs + t.nbytes and t.view_offs < acc.view_offs + acc.nbytes:
+                raise ParamError(f"build_backward_expand: {describe(acc)} cannot collect the gradient of "
+                                 f"{describe(w)}: its memory is in use for {describe(owner)}; give each parameter "
+                                 f"a tensor of its own")
+        used[acc.base.id].append((acc, w))
 
 
 def graph_get_grad(graph, t):

@@ -231,7 +231,10 @@ def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
 def check_ne(type, ne):
     """ne as four ints, and how many of them were given; or a ShapeError."""
     try:
-        ne = tuple(map(operator.index, ne if hasattr(ne, "__iter__") else (ne,)))
+        given = tuple(ne) if hasattr(ne, "__iter__") else (ne,)
+        if any(isinstance(n, bool) for n in given):
+            raise TypeError
+        ne = tuple(map(operator.index, given))
     except TypeError:
         raise ShapeError(f"a shape is 1 to {MAX_DIMS} integers (ggml order, ne0 fastest), got {ne!r}") from None
     if not 1 <= len(ne) <= MAX_DIMS:

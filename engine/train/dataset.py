@@ -42,7 +42,12 @@ class Dataset:
         if not 0 <= fraction < 1:
             raise ParamError(f"split: the share must be in [0, 1), got {fraction!r}")
         cut = self.n - round(self.n * fraction / self.shard) * self.shard
-        return self._part(slice(cut)), self._part(slice(cut, None))
+        cut = min(self.n, -(-cut // self.shard) * self.shard)           # the last shard may have fewer rows
+        return self.first(cut), self._part(slice(cut, None))
+
+    def first(self, n):
+        """The first n rows."""
+        return self._part(slice(n))
 
     def _part(self, rows):
         part = object.__new__(Dataset)

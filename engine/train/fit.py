@@ -38,7 +38,7 @@ from ggjit.tensors.context import Context, alloc_ctx_tensors
 from ggjit.tensors.tensor import Tensor, set_input
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train import losses
-from ggjit.train.dataset import as_dataset
+from ggjit.train.dataset import Dataset, as_dataset
 from ggjit.train.history import History
 from ggjit.train.optimizers import SGD, AdamW
 
@@ -137,15 +137,17 @@ class Network:
         return self.ctx._leaf(F32, t.ne, name, t.ndim)
 
     def place(self):
-        """Memory for the leaves that have none and are ours to fill; plans of the graphs that are there."""
+        """Memory for the leaves that have none and are ours to fill.  Errors: NotAllocated for other leaves."""
+        ours = {t.id for t in (*self.inputs, self.labels) if t is not None}
+        missing = [describe(t) for tensors in visit((self.loss,)) for t in tensors
+                   if t.op == OP.NONE and t.view_src is None and t._where() is None
+                   and t.id not in ours and t.ctx is not self.ctx]
+        if missing:
+            raise NotAllocated(f"fit: {', '.join(missing)} have no values; give them some with from_numpy or set")
         for t in self.inputs:
             if t._where() is None:
                 alloc_ctx_tensors(t.ctx, self.runs.backend)
         alloc_ctx_tensors(self.ctx, self.runs.backend)
-        missing = [describe(t) for tensors in visit((self.loss,)) for t in tensors
-                   if t.op == OP.NONE and t.view_src is None and t._where() is None]
-        if missing:
-            raise NotAllocated(f"fit: {', '.join(missing)} have no values; give them some with from_numpy or set")
 
     def targets_of(self, labels, rows):
         """What the label tensor holds for the labels of `rows` rows."""
@@ -179,9 +181,18 @@ class Network:
             y = self.runs.numpy(self.forward, self.outputs)
             yield y[:len(y) // self.batch * n], target, self.runs.numpy(self.forward, self.loss).item()
 
+    def needs_batch(self, dataset):
+        """Errors: ParamError when a loss function of one's own could not be evaluated on these rows."""
+        if callable(self.loss_kind) and 0 < len(dataset) < self.batch:
+            raise ParamError(f"fit: {len(dataset)} rows to evaluate do not fill a batch of {self.batch}, which a loss "
+                             f"function needs; hold out more, or give the inputs fewer rows")
+
     def evaluate(self, dataset):
-        """(loss, accuracy or None) over all rows."""
+        """(loss, accuracy or None) over all rows; a loss function of your own is the mean over whole batches."""
         total = n_rows = right = seen = 0
+        if callable(self.loss_kind):                    # it was built for `batch` rows and cannot leave some out
+            self.needs_batch(dataset)
+            dataset = dataset.first(len(dataset) // self.batch * self.batch)
         for y, target, batch_loss in self.results(dataset):
             loss = batch_loss if callable(self.loss_kind) else losses.on_host(self.loss_kind, y, target)
             total, n_rows = total + loss * (1 if self.loss_kind == "sum" else len(y)), n_rows + len(y)
@@ -275,6 +286,14 @@ class Training(Network):
         with uninterrupted():
             self.runs.compute(self.step_graph)
 
+    def check_params(self, number):
+        """Errors: NotFinite when step `number` left a parameter that is not finite."""
+        for w in self.params:
+            values = w.numpy().reshape(-1)
+            if not math.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
+                raise NotFinite(f"step {number} left {describe(w)} with values that are not finite; use a smaller "
+                                f"learning rate and start from the last checkpoint or new values")
+
     def culprit(self):
         """Where the first value that is not finite appeared, in words."""
         backend = init_backend("CPU", fuse=0)               # which knows every node's result
@@ -314,7 +333,8 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
 
     inputs: a leaf, or several; their first axis is the rows that are computed at once.  outputs: F32, one result (or
     several) a row.  dataset: (inputs, labels) as arrays, or a Dataset.  loss: "cross_entropy" (labels: class numbers or
-    shares), "mse", "mean", "sum", or a function (outputs, labels tensor) -> scalar tensor.
+    shares), "mse", "mean", "sum", or a function (outputs, labels tensor) -> scalar tensor, of which the mean over the
+    parts of a batch is taken and, when evaluating, over the batches that are whole.
     optimizer: AdamW() or SGD(), with a learning rate or a schedule.  batch: rows of a step, a multiple of the rows of
     `inputs` (default: those); gradients of the parts are summed.  val_split: share of the rows, the last ones, that are
     held out and evaluated after every epoch.  seed: of the order of the rows; None: as they are.
@@ -368,7 +388,8 @@ def predict(inputs, outputs, rows, backend=None):
     """
     network = Network(inputs, outputs, "mean", _target(backend))
     network.place()
-    return np.concatenate([y for y, *_ in network.results(as_dataset(rows), labelled=False)])
+    rows = rows if isinstance(rows, Dataset) else Dataset(rows)
+    return np.concatenate([y for y, *_ in network.results(rows, labelled=False)])
 
 
 def measure(inputs, outputs, loss="cross_entropy", optimizer=None, batch=None, params=None, clip=None, planner="best"):
@@ -408,6 +429,7 @@ def _check_data(training, train, held_out, early_stop, epochs):
         raise ParamError(f"fit: {len(train)} rows to learn from do not fill a batch of {need}; use a smaller batch")
     if early_stop is not None and not len(held_out):
         raise ParamError("fit: early_stop needs rows that are held out; pass val_split")
+    training.needs_batch(held_out)
     if whole(epochs, "fit: epochs") < 0:
         raise ParamError(f"fit: epochs must be a whole number, 0 or more, got {epochs!r}")
     if early_stop is not None and whole(early_stop, "fit: early_stop") < 1:
@@ -457,12 +479,16 @@ class Loop:
             if self.callback is not None and as_bool(self.callback(self.history) or False, "the callback of fit"):
                 self.history.stopped = "the callback said so"
                 break
+        self.training.check_params(self.n_steps)
         self.epoch += 1
         self.history.loss.append(total / (i + 1))
         if seen:
             self.history.accuracy.append(right / seen)
         if len(self.held_out):
             loss, accuracy = self.training.evaluate(self.held_out)
+            if not math.isfinite(loss):
+                raise NotFinite(f"epoch {self.epoch}: the loss of the held-out rows is {loss}, that of the others is "
+                                f"not; look for such values among them")
             self.history.val_loss.append(loss)
             if accuracy is not None:
                 self.history.val_accuracy.append(accuracy)
@@ -476,6 +502,7 @@ class Loop:
             target = t.targets_of(labels, t.batch)
             loss, graph = t.gradient(inputs, target, k == 0)
             if not math.isfinite(loss):
+                t.check_params(number - 1)
                 raise NotFinite(f"step {number}: the loss is {loss}; {t.culprit()}")
             losses_.append(loss)
             if t.loss_kind == "cross_entropy":

@@ -174,7 +174,8 @@ def xielu(a, alpha_n, alpha_p, beta, eps):
     params: 17, beta + sp(alpha_n), sp(alpha_p), beta, eps.  Errors: TypeMismatch, ShapeError.  Source: ggml_xielu;
     arXiv 2411.13010.
     """
-    negative, positive_ = float(np.logaddexp(0, alpha_n)), float(np.logaddexp(0, alpha_p))
+    with np.errstate(invalid="ignore"):                 # a NaN stays one, without a warning
+        negative, positive_ = float(np.logaddexp(0, alpha_n)), float(np.logaddexp(0, alpha_p))
     params = (int(UNARY.XIELU), float(beta) + negative, positive_, float(beta), float(eps))
     return _node("xielu", OP.UNARY, a, params, False)
 

@@ -198,6 +198,7 @@ def test_errors_of_a_users_callback_come_out_as_they_are(x):
     ("float64 values do not go into I32", lambda a: gg.from_numpy(a.ctx, np.ones(4), type=gg.I32)),
     ("float32 values do not go into I32", lambda a: gg.from_numpy(a.ctx, np.ones(3, np.float32), type=gg.I32)),
     ("1 to 4 integers .*, got 'ab'", lambda a: a.ctx.new_tensor(gg.F32, "ab")),
+    ("1 to 4 integers .*, got .True, 2", lambda a: a.ctx.new_tensor(gg.F32, (True, 2))),
     ("1 to 4 integers .*, got None", lambda a: a.ctx.new_tensor(gg.F32, None)),
     ("1 to 4 integers .*, got .nan,", lambda a: a.ctx.new_tensor(gg.F32, (float("nan"),))),
     ("1 to 4 integers .*, got .1.5, 2", lambda a: a.ctx.new_tensor(gg.F32, (1.5, 2))),

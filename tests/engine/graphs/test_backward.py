@@ -237,6 +237,19 @@ def test_backward_graph_needs_parameters_and_a_loss(ctx):
         gg.build_backward_expand(ctx, gg.Graph(gg.set_loss(gg.sum(w))), {w: leaf(ctx, 4)})
 
 
+def test_accumulators_are_memory_of_their_own(ctx):
+    v, w, both = gg.set_param(leaf(ctx, 3, name="v")), gg.set_param(leaf(ctx, 3, name="w")), leaf(ctx, 6)
+    graph = gg.Graph(gg.set_loss(gg.sum(gg.mul(v, w))))
+    halves = gg.view_1d(both, 3, 0), gg.view_1d(both, 3, 12)
+    gg.build_backward_expand(ctx, graph, dict(zip((v, w), halves, strict=True)))
+    for accumulators, owner in (({v: halves[0], w: halves[0]}, "v"), ({v: halves[0], w: gg.view_1d(both, 3, 8)}, "v"),
+                                ({v: w}, "w"), ({v: v}, "v")):
+        with pytest.raises(gg.ParamError, match=f"in use for {owner} .*a tensor of its own"):
+            gg.build_backward_expand(ctx, graph, accumulators)
+    with pytest.raises(gg.TypeMismatch, match="a value of grad_accs takes a Tensor"):
+        gg.build_backward_expand(ctx, graph, {v: np.zeros(3)})
+
+
 # ---------------------------------------------------------------- refused
 def test_what_is_no_loss(ctx):
     x = leaf(ctx, 3)

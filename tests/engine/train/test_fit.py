@@ -245,6 +245,9 @@ def test_datasets():
     assert (order == data.order(7, 0)).all() and (order != data.order(7, 1)).any()
     train, held = data.split(0.4)
     assert len(train) == 6 and held.labels.tolist() == [6, 7, 8, 9]
+    for n, cut in ((10, 6), (11, 8), (1, 1)):           # whole shards; the last one may have fewer rows
+        train, held = gg.train.Dataset(np.arange(n), shard=2 if n > 1 else 1).split(0.4)
+        assert (len(train), len(train) + len(held)) == (cut, n)
     with pytest.raises(gg.ShapeError, match="differ in their number of rows"):
         gg.train.Dataset(np.zeros((3, 2)), np.zeros(4))
     with pytest.raises(gg.ParamError, match="shard must be from 1"):
@@ -259,6 +262,42 @@ def test_losses_that_are_no_numbers_name_step_and_node():
     with pytest.raises(gg.train.NotFinite, match=r"step 3: the gradient of w1 .* = MUL_MAT\(w1 .* is the first node"):
         net.fit((bad, Y), seed=None, callback=lambda h: seen.append(net.values()))
     assert len(seen) == 2 and all((a == b).all() for a, b in zip(net.values(), seen[-1], strict=True))
+
+
+def test_parameters_that_the_last_step_made_infinite_are_told():
+    net = Net()
+    with pytest.raises(gg.train.NotFinite, match="step 1 left .* smaller learning rate"):
+        net.fit(100 * X[:8], optimizer=gg.train.SGD(lr=3e38), loss="sum")
+
+
+def test_held_out_rows_that_are_no_numbers_stop():
+    target = np.ones((48, 3), np.float32)
+    target[-1] = np.nan
+    with pytest.raises(gg.train.NotFinite, match="epoch 1: the loss of the held-out rows is nan"):
+        Net().fit((X, target), loss="mse", val_split=0.25)
+
+
+def test_a_loss_function_of_ones_own_sees_whole_batches():
+    net, target = Net(), np.ones((48, 3), np.float32)
+
+    def worst(y, t):
+        return gg.sum(gg.sqr(gg.sub(y, t)))
+
+    got, _ = gg.train.evaluate(net.x, net.y, (X[:19], target[:19]), loss=worst)
+    y = gg.train.predict(net.x, net.y, X[:16])
+    assert got == pytest.approx(np.square(y - 1).sum() / 2, rel=1e-5)
+    with pytest.raises(gg.ParamError, match="7 rows to evaluate do not fill a batch of 8"):
+        gg.train.evaluate(net.x, net.y, (X[:7], target[:7]), loss=worst)
+    before = net.values()
+    with pytest.raises(gg.ParamError, match="5 rows to evaluate do not fill a batch of 8"):
+        net.fit((X, target), loss=worst, val_split=0.1)
+    assert all((a == b).all() for a, b in zip(net.values(), before, strict=True))
+
+
+def test_rows_to_predict_are_inputs_alone():
+    net = Net()
+    with pytest.raises(gg.ShapeError, match="1 input tensors, the dataset has 2 arrays"):
+        gg.train.predict(net.x, net.y, (X, Y))
 
 
 @pytest.mark.parametrize("options, error, match", [
@@ -294,6 +333,10 @@ def test_parameters_that_cannot_be_trained():
         gg.train.fit(x, gg.mul_mat(w, x), data, params=[w[:1]])
     with pytest.raises(gg.ParamError, match="is no input of"):
         gg.train.fit(w[0], gg.mul_mat(gg.set_param(w), x), data, batch=None)
+    frozen = ctx.new_tensor(gg.F32, (3,), name="frozen")
+    with pytest.raises(gg.NotAllocated, match="frozen .* have no values"):
+        gg.train.fit(x, gg.add(gg.mul_mat(gg.set_param(w), x), frozen), data)
+    assert x.buffer is None and frozen.buffer is None
     empty = gg.set_param(ctx.new_tensor(gg.F32, (32, 3), name="empty"))
     with pytest.raises(gg.NotAllocated, match="parameter empty .* has no values"):
         gg.train.fit(x, gg.mul_mat(empty, x), data)
