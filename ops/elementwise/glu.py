@@ -140,12 +140,18 @@ def glu_split(a, b, op):
     return _node("glu_split", op, a, _other(b), False)
 
 
+def _check_limit(name, limit):
+    if not float(limit) >= 0:
+        raise ParamError(f"{name}: the limit must not be negative, got {limit}")
+
+
 def swiglu_oai(a, b, alpha, limit):
     """a' / (1 + e^(-alpha a')) (b' + 1), a' = min(a, limit), b' = b limited to +-limit.
 
     a and b of one shape and type, F32 or F16, rows contiguous.  op params: 3, 0, alpha, limit.  Errors: ShapeError,
-    TypeMismatch.  Source: ggml_swiglu_oai.
+    TypeMismatch, ParamError (a negative limit).  Source: ggml_swiglu_oai.
     """
+    _check_limit("swiglu_oai", limit)
     return _node("swiglu_oai", GLU.SWIGLU_OAI, a, _other(b), False, alpha, limit)
 
 
@@ -157,8 +163,7 @@ def swiglu_clamp(a, b, limit):
     a and b of one shape and type, F32 or F16, rows contiguous.  op params: 6, 0, 0, limit.  Errors: ShapeError,
     TypeMismatch, ParamError (a negative limit).  Source: ggml_swiglu_clamp.
     """
-    if not float(limit) >= 0:
-        raise ParamError(f"swiglu_clamp: the limit must not be negative, got {limit}")
+    _check_limit("swiglu_clamp", limit)
     return _node("swiglu_clamp", GLU.SWIGLU_CLAMP, a, _other(b), False, 0.0, limit)
 
 

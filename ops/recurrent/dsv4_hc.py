@@ -10,7 +10,7 @@ from numba import types
 
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import n_elements, require, require_type
+from ggjit.ops.core.shape import n_elements, require, require_param, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F32
 from ggjit.ops.native import simd
@@ -40,13 +40,14 @@ def dsv4_hc_comb(mixes, scale, base, eps, n_iter):
     v[dst, src] = mixes[8 + dst + 4 src] scale[2] + base[8 + dst + 4 src]; softmax over dst, + eps; then each column of
     src divided by (its sum + eps); then n_iter - 1 times the same over dst and over src.
     mixes [24, t], scale [>= 3], base [24]; F32, any strides -> F32 [4, 4, t] (dst fastest).  Params: P0 = eps, P1 =
-    n_iter.  Errors: ShapeError, TypeMismatch, ParamError (n_iter outside 1 to 1,000).  Source: ggml_dsv4_hc_comb; arXiv
-    2409.19606.
+    n_iter.  Errors: ShapeError, TypeMismatch, ParamError (n_iter outside 1 to 1,000, a negative eps).  Source:
+    ggml_dsv4_hc_comb; arXiv 2409.19606.
     """
     _floats("dsv4_hc_comb", mixes, scale, base)
     require(mixes.ne[0] == N_MIX and mixes.ne[2:] == (1, 1), "dsv4_hc_comb: mixes must be [24, t] (4 streams)", mixes)
     require(scale.ne[0] >= 3 and scale.ne[1:] == (1, 1, 1), "dsv4_hc_comb: scale must hold 3 values", scale)
     require(base.ne == (N_MIX, 1, 1, 1), "dsv4_hc_comb: base must be [24]", base)
+    require_param(eps >= 0, f"dsv4_hc_comb: eps must not be negative, got {eps}")
     params = (float(eps), whole("dsv4_hc_comb", "n_iter", n_iter, 1, MAX_ITER))
     return mixes.ctx.node(OP.DSV4_HC_COMB, F32, (HC, HC, mixes.ne[1]), (mixes, scale, base), params)
 

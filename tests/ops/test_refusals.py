@@ -121,6 +121,7 @@ BAD = {
     "indexer mask": lambda: gg.lightning_indexer(_f(8, 4, 3), _f(8, 1, 9), _f(4, 3), _t(gg.F16, 8, 3)),
     "indexer mask type": lambda: gg.lightning_indexer(_f(8, 4, 3), _f(8, 1, 9), _f(4, 3), _f(9, 3)),
     "hc_comb streams": lambda: gg.dsv4_hc_comb(_f(20, 3), _f(3), _f(24), 1e-6, 4),
+    "hc_comb eps": lambda: gg.dsv4_hc_comb(_f(24, 3), _f(3), _f(24), -1e-6, 4),
     "hc_comb iterations": lambda: gg.dsv4_hc_comb(_f(24, 3), _f(3), _f(24), 1e-6, 0),
     "hc_pre": lambda: gg.dsv4_hc_pre(_f(8, 4, 3), _f(3, 4)),
     "hc_post": lambda: gg.dsv4_hc_post(_f(8, 3), _f(8, 4, 3), _f(4, 3), _f(4, 3, 3)),
@@ -208,6 +209,7 @@ SAYS = {                                # words of each error
     "indexer mask": "lightning_indexer: mask must be [n_kv, n_batch, 1,",
     "indexer mask type": "lightning_indexer: mask",
     "hc_comb streams": "dsv4_hc_comb: mixes must be [24, t] (4 streams)",
+    "hc_comb eps": "dsv4_hc_comb: eps must not be negative",
     "hc_comb iterations": "dsv4_hc_comb: n_iter must be a whole number",
     "hc_pre": "dsv4_hc_pre: weights must be [n_hc, t] for x", "hc_post": "dsv4_hc_post: shapes must be [n_embd, t],",
     "out_prod": "out_prod: a and b differ in the summed", "out_prod type": "out_prod: b",
@@ -263,7 +265,9 @@ def test_builders_of_several_nodes_leave_none_behind(build):
     assert results.tensors == [] and error.value.__traceback__ is not None
 
 
-def test_a_negative_limit_of_swiglu_clamp():
+def test_a_negative_limit_of_swiglu():
     a = gg.Context().new_tensor(gg.F32, (8, 2))
-    with pytest.raises(gg.ParamError, match="limit must not be negative"):
+    with pytest.raises(gg.ParamError, match="swiglu_clamp: the limit must not be negative"):
         gg.swiglu_clamp(a, a, -1.0)
+    with pytest.raises(gg.ParamError, match="swiglu_oai: the limit must not be negative"):
+        gg.swiglu_oai(a, a, 1.0, -1.0)
