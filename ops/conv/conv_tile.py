@@ -22,7 +22,20 @@ from ggjit.ops.native.jit import inline, ir_function
 from ggjit.ops.native.lanes import for_ir, i64
 from ggjit.ops.native.mem import IR_F32, ld_f32, ld_i64, st_f32, st_i64, zero_bytes
 from ggjit.ops.native.node import barrier, next_rows, work
-from ggjit.ops.native.simd import B, W, fma_ir, ldf, load_ir, offset_ir, splat_ir, stf, store_ir, vec_ir
+from ggjit.ops.native.simd import (
+    B,
+    W,
+    fma_ir,
+    ldf,
+    load_ir,
+    offset_ir,
+    splat_ir,
+    stf,
+    stf_part,
+    store_ir,
+    vec_ir,
+    zerof,
+)
 from ggjit.ops.types.shared.rows import ROW
 
 P = 2 * W                               # pixels of a block
@@ -103,7 +116,8 @@ def make_kernel(describe, shape, ta, tb, td):
 
     shape(node) -> number of classes; of the largest: taps (with channels), pixels; channels out; pictures.
     """
-    weight, load, pixel, store_part, one = ROW[ta].get, ROW[tb].load, ROW[tb].get, ROW[td].store_part, ROW[td].put
+    weight, load, load_part, pixel = ROW[ta].get, ROW[tb].load, ROW[tb].load_part, ROW[tb].get
+    store_part, one = ROW[td].store_part, ROW[td].put
     sb, sd = tb.nbytes, td.nbytes
 
     @inline
@@ -127,6 +141,12 @@ def make_kernel(describe, shape, ta, tb, td):
     @inline
     def line(to, x, step, first, end, n):
         """n pixels of a tap: zeros, inputs `step` bytes apart, zeros."""
+        if step == sb and n < W:
+            if end - first < n:
+                stf_part(to, zerof(), n)
+            if end > first:
+                stf_part(to + 4 * first, load_part(x, end - first), end - first)
+            return
         if first > 0:
             zero_bytes(to, 4 * first)
         i = first

@@ -58,7 +58,7 @@ def make_unfold(dims, tb, td):
             plane, to_c, to_y, to_z = row_addr(b, 0, 0, n * channels), nb(b, 3), nb(b, 1), nb(b, 2)
         first = min(kw, (step - 1 - x0) // step if x0 < 0 else 0)
         end = max(first, min(kw, (w - 1 - x0) // step + 1 if x0 < w else 0))
-        quick = kw <= W and first == 0 and step * nb(b, 0) == sb
+        quick = kw <= W and step * nb(b, 0) == sb
         left = channels * kd * kh * kw
         for c in range(channels):
             for kz in range(kd):
@@ -67,12 +67,14 @@ def make_unfold(dims, tb, td):
                     y = y0 + ky * dy
                     outside = y < 0 or y >= h or z < 0 or z >= depth
                     x = plane + c * to_c + z * to_z + y * to_y + (x0 + first * step) * nb(b, 0)
-                    if quick:                                   # a few taps: one vector, whose excess is overwritten
-                        v = zerof() if outside else load_part(x, end)
-                        if left >= W:
-                            store(to, v)
+                    if quick:                                   # a few taps: vectors, whose excess is overwritten
+                        v = zerof() if outside else load_part(x, end - first)
+                        if first:
+                            store_part(to, zerof(), kw)
+                        if left >= W + first:
+                            store(to + first * sd, v)
                         else:
-                            store_part(to, v, kw)
+                            store_part(to + first * sd, v, kw - first)
                     elif outside:
                         zeros(to, kw)
                     else:

@@ -9,8 +9,8 @@
 
 What an average divides by differs, as in ggml: pool_1d by the number of taps inside the input, pool_2d and its gradient
 by k0 * k1 always.  A maximum over no taps is -FLT_MAX; a NaN counts only as the last tap of a window, since max(m, v)
-is m if m > v else v, as in ggml.  Forward: one body, a row of outputs at a time, tap by tap; 1-D
-is 2-D with a window one row high.
+is m if m > v else v, as in ggml.  Forward: a row of outputs at a time, tap by tap where the inputs of a tap lie side by
+side (s = 1), else output by output; 1-D is 2-D with a window one row high.
 """
 import numpy as np
 from numba import types
@@ -138,16 +138,15 @@ def reference_back(t, grad, a):
 
 # ---------------------------------------------------------------- kernels
 @inline
-def _combine(to, x, n, step, op, get, load, size):
-    """to[i] = max or sum of to[i] and x[i step] for n outputs."""
+def _combine(to, x, n, op, get, load, size):
+    """to[i] = max or sum of to[i] and x[i] for n outputs."""
     i = 0
-    if step == size:
-        while i + W <= n:
-            v, old = load(x + i * size), ldf(to + 4 * i)
-            stf(to + 4 * i, vmax(old, v) if op == MAX else fadd(v, old))
-            i += W
+    while i + W <= n:
+        v, old = load(x + i * size), ldf(to + 4 * i)
+        stf(to + 4 * i, vmax(old, v) if op == MAX else fadd(v, old))
+        i += W
     while i < n:
-        v, old = get(x + i * step), ld_f32(to + 4 * i)
+        v, old = get(x + i * size), ld_f32(to + 4 * i)
         st_f32(to + 4 * i, (old if old > v else v) if op == MAX else v + old)
         i += 1
 
@@ -177,6 +176,19 @@ def _make(ta, flat):
     get, load, size = ROW[ta].get, ROW[ta].load, ta.nbytes
 
     @inline
+    def pooled(x, nb0, nb1, n_x, n_y, op):
+        """max or sum of n_x by n_y inputs from address x on."""
+        total = LOWEST if op == MAX else f32(0.0)
+        for _ in range(n_y):
+            at = x
+            for _ in range(n_x):
+                v = get(at)
+                total = (total if total > v else v) if op == MAX else v + total
+                at += nb0
+            x += nb1
+        return total
+
+    @inline
     def one(node, r):
         a, d = node + SRC0, node + DST
         i1, i2, i3 = row_index(d, r)
@@ -184,13 +196,21 @@ def _make(ta, flat):
         k1, s0, s1 = (1, param(node, 2), 1) if flat else (param(node, 2), param(node, 3), param(node, 4))
         p0, p1 = (param(node, 3), 0) if flat else (param(node, 5), param(node, 6))
         to, n, m, step = row_addr(d, i1, i2, i3), ne(d, 0), ne(a, 0), nb(a, 0)
-        _fill(to, n, LOWEST if op == MAX else f32(0.0))
-        for ky in range(max(0, p1 - i1 * s1), min(k1, ne(a, 1) + p1 - i1 * s1)):
-            x = row_addr(a, i1 * s1 - p1 + ky, i2, i3)
-            for kx in range(max(0, p0 - (n - 1) * s0), min(k0, m + p0)):
-                first = (p0 - kx + s0 - 1) // s0 if p0 > kx else 0
-                end = min(n, (m - 1 + p0 - kx) // s0 + 1)
-                _combine(to + 4 * first, x + (first * s0 - p0 + kx) * step, end - first, step * s0, op, get, load, size)
+        y0, y1 = max(0, i1 * s1 - p1), min(ne(a, 1), i1 * s1 - p1 + k1)
+        if step * s0 != size or n < W:
+            x, nb1 = row_addr(a, y0, i2, i3), nb(a, 1)
+            for i in range(n):
+                x0 = max(0, i * s0 - p0)
+                n_x = min(m, i * s0 - p0 + k0) - x0
+                st_f32(to + 4 * i, pooled(x + x0 * step, step, nb1, n_x, y1 - y0, op))
+        else:
+            _fill(to, n, LOWEST if op == MAX else f32(0.0))
+            for y in range(y0, y1):
+                x = row_addr(a, y, i2, i3)
+                for kx in range(max(0, p0 - (n - 1) * s0), min(k0, m + p0)):
+                    first = (p0 - kx + s0 - 1) // s0 if p0 > kx else 0
+                    end = min(n, (m - 1 + p0 - kx) // s0 + 1)
+                    _combine(to + 4 * first, x + (first * s0 - p0 + kx) * step, end - first, op, get, load, size)
         if op == AVG and flat:
             for i in range(n):
                 taps = min(m, i * s0 - p0 + k0) - max(0, i * s0 - p0)
@@ -210,14 +230,19 @@ def _make_back(ta):
     get = ROW[ta].get
 
     @inline
-    def first_of_largest(a, plane, x0, x1, y0, y1):
-        best, bx, by = LOWEST, -1, -1
-        for y in range(y0, y1):
-            for x in range(x0, x1):
-                v = get(plane + x * nb(a, 0) + y * nb(a, 1))
-                if not v <= best:               # also a NaN, which the next tap replaces
-                    best, bx, by = v, x, y
-        return bx, by
+    def first_of_largest(x, nb0, nb1, n_x, n_y, to, n0):
+        """Where in the gradient's plane, from address `to` on, the first of the largest inputs is; 0: nowhere."""
+        best, where = LOWEST, types.int64(0)
+        for _ in range(n_y):
+            at = x
+            for i in range(n_x):
+                v = get(at)
+                larger = not v <= best          # also a NaN, which the next input replaces
+                best, where = v if larger else best, to + 4 * i if larger else where
+                at += nb0
+            x += nb1
+            to += 4 * n0
+        return where
 
     @inline
     def one(node, r):
@@ -225,24 +250,23 @@ def _make_back(ta):
         i2, i3 = r % ne(d, 2), r // ne(d, 2)
         op, k0, k1, s0, s1 = param(node, 0), param(node, 1), param(node, 2), param(node, 3), param(node, 4)
         p0, p1, to, plane = param(node, 5), param(node, 6), row_addr(d, 0, i2, i3), row_addr(a, 0, i2, i3)
-        n0, n1 = ne(d, 0), ne(d, 1)
+        n0, n1, n_x, nb0, nb1 = ne(d, 0), ne(d, 1), ne(g, 0), nb(a, 0), nb(a, 1)
         zero_bytes(to, 4 * n0 * n1)
         for oy in range(ne(g, 1)):
-            for ox in range(ne(g, 0)):
-                y0, y1 = max(0, oy * s1 - p1), min(n1, oy * s1 - p1 + k1)
+            y0, y1, grads = max(0, oy * s1 - p1), min(n1, oy * s1 - p1 + k1), row_addr(g, oy, i2, i3)
+            for ox in range(n_x):
                 x0, x1 = max(0, ox * s0 - p0), min(n0, ox * s0 - p0 + k0)
-                value = ld_f32(row_addr(g, oy, i2, i3) + ox * nb(g, 0))
+                value, first = ld_f32(grads + ox * nb(g, 0)), to + 4 * (y0 * n0 + x0)
                 if op == MAX:
-                    bx, by = first_of_largest(a, plane, x0, x1, y0, y1)
-                    if bx < 0:
-                        continue
-                    x0, x1, y0, y1 = bx, bx + 1, by, by + 1
-                else:
-                    value = value / f32(k0 * k1)
-                for y in range(y0, y1):
-                    for x in range(x0, x1):
-                        at = to + 4 * (y * n0 + x)
-                        st_f32(at, ld_f32(at) + value)
+                    where = first_of_largest(plane + x0 * nb0 + y0 * nb1, nb0, nb1, x1 - x0, y1 - y0, first, n0)
+                    if where:
+                        st_f32(where, ld_f32(where) + value)
+                    continue
+                value = value / f32(k0 * k1)
+                for _ in range(y1 - y0):
+                    for x in range(x1 - x0):
+                        st_f32(first + 4 * x, ld_f32(first + 4 * x) + value)
+                    first += 4 * n0
         return OK
     return over_rows(one, _planes)
 
