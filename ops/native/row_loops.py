@@ -24,6 +24,7 @@ from numba import types
 
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, WORD
+from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, chunk_rows, n_rows, ne, next_rows, param_i32
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
@@ -126,10 +127,6 @@ def over_rows(row, count=rows_of_result, chunking=DYNAMIC):
 # ---------------------------------------------------------------- parameters
 def whole(op, name, value, low=0, high=I32_MAX):
     """`value` as a Python int in [low, high], or a ParamError naming op and parameter."""
-    try:
-        n = operator.index(value)
-    except TypeError:
-        n = None
-    if n is None or not low <= n <= high:
+    if not is_whole(value, low, high):
         raise ParamError(f"{op}: {name} must be a whole number from {low} to {high}, got {value!r}")
-    return n
+    return operator.index(value)

@@ -29,7 +29,7 @@ from ggjit.tools.suite.runner import FAIL, NOT_SUPPORTED, OK, as_bytes
 
 SKIPPED = "skipped"                                     # an integer result, no float leaf, or too large
 FLOAT_TYPES = (F32, F16, BF16)
-MAX_ELEMENTS, MAX_FLOPS = 100_000, 1e8                   # of all tensors; larger cases have the same rules
+MAX_ELEMENTS, MAX_FLOPS = 300_000, 1e8                   # of all tensors; larger cases have the same rules
 N_DIRECTIONS, MAX_DRAWS = 3, 12
 MAX_SLOPE_ERROR = 1e-4                                  # share of the gradient's size along the direction
 MAX_NMSE = 1e-5                                         # of the device's values against float64
