@@ -19,7 +19,7 @@ FLOATS = (gg.F32, gg.F16, gg.BF16)
 LIMITS = 3000, 100_000                      # elements of a result that is looked at here: more where no case has fewer
 FAMILIES = (OP.UNARY, OP.GLU)               # of which every function is an op of its own
 PER_KIND = 2
-BY_GGML = "add mul sub div sqr sqrt log sin cos sum mean repeat rms_norm scale soft_max silu softplus".split()
+BY_GGML = "add mul sub div sqr sqrt log exp expm1 sin cos sum mean repeat rms_norm scale soft_max silu softplus".split()
 WITHOUT = {"ARGMAX", "COUNT_EQUAL", "ARGSORT", "TOP_K",                                         # integers
            "ARANGE", "TIMESTEP_EMBEDDING", "MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3", "CUSTOM",
            "SILU_BACK", "RMS_NORM_BACK", "SOFT_MAX_BACK", "FLASH_ATTN_BACK", "POOL_2D_BACK",    # gradients themselves
