@@ -190,7 +190,7 @@ class Scene:
                 or sum(flops(t) for t in tensors if t.op) > MAX_FLOPS)
 
     def draw(self, out):
-        """Inputs, and `out` of them in float64; smaller ones where it is beyond float32 (exp of what the suite draws)."""
+        """`out` in float64 of inputs that are drawn; smaller ones where it is beyond float32, as exp often is."""
         for size in (1, 0.1):
             self.bytes = {t.id: as_bytes(t, init(self.rng, t.ne) * (size if t in self.leaves else 1))
                           for t, init in self.maker.leaves}
