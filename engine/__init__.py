@@ -30,6 +30,7 @@ from ggjit import alloc
 from ggjit.api.compute import compute
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
+from ggjit.api.rematerialize import BudgetError, rematerialize
 from ggjit.core import forking as _forking  # registers what a forked child has to do
 from ggjit.core.backend import Backend, Device
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
@@ -84,7 +85,7 @@ from ggjit.tensors.transfer import (
 __version__ = "0.1.0"
 
 for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "from_numpy", "init_backend",
-              "measure", "new_f32", "new_i32",
+              "measure", "new_f32", "new_i32", "rematerialize",
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",

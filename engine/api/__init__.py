@@ -5,6 +5,7 @@ Read in this order:
     registry            the devices of this process, third-party ones too; init_backend("CPU", n_threads=2)
     null_device         the device that plans and computes nothing
     compute             gg.compute(y): allocate, plan, run, read
+    rematerialize       gg.rematerialize(graph, budget): less memory for more operations
     measure_memory      gg.measure(graph): the memory it will take
 """
 if not __name__.startswith("ggjit"):

@@ -3,12 +3,15 @@
     report = gg.measure(graph)                  # peak, lower bound, what is alive at the peak, pictures
     report.diff(gg.measure(graph, planner="ggml"))
 """
+import functools
+
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.order import reorder
 from ggjit.alloc.report import MeasureReport
 from ggjit.api.registry import init_backend
+from ggjit.api.rematerialize import pareto
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
@@ -29,7 +32,8 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
 
     planner: "best" (never above ggml's), "ggml" (ggml's offsets), "ggml-2023".  order: "graph", or "memory" for an
     execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
-    the search of "best".  Nothing is allocated or computed.  Errors: ParamError, TypeMismatch.
+    the search of "best".  Nothing is allocated or computed.  `report.pareto(n=12)` is what less memory costs: pairs
+    (peak, extra operations), with a picture (gg.rematerialize).  Errors: ParamError, TypeMismatch.
     """
     if not isinstance(graph, Graph):
         raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
@@ -55,7 +59,9 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
         t = tensors[i]
         return {"name": label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
-    return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
+    report = MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
+    report.pareto = functools.partial(pareto, graph, target=buft)
+    return report
 
 
 def kernel_work_nbytes(graph, n_threads=1, repacked=()):

@@ -18,6 +18,7 @@ import numpy as np
 
 from ggjit.api.measure_memory import measure as gg_measure
 from ggjit.api.registry import init_backend
+from ggjit.api.rematerialize import BudgetError, Rematerialized, rematerialize
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.placing import place_tensors
@@ -49,17 +50,23 @@ class NotFinite(GgjitError, ArithmeticError):
 
 # ---------------------------------------------------------------- running graphs
 class Runs:
-    """Graphs on a backend, allocated and planned once each, or on a Scheduler."""
+    """Graphs on a backend that share one arena, planned once each; or on a Scheduler."""
 
     def __init__(self, target):
         self.target, self.backend = target, target.backends[-1] if isinstance(target, Scheduler) else target
-        self.plans = {}
+        self.plans, self.allocator = {}, GraphAllocator(self.backend)
+
+    def reserve(self, graphs, planner="ggml"):
+        """The arena, large enough for each of the graphs."""
+        if self.target is self.backend:
+            self.allocator = GraphAllocator(self.backend, planner)
+            self.allocator.reserve(max(graphs, key=lambda graph: self.allocator.plan(graph).peak))
 
     def plan(self, graph):
         """Make what computing needs; a second call does nothing."""
         if graph not in self.plans:
             if self.target is self.backend:
-                GraphAllocator(self.backend).alloc_graph(graph)
+                self.allocator.alloc_graph(graph)
                 self.plans[graph] = self.backend.graph_plan_create(graph)
             else:
                 self.plans[graph] = None
@@ -74,6 +81,7 @@ class Runs:
 
     def numpy(self, graph, t):
         plan = self.plan(graph)
+        t = graph.of(t) if isinstance(graph, Rematerialized) else t
         return self.target.numpy(t) if plan is None else plan.numpy(t)
 
 
@@ -205,7 +213,7 @@ class Network:
 class Training(Network):
     """A Network with gradients, their sums, and an optimiser."""
 
-    def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip):
+    def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None):
         super().__init__(inputs, outputs, loss, target)
         self.optimizer, self.period = optimizer, period
         self.params = self._params(params)
@@ -231,9 +239,33 @@ class Training(Network):
             beside.setdefault(w.buffer.buft, []).extend((g, *own))
         place_tensors(list(beside.items()))
         self.place()
+        if budget is not None:
+            self._keep_within(budget)
+        self.runs.reserve([g for g in (self.first, self.further, self.forward, self.step_graph) if g is not None],
+                          "ggml" if budget is None else "best")
         for own in self.states:
             for m in own:
                 m.set_bytes(bytes(m.nbytes))
+
+    def _keep_within(self, budget):
+        """Graphs that fit, with all that stays in memory beside them, into `budget` bytes.  Errors: BudgetError."""
+        if self.runs.target is not self.runs.backend:
+            raise NotSupported("fit: budget is kept on one backend; leave it away, or pass a backend, not a Scheduler")
+        own = [*self.params, *self.sums, *(m for moments in self.states for m in moments), self.settings,
+               *self.inputs, *([] if self.labels is None else [self.labels])]
+        buft = self.runs.backend.default_buffer_type
+        alignment = buft.alignment()
+        stays = sum(-(-buft.alloc_size(t) // alignment) * alignment for t in own)
+        try:
+            for name in ("first", "further", "forward", "step_graph"):
+                graph = getattr(self, name)
+                if graph is not None:
+                    setattr(self, name, rematerialize(graph, max(budget - stays, 0), buft))
+        except BudgetError as e:
+            least = stays + e.minimum
+            raise BudgetError(f"fit: budget of {budget} bytes: {stays} stay in memory (parameters, gradients, moments, "
+                              f"a batch), and computing takes {e.minimum} at least; use {least} or more, or fewer rows "
+                              f"at once", least) from None
 
     def _params(self, params):
         nodes, _ = visit((self.loss,))
@@ -342,14 +374,12 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     early_stop: end when the held-out loss has not fallen for so many epochs.  checkpoint: a file that is written after
     every epoch and that a later call with the same arguments goes on from, bit for bit.  callback: called with the
     History after every step; True ends the training.  backend: a backend, a name or a Scheduler (default: the CPU).
-    budget: None; more memory than there is cannot be traded for time yet.
+    budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
+    counted); what does not fit is computed again when it is read (gg.rematerialize), and the numbers stay the same.
     Rows that do not fill a batch are left out of the epoch; another order leaves out others.
     Errors: typed ones before anything changes; NotFinite for a loss that is not a number, naming step and node.
     Source: ggml_opt_fit.
     """
-    if budget is not None:
-        raise NotSupported("fit: budget: activations cannot be computed again yet; give `inputs` fewer rows, and the "
-                           "batch stays as large by summed gradients")
     data = as_dataset(dataset)
     optimizer = expect(AdamW() if optimizer is None else optimizer, (AdamW, SGD), "fit: optimizer")
     if seed is not None and whole(seed, "fit: seed") < 0:
@@ -360,7 +390,9 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
         checkpoints.require_folder(checkpoint)
     period = _period(inputs, batch)
     train, held_out = data.split(val_split)
-    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip)
+    if budget is not None and whole(budget, "fit: budget") < 1:
+        raise ParamError(f"fit: budget is a number of bytes, got {budget}")
+    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget)
     _check_data(training, train, held_out, early_stop, epochs)
     loop = Loop(training, train, held_out, seed, checkpoint, callback)
     loop.run(epochs, early_stop, progress)

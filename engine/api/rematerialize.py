@@ -1,0 +1,315 @@
+"""Less memory for more operations: the same graph, with some results computed again before a later reader.
+
+    graph --units--> numbers (alloc/recompute.py) --schedule--> nodes, some of them twice --planner--> offsets
+
+A *unit* is a node with memory of its own, or a leaf that the graph's allocator places; views belong to what they view,
+and a node that writes in place is a unit without bytes that keeps what it writes alive.  Made again are only units
+that depend on nothing that is written meanwhile, so every value has the same bits; and none behind a scalar: gradients,
+which depend on the loss, are read soon after they are made.
+"""
+import collections
+import functools
+import io
+import math
+
+import numpy as np
+
+from ggjit.alloc.recompute import AGAIN, KEEP, TAKE, Recomputation
+from ggjit.alloc.report import mib
+from ggjit.api.registry import init_backend
+from ggjit.core.arguments import expect
+from ggjit.core.backend import Backend
+from ggjit.core.buffer import BufferType
+from ggjit.core.table import TABLE
+from ggjit.cpu.repacked import kernel_of
+from ggjit.graphs.allocator import GraphAllocator
+from ggjit.graphs.graph import Graph
+from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError, extra
+from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.record import FLAG_OUTPUT, OP, T_BUFFER, T_FLAGS, VIEW_OPS
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import in_place_table
+from ggjit.ops.core.whole_numbers import whole
+from ggjit.tensors.context import Context
+
+USERS = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}     # functions that may have effects of their own
+PLAN_SECONDS = 0.1                      # of the search for offsets: less than users' allocators have
+MAX_TRIES = 4                           # of a smaller limit, where the planner left gaps
+Point = collections.namedtuple("Point", "peak extra")
+
+
+class BudgetError(GgjitError, MemoryError):
+    """A byte budget that cannot be met.  minimum: the fewest bytes for which a plan was found."""
+
+    def __init__(self, message, minimum):
+        super().__init__(message)
+        self.minimum = minimum
+
+
+class Rematerialized(Graph):
+    """A graph in which some results are computed again.
+
+    peak: bytes the "best" planner needs for it.  extra: cost of what is made again, as a share of one run.  n_again:
+    nodes that are made again.  of(t): the tensor that stands for `t` of the original.
+    """
+    peak, extra, n_again = 0, 0.0, 0
+
+    def of(self, t):
+        """The tensor here that holds what `t` of the original graph holds.  Errors: ParamError for another tensor."""
+        found = self._stand_ins.get(t.id)
+        if found is None:
+            raise ParamError(f"{describe(t)} is no result of the graph that was rematerialized")
+        return found
+
+    @functools.cached_property
+    def bound(self):
+        """The least extra share that is proved for this budget and this order of nodes."""
+        return self._numbers.bound(self._limit)
+
+    def __repr__(self):
+        return (f"<Graph {len(self.nodes)} nodes, {self.n_again} of them made again: {mib(self.peak)}, "
+                f"{self.extra:.1%} more operations>")
+
+
+# ---------------------------------------------------------------- from a graph to numbers
+class _Problem:
+    """A graph as a Recomputation, in its own order or in one of few live bytes."""
+
+    def __init__(self, graph, buft, costs, in_order):
+        self.graph, self.buft = graph, buft
+        placed = [t for t in graph.leafs if t.view_src is None and not _has_memory(t)]
+        self.units = placed + [t for t in graph.nodes if t.op not in VIEW_OPS]
+        number = {t.id: k for k, t in enumerate(self.units)}
+        outputs, takes, flags, reads = set(graph.output_ids.tolist()), in_place_table(), [], []
+        written, after = _writes(self.units)
+        behind = np.zeros(len(self.units), np.int64)    # what depends on a scalar: gradients, where that is a loss
+        for k, t in enumerate(self.units):
+            sources = _storages(t)
+            reads.append(sorted({number[i] for i in sources if i in number} - {k}))
+            behind[k] = any(behind[i] or math.prod(self.units[i].ne) == 1 for i in reads[-1])
+            keep = bool(t.id in outputs or t.flags & FLAG_OUTPUT)
+            again = not (behind[k] or keep or t.op == OP.NONE or t.op in USERS or t.view_src is not None
+                         or _has_memory(t) or t.id in written or written & sources)
+            flags.append(AGAIN * again | KEEP * keep | TAKE * bool(takes[t.op] and t.view_src is None))
+        sizes, costs = ([f(t) for t in self.units] for f in (self._nbytes, costs))
+        self.numbers = Recomputation(sizes, costs, reads, flags)
+        if not in_order:
+            order = self.numbers.order(behind - [t.op == OP.NONE for t in self.units], after)
+            place = np.argsort(order)
+            self.units = [self.units[k] for k in order]
+            sizes, costs, flags = (np.array(x, np.int64)[order] for x in (sizes, costs, flags))
+            self.numbers = Recomputation(sizes, costs, [place[reads[k]].tolist() for k in order], flags)
+
+    def _nbytes(self, t):
+        if t.view_src is not None or _has_memory(t):
+            return 0
+        alignment = self.buft.alignment()
+        return -(-self.buft.alloc_size(t) // alignment) * alignment
+
+    def graph_of(self, schedule, limit):
+        """The Rematerialized graph that runs the schedule."""
+        new = _Copy(self.units).run(schedule.events, self.graph)
+        new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
+        new._numbers, new._limit = self.numbers, limit
+        new.peak = GraphAllocator(self.buft, "best", PLAN_SECONDS).plan(new).peak
+        return new
+
+
+def _has_memory(t):
+    """Whether a tensor lies in a buffer of its own, which no allocator of graphs places."""
+    return TABLE.words[t.id, T_BUFFER] >= 0
+
+
+def _root(t):
+    """The node (or leaf) whose values a view shows."""
+    while t.op in VIEW_OPS and t.src:
+        t = t.src[0]
+    return t
+
+
+def _storages(t):
+    """Ids of what t reads: nodes, leaves, and the memory they are in."""
+    return {x.id for s in (*t.src, t.view_src) if s is not None for x in (_root(s), _root(s).base)}
+
+
+def _writes(units):
+    """(ids of memory that nodes write in place, pairs of units whose order such writes fix)."""
+    written = {t.base.id for t in units if t.view_src is not None}
+    after, writer, readers = [], {}, {}
+    for k, t in enumerate(units):
+        own = t.base.id if t.view_src is not None else None
+        for i in written & (_storages(t) | {t.base.id}):
+            if i in writer:
+                after.append((writer[i], k))
+            if i == own:
+                after += [(r, k) for r in readers.pop(i, ())]
+                writer[i] = k
+            else:
+                readers.setdefault(i, []).append(k)
+    return written, after
+
+
+class _Copy:
+    """Nodes for the events of a schedule: those of the graph as they are, and new ones where a source is another."""
+
+    def __init__(self, units):
+        self.units, self.ctx, self.nodes = units, Context(), []
+        self.current, self.views, self.listed = {}, {}, set()
+
+    def run(self, events, graph):
+        for k in events.tolist():
+            t = self.units[k]
+            if t.op != OP.NONE:
+                first = t.id not in self.current
+                made = self._node(t, may_be_itself=first)
+                self.current[t.id] = made
+                self._list(made)
+        stand_ins = {t.id: self.now(t) for t in graph.nodes if t.op not in VIEW_OPS}
+        stand_ins |= {t.id: self.now(t) for t in graph.outputs}
+        new = Rematerialized._in_order([stand_ins[t.id] for t in graph.outputs], self.nodes, graph.leafs)
+        new._stand_ins = stand_ins
+        return new
+
+    def now(self, t):
+        """What stands for t at this event."""
+        if t.op == OP.NONE or t.op not in VIEW_OPS:
+            return self.current.get(t.id, t)
+        shown = self.now(t.src[0])
+        if shown is t.src[0]:
+            view = t
+        else:
+            key = t.id, shown.id
+            view = self.views[key] = self.views.get(key) or self._node(t, may_be_itself=False)
+        self._list(view)
+        return view
+
+    def _node(self, t, may_be_itself):
+        src = tuple(None if s is None else self.now(s) for s in t.src)
+        if may_be_itself and all(a is b for a, b in zip(src, t.src, strict=True)):
+            return t
+        view = None if t.view_src is None else self.now(t.view_src)
+        made = self.ctx._add(t.type, t.op, t.ne, t.nb, t.ndim, tuple(map(int, t.op_params)), src, view, t.view_offs,
+                             t.name)
+        TABLE.words[made.id, T_FLAGS] = TABLE.words[t.id, T_FLAGS]
+        return made
+
+    def _list(self, t):
+        if t.id not in self.listed and t.op != OP.NONE:
+            self.listed.add(t.id)
+            self.nodes.append(t)
+
+
+# ---------------------------------------------------------------- what users call
+@asking("rematerialize")
+def rematerialize(graph, budget, target=None, profile=None):
+    """A graph that computes the same bits with a peak of at most `budget` bytes, some results computed twice or more.
+
+        small = gg.rematerialize(graph, 2_000_000)
+        gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
+
+    Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
+    an order of few live bytes, else in the graph's own.  `small.bound` says how much any plan pays at least.  Allocate
+    it with GraphAllocator(backend, planner="best").  Its outputs are tensors of their own, in the order of
+    graph.outputs; small.of(t) finds them.
+    target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
+    run, whose measured times are the costs; without it they are the kernels' estimates.
+    Errors: BudgetError, whose `.minimum` is the fewest bytes that were reached; TypeMismatch, ParamError.
+    Source: Checkmate (arXiv 1910.02653) and Dynamic Tensor Rematerialization (arXiv 2006.09616) for the idea.
+    """
+    if whole(budget, "rematerialize: budget") < 0:
+        raise ParamError(f"rematerialize: budget is a number of bytes, 0 or more, got {budget}")
+    problems = _problems(graph, target, profile)
+    for p in problems:
+        new = _within(p, int(budget))
+        if new is not None:
+            return new
+    least = min((p.graph_of(p.numbers.least(), int(budget)) for p in problems), key=lambda new: new.peak)
+    if least.peak <= budget:
+        return least
+    raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
+                      f"{mib(least.peak)} ({least.peak} bytes), at {least.extra:.1%} more operations; smaller batches "
+                      f"need less", least.peak)
+
+
+def _problems(graph, target, profile):
+    expect(graph, Graph, "rematerialize").check_alive()
+    target = target if target is not None else init_backend("CPU")
+    buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType,
+                                                                                 "rematerialize: target")
+    seconds = {} if profile is None else _seconds(profile)
+
+    def cost(t):
+        """Thousandths of a nanosecond."""
+        if t.id in seconds:
+            return int(1e12 * seconds[t.id])
+        kernel = None if t.op == OP.NONE else kernel_of(t, 1)
+        return 0 if kernel is None else int(1e3 * kernel.cost)
+    sorted_, given = _Problem(graph, buft, cost, False), _Problem(graph, buft, cost, True)
+    return [given] if sorted_.units == given.units else [sorted_, given]
+
+
+def _seconds(profile):
+    if not hasattr(profile, "seconds_by_tensor"):
+        raise ParamError(f"rematerialize: profile is a gg.profile() of a run, got {type(profile).__name__}")
+    return profile.seconds_by_tensor()
+
+
+def _within(problem, budget):
+    """The graph of the cheapest schedule whose plan fits into `budget`; None."""
+    limit = budget
+    for _ in range(MAX_TRIES):
+        schedule = problem.numbers.fit(limit)
+        if schedule is None:
+            return None
+        new = problem.graph_of(schedule, budget)
+        if new.peak <= budget:
+            return new
+        limit -= new.peak - budget                      # what the offsets lose
+    return None
+
+
+class Pareto(list):
+    """Points (peak in bytes, extra operations as a share of one run), from the cheapest plan to the smallest."""
+
+    def plot(self, axes=None):
+        """Extra operations over the peak; returns matplotlib's axes.  Errors: MissingExtra."""
+        if axes is None:
+            axes = extra("matplotlib.pyplot", "plots").subplots(figsize=(6, 3.2))[1]
+        axes.plot([p.peak / 2 ** 20 for p in self], [100 * p.extra for p in self], marker="o")
+        axes.set_xlabel("peak, MiB")
+        axes.set_ylabel("more operations, %")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        return axes
+
+    def _repr_png_(self):
+        try:
+            plt = extra("matplotlib.pyplot", "plots")
+        except MissingExtra:
+            return None
+        figure = self.plot().figure
+        png = io.BytesIO()
+        figure.savefig(png, bbox_inches="tight")
+        plt.close(figure)
+        return png.getvalue()
+
+
+def pareto(graph, n=12, target=None, profile=None):
+    """The Pareto of a graph: about n budgets from its peak down to the least one that is reached.
+
+    target, profile and errors as `rematerialize`.
+    """
+    if whole(n, "pareto: n") < 2:
+        raise ParamError(f"pareto: n is a number of points, 2 or more, got {n}")
+    problems = _problems(graph, target, profile)
+    least = min(p.numbers.least().peak for p in problems)
+    most = min(p.numbers.plain.peak for p in problems)
+    found = [_within(p, int(limit)) for limit in np.linspace(most, least, n) for p in problems]
+    points = [Point(new.peak, new.extra) for new in found if new is not None]
+    best, cheapest = Pareto(), float("inf")
+    for p in sorted(points):                            # from the smallest peak on: only what is cheaper stays
+        if p.extra < cheapest:
+            best.append(p)
+            cheapest = p.extra
+    best.reverse()
+    return best

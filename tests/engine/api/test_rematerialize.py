@@ -1,0 +1,225 @@
+"""gg.rematerialize: the same bits within a number of bytes, and what is proved about the price."""
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import ggjit as gg
+from ggjit.alloc.recompute import AGAIN, KEEP, TAKE, Recomputation
+
+
+def leaf(ctx, *shape, name="", seed=0):
+    values = np.random.default_rng([seed, *shape, len(name)]).standard_normal(shape).astype(np.float32)
+    return gg.from_numpy(ctx, values, name)
+
+
+def deep(n_layers=6, width=16, rows=64):
+    """(graph of a loss and its gradients, loss, gradients): a residual net whose activations outweigh its weights."""
+    ctx = gg.Context()
+    x, ws = leaf(ctx, rows, width, name="x"), []
+    with ctx:
+        h = x
+        for i in range(n_layers):
+            ws.append(gg.set_param(leaf(ctx, width, width, name=f"w{i}", seed=i)))
+            h = gg.add(h, gg.silu(gg.mul_mat(ws[-1], gg.norm(h, 1e-5))))
+        loss = gg.sum(gg.sqr(h))
+        grads = gg.grad(loss, ws)
+    return gg.Graph(loss, *grads), loss, grads
+
+
+def run(graph, outputs):
+    """(values of the outputs, bytes of the arena that was allocated)."""
+    cpu = gg.init_backend("CPU")
+    allocator = gg.GraphAllocator(cpu, planner="best")
+    allocator.alloc_graph(graph)
+    plan = cpu.graph_plan_create(graph)
+    plan.compute()
+    return [plan.numpy(t).tobytes() for t in outputs], sum(map(sum, allocator.last.chunk_sizes))
+
+
+# ---------------------------------------------------------------- graphs
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
+def test_the_same_bits_in_fewer_bytes(share):
+    graph, loss, grads = deep()
+    want, most = run(graph, graph.outputs)
+    budget = int(share * most)
+    small = gg.rematerialize(graph, budget)
+    got, arena = run(small, small.outputs)
+    assert got == want and arena == small.peak == gg.measure(small).peak <= budget
+    assert small.n_again > 0 and 0 <= small.bound <= small.extra < 1
+    assert small.of(loss) is small.outputs[0] and small.of(grads[1]) is small.outputs[2]
+    assert len(small.nodes) > len([t for t in graph.nodes if t.id in {x.id for x in small.nodes}])
+
+
+def test_nothing_is_made_again_where_there_is_room():
+    graph, loss, _ = deep()
+    small = gg.rematerialize(graph, gg.measure(graph).peak)
+    assert small.n_again == small.extra == small.bound == 0 and small.of(loss) is loss
+
+
+def test_the_least_budget_is_told_and_works():
+    graph, *_ = deep()
+    with pytest.raises(gg.BudgetError, match="1.00 KiB are too few for .* nodes: the least peak found is") as error:
+        gg.rematerialize(graph, 1024)
+    least = error.value.minimum
+    assert gg.rematerialize(graph, least).peak <= least
+    with pytest.raises(gg.BudgetError):
+        gg.rematerialize(graph, least // 2)
+
+
+def test_what_is_written_in_place_is_written_once():
+    ctx = gg.Context()
+    x, w = leaf(ctx, 64, 16, name="x"), gg.set_param(leaf(ctx, 16, 16, name="w"))
+    total, log = leaf(ctx, 16, 16, name="total"), gg.from_numpy(ctx, np.zeros((64, 16), np.float32))
+    with ctx:
+        a = gg.silu(gg.mul_mat(w, x))
+        b = gg.silu(gg.mul_mat(w, gg.scale_inplace(gg.scale(a, 2.0), 3.0)))
+        c = gg.mul(gg.cpy(b, log), a)
+        loss = gg.sum(c)
+        d = gg.add_inplace(total, gg.grad(loss, w))
+    graph, before = gg.Graph(loss, d), total.numpy()
+    want, most = run(graph, (loss,))
+    added = total.numpy() - before
+    small = gg.rematerialize(graph, int(0.85 * most))
+    total.set(before)
+    got, _ = run(small, (small.of(loss),))
+    assert got == want and small.n_again and (total.numpy() - before == added).all()
+    writers = [t for t in small.nodes if t.op.name in ("CPY",) or t.view_src is not None and t.view_src.id == total.id]
+    assert len(writers) == 2
+
+
+@st.composite
+def networks(draw):
+    """A random training graph: products, norms, views, residuals, gates."""
+    ctx = gg.Context()
+    width, rows = draw(st.sampled_from([8, 12])), draw(st.sampled_from([16, 24]))
+    ws, with_ids = [], draw(st.integers(0, 999))
+    with ctx:
+        layers = [leaf(ctx, rows, width, name="x", seed=with_ids)]
+        for i in range(draw(st.integers(2, 7))):
+            h, kind = layers[-1], draw(st.integers(0, 5))
+            other = layers[draw(st.integers(0, len(layers) - 1))]
+            if kind < 2:
+                ws.append(gg.set_param(leaf(ctx, width, width, name=f"w{i}")))
+                h = gg.mul_mat(ws[-1], h)
+            elif kind == 2:
+                h = gg.add(gg.silu(h), other)
+            elif kind == 3:
+                h = gg.mul(gg.norm(h, 1e-5), other)
+            elif kind == 4:
+                h = gg.cont(gg.transpose(gg.cont(gg.transpose(gg.gelu(h)))))
+            else:
+                h = gg.concat(gg.tanh(gg.cont(gg.view_2d(h, width // 2, rows, h.nb[1], 0))),
+                              gg.cont(gg.view_2d(h, width // 2, rows, h.nb[1], width * 2)), 0)
+            layers.append(h)
+        ws.append(gg.set_param(leaf(ctx, width, width, name="last")))
+        loss = gg.sum(gg.sqr(gg.mul_mat(ws[-1], layers[-1])))
+        return gg.Graph(loss, *gg.grad(loss, [w for w in ws if w.id in _upstream(loss)]))
+
+
+def _upstream(t):
+    graph = gg.Graph(t)
+    return {x.id for x in (*graph.nodes, *graph.leafs)}
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(networks(), st.floats(0.3, 0.95))
+def test_random_networks(graph, share):
+    want, most = run(graph, graph.outputs)
+    try:
+        small = gg.rematerialize(graph, int(share * most))
+    except gg.BudgetError as e:
+        assert e.minimum > share * most
+        small = gg.rematerialize(graph, e.minimum)
+    got, arena = run(small, small.outputs)
+    assert got == want and arena == small.peak == gg.measure(small).peak
+    assert small.bound <= small.extra + 1e-9
+
+
+def test_measured_times_are_costs():
+    graph, *_ = deep()
+    run(graph, ())
+    cpu = gg.init_backend("CPU", fuse=0)
+    with gg.profile() as p:
+        cpu.graph_compute(graph)
+    small = gg.rematerialize(graph, gg.measure(graph).peak * 2 // 3, profile=p)
+    assert small.n_again and run(small, small.outputs)[0] == run(graph, graph.outputs)[0]
+    with pytest.raises(gg.ParamError, match="profile is a gg.profile"):
+        gg.rematerialize(graph, 10_000, profile=3)
+
+
+def test_pareto():
+    graph, *_ = deep()
+    points = gg.measure(graph).pareto(6)
+    peaks, extra = zip(*points, strict=True)
+    assert len(points) > 2 and extra[0] == 0 and list(peaks) == sorted(peaks, reverse=True)
+    assert list(extra) == sorted(extra) and points[0].peak <= gg.measure(graph).peak
+    assert points._repr_png_().startswith(b"\x89PNG") and points.plot().get_xlabel() == "peak, MiB"
+    with pytest.raises(gg.ParamError, match="n is a number of points"):
+        gg.measure(graph).pareto(1)
+
+
+def test_mistakes():
+    graph, *_ = deep(2)
+    with pytest.raises(gg.TypeMismatch, match="rematerialize takes a Graph"):
+        gg.rematerialize(graph.outputs[0], 1000)
+    with pytest.raises(gg.TypeMismatch, match="budget must be an integer"):
+        gg.rematerialize(graph, "1M")
+    with pytest.raises(gg.ParamError, match="0 or more"):
+        gg.rematerialize(graph, -1)
+    with pytest.raises(gg.TypeMismatch, match="target"):
+        gg.rematerialize(graph, 1000, target="CPU")
+    with pytest.raises(gg.ParamError, match="no result of the graph that was rematerialized"):
+        gg.rematerialize(graph, 1 << 30).of(gg.Context().new_tensor(gg.F32, 3))
+
+
+# ---------------------------------------------------------------- numbers
+def chain(n):
+    """n forward nodes of 10 bytes and n backward ones, each of which reads its forward node and the one before."""
+    reads = [[i - 1] if i else [] for i in range(n)]
+    reads += [[n - 1 - i] + ([n + i - 1] if i else []) for i in range(n)]
+    return Recomputation([10] * 2 * n, [1] * 2 * n, reads, [AGAIN] * n + [0] * (n - 1) + [KEEP])
+
+
+def peak_by_hand(problem, events):
+    """Most bytes alive, event by event."""
+    most = 0
+    for j in range(len(events)):
+        alive = 0
+        for i in range(j + 1):
+            v, until = events[i], i
+            for k in range(i + 1, len(events)):
+                until = k if v in problem.idx[problem.ptr[events[k]]:problem.ptr[events[k] + 1]] else until
+                if events[k] == v:
+                    break
+            else:
+                until = len(events) if problem.flags[v] & KEEP else until
+            alive += problem.size[v] * (until >= j)
+        most = max(most, alive)
+    return most
+
+
+@pytest.mark.parametrize("limit", [100, 80, 60, 50])
+def test_schedules_of_a_chain(limit):
+    problem = chain(12)
+    assert problem.plain.peak == 130
+    found = problem.fit(limit)
+    events = found.events.tolist()
+    assert found.peak == peak_by_hand(problem, events) <= limit
+    assert set(events) == set(range(24)) and problem.bound(limit) <= found.extra
+    made = set()
+    for v in events:
+        assert made.issuperset(problem.idx[problem.ptr[v]:problem.ptr[v + 1]].tolist())
+        made.add(v)
+    assert sum(v >= 12 for v in events) == 12            # gradients are made once
+
+
+def test_the_least_is_between_the_largest_node_and_the_plain_peak():
+    problem = chain(12)
+    assert problem.fit(problem.least_node - 1) is None
+    assert problem.least_node == 30 <= problem.least().peak <= 50
+
+
+def test_an_output_in_place_of_an_input_counts_once():
+    plain, in_place = (Recomputation([8, 8, 8], [1] * 3, [[], [0], [1]], [0, flag, flag | KEEP]) for flag in (0, TAKE))
+    assert (plain.plain.peak, in_place.plain.peak) == (16, 8)
