@@ -1,7 +1,7 @@
 """The report of a memory plan: its tensors, those alive at the peak, why, and what would lower it.
 
-A MeasureReport is made from a GraphPlan and a function that describes tensors; it holds numbers and texts only, so it
-can be kept, compared and exported after the graph is gone.  Pictures are in `plots.py`.
+A MeasureReport is made from a GraphPlan and a function that describes tensors; it holds numbers and texts, so it can be
+kept, compared and exported; that of gg.measure also keeps its graph, for `pareto`.  Pictures are in `plots.py`.
 """
 import csv
 import dataclasses
@@ -13,6 +13,7 @@ import numpy as np
 from ggjit.alloc import plots
 from ggjit.alloc.alias import CAUSE_TEXT, NOTHING_TO_PLACE
 from ggjit.alloc.csvio import defused, write_problem
+from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
@@ -51,7 +52,7 @@ class MeasureReport:
     kinds: {"weights": bytes, ...}; chunk_sizes: bytes per buffer and chunk; seconds: planning time."""
 
     def __init__(self, plan, rows, kinds=None, title=""):
-        self.rows, self.kinds, self.title = rows, dict(kinds or {}), title
+        self.rows, self.kinds, self.title, self._pareto = rows, dict(kinds or {}), title, None
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
@@ -91,6 +92,15 @@ class MeasureReport:
                                 k if side == "node" else 0, int(plan.a_hi[a]), col["buffer"][k], col["chunk"][k],
                                 col["offs"][k], a, about(root)["name"] if root != i else "", why, d.get("where", "")))
         return cls(plan, rows, kinds, printable(title))
+
+    def pareto(self, n=12, profile=None):
+        """What less memory costs: about n pairs (peak, extra operations) with a picture.  profile: whose times count.
+
+        The report of gg.measure knows its graph for this.  Errors: ParamError for a report of numbers alone.
+        """
+        if self._pareto is None:
+            raise ParamError("pareto: this report is of numbers alone; take gg.measure(graph).pareto()")
+        return self._pareto(n, profile=profile)
 
     # ---- figures
     @property

@@ -76,6 +76,7 @@ def mypy(tmp_path_factory):
 def hidden():
     """{name in a stub: class} of what functions return."""
     from ggjit.alloc.report import MeasureReport
+    from ggjit.api.rematerialize import Pareto, Rematerialized
     from ggjit.cpu.thread_pool import Pool
     from ggjit.display.drawing import Drawing
     from ggjit.graphs.plan import Plan
@@ -84,7 +85,8 @@ def hidden():
     from ggjit.models.text.generation import Generation
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
-    found = MeasureReport, Drawing, Generation, Network, Plan, Pool, NodeTime, Profile, SileroVad
+    found = (MeasureReport, Drawing, Generation, Network, Pareto, Plan, Pool, NodeTime, Profile, Rematerialized,
+             SileroVad)
     return {f"_{c.__name__}": c for c in found}
 
 

@@ -60,7 +60,7 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
         return {"name": label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
     report = MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
-    report.pareto = functools.partial(pareto, graph, target=buft)
+    report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 
 

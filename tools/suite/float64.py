@@ -16,6 +16,7 @@ from ggjit.tools.suite.compare import as_array
 
 STEP = 1e-5                             # of central differences, times the size of the values
 KINK = 1e-4                             # two steps that differ by this share of the slope: a corner lies between
+BEND = 30.0                             # a corner at the point itself: slopes of its sides differ, as by curvature
 
 
 class Float64:
@@ -76,8 +77,10 @@ def numeric(graph, loss, leaf, direction):
         return float(graph.run()[loss].sum())
     try:
         wide, narrow = ((at(x) - at(-x)) / (2 * x) for x in (h, h / 4))
+        bend = abs(at(h / 4) + at(-h / 4) - 2 * at(0)) / (h / 4)        # what slopes of both sides differ by
     finally:
         graph.hold(leaf, start)
         graph.run()
     size = max(abs(wide), abs(narrow), 1e-30)
-    return None if abs(wide - narrow) > KINK * size and abs(wide - narrow) > 1e-7 else narrow
+    off = max(abs(wide - narrow), bend / BEND)
+    return None if off > KINK * size and off > 1e-7 else narrow
