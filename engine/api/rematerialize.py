@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 
+from ggjit.alloc.order import reorder
 from ggjit.alloc.recompute import AGAIN, KEEP, TAKE, Recomputation
 from ggjit.alloc.report import mib
 from ggjit.api.registry import init_backend
@@ -33,8 +34,9 @@ from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
 USERS = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}     # functions that may have effects of their own
-PLAN_SECONDS = 0.1                      # of the search for offsets: less than users' allocators have
-MAX_TRIES = 4                           # of a smaller limit, where the planner left gaps
+PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly ends at the bound at once, and where it
+                                        # does not, users' allocators have more time
+MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
 
 
@@ -49,7 +51,7 @@ class BudgetError(GgjitError, MemoryError):
 class Rematerialized(Graph):
     """A graph in which some results are computed again.
 
-    peak: bytes the "best" planner needs for it.  extra: cost of what is made again, as a share of one run.  n_again:
+    peak: bytes the planner "best" needs for it at most.  extra: cost of what is made again, as a share of one run.  n_again:
     nodes that are made again.  of(t): the tensor that stands for `t` of the original.
     """
     peak, extra, n_again = 0, 0.0, 0
@@ -73,12 +75,12 @@ class Rematerialized(Graph):
 
 # ---------------------------------------------------------------- from a graph to numbers
 class _Problem:
-    """A graph as a Recomputation, in its own order or in one of few live bytes."""
+    """A graph as a Recomputation, its nodes in the order given or (`sort`) in one of few live bytes."""
 
-    def __init__(self, graph, buft, costs, in_order):
+    def __init__(self, graph, nodes, buft, costs, sort=False):
         self.graph, self.buft = graph, buft
         placed = [t for t in graph.leafs if t.view_src is None and not _has_memory(t)]
-        self.units = placed + [t for t in graph.nodes if t.op not in VIEW_OPS]
+        self.units = placed + [t for t in nodes if t.op not in VIEW_OPS]
         number = {t.id: k for k, t in enumerate(self.units)}
         outputs, takes, flags, reads = set(graph.output_ids.tolist()), in_place_table(), [], []
         written, after = _writes(self.units)
@@ -93,7 +95,7 @@ class _Problem:
             flags.append(AGAIN * again | KEEP * keep | TAKE * bool(takes[t.op] and t.view_src is None))
         sizes, costs = ([f(t) for t in self.units] for f in (self._nbytes, costs))
         self.numbers = Recomputation(sizes, costs, reads, flags)
-        if not in_order:
+        if sort:
             order = self.numbers.order(behind - [t.op == OP.NONE for t in self.units], after)
             place = np.argsort(order)
             self.units = [self.units[k] for k in order]
@@ -208,7 +210,7 @@ def rematerialize(graph, budget, target=None, profile=None):
         gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
 
     Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
-    an order of few live bytes, else in the graph's own.  `small.bound` says how much any plan pays at least.  Allocate
+    the first of three orders that meets the budget.  `small.bound` says how much any plan pays at least.  Allocate
     it with GraphAllocator(backend, planner="best").  Its outputs are tensors of their own, in the order of
     graph.outputs; small.of(t) finds them.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
@@ -244,8 +246,13 @@ def _problems(graph, target, profile):
             return int(1e12 * seconds[t.id])
         kernel = None if t.op == OP.NONE else kernel_of(t, 1)
         return 0 if kernel is None else int(1e3 * kernel.cost)
-    sorted_, given = _Problem(graph, buft, cost, False), _Problem(graph, buft, cost, True)
-    return [given] if sorted_.units == given.units else [sorted_, given]
+    sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
+    ids = reorder(TABLE.words, graph.node_ids, graph.leaf_ids, sizes, in_place=in_place_table(),
+                  outputs=graph.output_ids).tolist()
+    by_id = {t.id: t for t in graph.nodes}
+    found = [_Problem(graph, graph.nodes, buft, cost, sort=True),
+             _Problem(graph, [by_id[i] for i in ids], buft, cost), _Problem(graph, graph.nodes, buft, cost)]
+    return [p for k, p in enumerate(found) if not any(p.units == q.units for q in found[:k])]
 
 
 def _seconds(profile):
@@ -264,7 +271,7 @@ def _within(problem, budget):
         new = problem.graph_of(schedule, budget)
         if new.peak <= budget:
             return new
-        limit -= new.peak - budget                      # what the offsets lose
+        limit -= max(new.peak - budget, budget // 200)  # what the offsets lose
     return None
 
 

@@ -132,7 +132,7 @@ def test_random_networks(graph, share):
         assert e.minimum > share * most
         small = gg.rematerialize(graph, e.minimum)
     got, arena = run(small, small.outputs)
-    assert got == want and arena == small.peak == gg.measure(small).peak
+    assert got == want and arena == gg.measure(small).peak <= small.peak
     assert small.bound <= small.extra + 1e-9
 
 
