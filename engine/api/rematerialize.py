@@ -51,8 +51,8 @@ class BudgetError(GgjitError, MemoryError):
 class Rematerialized(Graph):
     """A graph in which some results are computed again.
 
-    peak: bytes the planner "best" needs for it at most.  extra: cost of what is made again, as a share of one run.  n_again:
-    nodes that are made again.  of(t): the tensor that stands for `t` of the original.
+    peak: bytes the planner "best" needs for it at most.  extra: cost of what is made again, as a share of one run.
+    n_again: nodes that are made again.  of(t): the tensor that stands for `t` of the original.
     """
     peak, extra, n_again = 0, 0.0, 0
 
