@@ -9,12 +9,14 @@ import numpy as np
 from ggjit.ops.native.jit import exact, i64s, native
 
 BIG = np.int64(1) << np.int64(62)
+NEVER = np.zeros(1, np.int64)   # the word of those that no clock stops
 DENSE = 3000                    # up to this many buffers a scan of all placed ones beats collecting neighbours
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64)")
-def first_fit_dense(order, slo, shi, size, n, off, limit):
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
+def first_fit_dense(order, slo, shi, size, n, off, limit, stop_):
     """Place in `order`; stops and returns `limit` once the peak reaches it.  Placed buffers are kept by address."""
+    stop = i64s(stop_, 1)
     q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
     p_lo, p_hi, p_off, p_end = (np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64),
                                 np.empty(n, np.int64))
@@ -29,7 +31,7 @@ def first_fit_dense(order, slo, shi, size, n, off, limit):
                 cur = max(cur, p_end[k])
         o[i] = cur
         peak = max(peak, cur + need)
-        if peak >= limit:
+        if peak >= limit or stop[0] != 0:
             return limit
         k = m
         while k > 0 and p_off[k - 1] > cur:
@@ -89,9 +91,10 @@ def births_csr(a, n, ns):
     return bp, by
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def first_fit_sparse(order, slo, shi, size, n, ns, off, limit):
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def first_fit_sparse(order, slo, shi, size, n, ns, off, limit, stop_):
     """first_fit_dense for many short-lived buffers: neighbours are those live at the birth and those born later."""
+    stop = i64s(stop_, 1)
     q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
     sp, sm = members_csr(a, b, n, ns)
     bp, by = births_csr(a, n, ns)
@@ -120,7 +123,7 @@ def first_fit_sparse(order, slo, shi, size, n, ns, off, limit):
             cur = max(cur, end[k])
         o[i] = cur
         peak = max(peak, cur + z[i])
-        if peak >= limit:
+        if peak >= limit or stop[0] != 0:
             return limit
     return peak
 
@@ -142,12 +145,13 @@ def _sift(heap, key, rank, m, p):
     heap[p] = x
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def descent(order, slo, shi, size, n, ns, off, limit):
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def descent(order, slo, shi, size, n, ns, off, limit, stop_):
     """Free canonical descent: no capacity, no backtracking.  Stops and returns `limit` once the peak reaches it.
 
     Least offsets only grow, so a heap entry may be stale: then its new key is sifted down instead of placing it.
     """
+    stop = i64s(stop_, 1)
     q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
     sp, sm = members_csr(a, b, n, ns)
     bp, by = births_csr(a, n, ns)
@@ -166,7 +170,7 @@ def descent(order, slo, shi, size, n, ns, off, limit):
         o[i] = least[i]
         top = o[i] + z[i]
         peak = max(peak, top)
-        if peak >= limit:
+        if peak >= limit or stop[0] != 0:
             return limit
         m -= 1
         heap[0] = heap[m]
@@ -176,6 +180,9 @@ def descent(order, slo, shi, size, n, ns, off, limit):
         for k in range(bp[a[i] + 1], bp[b[i]]):
             least[by[k]] = max(least[by[k]], top)
     return peak
+
+
+KERNELS = (descent, first_fit_dense, first_fit_sparse)
 
 
 def _by(*keys):
@@ -195,20 +202,21 @@ def orders(inst):
 
 
 def ranks(inst):
-    """Tie-breaking orders of the canonical search: width, area, section total in three permutations."""
+    """Tie-breaking orders of the canonical search, (name, permutation): width, area, section total by turns."""
     width = inst.hi - inst.lo
     area = inst.size.astype(np.float64) * width
     total = inst.breadth
-    return {"TWA": _by(total, width, area), "WAT": _by(width, area, total), "TAW": _by(total, area, width)}
+    for name, keys in (("TWA", (total, width, area)), ("WAT", (width, area, total)), ("TAW", (total, area, width))):
+        yield name, _by(*keys)
 
 
-def first_fit(inst, order, off, limit=BIG):
-    """Peak of first fit in `order`, offsets into off; `limit` when it gets there."""
+def first_fit(inst, order, off, limit=BIG, stop=NEVER):
+    """Peak of first fit in `order`, offsets into off; `limit` when it gets there, or when the word `stop` is set."""
     if inst.n <= DENSE:
-        return first_fit_dense(order, inst.slo, inst.shi, inst.size, inst.n, off, int(limit))
-    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, int(limit))
+        return first_fit_dense(order, inst.slo, inst.shi, inst.size, inst.n, off, int(limit), stop)
+    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, int(limit), stop)
 
 
-def canonical(inst, order, off, limit=BIG):
-    """Peak of the free canonical descent with ties by `order`."""
-    return descent(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, int(limit))
+def canonical(inst, order, off, limit=BIG, stop=NEVER):
+    """Peak of the free canonical descent with ties by `order`; `limit` as in first_fit."""
+    return descent(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, int(limit), stop)

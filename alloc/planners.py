@@ -1,16 +1,21 @@
-"""`plan_offsets`: buffers with lifetimes -> offsets, as low as the time limit allows.
+"""`plan_offsets`: buffers with lifetimes -> offsets, as low as time, or a number of search nodes, allows.
 
     section bound -> ggml's best fit -> free canonical descents -> first fit in four orders
-                  -> canonical search at the goal
-                  -> by turns, until the goal is met or the time is up:
-                         bisection between the proved bound and the best plan, with growing node limits (complete: it
-                         can prove that nothing fits)
-                         local search over the rank order, a short search each (finds what depth first misses)
+                  -> by turns, with node limits that double, until the goal is met or all is spent:
+                         canonical search at the goal, its three rules by turns
+                         bisection between the proved bound and the best plan (both are complete: they can prove that
+                         nothing fits)
+                         from LOCAL_FROM on, local search over the rank order, a short search each (finds what depth
+                         first misses)
 
 The goal is the lower bound, or `capacity` where that is given.  ggml's plan is always among the candidates, so the
-result is never above it.
+result is never above it.  Searches run in batches whose results are read in a fixed order: `n_threads` changes how long
+a batch takes and nothing else.
 """
+import concurrent.futures
+import contextlib
 import dataclasses
+import threading
 import time
 
 import numpy as np
@@ -18,14 +23,19 @@ import numpy as np
 from ggjit.alloc import greedy
 from ggjit.alloc.free_list import UNBOUNDED, list_alloc, list_free, new_states, reset_to_block
 from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
-from ggjit.alloc.search import FOUND, INFEASIBLE, CanonicalSearch, search
+from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, CanonicalSearch
+from ggjit.alloc.search import KERNELS as SEARCH_KERNELS
 from ggjit.alloc.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE, i64s, native
 
+LOCAL_FROM = 64                 # node limit of a search, over the number of buffers
+COARSE = 8                      # the bisection's node limit is that much smaller than the one at the goal
+
 # local search
+BATCH = 4                       # orders tried before the next are drawn; more would only keep more threads busy
 FRESH = 0.02                    # share of steps that start from fresh keys
 WIDE, NARROW = 0.5, 1.0         # disturbance of fresh and of kept keys, in units of log(key)
 SHARES = (0.02, 0.1, 0.5)       # of the keys disturbed in one step
@@ -44,6 +54,7 @@ class Layout:
     fits            "fits"; "does not fit": decided, no layout within the capacity exists; "not found in time"
     planner         what found it
     seconds         wall time without compiling
+    nodes           search nodes spent
     """
     offsets: np.ndarray
     peak: int
@@ -52,6 +63,7 @@ class Layout:
     fits: str
     planner: str
     seconds: float
+    nodes: int = 0
 
     @property
     def gap(self):
@@ -73,6 +85,28 @@ class Clock:
     @property
     def left(self):
         return self.limit - self.used
+
+
+class Alarm:
+    """A word that compiled loops look at: 0, and 1 once the clock has run out.  A context; one thread that sleeps."""
+
+    def __init__(self, clock):
+        self.word, self.clock, self.over = np.zeros(1, np.int64), clock, threading.Event()
+        self.thread = threading.Thread(target=self._wait, name="plan_offsets alarm", daemon=True)
+
+    def _wait(self):
+        while not self.over.wait(min(max(self.clock.left, 0.0), threading.TIMEOUT_MAX)):
+            if self.clock.left <= 0:
+                self.word[0] = 1
+                return
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
 
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64)")
@@ -109,11 +143,11 @@ class LocalSearch:
     those of the step that placed most buffers so far, some of them disturbed, or now and then fresh ones.  On fully
     packed instances of 150-450 buffers this halves the gap that depth first leaves after a second.
 
-    State is kept between calls of `step`.  Deterministic for a seed, apart from the number of steps.
+    State is kept between calls.  Deterministic for a seed and node limits.
     """
 
-    def __init__(self, inst, search, seed=0):
-        self.search, self.n = search, inst.n
+    def __init__(self, inst, seed=0):
+        self.n = inst.n
         self.rng = np.random.default_rng(seed)
         width = (inst.hi - inst.lo).astype(np.float64)
         self.bases = [np.log(k + 1.0) for k in (inst.breadth, width, inst.size * width)]
@@ -126,36 +160,45 @@ class LocalSearch:
             return self.bases[rng.integers(3)] + WIDE * rng.random() * noise
         return self.keys + NARROW * noise * (rng.random(self.n) < SHARES[rng.integers(3)])
 
-    def step(self, best, goal, nodes):
-        """One short search below `best` and not below `goal` (both in units of the instance): (status, offsets)."""
+    def draw(self, best, goal):
+        """(keys of a batch of searches, the capacity they are to meet): below `best`, not below `goal`."""
         if self.cap is None or self.cap >= best or self.stale > STALE:
             self.cap = max(goal, best - max(1, int((best - goal) * REACH * self.rng.random())))
             self.depth, self.stale = -1, 0
-        keys = self._draw()
-        status, offsets = self.search.solve(self.cap, np.argsort(-keys), nodes)
+        return [self._draw() for _ in range(BATCH)], self.cap
+
+    def learn(self, keys, placed):
+        """The search with these keys had placed so many buffers at once."""
         self.stale += 1
-        placed = self.search.most_placed
         if placed >= self.depth:
             self.stale = 0 if placed > self.depth else self.stale
             self.keys, self.depth = keys, placed
-        return status, offsets
 
 
 class Planner:
-    """The anytime search on one instance; `best`, `offsets`, `how`, `proved` are always valid."""
+    """The anytime search on one instance; `best`, `offsets`, `how`, `proved`, `nodes` are always valid.
 
-    def __init__(self, inst, goal, time_limit, events=None):
-        self.inst, self.goal, self.clock = inst, max(goal, inst.lower_bound), Clock(time_limit)
+    node_limit: search nodes in all; then no clock is read and the result is the same everywhere.
+    """
+
+    def __init__(self, inst, goal, clock, events=None, node_limit=None, seed=0, n_threads=1):
+        self.inst, self.goal = inst, max(goal, inst.lower_bound)
+        self.clock = Clock(clock) if isinstance(clock, int | float) else clock
+        self.node_limit, self.nodes, self.seed, self.n_threads = node_limit, 0, seed, n_threads
         self.proved = inst.lower_bound
         self.best, self.offsets = ggml_best_fit(inst, events)
         self.ggml_peak = self.best
         self.how = "ggml"
         self.trace = [(self.clock.used, self.best, self.how)]
-        self.rate = 3e8 / (inst.n + inst.ns + 100)      # search nodes per second, corrected as we go
+
+    @property
+    def spent(self):
+        """Whether time, or the nodes, are used up."""
+        return self.nodes >= self.node_limit if self.node_limit is not None else self.clock.left <= 0
 
     @property
     def done(self):
-        return self.best <= self.goal or self.proved >= self.best or self.clock.left <= 0
+        return self.best <= self.goal or self.proved >= self.best
 
     def _keep(self, peak, offsets, how):
         if peak < self.best:
@@ -163,82 +206,94 @@ class Planner:
             self.trace.append((self.clock.used, self.best, how))
 
     def run(self):
-        self.ranks = greedy.ranks(self.inst)
+        for kernels, phase in ((greedy.KERNELS, self._greedy), (SEARCH_KERNELS, self._search)):
+            if self.done or self.node_limit is None and self.spent:
+                return
+            for kernel in kernels:
+                _ = kernel.address              # compiled here, where the clock stands still and no alarm is set
+            with self._alarm() as self.stop:
+                phase()
+
+    @contextlib.contextmanager
+    def _alarm(self):
+        if self.node_limit is not None:
+            yield greedy.NEVER
+        else:
+            with Alarm(self.clock) as alarm:
+                yield alarm.word
+
+    def _greedy(self):
+        """Plans without search, the cheapest first."""
         off = np.zeros(self.inst.n, np.int64)
-        for name, order in self.ranks.items():
-            if self.done:
+        self.ranks = {}
+        for name, order in greedy.ranks(self.inst):
+            self.ranks[name] = order
+            self._keep(greedy.canonical(self.inst, order, off, self.best, self.stop), off, f"canonical {name}")
+            if self.done or self.stop[0]:
                 return
-            self._keep(greedy.canonical(self.inst, order, off, self.best), off, f"canonical {name}")
         for name, order in greedy.orders(self.inst):
-            if self.done:
+            self._keep(greedy.first_fit(self.inst, order, off, self.best, self.stop), off, f"first fit by {name}")
+            if self.done or self.stop[0]:
                 return
-            self._keep(greedy.first_fit(self.inst, order, off, self.best), off, f"first fit by {name}")
-        if not self.done:
-            self._search()
+
+    def _batch(self, tasks, cap, limit):
+        """[Outcome] of searches (order, rule) at one capacity, up to the first that decides it."""
+        if self.node_limit is not None:
+            limit = min(limit, max(1, (self.node_limit - self.nodes) // len(tasks)))
+        run = lambda task: self.search.solve(cap, task[0], limit, task[1], self.stop)       # noqa: E731
+        out = []
+        for outcome in (map if self.pool is None else self.pool.map)(run, tasks):
+            out.append(outcome)
+            self.nodes += outcome.nodes
+            if outcome.status in (FOUND, INFEASIBLE):
+                break
+        return out
+
+    def _record(self, outcome, cap, how):
+        if outcome.status == FOUND:
+            self._keep(int((outcome.offsets + self.inst.size).max()), outcome.offsets, how)
+        elif outcome.status == INFEASIBLE:
+            self.proved = max(self.proved, cap + 1)
+        return outcome.status
 
     def _try(self, cap, limit):
-        """FOUND, INFEASIBLE or None (not known): all rank orders with `limit` nodes each."""
-        for name, order in self.ranks.items():
-            nodes = min(limit, int(self.rate * self.clock.left))
-            if nodes < self.inst.n:
-                self.out_of_time = True
-                return None
-            t0 = time.perf_counter()
-            status, offsets = self.search.solve(cap, order, nodes)
-            if self.search.nodes > 1000:
-                self.rate = self.search.nodes / (time.perf_counter() - t0 + 1e-6)
-            if status == FOUND:
-                self._keep(int((offsets + self.inst.size).max()), offsets, f"search {name}")
-                return FOUND
-            if status == INFEASIBLE:
-                self.proved = max(self.proved, cap + 1)
-                return INFEASIBLE
-        return None
+        """FOUND, INFEASIBLE or another status (not known): every rule with `limit` nodes."""
+        out = self._batch([(self.ranks[name], rule) for name, rule in RULES.items()], cap, limit)
+        return self._record(out[-1], cap, f"search {list(RULES)[len(out) - 1]}")
 
     def _bisect(self, limit):
         """Narrow [proved bound, best] with `limit` nodes per search; a limit hit counts as "not here" in this pass."""
         soft = max(self.proved, self.goal)
-        while self.best - soft > max(self.best // 256, 1) and not self.done and not self.out_of_time:
+        while self.best - soft > max(self.best // 256, 1) and not self.done and not self.spent:
             cap = (soft + self.best) // 2
             if self._try(cap, limit) != FOUND:
                 soft = cap + 1
-        if not self.done and not self.out_of_time:
-            self._try(max(self.proved, self.goal), 4 * limit)
 
-    def _climb(self, local, seconds):
-        """Local search for so long."""
-        end = self.clock.used + min(seconds, self.clock.left)
-        while not self.done and self.clock.used < end:
-            nodes = min(2 * self.inst.n, int(self.rate * self.clock.left))
-            if nodes < self.inst.n:
-                return
-            status, offsets = local.step(self.best, max(self.proved, self.goal), nodes)
-            if status == FOUND:
-                self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
-            elif status == INFEASIBLE:
-                self.proved = max(self.proved, local.cap + 1)
+    def _climb(self, local, nodes):
+        """Local search with so many nodes."""
+        end = self.nodes + nodes
+        while not self.done and not self.spent and self.nodes < end:
+            keys, cap = local.draw(self.best, max(self.proved, self.goal))
+            out = self._batch([(np.argsort(-k), KEEP) for k in keys], cap, 2 * self.inst.n)
+            for k, outcome in zip(keys, out, strict=False):
+                local.learn(k, outcome.placed)
+            self._record(out[-1], cap, "local search")
 
     def _search(self):
         self.search = CanonicalSearch(self.inst)
         if not self.search.possible:
             return
-        if search_is_cold():
-            self.search.solve(self.inst.lower_bound - 1, self.ranks["TWA"], 1)      # compile, outside the clock
-        self.out_of_time = False
-        limit = 2 * self.inst.n
-        self._try(self.goal, limit)
-        local = LocalSearch(self.inst, self.search)
-        while not self.done and not self.out_of_time:
-            t0 = self.clock.used
-            self._bisect(limit)
-            self._climb(local, 2 * (self.clock.used - t0))
-            limit *= 2
-        self._climb(local, self.clock.left)
-
-
-def search_is_cold():
-    """Whether the search kernel still has to be compiled or loaded."""
-    return "_call" not in search.__dict__
+        with contextlib.ExitStack() as held:
+            self.pool = held.enter_context(concurrent.futures.ThreadPoolExecutor(self.n_threads)) \
+                if self.n_threads > 1 else None
+            limit, local = 2 * self.inst.n, LocalSearch(self.inst, self.seed)
+            while not self.done and not self.spent:
+                before = self.nodes
+                self._try(max(self.proved, self.goal), limit)
+                self._bisect(max(limit // COARSE, 2 * self.inst.n))
+                if limit >= LOCAL_FROM * self.inst.n:
+                    self._climb(local, self.nodes - before)
+                limit *= 2
 
 
 def _columns(lower, upper, size):
@@ -266,19 +321,31 @@ def _columns(lower, upper, size):
 
 
 @asking("a layout of buffers")
-def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None):
+def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None, node_limit=None, seed=0,
+                 n_threads=1):
     """Offsets for buffers that are live on the half-open steps [lower, upper) and take `size` bytes.
 
     alignment   bytes, a power of two; sizes are padded to it and offsets are multiples of it
     capacity    bytes to fit into; stops at the first layout that does.  None: as low as possible
     time_limit  seconds of searching, compiling excluded; the best plan found by then is returned
     events      order of takes (i + 1) and releases (-i - 1) for ggml's plan; default: by time, releases first
+    node_limit  search nodes to spend instead of time: no clock is read, and the same call gives the same layout
+                everywhere, whatever n_threads
+    seed        of the local search's random orders, a whole number >= 0
+    n_threads   threads that search at a time
     Returns a Layout.  Errors: ShapeError (negative or overflowing sizes, lower >= upper, lengths), ParamError
-    (capacity below the largest buffer, alignment, time limit).
+    (capacity below the largest buffer, alignment, limits, seed, threads).
+
+    >>> plan_offsets([0, 0, 2], [2, 3, 3], [10, 20, 15], node_limit=1000).peak
+    35
     """
+    check_time_limit(time_limit)
+    clock = Clock(time_limit)
     lo, hi, z = _columns(lower, upper, size)
     alignment = check_alignment(alignment)
-    check_time_limit(time_limit)
+    for name, value, least in (("node_limit", node_limit, 0), ("seed", seed, 0), ("n_threads", n_threads, 1)):
+        if not is_whole(value, least) and (name != "node_limit" or value is not None):
+            raise ParamError(f"{name} {value!r}: expected a whole number >= {least}")
     if capacity is not None and not is_whole(capacity):
         raise ParamError(f"capacity {capacity!r}: expected bytes, or None")
     check_total(z, alignment, "buffers")
@@ -298,10 +365,10 @@ def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0,
         events = np.sign(events) * number[np.abs(events) - 1]
         events = np.ascontiguousarray(events[events != 0])
     inst = Instance(lo[used], hi[used], z[used] // unit)
-    p = Planner(inst, 0 if capacity is None else capacity // unit, time_limit, events)
+    p = Planner(inst, 0 if capacity is None else capacity // unit, clock, events, node_limit, seed, n_threads)
     p.run()
     offsets[used] = p.offsets * unit
     fits = FITS
     if capacity is not None and p.best * unit > capacity:
         fits = DOES_NOT_FIT if p.proved * unit > capacity else NOT_FOUND
-    return Layout(offsets, p.best * unit, inst.lower_bound * unit, p.proved * unit, fits, p.how, p.clock.used)
+    return Layout(offsets, p.best * unit, inst.lower_bound * unit, p.proved * unit, fits, p.how, clock.used, p.nodes)

@@ -17,22 +17,31 @@ its least offset, so one frame of the search picks the next buffer in that order
             | |       +-- b     border, both sides are searched apart
             +-------------------------> sections
 
+Which of equals comes first is the rank.  It is the place in the part's list of members, and every part that a split
+opens is ranked anew, by what is still unplaced in it: where most bytes are left is decided first.  `rule` names the
+permutation of the three keys, T (largest unplaced total of a buffer's sections), W (width) and A (area); a search
+that one permutation loses early another often finds at once.  A buffer that was passed over at some offset stays
+out of the running for that offset when its part is ranked anew: lists hold it complemented, ~i.
+
 Frames keep an explicit parent on one linear trail, so a failed part drops its solved siblings with one rewind.
-Member lists are kept in rank order, so the first of equals is the one with the better rank.
 """
+import collections
+
 import numpy as np
 
-from ggjit.alloc.greedy import births_csr, members_csr
+from ggjit.alloc.greedy import NEVER, births_csr, members_csr
 from ggjit.ops.native.jit import exact, i64s, native
 
 FOUND, INFEASIBLE, NODE_LIMIT, TRAIL_FULL = 1, 0, -1, -2
+KEEP, TWA, WAT, TAW = range(4)  # rules: keep the given order, or rank each part anew
+RULES = {"TWA": TWA, "TAW": TAW, "WAT": WAT}        # in the order in which they take turns
 MAX_PAIRS = 60_000_000          # overlaps the adjacency lists may hold
 MAX_TRAIL = 16_000_000          # words of the section trail and of the member stack
 BIG = np.int64(1) << np.int64(62)
 
 # columns of the frame table
-PARENT, LO, HI, M0, M1, KEY, POS, HAT, T_MINO, T_SEC, T_OUT, MTOP, NEXT, END, SPLIT, LEFT = range(16)
-FRAME = 16
+PARENT, LO, HI, M0, M1, KEY, POS, HAT, T_MINO, T_SEC, T_OUT, MTOP, NEXT, END, SPLIT, LEFT, PASSED = range(17)
+FRAME = 17
 
 
 @native("i64(i64, i64, i64, i64)")
@@ -104,15 +113,19 @@ def _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg
 
 
 @exact
-def _candidate(mem, m0, m1, mino, size, rank, key, pos):
-    """The unplaced buffer with the least (mino, rank) beyond (key, pos), or -1."""
+def _candidate(mem, m0, m1, mino, size, key, pos, passed):
+    """The place in mem of the unplaced buffer with the least (mino, place) beyond (key, pos), or -1.
+
+    passed: the offset at which complemented members were passed over."""
     best, best_o, least_top = np.int64(-1), BIG, BIG
     for k in range(m0, m1):
         i = mem[k]
+        out = i < 0
+        i = ~i if out else i
         o = mino[i]
         least_top = min(least_top, o + size[i])
-        if key <= o < best_o and (o > key or rank[i] > pos):
-            best, best_o = i, o
+        if key <= o < best_o and (o > key or k > pos) and not (out and o == passed):
+            best, best_o = k, o
     return best if best_o < least_top else np.int64(-1)
 
 
@@ -238,12 +251,48 @@ def _fill_sections(n, a, b, size, out, total, cuts, secarg):
 
 
 @exact
-def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
-    """Frame f for part [lo, hi) below p; returns the new top of the member stack, -1 when it is full."""
+def _before(i, j, key):
+    """Whether buffer i ranks before j: larger keys first, then the smaller number."""
+    for c in range(3):
+        if key[i, c] != key[j, c]:
+            return key[i, c] > key[j, c]
+    return i < j
+
+
+@exact
+def _rank(mem, m0, m1, rule, a, b, size, width, total, key):
+    """Sort mem[m0:m1] by what is unplaced now, in the order of the rule's keys."""
+    t = 2 if rule == WAT else 0
+    w = 0 if rule == WAT else 1 if rule == TWA else 2
+    for k in range(m0, m1):
+        i = max(mem[k], ~mem[k])
+        most = np.int64(0)
+        for s in range(a[i], b[i]):
+            most = max(most, total[s])
+        key[i, t], key[i, w], key[i, 3 - t - w] = most, width[i], float(size[i]) * width[i]
+    gap = 1
+    while gap < (m1 - m0) // 3:
+        gap = 3 * gap + 1
+    while gap > 0:                              # Shell sort: lists come almost sorted
+        for k in range(m0 + gap, m1):
+            x, r = mem[k], k
+            i = max(x, ~x)
+            while r >= m0 + gap and _before(i, max(mem[r - gap], ~mem[r - gap]), key):
+                mem[r] = mem[r - gap]
+                r -= gap
+            mem[r] = x
+        gap //= 3
+
+
+@exact
+def _open_part(fr, p, f, lo, hi, mem, mtop, out, mino, a, b):
+    """Frame f for part [lo, hi) below p; returns the new top of the member stack, -1 when it is full.
+
+    A list of its own complements the members that were passed over at offset KEY; POS is before its first."""
     fr[f, PARENT], fr[f, LO], fr[f, HI] = p, lo, hi
-    fr[f, KEY], fr[f, POS] = fr[p, KEY], fr[p, POS]
+    fr[f, KEY], fr[f, POS], fr[f, PASSED] = fr[p, KEY], fr[p, POS], fr[p, PASSED]
     fr[f, MTOP] = mtop
-    m0, m1 = fr[p, M0], fr[p, M1]
+    m0, m1, at = fr[p, M0], fr[p, M1], fr[p, KEY]
     whole = lo == fr[p, LO] and hi == fr[p, HI]
     if whole:
         if 2 * (fr[p, LEFT] - 1) > m1 - m0:     # else worth a list without the placed ones
@@ -253,20 +302,25 @@ def _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b):
     if top + m1 - m0 > len(mem):
         return np.int64(-1)
     for k in range(m0, m1):
-        i = mem[k]
+        x = mem[k]
+        i = max(x, ~x)
         if out[i] < 0 and a[i] < hi and lo < b[i]:
-            mem[top] = i
+            gone = mino[i] == at and (k <= fr[p, POS] or x < 0 and fr[p, PASSED] == at)
+            mem[top] = ~i if gone else i
             top += 1
     fr[f, M0], fr[f, M1], fr[f, LEFT] = mtop, top, top - mtop
+    fr[f, POS], fr[f, PASSED] = mtop - 1, at
     return top
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit, out_, stats):
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def search(slo, shi, size_, width_, n, ns, ptr_, adj_, sp_, sm_, order, rule, cap, node_limit, stop_, out_, stats):
     """FOUND with offsets in out, INFEASIBLE (proved), NODE_LIMIT or TRAIL_FULL.  order: buffers, best rank first;
+    rule: how parts are ranked anew, or KEEP; stop: a word, the search ends as at its limit once it is not 0;
     stats: nodes, most buffers placed at once."""
+    stop = i64s(stop_, 1)
     a, b, size, out = i64s(slo, n), i64s(shi, n), i64s(size_, n), i64s(out_, n)
-    ptr, sp, st = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 2)
+    ptr, sp, st, width = i64s(ptr_, n + 1), i64s(sp_, ns + 1), i64s(stats, 2), i64s(width_, n)
     adj, sm = i64s(adj_, ptr[n]), i64s(sm_, sp[ns])
     mino, touched = np.zeros(n, np.int64), np.zeros(n, np.int64)
     total, cuts = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64)
@@ -276,18 +330,17 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
     t_mino, t_out = np.empty((ptr[n] + 1, 2), np.int64), np.empty(n + 1, np.int64)
     t_sec = np.empty((min(ns * (n + 1) + 1, MAX_TRAIL), 3), np.int64)
     mem = np.empty(min(n * (n + 3) // 2 + 64, MAX_TRAIL), np.int64)
-    fr = np.empty((2 * n + 8, FRAME), np.int64)
-    q, rank = i64s(order, n), np.empty(n, np.int64)
+    fr, key = np.empty((2 * n + 8, FRAME), np.int64), np.empty((n, 3), np.float64)
+    q = i64s(order, n)
     for k in range(n):
         mem[k] = q[k]
-        rank[q[k]] = k
     mtop = np.int64(n)
     st[0] = st[1] = 0
     if not _sections_hold(total, secmin, 0, ns, 0, cap):
         return INFEASIBLE
     # frame 0 stands for "nothing placed yet"; its one part is everything
     fr[0, PARENT], fr[0, LO], fr[0, HI], fr[0, M0], fr[0, M1], fr[0, KEY], fr[0, POS] = -1, 0, ns, 0, n, 0, -1
-    fr[0, NEXT], fr[0, END], fr[0, SPLIT], fr[0, LEFT] = 0, ns, 1, n + 1
+    fr[0, NEXT], fr[0, END], fr[0, SPLIT], fr[0, LEFT], fr[0, PASSED] = 0, ns, 1, n + 1, -1
     p, top, stamp, nodes = 0, 0, 0, 0
     while True:
         # ---- the next part below p, or of the nearest ancestor that has one
@@ -301,14 +354,17 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
             continue
         top += 1
         f = top
-        mtop = _open_part(fr, p, f, lo, hi, mem, mtop, out, a, b)
+        mtop = _open_part(fr, p, f, lo, hi, mem, mtop, out, mino, a, b)
         if mtop < 0:
             return TRAIL_FULL
+        if rule != KEEP and (p == 0 or hi - lo < fr[p, HI] - fr[p, LO]):
+            _rank(mem, fr[f, M0], fr[f, M1], rule, a, b, size, width, total, key)
         fr[f, HAT], fr[f, T_MINO], fr[f, T_SEC], fr[f, T_OUT] = 1, cnt[0], cnt[1], cnt[2]
         # ---- try candidates of frame f; fall back to ancestors when there is none left
         while True:
-            i = _candidate(mem, fr[f, M0], fr[f, M1], mino, size, rank, fr[f, KEY], fr[f, POS])
-            ok = i >= 0 and fr[f, HAT] == 1
+            k = _candidate(mem, fr[f, M0], fr[f, M1], mino, size, fr[f, KEY], fr[f, POS], fr[f, PASSED])
+            i = max(mem[k], ~mem[k])
+            ok = k >= 0 and fr[f, HAT] == 1
             if ok and mino[i] > fr[f, KEY]:     # else checked when the frame was made
                 ok = _sections_hold(total, secmin, fr[f, LO], fr[f, HI], mino[i], cap)
             if not ok:
@@ -321,12 +377,12 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
                 mtop = fr[f, M1] if fr[f, M0] >= fr[f, MTOP] else fr[f, MTOP]
                 continue
             nodes += 1
-            if nodes > node_limit:
+            if nodes > node_limit or stop[0] != 0:
                 st[0] = nodes
                 return NODE_LIMIT
             o = mino[i]
             h = o + size[i]
-            fr[f, KEY], fr[f, POS] = o, rank[i]
+            fr[f, KEY], fr[f, POS] = o, k
             if h > cap or not _room_above(i, h, a, b, size, total, cap):
                 continue
             split = _place(i, o, a, b, size, out, mino, total, cuts, t_out, cnt)
@@ -344,37 +400,33 @@ def search(slo, shi, size_, n, ns, ptr_, adj_, sp_, sm_, order, cap, node_limit,
             _undo(fr, f, cnt, out, size, a, b, total, cuts, mino, t_mino, secmin, secarg, t_sec, t_out)
 
 
+KERNELS = (count_pairs, fill_lists, search)
+Outcome = collections.namedtuple("Outcome", "status offsets nodes placed")
+
+
 class CanonicalSearch:
     """The search on one instance; the lists are built once and serve every capacity and every rank order."""
 
     def __init__(self, inst):
         self.inst, n, ns = inst, inst.n, inst.ns
+        self.width = inst.hi - inst.lo
         self.n_pairs = count_pairs(inst.slo, inst.shi, n, ns)
         if not self.possible:
             return
         self.ptr, self.adj = np.empty(n + 1, np.int64), np.empty(max(self.n_pairs, 1), np.int64)
         self.sp, self.sm = np.empty(ns + 1, np.int64), np.empty(int((inst.shi - inst.slo).sum()), np.int64)
         fill_lists(inst.slo, inst.shi, n, ns, self.ptr, self.adj, self.sp, self.sm)
-        self.stats = np.zeros(2, np.int64)
 
     @property
     def possible(self):
         """Whether the adjacency lists fit into memory."""
         return self.n_pairs <= MAX_PAIRS
 
-    def solve(self, cap, order, node_limit):
-        """(status, offsets or None) with ties broken by `order`, a permutation."""
-        i, offs = self.inst, np.empty(self.inst.n, np.int64)
-        status = search(i.slo, i.shi, i.size, i.n, i.ns, self.ptr, self.adj, self.sp, self.sm, order, int(cap),
-                        int(node_limit), offs, self.stats)
-        return status, offs if status == FOUND else None
+    def solve(self, cap, order, node_limit, rule=KEEP, stop=NEVER):
+        """Outcome with ties broken by `order`, a permutation, or in every part anew by `rule`.
 
-    @property
-    def nodes(self):
-        """Search nodes of the last call."""
-        return int(self.stats[0])
-
-    @property
-    def most_placed(self):
-        """Most buffers placed at once in the last call."""
-        return int(self.stats[1])
+        offsets: None unless FOUND; nodes: search nodes; placed: most buffers that were placed at once."""
+        i, offs, stats = self.inst, np.empty(self.inst.n, np.int64), np.zeros(2, np.int64)
+        status = search(i.slo, i.shi, i.size, self.width, i.n, i.ns, self.ptr, self.adj, self.sp, self.sm, order, rule,
+                        int(cap), int(node_limit), stop, offs, stats)
+        return Outcome(status, offs if status == FOUND else None, *stats.tolist())
