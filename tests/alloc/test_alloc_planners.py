@@ -9,7 +9,7 @@ from helpers.timing import processor_time
 
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
-from ggjit.alloc.search import TRAIL_FULL, CanonicalSearch
+from ggjit.alloc.search import FOUND, INFEASIBLE, TRAIL_FULL, CanonicalSearch
 from ggjit.alloc.sections import Instance
 from ggjit.alloc.validate import check_layout
 from ggjit.ops.core.errors import BadFile, ParamError, ShapeError
@@ -89,8 +89,17 @@ def test_search_says_when_it_ran_out_of_nodes_or_memory():
     lo, hi, size = instances.accelerator(150, 2)
     inst = Instance(lo, hi, size)
     s, order = CanonicalSearch(inst), np.argsort(-size)
-    assert s.solve(inst.lower_bound, order, 10)[0] not in (0, 1) and s.nodes == 11
-    assert s.solve(inst.lower_bound - 1, order, 10)[0] == 0
+    out = s.solve(inst.lower_bound, order, 10)
+    assert out.status not in (FOUND, INFEASIBLE) and out.nodes == 11 and out.offsets is None
+    assert s.solve(inst.lower_bound - 1, order, 10).status == INFEASIBLE
+
+
+@pytest.mark.parametrize("seed", [2, 7])
+def test_a_node_limit_gives_the_same_answer_for_any_number_of_threads(seed):
+    lo, hi, size = instances.accelerator(60, seed)
+    one, two = (plan_offsets(lo, hi, size, node_limit=20_000, seed=seed, n_threads=k) for k in (1, 2))
+    assert (one.offsets == two.offsets).all() and (one.nodes, one.planner) == (two.nodes, two.planner)
+    assert one.nodes <= 20_000 + 60
     assert TRAIL_FULL not in (0, 1, -1)
 
 
