@@ -9,7 +9,8 @@ GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.networks.network import MAX_EPS, Network
+from ggjit.models.blocks.facts import Facts
+from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 
@@ -23,21 +24,22 @@ class Bert(Network):
     CAUSAL = False
 
     def _load(self):
-        get = self._positive
+        facts = Facts(self.file)
+        get = facts.positive
         self.n_embd, self.n_layer = get("embedding_length"), get("block_count")
         self.n_head = get("attention.head_count")
         self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
         self.n_ctx = self.n_ctx_train
-        self.eps = self._between("attention.layer_norm_epsilon", 0.0, MAX_EPS)
+        self.eps = facts.eps("layer")
         self.pooling = self.file.arch_get("pooling_type", MEAN, int)
         if self.pooling not in (MEAN, CLS):
             raise ModelError(f"{self.file.path}: bert.pooling_type {self.pooling} is not supported; "
                              f"supported: mean (1), cls (2)")
         if self.n_embd % self.n_head:
             raise ModelError(f"{self.file.path}: {self.n_head} heads do not divide embedding_length {self.n_embd}")
-        self._same("attention.head_count_kv", self.n_head)
+        facts.same("attention.head_count_kv", self.n_head)
         for key in ("attention.key_length", "attention.value_length"):
-            self._same(key, self.n_embd // self.n_head)
+            facts.same(key, self.n_embd // self.n_head)
         table = self.file.tensors.get("token_embd.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         want, d, f = self.weights.want, self.n_embd, self.n_ff

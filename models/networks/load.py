@@ -3,14 +3,15 @@ import os
 import time
 
 from ggjit.models.core.checks import known_options
+from ggjit.models.families.registry import DECODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.bert import Bert
-from ggjit.models.networks.llama import ROPE_MODE, Llama
+from ggjit.models.networks.decoder import Decoder
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
 OPTIONS = (*LLAMA_OPTIONS, "repack")
-ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ROPE_MODE, Llama)}      # {general.architecture: class}
+ARCHITECTURES = {"bert": Bert, **dict.fromkeys(DECODERS, Decoder)}      # {general.architecture: class}
 
 
 def network_of(file, options, **kw):
