@@ -36,6 +36,7 @@ class Attention:
     out_bias: bool | None = None
     qk_norm: str = ""                   # kind, as Scope.norm has them; "": none
     qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all"
+    norm_after_rope: bool = False
     out: str = "attn_output"
     rel_buckets: int = 0                # of relative positions, each with a score per head; 0: none
 
@@ -81,6 +82,8 @@ class Attention:
         if self.rope:
             q, k = (gg.set_name(gg.rope_ext(t, g.leaf["positions"], w["rope_factors"], *self.rope.parameters),
                                 f"{name}_roped-{i}") for t, name in ((q, "Q"), (k, "K")))
+        if self.norm_after_rope:
+            q, k = self._normed(g, q, k, w)
         k, v = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
@@ -102,7 +105,7 @@ class Attention:
                 q, k = (gg.view_3d(qkv, self.d_head, h, g.n_tokens, self.d_head * size, qkv.nb[1], first * size)
                         for h, first in ((self.n_head, at[0]), (self.n_head_kv, at[1])))
             v = gg.view_2d(qkv, self.n_v, g.n_tokens, qkv.nb[1], at[2] * size)
-            return self._normed(g, q, k, v, w, None)
+            return *self._by_head(g, q, k, w), v, None
         gate = None
         q = gg.set_name(clamped(linear(w["attn_q"], n)), f"Qcur-{i}")
         if self.gated:                  # [query | gate] of every head
@@ -114,14 +117,18 @@ class Attention:
         k = gg.set_name(clamped(linear(w["attn_k"], n)), f"Kcur-{i}")
         k = k if self.qk_norm_over == "all" else gg.reshape_3d(k, self.d_head, self.n_head_kv, g.n_tokens)
         v = gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
-        return self._normed(g, q, k, v, w, gate)
+        return *self._by_head(g, q, k, w), v, gate
 
-    def _normed(self, g, q, k, v, w, gate):
-        if self.qk_norm:
-            q, k = (g.norm(t, self.qk_norm, w[name]) for t, name in ((q, "attn_q_norm"), (k, "attn_k_norm")))
+    def _by_head(self, g, q, k, w):
+        """q and k, normed where that comes before RoPE, as [d_head, heads, n_tokens]."""
+        if self.qk_norm and not self.norm_after_rope:
+            q, k = self._normed(g, q, k, w)
         if self.qk_norm_over == "all":
             q, k = (gg.reshape_3d(t, self.d_head, h, g.n_tokens) for t, h in ((q, self.n_head), (k, self.n_head_kv)))
-        return q, k, v, gate
+        return q, k
+
+    def _normed(self, g, q, k, w):
+        return (g.norm(t, self.qk_norm, w[name]) for t, name in ((q, "attn_q_norm"), (k, "attn_k_norm")))
 
     def _keys_and_values(self, g, k, v, i):
         """As [d, n_kv, n_head_kv]: out of the cache, or of these tokens alone."""

@@ -1,4 +1,4 @@
 """All architectures that have a description."""
-from ggjit.models.families import gemma, llama, qwen
+from ggjit.models.families import gemma, layer_norm, llama, qwen, rms_norm
 
-DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY}
+DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY}
