@@ -160,16 +160,13 @@ def rows_by_head(cache, d, n_kv, n_head_kv):
 def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None):
     """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens]."""
     if g.flash and not max_bias:
-        o = gg.set_name(gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap), f"attn-{i}")
-        if sinks is not None:
-            gg.flash_attn_ext_add_sinks(o, sinks)
-        return o
+        o = gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap)
+        return gg.set_name(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), f"attn-{i}")
     kq = gg.set_name(gg.mul_mat(k, q), f"kq-{i}")
     if softcap:
         kq = gg.scale(gg.tanh(gg.scale(kq, scale / softcap)), softcap)
         scale = 1.0
-    p = gg.set_name(gg.soft_max_ext(kq, mask, scale, max_bias), f"kq_soft_max-{i}")
-    if sinks is not None:
-        gg.soft_max_add_sinks(p, sinks)
+    p = gg.soft_max_ext(kq, mask, scale, max_bias)
+    p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")
     o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v)), p), f"kqv-{i}")    # [d_head_v, n_tokens, n_head]
     return gg.cont(gg.permute(o, 0, 2, 1, 3))
