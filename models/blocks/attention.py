@@ -52,9 +52,9 @@ class Attention:
     def n_v(self):
         return self.d_head_v * self.n_head_kv
 
-    def cache(self, n_ctx, kv_type):
-        """[(type, ne)] of what is kept."""
-        return [(kv_type, (self.n_k, n_ctx)), (kv_type, (self.n_v, n_ctx))]
+    def cache(self, n_ctx, kv_type, n_embd):
+        """[(name, type, ne)] of what is kept between tokens."""
+        return [("k cache", kv_type, (self.n_k, n_ctx)), ("v cache", kv_type, (self.n_v, n_ctx))]
 
     def load(self, loader, p):
         d, n_q = loader.n_embd, self.n_q * (2 if self.gated else 1)
@@ -68,6 +68,10 @@ class Attention:
             if self.qk_norm:
                 ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,)}
                 w[n] = loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
+        if self.rel_buckets:
+            table = loader.want(p + "attn_rel_b.weight", self.n_head, self.rel_buckets, optional=bool(loader.tables))
+            loader.tables.extend([] if table is None else [table])
+            w["attn_rel_b"] = loader.tables[0] if table is None else table
         if self.sinks:
             w["attn_sinks"] = loader.want(p + "attn_sinks.weight", self.n_head)
         if self.rope:
@@ -148,8 +152,15 @@ class Attention:
     def _attend(self, g, q, k, v, w, i):
         """[d_head_v, n_head, n_tokens]"""
         scale = self.scale or 1.0 / math.sqrt(self.d_head)
+        bias = self._relative(g, w["attn_rel_b"]) if self.rel_buckets else None
         return attend(g, q, k, v, g.mask(self.window), scale, i, self.softcap, self.max_alibi_bias,
-                      w.get("attn_sinks"))
+                      w.get("attn_sinks"), bias)
+
+    def _relative(self, g, table):
+        """[n_kv, n_tokens, n_head]: what the distance of two tokens adds to their score."""
+        t = g.n_tokens
+        scores = gg.reshape_3d(gg.get_rows(table, g.leaf["buckets"]), self.n_head, t, t)
+        return gg.cont(gg.permute(scores, 2, 0, 1, 3))
 
 
 def rows_by_head(cache, d, n_kv, n_head_kv):
@@ -157,14 +168,17 @@ def rows_by_head(cache, d, n_kv, n_head_kv):
     return gg.view_3d(cache, d, n_kv, n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
 
 
-def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None):
+def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None):
     """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens]."""
-    if g.flash and not max_bias:
+    if g.flash and not max_bias and bias is None:
         o = gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap)
         return gg.set_name(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), f"attn-{i}")
     kq = gg.set_name(gg.mul_mat(k, q), f"kq-{i}")
     if softcap:
         kq = gg.scale(gg.tanh(gg.scale(kq, scale / softcap)), softcap)
+        scale = 1.0
+    if bias is not None:
+        kq = gg.add(kq if scale == 1.0 else gg.scale(kq, scale), bias)
         scale = 1.0
     p = gg.soft_max_ext(kq, mask, scale, max_bias)
     p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")

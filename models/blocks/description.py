@@ -18,14 +18,20 @@ N_SLOTS = 4                     # states of recurrent layers: slot 0 stays empty
 class Loader:
     """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read."""
 
-    def __init__(self, want, n_embd):
-        self.want, self.n_embd, self.matrices = want, n_embd, []
+    def __init__(self, weights, n_embd):
+        self.want, self.n_embd, self.matrices = weights.want, n_embd, []
+        self._used = weights.used
+        self.tables = []                        # of relative positions: the first serves layers that have none
 
     def linear(self, name, n_in, n_out, bias=None):
         """(weight, bias or None).  bias: True: it must be there, False: it must not, None: either."""
         weight = self.want(name + ".weight", n_in, n_out)
         self.matrices.append(weight)
         return weight, None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
+
+    def ignore(self, *names):
+        """These tensors change nothing."""
+        self._used.update(names)
 
     def norm(self, name, kind, *ne):
         """The parameters of a norm of that kind."""
@@ -54,7 +60,8 @@ class Scope:
         return x if b is None else gg.add(x, b)
 
     def mask(self, window):
-        return self.leaf[mask_name(window)]
+        """None: every token sees every other."""
+        return self.leaf.get(mask_name(window))
 
     def state(self, i, k):
         """State k of layer i before these tokens: a vector."""
@@ -100,13 +107,19 @@ class Block:
             w |= self.feed_forward.load(loader, p)
         return w | {n: loader.norm(p + n, self.norm) for n in names - {""}}
 
+    def cache(self, *sizes):
+        """[(name, type, ne)] of what the layer keeps between tokens."""
+        return [kept for piece in (self.mixer, self.feed_forward) if piece for kept in piece.cache(*sizes)]
+
     def build(self, g, x, w, i, rows=None):
         """x after the block.  rows: of the tokens, those that are wanted from here on."""
         def normed(x, name):
             return gg.set_name(g.norm(x, self.norm, w[name]), f"{name}-{i}") if name else x
 
-        def picked(x):
-            return x if rows is None else gg.get_rows(x, rows)
+        late = getattr(self.feed_forward, "looks_back", False)
+
+        def picked(x, now=not late):
+            return gg.get_rows(x, rows) if now and rows is not None else x
 
         def scaled(y):
             return gg.scale(y, self.residual_scale) if self.residual_scale else y
@@ -120,7 +133,32 @@ class Block:
         if self.feed_forward is None:
             return x
         f = scaled(normed(self.feed_forward.build(g, normed(x, self.ffn_norm), w, i), self.ffn_post))
-        return gg.set_name(gg.add(f, x), f"l_out-{i}")
+        return picked(gg.set_name(gg.add(f, x), f"l_out-{i}"), late)
+
+
+@dataclasses.dataclass(frozen=True)
+class PostNormBlock:
+    """One layer of BERT's kind: y = norm(x + mixer(x)), norm(y + feed_forward(y)).
+
+    again: y = norm(y + x) in between (jina-bert-v2 for code).
+    """
+    mixer: Any
+    feed_forward: Any
+    again: bool = False
+    norm = "layer"
+
+    def load(self, loader, p):
+        names = ["attn_output_norm", "layer_output_norm"] + ["attn_norm_2"] * self.again
+        w = self.mixer.load(loader, p) | self.feed_forward.load(loader, p)
+        return w | {n: loader.norm(p + n, self.norm) for n in names}
+
+    def build(self, g, x, w, i, rows=None):
+        def normed(y, name):
+            return gg.set_name(g.norm(y, self.norm, w[name]), f"{name}-{i}")
+        y = normed(gg.add(self.mixer.build(g, x, w, i), x), "attn_output_norm")
+        if self.again:
+            y = normed(gg.add(y, x), "attn_norm_2")
+        return normed(gg.add(self.feed_forward.build(g, y, w, i), y), "layer_output_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +177,7 @@ class Description:
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
     output_bias: bool = False
     prefix: str = "blk."
-    n_ff: int = 0
+    temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
 
     @functools.cached_property
     def pieces(self):

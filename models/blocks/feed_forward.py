@@ -32,7 +32,7 @@ class Dense:
     def gated(self):
         return self.act in GATED
 
-    def cache(self, n_ctx, kv_type):
+    def cache(self, n_ctx, kv_type, n_embd):
         return []
 
     def load(self, loader, p):

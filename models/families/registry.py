@@ -1,4 +1,5 @@
 """All architectures that have a description."""
-from ggjit.models.families import gemma, layer_norm, llama, qwen, rms_norm
+from ggjit.models.families import deepseek, gemma, layer_norm, llama, qwen, recurrent, rms_norm
 
-DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY}
+DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY, **deepseek.FAMILY,
+            **recurrent.FAMILY}

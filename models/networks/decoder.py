@@ -78,7 +78,7 @@ class Decoder(Network):
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         if table and not self.n_vocab:
             raise ModelError(f"{file.path}: token_embd.weight {list(table.ne)} holds no vocabulary")
-        loader = Loader(want, d)
+        loader = Loader(self.weights, d)
         self.embd = want("token_embd.weight", d, self.n_vocab)
         self.positions = want("position_embd.weight", d, self.n_ctx_train) if about.positions else None
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
@@ -104,15 +104,11 @@ class Decoder(Network):
         self.kv_ctx = Context()
         self.cache, by_backend = [], {}
         for i, block in enumerate(self.description.blocks):
-            kept = [leaf for piece in (block.mixer, block.feed_forward) if piece is not None
-                    for leaf in piece.cache(self.n_ctx, self.kv_type)]
-            names = "k cache", "v cache"
-            self.cache.append([self.kv_ctx.new_tensor(t, ne, f"{names[k] if t is self.kv_type else f'state {k}'} {i}")
-                               for k, (t, ne) in enumerate(kept)])
+            self.cache.append([self.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
+                               block.cache(self.n_ctx, self.kv_type, self.n_embd)])
             where = self.offload.gpu if self.offload.takes(f"blk.{i}.") else self.backend
             by_backend.setdefault(where, []).extend(self.cache[-1])
-        self.recurrent = any(leaf.ne[1] == N_SLOTS and leaf.name.startswith("state")
-                             for kept in self.cache for leaf in kept)
+        self.recurrent = any(leaf.name.startswith("state") for kept in self.cache for leaf in kept)
         self.kv_buffer = MultiBuffer([buf for buf, _ in place_tensors(
             [(b.default_buffer_type, tensors) for b, tensors in by_backend.items()])])
         self.kv_buffer.clear()
@@ -151,6 +147,8 @@ class Decoder(Network):
             inputs["rows"] = np.zeros(n_tokens, np.int64)
         for window in self.description.windows:
             inputs[mask_name(window)] = np.full((n_tokens, n_kv), -np.inf, self._mask_dtype())
+        if self.description.temperature:
+            inputs["temperature"] = np.ones((n_tokens, 1, 1), np.float32)
         if self.recurrent:
             inputs |= {"slot": np.zeros(1, np.int32), "next_slot": np.ones(1, np.int64)}
         if n_out < n_tokens:
@@ -229,6 +227,9 @@ class Decoder(Network):
         for name in ("positions", "rows"):
             if name in inputs:
                 inputs[name][...] = positions
+        if "temperature" in inputs:
+            scale, length = self.description.temperature
+            inputs["temperature"][:, 0, 0] = 1 + scale * np.log1p(np.arange(past, past + n) // length)
         for window, values in self._masks.items():
             mask = inputs[mask_name(window)]
             for i in range(n):
