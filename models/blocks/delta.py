@@ -43,7 +43,8 @@ class DeltaRule:
             w = {"qkv": loader.linear(p + "attn_qkv", d, self.n_conv, False),
                  "z": loader.linear(p + "attn_gate", d, self.n_value, False)}
         p += "ssm_"
-        return w | {"ba": loader.linear(p + "ba", d, 2 * h, False), "out": loader.linear(p + "out", self.n_value, d, False),
+        return w | {"ba": loader.linear(p + "ba", d, 2 * h, False),
+                    "out": loader.linear(p + "out", self.n_value, d, False),
                     "conv": want(p + "conv1d.weight", self.d_conv, self.n_conv), "dt": want(p + "dt.bias", h),
                     "a": want(p + "a", h), "ssm_norm": want(p + "norm.weight", self.d_state)}
 
@@ -69,9 +70,10 @@ class DeltaRule:
         beta = gg.reshape_4d(gg.sigmoid(b), 1, h, t, 1)
         decay = gg.reshape_4d(gg.mul(gg.softplus(gg.add(a, w["dt"])), w["a"]), 1, h, t, 1)
         qkv = gg.silu(convolved(g, i, 0, qkv, w["conv"]))
-        q, k = (self._key_heads(gg.view_3d(qkv, s, self.n_group, t, s * qkv.nb[0], qkv.nb[1], j * self.n_key * qkv.nb[0]),
-                                g.eps, t) for j in range(2))
-        v = gg.view_4d(qkv, s, h, t, 1, s * qkv.nb[0], qkv.nb[1], t * qkv.nb[1], 2 * self.n_key * qkv.nb[0])
+        size, row = qkv.nb[:2]
+        q, k = (self._key_heads(gg.view_3d(qkv, s, self.n_group, t, s * size, row, j * self.n_key * size), g.eps, t)
+                for j in range(2))
+        v = gg.view_4d(qkv, s, h, t, 1, s * size, row, t * row, 2 * self.n_key * size)
         before = gg.reshape_4d(g.state(i, 1), s, s, h, 1)
         out = gg.gated_delta_net(q, k, v, decay, beta, before)
         g.keep(i, 1, gg.view_1d(out, s * s * h, s * h * t * out.nb[0]))

@@ -15,7 +15,8 @@ def _relu_sqr(x):
 
 PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu}
 # name -> (of gate and up, of both in one: the gate's half first)
-GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu)}
+GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
+         "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf)}
 
 
 @dataclasses.dataclass(frozen=True)

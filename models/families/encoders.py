@@ -41,7 +41,7 @@ def modern_bert(facts):
     sizes = facts.heads()
     rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
     near = dataclasses.replace(rope, freq_base=facts.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
-    act = {"gelu": "geglu", "silu": "swiglu"}[facts.one_of("hidden_activation", ("gelu", "silu"), "gelu")]
+    act = {"gelu": "geglu_erf", "silu": "swiglu"}[facts.one_of("hidden_activation", ("gelu", "silu"), "gelu")]
     blocks = [Block(Attention(**sizes, fused=True, bias=False, out_bias=False, window=w, rope=near if w else rope),
                     Dense(facts.n_ff, act, fused=True, bias=False), norm="centred",
                     attn_norm="attn_norm" if i else "")

@@ -6,7 +6,7 @@ from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, SOFTMAX_OF_PICKED, is_mixture, mixture
+from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
 
 POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
 

@@ -1,0 +1,88 @@
+"""Small random-weight GGUFs of every architecture, and llama.cpp's results on them, by the tools of the reference data.
+
+    files = ArchFiles(shared("tools"))
+    files.names                     of the tools' architectures and of MORE
+    files.write("gemma3", path)     -> sizes (vocab, embed, ...)
+"""
+import sys
+
+import numpy as np
+
+# the tools' notation: name=ROWS,COLS; +b: with a bias, !: no ".weight" added, ^: only when the output is not tied
+NORMS_B = "attn_norm+b=D ffn_norm+b=D "
+FUSED_B = "attn_qkv+b=Q+2*KV,D attn_output+b=D,Q ffn_up+b=F,D ffn_down+b=D,F "
+NORMS, QKV = "attn_norm=D ffn_norm=D ", "attn_q=Q,D attn_k=KV,D attn_v=KV,D attn_output=D,Q "
+GATED = "ffn_gate=F,D ffn_up=F,D ffn_down=D,F "
+EXPERTS = "ffn_gate_inp=X,D ffn_gate_exps=X,F,D ffn_up_exps=X,F,D ffn_down_exps=X,D,F "
+TOP_B = "token_embd=V,D output_norm+b=D output^=V,D "
+MAMBA2 = ("ssm_in=2*I+2*G*S+TR,D ssm_conv1d=I+2*G*S,CK ssm_conv1d.bias!=I+2*G*S ssm_dt.bias!=TR ssm_a!=TR,1 ssm_d!=TR,1 "
+          "ssm_norm=G,I//G ssm_out=D,I ")
+SSM = {"ssm.conv_kernel": "CK", "ssm.inner_size": "I", "ssm.state_size": "S", "ssm.time_step_rank": "TR",
+       "ssm.group_count": "G"}
+
+
+def _hybrid(c, i):
+    return NORMS + (QKV if i % 2 else MAMBA2) + GATED
+
+
+# name: (tensors of a block, options of the tools' arch())
+MORE = {
+    "gptneox": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True, mha=True, rot=.5, must_untie=True,
+                                        kv={"use_parallel_residual": True})),
+    "bloom": (NORMS_B + FUSED_B, dict(top=TOP_B.replace("output_norm", "token_embd_norm+b=D output_norm"), eps="ln",
+                                      square=True, mha=True, rot=0)),
+    "cohere2": ("attn_norm=D " + QKV + GATED, dict(eps="ln", square=True, must_tie=True, layers=5, kv={
+        "logit_scale": 0.5, "attention.sliding_window": "W"})),
+    "olmo": (QKV + GATED, dict(top="token_embd=V,D output^=V,D ", eps="ln", square=True, tied=True,
+                               kv={"attention.clamp_kqv": 1.2})),
+    "nemotron": (NORMS_B + QKV + "ffn_up=F,D ffn_down=D,F ", dict(top=TOP_B, eps="ln", square=True, rot=.5,
+                                                                  must_untie=True)),
+    "olmoe": (NORMS + QKV + "attn_q_norm=Q attn_k_norm=KV " + EXPERTS, dict(
+        square=True, mha=True, must_untie=True, ff_is_ffx=True, kv={"expert_count": "X", "expert_used_count": "U"})),
+    "internlm2": (NORMS + QKV + GATED, dict(square=True, must_untie=True)),
+    "exaone": (NORMS + QKV + GATED, dict(square=True, ropes=("freqs",), rope="freqs")),
+    "seed_oss": ("attn_norm=D post_attention_norm=D " + QKV.replace("=Q,D", "+b=Q,D", 1) + GATED, dict(hd=32)),
+    "ernie4_5": (NORMS + QKV + GATED, dict(hd=32, tied=True)),
+    "arcee": (NORMS + QKV + "ffn_up=F,D ffn_down=D,F ", dict(square=True)),
+    "hunyuan-dense": (NORMS + QKV + "attn_q_norm=hd attn_k_norm=hd " + GATED, dict(hd=32, tied=True)),
+    "granitehybrid": (_hybrid, dict(
+        square=True, groups=2, ranks=8, rot=0, tied=True, std=2.0, kv={
+            **SSM, "logit_scale": 2.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention.scale": 0.28,
+            "rope.scaling.finetuned": False, "rope.dimension_count": "hd",
+            "attention.head_count_kv": lambda c: [c.kvh * (i % 2) for i in range(c.layers)]})),
+}
+
+
+class ArchFiles:
+    """The tools, and MORE among their architectures."""
+
+    def __init__(self, tools):
+        if str(tools) not in sys.path:
+            sys.path.insert(0, str(tools))
+        import make_arch_gguf
+        self.tools = make_arch_gguf
+        for name, (block, options) in MORE.items():
+            if name not in make_arch_gguf.ARCHS:
+                make_arch_gguf.arch(name, "", block, **options)
+
+    @property
+    def names(self):
+        return list(self.tools.ARCHS)
+
+    def write(self, name, path, **sizes):
+        return self.tools.write(name, str(path), **sizes)
+
+
+def llamacpp(path, ids, embed):
+    """(results of a batch, the same token by token or None) of llama.cpp: F32 cache, no flash attention."""
+    import peer_llamacpp
+    lib = peer_llamacpp.LlamaLib()
+    m = lib.load(str(path))
+    if embed:
+        c = m.context(n_ctx=256, flash=0, kv=0, embeddings=True, pooling=0)
+        c.decode_embed(ids)
+        return np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy(), None
+    c = m.context(n_ctx=256, flash=0, kv=0)
+    batch = c.decode(ids, all_logits=True)
+    c.reset()
+    return batch, np.concatenate([c.decode([i]) for i in ids])
