@@ -32,7 +32,6 @@ class Encoder(Bert):
         self.type = None
         if about.token_types and types:
             self.type = loader.want("token_types.weight", self.n_embd, types.ne[1] if len(types.ne) > 1 else 1)
-            facts.ignore("token_type_count")
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm) if about.out_norm else None
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]

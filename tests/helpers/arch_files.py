@@ -1,12 +1,21 @@
 """Small random-weight GGUFs of every architecture, and llama.cpp's results on them, by the tools of the reference data.
 
-    files = ArchFiles(shared("tools"))
-    files.names                     of the tools' architectures and of MORE
-    files.write("gemma3", path)     -> sizes (vocab, embed, ...)
+    python arch_files.py TOOLS NAME FOLDER      writes model.gguf, and results.npz: ids, and what llama.cpp makes of them
+
+A process of its own, so that no two ggml libraries meet.  results.npz holds `hidden` of an encoder; of a decoder
+`logits` of the whole text at once, and `single`, token by token: F32 cache, no flash attention.
 """
+import os
 import sys
 
 import numpy as np
+
+# entries of the tools besides the architectures' names
+VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
+            "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu", "mamba-rms",
+            "lfm2-window", "qwen3next-in", "t5encoder-relu")
+SMALL = {"embd": 64, "ff": 96, "vocab": 96}
+ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
 # the tools' notation: name=ROWS,COLS; +b: with a bias, !: no ".weight" added, ^: only when the output is not tied
 NORMS_B = "attn_norm+b=D ffn_norm+b=D "
@@ -15,8 +24,8 @@ NORMS, QKV = "attn_norm=D ffn_norm=D ", "attn_q=Q,D attn_k=KV,D attn_v=KV,D attn
 GATED = "ffn_gate=F,D ffn_up=F,D ffn_down=D,F "
 EXPERTS = "ffn_gate_inp=X,D ffn_gate_exps=X,F,D ffn_up_exps=X,F,D ffn_down_exps=X,D,F "
 TOP_B = "token_embd=V,D output_norm+b=D output^=V,D "
-MAMBA2 = ("ssm_in=2*I+2*G*S+TR,D ssm_conv1d=I+2*G*S,CK ssm_conv1d.bias!=I+2*G*S ssm_dt.bias!=TR ssm_a!=TR,1 ssm_d!=TR,1 "
-          "ssm_norm=G,I//G ssm_out=D,I ")
+MAMBA2 = ("ssm_in=2*I+2*G*S+TR,D ssm_conv1d=I+2*G*S,CK ssm_conv1d.bias!=I+2*G*S ssm_dt.bias!=TR "
+          "ssm_a!=TR,1 ssm_d!=TR,1 ssm_norm=G,I//G ssm_out=D,I ")
 SSM = {"ssm.conv_kernel": "CK", "ssm.inner_size": "I", "ssm.state_size": "S", "ssm.time_step_rank": "TR",
        "ssm.group_count": "G"}
 
@@ -53,36 +62,33 @@ MORE = {
 }
 
 
-class ArchFiles:
-    """The tools, and MORE among their architectures."""
-
-    def __init__(self, tools):
-        if str(tools) not in sys.path:
-            sys.path.insert(0, str(tools))
-        import make_arch_gguf
-        self.tools = make_arch_gguf
-        for name, (block, options) in MORE.items():
-            if name not in make_arch_gguf.ARCHS:
-                make_arch_gguf.arch(name, "", block, **options)
-
-    @property
-    def names(self):
-        return list(self.tools.ARCHS)
-
-    def write(self, name, path, **sizes):
-        return self.tools.write(name, str(path), **sizes)
+def write(tools, name, path):
+    """The file; its sizes (vocab, embed, ...)."""
+    if str(tools) not in sys.path:
+        sys.path.insert(0, str(tools))
+    import make_arch_gguf
+    for more, (block, options) in MORE.items():
+        if more not in make_arch_gguf.ARCHS:
+            make_arch_gguf.arch(more, "", block, **options)
+    return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL))
 
 
-def llamacpp(path, ids, embed):
-    """(results of a batch, the same token by token or None) of llama.cpp: F32 cache, no flash attention."""
-    import peer_llamacpp
-    lib = peer_llamacpp.LlamaLib()
-    m = lib.load(str(path))
-    if embed:
-        c = m.context(n_ctx=256, flash=0, kv=0, embeddings=True, pooling=0)
+def main(tools, name, folder):
+    sizes = write(tools, name, os.path.join(folder, "model.gguf"))
+    from peer_llamacpp import LlamaLib
+    lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
+    m = lib.load(os.path.join(folder, "model.gguf"))
+    ids = np.random.default_rng(7).integers(0, sizes.vocab, 40).tolist()
+    c = m.context(n_ctx=256, flash=0, kv=0, **({"embeddings": True, "pooling": 0} if sizes.embed else {}))
+    if sizes.embed:
         c.decode_embed(ids)
-        return np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy(), None
-    c = m.context(n_ctx=256, flash=0, kv=0)
-    batch = c.decode(ids, all_logits=True)
-    c.reset()
-    return batch, np.concatenate([c.decode([i]) for i in ids])
+        results = {"hidden": np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy()}
+    else:
+        results = {"logits": c.decode(ids, all_logits=True)}
+        c.reset()
+        results["single"] = np.concatenate([c.decode([i]) for i in ids])
+    np.savez(os.path.join(folder, "results.npz"), ids=ids, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
