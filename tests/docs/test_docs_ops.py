@@ -74,6 +74,11 @@ def test_ops_page_is_generated(generate):
     assert all(f"\n{op_page.signature(b)}\n" in page for b in BUILDERS.values())
 
 
+def test_models_page_is_generated(generate):
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    assert page == generate.models_page.page(), STALE.format("models.md")
+
+
 def test_api_page_is_generated(generate):
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert page == generate.api_page.page(), STALE.format("api.md")
