@@ -20,9 +20,9 @@ CHECKED = """\
 ## How they were checked
 
 For every architecture, and for variants of some (RoPE scalings, experts, windows, fused tensors), a small file of
-random weights is loaded by llama.cpp and by ggjit: F32 weights and cache, no flash attention. The logits of a text, read
-in batches and token by token, may differ by four times what llama.cpp's own two ways of reading it differ, or by 3e-4 of
-the largest logit (`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
+random weights is loaded by llama.cpp and by ggjit: F32 weights and cache, no flash attention. The logits of a text,
+read in batches and token by token, may differ by four times what llama.cpp's own two ways of reading it differ, or by
+3e-4 of the largest logit (`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
 
 - GELU is computed as its formula says. llama.cpp's CPU code reads it from a table of F16 values: in those networks its
   results are up to 2e-3 away. The test computes GELU as that table has it.
@@ -34,8 +34,8 @@ the largest logit (`tests/models/test_architectures.py`; `pytest -m slow` for al
 
 ## How to add one
 
-A description is a function from the file's metadata to the pieces of each layer (`models/blocks/`). Qwen 3 is LLaMA with
-a norm of every head's query and key:
+A description is a function from the file's metadata to the pieces of each layer (`models/blocks/`). Qwen 3 is LLaMA
+with a norm of every head's query and key:
 
 ```python
 from ggjit.models.blocks.attention import Attention

@@ -1,6 +1,6 @@
 """Small random-weight GGUFs of every architecture, and llama.cpp's results on them, by the tools of the reference data.
 
-    python arch_files.py TOOLS NAME FOLDER      writes model.gguf, and results.npz: ids, and what llama.cpp makes of them
+    python arch_files.py TOOLS NAME FOLDER      writes model.gguf, and results.npz: ids, and llama.cpp's results
 
 A process of its own, so that no two ggml libraries meet.  results.npz holds `hidden` of an encoder; of a decoder
 `logits` of the whole text at once, and `single`, token by token: F32 cache, no flash attention.
@@ -12,8 +12,8 @@ import numpy as np
 
 # entries of the tools besides the architectures' names
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
-            "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu", "mamba-rms",
-            "lfm2-window", "qwen3next-in", "t5encoder-relu")
+            "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
+            "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
