@@ -13,7 +13,7 @@ from ggjit.display.drawing import Drawing
 from ggjit.graphs.plan import Plan
 from ggjit.models.networks import peak
 from ggjit.models.networks.bert import Bert
-from ggjit.models.networks.llama import Llama
+from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.silero import SileroVad
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import Type
@@ -49,7 +49,7 @@ MODELS = (models.load_model, models.load_vad, models.load_gguf, models.load_safe
 GIVEN_BY = {Plan: "backend.graph_plan_create(graph)", MeasureReport: "gg.measure(graph)", Drawing: "graph.draw()",
             Profile: "gg.profile()", NodeTime: "profile.rows", Pool: "gg.threadpool()",
             Explanation: "scheduler.explain()", gg.Tensor: "gg.from_numpy(...), context.new_tensor(...), every op",
-            Llama: "load_model(path)", Bert: "load_model(path)", SileroVad: "load_vad(path)",
+            Decoder: "load_model(path)", Bert: "load_model(path)", SileroVad: "load_vad(path)",
             gg.Event: "gg.event_new(device)", gg.GraphCopy: "gg.graph_copy(...)"}
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(FOLDER))
 
 import api_page  # noqa: E402  (beside this file)
 import ggml_names  # noqa: E402
+import models_page  # noqa: E402
 
 from ggjit.api.registry import registry  # noqa: E402
 from ggjit.ops.core.record import OP  # noqa: E402
@@ -50,7 +51,7 @@ def ops_page():
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"ops.md": ops_page, "ggml-names.md": ggml_names.page, "api.md": api_page.page}
+PAGES = {"ops.md": ops_page, "ggml-names.md": ggml_names.page, "api.md": api_page.page, "models.md": models_page.page}
 
 
 def main(argv=None):

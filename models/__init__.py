@@ -6,7 +6,8 @@
     load_vad("silero.bin").segments(samples)            # stretches of speech
 
 Read networks/load.py first.  files/: model files, read, mapped and written; text/: text <-> token ids, sampling;
-networks/: the networks; core/: checks of arguments and progress bars, used by all of them.
+blocks/: the pieces of networks; families/: the architectures, each a description of pieces; networks/: what runs them;
+core/: checks of arguments and progress bars, used by all of them.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -2,7 +2,8 @@
 
     load.py             load_model: a GGUF file -> the network of its architecture
     network.py          what the architectures share: weights, plans by shape, ids
-    bert.py, llama.py   the architectures; moe.py: llama's experts; offload.py: layers on a GPU
+    decoder.py          decoders: from a description to logits and text; encoder.py: encoders; bert.py: BERT
+    offload.py          layers on a GPU
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
     strict.py           files with more in them than is used are refused
     peak.py             the peak memory of a model, measured without loading it

@@ -9,7 +9,8 @@ GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.networks.network import MAX_EPS, Network
+from ggjit.models.blocks.facts import Facts
+from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 
@@ -23,21 +24,19 @@ class Bert(Network):
     CAUSAL = False
 
     def _load(self):
-        get = self._positive
+        facts = Facts(self.file)
+        get = facts.positive
         self.n_embd, self.n_layer = get("embedding_length"), get("block_count")
         self.n_head = get("attention.head_count")
         self.n_ff, self.n_ctx_train = get("feed_forward_length"), get("context_length")
         self.n_ctx = self.n_ctx_train
-        self.eps = self._between("attention.layer_norm_epsilon", 0.0, MAX_EPS)
-        self.pooling = self.file.arch_get("pooling_type", MEAN, int)
-        if self.pooling not in (MEAN, CLS):
-            raise ModelError(f"{self.file.path}: bert.pooling_type {self.pooling} is not supported; "
-                             f"supported: mean (1), cls (2)")
+        self.eps = facts.eps("layer")
+        self.pooling = self._pooling(facts)
         if self.n_embd % self.n_head:
             raise ModelError(f"{self.file.path}: {self.n_head} heads do not divide embedding_length {self.n_embd}")
-        self._same("attention.head_count_kv", self.n_head)
+        facts.same("attention.head_count_kv", self.n_head)
         for key in ("attention.key_length", "attention.value_length"):
-            self._same(key, self.n_embd // self.n_head)
+            facts.same(key, self.n_embd // self.n_head)
         table = self.file.tensors.get("token_embd.weight")
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         want, d, f = self.weights.want, self.n_embd, self.n_ff
@@ -54,6 +53,13 @@ class Bert(Network):
             self.layers.append({**linear, "attn_norm": self._norm_weights(p + "attn_output_norm"),
                                 "out_norm": self._norm_weights(p + "layer_output_norm")})
 
+    def _pooling(self, facts):
+        kind = facts.get("pooling_type", MEAN, int)
+        if kind not in (MEAN, CLS):
+            raise ModelError(f"{self.file.path}: {self.file.arch}.pooling_type {kind} is not supported; supported: "
+                             f"mean (1), cls (2)")
+        return kind
+
     def _matrices(self):
         return [layer[n][0] for layer in self.layers for n in LINEAR]
 
@@ -64,9 +70,20 @@ class Bert(Network):
         return gg.add(gg.mul(gg.norm(x, self.eps), wb[0]), wb[1])
 
     def _build(self, ctx, shape):
-        n_tokens, = shape
+        n_tokens, hidden = (*shape, False)[:2]
         ids = np.zeros(n_tokens, np.int32)
-        tokens = gg.from_numpy(ctx, ids, "tokens")
+        x = self._states(ctx, gg.from_numpy(ctx, ids, "tokens"), n_tokens)
+        if hidden:
+            return {"tokens": ids}, gg.set_name(x, "hidden")
+        if self.pooling == CLS:
+            e = gg.view_2d(x, self.n_embd, 1, x.nb[1], 0)
+        else:
+            weights = gg.from_numpy(ctx, np.full((1, n_tokens), 1 / n_tokens, np.float32), "mean weights")
+            e = gg.mul_mat(gg.cont(gg.transpose(x)), weights)
+        return {"tokens": ids}, gg.set_name(gg.l2_norm(e, 1e-12), "embedding")
+
+    def _states(self, ctx, tokens, n_tokens):
+        """The last layer's result for every token."""
         x = gg.get_rows(self.embd, tokens)
         # position and type rows are plain windows of their tables (F32 whatever the other weights are)
         x = gg.add(x, gg.view_2d(self.pos, self.n_embd, n_tokens, self.pos.nb[1], 0))
@@ -74,12 +91,7 @@ class Bert(Network):
         x = self._norm(x, self.embd_norm)
         for layer in self.layers:
             x = self._layer(x, layer, n_tokens)
-        if self.pooling == CLS:
-            e = gg.view_2d(x, self.n_embd, 1, x.nb[1], 0)
-        else:
-            weights = gg.from_numpy(ctx, np.full((1, n_tokens), 1 / n_tokens, np.float32), "mean weights")
-            e = gg.mul_mat(gg.cont(gg.transpose(x)), weights)
-        return {"tokens": ids}, gg.set_name(gg.l2_norm(e, 1e-12), "embedding")
+        return x
 
     def _layer(self, x, w, n_tokens):
         d_head = self.n_embd // self.n_head
@@ -111,6 +123,17 @@ class Bert(Network):
             step = self._step((len(ids),))
             step.inputs["tokens"][:] = ids
             return self._finite(step.run().reshape(-1).copy(), "the embedding's numbers")
+
+    def hidden(self, ids):
+        """(n, dim) float32: the last layer's result for every one of `ids`, neither pooled nor normalised.
+
+        Errors: ParamError for weights that are NaN, IndexRangeError for ids outside the vocabulary.
+        """
+        ids = self._checked_ids(ids, self.n_ctx)
+        with self._lock:
+            step = self._step((len(ids), True))
+            step.inputs["tokens"][:] = ids
+            return self._finite(step.run().reshape(len(ids), self.n_embd).copy(), "the hidden states")
 
     def embed(self, texts):
         """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""

@@ -3,14 +3,17 @@ import os
 import time
 
 from ggjit.models.core.checks import known_options
+from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.bert import Bert
-from ggjit.models.networks.llama import ROPE_MODE, Llama
+from ggjit.models.networks.decoder import Decoder
+from ggjit.models.networks.encoder import Encoder
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
 OPTIONS = (*LLAMA_OPTIONS, "repack")
-ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ROPE_MODE, Llama)}      # {general.architecture: class}
+# {general.architecture: class}
+ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder)}
 
 
 def network_of(file, options, **kw):
@@ -18,7 +21,7 @@ def network_of(file, options, **kw):
     if file.arch not in ARCHITECTURES:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: "
                          f"{', '.join(ARCHITECTURES)}")
-    if file.arch == "bert":
+    if not ARCHITECTURES[file.arch].CAUSAL:
         options = {k: v for k, v in options.items() if k not in LLAMA_OPTIONS}
     return ARCHITECTURES[file.arch](file, **options, **kw)
 

@@ -7,6 +7,7 @@ from ggjit.core.run_lock import RunLock
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
+from ggjit.models.blocks.facts import Facts
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
@@ -18,7 +19,6 @@ from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
-MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 
 
 class Step:
@@ -52,7 +52,7 @@ class Network:
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, self._positive("block_count"), cpu_moe)
+        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe)
         self.scheduler = scheduler_of(self.backend, gpu)
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
@@ -87,7 +87,7 @@ class Network:
         """Set memory aside for the largest graph, where it is known."""
 
     def _build(self, ctx, shape):
-        """(inputs: {name: ndarray}, result tensor) of the graph for `shape`."""
+        """(inputs: {name: ndarray}, result tensor, more tensors to compute...) of the graph for `shape`."""
         raise NotSupported(f"{type(self).__name__} builds no graph")
 
     # ------------------------------------------------------------ text
@@ -129,8 +129,8 @@ class Network:
         return self._steps.get(shape, lambda step: key, lambda: self._made(shape))
 
     def _made(self, shape):
-        ctx, inputs, result = self._built(shape)
-        return Step(ctx, inputs, result, self._plan(Graph(result)))
+        ctx, inputs, results = self._built(shape)
+        return Step(ctx, inputs, results[0], self._plan(Graph(*results)))
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
@@ -152,12 +152,12 @@ class Network:
     def _built(self, shape):
         ctx = Context()
         with ctx, asking(f"the inputs of a graph of shape {shape} (less with a smaller n_ctx or n_batch)"):
-            inputs, result = self._build(ctx, shape)
-        return ctx, inputs, result
+            inputs, *results = self._build(ctx, shape)
+        return ctx, inputs, results
 
     def graph(self, *shape):
         """The graph for a shape, unplanned: for measuring, drawing and reserving."""
-        return Graph(self._built(shape)[2])
+        return Graph(*self._built(shape)[2])
 
     def warm_up(self):
         """Plan graphs of common sizes, which compiles their kernels into the cache."""
@@ -191,38 +191,20 @@ class Network:
             raise ModelError(f"{self.file.path}: {self.file.arch}.vocab_size = {size} and {len(words)} words, but "
                              f"token_embd.weight has {self.n_vocab} rows; convert the model again")
 
-    def _between(self, key, low, high, default=...):
-        """A float hyperparameter of the architecture, checked: above low, at most high."""
-        value = self.file.arch_get(key, default, float)
-        if not low < value <= high:
-            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a number above {low} and "
-                             f"at most {high}")
-        return value
-
-    def _same(self, key, expected):
-        """An integer hyperparameter that may be left out, but has one possible value."""
-        value = self.file.arch_get(key, expected, int)
-        if value != expected:
-            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, only {expected} is served here")
-
     def _finite(self, values, what):
         """`values`, or the error that `generate` gives for weights that are not numbers."""
         if not np.isfinite(values.max()):               # of NaN and others it is NaN
             raise ParamError(f"{what} hold NaN or infinity: the weights or the computation are broken")
         return values
 
-    def _positive(self, key, default=...):
-        """An integer hyperparameter of the architecture that has to be positive."""
-        value = self.file.arch_get(key, default, int)
-        if value is not None and value <= 0:
-            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a positive number")
-        return value
-
     def embed(self, texts):
         raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
 
     def generate(self, prompt, n_predict=64, temp=0.0, **sampling):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def hidden(self, ids):
+        raise NotSupported(f"{self.file.arch} models have no hidden states here")
 
     def logits(self, ids):
         raise NotSupported(f"{self.file.arch} models have no logits; load a llama model")

@@ -19,7 +19,7 @@ from ggjit.models.core.checks import integer
 from ggjit.ops.core.errors import ParamError
 from ggjit.sched.scheduler import Scheduler
 
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"(?:enc\.)?blk\.(\d+)\.")
 EXPERTS = "_exps."              # weights of all experts of a layer, by their names
 MAX_LAYERS = (1 << 31) - 1
 

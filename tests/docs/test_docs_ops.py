@@ -74,10 +74,15 @@ def test_ops_page_is_generated(generate):
     assert all(f"\n{op_page.signature(b)}\n" in page for b in BUILDERS.values())
 
 
+def test_models_page_is_generated(generate):
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    assert page == generate.models_page.page(), STALE.format("models.md")
+
+
 def test_api_page_is_generated(generate):
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert page == generate.api_page.page(), STALE.format("api.md")
-    assert all(f"\n### {name}\n" in page for name in ("Tensor", "compute", "load_model", "save_gguf", "Llama"))
+    assert all(f"\n### {name}\n" in page for name in ("Tensor", "compute", "load_model", "save_gguf", "Decoder"))
 
 
 def test_names_page_is_generated(generate, need):

@@ -11,7 +11,7 @@ from helpers.tiny_moe import EXPERTS, D, E, write
 
 import ggjit as gg
 from ggjit.models import load_model
-from ggjit.models.networks.moe import Experts, feed_forward
+from ggjit.models.blocks.moe import Experts, feed_forward
 
 
 def expected(x, router, gate, up, down, n_used):

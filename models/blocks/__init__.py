@@ -1,0 +1,13 @@
+"""The pieces networks are made of.  A piece is a frozen dataclass: it reads its tensors, says what it keeps between
+tokens, and adds its part to a graph.
+
+    facts.py            hyperparameters from a file's metadata, checked: sizes, RoPE, windows
+    description.py      Description and Block: which pieces a network has, in which order; what pieces are given
+    attention.py        attention with norms, biases, windows, sinks, soft caps, RoPE or ALiBi
+    feed_forward.py     dense feed-forward networks; moe.py: routers and experts
+    latent.py           attention over low-rank keys and values (MLA)
+    state_space.py      Mamba 1 and 2; short_conv.py: gated short convolutions
+    delta.py            the gated delta rule; rwkv.py: RWKV-7
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

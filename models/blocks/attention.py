@@ -1,0 +1,186 @@
+"""Attention over the tokens so far, as decoders and encoders have it.
+
+    q, k, v  = Wq n, Wk n, Wv n  (+ biases)                     one matrix each, or all rows in one
+    q, k     = rope(norm(q)), rope(norm(k))                     either may be left out
+    o[h]     = softmax(cap(scale q[h] K[h / group]) + mask, sink[h]) V[h / group]
+    result   = Wo o  (+ bias)
+
+    cache of one layer                         row r = token position r
+    K, V  [n_embd_kv, n_ctx]                   set_rows writes the new rows, attention views rows 0 .. n_kv-1
+"""
+import dataclasses
+import math
+
+import ggjit as gg
+from ggjit.models.blocks.description import linear
+from ggjit.models.blocks.facts import Rope
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention; every switch is off as written here."""
+    n_head: int
+    n_head_kv: int
+    d_head: int
+    d_head_v: int
+    rope: Rope | None = None
+    scale: float = 0.0                  # of the scores; 0: 1 / sqrt(d_head)
+    window: int = 0                     # tokens looked back on, itself included; 0: all
+    softcap: float = 0.0                # scores become softcap tanh(scores / softcap); 0: none
+    max_alibi_bias: float = 0.0         # of ALiBi's slopes; 0: no ALiBi
+    clamp: float = 0.0                  # q, k and v are kept within -clamp .. clamp; 0: not
+    sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
+    gated: bool = False                 # half of each head of Wq is a gate: o * sigmoid(gate)
+    fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
+    bias: bool | None = None            # of q, k, v: must be there, must not, may
+    out_bias: bool | None = None
+    qk_norm: str = ""                   # kind, as Scope.norm has them; "": none
+    qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all"
+    norm_after_rope: bool = False
+    out: str = "attn_output"
+    rel_buckets: int = 0                # of relative positions, each with a score per head; 0: none
+
+    @property
+    def n_q(self):
+        return self.d_head * self.n_head
+
+    @property
+    def n_k(self):
+        return self.d_head * self.n_head_kv
+
+    @property
+    def n_v(self):
+        return self.d_head_v * self.n_head_kv
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        """[(name, type, ne)] of what is kept between tokens."""
+        return [("k cache", kv_type, (self.n_k, n_ctx)), ("v cache", kv_type, (self.n_v, n_ctx))]
+
+    def load(self, loader, p):
+        d, n_q = loader.n_embd, self.n_q * (2 if self.gated else 1)
+        if self.fused:
+            w = {"attn_qkv": loader.linear(p + "attn_qkv", d, n_q + self.n_k + self.n_v, self.bias)}
+        else:
+            w = {n: loader.linear(p + n, d, ne, self.bias)
+                 for n, ne in (("attn_q", n_q), ("attn_k", self.n_k), ("attn_v", self.n_v))}
+        w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
+        for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
+            if self.qk_norm:
+                ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,)}
+                w[n] = loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
+        if self.rel_buckets:
+            table = loader.want(p + "attn_rel_b.weight", self.n_head, self.rel_buckets, optional=bool(loader.tables))
+            loader.tables.extend([] if table is None else [table])
+            w["attn_rel_b"] = loader.tables[0] if table is None else table
+        if self.sinks:
+            w["attn_sinks"] = loader.want(p + "attn_sinks.weight", self.n_head)
+        if self.rope:
+            factors = [loader.want(n, self.rope.n_dims // 2, optional=True)
+                       for n in (self.rope.factors, *self.rope.unused) if n]
+            w["rope_factors"] = factors[0] if factors else None
+        return w
+
+    # ------------------------------------------------------------ the graph
+    def build(self, g, n, w, i):
+        q, k, v, gate = self._project(g, n, w, i)
+        if self.rope:
+            q, k = (gg.set_name(gg.rope_ext(t, g.leaf["positions"], w["rope_factors"], *self.rope.parameters),
+                                f"{name}_roped-{i}") for t, name in ((q, "Q"), (k, "K")))
+        if self.norm_after_rope:
+            q, k = self._normed(g, q, k, w)
+        k, v = self._keys_and_values(g, k, v, i)
+        o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
+        o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
+        if gate is not None:
+            o = gg.mul(o, gg.sigmoid(gate))
+        return gg.set_name(linear(w[self.out], o), f"attn_out-{i}")
+
+    def _project(self, g, n, w, i):
+        """q and k by head, v in rows, and the gate."""
+        def clamped(x):
+            return gg.clamp(x, -self.clamp, self.clamp) if self.clamp else x
+        if self.fused:
+            qkv = gg.set_name(clamped(linear(w["attn_qkv"], n)), f"wqkv-{i}")
+            at, size = (0, self.n_q, self.n_q + self.n_k), qkv.type.nbytes
+            if self.qk_norm_over == "all" and self.qk_norm:
+                q, k = (gg.cont(gg.view_2d(qkv, ne, g.n_tokens, qkv.nb[1], first * size))
+                        for ne, first in ((self.n_q, at[0]), (self.n_k, at[1])))
+            else:
+                q, k = (gg.view_3d(qkv, self.d_head, h, g.n_tokens, self.d_head * size, qkv.nb[1], first * size)
+                        for h, first in ((self.n_head, at[0]), (self.n_head_kv, at[1])))
+            v = gg.view_2d(qkv, self.n_v, g.n_tokens, qkv.nb[1], at[2] * size)
+            return *self._by_head(g, q, k, w), v, None
+        gate = None
+        q = gg.set_name(clamped(linear(w["attn_q"], n)), f"Qcur-{i}")
+        if self.gated:                  # [query | gate] of every head
+            size = q.type.nbytes
+            q, gate = (gg.cont(gg.view_3d(q, self.d_head, self.n_head, g.n_tokens, 2 * self.d_head * size, q.nb[1],
+                                          first * size)) for first in (0, self.d_head))
+            gate = gg.reshape_2d(gate, self.n_q, g.n_tokens)
+        q = q if self.qk_norm_over == "all" else gg.reshape_3d(q, self.d_head, self.n_head, g.n_tokens)
+        k = gg.set_name(clamped(linear(w["attn_k"], n)), f"Kcur-{i}")
+        k = k if self.qk_norm_over == "all" else gg.reshape_3d(k, self.d_head, self.n_head_kv, g.n_tokens)
+        v = gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
+        return *self._by_head(g, q, k, w), v, gate
+
+    def _by_head(self, g, q, k, w):
+        """q and k, normed where that comes before RoPE, as [d_head, heads, n_tokens]."""
+        if self.qk_norm and not self.norm_after_rope:
+            q, k = self._normed(g, q, k, w)
+        if self.qk_norm_over == "all":
+            q, k = (gg.reshape_3d(t, self.d_head, h, g.n_tokens) for t, h in ((q, self.n_head), (k, self.n_head_kv)))
+        return q, k
+
+    def _normed(self, g, q, k, w):
+        return (g.norm(t, self.qk_norm, w[name]) for t, name in ((q, "attn_q_norm"), (k, "attn_k_norm")))
+
+    def _keys_and_values(self, g, k, v, i):
+        """As [d, n_kv, n_head_kv]: out of the cache, or of these tokens alone."""
+        if g.cache is None:
+            v = gg.view_3d(v, self.d_head_v, self.n_head_kv, g.n_tokens, self.d_head_v * v.nb[0], v.nb[1], 0)
+            return gg.permute(k, 0, 2, 1, 3), gg.permute(v, 0, 2, 1, 3)
+        if k.nb[2] == self.n_k * k.nb[0]:
+            k = gg.reshape_2d(k, self.n_k, g.n_tokens)
+        else:
+            k = gg.view_2d(k, self.n_k, g.n_tokens, k.nb[2], 0)
+        # attention reads views of what set_rows returns, so it comes after the writes
+        k_all = gg.set_rows(g.cache[i][0], k, g.leaf["rows"])
+        v_all = gg.set_rows(g.cache[i][1], v, g.leaf["rows"])
+        return (rows_by_head(k_all, self.d_head, g.n_kv, self.n_head_kv),
+                rows_by_head(v_all, self.d_head_v, g.n_kv, self.n_head_kv))
+
+    def _attend(self, g, q, k, v, w, i):
+        """[d_head_v, n_head, n_tokens]"""
+        scale = self.scale or 1.0 / math.sqrt(self.d_head)
+        bias = self._relative(g, w["attn_rel_b"]) if self.rel_buckets else None
+        return attend(g, q, k, v, g.mask(self.window), scale, i, self.softcap, self.max_alibi_bias,
+                      w.get("attn_sinks"), bias)
+
+    def _relative(self, g, table):
+        """[n_kv, n_tokens, n_head]: what the distance of two tokens adds to their score."""
+        t = g.n_tokens
+        scores = gg.reshape_3d(gg.get_rows(table, g.leaf["buckets"]), self.n_head, t, t)
+        return gg.cont(gg.permute(scores, 2, 0, 1, 3))
+
+
+def rows_by_head(cache, d, n_kv, n_head_kv):
+    """The first n_kv cache rows as [d, n_kv, n_head_kv]."""
+    return gg.view_3d(cache, d, n_kv, n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
+
+
+def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None):
+    """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens]."""
+    if g.flash and not max_bias and bias is None:
+        o = gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap)
+        return gg.set_name(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), f"attn-{i}")
+    kq = gg.set_name(gg.mul_mat(k, q), f"kq-{i}")
+    if softcap:
+        kq = gg.scale(gg.tanh(gg.scale(kq, scale / softcap)), softcap)
+        scale = 1.0
+    if bias is not None:
+        kq = gg.add(kq if scale == 1.0 else gg.scale(kq, scale), bias)
+        scale = 1.0
+    p = gg.soft_max_ext(kq, mask, scale, max_bias)
+    p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")
+    o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v)), p), f"kqv-{i}")    # [d_head_v, n_tokens, n_head]
+    return gg.cont(gg.permute(o, 0, 2, 1, 3))

@@ -1,0 +1,88 @@
+"""Qwen3-Next's linear attention: the gated delta rule.  Source: arXiv 2412.06464.
+
+    q, k, v = silu(conv(Wqkv n));   q, k divided by their norms, each of n_group heads serves a run of value heads
+    beta, a = sigmoid(Wb n), exp(A softplus(Wa n + dt))
+    S       = a S + beta (v - a S k) k^T,   o = S q
+    result  = Wout (rms_norm(o) * g * silu(z)),   z = Wgate n
+"""
+import dataclasses
+
+import ggjit as gg
+from ggjit.models.blocks.description import linear
+from ggjit.models.blocks.short_conv import convolved, state
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaRule:
+    n_group: int                        # heads of keys
+    n_head: int                         # heads of values
+    d_state: int                        # size of a head
+    d_conv: int
+    interleaved: bool = False           # q, k, v and z of a group lie side by side in one matrix, ssm_in
+
+    @property
+    def n_key(self):
+        return self.n_group * self.d_state
+
+    @property
+    def n_value(self):
+        return self.n_head * self.d_state
+
+    @property
+    def n_conv(self):
+        return 2 * self.n_key + self.n_value
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        return [state(0, (self.d_conv - 1) * self.n_conv), state(1, self.d_state * self.n_value)]
+
+    def load(self, loader, p):
+        d, h, want = loader.n_embd, self.n_head, loader.want
+        if self.interleaved:
+            w = {"in": loader.linear(p + "ssm_in", d, self.n_conv + self.n_value, False)}
+        else:
+            w = {"qkv": loader.linear(p + "attn_qkv", d, self.n_conv, False),
+                 "z": loader.linear(p + "attn_gate", d, self.n_value, False)}
+        p += "ssm_"
+        return w | {"ba": loader.linear(p + "ba", d, 2 * h, False),
+                    "out": loader.linear(p + "out", self.n_value, d, False),
+                    "conv": want(p + "conv1d.weight", self.d_conv, self.n_conv), "dt": want(p + "dt.bias", h),
+                    "a": want(p + "a", h), "ssm_norm": want(p + "norm.weight", self.d_state)}
+
+    def _parts(self, y, sizes, t):
+        """The parts of every group's run of y, each with all its groups side by side."""
+        run = sum(sizes)
+        at = [sum(sizes[:j]) for j in range(len(sizes))]
+        views = (gg.view_3d(y, n, self.n_group, t, run * y.nb[0], y.nb[1], first * y.nb[0])
+                 for n, first in zip(sizes, at, strict=True))
+        return [gg.reshape_2d(gg.cont(v), v.ne[0] * self.n_group, t) for v in views]
+
+    def _inputs(self, w, n, t):
+        if not self.interleaved:
+            return linear(w["qkv"], n), linear(w["z"], n)
+        s, per_group = self.d_state, self.n_value // self.n_group
+        q, k, v, z = self._parts(linear(w["in"], n), (s, s, per_group, per_group), t)
+        return gg.concat(gg.concat(q, k, 0), v, 0), z
+
+    def build(self, g, n, w, i):
+        t, s, h = g.n_tokens, self.d_state, self.n_head
+        qkv, z = self._inputs(w, n, t)
+        b, a = self._parts(linear(w["ba"], n), (h // self.n_group,) * 2, t)
+        beta = gg.reshape_4d(gg.sigmoid(b), 1, h, t, 1)
+        decay = gg.reshape_4d(gg.mul(gg.softplus(gg.add(a, w["dt"])), w["a"]), 1, h, t, 1)
+        qkv = gg.silu(convolved(g, i, 0, qkv, w["conv"]))
+        size, row = qkv.nb[:2]
+        q, k = (self._key_heads(gg.view_3d(qkv, s, self.n_group, t, s * size, row, j * self.n_key * size), g.eps, t)
+                for j in range(2))
+        v = gg.view_4d(qkv, s, h, t, 1, s * size, row, t * row, 2 * self.n_key * size)
+        before = gg.reshape_4d(g.state(i, 1), s, s, h, 1)
+        out = gg.gated_delta_net(q, k, v, decay, beta, before)
+        g.keep(i, 1, gg.view_1d(out, s * s * h, s * h * t * out.nb[0]))
+        o = gg.view_3d(out, s, h, t, s * out.nb[0], s * h * out.nb[0], 0)
+        o = gg.mul(gg.mul(gg.rms_norm(o, g.eps), w["ssm_norm"]), gg.silu(gg.reshape_3d(z, s, h, t)))
+        return linear(w["out"], gg.reshape_2d(o, s * h, t))
+
+    def _key_heads(self, x, eps, t):
+        """x [d_state, n_group, t] over its norms, each head as often as it serves value heads."""
+        s, times = self.d_state, self.n_head // self.n_group
+        x = gg.reshape_4d(gg.l2_norm(x, eps), s, 1, self.n_group, t)
+        return gg.reshape_4d(gg.repeat_4d(x, s, times, self.n_group, t), s, self.n_head, t, 1)

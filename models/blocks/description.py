@@ -1,0 +1,196 @@
+"""What a network is: blocks in their order, and what comes before and after them.
+
+    x = scale embd[ids] (+ positions) (normed)
+    per block:   x += mixer(norm x),  x += feed_forward(norm x)         (with norms after them, scales, or in parallel)
+    logits = cap(scale Wout norm x)
+
+Pieces are given a Loader to take their tensors from, and a Scope to build their part of a graph in.
+"""
+import dataclasses
+import functools
+from typing import Any
+
+import ggjit as gg
+
+N_SLOTS = 4                     # states of recurrent layers: slot 0 stays empty, a text takes turns with the others
+
+
+class Loader:
+    """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read."""
+
+    def __init__(self, weights, n_embd):
+        self.want, self.n_embd, self.matrices = weights.want, n_embd, []
+        self._used = weights.used
+        self.tables = []                        # of relative positions: the first serves layers that have none
+
+    def linear(self, name, n_in, n_out, bias=None):
+        """(weight, bias or None).  bias: True: it must be there, False: it must not, None: either."""
+        weight = self.want(name + ".weight", n_in, n_out)
+        self.matrices.append(weight)
+        return weight, None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
+
+    def ignore(self, *names):
+        """These tensors change nothing."""
+        self._used.update(names)
+
+    def norm(self, name, kind, *ne):
+        """The parameters of a norm of that kind."""
+        ne = ne or (self.n_embd,)
+        return (self.want(name + ".weight", *ne) if kind != "bare" else None,
+                self.want(name + ".bias", *ne) if kind == "layer" else None)
+
+
+@dataclasses.dataclass
+class Scope:
+    """What a piece sees of the graph that is being built."""
+    leaf: dict                          # inputs by name
+    n_tokens: int
+    n_kv: int                           # cache rows that are looked at
+    eps: float
+    flash: bool
+    cache: list | None                  # what each layer keeps between calls; None: nothing is kept
+    states: list = dataclasses.field(default_factory=list)      # nodes that write states: nothing reads them
+    shared: dict = dataclasses.field(default_factory=dict)      # what one layer leaves for the others
+
+    def norm(self, x, kind, params):
+        """kind: rms: x / rms(x) * w;  layer: (x - mean) / std * w + b;  centred: without b;  bare: without both."""
+        w, b = params
+        x = gg.rms_norm(x, self.eps) if kind == "rms" else gg.norm(x, self.eps)
+        x = x if w is None else gg.mul(x, w)
+        return x if b is None else gg.add(x, b)
+
+    def mask(self, window):
+        """None: every token sees every other."""
+        return self.leaf.get(mask_name(window))
+
+    def state(self, i, k):
+        """State k of layer i before these tokens: a vector."""
+        return gg.get_rows(self.cache[i][k], self.leaf["slot"])
+
+    def keep(self, i, k, new):
+        """Store state k of layer i."""
+        kept = self.cache[i][k]
+        self.states.append(gg.set_rows(kept, gg.reshape_2d(new, kept.ne[0], 1), self.leaf["next_slot"]))
+
+
+def mask_name(window):
+    return f"mask_{window}" if window else "mask"
+
+
+def linear(weights, x):
+    """W x (+ b)."""
+    a, bias = weights
+    y = gg.mul_mat(a, x)
+    return y if bias is None else gg.add(y, bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One layer.  Norms are tensor names without ".weight"; "": there is none.
+
+    parallel: x + mixer(n) + feed_forward(m), n and m both norms of x; without an ffn_norm m is n.
+    """
+    mixer: Any
+    feed_forward: Any = None
+    norm: str = "rms"                   # kind, as Scope.norm has them
+    attn_norm: str = "attn_norm"
+    attn_post: str = ""
+    ffn_norm: str = "ffn_norm"
+    ffn_post: str = ""
+    parallel: bool = False
+    residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
+
+    def load(self, loader, p):
+        names = {self.attn_norm, self.attn_post} | ({self.ffn_norm, self.ffn_post} if self.feed_forward else set())
+        w = self.mixer.load(loader, p)
+        if self.feed_forward:
+            w |= self.feed_forward.load(loader, p)
+        return w | {n: loader.norm(p + n, self.norm) for n in names - {""}}
+
+    def cache(self, *sizes):
+        """[(name, type, ne)] of what the layer keeps between tokens."""
+        return [kept for piece in (self.mixer, self.feed_forward) if piece for kept in piece.cache(*sizes)]
+
+    def build(self, g, x, w, i, rows=None):
+        """x after the block.  rows: of the tokens, those that are wanted from here on."""
+        def normed(x, name):
+            return gg.set_name(g.norm(x, self.norm, w[name]), f"{name}-{i}") if name else x
+
+        late = getattr(self.feed_forward, "looks_back", False)
+
+        def picked(x, now=not late):
+            return gg.get_rows(x, rows) if now and rows is not None else x
+
+        def scaled(y):
+            return gg.scale(y, self.residual_scale) if self.residual_scale else y
+        n = normed(x, self.attn_norm)
+        a = scaled(normed(self.mixer.build(g, n, w, i), self.attn_post))
+        if self.parallel:
+            m = picked(normed(x, self.ffn_norm) if self.ffn_norm else n)
+            f = scaled(normed(self.feed_forward.build(g, m, w, i), self.ffn_post))
+            return gg.set_name(gg.add(gg.add(f, picked(a)), picked(x)), f"l_out-{i}")
+        x = picked(gg.set_name(gg.add(a, x), f"ffn_inp-{i}"))
+        if self.feed_forward is None:
+            return x
+        f = scaled(normed(self.feed_forward.build(g, normed(x, self.ffn_norm), w, i), self.ffn_post))
+        return picked(gg.set_name(gg.add(f, x), f"l_out-{i}"), late)
+
+
+@dataclasses.dataclass(frozen=True)
+class PostNormBlock:
+    """One layer of BERT's kind: y = norm(x + mixer(x)), norm(y + feed_forward(y)).
+
+    again: y = norm(y + x) in between (jina-bert-v2 for code).
+    """
+    mixer: Any
+    feed_forward: Any
+    again: bool = False
+    norm = "layer"
+
+    def load(self, loader, p):
+        names = ["attn_output_norm", "layer_output_norm"] + ["attn_norm_2"] * self.again
+        w = self.mixer.load(loader, p) | self.feed_forward.load(loader, p)
+        return w | {n: loader.norm(p + n, self.norm) for n in names}
+
+    def build(self, g, x, w, i, rows=None):
+        def normed(y, name):
+            return gg.set_name(g.norm(y, self.norm, w[name]), f"{name}-{i}")
+        y = normed(gg.add(self.mixer.build(g, x, w, i), x), "attn_output_norm")
+        if self.again:
+            y = normed(gg.add(y, x), "attn_norm_2")
+        return normed(gg.add(self.feed_forward.build(g, y, w, i), y), "layer_output_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A whole network."""
+    blocks: list
+    eps: float
+    norm: str = "rms"                   # kind of the last norm, and of embd_norm
+    embd_scale: float = 0.0             # 0: none
+    embd_norm: str = ""                 # name of a norm of the embeddings; "": none
+    out_norm: str = "output_norm"
+    positions: bool = False             # a learned vector is added for every position
+    token_types: bool = False           # the vector of the first token type is added, where the file has types
+    logit_scale: float = 0.0            # 0: none
+    softcap: float = 0.0                # logits become softcap tanh(logits / softcap); 0: none
+    tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
+    output_bias: bool = False
+    prefix: str = "blk."
+    temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
+
+    @functools.cached_property
+    def pieces(self):
+        return [piece for b in self.blocks for piece in (b.mixer, b.feed_forward) if piece is not None]
+
+    @functools.cached_property
+    def windows(self):
+        """Windows of all layers: each has a mask of its own; 0 is the whole text."""
+        return sorted({p.window for p in self.pieces if hasattr(p, "window")})
+
+    def alibi(self):
+        return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)
+
+    @functools.cached_property
+    def rotates(self):
+        return self.positions or any(getattr(p, "rope", None) is not None for p in self.pieces)

@@ -1,0 +1,176 @@
+"""Hyperparameters of a file, each read from its metadata and checked where it is read."""
+import dataclasses
+
+import numpy as np
+
+from ggjit.ops.core.errors import ModelError
+
+ROPE_NORMAL, ROPE_NEOX = 0, 2   # pairs of neighbours; pairs half a head apart
+MAX_CTX = (1 << 31) - 1         # positions are int32
+MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
+MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
+ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
+SCALES = 1e-6, 1e6              # factors that models state
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """How queries and keys are rotated: the parameters of gg.rope_ext, in its order, and a tensor of factors."""
+    n_dims: int
+    mode: int
+    n_ctx_orig: int
+    freq_base: float
+    freq_scale: float = 1.0
+    ext_factor: float = 0.0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    factors: str = dataclasses.field(default="", metadata={"parameter": False})     # "": none
+    unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
+
+    @property
+    def parameters(self):
+        """What gg.rope_ext takes after its tensors."""
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("parameter", True))
+
+
+class Facts:
+    """`facts.positive("embedding_length")`; keys are those of the architecture, without its name.
+
+    n_ctx: how many tokens the context will hold, where that is known.  Errors: ModelError, with file and key.
+    """
+
+    def __init__(self, file, n_ctx=None):
+        self.file, self.n_ctx = file, n_ctx
+        self.get = file.arch_get
+
+    def wrong(self, key, value, expected):
+        return ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected {expected}")
+
+    def positive(self, key, default=...):
+        """An integer that has to be positive."""
+        value = self.get(key, default, int)
+        if value is not None and value <= 0:
+            raise self.wrong(key, value, "a positive number")
+        return value
+
+    def between(self, key, low, high, default=...):
+        """A number above low, at most high."""
+        value = self.get(key, default, float)
+        if not low < value <= high:
+            raise self.wrong(key, value, f"a number above {low} and at most {high}")
+        return value
+
+    def scale(self, key, default=0.0):
+        """A factor, at least SCALES[0]; 0: none."""
+        return self.between(key, *SCALES, default) if self.get(key, default, float) else 0.0
+
+    def same(self, key, expected):
+        """An integer that may be left out, but has one possible value."""
+        value = self.get(key, expected, int)
+        if value != expected:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, only {expected} is served here")
+
+    def one_of(self, key, known, default):
+        value = self.get(key, default, type(default))
+        if value not in known:
+            raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value!r} is not supported; supported: "
+                             f"{', '.join(map(str, known))}")
+        return value
+
+    def has(self, tensor):
+        """Does the file hold a tensor of that name?"""
+        return tensor in self.file.tensors
+
+    def ignore(self, *keys):
+        """Mark keys as read that say nothing about this architecture."""
+        for key in keys:
+            self.get(key, None)
+
+    def per_layer(self, key, default=...):
+        """[an integer at least 0 for every layer], from a number or an array."""
+        value, n = self.get(key, default), self.n_layer
+        values = [value] * n if not isinstance(value, np.ndarray) else value.tolist()
+        if len(values) != n or not all(type(v) is int and v >= 0 for v in values):
+            raise self.wrong(key, value, f"a number at least 0, or {n} of them")
+        return values
+
+    # ------------------------------------------------------------ what most architectures state
+    @property
+    def n_embd(self):
+        return self.positive("embedding_length")
+
+    @property
+    def n_layer(self):
+        n = self.positive("block_count")
+        if n > MAX_LAYERS:
+            raise self.wrong("block_count", n, f"at most {MAX_LAYERS}")
+        return n
+
+    @property
+    def n_ff(self):
+        return self.positive("feed_forward_length")
+
+    @property
+    def n_ctx_train(self):
+        return min(self.positive("context_length"), MAX_CTX)
+
+    def eps(self, kind="rms"):
+        return self.between("attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon",
+                            0.0, MAX_EPS)
+
+    def heads(self):
+        """{n_head, n_head_kv, d_head, d_head_v}: the sizes of Attention."""
+        n_head = self.positive("attention.head_count")
+        n_head_kv = self.positive("attention.head_count_kv", n_head)
+        d_head = self.get("attention.key_length", 0, int)
+        if n_head % n_head_kv or (self.n_embd % n_head and not d_head):
+            raise ModelError(f"{self.file.path}: {n_head} heads, {n_head_kv} kv heads and embedding_length "
+                             f"{self.n_embd} do not fit together")
+        d_head = self.positive("attention.key_length", self.n_embd // n_head)
+        return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head,
+                "d_head_v": self.positive("attention.value_length", d_head)}
+
+    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=("none", "linear", "yarn")):
+        """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
+
+        kinds: of scaling that are served.
+        """
+        n_dims = self.get("rope.dimension_count", d_head, int)
+        if not 0 < n_dims <= d_head or n_dims % 2:
+            raise ModelError(f"{self.file.path}: rope.dimension_count {n_dims} does not fit heads of {d_head}")
+        kind = self.get("rope.scaling.type", "none", str)
+        if kind not in kinds:
+            raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
+        factor = self.between("rope.scaling.factor", *SCALES, 1.0)
+        scale = 1.0 / factor if kind != "none" else 1.0
+        n_orig = self.get("rope.scaling.original_context_length", self.n_ctx_train, int)
+        if not 0 < n_orig <= MAX_CTX:
+            raise ModelError(f"{self.file.path}: rope.scaling.original_context_length {n_orig} is out of range")
+        base = self.between("rope.freq_base", *ROPE_BASES, 10000.0)
+        attn = self.between("rope.scaling.attn_factor", *SCALES, 1.0)
+        unused = ()
+        if kind == "longrope" or factors == LONG:
+            factors, *unused = (LONG, SHORT) if self.n_ctx and self.n_ctx > n_orig else (SHORT, LONG)
+        return Rope(n_dims, mode, n_orig, base, scale, 1.0 if kind == "yarn" else 0.0, attn,
+                    factors=factors, unused=tuple(unused))
+
+    def windows(self, period, dense_first=False):
+        """[how many tokens a layer looks back on, itself included; 0: all].
+
+        `attention.sliding_window_pattern` overrides the period: of so many layers one looks at everything, the last
+        (or the first); or an array with true for a window.
+        """
+        window, n = self.get("attention.sliding_window", 0, int), self.n_layer
+        pattern = self.get("attention.sliding_window_pattern", period)
+        if isinstance(pattern, np.ndarray):
+            flags = pattern.astype(bool).tolist()
+        elif type(pattern) is int and pattern >= 0:
+            flags = [pattern == 0 or (i % pattern != 0 if dense_first else i % pattern < pattern - 1)
+                     for i in range(n)]
+        else:
+            raise self.wrong("attention.sliding_window_pattern", pattern, "a number at least 0, or an array")
+        if len(flags) != n or not 0 <= window <= MAX_CTX:
+            raise self.wrong("attention.sliding_window", window, f"0 to {MAX_CTX} with a pattern of {n} layers")
+        return [window if flag else 0 for flag in flags]

@@ -1,0 +1,57 @@
+"""Dense feed-forward networks.
+
+    gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu: act is SiLU, GELU; gate and up may be one matrix
+    plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr
+"""
+import dataclasses
+
+import ggjit as gg
+from ggjit.models.blocks.description import linear
+
+
+def _relu_sqr(x):
+    return gg.sqr(gg.relu(x))
+
+
+PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu}
+# name -> (of gate and up, of both in one: the gate's half first)
+GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
+         "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """`act`: a name of PLAIN or GATED."""
+    n_ff: int
+    act: str = "swiglu"
+    fused: bool = False                 # gate and up are one tensor, ffn_up
+    bias: bool | None = None            # of all matrices: must be there, must not, may
+    suffix: str = ""                    # of the tensors' names
+    out_bias: bool | None = None        # of ffn_down, where it differs
+
+    @property
+    def gated(self):
+        return self.act in GATED
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        return []
+
+    def load(self, loader, p):
+        d, f, s = loader.n_embd, self.n_ff, self.suffix
+        down_bias = self.bias if self.out_bias is None else self.out_bias
+        w = {}
+        if self.gated and not self.fused:
+            w["ffn_gate" + s] = loader.linear(f"{p}ffn_gate{s}", d, f, self.bias)
+        w["ffn_up" + s] = loader.linear(f"{p}ffn_up{s}", d, 2 * f if self.fused else f, self.bias)
+        return w | {"ffn_down" + s: loader.linear(f"{p}ffn_down{s}", f, d, down_bias)}
+
+    def build(self, g, m, w, i):
+        def product(name, x, called=None):
+            name += self.suffix
+            return gg.set_name(linear(w[name], x), f"{called or name}-{i}")
+        if self.gated and not self.fused:
+            gate, up = product("ffn_gate", m), product("ffn_up", m)
+            h = GATED[self.act][0](gate, up)
+        else:
+            h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m))
+        return product("ffn_down", gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}"), "ffn_out" + self.suffix)

@@ -1,0 +1,106 @@
+"""Multi-head latent attention (DeepSeek 2 and 3): keys and values of all heads come out of one short vector per token.
+
+    q = Wq n, or Wqb norm(Wqa n);    every head [nope | rope], the last part is rotated
+    c, r = Wkva n                    c: latent, normed;  r: rotated, shared by all heads
+
+    absorbed:   scores of head h = (Wkb[h] q_nope) . c + q_rope . r;   o[h] = Wvb[h] (softmax(scores) c)
+                cache: [c | r] of every token
+    expanded:   k[h], v[h] = Wkvb[h] c, attention as usual
+"""
+import dataclasses
+
+import ggjit as gg
+from ggjit.models.blocks.attention import attend, rows_by_head
+from ggjit.models.blocks.description import linear
+from ggjit.models.blocks.facts import Rope
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    n_head: int
+    d_key: int                          # of a head: nope and rope
+    d_value: int
+    kv_rank: int
+    q_rank: int                         # 0: Wq in one piece
+    rope: Rope
+    scale: float
+    absorbed: bool
+    temperature: bool = False           # queries are scaled by position: input "temperature"
+    window = 0
+
+    @property
+    def d_nope(self):
+        return self.d_key - self.rope.n_dims
+
+    @property
+    def d_head(self):
+        return self.kv_rank + self.rope.n_dims if self.absorbed else self.d_key
+
+    @property
+    def d_head_v(self):
+        return self.kv_rank if self.absorbed else self.d_value
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        if self.absorbed:
+            return [("k cache", kv_type, (self.d_head, n_ctx))]
+        return [("k cache", kv_type, (self.d_key * self.n_head, n_ctx)),
+                ("v cache", kv_type, (self.d_value * self.n_head, n_ctx))]
+
+    def load(self, loader, p):
+        d, h, c, want, p = loader.n_embd, self.n_head, self.kv_rank, loader.want, p + "attn_"
+        w = {"kv_a": loader.linear(p + "kv_a_mqa", d, c + self.rope.n_dims, False),
+             "kv_norm": loader.norm(p + "kv_a_norm", "rms", c),
+             "out": loader.linear(p + "output", h * self.d_value, d, False)}
+        if self.q_rank:
+            w |= {"q_a": loader.linear(p + "q_a", d, self.q_rank, False),
+                  "q_norm": loader.norm(p + "q_a_norm", "rms", self.q_rank),
+                  "q": loader.linear(p + "q_b", self.q_rank, h * self.d_key, False)}
+        else:
+            w["q"] = loader.linear(p + "q", d, h * self.d_key, False)
+        if self.absorbed:
+            return w | {"k_b": want(p + "k_b.weight", self.d_nope, c, h),
+                        "v_b": want(p + "v_b.weight", c, self.d_value, h)}
+        return w | {"kv_b": loader.linear(p + "kv_b", c, h * (self.d_nope + self.d_value), False)}
+
+    def build(self, g, n, w, i):
+        t, h, rot, c = g.n_tokens, self.n_head, self.rope.n_dims, self.kv_rank
+        x = g.norm(linear(w["q_a"], n), "rms", w["q_norm"]) if self.q_rank else n
+        q = gg.reshape_3d(linear(w["q"], x), self.d_key, h, t)
+        q_nope, q_rope = self._split(q, self.d_nope, rot)
+        kv = gg.reshape_3d(linear(w["kv_a"], n), c + rot, 1, t)
+        latent, k_rope = self._split(kv, c, rot)
+        q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], None, *self.rope.parameters) for v in (q_rope, k_rope))
+        latent = g.norm(latent, "rms", w["kv_norm"])
+        build = self._absorbed if self.absorbed else self._expanded
+        o = build(g, q_nope, q_rope, latent, k_rope, w, i)
+        return gg.set_name(linear(w["out"], gg.reshape_2d(o, self.d_value * h, t)), f"attn_out-{i}")
+
+    @staticmethod
+    def _split(x, a, b):
+        """The first a and the next b numbers of every head."""
+        return (gg.view_3d(x, n, x.ne[1], x.ne[2], x.nb[1], x.nb[2], first * x.nb[0]) for n, first in ((a, 0), (b, a)))
+
+    def _query(self, g, nope, rope):
+        q = gg.concat(nope, rope, 0)
+        return gg.permute(gg.mul(q, g.leaf["temperature"]) if self.temperature else q, 0, 2, 1, 3)
+
+    def _absorbed(self, g, q_nope, q_rope, latent, k_rope, w, i):
+        q_nope = gg.mul_mat(w["k_b"], gg.permute(q_nope, 0, 2, 1, 3))           # [kv_rank, n_tokens, n_head]
+        q = self._query(g, gg.permute(q_nope, 0, 2, 1, 3), q_rope)
+        new = gg.reshape_2d(gg.concat(latent, k_rope, 0), self.d_head, g.n_tokens)
+        kept = gg.set_rows(g.cache[i][0], new, g.leaf["rows"])
+        k = rows_by_head(kept, self.d_head, g.n_kv, 1)
+        v = rows_by_head(kept, self.kv_rank, g.n_kv, 1)
+        o = attend(g, q, k, v, g.mask(0), self.scale, i)                        # [kv_rank, n_head, n_tokens]
+        o = gg.mul_mat(w["v_b"], gg.permute(o, 0, 2, 1, 3))
+        return gg.cont(gg.permute(o, 0, 2, 1, 3))
+
+    def _expanded(self, g, q_nope, q_rope, latent, k_rope, w, i):
+        t, h = g.n_tokens, self.n_head
+        kv = linear(w["kv_b"], gg.reshape_2d(latent, self.kv_rank, t))
+        k_nope, v = self._split(gg.reshape_3d(kv, self.d_nope + self.d_value, h, t), self.d_nope, self.d_value)
+        k = gg.concat(k_nope, gg.repeat_4d(k_rope, self.rope.n_dims, h, t, 1), 0)
+        k = gg.set_rows(g.cache[i][0], gg.reshape_2d(k, self.d_key * h, t), g.leaf["rows"])
+        v = gg.set_rows(g.cache[i][1], gg.reshape_2d(gg.cont(v), self.d_value * h, t), g.leaf["rows"])
+        return attend(g, self._query(g, q_nope, q_rope), rows_by_head(k, self.d_key, g.n_kv, h),
+                      rows_by_head(v, self.d_value, g.n_kv, h), g.mask(0), self.scale, i)

@@ -1,0 +1,180 @@
+"""The feed-forward of a mixture of experts: a router picks n_used experts for every token.
+
+    s       = Wr m                                              [n_expert, n_tokens]
+    p       = softmax(s), or sigmoid(s)
+    ids     = the n_used largest of p (+ b), in descending order                [n_used, n_tokens]
+    w       = p[ids] / sum p[ids], or p[ids];  or softmax(s[ids])
+    result  = sum_u w[u] Wdown[ids[u]] (silu(Wgate[ids[u]] m) * Wup[ids[u]] m)  (+ a shared expert that all pass)
+
+The weights of all experts of a layer are one tensor each: ffn_gate_exps and ffn_up_exps [n_embd, n_ff, n_expert],
+ffn_down_exps [n_ff, n_embd, n_expert]; mul_mat_id reads only the experts in use.
+"""
+import dataclasses
+import math
+from typing import Any
+
+import ggjit as gg
+from ggjit.models.blocks.feed_forward import Dense
+from ggjit.ops.core.errors import ModelError
+from ggjit.tensors.tensor import Tensor
+
+SMALLEST_SUM = 6.103515625e-5           # of the picked probabilities: the smallest normal float16, as in llama.cpp
+MAX_SCALE = 1e6
+SOFTMAX, SIGMOID, SOFTMAX_OF_PICKED = 1, 2, 3                   # expert_gating_func
+OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # of gpt-oss's clamped SwiGLU
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """One layer's router and experts."""
+    router: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    n_used: int
+    scale: float                        # of the weights; 0: none
+    gating: int = SOFTMAX
+    normed: bool = True                 # are the weights of the picked experts divided by their sum?
+    pick_bias: Any = None               # added to p where experts are picked, not to their weights
+    n_groups: int = 1                   # experts lie in groups: only those of the best groups are picked
+    n_groups_used: int = 1
+    biases: Any = None                  # (of router, gate, up, down)
+    act: str = "swiglu"
+
+
+def is_mixture(facts):
+    """Do the file's layers hold experts?"""
+    return facts.has("blk.0.ffn_gate_exps.weight")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """The description of a layer of experts."""
+    n_ff: int
+    n_expert: int
+    n_used: int
+    scale: float = 0.0
+    gating: int = SOFTMAX
+    normed: bool = True
+    pick_bias: bool = False
+    n_groups: int = 1
+    n_groups_used: int = 1
+    biased: bool = False
+    act: str = "swiglu"
+    shared: Dense | None = None         # an expert that all tokens pass
+    shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        return []
+
+    def load(self, loader, p):
+        d, f, n, want, p_ = loader.n_embd, self.n_ff, self.n_expert, loader.want, p + "ffn_"
+        names = "gate_inp", "gate_exps", "up_exps", "down_exps"
+        router, gate, up, down = (want(f"{p_}{k}.weight", *ne) for k, ne in
+                                  zip(names, ((d, n), (d, f, n), (d, f, n), (f, d, n)), strict=True))
+        biases = None
+        if self.biased:
+            biases = tuple(want(f"{p_}{k}.bias", *ne) for k, ne in
+                           zip(names, ((n,), (f, n), (f, n), (d, n)), strict=True))
+        pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
+        w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
+                                self.n_groups, self.n_groups_used, biases, self.act)}
+        if self.shared:
+            w |= self.shared.load(loader, p)
+        if self.shared_gate:
+            w["ffn_gate_inp_shexp"] = want(p_ + "gate_inp_shexp.weight", d)
+        return w
+
+    def build(self, g, m, w, i):
+        y = feed_forward(m, w["experts"], i)
+        if self.shared is None:
+            return y
+        s = self.shared.build(g, m, w, i)
+        if self.shared_gate:
+            gate = w["ffn_gate_inp_shexp"]
+            s = gg.mul(s, gg.sigmoid(gg.mul_mat(gg.reshape_2d(gate, gate.ne[0], 1), m)))
+        return gg.set_name(gg.add(y, s), f"ffn_out-{i}")
+
+
+def mixture(facts, n_ff, **switches):
+    """The Mixture whose counts and scale stand in the metadata.  Errors: ModelError."""
+    n_expert, n_used = (facts.get(key, kind=int) for key in ("expert_count", "expert_used_count"))
+    path, arch = facts.file.path, facts.file.arch
+    if not 1 <= n_used <= n_expert:
+        raise ModelError(f"{path}: {arch}.expert_used_count = {n_used} does not fit {n_expert} experts")
+    scale = facts.get("expert_weights_scale", 0.0, float)
+    if not 0 <= scale <= MAX_SCALE:
+        raise ModelError(f"{path}: {arch}.expert_weights_scale = {scale}, expected 0 (none) to {MAX_SCALE}")
+    return Mixture(n_ff, n_expert, n_used, scale, **switches)
+
+
+def groups(facts):
+    """{n_groups, n_groups_used} of a Mixture.  Errors: ModelError."""
+    n, used = (max(facts.get(key, 1, int), 1) for key in ("expert_group_count", "expert_group_used_count"))
+    if not 1 <= used <= n or facts.get("expert_count", kind=int) % n:
+        raise facts.wrong("expert_group_count", n, f"a divisor of the experts, and at least the {used} groups used")
+    return {"n_groups": n, "n_groups_used": used}
+
+
+def feed_forward(m, experts, layer):
+    """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names."""
+    def named(t, name):
+        return gg.set_name(t, f"ffn_moe_{name}-{layer}")
+
+    def product(weights, x, k):
+        y = gg.mul_mat_id(weights, x, ids)
+        return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
+    n_embd, n_tokens = m.ne[:2]
+    ids, weights = _route(m, experts, named)
+    m = gg.reshape_3d(m, n_embd, 1, n_tokens)
+    up = named(product(experts.up, m, 2), "up")
+    gate = named(product(experts.gate, m, 1), "gate")
+    if experts.act == "swiglu_oai":
+        h = named(gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT), "swiglu_oai")
+    else:
+        h = named(gg.swiglu_split(gate, up), "swiglu")
+    y = named(product(experts.down, h, 3), "down")
+    y = named(gg.mul(y, weights), "weighted")
+    slots = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
+    out = slots[0] if len(slots) > 1 else gg.cont(slots[0])
+    for slot in slots[1:]:
+        out = gg.add(out, slot)
+    return named(out, "out")
+
+
+def _route(m, experts, named):
+    """(ids [n_used, n_tokens], weights [1, n_used, n_tokens]) of the picked experts."""
+    n_expert, n_tokens, n_used = experts.router.ne[1], m.ne[1], experts.n_used
+    s = named(gg.mul_mat(experts.router, m), "logits")
+    if experts.biases is not None:
+        s = gg.add(s, experts.biases[0])
+    p = s if experts.gating == SOFTMAX_OF_PICKED else \
+        named(gg.sigmoid(s) if experts.gating == SIGMOID else gg.soft_max(s), "probs")
+    picked = p if experts.pick_bias is None else gg.add(p, experts.pick_bias)
+    if experts.n_groups > 1:
+        picked = _best_groups(picked, experts)
+    ids = named(gg.argsort_top_k(picked, n_used), "topk")
+    w = named(gg.get_rows(gg.reshape_3d(p, 1, n_expert, n_tokens), ids), "weights")
+    w = gg.reshape_2d(w, n_used, n_tokens)
+    if experts.gating == SOFTMAX_OF_PICKED:
+        w = named(gg.soft_max(w), "weights_softmax")
+    elif experts.normed:
+        total = named(gg.clamp(gg.sum_rows(w), SMALLEST_SUM, math.inf), "weights_sum")
+        w = named(gg.div(w, total), "weights_norm")
+    if experts.scale not in (0.0, 1.0):
+        w = named(gg.scale(w, experts.scale), "weights_scaled")
+    return ids, gg.reshape_3d(w, 1, n_used, n_tokens)
+
+
+def _best_groups(p, experts):
+    """p with -inf for experts outside the best groups; a group is worth the sum of its two best experts."""
+    n_expert, n_tokens, n_groups = p.ne[0], p.ne[1], experts.n_groups
+    by_group = gg.reshape_3d(p, n_expert // n_groups, n_groups, n_tokens)
+    best = gg.argsort_top_k(by_group, 2)                                            # [2, n_groups, n_tokens]
+    values = gg.get_rows(gg.reshape_4d(by_group, 1, n_expert // n_groups, n_groups, n_tokens), best)
+    worth = gg.sum_rows(gg.reshape_3d(values, 2, n_groups, n_tokens))
+    worth = gg.reshape_2d(worth, n_groups, n_tokens)
+    kept = gg.argsort_top_k(worth, experts.n_groups_used)                           # [n_groups_used, n_tokens]
+    rows = gg.get_rows(by_group, kept)
+    hidden = gg.fill(by_group, -math.inf)
+    return gg.reshape_2d(gg.set_rows(hidden, rows, kept), n_expert, n_tokens)

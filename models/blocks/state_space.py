@@ -1,0 +1,100 @@
+"""Selective state spaces: Mamba 1 and 2.  Source: arXiv 2312.00752, 2405.21060.
+
+    x, z     = Win n                                Mamba 2: x, B, C, z and dt
+    x        = silu(conv(x) + bias)                 Mamba 2: of x, B and C
+    dt, B, C = Wx x,  dt = Wdt dt + bias            Mamba 2: dt + bias
+    h        = exp(softplus(dt) A) h + softplus(dt) B x,   y = C h + D x
+    result   = Wout (silu(z) * y)                   Mamba 2: y is normed by group before Wout
+"""
+import dataclasses
+
+import ggjit as gg
+from ggjit.models.blocks.description import linear
+from ggjit.models.blocks.short_conv import convolved, state
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba:
+    d_inner: int
+    d_state: int
+    d_conv: int
+    dt_rank: int
+    normed: bool = False                # dt, B and C pass an RMS norm without weights (FalconMamba)
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        return [state(0, (self.d_conv - 1) * self.d_inner), state(1, self.d_state * self.d_inner)]
+
+    def load(self, loader, p):
+        d, f, s, r, want, p = loader.n_embd, self.d_inner, self.d_state, self.dt_rank, loader.want, p + "ssm_"
+        return {"in": loader.linear(p + "in", d, 2 * f, False), "x": loader.linear(p + "x", f, r + 2 * s, False),
+                "dt": loader.linear(p + "dt", r, f, True), "out": loader.linear(p + "out", f, d, False),
+                "conv": want(p + "conv1d.weight", self.d_conv, f), "conv_bias": want(p + "conv1d.bias", f),
+                "a": want(p + "a", s, f), "d": want(p + "d", f)}
+
+    def build(self, g, n, w, i):
+        t, f, s, r = g.n_tokens, self.d_inner, self.d_state, self.dt_rank
+        xz = linear(w["in"], n)
+        x, z = (gg.view_2d(xz, f, t, xz.nb[1], j * f * xz.nb[0]) for j in range(2))
+        x = gg.silu(gg.add(convolved(g, i, 0, x, w["conv"]), w["conv_bias"]))
+        db = linear(w["x"], x)
+        dt = gg.view_2d(db, r, t, db.nb[1], 0)
+        b, c = (gg.view_4d(db, s, 1, t, 1, s * db.nb[0], db.nb[1], t * db.nb[1], (r + j * s) * db.nb[0])
+                for j in range(2))
+        if self.normed:
+            dt, b, c = (gg.rms_norm(v, g.eps) for v in (dt, b, c))
+        dt = gg.reshape_3d(linear(w["dt"], dt), f, t, 1)
+        y = scanned(g, i, gg.reshape_4d(x, 1, f, t, 1), dt, w["a"], b, c)
+        y = gg.add(gg.reshape_2d(y, f, t), gg.mul(x, w["d"]))
+        return linear(w["out"], gg.swiglu_split(gg.cont(z), y))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba2:
+    d_inner: int
+    d_state: int
+    d_conv: int
+    n_head: int
+    n_group: int
+
+    @property
+    def n_conv(self):
+        return self.d_inner + 2 * self.n_group * self.d_state
+
+    def cache(self, n_ctx, kv_type, n_embd):
+        return [state(0, (self.d_conv - 1) * self.n_conv), state(1, self.d_state * self.d_inner)]
+
+    def load(self, loader, p):
+        d, f, h, c, want, p = loader.n_embd, self.d_inner, self.n_head, self.n_conv, loader.want, p + "ssm_"
+        return {"in": loader.linear(p + "in", d, f + c + h, False), "out": loader.linear(p + "out", f, d, False),
+                "conv": want(p + "conv1d.weight", self.d_conv, c), "conv_bias": want(p + "conv1d.bias", c),
+                "dt_bias": want(p + "dt.bias", h), "a": want(p + "a", 1, h), "d": want(p + "d", 1, h),
+                "ssm_norm": want(p + "norm.weight", f // self.n_group, self.n_group)}
+
+    def build(self, g, n, w, i):
+        t, f, s, h, groups = g.n_tokens, self.d_inner, self.d_state, self.n_head, self.n_group
+        zxbcdt = linear(w["in"], n)
+        row, size = zxbcdt.nb[1], zxbcdt.nb[0]
+        z = gg.view_2d(zxbcdt, f, t, row, 0)
+        xbc = gg.view_2d(zxbcdt, self.n_conv, t, row, f * size)
+        dt = gg.add(gg.cont(gg.view_2d(zxbcdt, h, t, row, (f + self.n_conv) * size)), w["dt_bias"])
+        xbc = gg.silu(gg.add(convolved(g, i, 0, xbc, w["conv"]), w["conv_bias"]))
+        row = xbc.nb[1]
+        x = gg.view_4d(xbc, f // h, h, t, 1, f // h * size, row, t * row, 0)
+        b, c = (gg.view_4d(xbc, s, groups, t, 1, s * size, row, t * row, (f + j * groups * s) * size)
+                for j in range(2))
+        y = scanned(g, i, x, gg.reshape_3d(dt, h, t, 1), w["a"], b, c)
+        y = gg.add(gg.reshape_4d(y, f // h, h, t, 1), gg.mul(x, w["d"]))
+        y = gg.swiglu_split(gg.cont(z), gg.reshape_2d(y, f, t))
+        y = gg.mul(gg.rms_norm(gg.reshape_3d(y, f // groups, groups, t), g.eps), w["ssm_norm"])
+        return linear(w["out"], gg.reshape_2d(y, f, t))
+
+
+def scanned(g, i, x, dt, a, b, c):
+    """y, the numbers of x [head_dim, n_head, n_tokens, 1]; the state is number 1 of layer i."""
+    head_dim, n_head, t = x.ne[:3]
+    kept = g.cache[i][1]
+    states = gg.reshape_4d(kept, b.ne[0], head_dim, n_head, kept.ne[1])
+    out = gg.ssm_scan(states, x, dt, a, b, c, g.leaf["slot"])
+    n = head_dim * n_head * t
+    g.keep(i, 1, gg.view_1d(out, kept.ne[0], n * out.nb[0]))
+    return gg.view_1d(out, n, 0)

@@ -1,0 +1,60 @@
+"""DeepSeek 2 and 3: latent attention, some dense layers, then experts with a shared one."""
+import dataclasses
+import math
+
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.latent import Latent
+from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, groups, mixture
+
+
+def deepseek2(facts):
+    absorbed = facts.get("attention.key_length_mla", 0, int) > 0
+    suffix = "_mla" if absorbed else ""
+    d_key, d_value = (facts.positive(f"attention.{n}_length{suffix}") for n in ("key", "value"))
+    kv_rank, n_head = facts.positive("attention.kv_lora_rank"), facts.positive("attention.head_count")
+    rope, scale = _scaled_rope(facts, d_key)
+    facts.same("attention.head_count_kv", 1 if absorbed else n_head)
+    if absorbed:
+        facts.same("attention.key_length", kv_rank + rope.n_dims)
+        facts.same("attention.value_length", kv_rank)
+    attention = Latent(n_head, d_key, d_value, kv_rank, _q_rank(facts), rope, scale, absorbed,
+                       temperature=bool(facts.scale("attention.temperature_scale")))
+    dense, feed_forward = Dense(facts.n_ff, bias=False), _experts(facts)
+    n_dense = facts.get("leading_dense_block_count", 0, int)
+    blocks = [Block(attention, dense if i < n_dense else dataclasses.replace(
+        feed_forward, pick_bias=facts.has(f"blk.{i}.exp_probs_b.bias"))) for i in range(facts.n_layer)]
+    temperature = (facts.scale("attention.temperature_scale"), facts.positive("attention.temperature_length")) \
+        if attention.temperature else None
+    return Description(blocks, facts.eps(), temperature=temperature)
+
+
+def _q_rank(facts):
+    """0 where Wq is whole: the lite model, and files without the low-rank pair."""
+    rank = facts.get("attention.q_lora_rank", 0, int)
+    return 0 if facts.has("blk.0.attn_q.weight") else rank
+
+
+def _scaled_rope(facts, d_key):
+    """(Rope, scale of the scores): YaRN's growth of the scores is taken from RoPE, and squared into their scale."""
+    rope = facts.rope(ROPE_NORMAL, d_key, factors="")
+    multiplier = facts.get("rope.scaling.yarn_log_multiplier", 0.0, float) / 0.1     # the converter multiplies by 0.1
+    grown = math.log(1.0 / rope.freq_scale)
+    attn = rope.attn_factor / (1.0 + 0.1 * grown) if rope.ext_factor and multiplier else rope.attn_factor
+    whole = attn * (1.0 + 0.1 * grown)
+    scale = (whole * (1.0 + 0.1 * multiplier * grown)) ** 2 / math.sqrt(d_key)
+    return dataclasses.replace(rope, attn_factor=attn), scale
+
+
+def _experts(facts):
+    n_ff = facts.positive("expert_feed_forward_length")
+    shared = Dense(n_ff * facts.positive("expert_shared_count"), suffix="_shexp", bias=False)
+    gating = facts.get("expert_gating_func", SOFTMAX, int) or SOFTMAX
+    if gating not in (SOFTMAX, SIGMOID):
+        raise facts.wrong("expert_gating_func", gating, f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
+    return mixture(facts, n_ff, gating=gating, normed=facts.get("expert_weights_norm", False, bool), shared=shared,
+                   **groups(facts))
+
+
+FAMILY = {"deepseek2": deepseek2}

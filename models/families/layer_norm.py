@@ -1,0 +1,108 @@
+"""Decoders with layer norms: GPT-2, GPT-NeoX, StarCoder 2, Falcon, Phi 2, StableLM, Command R, BLOOM, MPT, OLMo."""
+from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
+
+
+def _described(facts, attention, feed_forward, block=None, **switches):
+    """The same block in every layer, with layer norms."""
+    block = Block(attention, feed_forward, **{"norm": "layer", **(block or {})})
+    return Description([block] * facts.n_layer, facts.eps("layer"), **{"norm": block.norm, **switches})
+
+
+def gpt2(facts):
+    """Learned positions, biases everywhere."""
+    attention = Attention(**facts.heads(), fused=True, bias=True, out_bias=True)
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), positions=True)
+
+
+def starcoder2(facts):
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True))
+
+
+def gptneox(facts):
+    """Attention and feed-forward in parallel, each with a norm of its own, where the file says so."""
+    sizes, parallel = facts.heads(), facts.get("use_parallel_residual", True, bool)
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=True,
+                          out_bias=True)
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), {"parallel": parallel}, tied=False)
+
+
+def falcon(facts):
+    """Parallel; from 40B on attention has a norm of its own."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=False,
+                          out_bias=False)
+    norms = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"} if facts.has("blk.0.attn_norm_2.weight") else \
+        {"ffn_norm": ""}
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=False), {"parallel": True, **norms})
+
+
+def phi2(facts):
+    """Parallel with one norm; biases everywhere, of the logits too."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""),
+                          fused=facts.has("blk.0.attn_qkv.weight"), bias=True, out_bias=True)
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), {"parallel": True, "ffn_norm": ""},
+                      tied=False, output_bias=True)
+
+
+def stablelm(facts):
+    """Parallel with one norm, and norms of queries and keys by head, where the file has no ffn_norm (12B)."""
+    sizes = facts.heads()
+    normed = facts.has("blk.0.attn_q_norm.weight")
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False,
+                          qk_norm="centred" if normed else "", qk_norm_over="heads")
+    parallel = not facts.has("blk.0.ffn_norm.weight")
+    return _described(facts, attention, Dense(facts.n_ff, bias=False),
+                      {"parallel": parallel, "ffn_norm": "" if parallel else "ffn_norm"}, tied=False)
+
+
+def command_r(facts):
+    """Parallel with one norm without bias; logits are scaled."""
+    sizes = facts.heads()
+    normed = facts.n_layer >= 64
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NORMAL, sizes["d_head"], factors=""), bias=None,
+                          out_bias=False, qk_norm="centred" if normed else "", qk_norm_over="heads")
+    return _described(facts, attention, Dense(facts.n_ff, bias=False),
+                      {"norm": "centred", "parallel": True, "ffn_norm": ""}, tied=True,
+                      logit_scale=facts.scale("logit_scale"))
+
+
+def cohere2(facts):
+    """Command R with windows; full layers, every fourth, have no RoPE."""
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
+    blocks = [Block(Attention(**sizes, rope=rope if w else None, window=w, out_bias=False),
+                    Dense(facts.n_ff, bias=False), norm="centred", parallel=True, ffn_norm="")
+              for w in facts.windows(4)]
+    return Description(blocks, facts.eps("layer"), norm="centred", tied=True, logit_scale=facts.scale("logit_scale"))
+
+
+def bloom(facts):
+    """ALiBi instead of positions, and a norm of the embeddings."""
+    attention = Attention(**facts.heads(), fused=True, bias=True, out_bias=True, max_alibi_bias=8.0)
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True), embd_norm="token_embd_norm")
+
+
+def olmo(facts):
+    """Norms without parameters; queries, keys and values kept within limits."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NORMAL, sizes["d_head"], factors=""), bias=None,
+                          out_bias=False, clamp=facts.scale("attention.clamp_kqv"))
+    return _described(facts, attention, Dense(facts.n_ff, bias=False), {"norm": "bare"})
+
+
+def nemotron(facts):
+    """Squared ReLU."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""))
+    return _described(facts, attention, Dense(facts.n_ff, "relu_sqr"), tied=False)
+
+
+FAMILY = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,
+          "stablelm": stablelm, "command-r": command_r, "cohere2": cohere2, "bloom": bloom, "olmo": olmo,
+          "nemotron": nemotron}

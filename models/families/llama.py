@@ -1,0 +1,57 @@
+"""LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2.
+
+    x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x) * g
+    x += Wdown (silu(Wgate m) * Wup m),               m = rms_norm(x) * h
+"""
+from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.moe import is_mixture, mixture
+
+ALL_KINDS = ("none", "linear", "yarn", "longrope")
+
+
+def dense_or_experts(facts, **switches):
+    """The feed-forward of Mixtral: experts of the width of the dense one, where the file has them."""
+    return mixture(facts, facts.n_ff, **switches) if is_mixture(facts) else Dense(facts.n_ff)
+
+
+def llama(facts, mode=ROPE_NORMAL, **switches):
+    sizes = facts.heads()
+    rope = facts.rope(mode, sizes["d_head"], kinds=ALL_KINDS)
+    block = Block(Attention(**sizes, rope=rope, **switches), dense_or_experts(facts))
+    return Description([block] * facts.n_layer, facts.eps())
+
+
+def qwen2(facts):
+    return llama(facts, ROPE_NEOX)
+
+
+def granite(facts):
+    """LLaMA with scales: of the embeddings, the scores, what a layer adds, and the logits."""
+    sizes, shared = facts.heads(), facts.get("expert_shared_feed_forward_length", 0, int)
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], kinds=ALL_KINDS)
+    rope = rope if facts.get("rope.scaling.finetuned", True, bool) else None
+    feed_forward = dense_or_experts(facts, **granite_shared(shared))
+    block = Block(Attention(**sizes, rope=rope, scale=facts.scale("attention.scale")), feed_forward,
+                  residual_scale=facts.scale("residual_scale"))
+    return Description([block] * facts.n_layer, facts.eps(), embd_scale=facts.scale("embedding_scale"),
+                       logit_scale=1.0 / facts.between("logit_scale", 1e-6, 1e6))
+
+
+def granite_shared(n_ff):
+    return {"shared": Dense(n_ff, suffix="_shexp", bias=False)} if n_ff else {}
+
+
+def smollm3(facts):
+    """Every fourth layer has no RoPE."""
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
+    feed_forward = Dense(facts.n_ff, bias=False)
+    blocks = [Block(Attention(**sizes, rope=None if i % 4 == 3 else rope), feed_forward)
+              for i in range(facts.n_layer)]
+    return Description(blocks, facts.eps())
+
+
+FAMILY = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3}

@@ -1,0 +1,117 @@
+"""Decoders with states instead of a cache, or beside one: Mamba, RWKV-7, LFM2, Granite hybrid, Qwen3-Next."""
+from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.delta import DeltaRule
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.moe import mixture
+from ggjit.models.blocks.rwkv import ChannelMix, TimeMix
+from ggjit.models.blocks.short_conv import ShortConv
+from ggjit.models.blocks.state_space import Mamba, Mamba2
+from ggjit.models.families.llama import dense_or_experts, granite_shared
+
+NO_ATTENTION = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+
+
+def _ssm(facts):
+    """(d_inner, d_state, d_conv, dt_rank)"""
+    return [facts.positive("ssm." + key) for key in ("inner_size", "state_size", "conv_kernel", "time_step_rank")]
+
+
+def mamba(facts):
+    facts.ignore(*NO_ATTENTION)
+    mixer = Mamba(*_ssm(facts), normed=facts.get("ssm.dt_b_c_rms", False, bool))
+    return Description([Block(mixer)] * facts.n_layer, facts.eps())
+
+
+def _mamba2(facts):
+    sizes, groups = _ssm(facts), facts.positive("ssm.group_count")
+    if sizes[0] % sizes[3] or sizes[3] % groups or sizes[0] % groups:
+        raise facts.wrong("ssm.time_step_rank", sizes[3],
+                          f"a divisor of the inner size {sizes[0]}, and a multiple of the {groups} groups")
+    return Mamba2(*sizes, groups)
+
+
+def mamba2(facts):
+    facts.ignore(*NO_ATTENTION)
+    return Description([Block(_mamba2(facts))] * facts.n_layer, facts.eps())
+
+
+def rwkv7(facts):
+    facts.ignore("attention.head_count", "attention.head_count_kv")
+    facts.same("token_shift_count", 2)
+    ranks = tuple(facts.positive(f"attention.{key}_lora_rank") for key in
+                  ("decay", "iclr", "value_residual_mix", "gate"))
+    d_head = facts.positive("wkv.head_size")
+    if facts.n_embd % d_head:
+        raise facts.wrong("wkv.head_size", d_head, f"a divisor of the embedding length {facts.n_embd}")
+    block = Block(TimeMix(facts.n_embd, d_head, ranks), ChannelMix(facts.n_ff), norm="layer", ffn_norm="attn_norm_2")
+    return Description([block] * facts.n_layer, facts.eps("layer"), norm="layer", embd_norm="token_embd_norm",
+                       tied=False)
+
+
+def _with_heads(facts, n_head_kv):
+    """The sizes of Attention in a layer with so many heads of keys; other layers have none."""
+    n_head = max(facts.per_layer("attention.head_count"))
+    if not n_head or not n_head_kv or n_head % n_head_kv or facts.n_embd % n_head:
+        raise facts.wrong("attention.head_count", n_head, f"a multiple of {n_head_kv}, and a divisor of "
+                                                          f"{facts.n_embd}")
+    d_head = facts.positive("attention.key_length", facts.n_embd // n_head)
+    return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head,
+            "d_head_v": facts.positive("attention.value_length", d_head)}
+
+
+def lfm2(facts):
+    """Short convolutions, and attention where the metadata says so."""
+    conv, window = ShortConv(facts.positive("shortconv.l_cache")), facts.get("attention.sliding_window", 0, int)
+    blocks = []
+    for n_head_kv in facts.per_layer("attention.head_count_kv"):
+        mixer = conv
+        if n_head_kv:
+            sizes = _with_heads(facts, n_head_kv)
+            mixer = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), qk_norm="rms",
+                              window=window, out_bias=False)
+        blocks.append(Block(mixer, Dense(facts.n_ff, bias=False)))
+    return Description(blocks, facts.eps(), out_norm="token_embd_norm")
+
+
+def granite_hybrid(facts):
+    """Granite with Mamba 2 in most layers."""
+    shared, rotates = (facts.get("expert_shared_feed_forward_length", 0, int),
+                       facts.get("rope.scaling.finetuned", True, bool))
+    blocks = []
+    for n_head_kv in facts.per_layer("attention.head_count_kv"):
+        if n_head_kv:
+            sizes = _with_heads(facts, n_head_kv)
+            rope = facts.rope(ROPE_NORMAL, sizes["d_head"])
+            mixer = Attention(**sizes, rope=rope if rotates else None, scale=facts.scale("attention.scale"))
+        else:
+            mixer = _mamba2(facts)
+        blocks.append(Block(mixer, dense_or_experts(facts, **granite_shared(shared)),
+                            residual_scale=facts.scale("residual_scale")))
+    logit_scale = facts.scale("logit_scale")
+    return Description(blocks, facts.eps(), embd_scale=facts.scale("embedding_scale"),
+                       logit_scale=1.0 / logit_scale if logit_scale else 0.0)
+
+
+def qwen3next(facts):
+    """The gated delta rule in three layers of four, gated attention in the fourth; experts everywhere."""
+    facts.ignore("feed_forward_length")
+    d_inner, d_state, d_conv, n_head = _ssm(facts)
+    groups = facts.positive("ssm.group_count")
+    if n_head % groups or d_inner != n_head * d_state:
+        raise facts.wrong("ssm.inner_size", d_inner, f"{n_head} heads of {d_state} in {groups} groups")
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), qk_norm="rms", gated=True,
+                          out_bias=False)
+    shared = Dense(facts.positive("expert_shared_feed_forward_length"), suffix="_shexp", bias=False)
+    feed_forward = mixture(facts, facts.positive("expert_feed_forward_length"), shared=shared, shared_gate=True)
+    every, blocks = facts.positive("full_attention_interval", 4), []
+    for i in range(facts.n_layer):
+        delta = DeltaRule(groups, n_head, d_state, d_conv, interleaved=facts.has(f"blk.{i}.ssm_in.weight"))
+        blocks.append(Block(delta if (i + 1) % every else attention, feed_forward, ffn_norm="post_attention_norm"))
+    return Description(blocks, facts.eps())
+
+
+FAMILY = {"mamba": mamba, "mamba2": mamba2, "rwkv7": rwkv7, "lfm2": lfm2, "granitehybrid": granite_hybrid,
+          "qwen3next": qwen3next}

@@ -1,0 +1,104 @@
+"""Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss; and those that
+differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE 4.5, Baichuan, Arcee, OLMoE, Hunyuan."""
+import dataclasses
+
+from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
+
+POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
+
+
+def _described(facts, attention, feed_forward, block=None, **switches):
+    """The same block in every layer."""
+    return Description([Block(attention, feed_forward, **(block or {}))] * facts.n_layer, facts.eps(), **switches)
+
+
+def _rotated(facts, mode, factors="", **switches):
+    """Attention whose heads all rotate alike."""
+    sizes = facts.heads()
+    return Attention(**sizes, rope=facts.rope(mode, sizes["d_head"], factors), **switches)
+
+
+def phi3(facts):
+    """Fused matrices; RoPE has factors for contexts up to the trained one, and others beyond."""
+    facts.ignore("attention.sliding_window")            # llama.cpp looks at everything, too
+    attention = _rotated(facts, ROPE_NEOX, LONG, fused=facts.has("blk.0.attn_qkv.weight"), out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, fused=True, bias=False))
+
+
+def olmo2(facts):
+    """Norms after the blocks only, and of queries and keys over all heads; OLMo 3: windows, without scaled RoPE."""
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
+    base = facts.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base)
+    near = dataclasses.replace(rope, freq_base=base, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+    attention = dict(sizes, qk_norm="rms", qk_norm_over="all", out_bias=False)
+    blocks = [Block(Attention(**attention, window=w, rope=near if w else rope), Dense(facts.n_ff, bias=False),
+                    attn_norm="", ffn_norm="", **POSTS)
+              for w in facts.windows(4)]
+    return Description(blocks, facts.eps(), tied=False)
+
+
+def glm4(facts):
+    """Norms before and after, half of a head rotated, gate and up in one matrix."""
+    attention = _rotated(facts, ROPE_NORMAL, out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, fused=True, bias=False), POSTS)
+
+
+def gpt_oss(facts):
+    """Attention sinks, windows on every other layer, experts with biases and a clamped gate."""
+    facts.ignore("feed_forward_length")
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
+    near = dataclasses.replace(rope, freq_base=facts.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    feed_forward = mixture(facts, facts.positive("expert_feed_forward_length"), gating=SOFTMAX_OF_PICKED,
+                           biased=True, act="swiglu_oai")
+    attention = dict(sizes, sinks=True, bias=True, out_bias=True)
+    blocks = [Block(Attention(**attention, window=w, rope=near if w else rope), feed_forward,
+                    ffn_norm="post_attention_norm") for w in facts.windows(2)]
+    return Description(blocks, facts.eps(), tied=False)
+
+
+def olmoe(facts):
+    """Experts with weights as the softmax gives them; norms of queries and keys over all heads."""
+    attention = _rotated(facts, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="all")
+    return _described(facts, attention, mixture(facts, facts.n_ff, normed=False), tied=False)
+
+
+def internlm2(facts):
+    return _described(facts, _rotated(facts, ROPE_NORMAL, out_bias=False), Dense(facts.n_ff, bias=False), tied=False)
+
+
+def exaone(facts):
+    attention = _rotated(facts, ROPE_NEOX, "rope_freqs.weight", out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, bias=False))
+
+
+def seed_oss(facts):
+    """The second norm stands where others have one after attention."""
+    return _described(facts, _rotated(facts, ROPE_NEOX, out_bias=False), Dense(facts.n_ff, bias=False),
+                      {"ffn_norm": "post_attention_norm"})
+
+
+def ernie4_5(facts):
+    return _described(facts, _rotated(facts, ROPE_NORMAL), Dense(facts.n_ff, bias=False))
+
+
+def arcee(facts):
+    """Squared ReLU instead of a gate."""
+    attention = _rotated(facts, ROPE_NORMAL, "rope_freqs.weight", out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, "relu_sqr", bias=False))
+
+
+def hunyuan_dense(facts):
+    """Norms of heads after RoPE."""
+    attention = _rotated(facts, ROPE_NEOX, out_bias=False, qk_norm="rms", norm_after_rope=True)
+    return _described(facts, attention, Dense(facts.n_ff, bias=False))
+
+
+FAMILY = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
+          "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
+          "hunyuan-dense": hunyuan_dense}

@@ -1,0 +1,94 @@
+"""Small random-weight GGUFs of every architecture, and llama.cpp's results on them, by the tools of the reference data.
+
+    python arch_files.py TOOLS NAME FOLDER      writes model.gguf, and results.npz: ids, and llama.cpp's results
+
+A process of its own, so that no two ggml libraries meet.  results.npz holds `hidden` of an encoder; of a decoder
+`logits` of the whole text at once, and `single`, token by token: F32 cache, no flash attention.
+"""
+import os
+import sys
+
+import numpy as np
+
+# entries of the tools besides the architectures' names
+VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
+            "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
+            "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu")
+SMALL = {"embd": 64, "ff": 96, "vocab": 96}
+ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
+
+# the tools' notation: name=ROWS,COLS; +b: with a bias, !: no ".weight" added, ^: only when the output is not tied
+NORMS_B = "attn_norm+b=D ffn_norm+b=D "
+FUSED_B = "attn_qkv+b=Q+2*KV,D attn_output+b=D,Q ffn_up+b=F,D ffn_down+b=D,F "
+NORMS, QKV = "attn_norm=D ffn_norm=D ", "attn_q=Q,D attn_k=KV,D attn_v=KV,D attn_output=D,Q "
+GATED = "ffn_gate=F,D ffn_up=F,D ffn_down=D,F "
+EXPERTS = "ffn_gate_inp=X,D ffn_gate_exps=X,F,D ffn_up_exps=X,F,D ffn_down_exps=X,D,F "
+TOP_B = "token_embd=V,D output_norm+b=D output^=V,D "
+MAMBA2 = ("ssm_in=2*I+2*G*S+TR,D ssm_conv1d=I+2*G*S,CK ssm_conv1d.bias!=I+2*G*S ssm_dt.bias!=TR "
+          "ssm_a!=TR,1 ssm_d!=TR,1 ssm_norm=G,I//G ssm_out=D,I ")
+SSM = {"ssm.conv_kernel": "CK", "ssm.inner_size": "I", "ssm.state_size": "S", "ssm.time_step_rank": "TR",
+       "ssm.group_count": "G"}
+
+
+def _hybrid(c, i):
+    return NORMS + (QKV if i % 2 else MAMBA2) + GATED
+
+
+# name: (tensors of a block, options of the tools' arch())
+MORE = {
+    "gptneox": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True, mha=True, rot=.5, must_untie=True,
+                                        kv={"use_parallel_residual": True})),
+    "bloom": (NORMS_B + FUSED_B, dict(top=TOP_B.replace("output_norm", "token_embd_norm+b=D output_norm"), eps="ln",
+                                      square=True, mha=True, rot=0)),
+    "cohere2": ("attn_norm=D " + QKV + GATED, dict(eps="ln", square=True, must_tie=True, layers=5, kv={
+        "logit_scale": 0.5, "attention.sliding_window": "W"})),
+    "olmo": (QKV + GATED, dict(top="token_embd=V,D output^=V,D ", eps="ln", square=True, tied=True,
+                               kv={"attention.clamp_kqv": 1.2})),
+    "nemotron": (NORMS_B + QKV + "ffn_up=F,D ffn_down=D,F ", dict(top=TOP_B, eps="ln", square=True, rot=.5,
+                                                                  must_untie=True)),
+    "olmoe": (NORMS + QKV + "attn_q_norm=Q attn_k_norm=KV " + EXPERTS, dict(
+        square=True, mha=True, must_untie=True, ff_is_ffx=True, kv={"expert_count": "X", "expert_used_count": "U"})),
+    "internlm2": (NORMS + QKV + GATED, dict(square=True, must_untie=True)),
+    "exaone": (NORMS + QKV + GATED, dict(square=True, ropes=("freqs",), rope="freqs")),
+    "seed_oss": ("attn_norm=D post_attention_norm=D " + QKV.replace("=Q,D", "+b=Q,D", 1) + GATED, dict(hd=32)),
+    "ernie4_5": (NORMS + QKV + GATED, dict(hd=32, tied=True)),
+    "arcee": (NORMS + QKV + "ffn_up=F,D ffn_down=D,F ", dict(square=True)),
+    "hunyuan-dense": (NORMS + QKV + "attn_q_norm=hd attn_k_norm=hd " + GATED, dict(hd=32, tied=True)),
+    "granitehybrid": (_hybrid, dict(
+        square=True, groups=2, ranks=8, rot=0, tied=True, std=2.0, kv={
+            **SSM, "logit_scale": 2.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention.scale": 0.28,
+            "rope.scaling.finetuned": False, "rope.dimension_count": "hd",
+            "attention.head_count_kv": lambda c: [c.kvh * (i % 2) for i in range(c.layers)]})),
+}
+
+
+def write(tools, name, path):
+    """The file; its sizes (vocab, embed, ...)."""
+    if str(tools) not in sys.path:
+        sys.path.insert(0, str(tools))
+    import make_arch_gguf
+    for more, (block, options) in MORE.items():
+        if more not in make_arch_gguf.ARCHS:
+            make_arch_gguf.arch(more, "", block, **options)
+    return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL))
+
+
+def main(tools, name, folder):
+    sizes = write(tools, name, os.path.join(folder, "model.gguf"))
+    from peer_llamacpp import LlamaLib
+    lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
+    m = lib.load(os.path.join(folder, "model.gguf"))
+    ids = np.random.default_rng(7).integers(0, sizes.vocab, 40).tolist()
+    c = m.context(n_ctx=256, flash=0, kv=0, **({"embeddings": True, "pooling": 0} if sizes.embed else {}))
+    if sizes.embed:
+        c.decode_embed(ids)
+        results = {"hidden": np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy()}
+    else:
+        results = {"logits": c.decode(ids, all_logits=True)}
+        c.reset()
+        results["single"] = np.concatenate([c.decode([i]) for i in ids])
+    np.savez(os.path.join(folder, "results.npz"), ids=ids, **results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

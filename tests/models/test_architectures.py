@@ -1,0 +1,159 @@
+"""Every architecture against llama.cpp on the same small file; what is refused; what a call leaves behind."""
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import arch_files, devices, tiny_model
+from helpers.paths import TESTS
+from helpers.requirements import shared
+from helpers.sample import sampled
+
+import ggjit as gg
+from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models.blocks import feed_forward
+from ggjit.models.families.registry import DECODERS, ENCODERS
+from ggjit.models.networks.encoder import relative_buckets
+from ggjit.models.networks.load import ARCHITECTURES
+
+FAMILIES = DECODERS | ENCODERS
+KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "recurrent": "recurrent"}
+
+
+def kind(name):
+    """What is drawn from: the file of the architecture's description, some of them together."""
+    arch = max((a for a in FAMILIES if name.startswith(a)), key=len, default="encoders")
+    return KINDS.get(FAMILIES[arch].__module__.rpartition(".")[2] if arch in FAMILIES else arch, "rms norm")
+
+
+NAMES = sorted({*FAMILIES, "bert", *arch_files.VARIANTS})
+
+
+@pytest.fixture
+def written(tmp_path, need):
+    """written(name): path of the file, llama.cpp's results."""
+    def run(name):
+        need("xllamacpp", "llama.cpp is the oracle")
+        command = [sys.executable, str(TESTS / "helpers" / "arch_files.py"), str(shared("tools")), name, str(tmp_path)]
+        r = subprocess.run(command, text=True, capture_output=True, timeout=300)
+        assert r.returncode == 0, r.stderr[-2000:]
+        return tmp_path / "model.gguf", np.load(tmp_path / "results.npz")
+    return run
+
+
+def gelu_of_ggml(x):
+    """ggml's CPU code reads GELU from a table of F16 values at F16 places."""
+    return gg.cast(gg.gelu(gg.cast(x, gg.F16)), gg.F32)
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """Networks compute GELU as ggml's CPU code does; whole(x): gate and up in one tensor."""
+    def whole(x):
+        n = x.ne[0] // 2
+        gate, up = (gg.view_2d(x, n, x.ne[1], x.nb[1], j * n * x.nb[0]) for j in range(2))
+        return gg.mul(gelu_of_ggml(gg.cont(gate)), up)
+    monkeypatch.setitem(feed_forward.PLAIN, "gelu", gelu_of_ggml)
+    monkeypatch.setitem(feed_forward.GATED, "geglu", (lambda a, b: gg.mul(gelu_of_ggml(a), b), whole))
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", sampled([(n,) for n in NAMES], lambda case: [kind(case[0])]))
+def test_against_llamacpp(name, written, table):
+    """As close as 4 times what llama.cpp differs from itself, 3e-4 of the largest number at least."""
+    path, want = written(name)
+    ids = want["ids"].tolist()
+    with load_model(path, n_threads=1, reserve=False) as m:
+        hidden = m.hidden(ids)
+        assert hidden.shape == (len(ids), m.n_embd) and np.isfinite(hidden).all()
+        if "hidden" in want:
+            # BERT's own GELU is the exact one
+            bound = (1e-3 if name == "bert" else 3e-4) * abs(want["hidden"]).max()
+            assert abs(hidden - want["hidden"]).max() <= bound
+            assert abs(np.linalg.norm(m.embed_ids(ids)) - 1) < 1e-5
+            return
+    own = abs(want["logits"] - want["single"]).max()
+    bound = max(4 * own, 3e-4 * abs(want["logits"]).max())
+    with load_model(path, n_threads=1, n_ctx=64, n_batch=16, kv_type="F32", flash=False, reserve=False) as m:
+        whole = m.logits(ids)                           # in batches of 16, 16 and 8
+        m.reset()
+        single = np.stack([m.decode([i]) for i in ids])
+    assert abs(whole - want["logits"]).max() <= bound
+    assert abs(single - whole).max() <= bound
+
+
+@pytest.mark.parametrize("name", ["lfm2"])
+def test_an_interrupted_call_leaves_states_as_they_were(name, tmp_path, monkeypatch):
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
+    with load_model(tmp_path / "m.gguf", n_threads=1, n_ctx=64, n_batch=4, reserve=False) as m:
+        m.decode([1, 2, 3])
+        want = m.decode([4, 5, 6, 7, 8, 9, 10, 11, 12])
+        m.reset()
+        m.decode([1, 2, 3])
+        whole, calls = m._fed_batch, []
+
+        def fails(*args):
+            calls.append(args)
+            if len(calls) == 3:
+                raise KeyboardInterrupt("here")
+            return whole(*args)
+        monkeypatch.setattr(m, "_fed_batch", fails)
+        with pytest.raises(KeyboardInterrupt, match="here"):
+            m.decode([40, 41, 42, 43, 44, 45, 46, 47, 48])
+        monkeypatch.undo()
+        np.testing.assert_array_equal(m.decode([4, 5, 6, 7, 8, 9, 10, 11, 12]), want)
+
+
+def test_layers_with_states_on_a_gpu(tmp_path):
+    arch_files.write(shared("tools"), "lfm2", tmp_path / "m.gguf")
+    results = []
+    for options in ({}, {"backend": devices.Fake("A").init_backend(), "n_gpu_layers": 2}):
+        with load_model(tmp_path / "m.gguf", n_threads=1, n_ctx=64, **options) as m:
+            results.append([m.logits([1, 2, 3, 4]), m.decode([5]), m.hidden([1, 2])])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_hidden_states_give_the_logits(tmp_path):
+    path, ids = tiny_model.write(tmp_path / "m.gguf"), [1, 2, 3, 4, 5]
+    with load_model(path, n_threads=1, n_batch=2) as m:
+        embd = load_gguf(path)[0]["token_embd.weight"].numpy()
+        np.testing.assert_allclose(m.hidden(ids) @ embd.T, m.logits(ids), atol=1e-4)
+        assert m.n_past == 5
+        with pytest.raises(gg.IndexRangeError, match="token id 48"):
+            m.hidden([48])
+
+
+def test_unknown_architectures_are_told_the_known_ones(tmp_path):
+    with pytest.raises(gg.ModelError, match="'gpt5' is not supported; supported: bert, .*llama.*deepseek2"):
+        load_model(tiny_model.write(tmp_path / "m.gguf", arch="gpt5"))
+    assert len(ARCHITECTURES) >= 30 and set(FAMILIES) | {"bert"} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(("arch", "metadata", "words"), [
+    ("qwen3", {}, "attn_q_norm.weight' is missing"), ("gemma2", {}, "post_attention_norm.weight' is missing"),
+    ("gemma", {"attention.sliding_window": 16}, "gemma.attention.sliding_window = 16"),
+    ("granite", {"logit_scale": -2.0}, "granite.logit_scale = -2.0"), ("phi3", {}, "ffn_up.weight' has shape"),
+    ("mamba", {}, "mamba.ssm.inner_size' is missing"),
+    ("olmo2", {"attention.sliding_window": -1 % 2**32}, "window = 4"),
+    ("deepseek2", {"attention.key_length": 16}, "attention.value_length' is missing"),
+    ("gpt-oss", {}, "expert_feed_forward_length' is missing"), ("falcon", {}, "layer_norm_epsilon' is missing"),
+    ("lfm2", {"shortconv.l_cache": 3}, "has shape|is missing"),
+    ("smollm3", {"rope.dimension_count": 7}, "rope.dimension_count 7")])
+def test_what_does_not_fit_is_refused(arch, metadata, words, tmp_path):
+    with pytest.raises((gg.ModelError, gg.BadFile), match=words):
+        load_model(tiny_model.write(tmp_path / "m.gguf", arch=arch, metadata=metadata))
+
+
+@pytest.mark.parametrize("key,value", [("rope.freq_base_swa", 10.0), ("attention.temperature_scale", 0.3)])
+def test_settings_of_other_architectures_are_refused(key, value, tmp_path):
+    tensors, metadata = load_gguf(tiny_model.write(tmp_path / "m.gguf"))
+    save_gguf(tmp_path / "n.gguf", tensors, {**metadata, f"llama.{key}": value})
+    with pytest.raises(gg.ModelError, match=f"does not use llama.{key}"):
+        load_model(tmp_path / "n.gguf")
+
+
+def test_relative_buckets():
+    """T5: near distances have buckets of their own, far ones share them, keys after the query have the upper half."""
+    buckets = relative_buckets(np.array([0, 1, -1, -7, -8, -11, -12, 127, 128, 1000]), 32).tolist()
+    assert buckets == [0, 17, 1, 7, 8, 8, 9, 31, 31, 31]
