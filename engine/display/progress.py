@@ -14,7 +14,7 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.native.jit import CACHE
 
 TICK = 0.1                              # seconds between two moves of a clock's bar
-BAR_WIDTH, NUMBERS_WIDTH = 24, 34       # columns; what is left of the terminal is for the description
+BAR_WIDTH = 24                          # columns; what it and the numbers leave of the terminal is for the description
 
 
 def _drawn():
@@ -47,14 +47,15 @@ class _Display:
             console = p.Console(file=sys.stderr)
 
             class Description(p.ProgressColumn):
-                def render(self, task):
-                    return text.Text(shortened(task.description, console.width - BAR_WIDTH - NUMBERS_WIDTH - 3))
+                def render(column, task):
+                    numbers = max(len(_numbers(t)) for t in self._progress.tasks)
+                    return text.Text(shortened(task.description, console.width - BAR_WIDTH - numbers - 3))
 
             class Numbers(p.ProgressColumn):
                 def render(self, task):
                     return text.Text(_numbers(task), no_wrap=True, overflow="crop")
-            self._progress = p.Progress(Description(), p.BarColumn(BAR_WIDTH), Numbers(), console=console, transient=True,
-                                        redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
+            self._progress = p.Progress(Description(), p.BarColumn(BAR_WIDTH), Numbers(), console=console,
+                                        transient=True, redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
             self._progress.start()
         return self._progress.add_task(printable(description), total=total)
 

@@ -218,6 +218,10 @@ class Network:
             raise ModelError(f"{self.file.path}: {self.file.arch}.{key} = {value}, expected a positive number")
         return value
 
+    def __reduce__(self):
+        raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
+                           f"mapped in this process; pass the path on, and load_model it there")
+
     def embed(self, texts):
         raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
 

@@ -130,7 +130,7 @@ def test_options_are_written_in_full(name, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_short_names_are_those_of_llama_cpp(name):
-    """The long name has the short one and the other way round; llama-bench and test-backend-ops have two of their own."""
+    """A long name has its short one and the other way round; llama-bench and test-backend-ops have their own."""
     own = {("bench", "-p"): "--n-prompt", ("bench", "-n"): "--n-gen", ("ops", "-p"): "--params",
            ("ops", "-b"): "--backend"}
     options = [a.option_strings for a in Arguments().command(name)._actions]
@@ -150,7 +150,7 @@ def test_n_means_tokens():
 
 def test_a_bar_is_one_line(monkeypatch):
     """Its parts fit the terminal, whatever the names and numbers."""
-    assert shortened("abcdef", 6) == "abcdef" and shortened("abcdef", 4) == "\u2026def" and shortened("ab", 1) == "\u2026"
+    assert shortened("abcdef", 6) == "abcdef" and shortened("abcdef", 4) == "\u2026def"
     rich = pytest.importorskip("rich.console")
     for width in (64, 100):
         monkeypatch.setenv("COLUMNS", str(width))

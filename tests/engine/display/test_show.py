@@ -1,5 +1,7 @@
 """Objects show themselves: in one line, as HTML, as pictures, whatever state they are in."""
+import contextlib
 import html.parser
+import io
 import re
 import xml.etree.ElementTree as ET
 
@@ -323,3 +325,19 @@ def test_graphviz_is_used_where_it_is(tmp_path, monkeypatch):
     assert d.svg.strip() == "<svg>made by dot</svg>"
     fake.write_text("#!/bin/sh\nexit 1\n")
     assert "blk.0" in d.svg and "made by dot" not in d.svg
+
+
+# ---------------------------------------------------------------- errors
+def test_a_notebook_shows_the_users_line_and_the_message():
+    """IPython prints a typed error without the frames of the library; other errors as ever."""
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
+    for cell, there, not_there in (
+            ("import ggjit as gg\ndef f():\n    return gg.tensor([1.0]) @ gg.tensor([[1.0, 2.0]] * 3)\nf()",
+             ("ShapeError", "in f", "return gg.tensor([1.0]) @", "rows of 1, "), ("operators.py", "typed_errors")),
+            ("1 / 0", ("ZeroDivisionError",), ())):
+        result, out = None, io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            result = shell.run_cell(cell)
+        assert result.error_in_exec is not None
+        text = out.getvalue()
+        assert all(x in text for x in there) and not any(x in text for x in not_there), text
