@@ -22,6 +22,7 @@ COMMANDS = {
     "info": "version, processor, devices, and which types and ops each device supports",
     "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
                "on this machine",
+    "cache": "export compiled kernels into one file, or import them: nothing is compiled on the next machine",
     "completion": "print the script that completes commands and options in a shell",
 }
 TRY_FIRST = (("ggjit demo", "real sentences: neighbours, speed, memory"),
