@@ -28,6 +28,7 @@ from types import ModuleType as _ModuleType
 
 from ggjit import alloc
 from ggjit.api.compute import compute
+from ggjit.api.examples import with_example as _with_example
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
@@ -97,7 +98,7 @@ for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequanti
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
 errors.GgjitError._render_traceback_ = _short_traceback
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
-globals().update({n: _with_type_names(f) for n, f in _builders().items()})      # every op under ggml's name
+globals().update({n: _with_example(_with_type_names(f)) for n, f in _builders().items()})      # every op
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 
 
