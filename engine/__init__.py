@@ -41,6 +41,7 @@ from ggjit.core.html_repr import HtmlRepr as _HtmlRepr
 from ggjit.cpu.thread_pool import threadpool
 from ggjit.display import drawing as _draw  # registers HTML and pictures of the classes above
 from ggjit.display import html as _html
+from ggjit.display.compile_notice import Notice as _Notice
 from ggjit.display.tracebacks import short_traceback as _short_traceback
 from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickled
 from ggjit.graphs.allocator import GraphAllocator
@@ -60,6 +61,7 @@ from ggjit.ops.core.spec import builders as _builders
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
+from ggjit.ops.native.jit import CACHE as _CACHE
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import validate_row_data
 from ggjit.profiling.profile import profile
@@ -96,6 +98,7 @@ for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequanti
               "graph_reset", "set_loss"):
     globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize", "tensor"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
+_CACHE.on_compile = _Notice()                     # which commands replace by bars of their own
 errors.GgjitError._render_traceback_ = _short_traceback
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update({n: _with_example(_with_type_names(f)) for n, f in _builders().items()})      # every op
