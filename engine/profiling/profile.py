@@ -147,7 +147,8 @@ class Profile(HtmlRepr):
         total = sum(r.seconds for r in found) or 1.0
         lines = [(f"{100 * r.seconds / total:.1f}", f"{1e3 * r.seconds:.3f}", f"{r.n_nodes}",
                   f"{1e6 * r.seconds / max(r.runs, 1):.2f}", f"{r.gb_per_s:.1f}", f"{r.gflop_per_s:.1f}",
-                  f"{r.balance:.0%}" if r.n_threads > 1 else "-", share_text(r.roofline), r.name) for r in found[:limit]]
+                  f"{r.balance:.0%}" if r.n_threads > 1 else "-", share_text(r.roofline), r.name)
+                 for r in found[:limit]]
         if len(found) > limit:
             rest = sum(r.seconds for r in found[limit:])
             lines.append((f"{100 * rest / total:.1f}", f"{1e3 * rest:.3f}", f"{sum(r.n_nodes for r in found[limit:])}",
