@@ -84,7 +84,7 @@ def model(path):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     p.add_argument("--cases", type=int, default=1500)
     p.add_argument("--kernels", type=int, default=450)
     p.add_argument("--seed", type=int, default=20)

@@ -120,7 +120,7 @@ def measure(net, n_threads, seconds):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(prog="python -m benchmarks.fusion", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.fusion", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("networks", nargs="*", metavar="NETWORK", default=list(NETWORKS), help=", ".join(NETWORKS))
     p.add_argument("-t", type=int, nargs="+", default=[1, 2], help="thread counts (1 2)")

@@ -380,7 +380,7 @@ def driver_version():
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     p.add_argument("--quick", action="store_true", help="smaller products, fewer repeats")
     p.add_argument("--model", nargs="*", default=[], help="llama GGUFs to decode with")
     p.add_argument("--embed-model", help="a bert GGUF to embed with")

@@ -190,7 +190,7 @@ def plot(parts, path):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.growth", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     p.add_argument("--threads", type=int, default=1)

@@ -134,7 +134,7 @@ def arguments(argv):
 
     def counts(text):
         return [int(p) for p in parts(text)]
-    p = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.peers", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="fewer shapes, shorter turns, three rounds")
     p.add_argument("--rounds", type=int, help="turns of every engine (5; --quick: 3)")

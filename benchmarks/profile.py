@@ -96,7 +96,7 @@ def prepare(m, n_prompt):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.profile", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", help="a GGUF file, or SHAPE:TYPE of a synthetic model")
     p.add_argument("-p", type=int, default=0, metavar="N", help="a prompt of N tokens (default: decode one token)")

@@ -64,7 +64,7 @@ def measure(type, k, m, n, n_threads, rounds):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(prog="python -m benchmarks.repack", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.repack", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--type", choices=[t.name.upper() for t in TYPES])

@@ -108,7 +108,7 @@ def print_nodes(model, n_threads, now):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(prog="python -m benchmarks.silero_bench", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.silero_bench", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", metavar="MODEL.bin", help="a Silero VAD model in whisper.cpp's file form")
     p.add_argument("wav", metavar="SOUND.wav", help="16 kHz")

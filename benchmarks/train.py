@@ -293,7 +293,8 @@ PARTS = {"digits": digits, "text": text, "speed": speed}
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("part", nargs="*", choices=[*PARTS, []], help="all")
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--text", metavar="FILE")

@@ -30,7 +30,7 @@ def row(type, k, seconds, others):
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__,
+    p = argparse.ArgumentParser(allow_abbrev=False, prog="python -m benchmarks.tuning", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--types", type=lambda s: [TUNABLE[t.lower()] for t in s.split(",")], default=list(TUNABLE.values()),
                    help=", ".join(TUNABLE))

@@ -55,7 +55,8 @@ PAGES = {"ops.md": ops_page, "ggml-names.md": ggml_names.page, "api.md": api_pag
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--check", action="store_true")
     p.add_argument("page", nargs="*", help=f"of {', '.join(PAGES)} (all)")
     args = p.parse_args(argv)

@@ -28,6 +28,7 @@ from types import ModuleType as _ModuleType
 
 from ggjit import alloc
 from ggjit.api.compute import compute
+from ggjit.api.examples import with_example as _with_example
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
@@ -40,6 +41,8 @@ from ggjit.core.html_repr import HtmlRepr as _HtmlRepr
 from ggjit.cpu.thread_pool import threadpool
 from ggjit.display import drawing as _draw  # registers HTML and pictures of the classes above
 from ggjit.display import html as _html
+from ggjit.display.compile_notice import Notice as _Notice
+from ggjit.display.tracebacks import short_traceback as _short_traceback
 from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickled
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.backward import (
@@ -58,12 +61,13 @@ from ggjit.ops.core.spec import builders as _builders
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
+from ggjit.ops.native.jit import CACHE as _CACHE
 from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import validate_row_data
 from ggjit.profiling.profile import profile
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.arrays import from_numpy, new_f32, new_i32
-from ggjit.tensors.context import Context, alloc_ctx_tensors, alloc_ctx_tensors_from_buft_size, from_dlpack
+from ggjit.tensors.context import Context, alloc_ctx_tensors, alloc_ctx_tensors_from_buft_size, from_dlpack, tensor
 from ggjit.tensors.tensor import Tensor, set_input, set_name, set_output, set_param
 from ggjit.tensors.transfer import (
     same_layout,
@@ -81,20 +85,23 @@ from ggjit.tensors.transfer import (
     tensor_set_async,
     view_init,
 )
+from ggjit.tensors.type_names import with_type_names as _with_type_names
 
 __version__ = "0.1.0"
 
 for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "from_numpy", "init_backend",
-              "measure", "new_f32", "new_i32", "rematerialize",
+              "measure", "new_f32", "new_i32", "rematerialize", "tensor",
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
               "view_init", "graph_copy", "build_backward_expand", "grad", "graph_get_grad", "graph_get_grad_acc",
               "graph_reset", "set_loss"):
-    globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize"))
+    globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize", "tensor"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
+_CACHE.on_compile = _Notice()                     # which commands replace by bars of their own
+errors.GgjitError._render_traceback_ = _short_traceback
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
-globals().update(_builders())                                           # every op under ggml's name
+globals().update({n: _with_example(_with_type_names(f)) for n, f in _builders().items()})      # every op
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 
 

@@ -1,7 +1,10 @@
 """Checks of arguments: a TypeMismatch that names the argument, before any state changes."""
 import difflib
+import functools
+import inspect
 
-from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
+from ggjit.ops.core.types import BY_NAME, Type
 from ggjit.ops.core.whole_numbers import whole
 
 
@@ -26,6 +29,42 @@ def expect_slot(value, slot, what):
     if isinstance(value, type) or not hasattr(value, slot):
         raise TypeMismatch(f"{what}, got {type(value).__name__}")
     return value
+
+
+_TYPES = {name.lower(): t for name, t in BY_NAME.items()}
+
+
+def type_of(value, what):
+    """A tensor type, given as one or by its name in any case: gg.Q4_0, "Q4_0", "q4_0".  Errors: TypeMismatch."""
+    if isinstance(value, Type):
+        return value
+    if not isinstance(value, str):
+        raise TypeMismatch(f"{what} must be a tensor type such as gg.Q8_0 or its name, got {value!r}")
+    if value.lower() not in _TYPES:
+        raise TypeMismatch(f"{what}: no tensor type {value!r}{nearest(value.lower(), _TYPES)}; there are "
+                           f"{', '.join(map(repr, BY_NAME.values()))}")
+    return _TYPES[value.lower()]
+
+
+def typed_call(function):
+    """Decorator: a call with missing or unknown arguments is a TypeMismatch that shows how it is called."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except TypeError as e:
+            if isinstance(e, GgjitError):
+                raise
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as why:
+                name = function.__qualname__.removesuffix(".__init__")
+                shown = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "self"])
+                raise TypeMismatch(f"{name}: {why}; it is called as {name}{shown}") from None
+            raise
+    return call
 
 
 def nearest(name, known):

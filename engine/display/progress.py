@@ -14,10 +14,16 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.native.jit import CACHE
 
 TICK = 0.1                              # seconds between two moves of a clock's bar
+BAR_WIDTH = 24                          # columns; what it and the numbers leave of the terminal is for the description
 
 
 def _drawn():
     return sys.stderr is not None and sys.stderr.isatty()
+
+
+def shortened(text, width):
+    """`text` in at most `width` columns: its end is kept, which tells kernels and files apart."""
+    return text if len(text) <= width else "\u2026" + text[len(text) - max(width, 1) + 1:]
 
 
 def _numbers(task):
@@ -38,12 +44,18 @@ class _Display:
         if self._progress is None:
             p, text = extra("rich.progress", "models"), extra("rich.text", "models")
 
+            console = p.Console(file=sys.stderr)
+
+            class Description(p.ProgressColumn):
+                def render(column, task):
+                    numbers = max(len(_numbers(t)) for t in self._progress.tasks)
+                    return text.Text(shortened(task.description, console.width - BAR_WIDTH - numbers - 3))
+
             class Numbers(p.ProgressColumn):
                 def render(self, task):
-                    return text.Text(_numbers(task))
-            self._progress = p.Progress(p.TextColumn("{task.description}", markup=False), p.BarColumn(), Numbers(),
-                                        console=p.Console(file=sys.stderr), transient=True,
-                                        redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
+                    return text.Text(_numbers(task), no_wrap=True, overflow="crop")
+            self._progress = p.Progress(Description(), p.BarColumn(BAR_WIDTH), Numbers(), console=console,
+                                        transient=True, redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
             self._progress.start()
         return self._progress.add_task(printable(description), total=total)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.problem import check_time_limit
 from ggjit.alloc.validate import validate_plan
-from ggjit.core.arguments import expect
+from ggjit.core.arguments import expect, typed_call
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers, wants_tensors
 from ggjit.core.compute_buffers import ComputeBuffers
@@ -72,6 +72,7 @@ class GraphAllocator:
     Source: ggml_gallocr_new_n, _reserve_n, _alloc_graph, _get_buffer_size.
     """
 
+    @typed_call
     def __init__(self, target, planner="ggml", time_limit=1.0):
         if planner not in PLANNERS:
             raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
@@ -195,7 +196,7 @@ class GraphAllocator:
     def _own_leaves(self):
         """The leaves that lie where an earlier call placed them."""
         mine = {buf.id for chunks in self._memory.chunks for buf in chunks}
-        return [t for t in filter(None, [ref() for ref in self._owned])
+        return [t for t in [ref() for ref in self._owned] if t is not None
                 if t.ctx.alive and int(TABLE.words[t.id, T_BUFFER]) in mine]
 
     def _forget_leaves(self):

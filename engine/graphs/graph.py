@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from ggjit.alloc.order import reorder
+from ggjit.core.arguments import typed_call
 from ggjit.core.fixed import Fixed, FixedList, fixed_array
 from ggjit.core.html_repr import HtmlRepr, drawing_of
 from ggjit.core.table import TABLE
@@ -33,6 +34,7 @@ class Graph(HtmlRepr):
         Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
+    @typed_call
     def __init__(self, *outputs, order="graph"):
         if order not in ("graph", "memory"):
             raise ParamError(f"order {order!r}: expected 'graph' or 'memory'")

@@ -52,7 +52,7 @@ def part_traffic(part):
     for t in part.nodes:
         total += traffic(t) - (element_nbytes(t) if t.id in part.left_out else 0)
         if t.op != OP.GET_ROWS:
-            for s in filter(None, t.src[:1] if t.op == OP.SET_ROWS else t.src):
+            for s in [s for s in (t.src[:1] if t.op == OP.SET_ROWS else t.src) if s is not None]:
                 total -= element_nbytes(s) if s.id in known else 0
                 known.add(s.id)
     return total

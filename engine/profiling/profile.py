@@ -16,8 +16,8 @@ All runs are in the sums; plots and traces show the last ones, as many as fit 25
 
 A node of a plan is a row, whatever it fuses ("rms_norm+mul").  Bytes are what it has to read and write at least,
 operations the multiplications and additions of its products.  The roofline is the larger of bytes / bandwidth and
-operations / float32 peak, measured on this machine with as many threads; data in caches and int8 products can be above
-it.
+operations / float32 peak, measured on this machine with as many threads.  Data in caches and int8 products can be above
+it: the table says "cached" there.
 """
 import collections
 import dataclasses
@@ -36,6 +36,11 @@ from ggjit.profiling.plot import plot
 
 MIN_BASELINE_NS = 20_000_000    # clock ticks are converted over at least this span
 _last = None                    # weak reference to the profile that was closed last
+
+
+def share_text(roofline):
+    """A share of the roofline: "87%"; above it "cached": the roofline is that of the memory, which was not used."""
+    return f"{roofline:.0%}" if roofline <= 1.005 else "cached"
 
 
 class Profile(HtmlRepr):
@@ -142,7 +147,8 @@ class Profile(HtmlRepr):
         total = sum(r.seconds for r in found) or 1.0
         lines = [(f"{100 * r.seconds / total:.1f}", f"{1e3 * r.seconds:.3f}", f"{r.n_nodes}",
                   f"{1e6 * r.seconds / max(r.runs, 1):.2f}", f"{r.gb_per_s:.1f}", f"{r.gflop_per_s:.1f}",
-                  f"{r.balance:.0%}" if r.n_threads > 1 else "-", f"{r.roofline:.0%}", r.name) for r in found[:limit]]
+                  f"{r.balance:.0%}" if r.n_threads > 1 else "-", share_text(r.roofline), r.name)
+                 for r in found[:limit]]
         if len(found) > limit:
             rest = sum(r.seconds for r in found[limit:])
             lines.append((f"{100 * rest / total:.1f}", f"{1e3 * rest:.3f}", f"{sum(r.n_nodes for r in found[limit:])}",

@@ -14,7 +14,7 @@ import functools
 import sys
 import weakref
 
-from ggjit.core.arguments import expect
+from ggjit.core.arguments import expect, typed_call
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
 from ggjit.core.events import event_free, event_new
@@ -54,6 +54,7 @@ class Scheduler(Handle):
     planner       memory planner: "ggml" or "best" ("ggml-2023" does not keep outputs apart, which copies need)
     """
 
+    @typed_call
     def __init__(self, backends, bufts=None, rules="modern", parallel=False, op_offload=True, motion=False,
                  keep_weights=False, planner="ggml"):
         if planner not in PLANNERS:

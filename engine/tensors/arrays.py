@@ -1,13 +1,14 @@
 """Leaves from arrays and numbers."""
 import numpy as np
 
-from ggjit.core.arguments import expect_slot
+from ggjit.core.arguments import expect_slot, type_of
 from ggjit.core.buffer import tensor_alloc
 from ggjit.core.host_buffer import HOST, ArrayBuffer
-from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
-from ggjit.ops.core.types import F16, F32, F64, I8, I16, I32, I64, Type
+from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
 from ggjit.ops.core.whole_numbers import whole
+from ggjit.tensors.interop import read_dlpack
 
 _TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
 
@@ -16,8 +17,10 @@ def numbers(array, what):
     """`array` as an ndarray of real numbers, or a TypeMismatch."""
     try:
         a = np.asarray(array)
-    except ValueError as e:                 # a ragged list
-        raise TypeMismatch(f"{what}: not an array: {e}") from None
+    except GgjitError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as e:      # a ragged list; another library's array that refuses
+        raise TypeMismatch(f"{what}: not an array: {type(array).__name__}: {e}") from None
     if a.dtype.kind not in "fiub":
         raise TypeMismatch(f"{what}: cannot store {a.dtype} values; convert them to numbers first")
     return a
@@ -27,17 +30,17 @@ def from_numpy(ctx, array, name="", type=None):
     """A leaf with the values and the shape of `array` (NumPy order; ne is the shape reversed, filled up with ones).
 
     A C-contiguous array of a dtype ggjit has is used in place: later writes to it are seen, and ops that write into
-    the tensor write into it.  Others are copied.  `type` converts or quantises.  Errors: TypeMismatch, ShapeError.
+    the tensor write into it.  Others are copied.  `type` converts or quantises: gg.Q8_0 or its name, "Q8_0".
+    Errors: TypeMismatch, ShapeError.
     """
     expect_slot(ctx, "new_tensor", "from_numpy(ctx, array): the first argument is a Context")
+    type = None if type is None else type_of(type, "from_numpy: type")
     with asking("from_numpy"):
         return _from_numpy(ctx, array, name, type)
 
 
 def _from_numpy(ctx, array, name, type):
     a = numbers(array, "from_numpy")
-    if type is not None and not isinstance(type, Type):
-        raise TypeMismatch(f"from_numpy: type must be a tensor type such as gg.Q8_0, got {type!r}")
     if type is not None and type.dtype is not None and type.dtype.kind == "i" and a.dtype.kind == "f":
         raise TypeMismatch(f"from_numpy: {a.dtype} values do not go into {type!r}; round them first")
     native = _TYPE_OF_DTYPE.get(a.dtype)
@@ -45,12 +48,49 @@ def _from_numpy(ctx, array, name, type):
         raise TypeMismatch(f"from_numpy: no tensor type for dtype {a.dtype}; convert it, or give type=gg.F32")
     t = ctx._leaf(native if type is None else type, a.shape[::-1] or (1,), name, a.ndim)
     if t.type is native:
-        owned = np.ascontiguousarray(a)
-        tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)
+        _in_place(t, a)
     else:
         tensor_alloc(HOST.alloc_buffer(t.nbytes), t, 0)
         t.set(a)
     return t
+
+
+def _in_place(t, a):
+    """Gives the leaf t the memory of `a`, or of a C-contiguous copy."""
+    owned = np.ascontiguousarray(a)
+    tensor_alloc(ArrayBuffer(HOST, owned.reshape(-1) if owned.size else np.empty(0, np.uint8)), t, 0)
+
+
+def leaf_of_dlpack(ctx, x, name=""):
+    """A leaf of `ctx` over the memory of x, an array of any library with DLPack.  Errors: TypeMismatch."""
+    if not hasattr(x, "__dlpack__"):
+        raise TypeMismatch(f"from_dlpack takes an object with __dlpack__, got {type(x).__name__}; arrays and "
+                           f"lists: gg.from_numpy")
+    try:
+        a, is_bf16 = read_dlpack(x)
+    except GgjitError:
+        raise
+    except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as e:
+        raise TypeMismatch(f"from_dlpack: {type(x).__name__} cannot be read as host memory: {e}; copy it to "
+                           f"the CPU first, without its gradient (torch: x.detach().cpu())") from e
+    if not is_bf16:
+        return from_numpy(ctx, a, name)
+    t = ctx._leaf(BF16, a.shape[::-1] or (1,), name, a.ndim)
+    _in_place(t, a)
+    return t
+
+
+def array_of(values):
+    """Values as an array of a type ggml computes with: Python's floats become float32, its integers int32.
+
+    Integers beyond 32 bits stay int64.  Arrays and tensors keep their dtype.
+    """
+    a = numbers(values, "tensor")
+    if hasattr(values, "dtype") or a.size == 0 and a.dtype.kind != "f":
+        return a
+    if a.dtype.kind == "f":
+        return a.astype(np.float32)
+    return a.astype(np.int32) if -2**31 <= int(a.min()) and int(a.max()) < 2**31 else a
 
 
 def new_f32(ctx, value):

@@ -3,7 +3,7 @@
 A tensor lives as long as a variable, a node that reads it or a graph refers to it.  It holds its context, its
 sources and its buffer; the context knows it weakly.
 
-`from_dlpack` is here because it makes a Context where it is given none.
+`from_dlpack` and `tensor` are here because they make a Context where they are given none.
 """
 import itertools
 import math
@@ -16,18 +16,18 @@ import numpy as np
 
 import ggjit.ops
 import ggjit.tensors
+from ggjit.core.arguments import type_of
 from ggjit.core.buffer import MultiBuffer, buffers_of
 from ggjit.core.html_repr import HtmlRepr, size_text
 from ggjit.core.placing import needed_nbytes, place_tensors
 from ggjit.core.table import NO_PARAMS, NO_SRC, TABLE
-from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandle, TypeMismatch
+from ggjit.ops.core.errors import ParamError, ShapeError, StaleHandle, TypeMismatch
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_DIMS, MAX_PARAMS, MAX_SRC, OP, T_BUFFER
 from ggjit.ops.core.shape import contiguous_nb
-from ggjit.ops.core.types import Type
 from ggjit.ops.core.weak import Watch
 from ggjit.ops.core.whole_numbers import is_whole, whole
-from ggjit.tensors.arrays import from_numpy
+from ggjit.tensors.arrays import array_of, from_numpy, leaf_of_dlpack
 from ggjit.tensors.rebuild import check_node
 from ggjit.tensors.tensor import NewTensor, Tensor
 
@@ -126,8 +126,7 @@ class Context(HtmlRepr):
     def _leaf(self, type, ne, name, ndim=None):
         """A leaf with `ndim` axes; None: one for each size in `ne`."""
         self._check()
-        if not isinstance(type, Type):
-            raise TypeMismatch(f"new_tensor: type must be a tensor type such as gg.F32, got {type!r}")
+        type = type_of(type, "new_tensor: type")
         ne, n_given = check_ne(type, ne)
         return self._add(type, OP.NONE, ne, contiguous_nb(type, ne), n_given if ndim is None else ndim, NO_PARAMS, (),
                          None, 0, name)
@@ -148,7 +147,7 @@ class Context(HtmlRepr):
         ctx = self._target()
         ctx._check()
         if not sys._getframe(1).f_globals.get("__name__", "").startswith(_INNER):
-            op, ne, src, nb = _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb)
+            op, type, ne, src, nb = _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb)
         ne, n_given = check_ne(type, ne)
         if nb is None:
             same = view_of is not None and view_of.type is type and tuple(view_of.ne) == ne
@@ -200,12 +199,13 @@ def _caller():
 
 
 def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
-    """(op, ne, src, nb) of `Context.node` called by hand.  The node is made in a context of its own and compared there
-    with what the builder of the op makes."""
+    """(op, type, ne, src, nb) of `Context.node` called by hand.
+
+    The node is made in a context of its own and compared there with what the builder of the op makes.
+    """
     if not is_whole(op) or op not in OP.__members__.values():
         raise ParamError(f"node: {op!r} is no op; use a member of OP (ggjit.ops.core.record)")
-    if not isinstance(type, Type):
-        raise TypeMismatch(f"node: type must be a tensor type such as gg.F32, got {type!r}")
+    type = type_of(type, "node: type")
     ne, n_given = check_ne(type, ne)
     src, view_offs = tuple(src), whole(view_offs, "node: view_offs")
     nb = None if nb is None else tuple(whole(n, "node: nb") for n in nb)
@@ -225,7 +225,7 @@ def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
         check_node(made, scratch)
     finally:
         scratch.free()
-    return OP(op), ne[:n_given], src, nb
+    return OP(op), type, ne[:n_given], src, nb
 
 
 def check_ne(type, ne):
@@ -266,18 +266,25 @@ def from_dlpack(x, ctx=None, name=""):
     ctx: by default the innermost `with ctx:`, else a new Context.  x must be C-contiguous to be used in place; other
     strides are copied.  Errors: TypeMismatch (no DLPack, another device, a dtype ggjit has no type for).
     """
-    if not hasattr(x, "__dlpack__"):
-        raise TypeMismatch(f"from_dlpack takes an object with __dlpack__, got {type(x).__name__}; arrays and lists: "
-                           f"gg.from_numpy")
-    try:
-        a = np.from_dlpack(x)
-    except GgjitError:
-        raise
-    except (BufferError, RuntimeError, TypeError, ValueError) as e:
-        raise TypeMismatch(f"from_dlpack: {type(x).__name__} cannot be read as host memory: {e}; copy it to the CPU "
-                           f"first") from e
+    return leaf_of_dlpack(_some_context(ctx), x, name)
+
+
+def tensor(values, ctx=None, name="", type=None):
+    """A leaf with these values: a number, a list, an array.
+
+        t = gg.tensor([[1.0, 2.0], [3.0, 4.0]])
+        gg.compute(t + 1)
+
+    Python's floats become F32 and its integers I32 (I64 beyond 32 bits); arrays keep their dtype and are used in place
+    as by `from_numpy`.  type: another tensor type or its name, "Q8_0".  ctx: as for `from_dlpack`.
+    Errors: TypeMismatch, ShapeError.
+    """
+    return from_numpy(_some_context(ctx), array_of(values), name, type)
+
+
+def _some_context(ctx):
     ctx = innermost() if ctx is None else ctx
-    return from_numpy(Context() if ctx is None else ctx, a, name)
+    return Context() if ctx is None else ctx
 
 
 def alloc_ctx_tensors(ctx, target, all=False):

@@ -28,7 +28,7 @@ from ggjit.ops.elementwise.binary import add, div, mul, sub
 from ggjit.ops.elementwise.constants import fill, scale, scale_bias
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.tensors.arrays import from_numpy
+from ggjit.tensors.arrays import from_numpy, leaf_of_dlpack
 
 
 class Operators:
@@ -37,16 +37,18 @@ class Operators:
     __array_priority__ = 1000.0         # ndarray + tensor comes here
 
     def __add__(self, other):
-        return _affine(self, 1.0, other) or _binary(add, self, other)
+        return _plus(self, 1.0, other, 1.0, add)
 
     def __radd__(self, other):
         return self + other if _is_scalar(other) else _binary(add, other, self)
 
     def __sub__(self, other):
-        return _affine(self, 1.0, other, -1.0) or _binary(sub, self, other)
+        return _plus(self, 1.0, other, -1.0, sub)
 
     def __rsub__(self, other):
-        return _affine(self, -1.0, other) or _binary(sub, other, self)
+        if _is_scalar(other) and self.type is F32:
+            return scale_bias(self, -1.0, number(other))
+        return _binary(sub, other, self)
 
     def __mul__(self, other):
         if _is_scalar(other) and self.type is F32:
@@ -102,7 +104,30 @@ class Operators:
         return self.shape[0]
 
     def __bool__(self):
-        return True                     # a tensor is an object, whatever its length; its values need a compute
+        """Errors: TypeMismatch, always: a tensor is a node of a graph, its values may not be there yet."""
+        raise TypeMismatch(f"{describe(self)} is neither true nor false; write `t is not None` for the object, "
+                           f"t.item() for its one value, (t.numpy() > 0).any() for several")
+
+    def __eq__(self, other):
+        """The same tensor?  Errors: TypeMismatch for values: there is no op that compares them."""
+        if _is_values(other):
+            raise _not_comparable(self, "==", other)
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __lt__(self, other):
+        """Errors: TypeMismatch, as `>`, `<=` and `>=`."""
+        raise _not_comparable(self, "<", other)
+
+    def __gt__(self, other):
+        raise _not_comparable(self, ">", other)
+
+    def __le__(self, other):
+        raise _not_comparable(self, "<=", other)
+
+    def __ge__(self, other):
+        raise _not_comparable(self, ">=", other)
 
     def item(self):
         """The value of a tensor of one element that has data, as a Python number.  Errors: ShapeError."""
@@ -189,6 +214,19 @@ def _is_scalar(x):
     return isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
 
 
+def _is_values(x):
+    """Is it a number, an array or a sequence of numbers, of any library?"""
+    return not isinstance(x, Operators) and (
+        isinstance(x, bool | int | float | complex | list | tuple | np.generic) or hasattr(x, "__array__")
+        or hasattr(x, "__dlpack__"))
+
+
+def _not_comparable(t, sign, other):
+    shown = describe(other) if isinstance(other, Operators) else type(other).__name__
+    return TypeMismatch(f"{describe(t)} {sign} {shown}: ggml has no op that compares; compare the values, "
+                        f"gg.compute(t) {sign} ... or t.numpy() {sign} ...; `t is u` asks for the same tensor")
+
+
 def number(x):
     """A scalar as a float."""
     try:
@@ -197,17 +235,21 @@ def number(x):
         raise ParamError(f"{str(x)[:20]}... is too large for a float") from None
 
 
-def _affine(t, factor, bias, sign=1.0):
-    """factor * t + sign * bias for a scalar bias, in one node; None for other operands and types."""
-    return scale_bias(t, factor, sign * number(bias)) if _is_scalar(bias) and t.type is F32 else None
+def _plus(t, factor, other, sign, op):
+    """t + sign * other: with a scalar in one node of its own, else by `op`."""
+    if _is_scalar(other) and t.type is F32:
+        return scale_bias(t, factor, sign * number(other))
+    return _binary(op, t, other)
 
 
 def _operand(x, like):
-    """x as a tensor beside `like`: scalars and arrays become leaves; None where x is something else."""
+    """x as a tensor beside `like`: scalars and arrays, of other libraries too, become leaves; None for other things."""
     if isinstance(x, Operators):
         return x
     if not _is_scalar(x) and not isinstance(x, np.ndarray):
-        return None
+        if not hasattr(x, "__dlpack__"):
+            return None
+        return leaf_of_dlpack(like.ctx._target(), x)
     a = np.asarray(number(x) if _is_scalar(x) else x)
     if _is_scalar(x) or a.dtype == np.float64:          # Python's floats, as in `a * np.linspace(0, 1, 5)`
         a = a.astype(np.float16 if like.type is F16 and _is_scalar(x) else np.float32)

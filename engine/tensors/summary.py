@@ -107,6 +107,16 @@ def preview(t):
         return [], f"the values cannot be read: {type(e).__name__}: {e}"
 
 
+def values_text(t):
+    """str(t.numpy()); for values that cannot be read, or are too many to be read for a text, the repr."""
+    if math.prod(t.ne) * 4 > MAX_STATS_NBYTES or state(t) in ("no data", "freed context", "freed buffer"):
+        return repr(t)
+    try:
+        return str(t.numpy())
+    except Exception:           # as in preview: a third-party buffer may raise anything, and a text must not fail
+        return repr(t)
+
+
 def source_line(t):
     """"file.py:12" of the call that made the tensor."""
     file, line = t.made_at

@@ -39,7 +39,7 @@ from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.tensors.arrays import numbers
 from ggjit.tensors.interop import ArrayProtocols
 from ggjit.tensors.operators import Operators
-from ggjit.tensors.summary import label, op_name, state
+from ggjit.tensors.summary import label, op_name, state, values_text
 
 
 class Tensor(Operators, ArrayProtocols, HtmlRepr):
@@ -156,6 +156,10 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     def __repr__(self):
         op = "" if not self.op else f" = {op_name(self)}({', '.join(map(label, self.src))})"
         return f"<{describe(self)}{op}, {state(self)}>"
+
+    def __str__(self):
+        """The values as NumPy prints them, where they can be read; else the repr, which says why not."""
+        return values_text(self)
 
     def __reduce__(self):
         raise TypeMismatch(f"{describe(self)} cannot be pickled by itself; pickle its Graph, or save the values with "

@@ -137,8 +137,10 @@ class Bert(Network):
 
     def embed(self, texts):
         """(n, dim) float32, rows of length 1.  Errors: ParamError for a text longer than the context."""
-        if isinstance(texts, str) or not all(isinstance(t, str) for t in texts):
-            raise TypeMismatch("embed takes a list of strings")
+        if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
+            got = type(texts).__name__ if not isinstance(texts, list | tuple) else \
+                next(repr(t) for t in texts if not isinstance(t, str))
+            raise TypeMismatch(f"embed takes a list of strings, got {got}")
         out = empty((len(texts), self.n_embd), np.float32, "embed")
         for i, text in enumerate(texts):
             out[i] = self.embed_ids(self.tokenize(text))

@@ -2,6 +2,7 @@
 import os
 import time
 
+from ggjit.core.arguments import typed_call
 from ggjit.models.core.checks import known_options
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
@@ -26,6 +27,7 @@ def network_of(file, options, **kw):
     return ARCHITECTURES[file.arch](file, **options, **kw)
 
 
+@typed_call
 def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
                validate=False, **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.

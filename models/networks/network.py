@@ -197,6 +197,10 @@ class Network:
             raise ParamError(f"{what} hold NaN or infinity: the weights or the computation are broken")
         return values
 
+    def __reduce__(self):
+        raise TypeMismatch(f"{type(self).__name__} of {self.file.path} cannot be copied or pickled: its weights are "
+                           f"mapped in this process; pass the path on, and load_model it there")
+
     def embed(self, texts):
         raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
 

@@ -19,6 +19,7 @@ import numpy as np
 
 import ggjit as gg
 from ggjit.api.registry import init_backend
+from ggjit.core.arguments import typed_call
 from ggjit.core.backend import Backend
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
@@ -40,6 +41,7 @@ STRIDES = (1, 2, 2, 1)              # of the encoder's layers; the file does not
 CONV_TYPES = {"F16": gg.F16, "F32": gg.F32}
 
 
+@typed_call
 def load_vad(path, backend="CPU", n_threads=1, conv_type="F32"):
     """Load a Silero VAD model in whisper.cpp's file form; see SileroVad.
 

@@ -35,6 +35,11 @@ class Generation:
     def __iter__(self):
         return self
 
+    def __repr__(self):
+        s = self.stats
+        return (f"<Generation: {s['prompt_tokens']} prompt tokens, {len(s['tokens'])} of {self.n_predict} generated"
+                f"{', so far ' + repr(s['text']) if s['tokens'] else ''}; iterate over it for the text>")
+
     def __next__(self):
         return next(self._pieces)
 

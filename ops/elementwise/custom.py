@@ -23,8 +23,10 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 import threading
 import time
+import traceback
 
 import numpy as np
 
@@ -248,7 +250,7 @@ class CustomKernel(Kernel):
             given = ", ".join(["dst", *(f"source {k}" for k in range(len(self.views) - 1)), "ith", "nth"])
             shapes = ", ".join(f"{len(shape)}-d {dtype}" for shape, dtype, _ in self.views)
             raise TypeMismatch(f"the @njit function {self.function.fun.__name__} does not compile as f({given}) with "
-                               f"the arrays {shapes}: {str(e).strip().splitlines()[-1]}") from e
+                               f"the arrays {shapes}: {_useful(str(e))}") from None
         return entry, entry.address
 
     def _limited(self):
@@ -268,8 +270,38 @@ class CustomKernel(Kernel):
             last = self.raised[-1]
             self.raised.clear()
             return last
-        return GgjitError(f"the jitted function {self.function.fun.__name__} raised an exception; run its .py_func to "
-                          f"see which")
+        again = self._again()
+        name = self.function.fun.__name__
+        if again is None:
+            return GgjitError(f"the jitted function {name} raised an exception; run its .py_func to see which")
+        last = traceback.extract_tb(again.__traceback__)[-1]
+        error = GgjitError(f"the jitted function {name} raised {type(again).__name__}: {again} "
+                           f"({last.filename}, line {last.lineno})")
+        error.__cause__ = again
+        return error
+
+    def _again(self):
+        """What an @njit function raises when it is called on copies of its arrays, as one thread; None for nothing."""
+        try:
+            arrays = [np.ndarray(shape, dtype, arena, offs, strides).copy()
+                      for (shape, dtype, strides), (arena, offs) in zip(self.views, self.memory, strict=True)]
+            self.function.fun(*arrays, 0, 1)
+        except Exception as e:
+            return e
+        return None
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r"Failed in nopython|(\[\d+\] )?During: |$")       # Numba's words about its own passes
+
+
+def _useful(report):
+    """Of Numba's report: what is wrong, and the line of the user's function."""
+    lines = [x.strip() for x in _ANSI.sub("", report).splitlines()]
+    first = next(i for i, x in enumerate([*lines, report]) if not _FRAME.match(x))
+    call = next((x for x in lines[first:] if x.startswith(">>>")), "") if lines[first].endswith("signature:") else ""
+    files = [x.rstrip(":") for x in lines if x.startswith('File "') and '"<string>"' not in x]
+    return " ".join(filter(None, (lines[first], call.removeprefix(">>> "), f"({files[-1]})" if files else "")))
 
 
 def _packed(shape, dtype):

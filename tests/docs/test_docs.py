@@ -21,6 +21,12 @@ FILE = re.compile(rf"(?<![\w/.<{{*~-])((?:{'|'.join(FOLDERS)}|tests|benchmarks|d
 NAME = re.compile(r"(?<![\w.])ggjit(?:\.[A-Za-z_]\w*)+")
 # entry points, a completion script, a stub, a page that a machine with a GPU writes
 NOT_THERE = {"ggjit.backends", "ggjit.fish", "ggjit.all_ops", "benchmarks/results/gpu"}
+RUN_ALONE = """
+import os, runpy, sys
+for path in sys.argv[1:]:
+    os.chdir(os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
+"""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -36,10 +42,15 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
-def test_code_runs(path, tmp_path):
-    """All Python blocks of a page, one after the other in one process, in an empty folder."""
-    r = subprocess.run([sys.executable, "-"], input="\n".join(blocks(path)), cwd=tmp_path, text=True,
-                       capture_output=True, timeout=300, env={**os.environ, "MPLBACKEND": "Agg"})
+def test_every_block_runs_alone(path, tmp_path):
+    """Each Python block of a page in a namespace and an empty folder of its own; one process for the page."""
+    names = []
+    for i, code in enumerate(blocks(path)):
+        (tmp_path / f"block{i}").mkdir()
+        names.append(tmp_path / f"block{i}" / f"{path.stem}-{i}.py")
+        names[-1].write_text(code, encoding="utf-8")
+    r = subprocess.run([sys.executable, "-c", RUN_ALONE, *map(str, names)], text=True, capture_output=True, timeout=300,
+                       env={**os.environ, "MPLBACKEND": "Agg"})
     assert r.returncode == 0, r.stderr[-3000:]
 
 

@@ -35,6 +35,12 @@ def test_there_are_nine():
     assert [p.stem[:2] for p in NOTEBOOKS] == ["00", "10", "20", "30", "40", "50", "60", "70", "75"]
 
 
+def test_the_index_lists_each_with_its_time():
+    page = (ROOT / "docs" / "notebooks.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[(\w+)\]\(../notebooks/(\w+).ipynb\) \| .+ \| \d+ s \|", page, re.M)
+    assert rows == [(p.stem, p.stem) for p in NOTEBOOKS]
+
+
 def pages():
     """Four drawn ones, that on types short; slow: the others, and that on types whole."""
     some = sorted(NOTEBOOKS, key=lambda path: rank(path.stem))[:4]

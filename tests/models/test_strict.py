@@ -1,5 +1,7 @@
 """Files with more in them than the network uses, numbers that do not fit, weights that are not numbers."""
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from helpers import tiny_model, tiny_moe
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models.networks.bert import Bert
 from ggjit.models.networks.peak import model_peak
 from ggjit.models.networks.strict import NEUTRAL
 from ggjit.tools.command.main import main
@@ -159,3 +162,18 @@ def test_weights_that_are_no_numbers(llama, bert, tmp_path):
         assert abs(np.linalg.norm(good.embed_ids([1, 2])) - 1) < 1e-6
         with pytest.raises(gg.ParamError, match="the weights or the computation are broken"):
             m.embed_ids([1, 2])
+
+
+def test_a_model_is_not_pickled_and_says_what_to_do(tmp_path):
+    with load_model(tiny_model.write(tmp_path / "tiny.gguf")) as m:
+        for act in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(gg.TypeMismatch, match="Llama of .*tiny.gguf cannot be .*pickled.*load_model it"):
+                act(m)
+        g = m.generate([1, 2, 3], n_predict=2)
+        assert repr(g) == "<Generation: 3 prompt tokens, 0 of 2 generated; iterate over it for the text>"
+
+
+@pytest.mark.parametrize("texts,got", [(None, "NoneType"), ("one text", "str"), (["a", 5], "5"), ({"a": 1}, "dict")])
+def test_embed_says_what_it_got(texts, got):
+    with pytest.raises(gg.TypeMismatch, match=f"embed takes a list of strings, got {got}"):
+        Bert.embed(None, texts)

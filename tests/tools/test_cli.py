@@ -1,4 +1,5 @@
 """The command line: JSON keys, exit statuses, one line of error."""
+import io
 import json
 import os
 import shlex
@@ -9,7 +10,9 @@ import pytest
 from helpers import tiny_model
 from helpers.commands import START, ggjit, result
 
+from ggjit.display.progress import _Display, shortened
 from ggjit.tools.command.commands.completion import SHELLS, script
+from ggjit.tools.command.common import SHORT_NAMES
 from ggjit.tools.command.parser import COMMANDS, TRY_FIRST, Arguments
 
 
@@ -64,11 +67,11 @@ def test_warm_up(tiny):
     (["bench", __file__], 1, "GGUF"),
     (["peak", "llama-8b"], 1, "(did you mean llama-3-8b?); shapes: llama-7b, llama-3-8b, llama-13b, llama-70b"),
     (["peak", "./llama-7b.gguf"], 1, "no file and no shape './llama-7b.gguf'"),
-    (["info", "softmax"], 1, "did you mean soft_max?")])
+    (["info", "softmax"], 2, "did you mean soft_max?")])
 def test_errors(args, status, words, command):
     r = command(*args)
     assert r.returncode == status and words in r.stderr and r.stdout == ""
-    assert status == 2 or len(r.stderr.strip().splitlines()) == 1
+    assert "usage:" in r.stderr or len(r.stderr.strip().splitlines()) == 1
 
 
 def test_unusual_surroundings(tiny, tmp_path, command):
@@ -100,17 +103,74 @@ def test_errors_of_models(tiny, command):
     for args, words in (((tiny, "-p", "100"), "context of 64"), ((tiny, "-p", "0", "-n", "0"), "nothing to measure"),
                         ((tiny, "--kv-type", "Q9"), "kv_type")):
         r = command("bench", *args)
-        assert r.returncode == 1 and words in r.stderr
+        assert r.returncode == 2 and words in r.stderr
+
+
+@pytest.mark.parametrize("args", [("generate", "-m", "{}", "-p", "x", "--n-ctx", "100000"), ("peak", "{}", "-c", "x"),
+                                  ("bench", "{}", "-t", "1000"), ("bench", "{}", "-m", "{}"), ("peak", "-t", "1"),
+                                  ("generate", "-m", "{}", "-p", "x", "--temp", "nan")], ids=" ".join)
+def test_values_that_cannot_be_used_are_wrong_usage(args, tiny, command):
+    r = command(*(a.format(tiny) for a in args))
+    assert r.returncode == 2 and r.stdout == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_written_in_full(name, capsys):
+    """No option of any command is taken for another that begins like it, long or short."""
+    parser = Arguments().command(name)
+    known = [o for action in parser._actions for o in action.option_strings]
+    for option in known:
+        for cut in range(2, len(option)):
+            assert all(option[:cut].startswith(o) for _, o, *_ in parser._get_option_tuples(option[:cut]))
+    for option in ("--hel", "--jso"):
+        with pytest.raises(SystemExit, match="2"):
+            Arguments().parse([name, option])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_short_names_are_those_of_llama_cpp(name):
+    """A long name has its short one and the other way round; llama-bench and test-backend-ops have their own."""
+    own = {("bench", "-p"): "--n-prompt", ("bench", "-n"): "--n-gen", ("ops", "-p"): "--params",
+           ("ops", "-b"): "--backend"}
+    options = [a.option_strings for a in Arguments().command(name)._actions]
+    for short, long in SHORT_NAMES.items():
+        long = own.get((name, short), long)
+        assert all((short in o) == (long in o) for o in options), (name, short, long)
+
+
+def test_n_means_tokens():
+    parse = Arguments().parse
+    _, args = parse(["generate", "-m", "m", "-p", "x", "-n", "5", "-c", "32", "-t", "2", "-ngl", "3"])
+    assert (args.n_predict, args.n_ctx, args.threads, args.n_gpu_layers, args.prompt) == (5, 32, 2, 3, "x")
+    for command in ("bench", "peak", "warm-up"):
+        assert parse([command, "-m", "m"])[1].model == parse([command, "m"])[1].model == "m"
+    assert parse(["warm-up"])[1].model is None
+
+
+def test_a_bar_is_one_line(monkeypatch):
+    """Its parts fit the terminal, whatever the names and numbers."""
+    assert shortened("abcdef", 6) == "abcdef" and shortened("abcdef", 4) == "\u2026def"
+    rich = pytest.importorskip("rich.console")
+    for width in (64, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        display, out = _Display(), rich.Console(file=io.StringIO(), width=width)
+        task = display.add("compiling (kept for next time): " + "a_kernel_of_a_long_name_" * 8 + "end", 123456)
+        display.update(task, advance=12345)
+        out.print(display._progress.get_renderable())
+        display.remove(task)
+        line, = out.file.getvalue().splitlines()
+        assert len(line) <= width and "end" in line and "12,345/123,456" in line
 
 
 @pytest.mark.parametrize("name,value,status", [("GGJIT_CPU", "mmx", 2), ("GGJIT_DEBUG", "everything", 2),
-                                               ("GGJIT_THREADS", "many", 1)])
+                                               ("GGJIT_THREADS", "many", 2), ("GGJIT_THREADS", "0", 2)])
 def test_unusable_settings_are_one_line_errors(name, value, status, tiny):
     command = [sys.executable, START, "bench", tiny, "-p", "0", "-n", "1", "-r", "1"]
     r = subprocess.run(command, text=True, capture_output=True, timeout=300, env={**os.environ, name: value})
     assert r.returncode == status and r.stdout == ""
     assert name in r.stderr and value in r.stderr and len(r.stderr.strip().splitlines()) == 1
-    if status == 2:                         # Python programs get the exception itself
+    if name != "GGJIT_THREADS":             # Python programs get the exception itself
         r = subprocess.run([sys.executable, "-c", "import ggjit"], text=True, capture_output=True, timeout=300,
                            env={**os.environ, name: value})
         assert r.returncode == 1 and "ParamError" in r.stderr.splitlines()[-1]

@@ -5,6 +5,7 @@
     commands/       one file per command: EXAMPLES, add_arguments(c), run(args)
     common.py       options and output that several commands share
     helpers.py      processes that compile a model's kernels beside the command
+    kernel_pack.py  compiled kernels in one file
     op_page.py      the ops as text, from their specs; support.py asks the devices for types
 """
 if not __name__.startswith("ggjit"):

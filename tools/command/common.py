@@ -27,9 +27,18 @@ n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
 
 
 # ---------------------------------------------------------------- options
-def add_threads(c, *names):
-    c.add_argument(*(names or ("--threads",)), type=positive, default=None, metavar="N",
+# short names mean what they mean in llama.cpp; a test holds every command to them
+SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--threads", "-c": "--n-ctx",
+               "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers"}
+
+
+def add_threads(c):
+    c.add_argument("-t", "--threads", type=positive, default=None, metavar="N",
                    help="threads (default: the cores this process may use)")
+
+
+def add_n_ctx(c, help):
+    c.add_argument("-c", "--n-ctx", type=positive, default=None, metavar="N", help=help)
 
 
 def add_repack(c):

@@ -1,12 +1,13 @@
 """The command line: `ggjit <command>`.  Results go to stdout (one JSON object with --json), progress to stderr.
 
-Exit status: 0 done, 1 could not be done (one line on stderr: what, and how to mend it), 2 wrong usage, 130 Ctrl-C.
+Exit status: 0 done; 1 could not be done; 2 wrong usage, or an option or setting whose value cannot be used; 130 Ctrl-C.
+1 and 2 come with a line on stderr: what is wrong, and how to mend it.
 """
 import json
 import os
 import sys
 
-from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.errors import GgjitError, ParamError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.tools.command.parser import Arguments, try_first
@@ -38,6 +39,9 @@ def _status(run, args):
             print(json.dumps(result))
         if sys.stdout is not None:
             sys.stdout.flush()              # a full disk is noticed here, where it can still be reported
+    except ParamError as e:                 # the value of an option or of a setting in the environment
+        _failed(args, e)
+        return 2
     except GgjitError as e:
         return _failed(args, e)
     except BrokenPipeError:                 # before OSError, its base class: the reader left, nothing more to say

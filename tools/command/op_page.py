@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pathlib
 
+import ggjit
 from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import GLU, OP, UNARY, VIEW_OPS
@@ -120,7 +121,12 @@ def op_facts(op, on=None):
             "gradient": spec.gradient is not None,
             "types": {d.name: {s: [t.name for t in types] for s, types in op_types(op, d).items()}
                       for d in on or devices()},
-            "builders": {signature(b): inspect.getdoc(b) for b in spec.builders}}
+            "builders": {signature(b): doc_of(b) for b in spec.builders}}
+
+
+def doc_of(builder):
+    """The docstring of the public builder, with its example."""
+    return inspect.getdoc(getattr(ggjit, builder.__name__))
 
 
 def op_page(op, on=None):
@@ -134,7 +140,7 @@ def op_page(op, on=None):
     lines += ["", number_note(op) + "```text"]
     for i, b in enumerate(spec.builders):
         lines += [""] * (i > 0) + [signature(b), *("    " + line if line else "" for line in
-                                                    inspect.getdoc(b).splitlines())]
+                                                    doc_of(b).splitlines())]
     return "\n".join([*lines, "```", ""])
 
 

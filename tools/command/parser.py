@@ -22,6 +22,7 @@ COMMANDS = {
     "info": "version, processor, devices, and which types and ops each device supports",
     "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
                "on this machine",
+    "cache": "export compiled kernels into one file, or import them: nothing is compiled on the next machine",
     "completion": "print the script that completes commands and options in a shell",
 }
 TRY_FIRST = (("ggjit demo", "real sentences: neighbours, speed, memory"),
@@ -40,25 +41,42 @@ def try_first():
             "`ggjit --help` lists the commands, `ggjit COMMAND --help` explains one with examples.")
 
 
-class CommandParser(argparse.ArgumentParser):
-    """argparse's parser of one command.  file_actions: its arguments that are paths, for shell completion."""
+class WholeNames(argparse.ArgumentParser):
+    """argparse's parser, of options in full: `--n-pre` and `-ng` are unknown."""
 
     def __init__(self, **kw):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **kw)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **kw)
+
+    def _get_option_tuples(self, option_string):
+        # allow_abbrev is about long options alone; of short ones argparse keeps also those that only begin like it
+        return [found for found in super()._get_option_tuples(option_string) if option_string.startswith(found[1])]
+
+
+class CommandParser(WholeNames):
+    """The parser of one command.  file_actions: its arguments that are paths, for shell completion."""
+
+    def __init__(self, **kw):
+        super().__init__(**kw)
         self.file_actions = []
 
     def add_file(self, *names, **kw):
         self.file_actions.append(self.add_argument(*names, **kw))
+
+    def add_model(self, help, required=True):
+        """A model by place or by option: `MODEL` or `-m MODEL`."""
+        one = self.add_mutually_exclusive_group(required=required)
+        self.file_actions += [
+            one.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=help),
+            one.add_argument("-m", "--model", metavar="MODEL", help="the same")]
 
 
 class Arguments:
     """parser: argparse's, of the whole command line; the arguments of a command are declared when it is asked for."""
 
     def __init__(self):
-        self.parser = argparse.ArgumentParser(
+        self.parser = WholeNames(
             prog="ggjit", description="ggml's engine as a Numba JIT: run, measure and inspect models.",
-            epilog=_examples("try first", TRY_FIRST) + "\n\nmore: ggjit COMMAND --help",
-            formatter_class=argparse.RawDescriptionHelpFormatter)
+            epilog=_examples("try first", TRY_FIRST) + "\n\nmore: ggjit COMMAND --help")
         self.parser.add_argument("--version", action="version", version=f"ggjit {__version__}")
         add = self.parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
         self._commands = {name: add.add_parser(name, help=help, description=textwrap.fill(help, 80))

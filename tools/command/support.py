@@ -136,4 +136,4 @@ def _find(t, op):
     """The node of `op` that the tensor t rests on."""
     if t is None or t.op == op:
         return t
-    return next(filter(None, (_find(s, op) for s in t.src)), None)
+    return next((found for found in (_find(s, op) for s in t.src) if found is not None), None)

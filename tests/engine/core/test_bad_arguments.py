@@ -8,6 +8,7 @@ from helpers.timing import no_collector
 
 import ggjit as gg
 from ggjit.core.table import TABLE
+from ggjit.models import load_model, load_vad
 from ggjit.models.text.tokenizer import Tokenizer
 
 WRONG = (None, 5, "x", 1.5, [], object())
@@ -172,7 +173,7 @@ def test_errors_of_a_users_callback_come_out_as_they_are(x):
     (r"mul_mat\('x', ", lambda a: gg.mul_mat("x", a)), (r"mul_mat\(1, ", lambda a: gg.mul_mat(1, a)),
     (r"silu\(5\)", lambda a: gg.silu(5)), (r"scale\(.*, 'x'\)", lambda a: gg.scale(a, "x")),
     (r"scale\(.*, None\)", lambda a: gg.scale(a, None)), (r"scale\(.*, 10+\.\.\.\)", lambda a: gg.scale(a, 10**400)),
-    (r"clamp\(.*, None, 1\)", lambda a: gg.clamp(a, None, 1)), (r"cast\(.*, 'F16'\)", lambda a: gg.cast(a, "F16")),
+    (r"clamp\(.*, None, 1\)", lambda a: gg.clamp(a, None, 1)), ("no tensor type 'F17'", lambda a: gg.cast(a, "F17")),
     (r"norm\(.*, 'x'\)", lambda a: gg.norm(a, "x")), (r"norm\(.*, None\)", lambda a: gg.norm(a, None)),
     (r"reshape_1d\(.*, 'x'\)", lambda a: gg.reshape_1d(a, "x")),
     (r"reshape_1d\(.*, 24.5\)", lambda a: gg.reshape_1d(a, 24.5)),
@@ -310,3 +311,16 @@ def test_allocators_and_plans_refuse_what_they_cannot_use(use, x):
     ALLOCATOR.alloc_graph(graph)
     CPU.graph_compute(graph)
     assert graph.outputs[0].numpy().shape == (4, 8)
+
+
+@pytest.mark.parametrize("call,words", [
+    (lambda: gg.GraphAllocator(), r"GraphAllocator: missing a required argument: 'target'; .*\(target, planner='ggml'"),
+    (lambda: gg.GraphAllocator(CPU, plan="best"), "GraphAllocator: got an unexpected keyword argument 'plan'"),
+    (lambda: gg.Scheduler(), "Scheduler: missing a required argument: 'backends'"),
+    (lambda: gg.Graph(orders="memory"), "Graph: got an unexpected keyword argument 'orders'"),
+    (lambda: load_model(), r"load_model: missing a required argument: 'path'; it is called as load_model\(path, "),
+    (lambda: load_model(model_path="m.gguf"), "load_model: missing a required argument: 'path'"),
+    (lambda: load_vad(), "load_vad: missing a required argument: 'path'")])
+def test_calls_with_missing_or_unknown_arguments_show_the_signature(call, words):
+    with pytest.raises(gg.TypeMismatch, match=words):
+        call()

@@ -3,6 +3,7 @@
 What may crash or hang runs in a process of its own.
 """
 import os
+import re
 import threading
 import time
 
@@ -129,6 +130,29 @@ def test_a_jitted_function_that_does_not_fit_is_a_typed_error(fun):
     with pytest.raises(gg.TypeMismatch, match="2-d float32"):
         sched.graph_compute(gg.Graph(y))
     sched.graph_compute(gg.Graph(gg.scale(x, 2.0)))
+
+
+@pytest.mark.parametrize("fun,line", [(untypable, "add.*float32"), (three_dims, "setitem.*float32")])
+def test_what_numba_says_of_a_function_is_one_line_with_its_place(fun, line):
+    x = gg.from_numpy(gg.Context(), np.ones((3, 4), np.float32))
+    with pytest.raises(gg.TypeMismatch, match=line) as e:
+        gg.compute(gg.map_custom1(x, fun))
+    text, number = str(e.value), fun.py_func.__code__.co_firstlineno + 2
+    assert "\x1b" not in text and "\n" not in text and re.search(rf"test_nesting.py\", line {number}\)$", text)
+
+
+@njit
+def refuses_ones(dst, a, ith, nth):
+    for i in range(len(a)):
+        if a[i] == 1:
+            raise ValueError("a one")
+
+
+def test_an_exception_in_a_jitted_function_says_where():
+    y = gg.map_custom1(gg.from_numpy(gg.Context(), np.arange(3, dtype=np.float32)), refuses_ones)
+    number = refuses_ones.py_func.__code__.co_firstlineno + 4
+    with pytest.raises(gg.GgjitError, match=rf"refuses_ones raised ValueError: a one .*nesting.py, line {number}\)"):
+        gg.compute(y)
 
 
 @pytest.mark.parametrize("signature", ["int64(int64, int64)", "float64(float64, float64, float64, float64)",

@@ -1,14 +1,19 @@
 """Objects show themselves: in one line, as HTML, as pictures, whatever state they are in."""
+import contextlib
 import html.parser
+import io
 import re
+import time
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 
 import ggjit as gg
+from ggjit.display import compile_notice
 from ggjit.display.layered_layout import MAX_LANE_POINTS, Layout, _inversions
 from ggjit.graphs.layers import layer_of_name
+from ggjit.ops.native.jit import CACHE
 from ggjit.tensors.summary import EDGE, corner, edges, preview, statistics
 
 CPU = gg.init_backend("CPU:n_threads=1")
@@ -323,3 +328,73 @@ def test_graphviz_is_used_where_it_is(tmp_path, monkeypatch):
     assert d.svg.strip() == "<svg>made by dot</svg>"
     fake.write_text("#!/bin/sh\nexit 1\n")
     assert "blk.0" in d.svg and "made by dot" not in d.svg
+
+
+# ---------------------------------------------------------------- errors
+def test_a_notebook_shows_the_users_line_and_the_message():
+    """IPython prints a typed error without the frames of the library; other errors as ever."""
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
+    for cell, there, not_there in (
+            ("import ggjit as gg\ndef f():\n    return gg.tensor([1.0]) @ gg.tensor([[1.0, 2.0]] * 3)\nf()",
+             ("ShapeError", "in f", "return gg.tensor([1.0]) @", "rows of 1, "), ("operators.py", "typed_errors")),
+            ("1 / 0", ("ZeroDivisionError",), ())):
+        result, out = None, io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            result = shell.run_cell(cell)
+        assert result.error_in_exec is not None
+        text = out.getvalue()
+        assert all(x in text for x in there) and not any(x in text for x in not_there), text
+
+
+# ---------------------------------------------------------------- compiling
+class Place:
+    def __init__(self, least):
+        self.least, self.lines = least, []
+
+    def show(self, text, last=False):
+        self.lines.append((text, last))
+
+
+@pytest.mark.parametrize("least,shown", [(0.0, True), (60.0, False)])
+def test_compiling_is_told_and_ends(monkeypatch, least, shown):
+    monkeypatch.setattr(compile_notice, "PAUSE", 0.05)
+    monkeypatch.setattr(compile_notice, "TICK", 0.01)
+    monkeypatch.setattr(CACHE, "compiled", CACHE.compiled)
+    where = Place(least)
+    notice = compile_notice.Notice(lambda: where)
+    for name in ("one", "two\x1b[2J"):
+        notice(name)
+        CACHE.compiled += 1
+    for _ in range(500):
+        if notice._where is None:
+            break
+        time.sleep(0.01)
+    assert notice._where is None
+    if not shown:
+        assert where.lines == []
+        return
+    texts = [text for text, last in where.lines]
+    assert texts[0].startswith("compiling kernel 1 (one), 0 s") and "kernel 2 (two\\x1b[2J)" in "".join(texts)
+    assert re.match(r"compiled 2 kernels in 0\.\d s, kept", texts[-1]) and [x for _, x in where.lines].count(True) == 1
+
+
+def test_nothing_is_told_where_nobody_looks(monkeypatch):
+    """Neither a terminal nor a notebook: a test's own stderr."""
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    notice = compile_notice.Notice()
+    notice("one")
+    assert compile_notice.place() is None and notice._where is None
+
+
+def test_a_cell_gets_one_line(monkeypatch):
+    display = pytest.importorskip("IPython.display")
+    made = []
+
+    class Handle:
+        def update(self, data, raw):
+            made.append(data)
+    monkeypatch.setattr(display, "display", lambda data, **options: made.append(data) or Handle())
+    cell = compile_notice.Cell()
+    for text in ("a", "b"):
+        cell.show(text)
+    assert made == [{"text/plain": "a"}, {"text/plain": "b"}]

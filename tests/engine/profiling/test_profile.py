@@ -12,7 +12,7 @@ from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.ticks import add_runs
 from ggjit.ops.core.record import OK
 from ggjit.profiling.nodes import operations, traffic
-from ggjit.profiling.profile import Profile, last_of
+from ggjit.profiling.profile import Profile, last_of, share_text
 
 RNG = np.random.default_rng()
 
@@ -298,3 +298,8 @@ def test_a_fused_node_is_one_row():
     assert [r.op for r in rows[True]] == ["rms_norm+mul"]
     assert "fused into mul<" in graph.draw(profile=p, engine="own").svg
     assert rows[True][0].nbytes == 4 * (8 * 64 + 64 + 8 * 64) < sum(r.nbytes for r in rows[False])
+
+
+def test_no_share_of_the_roofline_is_above_all_of_it():
+    assert [share_text(x) for x in (0.0, 0.873, 1.0, 1.004)] == ["0%", "87%", "100%", "100%"]
+    assert share_text(1.72) == share_text(4.82) == "cached"

@@ -60,7 +60,7 @@ HAND_MADE = {
     "custom": lambda c, a, b, i: c.node(OP.MAP_CUSTOM1, gg.F32, (4, 3), (a,), (1, 0, -1)),
     "op": lambda c, a, b, i: c.node(10 ** 6, gg.F32, (4, 3), (a,)),
     "op of another kind": lambda c, a, b, i: c.node("add", gg.F32, (4, 3), (a, a)),
-    "type of another kind": lambda c, a, b, i: c.node(OP.ADD, "f32", (4, 3), (a, a)),
+    "type of another kind": lambda c, a, b, i: c.node(OP.ADD, 0, (4, 3), (a, a)),
     "text params": lambda c, a, b, i: c.node(OP.NORM, gg.F32, (4, 3), (a,), ("x",)),
     "large params": lambda c, a, b, i: c.node(OP.NORM, gg.F32, (4, 3), (a,), (1 << 40,)),
     "a list": lambda c, a, b, i: c.node(OP.ADD, gg.F32, (4, 3), (a, [1])),

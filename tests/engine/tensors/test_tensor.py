@@ -145,7 +145,8 @@ def test_permute_is_numpys_inverse_transpose(axes, ne):
     ((-1, 2), gg.F32, gg.ShapeError, "must not be negative"), ((1,) * 5, gg.F32, gg.ShapeError, "1 to 4 dimensions"),
     ((33,), gg.Q8_0, gg.ShapeError, "blocks of 32 elements, ne0 = 33"),
     ((1 << 31, 1 << 31, 4), gg.F32, gg.ShapeError, r"more than 2\^62 bytes"),
-    ((), gg.F32, gg.ShapeError, "1 to 4 dimensions"), ((4,), "F32", gg.TypeMismatch, "a tensor type such as gg.F32")])
+    ((), gg.F32, gg.ShapeError, "1 to 4 dimensions"), ((4,), 0, gg.TypeMismatch, "a tensor type such as gg.Q8_0"),
+    ((4,), "F31", gg.TypeMismatch, "no tensor type 'F31' .did you mean f32")])
 def test_bad_shapes(ne, type, error, text):
     ctx = gg.Context()
     with pytest.raises(error, match=text):

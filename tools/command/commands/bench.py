@@ -14,12 +14,14 @@ EXAMPLES = (("ggjit bench m.gguf", "a prompt of 128, then 64 tokens"),
 
 
 def add_arguments(c):
-    c.add_file("model", metavar="MODEL", help="a llama GGUF; no vocabulary needed")
-    c.add_argument("-p", type=count, default=128, metavar="N", help="prompt tokens, 0 skips (128)")
-    c.add_argument("-n", type=count, default=64, metavar="N", help="generated tokens, 0 skips (64)")
+    c.add_model("a llama GGUF; no vocabulary needed")
+    c.add_argument("-p", "--n-prompt", dest="p", type=count, default=128, metavar="N",
+                   help="prompt tokens, 0 skips (128)")
+    c.add_argument("-n", "--n-gen", dest="n", type=count, default=64, metavar="N",
+                   help="generated tokens, 0 skips (64)")
     add_gpu(c)
-    add_threads(c, "-t", "--threads")
-    c.add_argument("-r", type=positive, default=3, metavar="N", help="repetitions (3)")
+    add_threads(c)
+    c.add_argument("-r", "--repetitions", dest="r", type=positive, default=3, metavar="N", help="repetitions (3)")
     add_kv_type(c)
     add_repack(c)
     add_strict(c)

@@ -8,12 +8,12 @@ from ggjit.tools.command.common import add_repack, add_strict, add_threads
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit embed "a cat" "a dog"', "MiniLM"),
-            ('ggjit embed --model encoder.gguf "a text"', "a model of yours"),
+            ('ggjit embed -m encoder.gguf "a text"', "a model of yours"),
             ('ggjit embed --json "a text" > vector.json', "all numbers"))
 
 
 def add_arguments(c):
-    c.add_file("--model", metavar="PATH", help="a bert GGUF (default: MiniLM, made on first use)")
+    c.add_file("-m", "--model", metavar="PATH", help="a bert GGUF (default: MiniLM, made on first use)")
     add_threads(c)
     add_repack(c)
     add_strict(c)

@@ -4,24 +4,24 @@ import sys
 
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
+from ggjit.tools.command.common import add_gpu, add_kv_type, add_n_ctx, add_repack, add_strict, add_threads, count
 from ggjit.tools.command.helpers import load
 
-EXAMPLES = (('ggjit generate --model m.gguf --prompt "Once upon a time"', ""),
-            ('ggjit generate --model m.gguf --prompt "1, 2, 3" --temp 0', "always the likeliest token"),
-            ('ggjit generate --model m.gguf --prompt "Hi" --seed 7 --n-predict 200', "repeatable"))
+EXAMPLES = (('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
+            ('ggjit generate -m m.gguf -p "1, 2, 3" --temp 0', "always the likeliest token"),
+            ('ggjit generate -m m.gguf -p "Hi" -s 7 -n 200', "repeatable"))
 
 
 def add_arguments(c):
-    c.add_file("--model", required=True, metavar="PATH", help="a llama GGUF")
-    c.add_argument("--prompt", required=True, metavar="TEXT")
-    c.add_argument("--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
+    c.add_file("-m", "--model", required=True, metavar="PATH", help="a llama GGUF")
+    c.add_argument("-p", "--prompt", required=True, metavar="TEXT")
+    c.add_argument("-n", "--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
     c.add_argument("--temp", type=float, default=0.8, metavar="T", help="temperature, 0: greedy (0.8)")
     c.add_argument("--top-k", type=count, default=40, metavar="K", help="of the K likeliest tokens; 0: all (40)")
     c.add_argument("--top-p", type=float, default=0.95, metavar="P", help="of the likeliest that sum to P (0.95)")
-    c.add_argument("--seed", type=int, default=None, metavar="N", help="of the draws (a new one each time)")
+    c.add_argument("-s", "--seed", type=int, default=None, metavar="N", help="of the draws (a new one each time)")
     add_kv_type(c)
-    c.add_argument("--n-ctx", type=positive, default=None, metavar="N", help="context size (the model's own)")
+    add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
     add_strict(c)
     add_gpu(c)

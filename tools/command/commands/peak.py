@@ -2,17 +2,17 @@
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.peak import model_peak, what_if
-from ggjit.tools.command.common import add_repack, add_strict, console, positive, table
+from ggjit.tools.command.common import add_n_ctx, add_repack, add_strict, console, positive, table
 
-EXAMPLES = (("ggjit peak llama-70b --n-ctx 4096 --flash", "a shape alone"),
+EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
             ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
             ("ggjit peak m.gguf --png plan.png", "the picture: offset by time"))
 
 
 def add_arguments(c):
-    c.add_file("model", metavar="MODEL", help="a GGUF, or a shape: llama-7b, llama-70b, ...")
-    c.add_argument("--n-ctx", type=positive, default=None, metavar="N", help="context (what it was trained for)")
-    c.add_argument("--n-batch", type=positive, default=512, metavar="N", help="tokens per batch (512)")
+    c.add_model("a GGUF, or a shape: llama-7b, llama-70b, ...")
+    add_n_ctx(c, "context (what it was trained for)")
+    c.add_argument("-b", "--n-batch", type=positive, default=512, metavar="N", help="tokens per batch (512)")
     c.add_argument("--flash", action="store_true", help="with flash attention")
     c.add_argument("--planner", choices=("ggml", "ggml-2023", "best"), default="best",
                    help="who places the tensors (best)")

@@ -8,13 +8,13 @@ from ggjit.models.networks.silero import SAMPLE_RATE, load_vad
 from ggjit.models.networks.speech import find_segments
 from ggjit.tools.command.common import add_threads, count
 
-EXAMPLES = (("ggjit vad talk.wav --model silero.bin", "start and end of each stretch"),
-            ("ggjit vad talk.wav --model silero.bin --threshold 0.7 --json", "stricter, as JSON"))
+EXAMPLES = (("ggjit vad talk.wav -m silero.bin", "start and end of each stretch"),
+            ("ggjit vad talk.wav -m silero.bin --threshold 0.7 --json", "stricter, as JSON"))
 
 
 def add_arguments(c):
     c.add_file("wav", metavar="FILE.wav", help="16 kHz PCM")
-    c.add_file("--model", required=True, metavar="PATH", help="a Silero VAD model in whisper.cpp's file form")
+    c.add_file("-m", "--model", required=True, metavar="PATH", help="a Silero VAD model in whisper.cpp's file form")
     c.add_argument("--threshold", type=float, default=0.5, metavar="P", help="probability of speech (0.5)")
     c.add_argument("--min-speech-ms", type=count, default=250, metavar="MS", help="shorter speech is dropped (250)")
     c.add_argument("--min-silence-ms", type=count, default=100, metavar="MS", help="silence that ends speech (100)")

