@@ -21,8 +21,9 @@ CHECKED = """\
 
 For every architecture, and for variants of some (RoPE scalings, experts, windows, fused tensors), a small file of
 random weights is loaded by llama.cpp and by ggjit: F32 weights and cache, no flash attention. The logits of a text,
-read in batches and token by token, may differ by four times what llama.cpp's own two ways of reading it differ, or by
-3e-4 of the largest logit (`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
+read in batches and token by token, may differ by four times what llama.cpp's own two ways of reading it differ (of an
+encoder: its results with every weight moved by one float32 step), or by 3e-4 of the largest number
+(`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
 
 - GELU is computed as its formula says. llama.cpp's CPU code reads it from a table of F16 values: in those networks its
   results are up to 2e-3 away. The test computes GELU as that table has it.

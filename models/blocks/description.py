@@ -101,11 +101,11 @@ class Block:
     residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
 
     def load(self, loader, p):
-        names = {self.attn_norm, self.attn_post} | ({self.ffn_norm, self.ffn_post} if self.feed_forward else set())
+        names = [self.attn_norm, self.attn_post] + ([self.ffn_norm, self.ffn_post] if self.feed_forward else [])
         w = self.mixer.load(loader, p)
         if self.feed_forward:
             w |= self.feed_forward.load(loader, p)
-        return w | {n: loader.norm(p + n, self.norm) for n in names - {""}}
+        return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
     def cache(self, *sizes):
         """[(name, type, ne)] of what the layer keeps between tokens."""

@@ -1,4 +1,4 @@
-"""Decoders with layer norms: GPT-2, GPT-NeoX, StarCoder 2, Falcon, Phi 2, StableLM, Command R, BLOOM, MPT, OLMo."""
+"""With layer norms: GPT-2, GPT-NeoX, StarCoder 2, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL

@@ -1,5 +1,5 @@
 """Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss; and those that
-differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE 4.5, Baichuan, Arcee, OLMoE, Hunyuan."""
+differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE 4.5, Arcee, OLMoE, Hunyuan."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention

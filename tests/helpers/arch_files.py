@@ -2,8 +2,8 @@
 
     python arch_files.py TOOLS NAME FOLDER      writes model.gguf, and results.npz: ids, and llama.cpp's results
 
-A process of its own, so that no two ggml libraries meet.  results.npz holds `hidden` of an encoder; of a decoder
-`logits` of the whole text at once, and `single`, token by token: F32 cache, no flash attention.
+A process of its own, so that no two ggml libraries meet.  results.npz holds `whole`, the text read at once, and
+`again`: token by token, or, of an encoder, with every weight moved by one float32 step.  F32 cache, no flash attention.
 """
 import os
 import sys
@@ -77,17 +77,33 @@ def main(tools, name, folder):
     sizes = write(tools, name, os.path.join(folder, "model.gguf"))
     from peer_llamacpp import LlamaLib
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
-    m = lib.load(os.path.join(folder, "model.gguf"))
+    path, other = (os.path.join(folder, name) for name in ("model.gguf", "moved.gguf"))
     ids = np.random.default_rng(7).integers(0, sizes.vocab, 40).tolist()
-    c = m.context(n_ctx=256, flash=0, kv=0, **({"embeddings": True, "pooling": 0} if sizes.embed else {}))
     if sizes.embed:
-        c.decode_embed(ids)
-        results = {"hidden": np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy()}
+        move(path, other)
+        whole, again = encoded(lib, path, ids), encoded(lib, other, ids)
     else:
-        results = {"logits": c.decode(ids, all_logits=True)}
+        c = lib.load(path).context(n_ctx=256, flash=0, kv=0)
+        whole = c.decode(ids, all_logits=True)
         c.reset()
-        results["single"] = np.concatenate([c.decode([i]) for i in ids])
-    np.savez(os.path.join(folder, "results.npz"), ids=ids, **results)
+        again = np.concatenate([c.decode([i]) for i in ids])
+    np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again)
+
+
+def encoded(lib, path, ids):
+    m = lib.load(path)
+    c = m.context(n_ctx=256, flash=0, kv=0, embeddings=True, pooling=0)
+    c.decode_embed(ids)
+    return np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy()
+
+
+def move(path, other):
+    """The file with every weight moved by one float32 step."""
+    import gguf
+    raw, first = np.fromfile(path, np.uint8), int(gguf.GGUFReader(path).data_offset)
+    weights = raw[first:].view(np.float32)
+    weights[:] = np.nextafter(weights, np.float32(np.inf))
+    raw.tofile(other)
 
 
 if __name__ == "__main__":
