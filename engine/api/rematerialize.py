@@ -181,7 +181,9 @@ class _Copy:
             view = t
         else:
             key = t.id, shown.id
-            view = self.views[key] = self.views.get(key) or self._node(t, may_be_itself=False)
+            if key not in self.views:
+                self.views[key] = self._node(t, may_be_itself=False)
+            view = self.views[key]
         self._list(view)
         return view
 
