@@ -167,7 +167,7 @@ def test_weights_that_are_no_numbers(llama, bert, tmp_path):
 def test_a_model_is_not_pickled_and_says_what_to_do(tmp_path):
     with load_model(tiny_model.write(tmp_path / "tiny.gguf")) as m:
         for act in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(gg.TypeMismatch, match="Llama of .*tiny.gguf cannot be .*pickled.*load_model it"):
+            with pytest.raises(gg.TypeMismatch, match="Decoder of .*tiny.gguf cannot be .*pickled.*load_model it"):
                 act(m)
         g = m.generate([1, 2, 3], n_predict=2)
         assert repr(g) == "<Generation: 3 prompt tokens, 0 of 2 generated; iterate over it for the text>"
