@@ -54,6 +54,7 @@ class Rematerialized(Graph):
     peak: bytes the planner "best" needs for it at most.  extra: cost of what is made again, as a share of one run.
     n_again: nodes that are made again.  of(t): the tensor that stands for `t` of the original.
     """
+    planner = "best"
     peak, extra, n_again = 0, 0.0, 0
 
     def of(self, t):
@@ -65,7 +66,7 @@ class Rematerialized(Graph):
 
     @functools.cached_property
     def bound(self):
-        """The least extra share that is proved for this budget and this order of nodes."""
+        """The least extra share that any schedule within the budget pays, in any order of the nodes."""
         return self._numbers.bound(self._limit)
 
     def __repr__(self):
@@ -212,8 +213,8 @@ def rematerialize(graph, budget, target=None, profile=None):
         gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
 
     Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
-    the first of three orders that meets the budget.  `small.bound` says how much any plan pays at least.  Allocate
-    it with GraphAllocator(backend, planner="best").  Its outputs are tensors of their own, in the order of
+    the first of three orders that meets the budget.  `small.bound` says how much any plan pays at least.  A
+    GraphAllocator uses the planner "best" for it.  Its outputs are tensors of their own, in the order of
     graph.outputs; small.of(t) finds them.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.

@@ -100,6 +100,7 @@ class GraphAllocator:
         for kernels that read or write them later than the graph says.
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
+        planner = graph.planner or self.planner
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [np.array([checked_int(self.bufts[i], "alloc_size", t, least=t.nbytes)
                            for i, t in zip(ids, tensors, strict=True)], np.int64)
@@ -118,7 +119,7 @@ class GraphAllocator:
                               alignment=[checked_int(b, "alignment") for b in self.bufts],
                               max_size=[checked_int(b, "max_size") for b in self.bufts],
                               node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
-                              planner=self.planner, in_place=in_place_table(self.planner != "ggml-2023"),
+                              planner=planner, in_place=in_place_table(planner != "ggml-2023"),
                               time_limit=self.time_limit, outputs=graph.output_ids)
         finally:
             for t, where in zip(placed, before, strict=True):

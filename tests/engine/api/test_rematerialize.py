@@ -30,7 +30,7 @@ def deep(n_layers=6, width=16, rows=64):
 def run(graph, outputs):
     """(values of the outputs, bytes of the arena that was allocated)."""
     cpu = gg.init_backend("CPU")
-    allocator = gg.GraphAllocator(cpu, planner="best")
+    allocator = gg.GraphAllocator(cpu)
     allocator.alloc_graph(graph)
     plan = cpu.graph_plan_create(graph)
     plan.compute()
@@ -63,7 +63,7 @@ def test_the_least_budget_is_told_and_works():
         gg.rematerialize(graph, 1024)
     least = error.value.minimum
     assert gg.rematerialize(graph, least).peak <= least
-    with pytest.raises(gg.BudgetError):
+    with pytest.raises(gg.BudgetError, match="at .* more operations"):
         gg.rematerialize(graph, least // 2)
 
 
@@ -78,9 +78,9 @@ def test_what_is_written_in_place_is_written_once():
         loss = gg.sum(c)
         d = gg.add_inplace(total, gg.grad(loss, w))
     graph, before = gg.Graph(loss, d), total.numpy()
-    want, most = run(graph, (loss,))
+    want, _ = run(graph, (loss,))
     added = total.numpy() - before
-    small = gg.rematerialize(graph, int(0.85 * most))
+    small = gg.rematerialize(graph, int(0.85 * gg.measure(graph).peak))
     total.set(before)
     got, _ = run(small, (small.of(loss),))
     assert got == want and small.n_again and (total.numpy() - before == added).all()
