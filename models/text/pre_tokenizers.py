@@ -2,8 +2,9 @@
 
 Merges never cross a cut, so a wrong cut gives wrong ids without any error; an unknown name is therefore refused.  The
 expressions of a row are applied one after the other, each to the pieces the one before it left: a match is a piece, and
-so is what lies between matches.  Source: the models' own tokenizer.json, as named and grouped by llama.cpp
-(llama-vocab.cpp, llm_tokenizer_bpe).
+so is what lies between matches.  Names, groups and expressions are llama.cpp's (llama-vocab.cpp, llm_tokenizer_bpe;
+unicode.cpp), also where a model's own tokenizer.json says otherwise: upper case is A-Z there and lower case a-z, other
+letters count as both; digits are 0-9 where it says \\d; "~" is no symbol.
 """
 from dataclasses import dataclass
 
@@ -11,12 +12,35 @@ from ggjit.ops.core.errors import NotSupported
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_MODERN = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3 = _CONTRACTIONS + _MODERN % "{1,3}"
-QWEN2 = _CONTRACTIONS + _MODERN % ""
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _plain(digits, before=_CONTRACTIONS + "|", letters=r"\p{L}", marks="", ends=r"[\r\n]*", spaces=_SPACES):
+    """Contractions, words, digits, punctuation with line ends, spaces."""
+    return rf"{before}{_LEAD}{letters}+|{digits}| ?[^\s\p{{L}}{marks}\p{{N}}]+{ends}{spaces}"
+
+
+def _cased(digits, letters=r"\p{L}", contractions=_CONTRACTIONS + "?"):
+    """Words that may start with capitals, each with its contraction, digits, punctuation with line ends and slashes."""
+    upper, lower = f"[{letters}&&[^a-z]]", f"[{letters}&&[^A-Z]]"
+    return (rf"{_LEAD}{upper}*{lower}+{contractions}|{_LEAD}{upper}+{lower}*{contractions}|{digits}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES)
+
+
+LLAMA3 = _plain(r"\p{N}{1,3}")
+QWEN2 = _plain(r"\p{N}")
 _CJK = "[一-龥\u0800-一가-\ud7ff]+"
+_HAN = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff\U0002f800-\U0002fa1f"
+_KIMI = (rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+         r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES)
+_DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}[\p{S}&&[^~]]]?[\p{L}\p{M}]+"""
+              r"| ?[\p{P}[\p{S}&&[^~]]]+")
+_KANA_AND_HAN = "[一-龥\u3040-ゟ゠-ヿ]+"
+_BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
+_LINES = r"[^\n]+|[\n]+"
 # letters with case, as that model's authors listed them; escaped, because editors normalise some of them
-_CASED = (
+_WITH_CASE = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
     "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
@@ -39,26 +63,49 @@ class Pre:
 
 _FAMILIES = [
     ("default", Pre((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
-    ("gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code gigachat roberta-bpe mpt olmo jais",
-     Pre((GPT2,))),
-    ("llama3 llama-v3 llama-bpe falcon3", Pre((LLAMA3,), ignore_merges=True, add_bos=True)),
-    ("dbrx smaug-bpe chatglm-bpe", Pre((LLAMA3,))),
-    ("qwen2 deepseek-r1-qwen stablelm2 megrez", Pre((QWEN2,))),
-    ("smollm starcoder refact command-r codeshell exaone minerva-7b", Pre((r"\p{N}", GPT2))),
+    ("gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code gigachat roberta-bpe mpt olmo jais "
+     "trillion granite-docling a.x-4.0 mellum modern-bert exaone4", Pre((GPT2,))),
+    ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+     Pre((LLAMA3,), ignore_merges=True, add_bos=True)),
+    ("dbrx smaug-bpe chatglm-bpe glm4", Pre((LLAMA3,))),
+    ("qwen2 deepseek-r1-qwen stablelm2 megrez kormo f2llmv2 hunyuan solar-open grok-2", Pre((QWEN2,))),
+    ("qwen35", Pre((_plain(r"\p{N}", letters=r"[\p{L}\p{M}]", marks=r"\p{M}"),))),
+    ("ufakzeka", Pre((_plain(r"\p{N}", before=""),))),
+    ("laguna", Pre((_LINES, QWEN2))),
+    ("minicpm5", Pre((r"\p{N}{1,3}", _plain(r"\p{N}+")), ignore_merges=True)),
+    ("seed-coder", Pre((_plain(r"\p{N}", ends=""),))),
+    ("bailingmoe bailingmoe2 llada-moe", Pre((_plain(r"\p{N}", spaces=r"|\s*[\r\n]|\s+(?!\S)|\s+"),))),
+    ("exaone-moe", Pre((_plain(r"\p{N}", letters=r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)", ends=r"[\r\n/]?",
+                               spaces=r"|\s*[\r\n]|\s+(?!\S)|\s+"),))),
+    ("jais-2", Pre((_plain(r"\p{N}{1,3}", spaces=r"|\s*[\r\n]+" + "".join(
+        rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s{1}"),))),
+    ("tekken", Pre((_cased(r"\p{N}", contractions=""),), ignore_merges=True, add_bos=True)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", Pre((_cased(r"\p{N}{1,3}"),))),
+    ("granite-embed-multi-97m", Pre((_cased(r"\p{N}{1,3}", letters=r"\p{L}\p{M}"),), ignore_merges=True)),
+    ("youtu", Pre(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
+                   rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + _SPACES),
+                  ignore_merges=True)),
+    ("kimi-k2", Pre((_KIMI,))),
+    ("superbpe", Pre((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"))),
+    ("bloom gpt3-finnish poro-chat", Pre((_BLOOM,))),
+    ("viking", Pre((_BLOOM, r"\p{N}"))),
+    ("chameleon", Pre(("<sentinel:[0-9]+>", "(?:IMGIMG)[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}",
+                       r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True)),
+    ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", Pre((r"\p{N}", GPT2))),
     ("falcon", Pre((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
-    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_CASED}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _CJK,
+    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_WITH_CASE}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+", r"\s+$", _CJK,
                           r"\p{N}+"))),
     ("deepseek-coder", Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))),
-    ("deepseek-v3", Pre((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
-                         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-                         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"))),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4",
+     Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
+    ("spark2_5", Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"))),
 ]
 BY_NAME = {name: pre for names, pre in _FAMILIES for name in names.split()}
 
 
-def pre_tokenizer(name):
-    """The Pre of a `tokenizer.ggml.pre` value; NotSupported for one we do not know."""
+def pre_tokenizer(name, path):
+    """The Pre of a file's `tokenizer.ggml.pre` value; NotSupported for one we do not know."""
     if name not in BY_NAME:
-        raise NotSupported(f"pre-tokenizer {name!r} is not known; text cannot be turned into ids (known: "
-                           f"{' '.join(sorted(BY_NAME))}), but token ids can be given to logits()")
+        raise NotSupported(f"{path}: tokenizer.ggml.pre is {name!r}, a pre-tokenizer that is not known, so text cannot "
+                           f"be turned into ids (known: {' '.join(sorted(BY_NAME))}); give token ids instead of text")
     return BY_NAME[name]

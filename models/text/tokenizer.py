@@ -297,7 +297,7 @@ class ByteLevelBPE(Tokenizer):
         super().__init__(file)
 
     def _build(self, tokenizers):
-        pre, vocab = pre_tokenizer(self._pre_name), self._vocab
+        pre, vocab = pre_tokenizer(self._pre_name, self._file.path), self._vocab
         merges = {}                                         # the first of equal pairs counts
         for text in self._file.get(KEY + "merges", kind=StringArray):
             at = text.find(" ", 1)

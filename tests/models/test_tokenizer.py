@@ -186,7 +186,8 @@ def test_byte_level_bpe_equals_llamacpp(shared, bpe, tmp_path):
     for job, answer in zip(jobs, ask_llamacpp(shared, jobs), strict=True):
         ours = Tokenizer.from_gguf(GGUFFile(job["path"]))
         assert_same_ids(ours, job, answer)
-        assert all(ours.decode(ours.encode(t)) == t for t in job["texts"])
+        # `special`: where nothing is cut at punctuation, merges of this vocabulary make "<|im_end|>" from its letters
+        assert all(ours.decode(ours.encode(t, add_special=False), special=True) == t for t in job["texts"])
 
 
 @pytest.mark.peer
@@ -270,7 +271,7 @@ def test_files_without_a_usable_vocabulary_load_and_refuse_text(tmp_path):
                 call()
     t = tokenizer(tmp_path / "v.gguf", "gpt2", ["a"], pre="new-thing", merges=["a a"])
     assert t.decode([0]) == "a"
-    with pytest.raises(NotSupported, match="'new-thing'"):
+    with pytest.raises(NotSupported, match="v.gguf: tokenizer.ggml.pre is 'new-thing'.*known: .*tekken"):
         t.encode("a")
 
 
