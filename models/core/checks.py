@@ -2,8 +2,12 @@
 import math
 import operator
 
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
+
+
+class BrokenValues(ModelError, ParamError):
+    """Results that are no numbers: the file's fault, or of values that were put into its weights."""
 
 
 def integer(name, value, low, high, why=""):

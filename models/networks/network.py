@@ -8,6 +8,7 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.facts import Facts
+from ggjit.models.core.checks import BrokenValues
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
@@ -194,7 +195,7 @@ class Network:
     def _finite(self, values, what):
         """`values`, or the error that `generate` gives for weights that are not numbers."""
         if not np.isfinite(values.max()):               # of NaN and others it is NaN
-            raise ParamError(f"{what} hold NaN or infinity: the weights or the computation are broken")
+            raise BrokenValues(f"{what} hold NaN or infinity: the weights or the computation are broken")
         return values
 
     def __reduce__(self):

@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from ggjit.models.core.checks import number
+from ggjit.models.core.checks import BrokenValues, number
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -63,7 +63,7 @@ class Sampler:
             logits = self._penalised(logits)
         best = int(np.argmax(logits))           # a NaN or +inf is what argmax finds first
         if not np.isfinite(logits[best]):
-            raise ParamError(f"logit {best} is {logits[best]}: the weights or the computation are broken")
+            raise BrokenValues(f"logit {best} is {logits[best]}: the weights or the computation are broken")
         chosen = best if self.temp <= 0 else self._draw(logits)
         self._last.append(chosen)
         return chosen

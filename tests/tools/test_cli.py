@@ -1,4 +1,5 @@
 """The command line: JSON keys, exit statuses, one line of error."""
+import argparse
 import io
 import json
 import os
@@ -10,7 +11,10 @@ import pytest
 from helpers import tiny_model
 from helpers.commands import START, ggjit, result
 
+import ggjit as gg
 from ggjit.display.progress import _Display, shortened
+from ggjit.models.core.checks import BrokenValues
+from ggjit.tools.command import main
 from ggjit.tools.command.commands.completion import SHELLS, script
 from ggjit.tools.command.common import SHORT_NAMES
 from ggjit.tools.command.parser import COMMANDS, TRY_FIRST, Arguments
@@ -312,3 +316,11 @@ def test_what_a_model_says_does_not_reach_the_terminal_raw(monkeypatch, capsys):
     assert main(["peak", "no\x1bsuch\nfile"]) == 1
     err = capsys.readouterr().err
     assert r"no\x1bsuch\nfile" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error, status", [(BrokenValues, 1), (gg.ModelError, 1), (gg.ParamError, 2)])
+def test_a_broken_model_is_no_wrong_usage(error, status, capsys):
+    def run(args):
+        raise error("what is wrong")
+    assert main._status(run, argparse.Namespace(command="generate")) == status
+    assert capsys.readouterr().err == "ggjit generate: what is wrong\n"

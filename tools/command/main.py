@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from ggjit.ops.core.errors import GgjitError, ParamError
+from ggjit.ops.core.errors import GgjitError, ModelError, ParamError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.tools.command.parser import Arguments, try_first
@@ -39,11 +39,9 @@ def _status(run, args):
             print(json.dumps(result))
         if sys.stdout is not None:
             sys.stdout.flush()              # a full disk is noticed here, where it can still be reported
-    except ParamError as e:                 # the value of an option or of a setting in the environment
-        _failed(args, e)
-        return 2
     except GgjitError as e:
-        return _failed(args, e)
+        _failed(args, e)                    # 2: the value of an option or of a setting in the environment
+        return 2 if isinstance(e, ParamError) and not isinstance(e, ModelError) else 1
     except BrokenPipeError:                 # before OSError, its base class: the reader left, nothing more to say
         _drop_stdout()
         return 1
