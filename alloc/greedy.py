@@ -58,6 +58,22 @@ def _sort_pairs(key, val, m):
 
 
 @exact
+def _sort(x, m):
+    """Shell sort of x[:m]."""
+    gap = 1
+    while gap < m // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for k in range(gap, m):
+            v, r = x[k], k
+            while r >= gap and x[r - gap] > v:
+                x[r] = x[r - gap]
+                r -= gap
+            x[r] = v
+        gap //= 3
+
+
+@exact
 def members_csr(a, b, n, ns):
     """Buffers per section: sm[sp[s]:sp[s + 1]] in index order."""
     sp = np.zeros(ns + 1, np.int64)
@@ -128,57 +144,167 @@ def first_fit_sparse(order, slo, shi, size, n, ns, off, limit, stop_):
     return peak
 
 
+WINDOW = 1 << 13                # sections that share a queue of `descent`
+MANY = 16                       # windows from which on that pays
+WIDE = 4                        # a buffer that takes this part of a window leaves no windows
+STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and those a window goes ahead of the others
+BLOCK = 64                      # sections whose highest top is kept beside the tops
+ROW_LO, ROW_HI, ROW_SIZE, ROW_KEY, ROW_NEXT, ROW = range(6)         # of `descent`: a buffer and its place in the queue
+
+
 @exact
-def _sift(heap, key, rank, m, p):
-    """Move heap[p] down to its place; smallest (key, rank) on top."""
-    x = heap[p]
-    while True:
-        c = 2 * p + 1
-        if c >= m:
-            break
-        if c + 1 < m and (key[heap[c + 1]], rank[heap[c + 1]]) < (key[heap[c]], rank[heap[c]]):
-            c += 1
-        if (key[x], rank[x]) <= (key[heap[c]], rank[heap[c]]):
-            break
-        heap[p] = heap[c]
-        p = c
-    heap[p] = x
+def _highest(top, block, cover, lo, hi):
+    """Largest top of sections lo..hi - 1.  block[k]: that of BLOCK sections; cover[k]: what all of them reach."""
+    out, s = np.int64(0), lo
+    while s < hi:
+        k = s // BLOCK
+        end = min(BLOCK * (k + 1), hi)
+        if end - s == BLOCK:
+            out = max(out, block[k])
+        else:
+            out = max(out, cover[k])
+            for j in range(s, end):
+                out = max(out, top[j])
+        s = end
+    return out
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def descent(order, slo, shi, size, n, ns, off, limit, stop_):
+@exact
+def _raise(top, block, cover, lo, hi, h):
+    """Sections lo..hi - 1 get the top h, which is above all of theirs."""
+    s = lo
+    while s < hi:
+        k = s // BLOCK
+        end = min(BLOCK * (k + 1), hi)
+        block[k] = max(block[k], h)
+        if end - s == BLOCK:
+            cover[k] = h
+        else:
+            for j in range(s, end):
+                top[j] = h
+        s = end
+
+
+@exact
+def _slot(key, last):
+    """The list of a monotone queue that takes a key: 0 for `last`, else 1 + the highest bit in which they differ."""
+    x, k = key ^ last, 0
+    while x > 255:
+        x >>= 8
+        k += 8
+    while x > 0:
+        x >>= 1
+        k += 1
+    return k
+
+
+@exact
+def _windows(row, n, ns):
+    """(windows, where each begins, ranks by window): buffers by their first section; one window where there
+    are not many, or some buffer is wide."""
+    span = WINDOW if ns > MANY * WINDOW else max(ns, 1)
+    for r in range(n):
+        if WIDE * (row[r, ROW_HI] - row[r, ROW_LO]) > WINDOW:
+            span = max(ns, 1)
+    n_windows = (ns + span - 1) // span
+    begin = np.zeros(n_windows + 1, np.int64)
+    for r in range(n):
+        begin[row[r, ROW_LO] // span + 1] += 1
+    for w in range(n_windows):
+        begin[w + 1] += begin[w]
+    fill, ranks = begin.copy(), np.empty(n, np.int64)
+    for r in range(n):
+        w = row[r, ROW_LO] // span
+        ranks[fill[w]] = r
+        fill[w] += 1
+    return n_windows, begin, ranks
+
+
+@exact
+def _least_waiting(row, head):
+    """(the lowest list that is not empty, the least key in it) of a radix heap; 64 where nothing waits."""
+    c = 1
+    while c < 64 and head[c] < 0:
+        c += 1
+    least = BIG
+    r = head[c] if c < 64 else np.int64(-1)
+    while r >= 0:
+        least = min(least, row[r, ROW_KEY])
+        r = row[r, ROW_NEXT]
+    return c, least
+
+
+@exact
+def _come_out(row, head, c, last, due):
+    """Take list c apart now that `last` is the least offset: those that wait for it go to due, by rank."""
+    m, r = 0, head[c]
+    head[c] = -1
+    while r >= 0:
+        following = row[r, ROW_NEXT]
+        d = _slot(row[r, ROW_KEY], last)
+        if d == 0:
+            due[m] = r
+            m += 1
+        else:
+            row[r, ROW_NEXT], head[d] = head[d], r
+        r = following
+    _sort(due, m)
+    return m
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
     """Free canonical descent: no capacity, no backtracking.  Stops and returns `limit` once the peak reaches it.
 
-    Least offsets only grow, so a heap entry may be stale: then its new key is sifted down instead of placing it.
+    A buffer's least offset is the highest top over its sections.  Least offsets only grow, and those placed never
+    fall, so the queue is a radix heap of lists: all that wait for one offset come out together, by rank, and those
+    that something was put under meanwhile go back in.
+
+    Problems of more than one window of sections have a queue per window, and those take turns after every TURN steps:
+    what one of them reads stays in the processor's cache.  Their queues wait for offsets in steps of 1 << coarse,
+    inside which the rank alone decides.
     """
-    stop = i64s(stop_, 1)
-    q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
-    sp, sm = members_csr(a, b, n, ns)
-    bp, by = births_csr(a, n, ns)
-    rank, least, key, heap = np.empty(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64), q.copy()
+    q, a, b, z, o, stop = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n), i64s(stop_, 1)
+    n_blocks = ns // BLOCK + 1
+    top, block, cover = np.zeros(ns, np.int64), np.zeros(n_blocks, np.int64), np.zeros(n_blocks, np.int64)
+    row = np.empty((n, ROW), np.int64)          # by rank
     for r in range(n):
-        rank[q[r]] = r
-        o[r] = -1
-    m = n
-    peak = np.int64(0)
-    while m > 0:
-        i = heap[0]
-        if key[i] < least[i]:
-            key[i] = least[i]
-            _sift(heap, key, rank, m, 0)
-            continue
-        o[i] = least[i]
-        top = o[i] + z[i]
-        peak = max(peak, top)
-        if peak >= limit or stop[0] != 0:
-            return limit
-        m -= 1
-        heap[0] = heap[m]
-        _sift(heap, key, rank, m, 0)
-        for k in range(sp[a[i]], sp[a[i] + 1]):
-            least[sm[k]] = max(least[sm[k]], top)
-        for k in range(bp[a[i] + 1], bp[b[i]]):
-            least[by[k]] = max(least[by[k]], top)
+        row[r, ROW_LO], row[r, ROW_HI], row[r, ROW_SIZE], row[r, ROW_KEY] = a[q[r]], b[q[r]], z[q[r]], 0
+    n_windows, begin, ranks = _windows(row, n, ns)
+    heads, lasts, due = np.full((n_windows, 64), -1, np.int64), np.zeros(n_windows, np.int64), np.empty(n, np.int64)
+    shift = coarse if n_windows > 1 else np.int64(0)
+    peak, left, end = np.int64(0), n, np.int64(0)
+    while left > 0:
+        for w in range(n_windows):
+            head, last, m = heads[w], lasts[w], 0
+            if end == 0:                        # at first all wait for offset 0
+                m = begin[w + 1] - begin[w]
+                for k in range(m):
+                    due[k] = ranks[begin[w] + k]
+            while True:
+                for k in range(m):
+                    r = due[k]
+                    lo, hi = row[r, ROW_LO], row[r, ROW_HI]
+                    least = _highest(top, block, cover, lo, hi)
+                    key = least >> shift
+                    if key > last:
+                        c = _slot(key, last)
+                        row[r, ROW_KEY], row[r, ROW_NEXT], head[c] = key, head[c], r
+                        continue
+                    h = least + row[r, ROW_SIZE]
+                    peak = max(peak, h)
+                    if peak >= limit or stop[0] != 0:
+                        return limit
+                    o[q[r]] = least
+                    _raise(top, block, cover, lo, hi, h)
+                    left -= 1
+                c, least = _least_waiting(row, head)
+                if least >= (end + TURN if n_windows > 1 else BIG):
+                    break
+                last = least
+                m = _come_out(row, head, c, last, due)
+            lasts[w] = last
+        end += TURN
     return peak
 
 
@@ -219,4 +345,5 @@ def first_fit(inst, order, off, limit=BIG, stop=NEVER):
 
 def canonical(inst, order, off, limit=BIG, stop=NEVER):
     """Peak of the free canonical descent with ties by `order`; `limit` as in first_fit."""
-    return descent(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, int(limit), stop)
+    return descent(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off,
+                   (inst.lower_bound // STEPS).bit_length(), int(limit), stop)

@@ -70,9 +70,8 @@ class Instance:
     def __init__(self, lo, hi, size):
         self.lo, self.hi, self.size = (np.ascontiguousarray(a, np.int64) for a in (lo, hi, size))
         self.n = n = len(self.lo)
-        birth = np.repeat(np.array([1, 0]), n)                  # deaths come before births of the same step
-        order = np.lexsort((birth, np.concatenate([self.lo, self.hi])))
-        born = birth[order].astype(bool)
+        order = self._by_time()
+        born = order < n
         closes = ~born
         closes[1:] &= born[:-1]
         passed = np.cumsum(closes)
@@ -91,7 +90,10 @@ class Instance:
 
     def events(self):
         """Takes (i + 1) and releases (-i - 1) in time order, deaths first: what an online allocator sees."""
-        n = self.n
-        birth = np.repeat(np.array([1, 0]), n)
-        order = np.lexsort((birth, np.concatenate([self.lo, self.hi])))
+        n, order = self.n, self._by_time()
         return np.where(order < n, order + 1, -(order - n) - 1)
+
+    def _by_time(self):
+        """Births 0..n-1 and deaths n..2n-1 in time order; deaths come before births of the same step."""
+        times = np.concatenate([self.hi, self.lo])
+        return (np.argsort(times, kind="stable") + self.n) % max(2 * self.n, 1)

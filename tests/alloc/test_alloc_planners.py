@@ -7,9 +7,10 @@ import pytest
 from helpers.requirements import benchmark
 from helpers.timing import processor_time
 
+from ggjit.alloc import greedy
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
-from ggjit.alloc.search import FOUND, INFEASIBLE, TRAIL_FULL, CanonicalSearch
+from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, TRAIL_FULL, CanonicalSearch
 from ggjit.alloc.sections import Instance
 from ggjit.alloc.validate import check_layout
 from ggjit.ops.core.errors import BadFile, ParamError, ShapeError
@@ -92,6 +93,7 @@ def test_search_says_when_it_ran_out_of_nodes_or_memory():
     out = s.solve(inst.lower_bound, order, 10)
     assert out.status not in (FOUND, INFEASIBLE) and out.nodes == 11 and out.offsets is None
     assert s.solve(inst.lower_bound - 1, order, 10).status == INFEASIBLE
+    assert TRAIL_FULL not in (0, 1, -1)
 
 
 @pytest.mark.parametrize("seed", [2, 7])
@@ -100,7 +102,40 @@ def test_a_node_limit_gives_the_same_answer_for_any_number_of_threads(seed):
     one, two = (plan_offsets(lo, hi, size, node_limit=20_000, seed=seed, n_threads=k) for k in (1, 2))
     assert (one.offsets == two.offsets).all() and (one.nodes, one.planner) == (two.nodes, two.planner)
     assert one.nodes <= 20_000 + 60
-    assert TRAIL_FULL not in (0, 1, -1)
+
+
+def test_every_rule_finds_layouts_and_proves_that_there_is_none():
+    lo, hi, size = GAP
+    inst = Instance(lo, hi, size)
+    s = CanonicalSearch(inst)
+    for rule in (KEEP, *RULES.values()):
+        assert s.solve(6, np.argsort(-size), 10_000, rule).status == INFEASIBLE
+        assert check_layout(lo, hi, size, s.solve(7, np.argsort(-size), 10_000, rule).offsets) == 7
+
+
+def test_ranking_parts_anew_needs_fewer_nodes():
+    """A part that a split opens is ranked by what is left in it; the order of the whole instance leads astray."""
+    lo, hi, size = instances.accelerator(100, 2, flat=0.8, unit=1 << 15, trim=0.95, steps=100)
+    unit = int(np.gcd.reduce(size))
+    inst = Instance(lo, hi, size // unit)
+    s, order = CanonicalSearch(inst), dict(greedy.ranks(inst))["TAW"]
+    kept, anew = (s.solve(inst.lower_bound, order, 20_000, rule) for rule in (KEEP, RULES["TAW"]))
+    assert kept.status == anew.status == FOUND and anew.nodes < kept.nodes
+    assert check_layout(lo, hi, size, anew.offsets * unit) == inst.lower_bound * unit
+
+
+def test_a_time_limit_stops_inside_a_long_pass():
+    lo, hi, size = instances.uniform_lifetimes(100_000)
+    plan_offsets(lo, hi, size, time_limit=0.01)                     # compiles
+    with processor_time() as spent:
+        lay = plan_offsets(lo, hi, size, time_limit=0.3)
+    assert spent.seconds < 0.6 and lay.peak >= lay.lower_bound
+
+
+@pytest.mark.parametrize("settings", [{"node_limit": -1}, {"node_limit": 1.5}, {"seed": -1}, {"n_threads": 0}])
+def test_bad_search_settings(settings):
+    with pytest.raises(ParamError, match=next(iter(settings))):
+        plan_offsets([0], [1], [4], **settings)
 
 
 def test_events_give_ggmls_own_plan():
