@@ -574,7 +574,8 @@ class Recomputation:
         """
         live = np.empty(self.n + 1, np.int64)
         live_bytes(np.arange(self.n), self.n, self.n, self.size, self.ptr, self.idx, self.flags, live)
-        moments = {int(part[np.argmax(live[part])]) for part in np.array_split(np.arange(self.n), min(self.n, 16))}
+        parts = np.array_split(np.arange(self.n), max(min(self.n, 16), 1))
+        moments = {int(part[np.argmax(live[part])]) for part in parts if len(part)}
         rough, best = np.geomspace(1e-2, 1e2, 10), 0.0
         for k in moments:
             if live[k] <= limit:

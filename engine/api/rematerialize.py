@@ -25,6 +25,7 @@ from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
+from ggjit.graphs.pickling import dump, load
 from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError, extra
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_OUTPUT, OP, T_BUFFER, T_FLAGS, VIEW_OPS
@@ -47,6 +48,9 @@ class BudgetError(GgjitError, MemoryError):
         super().__init__(message)
         self.minimum = minimum
 
+    def __reduce__(self):
+        return type(self), (*self.args, self.minimum)
+
 
 class Rematerialized(Graph):
     """A graph in which some results are computed again.
@@ -68,6 +72,10 @@ class Rematerialized(Graph):
     def bound(self):
         """The least extra share that any schedule within the budget pays, in any order of the nodes."""
         return self._numbers.bound(self._limit)
+
+    def __reduce__(self):
+        """Pickled it is a plain Graph, in this order."""
+        return load, dump(self)
 
     def __repr__(self):
         return (f"<Graph {len(self.nodes)} nodes, {self.n_again} of them made again: {mib(self.peak)}, "
@@ -160,6 +168,7 @@ class _Copy:
         self.current, self.views, self.listed = {}, {}, set()
 
     def run(self, events, graph):
+        self.nodes += [t for t in graph.nodes if t.op == OP.NONE]       # parameters
         for k in events.tolist():
             t = self.units[k]
             if t.op != OP.NONE:
@@ -214,8 +223,8 @@ def rematerialize(graph, budget, target=None, profile=None):
 
     Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
     the first of three orders that meets the budget.  `small.bound` says how much any plan pays at least.  A
-    GraphAllocator uses the planner "best" for it.  Its outputs are tensors of their own, in the order of
-    graph.outputs; small.of(t) finds them.
+    GraphAllocator uses the planner "best" for it.  Its outputs, in the order of graph.outputs, may be new tensors;
+    small.of(t) finds them.  Leaves that lie in memory count nothing.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.
     Errors: BudgetError, whose `.minimum` is the fewest bytes that were reached; TypeMismatch, ParamError.
@@ -224,6 +233,9 @@ def rematerialize(graph, budget, target=None, profile=None):
     if whole(budget, "rematerialize: budget") < 0:
         raise ParamError(f"rematerialize: budget is a number of bytes, 0 or more, got {budget}")
     problems = _problems(graph, target, profile)
+    as_it_is = problems[-1].graph_of(problems[-1].numbers.plain, int(budget))
+    if as_it_is.peak <= budget:
+        return as_it_is
     for p in problems:
         new = _within(p, int(budget))
         if new is not None:

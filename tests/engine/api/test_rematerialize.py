@@ -1,4 +1,6 @@
 """gg.rematerialize: the same bits within a number of bytes, and what is proved about the price."""
+import pickle
+
 import hypothesis
 import numpy as np
 import pytest
@@ -171,6 +173,26 @@ def test_mistakes():
         gg.rematerialize(graph, 1000, target="CPU")
     with pytest.raises(gg.ParamError, match="no result of the graph that was rematerialized"):
         gg.rematerialize(graph, 1 << 30).of(gg.Context().new_tensor(gg.F32, 3))
+
+
+def test_parameters_without_memory_and_graphs_without_nodes():
+    ctx = gg.Context()
+    w, x = gg.set_param(ctx.new_tensor(gg.F32, (16, 16), name="w")), leaf(ctx, 64, 16, name="x")
+    y = gg.sum(gg.sqr(gg.silu(gg.mul_mat(w, x))))
+    small = gg.rematerialize(gg.Graph(y), gg.measure(gg.Graph(y)).peak)
+    assert w.id in {t.id for t in small.nodes} and gg.measure(small).peak == gg.measure(gg.Graph(y)).peak
+    for t in (x, gg.transpose(x)):
+        assert gg.rematerialize(gg.Graph(t), 0).bound == 0
+
+
+def test_pickles():
+    graph, *_ = deep()
+    small = gg.rematerialize(graph, gg.measure(graph).peak // 2)
+    again = pickle.loads(pickle.dumps(small))
+    assert [t.op for t in again.nodes] == [t.op for t in small.nodes]
+    with pytest.raises(gg.BudgetError, match="are too few") as error:
+        gg.rematerialize(graph, 0)
+    assert pickle.loads(pickle.dumps(error.value)).minimum == error.value.minimum
 
 
 # ---------------------------------------------------------------- numbers
