@@ -11,6 +11,7 @@ MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # factors that models state
+ROPE_KINDS = "none", "linear", "yarn", "longrope"       # of scaling
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
@@ -132,7 +133,7 @@ class Facts:
         return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head,
                 "d_head_v": self.positive("attention.value_length", d_head)}
 
-    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=("none", "linear", "yarn")):
+    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1]):
         """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
 
         kinds: of scaling that are served.
@@ -140,7 +141,7 @@ class Facts:
         n_dims = self.get("rope.dimension_count", d_head, int)
         if not 0 < n_dims <= d_head or n_dims % 2:
             raise ModelError(f"{self.file.path}: rope.dimension_count {n_dims} does not fit heads of {d_head}")
-        kind = self.get("rope.scaling.type", "none", str)
+        kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
         if kind not in kinds:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
         factor = self.between("rope.scaling.factor", *SCALES, 1.0)
@@ -156,13 +157,15 @@ class Facts:
         return Rope(n_dims, mode, n_orig, base, scale, 1.0 if kind == "yarn" else 0.0, attn,
                     factors=factors, unused=tuple(unused))
 
-    def windows(self, period, dense_first=False):
+    def windows(self, period, dense_first=False, default=0):
         """[how many tokens a layer looks back on, itself included; 0: all].
 
         `attention.sliding_window_pattern` overrides the period: of so many layers one looks at everything, the last
-        (or the first); or an array with true for a window.
+        (or the first); or an array with true for a window.  default: of the width; ...: the file has to state one.
         """
-        window, n = self.get("attention.sliding_window", 0, int), self.n_layer
+        window, n = self.get("attention.sliding_window", default, int), self.n_layer
+        if default is ... and window < 1:
+            raise self.wrong("attention.sliding_window", window, "a positive number")
         pattern = self.get("attention.sliding_window_pattern", period)
         if isinstance(pattern, np.ndarray):
             flags = pattern.astype(bool).tolist()

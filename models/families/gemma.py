@@ -23,7 +23,7 @@ def gemma2(facts):
     attention = dict(sizes, rope=rope, softcap=facts.scale("attn_logit_softcapping", 50.0),
                      scale=_scale(facts, sizes, n_layer_of_27b=46))
     blocks = [Block(Attention(**attention, window=w), _geglu(facts), **POSTS)
-              for w in facts.windows(2)]
+              for w in facts.windows(2, default=4096)]
     return _described(facts, blocks, softcap=facts.scale("final_logit_softcapping", 30.0))
 
 

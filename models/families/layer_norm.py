@@ -78,7 +78,7 @@ def cohere2(facts):
     rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
     blocks = [Block(Attention(**sizes, rope=rope if w else None, window=w, out_bias=False),
                     Dense(facts.n_ff, bias=False), norm="centred", parallel=True, ffn_norm="")
-              for w in facts.windows(4)]
+              for w in facts.windows(4, default=...)]
     return Description(blocks, facts.eps("layer"), norm="centred", tied=True, logit_scale=facts.scale("logit_scale"))
 
 

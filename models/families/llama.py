@@ -5,11 +5,9 @@
 """
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
-from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.facts import ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.moe import is_mixture, mixture
-
-ALL_KINDS = ("none", "linear", "yarn", "longrope")
 
 
 def dense_or_experts(facts, **switches):
@@ -19,7 +17,7 @@ def dense_or_experts(facts, **switches):
 
 def llama(facts, mode=ROPE_NORMAL, **switches):
     sizes = facts.heads()
-    rope = facts.rope(mode, sizes["d_head"], kinds=ALL_KINDS)
+    rope = facts.rope(mode, sizes["d_head"], kinds=ROPE_KINDS)
     block = Block(Attention(**sizes, rope=rope, **switches), dense_or_experts(facts))
     return Description([block] * facts.n_layer, facts.eps())
 
@@ -31,7 +29,7 @@ def qwen2(facts):
 def granite(facts):
     """LLaMA with scales: of the embeddings, the scores, what a layer adds, and the logits."""
     sizes, shared = facts.heads(), facts.get("expert_shared_feed_forward_length", 0, int)
-    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], kinds=ALL_KINDS)
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], kinds=ROPE_KINDS)
     rope = rope if facts.get("rope.scaling.finetuned", True, bool) else None
     feed_forward = dense_or_experts(facts, **granite_shared(shared))
     block = Block(Attention(**sizes, rope=rope, scale=facts.scale("attention.scale")), feed_forward,

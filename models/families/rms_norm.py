@@ -4,7 +4,7 @@ import dataclasses
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
-from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
 
@@ -19,7 +19,8 @@ def _described(facts, attention, feed_forward, block=None, **switches):
 def _rotated(facts, mode, factors="", **switches):
     """Attention whose heads all rotate alike."""
     sizes = facts.heads()
-    return Attention(**sizes, rope=facts.rope(mode, sizes["d_head"], factors), **switches)
+    kinds = ROPE_KINDS if factors == LONG else ROPE_KINDS[:-1]
+    return Attention(**sizes, rope=facts.rope(mode, sizes["d_head"], factors, kinds), **switches)
 
 
 def phi3(facts):
@@ -58,7 +59,7 @@ def gpt_oss(facts):
                            biased=True, act="swiglu_oai")
     attention = dict(sizes, sinks=True, bias=True, out_bias=True)
     blocks = [Block(Attention(**attention, window=w, rope=near if w else rope), feed_forward,
-                    ffn_norm="post_attention_norm") for w in facts.windows(2)]
+                    ffn_norm="post_attention_norm") for w in facts.windows(2, default=...)]
     return Description(blocks, facts.eps(), tied=False)
 
 

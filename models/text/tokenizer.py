@@ -372,9 +372,10 @@ class Absent(Tokenizer):
 
     def _refuse(self, *args, **kwargs):
         if self.model in ("no_vocab", "none"):
-            raise ModelError(f"{self._file.path}: the file has no vocabulary; give token ids instead of text")
+            raise ModelError(f"{self._file.path}: the file has no vocabulary; give token ids instead of text, "
+                             f"to m.decode or m.logits")
         raise NotSupported(f"{self._file.path}: tokenizer model {self.model!r} is not supported (supported: "
-                           f"{', '.join(KINDS)}); give token ids instead of text")
+                           f"{', '.join(KINDS)}); give token ids instead of text, to m.decode or m.logits")
 
     encode = decode = piece = stream = _refuse
 

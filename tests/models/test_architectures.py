@@ -12,6 +12,7 @@ from helpers.sample import sampled
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
 from ggjit.models.blocks import feed_forward
+from ggjit.models.blocks.facts import Facts
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.networks.encoder import relative_buckets
 from ggjit.models.networks.load import ARCHITECTURES
@@ -150,6 +151,31 @@ def test_settings_of_other_architectures_are_refused(key, value, tmp_path):
     save_gguf(tmp_path / "n.gguf", tensors, {**metadata, f"llama.{key}": value})
     with pytest.raises(gg.ModelError, match=f"does not use llama.{key}"):
         load_model(tmp_path / "n.gguf")
+
+
+class Stated:
+    """A file of nothing but metadata."""
+    path, arch, tensors = "m.gguf", "any", {}
+
+    def __init__(self, **keys):
+        self.keys = {"block_count": 4, "context_length": 64} | {k.replace("__", "."): v for k, v in keys.items()}
+
+    def arch_get(self, key, default, kind=None):
+        value = self.keys.get(key, default)
+        if value is ...:
+            raise gg.ModelError(f"'{self.arch}.{key}' is missing")
+        return value
+
+
+def test_what_a_file_leaves_out_is_what_llamacpp_takes():
+    def scale(**keys):
+        return Facts(Stated(**keys)).rope(0, 8).freq_scale
+    assert scale(rope__scaling__factor=4.0) == scale(rope__scaling__factor=4.0, rope__scaling__type="linear") == 0.25
+    assert scale() == scale(rope__scaling__factor=4.0, rope__scaling__type="none") == 1.0
+    assert Facts(Stated()).windows(2, default=4096) == [4096, 0, 4096, 0]
+    for keys in ({}, {"attention__sliding_window": 0}):
+        with pytest.raises(gg.ModelError, match="attention.sliding_window"):
+            Facts(Stated(**keys)).windows(2, default=...)
 
 
 def test_relative_buckets():
