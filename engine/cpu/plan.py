@@ -49,7 +49,7 @@ class CPUPlan(Plan):
     def _choose(self, t):
         kernel = kernel_of(t, self.n_threads)
         if kernel is None:
-            if repacked := next((s for s in t.src if is_repacked(s)), None):
+            if (repacked := next((s for s in t.src if is_repacked(s)), None)) is not None:
                 raise NotSupported(f"{describe(repacked)} lies in CPU_REPACK, which only products with F32 columns "
                                    f"read, not {t!r}; load the model with repack=False, or copy the values: "
                                    f"gg.from_numpy(ctx, t.numpy())")

@@ -281,7 +281,7 @@ def gradient(g, t, dy):
         d = g.sum_rows(g.reshape_3d(d, *d.ne[1:]))
         return g.reshape_1d(g.fit(d, (1, q.ne[2], 1, 1)), q.ne[2])
     return (lambda: g.out_prod(k32, g.transpose(ds())), lambda: g.sum_groups(g.out_prod(q32, ds()), k), of_v,
-            mask and of_mask, sinks and of_sinks)
+            of_mask if mask is not None else None, of_sinks if sinks is not None else None)
 
 
 SPECS = (Spec(op=OP.FLASH_ATTN_EXT,

@@ -290,7 +290,8 @@ def gradient(g, t, dy):
         d = g.mul(rest, g.sum_rows(g.mul(dy, t)))                                   # [1, rows, heads, seqs]
         d = g.sum_rows(g.reshape_3d(d, *a.ne[1:]))                                  # [1, heads, seqs]
         return g.reshape_1d(g.fit(d, (1, a.ne[2], 1, 1)), a.ne[2])
-    return lambda: g.soft_max_ext_back(dy, t, scale, 0.0), mask and of_mask, sinks and of_sinks
+    return (lambda: g.soft_max_ext_back(dy, t, scale, 0.0), of_mask if mask is not None else None,
+            of_sinks if sinks is not None else None)
 
 
 SPECS = (Spec(op=OP.SOFT_MAX, builders=(soft_max, soft_max_inplace, soft_max_ext, soft_max_ext_inplace,

@@ -177,7 +177,7 @@ def test_layers_that_do_not_fit(path):
 def test_command_line(path, tmp_path, capsys):
     from ggjit.tools.command.main import main
     if not gg.registry.by_type("gpu"):
-        assert main(["bench", str(path), "-p", "4", "-n", "0", "-r", "1", "-ngl", "1"]) == 1
+        assert main(["bench", str(path), "-p", "4", "-n", "0", "-r", "1", "-ngl", "1"]) == 2
         assert "pip install 'ggjit[gpu]'" in capsys.readouterr().err
     assert main(["bench", str(path), "-p", "4", "-n", "0", "-r", "1", "--n-gpu-layers", "0"]) == 0
     assert "pp4" in capsys.readouterr().out

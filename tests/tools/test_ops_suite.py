@@ -316,8 +316,8 @@ def test_command(capsys, tmp_path):
     assert main(["ops", "-o", "RELU", *resume, "test"]) == 0
     assert len((tmp_path / "ops.jsonl").read_text().splitlines()) == 8
     assert "1 classes" in first and "1 classes" in capsys.readouterr().out
-    assert main(["ops", "-o", "nonsense", "test"]) == 1 and "no case has the op nonsense" in capsys.readouterr().err
-    assert main(["ops", "-b", "NULL", "test"]) == 1
+    assert main(["ops", "-o", "nonsense", "test"]) == 2 and "no case has the op nonsense" in capsys.readouterr().err
+    assert main(["ops", "-b", "NULL", "test"]) == 2
 
 
 # ---------------------------------------------------------------- other devices

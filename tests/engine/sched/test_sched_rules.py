@@ -282,7 +282,8 @@ def describe_job(graph, sched, bufts):
     for t in tensors:
         buf = t.buffer if int(TABLE.words[t.id, T_BUFFER]) >= 0 else None
         rows.append({"op": int(t.op), "type": t.type.id, "ne": list(t.ne), "nb": list(t.nb), "flags": t.flags & 3,
-                     "src": [where[s.id] for s in t.src], "view": where[t.view_src.id] if t.view_src else -1,
+                     "src": [where[s.id] for s in t.src],
+                     "view": where[t.view_src.id] if t.view_src is not None else -1,
                      "offs": t.view_offs, "buft": bufts.index(buf.buft) if buf else -1,
                      "weights": bool(buf and buf.usage == gg.USAGE_WEIGHTS)})
     backends = sched.backends
