@@ -9,7 +9,6 @@ which depend on the loss, are read soon after they are made.
 """
 import collections
 import functools
-import io
 import math
 
 import numpy as np
@@ -21,12 +20,13 @@ from ggjit.api.registry import init_backend
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
+from ggjit.core.html_repr import PlotRepr
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.pickling import dump, load
-from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError, extra
+from ggjit.ops.core.errors import GgjitError, ParamError, extra
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_OUTPUT, OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.core.shape import describe
@@ -290,7 +290,7 @@ def _within(problem, budget):
     return None
 
 
-class Pareto(list):
+class Pareto(PlotRepr, list):
     """Points (peak in bytes, extra operations as a share of one run), from the cheapest plan to the smallest."""
 
     def plot(self, axes=None):
@@ -304,16 +304,6 @@ class Pareto(list):
         axes.grid(alpha=0.3)
         return axes
 
-    def _repr_png_(self):
-        try:
-            plt = extra("matplotlib.pyplot", "plots")
-        except MissingExtra:
-            return None
-        figure = self.plot().figure
-        png = io.BytesIO()
-        figure.savefig(png, bbox_inches="tight")
-        plt.close(figure)
-        return png.getvalue()
 
 
 def pareto(graph, n=12, target=None, profile=None):

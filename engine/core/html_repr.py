@@ -6,9 +6,10 @@
 """
 import functools
 import html
+import io
 
 from ggjit.alloc.report import mib
-from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.core.errors import MissingExtra, NotSupported, extra
 from ggjit.ops.core.printable import TEXT, printable
 
 
@@ -35,6 +36,22 @@ class HtmlRepr:
 
     def _repr_html_(self):
         return html_of(self)
+
+
+class PlotRepr:
+    """Mixin: the object is shown as its plot() in notebooks, where matplotlib is installed."""
+    __slots__ = ()
+
+    def _repr_png_(self):
+        try:
+            plt = extra("matplotlib.pyplot", "plots")
+        except MissingExtra:
+            return None
+        figure = self.plot().figure
+        png = io.BytesIO()
+        figure.savefig(png, bbox_inches="tight")
+        plt.close(figure)
+        return png.getvalue()
 
 
 def size_text(nbytes):

@@ -1,12 +1,12 @@
 """What a training was like: numbers by step and by epoch, and their picture."""
 import dataclasses
-import io
 
-from ggjit.ops.core.errors import MissingExtra, extra
+from ggjit.core.html_repr import PlotRepr
+from ggjit.ops.core.errors import extra
 
 
 @dataclasses.dataclass
-class History:
+class History(PlotRepr):
     """The record of a training; in a notebook it shows its picture.
 
         h.loss[-1], h.val_accuracy[-1]; h.plot()
@@ -38,14 +38,3 @@ class History:
         axes.set_ylabel("loss")
         axes.legend()
         return axes
-
-    def _repr_png_(self):
-        try:
-            plt = extra("matplotlib.pyplot", "plots")
-        except MissingExtra:
-            return None
-        figure = self.plot().figure
-        png = io.BytesIO()
-        figure.savefig(png, bbox_inches="tight")
-        plt.close(figure)
-        return png.getvalue()
