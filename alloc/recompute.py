@@ -14,7 +14,7 @@ taken (idea of two of them: eviction by cost, size and age, Kirisame et al., ICL
     greedy      at the peak, the result that is cheapest to make again per byte makes room; repeated
     executor    run the order with `limit` bytes; when they are full, drop the result of least
                 (cost to make it again + c * cost of dropped ones that hang on it) / (size^b * cost to its next read^a)
-    polish      delete events nobody reads, then keep what fits after all, dearest first
+    polish      delete events whose results are not read, then keep what fits after all, dearest first
 
 `bound` proves how much any such schedule pays at least.
 """
@@ -377,7 +377,7 @@ def _compact(ev, m, keep):
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def polish(limit, n, size_, cost_, ptr_, idx_, cptr_, flags_, events, m):
-    """Delete events that nobody reads or that were not needed; the number left."""
+    """Delete events whose results are not read or that were not needed; the number left."""
     size, cost, flags = i64s(size_, n), i64s(cost_, n), i64s(flags_, n)
     ptr, cptr = i64s(ptr_, n + 1), i64s(cptr_, n + 1)
     idx, ev, end, live = i64s(idx_, ptr[n]), i64s(events, m), np.empty(m, np.int64), np.empty(m + 1, np.int64)
