@@ -39,7 +39,7 @@ def _instances(ev, m, n, size, ptr, idx, flags, end):
     """end[j]: the first event at which what event j makes is gone."""
     at = np.full(n, -1, np.int64)
     for j in range(m):
-        v, taken = ev[j], flags[ev[j]] & TAKE == 0
+        v = ev[j]
         end[j] = j + 1
         for k in range(ptr[v], ptr[v + 1]):
             end[at[idx[k]]] = j + 1
@@ -92,7 +92,6 @@ def list_order(n, size_, ptr_, idx_, flags_, rank_, after_, order_):
     size, ptr, flags, rank = i64s(size_, n), i64s(ptr_, n + 1), i64s(flags_, n), i64s(rank_, n)
     idx, order, n_after = i64s(idx_, ptr[n]), i64s(order_, n), i64s(after_, 1)[0]
     pairs, waits, left = i64s(after_, 1 + 2 * n_after), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    done = np.zeros(n, np.bool_)
     for v in range(n):
         for k in range(ptr[v], ptr[v + 1]):
             left[idx[k]] += 1
@@ -129,7 +128,6 @@ def list_order(n, size_, ptr_, idx_, flags_, rank_, after_, order_):
         ready[at] = ready[n_ready - 1]
         n_ready -= 1
         order[step] = best
-        done[best] = True
         for k in range(ptr[best], ptr[best + 1]):
             left[idx[k]] -= 1
         e = head[best]
