@@ -39,6 +39,11 @@ def public_name(name):
     return m[1] if m[2] is None else f"blk.{m[2]}.{m[1]}"
 
 
+def layer_of(name):
+    """The number in `blk.3.ffn_out`."""
+    return int(name.split(".")[1])
+
+
 def named_nodes(results):
     """{name: tensor} of the graph that computes `results`, in its order."""
     found = {}
@@ -340,9 +345,9 @@ class Rows:
 
 
 def too_large(names, nbytes):
-    return OutOfMemory(f"the values of {len(names)} tensors ({names[0]}{', ...' * (len(names) > 1)}) are {nbytes:,} "
-                       f"bytes, more than memory holds; name fewer tensors, give a shorter text, or write them to files "
-                       f"with out=FOLDER")
+    several = f"{names[0]}, ..." if len(names) > 1 else names[0]
+    return OutOfMemory(f"the values of {len(names)} tensors ({several}) are {nbytes:,} bytes, more than memory holds; "
+                       f"name fewer tensors, give a shorter text, or write them to files with out=FOLDER")
 
 
 # ---------------------------------------------------------------- sessions

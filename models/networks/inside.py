@@ -19,7 +19,7 @@ import numpy as np
 
 from ggjit.core.html_repr import escape
 from ggjit.graphs.graph import Graph
-from ggjit.models.core.checks import BrokenValues
+from ggjit.models.core.checks import BrokenValues, integer
 from ggjit.models.networks.hooks import (
     CalledPlan,
     CutPlan,
@@ -33,6 +33,7 @@ from ggjit.models.networks.hooks import (
     named_nodes,
     too_large,
 )
+from ggjit.models.networks.pictures import attention_maps, hidden_states, logit_lens
 from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, TypeMismatch
 from ggjit.tensors.summary import op_name
 
@@ -156,7 +157,7 @@ class Inside:
         Errors: ParamError (nothing matches; a file that exists), OutOfMemory (more than memory holds), IndexRangeError.
         """
         specs = self._matched(patterns)
-        ids = self._checked_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt, self.n_ctx)
+        ids = self._ids_of(prompt)
         with self._lock:
             keeping = self._keeping(specs, len(ids), len(ids), out)
             try:
@@ -267,6 +268,41 @@ class Inside:
         self.n_batch = min([hooks.n_batch, *(s.n_batch for s in hooks.sessions if isinstance(s, Keeping))])
         if not hooks.sessions:
             hooks.n_batch = None
+
+    # ------------------------------------------------------------ pictures
+    def attention(self, prompt):
+        """AttentionMaps of a text or token ids: which tokens each token looks at, by layer and head.
+
+            maps = m.attention("a text")
+            maps.weights[3][0], maps.plot(layer=3, head=0)
+
+        The text so far is forgotten.  Errors: ParamError, for a model without attention.
+        """
+        return attention_maps(self, self._ids_of(prompt))
+
+    def hidden_states(self, prompt):
+        """HiddenStates of a text or token ids: the embeddings, and what every layer gives on.
+
+            states = m.hidden_states("a text")
+            states.values.shape, states.plot()          # (n_layer + 1, n_tokens, dim)
+
+        The text so far is forgotten.
+        """
+        return hidden_states(self, self._ids_of(prompt))
+
+    def logit_lens(self, prompt, top=3):
+        """LogitLens of a text or token ids: the `top` likeliest next tokens if the model ended after each layer, which
+        is the last norm and the output matrix on what the layer gives on.
+
+            m.logit_lens("The capital of France is")
+
+        The text so far is forgotten.  Errors: NotSupported, for a model without logits.
+        """
+        return logit_lens(self, self._ids_of(prompt), integer("top", top, 1, self.n_vocab))
+
+    def _ids_of(self, prompt):
+        """A text, or token ids, as checked ids."""
+        return self._checked_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt, self.n_ctx)
 
     # ------------------------------------------------------------ plans
     @property
