@@ -162,7 +162,7 @@ class Inside:
             keeping = self._keeping(specs, len(ids), len(ids), out)
             try:
                 with self._during(keeping), contextlib.suppress(BrokenValues):
-                    self._read(ids, specs)
+                    self._read_whole(ids, specs)
                 for rows in keeping.rows.values():
                     rows.close()
             except BaseException:
@@ -171,7 +171,7 @@ class Inside:
                 raise
         return {name: rows.array() for name, rows in keeping.rows.items()}
 
-    def _read(self, ids, names):
+    def _read_whole(self, ids, names):
         """All tokens through the network, from an empty text."""
         if not self.CAUSAL:
             self.embed_ids(ids)
