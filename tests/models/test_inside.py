@@ -1,5 +1,5 @@
-"""Names, values and pictures of what is inside a network: a llama against NumPy in float64, every family against its own
-graph without fusion; replaced values against models that were changed; what is refused, and what it leaves behind."""
+"""Names, values and pictures of what is inside a network: a llama against NumPy in float64, every family against its
+own graph without fusion; replaced values against models that were changed; what is refused, and what it leaves."""
 import errno
 import re
 
@@ -329,7 +329,8 @@ KINDS = {"recurrent": "recurrent", "encoders": "encoder", "layer_norm": "layer n
 
 def kind(case):
     """What is drawn from; BERT has code of its own."""
-    return [KINDS.get(FAMILIES[case[0]].__module__.rpartition(".")[2], "rms norm") if case[0] in FAMILIES else "encoder"]
+    file = FAMILIES[case[0]].__module__.rpartition(".")[2] if case[0] in FAMILIES else "encoders"
+    return [KINDS.get(file, "rms norm")]
 
 
 @pytest.mark.parametrize("name", sampled([(n,) for n in sorted({*FAMILIES, "bert"})], kind))
