@@ -65,7 +65,7 @@ class Latent:
     def build(self, g, n, w, i):
         t, h, rot, c = g.n_tokens, self.n_head, self.rope.n_dims, self.kv_rank
         x = g.norm(linear(w["q_a"], n), "rms", w["q_norm"]) if self.q_rank else n
-        q = gg.reshape_3d(gg.set_name(linear(w["q"], x), f"Qcur-{i}"), self.d_key, h, t)
+        q = gg.reshape_3d(gg.set_name(linear(w["q"], x), f"q-{i}"), self.d_key, h, t)
         q_nope, q_rope = self._split(q, self.d_nope, rot)
         kv = gg.reshape_3d(gg.set_name(linear(w["kv_a"], n), f"kv_cmpr_pe-{i}"), c + rot, 1, t)
         latent, k_rope = self._split(kv, c, rot)

@@ -2,11 +2,14 @@
 own graph without fusion; replaced values against models that were changed; what is refused, and what it leaves."""
 import errno
 import re
+import subprocess
+import sys
 
 import gguf
 import numpy as np
 import pytest
 from helpers import arch_files, devices, tiny_model
+from helpers.paths import TESTS
 from helpers.requirements import shared
 from helpers.sample import sampled
 from helpers.tiny_model import DIM, HEADS, KV_HEADS, LAYERS, VOCAB
@@ -355,6 +358,35 @@ def test_families(name, tmp_path):
         with m.patch({"blk.0.l_out": lambda x: x * np.linspace(-1, 1, x.shape[-1])}):
             assert abs(run(IDS) - plain).max() > 1e-6
         assert np.array_equal(run(IDS), plain)
+
+
+OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of values before or after RoPE or a scale
+    "embd", "kq", "wqkv", "ffn_up", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_down", "Qcur", "Q_roped", "K_roped"}
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", sampled([(n,) for n in sorted(DECODERS)], kind))
+def test_values_are_those_of_llamacpp(name, tmp_path, need):
+    """By name, wherever llama.cpp has a tensor of that name."""
+    need("xllamacpp", "llama.cpp is the oracle")
+    command = [sys.executable, str(TESTS / "helpers" / "arch_files.py"), str(shared("tools")), name, str(tmp_path)]
+    r = subprocess.run([*command, "named"], text=True, capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr[-2000:]
+    theirs, n_equal = np.load(tmp_path / "named.npz"), 0
+    with load_model(tmp_path / "model.gguf", n_threads=1, n_ctx=64, kv_type="F32", flash=False, reserve=False) as m:
+        for key, a in m.capture("*", theirs["ids"]).items():
+            blk, _, what = key.rpartition(".")
+            called = f"{what.removesuffix('_roped') + 'cur' * what.endswith('_roped')}-{blk[4:]}" if blk else \
+                {"logits": "result_output"}.get(key, key)
+            found = [theirs[k] for k in theirs.files if k.startswith(called + "|")]
+            if what.startswith("kq"):                               # theirs look at more cache rows, which are masked
+                found = [b[..., :a.shape[-1]] for b in found]
+            if what == "kq":
+                a, found = np.tril(a), [np.tril(b) for b in found]
+            away = [abs(a.ravel() - b.ravel()).max() / max(1, abs(b).max()) for b in found if b.size == a.size]
+            assert not away or what in OTHERWISE_IN_LLAMACPP or min(away) < 3e-3, (key, away)
+            n_equal += any(x < 3e-3 for x in away)
+    assert n_equal >= 2 * m.n_layer
 
 
 def weights_of_attention(m):
