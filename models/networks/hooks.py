@@ -16,6 +16,7 @@ import math
 import os
 import re
 import struct
+from threading import get_ident
 from typing import NamedTuple
 
 import numpy as np
@@ -65,10 +66,17 @@ class Hooks:
     """The sessions of a network: `Keeping` and `Replacing`, in the order in which they began."""
 
     def __init__(self):
-        self.sessions, self.wanted, self.running = [], None, False
+        self.sessions, self.wanted = [], None
+        self.running = 0                        # ident of the thread in whose run functions replace values
         self.n_batch = None                     # of the network, while sessions lower it
         self.specs = None                       # {name: Spec}, once it is known
         self.without_flash = frozenset()        # names that are there when no single kernel computes attention
+
+    def refuse_nesting(self):
+        """GgjitError inside a function that replaces values."""
+        if self.running == get_ident():
+            raise GgjitError("a function given to patch must neither run nor free the model that calls it; use the "
+                             "values it is given, and do the rest outside of the model's computation")
 
     def add(self, session):
         self.sessions.append(session)
@@ -190,15 +198,12 @@ class HookedPlan:
         return self._plan.resolved
 
     def compute(self):
-        if self._hooks.running:
-            raise GgjitError("a function given to patch must not run the model that it is called from; use the values "
-                             "it is given, or run the model outside of it")
         sessions, n_keys = list(self._hooks.sessions), self._n_keys() if self._keys else 0
-        self._hooks.running = True
+        self._hooks.running = get_ident()
         try:
             self._plan.compute(lambda t: self._replace(t, sessions, n_keys))
         finally:
-            self._hooks.running = False
+            self._hooks.running = 0
         self._keep([s for s in sessions if isinstance(s, Keeping)], n_keys)
 
     def _n_keys(self):

@@ -34,7 +34,7 @@ from ggjit.models.networks.hooks import (
     too_large,
 )
 from ggjit.models.networks.pictures import attention_maps, hidden_states, logit_lens
-from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.tensors.summary import op_name
 
 KEPT_NBYTES = 256 << 20         # of kept values that one step may have: with more, it takes fewer tokens
@@ -223,8 +223,8 @@ class Inside:
         changes: {name or pattern: function or value}.  A function gets a copy of a tensor's values as an array, which
         has the shape that `names` shows, and gives an array of that shape, or one that NumPy broadcasts to it, or a
         number, or None: the array it was given, with what it changed in it.  It is called once per tensor and step, in
-        the order of the network; it must not run the model.  Blocks may be nested: the outer one comes first.  Values
-        that a cache keeps stay as they were computed: text that was read before a block is not read again.
+        the order of the network; it must not run or free the model.  Blocks may be nested: the outer one comes first.
+        Values that a cache keeps stay as they were computed: text that was read before a block is not read again.
         Errors: ParamError (nothing matches; NaN), TypeMismatch, ShapeError, whatever the function raises: the text is
         then as it was before the call.
         """
@@ -315,9 +315,6 @@ class Inside:
         """A plan of the graph for what the sessions want of it."""
         hooks, specs = self._hooks, self._specs
         wanted, named = hooks.wanted, named_nodes(results)
-        if hooks.running:
-            raise GgjitError("a function given to patch must not run the model that it is called from; use the values "
-                             "it is given, or run the model outside of it")
         named = {name: named[name] for name in wanted.kept | wanted.replaced if name in named}
         graph = Graph(*results, *(named[name] for name in sorted(wanted.kept & named.keys())))
         cuts = {named[name].id for name in wanted.replaced & named.keys()}

@@ -111,6 +111,7 @@ class Network(Inside):
 
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""
+        self._hooks.refuse_nesting()
         try:
             a = np.asarray(ids)
         except ValueError as e:
@@ -180,6 +181,7 @@ class Network(Inside):
     def free(self):
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
         with self._lock:
+            self._hooks.refuse_nesting()
             self._steps.clear()
             (self.scheduler or self._allocator).free()
             self.weights.free()

@@ -483,7 +483,7 @@ def test_bad_patches_leave_the_text_as_it_was(model, given, error, match):
     model.decode(IDS[:3])
     with model.patch({"blk.0.ffn_out": given}), pytest.raises(error, match=match):
         model.decode(IDS)
-    assert model.n_past == 3 and model._hooks.wanted is None and not model._hooks.running
+    assert model.n_past == 3 and model._hooks.wanted is None
     near(model.decode(IDS[3:]), model.logits(IDS)[-1])
 
 
@@ -509,11 +509,16 @@ def test_integers_stay_integers(tmp_path):
             near(m.logits(IDS), plain, 1e-4)
 
 
-def test_a_patch_must_not_run_its_model(model):
-    with model.patch({"blk.0.l_out": lambda x: model.logits(IDS)}), \
-            pytest.raises(gg.GgjitError, match="must not run the model"):
-        model.logits(IDS)
-    assert np.isfinite(model.logits(IDS)).all()
+@pytest.mark.parametrize("call", ["logits", "hidden", "decode", "capture", "free"])
+def test_a_patch_must_not_run_its_model(model, call):
+    arguments = {"free": (), "capture": ("embd", IDS)}.get(call, (IDS,))
+    model.reset()
+    model.decode(IDS[:2])
+    with model.patch({"blk.0.l_out": lambda x: getattr(model, call)(*arguments)}), \
+            pytest.raises(gg.GgjitError, match="neither run nor free the model"):
+        model.decode(IDS)
+    assert model.n_past == 2
+    near(model.decode(IDS[2:]), model.logits(IDS)[-1])
 
 
 def test_blocks_are_used_as_blocks(model):
