@@ -87,13 +87,13 @@ class Attention:
             q, k = (gg.set_name(gg.rope_ext(t, g.leaf["positions"], w["rope_factors"], *self.rope.parameters),
                                 f"{name}_roped-{i}") for t, name in ((q, "Q"), (k, "K")))
         if self.norm_after_rope:
-            q, k = self._normed(g, q, k, w)
+            q, k = self._normed(g, q, k, w, i)
         k, v = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
-        return gg.set_name(linear(w[self.out], o), f"attn_out-{i}")
+        return linear(w[self.out], o)
 
     def _project(self, g, n, w, i):
         """q and k by head, v in rows, and the gate."""
@@ -109,30 +109,32 @@ class Attention:
                 q, k = (gg.view_3d(qkv, self.d_head, h, g.n_tokens, self.d_head * size, qkv.nb[1], first * size)
                         for h, first in ((self.n_head, at[0]), (self.n_head_kv, at[1])))
             v = gg.view_2d(qkv, self.n_v, g.n_tokens, qkv.nb[1], at[2] * size)
-            return *self._by_head(g, q, k, w), v, None
+            q, k, v = (gg.set_name(t, f"{name}cur-{i}") for name, t in zip("QKV", (q, k, v), strict=True))
+            return *self._by_head(g, q, k, w, i), v, None
         gate = None
-        q = gg.set_name(clamped(linear(w["attn_q"], n)), f"Qcur-{i}")
+        q = gg.set_name(clamped(linear(w["attn_q"], n)), f"Qcur{'_full' * self.gated}-{i}")
         if self.gated:                  # [query | gate] of every head
             size = q.type.nbytes
             q, gate = (gg.cont(gg.view_3d(q, self.d_head, self.n_head, g.n_tokens, 2 * self.d_head * size, q.nb[1],
                                           first * size)) for first in (0, self.d_head))
-            gate = gg.reshape_2d(gate, self.n_q, g.n_tokens)
+            q, gate = gg.set_name(q, f"Qcur-{i}"), gg.set_name(gg.reshape_2d(gate, self.n_q, g.n_tokens), f"gate-{i}")
         q = q if self.qk_norm_over == "all" else gg.reshape_3d(q, self.d_head, self.n_head, g.n_tokens)
         k = gg.set_name(clamped(linear(w["attn_k"], n)), f"Kcur-{i}")
         k = k if self.qk_norm_over == "all" else gg.reshape_3d(k, self.d_head, self.n_head_kv, g.n_tokens)
         v = gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
-        return *self._by_head(g, q, k, w), v, gate
+        return *self._by_head(g, q, k, w, i), v, gate
 
-    def _by_head(self, g, q, k, w):
+    def _by_head(self, g, q, k, w, i):
         """q and k, normed where that comes before RoPE, as [d_head, heads, n_tokens]."""
         if self.qk_norm and not self.norm_after_rope:
-            q, k = self._normed(g, q, k, w)
+            q, k = self._normed(g, q, k, w, i)
         if self.qk_norm_over == "all":
             q, k = (gg.reshape_3d(t, self.d_head, h, g.n_tokens) for t, h in ((q, self.n_head), (k, self.n_head_kv)))
         return q, k
 
-    def _normed(self, g, q, k, w):
-        return (g.norm(t, self.qk_norm, w[name]) for t, name in ((q, "attn_q_norm"), (k, "attn_k_norm")))
+    def _normed(self, g, q, k, w, i):
+        return (gg.set_name(g.norm(t, self.qk_norm, w[f"attn_{name.lower()}_norm"]), f"{name}cur_normed-{i}")
+                for name, t in (("Q", q), ("K", k)))
 
     def _keys_and_values(self, g, k, v, i):
         """As [d, n_kv, n_head_kv]: out of the cache, or of these tokens alone."""
@@ -183,4 +185,4 @@ def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bi
     p = gg.soft_max_ext(kq, mask, scale, max_bias)
     p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")
     o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v)), p), f"kqv-{i}")    # [d_head_v, n_tokens, n_head]
-    return gg.cont(gg.permute(o, 0, 2, 1, 3))
+    return gg.set_name(gg.cont(gg.permute(o, 0, 2, 1, 3)), f"attn-{i}")

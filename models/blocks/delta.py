@@ -77,7 +77,7 @@ class DeltaRule:
         before = gg.reshape_4d(g.state(i, 1), s, s, h, 1)
         out = gg.gated_delta_net(q, k, v, decay, beta, before)
         g.keep(i, 1, gg.view_1d(out, s * s * h, s * h * t * out.nb[0]))
-        o = gg.view_3d(out, s, h, t, s * out.nb[0], s * h * out.nb[0], 0)
+        o = gg.set_name(gg.view_3d(out, s, h, t, s * out.nb[0], s * h * out.nb[0], 0), f"scan-{i}")
         o = gg.mul(gg.mul(gg.rms_norm(o, g.eps), w["ssm_norm"]), gg.silu(gg.reshape_3d(z, s, h, t)))
         return linear(w["out"], gg.reshape_2d(o, s * h, t))
 

@@ -51,6 +51,7 @@ class Scope:
     cache: list | None                  # what each layer keeps between calls; None: nothing is kept
     states: list = dataclasses.field(default_factory=list)      # nodes that write states: nothing reads them
     shared: dict = dataclasses.field(default_factory=dict)      # what one layer leaves for the others
+    whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
 
     def norm(self, x, kind, params):
         """kind: rms: x / rms(x) * w;  layer: (x - mean) / std * w + b;  centred: without b;  bare: without both."""
@@ -70,7 +71,8 @@ class Scope:
     def keep(self, i, k, new):
         """Store state k of layer i."""
         kept = self.cache[i][k]
-        self.states.append(gg.set_rows(kept, gg.reshape_2d(new, kept.ne[0], 1), self.leaf["next_slot"]))
+        new = gg.set_name(gg.reshape_2d(new, kept.ne[0], 1), f"state_{k}-{i}")
+        self.states.append(gg.set_rows(kept, new, self.leaf["next_slot"]))
 
 
 def mask_name(window):
@@ -113,10 +115,13 @@ class Block:
 
     def build(self, g, x, w, i, rows=None):
         """x after the block.  rows: of the tokens, those that are wanted from here on."""
-        def normed(x, name):
-            return gg.set_name(g.norm(x, self.norm, w[name]), f"{name}-{i}") if name else x
+        def named(t, name):
+            return gg.set_name(t, f"{name}-{i}")
 
-        late = getattr(self.feed_forward, "looks_back", False)
+        def normed(x, name):
+            return named(g.norm(x, self.norm, w[name]), name) if name else x
+
+        late = g.whole or getattr(self.feed_forward, "looks_back", False)
 
         def picked(x, now=not late):
             return gg.get_rows(x, rows) if now and rows is not None else x
@@ -124,16 +129,17 @@ class Block:
         def scaled(y):
             return gg.scale(y, self.residual_scale) if self.residual_scale else y
         n = normed(x, self.attn_norm)
-        a = scaled(normed(self.mixer.build(g, n, w, i), self.attn_post))
-        if self.parallel:
-            m = picked(normed(x, self.ffn_norm) if self.ffn_norm else n)
-            f = scaled(normed(self.feed_forward.build(g, m, w, i), self.ffn_post))
-            return gg.set_name(gg.add(gg.add(f, picked(a)), picked(x)), f"l_out-{i}")
-        x = picked(gg.set_name(gg.add(a, x), f"ffn_inp-{i}"))
+        a = scaled(normed(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post))
         if self.feed_forward is None:
-            return x
-        f = scaled(normed(self.feed_forward.build(g, normed(x, self.ffn_norm), w, i), self.ffn_post))
-        return picked(gg.set_name(gg.add(f, x), f"l_out-{i}"), late)
+            return picked(named(gg.add(a, x), "l_out"), True)
+        if self.parallel:
+            m, a, x = picked(normed(x, self.ffn_norm) if self.ffn_norm else n), picked(a), picked(x)
+        else:
+            x = picked(named(gg.add(a, x), "ffn_inp"))
+            m = normed(x, self.ffn_norm)
+        f = scaled(normed(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post))
+        y = gg.add(gg.add(f, a), x) if self.parallel else gg.add(f, x)
+        return picked(named(y, "l_out"), late)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +159,15 @@ class PostNormBlock:
         return w | {n: loader.norm(p + n, self.norm) for n in names}
 
     def build(self, g, x, w, i, rows=None):
-        def normed(y, name):
-            return gg.set_name(g.norm(y, self.norm, w[name]), f"{name}-{i}")
-        y = normed(gg.add(self.mixer.build(g, x, w, i), x), "attn_output_norm")
+        def named(t, name):
+            return gg.set_name(t, f"{name}-{i}")
+
+        def normed(y, name, called=None):
+            return named(g.norm(y, self.norm, w[name]), called or name)
+        y = normed(gg.add(named(self.mixer.build(g, x, w, i), "attn_out"), x), "attn_output_norm")
         if self.again:
             y = normed(gg.add(y, x), "attn_norm_2")
-        return normed(gg.add(self.feed_forward.build(g, y, w, i), y), "layer_output_norm")
+        return normed(gg.add(named(self.feed_forward.build(g, y, w, i), "ffn_out"), y), "layer_output_norm", "l_out")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,15 +65,15 @@ class Latent:
     def build(self, g, n, w, i):
         t, h, rot, c = g.n_tokens, self.n_head, self.rope.n_dims, self.kv_rank
         x = g.norm(linear(w["q_a"], n), "rms", w["q_norm"]) if self.q_rank else n
-        q = gg.reshape_3d(linear(w["q"], x), self.d_key, h, t)
+        q = gg.reshape_3d(gg.set_name(linear(w["q"], x), f"q-{i}"), self.d_key, h, t)
         q_nope, q_rope = self._split(q, self.d_nope, rot)
-        kv = gg.reshape_3d(linear(w["kv_a"], n), c + rot, 1, t)
+        kv = gg.reshape_3d(gg.set_name(linear(w["kv_a"], n), f"kv_cmpr_pe-{i}"), c + rot, 1, t)
         latent, k_rope = self._split(kv, c, rot)
         q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], None, *self.rope.parameters) for v in (q_rope, k_rope))
-        latent = g.norm(latent, "rms", w["kv_norm"])
+        latent = gg.set_name(g.norm(latent, "rms", w["kv_norm"]), f"kv_cmpr-{i}")
         build = self._absorbed if self.absorbed else self._expanded
         o = build(g, q_nope, q_rope, latent, k_rope, w, i)
-        return gg.set_name(linear(w["out"], gg.reshape_2d(o, self.d_value * h, t)), f"attn_out-{i}")
+        return linear(w["out"], gg.reshape_2d(o, self.d_value * h, t))
 
     @staticmethod
     def _split(x, a, b):

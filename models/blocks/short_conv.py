@@ -23,7 +23,7 @@ def convolved(g, i, k, x, kernel):
     sx = gg.concat(gg.reshape_2d(g.state(i, k), d_conv - 1, channels), gg.transpose(x), 0)
     g.keep(i, k, gg.cont(gg.view_2d(sx, d_conv - 1, channels, sx.nb[1], g.n_tokens * sx.nb[0])))
     y = gg.ssm_conv(gg.reshape_3d(sx, sx.ne[0], channels, 1), kernel)
-    return gg.reshape_2d(y, channels, g.n_tokens)
+    return gg.set_name(gg.reshape_2d(y, channels, g.n_tokens), f"conv-{i}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Mamba:
             dt, b, c = (gg.rms_norm(v, g.eps) for v in (dt, b, c))
         dt = gg.reshape_3d(linear(w["dt"], dt), f, t, 1)
         y = scanned(g, i, gg.reshape_4d(x, 1, f, t, 1), dt, w["a"], b, c)
-        y = gg.add(gg.reshape_2d(y, f, t), gg.mul(x, w["d"]))
+        y = gg.add(gg.set_name(gg.reshape_2d(y, f, t), f"scan-{i}"), gg.mul(x, w["d"]))
         return linear(w["out"], gg.swiglu_split(gg.cont(z), y))
 
 
@@ -83,7 +83,7 @@ class Mamba2:
         b, c = (gg.view_4d(xbc, s, groups, t, 1, s * size, row, t * row, (f + j * groups * s) * size)
                 for j in range(2))
         y = scanned(g, i, x, gg.reshape_3d(dt, h, t, 1), w["a"], b, c)
-        y = gg.add(gg.reshape_4d(y, f // h, h, t, 1), gg.mul(x, w["d"]))
+        y = gg.add(gg.set_name(gg.reshape_4d(y, f // h, h, t, 1), f"scan-{i}"), gg.mul(x, w["d"]))
         y = gg.swiglu_split(gg.cont(z), gg.reshape_2d(y, f, t))
         y = gg.mul(gg.rms_norm(gg.reshape_3d(y, f // groups, groups, t), g.eps), w["ssm_norm"])
         return linear(w["out"], gg.reshape_2d(y, f, t))

@@ -3,6 +3,7 @@
     load.py             load_model: a GGUF file -> the network of its architecture
     network.py          what the architectures share: weights, plans by shape, ids
     decoder.py          decoders: from a description to logits and text; encoder.py: encoders; bert.py: BERT
+    inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
     offload.py          layers on a GPU
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
     strict.py           files with more in them than is used are refused

@@ -9,6 +9,8 @@ GELU is the exact form (erf), as the model was trained; llama.cpp reads the tanh
 import numpy as np
 
 import ggjit as gg
+from ggjit.models.blocks.attention import attend
+from ggjit.models.blocks.description import Scope
 from ggjit.models.blocks.facts import Facts
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
@@ -74,7 +76,7 @@ class Bert(Network):
         ids = np.zeros(n_tokens, np.int32)
         x = self._states(ctx, gg.from_numpy(ctx, ids, "tokens"), n_tokens)
         if hidden:
-            return {"tokens": ids}, gg.set_name(x, "hidden")
+            return {"tokens": ids}, x
         if self.pooling == CLS:
             e = gg.view_2d(x, self.n_embd, 1, x.nb[1], 0)
         else:
@@ -88,26 +90,29 @@ class Bert(Network):
         # position and type rows are plain windows of their tables (F32 whatever the other weights are)
         x = gg.add(x, gg.view_2d(self.pos, self.n_embd, n_tokens, self.pos.nb[1], 0))
         x = gg.add(x, gg.view_2d(self.type, self.n_embd, 1, self.type.nb[1], 0))
-        x = self._norm(x, self.embd_norm)
-        for layer in self.layers:
-            x = self._layer(x, layer, n_tokens)
+        x = gg.set_name(self._norm(x, self.embd_norm), "embd")
+        g = Scope({}, n_tokens, n_tokens, self.eps, self._flash, None)
+        for i, layer in enumerate(self.layers):
+            x = self._layer(g, x, layer, i)
         return x
 
-    def _layer(self, x, w, n_tokens):
-        d_head = self.n_embd // self.n_head
+    def _layer(self, g, x, w, i):
+        d_head, n_tokens = self.n_embd // self.n_head, g.n_tokens
 
-        def linear(name, x):
+        def named(t, name):
+            return gg.set_name(t, f"{name}-{i}")
+
+        def linear(name, x, called):
             weight, bias = w[name]
-            return gg.add(gg.mul_mat(weight, x), bias)
+            return named(gg.add(gg.mul_mat(weight, x), bias), called)
 
         def heads(x):                           # [n_embd, T] -> [d_head, T, n_head]
             return gg.permute(gg.reshape_3d(x, d_head, self.n_head, n_tokens), 0, 2, 1, 3)
-        q, k, v = (heads(linear(n, x)) for n in ("attn_q", "attn_k", "attn_v"))
-        attn = gg.flash_attn_ext(q, k, v, None, d_head ** -0.5, 0.0, 0.0)
-        attn = gg.reshape_2d(attn, self.n_embd, n_tokens)
-        x = self._norm(gg.add(linear("attn_output", attn), x), w["attn_norm"])
-        h = gg.gelu_erf(linear("ffn_up", x))
-        return self._norm(gg.add(linear("ffn_down", h), x), w["out_norm"])
+        q, k, v = (heads(linear(f"attn_{n.lower()}", x, f"{n}cur")) for n in "QKV")
+        attn = gg.reshape_2d(attend(g, q, k, v, None, d_head ** -0.5, i), self.n_embd, n_tokens)
+        x = named(self._norm(gg.add(linear("attn_output", attn, "attn_out"), x), w["attn_norm"]), "attn_output_norm")
+        h = named(gg.gelu_erf(linear("ffn_up", x, "ffn_up")), "ffn_gelu_erf")
+        return named(self._norm(gg.add(linear("ffn_down", h, "ffn_out"), x), w["out_norm"]), "l_out")
 
     def largest_graph(self, all_logits=False):
         """The longest text the model takes."""
@@ -115,6 +120,9 @@ class Bert(Network):
 
     def _common_shapes(self):
         return (8,), (64,)
+
+    def _compared_shapes(self):
+        return [(n,) for n in (1, 2) if n <= self.n_ctx]
 
     def embed_ids(self, ids):
         """The vector of one text given as token ids; (dim,) float32.  Errors: ParamError for weights that are NaN."""

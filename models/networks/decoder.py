@@ -131,7 +131,7 @@ class Decoder(Network):
         about = self.description
         inputs = self._inputs(n_tokens, n_kv, n_out)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
-        g = Scope(leaf, n_tokens, n_kv, about.eps, self.flash, self.cache)
+        g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, whole=self._hooks.wanted is not None)
         x = self._embedded(g)
         for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
             # after the last layer the other rows are not read
@@ -157,12 +157,12 @@ class Decoder(Network):
 
     def _embedded(self, g):
         about = self.description
-        x = gg.set_name(gg.get_rows(self.embd, g.leaf["tokens"]), "embd")
+        x = gg.get_rows(self.embd, g.leaf["tokens"])
         if about.embd_scale:
             x = gg.scale(x, about.embd_scale)
         if self.positions is not None:
             x = gg.add(x, gg.get_rows(self.positions, g.leaf["positions"]))
-        return x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm)
+        return gg.set_name(x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm), "embd")
 
     def _logits(self, x):
         about = self.description
@@ -184,6 +184,10 @@ class Decoder(Network):
     def _common_shapes(self):
         """Decode, a short and a long prompt."""
         return [(n, self._n_kv(n), 1) for n in (1, 4, 64) if n <= self.n_ctx]
+
+    def _compared_shapes(self):
+        cached = bool(self.description.windows)
+        return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
     # ------------------------------------------------------------ running
     def reset(self):

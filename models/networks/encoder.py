@@ -43,14 +43,14 @@ class Encoder(Bert):
     def _states(self, ctx, tokens, n_tokens):
         about = self.description
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in self._constants(n_tokens).items()}
-        g = Scope(leaf, n_tokens, n_tokens, about.eps, True, None)
+        g = Scope(leaf, n_tokens, n_tokens, about.eps, self._flash, None)
         x = gg.get_rows(self.embd, tokens)
         if self.type is not None:
             x = gg.add(x, gg.view_2d(self.type, self.n_embd, 1, self.type.nb[1], 0))
-        x = x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm)
+        x = gg.set_name(x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm), "embd")
         for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
             x = block.build(g, x, w, i)
-        return x if self.out_norm is None else g.norm(x, about.norm, self.out_norm)
+        return x if self.out_norm is None else gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
 
     def _constants(self, n):
         about, at = self.description, np.arange(n, dtype=np.int32)

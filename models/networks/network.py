@@ -10,6 +10,8 @@ from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.facts import Facts
 from ggjit.models.core.checks import BrokenValues
 from ggjit.models.files.weights import Weights
+from ggjit.models.networks.hooks import Hooks
+from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
@@ -37,7 +39,7 @@ class Step:
         return self._array
 
 
-class Network:
+class Network(Inside):
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.
 
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
@@ -45,6 +47,7 @@ class Network:
     """
     REPACKS = False                 # are matrices repacked by default?
     CAUSAL = True                   # does attention look back only?
+    flash = True                    # may one kernel compute attention?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
                  cpu_moe=False, repack=None, strict=True):
@@ -58,6 +61,7 @@ class Network:
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
         self._lock = RunLock()
+        self._hooks = Hooks()
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
         try:
@@ -107,6 +111,7 @@ class Network:
 
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""
+        self._hooks.refuse_nesting()
         try:
             a = np.asarray(ids)
         except ValueError as e:
@@ -126,22 +131,27 @@ class Network:
     # ------------------------------------------------------------ plans
     def _step(self, shape):
         """The planned graph for `shape`; the most recent ones are kept."""
-        key = self.backend.plan_settings
-        return self._steps.get(shape, lambda step: key, lambda: self._made(shape))
+        key, wanted = self.backend.plan_settings, self._hooks.wanted
+        owner = shape if wanted is None else (shape, wanted)
+        return self._steps.get(owner, lambda step: key, lambda: self._made(shape))
 
     def _made(self, shape):
         ctx, inputs, results = self._built(shape)
-        return Step(ctx, inputs, results[0], self._plan(Graph(*results)))
+        plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
+        return Step(ctx, inputs, results[0], plan)
 
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
         if self.scheduler is not None:
             return ScheduledPlan(self.scheduler, graph)
+        self._place(graph)
+        return self.backend.graph_plan_create(graph)
+
+    def _place(self, graph):
         held = self._allocator.buffer_size()
         self._allocator.alloc_graph(graph)
         if self._allocator.buffer_size() != held:
             self._steps.clear()                 # their results lay in the arena that was replaced
-        return self.backend.graph_plan_create(graph)
 
     @property
     def compute_nbytes(self):
@@ -171,6 +181,7 @@ class Network:
     def free(self):
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
         with self._lock:
+            self._hooks.refuse_nesting()
             self._steps.clear()
             (self.scheduler or self._allocator).free()
             self.weights.free()

@@ -1,6 +1,8 @@
 """Small random-weight GGUFs of every architecture, and llama.cpp's results on them, by the tools of the reference data.
 
-    python arch_files.py TOOLS NAME FOLDER      writes model.gguf, and results.npz: ids, and llama.cpp's results
+    python arch_files.py TOOLS NAME FOLDER              writes model.gguf, and results.npz: ids, and llama.cpp's results
+    python arch_files.py TOOLS NAME FOLDER named        writes model.gguf, and named.npz: ids, and `NAME|k`, the k-th
+                                                        tensor that has that name in llama.cpp's graph
 
 A process of its own, so that no two ggml libraries meet.  results.npz holds `whole`, the text read at once, and
 `again`: token by token, or, of an encoder, with every weight moved by one float32 step.  F32 cache, no flash attention.
@@ -73,9 +75,14 @@ def write(tools, name, path):
     return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL))
 
 
-def main(tools, name, folder):
+def main(tools, name, folder, named=None):
     sizes = write(tools, name, os.path.join(folder, "model.gguf"))
     from peer_llamacpp import LlamaLib
+    if named:
+        ids = np.random.default_rng(7).integers(0, sizes.vocab, 7).tolist()
+        path, out = (os.path.join(folder, name) for name in ("model.gguf", "named.npz"))
+        np.savez(out, ids=ids, **named_values(LlamaLib(), path, ids))
+        return
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
     path, other = (os.path.join(folder, name) for name in ("model.gguf", "moved.gguf"))
     ids = np.random.default_rng(7).integers(0, sizes.vocab, 40).tolist()
@@ -88,6 +95,23 @@ def main(tools, name, folder):
         c.reset()
         again = np.concatenate([c.decode([i]) for i in ids])
     np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again)
+
+
+def named_values(lib, path, ids):
+    """{"NAME|k": the F32 values}"""
+    import ctypes
+    c, found = lib.load(path).context(n_ctx=256, flash=0, kv=0, trace=True), {}
+
+    def seen(t):
+        x = t.contents
+        ne, nb = list(x.ne), list(x.nb)
+        if x.type == 0 and x.data and min(ne) > 0:
+            raw = ctypes.string_at(x.data, 4 + sum((n - 1) * b for n, b in zip(ne, nb, strict=True)))
+            a = np.ndarray(ne[::-1], np.float32, raw, 0, nb[::-1]).copy()
+            found.setdefault(x.name.decode(), []).append(a)
+    c.on_tensor = seen
+    c.decode(ids, all_logits=True)
+    return {f"{name}|{k}": a for name, values in found.items() for k, a in enumerate(values)}
 
 
 def encoded(lib, path, ids):

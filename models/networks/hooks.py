@@ -1,0 +1,411 @@
+"""Named tensors of a network's steps: kept, and replaced, while it runs.
+
+A step of a network has tensors with names (`ffn_out-3`, shown as `blk.3.ffn_out`).  While names are wanted, steps are
+planned for that: another graph beside the usual one, kept under another key, so that a network of which nothing is
+wanted runs the plans it always ran.
+
+    kept        outputs of the graph: they have memory of their own to the end of a run, and kernels store them
+    replaced    the graph is cut behind the node; between the parts Python reads the value, and writes another
+
+        one backend     part 0 | f | part 1 | g | part 2          a plan for each part, one memory plan for all
+        scheduler       its eval callback stops behind the nodes
+
+Tensors that are kept show what the rest of the network reads: the replaced values.
+"""
+import math
+import os
+import re
+import struct
+from threading import get_ident
+from typing import NamedTuple
+
+import numpy as np
+
+from ggjit.graphs.graph import Graph
+from ggjit.graphs.placed import PlacedTensor
+from ggjit.ops.core.errors import GgjitError, OutOfMemory, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.host_memory import empty
+from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.sched.plan import ScheduledPlan
+
+_NAME = re.compile(r"([A-Za-z]\w*)(?:-(\d+))?")
+HEADER_NBYTES = 256             # of the .npy files written here: room for any number of rows
+
+
+def public_name(name):
+    """`ffn_out-3` -> `blk.3.ffn_out`; `embd` -> `embd`; None for what has no name of this form."""
+    m = _NAME.fullmatch(name)
+    if m is None:
+        return None
+    return m[1] if m[2] is None else f"blk.{m[2]}.{m[1]}"
+
+
+def layer_of(name):
+    """The number in `blk.3.ffn_out`."""
+    return int(name.split(".")[1])
+
+
+def named_nodes(results):
+    """{name: tensor} of the graph that computes `results`, in its order."""
+    found = {}
+    for t in Graph(*results).nodes:
+        name = public_name(t.name) if t.name and t.op != OP.NONE else None
+        if name is not None:
+            found[name] = t
+    return found
+
+
+class Wanted(NamedTuple):
+    """What steps are planned for.  flash: may one kernel compute attention?"""
+    kept: frozenset = frozenset()
+    replaced: frozenset = frozenset()
+    flash: bool = True
+
+
+class Hooks:
+    """The sessions of a network: `Keeping` and `Replacing`, in the order in which they began."""
+
+    def __init__(self):
+        self.sessions, self.wanted = [], None
+        self.running = 0                        # ident of the thread in whose run functions replace values
+        self.n_batch = None                     # of the network, while sessions lower it
+        self.specs = None                       # {name: Spec}, once it is known
+        self.without_flash = frozenset()        # names that are there when no single kernel computes attention
+
+    def refuse_nesting(self):
+        """GgjitError inside a function that replaces values."""
+        if self.running == get_ident():
+            raise GgjitError("a function given to patch must neither run nor free the model that calls it; use the "
+                             "values it is given, and do the rest outside of the model's computation")
+
+    def add(self, session):
+        self.sessions.append(session)
+        self._gather()
+
+    def remove(self, session):
+        self.sessions = [s for s in self.sessions if s is not session]
+        self._gather()
+
+    def _gather(self):
+        both = [frozenset().union(*(s.names for s in self.sessions if isinstance(s, kind)))
+                for kind in (Keeping, Replacing)]
+        self.wanted = Wanted(*both, all(s.flash for s in self.sessions)) if self.sessions else None
+
+
+# ---------------------------------------------------------------- plans
+class CutPlan:
+    """A graph on one backend as a plan for each part; `then(t)` is called behind each node of `cuts`."""
+
+    def __init__(self, backend, graph, cuts):
+        """graph: with memory; cuts: ids of nodes."""
+        self._parts, first = [], 0
+        ends = [i for i, t in enumerate(graph.nodes, 1) if t.id in cuts]
+        for end in dict.fromkeys([*ends, len(graph.nodes)]):
+            self._parts.append((self._plan(backend, graph, first, end), graph.nodes[end - 1]))
+            first = end
+        self._last = next(plan for plan, _ in reversed(self._parts) if plan is not None)
+        self._cuts = cuts
+
+    @staticmethod
+    def _plan(backend, graph, first, end):
+        """The plan of nodes first..end-1, or None for views alone."""
+        nodes = graph.nodes[first:end]
+        if all(t.op in VIEW_OPS or min(t.ne) <= 0 for t in nodes):
+            return None
+        inside, read = {t.id for t in nodes}, set(graph.output_ids.tolist())
+        for t in graph.nodes[end:]:
+            read.update(x.id for s in t.src if s is not None for x in (s, s.base))
+        leafs = {s.id: s for t in nodes for s in t.src if s is not None and s.id not in inside}
+        outputs = [t for t in nodes if t.id in read] or nodes[-1:]
+        part = Graph._in_order(outputs, nodes, list(leafs.values()))
+        part.placement = graph.placement
+        return backend.graph_plan_create(part)
+
+    @property
+    def resolved(self):
+        return tuple(plan.resolved for plan, _ in self._parts if plan is not None)
+
+    def compute(self, then):
+        for plan, t in self._parts:
+            if plan is not None:
+                plan.run_nodes(0, len(plan.nodes))
+            if t.id in self._cuts:
+                then(t)
+
+    def where(self, t):
+        return self._last.where(t)
+
+    def view(self, t):
+        return self._last.view(t)
+
+
+class WholePlan:
+    """A plan in which nothing is replaced, behind the interface of `CutPlan`."""
+
+    def __init__(self, plan):
+        self._plan, self.view = plan, plan.view
+
+    @property
+    def resolved(self):
+        return self._plan.resolved
+
+    def compute(self, then):
+        self._plan.compute()
+
+
+class CalledPlan(ScheduledPlan):
+    """The same by a scheduler, whose eval callback calls `then(t)`."""
+
+    def __init__(self, sched, graph, cuts):
+        super().__init__(sched, graph)
+        self._cuts = cuts
+
+    def compute(self, then):
+        sched, before = self.sched, self.sched._callback
+        shown = set()
+
+        def called(t, ask):
+            if ask:
+                if before is not None and before(t, True):
+                    shown.add(t.id)
+                return t.id in self._cuts or t.id in shown
+            if t.id in self._cuts:
+                then(t)
+            return before(t, False) if t.id in shown else True
+        sched.set_eval_callback(called if self._cuts else before)
+        try:
+            super().compute()
+        finally:
+            sched.set_eval_callback(before)
+
+    def where(self, t):
+        return self.sched._run.where(t)
+
+
+class HookedPlan:
+    """Runs a plan for the sessions of a network; otherwise like the plan."""
+
+    def __init__(self, hooks, plan, inputs, named, wanted, specs):
+        """named: {name: tensor} of what is wanted; specs: {name: Spec}."""
+        self._hooks, self._plan, self._inputs, self._named, self._specs = hooks, plan, inputs, named, specs
+        self._kept = sorted(wanted.kept & named.keys())
+        self._names = {named[name].id: name for name in wanted.replaced & named.keys()}
+        self._keys = any(specs[name].key_axis is not None for name in named)
+        self.view = plan.view
+
+    @property
+    def resolved(self):
+        return self._plan.resolved
+
+    def compute(self):
+        sessions, n_keys = list(self._hooks.sessions), self._n_keys() if self._keys else 0
+        self._hooks.running = get_ident()
+        try:
+            self._plan.compute(lambda t: self._replace(t, sessions, n_keys))
+        finally:
+            self._hooks.running = 0
+        self._keep([s for s in sessions if isinstance(s, Keeping)], n_keys)
+
+    def _n_keys(self):
+        """Cache rows that some token of the step sees: those behind them are there for the sake of a round number."""
+        seen = [np.flatnonzero(np.isfinite(a).any(0)) for name, a in self._inputs.items() if name.startswith("mask")]
+        return max((int(at[-1]) + 1 for at in seen if len(at)), default=None)
+
+    def _replace(self, t, sessions, n_keys):
+        name = self._names[t.id]
+        x = PlacedTensor(t, t.src, self._plan.where(t))
+        whole = x.numpy()
+        shown, n = self._specs[name].cropped(whole, n_keys), 0
+        for s in sessions:
+            if isinstance(s, Replacing) and name in s.names:
+                shown[...] = s.replaced(name, shown)
+                n += 1
+        if n:
+            x.set(whole)
+
+    def _keep(self, keeping, n_keys):
+        values = {}
+        for name in self._kept:
+            a = np.asarray(self._plan.view(self._named[name]))
+            values[name] = self._specs[name].cropped(a, n_keys)
+        for s in keeping:
+            s.keep(values, self._inputs.get("tokens"))
+
+
+# ---------------------------------------------------------------- what is known of a name
+class Spec(NamedTuple):
+    """A named tensor: `shape` in NumPy order, with "n_tokens" and "n_kv" for sizes that a step decides.
+
+    token_axis: the first that counts tokens; key_axis: another that counts tokens or cache rows; None: there is none.
+    """
+    name: str
+    op: str
+    shape: tuple
+    where: str
+    token_axis: int | None
+    key_axis: int | None
+    dtype: np.dtype
+
+    def cropped(self, a, n_keys):
+        """Without the keys that no token sees."""
+        if self.key_axis is None or n_keys is None:
+            return a
+        return a[(slice(None),) * self.key_axis + (slice(n_keys),)]
+
+    def row_shape(self, n_keys):
+        """Of the values of one token."""
+        sizes = [n_keys if i == self.key_axis else n for i, n in enumerate(self.shape) if i != self.token_axis]
+        return tuple(n if isinstance(n, int) else 1 for n in sizes)
+
+    def row_nbytes(self, n_keys):
+        return math.prod(self.row_shape(n_keys)) * self.dtype.itemsize
+
+
+class Rows:
+    """Values of one tensor, token by token; the first axis counts tokens here.
+
+    n_expected: how many will come, where that is known; path: a .npy file to write them to, else they are in memory.
+    """
+
+    def __init__(self, spec, n_expected, n_keys, path=None):
+        self._spec, self._n, self._path = spec, 0, path
+        self._key = None if spec.key_axis is None else spec.key_axis + (spec.key_axis < (spec.token_axis or 0))
+        self._row, self._expected = list(spec.row_shape(n_keys)), n_expected
+        self._a, self._file = None, None
+        if path is not None:
+            self._file = open(path, "xb+")              # noqa: SIM115
+            self._head()
+
+    def add(self, a):
+        """The values of one run."""
+        spec = self._spec
+        if spec.token_axis is None:
+            a, self._n = a[None], 0
+        else:
+            a = np.moveaxis(a, spec.token_axis, 0)
+        a = a.astype(spec.dtype, copy=False)
+        if self._file is not None:
+            self._write(a)
+        else:
+            n, width = self._n + len(a), 0 if self._key is None else a.shape[self._key]
+            self._grow(n, width)
+            self._a[(slice(self._n, n), *map(slice, a.shape[1:]))] = a
+        self._n += len(a)
+
+    def _grow(self, n, width):
+        """Room for n rows, in which keys have at least that width."""
+        have = 0 if self._a is None else len(self._a)
+        if self._key is not None and width > self._row[self._key - 1]:
+            self._row[self._key - 1] = width
+        elif n <= have:
+            return
+        n = n if n <= have else max(n, self._expected or 2 * have)
+        shape = (max(n, have), *self._row)
+        try:
+            a = empty(shape, self._spec.dtype, self._spec.name)
+        except OutOfMemory as e:
+            raise too_large([self._spec.name], math.prod(shape) * self._spec.dtype.itemsize) from e
+        if self._key is not None:
+            a[...] = 0
+        if have:
+            a[(slice(self._n), *map(slice, self._a.shape[1:]))] = self._a[:self._n]
+        self._a = a
+
+    def _write(self, a):
+        short = 0 if self._key is None else self._row[self._key - 1] - a.shape[self._key]
+        if short:
+            a = np.pad(a, [(0, short * (i == self._key)) for i in range(a.ndim)])
+        self._file.seek(HEADER_NBYTES + self._n * math.prod(self._row) * self._spec.dtype.itemsize)
+        self._file.write(np.ascontiguousarray(a).data)
+
+    def _head(self):
+        """A header of the .npy format, version 1.0, padded with spaces."""
+        about = {"descr": self._spec.dtype.str, "fortran_order": False, "shape": (self._n, *self._row)}
+        self._file.seek(0)
+        self._file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", HEADER_NBYTES - 10)
+                         + repr(about).ljust(HEADER_NBYTES - 11).encode() + b"\n")
+        self._file.flush()
+
+    def array(self):
+        """(..., n, ...) all values so far: an array, or the memory-mapped file.  Tensors without tokens: the last."""
+        if self._file is not None:
+            if not self._file.closed:
+                self._head()
+            a = np.load(self._path, mmap_mode="r")
+        else:
+            a = np.zeros((0, *self._row), self._spec.dtype) if self._a is None else self._a[:self._n]
+        axis = self._spec.token_axis
+        return a[-1] if axis is None and len(a) else np.moveaxis(a, 0, axis or 0)
+
+    def close(self):
+        if self._file is not None and not self._file.closed:
+            self._head()
+            self._file.close()
+
+    def discard(self):
+        """Close, and take the file away."""
+        if self._file is not None:
+            self._file.close()
+            os.remove(self._path)
+
+
+def too_large(names, nbytes):
+    several = f"{names[0]}, ..." if len(names) > 1 else names[0]
+    return OutOfMemory(f"the values of {len(names)} tensors ({several}) are {nbytes:,} bytes, more than memory holds; "
+                       f"name fewer tensors, give a shorter text, or write them to files with out=FOLDER")
+
+
+# ---------------------------------------------------------------- sessions
+class Keeping:
+    """Keeps the values of tensors.  Errors of a run leave what was kept before it."""
+
+    def __init__(self, specs, rows, flash):
+        self.names, self.flash = frozenset(specs), flash
+        self.rows, self.tokens = rows, []               # {name: Rows}
+
+    n_batch = 1 << 31                   # tokens that a step may have
+
+    def keep(self, values, tokens):
+        for name, a in values.items():
+            if name in self.rows:
+                self.rows[name].add(a)
+        self.tokens.extend(() if tokens is None else tokens.tolist())
+
+
+class Replacing:
+    """Replaces the values of tensors.  given: {name: [function or value]}, in the order of the patterns."""
+
+    def __init__(self, given, flash):
+        self.names, self.flash, self._given = frozenset(given), flash, given
+
+    def replaced(self, name, x):
+        """What stands in place of the array x."""
+        for f in self._given[name]:
+            y = x.copy()
+            if callable(f):
+                new = f(y)
+                new = y if new is None else new
+            else:
+                new = f
+            x = _checked(name, x, new)
+        return x
+
+
+def _checked(name, x, y):
+    """y as an array of x's shape and type."""
+    try:
+        a = np.asarray(y)
+    except ValueError as e:                             # a ragged list
+        raise TypeMismatch(f"patch of {name!r} gave {type(y).__name__}, expected {x.dtype} {x.shape}: {e}") from None
+    if a.dtype.kind not in "fiu" or not np.can_cast(a.dtype, x.dtype, "same_kind"):
+        raise TypeMismatch(f"patch of {name!r} gave {a.dtype if isinstance(y, np.ndarray | np.generic) else repr(y)}, "
+                           f"expected {x.dtype} {x.shape}, a number, or None to go on with the array it was given")
+    try:
+        out = np.broadcast_to(a, x.shape)
+    except ValueError:
+        raise ShapeError(f"patch of {name!r} gave an array {a.shape}, expected {x.shape} (tokens of this step come and "
+                         f"go: read the shape from the array that is given)") from None
+    out = out.astype(x.dtype)
+    if x.dtype.kind == "f" and np.isnan(out).any() and not np.isnan(x).any():
+        raise ParamError(f"patch of {name!r} gave NaN, which would spread to all that follows; give numbers")
+    return out

@@ -1,0 +1,389 @@
+"""Looking inside a network and changing what it computes: the methods that all networks have for it.
+
+    m.names("blk.3.*")                                          what there is
+    m.capture(["embd", "blk.*.l_out"], "a text")                {name: values of every token}
+    with m.capturing("blk.3.ffn_out") as c: ...                 the same of whatever runs inside
+    with m.patch({"blk.3.ffn_out": lambda x: 0 * x}): ...       other values in their place
+
+How it is done: models/networks/hooks.py.  Pictures: models/networks/pictures.py.
+"""
+import collections.abc
+import contextlib
+import difflib
+import fnmatch
+import os
+import pathlib
+import re
+
+import numpy as np
+
+from ggjit.core.html_repr import escape
+from ggjit.graphs.graph import Graph
+from ggjit.models.core.checks import BrokenValues, integer
+from ggjit.models.networks.hooks import (
+    CalledPlan,
+    CutPlan,
+    HookedPlan,
+    Keeping,
+    Replacing,
+    Rows,
+    Spec,
+    Wanted,
+    WholePlan,
+    named_nodes,
+    too_large,
+)
+from ggjit.models.networks.pictures import attention_maps, hidden_states, logit_lens
+from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.tensors.summary import op_name
+
+KEPT_NBYTES = 256 << 20         # of kept values that one step may have: with more, it takes fewer tokens
+_LLAMA_NAME = re.compile(r"([A-Za-z*?]\w*)-(\d+|\*)")
+
+
+class Names(tuple):
+    """The named tensors of a step, `.name .op .shape .where` each; shown as a table."""
+
+    _FIELDS = "name", "op", "shape", "where"
+
+    def _rows(self):
+        return [[str(s.name), s.op, f"({', '.join(map(str, s.shape))})", s.where] for s in self]
+
+    def __repr__(self):
+        rows = [list(self._FIELDS), *self._rows()]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(self._FIELDS))]
+        return "\n".join("  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+    def _repr_html_(self):
+        def line(cells, tag):
+            return "<tr>" + "".join(f"<{tag} style='text-align:left'>{escape(c)}</{tag}>" for c in cells) + "</tr>"
+        return f"<table>{line(self._FIELDS, 'th')}{''.join(line(row, 'td') for row in self._rows())}</table>"
+
+
+class Inside:
+    """Mixin of Network."""
+
+    # ------------------------------------------------------------ names
+    def names(self, pattern="*"):
+        """The named tensors of a step that match `pattern`: name, op, shape, and the backend its layer lies on.
+
+            m.names("blk.0.*")
+
+        Shapes are in NumPy order, with "n_tokens" for the tokens of a step and "n_kv" for the cache rows it looks at.
+        `blk.N.WHAT` are llama.cpp's names, which it writes `WHAT-N`:
+
+            embd  result_norm  logits           before the layers, after their last norm, and at the end
+            attn_norm  attn_out                 what the mixer (attention, or what stands in its place) reads and adds
+            Qcur  Kcur  Vcur  attn              queries, keys, values as projected; what the heads read
+            kq  kq_soft_max                     scores and weights of attention, where they are asked for
+            ffn_inp  ffn_norm  ffn_out  l_out   between mixer and feed-forward; its part; what the layer gives on
+
+        Errors: ParamError where nothing matches, with the nearest name.
+        """
+        return Names(self._matched(pattern).values())
+
+    def _matched(self, patterns):
+        """{name: Spec} of what the patterns name, in the order of the graph.  Errors: ParamError, TypeMismatch."""
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        if not isinstance(patterns, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in patterns):
+            raise TypeMismatch(f"names of tensors are a string or a list of strings, such as \"blk.*.ffn_out\", got "
+                               f"{patterns!r}")
+        if not patterns:
+            raise ParamError("no tensor is named; m.names() lists all")
+        specs, found = self._specs, set()
+        for pattern in patterns:
+            m = _LLAMA_NAME.fullmatch(pattern)
+            here = fnmatch.filter(specs, pattern if m is None else f"blk.{m[2]}.{m[1]}")
+            if not here:
+                nearest = difflib.get_close_matches(pattern, specs, 1, 0.0)
+                raise ParamError(f"no tensor of {self.file.arch} is called {pattern!r}; the nearest is "
+                                 f"{nearest[0]!r}; m.names() lists all")
+            found.update(here)
+        return {name: spec for name, spec in specs.items() if name in found}
+
+    @property
+    def _specs(self):
+        """{name: Spec} of everything that has a name."""
+        hooks = self._hooks
+        if hooks.specs is None:
+            with self._lock:
+                before, hooks.wanted = hooks.wanted, Wanted(flash=False)
+                try:
+                    shapes = self._compared_shapes()
+                    each = [named_nodes(self._built(shape)[2]) for shape in shapes]
+                    hooks.wanted = None
+                    flash = named_nodes(self._built(shapes[0])[2])
+                finally:
+                    hooks.wanted = before
+                hooks.without_flash = frozenset(each[0].keys() - flash.keys())
+                hooks.specs = {name: self._spec(name, [named[name] for named in each]) for name in each[0]}
+        return hooks.specs
+
+    def _spec(self, name, tensors):
+        """tensors: of one token, of two, of one that looks at two cache rows."""
+        t, sizes = tensors[0], np.array([x.shape for x in tensors])
+        steps = np.zeros((2, len(t.shape)), int)
+        steps[:len(tensors) - 1] = sizes[1:] - sizes[0]
+        shape = list(t.shape)
+        for grows, symbol in zip(steps, ("n_tokens", "n_kv"), strict=True):
+            for i in np.flatnonzero(grows):
+                times, more = int(grows[i]), int(sizes[0, i] - grows[i])
+                shape[i] = f"{times} {symbol}" * (times > 1) or symbol
+                shape[i] += f" + {more}" * (more > 0)
+        tokens, keys = np.flatnonzero(steps[0]).tolist(), np.flatnonzero(steps[1]).tolist()
+        token_axis, *others = tokens or [None]
+        dtype = np.dtype(np.int32 if t.type.dtype.kind == "i" else np.float32)
+        return Spec(name, op_name(t), tuple(shape), self._where_of(name), token_axis, ([*keys, *others] or [None])[0],
+                    dtype)
+
+    def _where_of(self, name):
+        weight = {"logits": "output.weight", "result_norm": "output_norm.weight"}.get(name, name)
+        return (self.offload.gpu if self.offload.takes(weight) else self.backend).name
+
+    def _compared_shapes(self):
+        """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
+        raise NotSupported(f"{type(self).__name__} has no named tensors")
+
+    # ------------------------------------------------------------ values
+    def capture(self, patterns, prompt, out=None):
+        """{name: float32 array} of the tensors that match, for every token of `prompt`; the text so far is forgotten.
+
+            hidden = m.capture("blk.*.l_out", "a text")["blk.3.l_out"]         # (n_tokens, dim)
+
+        patterns: a name, or a list of names, with `*`, `?` and `[...]` as in file names.  prompt: a text or token ids.
+        out: a folder: values are written to a .npy file each, and the arrays are memory-mapped.  Token ids of experts
+        are int32; weights of attention (n_head, n_tokens, n_tokens), computed without the kernel that never stores
+        them; tensors without tokens, such as states, are as the last step left them.  What `patch` replaces shows.
+        Errors: ParamError (nothing matches; a file that exists), OutOfMemory (more than memory holds), IndexRangeError.
+        """
+        specs = self._matched(patterns)
+        ids = self._ids_of(prompt)
+        with self._lock:
+            keeping = self._keeping(specs, len(ids), len(ids), out)
+            try:
+                with self._during(keeping), contextlib.suppress(BrokenValues):
+                    self._read_whole(ids, specs)
+                for rows in keeping.rows.values():
+                    rows.close()
+            except BaseException:
+                for rows in keeping.rows.values():
+                    rows.discard()
+                raise
+        return {name: rows.array() for name, rows in keeping.rows.items()}
+
+    def _read_whole(self, ids, names):
+        """All tokens through the network, from an empty text."""
+        if not self.CAUSAL:
+            self.embed_ids(ids)
+        elif "logits" in names:
+            self.logits(ids)
+        else:
+            self.hidden(ids)
+
+    def capturing(self, patterns, out=None):
+        """A `with` block that keeps the values of tensors of whatever runs inside, one row per token in the order in
+        which they are read.
+
+            with m.capturing("blk.*.ffn_out") as c:
+                text = "".join(m.generate("Once upon a time", 20))
+            c["blk.0.ffn_out"], c.tokens                # (n_tokens, dim), and the ids they belong to
+
+        A step gives logits and result_norm for its last token only.  `c` can be read inside the block, too.  Arguments
+        and errors as `capture`; values that memory does not hold raise OutOfMemory from the call that computes them.
+        """
+        return Capturing(self, self._matched(patterns), out)
+
+    def _keeping(self, specs, n_expected, n_keys, out):
+        """A Keeping for those tensors.  n_expected: tokens, n_keys: cache rows, where they are known."""
+        n_most = n_keys or self.n_ctx
+        if out is None:
+            nbytes = sum((n_expected or 1) * spec.row_nbytes(n_most if n_expected else 1) for spec in specs.values())
+            if nbytes > _available_nbytes():
+                raise too_large(list(specs), nbytes)
+        rows = {}
+        try:
+            for name, spec in specs.items():
+                rows[name] = Rows(spec, n_expected, n_most if n_expected or out is not None else 1,
+                                  out if out is None else _path(out, name))
+        except BaseException:
+            for made in rows.values():
+                made.discard()
+            raise
+        keeping = Keeping(specs, rows, not self._hooks.without_flash & specs.keys())
+        keeping.n_batch = max(1, KEPT_NBYTES // max(1, sum(spec.row_nbytes(n_most) for spec in specs.values())))
+        return keeping
+
+    # ------------------------------------------------------------ other values
+    def patch(self, changes):
+        """A `with` block in which tensors get other values, in prompts and in generated text.
+
+            with m.patch({"blk.3.ffn_out": 0, "blk.5.l_out": lambda x: x + direction}):
+                text = "".join(m.generate("Once upon a time", 20))
+
+        changes: {name or pattern: function or value}.  A function gets a copy of a tensor's values as an array, which
+        has the shape that `names` shows, and gives an array of that shape, or one that NumPy broadcasts to it, or a
+        number, or None: the array it was given, with what it changed in it.  It is called once per tensor and step, in
+        the order of the network; it must not run or free the model.  Blocks may be nested: the outer one comes first.
+        Values that a cache keeps stay as they were computed: text that was read before a block is not read again.
+        Errors: ParamError (nothing matches; NaN), TypeMismatch, ShapeError, whatever the function raises: the text is
+        then as it was before the call.
+        """
+        if not isinstance(changes, dict):
+            raise TypeMismatch(f"patch takes a dict {{name: function or value}}, got {type(changes).__name__}")
+        given = {}
+        for pattern, change in changes.items():
+            if not callable(change) and np.asarray(change).dtype.kind not in "fiu":
+                raise TypeMismatch(f"patch of {pattern!r}: expected a function, a number or an array of numbers, got "
+                                   f"{change!r}")
+            for name in self._matched(pattern):
+                given.setdefault(name, []).append(change)
+        if not given:
+            raise ParamError("patch was given nothing to change; m.names() lists what there is")
+        return self._during(Replacing(given, not self._hooks.without_flash & given.keys()))
+
+    @contextlib.contextmanager
+    def _during(self, session):
+        self._begin(session)
+        try:
+            yield
+        finally:
+            self._end(session)
+
+    def _begin(self, session):
+        with self._lock:
+            self._hooks.add(session)
+            self._limit_batches()
+
+    def _end(self, session):
+        with self._lock:
+            self._hooks.remove(session)
+            self._limit_batches()
+
+    def _limit_batches(self):
+        """Steps take as many tokens as the network was loaded for, or as there is room for kept values."""
+        if not hasattr(self, "n_batch"):
+            return
+        hooks = self._hooks
+        hooks.n_batch = hooks.n_batch or self.n_batch
+        self.n_batch = min([hooks.n_batch, *(s.n_batch for s in hooks.sessions if isinstance(s, Keeping))])
+        if not hooks.sessions:
+            hooks.n_batch = None
+
+    # ------------------------------------------------------------ pictures
+    def attention(self, prompt):
+        """AttentionMaps of a text or token ids: which tokens each token looks at, by layer and head.
+
+            maps = m.attention("a text")
+            maps.weights[3][0], maps.plot(layer=3, head=0)
+
+        The text so far is forgotten.  Errors: ParamError, for a model without attention.
+        """
+        return attention_maps(self, self._ids_of(prompt))
+
+    def hidden_states(self, prompt):
+        """HiddenStates of a text or token ids: the embeddings, and what every layer gives on.
+
+            states = m.hidden_states("a text")
+            states.values.shape, states.plot()          # (n_layer + 1, n_tokens, dim)
+
+        The text so far is forgotten.
+        """
+        return hidden_states(self, self._ids_of(prompt))
+
+    def logit_lens(self, prompt, top=3):
+        """LogitLens of a text or token ids: the `top` likeliest next tokens if the model ended after each layer, which
+        is the last norm and the output matrix on what the layer gives on.
+
+            m.logit_lens("The capital of France is")
+
+        The text so far is forgotten.  Errors: NotSupported, for a model without logits.
+        """
+        return logit_lens(self, self._ids_of(prompt), integer("top", top, 1, self.n_vocab))
+
+    def _ids_of(self, prompt):
+        """A text, or token ids, as checked ids."""
+        return self._checked_ids(self.tokenize(prompt) if isinstance(prompt, str) else prompt, self.n_ctx)
+
+    # ------------------------------------------------------------ plans
+    @property
+    def _flash(self):
+        """May one kernel compute attention in the graph that is built now?"""
+        wanted = self._hooks.wanted
+        return self.flash and (wanted is None or wanted.flash)
+
+    def _hooked_plan(self, inputs, results):
+        """A plan of the graph for what the sessions want of it."""
+        hooks, specs = self._hooks, self._specs
+        wanted, named = hooks.wanted, named_nodes(results)
+        named = {name: named[name] for name in wanted.kept | wanted.replaced if name in named}
+        graph = Graph(*results, *(named[name] for name in sorted(wanted.kept & named.keys())))
+        cuts = {named[name].id for name in wanted.replaced & named.keys()}
+        if self.scheduler is not None:
+            plan = CalledPlan(self.scheduler, graph, cuts)
+        elif cuts:
+            self._place(graph)
+            plan = CutPlan(self.backend, graph, cuts)
+        else:
+            plan = WholePlan(self._plan(graph))
+        return HookedPlan(hooks, plan, inputs, named, wanted, specs)
+
+
+class Capturing(collections.abc.Mapping):
+    """What `m.capturing` gives: {name: values so far}; `.tokens`: the ids they belong to, int32."""
+
+    def __init__(self, network, specs, out):
+        self._network, self._specs, self._out, self._keeping = network, specs, out, None
+
+    def __enter__(self):
+        if self._keeping is not None:
+            raise ParamError("capturing: this block was used before; make another with m.capturing(...)")
+        self._keeping = self._network._keeping(self._specs, None, None, self._out)
+        self._network._begin(self._keeping)
+        return self
+
+    def __exit__(self, *exc):
+        self._network._end(self._keeping)
+        self._network = None                    # what was kept does not keep the weights
+        for rows in self._keeping.rows.values():
+            rows.close()
+
+    @property
+    def tokens(self):
+        return np.array(self._keeping.tokens if self._keeping else [], np.int32)
+
+    def __getitem__(self, name):
+        if self._keeping is None:
+            raise ParamError("capturing: nothing was kept yet; use it as `with m.capturing(...) as c:`")
+        return self._keeping.rows[name].array()
+
+    def __iter__(self):
+        return iter(self._specs)
+
+    def __len__(self):
+        return len(self._specs)
+
+    def __repr__(self):
+        return f"<{len(self)} tensors of {len(self.tokens)} tokens: {', '.join(self)}>"
+
+
+def _path(out, name):
+    """The .npy file of a tensor in the folder; it does not exist."""
+    if not isinstance(out, str | os.PathLike):
+        raise TypeMismatch(f"out must be the path of a folder, got {type(out).__name__}")
+    folder = pathlib.Path(out)
+    path = folder / f"{name}.npy"
+    if folder.exists() and not folder.is_dir():
+        raise ParamError(f"out: {folder} is a file; give a folder")
+    if path.exists():
+        raise ParamError(f"out: {path} exists; delete it, or give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _available_nbytes():
+    """Bytes of memory that can be had without swapping; where the system does not say, more than there is."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 1 << 62
