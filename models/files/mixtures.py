@@ -23,7 +23,7 @@ FILE_TYPES = {
     "IQ1_S": (24, "iq1_s"), "IQ1_M": (31, "iq1_m"), "IQ2_XXS": (19, "iq2_xxs"), "IQ2_XS": (20, "iq2_xs"),
     "IQ2_S": (28, "iq2_xs"), "IQ2_M": (29, "iq2_s"), "IQ3_XXS": (23, "iq3_xxs"), "IQ3_XS": (22, "iq3_s"),
     "IQ3_S": (26, "iq3_s"), "IQ3_M": (27, "iq3_s"), "IQ4_NL": (25, "iq4_nl"), "IQ4_XS": (30, "iq4_xs"),
-    "TQ1_0": (36, "tq1_0"), "TQ2_0": (37, "tq2_0"), "MXFP4_MOE": (38, "mxfp4"), "NVFP4": (39, "nvfp4"),
+    "TQ1_0": (36, "tq1_0"), "TQ2_0": (37, "tq2_0"), "MXFP4_MOE": (38, "mxfp4"),
     "Q1_0": (40, "q1_0"), "Q2_0": (41, "q2_0")}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # a row that is no multiple of the block on the left: this type instead, F16 if that does not fit either

@@ -16,10 +16,12 @@ COMMANDS = {
     "generate": "continue a text",
     "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
     "vad": "where somebody speaks in a recording (Silero VAD)",
+    "quantize": "a model's matrices in smaller types: llama-quantize's mixtures, byte for byte",
+    "edit": "keys and tensors of a GGUF changed, renamed or removed; models split into several files, or joined",
     "peak": "peak memory of a model, measured without allocating or reading weights",
     "plan": "place buffers with given lifetimes (MiniMalloc's CSV: id,lower,upper,size)",
     "ops": "the op suite of ggml's test-backend-ops: check, time or list the cases",
-    "info": "version, processor, devices, and which types and ops each device supports",
+    "info": "version, processor, devices, and which types and ops each device supports; one op; or what is in a GGUF",
     "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
                "on this machine",
     "cache": "export compiled kernels into one file, or import them: nothing is compiled on the next machine",
