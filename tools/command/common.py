@@ -5,7 +5,7 @@ import os
 import re
 import sys
 
-from ggjit.ops.core.errors import ParamError, extra
+from ggjit.ops.core.errors import BadFile, ParamError, extra
 from ggjit.ops.core.printable import TEXT, printable
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
@@ -66,6 +66,27 @@ def add_threads(c):
 def add_out(c):
     c.add_file("output", metavar="OUT", help="the new file; it appears when it is whole")
     c.add_argument("--force", action="store_true", help="replace OUT if it is there")
+
+
+def add_data(c):
+    c.add_file("--data", required=True, metavar="FILE", help="a text, UTF-8")
+    c.add_argument("-c", "--n-ctx", type=positive, default=512, metavar="N", help="tokens of a chunk (512)")
+    c.add_argument("--chunks", type=positive, default=None, metavar="N", help="the first N chunks (all)")
+
+
+def read_data(path):
+    """The text in a file.  Errors: BadFile."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    except OSError as e:
+        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
+    except UnicodeDecodeError as e:
+        raise BadFile(f"{path}: no UTF-8 text at byte {e.start}; convert it with iconv -t UTF-8") from e
+
+
+def chunk_options(args):
+    return {"n_ctx": args.n_ctx, "n_chunks": args.chunks}
 
 
 def add_n_ctx(c, help):

@@ -18,6 +18,8 @@ COMMANDS = {
     "vad": "where somebody speaks in a recording (Silero VAD)",
     "quantize": "a model's matrices in smaller types: llama-quantize's mixtures, byte for byte",
     "edit": "keys and tensors of a GGUF changed, renamed or removed; models split into several files, or joined",
+    "imatrix": "how much each column of each matrix matters on a text, for quantize",
+    "perplexity": "how well a model predicts a text; KL divergence from a better model",
     "peak": "peak memory of a model, measured without allocating or reading weights",
     "plan": "place buffers with given lifetimes (MiniMalloc's CSV: id,lower,upper,size)",
     "ops": "the op suite of ggml's test-backend-ops: check, time or list the cases",
