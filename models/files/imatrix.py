@@ -4,8 +4,10 @@
 
 A matrix of experts has one row of sums for every expert.  Files are llama.cpp's, read and written:
 
-    GGUF    NAME.in_sum2 [n_columns, n_matrices], NAME.counts [1, n_matrices]; imatrix.datasets, .chunk_count, .chunk_size
-    .dat    n_entries | length, name, n_calls, n_values, mean squares * n_calls | n_chunks | length, data set   (read only)
+    GGUF    NAME.in_sum2 [n_columns, n_matrices], NAME.counts [1, n_matrices]; keys imatrix.datasets, .chunk_count,
+            .chunk_size
+    .dat    n_entries | length, name, n_calls, n_values, mean squares * n_calls | n_chunks | length, data set
+            (old files: read, not written)
 """
 import dataclasses
 import os

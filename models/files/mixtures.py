@@ -156,8 +156,8 @@ class _Rules:
         if info.ne[0] % t.block == 0:
             return t
         if t.name not in SHORTER_BLOCKS:
-            raise ParamError(f"{self.path}: tensor {info.name!r}: rows of {info.ne[0]} are no multiple of {t!r}'s block "
-                             f"of {t.block}, and no other type stands in for it; give it one with --tensor-type")
+            raise ParamError(f"{self.path}: tensor {info.name!r}: rows of {info.ne[0]} are no multiple of {t!r}'s "
+                             f"block of {t.block}, and no other type stands in for it; give it one with --tensor-type")
         t = BY_NAME[SHORTER_BLOCKS[t.name]]
         return t if info.ne[0] % t.block == 0 else F16
 

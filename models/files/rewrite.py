@@ -75,8 +75,8 @@ def converted(file, info, type, importances=None):
 def _check(file, info, type, data):
     bad = first_bad_block(type, data)
     if bad is not None:
-        raise BadFile(f"{file.path}: tensor {info.name!r} as {type!r}: {bad[1]}; the file is damaged or its numbers are "
-                      f"too large for the type, convert the model again")
+        raise BadFile(f"{file.path}: tensor {info.name!r} as {type!r}: {bad[1]}; the file is damaged or its numbers "
+                      f"are too large for the type, convert the model again")
 
 
 def _entry(file, info, type, name=None, importances=None):
@@ -188,8 +188,8 @@ def _refuse_quantised(file, types):
     for info in file.tensors.values():
         if info.type.quantized and types[info.name] is not info.type:
             raise ParamError(f"{file.path}: tensor {info.name!r} is {info.type!r} already, quantising it to "
-                             f"{types[info.name]!r} makes it worse than either; start from the F16 or F32 file, or allow "
-                             f"it with requantize=True (--allow-requantize)")
+                             f"{types[info.name]!r} makes it worse than either; start from the F16 or F32 file, or "
+                             f"allow it with requantize=True (--allow-requantize)")
 
 
 def _about(matrix):

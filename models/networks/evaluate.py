@@ -44,7 +44,8 @@ def chunks_of(m, data, n_ctx, n_chunks=None):
         raise TypeMismatch(f"a model is expected, such as load_model(PATH), got {type(m).__name__}")
     if not hasattr(m, "decode"):
         raise NotSupported(f"{m.file.path}: {m.file.arch} predicts no tokens; take a model that generates text")
-    integer("n_ctx", n_ctx, 2 * LEAST_ROWS, m.n_ctx, f" (the context of this model; it was trained for {m.n_ctx_train})")
+    integer("n_ctx", n_ctx, 2 * LEAST_ROWS, m.n_ctx,
+            f" (the context of this model, which was trained for {m.n_ctx_train})")
     ids = np.asarray(m.tokenize(data) if isinstance(data, str) else data)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) < 2 * n_ctx:
         raise ParamError(f"the text has {ids.size} tokens, chunks of {n_ctx} need at least {2 * n_ctx}; take a longer "
@@ -157,7 +158,8 @@ def _comparable(m, base, chunks):
     if isinstance(base, SavedLogits):
         chunks = chunks[:len(base.tokens)]
         if not (chunks == base.tokens[:len(chunks)]).all():
-            raise ModelError(f"{named}: made from another text, or with another tokenizer; make it again from this text")
+            raise ModelError(f"{named}: made from another text, or with another tokenizer; make it again from "
+                             f"this text")
     elif chunks.shape[1] > base.n_ctx:
         raise ParamError(f"{named}: its context has {base.n_ctx} tokens, chunks have {chunks.shape[1]}; load it with a "
                          f"larger n_ctx")
@@ -183,7 +185,8 @@ class SavedLogits:
         self._start = 20 + 4 * n * self.n_ctx
         self._n_rows = self.n_ctx - 1 - self.n_ctx // 2
         if data.size < self._start + 2 * n * self._n_rows * self.n_words:
-            raise BadFile(f"{self.path}: {data.size} bytes do not hold {n} chunks; the file is truncated, make it again")
+            raise BadFile(f"{self.path}: {data.size} bytes do not hold {n} chunks; the file is truncated, make it "
+                          f"again")
         self.tokens = data[20:self._start].view("<i4").reshape(n, self.n_ctx)
         self._data = data
 
@@ -207,7 +210,8 @@ def _log_file(path, m, chunks):
             f.write(chunks.astype("<i4").tobytes())
             yield lambda logits: f.write(_codes(logits).tobytes())
     except OSError as e:
-        raise CannotWrite(f"{path}: {e.strerror or e}; nothing is left of it: make space or choose another place") from e
+        raise CannotWrite(f"{path}: {e.strerror or e}; nothing is left of it: make space or choose another "
+                          f"place") from e
 
 
 def _codes(logits):

@@ -36,8 +36,8 @@ def run(args):
               f"{r['n_chunks']} chunks of {r['n_ctx']}")
         if base is not None:
             print(f"base {r['base_perplexity']:.4f}; KL divergence {r['kl_divergence']:.6f} +/- {r['kl_error']:.6f}, "
-                  f"median {r['kl_median']:.6f}, 99 % {r['kl_99']:.6f}, largest {r['kl_max']:.6f}; same likeliest token "
-                  f"{100 * r['same_top']:.2f} %")
+                  f"median {r['kl_median']:.6f}, 99 % {r['kl_99']:.6f}, largest {r['kl_max']:.6f}; same likeliest "
+                  f"token {100 * r['same_top']:.2f} %")
     return r
 
 

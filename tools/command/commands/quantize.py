@@ -31,6 +31,7 @@ def run(args):
         counts = {}
         for t in result["types"].values():
             counts[t] = counts.get(t, 0) + 1
-        print(f"{', '.join(result['paths'])}: {text_nbytes(result['nbytes_before'])} -> {text_nbytes(result['nbytes'])}; "
+        sizes = f"{text_nbytes(result['nbytes_before'])} -> {text_nbytes(result['nbytes'])}"
+        print(f"{', '.join(result['paths'])}: {sizes}; "
               f"{', '.join(f'{n} {t}' for t, n in sorted(counts.items()))}")
     return result
