@@ -26,7 +26,8 @@ FILE_TYPES = {
     "TQ1_0": (36, "tq1_0"), "TQ2_0": (37, "tq2_0"), "MXFP4_MOE": (38, "mxfp4"),
     "Q1_0": (40, "q1_0"), "Q2_0": (41, "q2_0")}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-# a row that is no multiple of the block on the left: this type instead, F16 if that does not fit either
+# a row that is no multiple of the block on the left: this type instead; F16 if that does not fit either, and for blocks
+# of 32
 SHORTER_BLOCKS = {**dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"),
                                   "iq4_nl"),
                   **dict.fromkeys(("q2_0", "q2_K", "q3_K", "tq1_0", "tq2_0"), "q4_0"),
@@ -155,10 +156,10 @@ class _Rules:
         """`t`, or a type whose block divides the row."""
         if info.ne[0] % t.block == 0:
             return t
-        if t.name not in SHORTER_BLOCKS:
+        if t.name not in SHORTER_BLOCKS and t.block > 32:
             raise ParamError(f"{self.path}: tensor {info.name!r}: rows of {info.ne[0]} are no multiple of {t!r}'s "
                              f"block of {t.block}, and no other type stands in for it; give it one with --tensor-type")
-        t = BY_NAME[SHORTER_BLOCKS[t.name]]
+        t = BY_NAME[SHORTER_BLOCKS.get(t.name, t.name)]
         return t if info.ne[0] % t.block == 0 else F16
 
     # ------------------------------------------------------------ the mixture: names of types; None: the base type
