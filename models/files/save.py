@@ -58,7 +58,8 @@ def save_gguf(path, tensors, metadata=None):
     tensors: {name: Tensor or ndarray}; a Tensor keeps its type, also a quantised one, an array the type of its dtype.
     Both keep their axes, leading ones of length 1 too; one without axes is written with one (GGUF has no fewer).
     metadata: {key: value}; str, bool, int (u32, i32, u64 or i64, the first that holds it), float (f32), NumPy scalars
-    (their own kind), arrays, and lists of these, nested ones too.  "general.alignment" (default 32) is obeyed.
+    (their own kind), arrays, and lists of these, nested ones too.  "general.alignment" (default 32) is obeyed; keys
+    split.* of a model in several files are left out, since this is one file.
     Errors: ParamError (names, keys, alignment), TypeMismatch (values GGUF has no kind for), NotAllocated, OSError.
     """
     metadata = _dict("metadata", {} if metadata is None else metadata)

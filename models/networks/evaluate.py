@@ -34,7 +34,7 @@ from ggjit.sched.scheduler import Scheduler
 LOGITS_MAGIC = b"_logits_"
 N_CTX = 512
 SMALLEST_LOG_P = 16             # in a file of log-probabilities, below the largest
-LEAST_ROWS = 16                 # products of fewer columns tell nothing of a text
+LEAST_N_CTX = 32                # less tells nothing of a text
 
 
 # ---------------------------------------------------------------- chunks
@@ -44,7 +44,7 @@ def chunks_of(m, data, n_ctx, n_chunks=None):
         raise TypeMismatch(f"a model is expected, such as load_model(PATH), got {type(m).__name__}")
     if not hasattr(m, "decode"):
         raise NotSupported(f"{m.file.path}: {m.file.arch} predicts no tokens; take a model that generates text")
-    integer("n_ctx", n_ctx, 2 * LEAST_ROWS, m.n_ctx,
+    integer("n_ctx", n_ctx, LEAST_N_CTX, m.n_ctx,
             f" (the context of this model, which was trained for {m.n_ctx_train})")
     ids = np.asarray(m.tokenize(data) if isinstance(data, str) else data)
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) < 2 * n_ctx:
@@ -179,7 +179,7 @@ class SavedLogits:
         if data.size < 20 or data[:8].tobytes() != LOGITS_MAGIC:
             raise BadFile(f"{self.path}: no file of log-probabilities; write one with --save-logits, or name a model")
         self.n_ctx, self.n_vocab, n = struct.unpack("<3i", data[8:20].tobytes())
-        if not (2 * LEAST_ROWS <= self.n_ctx < 1 << 24 and 0 < self.n_vocab < 1 << 24 and 0 < n < 1 << 24):
+        if not (LEAST_N_CTX <= self.n_ctx < 1 << 24 and 0 < self.n_vocab < 1 << 24 and 0 < n < 1 << 24):
             raise BadFile(f"{self.path}: {n} chunks of {self.n_ctx} tokens out of {self.n_vocab}; the file is damaged")
         self.n_words = 2 * ((self.n_vocab + 1) // 2) + 4
         self._start = 20 + 4 * n * self.n_ctx
@@ -286,7 +286,7 @@ class _Collector:
         if t.op not in (OP.MUL_MAT, OP.MUL_MAT_ID):
             return False
         name, x = self._name(t.src[0]), t.src[1]
-        wanted = name is not None and x.type is F32 and (t.op == OP.MUL_MAT_ID or x.ne[1] >= LEAST_ROWS)
+        wanted = name is not None and x.type is F32
         if wanted and not ask:
             (self._of_experts if t.op == OP.MUL_MAT_ID else self._of_all)(name, t)
         return True if not ask else wanted
