@@ -26,7 +26,7 @@ def test_quantize(tiny, tmp_path, command):
     assert out.read_bytes() == (tmp_path / "p.gguf").read_bytes()
     r = command("quantize", tiny, out, "q4_0")
     assert r.returncode == 1 and "exists already" in r.stderr and "--force" in r.stderr
-    r = command("quantize", tiny, out, "q8_0", "--force", "--split-max-size", "100k")
+    r = command("quantize", tiny, out, "q8_0", "--force", "--split-max-size", "30k")
     assert r.returncode == 0 and "q-00001-of-0000" in r.stdout and "q8_0" in r.stdout
 
 
