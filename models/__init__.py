@@ -12,7 +12,10 @@ core/: checks of arguments and progress bars, used by all of them.
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
+from ggjit.models.files.imatrix import load_imatrix
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors
+from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
+from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad

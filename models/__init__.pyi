@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ggjit import Backend, Context, Graph, Scheduler, Tensor
+from ggjit import Backend, Context, Graph, Scheduler, Tensor, Type
 
 _Path = str | os.PathLike[str]
 
@@ -71,3 +71,32 @@ def save_safetensors(path: _Path, tensors: Mapping[str, Tensor | npt.NDArray[Any
                      metadata: Mapping[str, str] | None = None) -> None: ...
 def load_vad(path: _Path, backend: str | Backend = "CPU", n_threads: int = 1,
              conv_type: Literal["F32", "F16"] = "F32") -> _SileroVad: ...
+
+class _Sums:
+    values: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.float32]
+    @property
+    def importances(self) -> npt.NDArray[np.float32]: ...
+
+class _Imatrix:
+    sums: dict[str, _Sums]
+    datasets: tuple[str, ...]
+    n_chunks: int
+    chunk_size: int
+    path: str
+    def save(self, path: _Path, force: bool = False) -> None: ...
+
+def load_imatrix(path: _Path) -> _Imatrix: ...
+def quantize_gguf(path: _Path, out: _Path, type: str | Type, imatrix: _Path | _Imatrix | None = None,
+                  tensor_types: Mapping[str, str | Type] | None = None, output_type: str | Type | None = None,
+                  embedding_type: str | Type | None = None, leave_output: bool = False, pure: bool = False,
+                  requantize: bool = False, keep_split: bool = False, max_nbytes: int | None = None,
+                  force: bool = False, progress: bool = True) -> dict[str, Any]: ...
+def edit_gguf(path: _Path, out: _Path, set_keys: Mapping[str, Any] | None = None, remove_keys: Sequence[str] = (),
+              rename: Mapping[str, str] | None = None, set_types: Mapping[str, str | Type] | None = None,
+              max_nbytes: int | None = None, force: bool = False, progress: bool = True) -> dict[str, Any]: ...
+def measure_imatrix(m: _Network, data: str | Sequence[int], n_ctx: int = 512, n_chunks: int | None = None,
+                    output: bool = False, dataset: str = "", progress: bool = True) -> _Imatrix: ...
+def perplexity(m: _Network, data: str | Sequence[int] | None, n_ctx: int = 512, n_chunks: int | None = None,
+               base: _Network | _Path | None = None, save_logits: _Path | None = None,
+               progress: bool = True) -> dict[str, Any]: ...

@@ -80,13 +80,14 @@ def hidden():
     from ggjit.cpu.thread_pool import Pool
     from ggjit.display.drawing import Drawing
     from ggjit.graphs.plan import Plan
+    from ggjit.models.files.imatrix import Imatrix, Sums
     from ggjit.models.networks.network import Network
     from ggjit.models.networks.silero import SileroVad
     from ggjit.models.text.generation import Generation
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
-    found = (MeasureReport, Drawing, Generation, Network, Pareto, Plan, Pool, NodeTime, Profile, Rematerialized,
-             SileroVad)
+    found = (MeasureReport, Drawing, Generation, Imatrix, Network, Pareto, Plan, Pool, NodeTime, Profile,
+             Rematerialized, SileroVad, Sums)
     return {f"_{c.__name__}": c for c in found}
 
 

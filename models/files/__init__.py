@@ -3,6 +3,8 @@
     gguf.py             the GGUF format: metadata and where each tensor lies
     weights.py          a network's weights over the mapped file, repacked or moved to another device
     load_tensors.py     GGUF and safetensors as plain tensors; save.py writes both
+    rewrite.py          files made from others: quantised (mixtures.py: which types), edited, split, joined
+    imatrix.py          importance matrices
     minilm.py           MiniLM's GGUF, made from a package; silero_file.py: Silero's form; wav.py: recordings
 """
 if not __name__.startswith("ggjit"):

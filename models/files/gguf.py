@@ -12,16 +12,23 @@ can exceed what the file's own size pays for; `MAX_ITEMS` bounds the only part t
 Nothing is copied: numeric arrays are views of the mapped file, strings are located once (80 ns each) and decoded when
 asked for.  Source: ggml's gguf.cpp, whose checks are all here; on top of them ranges may not overlap, but tensors need
 not follow one another without gaps.
+
+A large model may come in parts, NAME-00001-of-00003.gguf and so on: the first one is opened and brings the others.
+
+    split.no (from 0), split.count, split.tensors.count     in every part; all other keys are in the first
 """
+import ctypes
 import itertools
 import math
 import mmap
 import os
+import re
 import stat
 import struct
+import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -41,6 +48,9 @@ MAX_KEY_NBYTES = 65535          # GGUF specification
 MAX_NAME_NBYTES = 63            # GGML_MAX_NAME less its terminator
 MAX_DIMS = 4
 INT64_MAX = 2**63 - 1
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+MAX_PARTS = 99999               # five digits of a name
 
 # GGUF value types: number -> struct's and NumPy's letter
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -51,12 +61,16 @@ UNPACK = {kind: struct.Struct("<" + code).unpack_from for kind, code in CODES.it
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `ne` in ggml order (ne0 fastest), `offs` in bytes from the start of the file."""
+    """Where a tensor lies: `ne` in ggml order (ne0 fastest), `offs` in bytes from the start of the file.
+
+    part: number of the file, of a model in several.
+    """
     name: str
     type: Type
     ne: tuple
     offs: int
     nbytes: int
+    part: int = 0
 
     @property
     def shape(self):
@@ -201,6 +215,18 @@ class _Cursor:
         return StringArray(data, starts)
 
 
+def _mapped(path):
+    """_map_private of what can be a GGUF file.  Errors: BadFile."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
+        if os.path.getsize(path) < 24:
+            raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
+        return _map_private(path)
+    except OSError as e:
+        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
+
+
 def _map_private(path):
     """The file as uint8 in private copy-on-write pages.
 
@@ -214,8 +240,24 @@ def _map_private(path):
         return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
 
 
+def part_path(name, i, n):
+    """Path of part i, from 0, of n.  name: without the part's number, with or without ".gguf"."""
+    return f"{name.removesuffix('.gguf')}-{i + 1:05d}-of-{n:05d}.gguf"
+
+
+def give_back(array):
+    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file."""
+    if sys.platform == "linux":
+        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
+        start, end = -(-first // page) * page, (first + array.nbytes) // page * page
+        if end > start:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
 class GGUFFile:
     """A GGUF file, mapped and checked: `.metadata`, `.tensors`, `.alignment`, `.arch`, `.version`, `.data_offs`.
+
+    Of a model in several files, the path is that of the first; `.parts` has all of them, this one first.
 
     Raises BadFile (what, where, remedy) for anything a loader could not use safely; a file that came through here has
     every tensor inside it, aligned, whole in blocks and apart from the others.  The pages are shared with every process
@@ -224,16 +266,9 @@ class GGUFFile:
 
     def __init__(self, path):
         path = os.fspath(path)
-        try:
-            mode = os.stat(path).st_mode
-            if not stat.S_ISREG(mode):
-                raise BadFile(f"{path}: not a regular file; give the path of a .gguf file")
-            if os.path.getsize(path) < 24:
-                raise BadFile(f"{path}: {os.path.getsize(path)} bytes, a GGUF header has at least 24; fetch it again")
-            data = _map_private(path)
-        except OSError as e:
-            raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
-        self._load(data, path)
+        self._load(_mapped(path), path)
+        if self.metadata.get(SPLIT_COUNT, 1) != 1:
+            self._join()
 
     @classmethod
     def from_bytes(cls, data, source="<bytes>"):
@@ -243,15 +278,48 @@ class GGUFFile:
         return file
 
     def _load(self, data, source):
-        self.path, self._data = source, data
+        self.path, self._data, self.parts = source, data, (self,)
         self.read_keys = set()          # keys that `get` was asked for, whether they are there or not
         c = _Cursor(memoryview(data), source)
         self.version, n_tensors, n_kv = _read_start(c)
-        self.metadata = MappingProxyType(_read_metadata(c, n_kv))
+        metadata, self._spans = _read_metadata(c, n_kv)
+        self.metadata = MappingProxyType(metadata)
         self.alignment = _alignment(c, self.metadata)
         infos = _read_infos(c, n_tensors)
         self.data_offs = -(-c.pos // self.alignment) * self.alignment
         self.tensors = MappingProxyType(_place(c, infos, self.data_offs, self.alignment))
+
+    def _join(self):
+        """Open the other parts: `.parts`, and their tensors among `.tensors`."""
+        no, n = (self.get(key, kind=int) for key in (SPLIT_NO, SPLIT_COUNT))
+        named = PART.fullmatch(self.path)
+        if named is None or int(named[3]) != n or not 1 < n <= MAX_PARTS:
+            raise BadFile(f"{self.path}: it holds part {no + 1} of a model in {n} files, which its name does not say; "
+                          f"call the parts NAME-00001-of-{n:05d}.gguf and so on")
+        paths = [part_path(named[1], i, n) for i in range(n)]
+        if no != 0 or int(named[2]) != 1:
+            raise BadFile(f"{self.path}: part {no + 1} of {n}; open the first one, {paths[0]}")
+        missing = [path for path in paths if not os.path.exists(path)]
+        if missing:
+            raise BadFile(f"{self.path}: of the model's {n} files {len(missing)} are missing: {', '.join(missing[:3])}"
+                          f"{', ...' if len(missing) > 3 else ''}; put all of them into one folder")
+        tensors = dict(self.tensors)
+        for i, path in enumerate(paths[1:], 1):
+            part = GGUFFile.__new__(GGUFFile)
+            part._load(_mapped(path), path)
+            found = tuple(part.metadata.get(key) for key in (SPLIT_NO, SPLIT_COUNT))
+            if found != (i, n):
+                raise BadFile(f"{path}: its {SPLIT_NO} and {SPLIT_COUNT} are {found[0]} and {found[1]}, expected {i} "
+                              f"and {n}; the parts are not of one model, fetch them again")
+            for info in part.tensors.values():
+                if info.name in tensors:
+                    raise BadFile(f"{path}: tensor {info.name!r} is in another part as well; fetch the parts again")
+                tensors[info.name] = replace(info, part=i)
+            self.parts += (part,)
+        if len(tensors) != self.get(SPLIT_TENSORS, len(tensors)):
+            raise BadFile(f"{self.path}: the parts hold {len(tensors)} tensors, {SPLIT_TENSORS} is "
+                          f"{self.get(SPLIT_TENSORS)}; fetch the parts again")
+        self.tensors = MappingProxyType(tensors)
 
     def __repr__(self):
         return f"GGUFFile({self.path!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
@@ -265,6 +333,11 @@ class GGUFFile:
         """The whole file, uint8; private copy-on-write pages, so writing here never reaches the file."""
         return self._data
 
+    def raw_value(self, key):
+        """The bytes of a key's value as they are in the file, after u32 kind."""
+        start, end = self._spans[key]
+        return self._data[start:end].tobytes()
+
     def validate(self):
         """Read every tensor: BadFile for the first with a NaN or an infinity, among its values or the scales of its
         blocks.  Source: ggml_validate_row_data."""
@@ -275,11 +348,11 @@ class GGUFFile:
                               f"damaged, fetch or convert it again")
 
     def tensor_bytes(self, name):
-        """The bytes of one tensor: a view of `map()`."""
+        """The bytes of one tensor: a view of its part's `map()`."""
         info = self.tensors.get(name)
         if info is None:
             raise BadFile(f"{self.path}: tensor {name!r} is missing; convert the model again")
-        return self._data[info.offs:info.offs + info.nbytes]
+        return self.parts[info.part].map()[info.offs:info.offs + info.nbytes]
 
     def get(self, key, default=..., kind=None):
         """The value of `key`; without a default, a missing key is an error.
@@ -334,13 +407,16 @@ def _read_start(c):
 
 
 def _read_metadata(c, n_kv):
-    out = {}
+    """({key: value}, {key: (byte offset of its kind, end of its value)})"""
+    out, spans = {}, {}
     for i in range(n_kv):
         key = c.name(f"key {i}", MAX_KEY_NBYTES)
         if key in out:
             c.fail(f"key {key!r} appears twice")
+        start = c.pos
         out[key] = c.value(c.number(U32, key), key)
-    return out
+        spans[key] = start, c.pos
+    return out, spans
 
 
 def _alignment(c, metadata):

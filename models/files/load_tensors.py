@@ -23,10 +23,10 @@ _TYPES = {name: t for t, name in SAFETENSORS_DTYPES.items()}
 
 
 def load_gguf(path, ctx=None):
-    """({name: Tensor}, metadata) of a GGUF file.  Errors: BadFile."""
+    """({name: Tensor}, metadata) of a GGUF file, or of the first of several.  Errors: BadFile."""
     file = GGUFFile(path)
-    infos = [(i.name, i.type, i.ne, i.offs) for i in file.tensors.values()]
-    return _leaves(infos, file.map(), ctx), file.metadata
+    infos = [(i.name, i.type, i.ne, i.part, i.offs) for i in file.tensors.values()]
+    return _leaves(infos, [part.map() for part in file.parts], ctx), file.metadata
 
 
 def load_safetensors(path, ctx=None):
@@ -44,13 +44,13 @@ def load_safetensors(path, ctx=None):
         if name == "__metadata__":
             continue
         type, shape, lo, hi = _tensor(path, name, about, data.size - start)
-        infos.append((name, type, shape[::-1], start + lo))
+        infos.append((name, type, shape[::-1], 0, start + lo))
         used.append((lo, hi, name))
     used.sort()
     for (_, hi, a), (lo, _, b) in zip(used, used[1:], strict=False):
         if hi > lo:
             raise _bad(path, f"tensors {a!r} and {b!r} overlap")
-    return _leaves(infos, data, ctx)
+    return _leaves(infos, [data], ctx)
 
 
 def _bad(path, what):
@@ -89,14 +89,16 @@ def _tensor(path, name, about, n_data):
     return type_, shape, lo, hi
 
 
-def _leaves(infos, data, ctx):
-    """A leaf per (name, type, ne, byte offset) over `data`."""
+def _leaves(infos, files, ctx):
+    """A leaf per (name, type, ne, number of its file, byte offset) over the bytes of the files."""
     ctx = Context() if ctx is None else ctx
-    data = data if data.size else np.zeros(1, np.uint8)
-    buffer = default_backend().device.buffer_from_host_ptr(data, read_only=True)
-    buffer.usage = USAGE_WEIGHTS
+    buffers = []
+    for data in files:
+        data = data if data.size else np.zeros(1, np.uint8)
+        buffers.append(default_backend().device.buffer_from_host_ptr(data, read_only=True))
+        buffers[-1].usage = USAGE_WEIGHTS
     out = {}
-    for name, type_, ne, offs in infos:
+    for name, type_, ne, part, offs in infos:
         out[name] = leaf = ctx._leaf(type_, ne or (1,), name, len(ne))
-        place(leaf, buffer, offs)
+        place(leaf, buffers[part], offs)
     return out

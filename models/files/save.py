@@ -6,17 +6,23 @@
 Everything is checked before a byte is written.  A file appears under its name only when it is whole: it is written
 beside it and renamed.  Reading: models/files/gguf.py and models/files/load_tensors.py.
 
+Files made from others are written tensor by tensor (`write_gguf`), in one file or in parts.
+
     GGUF          magic, version, counts | metadata | name, ne, type, offset of each tensor | padding | data
     safetensors   length of the header | JSON {name: {dtype, shape, data_offsets}} | data
 """
 import contextlib
+import dataclasses
 import json
 import math
+import os
+import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ggjit.display.progress import bar
 from ggjit.models.files.gguf import (
     ARRAY,
     BOOL,
@@ -25,11 +31,16 @@ from ggjit.models.files.gguf import (
     MAGIC,
     MAX_KEY_NBYTES,
     MAX_NAME_NBYTES,
+    PART,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
     STRING,
+    part_path,
 )
-from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.shape import describe, is_contiguous
-from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64
+from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64, Type
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
@@ -47,29 +58,140 @@ def save_gguf(path, tensors, metadata=None):
     tensors: {name: Tensor or ndarray}; a Tensor keeps its type, also a quantised one, an array the type of its dtype.
     Both keep their axes, leading ones of length 1 too; one without axes is written with one (GGUF has no fewer).
     metadata: {key: value}; str, bool, int (u32, i32, u64 or i64, the first that holds it), float (f32), NumPy scalars
-    (their own kind), arrays, and lists of these, nested ones too.  "general.alignment" (default 32) is obeyed.
+    (their own kind), arrays, and lists of these, nested ones too.  "general.alignment" (default 32) is obeyed; keys
+    split.* of a model in several files are left out, since this is one file.
     Errors: ParamError (names, keys, alignment), TypeMismatch (values GGUF has no kind for), NotAllocated, OSError.
     """
     metadata = _dict("metadata", {} if metadata is None else metadata)
-    align = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not is_whole(align, 1) or align & (align - 1):
-        raise ParamError(f"general.alignment must be a power of two, got {align!r}")
+    align = alignment(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     sources = {name: _Source(name, x) for name, x in _dict("tensors", tensors).items()}
-    header = [MAGIC, struct.pack("<IQQ", VERSION, len(sources), len(metadata))]
-    for key, value in metadata.items():
-        header += [_text(key, "key", MAX_KEY_NBYTES), _value(value, key)]
+    write_gguf(path, {key: encoded(value, key) for key, value in metadata.items()},
+               [[Entry(name, s.type, s.ne, s.chunks) for name, s in sources.items()]], align, force=True)
+
+
+# ---------------------------------------------------------------- tensor by tensor
+class CannotWrite(GgjitError, OSError):
+    """A file could not be written: no space, no permission, or it is there already.  Nothing of it is left behind."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor of a file to be written.  chunks() yields its bytes in order."""
+    name: str
+    type: Type
+    ne: tuple
+    chunks: Callable
+
+    @property
+    def nbytes(self):
+        return self.type.row_nbytes(self.ne[0]) * math.prod(self.ne[1:])
+
+
+def alignment(n):
+    """`n`, if tensors can be aligned to it."""
+    if not is_whole(n, 1) or n & (n - 1):
+        raise ParamError(f"general.alignment must be a power of two, got {n!r}")
+    return n
+
+
+def parts_of(entries, max_nbytes):
+    """`entries` in groups of at most that many bytes; a larger tensor has a group of its own.  None: one group."""
+    if max_nbytes is None:
+        return [entries]
+    groups, held = [[]], 0
+    for e in entries:
+        if groups[-1] and held + e.nbytes > max_nbytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(e)
+        held += e.nbytes
+    return groups
+
+
+def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, title=None):
+    """Write Entries as a GGUF file, or as one of each group: NAME-00001-of-00003.gguf and so on; their paths.
+
+    metadata: {key: (kind, bytes)} as `encoded` makes them.  force: a file of that name is replaced.  title: of the
+    progress bar; None: no bar.  All files get their names when all are whole.  Errors: CannotWrite, an OSError.
+    """
+    path, n, n_tensors = os.fspath(path), len(groups), sum(map(len, groups))
+    paths, metadata = [path], {k: v for k, v in metadata.items() if k not in (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS)}
+    if n > 1:
+        named = PART.fullmatch(path)
+        paths = [part_path(named[1] if named else path, i, n) for i in range(n)]
+    there = [p for p in paths if os.path.isfile(p)]
+    if there and not force:
+        raise CannotWrite(f"{there[0]} exists already; choose another name, or replace it with force=True (--force)")
+    headers = []
+    for i, group in enumerate(groups):
+        own = dict(metadata) if i == 0 else {}
+        if n > 1:
+            counts = {SPLIT_NO: np.uint16(i), SPLIT_COUNT: np.uint16(n), SPLIT_TENSORS: np.int32(n_tensors)}
+            own |= {key: encoded(value, key) for key, value in counts.items()}
+        headers.append(_header(own, group, align))
+    total = sum(e.nbytes for group in groups for e in group)
+    _check_space(paths[0], total + sum(map(len, headers)))
+    with _explained(path, "the end"), contextlib.ExitStack() as files, \
+            bar(f"{title}, MiB", total / 2**20, drawn=title is not None) as step:
+        for target, header, group in zip(paths, headers, groups, strict=True):
+            with _explained(target, "the header"):
+                f = files.enter_context(whole_file(target))
+                f.write(header)
+            for e in group:
+                _write_entry(f, target, e, align, step)
+            f.flush()
+    return paths
+
+
+def _write_entry(f, path, e, align, step):
+    written = 0
+    for chunk in e.chunks():
+        with _explained(path, f"tensor {e.name!r}"):
+            f.write(chunk)
+        n = memoryview(chunk).nbytes
+        written += n
+        step(n / 2**20)
+    if written != e.nbytes:
+        raise ShapeError(f"{path}: tensor {e.name!r} {list(e.ne)} of {e.type!r} has {e.nbytes} bytes, {written} came")
+    with _explained(path, f"tensor {e.name!r}"):
+        f.write(bytes(-written % align))
+
+
+@contextlib.contextmanager
+def _explained(path, what):
+    """An OSError inside comes out as CannotWrite."""
+    try:
+        yield
+    except (CannotWrite, FileNotFoundError, IsADirectoryError):     # these name the folder themselves
+        raise
+    except OSError as e:
+        raise CannotWrite(f"{path}: {e.strerror or e}, at {what}; nothing is left of it: make space or choose another "
+                          f"place") from e
+
+
+def _check_space(path, nbytes):
+    """CannotWrite, if the disk has less than `nbytes` left: better now than hours later."""
+    free, folder = nbytes, os.path.dirname(os.path.abspath(path))
+    if os.path.isfile(path) or not os.path.exists(path):            # a device or pipe needs no space
+        with contextlib.suppress(OSError):          # no folder, or a file system that does not tell: writing will
+            free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise CannotWrite(f"{path}: {nbytes:,} bytes are needed, {free:,} are free there; make space or choose another "
+                          f"place")
+
+
+def _header(metadata, entries, align):
+    """All that comes before the data, padding included."""
+    out = [MAGIC, struct.pack("<IQQ", VERSION, len(entries), len(metadata))]
+    for key, (kind, raw) in metadata.items():
+        out += [_text(key, "key", MAX_KEY_NBYTES), struct.pack("<I", kind), raw]
     offs = 0
-    for name, s in sources.items():
-        header += [_text(name, "tensor name", MAX_NAME_NBYTES), struct.pack("<I", len(s.ne)),
-                   struct.pack(f"<{len(s.ne)}Q", *s.ne), struct.pack("<IQ", s.type.id, offs)]
-        offs += -(-s.nbytes // align) * align
-    header = b"".join(header)
-    with whole_file(path) as f:
-        f.write(header)
-        f.write(bytes(-len(header) % align))
-        for s in sources.values():
-            f.write(s.bytes())
-            f.write(bytes(-s.nbytes % align))
+    for e in entries:
+        out += [_text(e.name, "tensor name", MAX_NAME_NBYTES), struct.pack("<I", len(e.ne)),
+                struct.pack(f"<{len(e.ne)}Q", *e.ne), struct.pack("<IQ", e.type.id, offs)]
+        offs += -(-e.nbytes // align) * align
+    out = b"".join(out)
+    return out + bytes(-len(out) % align)
 
 
 def save_safetensors(path, tensors, metadata=None):
@@ -125,6 +247,9 @@ class _Source:
         self.ne = tuple(reversed(self.shape)) or (1,)       # GGUF has at least one dimension
         self.nbytes = self.type.row_nbytes(self.ne[0]) * math.prod(self.ne[1:])
 
+    def chunks(self):
+        yield self.bytes()
+
     def bytes(self):
         if isinstance(self.x, np.ndarray):
             return np.ascontiguousarray(self.x, self.x.dtype.newbyteorder("<")).tobytes()
@@ -145,14 +270,8 @@ def _text(s, what, max_nbytes=None):
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _value(x, key):
-    """u32 kind, then the value."""
-    kind, raw = _encoded(x, key)
-    return struct.pack("<I", kind) + raw
-
-
-def _encoded(x, key):
-    """(kind, bytes) of one value."""
+def encoded(x, key):
+    """(kind, bytes) of one value of the metadata.  Errors: TypeMismatch, ParamError."""
     if isinstance(x, str):
         return STRING, _text(x, f"value of {key!r}")
     if isinstance(x, bool | np.bool_):
@@ -193,9 +312,9 @@ def _list(items, key):
         raise ParamError(f"key {key!r}: some integers do not fit 64 bits")
     if all(isinstance(i, int | float) and not isinstance(i, bool) for i in items):
         items = [float(i) for i in items]
-    encoded = [_encoded(i, key) for i in items]
-    kinds = {kind for kind, _ in encoded}
+    pairs = [encoded(i, key) for i in items]
+    kinds = {kind for kind, _ in pairs}
     if len(kinds) > 1:
         raise TypeMismatch(f"key {key!r}: the items of a list must be of one kind, these are "
                            f"{', '.join(sorted({type(i).__name__ for i in items}))}")
-    return struct.pack("<IQ", kinds.pop(), len(items)) + b"".join(raw for _, raw in encoded)
+    return struct.pack("<IQ", kinds.pop(), len(items)) + b"".join(raw for _, raw in pairs)

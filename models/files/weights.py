@@ -1,12 +1,10 @@
 """Weights: every tensor of a GGUF file as a leaf over the mapped file.  Nothing is copied or read ahead."""
-import ctypes
 import itertools
-import mmap
-import sys
 
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.placing import move_tensors
+from ggjit.models.files.gguf import give_back
 from ggjit.ops.core.errors import ModelError
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul import repack
@@ -18,8 +16,10 @@ class Weights:
 
     def __init__(self, file, device):
         self.file, self.ctx = file, Context()
-        self.buffer = device.buffer_from_host_ptr(file.map(), read_only=True)
-        self.buffer.usage = USAGE_WEIGHTS
+        self.buffers = []               # of each part of the file
+        for part in file.parts:
+            self.buffers.append(device.buffer_from_host_ptr(part.map(), read_only=True))
+            self.buffers[-1].usage = USAGE_WEIGHTS
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self.used = set()                               # names of the file's tensors that were handed out
         self._leaves, self._moved = {}, []
@@ -58,7 +58,7 @@ class Weights:
         if called not in self._leaves:
             leaf = self._leaves[called] = self.ctx.new_tensor(info.type, info.ne, called)
             # mapped memory: the file's alignment is what it is, kernels take any
-            place(leaf, self.buffer, info.offs)
+            place(leaf, self.buffers[info.part], info.offs)
         return self._leaves[called]
 
     def move(self, takes, buft):
@@ -67,13 +67,13 @@ class Weights:
         The file's pages they came from are given back to the system.  Errors: OutOfMemory.
         """
         leaves = [t for name, t in self._leaves.items() if takes(name)]
-        raw = {t.id: self.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
+        raw = {t.id: t.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
         for buf, tensors in move_tensors([(buft, leaves)]):
             self._moved.append(buf)
             buf.set_usage(USAGE_WEIGHTS)
             for t in tensors:
                 buf.set_tensor(t, raw[t.id])
-                _give_back(raw[t.id])
+                give_back(raw[t.id])
             buf.read_only = True
 
     def repack(self, leaves):
@@ -90,28 +90,19 @@ class Weights:
         buffer.set_usage(USAGE_WEIGHTS)
         starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
         for t, at in zip(self.repacked.values(), starts, strict=False):
-            raw = self.buffer.host_bytes(t.offs, t.nbytes)
+            raw = t.buffer.host_bytes(t.offs, t.nbytes)
             buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
             place(t, buffer, at)
-            _give_back(raw)
+            give_back(raw)
         buffer.read_only = True
 
     def free(self):
         self._leaves.clear()
         self.ctx.free()
-        for buf in (*self._moved, self.buffer):
+        for buf in (*self._moved, *self.buffers):
             buf.free()
 
 
 def _aligned(t):
     """Bytes of a leaf up to the next cache line."""
     return -(-t.nbytes // 64) * 64
-
-
-def _give_back(array):
-    """Drop the pages of a mapped file that lie wholly inside `array`; the next read takes them from the file."""
-    if sys.platform == "linux":
-        page, first = mmap.PAGESIZE, array.__array_interface__["data"][0]
-        start, end = -(-first // page) * page, (first + array.nbytes) // page * page
-        if end > start:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

@@ -7,6 +7,7 @@
     offload.py          layers on a GPU
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
     strict.py           files with more in them than is used are refused
+    evaluate.py         perplexity, KL divergence, importance matrices
     peak.py             the peak memory of a model, measured without loading it
 """
 if not __name__.startswith("ggjit"):

@@ -40,7 +40,7 @@ class ShapeFile:
         if name not in SHAPES:
             raise _unknown(name)
         dim, n_layer, n_head, n_head_kv, n_ff, n_vocab, n_ctx = SHAPES[name]
-        self.path = f"{name} ({weight_type})"
+        self.path, self.parts = f"{name} ({weight_type})", (self,)
         self.metadata = {f"llama.{k}": v for k, v in {
             "context_length": n_ctx, "embedding_length": dim, "block_count": n_layer, "feed_forward_length": n_ff,
             "attention.head_count": n_head, "attention.head_count_kv": n_head_kv,

@@ -1,9 +1,11 @@
 """What several commands share: types of arguments, options, tables on stdout."""
 import argparse
+import json
 import os
+import re
 import sys
 
-from ggjit.ops.core.errors import extra
+from ggjit.ops.core.errors import BadFile, ParamError, extra
 from ggjit.ops.core.printable import TEXT, printable
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
@@ -26,6 +28,30 @@ count = _at_least(0, "must not be negative", "integer")
 n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
 
 
+def nbytes(text):
+    """Bytes of "500M", "2G" or "1000", for argparse; a k is 1000, as in llama-gguf-split."""
+    found = re.fullmatch(r"([1-9]\d*)([kMG]?)", text, re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError("a size is a number of bytes, such as 500M or 2G")
+    return int(found[1]) * 1000 ** " kmg".index(found[2].lower() or " ")
+
+
+def pairs(option, texts):
+    """{NAME: VALUE} of "NAME=VALUE" texts.  Errors: ParamError."""
+    wrong = next((text for text in texts if not text.partition("=")[0] or "=" not in text), None)
+    if wrong is not None:
+        raise ParamError(f"{option} takes NAME=VALUE, got {wrong!r}")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def value(text):
+    """What a text says as JSON; anything else is that text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 # ---------------------------------------------------------------- options
 # short names mean what they mean in llama.cpp; a test holds every command to them
 SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--threads", "-c": "--n-ctx",
@@ -35,6 +61,32 @@ SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--
 def add_threads(c):
     c.add_argument("-t", "--threads", type=positive, default=None, metavar="N",
                    help="threads (default: the cores this process may use)")
+
+
+def add_out(c):
+    c.add_file("output", metavar="OUT", help="the new file; it appears when it is whole")
+    c.add_argument("--force", action="store_true", help="replace OUT if it is there")
+
+
+def add_data(c):
+    c.add_file("--data", required=True, metavar="FILE", help="a text, UTF-8")
+    c.add_argument("-c", "--n-ctx", type=positive, default=512, metavar="N", help="tokens of a chunk (512)")
+    c.add_argument("--chunks", type=positive, default=None, metavar="N", help="the first N chunks (all)")
+
+
+def read_data(path):
+    """The text in a file.  Errors: BadFile."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    except OSError as e:
+        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
+    except UnicodeDecodeError as e:
+        raise BadFile(f"{path}: no UTF-8 text at byte {e.start}; convert it with iconv -t UTF-8") from e
+
+
+def chunk_options(args):
+    return {"n_ctx": args.n_ctx, "n_chunks": args.chunks}
 
 
 def add_n_ctx(c, help):
@@ -81,6 +133,11 @@ def table(title, columns, rows, **options):
     for row in rows:
         out.add_row(*(printable(cell, keep=TEXT) for cell in row))
     return out
+
+
+def text_nbytes(n):
+    """1,234,567 bytes -> "1.2 MB"."""
+    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB"
 
 
 def tiles_json(choices):

@@ -1,21 +1,33 @@
-"""`ggjit info`: version, processor, devices, and which types and ops each device supports."""
+"""`ggjit info`: version, processor, devices, and which types and ops each device supports; or what a GGUF holds."""
+import math
+import os
+
+import numpy as np
+
 from ggjit import __version__
 from ggjit.api.registry import registry
 from ggjit.cpu.tuning import all_kept
-from ggjit.tools.command.common import tiles_json, tiles_line
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.ops.core.printable import printable
+from ggjit.tools.command.common import console, table, text_nbytes, tiles_json, tiles_line
 from ggjit.tools.command.op_page import find, op_facts, op_list, op_page
 from ggjit.tools.command.support import supported
 
-EXAMPLES = (("ggjit info", ""), ("ggjit info soft_max", "one op: builders, types, files"))
+EXAMPLES = (("ggjit info", ""), ("ggjit info soft_max", "one op: builders, types, files"),
+            ("ggjit info m.gguf", "keys and tensors of a file"))
+SHOWN = 8                       # items of an array, and
+SHOWN_TEXT = 100                # characters of a text that are printed
 
 
 def add_arguments(c):
-    c.add_argument("op", nargs="?", metavar="OP", help="one op: its builders, types and files (\"soft_max\")")
+    c.add_file("what", nargs="?", metavar="OP|FILE", help="one op (\"soft_max\"), or a GGUF file (\"m.gguf\")")
 
 
 def run(args):
-    if args.op:
-        op = find(args.op)
+    if args.what and (os.path.isfile(args.what) or args.what.endswith(".gguf") or os.sep in args.what):
+        return file_info(args)
+    if args.what:
+        op = find(args.what)
         if not args.json:
             print(op_page(op), end="")
         return op_facts(op)
@@ -38,4 +50,56 @@ def show(r):
     print(f"types: {len(types)} of {len(r['types'])}: {' '.join(types)}")
     print(f"ops: {sum(map(bool, r['ops'].values()))} of {len(r['ops'])}")
     print("\n".join(op_list()))
-    print("`ggjit info OP` tells more of one op.")
+    print("`ggjit info OP` tells more of one op, `ggjit info FILE.gguf` what a file holds.")
+
+
+# ---------------------------------------------------------------- a file
+def file_info(args):
+    """Prints what a GGUF file holds; the same as JSON.  Errors: BadFile."""
+    result = file_facts(GGUFFile(args.what))
+    if not args.json:
+        show_file(result)
+    return result
+
+
+def file_facts(file):
+    """{"files", "version", "alignment", "metadata", "tensors", "types": {type: {"tensors", "nbytes"}}, "n_params",
+    "nbytes", "bits_per_weight"}.  An array is {"length", "first": its first items}."""
+    types = {}
+    for t in file.tensors.values():
+        entry = types.setdefault(t.type.name, {"tensors": 0, "nbytes": 0})
+        entry["tensors"] += 1
+        entry["nbytes"] += t.nbytes
+    nbytes, n = sum(t.nbytes for t in file.tensors.values()), sum(math.prod(t.ne) for t in file.tensors.values())
+    return {"files": [part.path for part in file.parts], "version": file.version, "alignment": file.alignment,
+            "metadata": {key: plain(value) for key, value in file.metadata.items()},
+            "tensors": [{"name": t.name, "type": t.type.name, "ne": list(t.ne), "nbytes": t.nbytes, "offs": t.offs,
+                         "part": t.part} for t in file.tensors.values()],
+            "types": types, "n_params": n, "nbytes": nbytes, "bits_per_weight": 8 * nbytes / n if n else 0.0}
+
+
+def plain(value):
+    if isinstance(value, str | bool | int | float):
+        return value
+    first = value[:SHOWN]
+    return {"length": len(value), "first": first.tolist() if isinstance(first, np.ndarray) else
+            [plain(i) for i in first]}
+
+
+def show_file(r):
+    out, text = console(), cell
+    out.print(table(f"{', '.join(r['files'])}: GGUF {r['version']}, {len(r['metadata'])} keys", ("key", "value"),
+                    [(key, text(value)) for key, value in r["metadata"].items()]))
+    out.print(table(f"{len(r['tensors'])} tensors", ("tensor", "ne", "type", "bytes"),
+                    [(t["name"], " x ".join(map(str, t["ne"])), t["type"], f"{t['nbytes']:,}") for t in r["tensors"]]))
+    kinds = ", ".join(f"{t['tensors']} {name} ({text_nbytes(t['nbytes'])})" for name, t in r["types"].items())
+    print(f"{r['n_params']:,} numbers in {text_nbytes(r['nbytes'])}, {r['bits_per_weight']:.2f} bits each: {kinds}")
+
+
+def cell(value):
+    """A value in one line."""
+    if isinstance(value, dict):
+        items = ", ".join(map(cell, value["first"])) + (", ..." if value["length"] > SHOWN else "")
+        return f"{value['length']:,} items: {items}"
+    line = printable(str(value))
+    return line if len(line) <= SHOWN_TEXT else f"{line[:SHOWN_TEXT]}... ({len(line):,} characters)"

@@ -1,0 +1,28 @@
+"""`ggjit edit`: keys and tensors of a GGUF changed; a model in one file or in several."""
+from ggjit.models.files.rewrite import edit_gguf
+from ggjit.tools.command.common import add_out, nbytes, pairs, text_nbytes, value
+
+EXAMPLES = (("ggjit edit m.gguf n.gguf --set-key general.name=mine --remove-key tokenizer.chat_template", ""),
+            ("ggjit edit m.gguf n.gguf --rename a.weight=b.weight --set-tensor-type output.weight=q6_k", ""),
+            ("ggjit edit m.gguf parts.gguf --split-max-size 2G", "parts-00001-of-00003.gguf, ..."),
+            ("ggjit edit parts-00001-of-00003.gguf m.gguf", "several files in one"))
+
+
+def add_arguments(c):
+    c.add_file("input", metavar="IN", help="a GGUF; the first one of a model in several files")
+    add_out(c)
+    c.add_argument("--set-key", metavar="KEY=VALUE", action="append", default=[],
+                   help="VALUE as JSON (7, 0.5, true, [1, 2]), anything else is a text; may be repeated")
+    c.add_argument("--remove-key", metavar="KEY", action="append", default=[])
+    c.add_argument("--rename", metavar="TENSOR=NAME", action="append", default=[])
+    c.add_argument("--set-tensor-type", metavar="TENSOR=TYPE", action="append", default=[])
+    c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
+
+
+def run(args):
+    keys = {key: value(text) for key, text in pairs("--set-key", args.set_key).items()}
+    result = edit_gguf(args.input, args.output, keys, args.remove_key, pairs("--rename", args.rename),
+                       pairs("--set-tensor-type", args.set_tensor_type), args.split_max_size, args.force)
+    if not args.json:
+        print(f"{', '.join(result['paths'])}: {text_nbytes(result['nbytes'])}")
+    return result

@@ -1,0 +1,37 @@
+"""`ggjit imatrix`: how much each column of each matrix matters on a text, for `ggjit quantize --imatrix`."""
+import os
+
+from ggjit.display.progress import compiling
+from ggjit.models.files.save import CannotWrite
+from ggjit.models.networks.evaluate import measure_imatrix
+from ggjit.tools.command.common import add_data, add_gpu, add_strict, add_threads, chunk_options, read_data
+from ggjit.tools.command.helpers import load
+
+EXAMPLES = (("ggjit imatrix f16.gguf --data wiki.txt -o imatrix.gguf", "then: ggjit quantize --imatrix imatrix.gguf"),
+            ("ggjit imatrix f16.gguf --data wiki.txt --chunks 100", "the first 100 chunks of 512 tokens"))
+
+
+def add_arguments(c):
+    c.add_model("a GGUF that generates text")
+    add_data(c)
+    c.add_file("-o", "--output", metavar="OUT", default="imatrix.gguf", help="the file to write (imatrix.gguf)")
+    c.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    c.add_argument("--process-output", action="store_true", help="the output matrix as well")
+    add_strict(c)
+    add_gpu(c)
+    add_threads(c)
+
+
+def run(args):
+    if os.path.isfile(args.output) and not args.force:      # before the work, not after it
+        raise CannotWrite(f"{args.output} exists already; choose another name with -o, or replace it with --force")
+    text, options = read_data(args.data), chunk_options(args)
+    with compiling():
+        m = load(args.model, args, n_ctx=args.n_ctx, reserve=False)
+        found = measure_imatrix(m, text, output=args.process_output, dataset=args.data, **options)
+    found.save(args.output, force=args.force)
+    partial = [name for name, s in found.sums.items() if not s.counts.all()]
+    if not args.json:
+        print(f"{args.output}: {len(found.sums)} matrices, {found.n_chunks} chunks of {found.chunk_size} tokens"
+              + (f"; {len(partial)} have experts that no token went to" if partial else ""))
+    return {"path": args.output, "matrices": len(found.sums), "chunks": found.n_chunks, "partial": partial}

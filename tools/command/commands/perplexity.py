@@ -1,0 +1,50 @@
+"""`ggjit perplexity`: how well a model predicts a text, and how far its predictions are from a better model's."""
+from ggjit.display.progress import compiling
+from ggjit.models.files.gguf import MAGIC
+from ggjit.models.networks.evaluate import SavedLogits, perplexity
+from ggjit.ops.core.errors import ParamError
+from ggjit.tools.command.common import add_data, add_gpu, add_kv_type, add_strict, add_threads, chunk_options, read_data
+from ggjit.tools.command.helpers import load
+
+EXAMPLES = (("ggjit perplexity q4.gguf --data wiki.txt", "as llama-perplexity: chunks of 512 tokens"),
+            ("ggjit perplexity q4.gguf --data wiki.txt --kl-divergence-base f16.gguf", "what quantising costs"),
+            ("ggjit perplexity f16.gguf --data wiki.txt --save-logits base.kld", "once, for many comparisons"))
+
+
+def add_arguments(c):
+    c.add_model("a GGUF that generates text")
+    add_data(c)
+    c.add_file("--kl-divergence-base", metavar="FILE", help="a better model, or its log-probabilities in a file")
+    c.add_file("--save-logits", metavar="FILE", help="write the log-probabilities, 16 bits each")
+    add_kv_type(c)
+    add_strict(c)
+    add_gpu(c)
+    add_threads(c)
+
+
+def run(args):
+    text, options, base = read_data(args.data), chunk_options(args), args.kl_divergence_base
+    with compiling():
+        if base is not None and is_model(base):
+            base = load(base, args, n_ctx=args.n_ctx, kv_type=args.kv_type)
+        elif base is not None and SavedLogits(base).n_ctx != args.n_ctx:
+            raise ParamError(f"{base}: made from chunks of {SavedLogits(base).n_ctx} tokens; say so with -c")
+        m = load(args.model, args, n_ctx=args.n_ctx, kv_type=args.kv_type)
+        r = perplexity(m, text, base=base, save_logits=args.save_logits, **options)
+    if not args.json:
+        print(f"perplexity {r['perplexity']:.4f} +/- {r['error']:.5f}, {r['n_tokens']:,} tokens predicted in "
+              f"{r['n_chunks']} chunks of {r['n_ctx']}")
+        if base is not None:
+            print(f"base {r['base_perplexity']:.4f}; KL divergence {r['kl_divergence']:.6f} +/- {r['kl_error']:.6f}, "
+                  f"median {r['kl_median']:.6f}, 99 % {r['kl_99']:.6f}, largest {r['kl_max']:.6f}; same likeliest "
+                  f"token {100 * r['same_top']:.2f} %")
+    return r
+
+
+def is_model(path):
+    """Is the file a GGUF?  One that cannot be read is left to the loader's error."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return True
