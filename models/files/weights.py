@@ -7,10 +7,12 @@ import sys
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.placing import move_tensors
-from ggjit.ops.core.errors import ModelError
+from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.traits import all_traits
+from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import repack
 from ggjit.tensors.context import Context
+from ggjit.tensors.tensor import set_param
 
 
 class Weights:
@@ -75,6 +77,18 @@ class Weights:
                 buf.set_tensor(t, raw[t.id])
                 _give_back(raw[t.id])
             buf.read_only = True
+
+    def unfreeze(self):
+        """Move every leaf into memory that may be written, marked as a parameter to train.  Errors: TypeMismatch."""
+        wrong = next((t for t in self._leaves.values() if t.type is not F32), None)
+        if wrong is not None:
+            raise TypeMismatch(f"{self.file.path}: {wrong.name!r} is {wrong.type!r}, only F32 weights can be trained "
+                               f"themselves; train an adapter beside them, or convert the model to F32")
+        self.move(lambda name: True, self.device.buffer_type())
+        for buf in self._moved:
+            buf.read_only = False
+        for t in self._leaves.values():
+            set_param(t)
 
     def repack(self, leaves):
         """Move those matrices that a faster layout can take into a CPU_REPACK buffer; only products may read them then.
