@@ -24,6 +24,7 @@ class Weights:
         self.buffer.usage = USAGE_WEIGHTS
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self.used = set()                               # names of the file's tensors that were handed out
+        self.adapters = []
         self._leaves, self._moved = {}, []
 
     @property
@@ -62,6 +63,10 @@ class Weights:
             # mapped memory: the file's alignment is what it is, kernels take any
             place(leaf, self.buffer, info.offs)
         return self._leaves[called]
+
+    def beside(self, name):
+        """[(A, B, factor)] of the adapters of the weight `name`."""
+        return [pair for adapter in self.adapters for pair in adapter.beside(name)]
 
     def move(self, takes, buft):
         """Copy the leaves whose names `takes` accepts into memory of `buft`, where they lie from then on.
