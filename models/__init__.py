@@ -14,5 +14,6 @@ if not __name__.startswith("ggjit"):
 
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors
 from ggjit.models.files.save import save_gguf, save_safetensors
+from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad

@@ -8,6 +8,7 @@ Gradients pass through frozen weights: dx = W^T dy reads W as it is in the file.
       measured                 all of them           counted                             planned: gg.rematerialize
 """
 import contextlib
+import gc
 import json
 import math
 import os
@@ -32,7 +33,7 @@ from ggjit.train.optimizers import AdamW
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 MAX_TRIES = 4                   # of a smaller arena, where planning itself took memory
-LEAST_SLACK_NBYTES = 4 << 20    # of a process: what small arrays and pages take
+SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
 
 
 # ---------------------------------------------------------------- texts
@@ -91,12 +92,13 @@ class _Memory:
         self.network = network
         self.training, self.peak = None, 0
         budget = None
-        for _ in range(MAX_TRIES):
+        for k in range(MAX_TRIES):
             if limit is not None:
-                free = limit - resident_nbytes() - network.weights.nbytes - LEAST_SLACK_NBYTES
-                budget = free if budget is None else budget - (self.peak - limit)
+                free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
+                budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
                 self._require(budget, limit)
             self.training = None                        # its arena goes before the next one comes
+            gc.collect()
             try:
                 self.training = make(budget)
             except gg.BudgetError as e:
@@ -122,8 +124,8 @@ class _Memory:
         runs = self.training.runs
         graphs = [g for g in (self.training.first, self.training.further, self.training.step_graph) if g is not None]
         work = max(runs.plan(graph).work_nbytes for graph in graphs)
-        return (resident_nbytes() + runs.allocator.buffer_size() + work + self.network.weights.nbytes
-                + LEAST_SLACK_NBYTES)
+        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes
+        return int((resident_nbytes() + planned) * (1 + SLACK)) + SLACK_NBYTES
 
 
 # ---------------------------------------------------------------- what users call
