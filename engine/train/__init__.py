@@ -16,6 +16,7 @@ if not __name__.startswith("ggjit"):
 from ggjit.train.dataset import Dataset
 from ggjit.train.fit import NotFinite, evaluate, fit, measure, predict
 from ggjit.train.history import History
+from ggjit.train.losses import mean_in_chunks
 from ggjit.train.optimizers import SGD, AdamW
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "measure", "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure", "predict"]

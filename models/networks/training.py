@@ -59,18 +59,14 @@ class TokenLoss:
         return gg.set_name(g.norm(x, about.norm, network.out_norm), "result_norm")
 
     def _loss(self, network, x):
-        n, total = self.n_tokens, None
-        for first in range(0, n, self.chunk):
-            size = min(self.chunk, n - first)
-            hidden = gg.view_2d(x, x.ne[0], size, x.nb[1], first * x.nb[1])
-            ids = gg.view_1d(self.targets, size, first * 4)
-            part = gg.cross_entropy_loss(network._logits(hidden), self._one_hot(ids, size))
-            part = gg.scale(part, size / n)
-            total = part if total is None else gg.add(total, part)
-        return gg.set_name(total, "loss")
+        def of_chunk(hidden, ids):
+            return gg.cross_entropy_loss(network._logits(hidden), self._one_hot(ids))
+        return gg.set_name(gg.train.mean_in_chunks(of_chunk, x, gg.reshape_1d(self.targets, self.n_tokens),
+                                                   chunk=self.chunk), "loss")
 
-    def _one_hot(self, ids, size):
+    def _one_hot(self, ids):
         """[n_vocab, size]: a 1 at each of `ids`, which count the elements of all rows."""
+        size = ids.ne[0]
         ones = gg.from_numpy(self.ctx, np.ones((size, 1), np.float32))
         table = self.ctx.new_tensor(gg.F32, (1, self.n_vocab * size))
         return gg.reshape_2d(gg.get_rows_back(ones, ids, table), self.n_vocab, size)
