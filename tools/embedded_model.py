@@ -106,14 +106,15 @@ def first_weights(seed):
 
 
 def rate(n_steps):
-    """Up for N_WARM_UP steps, then down along a cosine to a tenth."""
+    """Up for N_WARM_UP steps, slowly down along a cosine, in the last quarter straight down to little."""
     def at(step):
-        done = min(1.0, step / n_steps)
-        return PEAK_RATE * min(1.0, step / N_WARM_UP) * (0.55 + 0.45 * math.cos(math.pi * done))
+        slow = 0.55 + 0.45 * math.cos(math.pi * (step / (1.5 * n_steps)))
+        last = max(0.0, step / n_steps - 0.75) / 0.25
+        return PEAK_RATE * min(1.0, step / N_WARM_UP) * slow * (1 - 0.95 * last)
     return at
 
 
-def train(texts, seed, n_epochs, checkpoint=None, max_seconds=None):
+def train(texts, seed, n_epochs, checkpoint=None):
     """(metadata, {name: float32 array}, History) of a training on `texts`."""
     tokens, merges = train_tokenizer(texts)
     about = metadata(tokens, merges)
@@ -146,7 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("texts", nargs="+", help="R data files or text files")
     parser.add_argument("out", help="the GGUF to write")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", help="written after every epoch, gone on from")
     args = parser.parse_args()

@@ -50,7 +50,7 @@ def load(path, params, states, setup):
             words, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
         place, history = json.loads(words["place"]), History(**json.loads(words["history"]))
         step, epoch, before = int(place["step"]), int(place["epoch"]), dict(place["setup"])
-        partial = tuple(place["partial"])
+        partial = tuple(place.get("partial", WHOLE))
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as e:
         raise BadFile(f"{path} is no checkpoint of a training: {e}") from None
     wanted = _named(params, states)

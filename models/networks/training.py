@@ -30,6 +30,9 @@ class TokenLoss:
         if network.recurrent:
             raise NotSupported(f"training: the {network.file.arch} network keeps states between tokens, which has no "
                                f"gradient here; networks of attention layers can be trained")
+        if any(getattr(piece, "cached", False) for piece in network.description.pieces):
+            raise NotSupported(f"training: attention of the {network.file.arch} network works on a cache here, through "
+                               f"which no gradient passes; other networks of attention layers can be trained")
         if not 2 <= n_tokens <= network.n_ctx:
             raise ParamError(f"training: rows of {n_tokens} tokens; 2 to {network.n_ctx} are possible (n_ctx of the "
                              f"model)")

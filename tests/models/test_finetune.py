@@ -110,6 +110,13 @@ def test_refused(model, tmp_path, options, error, words):
     assert not (tmp_path / "a.gguf").exists()
 
 
+def test_attention_that_works_on_a_cache_only_is_refused(model, monkeypatch):
+    with load_model(model) as m:
+        monkeypatch.setattr(type(m.description.blocks[0].mixer), "cached", True, raising=False)
+        with pytest.raises(gg.NotSupported, match="attention of the llama network works on a cache"):
+            TokenLoss(m, N)
+
+
 def test_no_tokenizer(model, tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
     with pytest.raises(gg.ModelError, match="no vocabulary"):

@@ -5,7 +5,7 @@ import re
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.finetune import TARGETS, finetune
-from ggjit.tools.command.common import add_threads, count, positive
+from ggjit.tools.command.common import add_n_ctx, add_threads, count, positive
 
 EXAMPLES = (("ggjit finetune --data letters.txt -o letters.gguf", "the model that comes with ggjit"),
             ("ggjit finetune m.gguf --data notes.jsonl --memory 1.5G -o notes.gguf", "within so many bytes"),
@@ -31,7 +31,7 @@ def add_arguments(c):
                    help=f"matrices to adapt, with commas between (all there are of {','.join(TARGETS)})")
     c.add_argument("--memory", type=nbytes, default=None, metavar="BYTES",
                    help="of the whole process, such as 1.5G: what does not fit is computed again (no limit)")
-    c.add_argument("-c", "--ctx", type=positive, default=256, metavar="N", help="tokens of a row (256)")
+    add_n_ctx(c, "tokens of a row (256)")
     c.add_argument("--epochs", type=positive, default=1, metavar="N", help="times through the data (1)")
     c.add_argument("--steps", type=positive, default=None, metavar="N", help="stop after so many steps")
     c.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a step (1)")
@@ -56,7 +56,7 @@ def run(args):
     found = {}
     targets = None if args.targets is None else [t.strip() for t in args.targets.split(",") if t.strip()]
     with compiling():
-        h = finetune(getattr(args, "model", None), args.data, args.out, args.rank, args.alpha, targets, args.ctx,
+        h = finetune(getattr(args, "model", None), args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256,
                      args.memory, args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads,
                      args.checkpoint, stepped, on_plan=planned)
     if not args.json:
