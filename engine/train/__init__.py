@@ -4,7 +4,7 @@
                      optimizer=gg.train.AdamW(lr=1e-3), epochs=5, batch=32, val_split=0.1)
 
     dataset         arrays: shuffled, in shards, split, cut into batches
-    losses          scalars made of results and labels
+    losses          scalars made of results and labels, for all rows or some at a time
     optimizers      AdamW, SGD: moments and settings of a step
     history         what a training was like, as numbers and a picture
     checkpoint      parameters, moments and place in the data, in a safetensors file

@@ -15,7 +15,6 @@ from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, extra
 from ggjit.ops.core.shape import describe
 from ggjit.train.history import History
 
-
 WHOLE = 0, 0.0, 0, 0                    # an epoch that is not whole has steps, a sum of losses, right rows, rows
 
 
@@ -29,8 +28,7 @@ def _named(params, states):
 
 
 def save(path, params, states, place, history):
-    """Write everything; place: {"step", "epoch", "partial", "setup"}, setup: what a call that goes on must have in common.
-    """
+    """Write everything; place: {"step", "epoch", "partial", "setup"}; setup: what a call that goes on has in common."""
     arrays = {name: np.ascontiguousarray(t.numpy(), np.float32) for name, t in _named(params, states).items()}
     words = {"place": json.dumps(place), "history": json.dumps(dataclasses.asdict(history)), "format": "ggjit.train"}
     beside = f"{os.fspath(path)}.new"

@@ -372,8 +372,9 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     held out and evaluated after every epoch.  seed: of the order of the rows; None: as they are.
     params: the leaves to train (default: all marked by set_param).  clip: largest norm of all gradients together.
     early_stop: end when the held-out loss has not fallen for so many epochs.  checkpoint: a file that is written after
-    every epoch, and on Ctrl-C, and that a later call with the same arguments goes on from, bit for bit.  callback: called
-    with the History after every step; True ends the training.  backend: a backend, a name or a Scheduler (default: the CPU).
+    every epoch, and on Ctrl-C, and that a later call with the same arguments goes on from, bit for bit.  callback:
+    called with the History after every step; True ends the training.  backend: a backend, a name or a Scheduler
+    (default: the CPU).
     budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
     counted); what does not fit is computed again when it is read (gg.rematerialize), and the numbers stay the same.
     Rows that do not fill a batch are left out of the epoch; another order leaves out others.

@@ -79,8 +79,8 @@ def read_adapter(path, scale, model, device):
         raise BadFile(f"{path} is no LoRA adapter: general.type is {kind[0]!r}, adapter.type {kind[1]!r}; convert it "
                       f"with llama.cpp's convert_lora_to_gguf.py, or make one with ggjit finetune")
     if file.arch != model.arch:
-        raise ModelError(f"{path} is an adapter for the architecture {file.arch!r}, {model.path} is {model.arch!r}; use "
-                         f"the model it was trained on")
+        raise ModelError(f"{path} is an adapter for the architecture {file.arch!r}, {model.path} is {model.arch!r}; "
+                         f"use the model it was trained on")
     if TOKENS in file.metadata:
         raise NotSupported(f"{path} is switched on by words in the text ({TOKENS}), which is not done here; only "
                            f"adapters that are always on are")
@@ -118,8 +118,8 @@ def _check_shapes(file, model, name):
     low, up, own = (tuple(t.ne) + (1,) * (2 - len(t.ne)) for t in (file.tensors[name + LOW], file.tensors[name + UP],
                                                                    model.tensors[name]))
     if name == "token_embd.weight" or len(own) > 2:
-        raise NotSupported(f"{file.path} changes {name!r}; adapters of embeddings and of experts are not computed here: "
-                           f"train one without it")
+        raise NotSupported(f"{file.path} changes {name!r}; adapters of embeddings and of experts are not computed "
+                           f"here: train one without it")
     if low[1:] != up[:1]:
         raise BadFile(f"{file.path}: {name}{LOW} {list(low)} and {name}{UP} {list(up)} are of different rank; train or "
                       f"convert the adapter again")

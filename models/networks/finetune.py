@@ -15,8 +15,6 @@ import os
 import pathlib
 import sys
 
-import numpy as np
-
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
@@ -159,8 +157,8 @@ class Finetuning:
             self.n_params = sum(t.nbytes // 4 for t in params)
 
             def make(budget):
-                return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch, 1.0,
-                                budget)
+                return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
+                                1.0, budget)
             planned = _Memory(m, make, memory)
             self.peak, training = planned.peak, planned.training
             self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback)

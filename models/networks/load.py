@@ -34,7 +34,7 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
                validate=False, lora=(), **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
-    path: of the file; None: the small model that comes with the package, which continues English prose (docs/austen.md).
+    path: of the file; None: the small model that comes with the package (docs/austen.md).
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
     "F32"), flash.  repack: matrices of F32, Q4_0 and Q8_0 in a layout of their own, for a slower load and memory that
     is not shared with the file: faster products of several columns (prompts); tokens one by one take about as long, of

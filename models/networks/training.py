@@ -4,7 +4,7 @@
     loss   = mean over tokens of  logsumexp(W hidden) - (W hidden)[target]
 
 The rows of logits of a large vocabulary, and their gradient, are the largest nodes of a training.  They are computed
-for CHUNK tokens at a time, each chunk with a cross-entropy of its own, so that a byte budget can hold one chunk at once:
+for CHUNK tokens at a time, each chunk with a cross-entropy of its own, so that a byte budget holds one chunk at once:
 
     chunk k     logits = W hidden[k],  labels = one-hot(targets[k]),  cross_entropy_loss(logits, labels)
 """

@@ -1,15 +1,16 @@
 """The model that comes with the package, and the script that trains it."""
+import json
 import struct
 import zlib
 
 import numpy as np
 import pytest
-from helpers.commands import ggjit, result
 
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.networks.load import EMBEDDED
 from ggjit.tools import embedded_model
+from ggjit.tools.command.main import main
 
 TEXT = "It was a truth that Emma could not deny; and yet, said she, \"I will not\" - for £5.\n"
 
@@ -32,9 +33,9 @@ def test_it_is_small_and_english_is_likelier_than_shuffled_english(austen):
     assert loss(np.array(ids)) < 5 < 6.5 < loss(mixed)
 
 
-def test_it_needs_no_file_on_the_command_line(austen):
-    said = result(ggjit, "generate", "-p", "Emma was", "-n", 8, "--temp", 0)
-    assert said["text"] == "".join(austen.generate("Emma was", n_predict=8))
+def test_it_needs_no_file_on_the_command_line(austen, capsys):
+    assert main(["generate", "-p", "Emma was", "-n", "8", "--temp", "0", "-t", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "".join(austen.generate("Emma was", n_predict=8))
 
 
 def r_data(lines):

@@ -99,14 +99,17 @@ def test_data_that_cannot_be_read(tmp_path, text, name, words):
 
 
 @pytest.mark.parametrize("options, error, words", [
-    (dict(rank=0), gg.ParamError, "rank must be an integer from 1"), (dict(targets=["w"]), gg.ParamError, "targets: 'w'"),
+    (dict(rank=0), gg.ParamError, "rank must be an integer from 1"),
+    (dict(targets=["w"]), gg.ParamError, "targets: 'w'"),
     (dict(batch=99), gg.ParamError, "do not fill a batch"), (dict(steps=0), gg.ParamError, "steps must be"),
-    (dict(data=IDS[:9]), gg.ParamError, "fewer than a row"), (dict(data=[1, 99]), gg.IndexRangeError, "outside the voc"),
+    (dict(data=IDS[:9]), gg.ParamError, "fewer than a row"),
+    (dict(data=[1, 99]), gg.IndexRangeError, "outside the voc"),
     (dict(data="text"), gg.BadFile, "check the path"), (dict(out="/no such folder/a"), gg.ParamError, "no folder"),
     (dict(memory="1G"), gg.ParamError, "memory must be an integer"), (dict(n_cxt=4), gg.TypeMismatch, "n_cxt")])
 def test_refused(model, tmp_path, options, error, words):
     with pytest.raises(error, match=words):
-        finetune(**{"model": model, "data": IDS, "out": tmp_path / "a.gguf", "n_ctx": N, "targets": ["attn_q"], **options})
+        finetune(**{"model": model, "data": IDS, "out": tmp_path / "a.gguf", "n_ctx": N, "targets": ["attn_q"],
+                    **options})
     assert not (tmp_path / "a.gguf").exists()
 
 

@@ -56,9 +56,9 @@ def run(args):
     found = {}
     targets = None if args.targets is None else [t.strip() for t in args.targets.split(",") if t.strip()]
     with compiling():
-        h = finetune(getattr(args, "model", None), args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256,
-                     args.memory, args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads,
-                     args.checkpoint, stepped, on_plan=planned)
+        h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256, args.memory,
+                     args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads, args.checkpoint, stepped,
+                     on_plan=planned)
     if not args.json:
         print(f"wrote {args.out}")
     return found | {"out": args.out, "steps": len(h.steps), "loss": h.steps}
