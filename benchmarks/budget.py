@@ -14,17 +14,25 @@ from train import Classifier, Llama
 
 import ggjit as gg
 
-NETWORKS = {
-    "MLP 64-128-64-10, batch 4096": (lambda: Classifier("mlp"), 4096),
-    "CNN 16, 32, batch 256": (lambda: Classifier("cnn"), 256),
-    "transformer, 4 layers, width 64": (lambda: Llama(64, n_layer=4), 8),
-    "transformer, 12 layers, width 128": (lambda: Llama(64, width=128, n_ff=344, n_layer=12), 8),
+NETWORKS = {                    # name: (network, rows of a batch, rows computed at a time; 0: all)
+    "MLP 64-128-64-10, batch 4096": (lambda: Classifier("mlp"), 4096, 0),
+    "the same, 512 rows at a time": (lambda: Classifier("mlp"), 4096, 512),
+    "CNN 16, 32, batch 256": (lambda: Classifier("cnn"), 256, 0),
+    "the same, 32 images at a time": (lambda: Classifier("cnn"), 256, 32),
+    "transformer, 4 layers, width 64": (lambda: Llama(64, n_layer=4), 8, 0),
+    "transformer, 12 layers, width 128": (lambda: Llama(64, width=128, n_ff=344, n_layer=12), 8, 0),
 }
 
 
-def training_graph(net, batch):
+def training_graph(net, batch, chunk=0):
     x, y, params = net.ours(batch)
     with x.ctx:
+        if chunk:
+            def of_rows(x, labels):
+                return gg.cross_entropy_loss(net.outputs(params, x), labels)
+            labels = x.ctx.new_tensor(gg.F32, y.ne[:2], name="labels")
+            loss = gg.train.mean_in_chunks(of_rows, x, labels, chunk=chunk)
+            return gg.Graph(loss, *gg.grad(loss, list(params.values())))
         loss = gg.cross_entropy_loss(y, x.ctx.new_tensor(gg.F32, y.ne, name="labels"))
         return gg.Graph(loss, *gg.grad(loss, list(params.values())))
 
@@ -53,8 +61,8 @@ def least(graph):
 def table(shares):
     rows = ["| graph | nodes | peak, MiB | " + " | ".join(f"{s} %" for s in shares) + " | least peak |",
             "|---|---|---|" + "---|" * len(shares) + "---|"]
-    for name, (make, batch) in NETWORKS.items():
-        graph = training_graph(make(), batch)
+    for name, (make, batch, chunk) in NETWORKS.items():
+        graph = training_graph(make(), batch, chunk)
         peak = min(gg.measure(graph, order=order).peak for order in ("graph", "memory"))
         cells = [within(graph, peak * share // 100) for share in shares]
         rows.append(f"| {name} | {len(graph)} | {peak / 2 ** 20:.1f} | " + " | ".join(cells) +

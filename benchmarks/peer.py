@@ -42,6 +42,8 @@ FUNCTIONS = {
     "llama_init_from_model": (_P, _P, _Params), "llama_free": (None, _P), "llama_get_memory": (_P, _P),
     "llama_memory_clear": (None, _P, C.c_bool), "llama_batch_get_one": (_Batch, _P, _I),
     "llama_decode": (_I, _P, _Batch), "llama_encode": (_I, _P, _Batch), "llama_synchronize": (None, _P),
+    "llama_adapter_lora_init": (_P, _P, C.c_char_p),
+    "llama_set_adapters_lora": (_I, _P, C.POINTER(_P), C.c_size_t, C.POINTER(C.c_float)),
     "llama_get_logits_ith": (C.POINTER(C.c_float), _P, _I), "llama_get_embeddings_seq": (C.POINTER(C.c_float), _P, _I),
 }
 
@@ -108,7 +110,8 @@ class Engine(engine.Engine):
         lib.llama_log_set(self._log, None)
         lib.llama_backend_init()
 
-    def load(self, path, n_threads, n_ctx=512, embed=False):
+    def load(self, path, n_threads, n_ctx=512, embed=False, lora=()):
+        """lora: [(path, scale)]"""
         self.unload()
         if self.lib is None:
             self._start()
@@ -119,6 +122,10 @@ class Engine(engine.Engine):
             self.model, _context_params(self.lib, n_ctx, n_threads, embed))
         if not self.context:
             raise EngineError(f"llama.cpp makes no context for {path}: {self._last_words()}")
+        adapters = [self.lib.llama_adapter_lora_init(self.model, os.fsencode(name)) for name, _ in lora]
+        if not all(adapters) or adapters and self.lib.llama_set_adapters_lora(
+                self.context, (_P * len(lora))(*adapters), len(lora), (C.c_float * len(lora))(*(s for _, s in lora))):
+            raise EngineError(f"llama.cpp does not load an adapter: {self._last_words()}")
         self.n_vocab = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
 
     def unload(self):

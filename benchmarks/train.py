@@ -48,16 +48,19 @@ class Classifier:
         p = {n: gg.set_param(gg.from_numpy(ctx, a.copy(), n)) for n, a in self.arrays.items()}
         x = ctx.new_tensor(gg.F32, (*reversed(self.shape), batch), name="x")
         with ctx:
-            if self.kind == "mlp":
-                h = gg.relu(gg.add(gg.mul_mat(p["w1"], x), p["b1"]))
-                h = gg.relu(gg.add(gg.mul_mat(p["w2"], h), p["b2"]))
-            else:
-                h = x
-                for k, c, n in (("k1", "c1", 16), ("k2", "c2", 32)):        # the bias along rows of 64 pixels
-                    h = gg.reshape_3d(gg.conv_2d_direct(p[k], h, 1, 1, 1, 1, 1, 1), 64, n, batch)
-                    h = gg.reshape_4d(gg.relu(gg.add(h, p[c])), 8, 8, n, batch)
-                h = gg.reshape_2d(gg.pool_2d(h, 0, 2, 2, 2, 2, 0, 0), 32 * 16, batch)
-            return x, gg.add(gg.mul_mat(p["w3"], h), p["b3"]), p
+            return x, self.outputs(p, x), p
+
+    def outputs(self, p, x):
+        h, batch = x, x.shape[0]
+        if self.kind == "mlp":
+            for w, b in (("w1", "b1"), ("w2", "b2")):
+                h = gg.relu(gg.add(gg.mul_mat(p[w], h), p[b]))
+        else:
+            for k, c, n in (("k1", "c1", 16), ("k2", "c2", 32)):            # the bias along rows of 64 pixels
+                h = gg.reshape_3d(gg.conv_2d_direct(p[k], h, 1, 1, 1, 1, 1, 1), 64, n, batch)
+                h = gg.reshape_4d(gg.relu(gg.add(h, p[c])), 8, 8, n, batch)
+            h = gg.reshape_2d(gg.pool_2d(h, 0, 2, 2, 2, 2, 0, 0), 32 * 16, batch)
+        return gg.add(gg.mul_mat(p["w3"], h), p["b3"])
 
     def torch(self):
         import torch

@@ -17,5 +17,6 @@ from ggjit.models.files.load_tensors import load_gguf, load_safetensors
 from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
 from ggjit.models.networks.evaluate import measure_imatrix, perplexity
+from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.load import load_model
 from ggjit.models.networks.silero import load_vad

@@ -1,12 +1,13 @@
 """Types of the public names of ggjit.models."""
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from ggjit import Backend, Context, Graph, Scheduler, Tensor, Type
+from ggjit.train import History
 
 _Path = str | os.PathLike[str]
 
@@ -60,9 +61,21 @@ class _SileroVad:
     def segments(self, samples: npt.ArrayLike, **params: float) -> list[tuple[float, float]]: ...
     def free(self) -> None: ...
 
-def load_model(path: _Path, backend: str | Backend = "CPU", n_threads: int | None = None, reserve: bool = True,
-               n_gpu_layers: int | None = None, cpu_moe: bool = False, strict: bool = True, validate: bool = False,
+class _Finetuning:
+    peak: int
+    n_steps: float
+    n_params: int
+
+def load_model(path: _Path | None = None, backend: str | Backend = "CPU", n_threads: int | None = None,
+               reserve: bool = True, n_gpu_layers: int | None = None, cpu_moe: bool = False, strict: bool = True,
+               validate: bool = False, lora: Sequence[_Path | tuple[_Path, float]] = (),
                **options: Unpack[_LlamaOptions]) -> _Network: ...
+def finetune(model: _Path | None = None, data: _Path | Sequence[int] | npt.NDArray[Any] | None = None,
+             out: _Path | None = None, rank: int = 8, alpha: float | None = None, targets: Sequence[str] | None = None,
+             n_ctx: int = 256, memory: int | None = None, epochs: int = 1, steps: int | None = None,
+             lr: float | Callable[[int], float] = 2e-4, batch: int = 1, seed: int = 0, n_threads: int | None = None,
+             checkpoint: _Path | None = None, callback: Callable[[History], Any] | None = None, progress: bool = True,
+             on_plan: Callable[[_Finetuning], Any] | None = None) -> History: ...
 def load_gguf(path: _Path, ctx: Context | None = None) -> tuple[dict[str, Tensor], Mapping[str, Any]]: ...
 def load_safetensors(path: _Path, ctx: Context | None = None) -> dict[str, Tensor]: ...
 def save_gguf(path: _Path, tensors: Mapping[str, Tensor | npt.NDArray[Any]],

@@ -4,7 +4,7 @@
                      optimizer=gg.train.AdamW(lr=1e-3), epochs=5, batch=32, val_split=0.1)
 
     dataset         arrays: shuffled, in shards, split, cut into batches
-    losses          scalars made of results and labels
+    losses          scalars made of results and labels, for all rows or some at a time
     optimizers      AdamW, SGD: moments and settings of a step
     history         what a training was like, as numbers and a picture
     checkpoint      parameters, moments and place in the data, in a safetensors file
@@ -16,6 +16,7 @@ if not __name__.startswith("ggjit"):
 from ggjit.train.dataset import Dataset
 from ggjit.train.fit import NotFinite, evaluate, fit, measure, predict
 from ggjit.train.history import History
+from ggjit.train.losses import mean_in_chunks
 from ggjit.train.optimizers import SGD, AdamW
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "measure", "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure", "predict"]

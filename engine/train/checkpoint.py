@@ -15,6 +15,8 @@ from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, extra
 from ggjit.ops.core.shape import describe
 from ggjit.train.history import History
 
+WHOLE = 0, 0.0, 0, 0                    # an epoch that is not whole has steps, a sum of losses, right rows, rows
+
 
 def _named(params, states):
     """{name in the file: tensor}"""
@@ -26,7 +28,7 @@ def _named(params, states):
 
 
 def save(path, params, states, place, history):
-    """Write everything; place: {"step", "epoch", "setup"}, setup: what a call that goes on must have in common."""
+    """Write everything; place: {"step", "epoch", "partial", "setup"}; setup: what a call that goes on has in common."""
     arrays = {name: np.ascontiguousarray(t.numpy(), np.float32) for name, t in _named(params, states).items()}
     words = {"place": json.dumps(place), "history": json.dumps(dataclasses.asdict(history)), "format": "ggjit.train"}
     beside = f"{os.fspath(path)}.new"
@@ -35,7 +37,7 @@ def save(path, params, states, place, history):
 
 
 def load(path, params, states, setup):
-    """(step, epoch, History) of a file; the tensors get its values.
+    """(step, epoch, steps of an epoch that is not whole, History) of a file; the tensors get its values.
 
     Errors: BadFile (not a checkpoint of ggjit), ShapeError (of other parameters), ParamError (of another setup);
     nothing is changed then.
@@ -46,6 +48,7 @@ def load(path, params, states, setup):
             words, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
         place, history = json.loads(words["place"]), History(**json.loads(words["history"]))
         step, epoch, before = int(place["step"]), int(place["epoch"]), dict(place["setup"])
+        partial = tuple(place.get("partial", WHOLE))
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as e:
         raise BadFile(f"{path} is no checkpoint of a training: {e}") from None
     wanted = _named(params, states)
@@ -60,7 +63,7 @@ def load(path, params, states, setup):
         raise ParamError(f"{path} is of another training: {'; '.join(differs)}; use another file")
     for name, t in wanted.items():
         t.set(arrays[name])
-    return step, epoch, history
+    return step, epoch, partial, history
 
 
 def _few(names):

@@ -372,8 +372,9 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     held out and evaluated after every epoch.  seed: of the order of the rows; None: as they are.
     params: the leaves to train (default: all marked by set_param).  clip: largest norm of all gradients together.
     early_stop: end when the held-out loss has not fallen for so many epochs.  checkpoint: a file that is written after
-    every epoch and that a later call with the same arguments goes on from, bit for bit.  callback: called with the
-    History after every step; True ends the training.  backend: a backend, a name or a Scheduler (default: the CPU).
+    every epoch, and on Ctrl-C, and that a later call with the same arguments goes on from, bit for bit.  callback:
+    called with the History after every step; True ends the training.  backend: a backend, a name or a Scheduler
+    (default: the CPU).
     budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
     counted); what does not fit is computed again when it is read (gg.rematerialize), and the numbers stay the same.
     Rows that do not fill a batch are left out of the epoch; another order leaves out others.
@@ -473,61 +474,74 @@ def _check_data(training, train, held_out, early_stop, epochs):
 
 
 class Loop:
-    """Epochs and steps, from where a checkpoint was left."""
+    """Epochs and steps, from where a checkpoint was left.
+
+    partial: of an epoch that is not whole yet: its steps, the sum of their losses, rows that were right, rows.
+    """
 
     def __init__(self, training, train, held_out, seed, path, callback):
         self.training, self.train, self.held_out, self.seed = training, train, held_out, seed
         self.path, self.callback = path, callback
-        self.history, self.epoch, self.n_steps = History(), 0, 0
+        self.history, self.epoch, self.n_steps, self.partial = History(), 0, 0, checkpoints.WHOLE
         loss = training.loss_kind
         self.setup = {"seed": seed, "rows": len(train), "batch": training.batch * training.period,
                       "loss": "a function" if callable(loss) else loss}
         if path is not None and checkpoints.exists(path):
-            self.n_steps, self.epoch, self.history = checkpoints.load(path, training.params, training.states,
-                                                                      self.setup)
+            self.n_steps, self.epoch, self.partial, self.history = checkpoints.load(
+                path, training.params, training.states, self.setup)
             self.history.stopped = ""           # this call says anew when to stop
         elif path is not None:                  # an interrupted first epoch starts again from here
             self._save()
 
-    def run(self, epochs, early_stop, progress):
+    def run(self, epochs, early_stop, progress, max_steps=math.inf):
+        """On Ctrl-C, and after step `max_steps`, the checkpoint is one of an epoch that is not whole."""
         per_epoch = len(self.train) // (self.training.batch * self.training.period)
-        with bar("training", (epochs - self.epoch) * per_epoch, progress) as show:
-            while self.epoch < epochs and not self.history.stopped:
-                self._epoch(show)
-                if early_stop is not None and self._stalled(early_stop):
-                    self.history.stopped = f"the held-out loss has not fallen for {early_stop} epochs"
-                if self.path is not None:
-                    self._save()
+        n = min((epochs - self.epoch) * per_epoch - self.partial[0], max(max_steps - self.n_steps, 0))
+        try:
+            with bar("training", n, progress) as show:
+                while self.epoch < epochs and self.n_steps < max_steps and not self.history.stopped:
+                    if self._epoch(show, max_steps) and early_stop is not None and self._stalled(early_stop):
+                        self.history.stopped = f"the held-out loss has not fallen for {early_stop} epochs"
+                    if self.path is not None:
+                        self._save()
+        except KeyboardInterrupt:
+            if self.path is not None:
+                self._save()
+            raise
 
-    def _epoch(self, show):
-        t0, total, right, seen = time.perf_counter(), 0.0, 0, 0
+    def _epoch(self, show, max_steps):
+        """One epoch, or what is left of it; False where `max_steps` ended it."""
+        t0, h = time.perf_counter(), self.history
         order, rows = self.train.order(self.seed, self.epoch), self.training.batch * self.training.period
         n = len(order) // rows
-        for i in range(n):
-            loss, hits, of = self._step(order[i * rows:(i + 1) * rows])
-            total, right, seen = total + loss, right + hits, seen + of
-            held = f", held out {self.history.val_loss[-1]:.4f}" if self.history.val_loss else ""
-            show(description=f"epoch {self.epoch + 1}, loss {total / (i + 1):.4f}{held}")
+        for i in range(self.partial[0], n):
+            if self.n_steps == max_steps:
+                return False
+            self._step(order[i * rows:(i + 1) * rows])
+            held = f", held out {h.val_loss[-1]:.4f}" if h.val_loss else ""
+            show(description=f"epoch {self.epoch + 1}, loss {self.partial[1] / (i + 1):.4f}{held}")
             if self.callback is not None and as_bool(self.callback(self.history) or False, "the callback of fit"):
                 self.history.stopped = "the callback said so"
                 break
         self.training.check_params(self.n_steps)
-        self.epoch += 1
-        self.history.loss.append(total / (i + 1))
-        if seen:
-            self.history.accuracy.append(right / seen)
-        if len(self.held_out):
-            loss, accuracy = self.training.evaluate(self.held_out)
-            if not math.isfinite(loss):
-                raise NotFinite(f"epoch {self.epoch}: the loss of the held-out rows is {loss}, that of the others is "
-                                f"not; look for such values among them")
-            self.history.val_loss.append(loss)
-            if accuracy is not None:
-                self.history.val_accuracy.append(accuracy)
-        self.history.seconds.append(time.perf_counter() - t0)
+        held = self.training.evaluate(self.held_out) if len(self.held_out) else None
+        with uninterrupted():
+            (n_done, total, right, seen), self.partial = self.partial, checkpoints.WHOLE
+            self.epoch += 1
+            h.loss.append(total / n_done)
+            h.seconds.append(time.perf_counter() - t0)
+            if seen:
+                h.accuracy.append(right / seen)
+            if held is not None:
+                h.val_loss.append(held[0])
+                h.val_accuracy.extend([] if held[1] is None else held[1:])
+        if held is not None and not math.isfinite(held[0]):
+            raise NotFinite(f"epoch {self.epoch}: the loss of the held-out rows is {held[0]}, that of the others is "
+                            f"not; look for such values among them")
+        return True
 
     def _step(self, rows):
-        """One step over `rows`: (loss, right rows, rows)."""
+        """One step over `rows`, and what is known of it added to `partial`."""
         t, number, losses_, right, seen = self.training, self.n_steps + 1, [], 0, 0
         for k in range(t.period):
             inputs, labels = self.train.rows(rows[k * t.batch:(k + 1) * t.batch])
@@ -540,15 +554,17 @@ class Loop:
             if t.loss_kind == "cross_entropy":
                 hits, n = losses.n_correct(t.runs.numpy(graph, t.outputs), target)
                 right, seen = right + hits, seen + n
-        t.step(number)
-        self.n_steps = number
-        self.history.steps.append(sum(losses_) / (1 if t.loss_kind == "sum" else len(losses_)))
-        return self.history.steps[-1], right, seen
+        loss = sum(losses_) / (1 if t.loss_kind == "sum" else len(losses_))
+        with uninterrupted():           # parameters and what is said of them belong together
+            t.step(number)
+            self.n_steps = number
+            self.history.steps.append(loss)
+            self.partial = tuple(a + b for a, b in zip(self.partial, (1, loss, right, seen), strict=True))
 
     def _stalled(self, patience):
         lost = self.history.val_loss
         return len(lost) > patience and min(lost[-patience:]) >= min(lost[:-patience])
 
     def _save(self):
-        place = {"step": self.n_steps, "epoch": self.epoch, "setup": self.setup}
+        place = {"step": self.n_steps, "epoch": self.epoch, "partial": self.partial, "setup": self.setup}
         checkpoints.save(self.path, self.training.params, self.training.states, place, self.history)

@@ -8,15 +8,20 @@ import math
 
 import numpy as np
 
+from ggjit.core.arguments import expect
+from ggjit.ops.copying.view import view_1d, view_2d, view_3d, view_4d
 from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.types import F32
-from ggjit.ops.elementwise.binary import sub
+from ggjit.ops.core.whole_numbers import whole
+from ggjit.ops.elementwise.binary import add, sub
 from ggjit.ops.elementwise.constants import scale
 from ggjit.ops.elementwise.unary import SIMPLE
 from ggjit.ops.reductions.reduce import sum as sum_of
 from ggjit.ops.training.cross_entropy import cross_entropy_loss
+from ggjit.tensors.tensor import Tensor
 
+VIEWS = (view_1d, view_2d, view_3d, view_4d)            # by the number of axes less one
 NAMES = ("cross_entropy", "mse", "mean", "sum")
 
 
@@ -30,6 +35,37 @@ def build(loss, outputs, labels):
         return sum_of(outputs)
     x = SIMPLE["sqr"][0](sub(outputs, labels)) if loss == "mse" else outputs
     return scale(sum_of(x), 1 / math.prod(outputs.ne))
+
+
+def mean_in_chunks(loss_of, *rows, chunk):
+    """The mean over rows of a loss, computed for `chunk` rows at a time: F32 [1].
+
+        loss = gg.train.mean_in_chunks(lambda x, y: gg.cross_entropy_loss(gg.mul_mat(w, x), y), x, labels, chunk=64)
+
+    loss_of: a function of views of each of `rows` that returns the mean over their rows.  rows: tensors whose last axis
+    (NumPy's first) is the rows, as many in each.  One chunk's results are the largest nodes, not those of all rows, so
+    gg.rematerialize reaches fewer bytes.  Sums over rows are formed chunk by chunk: up to rounding they are the same.
+    Errors: ParamError, ShapeError, TypeMismatch; those of `loss_of`.
+    """
+    chunk, total = whole(chunk, "mean_in_chunks: chunk"), None
+    if chunk < 1 or not rows:
+        raise ParamError(f"mean_in_chunks: chunk is a number of rows, 1 or more, got {chunk}" if rows else
+                         "mean_in_chunks: no rows are given")
+    n = {expect(t, Tensor, "mean_in_chunks: rows").shape[:1] for t in rows}
+    if len(n) > 1 or n == {()}:
+        raise ShapeError(f"mean_in_chunks: tensors differ in the number of rows: {', '.join(map(describe, rows))}")
+    n = n.pop()[0]
+    for first in range(0, n, chunk):
+        size = min(chunk, n - first)
+        part = scale(loss_of(*(_rows_of(t, first, size) for t in rows)), size / n)
+        total = part if total is None else add(total, part)
+    return total
+
+
+def _rows_of(t, first, size):
+    """A view of `size` rows of t."""
+    ne, last = t.ne[:t.ndim - 1], t.ndim - 1
+    return VIEWS[last](t, *ne, size, *t.nb[1:t.ndim], first * t.nb[last])
 
 
 def check(loss):

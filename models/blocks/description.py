@@ -20,14 +20,15 @@ class Loader:
 
     def __init__(self, weights, n_embd):
         self.want, self.n_embd, self.matrices = weights.want, n_embd, []
-        self._used = weights.used
+        self._used, self._beside = weights.used, weights.beside
         self.tables = []                        # of relative positions: the first serves layers that have none
 
     def linear(self, name, n_in, n_out, bias=None):
-        """(weight, bias or None).  bias: True: it must be there, False: it must not, None: either."""
+        """What `linear` takes.  bias: True: it must be there, False: it must not, None: either."""
         weight = self.want(name + ".weight", n_in, n_out)
         self.matrices.append(weight)
-        return weight, None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
+        bias = None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
+        return weight, bias, *self._beside(name + ".weight")
 
     def ignore(self, *names):
         """These tensors change nothing."""
@@ -80,9 +81,11 @@ def mask_name(window):
 
 
 def linear(weights, x):
-    """W x (+ b)."""
-    a, bias = weights
+    """W x (+ factor B (A x) of every adapter) (+ b); weights: (W, b or None, then A, B, factor of each adapter)."""
+    a, bias, *adapters = weights
     y = gg.mul_mat(a, x)
+    for low, up, factor in adapters:
+        y = gg.add(y, gg.scale(gg.mul_mat(up, gg.mul_mat(low, x)), factor))
     return y if bias is None else gg.add(y, bias)
 
 

@@ -27,6 +27,7 @@ class Latent:
     absorbed: bool
     temperature: bool = False           # queries are scaled by position: input "temperature"
     window = 0
+    cached = True                       # writes keys into the cache and reads them there
 
     @property
     def d_nope(self):

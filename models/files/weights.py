@@ -5,10 +5,12 @@ from ggjit.core.backend import TYPE_NULL
 from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.placing import move_tensors
 from ggjit.models.files.gguf import give_back
-from ggjit.ops.core.errors import ModelError
+from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.traits import all_traits
+from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import repack
 from ggjit.tensors.context import Context
+from ggjit.tensors.tensor import set_param
 
 
 class Weights:
@@ -22,6 +24,7 @@ class Weights:
             self.buffers[-1].usage = USAGE_WEIGHTS
         self.device, self.repacked = device, {}         # id -> leaf in CPU_REPACK, or measured as if it were
         self.used = set()                               # names of the file's tensors that were handed out
+        self.adapters = []
         self._leaves, self._moved = {}, []
 
     @property
@@ -61,6 +64,10 @@ class Weights:
             place(leaf, self.buffers[info.part], info.offs)
         return self._leaves[called]
 
+    def beside(self, name):
+        """[(A, B, factor)] of the adapters of the weight `name`."""
+        return [pair for adapter in self.adapters for pair in adapter.beside(name)]
+
     def move(self, takes, buft):
         """Copy the leaves whose names `takes` accepts into memory of `buft`, where they lie from then on.
 
@@ -75,6 +82,18 @@ class Weights:
                 buf.set_tensor(t, raw[t.id])
                 give_back(raw[t.id])
             buf.read_only = True
+
+    def unfreeze(self):
+        """Move every leaf into memory that may be written, marked as a parameter to train.  Errors: TypeMismatch."""
+        wrong = next((t for t in self._leaves.values() if t.type is not F32), None)
+        if wrong is not None:
+            raise TypeMismatch(f"{self.file.path}: {wrong.name!r} is {wrong.type!r}, only F32 weights can be trained "
+                               f"themselves; train an adapter beside them, or convert the model to F32")
+        self.move(lambda name: True, self.device.buffer_type())
+        for buf in self._moved:
+            buf.read_only = False
+        for t in self._leaves.values():
+            set_param(t)
 
     def repack(self, leaves):
         """Move those matrices that a faster layout can take into a CPU_REPACK buffer; only products may read them then.

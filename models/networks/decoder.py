@@ -85,6 +85,7 @@ class Decoder(Network):
         self.out_norm = loader.norm(about.out_norm, about.norm)
         self._load_output(want, d)
         self.out_bias = want("output.bias", self.n_vocab) if about.output_bias else None
+        self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
         # rows of the embedding are read one by one
         self._products = loader.matrices if self.out is self.embd else [self.out, *loader.matrices]
@@ -166,7 +167,7 @@ class Decoder(Network):
 
     def _logits(self, x):
         about = self.description
-        y = linear((self.out, self.out_bias), x)
+        y = linear((self.out, self.out_bias, *self._out_adapters), x)
         if about.logit_scale:
             y = gg.scale(y, about.logit_scale)
         if about.softcap:

@@ -1,5 +1,6 @@
 """load_model: a GGUF file -> the network its architecture names."""
 import os
+import pathlib
 import time
 
 from ggjit.core.arguments import typed_call
@@ -13,6 +14,7 @@ from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
 OPTIONS = (*LLAMA_OPTIONS, "repack")
+EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
 ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder)}
 
@@ -28,10 +30,11 @@ def network_of(file, options, **kw):
 
 
 @typed_call
-def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
-               validate=False, **options):
+def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=None, cpu_moe=False, strict=True,
+               validate=False, lora=(), **options):
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
+    path: of the file; None: the small model that comes with the package (docs/austen.md).
     backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
     "F32"), flash.  repack: matrices of F32, Q4_0 and Q8_0 in a layout of their own, for a slower load and memory that
     is not shared with the file: faster products of several columns (prompts); tokens one by one take about as long, of
@@ -42,10 +45,12 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
     strict: a file with tensors or settings that the network does not use is refused, with their names: it is another
     model than what would be computed.  strict=False computes it all the same.
     validate: read all weights first, and refuse a file with a NaN or an infinity in them (slow for a large model).
+    lora: [(path, scale)], adapters in llama.cpp's GGUF format that are computed beside the weights they change.
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);
     nothing stays loaded after an error.
     """
     t0 = time.perf_counter()
+    path = EMBEDDED if path is None else path
     if not isinstance(path, str | os.PathLike):
         raise TypeMismatch(f"load_model takes the path of a GGUF file, got {type(path).__name__}")
     known_options("load_model", options, OPTIONS)
@@ -58,4 +63,4 @@ def load_model(path, backend="CPU", n_threads=None, reserve=True, n_gpu_layers=N
     if validate:
         file.validate()
     return network_of(file, options, backend=backend, n_threads=n_threads, load_start=t0, reserve=reserve,
-                      n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe, strict=strict)
+                      n_gpu_layers=n_gpu_layers, cpu_moe=cpu_moe, strict=strict, lora=lora)

@@ -9,6 +9,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.facts import Facts
 from ggjit.models.core.checks import BrokenValues
+from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
@@ -50,7 +51,7 @@ class Network(Inside):
     flash = True                    # may one kernel compute attention?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
-                 cpu_moe=False, repack=None, strict=True):
+                 cpu_moe=False, repack=None, strict=True, lora=()):
         t0 = load_start or time.perf_counter()
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
@@ -65,14 +66,18 @@ class Network(Inside):
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
         try:
+            self.weights.adapters = adapters_of(lora, file, self.backend.device)
             self._load()
             self._check_vocabulary()
+            for adapter in self.weights.adapters:
+                adapter.refuse_unused()
             if strict:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             if self.REPACKS if repack is None else repack:
                 self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
             if gpu is not None:
-                self.weights.move(self.offload.takes, gpu.default_buffer_type)
+                for part in (self.weights, *self.weights.adapters):
+                    part.move(self.offload.takes, gpu.default_buffer_type)
             if reserve:
                 self._reserve()
         except BaseException:
@@ -184,7 +189,8 @@ class Network(Inside):
             self._hooks.refuse_nesting()
             self._steps.clear()
             (self.scheduler or self._allocator).free()
-            self.weights.free()
+            for part in (*self.weights.adapters, self.weights):
+                part.free()
 
     def __enter__(self):
         return self

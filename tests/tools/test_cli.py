@@ -67,7 +67,7 @@ def test_warm_up(tiny):
 
 @pytest.mark.parametrize("args,status,words", [
     (["bench", "no-such-file.gguf"], 1, "no-such-file.gguf"), (["bench"], 2, "MODEL"), (["fly"], 2, "fly"),
-    ([], 2, "COMMAND"), (["generate", "--prompt", "x"], 2, "--model"), (["embed", "x", "--threads", "0"], 2, "threads"),
+    ([], 2, "COMMAND"), (["generate", "-n", "1"], 2, "--prompt"), (["embed", "x", "--threads", "0"], 2, "threads"),
     (["bench", __file__], 1, "GGUF"),
     (["peak", "llama-8b"], 1, "(did you mean llama-3-8b?); shapes: llama-7b, llama-3-8b, llama-13b, llama-70b"),
     (["peak", "./llama-7b.gguf"], 1, "no file and no shape './llama-7b.gguf'"),

@@ -36,9 +36,28 @@ MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper i
 LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their tokens are fast anyway
 
 
+def add_lora(c):
+    c.add_file("--lora", action="append", default=[], metavar="PATH[=SCALE]",
+               help="an adapter in llama.cpp's format; may be given several times")
+
+
+def adapters(texts):
+    """What load_model's `lora` takes: what follows the last "=" is a scale where it is a number."""
+    found = []
+    for text in texts:
+        path, _, scale = text.rpartition("=")
+        try:
+            found.append((path, float(scale)) if path else (text, 1.0))
+        except ValueError:
+            found.append((text, 1.0))
+    return found
+
+
 def load(path, args, reserve=True, **options):
     """The network of `path` for a command's arguments, with helpers for the kernels it still has to compile."""
     options |= {"strict": getattr(args, "strict", True)}
+    if getattr(args, "lora", None):
+        options |= {"lora": adapters(args.lora)}
     help_when_compiling(path, options | {"n_threads": args.threads})
     gpu = {k: getattr(args, k) for k in ("n_gpu_layers", "cpu_moe") if hasattr(args, k)}
     return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
@@ -86,7 +105,7 @@ def compile_share(path, options, share):
 
 def start_helper(path, options, share):
     """A helper process.  It ends with this one at the latest, however that ends: its standard input closes then."""
-    job = json.dumps({"path": str(path), "options": options, "share": share})
+    job = json.dumps({"path": path and str(path), "options": options, "share": share})
     process = subprocess.Popen([sys.executable, "-m", "ggjit.tools.command.helpers", job], stdin=subprocess.PIPE,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(_end, process)

@@ -5,15 +5,17 @@ import sys
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import add_gpu, add_kv_type, add_n_ctx, add_repack, add_strict, add_threads, count
-from ggjit.tools.command.helpers import load
+from ggjit.tools.command.helpers import add_lora, load
 
-EXAMPLES = (('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
+EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
+            ('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
             ('ggjit generate -m m.gguf -p "1, 2, 3" --temp 0', "always the likeliest token"),
             ('ggjit generate -m m.gguf -p "Hi" -s 7 -n 200', "repeatable"))
 
 
 def add_arguments(c):
-    c.add_file("-m", "--model", required=True, metavar="PATH", help="a llama GGUF")
+    c.add_file("-m", "--model", metavar="PATH", help="a llama GGUF (default: the small model that comes with ggjit)")
+    add_lora(c)
     c.add_argument("-p", "--prompt", required=True, metavar="TEXT")
     c.add_argument("-n", "--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
     c.add_argument("--temp", type=float, default=0.8, metavar="T", help="temperature, 0: greedy (0.8)")

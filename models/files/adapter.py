@@ -1,0 +1,182 @@
+"""LoRA adapters: low-rank matrices beside weights that stay as they are, in llama.cpp's GGUF format.
+
+    y = W x + scale alpha / rank  B (A x)
+
+    general.type = "adapter"      general.architecture = the model's      adapter.type = "lora"      adapter.lora.alpha
+    NAME.lora_a  [n_in, rank]     NAME.lora_b  [rank, n_out]              NAME: a tensor of the model
+
+alpha 0 stands for alpha = rank.  Source: llama.cpp's llama-adapter.cpp; arXiv 2106.09685.
+"""
+import math
+
+import numpy as np
+
+from ggjit.models.core.checks import integer, number
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.files.save import save_gguf
+from ggjit.models.files.weights import Weights
+from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.tensors.arrays import from_numpy
+from ggjit.tensors.context import Context
+
+LOW, UP = ".lora_a", ".lora_b"
+TOKENS = "adapter.alora.invocation_tokens"
+MAX_NAMED = 4
+
+
+class Adapter:
+    """`.pairs`: {tensor of the model: (A, B)}, `.alpha`, `.scale`.
+
+    scale: what the caller multiplies it by.  Made by `read_adapter` or `new_adapter`.
+    """
+
+    def __init__(self, path, arch, alpha, scale, pairs, weights=None):
+        self.path, self.arch, self.alpha, self.scale, self.pairs = path, arch, alpha, scale, pairs
+        self._weights, self.used = weights, set()
+
+    def beside(self, name):
+        """[(A, B, factor)] for the weight `name`: one or none."""
+        if name not in self.pairs:
+            return []
+        self.used.add(name)
+        low, up = self.pairs[name]
+        return [(low, up, self.scale * (self.alpha / low.ne[1] if self.alpha else 1.0))]
+
+    def refuse_unused(self):
+        """Errors: NotSupported for matrices of the model that it would change and that take no adapter here."""
+        left = [name for name in self.pairs if name not in self.used]
+        if left:
+            raise NotSupported(f"{self.path}: {_few(left)} take no adapter in the {self.arch} network here; only "
+                               f"matrices that are multiplied with activations do, experts and embeddings do not")
+
+    def move(self, takes, buft):
+        """Copy what stands beside weights whose names `takes` accepts into memory of `buft`."""
+        if self._weights is not None:
+            self._weights.move(lambda name: takes(name.removesuffix(LOW).removesuffix(UP)), buft)
+
+    def save(self, path):
+        """Write it as llama.cpp reads it, in float32.  The file appears when it is whole.  Errors: OSError."""
+        save_gguf(path, {name + end: np.ascontiguousarray(t.numpy(), np.float32) for name, pair in self.pairs.items()
+                         for end, t in zip((LOW, UP), pair, strict=True)},
+                  {"general.architecture": self.arch, "general.type": "adapter", "adapter.type": "lora",
+                   "adapter.lora.alpha": np.float32(self.alpha)})
+
+    def free(self):
+        if self._weights is not None:
+            self._weights.free()
+
+
+def read_adapter(path, scale, model, device):
+    """The Adapter of a file, for the GGUFFile `model`.
+
+    Errors: BadFile (broken, or no adapter), ModelError (of another architecture or shape, or for tensors that the model
+    lacks), NotSupported (kinds of adapters that are not computed here), ParamError (scale).
+    """
+    scale = number("lora: scale", scale)
+    file = GGUFFile(path)
+    kind = [file.get(key, None, str) for key in ("general.type", "adapter.type")]
+    if kind != ["adapter", "lora"]:
+        raise BadFile(f"{path} is no LoRA adapter: general.type is {kind[0]!r}, adapter.type {kind[1]!r}; convert it "
+                      f"with llama.cpp's convert_lora_to_gguf.py, or make one with ggjit finetune")
+    if file.arch != model.arch:
+        raise ModelError(f"{path} is an adapter for the architecture {file.arch!r}, {model.path} is {model.arch!r}; "
+                         f"use the model it was trained on")
+    if TOKENS in file.metadata:
+        raise NotSupported(f"{path} is switched on by words in the text ({TOKENS}), which is not done here; only "
+                           f"adapters that are always on are")
+    alpha = file.get("adapter.lora.alpha", 0.0, float)
+    if not math.isfinite(alpha):
+        raise BadFile(f"{path}: adapter.lora.alpha is {alpha}; train or convert the adapter again")
+    names = _paired(file)
+    missing = [name for name in names if name not in model.tensors]
+    if missing:
+        raise ModelError(f"{path} changes {_few(missing)}, which {model.path} does not have; use the model it was "
+                         f"trained on")
+    for name in names:
+        _check_shapes(file, model, name)
+    weights = Weights(file, device)
+    pairs = {name: tuple(weights.want(name + end, *file.tensors[name + end].ne) for end in (LOW, UP)) for name in names}
+    return Adapter(path, file.arch, alpha, scale, pairs, weights)
+
+
+def _paired(file):
+    """Names of the weights that a file has both matrices for.  Errors: BadFile."""
+    odd = [name for name in file.tensors if not name.endswith((LOW, UP))]
+    if odd:
+        raise BadFile(f"{file.path}: {_few(odd)} are no matrices of a LoRA adapter (NAME{LOW}, NAME{UP}); convert it "
+                      f"again without them")
+    names = [name.removesuffix(LOW) for name in file.tensors if name.endswith(LOW)]
+    alone = {name.removesuffix(UP) for name in file.tensors if name.endswith(UP)} ^ set(names)
+    if alone or not names:
+        raise BadFile(f"{file.path}: " + (f"{_few(sorted(alone))} have one matrix of two" if alone else
+                                          "the adapter has no matrices") + "; train or convert the adapter again")
+    return names
+
+
+def _check_shapes(file, model, name):
+    """Errors: ModelError for an adapter of another model; BadFile for matrices of two ranks."""
+    low, up, own = (tuple(t.ne) + (1,) * (2 - len(t.ne)) for t in (file.tensors[name + LOW], file.tensors[name + UP],
+                                                                   model.tensors[name]))
+    if name == "token_embd.weight" or len(own) > 2:
+        raise NotSupported(f"{file.path} changes {name!r}; adapters of embeddings and of experts are not computed "
+                           f"here: train one without it")
+    if low[1:] != up[:1]:
+        raise BadFile(f"{file.path}: {name}{LOW} {list(low)} and {name}{UP} {list(up)} are of different rank; train or "
+                      f"convert the adapter again")
+    if (low[0], up[1]) != own:
+        raise ModelError(f"{file.path}: {name}{LOW} {list(low)} and {UP} {list(up)} do not fit {list(own)} of "
+                         f"{model.path}; use the model the adapter was trained on")
+
+
+def new_adapter(model, targets, rank, alpha, seed=0):
+    """An Adapter to train, for matrices of a GGUFFile whose names have one of `targets` ("attn_q") before ".weight".
+
+    A is uniform in +-1 / sqrt(n_in), B zero: at first the model stays as it is.
+    Errors: ParamError for a rank or target that does not fit, with the targets there are.
+    """
+    rank = integer("rank", rank, 1, 1 << 16)
+    rng, ctx, pairs = np.random.default_rng(seed), Context(), {}
+    there = {}
+    for name, info in model.tensors.items():
+        parts = name.split(".")
+        if len(info.ne) == 2 and parts[0] == "blk" and parts[-1] == "weight" and len(parts) == 4:
+            there.setdefault(parts[2], []).append(info)
+    unknown = [t for t in targets if t not in there]
+    if unknown or not targets:
+        raise ParamError(f"targets: {_few(unknown) if unknown else 'none are given'}; {model.path} has "
+                         f"{', '.join(there)}")
+    for target in dict.fromkeys(targets):
+        for info in there[target]:
+            n_in, n_out = info.ne
+            if rank > min(n_in, n_out):
+                raise ParamError(f"rank {rank} is more than {info.name!r} {list(info.ne)} has; use a smaller one")
+            bound = n_in ** -0.5
+            low = rng.uniform(-bound, bound, (rank, n_in)).astype(np.float32)
+            pairs[info.name] = (from_numpy(ctx, low, info.name + LOW),
+                                from_numpy(ctx, np.zeros((n_out, rank), np.float32), info.name + UP))
+    return Adapter("the new adapter", model.arch, number("alpha", alpha), 1.0, pairs)
+
+
+def adapters_of(lora, model, device):
+    """The Adapters of load_model's `lora`: [(path, scale)], paths alone with scale 1, or Adapters.
+
+    Errors: TypeMismatch, and those of read_adapter; nothing stays open then.
+    """
+    if not isinstance(lora, list | tuple):
+        raise TypeMismatch(f"lora is a list of (path, scale), got {type(lora).__name__}")
+    found = []
+    try:
+        for item in lora:
+            if not isinstance(item, Adapter):
+                path, scale = item if isinstance(item, list | tuple) and len(item) == 2 else (item, 1.0)
+                item = read_adapter(path, scale, model, device)
+            found.append(item)
+    except BaseException:
+        for adapter in found:
+            adapter.free()
+        raise
+    return found
+
+
+def _few(names):
+    return ", ".join(map(repr, names[:MAX_NAMED])) + f" and {len(names) - MAX_NAMED} more" * (len(names) > MAX_NAMED)

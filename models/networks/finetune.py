@@ -1,0 +1,219 @@
+"""LoRA: training of an adapter beside the frozen, also quantised, weights of a GGUF model, within a number of bytes.
+
+    file -> load_model(lora=[new adapter]) -> TokenLoss -> ggjit.train's loop over A and B -> adapter.gguf
+
+Gradients pass through frozen weights: dx = W^T dy reads W as it is in the file.  Bytes of the process:
+
+    | Python, kernels, plans | weights of the file | adapter, its gradients and moments | what is computed |
+      measured                 all of them           counted                             planned: gg.rematerialize
+"""
+import contextlib
+import gc
+import json
+import math
+import os
+import pathlib
+import sys
+
+import ggjit as gg
+from ggjit.alloc.report import mib
+from ggjit.core.arguments import typed_call
+from ggjit.models.core.checks import integer, number
+from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.load import EMBEDDED, load_model
+from ggjit.models.networks.training import TokenLoss
+from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
+from ggjit.train import checkpoint as checkpoints
+from ggjit.train.dataset import Dataset
+from ggjit.train.fit import Loop, Training
+from ggjit.train.optimizers import AdamW
+
+TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+MAX_TRIES = 4                   # of a smaller arena, where planning itself took memory
+SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
+
+
+# ---------------------------------------------------------------- texts
+def read_ids(data, network):
+    """Token ids of `data`: a path of a text or of JSON lines with a "text" each, or ids.
+
+    Every text begins and ends as the model's tokenizer says.  Errors: BadFile (with the line), ModelError, ParamError.
+    """
+    if isinstance(data, str | os.PathLike):
+        return [i for text in _texts(pathlib.Path(data)) for i in _with_end(network, network.tokenize(text))]
+    return network._checked_ids(data, sys.maxsize).tolist()
+
+
+def _texts(path):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from None
+    except UnicodeDecodeError as e:
+        raise BadFile(f"{path}: {e.reason} at byte {e.start}; text in UTF-8 is expected") from None
+    texts = [text]
+    if path.suffix == ".jsonl":
+        texts = [_text_of(line, n, path) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not any(texts):
+        raise BadFile(f"{path} has no text")
+    return texts
+
+
+def _text_of(line, n, path):
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as e:
+        raise BadFile(f"{path}, line {n}: {e}; every line is a JSON object with a \"text\"") from None
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+        raise BadFile(f"{path}, line {n}: an object with a string \"text\" is expected, got {line[:40]!r}")
+    return found["text"]
+
+
+def _with_end(network, ids):
+    end = network.tokenizer.eos_id
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+
+# ---------------------------------------------------------------- memory
+def resident_nbytes():
+    """Bytes of this process in memory, 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+class _Memory:
+    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
+
+    def __init__(self, network, make, limit):
+        self.network = network
+        self.training, self.peak = None, 0
+        budget = None
+        for k in range(MAX_TRIES):
+            if limit is not None:
+                free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
+                budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
+                self._require(budget, limit)
+            self.training = None                        # its arena goes before the next one comes
+            gc.collect()
+            try:
+                self.training = make(budget)
+            except gg.BudgetError as e:
+                raise self._too_few(limit, e.minimum - budget) from None
+            self.peak = self._peak()
+            if limit is None or self.peak <= limit:
+                return
+        raise self._too_few(limit, self.peak - limit)
+
+    def _require(self, budget, limit):
+        if budget < 1:
+            raise self._too_few(limit, 1 - budget)
+
+    def _too_few(self, limit, missing):
+        least = limit + missing
+        return gg.BudgetError(
+            f"finetune: memory of {mib(limit)} is {mib(missing)} too little: the weights take "
+            f"{mib(self.network.weights.nbytes)} of it and the process {mib(resident_nbytes())}; use {least} bytes or "
+            f"more, a shorter context, or fewer targets", least)
+
+    def _peak(self):
+        """Bytes of the process when all is planned and every page was touched."""
+        runs = self.training.runs
+        graphs = [g for g in (self.training.first, self.training.further, self.training.step_graph) if g is not None]
+        work = max(runs.plan(graph).work_nbytes for graph in graphs)
+        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes
+        return int((resident_nbytes() + planned) * (1 + SLACK)) + SLACK_NBYTES
+
+
+# ---------------------------------------------------------------- what users call
+class Finetuning:
+    """A training that is planned: `.peak` (bytes of the process), `.n_steps`, `.n_params`; `run()`."""
+
+    def __init__(self, model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr, batch, seed, n_threads,
+                 checkpoint, callback):
+        epochs = integer("epochs", epochs, 1, 1 << 31)
+        steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
+        batch, n_ctx = integer("batch", batch, 1, 1 << 20), integer("n_ctx", n_ctx, 2, 1 << 31)
+        memory = None if memory is None else integer("memory", memory, 1, 1 << 62, " (bytes)")
+        file = GGUFFile(model)
+        if targets is None:
+            targets = [t for t in TARGETS if any(f".{t}.weight" in name for name in file.tensors)]
+        alpha = 2 * rank if alpha is None else number("alpha", alpha)
+        self.adapter = new_adapter(file, targets, rank, alpha, seed)
+        self.epochs, self.steps = epochs, steps
+        n_ctx = min(n_ctx, file.arch_get("context_length", n_ctx, int))
+        with contextlib.ExitStack() as stack:
+            self.network = m = stack.enter_context(load_model(
+                model, n_threads=n_threads, n_ctx=n_ctx, reserve=False, repack=False, lora=[self.adapter]))
+            if not hasattr(m, "decode"):
+                raise NotSupported(f"finetune: {m.file.arch} models predict no next token; use a decoder")
+            loss = TokenLoss(m, n_ctx)
+            data = Dataset(list(loss.rows(read_ids(data, m))))
+            if len(data) < batch:
+                raise ParamError(f"finetune: {len(data)} rows of {n_ctx} tokens do not fill a batch of {batch}; use a "
+                                 f"smaller batch or a shorter context")
+            params = [gg.set_param(t) for pair in self.adapter.pairs.values() for t in pair]
+            self.n_params = sum(t.nbytes // 4 for t in params)
+
+            def make(budget):
+                return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
+                                1.0, budget)
+            planned = _Memory(m, make, memory)
+            self.peak, training = planned.peak, planned.training
+            self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback)
+            self.n_steps = min(epochs * (len(data) // batch), steps)
+            self._close = stack.pop_all().close
+
+    def run(self, out, progress=True):
+        """Train and write the adapter, also when Ctrl-C or an error ends it: that of the last finished step.
+
+        Returns the History.
+        """
+        try:
+            self.loop.run(self.epochs, None, progress, self.steps)
+        finally:
+            if self.loop.n_steps:
+                self.adapter.save(out)
+        return self.loop.history
+
+    def close(self):
+        self._close()
+
+
+@typed_call
+def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=1,
+             steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
+             on_plan=None):
+    """Train a LoRA adapter for a GGUF model, whose weights stay as they are, quantised too; returns the History.
+
+        finetune("model.gguf", "letters.txt", "letters.gguf", memory=1_500_000_000)
+        load_model("model.gguf", lora=[("letters.gguf", 1.0)])
+
+    model: a path; None: the model that comes with the package.  data: a text file, a .jsonl file with a "text" a line,
+    or token ids; cut into rows of n_ctx tokens.  out: the adapter, in llama.cpp's format.
+    rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
+    of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
+    epochs, steps: whichever ends first.  lr: of AdamW, a number or a schedule.  batch: rows of a step.
+    checkpoint: a file that is written after every epoch and when the training ends; the same call goes on from it.
+    callback: called with the History after every step; true: stop.  on_plan: called with the Finetuning, whose `.peak`
+    is the bytes of the process to come, before the first step.
+    However a training ends, `out` is the adapter of the last finished step.
+    Errors: BudgetError (`.minimum` bytes are enough), BadFile (data), ModelError (no tokenizer), ParamError,
+    NotSupported (an architecture without gradients); before anything is written.
+    """
+    if data is None or out is None:
+        raise ParamError("finetune: data and out are needed: what to learn from, and the file to write")
+    if not isinstance(out, str | os.PathLike):
+        raise TypeMismatch(f"finetune: out is a path, got {type(out).__name__}")
+    checkpoints.require_folder(out)
+    if checkpoint is not None:
+        checkpoints.require_folder(checkpoint)
+    job = Finetuning(EMBEDDED if model is None else model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr,
+                     batch, seed, n_threads, checkpoint, callback)
+    try:
+        if on_plan is not None:
+            on_plan(job)
+        return job.run(out, progress)
+    finally:
+        job.close()

@@ -1,0 +1,126 @@
+"""Training of adapters: the loss as a graph, what is trained, memory, interruptions, and what is refused."""
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from helpers import tiny_model
+
+import ggjit as gg
+from ggjit.models import finetune, load_model
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.finetune import read_ids
+from ggjit.models.networks.training import TokenLoss
+
+IDS = np.tile(np.arange(40), 9)
+N = 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("finetune") / "m.gguf", type="Q4_0",
+                            metadata={"vocab_size": tiny_model.VOCAB})
+
+
+def train(model, out, **options):
+    return finetune(model, IDS, out, **{"n_ctx": N, "rank": 4, "lr": 1e-2, "targets": ["attn_q", "ffn_down"],
+                                        "n_threads": 1, "progress": False, **options})
+
+
+def mean_loss(model, **options):
+    """Of the ids after each, from logits."""
+    with load_model(model, n_threads=1, **options) as m:
+        x = m.logits(IDS[:N]).astype(np.float64)
+    return float((np.log(np.exp(x).sum(-1)) - x[np.arange(N), IDS[1:N + 1]]).mean())
+
+
+def test_the_loss_is_that_of_the_logits_in_chunks_of_any_size(model):
+    found = []
+    with load_model(model, n_threads=1, kv_type="F32", flash=False) as m:
+        for chunk in (N, 5):
+            part = TokenLoss(m, N, chunk)
+            tokens, targets = part.rows(IDS)
+            gg.alloc_ctx_tensors(part.ctx, m.backend)
+            part.tokens.set(tokens[:1])
+            part.targets.set(targets[:1])
+            found.append(float(gg.compute(part.loss)[0]))
+    assert found == pytest.approx([mean_loss(model, kv_type="F32", flash=False)] * 2, rel=2e-4)
+
+
+def test_an_adapter_learns_beside_weights_that_stay(model, tmp_path):
+    before, seen = hashlib.sha256(model.read_bytes()).digest(), []
+    h = train(model, tmp_path / "a.gguf", epochs=2, on_plan=seen.append)
+    assert len(h.steps) == 2 * (len(IDS) // N) == seen[0].n_steps and h.steps[-1] < 0.5 * h.steps[0]
+    assert hashlib.sha256(model.read_bytes()).digest() == before
+    assert mean_loss(model, lora=[(tmp_path / "a.gguf", 1.0)]) < 0.5 * mean_loss(model)
+    file = GGUFFile(tmp_path / "a.gguf")
+    assert file.metadata["adapter.lora.alpha"] == 8 and len(file.tensors) == 2 * 2 * tiny_model.LAYERS
+    assert seen[0].n_params == sum(np.prod(t.ne) for t in file.tensors.values())
+
+
+def test_memory_is_kept_and_changes_no_bit(model, tmp_path):
+    free = train(model, tmp_path / "a.gguf", steps=3)
+    seen = []
+    with pytest.raises(gg.BudgetError, match="too little: the weights take .* use [0-9]+ bytes or more") as e:
+        train(model, tmp_path / "b.gguf", memory=1 << 20)
+    assert not (tmp_path / "b.gguf").exists()
+    limit = e.value.minimum + (32 << 20)
+    tight = train(model, tmp_path / "b.gguf", steps=3, memory=limit, on_plan=seen.append)
+    assert seen[0].peak <= limit and tight.steps == free.steps
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_on(model, tmp_path):
+    whole, part, steps = tmp_path / "whole.gguf", tmp_path / "part.gguf", tmp_path / "train.st"
+    train(model, whole, epochs=2, steps=30)
+
+    def stop(history):
+        if len(history.steps) == 25:
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        train(model, part, epochs=2, steps=30, checkpoint=steps, callback=stop)
+    train(model, tmp_path / "same.gguf", epochs=2, steps=25)
+    assert part.read_bytes() == (tmp_path / "same.gguf").read_bytes()
+    h = train(model, part, epochs=2, steps=30, checkpoint=steps)
+    assert part.read_bytes() == whole.read_bytes() and len(h.steps) == 30
+    with pytest.raises(gg.ShapeError, match="has shape|of other parameters"):
+        train(model, part, epochs=2, checkpoint=steps, rank=2)
+
+
+@pytest.mark.parametrize("text, name, words", [
+    (b"ab\xff", "a.txt", "at byte 2; text in UTF-8"), (b"", "a.txt", "has no text"),
+    (b'{"text": "a"}\n{"text": ', "a.jsonl", "line 2: .* every line is a JSON object"),
+    (b'["a"]', "a.jsonl", 'line 1: an object with a string "text"'), (None, "a.txt", "No such file")])
+def test_data_that_cannot_be_read(tmp_path, text, name, words):
+    if text is not None:
+        (tmp_path / name).write_bytes(text)
+    with pytest.raises(gg.BadFile, match=words):
+        read_ids(tmp_path / name, None)
+
+
+@pytest.mark.parametrize("options, error, words", [
+    (dict(rank=0), gg.ParamError, "rank must be an integer from 1"),
+    (dict(targets=["w"]), gg.ParamError, "targets: 'w'"),
+    (dict(batch=99), gg.ParamError, "do not fill a batch"), (dict(steps=0), gg.ParamError, "steps must be"),
+    (dict(data=IDS[:9]), gg.ParamError, "fewer than a row"),
+    (dict(data=[1, 99]), gg.IndexRangeError, "outside the voc"),
+    (dict(data="text"), gg.BadFile, "check the path"), (dict(out="/no such folder/a"), gg.ParamError, "no folder"),
+    (dict(memory="1G"), gg.ParamError, "memory must be an integer"), (dict(n_cxt=4), gg.TypeMismatch, "n_cxt")])
+def test_refused(model, tmp_path, options, error, words):
+    with pytest.raises(error, match=words):
+        finetune(**{"model": model, "data": IDS, "out": tmp_path / "a.gguf", "n_ctx": N, "targets": ["attn_q"],
+                    **options})
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def test_attention_that_works_on_a_cache_only_is_refused(model, monkeypatch):
+    with load_model(model) as m:
+        monkeypatch.setattr(type(m.description.blocks[0].mixer), "cached", True, raising=False)
+        with pytest.raises(gg.NotSupported, match="attention of the llama network works on a cache"):
+            TokenLoss(m, N)
+
+
+def test_no_tokenizer(model, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}))
+    with pytest.raises(gg.ModelError, match="no vocabulary"):
+        finetune(model, tmp_path / "a.jsonl", tmp_path / "a.gguf")

@@ -1,0 +1,134 @@
+"""LoRA adapters: what they compute, their files, and what is refused."""
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import tiny_model
+from helpers.paths import ROOT
+
+import ggjit as gg
+from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.gguf import GGUFFile
+
+IDS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 12)
+TARGETS = ("attn_q", "attn_output", "ffn_down")
+KEYS = {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora",
+        "adapter.lora.alpha": np.float32(8)}
+Q = "blk.0.attn_q.weight"
+PAIR = {Q + ".lora_a": (4, tiny_model.DIM), Q + ".lora_b": (tiny_model.DIM, 4)}     # NumPy order
+
+
+def write_adapter(model, path, seed=0):
+    adapter, rng = new_adapter(GGUFFile(model), TARGETS, 4, 8), np.random.default_rng(seed)
+    for _, up in adapter.pairs.values():
+        up.set(0.3 * rng.standard_normal(up.shape, np.float32))
+    adapter.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """(model, adapter, another adapter)"""
+    folder = tmp_path_factory.mktemp("lora")
+    model = tiny_model.write(folder / "m.gguf", metadata={"vocab_size": tiny_model.VOCAB})
+    return model, write_adapter(model, folder / "a.gguf"), write_adapter(model, folder / "b.gguf", 1)
+
+
+def logits(path, **options):
+    with load_model(path, n_threads=1, **options) as m:
+        return m.logits(IDS)
+
+
+def test_as_the_weights_with_the_products_added(files, tmp_path):
+    model, *adapters = files
+    lora = list(zip(adapters, (0.5, -1.0), strict=True))
+    weights, about = load_gguf(model)
+    merged = {name: w.numpy().copy() for name, w in weights.items()}
+    for path, scale in lora:
+        parts, keys = load_gguf(path)
+        for name in {n.rsplit(".", 1)[0] for n in parts}:
+            low, up = (parts[name + end].numpy() for end in (".lora_a", ".lora_b"))
+            merged[name] += scale * keys["adapter.lora.alpha"] / len(low) * (up @ low)
+    save_gguf(tmp_path / "merged.gguf", merged, {k: v for k, v in about.items() if not k.startswith("GGUF")})
+    expected, got = logits(tmp_path / "merged.gguf"), logits(model, lora=lora)
+    assert np.abs(got - expected).max() < 2e-4 < 0.1 < np.abs(got - logits(model)).max()
+
+
+def test_scale_0_changes_nothing_and_a_path_alone_has_scale_1(files):
+    model, a, _ = files
+    assert (logits(model, lora=[(a, 0)]) == logits(model)).all()
+    assert (logits(model, lora=[a]) == logits(model, lora=((a, 1.0),))).all()
+
+
+CODE = """
+import json, sys
+import numpy as np
+from benchmarks.worker import Worker
+from ggjit.models import load_model
+model, adapter, *ids = sys.argv[1:]
+ids, lora = list(map(int, ids)), [[adapter, 0.5]]
+with Worker("peer") as peer, load_model(model, n_threads=1, lora=lora) as m:
+    peer.ask("load", model, n_threads=1, n_ctx=64, lora=lora)
+    theirs, ours = np.array(peer.ask("logits", ids)), m.logits(ids)[-1].astype(float)
+print(json.dumps(((ours - theirs) ** 2).sum() / (theirs ** 2).sum()))
+"""
+
+
+@pytest.mark.peer
+def test_as_llama_cpp(files, need):
+    need("xllamacpp", "llama.cpp is the oracle")
+    r = subprocess.run([sys.executable, "-c", CODE, *map(str, (*files[:2], *IDS))], cwd=ROOT, text=True,
+                       capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr
+    assert json.loads(r.stdout.splitlines()[-1]) < 1e-5
+
+
+
+
+BAD = {
+    "no adapter": (dict(PAIR), {"general.type": "model"}, gg.BadFile, "no LoRA adapter: general.type is 'model'"),
+    "another kind": (dict(PAIR), {"adapter.type": "control_vector"}, gg.BadFile, "adapter.type 'control_vector'"),
+    "another architecture": (dict(PAIR), {"general.architecture": "gemma"}, gg.ModelError, "architecture 'gemma'"),
+    "on words": (dict(PAIR), {"adapter.alora.invocation_tokens": [1, 2]}, gg.NotSupported, "switched on by words"),
+    "a tensor the model lacks": ({n.replace("blk.0", "blk.9"): s for n, s in PAIR.items()}, {}, gg.ModelError,
+                                 "'blk.9.attn_q.weight', which .* does not have"),
+    "another width": (PAIR | {Q + ".lora_a": (4, 32)}, {}, gg.ModelError, r"\[32, 4\] .* do not fit \[64, 64\]"),
+    "two ranks": (PAIR | {Q + ".lora_b": (tiny_model.DIM, 8)}, {}, gg.BadFile, "different rank"),
+    "one of two": ({Q + ".lora_a": (4, 64)}, {}, gg.BadFile, "one matrix of two"),
+    "nothing": ({}, {}, gg.BadFile, "no matrices"),
+    "a norm": (PAIR | {"output_norm.weight": (64,)}, {}, gg.BadFile, "'output_norm.weight' are no matrices"),
+    "the embedding": ({"token_embd.weight.lora_a": (4, 64), "token_embd.weight.lora_b": (48, 4)}, {}, gg.NotSupported,
+                      "adapters of embeddings"),
+    "alpha": (dict(PAIR), {"adapter.lora.alpha": np.float32("nan")}, gg.BadFile, "adapter.lora.alpha is nan"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(files, tmp_path, case):
+    tensors, keys, error, words = BAD[case]
+    save_gguf(tmp_path / "bad.gguf", {n: np.ones(s, np.float32) for n, s in tensors.items()}, KEYS | keys)
+    with pytest.raises(error, match=words):
+        load_model(files[0], lora=[(files[1], 1.0), (tmp_path / "bad.gguf", 1.0)])
+
+
+@pytest.mark.parametrize("lora, error, words", [
+    ("a.gguf", gg.TypeMismatch, "lora is a list"), ([("no such file", 1.0)], gg.BadFile, "check the path"),
+    ([("a.gguf", "much")], gg.ParamError, "lora: scale must be a finite number")])
+def test_refused_arguments(files, lora, error, words):
+    with pytest.raises(error, match=words):
+        load_model(files[0], lora=lora)
+
+
+def test_matrices_that_take_no_adapter_are_named(files, tmp_path):
+    """Of a bert, whose products are its own."""
+    model = GGUFFile(files[0])
+    adapter = new_adapter(model, ["attn_q"], 2, 2)
+    with pytest.raises(gg.NotSupported, match="'blk.0.attn_q.weight', .* take no adapter"):
+        adapter.refuse_unused()
+    with pytest.raises(gg.ParamError, match="targets: 'attn_z'; .* has attn_q, attn_k"):
+        new_adapter(model, ["attn_z"], 2, 2)
+    with pytest.raises(gg.ParamError, match="rank 65 is more than"):
+        new_adapter(model, ["attn_q"], 65, 2)
