@@ -14,6 +14,8 @@ class RemoteDevice(Device):
     address: str
     facts: dict[str, Any]
     epoch: int
+    @property
+    def description(self) -> str: ...       # type: ignore[override]
     def __init__(self, address: str, name: str | None = ..., tls: Any = ..., timeout: float | None = ...,
                  find: Callable[[], str] | None = ...) -> None: ...
     def reopen(self) -> RemoteDevice: ...
