@@ -221,19 +221,23 @@ class RemoteDevice(Device):
         return answer
 
     def finish(self, last=None):
-        """Wait for all that was sent, or up to `last`.  Errors: DeviceLost, and the first that the worker reports."""
+        """Wait for all that was sent, or up to `last`.  Errors: DeviceLost, once for what was under way, and the first
+        that the worker reports."""
         with self._lock:
             first = None
             while self._sent:
                 answer = self._sent[0]
-                self.stream.wait(answer)
+                try:
+                    self.stream.wait(answer)
+                except DeviceLost:
+                    self._sent.clear()
+                    raise
                 self._sent.popleft()
                 if answer.error is not None and not answer.seen:
                     answer.seen = True
                     first = first or answer.error
                 if answer is last:
                     break
-            self.stream.check()
             if first is not None:
                 raise first
 

@@ -1,8 +1,8 @@
 """Graphs as integers, for a device that has memory of its own: one row a tensor, sources first.
 
-    row   type op role ndim view view_offs flags | ne[4] nb[4] | params[16] | src[10] | arena offs
-    0     F32  NONE LEAF ...                                                            3     4096
-    1     F32  MUL_MAT NODE ...                                  0 5 -1 ...             3     8192
+    row   type op role ndim view view_offs flags n_src | ne[4] nb[4] | params[16] | src[10] | arena offs
+    0     F32  NONE LEAF ...                                                                  3     4096
+    1     F32  MUL_MAT NODE ...                                        0 5 -1 ...             3     8192
 
 Numbers of rows take the place of tensors, numbers of arenas that of buffers.  A source that is no result of a node is a
 leaf at its place, whatever it views or was copied from; one with gaps between its rows is a view of such a leaf.
@@ -27,8 +27,8 @@ from ggjit.ops.core.types import TYPE_INFO
 from ggjit.tensors.context import Context
 from ggjit.tensors.rebuild import CALLS_PYTHON
 
-TYPE, OP_, ROLE, NDIM, VIEW, VIEW_OFFS, FLAGS = range(7)
-NE, NB, PARAMS, SRC = 7, 11, 15, 15 + MAX_PARAMS
+TYPE, OP_, ROLE, NDIM, VIEW, VIEW_OFFS, FLAGS, N_SRC = range(8)
+NE, NB, PARAMS, SRC = 8, 12, 16, 16 + MAX_PARAMS
 ARENA, OFFS = SRC + MAX_SRC, SRC + MAX_SRC + 1
 ROW_WORDS = OFFS + 1
 LEAF, NODE = 0, 1
@@ -61,7 +61,7 @@ class Encoded:
         return [self._place(t, plus) for _, t, plus in self.bases]
 
     def set_places(self, places):
-        self.rows[[row for row, _, _ in self.bases], ARENA:OFFS + 1] = places
+        self.rows[[row for row, _, _ in self.bases], ARENA:OFFS + 1] = np.array(places, np.int64).reshape(-1, 2)
 
     # ------------------------------------------------------------ rows
     def _place(self, t, plus=0):
@@ -77,7 +77,7 @@ class Encoded:
     def _add(self, t, role, op, ne, nb, ndim, params=(0,) * MAX_PARAMS, src=(), view=-1, view_offs=0, flags=0,
              place=None):
         place = (NO_ARENA, 0) if place is None else place
-        self._rows.append((t.type.id, int(op), role, ndim, view, view_offs, flags, *ne, *nb, *params, *src,
+        self._rows.append((t.type.id, int(op), role, ndim, view, view_offs, flags, len(src), *ne, *nb, *params, *src,
                            *(-1,) * (MAX_SRC - len(src)), *place))
         self.names.append(t.name[:MAX_NAME])
         return len(self._rows) - 1
@@ -149,10 +149,10 @@ def _decoded(ctx, rows, names, buffers, empty):
     if len(names) != len(rows):
         raise ValueError(f"{len(rows)} rows and {len(names)} names")
     for row, name in zip(rows.tolist(), names, strict=True):
-        src = row[SRC:SRC + MAX_SRC]
-        while src and src[-1] == -1:
-            src.pop()
-        src, view = tuple(None if i == -1 else i for i in src), None if row[VIEW] == -1 else row[VIEW]
+        if not 0 <= row[N_SRC] <= MAX_SRC:
+            raise ValueError(f"{row[N_SRC]} sources")
+        src = tuple(None if i == -1 else i for i in row[SRC:SRC + row[N_SRC]])
+        view = None if row[VIEW] == -1 else row[VIEW]
         if row[ROLE] not in (LEAF, NODE) or (row[ROLE] == LEAF) != (row[OP_] == OP.NONE):
             raise ValueError("a row that is neither leaf nor node")
         t = tensor_of_row(ctx, tensors, (TYPE_INFO[row[TYPE]], row[OP_], tuple(row[NE:NE + 4]), tuple(row[NB:NB + 4]),

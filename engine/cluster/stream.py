@@ -90,7 +90,7 @@ class Stream:
             try:
                 wire.write(self._comm, header, parts)
             except (OSError, AttributeError) as e:
-                self._lose(f"the connection ended ({e or type(e).__name__})")
+                self._lose(f"the connection ended ({str(e) or type(e).__name__})")
 
     def check(self):
         """DeviceLost, if the worker is gone."""
@@ -160,7 +160,7 @@ class Stream:
         except asyncio.CancelledError:
             raise
         except Exception as e:
-            self._lose(f"the connection ended ({e or type(e).__name__})")
+            self._lose(f"the connection ended ({str(e) or type(e).__name__})")
 
     def lose(self, why):
         """The worker is given up; all who wait are told."""

@@ -11,12 +11,12 @@ from ggjit.models.blocks.facts import Facts
 from ggjit.models.core.checks import BrokenValues
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
+from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
-from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
@@ -47,14 +47,15 @@ class Network:
     CAUSAL = True                   # does attention look back only?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
-                 cpu_moe=False, repack=None, strict=True):
+                 cpu_moe=False, repack=None, strict=True, devices=None):
         t0 = load_start or time.perf_counter()
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe)
-        self.scheduler = scheduler_of(self.backend, gpu)
+        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe) if devices is None else \
+            Spread(devices, self)
+        self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
         self._lock = RunLock()
@@ -62,13 +63,14 @@ class Network:
         self._allocator = GraphAllocator(self.backend)
         try:
             self._load()
+            self.scheduler = scheduler_of(self.backend, self.offload.gpus)
             self._check_vocabulary()
             if strict:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             if self.REPACKS if repack is None else repack:
                 self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
-            if gpu is not None:
-                self.weights.move(self.offload.takes, gpu.default_buffer_type)
+            for gpu in self.offload.gpus:
+                self.weights.move(lambda name, gpu=gpu: self.offload.home(name) is gpu, gpu.default_buffer_type)
             if reserve:
                 self._reserve()
         except BaseException:
@@ -79,6 +81,19 @@ class Network:
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
         raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _kept_nbytes(self, layer):
+        """Bytes that a layer keeps of a text."""
+        return 0
+
+    def explain(self):
+        """Text: which device has which layers and how fast that is expected to be (with `devices`), or the splits of
+        the last graph.  Errors: ParamError for a network on one backend."""
+        if isinstance(self.offload, Spread):
+            return self.offload.explain()
+        if self.scheduler is None:
+            raise ParamError(f"{self!r} lies on one backend: there is nothing to explain")
+        return str(self.scheduler.explain())
 
     def _matrices(self):
         """The weights that only products read."""
@@ -136,7 +151,7 @@ class Network:
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
         if self.scheduler is not None:
-            return ScheduledPlan(self.scheduler, graph)
+            return self.offload.plan(self.scheduler, graph)
         held = self._allocator.buffer_size()
         self._allocator.alloc_graph(graph)
         if self._allocator.buffer_size() != held:
