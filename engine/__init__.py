@@ -19,6 +19,7 @@ Folders, lowest first; each imports only itself and those before it:
     cuda            the CUDA device
     api             devices by name, compute, measure
     train           gradients, optimiser and data in a loop
+    cluster         devices that are other processes and machines
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
@@ -33,7 +34,7 @@ from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
 from ggjit.core import forking as _forking  # registers what a forked child has to do
-from ggjit.core.backend import Backend, Device
+from ggjit.core.backend import Backend, Device, DeviceLost
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
 from ggjit.core.events import Event, event_free, event_new, event_record, event_synchronize, event_wait
 from ggjit.core.host_buffer import HostBuffer
@@ -106,14 +107,14 @@ globals().update({repr(t): t for t in _types.values()})                 # gg.F32
 
 
 def __getattr__(name):
-    """`gg.train` is imported when it is first used: most programs do not train."""
-    if name == "train":
-        return _import_module("ggjit.train")
+    """`gg.train` and `gg.cluster` are imported when they are first used: most programs do not train, on one machine."""
+    if name in ("train", "cluster"):
+        return _import_module(f"ggjit.{name}")
     raise AttributeError(f"module 'ggjit' has no attribute {name!r}")
 
 
 def __dir__():
     """The API for `gg.<TAB>`: no modules but those that belong to it, no private names."""
-    modules = {"ops", "alloc", "errors", "models", "train"}
-    return sorted({"train", *(n for n, x in globals().items() if n.startswith("__")
+    modules = {"ops", "alloc", "errors", "models", "train", "cluster"}
+    return sorted({"train", "cluster", *(n for n, x in globals().items() if n.startswith("__")
                               or not n.startswith("_") and (n in modules or not isinstance(x, _ModuleType)))})

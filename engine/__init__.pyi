@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, overload
 import numpy as np
 import numpy.typing as npt
 
+from ggjit import cluster as cluster
 from ggjit import train as train
 from ggjit.all_ops import *
 from ggjit.ops.core import errors as errors
@@ -209,6 +210,13 @@ class MultiBuffer(Buffer):
     def __iter__(self) -> Iterator[Buffer]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, i: int) -> Buffer: ...
+
+class DeviceLost(GgjitError, RuntimeError):
+    device: str | None
+    epoch: int | None
+    last_seq: int | None
+    def __init__(self, message: str, device: str | None = None, epoch: int | None = None,
+                 last_seq: int | None = None) -> None: ...
 
 class Device:
     name: str

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ggjit import Backend, Context, Graph, Scheduler, Tensor, Type
+from ggjit import Backend, Context, Device, Graph, Scheduler, Tensor, Type
 from ggjit.train import History
 
 _Path = str | os.PathLike[str]
@@ -46,6 +46,7 @@ class _Network:
                  **sampling: Unpack[_Sampling]) -> _Generation: ...
     def graph(self, *shape: int) -> Graph: ...
     def warm_up(self) -> None: ...
+    def explain(self) -> str: ...
     def free(self) -> None: ...
 
 class _SileroVad:
@@ -69,6 +70,7 @@ class _Finetuning:
 def load_model(path: _Path | None = None, backend: str | Backend = "CPU", n_threads: int | None = None,
                reserve: bool = True, n_gpu_layers: int | None = None, cpu_moe: bool = False, strict: bool = True,
                validate: bool = False, lora: Sequence[_Path | tuple[_Path, float]] = (),
+               devices: Sequence[Device] | None = None,
                **options: Unpack[_LlamaOptions]) -> _Network: ...
 def finetune(model: _Path | None = None, data: _Path | Sequence[int] | npt.NDArray[Any] | None = None,
              out: _Path | None = None, rank: int = 8, alpha: float | None = None, targets: Sequence[str] | None = None,

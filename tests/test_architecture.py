@@ -19,7 +19,7 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
     ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.native ggjit.ops.cuda ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
-    ggjit.api ggjit.train ggjit ggjit.models.core ggjit.models.files ggjit.models.text ggjit.models.blocks
+    ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text ggjit.models.blocks
     ggjit.models.families ggjit.models.networks
     ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command ggjit.tools.command.commands
     ggjit.tools""".split()
@@ -103,9 +103,10 @@ def test_engine_does_not_shadow_its_siblings():
 
 def test_no_module_shadows_a_public_name():
     """`import ggjit.x` binds x in `ggjit`: a folder or file of that name would replace the function."""
-    inside = {m.split(".")[1] for m in MODULES if m.count(".")} - {"ops", "alloc", "models", "tools", "train"}
+    inside = {m.split(".")[1] for m in MODULES if m.count(".")}
+    inside -= {"ops", "alloc", "models", "tools", "train", "cluster"}
     assert not inside & set(dir(gg))
-    modules = ("ops", "alloc", "errors", "models", "tools", "train")
+    modules = ("ops", "alloc", "errors", "models", "tools", "train", "cluster")
     assert all(not isinstance(getattr(gg, n), types.ModuleType) or n in modules
                for n in dir(gg))
 
@@ -133,7 +134,7 @@ def test_imports_inside_functions_are_for_what_may_be_absent():
 
 def test_packages_hold_only_a_guard():
     """What an __init__ imports would not be in the keys of cached kernels by the name it is imported under."""
-    api = {"ggjit", "ggjit.alloc", "ggjit.models", "ggjit.train"}
+    api = {"ggjit", "ggjit.alloc", "ggjit.models", "ggjit.train", "ggjit.cluster"}
     for module, path in MODULES.items():
         if path.name == "__init__.py" and module not in api:
             assert not imports(module), f"{path} imports"

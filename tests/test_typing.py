@@ -15,7 +15,7 @@ from ggjit.ops.core.spec import builders
 from ggjit.tools import stubs
 
 FOLDERS = {"ggjit": "engine", "ggjit/ops": "ops", "ggjit/ops/core": "ops/core", "ggjit/alloc": "alloc",
-           "ggjit/models": "models", "ggjit/train": "engine/train"}
+           "ggjit/models": "models", "ggjit/train": "engine/train", "ggjit/cluster": "engine/cluster"}
 PROGRAM = '''
 import pickle
 import numpy as np
@@ -130,11 +130,12 @@ def test_every_public_name_has_a_type():
     named |= {a.asname for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
     there = public(gg) - set(builders()) - {repr(t) for t in stubs.BY_NAME.values()}
     assert there - named == set()
-    assert {n for n in named if not n.startswith("_")} - there - {"Scheduler", "errors", "train"} == set()
+    assert {n for n in named if not n.startswith("_")} - there - {"Scheduler", "errors", "train", "cluster"} == set()
 
 
 @pytest.mark.parametrize("module,path", [(gg, "engine/__init__.pyi"), (ggjit.models, "models/__init__.pyi"),
-                                         (gg.train, "engine/train/__init__.pyi")])
+                                         (gg.train, "engine/train/__init__.pyi"),
+                                         (gg.cluster, "engine/cluster/__init__.pyi")])
 def test_functions_and_methods_take_what_their_stubs_say(module, path):
     n = 0
     for node in stub(path).body:

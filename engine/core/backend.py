@@ -13,10 +13,21 @@ from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle
 from ggjit.core.slots import alloc_buffer
 from ggjit.core.versions import count_writes
-from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, NotSupported, ParamError, TypeMismatch
 
 TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL = "cpu", "gpu", "igpu", "accel", "null"
 DEVICE_TYPES = (TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_ACCEL, TYPE_NULL)
+
+
+class DeviceLost(GgjitError, RuntimeError):
+    """A device that is gone, with all that was in its memory: nothing of it can be used again.
+
+    Of a remote device: `.device`; `.epoch`, which connection it was, from 0; `.last_seq`, the last message it answered.
+    """
+
+    def __init__(self, message, device=None, epoch=None, last_seq=None):
+        super().__init__(message)
+        self.device, self.epoch, self.last_seq = device, epoch, last_seq
 
 
 class Device(Handle, HtmlRepr):

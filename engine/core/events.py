@@ -43,9 +43,15 @@ def event_record(event, backend):
 
 
 def event_wait(backend, event):
-    """Later work of `backend` waits for the event; the backend may be of another device."""
+    """Later work of `backend` waits for the event; the backend may be of another device.
+
+    A stream understands the events of devices of its own kind; for those of others the caller waits.
+    """
     _check(event)
-    backend.event_wait(event.handle)
+    if type(backend.device) is type(event.device):
+        backend.event_wait(event.handle)
+    else:
+        event_synchronize(event)
 
 
 def event_synchronize(event):

@@ -9,15 +9,12 @@ import functools
 
 from numba import config
 
+from ggjit.core.backend import DeviceLost
 from ggjit.ops.core.errors import GgjitError, NotSupported, OutOfMemory, extra
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 INSTALL = "pip install 'ggjit[gpu]'"
 MIN_DRIVER = 13000              # cuDriverGetVersion: the CUDA version the extra's toolkit pins need
-
-
-class DeviceLost(GgjitError, RuntimeError):
-    """The GPU or its context failed; nothing on it can be used again in this process."""
 
 
 class CudaError(GgjitError, RuntimeError):

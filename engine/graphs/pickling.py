@@ -70,7 +70,7 @@ def load(version, rows, leafs, nodes, outputs):
     try:
         tensors = []
         for row in rows:
-            tensors.append(_tensor(ctx, tensors, row))
+            tensors.append(tensor_of_row(ctx, tensors, row))
         return Graph._in_order(*_in_order(tensors, leafs, nodes, outputs))
     except Exception as e:
         ctx.free()
@@ -82,8 +82,8 @@ def _require(ok, what):
         raise ValueError(what)
 
 
-def _tensor(ctx, tensors, row):
-    """The tensor of one row, checked by the builder of its op."""
+def tensor_of_row(ctx, tensors, row):
+    """The tensor of one row (`_row`), checked by the builder of its op.  Errors: ValueError, those of the builder."""
     type, op, ne, nb, ndim, params, src, view, view_offs, flags, name = row
     at = [i for i in (*src, view) if i is not None]
     _require(isinstance(type, Type) and isinstance(name, str), "a row without a type or a name")

@@ -176,10 +176,9 @@ def check_node(t, ctx):
 
 
 def _facts(t, n_free):
-    """What must be equal, by name; the first n_free parameters need not."""
+    """What must be equal, by name; the first n_free parameters need not.  Sources that are absent count: kernels look
+    for them in the row of the node."""
     src = [None if s is None else s.id for s in t.src]
-    while src and src[-1] is None:
-        src.pop()
     return {"op": t.op, "type": t.type, "ne": t.ne, "nb": t.nb, "params": t.op_params.tolist()[n_free:], "src": src,
             "base": None if t.view_src is None else t.view_src.id, "view_offs": t.view_offs}
 

@@ -10,6 +10,8 @@ call leaves the text as it was:
     slot 0          empty, never written: where a text begins
     slots 1 to 3    before the call, and in turn after each batch of it
 """
+import math
+
 import numpy as np
 
 import ggjit as gg
@@ -107,12 +109,16 @@ class Decoder(Network):
         for i, block in enumerate(self.description.blocks):
             self.cache.append([self.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
                                block.cache(self.n_ctx, self.kv_type, self.n_embd)])
-            where = self.offload.gpu if self.offload.takes(f"blk.{i}.") else self.backend
+            where = self.offload.home(f"blk.{i}.") or self.backend
             by_backend.setdefault(where, []).extend(self.cache[-1])
         self.recurrent = any(leaf.name.startswith("state") for kept in self.cache for leaf in kept)
         self.kv_buffer = MultiBuffer([buf for buf, _ in place_tensors(
             [(b.default_buffer_type, tensors) for b, tensors in by_backend.items()])])
         self.kv_buffer.clear()
+
+    def _kept_nbytes(self, layer):
+        cache = self.description.blocks[layer].cache(self.n_ctx, self.kv_type, self.n_embd)
+        return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
     def _make_masks(self):
         """{window: array}: the mask of the token at position p is the part of it from n_ctx - 1 - p on."""

@@ -14,12 +14,12 @@ from ggjit.models.files.weights import Weights
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
+from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
-from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
@@ -51,14 +51,15 @@ class Network(Inside):
     flash = True                    # may one kernel compute attention?
 
     def __init__(self, file, backend="CPU", n_threads=None, load_start=None, reserve=True, n_gpu_layers=None,
-                 cpu_moe=False, repack=None, strict=True, lora=()):
+                 cpu_moe=False, repack=None, strict=True, lora=(), devices=None):
         t0 = load_start or time.perf_counter()
         if repack is not None and not isinstance(repack, bool | np.bool_):
             raise ParamError(f"repack must be True, False or None (as is best for the architecture), got {repack!r}")
         self.file = file
         self.backend, gpu = choose_backends(backend, n_threads, n_gpu_layers)
-        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe)
-        self.scheduler = scheduler_of(self.backend, gpu)
+        self.offload = offload(gpu, n_gpu_layers, Facts(file).n_layer, cpu_moe) if devices is None else \
+            Spread(devices, self)
+        self.scheduler = None
         self.weights = Weights(file, self.backend.device)
         self._steps = PlanCache(MAX_KEPT_PLANS)
         self._lock = RunLock()
@@ -68,6 +69,7 @@ class Network(Inside):
         try:
             self.weights.adapters = adapters_of(lora, file, self.backend.device)
             self._load()
+            self.scheduler = scheduler_of(self.backend, self.offload.gpus)
             self._check_vocabulary()
             for adapter in self.weights.adapters:
                 adapter.refuse_unused()
@@ -88,6 +90,19 @@ class Network(Inside):
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
         raise NotSupported(f"{type(self).__name__} does not load")
+
+    def _kept_nbytes(self, layer):
+        """Bytes that a layer keeps of a text."""
+        return 0
+
+    def explain(self):
+        """Text: which device has which layers and how fast that is expected to be (with `devices`), or the splits of
+        the last graph.  Errors: ParamError for a network on one backend."""
+        if isinstance(self.offload, Spread):
+            return self.offload.explain()
+        if self.scheduler is None:
+            raise ParamError(f"{self!r} lies on one backend: there is nothing to explain")
+        return str(self.scheduler.explain())
 
     def _matrices(self):
         """The weights that only products read."""

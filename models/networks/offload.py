@@ -17,6 +17,7 @@ from ggjit.core.backend import TYPE_CPU, TYPE_GPU, TYPE_IGPU, TYPE_NULL, Backend
 from ggjit.cpu.device import CPU
 from ggjit.models.core.checks import integer
 from ggjit.ops.core.errors import ParamError
+from ggjit.sched.plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
 LAYER = re.compile(r"(?:enc\.)?blk\.(\d+)\.")
@@ -31,6 +32,18 @@ class Offload:
     first_layer: int = 0
     output: bool = False
     experts: bool = True
+
+    @property
+    def gpus(self):
+        """The backends that have layers."""
+        return [] if self.gpu is None else [self.gpu]
+
+    def home(self, name):
+        """The backend that the tensor of that name lies on; None: that of all the rest."""
+        return self.gpu if self.takes(name) else None
+
+    def plan(self, sched, graph):
+        return ScheduledPlan(sched, graph)
 
     def takes(self, name):
         """Does the tensor of that name lie on the GPU?"""
@@ -78,14 +91,15 @@ def offload(gpu, n_gpu_layers, n_layer, cpu_moe):
     return Offload(gpu, max(n_layer - n, 0), n > n_layer, not cpu_moe)
 
 
-def scheduler_of(backend, gpu):
+def scheduler_of(backend, gpus):
     """The Scheduler that runs the network's graphs, or None where `backend` does so alone.
 
     Inputs are host arrays, so a device that cannot read them needs one, too.
     """
-    if gpu is None and (backend.device.type == TYPE_NULL or backend.supports_buft(CPU.buffer_type())):
+    if not gpus and (backend.device.type == TYPE_NULL or backend.supports_buft(CPU.buffer_type())):
         return None
-    if gpu is None:
+    if not gpus:
         return Scheduler([backend, CPU.init_backend()])
     # what the CPU computes lies where the GPU fetches it fast
-    return Scheduler([gpu, backend], bufts=[gpu.default_buffer_type, gpu.device.host_buffer_type()])
+    host = gpus[0].device.host_buffer_type() if len(gpus) == 1 else None
+    return Scheduler([*gpus, backend], bufts=[*(gpu.default_buffer_type for gpu in gpus), host])

@@ -28,6 +28,7 @@ COMMANDS = {
     "warm-up": "compile the kernels a model needs into the cache, and measure once which tiles make its tokens fastest "
                "on this machine",
     "cache": "export compiled kernels into one file, or import them: nothing is compiled on the next machine",
+    "worker": "lend this machine to others: gg.cluster.connect there makes it a device",
     "completion": "print the script that completes commands and options in a shell",
 }
 TRY_FIRST = (("ggjit demo", "real sentences: neighbours, speed, memory"),

@@ -4,6 +4,8 @@ import gc
 
 import numpy as np
 import pytest
+from helpers import device_contract as contract
+from helpers.device_contract import floats, on
 
 import ggjit as gg
 from ggjit.core.table import TABLE
@@ -11,8 +13,6 @@ from ggjit.cuda import device as cuda
 from ggjit.cuda import driver as cuda_driver
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.cuda.driver import DeviceLost
-
-RNG = np.random.default_rng(5)
 
 
 @pytest.fixture
@@ -24,19 +24,6 @@ def gpu():
 def failing():
     yield cuda_sim.fail
     cuda_sim.fail.clear()
-
-
-def on(backend, type, ne, values=None):
-    ctx = gg.Context()
-    t = ctx.new_tensor(type, ne)
-    gg.alloc_ctx_tensors(ctx, backend)
-    if values is not None:
-        t.set(values)
-    return t
-
-
-def floats(*shape):
-    return RNG.uniform(-1, 1, shape).astype(np.float32)
 
 
 # ---------------------------------------------------------------- devices
@@ -85,71 +72,24 @@ def test_pinned_memory_is_host_memory(gpu):
 
 # ---------------------------------------------------------------- bytes in and out
 def test_bytes_in_and_out(gpu):
-    x = floats(3, 16)
-    t = on(gpu, gg.F32, (16, 3), x)
-    assert t.bytes() == x.tobytes() and t.bytes(4, 8) == x.tobytes()[4:12]
-    t.set_bytes(b"\1\2\3\4", 8)
-    gg.tensor_memset(t, 7, 12, 2)
-    assert t.bytes(8, 6) == b"\1\2\3\4\7\7"
-    t.buffer.clear(9)
-    assert set(t.bytes()) == {9}
-    gg.tensor_set_2d(t, np.arange(24, dtype=np.uint8), 4, 3, 4, 16, 6)
-    want = b"".join(bytes((6 * i, 6 * i + 1, 6 * i + 2, 0)) for i in range(4))
-    assert gg.tensor_get_2d(t, 4, 3, 4, 16, 4) == want[:-1]
-    with pytest.raises(gg.IndexRangeError, match="are outside"):
-        t.set_bytes(b"x" * 8, t.nbytes - 4)
-    t.buffer.free()
-    with pytest.raises(gg.StaleHandle, match="was freed"):
-        t.bytes()
+    contract.bytes_in_and_out(gpu)
 
 
 def test_copies_between_all_kinds_of_memory(gpu):
-    x, other, cpu = floats(4, 9), gg.init_backend("CUDA1"), gg.init_backend("CPU")
-    for a in (gpu, other, cpu):
-        for b in (gpu, other, cpu):
-            s, d = on(a, gg.F32, (9, 4), x), on(b, gg.F32, (9, 4), 0 * x)
-            gg.tensor_copy(s, d)
-            np.testing.assert_array_equal(d.numpy(), x)
-            gg.tensor_copy_async(a, b, s, on(b, gg.F32, (9, 4)))
+    contract.copies_between_all_kinds_of_memory(gpu, gg.init_backend("CUDA1"), gg.init_backend("CPU"))
 
 
 def test_asynchronous_slots_keep_the_streams_order(gpu):
-    t, x, y = on(gpu, gg.F32, (8,)), floats(8), floats(8)
-    gg.tensor_set_async(gpu, t, x)
-    first = gg.tensor_get_async(gpu, t)
-    gg.tensor_set_async(gpu, t, y)
-    gpu.synchronize()
-    assert bytes(first) == x.tobytes() and t.bytes() == y.tobytes()
+    contract.asynchronous_slots_keep_the_streams_order(gpu)
 
 
 @pytest.mark.parametrize("second", ["CUDA0", "CUDA1"])
 def test_asynchronous_copies_order_both_streams(gpu, second):
-    b = gg.init_backend(second)
-    x, y = floats(8), floats(8)
-    s, d = on(gpu, gg.F32, (8,)), on(b, gg.F32, (8,))
-    gg.tensor_set_async(gpu, s, x)
-    gg.tensor_copy_async(gpu, b, s, d)
-    gg.tensor_set_async(gpu, s, y)                  # after the copy has read it
-    got = gg.tensor_get_async(b, d)
-    b.synchronize()                                 # waits for the copy on the other stream
-    assert bytes(got) == x.tobytes() and s.bytes() == y.tobytes()
+    contract.asynchronous_copies_order_both_streams(gpu, gg.init_backend(second))
 
 
 def test_events(gpu):
-    other, x = gg.init_backend("CUDA0"), floats(8)
-    t = on(gpu, gg.F32, (8,), 0 * x)
-    event = gg.event_new(gpu.device)
-    gg.tensor_set_async(gpu, t, x)
-    gg.event_record(event, gpu)
-    gg.event_wait(other, event)
-    got = gg.tensor_get_async(other, t)
-    other.synchronize()
-    assert bytes(got) == x.tobytes()
-    gg.tensor_set_async(gpu, t, 2 * x)
-    gg.event_record(event, gpu)
-    gg.event_synchronize(event)
-    np.testing.assert_array_equal(t.numpy(), 2 * x)
-    gg.event_free(event)
+    contract.events(gpu, gg.init_backend("CUDA0"))
 
 
 # ---------------------------------------------------------------- graphs
@@ -198,17 +138,11 @@ def test_a_captured_graph_follows_memory_that_moved(gpu):
 
 
 def test_what_the_gpu_has_no_kernel_for_is_refused(gpu):
-    y = gg.map_custom1(on(gpu, gg.F32, (4,), floats(4)), lambda d, a: None)
-    assert not gpu.supports_op(y)
-    with pytest.raises(gg.NotSupported, match="Scheduler"):
-        gg.compute(y, backend=gpu)
+    contract.what_has_no_kernel_is_refused(gpu)
 
 
 def test_inputs_in_host_memory_come_through_a_scheduler(gpu):
-    x = floats(3, 8)
-    a, w = gg.from_numpy(gg.Context(), x), on(gpu, gg.F32, (8, 5), floats(5, 8))
-    y = gg.mul_mat(w, gg.neg(a))
-    np.testing.assert_allclose(gg.compute(y, backend=gpu), -x @ w.numpy().T, rtol=1e-4, atol=1e-6)
+    contract.inputs_in_host_memory_come_through_a_scheduler(gpu)
 
 
 def test_a_read_only_mapping_is_copied_to_the_device_once(gpu):
@@ -224,15 +158,7 @@ def test_a_read_only_mapping_is_copied_to_the_device_once(gpu):
 
 @pytest.mark.parametrize("bad", [-1, 5])
 def test_a_bad_index_is_reported_and_the_next_run_is_clean(gpu, bad):
-    table, ids = on(gpu, gg.F32, (8, 5), floats(5, 8)), on(gpu, gg.I32, (3,), np.array([0, bad, 4], np.int32))
-    y = gg.get_rows(table, ids)
-    _, _, plan = planned(gpu, y)
-    plan.compute()                                  # submitted; the error comes where somebody waits
-    with pytest.raises(gg.IndexRangeError, match=f"index {bad} is out of range"):
-        gpu.synchronize()
-    ids.set(np.array([1, 2, 3], np.int32))
-    plan.compute()
-    np.testing.assert_array_equal(plan.numpy(y), table.numpy()[1:4])
+    contract.a_bad_index_is_reported_and_the_next_run_is_clean(gpu, bad)
 
 
 def test_offload_is_for_large_batches(gpu):

@@ -1,0 +1,24 @@
+"""One graph over several processes and machines (`gg.cluster`), over connections of Dask: pip install 'ggjit[cluster]'.
+
+    with gg.cluster.local(n_workers=2) as cl:
+        sched = gg.Scheduler([*(d.init_backend() for d in cl.devices), gg.init_backend("CPU")])
+
+    certificates    who may connect: a small CA of your own
+    wire            messages: lengths checked, never a pickle
+    encoding        graphs as integers
+    session         what a worker does for a driver; server: it listens
+    loop            the event loop of this process
+    stream          the driver's end of a connection: order, deadlines
+    device          devices, buffers, backends
+    cluster         several of them: local, connect
+    serving         a process that is a worker; dask_worker: a device on each worker of a Dask cluster
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
+
+from ggjit.cluster.certificates import make_certificates
+from ggjit.cluster.cluster import Cluster, connect, local
+from ggjit.cluster.device import RemoteDevice
+from ggjit.cluster.serving import serve
+
+__all__ = ["Cluster", "RemoteDevice", "connect", "local", "make_certificates", "serve"]

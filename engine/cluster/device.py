@@ -1,0 +1,500 @@
+"""Remote devices: another process or machine computes, through the same slots as every other device.
+
+    driver                                          worker
+    buf.set_tensor(x)     kept ------.
+    backend.graph_compute(g)          `-> [SET x, RUN g, GET y]  ->  computes
+    buf.get_tensor(y)     <-------------- y's bytes with the answer of RUN
+
+A device is one ordered stream of messages, so copies, runs and events need no other order than that of the calls.
+Small writes wait for the message of the next run.  What was read after the last run of a graph comes with the answer of
+its next run: a step costs one message each way.  Buffers are numbers and sizes here; the bytes are the worker's.
+"""
+import collections
+import functools
+import threading
+import weakref
+
+import numpy as np
+
+from ggjit.cluster import session as s
+from ggjit.cluster.encoding import Encoded
+from ggjit.cluster.stream import SLOWER, TIMEOUT_SECONDS, Stream
+from ggjit.core.arguments import buffer_size, expect_slot
+from ggjit.core.backend import TYPE_GPU, Backend, Device, DeviceLost
+from ggjit.core.buffer import Buffer, BufferType, as_bytes, require_byte
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION, written
+from ggjit.cpu.device import CPU, parse_params
+from ggjit.graphs.results import LeftOver, mark_last
+from ggjit.ops.core.errors import NotSupported, StaleHandle
+from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
+from ggjit.ops.core.shape import describe
+from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduler import Scheduler
+from ggjit.tensors.rebuild import CALLS_PYTHON
+
+SMALL_NBYTES = 64 << 10         # writes up to it wait for the next message
+KEPT_NBYTES = 1 << 20           # so much of them, then they are sent
+IN_FLIGHT = 3                   # messages with a frame each, before one is waited for
+AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
+
+
+class RemoteBuffer(Buffer):
+    """A piece of a worker's memory: the number of an arena there."""
+
+    def __init__(self, buft, size):
+        size = buffer_size(size)
+        super().__init__(buft, size)
+        device = self.device = buft.device
+        self.stream, self.arena_id = device.new_arena(self.size)
+
+    def at(self, t, offset):
+        """(arena, byte) of a byte of a tensor that lies here."""
+        self._check()
+        return self.arena_id, t.offs + offset
+
+    def _check(self):
+        if not self.alive:
+            raise StaleHandle(f"{self!r} was freed; allocate the tensor again")
+        if self.stream is not self.device.stream:
+            raise self.stream.error()
+
+    def set_tensor(self, t, data, offset=0):
+        raw = as_bytes(data)
+        if raw.size:
+            self.device.write(*self.at(t, offset), raw)
+
+    def get_tensor(self, t, offset=0, nbytes=None):
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        return self.device.read(*self.at(t, offset), nbytes) if nbytes else b""
+
+    def memset_tensor(self, t, value, offset=0, nbytes=None):
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        if nbytes:
+            self.device.queue([s.FILL, *self.at(t, offset), nbytes, int(value)])
+
+    def copy_tensor(self, src, dst):
+        """Inside the worker; False for what lies elsewhere."""
+        a = src.buffer
+        if not isinstance(a, RemoteBuffer) or a.device is not self.device:
+            return False
+        if dst.nbytes:
+            self.device.queue([s.COPY, *a.at(src, 0), *self.at(dst, 0), dst.nbytes])
+        return True
+
+    def clear(self, value=0):
+        require_byte(value)
+        self._check()
+        self.device.queue([s.FILL, self.arena_id, 0, self.size, int(value)])
+
+    def free(self):
+        self.device.release(self.stream, self.arena_id)
+        super().free()
+
+
+class RemoteBufferType(BufferType):
+    """Memory of one worker."""
+
+    def __init__(self, device):
+        self.device, self.name = device, device.name
+
+    def alignment(self):
+        return self.device.alignment
+
+    def max_size(self):
+        return max(self.device.facts["total"], 1)
+
+    def alloc_buffer(self, size):
+        return RemoteBuffer(self, size)
+
+
+class RemoteDevice(Device):
+    """A worker's processor and memory.
+
+    `address`; `facts`: what it said of itself; `epoch`: how often it was opened again.
+    """
+    type, is_async = TYPE_GPU, True
+
+    def __init__(self, address, name=None, tls=None, timeout=None, find=None):
+        """find: () -> the address of the worker that takes the place of one that was lost."""
+        self.address, self.name, self._tls = address, name or address, tls
+        self._timeout = TIMEOUT_SECONDS if timeout is None else timeout
+        self._find = find or (lambda: address)
+        self.epoch, self._lock = -1, threading.RLock()
+        self._freed = collections.deque()       # (stream, arena): buffers that died, in whatever thread
+        self._buffer_type = RemoteBufferType(self)
+        self._open()
+
+    def _open(self):
+        self.stream = Stream(self.address, self._tls, self._timeout, self.name, self.epoch + 1)
+        self.facts, self.epoch = self.stream.facts, self.epoch + 1
+        self.alignment = _fact(self.facts, "alignment", 1, 1 << 12)
+        _fact(self.facts, "total", 1, 1 << 60)
+        self._n_arenas, self.graphs = 0, s.Recent()
+        self._ops, self._parts, self._queued_nbytes = [], [], 0         # the next message
+        self._sent = collections.deque()        # answers nobody has looked at
+        self._ahead, self._last_run = {}, None  # results of the last run; its `wanted`, while nothing was written since
+        weakref.finalize(self, self.stream.close).atexit = False
+
+    def reopen(self):
+        """Connect again to the worker, or to the one that took its place: the epoch rises, and its memory is empty.
+
+        Buffers, schedulers and models made before stay dead: make them anew; weights come from the same files, and a
+        text is computed again from its tokens, so the results are the same bits.  Errors: DeviceLost.
+        """
+        with self._lock:
+            self.stream.close()
+            self.address = self._find()
+            self._open()
+        return self
+
+    def close(self):
+        """End the connection; the worker gives the memory back.  A second call does nothing."""
+        self.stream.close()
+
+    # ------------------------------------------------------------ slots
+    @property
+    def description(self):
+        return f"{str(self.facts.get('description', '?')):.100} at {self.address}"
+
+    def memory(self):
+        return tuple(self.ask([s.MEMORY]).results[0])
+
+    def init_backend(self, params=""):
+        parse_params(params, {})
+        return RemoteBackend(self)
+
+    def buffer_type(self):
+        return self._buffer_type
+
+    def supports_op(self, t):
+        """What the processor here computes, the same kernels compute there."""
+        return t.op in VIEW_OPS or t.op not in CALLS_PYTHON and t.op != OP.NONE and CPU.supports_op(t)
+
+    def event_new(self):
+        return RemoteEvent()
+
+    def event_synchronize(self, event):
+        if event.answer is not None:
+            event.stream.wait(event.answer)
+
+    # ------------------------------------------------------------ messages
+    def queue(self, op, part=None):
+        """An op without an answer goes with the next message."""
+        with self._lock:
+            self.stream.check()
+            self._wrote()
+            self._ops.append(op)
+            if part is not None:
+                self._parts.append(part)
+                self._queued_nbytes += len(part)
+            if self._queued_nbytes > KEPT_NBYTES or len(self._ops) > 4096:
+                self.flush()
+
+    def _wrote(self):
+        if self._ahead or self._last_run is not None:
+            self._ahead, self._last_run = {}, None
+
+    def flush(self, op=None, part=None, **how):
+        """Send what is queued, and one op more.  Returns its Answer; None where there is nothing to send."""
+        with self._lock:
+            self._collect()
+            ops, parts = self._ops, self._parts
+            if op is not None:
+                ops.append(op)
+                if part is not None:
+                    parts.append(part)
+            self._ops, self._parts, self._queued_nbytes = [], [], 0
+            if not ops:
+                self.stream.check()
+                return None
+            answer = self.stream.send(ops, parts, **how)
+            self._sent.append(answer)
+            while len(self._sent) > 64 and self._sent[0].done.is_set() and self._sent[0].error is None:
+                self._sent.popleft()
+            return answer
+
+    def ask(self, op, **how):
+        """Send an op and wait for its answer.  Errors: those of all messages up to it."""
+        answer = self.flush(op, **how)
+        self.finish(answer)
+        return answer
+
+    def finish(self, last=None):
+        """Wait for all that was sent, or up to `last`.  Errors: DeviceLost, once for what was under way, and the first
+        that the worker reports."""
+        with self._lock:
+            first = None
+            while self._sent:
+                answer = self._sent[0]
+                try:
+                    self.stream.wait(answer)
+                except DeviceLost:
+                    self._sent.clear()
+                    raise
+                self._sent.popleft()
+                if answer.error is not None and not answer.seen:
+                    answer.seen = True
+                    first = first or answer.error
+                if answer is last:
+                    break
+            if first is not None:
+                raise first
+
+    # ------------------------------------------------------------ memory
+    def new_arena(self, nbytes):
+        with self._lock:
+            self._n_arenas += 1
+            arena, stream = self._n_arenas, self.stream
+            try:
+                self.ask([s.ALLOC, arena, nbytes])
+            except BaseException:
+                self.release(stream, arena)             # it may be there: the error can be that of an earlier message
+                raise
+            return stream, arena
+
+    def release(self, stream, arena):
+        """From a finalizer too, which may run in any thread at any time: it is freed with the next message."""
+        self._freed.append((stream, arena))
+
+    def _collect(self):
+        """Arenas that nobody refers to: their frees come before the rest of the message, and their graphs go."""
+        while self._freed:
+            stream, arena = self._freed.popleft()
+            if stream is self.stream:
+                self.graphs.drop_arena(arena)
+                self._ops.append([s.FREE, arena])
+
+    def write(self, arena, offs, raw):
+        """Bytes of a flat array."""
+        nbytes = raw.size
+        if nbytes <= SMALL_NBYTES:
+            self.queue([s.SET, arena, offs, nbytes], raw.tobytes())
+            return
+        with self._lock:
+            self._wrote()
+            self.flush()
+            borrowed = nbytes > s.FRAME_NBYTES          # else a copy is sent, and nobody waits
+            for at in range(0, nbytes, s.FRAME_NBYTES):
+                piece = raw[at:at + s.FRAME_NBYTES]
+                part = memoryview(piece) if borrowed else piece.tobytes()
+                self._bounded(self.flush([s.SET, arena, offs + at, piece.size], part))
+            if borrowed:
+                self.finish()
+
+    def _bounded(self, answer):
+        """At most IN_FLIGHT frames are on their way."""
+        if len(self._sent) > IN_FLIGHT:
+            self.stream.wait(self._sent[-1 - IN_FLIGHT])
+        return answer
+
+    def read(self, arena, offs, nbytes):
+        """Bytes of an arena, as a bytes-like object."""
+        with self._lock:
+            self.stream.check()
+            ahead = self._ahead.get((arena, offs, nbytes))
+            if ahead is not None:
+                answer, at, wanted = ahead
+                wanted[arena, offs, nbytes] = True
+                self.finish()
+                if answer.error is None:
+                    return bytes(memoryview(answer.payload)[at:at + nbytes])
+            if self._last_run is not None and nbytes <= AHEAD_NBYTES:
+                self._last_run[arena, offs, nbytes] = True
+            if nbytes <= s.FRAME_NBYTES:
+                answer = self.ask([s.GET, arena, offs, nbytes])
+                return bytes(answer.payload)
+            out = np.empty(nbytes, np.uint8)
+            for at in range(0, nbytes, s.FRAME_NBYTES):
+                piece = out[at:at + s.FRAME_NBYTES]
+                self._bounded(self.flush([s.GET, arena, offs + at, piece.size], into=memoryview(piece)))
+            self.finish()
+            return out.data
+
+    # ------------------------------------------------------------ graphs
+    def run(self, work):
+        """Submit a graph: it is sent where the worker does not have it, results that were read last time come back."""
+        with self._lock:
+            self.stream.check()
+            self._wrote()
+            self._collect()                     # before the list of graphs is looked at
+            if self.graphs.use(work.key) is None:
+                names = "\0".join(n.replace("\0", " ") for n in work.names).encode()
+                rows = work.rows.tobytes()
+                self._ops.append([s.GRAPH, work.key, len(work.rows), len(names)])
+                self._parts += [rows, names]
+                self.graphs.put(work.key, True, {int(a) for a in work.rows[:, -2]} - {-1})
+            self._ops.append([s.RUN, work.key])
+            work.wanted = {span: False for span, was_read in work.wanted.items() if was_read}
+            at = 0
+            for span in work.wanted:
+                self._ops.append([s.GET, *span])
+                self._ahead[span] = None, at, work.wanted
+                at += span[2]
+            seconds = work.seconds()
+            limit = None if seconds is None else max(self._timeout, SLOWER * seconds)
+            answer = work.answer = self.flush(limit=limit)
+            self._ahead = {span: (answer, at, wanted) for span, (_, at, wanted) in self._ahead.items()}
+            self._last_run = work.wanted
+            return answer
+
+
+class RemoteEvent:
+    """A point of a device's stream: the answer that comes there."""
+    stream = answer = None
+
+
+class Left(LeftOver):
+    """What the runs of a graph left in memory; other graphs may compute there as well."""
+    answer = None
+
+    def ran(self, answer):
+        self.answer = answer
+        for buf in {id(b): b for b, _ in self._places.values()}.values():
+            buf.last_plan = weakref.ref(self)
+
+    def _lost(self, t):
+        if self.answer.done.is_set() and self.answer.error is not None:
+            return f"{describe(t)} holds no result: the last run of its graph did not finish; compute it again"
+        last = self.where(t)[0].last_plan
+        if last is not None and last() is not self:
+            return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results "
+                    f"before that, or give each graph an allocator of its own")
+        return None
+
+
+class Work:
+    """A graph as a device runs it: rows, up to date with where its tensors lie.
+
+    wanted: {(arena, offset, bytes) read after the last run: was it read after this one?}
+    """
+
+    def __init__(self, device, graph, placement):
+        self.device, self.graph = device, graph._for_plan()
+        self._encoded = Encoded(graph, functools.partial(_where, placement), self._arena_of)
+        self.names, self.wanted, self.answer = self._encoded.names, {}, None
+        self.left = None if graph.placed or placement is None else Left.of_graph(graph)
+        leaves = {x.id for t in graph.nodes if not graph.placed and t.op not in VIEW_OPS for x in written(t)}
+        self.written_ids = np.array([i for i in leaves if TABLE.words[i, T_BUFFER] >= 0], np.int64)
+        self._places, self._version = None, None
+        self.refresh()
+
+    def compute(self):
+        """Submit it."""
+        self.refresh()
+        if not len(self.rows):                  # views alone
+            return
+        try:
+            answer = self.device.run(self)
+        finally:
+            TABLE.words[self.written_ids, T_VERSION] += 1
+        if self.left is not None:
+            self.left.ran(answer)
+            mark_last(self.left, self.graph.nodes)
+
+    def _arena_of(self, t, buf):
+        if not isinstance(buf, RemoteBuffer) or buf.device is not self.device:
+            raise NotSupported(f"{describe(t)} lies in {buf!r}, which {self.device.name} cannot reach; use a Scheduler")
+        buf._check()
+        return buf.arena_id
+
+    def refresh(self):
+        """Look up places again if something moved."""
+        if self._version == TABLE.placement_version:
+            return
+        version, places = TABLE.placement_version, self._encoded.places()
+        if places != self._places:
+            self._encoded.set_places(places)
+            self._places, self.rows, self.key = places, self._encoded.rows, self._encoded.key
+            self.wanted = {}
+        self._version = version
+
+    def seconds(self):
+        """What its last run took, None if it is not known."""
+        answer = self.answer
+        if answer is None or not answer.done.is_set() or answer.error is not None or not answer.results:
+            return None
+        return answer.results[-1] * 1e-9 if type(answer.results[-1]) is int else None
+
+
+class RemoteBackend(Backend):
+    """A stream of a remote device; all streams of a device are one."""
+    n_threads, abort_callback = 1, None
+
+    def graph_plan_create(self, graph, placement=None):
+        """What runs the graph: `compute()`.
+
+        A graph with leaves in host memory gets a Scheduler of this backend and the CPU, which copies what changed.
+        Errors: NotAllocated, NotSupported (tensors in other memory), DeviceLost.
+        """
+        expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
+        if not graph.placed and any(_is_host(t) for t in graph.leafs):
+            return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
+        return Work(self.device, graph, placement or graph.placement)
+
+    def graph_compute(self, graph):
+        """Submit the graph and return.  Errors: those of graph_plan_create."""
+        expect_slot(graph, "plans", "graph_compute takes a Graph; use gg.Graph(y)")
+        key = graph.placement, self.device.stream
+        graph.plans.get(self, lambda work: key, lambda: self.graph_plan_create(graph)).compute()
+
+    def synchronize(self):
+        """Wait for everything sent.  Writes that wait for the next message have no result that could be seen."""
+        self.device.finish()
+
+    def set_tensor_async(self, t, data, offset=0):
+        t.buffer.set_tensor(t, data, offset)
+
+    def get_tensor_async(self, t, offset=0, nbytes=None):
+        return t.buffer.get_tensor(t, offset, nbytes)
+
+    def copy_tensor_async(self, src, dst, src_backend=None):
+        """Inside the worker, and from host memory, in the stream's order; False for other memory."""
+        a, b = src.buffer, dst.buffer
+        if not isinstance(b, RemoteBuffer) or b.device is not self.device:
+            return False
+        if isinstance(a, RemoteBuffer):
+            return b.copy_tensor(src, dst)
+        if not a.buft.is_host() or src_backend is not None and type(src_backend).synchronize is not Backend.synchronize:
+            return False
+        b.set_tensor(dst, a.host_bytes(src.offs, src.nbytes))
+        return True
+
+    def event_record(self, event):
+        device = self.device
+        with device._lock:
+            answer = device.flush() or (device._sent[-1] if device._sent else None)
+            event.stream, event.answer = device.stream, answer
+
+    def event_wait(self, event):
+        """Of the same stream: nothing to wait for.  Of another worker: until it was reached."""
+        if event.stream is not None and event.stream is not self.device.stream:
+            event.stream.wait(event.answer)
+
+
+def _is_host(t):
+    where = t._where()
+    return where is not None and where[0].buft.is_host()
+
+
+def _where(placement, t):
+    """(buffer, byte offset) of a tensor of a graph, or None."""
+    where = t._fixed_place
+    if where is None and placement is not None:
+        where = placement.where.get(t.id)
+        if where is None and t.view_src is not None:
+            base = placement.where.get(t.view_src.id)
+            where = base and (base[0], base[1] + t.view_offs)
+    if where is None:
+        where = t._where()
+    if where is not None and not where[0].alive:
+        raise StaleHandle(f"the buffer of {describe(t)} was freed; allocate the tensor again")
+    return where
+
+
+def _fact(facts, name, low, high):
+    """A number that a worker said of itself."""
+    value = facts.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise DeviceLost(f"a worker that says its {name} is {value!r:.40}")
+    return value

@@ -1,0 +1,67 @@
+"""A process that is a worker and nothing else: `ggjit worker`."""
+import asyncio
+import json
+import os
+import signal
+
+from ggjit.cluster.certificates import certificates
+from ggjit.cluster.dask_worker import OPTIONS, distributed
+from ggjit.cluster.server import Server
+from ggjit.cluster.wire import checked_address
+from ggjit.core.arguments import typed_call
+from ggjit.ops.core.errors import GgjitError, ParamError
+
+LISTEN = "tcp://127.0.0.1:8790"
+
+
+@typed_call
+def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads=None, said=print):
+    """Lend this process's processor and memory until SIGTERM or Ctrl-C; returns what was done, as a dict.
+
+    listen: tcp://127.0.0.1:PORT, or tls://HOST:PORT with `tls`, a directory of certificates; port 0: any.  scheduler:
+    the address of a Dask scheduler to work for instead, in a process that is started again after failures.
+    memory_nbytes: at most so much for drivers.  said: called with a line of text once drivers can connect.
+    Errors: ParamError, GgjitError (an address that is taken; no scheduler answers).
+    """
+    tls = certificates(tls)
+    checked_address(listen if scheduler is None else scheduler, tls)
+    if memory_nbytes is not None and memory_nbytes < 1:
+        raise ParamError(f"memory of {memory_nbytes} bytes: expected a number above 0")
+    work = _listen(listen, tls, memory_nbytes, n_threads, said) if scheduler is None else \
+        _work_for(scheduler, tls, memory_nbytes, n_threads, said)
+    return asyncio.run(work)
+
+
+def _ended():
+    """An event that SIGTERM and Ctrl-C set."""
+    ended = asyncio.Event()
+    for s in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(s, ended.set)
+    return ended
+
+
+async def _listen(address, tls, memory_nbytes, n_threads, said):
+    server, ended = Server(tls, memory_nbytes, n_threads), _ended()
+    try:
+        at = await server.start(address)
+    except OSError as e:
+        raise GgjitError(f"{address}: {e.strerror or e}; choose another port (0: any)") from e
+    said(f"listening at {at}")
+    await ended.wait()
+    await server.stop()
+    return {"address": at, **server.machine.counters}
+
+
+async def _work_for(address, tls, memory_nbytes, n_threads, said):
+    ended = _ended()
+    os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), memory_nbytes, n_threads])
+    host = None if tls is not None else "127.0.0.1"
+    try:
+        async with distributed.Nanny(address, nthreads=1, host=host, security=None if tls is None else tls.security,
+                                     worker_kwargs={"dashboard": False}, death_timeout=30) as nanny:
+            said(f"working for {address}")
+            done = [asyncio.ensure_future(x) for x in (ended.wait(), nanny.finished())]
+            await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
+    except (OSError, TimeoutError, RuntimeError) as e:
+        raise GgjitError(f"{address}: no Dask scheduler answers there ({e})") from e
+    return {"address": address}

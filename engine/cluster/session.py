@@ -1,0 +1,346 @@
+"""What a worker does for one driver: arenas, graphs, and the ops of the messages in their order.
+
+    [seq, ops]  + payload          from the driver, in order
+    [seq, status, results] + bytes the answer to each; [0, BUSY, []] meanwhile, so that silence means something
+
+    op                                      payload     answer
+    [ALLOC, arena, nbytes]
+    [FREE, arena]
+    [SET, arena, offs, nbytes]              nbytes
+    [FILL, arena, offs, nbytes, value]
+    [COPY, from, offs, to, offs, nbytes]
+    [GET, arena, offs, nbytes]                          nbytes
+    [GRAPH, key, n rows, names nbytes]      rows, names
+    [RUN, key]                                          nanoseconds
+    [MEMORY]                                            free, total
+
+Numbers of arenas are the driver's, never used twice.  After an error the rest of the message is skipped, but for what
+says which arenas and graphs there are: driver and worker keep the same list of graphs (`Recent`), so a graph is sent
+when the worker does not have it and at no other time.
+"""
+import asyncio
+import collections
+import concurrent.futures
+import functools
+import hashlib
+import pathlib
+import time
+
+import numpy as np
+
+import ggjit.ops
+from ggjit.cluster import wire
+from ggjit.cluster.encoding import ROW_WORDS, decode
+from ggjit.core.buffer import EmptyBuffer
+from ggjit.cpu.device import CPU
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotSupported, OutOfMemory, ParamError
+from ggjit.ops.core.record import WORD
+from ggjit.ops.native import isa
+
+PROTOCOL = 1
+ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY = range(9)
+OK, FAILED, BUSY = range(3)
+MAX_GRAPHS = 64                 # kept by a worker for a driver
+MAX_ARENAS = 1 << 16
+FRAME_NBYTES = 4 << 20          # of one SET or GET
+WINDOW = 4                      # messages of a driver that are read ahead
+HELLO_SECONDS = 10.0
+
+
+class Recent:
+    """The graphs used last, at most MAX_GRAPHS: {key: (value, arenas)}.  Both sides do the same to theirs."""
+
+    def __init__(self):
+        self._kept = collections.OrderedDict()
+
+    def put(self, key, value, arenas):
+        self._kept[key] = value, frozenset(arenas)
+        self._kept.move_to_end(key)
+        while len(self._kept) > MAX_GRAPHS:
+            self._kept.popitem(last=False)
+
+    def use(self, key):
+        """The value, None if it is not kept."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def drop_arena(self, arena):
+        """Graphs in it are gone."""
+        for key in [k for k, (_, arenas) in self._kept.items() if arena in arenas]:
+            del self._kept[key]
+
+    def __len__(self):
+        return len(self._kept)
+
+
+@functools.cache
+def kernels_digest():
+    """Of all sources of ops: equal on both sides, or results could differ."""
+    root = pathlib.Path(ggjit.ops.__file__).parent
+    h = hashlib.blake2b(digest_size=8)
+    for path in sorted(root.rglob("*.py")):
+        h.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return h.hexdigest()
+
+
+def hello():
+    """What each side says first."""
+    return {"ggjit": ggjit.__version__, "protocol": PROTOCOL, "kernels": kernels_digest()}
+
+
+def check_hello(mine, theirs, where):
+    """NotSupported where the other side is another ggjit."""
+    if not isinstance(theirs, dict) or "protocol" not in theirs:
+        raise wire.BadMessage(f"{where}: the other side does not say who it is")
+    for key, what in (("ggjit", "version"), ("protocol", "protocol"), ("kernels", "kernels")):
+        if theirs.get(key) != mine[key]:
+            raise NotSupported(f"{where} runs ggjit {theirs.get('ggjit')!s:.40} with {what} {theirs.get(key)!s:.40}, "
+                               f"this side {mine['ggjit']} with {mine[key]}: install the same version on both, or "
+                               f"results could differ")
+
+
+def available_nbytes():
+    """Memory that processes can still have: what is free, and what the system keeps of files."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return CPU.memory()[1]
+
+
+class Span:
+    """Bytes of an arena, as the slots of a buffer take a tensor."""
+    __slots__ = ("buffer", "offs", "nbytes")
+
+    def __init__(self, buffer, offs, nbytes):
+        self.buffer, self.offs, self.nbytes = buffer, offs, nbytes
+
+    def _count_write(self):
+        """Versions are the driver's."""
+
+
+class Machine:
+    """The device that a worker lends, shared by its sessions.  memory_nbytes: at most so much for all arenas."""
+
+    def __init__(self, memory_nbytes=None, n_threads=None):
+        self.device = CPU
+        self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
+        self.memory_nbytes = memory_nbytes or available_nbytes()
+        self.used_nbytes = 0
+        self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs
+
+    def describe(self):
+        free, total = self.memory()
+        return {"device": self.device.name, "description": self.device.description, "isa": isa.ISA,
+                "alignment": self.backend.alignment, "free": free, "total": total,
+                "n_threads": self.backend.n_threads}
+
+    def memory(self):
+        """(free, total) bytes for arenas."""
+        return max(0, self.memory_nbytes - self.used_nbytes), self.memory_nbytes
+
+    def alloc(self, nbytes):
+        free, total = self.memory()
+        if nbytes > free:
+            raise OutOfMemory(f"the worker lends {total:,} bytes, {free:,} are free, {nbytes:,} were asked for; give "
+                              f"it fewer layers, a smaller n_ctx, or start it with a larger --memory")
+        buf = self.device.buffer_type().alloc_buffer(nbytes)
+        self.used_nbytes += nbytes
+        return buf
+
+    def free(self, buf):
+        self.used_nbytes -= buf.size
+        buf.free()
+
+
+class Session:
+    """One driver's arenas and graphs.  `execute` is called by one thread."""
+
+    def __init__(self, machine):
+        self.machine, self.backend = machine, machine.backend
+        self.arenas, self.graphs = {}, Recent()
+        self.empty = EmptyBuffer(machine.device.buffer_type())
+
+    def close(self):
+        """Give all memory back."""
+        self.graphs = Recent()
+        for buf in self.arenas.values():
+            self.machine.free(buf)
+        self.arenas = {}
+
+    # ------------------------------------------------------------ messages
+    def execute(self, message, payload):
+        """(header of the answer, its payload as parts)."""
+        seq, ops = _checked_message(message)
+        payload = memoryview(payload)
+        self.machine.counters.update(messages=1, bytes_in=len(payload))
+        failed, results, out, at = None, [], [], 0
+        for op in ops:
+            try:
+                run, n_payload = self._prepared(op)
+                if at + n_payload > len(payload):
+                    raise wire.BadMessage(f"op {op[0]} wants {n_payload} bytes; {len(payload) - at} are left")
+                piece = payload[at:at + n_payload]
+                at += n_payload
+                if failed is not None and op[0] not in (FREE, GRAPH, RUN):
+                    continue
+                found = run(piece, failed is not None)
+                if found is not None:
+                    (results if isinstance(found, int | list) else out).append(found)
+            except Exception as e:
+                failed = failed or e
+        self.machine.counters["bytes_out"] += sum(map(len, out))
+        if failed is not None:
+            return wire.pack([seq, FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
+        return wire.pack([seq, OK, results]), out
+
+    def _prepared(self, op):
+        """(function of the payload and whether the message has failed, bytes of payload) of one op, checked."""
+        if not isinstance(op, list) or not op or type(op[0]) is not int or not 0 <= op[0] < len(_OPS):
+            raise wire.BadMessage(f"an op that is none: {op!r:.100}")
+        name, kinds, n_payload = _OPS[op[0]]
+        args = op[1:]
+        if len(args) != len(kinds) or not all(_is(kind, a) for kind, a in zip(kinds, args, strict=True)):
+            raise wire.BadMessage(f"{name}: arguments {args!r:.100}")
+        return functools.partial(getattr(self, f"_{name}"), *args), n_payload(*args)
+
+    def _span(self, arena, offs, nbytes):
+        buf = self.arenas.get(arena)
+        if buf is None:
+            raise IndexRangeError(f"there is no arena {arena}")
+        if offs + nbytes > buf.size:
+            raise IndexRangeError(f"bytes {offs}..{offs + nbytes} are outside arena {arena} of {buf.size:,} bytes")
+        return Span(buf, offs, nbytes)
+
+    # ------------------------------------------------------------ ops
+    def _alloc(self, arena, nbytes, payload, failed):
+        if arena in self.arenas or len(self.arenas) >= MAX_ARENAS or not nbytes:
+            raise ParamError(f"arena {arena} of {nbytes} bytes: a number twice, too many, or nothing")
+        self.arenas[arena] = self.machine.alloc(nbytes)
+
+    def _free(self, arena, payload, failed):
+        self.graphs.drop_arena(arena)
+        buf = self.arenas.pop(arena, None)
+        if buf is not None:                     # None: it could not be allocated
+            self.machine.free(buf)
+
+    def _set(self, arena, offs, nbytes, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        span.buffer.set_tensor(span, payload, 0)
+
+    def _fill(self, arena, offs, nbytes, value, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        if value > 255:
+            raise ParamError(f"a byte is 0 to 255, got {value}")
+        span.buffer.memset_tensor(span, value, 0, nbytes)
+
+    def _copy(self, source, source_offs, target, target_offs, nbytes, payload, failed):
+        a, b = self._span(source, source_offs, nbytes), self._span(target, target_offs, nbytes)
+        b.buffer.set_tensor(b, a.buffer.get_tensor(a, 0, nbytes), 0)
+
+    def _get(self, arena, offs, nbytes, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        return bytes(span.buffer.get_tensor(span, 0, nbytes))       # a copy: what follows may write there
+
+    def _graph(self, key, n_rows, names_nbytes, payload, failed):
+        rows = np.frombuffer(payload, np.int64, n_rows * ROW_WORDS).reshape(n_rows, ROW_WORDS)
+        arenas = {int(a) for a in rows[:, -2]} - {-1}
+        self.machine.counters["graphs"] += 1
+        try:
+            names = bytes(payload[n_rows * ROW_WORDS * WORD:]).decode().split("\0")
+            graph, placement = decode(rows, names, self.arenas, self.empty)
+            plan = self.backend.graph_plan_create(graph, placement)
+        except Exception as e:                  # RUN says so: both sides list it all the same
+            plan = e
+        self.graphs.put(key, plan, arenas)
+
+    def _run(self, key, payload, failed):
+        plan = self.graphs.use(key)
+        if failed:
+            return None
+        if plan is None:
+            raise ParamError("a graph that was not sent")
+        if isinstance(plan, Exception):
+            raise plan
+        self.machine.counters["runs"] += 1
+        t0 = time.perf_counter_ns()
+        plan.compute()
+        self.backend.synchronize()
+        return time.perf_counter_ns() - t0
+
+    def _memory(self, payload, failed):
+        return [*self.machine.memory()]
+
+
+def _is(kind, value):
+    if kind is int:
+        return type(value) is int and 0 <= value < 1 << 62
+    return isinstance(value, bytes) and len(value) == 16
+
+
+_none = lambda *args: 0                 # noqa: E731
+_OPS = [("alloc", (int, int), _none), ("free", (int,), _none), ("set", (int, int, int), lambda a, o, n: n),
+        ("fill", (int, int, int, int), _none), ("copy", (int, int, int, int, int), _none),
+        ("get", (int, int, int), _none),
+        ("graph", (bytes, int, int), lambda key, rows, names: rows * ROW_WORDS * WORD + names),
+        ("run", (bytes,), _none), ("memory", (), _none)]
+
+
+def _checked_message(message):
+    if not isinstance(message, list) or len(message) != 2 or type(message[0]) is not int or message[0] < 1 \
+            or not isinstance(message[1], list):
+        raise wire.BadMessage(f"no message: {message!r:.100}")
+    n = sum(op[3] for op in message[1] if isinstance(op, list) and len(op) == 4 and op[0] == GET
+            and type(op[3]) is int)
+    if n > wire.MAX_PAYLOAD_NBYTES:
+        raise wire.BadMessage(f"{n:,} bytes asked for at once; at most {wire.MAX_PAYLOAD_NBYTES:,}")
+    return message
+
+
+# ---------------------------------------------------------------- one connection
+async def serve(comm, machine, gate=None):
+    """Answer one driver until it leaves.  gate: an asyncio.Event; while it is not set, nothing is executed (tests)."""
+    session, loop = Session(machine), asyncio.get_running_loop()
+    thread = concurrent.futures.ThreadPoolExecutor(1, "ggjit-session")
+    answers, window = asyncio.Queue(), asyncio.Semaphore(WINDOW)
+    tasks = []
+    try:
+        wire.write(comm, wire.pack({**hello(), **machine.describe()}))
+        theirs, _ = await asyncio.wait_for(wire.read(comm), HELLO_SECONDS)
+        check_hello(hello(), theirs, "the driver")
+        seconds = min(max(float(theirs.get("heartbeat", 1.0)), 0.02), 60.0)
+        tasks += [loop.create_task(_answer(comm, answers, window, seconds))]
+        while True:
+            message, payload = await wire.read(comm)
+            if gate is not None:
+                await gate.wait()
+            await window.acquire()
+            answers.put_nowait(loop.run_in_executor(thread, session.execute, message, payload))
+    except (TimeoutError, OSError, GgjitError, TypeError, ValueError):
+        return                                  # it left, or does not speak our language
+    finally:
+        for task in tasks:
+            task.cancel()
+        comm.abort()
+        thread.submit(session.close)
+        thread.shutdown(wait=False)
+
+
+async def _answer(comm, answers, window, heartbeat):
+    """Send the answers in order; while one takes long, say that it does."""
+    while True:
+        answer = await answers.get()
+        try:
+            while True:
+                done, _ = await asyncio.wait([answer], timeout=heartbeat)
+                if done:
+                    break
+                wire.write(comm, wire.pack([0, BUSY, []]))
+            await wire.write(comm, *answer.result())
+        except (OSError, wire.BadMessage):
+            comm.abort()
+            return
+        window.release()

@@ -1,0 +1,154 @@
+"""Workers that are frozen, killed or gone: a typed error in time, and the same bits on what takes their place."""
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers.clusters import step_of, worker_processes, workers
+from helpers.device_contract import floats, on
+
+import ggjit as gg
+from ggjit.cluster import session, stream
+from ggjit.cluster.loop import event_loop
+
+
+@pytest.fixture
+def cluster():
+    with workers(n=1, timeout=0.5) as made:
+        yield made
+
+
+def freeze(server, frozen=True):
+    """The worker reads and says nothing."""
+    event_loop().call_soon_threadsafe(server.gate.clear if frozen else server.gate.set)
+    time.sleep(0.02)
+
+
+def lost(work, match, seconds=10):
+    """The DeviceLost that `work`, repeated, ends with in time."""
+    t0 = time.monotonic()
+    with pytest.raises(gg.DeviceLost, match=match) as e:
+        while time.monotonic() - t0 < seconds:
+            work()
+    assert time.monotonic() - t0 < seconds
+    return e.value
+
+
+def test_a_frozen_worker_is_lost_and_what_takes_its_place_gives_the_same_bits(cluster):
+    device, server = cluster.devices[0], cluster.servers[0]
+    values, t = floats(2, 16), on(device.init_backend(), gg.F32, (4,), floats(4))
+    want = (step := step_of(device.init_backend()))(values)
+    freeze(server)
+    e = lost(lambda: step(values), r"nothing was heard of it for 0.5 s.*reopen\(\)")
+    assert (e.device, e.epoch) == ("worker0", 0) and 0 < e.last_seq < device.stream.seq + 1
+    for call in (t.numpy, lambda: t.set(floats(4)), lambda: step(values), device.memory,
+                 lambda: device.init_backend().alloc_buffer(64)):
+        with pytest.raises(gg.DeviceLost, match="is lost"):
+            call()
+    device.init_backend().synchronize()             # nothing is under way any more
+    freeze(server, False)
+    assert device.reopen() is device and device.epoch == 1
+    np.testing.assert_array_equal(step_of(device.init_backend())(values), want)
+    for call in (t.numpy, lambda: t.set(floats(4)), lambda: step(values)):      # handles of before stay dead
+        with pytest.raises(gg.DeviceLost, match="is lost"):
+            call()
+    assert device.memory()[1] == 1 << 28
+
+
+def test_a_worker_that_computes_for_long_is_waited_for(cluster, monkeypatch):
+    device = cluster.devices[0]
+    monkeypatch.setattr(session.Session, "_memory", lambda self, payload, failed: time.sleep(1.2) or [1, 2])
+    assert device.memory() == (1, 2)
+
+
+def test_a_graph_that_takes_much_longer_than_before_is_given_up(cluster, monkeypatch):
+    step, run = step_of(cluster.devices[0].init_backend()), session.Session._run
+    step(floats(2, 16))
+    monkeypatch.setattr(session.Session, "_run", lambda *args: time.sleep(1.5) or run(*args))
+    lost(lambda: step(floats(2, 16)), "a graph that took .* s before has run for")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_connection_that_ends_in_a_transfer(seed):
+    with workers("tcp", n=1) as cluster:
+        t = on(cluster.devices[0].init_backend(), gg.F32, (3 << 20,))
+        values = floats(3 << 20)
+        threading.Timer(0.01 * np.random.default_rng(seed).random(), lambda: event_loop().call_soon_threadsafe(
+            cluster.servers[0].drop)).start()
+        lost(lambda: (t.set(values), t.numpy()), "the connection ended")
+
+
+def test_after_ctrl_c_late_answers_are_dropped(cluster):
+    device, server = cluster.devices[0], cluster.servers[0]
+    device.stream.timeout = 5
+    t, x = on(device.init_backend(), gg.F32, (8,)), floats(8)
+    t.set(x)
+    freeze(server)
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        t.numpy()
+    t.set(2 * x)
+    freeze(server, False)
+    np.testing.assert_array_equal(t.numpy(), 2 * x)
+
+
+def test_a_forked_child_has_no_device(cluster):
+    t = on(cluster.devices[0].init_backend(), gg.F32, (4,), floats(4))
+    pid = os.fork()
+    if not pid:
+        try:
+            t.numpy()
+        except gg.DeviceLost as e:
+            os._exit(0 if "forked" in str(e) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0 and t.numpy().shape == (4,)
+
+
+def test_a_scheduler_raises_and_the_cpu_goes_on(cluster):
+    a = cluster.devices[0].init_backend()
+    w, x = on(a, gg.F32, (8, 8), floats(8, 8)), gg.from_numpy(gg.Context(), floats(2, 8))
+    y = gg.relu(gg.mul_mat(w, x))
+    sched, graph = gg.Scheduler([a, gg.init_backend("CPU:n_threads=1")]), gg.Graph(y)
+    sched.graph_compute(graph)
+    event_loop().call_soon_threadsafe(cluster.servers[0].drop)
+    lost(lambda: sched.graph_compute(graph), "is lost")
+    with pytest.raises(gg.GgjitError, match="did not finish|is lost"):
+        sched.numpy(y)
+    assert gg.compute(gg.neg(x)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_processes_that_are_killed_or_stopped_at_any_point(n, monkeypatch):
+    """SIGSTOP, and SIGKILL at seeded moments, in transfers too; another worker takes over."""
+    monkeypatch.setattr(stream, "CONNECT_SECONDS", 2.0)
+    rng, (*victims, (spare, address)) = np.random.default_rng(17 + n), worker_processes(n + 1)
+    values, big = floats(2, 16), floats(1 << 20)
+    try:
+        with gg.cluster.connect(address) as cl:
+            want = step_of(cl.devices[0].init_backend())(values)
+        for k, (process, at) in enumerate(victims):
+            with gg.cluster.connect(at, timeout=1.0) as cl:
+                device = cl.devices[0]
+                t, step = on(device.init_backend(), gg.F32, (1 << 20,)), step_of(device.init_backend())
+
+                def work(t=t, step=step, want=want):
+                    np.testing.assert_array_equal(step(values), want)
+                    t.set(big)
+                    np.testing.assert_array_equal(t.numpy(), big)
+                kill = signal.SIGSTOP if k == 0 else signal.SIGKILL
+                threading.Timer(0.3 * rng.random(), process.send_signal, [kill]).start()
+                lost(work, "nothing was heard" if k == 0 else "the connection ended", 20)
+                with pytest.raises(gg.DeviceLost, match="is `ggjit worker --listen .* running"):
+                    device.reopen()
+                device._find = lambda: address
+                np.testing.assert_array_equal(step_of(device.reopen().init_backend())(values), want)
+        spare.send_signal(signal.SIGTERM)
+        assert spare.wait(10) == 0
+    finally:
+        for process, _ in (*victims, (spare, address)):
+            process.kill()
+            process.wait()
+            process.stdout.close()

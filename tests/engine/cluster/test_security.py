@@ -1,0 +1,297 @@
+"""Who may connect, and what bytes from the wire can do: nothing that was not asked for."""
+import asyncio
+import os
+import pickle
+import socket
+import ssl
+import stat
+import struct
+import threading
+
+import msgpack
+import numpy as np
+import pytest
+from helpers.clusters import step_of, workers
+from helpers.device_contract import floats, on
+
+import ggjit as gg
+from ggjit.cluster import session as s
+from ggjit.cluster import stream, wire
+from ggjit.cluster.cluster import threads
+from ggjit.cluster.encoding import FLAGS, NDIM, OFFS, OP_, ROW_WORDS, TYPE, Encoded
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory):
+    made = [tmp_path_factory.mktemp("tls") / name for name in ("ours", "theirs")]
+    for directory in made:
+        gg.cluster.make_certificates(directory)
+    return made
+
+
+# ---------------------------------------------------------------- addresses and certificates
+@pytest.mark.parametrize("address", ["tcp://10.0.0.2:8790", "tcp://0.0.0.0:8790", "tcp://example.com:1", "tcp://[::]:1"])
+def test_off_loopback_certificates_are_required(address):
+    for call in (gg.cluster.connect, gg.cluster.serve):
+        with pytest.raises(gg.ParamError, match="both sides show certificates.*--make-certs"):
+            call(address)
+    with pytest.raises(gg.ParamError, match="--make-certs"):
+        gg.cluster.connect(address.replace("tcp", "tls"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8790", "http://127.0.0.1:1", "tcp://127.0.0.1", "tcp://:1", "", None,
+                                     8790, [], ["tcp://127.0.0.1:99999"], "tcp://127.0.0.1:-1"])
+def test_addresses_that_are_none(address):
+    with pytest.raises(gg.ParamError, match="address"):
+        gg.cluster.connect(address)
+
+
+def test_options_that_are_none(tmp_path):
+    for call, match in ((lambda: gg.cluster.local(0), "n_workers"), (lambda: gg.cluster.local(timeout=-1), "timeout"),
+                        (lambda: gg.cluster.connect("tcp://127.0.0.1:1", tls=tmp_path), "no ca.pem.*make-certs"),
+                        (lambda: gg.cluster.connect("tcp://127.0.0.1:1", tls=3), "expected the directory"),
+                        (lambda: gg.cluster.serve(memory_nbytes=0), "memory of 0 bytes")):
+        with pytest.raises(gg.ParamError, match=match):
+            call()
+    with pytest.raises(gg.TypeMismatch, match="it is called as local"):
+        gg.cluster.local(workers=2)
+
+
+def test_private_keys_are_private_and_certificates_are_not_replaced(certs):
+    for name in ("ca-key.pem", "node-key.pem"):
+        assert stat.S_IMODE(os.stat(certs[0] / name).st_mode) == 0o600
+    with pytest.raises(gg.ParamError, match="choose another directory"):
+        gg.cluster.make_certificates(certs[0])
+
+
+def test_who_has_no_certificate_of_the_ca_is_refused(certs, monkeypatch):
+    monkeypatch.setattr(stream, "CONNECT_SECONDS", 1.0)
+    with workers("tls", n=1, tls=certs[0]) as cluster:
+        address = cluster.devices[0].address
+        host, port = address.removeprefix("tls://").split(":")
+        with pytest.raises(gg.DeviceLost, match="certificates of one CA"):
+            gg.cluster.connect(address, tls=certs[1])
+        with pytest.raises((gg.DeviceLost, wire.BadMessage), match="nobody answers|certificates|protocol"):
+            gg.cluster.connect(address.replace("tls", "tcp"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with pytest.raises(OSError, match="certificate|alert|reset|EOF"):      # TLS 1.3 says so with the first read
+            with socket.create_connection((host, int(port)), 5) as raw, context.wrap_socket(raw) as tls:
+                assert not tls.recv(1), "a stranger was answered"
+                raise ConnectionResetError("reset: nothing came")
+        with gg.cluster.connect(address, tls=certs[0]) as cl:                    # who has one is served
+            assert cl.devices[0].memory()[1] == 1 << 28
+        assert cluster.servers[0].n_drivers <= 2
+
+
+def test_every_listener_is_on_the_chosen_address():
+    with workers("tcp", n=2) as cluster:
+        for server in cluster.servers:
+            assert {sock.getsockname()[0] for sock in server._listener.tcp_server._sockets.values()} == {"127.0.0.1"}
+
+
+def test_another_version_is_refused(monkeypatch):
+    with workers("tcp", n=1) as cluster:
+        for key in ("ggjit", "kernels", "protocol"):
+            with monkeypatch.context() as m:
+                mine = {**s.hello(), key: "0.0.9"}
+                m.setattr(stream, "hello", lambda mine=mine: mine)
+                with pytest.raises(gg.NotSupported, match="install the same version on both"):
+                    gg.cluster.connect(cluster.devices[0].address)
+        assert cluster.devices[0].memory()
+
+
+# ---------------------------------------------------------------- bytes
+class Exploit:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def dask_message(path):
+    """A message as Dask frames it, with a pickle that Dask would load."""
+    header = msgpack.packb({"pickled-obj": pickle.dumps(Exploit(path)), "num-sub-frames": 0, "compression": []})
+    frames = [msgpack.packb({"__Pickled__": 1}), header]
+    prelude = struct.pack("Q", len(frames)) + b"".join(struct.pack("Q", len(f)) for f in frames)
+    body = prelude + b"".join(frames)
+    return struct.pack("Q", len(body)) + body
+
+
+def test_a_pickle_is_never_loaded(tmp_path):
+    path = str(tmp_path / "written")
+    message = dask_message(path)
+    with workers("tcp", n=1) as cluster:                # a worker that is sent one
+        host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), 5) as raw:
+            raw.settimeout(5)
+            raw.sendall(message)
+            while raw.recv(1 << 16):                    # its hello, then the end
+                pass
+        assert cluster.devices[0].memory()
+    with socket.create_server(("127.0.0.1", 0)) as server:      # a driver that is sent one
+
+        def answer():
+            for _ in range(2):
+                with server.accept()[0] as raw:
+                    raw.sendall(message)
+                    raw.recv(1)
+        threading.Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
+        with pytest.raises(wire.BadMessage, match="does not speak ggjit's protocol"):
+            gg.cluster.connect([f"tcp://127.0.0.1:{port}"] * 2)
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("raw,match", [
+    (wire.PREFIX.pack(b"ggj1", wire.MAX_HEADER_NBYTES + 1, 0), "at most"),
+    (wire.PREFIX.pack(b"ggj1", 10, wire.MAX_PAYLOAD_NBYTES + 1), "at most"),
+    (wire.PREFIX.pack(b"ggj1", 0, 0), "at most"), (b"GET / HTTP/1", "does not speak")])
+def test_sizes_are_checked_before_memory_is_taken(raw, match):
+    with pytest.raises(wire.BadMessage, match=match):
+        wire._sizes(raw)
+
+
+@pytest.mark.parametrize("raw", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
+                                 b"\x91" * 5000,
+                                 b"\xc7\x01\x05\x00", b"", b"\xc1", b"\x01\x02", b"\xd9\x01\xff"], ids=repr)
+def test_headers_that_are_none(raw):
+    with pytest.raises(wire.BadMessage, match="cannot be read"):
+        wire.unpack(raw)
+
+
+def test_random_bytes_end_the_connection_and_nothing_else():
+    rng = np.random.default_rng(3)
+    with workers("tcp", n=1) as cluster:
+        host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
+        for k in range(20):
+            with socket.create_connection((host, int(port)), 5) as raw:
+                raw.sendall((b"ggj1" if k % 2 else b"") + rng.bytes(int(rng.integers(1, 200))))
+        step = step_of(cluster.devices[0].init_backend())
+        assert step(floats(2, 16)).shape == (2, 16)
+
+
+# ---------------------------------------------------------------- messages that are well formed
+def executed(session, ops, payload=b""):
+    """(status, results) of a message."""
+    header, _ = session.execute([1, ops], payload)
+    return wire.unpack(header)[1:]
+
+
+@pytest.fixture
+def session():
+    made = s.Session(s.Machine(1 << 20, 1))
+    assert executed(made, [[s.ALLOC, 1, 4096], [s.FILL, 1, 0, 4096, 0]])[0] == s.OK
+    yield made
+    made.close()
+    assert made.machine.used_nbytes == 0
+
+
+@pytest.mark.parametrize("op,match", [
+    ([s.ALLOC, 2, 1 << 21], "OutOfMemory"), ([s.ALLOC, 1, 64], "ParamError"), ([s.ALLOC, 3, 0], "ParamError"),
+    ([s.GET, 1, 4090, 7], "IndexRangeError"), ([s.GET, 9, 0, 1], "IndexRangeError"),
+    ([s.SET, 1, 4095, 2], "BadMessage"), ([s.FILL, 1, 0, 4097, 0], "IndexRangeError"),
+    ([s.FILL, 1, 0, 1, 256], "ParamError"), ([s.COPY, 1, 0, 1, 4000, 97], "IndexRangeError"),
+    ([s.RUN, b"k" * 16], "ParamError"), ([s.RUN, "k" * 16], "BadMessage"), ([s.GET, 1, -1, 2], "BadMessage"),
+    ([s.GET, 1, 1 << 63, 2], "BadMessage"), ([s.GET, 1, True, 2], "BadMessage"), ([s.GET, 1, 0.0, 2], "BadMessage"),
+    ([s.GET, 1, 0], "BadMessage"), ([99], "BadMessage"), ([], "BadMessage"), (7, "BadMessage"), (None, "BadMessage"),
+    ([s.GRAPH, b"k" * 16, 1 << 60, 0], "BadMessage")], ids=str)
+def test_ops_that_cannot_be_done(session, op, match):
+    status, (kind, text) = executed(session, [op])
+    assert status == s.FAILED and kind == match and text
+    assert executed(session, [[s.GET, 1, 0, 4]])[0] == s.OK
+
+
+@pytest.mark.parametrize("message", [None, [], [1], [0, []], ["1", []], [1, {}], [True, []],
+                                     [1, [[s.GET, 1, 0, 4096]] * 9000]], ids=lambda m: str(m)[:20])
+def test_messages_that_are_none(session, message):
+    with pytest.raises(wire.BadMessage, match="no message|at once"):
+        session.execute(message, b"")
+
+
+def test_after_an_error_the_rest_is_skipped_but_both_sides_list_the_same(session):
+    ops = [[s.GET, 7, 0, 1], [s.FILL, 1, 0, 4, 9], [s.FREE, 1]]
+    assert executed(session, ops)[0] == s.FAILED and not session.arenas
+
+
+def rows_of_a_graph():
+    """(rows, names) of a graph whose tensors lie in arena 1."""
+    ctx = gg.Context()
+    x, w = ctx.new_tensor(gg.F32, (8, 4)), ctx.new_tensor(gg.F32, (8, 8))
+    buf = gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
+    y = gg.relu(gg.add(gg.mul_mat(w, x), gg.transpose(gg.view_2d(w, 4, 8, w.nb[1], 16))))
+    graph = gg.Graph(y)
+    allocator = gg.GraphAllocator(gg.init_backend("CPU"))
+    allocator.alloc_graph(graph)
+    offset = {id(buf): 0}
+
+    def where(t):
+        found, offs = (t.buffer, t.offs) if t.op == 0 or t.view_src is not None and t.view_src.op == 0 else \
+            graph.placement.where.get(t.id) or graph.placement.where[t.base.id]
+        return found, offs + (0 if found is buf else 1024)
+    encoded = Encoded(graph, where, lambda t, buf: 1)
+    assert offset and allocator.buffer_size()
+    return encoded.rows, encoded.names
+
+
+def test_damaged_graphs_are_refused_or_compute_inside_their_arenas(session):
+    """Numbers of rows changed at random: other shapes, strides, sources, places, parameters."""
+    rng, (rows, names) = np.random.default_rng(8), rows_of_a_graph()
+    seen = set()
+    for k in range(400):
+        damaged = rows.copy()
+        for _ in range(int(rng.integers(1, 4)) if k else 0):
+            word = int(rng.integers(ROW_WORDS))
+            small = [-1, 0, 1, 2, 4, 8, 16, 32, 64, 4095, 4096, 1 << 31, 1 << 40, (1 << 62) + 1, -(1 << 63)]
+            value = small[int(rng.integers(len(small)))]
+            if word in (TYPE, OP_):                     # known ones would be other kernels to compile
+                value = [-1, 9999, 3][int(rng.integers(3))] if word == TYPE else 9999
+            damaged[int(rng.integers(len(rows))), word] = value
+        payload = damaged.tobytes() + "\0".join(names).encode()
+        key = k.to_bytes(16, "little")
+        n_names = len("\0".join(names).encode())
+        status, results = executed(session, [[s.GRAPH, key, len(rows), n_names], [s.RUN, key]], payload)
+        seen.add("ok" if status == s.OK else results[0])
+        assert executed(session, [[s.GET, 1, 0, 4096]])[0] == s.OK
+    assert "ok" in seen and {"ParamError", "IndexRangeError"} <= seen and "SystemError" not in seen
+    assert seen <= {"ok", *(n for n in dir(gg.errors) if isinstance(getattr(gg.errors, n), type))}
+    assert (FLAGS, NDIM, OFFS) < (ROW_WORDS,) * 3
+
+
+def test_names_that_are_no_text_and_too_few(session):
+    rows, names = rows_of_a_graph()
+    for raw in (b"\xff" * 4, b"", "\0".join(names).encode() + b"\0x"):
+        status, (kind, _) = executed(session, [[s.GRAPH, b"k" * 16, len(rows), len(raw)], [s.RUN, b"k" * 16]],
+                                     rows.tobytes() + raw)
+        assert status == s.FAILED and kind in ("ParamError", "UnicodeDecodeError")
+
+
+def test_a_driver_that_reads_nothing_does_not_fill_the_worker():
+    """Answers wait in the connection; the worker reads no further than its window."""
+    with workers("tcp", n=1) as cluster:
+        t = on(cluster.devices[0].init_backend(), gg.I8, (1 << 20,), np.zeros(1 << 20, np.int8))
+        t.bytes()
+        n = cluster.servers[0].machine.counters["messages"]
+        host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), 5) as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+            def send(header):
+                raw.sendall(wire.PREFIX.pack(wire.MAGIC, len(header), 0) + header)
+            send(wire.pack({**s.hello(), "heartbeat": 60}))
+            send(wire.pack([1, [[s.ALLOC, 1, 4 << 20]]]))
+            for k in range(40):
+                send(wire.pack([2 + k, [[s.GET, 1, 0, 4 << 20]]]))
+            asyncio.run(asyncio.sleep(0.5))
+            assert cluster.servers[0].machine.counters["messages"] - n <= 12
+
+
+def test_workers_of_addresses_in_use_and_twice():
+    with workers("tcp", n=1) as cluster:
+        with pytest.raises(OSError, match="in use"):
+            threads([cluster.devices[0].address])
+        cluster.close()
+        cluster.close()
