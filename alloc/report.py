@@ -19,7 +19,6 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
 
-
 LISTED = 10                     # tensors that a Diff's text names one by one
 
 

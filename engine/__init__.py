@@ -29,6 +29,7 @@ from types import ModuleType as _ModuleType
 from ggjit import alloc
 from ggjit.api.compute import compute
 from ggjit.api.examples import with_example as _with_example
+from ggjit.api.explore import explore
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
@@ -89,8 +90,8 @@ from ggjit.tensors.type_names import with_type_names as _with_type_names
 
 __version__ = "0.1.0"
 
-for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "from_numpy", "init_backend",
-              "measure", "new_f32", "new_i32", "rematerialize", "tensor",
+for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "explore", "from_numpy",
+              "init_backend", "measure", "new_f32", "new_i32", "rematerialize", "tensor",
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",

@@ -47,24 +47,29 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     node_ids = graph.node_ids
     sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
     in_place = in_place_table(planner != "ggml-2023")
-    tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
     if order == "memory":
+        tensors = {t.id: t for t in graph.nodes}
         node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place,
                                       outputs=graph.output_ids), np.int64)
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
     plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes, alignment=buft.alignment(),
                       max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit,
                       outputs=graph.output_ids)
+    report = report_of(graph, plan, node_ids, kinds, title)
+    report._pareto = functools.partial(pareto, graph, target=buft)
+    return report
 
+
+def report_of(graph, plan, node_ids, kinds=None, title=""):
+    """The MeasureReport of a GraphPlan of `graph`, whose nodes stand in the order of `node_ids`."""
+    tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
     names = graph_labels(graph)
 
     def describe(i):
         t = tensors[i]
         return {"name": names.get(i) or label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
-    report = MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
-    report._pareto = functools.partial(pareto, graph, target=buft)
-    return report
+    return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
 
 
 def graph_labels(graph):

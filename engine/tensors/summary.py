@@ -82,7 +82,11 @@ def statistics(t):
     # elements, not nbytes: strides of 0 make many elements of few bytes
     if t.type.dtype is None or not 0 < math.prod(t.ne) * t.type.nbytes <= MAX_STATS_NBYTES:
         return ""
-    a = t.numpy()
+    return array_statistics(t.numpy())
+
+
+def array_statistics(a):
+    """The same of an array with elements."""
     bad = int(np.isnan(a).sum()) if a.dtype.kind == "f" else 0
     if bad == a.size:
         return "all NaN"
