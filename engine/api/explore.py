@@ -22,6 +22,7 @@ from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.progress import work
 from ggjit.profiling.profile import profile
 from ggjit.tensors.summary import array_statistics, op_name, source_line, value_text
 
@@ -57,15 +58,19 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
         raise ParamError(f"explore: the settings {', '.join(settings)} go to a function that makes the graph; give "
                          f"it in place of the graph, e.g. gg.explore(lambda batch: gg.Graph(...), batch=(1, 8))")
     page = _Page()
-    for chosen in itertools.product(*(axes[k] for k in settings)):
-        made = graph(**dict(zip(settings, chosen, strict=True))) if settings or callable(graph) else graph
-        made, kinds = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        expect(made, Graph, "explore: what the function returns")
-        number = page.add_graph(made)
-        for name in planners:
-            first = run and not page.data["plans"]
-            report = page.run(made, name, backend, time_limit) if first else measure(made, name, time_limit=time_limit)
-            page.add_plan(number, report, name, kinds)
+    every = list(itertools.product(*(axes[k] for k in settings)))
+    with work("planning", len(every)) as step:
+        for chosen in every:
+            made = graph(**dict(zip(settings, chosen, strict=True))) if callable(graph) else graph
+            made, kinds = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+            number = page.add_graph(expect(made, Graph, "explore: what the function returns"))
+            for name in planners:
+                if run and not page.data["plans"]:
+                    report = page.run(made, name, backend, time_limit)
+                else:
+                    report = measure(made, name, time_limit=time_limit)
+                page.add_plan(number, report, name, kinds)
+            step()
     page.data["axes"] = [{"name": k, "values": v} for k, v in axes.items() if len(v) > 1]
     found = Explorer(page.finished(), printable(title) or "Memory plan")
     if found.nbytes > MAX_NBYTES:

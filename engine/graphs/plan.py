@@ -165,7 +165,11 @@ class Plan(Results, HtmlRepr):
         self._views = []                    # (word of the address in rows, tensor)
         self._work_words = np.array([at + r.N_WORK for at, k in zip(starts, self.kernels, strict=False)
                                      if k.work_nbytes], np.int64)
-        for p, at, size in zip(self.parts, starts, sizes, strict=False):
+        self._sizes = sizes
+        self._write_rows()
+
+    def _write_rows(self):
+        for p, at, size in zip(self.parts, self._starts, self._sizes, strict=False):
             self._write_row(p, at, size)
 
     def _write_row(self, part, at, n_words):

@@ -17,6 +17,7 @@ from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import GGUFFile, TensorInfo
 from ggjit.models.networks.load import network_of
 from ggjit.ops.core.errors import BadFile, ModelError
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
 
 #                 dim   layers heads kv  ffn    vocab   context
@@ -107,11 +108,13 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
 
 def what_if(model, n_ctx=(None,), n_batch=(128, 512), flash=(False, True), planner=("ggml", "best"), **options):
     """[{n_ctx, n_batch, flash, planner, peak, lower_bound, kv, total}] over all combinations; bytes."""
-    rows = []
-    for ctx, batch, fl, pl in itertools.product(n_ctx, n_batch, flash, planner):
-        r = model_peak(model, ctx, batch, fl, pl, **options)
-        rows.append({"n_ctx": ctx, "n_batch": batch, "flash": fl, "planner": pl, "peak": r.peak,
-                     "lower_bound": r.lower_bound, "kv": r.kinds["KV cache"], "total": sum(r.kinds.values())})
+    rows, every = [], list(itertools.product(n_ctx, n_batch, flash, planner))
+    with work("measuring", len(every)) as step:
+        for ctx, batch, fl, pl in every:
+            r = model_peak(model, ctx, batch, fl, pl, **options)
+            rows.append({"n_ctx": ctx, "n_batch": batch, "flash": fl, "planner": pl, "peak": r.peak,
+                         "lower_bound": r.lower_bound, "kv": r.kinds["KV cache"], "total": sum(r.kinds.values())})
+            step()
     return rows
 
 

@@ -354,6 +354,9 @@ class Place:
     def show(self, text, last=False):
         self.lines.append((text, last))
 
+    def at_end(self, function):
+        """As a terminal: nothing."""
+
 
 @pytest.mark.parametrize("least,shown", [(0.0, True), (60.0, False)])
 def test_compiling_is_told_and_ends(monkeypatch, least, shown):

@@ -6,8 +6,7 @@ from ggjit.tools.command.common import add_n_ctx, add_repack, add_strict, consol
 
 EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
             ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
-            ("ggjit peak m.gguf --png plan.png", "the picture: offset by time"),
-            ("ggjit peak m.gguf --explore plan.html", "a page to play with"))
+            ("ggjit peak m.gguf --png plan.png --explore plan.html", "a picture, and a page to play with"))
 
 
 def add_arguments(c):
