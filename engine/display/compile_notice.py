@@ -100,10 +100,11 @@ class Notice:
         seconds = time.monotonic() - self._start
         if seconds >= self._where.least:
             n = self._expected - self._before
-            ahead = max(1, n_ahead())
-            of = f" of {n - 1 + ahead}" if n - 1 + ahead > 1 else ""
-            left = math.ceil(seconds / (n - 1) * ahead) if of and n > 1 else None
-            left = "" if left is None else f", {left // 60}:{left % 60:02d} left"
+            ahead, of, left = n_ahead(), "", ""         # 0: asked for outside of a plan
+            if ahead and n - 1 + ahead > 1:
+                of = f" of {n - 1 + ahead}"
+                left = math.ceil(seconds / (n - 1) * ahead) if n > 1 else None
+                left = "" if left is None else f", {left // 60}:{left % 60:02d} left"
             self._where.show(f"compiling kernel {n}{of} ({self._name}), {seconds:.0f} s so far{left}{self._kept}")
 
     def _watch(self):
