@@ -17,6 +17,7 @@ from ggjit.alloc.planners import Clock, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.progress import busy
 
 PLANNERS = ("ggml", "ggml-2023", "best")
 
@@ -62,7 +63,8 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     make = functools.partial(Problem, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers,
                              in_place, outputs=outputs)
     if planner == "best":
-        return best_plan(make, limits, time_limit)
+        with busy("planning memory", time_limit):
+            return best_plan(make, limits, time_limit)
     return ggml_plan(make(), planner, limits, parse_seq)
 
 

@@ -8,40 +8,77 @@
             +--+------+---+--------------+---> step
 
 `text_plot` needs nothing, `svg` needs nothing (notebooks), `plot` needs matplotlib.  All three read well at 30 and at
-3,000 tensors: boxes are coloured by name of the op and labelled only where the label fits.
+3,000 tensors: a box is coloured by its op or by how long it lives and labelled only where the label fits, above the
+curve.  Text takes the page's own colour, lines have a light rim, so that both read on light and dark pages.
 """
+import collections
 import html
 import os
 
 import numpy as np
 
-from ggjit.ops.core.errors import extra
+from ggjit.ops.core.errors import ParamError, extra
 from ggjit.ops.core.whole_file import whole_file
 
-PALETTE = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
+# colours that readers with any colour vision tell apart; source: Okabe and Ito, Color Universal Design, 2008
+PALETTE = ("#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#f0e442", "#0072b2")
+OTHER = "#a6a6a6"               # of what comes after the palette's last
+LIVE, BOUND, RIM = "#000000", "#b3004b", "#ffffff"
+# steps that a buffer lives at most, and its colour, dark to light (cividis)
+LIFETIMES = ((1, "1 step", "#31446b"), (3, "2 to 3 steps", "#666970"), (10, "4 to 10 steps", "#958f78"),
+             (30, "11 to 30 steps", "#cbba69"), (float("inf"), "more than 30 steps", "#ffe945"))
+Box = collections.namedtuple("Box", "lo hi bottom nbytes rows")         # rows: the report's, that lie in it
+Key = collections.namedtuple("Key", "text colour")
 
 
-def _boxes(report):
-    """(lo, hi, bottom, height, label, op) per allocation, chunks stacked one above the other."""
+def unit_of(nbytes):
+    """(bytes, name) of the binary unit that numbers up to `nbytes` are told in."""
+    return next(u for u in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
+                if nbytes >= u[0] or u[0] == 1)
+
+
+def boxes_of(report):
+    """A Box per allocation, chunks stacked one above the other."""
     base, at = {}, 0
     for b, chunks in enumerate(report.chunk_sizes):
         for c, size in enumerate(chunks):
             base[b, c] = at
             at += size
-    out = []
-    for a, (lo, hi, size, offs, b, c) in enumerate(report.boxes.tolist()):
-        rows = report.by_alloc.get(a)
-        first = rows[0] if rows else None
-        out.append((lo, hi, base[b, c] + offs, size, first.name if first else str(a), first.op if first else "?"))
-    return out
+    return [Box(lo, hi, base[b, c] + offs, size, report.by_alloc.get(a, []))
+            for a, (lo, hi, size, offs, b, c) in enumerate(report.boxes.tolist())]
 
 
-def _colours(boxes):
-    """op -> colour, the ops with most bytes first."""
-    total = {}
-    for lo, hi, _, size, _, op in boxes:
-        total[op] = total.get(op, 0) + size * (hi - lo)
-    return {op: PALETTE[k % len(PALETTE)] for k, op in enumerate(sorted(total, key=lambda o: (-total[o], o)))}
+def coloured(boxes, colour):
+    """(the Key of every box, the Keys in the order of a legend)."""
+    if colour == "lifetime":
+        keys = [Key(*next(x[1:] for x in LIFETIMES if b.hi - b.lo <= x[0])) for b in boxes]
+        return keys, [k for k in (Key(*x[1:]) for x in LIFETIMES) if k in set(keys)]
+    if colour != "op":
+        raise ParamError(f"colour {colour!r}: expected 'op' or 'lifetime'")
+    total, ops = collections.Counter(), [b.rows[0].op if b.rows else "?" for b in boxes]
+    for b, op in zip(boxes, ops, strict=True):
+        total[op] += b.nbytes * (b.hi - b.lo)
+    ranked = sorted(total, key=lambda o: (-total[o], o))
+    by_op = {op: Key(op, c) for op, c in zip(ranked, PALETTE, strict=False)}
+    rest = Key("others", OTHER)
+    legend = [*by_op.values(), *([rest] if len(ranked) > len(PALETTE) else [])]
+    return [by_op.get(op, rest) for op in ops], legend
+
+
+def ink(colour):
+    """Black or white, whichever reads better on a colour "#rrggbb"."""
+    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    luminance = np.dot(linear, (0.2126, 0.7152, 0.0722))
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def round_ticks(end, n=5):
+    """About n round numbers from 0 up to `end`: steps of 1, 2 or 5 times a power of ten."""
+    rough = max(end, 1e-9) / n
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = next(k * power for k in (1, 2, 5, 10) if k * power >= rough * 0.999)
+    return [k * step for k in range(int(end / step + 1e-9) + 1)]
 
 
 def text_plot(report, width=72, height=14):
@@ -65,78 +102,138 @@ def text_plot(report, width=72, height=14):
     return "\n".join([*lines, " " + " " * at + f"^ step {report.peak_step} of {report.n_steps}"])
 
 
-def svg(report, width=860, height=320):
-    """The picture as one SVG element, with a tooltip per box."""
-    boxes = _boxes(report)
+# ---------------------------------------------------------------- SVG
+LEFT, TOP, WIDTH, HEIGHT, FOOT, CHAR = 62, 22, 790, 300, 62, 5.6           # pixels; CHAR: width of a letter
+
+
+def svg(report, colour="op"):
+    """The picture as one SVG element, with axes, a legend and a tooltip per box."""
+    boxes = [b for b in boxes_of(report) if b.nbytes]
     if not boxes or report.peak == 0:
-        return "<svg width='1' height='1'></svg>"
-    colour = _colours(boxes)
-    sx, sy = width / report.n_steps, height / report.peak
-    out = [f"<svg viewBox='0 0 {width} {height + 18}' width='{width}' xmlns='http://www.w3.org/2000/svg' "
-           "font-family='sans-serif' font-size='9'>"]
-    for lo, hi, bottom, size, name, op in boxes:
-        if size == 0:
-            continue
-        x, w, h = lo * sx, max((hi - lo) * sx, 0.4), max(size * sy, 0.3)
-        y = height - bottom * sy - h
-        text = html.escape(f"{name} {op} {size:,} bytes, steps {lo}..{hi}, offset {bottom:,}", quote=True)
-        out.append(f"<rect x='{x:.2f}' y='{y:.2f}' width='{w:.2f}' height='{h:.2f}' fill='{colour[op]}' "
-                   f"fill-opacity='0.75' stroke='white' stroke-width='0.3'><title>{text}</title></rect>")
-        if w > 6 * len(name) and h > 10:
-            out.append(f"<text x='{x + 2:.1f}' y='{y + h / 2 + 3:.1f}'>{html.escape(name)}</text>")
-    points = " ".join(f"{k * sx:.1f},{height - v * sy:.1f} {(k + 1) * sx:.1f},{height - v * sy:.1f}"
-                      for k, v in enumerate(report.live.tolist()))
-    y = height - report.lower_bound * sy
-    out.append(f"<polyline points='{points}' fill='none' stroke='black' stroke-width='1'/>")
-    out.append(f"<line x1='0' x2='{width}' y1='{y:.1f}' y2='{y:.1f}' stroke='red' stroke-dasharray='4 3'/>")
-    out.append(f"<text x='2' y='{height + 13}'>steps 0..{report.n_steps}; black: live bytes; red: lower bound "
-               f"{report.lower_bound:,}; top: peak {report.peak:,}</text></svg>")
+        return "<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'></svg>"
+    keys, legend = coloured(boxes, colour)
+    sx, sy = WIDTH / report.n_steps, HEIGHT / report.peak
+    out = [f"<svg viewBox='0 0 {LEFT + WIDTH + 12} {TOP + HEIGHT + FOOT}' width='{LEFT + WIDTH + 12}' "
+           "style='max-width:100%;height:auto' xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' "
+           "font-size='10' fill='currentColor'>", _axes(report, sx, sy), f"<g transform='translate({LEFT} {TOP})'>"]
+    labels = []
+    for b, key in zip(boxes, keys, strict=True):
+        x, w, h = b.lo * sx, max((b.hi - b.lo) * sx, 0.4), max(b.nbytes * sy, 0.3)
+        y = HEIGHT - b.bottom * sy - h
+        out.append(f"<rect x='{x:.2f}' y='{y:.2f}' width='{w:.2f}' height='{h:.2f}' fill='{key.colour}' stroke='{RIM}' "
+                   f"stroke-width='{0.5 if len(boxes) < 500 else 0.1}'><title>{_tooltip(b)}</title></rect>")
+        name = b.rows[0].name if b.rows else ""
+        if name and w > CHAR * len(name) + 4 and h > 11:
+            labels.append(f"<text x='{x + w / 2:.1f}' y='{y + h / 2 + 3.5:.1f}' text-anchor='middle' "
+                          f"fill='{ink(key.colour)}' stroke='{key.colour}' stroke-width='4' paint-order='stroke' "
+                          f"pointer-events='none'>{html.escape(name)}</text>")
+    out += [_curve(report, sx, sy), *labels, "</g>", _legend(legend), "</svg>"]
     return "".join(out)
 
 
-def plot(report, ax=None, path=None):
-    """The picture with matplotlib; draws into ax or a new figure, saves to path if given, returns the axes."""
+def _tooltip(box):
+    """Name, shape, bytes, lifetime and source line of what lies in a box, a line each."""
+    lines = [f"{r.name}: {r.op} {r.type} {r.shape_text}, {r.nbytes:,} bytes{', ' + r.where if r.where else ''}"
+             for r in box.rows[:8]]
+    lines += [f"... {len(box.rows) - 8} more in the same memory"] if len(box.rows) > 8 else []
+    lines.append(f"steps {box.lo} to {box.hi - 1}, bytes {box.bottom:,} to {box.bottom + box.nbytes:,}")
+    return html.escape("\n".join(lines), quote=True)
+
+
+def _axes(report, sx, sy):
+    """Ticks, grid, names of the axes and the numbers of the plan above."""
+    (unit, name), foot = unit_of(report.peak), TOP + HEIGHT
+    out = [f"<text x='{LEFT}' y='13' font-weight='bold'>peak {report.peak / unit:.2f} {name}, lower bound "
+           f"{report.lower_bound / unit:.2f} {name}, planner {html.escape(report.planner)}</text>"]
+    for v in round_ticks(report.peak / unit):
+        y = foot - v * unit * sy
+        out.append(f"<path d='M{LEFT - 4} {y:.1f}H{LEFT + WIDTH}' stroke='currentColor' stroke-opacity='.25'/>"
+                   f"<text x='{LEFT - 7}' y='{y + 3.5:.1f}' text-anchor='end'>{v:g}</text>")
+    for v in round_ticks(report.n_steps, 10):
+        if v == int(v):
+            x = LEFT + v * sx
+            out.append(f"<path d='M{x:.1f} {foot}v4' stroke='currentColor'/>"
+                       f"<text x='{x:.1f}' y='{foot + 15}' text-anchor='middle'>{v:g}</text>")
+    out.append(f"<path d='M{LEFT} {TOP}V{foot}H{LEFT + WIDTH}' fill='none' stroke='currentColor'/>"
+               f"<text x='{LEFT + WIDTH / 2}' y='{foot + 29}' text-anchor='middle'>step (node in the order of "
+               f"computing)</text><text x='13' y='{TOP + HEIGHT / 2}' text-anchor='middle' transform='rotate(-90 13 "
+               f"{TOP + HEIGHT / 2})'>offset, {name}</text>")
+    return "".join(out)
+
+
+def _curve(report, sx, sy):
+    points = " ".join(f"{k * sx:.1f},{HEIGHT - v * sy:.1f} {(k + 1) * sx:.1f},{HEIGHT - v * sy:.1f}"
+                      for k, v in enumerate(report.live.tolist()))
+    y, fine = HEIGHT - report.lower_bound * sy, report.n_steps < 300
+    bound = f"M0 {y:.1f}H{WIDTH}"
+    return (f"<g fill='none' pointer-events='none'><path d='{bound}' stroke='{RIM}' stroke-width='3'/>"
+            f"<path d='{bound}' stroke='{BOUND}' stroke-width='1.4' stroke-dasharray='5 4'/>"
+            f"<polyline points='{points}' stroke='{RIM}' stroke-width='{3 if fine else 1.6}'/>"
+            f"<polyline points='{points}' stroke='{LIVE}' stroke-width='{1.2 if fine else 0.7}'/></g>")
+
+
+def _legend(keys):
+    out, x, y = [], LEFT, TOP + HEIGHT + 50
+    for text, colour, dash in (*((k.text, k.colour, None) for k in keys), ("live bytes", LIVE, ""),
+                               ("lower bound", BOUND, "5 4")):
+        if dash is None:
+            out.append(f"<rect x='{x}' y='{y - 9}' width='11' height='11' fill='{colour}'/>")
+        else:
+            out.append(f"<path d='M{x - 2} {y - 3.5}h20' stroke='{RIM}' stroke-width='4'/><path d='M{x} {y - 3.5}h16' "
+                       f"stroke='{colour}' stroke-width='1.5' stroke-dasharray='{dash}'/>")
+        out.append(f"<text x='{x + (15 if dash is None else 22)}' y='{y}'>{html.escape(text)}</text>")
+        x += round((30 if dash is None else 40) + 6.3 * len(text))
+    return "".join(out)
+
+
+# ---------------------------------------------------------------- matplotlib
+def plot(report, ax=None, path=None, colour="op"):
+    """The picture with matplotlib; draws into ax or a new figure, saves to path if given, returns the axes.
+
+    colour: boxes by "op" or by "lifetime".
+    """
     extra("matplotlib", "plots")
     from matplotlib.collections import PolyCollection
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    if ax is None:
-        if path is None:
-            import matplotlib.pyplot as plt
-            _, ax = plt.subplots(figsize=(11, 5), layout="constrained")
-        else:                                   # no display, no global state
-            ax = Figure(figsize=(11, 5), layout="constrained").add_subplot()
-    boxes = _boxes(report)
-    colour = _colours(boxes)
-    unit = 1 << 20 if report.peak >= 1 << 20 else 1 << 10
-    corners = [[(lo, y / unit), (hi, y / unit), (hi, (y + z) / unit), (lo, (y + z) / unit)]
-               for lo, hi, y, z, _, _ in boxes]
-    edge = 0.4 if len(boxes) < 500 else 0.1
-    ax.add_collection(PolyCollection(corners, facecolors=[colour[b[5]] for b in boxes], edgecolors="white",
-                                     linewidths=edge, alpha=0.8))
-    steps = np.arange(report.n_steps + 1)
-    ax.step(steps, np.append(report.live, report.live[-1:]) / unit, where="post", color="black",
-            lw=1 if report.n_steps < 300 else 0.5)
-    ax.axhline(report.lower_bound / unit, color="red", ls="--", lw=1)
-    ax.axvline(report.peak_step + 0.5, color="black", ls=":", lw=0.8)
+    from matplotlib.patheffects import withStroke
+    boxes = boxes_of(report)
+    keys, legend = coloured(boxes, colour)
+    ax = new_axes(path, (11, 5)) if ax is None else ax
+    unit, name = unit_of(report.peak)
+    corners = [[(b.lo, y), (b.hi, y), (b.hi, z), (b.lo, z)]
+               for b in boxes for y, z in ((b.bottom / unit, (b.bottom + b.nbytes) / unit),)]
+    edge, fine = 0.4 if len(boxes) < 500 else 0.1, report.n_steps < 300
+    ax.add_collection(PolyCollection(corners, facecolors=[k.colour for k in keys], edgecolors=RIM, linewidths=edge))
+    rim = [withStroke(linewidth=2.6 if fine else 1.2, foreground=RIM)]
+    live, = ax.step(np.arange(report.n_steps + 1), np.append(report.live, report.live[-1:]) / unit, where="post",
+                    color=LIVE, lw=1 if fine else 0.5, label="live bytes", path_effects=rim)
+    bound = ax.axhline(report.lower_bound / unit, color=BOUND, ls="--", lw=1.2, label="lower bound", path_effects=rim)
+    ax.axvline(report.peak_step + 0.5, color="0.4", ls=":", lw=0.8)
     ax.set_xlim(0, report.n_steps)
     ax.set_ylim(0, max(report.peak, 1) * 1.04 / unit)
-    for lo, hi, y, z, name, _ in boxes:         # a label where it fits: 1 % of the width a character, 3 % of the height
-        if (hi - lo) / report.n_steps > 0.009 * len(name) and z > 0.03 * report.peak:
-            ax.text((lo + hi) / 2, (y + z / 2) / unit, name, ha="center", va="center", fontsize=7, clip_on=True)
-    ax.set_xlabel("step (node in execution order)")
-    name = "MiB" if unit > 1024 else "KiB"
-    ax.set_ylabel(f"offset [{name}]")
+    for b, key in zip(boxes, keys, strict=True):        # where it fits: 1 % of the width a letter, 3 % of the height
+        text = b.rows[0].name if b.rows else ""
+        if text and (b.hi - b.lo) / report.n_steps > 0.009 * len(text) and b.nbytes > 0.03 * report.peak:
+            ax.text((b.lo + b.hi) / 2, (b.bottom + b.nbytes / 2) / unit, text, ha="center", va="center", fontsize=7,
+                    clip_on=True, color=ink(key.colour), path_effects=[withStroke(linewidth=3, foreground=key.colour)])
+    ax.set_xlabel("step (node in the order of computing)")
+    ax.set_ylabel(f"offset, {name}")
     ax.set_title(f"{report.title or 'memory plan'}: peak {report.peak / unit:.2f} {name}, lower bound "
                  f"{report.lower_bound / unit:.2f} {name}, planner {report.planner}")
-    keys = [Patch(color=c, label=op) for op, c in list(colour.items())[:8]]
-    keys += [ax.lines[0], ax.lines[1]]
-    ax.lines[0].set_label("live bytes")
-    ax.lines[1].set_label("lower bound")
-    ax.legend(handles=keys, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    ax.legend(handles=[*(Patch(color=k.colour, label=k.text) for k in legend), live, bound], fontsize=7,
+              loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     if path is not None:
         save_figure(ax.figure, path)
     return ax
+
+
+def new_axes(path, size):
+    """Axes of a new figure, on white whatever the page: shown by pyplot, or, to be saved, without a display."""
+    if path is None:
+        figure = extra("matplotlib.pyplot", "plots").figure(figsize=size, layout="constrained", facecolor="white")
+    else:
+        figure = extra("matplotlib.figure", "plots").Figure(figsize=size, layout="constrained", facecolor="white")
+    return figure.add_subplot()
 
 
 def save_figure(figure, path, dpi=130):

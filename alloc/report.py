@@ -3,6 +3,7 @@
 A MeasureReport is made from a GraphPlan and a function that describes tensors; it holds numbers and texts, so it can be
 kept, compared and exported; that of gg.measure also keeps its graph, for `pareto`.  Pictures are in `plots.py`.
 """
+import collections
 import csv
 import dataclasses
 import html
@@ -17,6 +18,8 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
+
+LISTED = 10                     # tensors that a Diff's text names one by one
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +40,11 @@ class Row:
     alias_of: str
     why: str
     where: str
+
+    @property
+    def shape_text(self):
+        """The shape as ggml and pictures of graphs write it: [ne0, ne1]."""
+        return str([*reversed(self.shape)])
 
 
 def mib(nbytes):
@@ -159,7 +167,7 @@ class MeasureReport:
         """(header, lines) of strings for the rows alive at the peak, or the given ones."""
         rows = self.at_peak if rows is None else rows
         head = ("name", "op", "type", "shape", "size", "steps", "offset", "in the memory of", "where")
-        lines = [(r.name, r.op, r.type, "x".join(map(str, r.shape)), mib(r.nbytes), f"{r.lo}..{r.hi}", f"{r.offs:,}",
+        lines = [(r.name, r.op, r.type, r.shape_text, mib(r.nbytes), f"{r.lo}..{r.hi}", f"{r.offs:,}",
                   r.alias_of, r.where) for r in rows[:limit]]
         if len(rows) > limit:
             lines.append((f"... {len(rows) - limit} more", *[""] * (len(head) - 1)))
@@ -212,9 +220,16 @@ class MeasureReport:
                 f"<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
-    def plot(self, ax=None, path=None):
-        """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes."""
-        return plots.plot(self, ax, path)
+    def plot(self, ax=None, path=None, colour="op"):
+        """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes.
+
+        colour: boxes by "op" or by "lifetime".  Errors: ParamError, MissingExtra.
+        """
+        return plots.plot(self, ax, path, colour)
+
+    def svg(self, colour="op"):
+        """The same picture as the text of one SVG element, with a tooltip per box.  Errors: ParamError."""
+        return plots.svg(self, colour)
 
     def to_csv(self, path):
         """One line per tensor.  Names that a table program would take for a formula have an apostrophe in front."""
@@ -251,16 +266,35 @@ class MeasureReport:
         return Diff(self, other)
 
 
+def _by_name(report):
+    """{name: row}; of tensors with one name the second is "x (2)", and so on."""
+    seen, out = collections.Counter(), {}
+    for r in report.rows:
+        seen[r.name] += 1
+        out[r.name if seen[r.name] == 1 else f"{r.name} ({seen[r.name]})"] = r
+    return out
+
+
 class Diff:
-    """Two reports side by side: .peak (bytes, other - this), .added, .removed, .resized (names)."""
+    """Two reports side by side, tensors matched by name: .peak (bytes, other - this); .added, .removed (names);
+    .resized {name: (bytes, bytes)}; .moved {name: (offset, offset)} of those that lie elsewhere, largest first;
+    .at_peak (names alive at the peak only before, names only after)."""
 
     def __init__(self, before, after):
         self.before, self.after = before, after
         self.peak = after.peak - before.peak
-        a, b = ({r.name: r.nbytes for r in x.rows} for x in (before, after))
-        self.added = sorted(b.keys() - a.keys(), key=lambda n: -b[n])
-        self.removed = sorted(a.keys() - b.keys(), key=lambda n: -a[n])
-        self.resized = {n: (a[n], b[n]) for n in a if n in b and a[n] != b[n]}
+        a, b = _by_name(before), _by_name(after)
+        self.added = sorted(b.keys() - a.keys(), key=lambda n: -b[n].nbytes)
+        self.removed = sorted(a.keys() - b.keys(), key=lambda n: -a[n].nbytes)
+        both = sorted((n for n in a if n in b), key=lambda n: -a[n].nbytes)
+        self.resized = {n: (a[n].nbytes, b[n].nbytes) for n in both if a[n].nbytes != b[n].nbytes}
+        place = lambda r: (r.buffer, r.chunk, r.offs)                                       # noqa: E731
+        self.moved = {n: (a[n].offs, b[n].offs) for n in both if place(a[n]) != place(b[n])}
+        peaks = []
+        for rows, report in ((a, before), (b, after)):
+            alive = set(map(id, report.at_peak))
+            peaks.append({n for n, r in rows.items() if id(r) in alive})
+        self.at_peak = tuple(sorted(x - y) for x, y in (peaks, peaks[::-1]))
 
     def __str__(self):
         a, b = self.before, self.after
@@ -272,8 +306,13 @@ class Diff:
         for what, names in (("new", self.added), ("gone", self.removed)):
             if names:
                 out.append(f"{what:12s} {len(names)}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}")
+        for what, names in zip(("peak left", "peak joined"), self.at_peak, strict=True):
+            if names:
+                out.append(f"{what:12s} {len(names)}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}")
         grown = sorted(self.resized.items(), key=lambda x: -abs(x[1][1] - x[1][0]))
         out += [f"resized      {n}: {mib(x)} -> {mib(y)}" for n, (x, y) in grown[:6]]
+        out += [f"moved        {n}: offset {x:,} -> {y:,}" for n, (x, y) in [*self.moved.items()][:LISTED]]
+        out += [f"moved        ... {len(self.moved) - LISTED} more"] if len(self.moved) > LISTED else []
         return "\n".join(out)
 
     __repr__ = __str__

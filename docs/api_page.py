@@ -10,6 +10,7 @@ from ggjit import models
 from ggjit.alloc.report import MeasureReport
 from ggjit.cpu.thread_pool import Pool
 from ggjit.display.drawing import Drawing
+from ggjit.display.explorer import Explorer
 from ggjit.graphs.plan import Plan
 from ggjit.models.networks import peak
 from ggjit.models.networks.bert import Bert
@@ -33,7 +34,7 @@ SECTIONS = {
                              "ggjit.tensors.interop", "ggjit.api.compute", "ggjit.ops.types.quantize"),
     "Graphs and memory": ("ggjit.graphs.graph", "ggjit.graphs.allocator", "ggjit.api.measure_memory",
                           "ggjit.graphs.plan",
-                          "ggjit.display.drawing", "ggjit.alloc"),
+                          "ggjit.display.drawing", "ggjit.display.explorer", "ggjit.api.explore", "ggjit.alloc"),
     "Buffers": ("ggjit.core.buffer", "ggjit.core.host_buffer", "ggjit.tensors.transfer"),
     "Backends, devices, registry": ("ggjit.core.backend", "ggjit.api.registry", "ggjit.core.events",
                                     "ggjit.graphs.copying"),
@@ -43,11 +44,12 @@ SECTIONS = {
     "Errors": ("ggjit.ops.core.errors",),
 }
 MODELS = (models.load_model, models.load_vad, models.load_gguf, models.load_safetensors, models.save_gguf,
-          models.save_safetensors, peak.model_peak, peak.what_if)
+          models.save_safetensors, peak.model_peak, peak.what_if,
+          peak.explore_model)
 
 # classes that users do not call: what gives their objects
 GIVEN_BY = {Plan: "backend.graph_plan_create(graph)", MeasureReport: "gg.measure(graph)", Drawing: "graph.draw()",
-            Profile: "gg.profile()", NodeTime: "profile.rows", Pool: "gg.threadpool()",
+            Explorer: "gg.explore(graph)", Profile: "gg.profile()", NodeTime: "profile.rows", Pool: "gg.threadpool()",
             Explanation: "scheduler.explain()", gg.Tensor: "gg.from_numpy(...), context.new_tensor(...), every op",
             Decoder: "load_model(path)", Bert: "load_model(path)", SileroVad: "load_vad(path)",
             gg.Event: "gg.event_new(device)", gg.GraphCopy: "gg.graph_copy(...)"}

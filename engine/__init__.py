@@ -30,6 +30,7 @@ from types import ModuleType as _ModuleType
 from ggjit import alloc
 from ggjit.api.compute import compute
 from ggjit.api.examples import with_example as _with_example
+from ggjit.api.explore import explore
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
@@ -43,6 +44,7 @@ from ggjit.cpu.thread_pool import threadpool
 from ggjit.display import drawing as _draw  # registers HTML and pictures of the classes above
 from ggjit.display import html as _html
 from ggjit.display.compile_notice import Notice as _Notice
+from ggjit.display.progress import place as _place
 from ggjit.display.tracebacks import short_traceback as _short_traceback
 from ggjit.graphs import pickling as _pickling  # registers how Graphs are pickled
 from ggjit.graphs.allocator import GraphAllocator
@@ -58,6 +60,7 @@ from ggjit.graphs.copying import GraphCopy, compare_graph_backend, graph_copy
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.tensor_allocators import Allocr, BumpAllocator, TensorAllocator
 from ggjit.ops.core import errors
+from ggjit.ops.core.progress import show_in as _show_in
 from ggjit.ops.core.spec import builders as _builders
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
@@ -90,8 +93,8 @@ from ggjit.tensors.type_names import with_type_names as _with_type_names
 
 __version__ = "0.1.0"
 
-for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "from_numpy", "init_backend",
-              "measure", "new_f32", "new_i32", "rematerialize", "tensor",
+for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "explore", "from_numpy",
+              "init_backend", "measure", "new_f32", "new_i32", "rematerialize", "tensor",
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",
               "tensor_set_2d_async", "tensor_get_2d_async", "tensor_copy", "tensor_copy_async", "same_layout",
@@ -100,6 +103,7 @@ for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequanti
     globals()[_name] = _typed_errors(globals()[_name], takes_arrays=_name in ("from_numpy", "quantize", "tensor"))
 Type._repr_html_ = _HtmlRepr._repr_html_          # ops/ knows nothing of notebooks
 _CACHE.on_compile = _Notice()                     # which commands replace by bars of their own
+_show_in(_place)
 errors.GgjitError._render_traceback_ = _short_traceback
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
 globals().update({n: _with_example(_with_type_names(f)) for n, f in _builders().items()})      # every op

@@ -79,6 +79,7 @@ def hidden():
     from ggjit.api.rematerialize import Pareto, Rematerialized
     from ggjit.cpu.thread_pool import Pool
     from ggjit.display.drawing import Drawing
+    from ggjit.display.explorer import Explorer
     from ggjit.graphs.plan import Plan
     from ggjit.models.files.imatrix import Imatrix, Sums
     from ggjit.models.networks.network import Network
@@ -86,7 +87,7 @@ def hidden():
     from ggjit.models.text.generation import Generation
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
-    found = (MeasureReport, Drawing, Generation, Imatrix, Network, Pareto, Plan, Pool, NodeTime, Profile,
+    found = (MeasureReport, Drawing, Explorer, Generation, Imatrix, Network, Pareto, Plan, Pool, NodeTime, Profile,
              Rematerialized, SileroVad, Sums)
     return {f"_{c.__name__}": c for c in found}
 
@@ -206,7 +207,7 @@ def test_stubs_that_differ_are_found(tmp_path):
 def test_the_package_says_that_it_is_typed():
     assert (ROOT / "engine" / "py.typed").exists() and (ROOT / "models" / "py.typed").exists()
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"*" = ["py.typed", "*.pyi"]' in text
+    assert '"*" = ["py.typed", "*.pyi", "*.js"]' in text
 
 
 def test_mypy_finds_the_stubs_clean(mypy):

@@ -7,6 +7,7 @@ Read in this order:
     compute             gg.compute(y): allocate, plan, run, read
     rematerialize       gg.rematerialize(graph, budget): less memory for more operations
     measure_memory      gg.measure(graph): the memory it will take
+    explore             gg.explore(graph): plan and run in an interactive page
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -41,10 +41,7 @@ def compute(*outputs, backend=None, planner="ggml"):
     # y.numpy() can be read as long as there is y, also where a later graph computed y on its way
     before = [t for t in graph.nodes if (t._holds or {}).get("results") is not None]
     graph._keep((*outputs, *before))
-    for t in graph.leafs:
-        if t._where() is None:
-            raise NotAllocated(f"{describe(t)} has no values; make it with from_numpy, or allocate it with "
-                               f"alloc_ctx_tensors and set it")
+    need_values(graph)
     GraphAllocator(backend, planner=planner).alloc_graph(graph)
     left, values = _run(backend, graph, outputs)
     mark_last(left, [t for t in graph.nodes if left.where(t) is not None])
@@ -52,6 +49,14 @@ def compute(*outputs, backend=None, planner="ggml"):
         t._hold("results", left)
     values = tuple(map(values, outputs))
     return values[0] if len(values) == 1 else values
+
+
+def need_values(graph):
+    """NotAllocated, if a leaf has no memory."""
+    for t in graph.leafs:
+        if t._where() is None:
+            raise NotAllocated(f"{describe(t)} has no values; make it with from_numpy, or allocate it with "
+                               f"alloc_ctx_tensors and set it")
 
 
 def _run(backend, graph, outputs):

@@ -237,10 +237,17 @@ def _parsed():
 
 
 EXAMPLES = _parsed()
+# builders that always raise: what to write instead, in two lines, and what that is
+INSTEAD = {"flash_attn_back": (
+    """q, k, v = (gg.set_param(gg.tensor(np.ones((4, 4)), type="F32")) for _ in "qkv")
+gg.compute(*gg.grad(gg.sum(gg.mul_mat(v, gg.soft_max_ext(gg.mul_mat(k, q), None, 0.5, 0.0))), [q, k, v]))""",
+    "gradients of softmax(q @ k.T / 2) @ v.T: flash_attn_back itself raises")}
 
 
 def example(name):
     """(code of two lines, what it is in NumPy) of a builder, or None."""
+    if name in INSTEAD:
+        return INSTEAD[name]
     base = name if name in EXAMPLES else name.removesuffix("_inplace")
     if base not in EXAMPLES:
         return None

@@ -17,13 +17,14 @@ from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import kernel_of
-from ggjit.graphs.graph import Graph
+from ggjit.graphs.graph import Graph, visit
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.printable import printable
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.matmul import repack
-from ggjit.tensors.summary import label, source_line
+from ggjit.tensors.summary import label, op_name, source_line
 
 
 @asking("measure")
@@ -46,22 +47,37 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     node_ids = graph.node_ids
     sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
     in_place = in_place_table(planner != "ggml-2023")
-    tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
     if order == "memory":
+        tensors = {t.id: t for t in graph.nodes}
         node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place,
                                       outputs=graph.output_ids), np.int64)
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
     plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes, alignment=buft.alignment(),
                       max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit,
                       outputs=graph.output_ids)
+    report = report_of(graph, plan, node_ids, kinds, title)
+    report._pareto = functools.partial(pareto, graph, target=buft)
+    return report
+
+
+def report_of(graph, plan, node_ids, kinds=None, title=""):
+    """The MeasureReport of a GraphPlan of `graph`, whose nodes stand in the order of `node_ids`."""
+    tensors = {x.id: x for t in (*graph.nodes, *graph.leafs) for x in (t.base, t)}  # bases may lie outside the graph
+    names = graph_labels(graph)
 
     def describe(i):
         t = tensors[i]
-        return {"name": label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
+        return {"name": names.get(i) or label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
-    report = MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
-    report._pareto = functools.partial(pareto, graph, target=buft)
-    return report
+    return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
+
+
+def graph_labels(graph):
+    """{tensor id: name}; a tensor without one is op and number: its place in the depth-first order of the outputs,
+    whatever the graph's own order is, so that two plans of one network call it the same."""
+    nodes, leafs = visit(graph.outputs)
+    found = {t.id: printable(t.name) or f"leaf {i}" for i, t in enumerate(leafs)}
+    return found | {t.id: printable(t.name) or f"{op_name(t)} {i}" for i, t in enumerate(nodes)}
 
 
 def kernel_work_nbytes(graph, n_threads=1, repacked=()):

@@ -28,6 +28,7 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.pickling import dump, load
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
 from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.record import FLAG_OUTPUT, OP, T_BUFFER, T_FLAGS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
@@ -316,7 +317,11 @@ def pareto(graph, n=12, target=None, profile=None):
     problems = _problems(graph, target, profile)
     least = min(p.numbers.least().peak for p in problems)
     most = min(p.numbers.plain.peak for p in problems)
-    found = [_within(p, int(limit)) for limit in np.linspace(most, least, n) for p in problems]
+    found = []
+    with work("schedules within fewer bytes", n) as step:
+        for limit in np.linspace(most, least, n):
+            found += [_within(p, int(limit)) for p in problems]
+            step()
     points = [Point(new.peak, new.extra) for new in found if new is not None]
     best, cheapest = Pareto(), float("inf")
     for p in sorted(points):                            # from the smallest peak on: only what is cheaper stays

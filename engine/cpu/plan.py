@@ -6,6 +6,7 @@ import itertools
 
 from ggjit.core.config import debug
 from ggjit.core.host_buffer import HostBuffer
+from ggjit.core.kernels_ahead import announce
 from ggjit.cpu.check import require_right
 from ggjit.cpu.fusion import fuse_nodes
 from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of
@@ -59,6 +60,10 @@ class CPUPlan(Plan):
 
     def _fused(self):
         return fuse_nodes(self._singles, self.graph, self.where, self.n_threads) if self.fuse else self._singles
+
+    def _write_rows(self):
+        announce((p.kernel.name, (p.module, *p.kernel.modules)) for p in self.parts if not hasattr(p.kernel, "code"))
+        super()._write_rows()
 
     def _code(self, part):
         kernel = part.kernel

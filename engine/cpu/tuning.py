@@ -17,6 +17,7 @@ import numpy as np
 from ggjit.cpu.device import CPU
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
 from ggjit.ops.matmul import tile_rows
 from ggjit.ops.matmul.mul_mat import mul_mat
@@ -104,7 +105,11 @@ def tune(types, again=False):
     """
     if tile_rows.SETTING:
         return {}
-    made = {t: choose(t) for t in types if tunable(t) and (again or tile_rows.kept(t) is None)}
+    todo, made = [t for t in types if tunable(t) and (again or tile_rows.kept(t) is None)], {}
+    with work("measuring decode tiles", len(todo)) as step:
+        for type in todo:
+            made[type] = choose(type)
+            step()
     for type, choice in made.items():
         tile_rows.keep(type, choice)
     return made

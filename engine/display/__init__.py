@@ -6,6 +6,7 @@ Read in this order:
     boxes               what the picture of a graph consists of
     layered_layout      where boxes and arrows lie
     drawing             the picture as SVG, HTML and dot
+    explorer            the interactive page of gg.explore, whose script is explore.js
     progress            bars on a terminal
 """
 if not __name__.startswith("ggjit"):

@@ -25,8 +25,9 @@ from ggjit.ops.core.whole_file import write_whole
 from ggjit.profiling.profile import last_of
 from ggjit.tensors.summary import op_name
 
-COLOURS = ("#9ecae9", "#ffcf79", "#a9d18e", "#f4a6a0", "#cdb4db", "#e6d690", "#9fd8cf", "#dbb892")
+COLOURS = ("#a9d9f4", "#f2cf80", "#80ceb9", "#eaae80", "#e5bcd3", "#f7f1a0", "#80b8d8")     # tints of plots.PALETTE
 PLAIN, LEAF, ELSEWHERE = "#dcdcdc", "#f3f3f3", "#ffffff"
+GREY = "#767676"                # arrows and text outside of boxes: as far from white as from black
 CHAR, LINE, PAD = 6.3, 14, 8    # pixels
 
 
@@ -77,14 +78,14 @@ class Drawing(Boxes, HtmlRepr):
         out = [f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='-10 -10 {w:.0f} {h:.0f}' width='{w:.0f}' "
                f"height='{h:.0f}' font-family='Helvetica,Arial,sans-serif' font-size='11'>",
                "<defs><marker id='ggjit-arrow' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' "
-               "orient='auto'><path d='M0 0.5L8 4L0 7.5z' fill='#8c8c8c'/></marker></defs>"]
-        out += [f"<path d='{_curve(points)}' fill='none' stroke='#8c8c8c' stroke-width='1.1' "
+               f"orient='auto'><path d='M0 0.5L8 4L0 7.5z' fill='{GREY}'/></marker></defs>"]
+        out += [f"<path d='{_curve(points)}' fill='none' stroke='{GREY}' stroke-width='1.1' "
                 "marker-end='url(#ggjit-arrow)'/>" for points in at.paths.values()]
         out += [self._box_svg(b, at.x[k], at.y[k], *sizes[k], palette) for k, b in self.boxes.items()]
         x, y = 0.0, at.height + 18
         for name, colour in palette.items():
             out.append(f"<rect x='{x:.0f}' y='{y - 9:.0f}' width='11' height='11' rx='2' fill='{colour}' "
-                       f"stroke='#6e6e6e'/><text x='{x + 15:.0f}' y='{y:.0f}' fill='#8c8c8c'>{escape(name)}</text>")
+                       f"stroke='#6e6e6e'/><text x='{x + 15:.0f}' y='{y:.0f}' fill='{GREY}'>{escape(name)}</text>")
             x += 30 + CHAR * len(name)
         return "".join([*out, "</svg>"])
 
@@ -111,7 +112,7 @@ class Drawing(Boxes, HtmlRepr):
         palette, name = self._palette(), {k: f"n{i}" for i, k in enumerate(self.boxes)}
         out = ["digraph ggjit {", '  graph [bgcolor="transparent", ranksep=0.35, nodesep=0.25];',
                '  node [shape=box, style="filled,rounded", fontsize=11, fontname="Helvetica", color="#6e6e6e"];',
-               '  edge [color="#8c8c8c", arrowsize=0.6];']
+               f'  edge [color="{GREY}", arrowsize=0.6];']
         for k, b in self.boxes.items():
             style = ', style="filled,dashed"' if b.kind in ("leaf", "outside") else ""
             text = "\\n".join(_quoted(s) for s in b.texts)

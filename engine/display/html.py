@@ -79,13 +79,13 @@ def _graph(g: Graph):
 
 @html_of.register
 def _context(ctx: Context):
-    rows = ((label(t), repr(t.type), t.shape, f"{t.nbytes:,}", op_name(t) if t.op else "leaf", state(t))
+    rows = ((label(t), repr(t.type), list(t.ne[:t.ndim]), f"{t.nbytes:,}", op_name(t) if t.op else "leaf", state(t))
             for t in ctx.tensors[:MAX_ROWS])
     return facts(f"Context {ctx.id}", (
         ("state", "" if ctx.alive else "freed"), ("tensors", len(ctx.tensors)),
         ("bytes of leafs", size_text(sum(t.nbytes for t in ctx.tensors if not t.op))),
         ("buffers", ", ".join(map(repr, ctx.buffers))))) + (
-        table(rows, ("name", "type", "shape", "bytes", "op", "lives in"), (3,), len(ctx.tensors) - MAX_ROWS)
+        table(rows, ("name", "type", "ne", "bytes", "op", "lives in"), (3,), len(ctx.tensors) - MAX_ROWS)
         if ctx.tensors else "")
 
 

@@ -1,6 +1,7 @@
 """Progress on stderr, only where that is a terminal: bars with rate and remaining time, the kernel being compiled.
 
-rich honours NO_COLOR and TERM; on a pipe nothing is drawn and rich is not imported.
+rich honours NO_COLOR and TERM; on a pipe nothing is drawn and rich is not imported.  Without rich, and in a notebook,
+a bar is a line of text (ops/core/progress.py).
 """
 import contextlib
 import math
@@ -8,9 +9,12 @@ import sys
 import threading
 import time
 
-from ggjit.ops.core.errors import extra
+from ggjit.core.kernels_ahead import n_ahead
+from ggjit.display import compile_notice
+from ggjit.ops.core.errors import MissingExtra, extra
 from ggjit.ops.core.host_memory import start as start_thread
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.progress import quiet, work
 from ggjit.ops.native.jit import CACHE
 
 TICK = 0.1                              # seconds between two moves of a clock's bar
@@ -18,7 +22,13 @@ BAR_WIDTH = 24                          # columns; what it and the numbers leave
 
 
 def _drawn():
-    return sys.stderr is not None and sys.stderr.isatty()
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
+    try:
+        extra("rich.progress", "models")
+    except MissingExtra:
+        return False
+    return True
 
 
 def shortened(text, width):
@@ -39,6 +49,10 @@ class _Display:
 
     def __init__(self):
         self._progress = None
+
+    @property
+    def active(self):
+        return self._progress is not None
 
     def add(self, description, total):
         if self._progress is None:
@@ -73,15 +87,38 @@ class _Display:
 _display = _Display()
 
 
+class _Task:
+    """The line about a work (ops/core/progress.py) among the bars of a command."""
+
+    def __init__(self):
+        self.task = _display.add("", None)
+
+    def show(self, text, last=False):
+        if last:
+            _display.remove(self.task)
+        else:
+            _display.update(self.task, description=text)
+
+
+def place():
+    """Where the line about a work goes: among the bars, if there are some."""
+    return _Task() if _display.active else compile_notice.place()
+
+
 @contextlib.contextmanager
 def bar(description, total=None, drawn=True):
     """`with bar("repetitions", n) as step: ... step()`.  step(n, total=...) moves by n and may tell the total late."""
-    if not drawn or not _drawn():
+    if not drawn:
         yield lambda n=1, **changes: None
+        return
+    if not _drawn():
+        with work(description, total) as step:
+            yield step
         return
     task = _display.add(description, total)
     try:
-        yield lambda n=1, **changes: _display.update(task, advance=n, **changes)
+        with quiet():
+            yield lambda n=1, **changes: _display.update(task, advance=n, **changes)
     finally:
         _display.remove(task)
 
@@ -101,7 +138,8 @@ def clock(description, seconds):
     thread = threading.Thread(target=move, daemon=True)
     start_thread(thread, "the progress display")
     try:
-        yield
+        with quiet():
+            yield
     finally:
         stop.set()
         thread.join()
@@ -120,7 +158,9 @@ def compiling():
         nonlocal task
         if task is None:
             task = _display.add("", None)
-        _display.update(task, advance=1, description=f"compiling (kept for next time): {name}")
+        ahead = n_ahead()
+        more = f", {ahead - 1} more" if ahead > 1 else ""
+        _display.update(task, advance=1, description=f"compiling (kept for next time{more}): {name}")
     CACHE.on_compile = show
     try:
         yield

@@ -165,7 +165,11 @@ class Plan(Results, HtmlRepr):
         self._views = []                    # (word of the address in rows, tensor)
         self._work_words = np.array([at + r.N_WORK for at, k in zip(starts, self.kernels, strict=False)
                                      if k.work_nbytes], np.int64)
-        for p, at, size in zip(self.parts, starts, sizes, strict=False):
+        self._sizes = sizes
+        self._write_rows()
+
+    def _write_rows(self):
+        for p, at, size in zip(self.parts, self._starts, self._sizes, strict=False):
             self._write_row(p, at, size)
 
     def _write_row(self, part, at, n_words):
@@ -288,12 +292,18 @@ class Plan(Results, HtmlRepr):
         return values[0] if len(values) == 1 else values
 
     def run_nodes(self, first, last):
-        """Run nodes first..last-1 alone (profiles and checks)."""
+        """Run nodes first..last-1 alone (profiles, checks, gg.explore)."""
         if not is_whole(first, 0) or not is_whole(last, first, len(self.nodes)):
             raise IndexRangeError(f"run_nodes: nodes {first!r} to {last!r} of {len(self.nodes)}")
         with self._lock:
             self._up_to_date()
-            self._run(first, last)
+            try:
+                self._run(first, last)
+            finally:                        # as compute does: leaves it may have written are newer than their copies
+                if self._written_cell is not None:
+                    TABLE.cells[self._written_cell] += 1
+                elif self._written_ids is not None:
+                    TABLE.words[self._written_ids, T_VERSION] += 1
 
     def timed(self):
         """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""

@@ -7,7 +7,7 @@
 """
 import itertools
 
-from ggjit.alloc.plots import PALETTE, save_figure
+from ggjit.alloc.plots import OTHER, PALETTE, new_axes, save_figure
 from ggjit.ops.core.errors import ParamError
 
 
@@ -27,24 +27,19 @@ def _one_run(profile, run):
 
 def plot(profile, ax=None, path=None, run=-1):
     """Draws into ax or a new figure, saves to path if given, returns the axes.  Errors: ParamError."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     record, bars = _one_run(profile, run)
-    if ax is None:
-        if path is None:
-            import matplotlib.pyplot as plt
-            _, ax = plt.subplots(figsize=(12, 1.6 + 0.6 * record.n_threads), layout="constrained")
-        else:
-            ax = Figure(figsize=(12, 1.6 + 0.6 * record.n_threads), layout="constrained").add_subplot()
+    ax = new_axes(path, (12, 1.6 + 0.6 * record.n_threads)) if ax is None else ax
     spent = {}
     for i, _, a, b in bars:
         op = record.nodes[i].op
         spent[op] = spent.get(op, 0.0) + b - a
-    colour = {op: PALETTE[k % len(PALETTE)] for k, op in enumerate(sorted(spent, key=lambda o: -spent[o]))}
+    ranked = sorted(spent, key=lambda o: -spent[o])
+    colour = dict(zip(ranked, PALETTE, strict=False))           # the slowest ops; the others share one
     for ith in range(record.n_threads):
         mine = [x for x in bars if x[1] == ith]
         ax.broken_barh([(a, b - a) for _, _, a, b in mine], (-ith - 0.4, 0.8),
-                       facecolors=[colour[record.nodes[i].op] for i, *_ in mine], linewidth=0)
+                       facecolors=[colour.get(record.nodes[i].op, OTHER) for i, *_ in mine], linewidth=0)
     end = max(b for *_, b in bars)
     _layers(ax, record, bars, end)
     ax.set_yticks([1, *(-i for i in range(record.n_threads))],
@@ -53,9 +48,11 @@ def plot(profile, ax=None, path=None, run=-1):
     ax.set_ylim(-record.n_threads + 0.4, 1.5)
     ax.set_xlabel("microseconds")
     ax.set_title(f"{record.title}: {end:,.1f} us in {len({i for i, *_ in bars})} nodes", fontsize=10)
-    ax.legend(handles=[Patch(color=c, label=f"{op} {spent[op] / sum(spent.values()):.0%}")
-                       for op, c in list(colour.items())[:8]], fontsize=7, loc="upper left", bbox_to_anchor=(1, 1),
-              frameon=False)
+    total, rest = sum(spent.values()), ranked[len(PALETTE):]
+    shares = [(f"{op} {spent[op] / total:.0%}", c) for op, c in colour.items()]
+    shares += [(f"{len(rest)} others {sum(spent[op] for op in rest) / total:.0%}", OTHER)] if rest else []
+    ax.legend(handles=[Patch(color=c, label=text) for text, c in shares], fontsize=7, loc="upper left",
+              bbox_to_anchor=(1, 1), frameon=False)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     if path is not None:
@@ -69,6 +66,6 @@ def _layers(ax, record, bars, end):
     for k, (layer, group) in enumerate(itertools.groupby(nodes, key=lambda n: record.nodes[n[0]].layer)):
         group = list(group)
         a, b = group[0][1][0], group[-1][1][1]
-        ax.broken_barh([(a, b - a)], (0.6, 0.8), facecolors="#8c8c8c" if k % 2 else "#b5b5b5", linewidth=0)
+        ax.broken_barh([(a, b - a)], (0.6, 0.8), facecolors="#a6a6a6" if k % 2 else "#cccccc", linewidth=0)
         if layer and (b - a) / end > 0.008 * len(layer):
             ax.text((a + b) / 2, 1, layer, ha="center", va="center", fontsize=7, clip_on=True)

@@ -5,6 +5,7 @@ cannot be read (no memory, a freed buffer, reused memory, a device that raises) 
 """
 import math
 import os
+import sys
 
 import numpy as np
 
@@ -82,7 +83,11 @@ def statistics(t):
     # elements, not nbytes: strides of 0 make many elements of few bytes
     if t.type.dtype is None or not 0 < math.prod(t.ne) * t.type.nbytes <= MAX_STATS_NBYTES:
         return ""
-    a = t.numpy()
+    return array_statistics(t.numpy())
+
+
+def array_statistics(a):
+    """The same of an array with elements."""
     bad = int(np.isnan(a).sum()) if a.dtype.kind == "f" else 0
     if bad == a.size:
         return "all NaN"
@@ -118,6 +123,13 @@ def values_text(t):
 
 
 def source_line(t):
-    """"file.py:12" of the call that made the tensor."""
+    """"file.py:12" of the call that made the tensor; in a notebook "In[3]:12", the cell and its line."""
     file, line = t.made_at
-    return f"{os.path.basename(file)}:{line}" if file else ""
+    return f"{_cell(file) or os.path.basename(file)}:{line}" if file else ""
+
+
+def _cell(file):
+    """"In[3]" for the file that IPython gives the code of a cell, else None."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(file)
+    return named[1].removeprefix("Input ") if named else None

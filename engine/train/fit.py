@@ -29,6 +29,7 @@ from ggjit.graphs.backward import gradients
 from ggjit.graphs.graph import Graph, visit
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import GgjitError, NotAllocated, NotSupported, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.record import FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import builders
@@ -422,7 +423,12 @@ def predict(inputs, outputs, rows, backend=None):
     network = Network(inputs, outputs, "mean", _target(backend))
     network.place()
     rows = rows if isinstance(rows, Dataset) else Dataset(rows)
-    return np.concatenate([y for y, *_ in network.results(rows, labelled=False)])
+    found = []
+    with work("predicting", -(-len(rows) // network.batch)) as step:
+        for y, *_ in network.results(rows, labelled=False):
+            found.append(y)
+            step()
+    return np.concatenate(found)
 
 
 def measure(inputs, outputs, loss="cross_entropy", optimizer=None, batch=None, params=None, clip=None, planner="best"):

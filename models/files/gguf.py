@@ -34,6 +34,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ggjit.ops.core.errors import BadFile
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import TYPE_INFO, Type
 from ggjit.ops.types.validate import first_bad_block
 
@@ -341,11 +342,13 @@ class GGUFFile:
     def validate(self):
         """Read every tensor: BadFile for the first with a NaN or an infinity, among its values or the scales of its
         blocks.  Source: ggml_validate_row_data."""
-        for name, info in self.tensors.items():
-            bad = first_bad_block(info.type, self.tensor_bytes(name))
-            if bad is not None:
-                raise BadFile(f"{self.path}: tensor {name!r} ({info.type!r}): {bad[1]} in block {bad[0]}; the file is "
-                              f"damaged, fetch or convert it again")
+        with work("checking tensors", len(self.tensors)) as step:
+            for name, info in self.tensors.items():
+                bad = first_bad_block(info.type, self.tensor_bytes(name))
+                if bad is not None:
+                    raise BadFile(f"{self.path}: tensor {name!r} ({info.type!r}): {bad[1]} in block {bad[0]}; the file "
+                                  f"is damaged, fetch or convert it again")
+                step()
 
     def tensor_bytes(self, name):
         """The bytes of one tensor: a view of its part's `map()`."""

@@ -6,6 +6,7 @@ from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.core.placing import move_tensors
 from ggjit.models.files.gguf import give_back
 from ggjit.ops.core.errors import ModelError, TypeMismatch
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import repack
@@ -75,13 +76,15 @@ class Weights:
         """
         leaves = [t for name, t in self._leaves.items() if takes(name)]
         raw = {t.id: t.buffer.host_bytes(t.offs, t.nbytes) for t in leaves}
-        for buf, tensors in move_tensors([(buft, leaves)]):
-            self._moved.append(buf)
-            buf.set_usage(USAGE_WEIGHTS)
-            for t in tensors:
-                buf.set_tensor(t, raw[t.id])
-                give_back(raw[t.id])
-            buf.read_only = True
+        with work(f"loading weights into {buft.name}", len(leaves)) as step:
+            for buf, tensors in move_tensors([(buft, leaves)]):
+                self._moved.append(buf)
+                buf.set_usage(USAGE_WEIGHTS)
+                for t in tensors:
+                    buf.set_tensor(t, raw[t.id])
+                    give_back(raw[t.id])
+                    step()
+                buf.read_only = True
 
     def unfreeze(self):
         """Move every leaf into memory that may be written, marked as a parameter to train.  Errors: TypeMismatch."""
@@ -108,11 +111,13 @@ class Weights:
         buffer = buft.alloc_buffer(self.repacked_nbytes)
         buffer.set_usage(USAGE_WEIGHTS)
         starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
-        for t, at in zip(self.repacked.values(), starts, strict=False):
-            raw = t.buffer.host_bytes(t.offs, t.nbytes)
-            buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
-            place(t, buffer, at)
-            give_back(raw)
+        with work("repacking weights", len(self.repacked)) as step:
+            for t, at in zip(self.repacked.values(), starts, strict=False):
+                raw = t.buffer.host_bytes(t.offs, t.nbytes)
+                buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
+                place(t, buffer, at)
+                give_back(raw)
+                step()
         buffer.read_only = True
 
     def free(self):

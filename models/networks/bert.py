@@ -15,6 +15,7 @@ from ggjit.models.blocks.facts import Facts
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
+from ggjit.ops.core.progress import work
 
 MEAN, CLS = 1, 2                # bert.pooling_type
 LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
@@ -150,6 +151,8 @@ class Bert(Network):
                 next(repr(t) for t in texts if not isinstance(t, str))
             raise TypeMismatch(f"embed takes a list of strings, got {got}")
         out = empty((len(texts), self.n_embd), np.float32, "embed")
-        for i, text in enumerate(texts):
-            out[i] = self.embed_ids(self.tokenize(text))
+        with work("embedding", len(texts)) as step:
+            for i, text in enumerate(texts):
+                out[i] = self.embed_ids(self.tokenize(text))
+                step()
         return out

@@ -3,6 +3,7 @@
     report = model_peak("model.gguf", n_ctx=4096, n_batch=512, flash=True)
     report.kinds        # weights, repacked weights, KV cache, compute, kernel work: bytes
     what_if("model.gguf", n_ctx=(2048, 4096), n_batch=(128, 512))
+    explore_model("llama-70b", n_ctx=(2048, 4096)).save("plans.html")
 """
 import itertools
 import os
@@ -10,11 +11,13 @@ import time
 
 import numpy as np
 
+from ggjit.api.explore import explore
 from ggjit.api.measure_memory import kernel_work_nbytes, measure
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import GGUFFile, TensorInfo
 from ggjit.models.networks.load import network_of
 from ggjit.ops.core.errors import BadFile, ModelError
+from ggjit.ops.core.progress import work
 from ggjit.ops.core.types import BY_NAME
 
 #                 dim   layers heads kv  ffn    vocab   context
@@ -105,9 +108,33 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
 
 def what_if(model, n_ctx=(None,), n_batch=(128, 512), flash=(False, True), planner=("ggml", "best"), **options):
     """[{n_ctx, n_batch, flash, planner, peak, lower_bound, kv, total}] over all combinations; bytes."""
-    rows = []
-    for ctx, batch, fl, pl in itertools.product(n_ctx, n_batch, flash, planner):
-        r = model_peak(model, ctx, batch, fl, pl, **options)
-        rows.append({"n_ctx": ctx, "n_batch": batch, "flash": fl, "planner": pl, "peak": r.peak,
-                     "lower_bound": r.lower_bound, "kv": r.kinds["KV cache"], "total": sum(r.kinds.values())})
+    rows, every = [], list(itertools.product(n_ctx, n_batch, flash, planner))
+    with work("measuring", len(every)) as step:
+        for ctx, batch, fl, pl in every:
+            r = model_peak(model, ctx, batch, fl, pl, **options)
+            rows.append({"n_ctx": ctx, "n_batch": batch, "flash": fl, "planner": pl, "peak": r.peak,
+                         "lower_bound": r.lower_bound, "kv": r.kinds["KV cache"], "total": sum(r.kinds.values())})
+            step()
     return rows
+
+
+def explore_model(model, n_ctx=(None,), n_batch=(1, 128, 512), flash=(False, True), planner=("best", "ggml"),
+                  strict=True, **options):
+    """gg.explore of a model's largest graph: drag context, batch, flash attention and planner.
+
+    model: as model_peak's.  n_ctx, n_batch, flash, planner: a value each, or several.  options: those of gg.explore.
+    Nothing is allocated, no weight is read.  Errors: those of model_peak and gg.explore.
+    """
+    file, networks = _file(model), []
+
+    def build(n_ctx, n_batch, flash):
+        while networks:                             # its graph has been measured
+            networks.pop().free()
+        m = network_of(file, dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash), backend="NULL", strict=strict)
+        networks.append(m)
+        return m.largest_graph(), {"weights": m.weights.nbytes, "KV cache": getattr(m, "kv_nbytes", 0)}
+    try:
+        return explore(build, planner, n_ctx=n_ctx, n_batch=n_batch, flash=flash, title=str(file.path), **options)
+    finally:
+        while networks:
+            networks.pop().free()

@@ -2,6 +2,7 @@
 
 They run on the thread pool, piece by piece, and Ctrl-C ends them: a piece is a row or a part of one.
 """
+import contextlib
 import functools
 import math
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import asking, empty
+from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, Type
@@ -19,6 +21,7 @@ from ggjit.ops.native.jit import address_of, exact, kernel_address
 # with importances these look at the mean square of the whole row; everything else is done block by block
 _ROW_WIDE = ("q4_0", "q4_1", "q5_0", "q5_1")
 AT_ONCE = 1 << 20               # elements that one call of NumPy works on
+LONG = 1 << 20                  # elements that the slowest quantiser takes some seconds for
 _LOWER = {name.lower(): t for name, t in BY_NAME.items()}
 
 
@@ -172,8 +175,10 @@ def quantize(type, array, imatrix=None):
         table = _grid_table(type, array, weighted)
     out = empty((*array.shape[:-1], nbytes), np.uint8, "quantize")
     n = 1 if searches and type.name in _ROW_WIDE else _n_pieces(type, k)
-    _run(kernel, "quantize_weighted" if searches else "quantize", type, n * math.prod(array.shape[:-1]), k // n, array,
-         out, weights, table, n)
+    long = busy(f"quantising {array.size:,} values to {type!r}") if array.size >= LONG else contextlib.nullcontext()
+    with long:
+        _run(kernel, "quantize_weighted" if searches else "quantize", type, n * math.prod(array.shape[:-1]), k // n,
+             array, out, weights, table, n)
     return out
 
 

@@ -70,6 +70,22 @@ def test_committed_without_outputs(path):
     assert "".join(cells(path, "markdown")[0]["source"]).startswith("# ")
 
 
+INSTALLING = [p for p in NOTEBOOKS if p.stem[:2] != "20"]
+
+
+@pytest.mark.parametrize("path", INSTALLING, ids=lambda p: p.stem)
+def test_the_first_cell_installs_where_nothing_is(path, monkeypatch):
+    """On a hosted machine with a clone alone; where ggjit is, it does nothing."""
+    code, called = "".join(cells(path)[0]["source"]), []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: called.append((command, check)))
+    exec(compile(code, "cell", "exec"), {})
+    assert called == []
+    monkeypatch.setitem(sys.modules, "ggjit", None)             # import ggjit: ImportError
+    exec(compile(code, "cell", "exec"), {})
+    assert called[0] == ([sys.executable, "-m", "pip", "install", "--quiet", "..[notebooks]"], True)
+    assert (path.parent / ".." / "pyproject.toml").is_file() and len(called) == 1 + ("minilm" in code)
+
+
 def test_in_a_kernel():
     """One notebook through the machinery that Jupyter uses: pictures and HTML are made as there."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")

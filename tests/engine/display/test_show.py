@@ -3,7 +3,9 @@ import contextlib
 import html.parser
 import io
 import re
+import sys
 import time
+import types
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -14,7 +16,7 @@ from ggjit.display import compile_notice
 from ggjit.display.layered_layout import MAX_LANE_POINTS, Layout, _inversions
 from ggjit.graphs.layers import layer_of_name
 from ggjit.ops.native.jit import CACHE
-from ggjit.tensors.summary import EDGE, corner, edges, preview, statistics
+from ggjit.tensors.summary import EDGE, corner, edges, preview, source_line, statistics
 
 CPU = gg.init_backend("CPU:n_threads=1")
 RNG = np.random.default_rng()
@@ -354,6 +356,9 @@ class Place:
     def show(self, text, last=False):
         self.lines.append((text, last))
 
+    def at_end(self, function):
+        """As a terminal: nothing."""
+
 
 @pytest.mark.parametrize("least,shown", [(0.0, True), (60.0, False)])
 def test_compiling_is_told_and_ends(monkeypatch, least, shown):
@@ -398,3 +403,12 @@ def test_a_cell_gets_one_line(monkeypatch):
     for text in ("a", "b"):
         cell.show(text)
     assert made == [{"text/plain": "a"}, {"text/plain": "b"}]
+
+
+def test_a_tensor_of_a_notebook_says_its_cell(monkeypatch):
+    name = lambda file: ("Cell", "In[3]") if file == __file__ else None                    # noqa: E731
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(format_code_name=name))
+    y = leaf((2,)) + 1
+    assert source_line(y).startswith("test_show.py:")
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    assert re.fullmatch(r"In\[3\]:\d+", source_line(y))

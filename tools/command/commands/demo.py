@@ -26,17 +26,17 @@ def run(args):
         m = load(minilm_path(), args)
         vectors = m.embed(TEXTS)
         first = time.perf_counter() - t0
-    n_tokens = sum(len(m.tokenize(t)) for t in TEXTS)
+    lengths = [len(m.tokenize(t)) for t in TEXTS]
     times = []
     for _ in range(5):
         t0 = time.perf_counter()
         m.embed(TEXTS)
         times.append(time.perf_counter() - t0)
     plan = m._allocator.last
-    result = {"nearest": nearest(vectors), "tokens_per_second": n_tokens / statistics.median(times),
-              "first_result_seconds": first, "memory": {"weights": m.weights.nbytes, "compute": m.compute_nbytes,
-                                                        "last_plan_peak": plan.peak,
-                                                        "lower_bound": plan.lower_bound}}
+    result = {"nearest": nearest(vectors), "tokens_per_second": sum(lengths) / statistics.median(times),
+              "first_result_seconds": first, "longest_text_tokens": max(lengths),
+              "memory": {"weights": m.weights.nbytes, "compute": m.compute_nbytes, "last_plan_peak": plan.peak,
+                         "lower_bound": plan.lower_bound}}
     if not args.json:
         show(m, result)
     return result
@@ -61,5 +61,6 @@ def show(m, r):
     out.print(f"{m.backend!r}: {r['tokens_per_second']:,.0f} tokens/s, first result after "
               f"{r['first_result_seconds']:.2f} s")
     out.print(f"memory: weights {(mem['weights'] - repacked) / 1e6:.1f} MB mapped in place, {repacked / 1e6:.1f} MB "
-              f"repacked, compute arena {mem['compute'] / 1e3:.0f} kB; the last plan's peak "
-              f"{mem['last_plan_peak'] / 1e3:.0f} kB, lower bound {mem['lower_bound'] / 1e3:.0f} kB")
+              f"repacked, compute arena {mem['compute'] / 1e3:.0f} kB (texts of up to {r['longest_text_tokens']} "
+              f"tokens); the last plan's peak {mem['last_plan_peak'] / 1e3:.0f} kB, lower bound "
+              f"{mem['lower_bound'] / 1e3:.0f} kB")

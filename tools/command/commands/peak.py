@@ -1,12 +1,12 @@
 """`ggjit peak`: peak memory of a model, without allocating or reading weights."""
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
-from ggjit.models.networks.peak import model_peak, what_if
+from ggjit.models.networks.peak import explore_model, model_peak, what_if
 from ggjit.tools.command.common import add_n_ctx, add_repack, add_strict, console, positive, table
 
 EXAMPLES = (("ggjit peak llama-70b -c 4096 --flash", "a shape alone"),
             ("ggjit peak m.gguf --what-if", "batch sizes, flash attention, planners"),
-            ("ggjit peak m.gguf --png plan.png", "the picture: offset by time"))
+            ("ggjit peak m.gguf --png plan.png --explore plan.html", "a picture, and a page to play with"))
 
 
 def add_arguments(c):
@@ -23,6 +23,7 @@ def add_arguments(c):
     c.add_argument("--what-if", action="store_true", help="a table over planner, batch and flash attention")
     c.add_file("--png", metavar="FILE", help="write the picture: offset by time")
     c.add_file("--csv", metavar="FILE", help="write one line per tensor")
+    c.add_file("--explore", metavar="FILE", help="write an interactive page (.html): batch, flash, planner, every step")
 
 
 def run(args):
@@ -30,6 +31,8 @@ def run(args):
     with compiling():
         report = model_peak(args.model, args.n_ctx, args.n_batch, args.flash, args.planner, **options)
         rows = what_if(args.model, (args.n_ctx,), sorted({1, 128, args.n_batch}), **options) if args.what_if else None
+    if args.explore:
+        explore_model(args.model, args.n_ctx, sorted({1, 128, args.n_batch}), strict=args.strict).save(args.explore)
     if args.png:
         report.plot(path=args.png)
     if args.csv:

@@ -1,0 +1,154 @@
+"""gg.explore: the page holds the plans and the run, and a real browser shows them, light and dark."""
+import json
+import re
+
+import numpy as np
+import pytest
+from helpers.browser import in_browser
+
+import ggjit as gg
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION
+
+RNG = np.random.default_rng(0)
+PARTS = """
+const $ = part => document.querySelector(`.gx [data-part="${part}"]`), press = s =>
+    document.querySelector(s).dispatchEvent(new MouseEvent("click", {bubbles: true}));
+const facts = () => Object.fromEntries([...$("node").querySelectorAll("table:first-child tr")].map(
+    r => [r.cells[0].textContent, r.cells[1].textContent]));
+const alive = () => [...$("alive").querySelectorAll("tr")].slice(1).map(r => [...r.cells].map(c => c.textContent));
+const slide = (selector, value) => { const s = document.querySelector(selector); s.value = value;
+    s.dispatchEvent(new Event("input", {bubbles: true})); };
+const at = (type, x, y) => { const r = $("picture").firstChild.getBoundingClientRect();
+    $("picture").firstChild.dispatchEvent(new MouseEvent(type, {bubbles: true, clientX: r.left + x * r.width,
+                                                                clientY: r.top + y * r.height})); };
+"""
+
+
+def network(batch=4, width=32, name="x"):
+    ctx = gg.Context()
+    x = gg.from_numpy(ctx, np.ones((batch, width), np.float32), name)
+    w = gg.from_numpy(ctx, RNG.standard_normal((64, width), np.float32), "w")
+    wide = gg.set_name(gg.mul_mat(w, x), "wide")
+    return gg.Graph(gg.set_name(gg.mul_mat(gg.cont(gg.transpose(w)), gg.relu(wide)), "y"))
+
+
+def skips(n):
+    """A network of n products, each a sum with a result of some steps before."""
+    ctx = gg.Context()
+    live = [ctx.new_tensor(gg.F32, (64, 8), "x")]
+    for i in range(n // 2):
+        t = gg.mul_mat(ctx.new_tensor(gg.F32, (64, 64)), live[-1])
+        live.append(gg.add(t, live[max(0, i - 7)]))
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("NULL"))
+    return gg.Graph(live[-1])
+
+
+def page_of(explorer, folder):
+    explorer.save(folder / "saved.html")
+    return (folder / "saved.html").read_text("utf-8")
+
+
+def test_the_run_is_shown_step_by_step(tmp_path):
+    graph = network(name="</script><b>x")
+    page = page_of(gg.explore(graph, run=True, title="A & B"), tmp_path)
+    assert "src=" not in page and "http" not in page
+    seen = in_browser(page, PARTS + """
+        press('[data-do="peak"]');
+        const out = {title: document.querySelector(".gx > b").textContent, steps: [], errors: []};
+        slide('[data-part="step"]', 0);
+        for (let k = 0; k < 5; k++) { out.steps.push([facts(), alive(),
+            [...$("node").querySelectorAll(".gx-values td")].map(c => c.textContent)]); press('[data-do="on"]'); }
+        press('[data-part="near"] [data-step]');
+        out.source = facts().tensor;
+        return out;""", tmp_path)
+    assert seen["title"] == "A & B" and seen["source"].startswith("cont")
+    report = gg.measure(graph)
+    wide = report.rows[0].name
+    values = {t.id: v for t, v in zip(graph.nodes, gg.compute(*graph.nodes), strict=True)}
+    for step, ((facts, alive, numbers), t) in enumerate(zip(seen["steps"], graph.nodes, strict=False)):
+        assert f"F32 {list(t.ne[:t.ndim])}, {t.nbytes:,} bytes" in facts["tensor"], wide
+        got = [float(x) for x in numbers if x != "..."]
+        a = values[t.id]
+        rows, columns = ([*range(n)] if n <= 5 else [0, 1, n - 2, n - 1] for n in a.shape)
+        np.testing.assert_allclose(got, a[np.ix_(rows, columns)].ravel(), rtol=1e-3)
+        live = {r.name: f"{r.offs:,}" for r in report.alive_at(step)}
+        assert {name: offs for name, _, offs, _ in alive} == live
+        assert re.search(r"buffer \d+, byte [\d,]+, address 0x", facts["lay at"])
+        assert "us" in facts["time"] or "ms" in facts["time"] or t.op.name == "TRANSPOSE"
+
+
+def test_settings_are_dragged_and_tell_the_peak(tmp_path):
+    def build(batch, width):
+        return network(batch, width), {"weights": 4 * 64 * width}
+    explorer = gg.explore(build, batch=(1, 4, np.int64(16)), width=(32, 64))
+    seen = in_browser(page_of(explorer, tmp_path), PARTS + """
+        const out = [];
+        for (let b = 0; b < 3; b++) for (let w = 0; w < 2; w++) for (const p of ["0", "1"]) {
+            slide('input[data-axis="0"]', b); slide('input[data-axis="1"]', w);
+            press(`button[data-axis="2"][data-i="${p}"]`);
+            out.push([$("axes").textContent.replace(/\\s+/g, " "), $("numbers").textContent, $("where").textContent]); }
+        press('[data-colour="lifetime"]');
+        return [out, $("legend").textContent];""", tmp_path)
+    seen, legend = seen
+    wanted = [(b, w, p) for b in (1, 4, 16) for w in (32, 64) for p in ("best", "ggml")]
+    for (axes, numbers, where), (b, w, p) in zip(seen, wanted, strict=True):
+        report = gg.measure(network(b, w), planner=p)
+        assert f"batch {b}" in axes and f"width {w}" in axes and f"planner {p}" in numbers
+        assert numbers.startswith(f"peak {report.peak / 1024:.2f} KiB at step {report.peak_step},"), numbers
+        assert f"weights {w / 4:.2f} KiB" in numbers and f"of {report.n_steps}" in where
+    assert "step" in legend and "lower bound" in legend
+
+
+def test_three_thousand_tensors_are_zoomed(tmp_path):
+    explorer = gg.explore(skips(3000), planner="ggml")
+    assert explorer.nbytes < 600_000
+    seen = in_browser(page_of(explorer, tmp_path), PARTS + """
+        const n = () => document.querySelectorAll(".gx rect[data-box]").length, labels = () =>
+            document.querySelectorAll(".gx text[paint-order]").length, start = performance.now(), out = {all: n()};
+        at("mousedown", 0.50, 0.97 - 0.2); at("mousemove", 0.51, 0.3); at("mouseup", 0.51, 0.05);
+        Object.assign(out, {near: n(), labels: labels()});
+        const box = document.querySelector(".gx rect[data-box]"), r = box.getBoundingClientRect();
+        box.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: r.left, clientY: r.top}));
+        out.tip = $("tip").textContent;
+        press('[data-do="in"]'); out.nearer = n(); press('[data-do="out"]'); press('[data-do="whole"]');
+        return Object.assign(out, {again: n(), seconds: (performance.now() - start) / 1000});""", tmp_path)
+    assert seen["all"] == seen["again"] >= 1500 and seen["nearer"] <= seen["near"] < 200 and seen["labels"] > 3
+    for word in ("mul_mat", "F32 [64, 8]", "2,048 bytes", "test_explore.py:", "steps", "offset"):
+        assert word in seen["tip"], seen["tip"]
+    assert seen["seconds"] < 10
+
+
+def test_what_cannot_be_shown_says_why(monkeypatch, tmp_path):
+    graph = network()
+    with pytest.raises(gg.TypeMismatch, match=r"explore takes a Graph or a function .* gg.explore\(gg.Graph\(y\)\)"):
+        gg.explore(graph.outputs[0])
+    with pytest.raises(gg.ParamError, match="settings batch go to a function"):
+        gg.explore(graph, batch=(1, 2))
+    with pytest.raises(gg.ParamError, match="run=True takes one Graph"):
+        gg.explore(network, batch=(1, 2), run=True)
+    with pytest.raises(gg.TypeMismatch, match="what the function returns takes a Graph"):
+        gg.explore(lambda n: n, n=(1, 2))
+    with pytest.raises(gg.ParamError, match="batch is a number or text, or a sequence"):
+        gg.explore(network, batch=())
+    with pytest.raises(gg.ParamError, match="expected one of"):
+        gg.explore(graph, planner="bst")
+    ctx = gg.Context()
+    with pytest.raises(gg.NotAllocated, match="x F32 .* has no values"):
+        gg.explore(gg.Graph(gg.relu(ctx.new_tensor(gg.F32, (4,), "x"))), run=True)
+    with pytest.raises(gg.ParamError, match=r"'a.png' must end in \.html"):
+        gg.explore(graph).save("a.png")
+    monkeypatch.setattr("ggjit.api.explore.MAX_NBYTES", 1000)
+    with pytest.raises(gg.ParamError, match=r"would have \d+ MiB.*fewer values of planner"):
+        gg.explore(graph)
+
+
+def test_a_run_counts_as_a_write():
+    """What a stepped run writes into a leaf makes its copies elsewhere stale, as a compute does."""
+    ctx = gg.Context()
+    a = gg.from_numpy(ctx, np.ones(4, np.float32), "a")
+    graph = gg.Graph(gg.scale_inplace(a, 2.0))
+    before = TABLE.words[a.id, T_VERSION]
+    page = gg.explore(graph, run=True).html()
+    assert a.numpy().tolist() == [2] * 4 and TABLE.words[a.id, T_VERSION] > before
+    assert json.loads(re.search(r"const data = (.*);\n", page)[1])["run"][0]["values"] == [["2", "2", "2", "2"]]
