@@ -18,11 +18,30 @@ class _LlamaOptions(TypedDict, total=False):
     repack: bool | None
 
 class _Sampling(TypedDict, total=False):
+    temp: float
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
     repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
     penalty_last_n: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    mirostat: Literal[0, 1, 2]
+    mirostat_tau: float
+    mirostat_eta: float
+    logit_bias: Mapping[int, float]
+    samplers: str | Sequence[str]
     seed: int | None
 
 class _Generation(Iterator[str]):
@@ -41,7 +60,7 @@ class _Network:
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def hidden(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
-    def generate(self, prompt: str | Sequence[int], n_predict: int = 64, temp: float = 0.0,
+    def generate(self, prompt: str | Sequence[int], n_predict: int = 64,
                  **sampling: Unpack[_Sampling]) -> _Generation: ...
     def graph(self, *shape: int) -> Graph: ...
     def warm_up(self) -> None: ...

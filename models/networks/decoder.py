@@ -265,12 +265,13 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, temp=0.0, **sampling):
+    def generate(self, prompt, n_predict=64, **sampling):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards.
 
-        temp 0 is greedy; top_k, top_p, min_p, seed and the rest as in models/text/sampling.py.
+        sampling: llama.cpp's options and defaults (temp=0.8, top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in
+        models/text/sampling.py; temp=0 always takes the likeliest token.
         """
-        return Generation(self, prompt, n_predict, temp, sampling)
+        return Generation(self, prompt, n_predict, sampling)
 
     @property
     def kv_nbytes(self):

@@ -2,11 +2,9 @@
 import time
 import weakref
 
-from ggjit.models.core.checks import integer, known_options
+from ggjit.models.core.checks import integer
 from ggjit.models.text.sampling import Sampler
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-
-SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty", "penalty_last_n", "seed")
 
 
 class Generation:
@@ -16,10 +14,9 @@ class Generation:
     the model can be used again at once.
     """
 
-    def __init__(self, model, prompt, n_predict, temp, sampling):
+    def __init__(self, model, prompt, n_predict, sampling):
         self.model, self.n_predict = model, integer("n_predict", n_predict, 0, 1 << 31)
-        known_options("generate", sampling, SAMPLING)
-        self.sampler = Sampler(temp=temp, **sampling)
+        self.sampler = Sampler(model.tokenizer, **sampling)
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)

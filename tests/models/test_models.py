@@ -194,7 +194,7 @@ def test_bad_ids_and_full_contexts(stories):
     m.logits([1] * 64)
     with pytest.raises(gg.ParamError, match="context"):
         m.decode([1])
-    run = m.generate([1] * 60, 50)
+    run = m.generate([1] * 60, 50, temp=0)
     assert len(run.stats["tokens"]) == 0 and len("".join(run)) > 5
     assert 60 + len(run.stats["tokens"]) <= 65
     with pytest.raises(gg.NotSupported, match="bert"):
@@ -205,14 +205,14 @@ def test_bad_ids_and_full_contexts(stories):
 def test_two_texts_on_one_model_do_not_mix(stories, type, options):
     load, *_ = stories
     m = load(type, n_threads=1, **options)
-    want = "".join(m.generate("Once upon a time", 40))
-    first = m.generate("Once upon a time", 40)
+    want = "".join(m.generate("Once upon a time", 40, temp=0))
+    first = m.generate("Once upon a time", 40, temp=0)
     pieces = [next(first) for _ in range(5)]
-    second = m.generate("The dog", 10)
+    second = m.generate("The dog", 10, temp=0)
     other = next(second)
     m.logits([1, 2, 3])
     assert "".join(pieces) + "".join(first) == want
-    assert other + "".join(second) == "".join(m.generate("The dog", 10))
+    assert other + "".join(second) == "".join(m.generate("The dog", 10, temp=0))
 
 
 @pytest.mark.parametrize("prompt,options", [

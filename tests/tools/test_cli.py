@@ -324,3 +324,34 @@ def test_a_broken_model_is_no_wrong_usage(error, status, capsys):
         raise error("what is wrong")
     assert main._status(run, argparse.Namespace(command="generate")) == status
     assert capsys.readouterr().err == "ggjit generate: what is wrong\n"
+
+
+def test_the_samplers_settings_are_the_commands_options(monkeypatch, capsys):
+    """Under the names of Python and llama.cpp; what is not given has the sampler's own default."""
+    from ggjit.tools.command.commands import generate
+    seen = []
+
+    class Said(list):
+        stats = {"prompt_tokens": 1, "tokens": [], "text": "", "prefill_tokens_per_second": 1.0,
+                 "decode_tokens_per_second": 1.0}
+
+    class Model:
+        def generate(self, prompt, n_predict, **options):
+            seen.append(options)
+            return Said()
+    monkeypatch.setattr(generate, "load", lambda *args, **options: Model())
+    run = main.main
+    for line, options in (
+            ("", {}), ("-s 3 --temp 0.5 --repeat-last-n -1", dict(seed=3, temp=0.5, penalty_last_n=-1)),
+            ("--penalty-last-n 7 --top-nsigma 1.5 --typical 0.4", dict(penalty_last_n=7, top_n_sigma=1.5, typical_p=0.4)),
+            ("--mirostat 2 --mirostat-ent 3 --mirostat-lr 0.2", dict(mirostat=2, mirostat_tau=3.0, mirostat_eta=0.2)),
+            ("--logit-bias 4+1.5 --logit-bias 7-inf", dict(logit_bias={4: 1.5, 7: -float("inf")})),
+            ("--dry-sequence-breaker a --dry-sequence-breaker b", dict(dry_sequence_breakers=["a", "b"])),
+            ("--dry-sequence-breaker none --samplers top_k;min_p", dict(dry_sequence_breakers=(),
+                                                                             samplers="top_k;min_p"))):
+        assert run(["generate", "-m", "m", "-p", "x", *line.split()]) == 0
+        assert seen.pop() == options
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run(["generate", "-m", "m", "-p", "x", "--logit-bias", "4"])
+    assert "'4' is not of the form 42+1.5 or 42-inf" in capsys.readouterr().err

@@ -4,7 +4,17 @@ import sys
 
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_n_ctx, add_repack, add_strict, add_threads, count
+from ggjit.tools.command.common import (
+    add_gpu,
+    add_kv_type,
+    add_n_ctx,
+    add_repack,
+    add_sampling,
+    add_strict,
+    add_threads,
+    count,
+    sampling,
+)
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
@@ -16,23 +26,19 @@ def add_arguments(c):
     c.add_file("-m", "--model", required=True, metavar="PATH", help="a llama GGUF")
     c.add_argument("-p", "--prompt", required=True, metavar="TEXT")
     c.add_argument("-n", "--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
-    c.add_argument("--temp", type=float, default=0.8, metavar="T", help="temperature, 0: greedy (0.8)")
-    c.add_argument("--top-k", type=count, default=40, metavar="K", help="of the K likeliest tokens; 0: all (40)")
-    c.add_argument("--top-p", type=float, default=0.95, metavar="P", help="of the likeliest that sum to P (0.95)")
-    c.add_argument("-s", "--seed", type=int, default=None, metavar="N", help="of the draws (a new one each time)")
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
     add_strict(c)
     add_gpu(c)
     add_threads(c)
+    add_sampling(c)
 
 
 def run(args):
     with compiling():
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
-        pieces = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
-                            seed=args.seed)
+        pieces = m.generate(args.prompt, args.n_predict, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
