@@ -343,7 +343,8 @@ def test_the_samplers_settings_are_the_commands_options(monkeypatch, capsys):
     run = main.main
     for line, options in (
             ("", {}), ("-s 3 --temp 0.5 --repeat-last-n -1", dict(seed=3, temp=0.5, penalty_last_n=-1)),
-            ("--penalty-last-n 7 --top-nsigma 1.5 --typical 0.4", dict(penalty_last_n=7, top_n_sigma=1.5, typical_p=0.4)),
+            ("--penalty-last-n 7 --top-nsigma 1.5 --typical 0.4", dict(penalty_last_n=7, top_n_sigma=1.5,
+                                                                        typical_p=0.4)),
             ("--mirostat 2 --mirostat-ent 3 --mirostat-lr 0.2", dict(mirostat=2, mirostat_tau=3.0, mirostat_eta=0.2)),
             ("--logit-bias 4+1.5 --logit-bias 7-inf", dict(logit_bias={4: 1.5, 7: -float("inf")})),
             ("--dry-sequence-breaker a --dry-sequence-breaker b", dict(dry_sequence_breakers=["a", "b"])),
