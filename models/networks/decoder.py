@@ -265,13 +265,15 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, **sampling):
-        """Iterator over pieces of text that continue `prompt`; `.stats` afterwards.
+    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
+        """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
-        sampling: llama.cpp's options and defaults (temp=0.8, top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in
-        models/text/sampling.py; temp=0 always takes the likeliest token.
+        n_predict: tokens at most, -1 for no limit.  stop: texts or ids that end it; no part of such a text comes out.
+        ignore_eos: the model's own ends are never chosen.  sampling: llama.cpp's options and defaults (temp=0.8,
+        top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in models/text/sampling.py; temp=0 always takes the
+        likeliest token.
         """
-        return Generation(self, prompt, n_predict, sampling)
+        return Generation(self, prompt, n_predict, stop, ignore_eos, **sampling)
 
     @property
     def kv_nbytes(self):

@@ -205,7 +205,7 @@ class Network:
     def embed(self, texts):
         raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
 
-    def generate(self, prompt, n_predict=64, **sampling):
+    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
     def hidden(self, ids):

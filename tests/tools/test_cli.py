@@ -303,7 +303,7 @@ def test_what_a_model_says_does_not_reach_the_terminal_raw(monkeypatch, capsys):
 
     class Said(list):
         stats = {"prompt_tokens": 1, "tokens": [1], "text": "\x1b[2J", "prefill_tokens_per_second": 1.0,
-                 "decode_tokens_per_second": 1.0}
+                 "decode_tokens_per_second": 1.0, "stop_reason": "length"}
 
     class Model:
         def generate(self, *args, **options):
@@ -333,10 +333,10 @@ def test_the_samplers_settings_are_the_commands_options(monkeypatch, capsys):
 
     class Said(list):
         stats = {"prompt_tokens": 1, "tokens": [], "text": "", "prefill_tokens_per_second": 1.0,
-                 "decode_tokens_per_second": 1.0}
+                 "decode_tokens_per_second": 1.0, "stop_reason": "length"}
 
     class Model:
-        def generate(self, prompt, n_predict, **options):
+        def generate(self, prompt, n_predict, stop, ignore_eos, **options):
             seen.append(options)
             return Said()
     monkeypatch.setattr(generate, "load", lambda *args, **options: Model())

@@ -25,6 +25,7 @@ def _at_least(low, words, name):
 
 positive = _at_least(1, "must be at least 1", "positive integer")
 count = _at_least(0, "must not be negative", "integer")
+n_predict = _at_least(-1, "must not be negative, or -1: until the text ends", "integer")
 n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
 
 

@@ -12,7 +12,7 @@ from ggjit.tools.command.common import (
     add_sampling,
     add_strict,
     add_threads,
-    count,
+    n_predict,
     sampling,
 )
 from ggjit.tools.command.helpers import load
@@ -25,7 +25,11 @@ EXAMPLES = (('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
 def add_arguments(c):
     c.add_file("-m", "--model", required=True, metavar="PATH", help="a llama GGUF")
     c.add_argument("-p", "--prompt", required=True, metavar="TEXT")
-    c.add_argument("-n", "--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
+    c.add_argument("-n", "--n-predict", type=n_predict, default=64, metavar="N",
+                   help="tokens to generate, -1: until the text ends (64)")
+    c.add_argument("-r", "--reverse-prompt", "--stop", dest="stop", action="append", default=[], metavar="TEXT",
+                   help="stop before this text (may be given several times)")
+    c.add_argument("--ignore-eos", action="store_true", help="the model's own ends are never chosen")
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
@@ -38,10 +42,11 @@ def add_arguments(c):
 def run(args):
     with compiling():
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
-        pieces = m.generate(args.prompt, args.n_predict, **sampling(args))
+        pieces = m.generate(args.prompt, args.n_predict, args.stop, args.ignore_eos, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
-        with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
+        total = args.n_predict if args.n_predict > 0 else None
+        with bar("tokens", total) if args.json else contextlib.nullcontext() as step:
             for piece in pieces:
                 if args.json:
                     step()
@@ -51,5 +56,5 @@ def run(args):
     if not args.json:
         print()
         print(f"[{s['prompt_tokens']} prompt tokens at {s['prefill_tokens_per_second']:,.0f}/s, {len(s['tokens'])} "
-              f"generated at {s['decode_tokens_per_second']:,.0f}/s]", file=sys.stderr)
+              f"generated at {s['decode_tokens_per_second']:,.0f}/s; {s['stop_reason']}]", file=sys.stderr)
     return s
