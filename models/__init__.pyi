@@ -1,7 +1,7 @@
 """Types of the public names of ggjit.models."""
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,10 @@ class _Generation(Iterator[str]):
     stats: dict[str, Any]
     def __next__(self) -> str: ...
 
+class _ChatPrompt(NamedTuple):
+    text: str
+    ids: list[int]
+
 class _Network:
     backend: Backend
     scheduler: Scheduler | None
@@ -62,6 +66,12 @@ class _Network:
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
     def generate(self, prompt: str | Sequence[int], n_predict: int = 64, stop: str | int | Sequence[str | int] = (),
                  ignore_eos: bool = False, **sampling: Unpack[_Sampling]) -> _Generation: ...
+    def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
+             tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
+             variables: Mapping[str, Any] | None = None, **options: Any) -> _Generation: ...
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
+                    add_generation_prompt: bool = True, template: str | None = None,
+                    **variables: Any) -> _ChatPrompt: ...
     def graph(self, *shape: int) -> Graph: ...
     def warm_up(self) -> None: ...
     def free(self) -> None: ...

@@ -20,6 +20,7 @@ from ggjit.models.blocks.facts import MAX_CTX, Facts
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.network import Network
+from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import asking
@@ -32,7 +33,7 @@ DEFAULT_N_CTX = 4096
 
 
 class Decoder(Network):
-    """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`."""
+    """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
 
     def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True,
                  **kw):
@@ -274,6 +275,22 @@ class Decoder(Network):
         likeliest token.
         """
         return Generation(self, prompt, n_predict, stop, ignore_eos, **sampling)
+
+    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
+        """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
+
+        tools, variables: passed on to it.  template: another one, as Jinja text or by name ("chatml", one in the file).
+        Errors: ParamError for messages that do not fit, ModelError for a template that is missing or fails.
+        """
+        return chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
+
+    def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
+        """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
+
+        messages, tools, template, variables: as in `chat_prompt`.  options: as in `generate`.
+        """
+        ids = self.chat_prompt(messages, tools, template=template, **(variables or {})).ids
+        return self.generate(ids, n_predict, **options)
 
     @property
     def kv_nbytes(self):

@@ -208,6 +208,9 @@ class Network:
     def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
+    def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
     def hidden(self, ids):
         raise NotSupported(f"{self.file.arch} models have no hidden states here")
 
