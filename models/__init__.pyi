@@ -1,7 +1,7 @@
 """Types of the public names of ggjit.models."""
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,39 @@ class _LlamaOptions(TypedDict, total=False):
     repack: bool | None
 
 class _Sampling(TypedDict, total=False):
+    temp: float
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
     repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
     penalty_last_n: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    mirostat: Literal[0, 1, 2]
+    mirostat_tau: float
+    mirostat_eta: float
+    logit_bias: Mapping[int, float]
+    samplers: str | Sequence[str]
     seed: int | None
 
 class _Generation(Iterator[str]):
     stats: dict[str, Any]
     def __next__(self) -> str: ...
+
+class _ChatPrompt(NamedTuple):
+    text: str
+    ids: list[int]
 
 class _Network:
     backend: Backend
@@ -42,8 +65,14 @@ class _Network:
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def hidden(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
-    def generate(self, prompt: str | Sequence[int], n_predict: int = 64, temp: float = 0.0,
-                 **sampling: Unpack[_Sampling]) -> _Generation: ...
+    def generate(self, prompt: str | Sequence[int], n_predict: int = 64, stop: str | int | Sequence[str | int] = (),
+                 ignore_eos: bool = False, **sampling: Unpack[_Sampling]) -> _Generation: ...
+    def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
+             tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
+             variables: Mapping[str, Any] | None = None, **options: Any) -> _Generation: ...
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
+                    add_generation_prompt: bool = True, template: str | None = None,
+                    **variables: Any) -> _ChatPrompt: ...
     def graph(self, *shape: int) -> Graph: ...
     def warm_up(self) -> None: ...
     def explain(self) -> str: ...

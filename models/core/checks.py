@@ -2,6 +2,7 @@
 import math
 import operator
 
+from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -36,7 +37,8 @@ def one_of(name, value, known):
 
 
 def known_options(what, given, known):
-    """ParamError for unknown options."""
+    """ParamError for unknown options, with the nearest known name."""
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}{nearest(unknown[0], known)}; known: "
+                         f"{', '.join(known)}")

@@ -22,6 +22,7 @@ from ggjit.models.blocks.facts import MAX_CTX, Facts
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
 from ggjit.models.networks.network import Network
+from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import asking
@@ -34,7 +35,7 @@ DEFAULT_N_CTX = 4096
 
 
 class Decoder(Network):
-    """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`."""
+    """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
 
     def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True,
                  **kw):
@@ -276,12 +277,31 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, temp=0.0, **sampling):
-        """Iterator over pieces of text that continue `prompt`; `.stats` afterwards.
+    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
+        """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
-        temp 0 is greedy; top_k, top_p, min_p, seed and the rest as in models/text/sampling.py.
+        n_predict: tokens at most, -1 for no limit.  stop: texts or ids that end it; no part of such a text comes out.
+        ignore_eos: the model's own ends are never chosen.  sampling: llama.cpp's options and defaults (temp=0.8,
+        top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in models/text/sampling.py; temp=0 always takes the
+        likeliest token.
         """
-        return Generation(self, prompt, n_predict, temp, sampling)
+        return Generation(self, prompt, n_predict, stop, ignore_eos, **sampling)
+
+    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
+        """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
+
+        tools, variables: passed on to it.  template: another one, as Jinja text or by name ("chatml", one in the file).
+        Errors: ParamError for messages that do not fit, ModelError for a template that is missing or fails.
+        """
+        return chat_prompt(self.file, self.tokenizer, messages, tools, add_generation_prompt, template, **variables)
+
+    def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
+        """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
+
+        messages, tools, template, variables: as in `chat_prompt`.  options: as in `generate`.
+        """
+        ids = self.chat_prompt(messages, tools, template=template, **(variables or {})).ids
+        return self.generate(ids, n_predict, **options)
 
     @property
     def kv_nbytes(self):

@@ -1,7 +1,9 @@
 """Text <-> token ids, and the choice of the next token.
 
     tokenizer.py        the vocabularies of GGUF files; pre_tokenizers.py: how text is split into words before
-    generation.py       a text piece by piece; sampling.py chooses each token
+    generation.py       a text piece by piece; answer.py: what of it is shown and where it ends
+    sampling.py         the choice of each token; samplers.py: the single steps
+    chat_template.py    conversations as text; template_worker.py: the process that renders them
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

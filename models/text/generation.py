@@ -1,33 +1,39 @@
 """Text, token by token."""
+import math
 import time
 import weakref
 
-from ggjit.models.core.checks import integer, known_options
-from ggjit.models.text.sampling import Sampler
+from ggjit.models.core.checks import known_options
+from ggjit.models.text.answer import Answer
+from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-
-SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty", "penalty_last_n", "seed")
 
 
 class Generation:
-    """Iterator over pieces of text.  `.stats` has the keys that `ggjit generate --json` prints.
+    """Iterator over pieces of text.  `.stats` has the keys that `ggjit generate --json` prints; "stop_reason" is None
+    while there is more to come, then one of those of Answer: "stop_token", "stop_string", "length", "grammar",
+    "context".
 
-    Stops at a stop token, after n_predict tokens, or when the context is full.  Ctrl-C comes out as KeyboardInterrupt;
-    the model can be used again at once.
+    n_predict, stop: as in Answer.  ignore_eos: the vocabulary's ends of turn and document are never chosen.  sampling:
+    llama.cpp's options, listed in models/text/sampling.py.
+    Ctrl-C comes out as KeyboardInterrupt; the model can be used again at once.
     """
 
-    def __init__(self, model, prompt, n_predict, temp, sampling):
-        self.model, self.n_predict = model, integer("n_predict", n_predict, 0, 1 << 31)
-        known_options("generate", sampling, SAMPLING)
-        self.sampler = Sampler(temp=temp, **sampling)
+    def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
+        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
+        self.model = model
+        if ignore_eos:
+            never = dict.fromkeys(model.tokenizer.stop_ids, -math.inf)
+            sampling["logit_bias"] = never | sampling.get("logit_bias", {})
+        self.answer = Answer(model.tokenizer, Sampler(model.tokenizer, **sampling), n_predict, stop)
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if len(self.prompt_ids) > model.n_ctx:
             raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}; shorten it or "
                              f"load the model with a larger n_ctx")
-        self.stats = {"prompt_tokens": len(self.prompt_ids), "tokens": [], "text": "",
-                      "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0,
+        self.stats = {"prompt_tokens": len(self.prompt_ids), "tokens": self.answer.tokens, "text": "",
+                      "stop_reason": None, "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0,
                       "load_seconds": model.load_seconds, "first_token_seconds": 0.0}
         self._mark = object()               # in `model.holder` while this text is in the model's cache
         self._pieces = Generation._run(weakref.proxy(self))     # held weakly: no cycle that keeps the model
@@ -36,8 +42,9 @@ class Generation:
         return self
 
     def __repr__(self):
-        s = self.stats
-        return (f"<Generation: {s['prompt_tokens']} prompt tokens, {len(s['tokens'])} of {self.n_predict} generated"
+        s, n = self.stats, self.answer.n_predict
+        of = f" of {n}" if n >= 0 else ""
+        return (f"<Generation: {s['prompt_tokens']} prompt tokens, {len(s['tokens'])}{of} generated"
                 f"{', so far ' + repr(s['text']) if s['tokens'] else ''}; iterate over it for the text>")
 
     def __next__(self):
@@ -55,33 +62,26 @@ class Generation:
             return logits
 
     def _run(self):
-        model, stats, stop = self.model, self.stats, self.model.tokenizer.stop_ids
-        decoder = model.tokenizer.stream()
+        stats, answer = self.stats, self.answer
         t0 = time.perf_counter()
         logits = self._decode(self.prompt_ids)
-        t1 = time.perf_counter()
-        stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (t1 - t0)
-        self.sampler.accept(self.prompt_ids)
-        n_decoded, decode_seconds = 0, 0.0
-        while len(stats["tokens"]) < self.n_predict:
-            token = self.sampler.sample(logits)
-            stats["tokens"].append(token)
-            if len(stats["tokens"]) == 1:
-                stats["first_token_seconds"] = time.perf_counter() - t0
-            if token in stop:
-                break
-            piece = decoder.push(token)
-            stats["text"] += piece
+        stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (time.perf_counter() - t0)
+        answer.sampler.accept(self.prompt_ids)
+        decode_seconds = 0.0
+        while not answer.stop_reason:
+            piece = answer.take(logits)
+            stats["text"] = answer.text
+            stats["first_token_seconds"] = stats["first_token_seconds"] or time.perf_counter() - t0
+            if not answer.stop_reason and self.model.n_past >= self.model.n_ctx:
+                answer.stop_reason = "context"
             if piece:
                 yield piece
-            if model.n_past >= model.n_ctx or len(stats["tokens"]) == self.n_predict:
-                break
-            t = time.perf_counter()
-            logits = self._decode([token])
-            decode_seconds += time.perf_counter() - t
-            n_decoded += 1
-            stats["decode_tokens_per_second"] = n_decoded / decode_seconds
-        rest = decoder.flush()
-        stats["text"] += rest
+            if not answer.stop_reason:
+                t = time.perf_counter()
+                logits = self._decode(answer.tokens[-1:])
+                decode_seconds += time.perf_counter() - t
+                stats["decode_tokens_per_second"] = len(answer.tokens) / decode_seconds
+        rest = answer.finish()
+        stats["text"], stats["stop_reason"] = answer.text, answer.stop_reason
         if rest:
             yield rest

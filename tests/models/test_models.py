@@ -170,6 +170,23 @@ def test_sampling_is_reproducible_by_seed(stories):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_why_a_text_of_a_model_ends(stories):
+    load, *_ = stories
+    m = load(kv_type="F32", n_threads=1)
+    whole = m.generate("Once upon a time", n_predict=-1, temp=0)
+    text = "".join(whole)
+    assert whole.stats["stop_reason"] == "stop_token" and whole.stats["text"] == text
+    for options, end, reason in (
+            (dict(n_predict=3), text[:len(", there was")], "length"), (dict(stop="girl"), ", there was a little ",
+                                                                       "stop_string"),
+            (dict(stop=["named L", "girls"]), ", there was a little girl ", "stop_string")):
+        got = m.generate("Once upon a time", **{"n_predict": -1, "temp": 0} | options)
+        assert "".join(got) == end and got.stats["stop_reason"] == reason, options
+    m = load(n_threads=1, n_ctx=64)
+    got = m.generate("Once upon a time", n_predict=-1, ignore_eos=True, seed=1)
+    assert "".join(got) and got.stats["stop_reason"] == "context" and not m.tokenizer.stop_ids & {*got.stats["tokens"]}
+
+
 def test_ctrl_c_stops_a_generation_and_the_model_lives_on(stories):
     load, prompts, arrays = stories
     m = load(kv_type="F32", n_threads=2)
@@ -194,9 +211,9 @@ def test_bad_ids_and_full_contexts(stories):
     m.logits([1] * 64)
     with pytest.raises(gg.ParamError, match="context"):
         m.decode([1])
-    run = m.generate([1] * 60, 50)
+    run = m.generate([1] * 60, 50, temp=0)
     assert len(run.stats["tokens"]) == 0 and len("".join(run)) > 5
-    assert 60 + len(run.stats["tokens"]) <= 65
+    assert 60 + len(run.stats["tokens"]) <= 65 and run.stats["stop_reason"] == "context"
     with pytest.raises(gg.NotSupported, match="bert"):
         m.embed(["x"])
 
@@ -205,19 +222,20 @@ def test_bad_ids_and_full_contexts(stories):
 def test_two_texts_on_one_model_do_not_mix(stories, type, options):
     load, *_ = stories
     m = load(type, n_threads=1, **options)
-    want = "".join(m.generate("Once upon a time", 40))
-    first = m.generate("Once upon a time", 40)
+    want = "".join(m.generate("Once upon a time", 40, temp=0))
+    first = m.generate("Once upon a time", 40, temp=0)
     pieces = [next(first) for _ in range(5)]
-    second = m.generate("The dog", 10)
+    second = m.generate("The dog", 10, temp=0)
     other = next(second)
     m.logits([1, 2, 3])
     assert "".join(pieces) + "".join(first) == want
-    assert other + "".join(second) == "".join(m.generate("The dog", 10))
+    assert other + "".join(second) == "".join(m.generate("The dog", 10, temp=0))
 
 
 @pytest.mark.parametrize("prompt,options", [
     (None, {}), (5, {}), (b"ab", {}), ("x", {"temp": None}), ("x", {"temp": "hot"}), ("x", {"top_p": None}),
-    ("x", {"n_predict": True}), ("x", {"n_predict": -1}), ("x", {"colour": 1}), ("x", {"penalty_last_n": 2**70}),
+    ("x", {"n_predict": True}), ("x", {"n_predict": -2}), ("x", {"stop": b"a"}), ("x", {"stop": [""]}),
+    ("x", {"stop": 512}), ("x", {"stops": "a"}), ("x", {"colour": 1}), ("x", {"penalty_last_n": 2**70}),
     ("x", {"repeat_penalty": float("nan")})])
 def test_bad_arguments_of_generate(stories, prompt, options):
     load, *_ = stories

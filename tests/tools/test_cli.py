@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import types
 
 import pytest
 from helpers import tiny_model
@@ -303,7 +304,7 @@ def test_what_a_model_says_does_not_reach_the_terminal_raw(monkeypatch, capsys):
 
     class Said(list):
         stats = {"prompt_tokens": 1, "tokens": [1], "text": "\x1b[2J", "prefill_tokens_per_second": 1.0,
-                 "decode_tokens_per_second": 1.0}
+                 "decode_tokens_per_second": 1.0, "stop_reason": "length"}
 
     class Model:
         def generate(self, *args, **options):
@@ -324,3 +325,86 @@ def test_a_broken_model_is_no_wrong_usage(error, status, capsys):
         raise error("what is wrong")
     assert main._status(run, argparse.Namespace(command="generate")) == status
     assert capsys.readouterr().err == "ggjit generate: what is wrong\n"
+
+
+def test_the_samplers_settings_are_the_commands_options(monkeypatch, capsys):
+    """Under the names of Python and llama.cpp; what is not given has the sampler's own default."""
+    from ggjit.tools.command.commands import generate
+    seen = []
+
+    class Said(list):
+        stats = {"prompt_tokens": 1, "tokens": [], "text": "", "prefill_tokens_per_second": 1.0,
+                 "decode_tokens_per_second": 1.0, "stop_reason": "length"}
+
+    class Model:
+        def generate(self, prompt, n_predict, stop, ignore_eos, **options):
+            seen.append(options)
+            return Said()
+    monkeypatch.setattr(generate, "load", lambda *args, **options: Model())
+    run = main.main
+    for line, options in (
+            ("", {}), ("-s 3 --temp 0.5 --repeat-last-n -1", dict(seed=3, temp=0.5, penalty_last_n=-1)),
+            ("--penalty-last-n 7 --top-nsigma 1.5 --typical 0.4", dict(penalty_last_n=7, top_n_sigma=1.5,
+                                                                        typical_p=0.4)),
+            ("--mirostat 2 --mirostat-ent 3 --mirostat-lr 0.2", dict(mirostat=2, mirostat_tau=3.0, mirostat_eta=0.2)),
+            ("--logit-bias 4+1.5 --logit-bias 7-inf", dict(logit_bias={4: 1.5, 7: -float("inf")})),
+            ("--dry-sequence-breaker a --dry-sequence-breaker b", dict(dry_sequence_breakers=["a", "b"])),
+            ("--dry-sequence-breaker none --samplers top_k;min_p", dict(dry_sequence_breakers=(),
+                                                                             samplers="top_k;min_p"))):
+        assert run(["generate", "-m", "m", "-p", "x", *line.split()]) == 0
+        assert seen.pop() == options
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run(["generate", "-m", "m", "-p", "x", "--logit-bias", "4"])
+    assert "'4' is not of the form 42+1.5 or 42-inf" in capsys.readouterr().err
+
+
+class Talker:
+    """A model that answers with the number of messages it was given; Ctrl-C in the middle of every third answer."""
+    def __init__(self):
+        self.seen = []
+
+    def chat(self, messages, **options):
+        self.seen.append([m["content"] for m in messages])
+        if len(messages) > 5:
+            raise gg.ParamError("the prompt has too many tokens")
+        answer = types.SimpleNamespace(stats={"text": "", "stop_reason": None})
+
+        def pieces():
+            for piece in ("n=", str(len(messages))):
+                answer.stats["text"] += piece
+                yield piece
+                if messages[-1]["content"] == "long":
+                    raise KeyboardInterrupt
+        run = pieces()
+        return type("Answer", (), {"stats": answer.stats, "__iter__": lambda self: run})()
+
+
+def test_chat(monkeypatch, capsys):
+    from ggjit.tools.command.commands import chat
+    model = Talker()
+    monkeypatch.setattr(chat, "load", lambda *args, **options: model)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n\nlong\n/rest\none more\n/reset\nagain\n/exit\nunheard\n"))
+    assert main.main(["chat", "m.gguf", "-sys", "be brief"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "n=2\nn=\nn=2\n"
+    assert "no command /rest (did you mean /reset?)" in err and "too many tokens; /reset forgets" in err
+    assert model.seen == [["be brief", "hi"], ["be brief", "hi", "n=2", "long"],
+                          ["be brief", "hi", "n=2", "long", "n=", "one more"], ["be brief", "again"]]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi"))
+    assert main.main(["chat", "-m", "m.gguf", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert [m["role"] for m in got["messages"]] == ["user", "assistant"] and got["answers"][0]["text"] == "n=1"
+
+
+def test_chat_with_a_model(shared, monkeypatch, capsys):
+    path = shared("data", "stories260k", "stories260K-F32.gguf")
+    line = ["chat", str(path), "-n", "8", "--temp", "0", "-t", "1", "--kv-type", "F32"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time"))
+    assert main.main(line) == 1
+    assert "holds no chat template" in (err := capsys.readouterr().err) and "template='chatml'" in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon a time\nAnd then\n"))
+    assert main.main([*line, "--json", "--chat-template", "{% for m in messages %}{{ m.content }} {% endfor %}"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert [m["role"] for m in got["messages"]] == ["user", "assistant"] * 2
+    assert all(len(a["tokens"]) == 8 and a["stop_reason"] == "length" for a in got["answers"])

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 
+from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import BadFile, ParamError, extra
 from ggjit.ops.core.printable import TEXT, printable
 
@@ -25,6 +26,7 @@ def _at_least(low, words, name):
 
 positive = _at_least(1, "must be at least 1", "positive integer")
 count = _at_least(0, "must not be negative", "integer")
+n_predict = _at_least(-1, "must not be negative, or -1: until the text ends", "integer")
 n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
 
 
@@ -112,6 +114,39 @@ def add_gpu(c):
     c.add_argument("-ngl", "--n-gpu-layers", type=n_layers, default=None, metavar="N",
                    help="the last N layers on the first GPU, -1: all and the output (none)")
     c.add_argument("--cpu-moe", action="store_true", help="with -ngl: the weights of experts stay on the CPU")
+
+
+def add_sampling(c):
+    """The options of the sampler under its own names and llama.cpp's; `sampling(args)` has those that were given."""
+    group = c.add_argument_group("sampling")
+    for o in OPTIONS.values():
+        names = [*(["-s"] if o.name == "seed" else []), "--" + o.name.replace("_", "-"), *o.flags]
+        type_, more = _SAMPLING_TYPES.get(o.name, (o.kind, {}))
+        default = "" if o.default in (None, {}) or o.name in _SAMPLING_TYPES else f" ({o.default})"
+        group.add_argument(*names, dest=o.name, type=type_, default=argparse.SUPPRESS, metavar=o.metavar,
+                           help=o.help + default, **more)
+
+
+def sampling(args):
+    """{name: value} of the sampling options on the command line, for m.generate."""
+    found = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    if "logit_bias" in found:
+        found["logit_bias"] = dict(found["logit_bias"])
+    if found.get("dry_sequence_breakers") == ["none"]:
+        found["dry_sequence_breakers"] = ()
+    return found
+
+
+def _id_and_bias(text):
+    """"42+1.5", "42-1.5", "42-inf" -> (42, bias)."""
+    found = re.fullmatch(r"(\d+)([+-].+)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 42+1.5 or 42-inf")
+    return int(found[1]), float(found[2])
+
+
+_SAMPLING_TYPES = {"logit_bias": (_id_and_bias, {"action": "append"}), "samplers": (str, {}), "seed": (int, {}),
+                   "dry_sequence_breakers": (str, {"action": "append"})}
 
 
 # ---------------------------------------------------------------- output

@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "the main job: real sentences through the real MiniLM, nearest neighbours, speed, memory plan",
     "embed": "sentence embeddings",
     "generate": "continue a text",
+    "chat": "a conversation with a model",
     "finetune": "train a LoRA adapter beside the frozen, also quantised, weights of a model",
     "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
     "vad": "where somebody speaks in a recording (Silero VAD)",

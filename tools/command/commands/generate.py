@@ -4,7 +4,17 @@ import sys
 
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_n_ctx, add_repack, add_strict, add_threads, count
+from ggjit.tools.command.common import (
+    add_gpu,
+    add_kv_type,
+    add_n_ctx,
+    add_repack,
+    add_sampling,
+    add_strict,
+    add_threads,
+    n_predict,
+    sampling,
+)
 from ggjit.tools.command.helpers import add_lora, load
 
 EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
@@ -17,27 +27,28 @@ def add_arguments(c):
     c.add_file("-m", "--model", metavar="PATH", help="a llama GGUF (default: the small model that comes with ggjit)")
     add_lora(c)
     c.add_argument("-p", "--prompt", required=True, metavar="TEXT")
-    c.add_argument("-n", "--n-predict", type=count, default=64, metavar="N", help="tokens to generate (64)")
-    c.add_argument("--temp", type=float, default=0.8, metavar="T", help="temperature, 0: greedy (0.8)")
-    c.add_argument("--top-k", type=count, default=40, metavar="K", help="of the K likeliest tokens; 0: all (40)")
-    c.add_argument("--top-p", type=float, default=0.95, metavar="P", help="of the likeliest that sum to P (0.95)")
-    c.add_argument("-s", "--seed", type=int, default=None, metavar="N", help="of the draws (a new one each time)")
+    c.add_argument("-n", "--n-predict", type=n_predict, default=64, metavar="N",
+                   help="tokens to generate, -1: until the text ends (64)")
+    c.add_argument("-r", "--reverse-prompt", "--stop", dest="stop", action="append", default=[], metavar="TEXT",
+                   help="stop before this text (may be given several times)")
+    c.add_argument("--ignore-eos", action="store_true", help="the model's own ends are never chosen")
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
     add_strict(c)
     add_gpu(c)
     add_threads(c)
+    add_sampling(c)
 
 
 def run(args):
     with compiling():
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
-        pieces = m.generate(args.prompt, args.n_predict, temp=args.temp, top_k=args.top_k, top_p=args.top_p,
-                            seed=args.seed)
+        pieces = m.generate(args.prompt, args.n_predict, args.stop, args.ignore_eos, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
-        with bar("tokens", args.n_predict) if args.json else contextlib.nullcontext() as step:
+        total = args.n_predict if args.n_predict > 0 else None
+        with bar("tokens", total) if args.json else contextlib.nullcontext() as step:
             for piece in pieces:
                 if args.json:
                     step()
@@ -47,5 +58,5 @@ def run(args):
     if not args.json:
         print()
         print(f"[{s['prompt_tokens']} prompt tokens at {s['prefill_tokens_per_second']:,.0f}/s, {len(s['tokens'])} "
-              f"generated at {s['decode_tokens_per_second']:,.0f}/s]", file=sys.stderr)
+              f"generated at {s['decode_tokens_per_second']:,.0f}/s; {s['stop_reason']}]", file=sys.stderr)
     return s
