@@ -163,7 +163,7 @@ class Network(Inside):
     def _plan(self, graph):
         """A plan of `graph`.  All share one arena, since they never run at the same time."""
         if self.scheduler is not None:
-            return ScheduledPlan(self.scheduler, graph)
+            return self.offload.plan(self.scheduler, graph)
         self._place(graph)
         return self.backend.graph_plan_create(graph)
 
