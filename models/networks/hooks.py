@@ -26,7 +26,6 @@ from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import GgjitError, OutOfMemory, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP, VIEW_OPS
-from ggjit.sched.plan import ScheduledPlan
 
 _NAME = re.compile(r"([A-Za-z]\w*)(?:-(\d+))?")
 HEADER_NBYTES = 256             # of the .npy files written here: room for any number of rows
@@ -153,16 +152,15 @@ class WholePlan:
         self._plan.compute()
 
 
-class CalledPlan(ScheduledPlan):
-    """The same by a scheduler, whose eval callback calls `then(t)`."""
+class CalledPlan(WholePlan):
+    """A plan of a scheduler, whose eval callback calls `then(t)`."""
 
-    def __init__(self, sched, graph, cuts):
-        super().__init__(sched, graph)
-        self._cuts = cuts
+    def __init__(self, plan, sched, cuts):
+        super().__init__(plan)
+        self._sched, self._cuts = sched, cuts
 
     def compute(self, then):
-        sched, before = self.sched, self.sched._callback
-        shown = set()
+        sched, before, shown = self._sched, self._sched._callback, set()
 
         def called(t, ask):
             if ask:
@@ -172,14 +170,14 @@ class CalledPlan(ScheduledPlan):
             if t.id in self._cuts:
                 then(t)
             return before(t, False) if t.id in shown else True
-        sched.set_eval_callback(called if self._cuts else before)
+        sched.set_eval_callback(called)
         try:
-            super().compute()
+            self._plan.compute()
         finally:
             sched.set_eval_callback(before)
 
     def where(self, t):
-        return self.sched._run.where(t)
+        return self._sched._run.where(t)
 
 
 class HookedPlan:

@@ -138,7 +138,7 @@ class Inside:
 
     def _where_of(self, name):
         weight = {"logits": "output.weight", "result_norm": "output_norm.weight"}.get(name, name)
-        return (self.offload.gpu if self.offload.takes(weight) else self.backend).name
+        return (self.offload.home(weight) or self.backend).name
 
     def _compared_shapes(self):
         """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
@@ -318,13 +318,13 @@ class Inside:
         named = {name: named[name] for name in wanted.kept | wanted.replaced if name in named}
         graph = Graph(*results, *(named[name] for name in sorted(wanted.kept & named.keys())))
         cuts = {named[name].id for name in wanted.replaced & named.keys()}
-        if self.scheduler is not None:
-            plan = CalledPlan(self.scheduler, graph, cuts)
-        elif cuts:
+        if not cuts:
+            plan = WholePlan(self._plan(graph))
+        elif self.scheduler is not None:
+            plan = CalledPlan(self._plan(graph), self.scheduler, cuts)
+        else:
             self._place(graph)
             plan = CutPlan(self.backend, graph, cuts)
-        else:
-            plan = WholePlan(self._plan(graph))
         return HookedPlan(hooks, plan, inputs, named, wanted, specs)
 
 

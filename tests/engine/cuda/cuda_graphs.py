@@ -91,6 +91,9 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
         want, got = m.logits(ids), g.logits(ids)
         assert nmse(got, want) < 1e-5
         assert nmse(g.decode([5]), m.decode([5])) < 1e-5
+        with m.patch({"blk.0.ffn_out": 0.5}), g.patch({"blk.0.ffn_out": 0.5}):
+            got, want = (x.capture("blk.1.l_out", [5])["blk.1.l_out"] for x in (g, m))
+            assert nmse(got, want) < 1e-5
         assert g.weights.buffer.buft.name == g.kv_buffer.buft.name == "CUDA0"
 
 
