@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_model
+from helpers import devices, tiny_model
 from helpers.paths import ROOT
 
 import ggjit as gg
@@ -61,6 +61,15 @@ def test_scale_0_changes_nothing_and_a_path_alone_has_scale_1(files):
     model, a, _ = files
     assert (logits(model, lora=[(a, 0)]) == logits(model)).all()
     assert (logits(model, lora=[a]) == logits(model, lora=((a, 1.0),))).all()
+
+
+def test_adapters_lie_where_their_weights_do(files):
+    """Of a layer on a GPU; all of it is given back."""
+    device = devices.Fake("A")
+    with load_model(files[0], backend=device.init_backend(), n_threads=1, n_gpu_layers=1, lora=[files[1]]) as m:
+        got, (first, last) = m.logits(IDS), (layer["attn_q"][2][0] for layer in m.layers)
+        assert first.buffer.buft.is_host() and not last.buffer.buft.is_host()
+    assert (got == logits(files[0], lora=[files[1]])).all() and device.used == 0
 
 
 CODE = """

@@ -16,7 +16,7 @@ from ggjit.tools.command.common import (
     n_predict,
     sampling,
 )
-from ggjit.tools.command.helpers import load
+from ggjit.tools.command.helpers import add_lora, load
 
 EXAMPLES = (("ggjit chat m.gguf", "Ctrl-C stops an answer, Ctrl-D ends"),
             ('ggjit chat m.gguf --system-prompt "You answer in rhymes." --temp 0.3', ""),
@@ -41,6 +41,7 @@ def add_arguments(c):
     add_gpu(c)
     add_threads(c)
     add_sampling(c)
+    add_lora(c)
 
 
 def run(args):
