@@ -1,9 +1,11 @@
 """Names, values and pictures of what is inside a network: a llama against NumPy in float64, every family against its
 own graph without fusion; replaced values against models that were changed; what is refused, and what it leaves."""
 import errno
+import gc
 import re
 import subprocess
 import sys
+import weakref
 
 import gguf
 import numpy as np
@@ -534,6 +536,20 @@ def test_a_patch_must_not_run_its_model(model, call):
         model.decode(IDS)
     assert model.n_past == 2
     near(model.decode(IDS[2:]), model.logits(IDS)[-1])
+
+
+def test_what_was_kept_does_not_keep_the_model(path):
+    m = load_model(path, n_threads=1, reserve=False)
+    with m.patch({"blk.0.ffn_out": 0}), m.capturing("blk.1.kq_soft_max") as c:
+        m.logits(IDS)
+    maps, lens, there = m.attention(IDS), m.logit_lens(IDS), weakref.ref(m)
+    gc.disable()
+    try:
+        del m
+        assert there() is None
+    finally:
+        gc.enable()
+    assert len(c["blk.1.kq_soft_max"]) == HEADS and maps.tokens == lens.tokens
 
 
 def test_blocks_are_used_as_blocks(model):
