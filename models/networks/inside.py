@@ -232,7 +232,7 @@ class Inside:
             raise TypeMismatch(f"patch takes a dict {{name: function or value}}, got {type(changes).__name__}")
         given = {}
         for pattern, change in changes.items():
-            if not callable(change) and np.asarray(change).dtype.kind not in "fiu":
+            if not callable(change) and not _is_numbers(change):
                 raise TypeMismatch(f"patch of {pattern!r}: expected a function, a number or an array of numbers, got "
                                    f"{change!r}")
             for name in self._matched(pattern):
@@ -364,6 +364,13 @@ class Capturing(collections.abc.Mapping):
 
     def __repr__(self):
         return f"<{len(self)} tensors of {len(self.tokens)} tokens: {', '.join(self)}>"
+
+
+def _is_numbers(x):
+    try:
+        return np.asarray(x).dtype.kind in "fiu"
+    except ValueError:                          # a ragged list
+        return False
 
 
 def _path(out, name):

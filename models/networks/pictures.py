@@ -195,7 +195,8 @@ def attention_maps(network, ids):
 def hidden_states(network, ids):
     """HiddenStates of a text."""
     found = network.capture(["embd", "blk.*.l_out"], ids)
-    return HiddenStates(np.stack(list(found.values())), labels_of(network, ids))
+    layers = [found[f"blk.{i}.l_out"] for i in range(network.n_layer)]
+    return HiddenStates(np.stack([found["embd"], *layers]), labels_of(network, ids))
 
 
 def logit_lens(network, ids, top):

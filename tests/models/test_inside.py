@@ -1,9 +1,11 @@
 """Names, values and pictures of what is inside a network: a llama against NumPy in float64, every family against its
 own graph without fusion; replaced values against models that were changed; what is refused, and what it leaves."""
 import errno
+import gc
 import re
 import subprocess
 import sys
+import weakref
 
 import gguf
 import numpy as np
@@ -17,6 +19,8 @@ from helpers.tiny_model import DIM, HEADS, KV_HEADS, LAYERS, VOCAB
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS, ENCODERS
+from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks import hooks, inside
 from ggjit.models.networks.pictures import labels_of
 
@@ -300,6 +304,19 @@ def test_quantised_weights(tmp_path):
         assert np.array_equal(embd["embd"], embd["blk.1.l_out"])
 
 
+def test_with_an_adapter(path, tmp_path):
+    """What a product adds stands in its name."""
+    adapter, rng = new_adapter(GGUFFile(path), ("ffn_down",), 4, 8), np.random.default_rng(1)
+    for _, up in adapter.pairs.values():
+        up.set(rng.standard_normal(up.shape, np.float32))
+    adapter.save(tmp_path / "a.gguf")
+    low, up = (t.numpy().astype(np.float64) for t in adapter.pairs["blk.1.ffn_down.weight"])
+    with load_model(path, n_threads=1, kv_type="F32", reserve=False, lora=[tmp_path / "a.gguf"]) as m:
+        c = m.capture(["blk.1.ffn_swiglu", "blk.1.ffn_out"], IDS)
+        merged = weights(path)["blk.1.ffn_down.weight"] + 8 / 4 * up @ low
+        near(c["blk.1.ffn_out"], c["blk.1.ffn_swiglu"] @ merged.T)
+
+
 @pytest.mark.parametrize("options", [{}, {"delay": 1e-4}], ids=["plain", "asynchronous"])
 def test_under_a_scheduler(path, model, options):
     device = devices.Fake("A", **options)
@@ -491,7 +508,7 @@ def test_bad_patches_leave_the_text_as_it_was(model, given, error, match):
     ({"blk.0.fn_out": 0}, gg.ParamError, "nearest is 'blk.0.ffn_out'"), ({}, gg.ParamError, "nothing to change"),
     ([("embd", 0)], gg.TypeMismatch, "a dict .*got list"), ({3: 0}, gg.TypeMismatch, "got 3"),
     ({"embd": "zero"}, gg.TypeMismatch, "patch of 'embd': expected a function, a number or an array"),
-    ({"embd": None}, gg.TypeMismatch, "got None")])
+    ({"embd": None}, gg.TypeMismatch, "got None"), ({"embd": [[1], [2, 3]]}, gg.TypeMismatch, "expected a function")])
 def test_bad_changes(model, changes, error, match):
     with pytest.raises(error, match=match):
         model.patch(changes)
@@ -519,6 +536,20 @@ def test_a_patch_must_not_run_its_model(model, call):
         model.decode(IDS)
     assert model.n_past == 2
     near(model.decode(IDS[2:]), model.logits(IDS)[-1])
+
+
+def test_what_was_kept_does_not_keep_the_model(path):
+    m = load_model(path, n_threads=1, reserve=False)
+    with m.patch({"blk.0.ffn_out": 0}), m.capturing("blk.1.kq_soft_max") as c:
+        m.logits(IDS)
+    maps, lens, there = m.attention(IDS), m.logit_lens(IDS), weakref.ref(m)
+    gc.disable()
+    try:
+        del m
+        assert there() is None
+    finally:
+        gc.enable()
+    assert len(c["blk.1.kq_soft_max"]) == HEADS and maps.tokens == lens.tokens
 
 
 def test_blocks_are_used_as_blocks(model):
