@@ -74,6 +74,8 @@ def common(w, c, gguf):
     _rope_scaling(w, full, gguf)
     if (theta := full.get("rope_theta")) is not None:
         w.add_rope_freq_base(theta)
+    if (local := rope.get("sliding_attention", {}).get("rope_theta")) is not None:
+        w.add_float32(f"{w.arch}.rope.freq_base_swa", local)
     for add, *names in ((w.add_layer_norm_rms_eps, "rms_norm_eps", "norm_eps"),
                         (w.add_layer_norm_eps, "layer_norm_eps", "layer_norm_epsilon"),
                         (w.add_expert_count, "num_local_experts", "num_experts"),

@@ -185,7 +185,11 @@ def _add_bytes(w, gguf, folder, config, tokenizer, pre):
     w.add_tokenizer_pre(pre)
     w.add_token_list([text for text, _ in rows])
     w.add_token_types([kind for _, kind in rows])
-    gguf.SpecialVocab(folder, load_merges=True, n_vocab=len(rows)).add_to_gguf(w, quiet=True)
+    special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=len(rows))
+    after = tokenizer.get("post_processor") or {}
+    if any(step.get("type") == "ByteLevel" for step in after.get("processors", [after])):
+        special.add_special_token = {"bos": False, "eos": False} | special.add_special_token
+    special.add_to_gguf(w, quiet=True)
 
 
 def _add_wordpiece(w, gguf, folder, config, tokenizer):
@@ -197,6 +201,10 @@ def _add_wordpiece(w, gguf, folder, config, tokenizer):
                       for text, kind in rows])
     w.add_token_types([kind for _, kind in rows])
     gguf.SpecialVocab(folder, n_vocab=len(rows)).add_to_gguf(w, quiet=True)
+    normalizer = tokenizer.get("normalizer") or {}
+    for name in ("lowercase", "strip_accents"):
+        if isinstance(normalizer.get(name), bool):
+            w.add_bool(f"tokenizer.ggml.normalizer.{name}", normalizer[name])
 
 
 def find_pre(path, tokenizer):
