@@ -307,4 +307,9 @@ def family_of(config):
     if name not in FAMILIES:
         raise NotSupported(f"{config.path}: architecture {name!r} cannot be converted{nearest(str(name), FAMILIES)}; "
                            f"those that can: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    family, act = FAMILIES[name], config.get("hidden_act")
+    if config.get("quantization_config"):
+        raise NotSupported(f"{config.path}: the weights are quantised already (quantization_config); take the original")
+    if family.arch not in ("GEMMA", "GEMMA2", "GEMMA3", "GPT2", "BERT") and act not in (None, "silu", "swish"):
+        raise NotSupported(f"{config.path}: hidden_act is {act!r}; GGUF's {family.arch.lower()} always computes silu")
+    return family

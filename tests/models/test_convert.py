@@ -172,6 +172,8 @@ def changed(source, **values):
     (lambda s: changed(s, architectures=["Qwen3ForCausalML"]), {}, gg.NotSupported,
      r"architecture 'Qwen3ForCausalML' cannot be converted \(did you mean Qwen3ForCausalLM\?\)"),
     (lambda s: changed(s, rope_scaling={"rope_type": "spiral"}), {}, gg.NotSupported, "RoPE scaling 'spiral'"),
+    (lambda s: changed(s, quantization_config={"bits": 4}), {}, gg.NotSupported, "quantised already"),
+    (lambda s: changed(s, hidden_act="gelu"), {}, gg.NotSupported, "hidden_act is 'gelu'; GGUF's qwen3 always"),
     (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
     (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
     (lambda s: (s / "model.safetensors").unlink(), {}, gg.BadFile, "no .safetensors files"),

@@ -9,7 +9,7 @@ EXAMPLES = (("ggjit convert Qwen3-0.6B qwen3.gguf", "the source's type of 16 bit
 def add_arguments(c):
     c.add_file("folder", metavar="DIR", help="with config.json, tokenizer.json and *.safetensors")
     add_out(c)
-    c.add_argument("--type", default="AUTO", metavar="TYPE", help="of the matrices: F32, F16, BF16, Q8_0 (the source's)")
+    c.add_argument("--type", default="AUTO", metavar="TYPE", help="of the matrices: F32, F16, BF16, Q8_0 (as they are)")
     c.add_argument("--pre", metavar="NAME", help="the pre-tokenizer, where it is not found by itself")
     c.add_argument("--no-vocab", dest="vocabulary", action="store_false", help="without tokenizer: token ids only")
 
