@@ -6,12 +6,13 @@
     load_vad("silero.bin").segments(samples)            # stretches of speech
 
 Read networks/load.py first.  files/: model files, read, mapped and written; text/: text <-> token ids, sampling;
-blocks/: the pieces of networks; families/: the architectures, each a description of pieces; networks/: what runs them;
-core/: checks of arguments and progress bars, used by all of them.
+convert/: Hugging Face folders as GGUF files; blocks/: the pieces of networks; families/: the architectures, each a
+description of pieces; networks/: what runs them; core/: checks of arguments and progress bars, used by all of them.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
+from ggjit.models.convert.convert import convert_folder
 from ggjit.models.files.imatrix import load_imatrix
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors
 from ggjit.models.files.rewrite import edit_gguf, quantize_gguf

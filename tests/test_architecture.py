@@ -19,8 +19,8 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
     ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.native ggjit.ops.cuda ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
-    ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text ggjit.models.blocks
-    ggjit.models.families ggjit.models.networks
+    ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
+    ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks
     ggjit.models ggjit.tools.suite.cases ggjit.tools.suite ggjit.tools.command ggjit.tools.command.commands
     ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there

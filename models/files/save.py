@@ -275,7 +275,7 @@ def encoded(x, key):
     if isinstance(x, str):
         return STRING, _text(x, f"value of {key!r}")
     if isinstance(x, bool | np.bool_):
-        return BOOL, bytes([x])
+        return BOOL, bytes([bool(x)])
     if isinstance(x, np.generic | np.ndarray) and x.dtype.newbyteorder("<") not in _KIND:
         raise TypeMismatch(f"key {key!r}: GGUF has no kind for {x.dtype}")
     if isinstance(x, np.generic):

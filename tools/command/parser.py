@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": "speed of a model, as llama-bench: pp = prompt processing, tg = text generation",
     "vad": "where somebody speaks in a recording (Silero VAD)",
     "quantize": "a model's matrices in smaller types: llama-quantize's mixtures, byte for byte",
+    "convert": "a Hugging Face folder (safetensors, config, tokenizer) as a GGUF file",
     "edit": "keys and tensors of a GGUF changed, renamed or removed; models split into several files, or joined",
     "imatrix": "how much each column of each matrix matters on a text, for quantize",
     "perplexity": "how well a model predicts a text; KL divergence from a better model",

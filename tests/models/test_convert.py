@@ -1,0 +1,211 @@
+"""Hugging Face folders as GGUF files: transformers' results, tensors to the byte, vocabularies, what cannot be done."""
+import json
+import pathlib
+import struct
+
+import numpy as np
+import pytest
+from helpers.hf_folders import FOLDERS, HEADS, IDS, D, config, tensors, write
+
+import ggjit as gg
+from ggjit.models import convert_folder, load_model, save_safetensors
+from ggjit.models.files.gguf import GGUFFile
+
+GOLDENS = json.loads((pathlib.Path(__file__).parent / "hf_goldens.json").read_text())
+TEXTS = ["Once upon a time there was a girl named Lily, aged 12345.", "the quick brown fox jumps over the lazy dog"] * 9
+
+
+def folder(tmp_path, name):
+    return write(tmp_path / name, name, save_safetensors)
+
+
+def convert(source, out, **options):
+    convert_folder(source, out, **{"vocabulary": False, "progress": False, **options})
+    return GGUFFile(out)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_results_are_those_of_transformers(name, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    convert(folder(tmp_path, name), tmp_path / "m.gguf", type="F32")
+    with load_model(tmp_path / "m.gguf", n_threads=1, **({} if name == "bert" else {"kv_type": "F32"})) as m:
+        got = m.hidden(IDS) if name == "bert" else m.logits(IDS)
+    np.testing.assert_allclose(got[::3, :6], GOLDENS[name], rtol=2e-4, atol=2e-4)
+
+
+def test_tensors_and_keys(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    x = tensors("mixtral")
+    f = convert(folder(tmp_path, "mixtral"), tmp_path / "Some-model.gguf", type="F16")
+    q = x["model.layers.1.self_attn.q_proj.weight"].reshape(HEADS, 2, -1, D).swapaxes(1, 2).reshape(-1, D)
+    assert f.tensor_bytes("blk.1.attn_q.weight").tobytes() == q.astype(np.float16).tobytes()
+    downs = np.stack([x[f"model.layers.0.block_sparse_moe.experts.{i}.w2.weight"] for i in range(4)])
+    assert f.tensor_bytes("blk.0.ffn_down_exps.weight").tobytes() == downs.astype(np.float16).tobytes()
+    types = {n: t.type.name for n, t in f.tensors.items()}
+    assert types["blk.0.ffn_gate_inp.weight"] == types["output_norm.weight"] == "f32"
+    assert types["output.weight"] == "f16"
+    keys = list(f.metadata)
+    assert keys[:4] == ["general.architecture", "general.type", "general.name", "general.size_label"]
+    assert f.get("general.name") == "Mixtral" and f.get("general.file_type") == 1 and f.arch_get("expert_count") == 4
+    assert f.get("tokenizer.ggml.model") == "no_vocab" and keys[-2] == "general.quantization_version"
+
+
+def test_types(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source, x = folder(tmp_path, "qwen3"), tensors("qwen3")["model.layers.0.mlp.up_proj.weight"]
+    for kind in ("BF16", "Q8_0"):
+        f = convert(source, tmp_path / f"{kind}.gguf", type=kind)
+        assert f.tensor_bytes("blk.0.ffn_up.weight").tobytes() == gg.quantize(kind.lower(), x).tobytes()
+    assert convert(source, tmp_path / "a.gguf").tensors["blk.0.ffn_up.weight"].type is gg.F16
+    # the source's own type of 16 bits, parts in several files
+    halves = {n: a for n, a in tensors("qwen3").items()}
+    ctx = gg.Context()
+    bf16 = {n: ctx.new_tensor("bf16", a.shape[::-1], n) for n, a in halves.items()}
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU:n_threads=1"))
+    for n, t in bf16.items():
+        t.set_bytes(gg.quantize("bf16", halves[n]).reshape(-1))
+    (source / "model.safetensors").unlink()
+    names = list(bf16)
+    for i, part in enumerate((names[:5], names[5:])):
+        save_safetensors(source / f"model-{i}.safetensors", {n: bf16[n] for n in part})
+    f = convert(source, tmp_path / "b.gguf")
+    assert f.tensors["blk.0.ffn_up.weight"].type is gg.BF16 and f.get("general.file_type") == 32
+    assert f.tensor_bytes("blk.0.ffn_up.weight").tobytes() == gg.quantize("bf16", x).tobytes()
+    index = {"weight_map": dict.fromkeys(names, "model-0.safetensors") | {"model.norm.weight": "model-2.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(gg.BadFile, match="model-2.safetensors: no such file, but .*index.json names it"):
+        convert(source, tmp_path / "c.gguf")
+
+
+# ---------------------------------------------------------------- vocabularies
+def train(kind):
+    """A small tokenizer of the tokenizers package."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    if kind == "wordpiece":
+        t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+        t.train_from_iterator(TEXTS, trainers.WordPieceTrainer(
+            vocab_size=90, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False))
+        return t
+    if kind == "pieces":
+        t = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        t.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+        t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+        t.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=330, show_progress=False, special_tokens=[
+            "<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]))
+        return t
+    digits = r"\p{N}{1,3}" if kind == "llama3" else r"\p{N}"
+    t = Tokenizer(models.BPE(ignore_merges=kind == "llama3"))
+    pattern = (rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
+               r"\s*[\r\n]+|\s+(?!\S)|\s+")
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.post_processor = processors.ByteLevel(trim_offsets=False)
+    t.train_from_iterator(TEXTS, trainers.BpeTrainer(
+        vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        special_tokens=["<|endoftext|>", "<|im_end|>"]))
+    return t
+
+
+def with_vocabulary(source, tokenizer, n_vocab, about):
+    tokenizer.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps(about))
+    values = json.loads((source / "config.json").read_text()) | {"vocab_size": n_vocab}
+    (source / "config.json").write_text(json.dumps(values))
+    x = tensors(source.name)
+    for name in x:
+        if name.endswith(("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight")):
+            x[name] = np.resize(x[name], (n_vocab, D))
+    save_safetensors(source / "model.safetensors", x)
+
+
+@pytest.mark.parametrize("kind, name, pre", [("qwen", "qwen3", "qwen2"), ("llama3", "llama3", "llama-bpe"),
+                                             ("pieces", "llama", "default"), ("wordpiece", "bert", "bert-bge")])
+def test_ids_are_those_of_the_source(kind, name, pre, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    need("tokenizers", "makes the vocabulary")
+    tokenizer, source = train(kind), folder(tmp_path, name)
+    with_vocabulary(source, tokenizer, 340, {"eos_token": "<|endoftext|>", "chat_template": "{{ messages }}"}
+                    if pre in ("qwen2", "llama-bpe") else {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token":
+                    "[SEP]", "pad_token": "[PAD]"} if kind == "wordpiece" else
+                    {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"})
+    f = convert(source, tmp_path / "m.gguf", vocabulary=True)
+    assert f.get("tokenizer.ggml.pre") == pre and len(f.get("tokenizer.ggml.tokens")) == 340
+    text = "Once upon a time, Lily jumps over 12345 lazy girls; ok"
+    with load_model(tmp_path / "m.gguf", n_threads=1) as m:
+        ids = m.tokenizer.encode(text, add_special=False)
+    assert ids == tokenizer.encode(text, add_special_tokens=False).ids
+    if kind == "qwen":
+        assert f.get("tokenizer.chat_template") == "{{ messages }}" and f.get("tokenizer.ggml.eos_token_id") == 0
+        assert f.get("tokenizer.ggml.token_type")[:2].tolist() == [3, 3] and not f.get("tokenizer.ggml.add_bos_token")
+
+
+def piece(text, score, kind):
+    raw = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
+    return b"\x0a" + bytes([len(raw)]) + raw
+
+
+def test_a_sentencepiece_model(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source = folder(tmp_path, "gemma")
+    model = piece(b"<unk>", 0, 2) + piece(b"<s>", 0, 3) + piece(b"<0x41>", 0, 6) + piece(b"ab", -1.5, 1)
+    (source / "tokenizer.model").write_bytes(model + b"\x12\x02\x18\x01")           # and a field that is not read
+    (source / "added_tokens.json").write_text(json.dumps({"\u2581\u2581": 5, "<start>": 6, "<pad>": 7}))
+    f = convert(source, tmp_path / "m.gguf", vocabulary=True)
+    assert list(f.get("tokenizer.ggml.tokens"))[:9] == ["<unk>", "<s>", "<0x41>", "ab", "[PAD4]", "  ", "<start>",
+                                                        "<pad>", "[PAD8]"]
+    assert f.get("tokenizer.ggml.token_type")[:9].tolist() == [2, 3, 6, 1, 5, 4, 4, 3, 5]
+    assert f.get("tokenizer.ggml.scores")[:6].tolist() == [0, 0, 0, -1.5, -10000, -1000]
+    assert f.get("tokenizer.ggml.add_space_prefix") is False
+    (source / "tokenizer.model").write_bytes(model[:-3])
+    with pytest.raises(gg.BadFile, match="tokenizer.model: damaged at byte"):
+        convert(source, tmp_path / "n.gguf", vocabulary=True)
+
+
+# ---------------------------------------------------------------- what cannot be done
+def changed(source, **values):
+    (source / "config.json").write_text(json.dumps(config(source.name) | values))
+    return source
+
+
+@pytest.mark.parametrize("change, options, error, message", [
+    (lambda s: changed(s, architectures=["Qwen3ForCausalML"]), {}, gg.NotSupported,
+     r"architecture 'Qwen3ForCausalML' cannot be converted \(did you mean Qwen3ForCausalLM\?\)"),
+    (lambda s: changed(s, rope_scaling={"rope_type": "spiral"}), {}, gg.NotSupported, "RoPE scaling 'spiral'"),
+    (lambda s: changed(s, quantization_config={"bits": 4}), {}, gg.NotSupported, "quantised already"),
+    (lambda s: changed(s, hidden_act="gelu"), {}, gg.NotSupported, "hidden_act is 'gelu'; GGUF's qwen3 always"),
+    (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
+    (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
+    (lambda s: (s / "model.safetensors").unlink(), {}, gg.BadFile, "no .safetensors files"),
+    (lambda s: None, {"vocabulary": True}, gg.ModelError, "neither tokenizer.json nor tokenizer.model; .*--no-vocab"),
+    (lambda s: None, {"vocabulary": True, "pre": "qwen3"}, gg.ParamError, "no pre-tokenizer 'qwen3' .did you mean q"),
+    (lambda s: None, {"type": "Q4_0"}, gg.ParamError, "type must be one of AUTO, F32"),
+    (lambda s: save_safetensors(s / "more.safetensors", {"model.vision.weight": np.ones((2, 2), np.float32)}), {},
+     gg.ModelError, "tensor 'model.vision.weight' has no place in a GGUF of architecture qwen3"),
+    (lambda s: (s / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}'), {"vocabulary": True},
+     gg.NotSupported, "a tokenizer of kind 'Unigram'"),
+    (lambda s: (s / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+                                                             "pre_tokenizer": {"type": "Whitespace"}})),
+     {"vocabulary": True}, gg.NotSupported, r"cut in a way that is not known \(Whitespace\); .*--pre")])
+def test_refusals(change, options, error, message, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source = folder(tmp_path, "qwen3")
+    change(source)
+    with pytest.raises(error, match=message):
+        convert(source, tmp_path / "m.gguf", **options)
+    assert not (tmp_path / "m.gguf").exists() and not list(tmp_path.glob("*.part"))
+
+
+def test_broken_numbers_and_experts(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source, x = folder(tmp_path, "qwen3_moe"), tensors("qwen3_moe")
+    x["model.layers.0.self_attn.q_proj.weight"][0, 0] = 1e6
+    save_safetensors(source / "model.safetensors", x)
+    with pytest.raises(gg.BadFile, match=r"'model.layers.0.self_attn.q_proj.weight' as F16: .* take BF16 or F32"):
+        convert(source, tmp_path / "m.gguf", type="F16")
+    del x["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_safetensors(source / "model.safetensors", x)
+    with pytest.raises(gg.ModelError, match="3 experts like 'model.layers.1.mlp.experts.0.up_proj.weight', "):
+        convert(source, tmp_path / "m.gguf", type="BF16")
+    with pytest.raises(gg.NotSupported, match="norm_topk_prob is false"):
+        convert(changed(folder(tmp_path, "qwen3_moe"), norm_topk_prob=False), tmp_path / "m.gguf")
