@@ -35,7 +35,7 @@ def test_it_is_small_and_english_is_likelier_than_shuffled_english(austen):
 
 def test_it_needs_no_file_on_the_command_line(austen, capsys):
     assert main(["generate", "-p", "Emma was", "-n", "8", "--temp", "0", "-t", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == "".join(austen.generate("Emma was", n_predict=8))
+    assert json.loads(capsys.readouterr().out)["text"] == "".join(austen.generate("Emma was", n_predict=8, temp=0))
 
 
 def r_data(lines):
