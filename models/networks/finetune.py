@@ -15,6 +15,8 @@ import os
 import pathlib
 import sys
 
+import numpy as np
+
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
@@ -168,12 +170,12 @@ class Finetuning:
     def run(self, out, progress=True):
         """Train and write the adapter, also when Ctrl-C or an error ends it: that of the last finished step.
 
-        Returns the History.
+        One with values that are not finite is not written.  Returns the History.
         """
         try:
             self.loop.run(self.epochs, None, progress, self.steps)
         finally:
-            if self.loop.n_steps:
+            if self.loop.n_steps and all(np.isfinite(t.numpy()).all() for t in self.loop.training.params):
                 self.adapter.save(out)
         return self.loop.history
 

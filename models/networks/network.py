@@ -20,7 +20,6 @@ from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
-from ggjit.sched.plan import ScheduledPlan
 from ggjit.tensors.context import Context
 
 MAX_KEPT_PLANS = 24
