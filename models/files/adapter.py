@@ -55,8 +55,8 @@ class Adapter:
             self._weights.move(lambda name: takes(name.removesuffix(LOW).removesuffix(UP)), buft)
 
     def save(self, path):
-        """Write it as llama.cpp reads it, in float32.  The file appears when it is whole.  Errors: OSError."""
-        save_gguf(path, {name + end: np.ascontiguousarray(t.numpy(), np.float32) for name, pair in self.pairs.items()
+        """Write it as llama.cpp reads it, tensor by tensor.  The file appears when it is whole.  Errors: OSError."""
+        save_gguf(path, {name + end: t for name, pair in self.pairs.items()
                          for end, t in zip((LOW, UP), pair, strict=True)},
                   {"general.architecture": self.arch, "general.type": "adapter", "adapter.type": "lora",
                    "adapter.lora.alpha": np.float32(self.alpha)})

@@ -15,6 +15,8 @@ import os
 import pathlib
 import sys
 
+import numpy as np
+
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
@@ -84,15 +86,18 @@ def resident_nbytes():
 
 
 class _Memory:
-    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
+    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take.
 
-    def __init__(self, network, make, limit):
-        self.network = network
+    aside: bytes that are taken for moments only.
+    """
+
+    def __init__(self, network, make, limit, aside):
+        self.network, self.aside = network, aside
         self.training, self.peak = None, 0
         budget = None
         for k in range(MAX_TRIES):
             if limit is not None:
-                free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
+                free = limit - resident_nbytes() - network.weights.nbytes - aside - SLACK_NBYTES
                 budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
                 self._require(budget, limit)
             self.training = None                        # its arena goes before the next one comes
@@ -122,7 +127,7 @@ class _Memory:
         runs = self.training.runs
         graphs = [g for g in (self.training.first, self.training.further, self.training.step_graph) if g is not None]
         work = max(runs.plan(graph).work_nbytes for graph in graphs)
-        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes
+        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes + self.aside
         return int((resident_nbytes() + planned) * (1 + SLACK)) + SLACK_NBYTES
 
 
@@ -159,7 +164,8 @@ class Finetuning:
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
                                 1.0, budget)
-            planned = _Memory(m, make, memory)
+            # a checkpoint is made of copies of parameters and two moments, as arrays and as bytes
+            planned = _Memory(m, make, memory, 2 * 3 * 4 * self.n_params if checkpoint is not None else 0)
             self.peak, training = planned.peak, planned.training
             self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback)
             self.n_steps = min(epochs * (len(data) // batch), steps)
@@ -168,12 +174,12 @@ class Finetuning:
     def run(self, out, progress=True):
         """Train and write the adapter, also when Ctrl-C or an error ends it: that of the last finished step.
 
-        Returns the History.
+        One with values that are not finite is not written.  Returns the History.
         """
         try:
             self.loop.run(self.epochs, None, progress, self.steps)
         finally:
-            if self.loop.n_steps:
+            if self.loop.n_steps and all(np.isfinite(t.numpy()).all() for t in self.loop.training.params):
                 self.adapter.save(out)
         return self.loop.history
 

@@ -35,7 +35,16 @@ def test_it_is_small_and_english_is_likelier_than_shuffled_english(austen):
 
 def test_it_needs_no_file_on_the_command_line(austen, capsys):
     assert main(["generate", "-p", "Emma was", "-n", "8", "--temp", "0", "-t", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == "".join(austen.generate("Emma was", n_predict=8))
+    assert json.loads(capsys.readouterr().out)["text"] == "".join(austen.generate("Emma was", n_predict=8, temp=0))
+
+
+def test_it_is_fine_tuned_from_the_command_line(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(TEXT * 3)
+    line = f"finetune --data {tmp_path}/a.txt -o {tmp_path}/a.gguf -c 16 --targets attn_q --steps 2 -t 1".split()
+    assert main([*line, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["steps"] == len(said["loss"]) == 2 and said["peak"] > 1 << 20 and (tmp_path / "a.gguf").exists()
+    assert main([*line, "--memory", "1M"]) == 1 and "bytes or more" in capsys.readouterr().err
 
 
 def r_data(lines):

@@ -11,6 +11,8 @@ from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.finetune import read_ids
 from ggjit.models.networks.training import TokenLoss
+from ggjit.tools.command.commands.finetune import nbytes
+from ggjit.tools.command.helpers import adapters
 
 IDS = np.tile(np.arange(40), 9)
 N = 16
@@ -85,6 +87,22 @@ def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_o
     assert part.read_bytes() == whole.read_bytes() and len(h.steps) == 30
     with pytest.raises(gg.ShapeError, match="has shape|of other parameters"):
         train(model, part, epochs=2, checkpoint=steps, rank=2)
+
+
+def test_an_adapter_that_is_not_finite_is_not_written(model, tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"of before")
+    with pytest.raises(gg.train.NotFinite, match="step"):
+        train(model, tmp_path / "a.gguf", lr=1e38)
+    assert (tmp_path / "a.gguf").read_bytes() == b"of before"
+
+
+@pytest.mark.parametrize("text, n", [("1500000000", 1_500_000_000), ("1.5G", 1_500_000_000), ("2MiB", 2 << 20)])
+def test_numbers_of_bytes(text, n):
+    assert nbytes(text) == n
+
+
+def test_what_lora_takes_on_the_command_line():
+    assert adapters(["a", "b=0.5", "c=d", "e=f=2"]) == [("a", 1.0), ("b", 0.5), ("c=d", 1.0), ("e=f", 2.0)]
 
 
 @pytest.mark.parametrize("text, name, words", [

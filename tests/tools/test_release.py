@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_stubs_and_every_package(wheel):
     for folder, package in (("engine", "ggjit"), ("ops", "ggjit/ops"), ("alloc", "ggjit/alloc"),
                             ("models", "ggjit/models"), ("tools", "ggjit/tools")):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".pyi", ".typed"):
+            if path.suffix in (".py", ".pyi", ".typed", ".gguf"):
                 assert f"{package}/{path.relative_to(ROOT / folder)}" in names
     assert "ggjit_command.py" in names and not any(n.startswith(("tests", "docs", "engine")) for n in names)
     assert f"-{gg.__version__}-" in wheel.name
