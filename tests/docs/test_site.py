@@ -16,7 +16,9 @@ for (const name of %s) {
     document.body.append(frame);
     await new Promise(r => { frame.onload = r; frame.src = name; });
     const d = frame.contentDocument, code = [...d.querySelectorAll("pre > code")];
+    const one = code.length ? parseFloat(getComputedStyle(code[0]).fontSize) * 0.61 : 1;        // width of a letter
     out[name] = {blocks: code.length,
+        columns: code.length ? Math.floor((code[0].clientWidth - 32) / one) : 118,
         cut: code.filter(c => c.scrollWidth > c.clientWidth + 1).map(c => c.textContent.split("\\n").sort(
             (a, b) => b.length - a.length)[0].slice(0, 140)),
         missing: [...d.images].filter(i => !i.naturalWidth).map(i => i.src),
@@ -43,5 +45,6 @@ def test_pages_in_a_window_of_a_laptop(site):
     names = sorted(str(p.relative_to(site)) for p in site.rglob("index.html"))
     found = in_browser("<!doctype html><html><head></head><body></body></html>", LOOK % names, site, width=WIDTH)
     assert len(found) == len(names) > 15 and sum(page["blocks"] for page in found.values()) > 60
+    assert min(page["columns"] for page in found.values()) >= 115           # of drawings: longer lines of code go on
     faults = {name: page for name, page in found.items() if page["cut"] or page["missing"] or page["elsewhere"]}
     assert faults == {}
