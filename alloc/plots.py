@@ -73,6 +73,13 @@ def ink(colour):
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
+def turned(width, height, length, line):
+    """Degrees by which a label of that length is turned to fit into a box; None where it does not."""
+    if width > length and height > line:
+        return 0
+    return 90 if height > length and width > line else None
+
+
 def round_ticks(end, n=5):
     """About n round numbers from 0 up to `end`: steps of 1, 2 or 5 times a power of ten."""
     rough = max(end, 1e-9) / n
@@ -123,8 +130,10 @@ def svg(report, colour="op"):
         out.append(f"<rect x='{x:.2f}' y='{y:.2f}' width='{w:.2f}' height='{h:.2f}' fill='{key.colour}' stroke='{RIM}' "
                    f"stroke-width='{0.5 if len(boxes) < 500 else 0.1}'><title>{_tooltip(b)}</title></rect>")
         name = b.rows[0].name if b.rows else ""
-        if name and w > CHAR * len(name) + 4 and h > 11:
-            labels.append(f"<text x='{x + w / 2:.1f}' y='{y + h / 2 + 3.5:.1f}' text-anchor='middle' "
+        turn = turned(w, h, CHAR * len(name) + 4, 11)
+        if name and turn is not None:
+            at = f"translate({x + w / 2:.1f} {y + h / 2:.1f})" + (" rotate(-90)" if turn else "")
+            labels.append(f"<text transform='{at}' y='3.5' text-anchor='middle' "
                           f"fill='{ink(key.colour)}' stroke='{key.colour}' stroke-width='4' paint-order='stroke' "
                           f"pointer-events='none'>{html.escape(name)}</text>")
     out += [_curve(report, sx, sy), *labels, "</g>", _legend(legend), "</svg>"]
@@ -196,6 +205,7 @@ def plot(report, ax=None, path=None, colour="op"):
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
     from matplotlib.patheffects import withStroke
+    from matplotlib.ticker import MaxNLocator
     boxes = boxes_of(report)
     keys, legend = coloured(boxes, colour)
     ax = new_axes(path, (11, 5)) if ax is None else ax
@@ -211,11 +221,16 @@ def plot(report, ax=None, path=None, colour="op"):
     ax.axvline(report.peak_step + 0.5, color="0.4", ls=":", lw=0.8)
     ax.set_xlim(0, report.n_steps)
     ax.set_ylim(0, max(report.peak, 1) * 1.04 / unit)
-    for b, key in zip(boxes, keys, strict=True):        # where it fits: 1 % of the width a letter, 3 % of the height
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    # points; the layout, which comes later, leaves the axes about as large as they are now
+    width, height = ax.figure.get_size_inches() * 72 * 0.95 * (ax.get_position().width, ax.get_position().height)
+    for b, key in zip(boxes, keys, strict=True):        # a letter of size 7 is 4.2 wide, a line 9 high
         text = b.rows[0].name if b.rows else ""
-        if text and (b.hi - b.lo) / report.n_steps > 0.009 * len(text) and b.nbytes > 0.03 * report.peak:
+        turn = turned((b.hi - b.lo) / report.n_steps * width, b.nbytes / report.peak * height, 4.2 * len(text), 9)
+        if text and turn is not None:
             ax.text((b.lo + b.hi) / 2, (b.bottom + b.nbytes / 2) / unit, text, ha="center", va="center", fontsize=7,
-                    clip_on=True, color=ink(key.colour), path_effects=[withStroke(linewidth=3, foreground=key.colour)])
+                    rotation=turn, clip_on=True, color=ink(key.colour),
+                    path_effects=[withStroke(linewidth=3, foreground=key.colour)])
     ax.set_xlabel("step (node in the order of computing)")
     ax.set_ylabel(f"offset, {name}")
     ax.set_title(f"{report.title or 'memory plan'}: peak {report.peak / unit:.2f} {name}, lower bound "

@@ -19,6 +19,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
 
+MAX_TWICE = 500                 # buffers of a plan whose picture a notebook gets in both colourings
 LISTED = 10                     # tensors that a Diff's text names one by one
 
 
@@ -210,14 +211,16 @@ class MeasureReport:
         return Group(numbers, *self.advice(), plots.text_plot(self), alive)
 
     def _repr_html_(self):
-        """Rendering in a notebook: numbers, picture, table; no script, no server."""
-        e = html.escape
+        """Rendering in a notebook: numbers, pictures, table; no script, no server."""
+        e, lifetimes = html.escape, ""
+        if self.rows and len(self.boxes) <= MAX_TWICE:
+            lifetimes = f"<details><summary>coloured by lifetime</summary>{plots.svg(self, 'lifetime')}</details>"
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
         return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
                 f"<p>{'<br>'.join(map(e, self.advice()))}</p>{plots.svg(self)}"
-                f"<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
+                f"{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
     def plot(self, ax=None, path=None, colour="op"):

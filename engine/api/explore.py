@@ -45,7 +45,7 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
         gg.explore(graph_of, batch=(1, 8, 32), context=(512, 2048)).save("plans.html")
 
     The page needs no network and is at most 8 MiB.  Errors: TypeMismatch, ParamError (settings without a function, a
-    page that would be larger), NotAllocated (run=True, and leaves without values), NotSupported.
+    graph without nodes, a page that would be larger), NotAllocated (run=True, and leaves without values), NotSupported.
     """
     planners = _values(planner, "planner")
     axes = {k: _values(v, k) for k, v in settings.items()} | {"planner": planners}
@@ -63,7 +63,10 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
         for chosen in every:
             made = graph(**dict(zip(settings, chosen, strict=True))) if callable(graph) else graph
             made, kinds = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-            number = page.add_graph(expect(made, Graph, "explore: what the function returns"))
+            expect(made, Graph, "explore: what the function returns")
+            if not made.nodes:
+                raise ParamError(f"explore: {made!r} computes nothing; give the graph of a result")
+            number = page.add_graph(made)
             for name in planners:
                 if run and not page.data["plans"]:
                     report = page.run(made, name, backend, time_limit)

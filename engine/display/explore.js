@@ -98,9 +98,10 @@ function ggjitExplore(root, data) {
                  `fill="${c}" stroke="${now ? data.live : data.rim}" stroke-width="${now ? 1.2 : 0.4}"/>`);
       const text = p.holders[b].length ? name(p, now ? holder(p, b, state.step) : p.holders[b][0]) : "";
       const left = Math.max(x, 0), right = Math.min(x + w, WIDTH), top = Math.max(y, 0), foot = Math.min(y + h, HEIGHT);
-      if (text && right - left > 6 * text.length + 4 && foot - top > 12 && labels.length < 400)
-        labels.push(`<text x="${((left + right) / 2).toFixed(1)}" y="${((top + foot) / 2 + 3.5).toFixed(1)}" text-anchor="middle" ` +
-                    `fill="${ink(c)}" stroke="${c}" stroke-width="4" paint-order="stroke">${escaped(text)}</text>`);
+      const length = 6 * text.length + 4, flat = right - left > length && foot - top > 12;
+      if (text && labels.length < 400 && (flat || (foot - top > length && right - left > 12)))
+        labels.push(`<text transform="translate(${((left + right) / 2).toFixed(1)} ${((top + foot) / 2).toFixed(1)})${flat ? "" : " rotate(-90)"}" ` +
+                    `y="3.5" text-anchor="middle" fill="${ink(c)}" stroke="${c}" stroke-width="4" paint-order="stroke">${escaped(text)}</text>`);
     });
     const line = [];
     for (let s = Math.max(0, Math.floor(v.x0)); s < Math.min(p.nSteps, Math.ceil(v.x1)); s++)

@@ -26,9 +26,9 @@ STYLE = """
 .gx input[data-part=step]{width:300px}
 .gx a{color:inherit;text-decoration:underline dotted;cursor:pointer}
 .gx table{border-collapse:collapse;font-size:12px;margin:4px 0;width:auto;color:inherit}
-.gx th,.gx td{border:0;border-bottom:1px solid rgba(128,128,128,.35);padding:1px 8px;text-align:left;color:inherit;
- background:transparent;vertical-align:top;overflow-wrap:anywhere}
-.gx .gx-values td{text-align:right;font-family:monospace;white-space:nowrap}
+.gx.gx th,.gx.gx td{border:0;border-bottom:1px solid rgba(128,128,128,.35);padding:1px 8px;color:inherit;
+ text-align:left!important;background:transparent!important;vertical-align:top;overflow-wrap:anywhere}
+.gx.gx .gx-values td{text-align:right!important;font-family:monospace;white-space:nowrap}
 .gx .gx-key{margin-right:14px;white-space:nowrap;font-size:11px}
 .gx .gx-key i{display:inline-block;margin-right:5px;vertical-align:middle}
 .gx .gx-bar{margin:5px 0}

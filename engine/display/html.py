@@ -145,7 +145,8 @@ def _profile(p: Profile):
     head, lines = p.table()
     return facts("Profile", (("plans", "; ".join(f"{r.title}: {r.n_runs} runs on {r.backend}, "
                                                  f"{r.n_threads} threads" for r in p.records)),
-                             ("time in nodes", f"{1e3 * p.seconds:.3f} ms"))) + table(lines, head, range(8))
+                             ("time in nodes", f"{1e3 * p.seconds:.3f} ms"))) + table(lines, head, range(8)) + "".join(
+        f"<small>{escape(remark)}</small>" for remark in p.remarks(lines))
 
 
 @html_of.register

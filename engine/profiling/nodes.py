@@ -62,8 +62,8 @@ def kind(t, kernel):
     """Nodes of one kind are summed up: the same kernel, and for products the same matrix."""
     if t.op in (OP.MUL_MAT, OP.FLASH_ATTN_EXT):
         a, b = t.src[:2]
-        return f"{kernel} [{a.ne[0]} x {a.ne[1]}] {b.ne[1]}"
-    return f"{kernel} [{t.ne[0]} x {t.ne[1] * t.ne[2] * t.ne[3]}]"
+        return f"{kernel} [{a.ne[0]}, {a.ne[1]}] {b.ne[1]}"
+    return f"{kernel} [{t.ne[0]}, {t.ne[1] * t.ne[2] * t.ne[3]}]"
 
 
 @dataclasses.dataclass(slots=True)

@@ -38,6 +38,10 @@ MIN_BASELINE_NS = 20_000_000    # clock ticks are converted over at least this s
 _last = None                    # weak reference to the profile that was closed last
 
 
+CACHED = ("cached: faster than memory and float32 products allow, as the data came from a cache or the products are "
+          "of int8")
+
+
 def share_text(roofline):
     """A share of the roofline: "87%"; above it "cached": the roofline is that of the memory, which was not used."""
     return f"{roofline:.0%}" if roofline <= 1.005 else "cached"
@@ -160,8 +164,13 @@ class Profile(HtmlRepr):
             return "(nothing was computed on the thread pool)"
         head, lines = self.table()
         width = [max(len(x[k]) for x in [head, *lines]) for k in range(len(head))]
-        return "\n".join("  ".join([*(x.rjust(w) for x, w in zip(row[:-1], width, strict=False)), row[-1]])
-                         for row in [head, *lines])
+        return "\n".join(["  ".join([*(x.rjust(w) for x, w in zip(row[:-1], width, strict=False)), row[-1]])
+                          for row in [head, *lines]] + self.remarks(lines))
+
+    @staticmethod
+    def remarks(lines):
+        """What has to be said of rows of a table: why a roofline is left behind."""
+        return [CACHED] if any("cached" in row for row in lines) else []
 
     def __repr__(self):
         n = sum(len(r.nodes) for r in self.records)

@@ -26,6 +26,7 @@ from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.progress import counted
 from ggjit.ops.core.types import BY_NAME
 from ggjit.tensors.context import Context
 
@@ -219,7 +220,7 @@ class Decoder(Network):
         ids = self._checked_ids(ids, self.n_ctx - self.n_past if self.n_past < self.n_ctx else 0)
         before, out = (self.n_past, self.slot), []
         try:
-            for start in range(0, len(ids), self.n_batch):
+            for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
                 part = ids[start:start + self.n_batch]
                 free = next(s for s in range(1, N_SLOTS) if s not in (self.slot, before[1]))
                 out.append(self._fed_batch(part, all_rows, hidden, free))

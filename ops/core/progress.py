@@ -93,6 +93,18 @@ def work(description, total=None):
         line.end()
 
 
+def counted(description, things):
+    """`for x in counted("reading", parts):` is such a work; of one thing nothing is told."""
+    return _counted(description, things) if len(things) > 1 else things
+
+
+def _counted(description, things):
+    with work(description, len(things)) as step:
+        for x in things:
+            yield x
+            step()
+
+
 @contextlib.contextmanager
 def busy(description, seconds=math.inf):
     """The line moves by itself: for work without steps that may take `seconds`."""

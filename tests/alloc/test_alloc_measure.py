@@ -2,12 +2,14 @@
 import csv
 import io
 import json
+import re
 import xml.dom.minidom
 
 import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
+import ggjit as gg
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.report import MeasureReport, mib
 from ggjit.ops.core.record import OP, T_OP
@@ -81,6 +83,41 @@ def test_difference():
     assert d.peak == b.peak - a.peak < 0 and not d.added and not d.resized and "best" in str(d)
     c, _ = report(graphs.SUITE["tinyllama pp128"]())
     assert a.diff(c).added and a.diff(c).resized and "resized" in str(a.diff(c))
+
+
+def branches(widths):
+    """Branches without names, the widest last: orders and planners differ on them."""
+    ctx = gg.Context()
+    x = ctx.new_tensor(gg.F32, (64, 64), "x")
+    outs = [gg.mul_mat(ctx.new_tensor(gg.F32, (n, 64)), gg.silu(gg.mul_mat(ctx.new_tensor(gg.F32, (64, n)), x)))
+            for n in widths]
+    gg.alloc_ctx_tensors(ctx, gg.init_backend("NULL"))
+    return gg.Graph(*outs)
+
+
+def test_tensors_without_names_have_one_name_on_both_sides():
+    """Op and number: the same for two orders, two planners, two builds and a graph in another order."""
+    widths = (64, 128, 256)
+    graph = branches(widths)
+    reports = [gg.measure(graph), gg.measure(graph, order="memory"), gg.measure(branches(widths), planner="ggml"),
+               gg.measure(gg.Graph(*graph.outputs, order="memory"))]
+    names = [{r.name: r.nbytes for r in report.rows} for report in reports]
+    assert all(n == names[0] for n in names) and {"mul_mat 0", "silu 1"} <= names[0].keys()
+    assert not re.search(r">%\d|'%\d", reports[0].svg() + str(reports[0].table()))
+    assert reports[0].svg("lifetime") != reports[0].svg() and "2 to 3 steps" in reports[0].svg("lifetime")
+    with pytest.raises(gg.ParamError, match="colour 'size': expected 'op' or 'lifetime'"):
+        reports[0].svg("size")
+
+
+def test_a_difference_lists_what_moved():
+    graph = branches((64, 128, 256))
+    a, b = gg.measure(graph), gg.measure(graph, order="memory")
+    d = a.diff(b)
+    place = {r.name: r.offs for r in a.rows}, {r.name: r.offs for r in b.rows}
+    assert d.moved == {n: (place[0][n], place[1][n]) for n in place[0] if place[0][n] != place[1][n]} != {}
+    first, (x, y) = next(iter(d.moved.items()))
+    assert f"moved        {first}: offset {x:,} -> {y:,}" in str(d) and a.diff(a).moved == {}
+    assert d.at_peak[0] and f"peak left    {len(d.at_peak[0])}: " in str(d)
 
 
 def test_nothing_to_place():

@@ -70,10 +70,7 @@ def test_committed_without_outputs(path):
     assert "".join(cells(path, "markdown")[0]["source"]).startswith("# ")
 
 
-INSTALLING = [p for p in NOTEBOOKS if p.stem[:2] != "20"]
-
-
-@pytest.mark.parametrize("path", INSTALLING, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_first_cell_installs_where_nothing_is(path, monkeypatch):
     """On a hosted machine with a clone alone; where ggjit is, it does nothing."""
     code, called = "".join(cells(path)[0]["source"]), []

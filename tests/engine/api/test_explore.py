@@ -78,6 +78,18 @@ def test_the_run_is_shown_step_by_step(tmp_path):
         assert "us" in facts["time"] or "ms" in facts["time"] or t.op.name == "TRANSPOSE"
 
 
+def test_odd_graphs_are_shown(tmp_path):
+    """Without memory of its own, without elements, of one node, with values that are none: each says so."""
+    ctx = gg.Context()
+    x, z = (gg.from_numpy(ctx, np.full(shape, -1, np.float32), "x") for shape in ((2, 3), (0, 3)))
+    pages = [gg.explore(gg.Graph(y), run=True).html() for y in (gg.transpose(x), gg.relu(z), gg.log(x), gg.sum(x))]
+    seen = in_browser(f"<!doctype html><html><head></head><body>{''.join(pages)}</body></html>", """
+        return [...document.querySelectorAll(".gx")].map(g => g.querySelector('[data-part="node"]').textContent);""",
+                      tmp_path)
+    for text, words in zip(seen, ("no memory of its own", "no elements", "all NaN", "min -6, max -6"), strict=True):
+        assert words in text, text
+
+
 def test_settings_are_dragged_and_tell_the_peak(tmp_path):
     def build(batch, width):
         return network(batch, width), {"weights": 4 * 64 * width}
@@ -134,6 +146,8 @@ def test_what_cannot_be_shown_says_why(monkeypatch, tmp_path):
     with pytest.raises(gg.ParamError, match="expected one of"):
         gg.explore(graph, planner="bst")
     ctx = gg.Context()
+    with pytest.raises(gg.ParamError, match="computes nothing"):
+        gg.explore(gg.Graph(gg.from_numpy(ctx, np.ones(4, np.float32), "leaf")))
     with pytest.raises(gg.NotAllocated, match="x F32 .* has no values"):
         gg.explore(gg.Graph(gg.relu(ctx.new_tensor(gg.F32, (4,), "x"))), run=True)
     with pytest.raises(gg.ParamError, match=r"'a.png' must end in \.html"):

@@ -46,6 +46,12 @@ def test_a_line_counts_says_what_is_left_and_ends(place):
     assert [last for _, last in place.lines] == [False, False, True]
 
 
+def test_what_is_counted(place):
+    one = [1]
+    assert progress.counted("one", one) is one and list(progress.counted("two", [1, 2])) == [1, 2]
+    assert place.lines[0][0].startswith("two: 1/2") and len(place.lines) == 3
+
+
 def test_short_work_and_work_nobody_sees_have_no_line(monkeypatch):
     where = Place()
     monkeypatch.setattr(progress, "_place", lambda: where)

@@ -303,3 +303,5 @@ def test_a_fused_node_is_one_row():
 def test_no_share_of_the_roofline_is_above_all_of_it():
     assert [share_text(x) for x in (0.0, 0.873, 1.0, 1.004)] == ["0%", "87%", "100%", "100%"]
     assert share_text(1.72) == share_text(4.82) == "cached"
+    assert Profile.remarks([("cached", "mul_mat")])[0].startswith("cached: faster than memory") and \
+        Profile.remarks([("87%", "cached_op")]) == []
