@@ -13,6 +13,8 @@
     [GRAPH, key, n rows, names nbytes]      rows, names
     [RUN, key]                                          nanoseconds
     [MEMORY]                                            free, total
+    [HAVE, arena, offs, nbytes, key]                    1: these weights are there now, 0: they are not kept
+    [KEEP, arena, offs, nbytes, key]
 
 Numbers of arenas are the driver's, never used twice.  After an error the rest of the message is skipped, but for what
 says which arenas and graphs there are: driver and worker keep the same list of graphs (`Recent`), so a graph is sent
@@ -31,14 +33,15 @@ import numpy as np
 import ggjit.ops
 from ggjit.cluster import wire
 from ggjit.cluster.encoding import ROW_WORDS, decode
+from ggjit.cluster.kept import KeptWeights
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 
-PROTOCOL = 1
-ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY = range(9)
+PROTOCOL = 2
+ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY, HAVE, KEEP = range(11)
 OK, FAILED, BUSY = range(3)
 MAX_GRAPHS = 64                 # kept by a worker for a driver
 MAX_ARENAS = 1 << 16
@@ -125,20 +128,24 @@ class Span:
 
 
 class Machine:
-    """The device that a worker lends, shared by its sessions.  memory_nbytes: at most so much for all arenas."""
+    """The device that a worker lends, shared by its sessions.
 
-    def __init__(self, memory_nbytes=None, n_threads=None):
+    memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/kept.py), 0: none.
+    """
+
+    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0):
         self.device = CPU
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
         self.memory_nbytes = memory_nbytes or available_nbytes()
         self.used_nbytes = 0
+        self.kept = KeptWeights(keep_nbytes) if keep_nbytes else None
         self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs
 
     def describe(self):
         free, total = self.memory()
         return {"device": self.device.name, "description": self.device.description, "isa": isa.ISA,
                 "alignment": self.backend.alignment, "free": free, "total": total,
-                "n_threads": self.backend.n_threads}
+                "n_threads": self.backend.n_threads, "keeps": self.kept is not None}
 
     def memory(self):
         """(free, total) bytes for arenas."""
@@ -205,7 +212,7 @@ class Session:
         ops = message[1] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) else ()
         seconds = 0.0
         for op in ops[:QUICK_OPS + 1]:
-            if not isinstance(op, list) or not op or op[0] in (ALLOC, GRAPH, MEMORY):
+            if not isinstance(op, list) or not op or op[0] in (ALLOC, GRAPH, MEMORY, HAVE, KEEP):
                 return False
             if op[0] == RUN:
                 seconds += self._last_seconds.get(op[1], 1.0) if len(op) == 2 and isinstance(op[1], bytes) else 1.0
@@ -292,6 +299,22 @@ class Session:
     def _memory(self, payload, failed):
         return [*self.machine.memory()]
 
+    def _have(self, arena, offs, nbytes, key, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        raw = None if self.machine.kept is None else self.machine.kept.get(key, nbytes)
+        if raw is None:
+            return 0
+        span.buffer.set_tensor(span, raw, 0)
+        return 1
+
+    def _keep(self, arena, offs, nbytes, key, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        if self.machine.kept is not None:
+            try:
+                self.machine.kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
+            except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
+                self.machine.kept = None
+
 
 def _is(kind, value):
     if kind is int:
@@ -304,7 +327,8 @@ _OPS = [("alloc", (int, int), _none), ("free", (int,), _none), ("set", (int, int
         ("fill", (int, int, int, int), _none), ("copy", (int, int, int, int, int), _none),
         ("get", (int, int, int), _none),
         ("graph", (bytes, int, int), lambda key, rows, names: rows * ROW_WORDS * WORD + names),
-        ("run", (bytes,), _none), ("memory", (), _none)]
+        ("run", (bytes,), _none), ("memory", (), _none), ("have", (int, int, int, bytes), _none),
+        ("keep", (int, int, int, bytes), _none)]
 
 
 def _checked_message(message):
