@@ -6,6 +6,7 @@
     certificates    who may connect: a small CA of your own
     wire            messages: lengths checked, never a pickle
     encoding        graphs as integers
+    kept            weights on a worker's disk, by their content
     session         what a worker does for a driver; server: it listens
     loop            the event loop of this process
     stream          the driver's end of a connection: order, deadlines

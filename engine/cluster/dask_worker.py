@@ -28,7 +28,7 @@ class DevicePlugin(distributed.WorkerPlugin):
             signal.signal(signal.SIGINT, signal.SIG_IGN)        # a Ctrl-C in a terminal or notebook is the driver's
         scheme, _, location = worker.address.partition("://")
         tls, *options = self.options
-        own = os.environ.get(OPTIONS)           # its own certificates, memory and threads (serving.py)
+        own = os.environ.get(OPTIONS)           # its own certificates, memory ... (serving.py)
         if own is not None:
             tls, *options = json.loads(own)
         worker.ggjit_server = Server(certificates(tls), *options)

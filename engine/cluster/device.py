@@ -18,10 +18,11 @@ import numpy as np
 
 from ggjit.cluster import session as s
 from ggjit.cluster.encoding import Encoded
+from ggjit.cluster.kept import content_key
 from ggjit.cluster.stream import SLOWER, TIMEOUT_SECONDS, Stream
 from ggjit.core.arguments import buffer_size, expect_slot
 from ggjit.core.backend import TYPE_GPU, Backend, Device, DeviceLost
-from ggjit.core.buffer import Buffer, BufferType, as_bytes, require_byte
+from ggjit.core.buffer import USAGE_WEIGHTS, Buffer, BufferType, as_bytes, require_byte
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION, written
 from ggjit.cpu.device import CPU, parse_params
@@ -36,6 +37,7 @@ from ggjit.tensors.rebuild import CALLS_PYTHON
 SMALL_NBYTES = 64 << 10         # writes up to it wait for the next message
 KEPT_NBYTES = 1 << 20           # so much of them, then they are sent
 IN_FLIGHT = 3                   # messages with a frame each, before one is waited for
+KEPT_WEIGHTS_NBYTES = 1 << 20   # weights from this size on are asked for before they are sent
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
 
 
@@ -61,7 +63,9 @@ class RemoteBuffer(Buffer):
 
     def set_tensor(self, t, data, offset=0):
         raw = as_bytes(data)
-        if raw.size:
+        if raw.size >= KEPT_WEIGHTS_NBYTES and self.usage == USAGE_WEIGHTS and self.device.facts.get("keeps") is True:
+            self.device.write_weights(*self.at(t, offset), raw)
+        elif raw.size:
             self.device.write(*self.at(t, offset), raw)
 
     def get_tensor(self, t, offset=0, nbytes=None):
@@ -281,6 +285,15 @@ class RemoteDevice(Device):
                 self._bounded(self.flush([s.SET, arena, offs + at, piece.size], part))
             if borrowed:
                 self.finish()
+
+    def write_weights(self, arena, offs, raw):
+        """The same for bytes that the worker may have kept from another time: then they are not sent."""
+        with self._lock:
+            self._wrote()
+            key = content_key(raw)
+            if not self.ask([s.HAVE, arena, offs, raw.size, key]).results[-1]:
+                self.write(arena, offs, raw)
+                self.queue([s.KEEP, arena, offs, raw.size, key])
 
     def _bounded(self, answer):
         """At most IN_FLIGHT frames are on their way."""

@@ -15,21 +15,25 @@ LISTEN = "tcp://127.0.0.1:8790"
 
 
 @typed_call
-def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads=None, said=print):
+def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads=None, keep_nbytes=0,
+          said=print):
     """Lend this process's processor and memory until SIGTERM or Ctrl-C; returns what was done, as a dict.
 
     listen: tcp://127.0.0.1:PORT, or tls://HOST:PORT with `tls`, a directory of certificates; port 0: any.  scheduler:
     the address of a Dask scheduler to work for instead, in a process that is started again after failures.
-    memory_nbytes: at most so much for drivers.  said: called with a line of text once drivers can connect.
+    memory_nbytes: at most so much for drivers.  keep_nbytes: of weights that are kept on disk, so that a model which is
+    loaded again is not sent again; 0: none.  said: called with a line of text once drivers can connect.
     Errors: ParamError, GgjitError (an address that is taken; no scheduler answers).
     """
     tls = certificates(tls)
     checked_address(listen if scheduler is None else scheduler, tls)
     if memory_nbytes is not None and memory_nbytes < 1:
         raise ParamError(f"memory of {memory_nbytes} bytes: expected a number above 0")
-    work = _listen(listen, tls, memory_nbytes, n_threads, said) if scheduler is None else \
-        _work_for(scheduler, tls, memory_nbytes, n_threads, said)
-    return asyncio.run(work)
+    if keep_nbytes < 0:
+        raise ParamError(f"keep_nbytes = {keep_nbytes}: expected 0 or more")
+    options = memory_nbytes, n_threads, keep_nbytes
+    return asyncio.run(_listen(listen, tls, options, said) if scheduler is None else
+                       _work_for(scheduler, tls, options, said))
 
 
 def _ended():
@@ -40,8 +44,8 @@ def _ended():
     return ended
 
 
-async def _listen(address, tls, memory_nbytes, n_threads, said):
-    server, ended = Server(tls, memory_nbytes, n_threads), _ended()
+async def _listen(address, tls, options, said):
+    server, ended = Server(tls, *options), _ended()
     try:
         at = await server.start(address)
     except OSError as e:
@@ -52,9 +56,9 @@ async def _listen(address, tls, memory_nbytes, n_threads, said):
     return {"address": at, **server.machine.counters}
 
 
-async def _work_for(address, tls, memory_nbytes, n_threads, said):
+async def _work_for(address, tls, options, said):
     ended = _ended()
-    os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), memory_nbytes, n_threads])
+    os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), *options])
     host = None if tls is not None else "127.0.0.1"
     try:
         async with distributed.Nanny(address, nthreads=1, host=host, security=None if tls is None else tls.security,

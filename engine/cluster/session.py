@@ -13,6 +13,8 @@
     [GRAPH, key, n rows, names nbytes]      rows, names
     [RUN, key]                                          nanoseconds
     [MEMORY]                                            free, total
+    [HAVE, arena, offs, nbytes, key]                    1: these weights are there now, 0: they are not kept
+    [KEEP, arena, offs, nbytes, key]
 
 Numbers of arenas are the driver's, never used twice.  After an error the rest of the message is skipped, but for what
 says which arenas and graphs there are: driver and worker keep the same list of graphs (`Recent`), so a graph is sent
@@ -31,20 +33,23 @@ import numpy as np
 import ggjit.ops
 from ggjit.cluster import wire
 from ggjit.cluster.encoding import ROW_WORDS, decode
+from ggjit.cluster.kept import KeptWeights
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 
-PROTOCOL = 1
-ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY = range(9)
+PROTOCOL = 2
+ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY, HAVE, KEEP = range(11)
 OK, FAILED, BUSY = range(3)
 MAX_GRAPHS = 64                 # kept by a worker for a driver
 MAX_ARENAS = 1 << 16
 FRAME_NBYTES = 4 << 20          # of one SET or GET
 WINDOW = 4                      # messages of a driver that are read ahead
 HELLO_SECONDS = 10.0
+QUICK_SECONDS = 1e-3            # graphs of less run on the thread that reads: two changes of threads take a tenth of it
+QUICK_OPS = 16
 
 
 class Recent:
@@ -123,20 +128,24 @@ class Span:
 
 
 class Machine:
-    """The device that a worker lends, shared by its sessions.  memory_nbytes: at most so much for all arenas."""
+    """The device that a worker lends, shared by its sessions.
 
-    def __init__(self, memory_nbytes=None, n_threads=None):
+    memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/kept.py), 0: none.
+    """
+
+    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0):
         self.device = CPU
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
         self.memory_nbytes = memory_nbytes or available_nbytes()
         self.used_nbytes = 0
+        self.kept = KeptWeights(keep_nbytes) if keep_nbytes else None
         self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs
 
     def describe(self):
         free, total = self.memory()
         return {"device": self.device.name, "description": self.device.description, "isa": isa.ISA,
                 "alignment": self.backend.alignment, "free": free, "total": total,
-                "n_threads": self.backend.n_threads}
+                "n_threads": self.backend.n_threads, "keeps": self.kept is not None}
 
     def memory(self):
         """(free, total) bytes for arenas."""
@@ -162,6 +171,7 @@ class Session:
     def __init__(self, machine):
         self.machine, self.backend = machine, machine.backend
         self.arenas, self.graphs = {}, Recent()
+        self._last_seconds = {}         # {key of a graph: what its last run took}
         self.empty = EmptyBuffer(machine.device.buffer_type())
 
     def close(self):
@@ -196,6 +206,17 @@ class Session:
         if failed is not None:
             return wire.pack([seq, FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
         return wire.pack([seq, OK, results]), out
+
+    def is_quick(self, message):
+        """Is it done before another thread would have begun?  Then it runs where it was read."""
+        ops = message[1] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) else ()
+        seconds = 0.0
+        for op in ops[:QUICK_OPS + 1]:
+            if not isinstance(op, list) or not op or op[0] in (ALLOC, GRAPH, MEMORY, HAVE, KEEP):
+                return False
+            if op[0] == RUN:
+                seconds += self._last_seconds.get(op[1], 1.0) if len(op) == 2 and isinstance(op[1], bytes) else 1.0
+        return len(ops) <= QUICK_OPS and seconds < QUICK_SECONDS
 
     def _prepared(self, op):
         """(function of the payload and whether the message has failed, bytes of payload) of one op, checked."""
@@ -269,10 +290,30 @@ class Session:
         t0 = time.perf_counter_ns()
         plan.compute()
         self.backend.synchronize()
-        return time.perf_counter_ns() - t0
+        taken = time.perf_counter_ns() - t0
+        if len(self._last_seconds) > 2 * MAX_GRAPHS:
+            self._last_seconds.clear()
+        self._last_seconds[key] = taken * 1e-9
+        return taken
 
     def _memory(self, payload, failed):
         return [*self.machine.memory()]
+
+    def _have(self, arena, offs, nbytes, key, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        raw = None if self.machine.kept is None else self.machine.kept.get(key, nbytes)
+        if raw is None:
+            return 0
+        span.buffer.set_tensor(span, raw, 0)
+        return 1
+
+    def _keep(self, arena, offs, nbytes, key, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        if self.machine.kept is not None:
+            try:
+                self.machine.kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
+            except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
+                self.machine.kept = None
 
 
 def _is(kind, value):
@@ -286,7 +327,8 @@ _OPS = [("alloc", (int, int), _none), ("free", (int,), _none), ("set", (int, int
         ("fill", (int, int, int, int), _none), ("copy", (int, int, int, int, int), _none),
         ("get", (int, int, int), _none),
         ("graph", (bytes, int, int), lambda key, rows, names: rows * ROW_WORDS * WORD + names),
-        ("run", (bytes,), _none), ("memory", (), _none)]
+        ("run", (bytes,), _none), ("memory", (), _none), ("have", (int, int, int, bytes), _none),
+        ("keep", (int, int, int, bytes), _none)]
 
 
 def _checked_message(message):
@@ -305,42 +347,60 @@ async def serve(comm, machine, gate=None):
     """Answer one driver until it leaves.  gate: an asyncio.Event; while it is not set, nothing is executed (tests)."""
     session, loop = Session(machine), asyncio.get_running_loop()
     thread = concurrent.futures.ThreadPoolExecutor(1, "ggjit-session")
-    answers, window = asyncio.Queue(), asyncio.Semaphore(WINDOW)
-    tasks = []
+    answers, beat = _Answers(comm), None
     try:
         wire.write(comm, wire.pack({**hello(), **machine.describe()}))
         theirs, _ = await asyncio.wait_for(wire.read(comm), HELLO_SECONDS)
         check_hello(hello(), theirs, "the driver")
-        seconds = min(max(float(theirs.get("heartbeat", 1.0)), 0.02), 60.0)
-        tasks += [loop.create_task(_answer(comm, answers, window, seconds))]
+        beat = loop.create_task(answers.beat(min(max(float(theirs.get("heartbeat", 1.0)), 0.02), 60.0)))
         while True:
             message, payload = await wire.read(comm)
             if gate is not None:
                 await gate.wait()
-            await window.acquire()
-            answers.put_nowait(loop.run_in_executor(thread, session.execute, message, payload))
+            await answers.window.acquire()
+            if answers.n_running or not session.is_quick(message):
+                answers.n_running += 1
+                loop.run_in_executor(thread, session.execute, message, payload).add_done_callback(answers.ran)
+            else:
+                answers.send(*session.execute(message, payload))
     except (TimeoutError, OSError, GgjitError, TypeError, ValueError):
         return                                  # it left, or does not speak our language
     finally:
-        for task in tasks:
-            task.cancel()
+        if beat is not None:
+            beat.cancel()
         comm.abort()
         thread.submit(session.close)
         thread.shutdown(wait=False)
 
 
-async def _answer(comm, answers, window, heartbeat):
-    """Send the answers in order; while one takes long, say that it does."""
-    while True:
-        answer = await answers.get()
+class _Answers:
+    """What goes back over one connection, in order: one thread executes, so what ran first is told first."""
+
+    def __init__(self, comm):
+        self.comm, self.window, self.n_running = comm, asyncio.Semaphore(WINDOW), 0
+
+    def ran(self, future):
+        self.n_running -= 1
+        if future.cancelled() or future.exception() is not None:        # no message: BadMessage
+            self.comm.abort()
+        else:
+            self.send(*future.result())
+
+    def send(self, header, parts):
         try:
-            while True:
-                done, _ = await asyncio.wait([answer], timeout=heartbeat)
-                if done:
-                    break
-                wire.write(comm, wire.pack([0, BUSY, []]))
-            await wire.write(comm, *answer.result())
-        except (OSError, wire.BadMessage):
-            comm.abort()
-            return
-        window.release()
+            wire.write(self.comm, header, parts).add_done_callback(self._written)
+        except OSError:
+            self.comm.abort()
+
+    def _written(self, future):
+        """The bytes are out of our hands: the driver may have another message read ahead."""
+        if not future.cancelled() and future.exception() is None:
+            self.window.release()
+
+    async def beat(self, seconds):
+        """While something runs, say so."""
+        busy = wire.pack([0, BUSY, []])
+        while True:
+            await asyncio.sleep(seconds)
+            if self.n_running and not self.comm.closed():
+                wire.write(self.comm, busy)

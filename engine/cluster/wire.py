@@ -26,6 +26,7 @@ PREFIX = struct.Struct("<4sII")         # magic, header nbytes, payload nbytes
 MAX_HEADER_NBYTES = 2 << 20
 MAX_PAYLOAD_NBYTES = 32 << 20
 MAX_ITEMS = 1 << 16                     # of one list of a header
+SMALL_NBYTES = 1 << 16                  # a payload below it is sent and read in one piece with its header
 SCHEMES = ("inproc", "tcp", "tls")
 
 
@@ -135,7 +136,7 @@ def write(comm, header, parts=()):
     stream = comm.stream
     if stream is None or stream.closed():
         raise comm_core.CommClosedError("the connection is closed")
-    if nbytes < MAX_ITEMS:
+    if nbytes < SMALL_NBYTES:
         return stream.write(b"".join((prefix, header, *parts)))
     done = stream.write(prefix + header)
     for part in parts:
@@ -163,9 +164,13 @@ async def read(comm, sink=None):
     if stream is None:
         raise comm_core.CommClosedError("the connection is closed")
     n_header, n_payload = _sizes(await stream.read_bytes(PREFIX.size))
-    header = unpack(await stream.read_bytes(n_header))
+    small = n_payload if n_payload < SMALL_NBYTES else 0           # read with the header: each wait takes its time
+    body = await stream.read_bytes(n_header + small)
+    header = unpack(memoryview(body)[:n_header])
     target = _target(sink, header, n_payload)
-    if n_payload:
+    if small:
+        target[:] = memoryview(body)[n_header:]
+    elif n_payload:
         await stream.read_into(target)
     return header, target
 

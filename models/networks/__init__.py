@@ -4,7 +4,8 @@
     network.py          what the architectures share: weights, plans by shape, ids
     decoder.py          decoders: from a description to logits and text; encoder.py: encoders; bert.py: BERT
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
-    offload.py          layers on a GPU
+    offload.py          layers on a GPU; spread.py: over several devices
+    bulk.py             many texts, in parts, on the workers of a cluster
     silero.py           Silero VAD; speech.py: from its probabilities to stretches of speech
     strict.py           files with more in them than is used are refused
     evaluate.py         perplexity, KL divergence, importance matrices

@@ -77,9 +77,9 @@ class Network(Inside):
                 refuse_unused(file, self.weights.used, self.CAUSAL)
             if self.REPACKS if repack is None else repack:
                 self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
-            if gpu is not None:
+            for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
-                    part.move(self.offload.takes, gpu.default_buffer_type)
+                    part.move(lambda name, gpu=gpu: self.offload.home(name) is gpu, gpu.default_buffer_type)
             if reserve:
                 self._reserve()
         except BaseException:

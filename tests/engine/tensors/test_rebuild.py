@@ -46,6 +46,7 @@ HAND_MADE = {
     "larger": lambda c, a, b, i: c.node(OP.MUL_MAT, gg.F32, (300, 200), (a, b)),
     "another type": lambda c, a, b, i: c.node(OP.ADD, gg.F16, (4, 3), (a, a)),
     "source type": lambda c, a, b, i: c.node(OP.GET_ROWS, gg.F32, (4, 2), (a, b)),
+    "absent sources": lambda c, a, b, i: c.node(OP.FLASH_ATTN_EXT, gg.F32, (4, 1, 3), (a, a, a), (1.0, 0.0, 0.0, 0)),
     "foreign params": lambda c, a, b, i: c.node(OP.ADD, gg.F32, (4, 3), (a, a), (7,)),
     "axes": lambda c, a, b, i: c.node(OP.CONCAT, gg.F32, (4, 6), (a, a), (9,)),
     "not in place": lambda c, a, b, i: c.node(OP.MUL_MAT, gg.F32, (3, 2), (a, b), view_of=a),

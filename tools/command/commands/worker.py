@@ -17,7 +17,9 @@ def add_arguments(c):
     where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask scheduler to work for (restarts after failures)")
     where.add_argument("--make-certs", metavar="DIR", help="write a CA and the certificate it signed, and end")
     c.add_file("--tls", metavar="DIR", help="certificates: what `--make-certs` wrote")
-    c.add_argument("--memory", type=float, metavar="GB", help="at most so much for drivers (default: all there is)")
+    c.add_argument("--memory", type=float, metavar="GB", help="at most so much for drivers (default: all)")
+    c.add_argument("--keep", type=float, default=0.0, metavar="GB",
+                   help="of weights kept on disk: a model loaded again is not sent again (0)")
     add_threads(c)
 
 
@@ -28,5 +30,5 @@ def run(args):
             print("\n".join(written))
         return {"written": written}
     memory_nbytes = None if args.memory is None else int(args.memory * 1e9)
-    return gg.cluster.serve(args.listen, args.scheduler, args.tls, memory_nbytes, args.threads,
+    return gg.cluster.serve(args.listen, args.scheduler, args.tls, memory_nbytes, args.threads, int(args.keep * 1e9),
                             said=lambda line: print(line, file=sys.stderr if args.json else sys.stdout, flush=True))

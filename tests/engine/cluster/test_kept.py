@@ -1,0 +1,89 @@
+"""Weights that a worker keeps: sent once, by their content, never false ones."""
+import os
+
+import numpy as np
+import pytest
+from helpers.clusters import workers
+from helpers.device_contract import floats
+
+import ggjit as gg
+from ggjit.cluster import kept, session
+from ggjit.cluster.kept import KeptWeights, content_key
+
+N = 1 << 18                     # floats: 1 MiB
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path)
+    with workers(n=1, keep_nbytes=3 << 20) as made:
+        yield made
+
+
+def weight(cluster, values):
+    """A weight on the worker; bytes that were sent for it."""
+    device = cluster.devices[0]
+    t = gg.Context().new_tensor(gg.F32, (values.size,))
+    buf = device.init_backend().alloc_buffer(t.nbytes)
+    buf.set_usage(gg.USAGE_WEIGHTS)
+    gg.tensor_alloc(buf, t, 0)
+    before = device.stream.n_bytes_out
+    t.set(values)
+    np.testing.assert_array_equal(t.numpy(), values)
+    return device.stream.n_bytes_out - before
+
+
+def test_weights_are_sent_once(cluster, tmp_path):
+    values = floats(N)
+    assert weight(cluster, values) > values.nbytes
+    assert weight(cluster, values) < 1000
+    cluster.devices[0].reopen()
+    assert weight(cluster, values) < 1000
+    assert weight(cluster, floats(N)) > values.nbytes
+    assert weight(cluster, floats(64)) < 1000 and len(list((tmp_path / "weights").iterdir())) == 2       # small ones
+
+
+def test_a_damaged_file_is_sent_again(cluster, tmp_path):
+    values = floats(N)
+    weight(cluster, values)
+    (file,) = (tmp_path / "weights").iterdir()
+    for damaged in (file.read_bytes()[:-1] + b"\xff", b"short"):
+        file.write_bytes(damaged)
+        assert weight(cluster, values) > values.nbytes
+        assert weight(cluster, values) < 1000
+
+
+def test_the_oldest_go_and_what_is_too_large_is_not_kept(tmp_path):
+    keeps, arrays = KeptWeights(2500, tmp_path), [np.full(1000, k, np.uint8) for k in range(4)]
+    keys = [content_key(a) for a in arrays]
+    for k in (0, 1):
+        keeps.put(keys[k], arrays[k])
+        os.utime(tmp_path / keys[k].hex(), (k, k))
+    assert keeps.get(keys[0], 1000).tolist() == arrays[0].tolist()          # used: 1 is the oldest now
+    keeps.put(keys[2], arrays[2])
+    assert [keeps.get(key, 1000) is not None for key in keys] == [True, False, True, False]
+    keeps.put(content_key(big := np.zeros(2501, np.uint8)), big)
+    assert len(list(tmp_path.iterdir())) == 2
+    keeps.put(keys[3], arrays[1])                                           # not the bytes of that key
+    assert keeps.get(keys[3], 1000) is None and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_disk_that_cannot_be_written_ends_the_keeping(cluster, tmp_path):
+    (tmp_path / "weights").write_text("a file where the folder would be")
+    values = floats(N)
+    for _ in range(2):
+        assert weight(cluster, values) > values.nbytes
+    assert cluster.servers[0].machine.kept is None
+
+
+def test_a_worker_that_keeps_nothing_is_not_asked():
+    with workers(n=1) as cluster:
+        values = floats(N)
+        for _ in range(2):
+            assert weight(cluster, values) > values.nbytes
+        machine = cluster.servers[0].machine
+        made = session.Session(machine)
+        header, _ = made.execute([1, [[session.ALLOC, 1, 64], [session.HAVE, 1, 0, 64, b"k" * 16],
+                                      [session.KEEP, 1, 0, 64, b"k" * 16]]], b"")
+        assert session.wire.unpack(header) == [1, session.OK, [0]]
+        made.close()
