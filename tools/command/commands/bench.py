@@ -6,7 +6,18 @@ import numpy as np
 
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
+from ggjit.tools.command.common import (
+    add_gpu,
+    add_kv_type,
+    add_n_ctx,
+    add_repack,
+    add_rope,
+    add_strict,
+    add_threads,
+    count,
+    positive,
+    rope_args,
+)
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (("ggjit bench m.gguf", "a prompt of 128, then 64 tokens"),
@@ -23,7 +34,9 @@ def add_arguments(c):
     add_threads(c)
     c.add_argument("-r", "--repetitions", dest="r", type=positive, default=3, metavar="N", help="repetitions (3)")
     add_kv_type(c)
+    add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
+    add_rope(c)
     add_strict(c)
 
 
@@ -32,7 +45,8 @@ def run(args):
         raise ParamError("nothing to measure: -p and -n are both 0")
     with compiling():
         # without a prompt nothing as large as a batch is ever computed
-        m = load(args.model, args, kv_type=args.kv_type, n_ctx=None, repack=args.repack, reserve=args.p > 0)
+        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, reserve=args.p > 0,
+                 **rope_args(args))
         if not hasattr(m, "decode"):
             raise ModelError(f"{args.model}: bench measures llama models; time sentence encoders with `ggjit embed`")
         if max(args.p, args.n) > m.n_ctx:

@@ -9,10 +9,12 @@ from ggjit.tools.command.common import (
     add_kv_type,
     add_n_ctx,
     add_repack,
+    add_rope,
     add_sampling,
     add_strict,
     add_threads,
     n_predict,
+    rope_args,
     sampling,
 )
 from ggjit.tools.command.helpers import add_lora, load
@@ -35,6 +37,7 @@ def add_arguments(c):
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
+    add_rope(c)
     add_strict(c)
     add_gpu(c)
     add_threads(c)
@@ -43,7 +46,7 @@ def add_arguments(c):
 
 def run(args):
     with compiling():
-        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
+        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, args.stop, args.ignore_eos, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
