@@ -55,8 +55,8 @@ class Decoder(Network):
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()
-        self._load_weights()
         self.cells = Cells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, self._mask_values())
+        self._load_weights()
         self._make_cache()
         self.reset()
 
