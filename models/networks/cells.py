@@ -45,12 +45,13 @@ class Text:
     """A text in the caches: `ids`, its tokens so far.
 
     written: positions that rows were written for; it stays where it is when the text gets shorter again.
+    hooked: some of it was read while hooks could change what the network computes.
     """
 
-    __slots__ = ("broken", "ids", "lays", "slot", "written")
+    __slots__ = ("broken", "hooked", "ids", "lays", "slot", "written")
 
     def __init__(self, lays):
-        self.lays, self.ids, self.slot, self.written = lays, [], 0, 0
+        self.lays, self.ids, self.slot, self.written, self.hooked = lays, [], 0, 0, False
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
     def add(self, ids, slot):

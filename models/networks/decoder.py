@@ -13,6 +13,8 @@ import numpy as np
 import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION
 from ggjit.models.blocks.description import CacheSizes, Loader, Scope, linear, mask_name, rows_name
 from ggjit.models.blocks.facts import MAX_CTX, ROPE_OPTIONS, Facts, rope_options
 from ggjit.models.core.checks import integer, one_of
@@ -108,6 +110,8 @@ class Decoder(Network):
         self.out_bias = want("output.bias", self.n_vocab) if about.output_bias else None
         self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
+        adapters = [t for adapter in self.weights.adapters for pair in adapter.pairs.values() for t in pair]
+        self._weight_ids = np.array([t.base.id for t in (*self.weights._leaves.values(), *adapters)], np.int64)
         # rows of the embedding are read one by one
         self._products = loader.matrices if self.out is self.embd else [self.out, *loader.matrices]
 
@@ -222,6 +226,11 @@ class Decoder(Network):
         """Forget the text so far; the next tokens start at position 0."""
         self.cells.clear()
         self.text, self.holder = self.cells.open(self.n_ctx), None
+        self._read_with = self._weight_versions()
+
+    def _weight_versions(self):
+        """Grows when a weight is written to: what was read before is not what the network computes now."""
+        return int(TABLE.words[self._weight_ids, T_VERSION].sum())
 
     @property
     def n_past(self):
@@ -241,7 +250,8 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             n, text = 0, self.text
-            if text and not text.broken:
+            same = self._hooks.wanted is None and self._read_with == self._weight_versions()
+            if text and same and not text.broken and not text.hooked:
                 n = min(len(text.ids), len(ids) - 1)
                 differ = np.flatnonzero(np.array(text.ids[:n], np.int32) != ids[:n])
                 n = int(differ[0]) if len(differ) else n
@@ -308,6 +318,7 @@ class Decoder(Network):
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
         n, slot, out = len(text.ids), text.slot, []
+        text.hooked |= self._hooks.wanted is not None
         try:
             for start in range(0, len(ids), self.n_batch):
                 part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)

@@ -72,6 +72,11 @@ def fingerprint(m):
         h.update(repr((name, info.type.name, tuple(info.ne))).encode())
         middle = info.offs + max(info.nbytes - SAMPLE_NBYTES, 0) // 2
         h.update(bytes(data[middle:middle + min(SAMPLE_NBYTES, info.nbytes)]))
+    for adapter in m.weights.adapters:
+        for name, pair in sorted(adapter.pairs.items()):
+            h.update(repr((name, adapter.scale, adapter.alpha)).encode())
+            for leaf in pair:
+                h.update(bytes(leaf.bytes(0, min(SAMPLE_NBYTES, leaf.nbytes))))
     return h.hexdigest()
 
 

@@ -41,6 +41,9 @@ class Generations:
         self.runs = [Generation(model, prompt, n_predict, stop, ignore_eos, **options) for prompt in prompts]
         for run in self.runs:
             model._checked_ids(run.prompt_ids, model.n_ctx)
+        self._steps = [run._steps for run in self.runs]
+        for run in self.runs:
+            run._steps = iter(())           # its pieces come out here
         self._waiting = collections.deque(range(len(self.runs)))
         self._texts = {}                    # {number of a text: its Text in the model's caches}
         self._unread = {}                   # {number of a text that has begun: ids that it wants to be read}
@@ -144,7 +147,7 @@ class Generations:
 
     def _advance(self, i, logits):
         """The text takes its logits: pieces, then the ids it wants to be read; or it ends."""
-        steps = self.runs[i]._steps
+        steps = self._steps[i]
         try:
             got = steps.send(logits)
             while isinstance(got, str):

@@ -9,6 +9,8 @@ from helpers.tiny_model import Words
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS
+from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.saved_state import MAGIC
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
@@ -252,3 +254,27 @@ def test_quantised_caches(name, tmp_path):
         # not the largest difference: a router may pick another expert
         assert np.median(abs(whole - want)) <= bound * want.std()
         assert np.median(abs(single - whole)) <= bound / 4 * want.std()
+
+
+# ---------------------------------------------------------------- what was read by another network
+def test_prefixes_of_changed_networks_are_read_again(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf")
+    with loaded(path, lora=[new_adapter(GGUFFile(path), ["attn_q"], 2, 4)]) as m:
+        m._tokenizer = Words()
+
+        def tokens(**options):
+            run = m.generate(IDS, 4, temp=0, **options)
+            list(run)
+            return run.stats["tokens"]
+        plain, state = tokens(), m.save_state()
+        with m.patch({"blk.0.attn_out": lambda x: x * -20}):
+            patched = tokens()
+            assert patched == tokens(cache_prompt=False) != plain
+        assert tokens() == plain
+        for pair in m.weights.adapters[0].pairs.values():
+            for t in pair:
+                t.set(t.numpy() * 40 + 1)
+        changed = tokens()
+        assert changed == tokens(cache_prompt=False) != plain
+        with pytest.raises(gg.ModelError, match="another model"):
+            m.load_state(state)
