@@ -92,7 +92,7 @@ def layers(n_threads):
         m.decode(np.arange(8))
 
         def work():
-            m.n_past = 8
+            m.text.ids[:] = [0] * 8
             m.decode([1])
         return median_seconds(work)
     yield Curve("a token", {n: _decoder(f"layers-{n}", n_threads, one) for n in synth.LAYERS})
@@ -107,7 +107,7 @@ def context(n_threads):
                 m.decode(np.zeros(min(512, past - at), np.int32))
 
             def work(past=past):
-                m.n_past = past
+                m.text.ids[:] = [0] * past
                 m.decode([1])
             out[past] = median_seconds(work)
         return out

@@ -89,10 +89,10 @@ def prepare(m, n_prompt):
     batch = ids if n_prompt else ids[:1]
 
     def work():
-        m.n_past = past
+        m.text.ids[:] = [0] * past
         m.decode(batch)
     work()
-    return m._step((len(batch), m._n_kv(past + len(batch)), 1)), work
+    return m._step((len(batch), m.cells.rounded(past + len(batch)), 1, False, 1)), work
 
 
 def main(argv=None):

@@ -1,7 +1,7 @@
 """Types of the public names of ggjit.models."""
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,16 @@ class _LlamaOptions(TypedDict, total=False):
     n_batch: int
     kv_type: Literal["F16", "F32", "BF16", "Q8_0", "Q4_0"]
     flash: bool
+    n_seqs: int
+    rope_scaling: Literal["none", "linear", "yarn"] | None
+    rope_scale: float | None
+    rope_freq_base: float | None
+    rope_freq_scale: float | None
+    yarn_orig_ctx: int | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
     repack: bool | None
 
 class _Sampling(TypedDict, total=False):
@@ -44,6 +54,9 @@ class _Sampling(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     samplers: str | Sequence[str]
     seed: int | None
+    cache_prompt: bool
+    context_shift: bool
+    n_keep: int
 
 class _Generation(Iterator[str]):
     stats: dict[str, Any]
@@ -52,6 +65,15 @@ class _Generation(Iterator[str]):
 class _ChatPrompt(NamedTuple):
     text: str
     ids: list[int]
+
+class _Generations(Iterator[tuple[int, str]]):
+    runs: list[_Generation]
+    stats: dict[str, Any]
+    @property
+    def texts(self) -> list[str]: ...
+    def __next__(self) -> tuple[int, str]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int) -> _Generation: ...
 
 class _Network:
     backend: Backend
@@ -65,14 +87,22 @@ class _Network:
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def hidden(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
+    @overload
     def generate(self, prompt: str | Sequence[int], n_predict: int = 64, stop: str | int | Sequence[str | int] = (),
                  ignore_eos: bool = False, **sampling: Unpack[_Sampling]) -> _Generation: ...
+    @overload
+    def generate(self, prompt: list[str] | list[list[int]], n_predict: int = 64,
+                 stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
+                 **sampling: Unpack[_Sampling]) -> _Generations: ...
     def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
              tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
              variables: Mapping[str, Any] | None = None, **options: Any) -> _Generation: ...
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
                     add_generation_prompt: bool = True, template: str | None = None,
                     **variables: Any) -> _ChatPrompt: ...
+    def shift_context(self, n_keep: int, n_discard: int) -> None: ...
+    def save_state(self, path: _Path | None = None) -> bytes: ...
+    def load_state(self, state: bytes | _Path) -> None: ...
     def graph(self, *shape: int) -> Graph: ...
     def warm_up(self) -> None: ...
     def explain(self) -> str: ...

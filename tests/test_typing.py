@@ -85,10 +85,11 @@ def hidden():
     from ggjit.models.networks.network import Network
     from ggjit.models.networks.silero import SileroVad
     from ggjit.models.text.generation import Generation
+    from ggjit.models.text.generations import Generations
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
-    found = (MeasureReport, Drawing, Explorer, Generation, Imatrix, Network, Pareto, Plan, Pool, NodeTime, Profile,
-             Rematerialized, SileroVad, Sums)
+    found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
+             Profile, Rematerialized, SileroVad, Sums)
     return {f"_{c.__name__}": c for c in found}
 
 

@@ -5,8 +5,8 @@
     o[h]     = softmax(cap(scale q[h] K[h / group]) + mask, sink[h]) V[h / group]
     result   = Wo o  (+ bias)
 
-    cache of one layer                         row r = token position r
-    K, V  [n_embd_kv, n_ctx]                   set_rows writes the new rows, attention views rows 0 .. n_kv-1
+    cache of one layer                         which row holds which token: networks/cells.py
+    K, V  [n_embd_kv, n_rows]                  set_rows writes the new rows, attention views rows 0 .. n_kv-1
 """
 import dataclasses
 import math
@@ -52,9 +52,10 @@ class Attention:
     def n_v(self):
         return self.d_head_v * self.n_head_kv
 
-    def cache(self, n_ctx, kv_type, n_embd):
+    def cache(self, sizes):
         """[(name, type, ne)] of what is kept between tokens."""
-        return [("k cache", kv_type, (self.n_k, n_ctx)), ("v cache", kv_type, (self.n_v, n_ctx))]
+        n, type_ = sizes.rows[self.window], sizes.kv_type
+        return [("k cache", type_, (self.n_k, n)), ("v cache", type_, (self.n_v, n))]
 
     def load(self, loader, p):
         d, n_q = loader.n_embd, self.n_q * (2 if self.gated else 1)
@@ -94,6 +95,11 @@ class Attention:
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
         return linear(w[self.out], o)
+
+    def turned(self, k, positions, parameters, w):
+        """Rows of the K cache, rotated further."""
+        by_head = gg.reshape_3d(k, self.d_head, self.n_head_kv, k.ne[1])
+        return gg.reshape_2d(gg.rope_ext(by_head, positions, w["rope_factors"], *parameters), *k.ne[:2])
 
     def _project(self, g, n, w, i):
         """q and k by head, v in rows, and the gate."""
@@ -146,10 +152,10 @@ class Attention:
         else:
             k = gg.view_2d(k, self.n_k, g.n_tokens, k.nb[2], 0)
         # attention reads views of what set_rows returns, so it comes after the writes
-        k_all = gg.set_rows(g.cache[i][0], k, g.leaf["rows"])
-        v_all = gg.set_rows(g.cache[i][1], v, g.leaf["rows"])
-        return (rows_by_head(k_all, self.d_head, g.n_kv, self.n_head_kv),
-                rows_by_head(v_all, self.d_head_v, g.n_kv, self.n_head_kv))
+        k_all, v_all = (gg.set_rows(kept, new, g.rows(self.window))
+                        for kept, new in zip(g.cache[i][:2], (k, v), strict=True))
+        return (rows_by_head(g, k_all, self.d_head, self.n_head_kv),
+                rows_by_head(g, v_all, self.d_head_v, self.n_head_kv))
 
     def _attend(self, g, q, k, v, w, i):
         """[d_head_v, n_head, n_tokens]"""
@@ -165,9 +171,9 @@ class Attention:
         return gg.cont(gg.permute(scores, 2, 0, 1, 3))
 
 
-def rows_by_head(cache, d, n_kv, n_head_kv):
-    """The first n_kv cache rows as [d, n_kv, n_head_kv]."""
-    return gg.view_3d(cache, d, n_kv, n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
+def rows_by_head(g, cache, d, n_head_kv):
+    """The cache rows that are looked at, as [d, n_kv, n_head_kv]."""
+    return gg.view_3d(cache, d, min(g.n_kv, cache.ne[1]), n_head_kv, cache.nb[1], cache.type.row_nbytes(d), 0)
 
 
 def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None):
@@ -184,5 +190,6 @@ def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bi
         scale = 1.0
     p = gg.soft_max_ext(kq, mask, scale, max_bias)
     p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")
+    v = gg.cast(v, gg.F32) if v.type.quantized else v       # blocks cannot be transposed
     o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v)), p), f"kqv-{i}")    # [d_head_v, n_tokens, n_head]
     return gg.set_name(gg.cont(gg.permute(o, 0, 2, 1, 3)), f"attn-{i}")

@@ -32,8 +32,8 @@ class DeltaRule:
     def n_conv(self):
         return 2 * self.n_key + self.n_value
 
-    def cache(self, n_ctx, kv_type, n_embd):
-        return [state(0, (self.d_conv - 1) * self.n_conv), state(1, self.d_state * self.n_value)]
+    def cache(self, sizes):
+        return [state(sizes, 0, (self.d_conv - 1) * self.n_conv), state(sizes, 1, self.d_state * self.n_value)]
 
     def load(self, loader, p):
         d, h, want = loader.n_embd, self.n_head, loader.want
@@ -64,25 +64,25 @@ class DeltaRule:
         return gg.concat(gg.concat(q, k, 0), v, 0), z
 
     def build(self, g, n, w, i):
-        t, s, h = g.n_tokens, self.d_state, self.n_head
+        t, s, h, n_each = g.n_tokens, self.d_state, self.n_head, (g.n_each, g.n_seqs)
         qkv, z = self._inputs(w, n, t)
         b, a = self._parts(linear(w["ba"], n), (h // self.n_group,) * 2, t)
-        beta = gg.reshape_4d(gg.sigmoid(b), 1, h, t, 1)
-        decay = gg.reshape_4d(gg.mul(gg.softplus(gg.add(a, w["dt"])), w["a"]), 1, h, t, 1)
+        beta = gg.reshape_4d(gg.sigmoid(b), 1, h, *n_each)
+        decay = gg.reshape_4d(gg.mul(gg.softplus(gg.add(a, w["dt"])), w["a"]), 1, h, *n_each)
         qkv = gg.silu(convolved(g, i, 0, qkv, w["conv"]))
         size, row = qkv.nb[:2]
-        q, k = (self._key_heads(gg.view_3d(qkv, s, self.n_group, t, s * size, row, j * self.n_key * size), g.eps, t)
+        q, k = (self._key_heads(g, gg.view_3d(qkv, s, self.n_group, t, s * size, row, j * self.n_key * size))
                 for j in range(2))
-        v = gg.view_4d(qkv, s, h, t, 1, s * size, row, t * row, 2 * self.n_key * size)
-        before = gg.reshape_4d(g.state(i, 1), s, s, h, 1)
+        v = gg.view_4d(qkv, s, h, *n_each, s * size, row, g.n_each * row, 2 * self.n_key * size)
+        before = gg.reshape_4d(g.state(i, 1), s, s, h, g.n_seqs)
         out = gg.gated_delta_net(q, k, v, decay, beta, before)
-        g.keep(i, 1, gg.view_1d(out, s * s * h, s * h * t * out.nb[0]))
+        g.keep(i, 1, gg.view_1d(out, s * s * h * g.n_seqs, s * h * t * out.nb[0]))
         o = gg.set_name(gg.view_3d(out, s, h, t, s * out.nb[0], s * h * out.nb[0], 0), f"scan-{i}")
         o = gg.mul(gg.mul(gg.rms_norm(o, g.eps), w["ssm_norm"]), gg.silu(gg.reshape_3d(z, s, h, t)))
         return linear(w["out"], gg.reshape_2d(o, s * h, t))
 
-    def _key_heads(self, x, eps, t):
-        """x [d_state, n_group, t] over its norms, each head as often as it serves value heads."""
-        s, times = self.d_state, self.n_head // self.n_group
-        x = gg.reshape_4d(gg.l2_norm(x, eps), s, 1, self.n_group, t)
-        return gg.reshape_4d(gg.repeat_4d(x, s, times, self.n_group, t), s, self.n_head, t, 1)
+    def _key_heads(self, g, x):
+        """x [d_state, n_group, n_tokens] over its norms, each head as often as it serves value heads."""
+        s, times, t = self.d_state, self.n_head // self.n_group, g.n_tokens
+        x = gg.reshape_4d(gg.l2_norm(x, g.eps), s, 1, self.n_group, t)
+        return gg.reshape_4d(gg.repeat_4d(x, s, times, self.n_group, t), s, self.n_head, g.n_each, g.n_seqs)

@@ -12,8 +12,6 @@ from typing import Any
 
 import ggjit as gg
 
-N_SLOTS = 4                     # states of recurrent layers: slot 0 stays empty, a text takes turns with the others
-
 
 class Loader:
     """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read."""
@@ -41,6 +39,15 @@ class Loader:
                 self.want(name + ".bias", *ne) if kind == "layer" else None)
 
 
+@dataclasses.dataclass(frozen=True)
+class CacheSizes:
+    """What the caches of layers are made for."""
+    n_embd: int
+    kv_type: Any
+    rows: dict                          # {window: cache rows of layers with it}
+    n_slots: int                        # rows of states
+
+
 @dataclasses.dataclass
 class Scope:
     """What a piece sees of the graph that is being built."""
@@ -50,6 +57,7 @@ class Scope:
     eps: float
     flash: bool
     cache: list | None                  # what each layer keeps between calls; None: nothing is kept
+    n_seqs: int = 1                     # texts the tokens belong to, as many tokens each; recurrent layers ask
     states: list = dataclasses.field(default_factory=list)      # nodes that write states: nothing reads them
     shared: dict = dataclasses.field(default_factory=dict)      # what one layer leaves for the others
     whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
@@ -65,19 +73,32 @@ class Scope:
         """None: every token sees every other."""
         return self.leaf.get(mask_name(window))
 
+    def rows(self, window):
+        """The cache rows of these tokens."""
+        return self.leaf[rows_name(window)]
+
+    @property
+    def n_each(self):
+        """Tokens of each text."""
+        return self.n_tokens // self.n_seqs
+
     def state(self, i, k):
-        """State k of layer i before these tokens: a vector."""
+        """State k of layer i before these tokens: [n, n_seqs]."""
         return gg.get_rows(self.cache[i][k], self.leaf["slot"])
 
     def keep(self, i, k, new):
         """Store state k of layer i."""
         kept = self.cache[i][k]
-        new = gg.set_name(gg.reshape_2d(new, kept.ne[0], 1), f"state_{k}-{i}")
+        new = gg.set_name(gg.reshape_2d(new, kept.ne[0], self.n_seqs), f"state_{k}-{i}")
         self.states.append(gg.set_rows(kept, new, self.leaf["next_slot"]))
 
 
 def mask_name(window):
     return f"mask_{window}" if window else "mask"
+
+
+def rows_name(window):
+    return f"rows_{window}" if window else "rows"
 
 
 def linear(weights, x):
@@ -112,9 +133,9 @@ class Block:
             w |= self.feed_forward.load(loader, p)
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
-    def cache(self, *sizes):
+    def cache(self, sizes):
         """[(name, type, ne)] of what the layer keeps between tokens."""
-        return [kept for piece in (self.mixer, self.feed_forward) if piece for kept in piece.cache(*sizes)]
+        return [kept for piece in (self.mixer, self.feed_forward) if piece for kept in piece.cache(sizes)]
 
     def build(self, g, x, w, i, rows=None):
         """x after the block.  rows: of the tokens, those that are wanted from here on."""

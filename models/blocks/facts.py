@@ -1,9 +1,12 @@
 """Hyperparameters of a file, each read from its metadata and checked where it is read."""
 import dataclasses
+import math
 
 import numpy as np
 
-from ggjit.ops.core.errors import ModelError
+from ggjit.models.core.checks import number, one_of
+from ggjit.ops.core.errors import ModelError, ParamError
+from ggjit.ops.core.whole_numbers import is_whole
 
 ROPE_NORMAL, ROPE_NEOX = 0, 2   # pairs of neighbours; pairs half a head apart
 MAX_CTX = (1 << 31) - 1         # positions are int32
@@ -31,19 +34,60 @@ class Rope:
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
 
     @property
+    def turning(self):
+        """Parameters that rotate further what was rotated: YaRN's growth, which is in it, is taken out."""
+        grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
+        return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
+
+    @property
     def parameters(self):
         """What gg.rope_ext takes after its tensors."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("parameter", True))
 
 
+# {option of load_model: lowest and highest value}
+ROPE_NUMBERS = {"rope_freq_base": ROPE_BASES, "rope_freq_scale": SCALES, "rope_scale": SCALES,
+                "yarn_ext_factor": (0.0, 1.0), "yarn_attn_factor": SCALES, "yarn_beta_fast": (0.0, 1e6),
+                "yarn_beta_slow": (0.0, 1e6)}
+ROPE_OPTIONS = ("rope_scaling", *ROPE_NUMBERS, "yarn_orig_ctx")
+
+
+def rope_options(given):
+    """The options of ROPE_OPTIONS that were given, checked; rope_scale becomes 1 / rope_freq_scale.
+
+    Errors: ParamError.
+    """
+    out = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "rope_scaling":
+            out[name] = one_of(name, value, ROPE_KINDS[:-1])
+        elif name == "yarn_orig_ctx":
+            if not is_whole(value, 1, MAX_CTX):
+                raise ParamError(f"yarn_orig_ctx must be an integer from 1 to {MAX_CTX}, got {value!r}")
+            out[name] = int(value)
+        else:
+            low, high = ROPE_NUMBERS[name]
+            out[name] = number(name, value)
+            if not low <= out[name] <= high:
+                raise ParamError(f"{name} must be from {low:g} to {high:g}, got {value!r}")
+    if "rope_scale" in out:
+        if "rope_freq_scale" in out:
+            raise ParamError("rope_scale is 1 / rope_freq_scale: give one of them")
+        out["rope_freq_scale"] = 1.0 / out.pop("rope_scale")
+    return out
+
+
 class Facts:
     """`facts.positive("embedding_length")`; keys are those of the architecture, without its name.
 
-    n_ctx: how many tokens the context will hold, where that is known.  Errors: ModelError, with file and key.
+    n_ctx: how many tokens the context will hold, where that is known.  rope: what `rope_options` gives, instead of
+    what the file states.  Errors: ModelError, with file and key.
     """
 
-    def __init__(self, file, n_ctx=None):
-        self.file, self.n_ctx = file, n_ctx
+    def __init__(self, file, n_ctx=None, rope=None):
+        self.file, self.n_ctx, self._rope = file, n_ctx, rope or {}
         self.get = file.arch_get
 
     def wrong(self, key, value, expected):
@@ -144,18 +188,31 @@ class Facts:
         kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
         if kind not in kinds:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
-        factor = self.between("rope.scaling.factor", *SCALES, 1.0)
-        scale = 1.0 / factor if kind != "none" else 1.0
+        given, scale = self._rope.get, self.freq_scale
+        kind = given("rope_scaling", kind)
+        scale = given("rope_freq_scale", scale) if kind != "none" else 1.0
         n_orig = self.get("rope.scaling.original_context_length", self.n_ctx_train, int)
         if not 0 < n_orig <= MAX_CTX:
             raise ModelError(f"{self.file.path}: rope.scaling.original_context_length {n_orig} is out of range")
-        base = self.between("rope.freq_base", *ROPE_BASES, 10000.0)
-        attn = self.between("rope.scaling.attn_factor", *SCALES, 1.0)
+        n_orig = given("yarn_orig_ctx", n_orig)
+        base = given("rope_freq_base", self.freq_base)
+        attn = self.between("rope.scaling.attn_factor", *SCALES, 1.0) * given("yarn_attn_factor", 1.0)
         unused = ()
         if kind == "longrope" or factors == LONG:
             factors, *unused = (LONG, SHORT) if self.n_ctx and self.n_ctx > n_orig else (SHORT, LONG)
-        return Rope(n_dims, mode, n_orig, base, scale, 1.0 if kind == "yarn" else 0.0, attn,
-                    factors=factors, unused=tuple(unused))
+        return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", 1.0 if kind == "yarn" else 0.0), attn,
+                    given("yarn_beta_fast", 32.0), given("yarn_beta_slow", 1.0), factors, tuple(unused))
+
+    @property
+    def freq_base(self):
+        """RoPE's base as the file has it, for layers that options leave alone."""
+        return self.between("rope.freq_base", *ROPE_BASES, 10000.0)
+
+    @property
+    def freq_scale(self):
+        """RoPE's scale as the file has it."""
+        factor = self.between("rope.scaling.factor", *SCALES, 1.0)
+        return 1.0 / factor if self.get("rope.scaling.type", "linear", str) != "none" else 1.0
 
     def windows(self, period, dense_first=False, default=0):
         """[how many tokens a layer looks back on, itself included; 0: all].

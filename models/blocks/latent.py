@@ -41,11 +41,11 @@ class Latent:
     def d_head_v(self):
         return self.kv_rank if self.absorbed else self.d_value
 
-    def cache(self, n_ctx, kv_type, n_embd):
+    def cache(self, sizes):
         if self.absorbed:
-            return [("k cache", kv_type, (self.d_head, n_ctx))]
-        return [("k cache", kv_type, (self.d_key * self.n_head, n_ctx)),
-                ("v cache", kv_type, (self.d_value * self.n_head, n_ctx))]
+            return [("k cache", sizes.kv_type, (self.d_head, sizes.rows[0]))]
+        return [("k cache", sizes.kv_type, (self.d_key * self.n_head, sizes.rows[0])),
+                ("v cache", sizes.kv_type, (self.d_value * self.n_head, sizes.rows[0]))]
 
     def load(self, loader, p):
         d, h, c, want, p = loader.n_embd, self.n_head, self.kv_rank, loader.want, p + "attn_"
@@ -76,6 +76,13 @@ class Latent:
         o = build(g, q_nope, q_rope, latent, k_rope, w, i)
         return linear(w["out"], gg.reshape_2d(o, self.d_value * h, t))
 
+    def turned(self, k, positions, parameters, w):
+        """Rows of the K cache, rotated further: the last part of every head."""
+        rot, t = self.rope.n_dims, k.ne[1]
+        heads = gg.reshape_3d(k, self.d_head, k.ne[0] // self.d_head, t)
+        still, rope = self._split(heads, self.d_head - rot, rot)
+        return gg.reshape_2d(gg.concat(still, gg.rope_ext(rope, positions, None, *parameters), 0), *k.ne[:2])
+
     @staticmethod
     def _split(x, a, b):
         """The first a and the next b numbers of every head."""
@@ -89,9 +96,9 @@ class Latent:
         q_nope = gg.mul_mat(w["k_b"], gg.permute(q_nope, 0, 2, 1, 3))           # [kv_rank, n_tokens, n_head]
         q = self._query(g, gg.permute(q_nope, 0, 2, 1, 3), q_rope)
         new = gg.reshape_2d(gg.concat(latent, k_rope, 0), self.d_head, g.n_tokens)
-        kept = gg.set_rows(g.cache[i][0], new, g.leaf["rows"])
-        k = rows_by_head(kept, self.d_head, g.n_kv, 1)
-        v = rows_by_head(kept, self.kv_rank, g.n_kv, 1)
+        kept = gg.set_rows(g.cache[i][0], new, g.rows(0))
+        k = rows_by_head(g, kept, self.d_head, 1)
+        v = rows_by_head(g, kept, self.kv_rank, 1)
         o = attend(g, q, k, v, g.mask(0), self.scale, i)                        # [kv_rank, n_head, n_tokens]
         o = gg.mul_mat(w["v_b"], gg.permute(o, 0, 2, 1, 3))
         return gg.cont(gg.permute(o, 0, 2, 1, 3))
@@ -101,7 +108,7 @@ class Latent:
         kv = linear(w["kv_b"], gg.reshape_2d(latent, self.kv_rank, t))
         k_nope, v = self._split(gg.reshape_3d(kv, self.d_nope + self.d_value, h, t), self.d_nope, self.d_value)
         k = gg.concat(k_nope, gg.repeat_4d(k_rope, self.rope.n_dims, h, t, 1), 0)
-        k = gg.set_rows(g.cache[i][0], gg.reshape_2d(k, self.d_key * h, t), g.leaf["rows"])
-        v = gg.set_rows(g.cache[i][1], gg.reshape_2d(gg.cont(v), self.d_value * h, t), g.leaf["rows"])
-        return attend(g, self._query(g, q_nope, q_rope), rows_by_head(k, self.d_key, g.n_kv, h),
-                      rows_by_head(v, self.d_value, g.n_kv, h), g.mask(0), self.scale, i)
+        k = gg.set_rows(g.cache[i][0], gg.reshape_2d(k, self.d_key * h, t), g.rows(0))
+        v = gg.set_rows(g.cache[i][1], gg.reshape_2d(gg.cont(v), self.d_value * h, t), g.rows(0))
+        return attend(g, self._query(g, q_nope, q_rope), rows_by_head(g, k, self.d_key, h),
+                      rows_by_head(g, v, self.d_value, h), g.mask(0), self.scale, i)

@@ -64,7 +64,7 @@ class Mixture:
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
 
-    def cache(self, n_ctx, kv_type, n_embd):
+    def cache(self, sizes):
         return []
 
     def load(self, loader, p):

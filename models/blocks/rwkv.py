@@ -19,10 +19,13 @@ MIXED = "r", "w", "k", "v", "a", "g"
 
 def shifted(g, i, k, x):
     """x of the token before each; the last one is kept as state k of layer i."""
-    d, t = x.ne[:2]
-    before = g.state(i, k)
-    g.keep(i, k, gg.cont(gg.view_2d(x, d, 1, x.nb[1], (t - 1) * x.nb[1])))
-    return before if t == 1 else gg.concat(before, gg.view_2d(x, d, t - 1, x.nb[1], 0), 1)
+    d, t, s = x.ne[0], g.n_each, g.n_seqs
+    before, run = g.state(i, k), t * x.nb[1]
+    g.keep(i, k, gg.cont(gg.view_2d(x, d, s, run, (t - 1) * x.nb[1])))
+    if t == 1:
+        return before
+    others = gg.view_3d(x, d, t - 1, s, x.nb[1], run, 0)
+    return gg.reshape_2d(gg.concat(gg.reshape_3d(before, d, 1, s), others, 1), d, t * s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +34,8 @@ class TimeMix:
     d_head: int
     ranks: tuple                        # of the low-rank networks of w, a, v, g
 
-    def cache(self, n_ctx, kv_type, n_embd):
-        return [state(0, n_embd), state(1, n_embd * self.d_head)]
+    def cache(self, sizes):
+        return [state(sizes, 0, sizes.n_embd), state(sizes, 1, sizes.n_embd * self.d_head)]
 
     def load(self, loader, p):
         d, want, first = loader.n_embd, loader.want, p == "blk.0."
@@ -74,9 +77,9 @@ class TimeMix:
         ka = gg.mul(k, w["k_a"])
         k = gg.add(k, gg.sub(gg.mul(a, ka), ka))
         r, k, v, a, decay = map(by_head, (r, k, v, a, decay))
-        before = gg.reshape_2d(g.state(i, 1), d * s, 1)
+        before = gg.reshape_2d(g.state(i, 1), d * s, g.n_seqs)
         out = gg.rwkv_wkv7(r, decay, k, v, gg.neg(unit), gg.mul(unit, a), before)
-        g.keep(i, 1, gg.view_1d(out, d * s, d * t * out.nb[0]))
+        g.keep(i, 1, gg.view_1d(out, d * s * g.n_seqs, d * t * out.nb[0]))
         o = gg.set_name(by_head(gg.view_1d(out, d * t, 0)), f"scan-{i}")
         o = gg.reshape_2d(gg.norm(o, HEAD_EPS), d, t)
         o = gg.add(gg.mul(o, w["ln"][0]), w["ln"][1])
@@ -91,8 +94,8 @@ class ChannelMix:
     n_ff: int
     looks_back = True
 
-    def cache(self, n_ctx, kv_type, n_embd):
-        return [state(2, n_embd)]
+    def cache(self, sizes):
+        return [state(sizes, 2, sizes.n_embd)]
 
     def load(self, loader, p):
         d, p = loader.n_embd, p + "channel_mix_"

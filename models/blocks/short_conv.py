@@ -6,24 +6,25 @@
 import dataclasses
 
 import ggjit as gg
-from ggjit.models.blocks.description import N_SLOTS, linear
+from ggjit.models.blocks.description import linear
 from ggjit.ops.core.types import BY_NAME
 
 F32 = BY_NAME["f32"]
 
 
-def state(k, n):
+def state(sizes, k, n):
     """What Piece.cache tells of a state of n numbers, the k-th of its layer."""
-    return f"state {k}", F32, (n, N_SLOTS)
+    return f"state {k}", F32, (n, sizes.n_slots)
 
 
 def convolved(g, i, k, x, kernel):
     """x [channels, n_tokens] -> [channels, n_tokens]; the state is number k of layer i."""
     d_conv, channels = kernel.ne[:2]
-    sx = gg.concat(gg.reshape_2d(g.state(i, k), d_conv - 1, channels), gg.transpose(x), 0)
-    g.keep(i, k, gg.cont(gg.view_2d(sx, d_conv - 1, channels, sx.nb[1], g.n_tokens * sx.nb[0])))
-    y = gg.ssm_conv(gg.reshape_3d(sx, sx.ne[0], channels, 1), kernel)
-    return gg.set_name(gg.reshape_2d(y, channels, g.n_tokens), f"conv-{i}")
+    t, s = g.n_each, g.n_seqs
+    x = gg.permute(gg.view_3d(x, channels, t, s, x.nb[1], t * x.nb[1], 0), 1, 0, 2, 3)
+    sx = gg.concat(gg.reshape_3d(g.state(i, k), d_conv - 1, channels, s), x, 0)
+    g.keep(i, k, gg.cont(gg.view_3d(sx, d_conv - 1, channels, s, *sx.nb[1:3], t * sx.nb[0])))
+    return gg.set_name(gg.reshape_2d(gg.ssm_conv(sx, kernel), channels, g.n_tokens), f"conv-{i}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,8 @@ class ShortConv:
     """LFM2's mixer: b, c, x = Win n;  Wout (c * conv(b * x))."""
     d_conv: int
 
-    def cache(self, n_ctx, kv_type, n_embd):
-        return [state(0, (self.d_conv - 1) * n_embd)]
+    def cache(self, sizes):
+        return [state(sizes, 0, (self.d_conv - 1) * sizes.n_embd)]
 
     def load(self, loader, p):
         d, p = loader.n_embd, p + "shortconv."

@@ -21,8 +21,8 @@ class Mamba:
     dt_rank: int
     normed: bool = False                # dt, B and C pass an RMS norm without weights (FalconMamba)
 
-    def cache(self, n_ctx, kv_type, n_embd):
-        return [state(0, (self.d_conv - 1) * self.d_inner), state(1, self.d_state * self.d_inner)]
+    def cache(self, sizes):
+        return [state(sizes, 0, (self.d_conv - 1) * self.d_inner), state(sizes, 1, self.d_state * self.d_inner)]
 
     def load(self, loader, p):
         d, f, s, r, want, p = loader.n_embd, self.d_inner, self.d_state, self.dt_rank, loader.want, p + "ssm_"
@@ -38,12 +38,13 @@ class Mamba:
         x = gg.silu(gg.add(convolved(g, i, 0, x, w["conv"]), w["conv_bias"]))
         db = linear(w["x"], x)
         dt = gg.view_2d(db, r, t, db.nb[1], 0)
-        b, c = (gg.view_4d(db, s, 1, t, 1, s * db.nb[0], db.nb[1], t * db.nb[1], (r + j * s) * db.nb[0])
+        n = g.n_each, g.n_seqs
+        b, c = (gg.view_4d(db, s, 1, *n, s * db.nb[0], db.nb[1], n[0] * db.nb[1], (r + j * s) * db.nb[0])
                 for j in range(2))
         if self.normed:
             dt, b, c = (gg.rms_norm(v, g.eps) for v in (dt, b, c))
-        dt = gg.reshape_3d(linear(w["dt"], dt), f, t, 1)
-        y = scanned(g, i, gg.reshape_4d(x, 1, f, t, 1), dt, w["a"], b, c)
+        dt = gg.reshape_3d(linear(w["dt"], dt), f, *n)
+        y = scanned(g, i, gg.reshape_4d(x, 1, f, *n), dt, w["a"], b, c)
         y = gg.add(gg.set_name(gg.reshape_2d(y, f, t), f"scan-{i}"), gg.mul(x, w["d"]))
         return linear(w["out"], gg.swiglu_split(gg.cont(z), y))
 
@@ -60,8 +61,8 @@ class Mamba2:
     def n_conv(self):
         return self.d_inner + 2 * self.n_group * self.d_state
 
-    def cache(self, n_ctx, kv_type, n_embd):
-        return [state(0, (self.d_conv - 1) * self.n_conv), state(1, self.d_state * self.d_inner)]
+    def cache(self, sizes):
+        return [state(sizes, 0, (self.d_conv - 1) * self.n_conv), state(sizes, 1, self.d_state * self.d_inner)]
 
     def load(self, loader, p):
         d, f, h, c, want, p = loader.n_embd, self.d_inner, self.n_head, self.n_conv, loader.want, p + "ssm_"
@@ -78,23 +79,23 @@ class Mamba2:
         xbc = gg.view_2d(zxbcdt, self.n_conv, t, row, f * size)
         dt = gg.add(gg.cont(gg.view_2d(zxbcdt, h, t, row, (f + self.n_conv) * size)), w["dt_bias"])
         xbc = gg.silu(gg.add(convolved(g, i, 0, xbc, w["conv"]), w["conv_bias"]))
-        row = xbc.nb[1]
-        x = gg.view_4d(xbc, f // h, h, t, 1, f // h * size, row, t * row, 0)
-        b, c = (gg.view_4d(xbc, s, groups, t, 1, s * size, row, t * row, (f + j * groups * s) * size)
+        row, n = xbc.nb[1], (g.n_each, g.n_seqs)
+        x = gg.view_4d(xbc, f // h, h, *n, f // h * size, row, n[0] * row, 0)
+        b, c = (gg.view_4d(xbc, s, groups, *n, s * size, row, n[0] * row, (f + j * groups * s) * size)
                 for j in range(2))
-        y = scanned(g, i, x, gg.reshape_3d(dt, h, t, 1), w["a"], b, c)
-        y = gg.add(gg.set_name(gg.reshape_4d(y, f // h, h, t, 1), f"scan-{i}"), gg.mul(x, w["d"]))
+        y = scanned(g, i, x, gg.reshape_3d(dt, h, *n), w["a"], b, c)
+        y = gg.add(gg.set_name(gg.reshape_4d(y, f // h, h, *n), f"scan-{i}"), gg.mul(x, w["d"]))
         y = gg.swiglu_split(gg.cont(z), gg.reshape_2d(y, f, t))
         y = gg.mul(gg.rms_norm(gg.reshape_3d(y, f // groups, groups, t), g.eps), w["ssm_norm"])
         return linear(w["out"], gg.reshape_2d(y, f, t))
 
 
 def scanned(g, i, x, dt, a, b, c):
-    """y, the numbers of x [head_dim, n_head, n_tokens, 1]; the state is number 1 of layer i."""
-    head_dim, n_head, t = x.ne[:3]
+    """y, the numbers of x [head_dim, n_head, n_each, n_seqs]; the state is number 1 of layer i."""
+    head_dim, n_head = x.ne[:2]
     kept = g.cache[i][1]
     states = gg.reshape_4d(kept, b.ne[0], head_dim, n_head, kept.ne[1])
     out = gg.ssm_scan(states, x, dt, a, b, c, g.leaf["slot"])
-    n = head_dim * n_head * t
-    g.keep(i, 1, gg.view_1d(out, kept.ne[0], n * out.nb[0]))
+    n = head_dim * n_head * g.n_tokens
+    g.keep(i, 1, gg.view_1d(out, kept.ne[0] * g.n_seqs, n * out.nb[0]))
     return gg.view_1d(out, n, 0)

@@ -54,7 +54,8 @@ def gpt_oss(facts):
     facts.ignore("feed_forward_length")
     sizes = facts.heads()
     rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(rope, freq_base=facts.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    near = dataclasses.replace(rope, freq_scale=facts.freq_scale,
+                               freq_base=facts.between("rope.freq_base_swa", *ROPE_BASES, facts.freq_base))
     feed_forward = mixture(facts, facts.positive("expert_feed_forward_length"), gating=SOFTMAX_OF_PICKED,
                            biased=True, act="swiglu_oai")
     attention = dict(sizes, sinks=True, bias=True, out_bias=True)

@@ -2,28 +2,29 @@
 
 The graph of a step depends on three numbers only, so it is planned once and replayed: how many tokens, how many cache
 rows are looked at (rounded up, the mask hides the rest), how many logit rows are wanted.  Positions, cache row numbers
-and the masks are inputs; attention layers with windows share a mask per window.
-
-A recurrent layer keeps states, each a row of N_SLOTS.  A call reads one row and writes another, so that an interrupted
-call leaves the text as it was:
-
-    slot 0          empty, never written: where a text begins
-    slots 1 to 3    before the call, and in turn after each batch of it
+and the masks are inputs; attention layers with windows share a mask per window.  A batch holds tokens of one text or of
+several (networks/cells.py).
 """
 import math
+import warnings
 
 import numpy as np
 
 import ggjit as gg
 from ggjit.core.buffer import MultiBuffer
 from ggjit.core.placing import place_tensors
-from ggjit.models.blocks.description import N_SLOTS, Loader, Scope, linear, mask_name
-from ggjit.models.blocks.facts import MAX_CTX, Facts
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION
+from ggjit.models.blocks.description import CacheSizes, Loader, Scope, linear, mask_name, rows_name
+from ggjit.models.blocks.facts import MAX_CTX, ROPE_OPTIONS, Facts, rope_options
 from ggjit.models.core.checks import integer, one_of
 from ggjit.models.families.registry import DECODERS
+from ggjit.models.networks import context_shift, saved_state
+from ggjit.models.networks.cells import Cells
 from ggjit.models.networks.network import Network
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
+from ggjit.models.text.generations import Generations, is_many
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.progress import counted
@@ -31,32 +32,35 @@ from ggjit.ops.core.types import BY_NAME
 from ggjit.tensors.context import Context
 
 KV_TYPES = ("F16", "F32", "BF16", "Q8_0", "Q4_0")
-KV_STEP = 256                   # cache rows looked at are a multiple of this
 DEFAULT_N_CTX = 4096
+DEFAULT_N_SEQS, MAX_SEQS = 8, 256       # texts at once
 
 
 class Decoder(Network):
     """`m.logits(ids)`, `m.hidden(ids)`, `m.decode(ids)`, `m.generate(prompt)`, `m.chat(messages)`."""
 
     def __init__(self, file, backend="CPU", n_threads=None, n_ctx=None, n_batch=512, kv_type="F16", flash=True,
-                 **kw):
+                 n_seqs=DEFAULT_N_SEQS, **kw):
         self._want_ctx, self.flash = n_ctx, bool(flash)
         self.n_batch = integer("n_batch", n_batch, 1, MAX_CTX)
+        self.n_seqs = integer("n_seqs", n_seqs, 1, MAX_SEQS)
         self.kv_type = BY_NAME[one_of("kv_type", str(kv_type).upper(), KV_TYPES).lower()]
+        self._rope = rope_options({k: kw.pop(k) for k in ROPE_OPTIONS if k in kw})
         self.holder = None              # mark of the Generation whose text is in the cache
         super().__init__(file, backend, n_threads, **kw)
 
     # ------------------------------------------------------------ loading
     def _load(self):
-        facts = Facts(self.file)
+        facts = Facts(self.file, rope=self._rope)
         self.n_embd, self.n_layer, self.n_ctx_train = facts.n_embd, facts.n_layer, facts.n_ctx_train
         self.n_ctx = facts.n_ctx = self._context_size()
         self.description = DECODERS[self.file.arch](facts)
+        self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()
+        self.cells = Cells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, self._mask_values())
         self._load_weights()
         self._make_cache()
-        self._make_masks()
         self.reset()
 
     def _check_kv_type(self):
@@ -74,7 +78,23 @@ class Decoder(Network):
         n = self._want_ctx
         if n is None:
             return min(self.n_ctx_train, DEFAULT_N_CTX)
-        return integer("n_ctx", n, 1, self.n_ctx_train, " (what the model was trained for)")
+        return integer("n_ctx", n, 1, MAX_CTX)
+
+    def _check_positions(self):
+        """Can the positions of the context be told apart?"""
+        about, path = self.description, self.file.path
+        if self._rope and not any(getattr(piece, "rope", None) for piece in about.pieces):
+            raise ParamError(f"{path} has no RoPE; leave {', '.join(self._rope)} out")
+        if self.n_ctx <= self.n_ctx_train:
+            return
+        if about.positions:
+            raise ParamError(f"n_ctx must be an integer from 1 to {self.n_ctx_train}, which {path} has positions for, "
+                             f"got {self.n_ctx}")
+        if about.windows and not self._rope:
+            times = self.n_ctx / self.n_ctx_train
+            warnings.warn(f"{path} was trained for contexts of {self.n_ctx_train} tokens, not of {self.n_ctx}: what "
+                          f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={times:g} may help)",
+                          stacklevel=2)
 
     def _load_weights(self):
         file, want, d, about = self.file, self.weights.want, self.n_embd, self.description
@@ -91,6 +111,8 @@ class Decoder(Network):
         self.out_bias = want("output.bias", self.n_vocab) if about.output_bias else None
         self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
+        adapters = [t for adapter in self.weights.adapters for pair in adapter.pairs.values() for t in pair]
+        self._weight_ids = np.array([t.base.id for t in (*self.weights._leaves.values(), *adapters)], np.int64)
         # rows of the embedding are read one by one
         self._products = loader.matrices if self.out is self.embd else [self.out, *loader.matrices]
 
@@ -110,37 +132,43 @@ class Decoder(Network):
         self.cache, by_backend = [], {}
         for i, block in enumerate(self.description.blocks):
             self.cache.append([self.kv_ctx.new_tensor(type_, ne, f"{name} {i}") for name, type_, ne in
-                               block.cache(self.n_ctx, self.kv_type, self.n_embd)])
+                               block.cache(self._cache_sizes())])
             where = self.offload.home(f"blk.{i}.") or self.backend
             by_backend.setdefault(where, []).extend(self.cache[-1])
         self.recurrent = any(leaf.name.startswith("state") for kept in self.cache for leaf in kept)
+        self.cells.has_states = self.recurrent
         self.kv_buffer = MultiBuffer([buf for buf, _ in place_tensors(
             [(b.default_buffer_type, tensors) for b, tensors in by_backend.items()])])
         self.kv_buffer.clear()
 
+    def _cache_sizes(self):
+        return CacheSizes(self.n_embd, self.kv_type, self.cells.n_rows, self.cells.n_slots)
+
     def _kept_nbytes(self, layer):
-        cache = self.description.blocks[layer].cache(self.n_ctx, self.kv_type, self.n_embd)
+        cache = self.description.blocks[layer].cache(self._cache_sizes())
         return sum(type_.row_nbytes(ne[0]) * math.prod(ne[1:]) for _, type_, ne in cache)
 
-    def _make_masks(self):
-        """{window: array}: the mask of the token at position p is the part of it from n_ctx - 1 - p on."""
-        self._masks = {}
-        back = np.arange(1 - self.n_ctx, self.n_ctx + 1)                    # key's position less the token's
-        for window in self.description.windows:
-            seen = (back <= 0) & (back > -(window or self.n_ctx))
-            bias = back if self.description.alibi() else 0
-            self._masks[window] = np.where(seen, bias, -np.inf).astype(self._mask_dtype())
+    def _mask_values(self):
+        """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
+        bias = self.description.alibi()
+        with asking(f"the masks of a context of {self.n_ctx} (less with a smaller n_ctx)"):
+            back = np.arange(1 - self.n_ctx, self.n_ctx + 1)                # key's position less the token's
+            return {window: np.where((back <= 0) & (back > -(window or self.n_ctx)), back if bias else 0, -np.inf)
+                    .astype(self._mask_dtype()) for window in self.description.windows}
 
     def _mask_dtype(self):
         return np.float32 if self.description.alibi() else np.float16      # distances above 2048 have no F16
 
     # ------------------------------------------------------------ the graph
     def _build(self, ctx, shape):
-        n_tokens, n_kv, n_out, hidden = (*shape, False)[:4]
+        if shape[0] == context_shift.NAME:
+            return context_shift.turning(self, ctx, shape[1:])
+        n_tokens, n_kv, n_out, hidden, n_seqs = (*shape, *(False, 1)[len(shape) - 3:])
         about = self.description
-        inputs = self._inputs(n_tokens, n_kv, n_out)
+        inputs = self._inputs(n_tokens, n_kv, n_out, n_seqs)
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
-        g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, whole=self._hooks.wanted is not None)
+        g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
+                  whole=self._hooks.wanted is not None)
         x = self._embedded(g)
         for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
             # after the last layer the other rows are not read
@@ -148,18 +176,17 @@ class Decoder(Network):
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         return inputs, (x if hidden else self._logits(x)), *g.states
 
-    def _inputs(self, n_tokens, n_kv, n_out):
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
         inputs = {"tokens": np.zeros(n_tokens, np.int32)}
         if self.description.rotates:
             inputs["positions"] = np.zeros(n_tokens, np.int32)
-        if self.description.windows:
-            inputs["rows"] = np.zeros(n_tokens, np.int64)
-        for window in self.description.windows:
-            inputs[mask_name(window)] = np.full((n_tokens, n_kv), -np.inf, self._mask_dtype())
+        for window, n_rows in self.cells.n_rows.items():
+            inputs[rows_name(window)] = np.zeros(n_tokens, np.int64)
+            inputs[mask_name(window)] = np.full((n_tokens, min(n_kv, n_rows)), -np.inf, self._mask_dtype())
         if self.description.temperature:
             inputs["temperature"] = np.ones((n_tokens, 1, 1), np.float32)
         if self.recurrent:
-            inputs |= {"slot": np.zeros(1, np.int32), "next_slot": np.ones(1, np.int64)}
+            inputs |= {"slot": np.zeros(n_seqs, np.int32), "next_slot": np.ones(n_seqs, np.int64)}
         if n_out < n_tokens:
             inputs["out_rows"] = np.zeros(n_out, np.int32)
         return inputs
@@ -185,14 +212,11 @@ class Decoder(Network):
     def largest_graph(self, all_logits=False):
         """A full batch that ends at the last cache row: what the compute arena is made for."""
         n = min(self.n_batch, self.n_ctx)
-        return self.graph(n, self.n_ctx, n if all_logits else 1)
-
-    def _n_kv(self, n):
-        return min(-(-n // KV_STEP) * KV_STEP, self.n_ctx) if self.description.windows else 0
+        return self.graph(n, self.cells.most, n if all_logits else min(n, self.n_seqs))
 
     def _common_shapes(self):
         """Decode, a short and a long prompt."""
-        return [(n, self._n_kv(n), 1) for n in (1, 4, 64) if n <= self.n_ctx]
+        return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
 
     def _compared_shapes(self):
         cached = bool(self.description.windows)
@@ -201,7 +225,73 @@ class Decoder(Network):
     # ------------------------------------------------------------ running
     def reset(self):
         """Forget the text so far; the next tokens start at position 0."""
-        self.n_past, self.slot, self.holder = 0, 0, None
+        self.cells.clear()
+        self.text, self.holder = self.cells.open(self.n_ctx), None
+        self._read_with = self._weight_versions()
+
+    def _weight_versions(self):
+        """Grows when a weight is written to: what was read before is not what the network computes now."""
+        return int(TABLE.words[self._weight_ids, T_VERSION].sum())
+
+    @property
+    def n_past(self):
+        """Tokens of the text so far."""
+        return len(self.text.ids) if self.text else 0
+
+    def lend(self, mark):
+        """Give all rows to the holder of `mark`; the text so far is forgotten."""
+        self.cells.clear()
+        self.text, self.holder = None, mark
+
+    def keep_prefix(self, ids):
+        """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
+
+        All but the last at most, since its logits are wanted.  States of recurrent layers know the whole text only.
+        """
+        with self._lock:
+            ids = self._checked_ids(ids, self.n_ctx)
+            n, text = 0, self.text
+            same = self._hooks.wanted is None and self._read_with == self._weight_versions()
+            if text and same and not text.broken and not text.hooked:
+                n = min(len(text.ids), len(ids) - 1)
+                differ = np.flatnonzero(np.array(text.ids[:n], np.int32) != ids[:n])
+                n = int(differ[0]) if len(differ) else n
+            if not n or not text.holds(n) or (self.recurrent and n < len(text.ids)):
+                self.reset()
+                return 0
+            text.cut(n, text.slot)
+            self.holder = None
+            return n
+
+    def shift_context(self, n_keep, n_discard):
+        """Drop n_discard tokens after the first n_keep; those behind them move forward, see context_shift.py.
+
+            if m.n_past == m.n_ctx:
+                m.shift_context(4, m.n_ctx // 2)
+        """
+        with self._lock:
+            n_keep = integer("n_keep", n_keep, 0, self.n_past)
+            n_discard = integer("n_discard", n_discard, 0, self.n_past - n_keep, f" (n_past {self.n_past} - n_keep)")
+            if n_discard:
+                self.holder = None
+                context_shift.shift(self, n_keep, n_discard)
+
+    def save_state(self, path=None):
+        """The text so far and what the layers know of it, as bytes; written to `path` where there is one.
+
+            state = m.save_state();  m.load_state(state)
+        """
+        with self._lock:
+            return saved_state.save(self, path)
+
+    def load_state(self, state):
+        """Go on where `save_state` was called: its bytes, or the path of its file.  What was read here is forgotten.
+
+        Errors, with the text as it was: BadFile (broken bytes), ModelError (another model), ParamError (another
+        kv_type, or a context that is too small).
+        """
+        with self._lock:
+            saved_state.load(self, state)
 
     def decode(self, ids, all_logits=False):
         """Feed `ids` at the next positions; logits after the last one (n_vocab,), or after each (n, n_vocab).
@@ -211,49 +301,86 @@ class Decoder(Network):
         """
         with self._lock:
             out = self._fed(ids, all_logits)
+            if not all_logits:
+                return out[-1][-1]
             with asking("logits"):
-                return np.concatenate(out) if all_logits else out[-1][-1]
+                return np.concatenate(out)
 
     def _fed(self, ids, all_rows, hidden=False):
         """[rows of each batch]: logits, or hidden states, after all tokens or the last."""
-        self.holder = None
-        ids = self._checked_ids(ids, self.n_ctx - self.n_past if self.n_past < self.n_ctx else 0)
-        before, out = (self.n_past, self.slot), []
+        if self.text is None:
+            self.reset()
+        self.holder, text = None, self.text
+        ids = self._checked_ids(ids, self.n_ctx - len(text.ids))
+        if text.broken:
+            self._mend(text)
+        return self._read(text, ids, all_rows, hidden)
+
+    def _read(self, text, ids, all_rows=False, hidden=False):
+        """As `_fed`, of any text; an interrupted call leaves it as it was."""
+        n, slot, out = len(text.ids), text.slot, []
+        text.hooked |= self._hooks.wanted is not None
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
-                part = ids[start:start + self.n_batch]
-                free = next(s for s in range(1, N_SLOTS) if s not in (self.slot, before[1]))
-                out.append(self._fed_batch(part, all_rows, hidden, free))
-                self.n_past, self.slot = self.n_past + len(part), free
+                part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)
+                out.append(self._fed_batch([(text, part)], all_rows, hidden, slots))
+                text.add(part, slots[0])
         except BaseException:
-            self.n_past, self.slot = before
+            text.cut(n, slot)
             raise
         return out
 
-    def _fed_batch(self, ids, all_rows, hidden, next_slot):
-        n, past = len(ids), self.n_past
-        shape = (n, self._n_kv(past + n), n if all_rows else 1)
-        step = self._step((*shape, True) if hidden else shape)
-        inputs = step.inputs
-        inputs["tokens"][...] = ids
-        positions = past if n == 1 else np.arange(past, past + n)
-        for name in ("positions", "rows"):
-            if name in inputs:
-                inputs[name][...] = positions
-        if "temperature" in inputs:
-            scale, length = self.description.temperature
-            inputs["temperature"][:, 0, 0] = 1 + scale * np.log1p(np.arange(past, past + n) // length)
-        for window, values in self._masks.items():
-            mask = inputs[mask_name(window)]
-            for i in range(n):
-                first = self.n_ctx - 1 - past - i
-                mask[i] = values[first:first + mask.shape[1]]
-        if self.recurrent:
-            inputs["slot"][0], inputs["next_slot"][0] = self.slot, next_slot
-        if "out_rows" in inputs:
-            inputs["out_rows"][:] = n - 1
+    def _mend(self, text):
+        """Read again what an interrupted call has overwritten."""
+        ids = text.ids
+        text.forget()
+        try:
+            self._read(text, np.array(ids, np.int32))
+        except BaseException:
+            text.ids, text.broken = ids, True
+            raise
+
+    def feed(self, runs):
+        """The next tokens of several texts in one batch: runs [(text, ids)] -> logits after each run (n_runs, n_vocab).
+
+        Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded to a power of
+        two by the last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
+        """
+        n, slots = len(runs), self.cells.free_slots(len(runs))
+        more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
+        out = self._fed_batch(runs + runs[-1:] * more, False, False, slots + slots[-1:] * more)[:n]
+        for (text, ids), slot in zip(runs, slots, strict=True):
+            text.add(ids, slot)
+        return out
+
+    def _fed_batch(self, runs, all_rows, hidden, slots):
+        n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
+        step = self._step((n, self.cells.n_kv(runs), n if all_rows else n_runs, hidden,
+                           n_runs if self.recurrent else 1))
+        self._fill(step.inputs, runs, slots)
         with asking("hidden states" if hidden else "logits"):
             return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+
+    def _fill(self, inputs, runs, slots):
+        at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")
+        for text, ids in runs:
+            n, past = len(ids), len(text.ids)
+            end = at + n
+            tokens[at:end] = ids
+            if positions is not None:
+                if n == 1:
+                    positions[at] = past
+                else:
+                    positions[at:end] = np.arange(past, past + n)
+            if "temperature" in inputs:
+                scale, length = self.description.temperature
+                inputs["temperature"][at:end, 0, 0] = 1 + scale * np.log1p(np.arange(past, past + n) // length)
+            self.cells.place(inputs, at, text, n)
+            at = end
+        if self.recurrent:
+            inputs["slot"][:], inputs["next_slot"][:] = [text.slot for text, _ in runs], slots
+        if "out_rows" in inputs:
+            inputs["out_rows"][:] = np.cumsum([len(ids) for _, ids in runs]) - 1
 
     def hidden(self, ids):
         """(n, dim) float32: what the last norm makes of every one of `ids`, from position 0; the text so far is
@@ -278,15 +405,19 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
+    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **options):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
         n_predict: tokens at most, -1 for no limit.  stop: texts or ids that end it; no part of such a text comes out.
-        ignore_eos: the model's own ends are never chosen.  sampling: llama.cpp's options and defaults (temp=0.8,
-        top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in models/text/sampling.py; temp=0 always takes the
-        likeliest token.
+        ignore_eos: the model's own ends are never chosen.  Others: llama.cpp's options and defaults of sampling
+        (temp=0.8, top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in models/text/sampling.py; temp=0 always takes
+        the likeliest token.
+        cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
+        the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
+        A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
         """
-        return Generation(self, prompt, n_predict, stop, ignore_eos, **sampling)
+        kind = Generations if is_many(prompt) else Generation
+        return kind(self, prompt, n_predict, stop, ignore_eos, **options)
 
     def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
         """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.

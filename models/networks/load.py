@@ -4,6 +4,7 @@ import pathlib
 import time
 
 from ggjit.core.arguments import typed_call
+from ggjit.models.blocks.facts import ROPE_OPTIONS
 from ggjit.models.core.checks import known_options
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.files.gguf import GGUFFile
@@ -12,7 +13,7 @@ from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 
-LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash")
+LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash", "n_seqs", *ROPE_OPTIONS)
 OPTIONS = (*LLAMA_OPTIONS, "repack")
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
@@ -35,17 +36,21 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
     """Load a GGUF model: `.tokenize .logits .embed .generate`.
 
     path: of the file; None: the small model that comes with the package (docs/austen.md).
-    backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  llama options: n_ctx, n_batch, kv_type ("F16",
-    "F32"), flash.  repack: matrices of F32, Q4_0 and Q8_0 in a layout of their own, for a slower load and memory that
-    is not shared with the file: faster products of several columns (prompts); tokens one by one take about as long, of
-    F32 up to a quarter longer.  Encoders do it unless told False.  reserve=False sets no memory aside for computing
-    yet.  Weights are mapped, not read, but for repacked ones and those on a GPU.
+    backend: a device name ("CPU", "CPU:n_threads=2") or a Backend.  Options of decoders: n_ctx, tokens of all texts;
+    n_batch; kv_type ("F16", "F32", "BF16", "Q8_0", "Q4_0"); flash; n_seqs, texts at once (8).  repack: matrices of F32,
+    Q4_0 and Q8_0 in a layout of their own, for a slower load and memory that is not shared with the file: faster
+    products of several columns (prompts, many texts); tokens one by one take about as long, of F32 up to a quarter
+    longer.  Encoders do it unless told False.  reserve=False sets no memory aside for computing yet.  Weights are
+    mapped, not read, but for repacked ones and those on a GPU.
     n_gpu_layers: the last so many layers lie on a GPU (`backend`, or the first one there is), the rest on the CPU; the
     output matrix as well when there are more than the model has layers; -1: all.  cpu_moe: experts stay on the CPU.
     devices: the layers are spread over these by memory and measured speed, such as cl.devices of gg.cluster; what does
     not fit stays here, and a device that would make nothing faster gets nothing (`m.explain()`).
     strict: a file with tensors or settings that the network does not use is refused, with their names: it is another
     model than what would be computed.  strict=False computes it all the same.
+    RoPE as llama.cpp's options of these names: rope_freq_base, rope_freq_scale or rope_scale (1 / rope_freq_scale),
+    rope_scaling ("none", "linear", "yarn"), yarn_orig_ctx, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
+    yarn_beta_slow.  A context beyond what the model was trained for is a warning.
     validate: read all weights first, and refuse a file with a NaN or an infinity in them (slow for a large model).
     lora: [(path, scale)], adapters in llama.cpp's GGUF format that are computed beside the weights they change.
     Errors: BadFile (a broken file), ModelError (an architecture, tensor or type we cannot run), ParamError (options);

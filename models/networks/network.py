@@ -132,6 +132,8 @@ class Network(Inside):
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""
         self._hooks.refuse_nesting()
+        if type(ids) is list and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < self.n_vocab and n_max > 0:
+            return np.array(ids, np.int32)      # a decode step: the checks below would take a third of its Python
         try:
             a = np.asarray(ids)
         except ValueError as e:
@@ -139,9 +141,9 @@ class Network(Inside):
         if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
             raise ParamError(f"token ids must be a non-empty list of integers, got shape {a.shape} {a.dtype}")
         if a.size > n_max:
-            raise ParamError(f"{a.size} tokens do not fit the context of {n_max}; shorten the text or load the model "
-                             f"with a larger n_ctx (trained for {self.n_ctx_train})")
-        values = a.tolist()                     # NumPy's min and max of the one id of a decode step take 3 us
+            more = f" or load the model with a larger n_ctx (trained for {self.n_ctx_train})" if self.CAUSAL else ""
+            raise ParamError(f"{a.size} tokens do not fit the context of {max(n_max, 0)}; shorten the text{more}")
+        values = a.tolist()
         if min(values) < 0 or max(values) >= self.n_vocab:
             at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
             raise IndexRangeError(f"token id {values[at]} at position {at} is outside the vocabulary "
@@ -242,6 +244,15 @@ class Network(Inside):
 
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
+    def shift_context(self, n_keep, n_discard):
+        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
+
+    def save_state(self, path=None):
+        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
+
+    def load_state(self, state):
+        raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
 
     def hidden(self, ids):
         raise NotSupported(f"{self.file.arch} models have no hidden states here")

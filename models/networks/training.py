@@ -48,7 +48,7 @@ class TokenLoss:
         leaf = {"tokens": gg.reshape_1d(self.tokens, n)}
         if about.rotates:
             leaf["positions"] = gg.from_numpy(self.ctx, np.arange(n, dtype=np.int32), "positions")
-        for window, values in network._masks.items():
+        for window, values in network.cells.values.items():
             rows = [values[network.n_ctx - 1 - i:][:n] for i in range(n)]
             leaf[mask_name(window)] = gg.from_numpy(self.ctx, np.array(rows, np.float32), mask_name(window))
         if about.temperature:

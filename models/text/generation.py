@@ -3,7 +3,7 @@ import math
 import time
 import weakref
 
-from ggjit.models.core.checks import known_options
+from ggjit.models.core.checks import integer, known_options
 from ggjit.models.text.answer import Answer
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.ops.core.errors import ParamError, TypeMismatch
@@ -15,12 +15,14 @@ class Generation:
     "context".
 
     n_predict, stop: as in Answer.  ignore_eos: the vocabulary's ends of turn and document are never chosen.  sampling:
-    llama.cpp's options, listed in models/text/sampling.py.
+    llama.cpp's options, listed in models/text/sampling.py.  cache_prompt, context_shift, n_keep: as in
+    Decoder.generate.
     Ctrl-C comes out as KeyboardInterrupt; the model can be used again at once.
     """
 
-    def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
-        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos"))
+    def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, cache_prompt=True, context_shift=False,
+                 n_keep=0, **sampling):
+        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "cache_prompt", "context_shift", "n_keep"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model = model
@@ -35,8 +37,11 @@ class Generation:
         self.stats = {"prompt_tokens": len(self.prompt_ids), "tokens": self.answer.tokens, "text": "",
                       "stop_reason": None, "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0,
                       "load_seconds": model.load_seconds, "first_token_seconds": 0.0}
+        self.cache_prompt, self.context_shift = bool(cache_prompt), bool(context_shift)
+        self.n_keep = integer("n_keep", n_keep, 0, model.n_ctx - 1)
+        self._read = []                     # ids of this text that are in the model's cache, or would be
         self._mark = object()               # in `model.holder` while this text is in the model's cache
-        self._pieces = Generation._run(weakref.proxy(self))     # held weakly: no cycle that keeps the model
+        self._steps = Generation._run(weakref.proxy(self))      # held weakly: no cycle that keeps the model
 
     def __iter__(self):
         return self
@@ -48,23 +53,38 @@ class Generation:
                 f"{', so far ' + repr(s['text']) if s['tokens'] else ''}; iterate over it for the text>")
 
     def __next__(self):
-        return next(self._pieces)
+        got = next(self._steps)
+        while not isinstance(got, str):
+            try:
+                logits = self._decode(got)
+            except BaseException as e:
+                self._steps.throw(e)                # which ends it
+                raise
+            got = self._steps.send(logits)
+        return got
 
     def _decode(self, ids):
         """Feed `ids` after this text; if the model was used for another one meanwhile, this text is read again."""
         model = self.model
         with model._lock:
-            if model.holder is not self._mark:
-                model.reset()
-                ids = self.prompt_ids + self.stats["tokens"]
+            mine = model.holder is self._mark
+            if self.context_shift and len(self._read) + len(ids) > model.n_ctx:
+                n = max((len(self._read) - self.n_keep) // 2, 1)
+                if mine:
+                    model.shift_context(self.n_keep, n)
+                del self._read[self.n_keep:self.n_keep + n]
+            self._read += ids
+            if not mine:
+                ids = self._read[model.keep_prefix(self._read) if self.cache_prompt else model.reset():]
             logits = model.decode(ids)
             model.holder = self._mark
             return logits
 
     def _run(self):
-        stats, answer = self.stats, self.answer
+        """Yields pieces, and ids whose logits are to be sent."""
+        stats, answer, n_ctx = self.stats, self.answer, self.model.n_ctx
         t0 = time.perf_counter()
-        logits = self._decode(self.prompt_ids)
+        logits = yield self.prompt_ids
         stats["prefill_tokens_per_second"] = len(self.prompt_ids) / (time.perf_counter() - t0)
         answer.sampler.accept(self.prompt_ids)
         decode_seconds = 0.0
@@ -72,13 +92,14 @@ class Generation:
             piece = answer.take(logits)
             stats["text"] = answer.text
             stats["first_token_seconds"] = stats["first_token_seconds"] or time.perf_counter() - t0
-            if not answer.stop_reason and self.model.n_past >= self.model.n_ctx:
+            full = stats["prompt_tokens"] + len(answer.tokens) > n_ctx and not self.context_shift
+            if full and not answer.stop_reason:
                 answer.stop_reason = "context"
             if piece:
                 yield piece
             if not answer.stop_reason:
                 t = time.perf_counter()
-                logits = self._decode(answer.tokens[-1:])
+                logits = yield answer.tokens[-1:]
                 decode_seconds += time.perf_counter() - t
                 stats["decode_tokens_per_second"] = len(answer.tokens) / decode_seconds
         rest = answer.finish()

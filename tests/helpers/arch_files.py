@@ -64,15 +64,15 @@ MORE = {
 }
 
 
-def write(tools, name, path):
-    """The file; its sizes (vocab, embed, ...)."""
+def write(tools, name, path, **sizes):
+    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones."""
     if str(tools) not in sys.path:
         sys.path.insert(0, str(tools))
     import make_arch_gguf
     for more, (block, options) in MORE.items():
         if more not in make_arch_gguf.ARCHS:
             make_arch_gguf.arch(more, "", block, **options)
-    return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL))
+    return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL | sizes))
 
 
 def main(tools, name, folder, named=None):

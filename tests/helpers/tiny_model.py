@@ -22,7 +22,8 @@ def write(path, arch="llama", seed=0, type="F32", without=(), shapes=None, metad
             "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0, **(metadata or {})}
     for key, value in keys.items():
         if key not in without:
-            (w.add_float32 if isinstance(value, float) else w.add_uint32)(f"{arch}.{key}", value)
+            add = {float: w.add_float32, str: w.add_string}.get(value.__class__, w.add_uint32)
+            add(f"{arch}.{key}", value)
     w.add_tokenizer_model("no_vocab")
     for name, shape in {**SHAPES, **(shapes or {})}.items():
         if name in without:
@@ -39,3 +40,17 @@ def write(path, arch="llama", seed=0, type="F32", without=(), shapes=None, metad
     w.write_tensors_to_file()
     w.close()
     return path
+
+
+class Words:
+    """A tokenizer for files without a vocabulary: `m._tokenizer = Words()`."""
+    stop_ids = ()
+
+    def stream(self):
+        return self
+
+    def push(self, token):
+        return f"{token} "
+
+    def flush(self):
+        return ""

@@ -245,7 +245,7 @@ def test_bad_arguments_of_generate(stories, prompt, options):
 
 
 @pytest.mark.parametrize("options", [
-    {"n_ctx": True}, {"n_ctx": 2.5}, {"n_ctx": 0}, {"n_ctx": 513}, {"n_batch": 0}, {"n_batch": -5}, {"n_batch": "x"},
+    {"n_ctx": True}, {"n_ctx": 2.5}, {"n_ctx": 0}, {"n_ctx": 2**31}, {"n_batch": 0}, {"n_batch": -5}, {"n_batch": "x"},
     {"foo": 1}, {"kv_type": "I32"}, {"kv_type": "Q8_0"}, {"kv_type": "Q9"}, {"n_threads": 0}, {"backend": "NULL"},
     {"backend": "TPU"}])
 def test_bad_options(shared, options):

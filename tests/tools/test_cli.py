@@ -39,7 +39,8 @@ def test_bench(tiny, command):
     for r in got:
         s = r["tokens_per_second"]
         assert 0 < s["min"] <= s["median"] <= s["max"]
-    assert [r["test"] for r in result(command, "bench", tiny, "-p", 0, "-n", 2, "-r", 1)["results"]] == ["tg2"]
+    got = result(command, "bench", tiny, "-p", 0, "-n", 2, "-r", 1, "--parallel", 2, "--rope-scale", 2)["results"]
+    assert [r["test"] for r in got] == ["tg2", "tg2x2"]
 
 
 def test_generate(shared, command):
@@ -111,7 +112,7 @@ def test_errors_of_models(tiny, command):
         assert r.returncode == 2 and words in r.stderr
 
 
-@pytest.mark.parametrize("args", [("generate", "-m", "{}", "-p", "x", "--n-ctx", "100000"), ("peak", "{}", "-c", "x"),
+@pytest.mark.parametrize("args", [("generate", "-m", "{}", "-p", "x", "--n-ctx", str(2**31)), ("peak", "{}", "-c", "x"),
                                   ("bench", "{}", "-t", "1000"), ("bench", "{}", "-m", "{}"), ("peak", "-t", "1"),
                                   ("generate", "-m", "{}", "-p", "x", "--temp", "nan")], ids=" ".join)
 def test_values_that_cannot_be_used_are_wrong_usage(args, tiny, command):

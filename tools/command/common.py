@@ -5,6 +5,7 @@ import os
 import re
 import sys
 
+from ggjit.models.blocks.facts import ROPE_KINDS, ROPE_OPTIONS
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import BadFile, ParamError, extra
 from ggjit.ops.core.printable import TEXT, printable
@@ -147,6 +148,22 @@ def _id_and_bias(text):
 
 _SAMPLING_TYPES = {"logit_bias": (_id_and_bias, {"action": "append"}), "samplers": (str, {}), "seed": (int, {}),
                    "dry_sequence_breakers": (str, {"action": "append"})}
+
+
+def add_rope(c):
+    """llama.cpp's options of RoPE; rope_args(args): those that were given."""
+    group = c.add_argument_group("RoPE, instead of what the file states")
+    group.add_argument("--rope-scaling", choices=ROPE_KINDS[:-1], default=None, help="how positions are scaled")
+    for name, help in (("rope-scale", "contexts grow by this factor"), ("rope-freq-base", "base of the angles"),
+                       ("rope-freq-scale", "1 / --rope-scale"), ("yarn-ext-factor", "0: none of YaRN, 1: all"),
+                       ("yarn-attn-factor", "of the scores"), ("yarn-beta-fast", "angles that are kept"),
+                       ("yarn-beta-slow", "angles that are scaled")):
+        group.add_argument("--" + name, type=float, default=None, metavar="X", help=help)
+    group.add_argument("--yarn-orig-ctx", type=positive, default=None, metavar="N", help="context of the training")
+
+
+def rope_args(args):
+    return {name: getattr(args, name) for name in ROPE_OPTIONS if getattr(args, name) is not None}
 
 
 # ---------------------------------------------------------------- output

@@ -6,11 +6,23 @@ import numpy as np
 
 from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.tools.command.common import add_gpu, add_kv_type, add_repack, add_strict, add_threads, count, positive
+from ggjit.tools.command.common import (
+    add_gpu,
+    add_kv_type,
+    add_n_ctx,
+    add_repack,
+    add_rope,
+    add_strict,
+    add_threads,
+    count,
+    positive,
+    rope_args,
+)
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (("ggjit bench m.gguf", "a prompt of 128, then 64 tokens"),
-            ("ggjit bench m.gguf -p 512 -n 0 -t 1 -r 5", "prompts alone, one thread"))
+            ("ggjit bench m.gguf -p 512 -n 0 -t 1 -r 5", "prompts alone, one thread"),
+            ("ggjit bench m.gguf -p 0 --parallel 8 --repack", "one text, then eight at once"))
 
 
 def add_arguments(c):
@@ -19,11 +31,14 @@ def add_arguments(c):
                    help="prompt tokens, 0 skips (128)")
     c.add_argument("-n", "--n-gen", dest="n", type=count, default=64, metavar="N",
                    help="generated tokens, 0 skips (64)")
+    c.add_argument("--parallel", type=positive, default=1, metavar="N", help="also generate N texts at once (1: not)")
     add_gpu(c)
     add_threads(c)
     c.add_argument("-r", "--repetitions", dest="r", type=positive, default=3, metavar="N", help="repetitions (3)")
     add_kv_type(c)
+    add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
+    add_rope(c)
     add_strict(c)
 
 
@@ -32,11 +47,13 @@ def run(args):
         raise ParamError("nothing to measure: -p and -n are both 0")
     with compiling():
         # without a prompt nothing as large as a batch is ever computed
-        m = load(args.model, args, kv_type=args.kv_type, n_ctx=None, repack=args.repack, reserve=args.p > 0)
+        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, reserve=args.p > 0,
+                 n_seqs=args.parallel, **rope_args(args))
         if not hasattr(m, "decode"):
             raise ModelError(f"{args.model}: bench measures llama models; time sentence encoders with `ggjit embed`")
-        if max(args.p, args.n) > m.n_ctx:
-            raise ParamError(f"-p {args.p} and -n {args.n} must fit the context of {m.n_ctx} tokens")
+        if max(args.p, args.n * args.parallel) > m.n_ctx:
+            raise ParamError(f"-p {args.p} and -n {args.n} of {args.parallel} texts must fit the context of {m.n_ctx} "
+                             f"tokens")
         results = measure(m, args)
     if not args.json:
         for r in results:
@@ -47,7 +64,8 @@ def run(args):
 
 
 def measure(m, args):
-    """One dict per test: pp, a prompt in one batch; tg, tokens one by one.  Each starts with an empty context."""
+    """One dict per test: pp, a prompt in one batch; tg, tokens one by one, tg64x8: of 8 texts at once.  Each starts with
+    an empty context."""
     ids = np.random.default_rng(0).integers(0, m.n_vocab, max(args.p, args.n))
 
     def prompt():
@@ -56,13 +74,22 @@ def measure(m, args):
     def tokens():
         for i in range(args.n):
             m.decode(ids[i:i + 1])
-    # name, timed work, its tokens, how many of them the run before it takes: one step plans and warms the decoding
-    tests = [t for t in ((f"pp{args.p}", prompt, args.p, args.p), (f"tg{args.n}", tokens, args.n, 1)) if t[2]]
+
+    def texts(n=args.n):
+        m.lend(None)
+        found = [m.cells.open(n) for _ in range(args.parallel)]
+        for i in range(n):
+            m.feed([(text, ids[i:i + 1]) for text in found])
+    # name, timed work, its tokens, the run before it: one step plans and warms the decoding
+    tests = [(f"pp{args.p}", prompt, args.p, prompt), (f"tg{args.n}", tokens, args.n, lambda: m.decode(ids[:1]))]
+    if args.parallel > 1:
+        tests.append((f"tg{args.n}x{args.parallel}", texts, args.n * args.parallel, lambda: texts(1)))
+    tests = [t for t in tests if t[2]]
     results = []
     with bar(f"bench {args.model}", len(tests) * (args.r + 1)) as step:
-        for name, work, n_tokens, n_warm in tests:
+        for name, work, n_tokens, warm in tests:
             m.reset()
-            m.decode(ids[:n_warm])
+            warm()
             step()
             speeds = []
             for _ in range(args.r):

@@ -9,10 +9,13 @@ from ggjit.tools.command.common import (
     add_kv_type,
     add_n_ctx,
     add_repack,
+    add_rope,
     add_sampling,
     add_strict,
     add_threads,
+    count,
     n_predict,
+    rope_args,
     sampling,
 )
 from ggjit.tools.command.helpers import add_lora, load
@@ -32,9 +35,13 @@ def add_arguments(c):
     c.add_argument("-r", "--reverse-prompt", "--stop", dest="stop", action="append", default=[], metavar="TEXT",
                    help="stop before this text (may be given several times)")
     c.add_argument("--ignore-eos", action="store_true", help="the model's own ends are never chosen")
+    c.add_argument("--context-shift", action="store_true", help="drop older tokens when the context is full")
+    c.add_argument("--keep", dest="n_keep", type=count, default=0, metavar="N",
+                   help="with --context-shift: the first N tokens stay (0)")
     add_kv_type(c)
     add_n_ctx(c, "context size (the model's own)")
     add_repack(c)
+    add_rope(c)
     add_strict(c)
     add_gpu(c)
     add_threads(c)
@@ -43,8 +50,9 @@ def add_arguments(c):
 
 def run(args):
     with compiling():
-        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack)
-        pieces = m.generate(args.prompt, args.n_predict, args.stop, args.ignore_eos, **sampling(args))
+        m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
+        pieces = m.generate(args.prompt, args.n_predict, args.stop, args.ignore_eos, context_shift=args.context_shift,
+                            n_keep=args.n_keep, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None

@@ -1,0 +1,175 @@
+"""Which rows of the caches hold which token of which text.
+
+    cache of a layer    | row 0 | row 1 | ...                   n_rows of them, which all texts share
+    a text              position p lies in rows[p % len(rows)]  rows: those it was given when it began
+
+A layer that looks back w tokens needs these and the batch that is being read.  Where that is less than the context, the
+caches of such layers have w - 1 + n_batch rows for each text, used in turn.  Masks tell every token the rows it sees.
+
+A recurrent layer keeps states, each a row of n_slots.  A batch reads one row and writes another, so that an interrupted
+call leaves the text as it was:
+
+    slot 0          empty, never written: where a text begins
+    the others      of the texts as they are, and as they are after the batch
+"""
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ggjit.models.blocks.description import mask_name, rows_name
+
+KV_STEP = 256                   # cache rows looked at are a multiple of this
+
+
+class Lay:
+    """The rows of one text in the caches of layers with one window.  since: the first position that they hold."""
+
+    __slots__ = ("first", "n", "rows", "since", "tops")
+
+    def __init__(self, rows, since=0):
+        self.rows, self.n, self.since = rows, len(rows), since
+        straight = self.n and int(rows[-1]) - int(rows[0]) == self.n - 1 and (np.diff(rows) == 1).all()
+        self.first = int(rows[0]) if straight else -1           # -1: the rows do not follow each other
+        self.tops = None if straight else np.maximum.accumulate(rows) + 1
+
+    def top(self, end):
+        """How many rows from 0 on hold the first `end` tokens, or what is left of them."""
+        end = min(end, self.n)
+        return self.first + end if self.first >= 0 else int(self.tops[end - 1])
+
+    def at(self, first, end):
+        """Rows of the positions first .. end - 1."""
+        return self.rows[first:end] if end <= self.n else self.rows[np.arange(first, end) % self.n]
+
+
+class Text:
+    """A text in the caches: `ids`, its tokens so far.
+
+    written: positions that rows were written for; it stays where it is when the text gets shorter again.
+    hooked: some of it was read while hooks could change what the network computes.
+    """
+
+    __slots__ = ("broken", "hooked", "ids", "lays", "slot", "written")
+
+    def __init__(self, lays):
+        self.lays, self.ids, self.slot, self.written, self.hooked = lays, [], 0, 0, False
+        self.broken = False             # rows that it needs were overwritten by a call that was interrupted
+
+    def add(self, ids, slot):
+        """These tokens were read; the states lie in `slot`."""
+        self.ids += ids.tolist()
+        self.slot = slot
+
+    def holds(self, n):
+        """Do the windows of a text that ends after n tokens lie in the caches?"""
+        return all(max(n - window + 1, 0) >= max(lay.since, self.written - lay.n)
+                   for window, lay in self.lays.items() if window)
+
+    def forget(self):
+        """Begin anew, in the same rows."""
+        self.ids, self.slot, self.written, self.broken = [], 0, 0, False
+        for lay in self.lays.values():
+            lay.since = 0
+
+    def cut(self, n, slot):
+        """The first n tokens, and the states as they were then."""
+        del self.ids[n:]
+        self.slot, self.broken = slot, not self.holds(n)
+
+
+class Cells:
+    """The rows of all caches.  values: {window: what a mask holds by distance, from 1 - n_ctx to n_ctx}."""
+
+    def __init__(self, n_ctx, windows, n_batch, n_seqs, values):
+        self.n_ctx, self.n_seqs, self.values = n_ctx, n_seqs, values
+        each = {w: min(n_ctx, w - 1 + n_batch) if w else n_ctx for w in windows}
+        self.n_rows = {w: min(n_ctx, n_seqs * n) for w, n in each.items()}
+        self._each = {w: n if self.n_rows[w] < n_ctx else n_ctx for w, n in each.items()}
+        self._windows = [(w, rows_name(w), mask_name(w), values[w]) for w in windows]
+        self.most = max(self.n_rows.values(), default=0)
+        self.n_slots = 1 + max(2 * n_seqs, n_seqs + 2)
+        self.has_states = True          # does a layer keep states?
+        self.clear()
+
+    def clear(self):
+        """No text holds anything."""
+        self.texts = []
+        self._free = {w: np.ones(n, bool) for w, n in self.n_rows.items()}
+
+    def open(self, n_tokens):
+        """A Text with rows for so many tokens, or None while others hold too many."""
+        if len(self.texts) == self.n_seqs:
+            return None
+        found = {w: _first_fit(free, min(n_tokens, self._each[w])) for w, free in self._free.items()}
+        if any(rows is None for rows in found.values()):
+            return None
+        for w, rows in found.items():
+            self._free[w][rows] = False
+        self.texts.append(Text({w: Lay(rows) for w, rows in found.items()}))
+        return self.texts[-1]
+
+    def close(self, text):
+        """Give the rows of a text back."""
+        self.texts.remove(text)
+        for w, lay in text.lays.items():
+            self._free[w][lay.rows] = True
+
+    def free_slots(self, n, *kept):
+        """n slots that hold no text's states, nor those of `kept`."""
+        if not self.has_states:
+            return [0] * n
+        used = {0, *kept, *(text.slot for text in self.texts)}
+        return [s for s in range(self.n_slots) if s not in used][:n]
+
+    def n_kv(self, runs):
+        """Cache rows that are looked at for these runs [(text, ids)], rounded up; the masks hide the rest."""
+        n = 0
+        for text, ids in runs:
+            end = len(text.ids) + len(ids)
+            for lay in text.lays.values():
+                top = lay.top(end)
+                n = top if top > n else n
+        return self.rounded(n)
+
+    def rounded(self, n):
+        return min(-(-n // KV_STEP) * KV_STEP, self.most)
+
+    # ------------------------------------------------------------ inputs of a graph
+    def place(self, inputs, at, text, n):
+        """Write rows and masks of the next n tokens of a text, which are the batch's from `at` on."""
+        past = len(text.ids)
+        end, lowest = past + n, self.n_ctx - 1 - past           # of `values`: the distance of position 0
+        if end > text.written:
+            text.written = end
+        for window, rows, mask, values in self._windows:
+            lay, mask = text.lays[window], inputs[mask]
+            if lay.first == 0 and end <= lay.n:                 # rows are positions
+                if n == 1:
+                    inputs[rows][at] = past
+                    mask[at] = values[lowest:lowest + mask.shape[1]]
+                else:
+                    inputs[rows][at:at + n] = lay.rows[past:end]
+                    mask[at:at + n] = _band(values, lowest, n, mask.shape[1])
+                continue
+            inputs[rows][at:at + n] = lay.at(past, end)
+            seen = max(past - window + 1, 0) if window else 0
+            columns = lay.at(seen, end) if lay.first < 0 or end > lay.n else slice(lay.first + seen, lay.first + end)
+            mask[at:at + n] = -np.inf
+            mask[at:at + n, columns] = _band(values, lowest + seen, n, end - seen)
+
+
+def _first_fit(free, n):
+    """The first n free rows that follow each other; else the first n free ones; None where there are fewer."""
+    rows = np.flatnonzero(free)
+    if len(rows) < n or not n:
+        return None if n else rows[:0]
+    runs = np.flatnonzero(rows[n - 1:] - rows[:len(rows) - n + 1] == n - 1)
+    first = int(runs[0]) if len(runs) else 0
+    return rows[first:first + n]
+
+
+def _band(values, at, n, width):
+    """[i, j]: values[at - i + j], a view."""
+    if n == 1:
+        return values[at:at + width]
+    step = values.strides[0]
+    return as_strided(values[at:], (n, width), (-step, step))

@@ -1,0 +1,86 @@
+"""Context shift: tokens in the middle of a text are dropped, and those behind them move forward.
+
+    positions   0 .. n_keep - 1 | n_keep .. n_keep + n_discard - 1 | the rest
+                stay            | dropped                          | move to n_keep ...
+
+Keys lie in the cache rotated by their positions: rotating them by -n_discard makes them those of the new ones.  Values
+know no positions, and rows only change hands.  As in llama.cpp, keys and values of what stays still know the tokens
+that were dropped.
+
+Where keys cannot be turned (states of recurrent layers, learned positions, norms after RoPE, windows that would reach
+into what was dropped), the tokens that stay are read again with the next ones.
+"""
+import numpy as np
+
+import ggjit as gg
+from ggjit.models.networks.cells import Lay
+
+NAME = "turn"                           # of the graph's shape: (NAME, rows of each window)
+
+
+def shift(m, n_keep, n_discard):
+    """Drop n_discard tokens of the network's text after the first n_keep."""
+    text = m.text
+    first, n = n_keep + n_discard, len(text.ids)
+    stay = text.ids[:n_keep] + text.ids[first:]
+    since = {w: max(n_keep, lay.since - n_discard) if lay.since or lay.n < m.n_ctx else 0
+             for w, lay in text.lays.items()}
+    turns = not text.broken and _can_turn(m) and all(max(len(stay) - w + 1, 0) >= since[w] for w in since if w)
+    if turns:
+        lowest = {w: max(first, lay.since, text.written - lay.n) for w, lay in text.lays.items()}
+        try:
+            _turn(m, {w: lay.at(min(lowest[w], n), n) for w, lay in text.lays.items()}, n_discard)
+        except BaseException:
+            text.broken = True          # some keys are turned, others are not
+            raise
+        text.lays = {w: _moved(lay, n_keep, n_discard, n, since[w], whole=lay.n == m.n_ctx)
+                     for w, lay in text.lays.items()}
+        text.written = max(text.written - n_discard, len(stay))
+    text.ids = stay
+    text.broken = not turns
+
+
+def _can_turn(m):
+    about = m.description
+    return not (m.recurrent or about.positions or any(getattr(p, "norm_after_rope", False) for p in about.pieces))
+
+
+def _moved(lay, n_keep, n_discard, n, since, whole):
+    """The rows as they belong to positions afterwards."""
+    rows, first = lay.rows, n_keep + n_discard
+    if whole:
+        rows = np.concatenate([rows[:n_keep], rows[first:n], rows[n_keep:first], rows[n:]])
+    else:
+        rows = np.roll(rows, -(n_discard % lay.n))
+    return Lay(rows, since)
+
+
+def _turn(m, rows, n_discard):
+    """Rotate the keys in these rows, {window: rows}, by -n_discard."""
+    rotated = {block.mixer.window for block in m.description.blocks if getattr(block.mixer, "rope", None)}
+    rows = {w: r for w, r in rows.items() if w in rotated}
+    for at in range(0, max(map(len, rows.values()), default=0), m.n_batch):
+        part = {w: r[at:at + m.n_batch] for w, r in rows.items()}
+        part = {w: r for w, r in part.items() if len(r)}
+        step = m._step((NAME, *((w, len(r)) for w, r in part.items())))
+        for w, r in part.items():
+            step.inputs[f"from_{w}"][:], step.inputs[f"to_{w}"][:], step.inputs[f"back_{w}"][:] = r, r, -n_discard
+        step.plan.compute()
+
+
+def turning(m, ctx, counts):
+    """(inputs, nodes...) of the graph that rotates the keys of so many rows, ((window, rows) ...)."""
+    inputs, nodes = {}, []
+    for window, n in counts:
+        inputs |= {f"from_{window}": np.zeros(n, np.int32), f"to_{window}": np.zeros(n, np.int64),
+                   f"back_{window}": np.zeros(n, np.int32)}
+    leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
+    for i, (block, w) in enumerate(zip(m.description.blocks, m.layers, strict=True)):
+        rope, window = getattr(block.mixer, "rope", None), getattr(block.mixer, "window", None)
+        if rope is None or f"from_{window}" not in leaf:
+            continue
+        kept = m.cache[i][0]
+        keys = gg.get_rows(kept, leaf[f"from_{window}"])
+        turned = block.mixer.turned(keys, leaf[f"back_{window}"], rope.turning, w)
+        nodes.append(gg.set_rows(kept, turned, leaf[f"to_{window}"]))
+    return inputs, *nodes

@@ -1,0 +1,156 @@
+"""A text and what the layers know of it, as bytes: what was read once need not be read again.
+
+    MAGIC | length of the header, uint32 | header, JSON | ids, int32 | rows of every cache | CRC-32 of all before
+
+    header      model: a hash of its description, tensors and some of their bytes;  kv_type;  n_past;  n_bytes behind it
+    rows        of keys and values: those that the layer looks back on, in the order of positions;  of states: one
+"""
+import hashlib
+import json
+import os
+import struct
+import zlib
+
+import numpy as np
+
+from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
+from ggjit.ops.core.whole_file import whole_file
+from ggjit.ops.core.whole_numbers import is_whole
+
+MAGIC = b"ggjit state 1\n"
+LENGTH = struct.Struct("<I")
+MAX_HEADER_NBYTES = 1 << 12
+SAMPLE_NBYTES = 64                      # of every tensor, out of its middle, for the hash
+
+
+def save(m, path):
+    text = m.text
+    if text is not None and text.broken:
+        m._mend(text)
+    ids = [] if text is None else text.ids
+    parts = [np.array(ids, "<i4").tobytes()]
+    parts += [leaf.bytes(at * row, n * row) for leaf, row, runs in _rows(m, text) for at, n in runs]
+    parts = [bytes(part) for part in parts]
+    header = json.dumps({"model": fingerprint(m), "kv_type": m.kv_type.name, "n_past": len(ids),
+                         "n_bytes": sum(map(len, parts))}).encode()
+    state = b"".join([MAGIC, LENGTH.pack(len(header)), header, *parts])
+    state += LENGTH.pack(zlib.crc32(state))
+    if path is not None:
+        with whole_file(path) as f:
+            f.write(state)
+    return state
+
+
+def load(m, state):
+    state, source = _read(state)
+    header, body = _checked(m, state, source)
+    n = header["n_past"]
+    ids = np.frombuffer(body, "<i4", n)
+    if n:
+        m._checked_ids(ids, m.n_ctx)
+    m.reset()
+    text = m.text
+    text.ids, text.written, text.slot = ids.tolist(), n, int(bool(n) and m.recurrent)
+    for window, lay in text.lays.items():
+        lay.since = _first(n, window)
+    at = 4 * n
+    try:
+        for leaf, row, runs in _rows(m, text):
+            for first, count in runs:
+                leaf.set_bytes(np.frombuffer(body, np.uint8, count * row, at), first * row)
+                at += count * row
+    except BaseException:
+        m.reset()
+        raise
+
+
+def fingerprint(m):
+    """What two networks have in common that compute the same from the same state."""
+    h = hashlib.blake2b(repr((m.file.arch, m.description, m.n_embd, m.n_vocab)).encode(), digest_size=16)
+    data = m.file.map()
+    for name, info in sorted(m.file.tensors.items()):
+        h.update(repr((name, info.type.name, tuple(info.ne))).encode())
+        middle = info.offs + max(info.nbytes - SAMPLE_NBYTES, 0) // 2
+        h.update(bytes(data[middle:middle + min(SAMPLE_NBYTES, info.nbytes)]))
+    for adapter in m.weights.adapters:
+        for name, pair in sorted(adapter.pairs.items()):
+            h.update(repr((name, adapter.scale, adapter.alpha)).encode())
+            for leaf in pair:
+                h.update(bytes(leaf.bytes(0, min(SAMPLE_NBYTES, leaf.nbytes))))
+    return h.hexdigest()
+
+
+def _first(n, window):
+    """The first position that a text of n tokens looks back on."""
+    return max(n - window + 1, 0) if window else 0
+
+
+def _rows(m, text):
+    """(leaf, bytes of a row, [(first row, how many)]) of every cache."""
+    n = 0 if text is None else len(text.ids)
+    for block, kept in zip(m.description.blocks, m.cache, strict=True):
+        window = getattr(block.mixer, "window", 0)
+        for leaf in kept:
+            if leaf.name.startswith("state"):
+                rows = np.array([text.slot] if n else [], np.int64)
+            else:
+                rows = text.lays[window].at(_first(n, window), n) if n else np.array([], np.int64)
+            yield leaf, leaf.nb[1], _runs(rows)
+
+
+def _runs(rows):
+    """[(first, count)] of rows that follow each other."""
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [(int(run[0]), len(run)) for run in np.split(rows, ends) if len(run)]
+
+
+# ---------------------------------------------------------------- checks
+def _read(state):
+    """(bytes, what to call them)"""
+    if isinstance(state, str | os.PathLike):
+        with open(state, "rb") as f:
+            return f.read(), os.fspath(state)
+    if not isinstance(state, bytes | bytearray | memoryview):
+        raise TypeMismatch(f"load_state takes bytes or the path of a file, got {type(state).__name__}")
+    return bytes(state), "the state"
+
+
+def _checked(m, state, source):
+    """(header, what follows it).  Errors: those of load_state."""
+    def broken(what):
+        return BadFile(f"{source}: {what}; save it again")
+    start = len(MAGIC) + LENGTH.size
+    if not state.startswith(MAGIC) or len(state) < start + LENGTH.size:
+        raise broken("this is no saved state")
+    n_header = LENGTH.unpack_from(state, len(MAGIC))[0]
+    if n_header > MAX_HEADER_NBYTES or zlib.crc32(state[:-4]) != LENGTH.unpack(state[-4:])[0]:
+        raise broken(f"the {len(state)} bytes of the saved state are cut off or damaged")
+    try:
+        header = json.loads(state[start:start + n_header])
+        model, kv_type, n_past, n_bytes = (header[k] for k in ("model", "kv_type", "n_past", "n_bytes"))
+    except (ValueError, TypeError, KeyError) as e:
+        raise broken(f"the header cannot be read ({e})") from None
+    body = state[start + n_header:-4]
+    if not is_whole(n_past, 0) or not is_whole(n_bytes, 0) or n_bytes != len(body) or 4 * n_past > n_bytes:
+        raise broken(f"n_past {n_past!r} and n_bytes {n_bytes!r} do not fit the {len(body)} bytes")
+    if model != fingerprint(m):
+        raise ModelError(f"{source} was saved from another model, or with other options of RoPE, than {m.file.path}")
+    if kv_type != m.kv_type.name:
+        raise ParamError(f"{source} has a cache of {kv_type!r}, the model one of {m.kv_type!r}; load the model with "
+                         f"kv_type={str(kv_type).upper()!r}")
+    if n_past > m.n_ctx:
+        raise ParamError(f"{source} has {n_past} tokens, the context {m.n_ctx}; load the model with n_ctx={n_past} or "
+                         f"more")
+    if n_bytes != 4 * n_past + _expected_nbytes(m, n_past):
+        raise broken(f"{n_bytes} bytes are not what {n_past} tokens take")
+    return header, body
+
+
+def _expected_nbytes(m, n):
+    """Bytes of the cache rows of n tokens."""
+    total = 0
+    for block, kept in zip(m.description.blocks, m.cache, strict=True):
+        window = getattr(block.mixer, "window", 0)
+        total += sum(leaf.nb[1] * (min(n, 1) if leaf.name.startswith("state") else n - _first(n, window))
+                     for leaf in kept)
+    return total

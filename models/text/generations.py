@@ -1,0 +1,161 @@
+"""Many texts at once: continuous batching.
+
+    waiting     prompts that found no room yet
+    texts       those in the caches, as many as the model has sequences and rows for
+    a turn      texts begin; one batch of prompts is read; then one token of every text that has been read
+
+A text's rows for its prompt and n_predict tokens (-1: all rows) are taken when it begins, so that it never stops for
+want of room.
+When one ends, the next begins in its place.
+"""
+import collections
+import numbers
+import time
+
+import numpy as np
+
+from ggjit.models.text.generation import Generation
+from ggjit.ops.core.errors import ParamError
+
+
+def is_many(prompt):
+    """Is it a list of prompts, not of token ids?"""
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], numbers.Number)
+
+
+class Generations:
+    """Iterator over (which text, piece of it); `runs[i].stats` of each, `.stats` of all.
+
+    After an interrupt the iteration goes on where it was.  An error that concerns one text, broken logits say, comes
+    out once, and the others go on.
+
+        runs = m.generate(["One", "Two"], n_predict=16)
+        for i, piece in runs: ...
+        runs[0].stats["text"], runs.stats["decode_tokens_per_second"]
+    """
+
+    def __init__(self, model, prompts, n_predict=64, stop=(), ignore_eos=False, **options):
+        if options.get("context_shift"):
+            raise ParamError("context_shift works for one prompt at a time; each of several has room of its own")
+        self.model = model
+        self.runs = [Generation(model, prompt, n_predict, stop, ignore_eos, **options) for prompt in prompts]
+        for run in self.runs:
+            model._checked_ids(run.prompt_ids, model.n_ctx)
+        self._steps = [run._steps for run in self.runs]
+        for run in self.runs:
+            run._steps = iter(())           # its pieces come out here
+        self._waiting = collections.deque(range(len(self.runs)))
+        self._texts = {}                    # {number of a text: its Text in the model's caches}
+        self._unread = {}                   # {number of a text that has begun: ids that it wants to be read}
+        self._pieces = collections.deque()
+        self._mark = object()               # in `model.holder` while the texts are in the model's caches
+        self._spent = {"prefill": [0, 0.0], "decode": [0, 0.0]}         # tokens, seconds
+        self.stats = {"prompt_tokens": sum(len(run.prompt_ids) for run in self.runs), "tokens": 0,
+                      "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0}
+
+    def __iter__(self):
+        return self
+
+    def __len__(self):
+        return len(self.runs)
+
+    def __getitem__(self, i):
+        return self.runs[i]
+
+    def __repr__(self):
+        return (f"<Generations: {len(self.runs)} texts, {len(self._texts)} in work, {len(self._waiting)} waiting; "
+                f"iterate over it for (number, piece)>")
+
+    @property
+    def texts(self):
+        """The texts so far, in the order of their prompts."""
+        return [run.stats["text"] for run in self.runs]
+
+    def __next__(self):
+        while not self._pieces:
+            if not self._waiting and not self._texts:
+                raise StopIteration
+            self._turn()
+        return self._pieces.popleft()
+
+    # ------------------------------------------------------------ one turn
+    def _turn(self):
+        model = self.model
+        with model._lock:
+            try:
+                if model.holder is not self._mark:
+                    self._begin_again()
+                self._admit()
+                if prompts := [i for i in self._texts if len(self._unread[i]) > 1]:
+                    self._timed("prefill", self._batch(prompts))
+                if tokens := [i for i in self._texts if len(self._unread[i]) == 1]:
+                    self._timed("decode", [(i, 1) for i in tokens])
+            except BaseException:
+                model.holder = None         # what was read is not known any more: it is read again
+                raise
+
+    def _timed(self, what, batch):
+        """Feed [(text, how many of its unread tokens)] and count it."""
+        t0, spent = time.perf_counter(), self._spent[what]
+        self._feed(batch)
+        spent[0] += sum(n for _, n in batch)
+        spent[1] += time.perf_counter() - t0
+        self.stats[what + "_tokens_per_second"] = spent[0] / spent[1]
+        self.stats["tokens"] = sum(len(run.stats["tokens"]) for run in self.runs)
+
+    def _begin_again(self):
+        """The caches are someone else's: they are taken, and the texts in work are read again."""
+        model, again = self.model, list(self._texts)
+        model.lend(self._mark)
+        self._texts.clear()
+        self._waiting.extendleft(reversed(again))
+
+    def _admit(self):
+        while self._waiting:
+            i = self._waiting[0]
+            run = self.runs[i]
+            n = len(run.prompt_ids) + run.answer.n_predict if run.answer.n_predict >= 0 else self.model.n_ctx
+            text = self.model.cells.open(min(n, self.model.n_ctx))
+            if text is None:
+                return
+            self._waiting.popleft()
+            self._texts[i] = text
+            if i in self._unread:           # it was read once
+                self._unread[i] = np.array(run.prompt_ids + run.stats["tokens"], np.int32)
+            else:
+                self._advance(i, None)
+
+    def _batch(self, prompts):
+        """[(text, how many of its unread tokens)] of one batch."""
+        if self.model.recurrent:
+            prompts = prompts[:1]
+        batch, room = [], self.model.n_batch
+        for i in prompts:
+            n = min(len(self._unread[i]), room)
+            if n:
+                batch.append((i, n))
+            room -= n
+        return batch
+
+    def _feed(self, batch):
+        rows = self.model.feed([(self._texts[i], self._unread[i][:n]) for i, n in batch])
+        for i, n in batch:
+            self._unread[i] = self._unread[i][n:]
+        for (i, _), logits in zip(batch, rows, strict=True):
+            if not len(self._unread[i]):
+                self._advance(i, logits)
+
+    def _advance(self, i, logits):
+        """The text takes its logits: pieces, then the ids it wants to be read; or it ends."""
+        steps = self._steps[i]
+        try:
+            got = steps.send(logits)
+            while isinstance(got, str):
+                self._pieces.append((i, got))
+                got = next(steps)
+            self._unread[i] = np.array(got, np.int32)
+        except StopIteration:
+            pass
+        finally:
+            if steps.gi_frame is None:      # it has ended, maybe by an error of its own
+                self.model.cells.close(self._texts.pop(i))
