@@ -263,7 +263,8 @@ def test_byte_table_is_the_library_s():
 
 # ---------------------------------------------------------------- refusals
 def test_files_without_a_usable_vocabulary_load_and_refuse_text(tmp_path):
-    for model, error, said in [("no_vocab", ModelError, "no vocabulary"), ("t5", NotSupported, "'t5' is not supp")]:
+    for model, error, said in [("no_vocab", ModelError, "no vocabulary"), ("none", ModelError, "no vocabulary"),
+                               ("gpt-2", NotSupported, "'gpt-2' is not supp.*mean gpt2.*plamo2")]:
         t = tokenizer(tmp_path / "v.gguf", model)
         assert (t.n_vocab, t.bos_id, t.eos_id, t.stop_ids) == (0, None, None, frozenset())
         for call in (lambda t=t: t.encode("x"), lambda t=t: t.decode([1]), lambda t=t: t.piece(1), t.stream):
