@@ -139,8 +139,8 @@ class Network(Inside):
     def detokenize(self, ids, special=False):
         """The text of token ids, as llama_detokenize gives it; `special`: with control tokens.
 
-        Many vocabularies drop the space before punctuation here ("clean_up_tokenization_spaces"), so the text may not be
-        the one that the ids came from; `m.tokenizer.decode(ids)` keeps every byte of every token.
+        Many vocabularies drop the space before punctuation here ("clean_up_tokenization_spaces"), so it may not be the
+        text that the ids came from; `m.tokenizer.decode(ids)` keeps every byte of every token.
 
             m.detokenize(m.tokenize("Once upon a time"))        # 'Once upon a time'
         """

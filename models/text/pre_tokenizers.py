@@ -35,7 +35,7 @@ def _cased(digits, letters=r"\p{L}", contractions=_CONTRACTIONS + "?"):
 
 LLAMA3 = _plain(r"\p{N}{1,3}")
 QWEN2 = _plain(r"\p{N}")
-_CJK = "[一-龥\u0800-一가-\ud7ff]+"
+_CJK = "[[一-龥\u0800-一가-\ud7ff]&&\\S]+"
 _HAN = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff\U0002f800-\U0002fa1f"
 _KIMI = (rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES)
@@ -111,9 +111,8 @@ _FAMILIES = [
                        r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True)),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", Pre((r"\p{N}", GPT2))),
     ("falcon", Pre((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
-    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_WITH_CASE}]+",
-                          "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+", r"(?<!\s)\s++\z", _CJK,
-                          r"\p{N}+"))),
+    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_WITH_CASE}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+",
+                          r"(?<!\s)\s++\z", _CJK, r"\p{N}+"))),
     ("deepseek-coder", Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4",
      Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
@@ -125,10 +124,12 @@ _FAMILIES = [
 BY_NAME = {name: pre for names, pre in _FAMILIES for name in names.split()}
 
 # the others drop the space before punctuation when ids become text ("clean_up_tokenization_spaces" of their configs)
-KEEP_SPACES = frozenset("""deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu sarvam-moe command-r qwen2 kormo
-    f2llmv2 deepseek-r1-qwen qwen35 poro-chat viking tekken smollm chameleon gpt-4o llama4 kanana2 talkie tiny_aya
-    cohere2moe granite-embed-multi-97m superbpe trillion granite-docling bailingmoe bailingmoe2 llada-moe seed-coder hunyuan
-    hunyuan-dense hy_v4 joyai-llm kimi-k2 ufakzeka grok-2 afmoe laguna minimax-m2 solar-open""".split())
+KEEP_SPACES = frozenset("""
+    deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu sarvam-moe command-r qwen2 kormo f2llmv2
+    deepseek-r1-qwen qwen35 poro-chat viking tekken smollm chameleon gpt-4o llama4 kanana2 talkie tiny_aya
+    cohere2moe granite-embed-multi-97m superbpe trillion granite-docling bailingmoe bailingmoe2 llada-moe
+    seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm kimi-k2 ufakzeka grok-2 afmoe laguna minimax-m2
+    solar-open""".split())
 
 # letters, marks, digits, punctuation and symbols of Unicode 16: the regular expressions know them, llama.cpp does not
 _UNICODE_16 = (
