@@ -42,8 +42,9 @@ For byte-pair encodings `tokenizer.ggml.pre` names how text is cut into words. S
 - Text never becomes a control token unless `special=True`; llama.cpp lets words merge into one.
 - bert is BERT's own tokenizer where llama.cpp's differs: marks with a width stay, words of more than 100 characters are
   unknown. Tokens of `whitespace` vocabularies are written out as they are.
-- A file that has a token twice, no merges, an id outside the vocabulary or a damaged charsmap is refused by name, as is
-  text with lone surrogates. llama.cpp takes token 11 for begin and end where a `gpt2` file names none; here it has none.
+- A file that has a token twice, no merges, an id outside the vocabulary or a damaged charsmap is refused by name, as
+  is text with lone surrogates. llama.cpp takes token 11 for begin and end where a `gpt2` file names none; here there
+  is none then.
 
 """
 
