@@ -123,11 +123,27 @@ class Network(Inside):
             self._tokenizer = Tokenizer.from_gguf(self.file)
         return self._tokenizer
 
-    def tokenize(self, text):
-        """Token ids of `text` with the model's special tokens.  A file without vocabulary raises here."""
+    def tokenize(self, text, special=False, add_special=True):
+        """Token ids of `text`, a list of int.  A file without vocabulary raises here.
+
+        special      "<|im_end|>" in the text is that token (llama.cpp: parse_special); never for text from strangers
+        add_special  with the begin and end tokens that the model was trained with
+
+            m.tokenize("Once upon a time")
+        """
         if not isinstance(text, str):
             raise TypeMismatch(f"tokenize takes a string, got {type(text).__name__}")
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode(text, add_special, special)
+
+    def detokenize(self, ids, special=False):
+        """The text of token ids, as llama_detokenize gives it; `special`: with control tokens.
+
+        Many vocabularies drop the space before punctuation here ("clean_up_tokenization_spaces"), so it may not be the
+        text that the ids came from; `m.tokenizer.decode(ids)` keeps every byte of every token.
+
+            m.detokenize(m.tokenize("Once upon a time"))        # 'Once upon a time'
+        """
+        return self.tokenizer.detokenize(ids, special)
 
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""

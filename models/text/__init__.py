@@ -1,6 +1,7 @@
 """Text <-> token ids, and the choice of the next token.
 
-    tokenizer.py        the vocabularies of GGUF files; pre_tokenizers.py: how text is split into words before
+    tokenizer.py        the vocabularies of GGUF files, all kinds; vocabulary.py: what the kinds share
+    special_tokens.py   which tokens end a text or are cut out whole; pre_tokenizers.py: how text is split into words
     generation.py       a text piece by piece; answer.py: what of it is shown and where it ends
     sampling.py         the choice of each token; samplers.py: the single steps
     chat_template.py    conversations as text; template_worker.py: the process that renders them

@@ -4,10 +4,15 @@ Merges never cross a cut, so a wrong cut gives wrong ids without any error; an u
 expressions of a row are applied one after the other, each to the pieces the one before it left: a match is a piece, and
 so is what lies between matches.  Names, groups and expressions are llama.cpp's (llama-vocab.cpp, llm_tokenizer_bpe;
 unicode.cpp), also where a model's own tokenizer.json says otherwise: upper case is A-Z there and lower case a-z, other
-letters count as both; digits are 0-9 where it says \\d; "~" is no symbol.
+letters count as both; digits are 0-9 where it says \\d; characters are those of Unicode 15.1.
+
+No expression may look ahead to the end of a run from every character of it: a long run would take the square of its
+length.  Digits that are counted from the right are therefore cut in steps.
 """
+import re
 from dataclasses import dataclass
 
+from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import NotSupported
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -30,13 +35,18 @@ def _cased(digits, letters=r"\p{L}", contractions=_CONTRACTIONS + "?"):
 
 LLAMA3 = _plain(r"\p{N}{1,3}")
 QWEN2 = _plain(r"\p{N}")
-_CJK = "[一-龥\u0800-一가-\ud7ff]+"
+_CJK = "[[一-龥\u0800-一가-\ud7ff]&&\\S]+"
 _HAN = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff\U0002f800-\U0002fa1f"
 _KIMI = (rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
          r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES)
-_DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}[\p{S}&&[^~]]]?[\p{L}\p{M}]+"""
-              r"| ?[\p{P}[\p{S}&&[^~]]]+")
+_DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+              r"| ?[\p{P}\p{S}]+")
 _KANA_AND_HAN = "[一-龥\u3040-ゟ゠-ヿ]+"
+_EAST_ASIAN = ("[一-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+               "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\u1100-\u11ff]+")
+# digits in groups of three from the right: what stands before a run with its first group (llama.cpp's loop leaves it
+# there), that group's end, the others
+_DIGITS = (r"(?<!\P{N})\P{N}*+\p{N}++", r"\A\P{N}*+(?:\p{N}{1,2}(?=(?:\p{N}{3})*+\z)|\p{N}{3})", r"(?<!\P{N})\p{N}{3}")
 _BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 _LINES = r"[^\n]+|[\n]+"
 # letters with case, as that model's authors listed them; escaped, because editors normalise some of them
@@ -55,10 +65,15 @@ _WITH_CASE = (
 
 @dataclass(frozen=True)
 class Pre:
-    """`ignore_merges`: a whole word that is a token is taken without merging; `add_bos`: if the file does not say."""
+    """`ignore_merges`: a whole word that is a token is taken without merging; `add_bos`: if the file does not say.
+    `raw`: characters are themselves, not GPT-2's stand-ins for bytes, and what is no token becomes "<0x0A>" tokens;
+    `escape`: a space is "▁", as in SentencePiece; `lines`: line ends that are a token together are not merged."""
     patterns: tuple
     ignore_merges: bool = False
     add_bos: bool = False
+    raw: bool = False
+    escape: bool = False
+    lines: bool = False
 
 
 _FAMILIES = [
@@ -86,26 +101,58 @@ _FAMILIES = [
                    rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + _SPACES),
                   ignore_merges=True)),
     ("kimi-k2", Pre((_KIMI,))),
-    ("superbpe", Pre((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"))),
+    ("tiny_aya cohere2moe", Pre((*_DIGITS, rf"{_LEAD}[\p{{L}}\p{{M}}]+{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+                                 r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES))),
+    ("afmoe", Pre((*_DIGITS, _EAST_ASIAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
+    ("superbpe", Pre((r"\p{N}+", r"(?<![0-9])[0-9]{1,2}\K(?=(?:[0-9]{3})++(?![0-9]))", "[0-9]{3}"))),
     ("bloom gpt3-finnish poro-chat", Pre((_BLOOM,))),
     ("viking", Pre((_BLOOM, r"\p{N}"))),
     ("chameleon", Pre(("<sentinel:[0-9]+>", "(?:IMGIMG)[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}",
                        r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True)),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", Pre((r"\p{N}", GPT2))),
     ("falcon", Pre((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
-    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_WITH_CASE}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+", r"\s+$", _CJK,
-                          r"\p{N}+"))),
+    ("deepseek-llm", Pre(("[\r\n]", rf"\s?[{_WITH_CASE}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3001-。]+",
+                          r"(?<!\s)\s++\z", _CJK, r"\p{N}+"))),
     ("deepseek-coder", Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4",
      Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"[\r\n]*" + _SPACES))),
+    ("gemma4 granite-embed-multi-311m", Pre((_LINES,), add_bos=True, raw=True, escape=True, lines=True)),
+    ("sarvam-moe", Pre((_LINES,), raw=True, escape=True)),
+    ("whitespace", Pre((r"\S+",), raw=True)),
     ("spark2_5", Pre((r"\p{N}{1,3}", _KANA_AND_HAN, _DEEPSEEK3 + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"))),
 ]
 BY_NAME = {name: pre for names, pre in _FAMILIES for name in names.split()}
 
+# the others drop the space before punctuation when ids become text ("clean_up_tokenization_spaces" of their configs)
+KEEP_SPACES = frozenset("""
+    deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu sarvam-moe command-r qwen2 kormo f2llmv2
+    deepseek-r1-qwen qwen35 poro-chat viking tekken smollm chameleon gpt-4o llama4 kanana2 talkie tiny_aya
+    cohere2moe granite-embed-multi-97m superbpe trillion granite-docling bailingmoe bailingmoe2 llada-moe
+    seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm kimi-k2 ufakzeka grok-2 afmoe laguna minimax-m2
+    solar-open""".split())
+
+# letters, marks, digits, punctuation and symbols of Unicode 16: the regular expressions know them, llama.cpp does not
+_UNICODE_16 = (
+    "\u0897\u1b4e-\u1b4f\u1b7f\u1c89-\u1c8a\u2427-\u2429\u31e4-\u31e5\ua7cb-\ua7cd\ua7da-\ua7dc"
+    "\U000105c0-\U000105f3\U00010d40-\U00010d8f\U00010ec2-\U00010efc\U00011380-\U000113e2\U000116d0-\U000116e3"
+    "\U00011bc0-\U00011bf9\U00011f5a\U00013460-\U000143fa\U00016100-\U00016139\U00016d40-\U00016d79\U00018cff"
+    "\U0001cc00-\U0001ceb3\U0001e5d0-\U0001e5ff\U0001f8b2-\U0001f8c1\U0001fa89-\U0001fa8f\U0001fabe\U0001fac6"
+    "\U0001fadc-\U0001fadf\U0001fae9\U0001fbcb-\U0001fbef")
+
+
+def expressions(pre):
+    """The patterns of a Pre for an engine with a newer Unicode: \\p{L} is what Unicode 15.1 calls a letter."""
+    pattern = re.compile(r"\\(p|P)\{([LMNPS])\}")
+
+    def older(m):
+        return f"[\\p{{{m[2]}}}&&[^{_UNICODE_16}]]" if m[1] == "p" else f"[\\P{{{m[2]}}}{_UNICODE_16}]"
+    return [pattern.sub(older, p) for p in pre.patterns]
+
 
 def pre_tokenizer(name, path):
-    """The Pre of a file's `tokenizer.ggml.pre` value; NotSupported for one we do not know."""
-    if name not in BY_NAME:
-        raise NotSupported(f"{path}: tokenizer.ggml.pre is {name!r}, a pre-tokenizer that is not known, so text cannot "
-                           f"be turned into ids (known: {' '.join(sorted(BY_NAME))}); give token ids instead of text")
-    return BY_NAME[name]
+    """The Pre of a file's `tokenizer.ggml.pre` value ("" is "default"); NotSupported for one we do not know."""
+    if (name or "default") not in BY_NAME:
+        raise NotSupported(f"{path}: tokenizer.ggml.pre is {name!r}{nearest(name, BY_NAME)}, a pre-tokenizer that is "
+                           f"not known, so text cannot be turned into ids (known: {' '.join(sorted(BY_NAME))}); give "
+                           f"token ids instead of text")
+    return BY_NAME[name or "default"]
