@@ -3,6 +3,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 
 from ggjit.cluster.certificates import certificates
 from ggjit.cluster.dask_worker import OPTIONS, distributed
@@ -56,13 +57,22 @@ async def _listen(address, tls, options, said):
     return {"address": at, **server.machine.counters}
 
 
+def _facing(address):
+    """This machine's address on the way to another: a worker listens there and nowhere else."""
+    host, _, port = address.partition("://")[2].rpartition(":")
+    family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as s:
+        s.connect(there)                        # of datagrams: nothing is sent
+        return s.getsockname()[0]
+
+
 async def _work_for(address, tls, options, said):
     ended = _ended()
     os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), *options])
-    host = None if tls is not None else "127.0.0.1"
     try:
-        async with distributed.Nanny(address, nthreads=1, host=host, security=None if tls is None else tls.security,
-                                     worker_kwargs={"dashboard": False}, death_timeout=30) as nanny:
+        security = None if tls is None else tls.security
+        async with distributed.Nanny(address, nthreads=1, host=_facing(address), security=security, dashboard=False,
+                                     dashboard_address="127.0.0.1:0", death_timeout=30) as nanny:
             said(f"working for {address}")
             done = [asyncio.ensure_future(x) for x in (ended.wait(), nanny.finished())]
             await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,10 @@
 """Workers under Dask: found, started again after a kill, deaf to Ctrl-C, on loopback alone, gone at the end."""
+import asyncio
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 
 import numpy as np
@@ -9,6 +13,8 @@ from helpers.clusters import step_of
 from helpers.device_contract import floats
 
 import ggjit as gg
+from ggjit.cluster.certificates import certificates
+from ggjit.cluster.dask_worker import distributed
 
 
 def listening(pid):
@@ -54,3 +60,50 @@ def test_a_worker_process_that_is_killed_comes_back():
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_worker_command_works_for_a_scheduler(tls, tmp_path):
+    """Of another program; it lends what it was told to, and with certificates talks to nobody who has none."""
+    certs, addresses, options = tmp_path / "certs", [], []
+    if tls:
+        gg.cluster.make_certificates(certs)
+        options = ["--tls", str(certs)]
+    security = certificates(certs).security if tls else None
+
+    async def schedule():
+        async with distributed.Scheduler(host="127.0.0.1", port=0, dashboard=False, security=security,
+                                         protocol="tls://" if tls else "tcp://", dashboard_address="127.0.0.1:0") as s:
+            addresses.append(s.address)
+            await s.finished()
+    threading.Thread(target=lambda: asyncio.run(schedule()), daemon=True).start()
+    while not addresses:
+        time.sleep(0.01)
+    command = [sys.executable, "-m", "ggjit.tools.command.main", "worker", "--scheduler", addresses[0], "--memory",
+               "0.25", "-t", "1", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout.readline() == f"working for {addresses[0]}\n"
+        if tls:
+            with pytest.raises(gg.ParamError, match="--make-certs"):
+                gg.cluster.connect(addresses[0])
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                cl = gg.cluster.connect(addresses[0], tls=certs if tls else None)
+                break
+            except gg.DeviceLost as e:
+                assert "has no workers" in str(e) and time.monotonic() < deadline
+        with cl:
+            assert cl.devices[0].memory() == (250_000_000,) * 2
+            assert cl.devices[0].address.startswith("tls" if tls else "tcp")
+            assert step_of(cl.devices[0].init_backend())(floats(2, 16)).shape == (2, 16)
+            own = {pid: listening(pid) for pid in (*cl.client.run(os.getpid).values(), process.pid)}
+            if not tls:
+                assert set().union(*own.values()) == {"0100007F"}
+            assert "00000000" not in set().union(*own.values()), "a listener on all addresses"
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stdout.close()
