@@ -126,7 +126,7 @@ def test_a_model_tokenizes_and_detokenizes(shared):
     ids = m.tokenize("Once upon a time")
     assert m.detokenize(ids) == "Once upon a time" == m.detokenize(np.array(ids)) and ids[0] == 1
     assert m.tokenize("<s>", special=True, add_special=False) == [1] != m.tokenize("<s>", add_special=False)
-    assert m.detokenize([1, 2]) == "" and m.detokenize(m.tokenize("a</s>", special=True), special=True).endswith("a</s>")
+    assert m.detokenize([1, 2]) == "" and m.detokenize([1, 2], special=True) == "<s></s>"
     for call, error, said in [(lambda: m.tokenize(b"a"), TypeMismatch, "takes a string, got bytes"),
                               (lambda: m.tokenize("a\udc80"), ParamError, "lone surrogate at character 1"),
                               (lambda: m.detokenize([512]), IndexRangeError, "token id 512 is outside"),
