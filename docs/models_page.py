@@ -39,7 +39,8 @@ For byte-pair encodings `tokenizer.ggml.pre` names how text is cut into words. S
 - Ids, token texts and the texts of ids are compared with llama.cpp's on 10,000 texts for every name: characters of all
   planes, code, control characters, long runs, special tokens inside (`tests/models/test_tokenizer_kinds.py`). A run of
   100,000 equal characters takes less than two seconds.
-- Text never becomes a control token unless `special=True`; llama.cpp lets words merge into one.
+- Words of `llama`, `t5`, `rwkv` and `plamo2` vocabularies never become a control token unless `special=True`; in
+  llama.cpp they may.
 - bert is BERT's own tokenizer where llama.cpp's differs: marks with a width stay, words of more than 100 characters are
   unknown. Tokens of `whitespace` vocabularies are written out as they are.
 - A file that has a token twice, no merges, an id outside the vocabulary or a damaged charsmap is refused by name, as

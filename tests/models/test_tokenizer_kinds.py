@@ -20,12 +20,21 @@ from helpers.vocabularies import (
     write,
 )
 
+from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.text.bpe import BYTE_OF_CHAR
 from ggjit.models.text.pre_tokenizers import BY_NAME, KEEP_SPACES
 from ggjit.models.text.tokenizer import KINDS, Tokenizer
 from ggjit.models.text.unigram import charsmap, replacer
-from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, NotSupported, ParamError
+from ggjit.ops.core.errors import (
+    BadFile,
+    GgjitError,
+    IndexRangeError,
+    ModelError,
+    NotSupported,
+    ParamError,
+    TypeMismatch,
+)
 
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
@@ -110,6 +119,20 @@ def test_text_of_ids(each):
     for bad in ("abc", b"abc", 3, None):
         with pytest.raises(ParamError, match=f"token ids are {type(bad).__name__}, expected a list"):
             llama.detokenize(bad)
+
+
+def test_a_model_tokenizes_and_detokenizes(shared):
+    m = load_model(shared("data", "stories260k", "stories260K-F32.gguf"))
+    ids = m.tokenize("Once upon a time")
+    assert m.detokenize(ids) == "Once upon a time" == m.detokenize(np.array(ids)) and ids[0] == 1
+    assert m.tokenize("<s>", special=True, add_special=False) == [1] != m.tokenize("<s>", add_special=False)
+    assert m.detokenize([1, 2]) == "" and m.detokenize([1, 2], special=True) == "<s></s>"
+    for call, error, said in [(lambda: m.tokenize(b"a"), TypeMismatch, "takes a string, got bytes"),
+                              (lambda: m.tokenize("a\udc80"), ParamError, "lone surrogate at character 1"),
+                              (lambda: m.detokenize([512]), IndexRangeError, "token id 512 is outside"),
+                              (lambda: m.detokenize("ab"), ParamError, "token ids are str")]:
+        with pytest.raises(error, match=said):
+            call()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-2", "gemma4", "t5", "rwkv", "plamo2", "hybriddna", "whitespace, bytes"])
