@@ -83,12 +83,13 @@ def role_of(name):
 
 def is_quantised(info, leave_output):
     """Does this tensor of a model change its type?  Vectors, norms, routers and small matrices do not."""
-    return (_n_dims(info.ne) > 1 and info.name.endswith("weight") and info.name not in KEPT_WHOLE
+    return (n_dims(info.ne) > 1 and info.name.endswith("weight") and info.name not in KEPT_WHOLE
             and not (leave_output and info.name == "output.weight")
             and not any(part in info.name for part in KEPT))
 
 
-def _n_dims(ne):
+def n_dims(ne):
+    """Dimensions less the last ones of length 1."""
     return max((i + 1 for i, n in enumerate(ne) if n != 1), default=1)
 
 

@@ -21,6 +21,7 @@ from ggjit.models.files.mixtures import (
     choose_types,
     file_type,
     is_quantised,
+    n_dims,
     needs_importances,
     role_of,
     tensor_type,
@@ -79,10 +80,11 @@ def _check(file, info, type, data):
                       f"are too large for the type, convert the model again")
 
 
-def _entry(file, info, type, name=None, importances=None):
+def _entry(file, info, type, name=None, importances=None, n_dims=None):
+    """n_dims: as many dimensions are written, None: all."""
     def chunks():
         return copied(file, info) if type is info.type else converted(file, info, type, importances)
-    return Entry(name or info.name, type, info.ne, chunks)
+    return Entry(name or info.name, type, info.ne[:n_dims], chunks)
 
 
 # ---------------------------------------------------------------- quantising
@@ -119,7 +121,8 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
     importances = {} if copy else _importances(file, by_part, types, matrix, mixture)
     if not (copy or requantize):
         _refuse_quantised(file, types)
-    entries = [_entry(file, i, types[i.name], importances=importances.get(i.name)) for i in by_part]
+    entries = [_entry(file, i, types[i.name], importances=importances.get(i.name), n_dims=n_dims(i.ne))
+               for i in by_part]
     if keep_split:
         groups = [[e for e, i in zip(entries, by_part, strict=True) if i.part == n] for n in range(len(file.parts))]
     else:

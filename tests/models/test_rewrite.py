@@ -58,11 +58,11 @@ def test_tensors_are_what_gg_quantize_makes(tiny, tmp_path):
 
 
 def plain_model(path):
-    """A file that only this package had a hand in."""
+    """A file that only this package had a hand in; the norm's dimensions of length 1 are left out of what is made."""
     rng = np.random.default_rng(5)
     names = ("token_embd", "output", "blk.0.ffn_down", "blk.0.attn_v", "blk.1.attn_q")
     tensors = {f"{n}.weight": rng.integers(-99, 99, (3, 256)).astype(np.float32) / 64 for n in names}
-    save_gguf(path, tensors | {"output_norm.weight": np.ones(256, np.float32)}, {
+    save_gguf(path, tensors | {"output_norm.weight": np.ones((1, 1, 256), np.float32)}, {
         "general.architecture": "llama", "general.file_type": 0, "general.name": "plain", "llama.block_count": 2,
         "llama.context_length": 8, "llama.embedding_length": 256, "llama.feed_forward_length": 256,
         "llama.attention.head_count": 4, "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": 3})

@@ -3,7 +3,6 @@ from ggjit.models.files.rewrite import edit_gguf
 from ggjit.tools.command.common import add_out, nbytes, pairs, text_nbytes, value
 
 EXAMPLES = (("ggjit edit m.gguf n.gguf --set-key general.name=mine --remove-key tokenizer.chat_template", ""),
-            ("ggjit edit m.gguf n.gguf --rename a.weight=b.weight --set-tensor-type output.weight=q6_k", ""),
             ("ggjit edit m.gguf parts.gguf --split-max-size 2G", "parts-00001-of-00003.gguf, ..."),
             ("ggjit edit parts-00001-of-00003.gguf m.gguf", "several files in one"))
 
