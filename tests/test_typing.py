@@ -82,14 +82,16 @@ def hidden():
     from ggjit.display.explorer import Explorer
     from ggjit.graphs.plan import Plan
     from ggjit.models.files.imatrix import Imatrix, Sums
+    from ggjit.models.networks.inside import Capturing
     from ggjit.models.networks.network import Network
+    from ggjit.models.networks.pictures import AttentionMaps, HiddenStates, LogitLens
     from ggjit.models.networks.silero import SileroVad
     from ggjit.models.text.generation import Generation
     from ggjit.models.text.generations import Generations
     from ggjit.profiling.nodes import NodeTime
     from ggjit.profiling.profile import Profile
     found = (MeasureReport, Drawing, Explorer, Generation, Generations, Imatrix, Network, Pareto, Plan, Pool, NodeTime,
-             Profile, Rematerialized, SileroVad, Sums)
+             Profile, Rematerialized, SileroVad, Sums, Capturing, AttentionMaps, HiddenStates, LogitLens)
     return {f"_{c.__name__}": c for c in found}
 
 

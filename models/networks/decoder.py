@@ -222,6 +222,15 @@ class Decoder(Network):
         cached = bool(self.description.windows)
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]
 
+    def _key_rows(self, layer, n_tokens):
+        """(first, rows): positions from `first` on lie in these cache rows of a layer, once the text has n_tokens more;
+        None where several texts share the rows."""
+        if self.text is None:
+            return None
+        lay, end = self.text.lays[self.description.blocks[layer].mixer.window], len(self.text.ids) + n_tokens
+        first = max(0, end - lay.n)
+        return first, lay.at(first, end)
+
     # ------------------------------------------------------------ running
     def reset(self):
         """Forget the text so far; the next tokens start at position 0."""
@@ -247,6 +256,7 @@ class Decoder(Network):
         """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
 
         All but the last at most, since its logits are wanted.  States of recurrent layers know the whole text only.
+        What was read while values of it were kept or replaced (networks/hooks.py) is read again.
         """
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)

@@ -183,12 +183,12 @@ class CalledPlan(WholePlan):
 class HookedPlan:
     """Runs a plan for the sessions of a network; otherwise like the plan."""
 
-    def __init__(self, hooks, plan, inputs, named, wanted, specs):
-        """named: {name: tensor} of what is wanted; specs: {name: Spec}."""
+    def __init__(self, hooks, plan, inputs, named, wanted, specs, key_rows):
+        """named: {name: tensor} of what is wanted; specs: {name: Spec}; key_rows: a Decoder's, held weakly, or None."""
         self._hooks, self._plan, self._inputs, self._named, self._specs = hooks, plan, inputs, named, specs
+        self._key_rows = key_rows
         self._kept = sorted(wanted.kept & named.keys())
         self._names = {named[name].id: name for name in wanted.replaced & named.keys()}
-        self._keys = any(specs[name].key_axis is not None for name in named)
         self.view = plan.view
 
     @property
@@ -196,38 +196,64 @@ class HookedPlan:
         return self._plan.resolved
 
     def compute(self):
-        sessions, n_keys = list(self._hooks.sessions), self._n_keys() if self._keys else 0
+        sessions = list(self._hooks.sessions)
         self._hooks.running = get_ident()
         try:
-            self._plan.compute(lambda t: self._replace(t, sessions, n_keys))
+            self._plan.compute(lambda t: self._replace(t, sessions))
         finally:
             self._hooks.running = 0
-        self._keep([s for s in sessions if isinstance(s, Keeping)], n_keys)
+        self._keep([s for s in sessions if isinstance(s, Keeping)])
 
-    def _n_keys(self):
-        """Cache rows that some token of the step sees: those behind them are there for the sake of a round number."""
-        seen = [np.flatnonzero(np.isfinite(a).any(0)) for name, a in self._inputs.items() if name.startswith("mask")]
-        return max((int(at[-1]) + 1 for at in seen if len(at)), default=None)
+    def _columns(self, name):
+        """(first position, columns of the key axis from it on) of a tensor that looks at keys.
 
-    def _replace(self, t, sessions, n_keys):
+        Columns are cache rows, more than are in use for the sake of a round number.  Of several texts in one batch they
+        stay as they are; an encoder has a column for each token.
+        """
+        n_tokens, layer = len(self._inputs["tokens"]), layer_of(name)
+        found = None if self._key_rows is None else self._key_rows()(layer, n_tokens)
+        return found if found is not None else (0, slice(None))
+
+    def _by_position(self, name, a):
+        """a with a key axis in the order of the text; the array itself for other tensors."""
+        axis = self._specs[name].key_axis
+        if axis is None:
+            return a
+        first, columns = self._columns(name)
+        a = a[(slice(None),) * axis + (columns,)]
+        return np.pad(a, [(first * (i == axis), 0) for i in range(a.ndim)]) if first else a
+
+    def _replace(self, t, sessions):
         name = self._names[t.id]
-        x = PlacedTensor(t, t.src, self._plan.where(t))
-        whole = x.numpy()
-        shown, n = self._specs[name].cropped(whole, n_keys), 0
+        placed = PlacedTensor(t, t.src, self._plan.where(t))
+        whole = placed.numpy()
+        x = before = self._by_position(name, whole)
         for s in sessions:
             if isinstance(s, Replacing) and name in s.names:
-                shown[...] = s.replaced(name, shown)
-                n += 1
-        if n:
-            x.set(whole)
+                x = s.replaced(name, x)
+        if x is not before:
+            axis = self._specs[name].key_axis
+            if axis is not None:
+                first, columns = self._columns(name)
+                at = (slice(None),) * axis
+                whole[(*at, columns)] = x[(*at, slice(first, None))]
+            placed.set(x if axis is None else whole)
 
-    def _keep(self, keeping, n_keys):
-        values = {}
-        for name in self._kept:
-            a = np.asarray(self._plan.view(self._named[name]))
-            values[name] = self._specs[name].cropped(a, n_keys)
+    def _keep(self, keeping):
+        n, values = self._n_tokens(), {}
+        for name in self._kept if keeping else ():
+            axis, a = self._specs[name].token_axis, self._by_position(name, self._plan.view(self._named[name]))
+            values[name] = a if axis is None else a[(slice(None),) * axis + (slice(n),)]
         for s in keeping:
-            s.keep(values, self._inputs.get("tokens"))
+            s.keep(values, self._inputs["tokens"][:n] if "tokens" in self._inputs else None)
+
+    def _n_tokens(self):
+        """Tokens of the step without copies of the last one, which fill a batch of texts up."""
+        for name, a in self._inputs.items():
+            if name.startswith("rows") or name == "next_slot" and len(a) > 1:
+                others = np.flatnonzero(a != a[-1])
+                return int(others[-1]) + 2 if len(others) else 1
+        return len(self._inputs.get("tokens", ()))
 
 
 # ---------------------------------------------------------------- what is known of a name
@@ -243,12 +269,6 @@ class Spec(NamedTuple):
     token_axis: int | None
     key_axis: int | None
     dtype: np.dtype
-
-    def cropped(self, a, n_keys):
-        """Without the keys that no token sees."""
-        if self.key_axis is None or n_keys is None:
-            return a
-        return a[(slice(None),) * self.key_axis + (slice(n_keys),)]
 
     def row_shape(self, n_keys):
         """Of the values of one token."""

@@ -14,6 +14,7 @@ import fnmatch
 import os
 import pathlib
 import re
+import weakref
 
 import numpy as np
 
@@ -325,7 +326,8 @@ class Inside:
         else:
             self._place(graph)
             plan = CutPlan(self.backend, graph, cuts)
-        return HookedPlan(hooks, plan, inputs, named, wanted, specs)
+        key_rows = weakref.WeakMethod(self._key_rows) if hasattr(self, "_key_rows") else None
+        return HookedPlan(hooks, plan, inputs, named, wanted, specs, key_rows)
 
 
 class Capturing(collections.abc.Mapping):

@@ -173,6 +173,57 @@ def test_generated_text_is_captured_too(model, path):
     assert c["blk.0.l_out"].shape == (len(IDS), DIM) and "7 tokens" in repr(c)
 
 
+@pytest.mark.parametrize("name", ["gemma2"])
+def test_keys_of_windows_stand_in_the_order_of_the_text(name, tmp_path):
+    """Layers with a window use few cache rows in turn; columns of their weights are positions all the same."""
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
+    ids, options = (IDS * 6)[:40], dict(n_threads=1, n_ctx=64, n_seqs=1, kv_type="F32", reserve=False)
+    path = tmp_path / "m.gguf"
+    with load_model(path, **options) as whole, load_model(path, n_batch=3, **options) as m:
+        assert min(m.cells.n_rows.values()) < len(ids)
+        names = "blk.*.kq_soft_max"
+        want, got = whole.capture(names, ids), m.capture(names, ids)
+        assert {a.shape[1:] for a in got.values()} == {(40, 40)}
+        for key, a in got.items():
+            near(a, want[key], 1e-4)
+        odd = {names: lambda x: x * (np.arange(x.shape[-1]) % 2)}
+        with m.patch(odd), whole.patch(odd):
+            a, b = m.decode(ids[:3]), whole.decode(ids[:3])
+        near(a, b, 1e-4)
+        assert abs(b - whole.logits(ids + ids[:3])[-1]).max() > 1e-3
+
+
+def test_texts_side_by_side(path):
+    """A batch of several texts is filled up with copies of its last token: those are not kept."""
+    with load_model(path, n_threads=1, kv_type="F32", reserve=False) as m:
+        m._tokenizer = tiny_model.Words()
+        prompts = [[5, 6, 7], [8], [9, 10]]
+        with m.capturing(["blk.0.l_out", "blk.1.kq_soft_max"]) as c:
+            runs = m.generate(prompts, n_predict=4, temp=0)
+            list(runs)
+        read = [(prompt + run.stats["tokens"])[:-1] for prompt, run in zip(prompts, runs.runs, strict=True)]
+        assert sorted(c.tokens.tolist()) == sorted(sum(read, []))
+        rows = [row for ids in read for row in m.capture("blk.0.l_out", ids)["blk.0.l_out"]]
+        near(np.sort(c["blk.0.l_out"], 0), np.sort(rows, 0), 1e-4)
+
+
+def test_text_read_under_a_patch_is_no_prefix_of_others(path):
+    """`generate` does not read again what a prompt shares with the text before: but for values that were changed."""
+    with load_model(path, n_threads=1, kv_type="F32", reserve=False) as m:
+        m._tokenizer = tiny_model.Words()
+
+        def written():
+            run = m.generate(IDS, n_predict=4, temp=0)
+            list(run)
+            return run.stats["tokens"]
+        plain = written()
+        with m.patch({"blk.0.ffn_out": lambda x: x * 9}):
+            patched = written()
+        with m.capturing("embd") as c:
+            assert written() == plain != patched
+        assert c.tokens.tolist() == (IDS + plain)[:-1]              # all of it was read
+
+
 def test_files(path, tmp_path):
     with load_model(path, n_threads=1, kv_type="F32", n_batch=3, reserve=False) as m:
         names = ["blk.0.l_out", "blk.1.kq_soft_max"]
@@ -540,9 +591,9 @@ def test_a_patch_must_not_run_its_model(model, call):
 
 def test_what_was_kept_does_not_keep_the_model(path):
     m = load_model(path, n_threads=1, reserve=False)
+    maps, lens, there = m.attention(IDS), m.logit_lens(IDS), weakref.ref(m)
     with m.patch({"blk.0.ffn_out": 0}), m.capturing("blk.1.kq_soft_max") as c:
         m.logits(IDS)
-    maps, lens, there = m.attention(IDS), m.logit_lens(IDS), weakref.ref(m)
     gc.disable()
     try:
         del m
