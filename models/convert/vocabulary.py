@@ -13,7 +13,8 @@ import struct
 
 from ggjit.core.arguments import nearest
 from ggjit.models.text.pre_tokenizers import BY_NAME
-from ggjit.models.text.tokenizer import BYTE, CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED
+from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
+from ggjit.models.text.vocabulary import SPACE
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
