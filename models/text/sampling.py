@@ -126,7 +126,7 @@ class Sampler:
     """Draws token ids; the same seed and the same logits give the same ids.  One per text: it remembers the ids.
 
     Options: those of OPTIONS by name.  tokenizer: turns the texts of dry_sequence_breakers into ids; without it there
-    are no breakers.
+    are no breakers.  grammar: a Matcher (models/text/grammar.py); what it does not allow is not drawn.
 
         s = Sampler(temp=0.7, min_p=0.1, seed=1)
         s.accept(prompt_ids)
@@ -136,7 +136,7 @@ class Sampler:
     for logits that hold a NaN, +inf or nothing finite.  -inf is a token that may not be chosen.
     """
 
-    def __init__(self, tokenizer=None, **options):
+    def __init__(self, tokenizer=None, grammar=None, **options):
         known_options("sampling", options, OPTIONS)
         for name, o in OPTIONS.items():
             setattr(self, name, o.checked(options.get(name, o.default)))
@@ -147,6 +147,7 @@ class Sampler:
             not {"penalties", "dry", "typ_p", "xtc"} & {*names}
         self._breakers = _heads(tokenizer, self.dry_sequence_breakers) if tokenizer and "dry" in names else {}
         looks_back = self.penalty_last_n, self.dry_penalty_last_n
+        self.grammar = grammar
         self._keep = None if -1 in looks_back else max(looks_back)      # how many ids are remembered; None: all
         self.reset()
 
@@ -156,11 +157,14 @@ class Sampler:
         self._random = np.random.default_rng(self.seed)
         self._xtc = False                       # whether this draw leaves out the likeliest
         self._mu = 2 * self.mirostat_tau        # Mirostat's bound of surprise, in bits
+        if self.grammar:
+            self.grammar.reset()
 
     def copy(self):
         """A sampler in the same state, which goes on by itself: from equal logits both draw equal ids."""
         new = object.__new__(Sampler)
-        new.__dict__.update(self.__dict__, _last=list(self._last), _random=copy.deepcopy(self._random))
+        new.__dict__.update(self.__dict__, _last=list(self._last), _random=copy.deepcopy(self._random),
+                            grammar=self.grammar and self.grammar.copy())
         return new
 
     def accept(self, ids):
@@ -172,13 +176,20 @@ class Sampler:
     def sample(self, logits):
         """One id from a row of logits, shape (n_vocab,)."""
         row = self._row(logits)
-        chosen = int(np.argmax(row)) if self._greedy else self._draw(row)
+        best = int(np.argmax(row))
+        if self._greedy and (not self.grammar or self.grammar.allows(best)):
+            chosen = best                       # no mask needed
+        else:
+            row = self._masked(row)
+            chosen = int(np.argmax(row)) if self._greedy else self._draw(row)
+        if self.grammar:
+            self.grammar.accept(chosen)
         self.accept((chosen,))
         return chosen
 
     def probabilities(self, logits):
         """(ids, probabilities) that `sample` would draw from now, most probable first; both of shape (n_kept,)."""
-        row, often = self._row(logits), self.xtc_probability
+        row, often = self._masked(self._row(logits)), self.xtc_probability
         found = {}
         for self._xtc, weight in ((False, 1 - often), (True, often)) if often else ((False, 1.0),):
             c = self._kept(row)
@@ -201,6 +212,18 @@ class Sampler:
         best = int(np.argmax(row))              # a NaN or +inf is what argmax finds first
         if not np.isfinite(row[best]):
             raise BrokenValues(f"logit {best} is {row[best]}: the weights or the computation are broken")
+        return row
+
+    def _masked(self, row):
+        """The row with -inf for what the grammar does not allow."""
+        if not self.grammar:
+            return row
+        mask = self.grammar.mask()
+        if len(mask) != row.size:
+            raise ShapeError(f"the grammar is for {len(mask)} tokens, the logits have {row.size}")
+        row = np.where(mask, row, -np.inf)
+        if row.max() == -np.inf:
+            raise ParamError("logit_bias rules out every token that the grammar allows; give one of them another bias")
         return row
 
     def _kept(self, row):

@@ -1,12 +1,8 @@
 """The sampler: distributions against the definitions in float64, and against llama.cpp; determinism, refusals."""
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from helpers import sampler_reference
-from helpers.paths import TESTS
+from helpers.llamacpp import asked
 
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.ops.core.errors import ParamError, ShapeError
@@ -213,15 +209,6 @@ def test_bad_logits_are_refused():
 
 
 # ---------------------------------------------------------------- llama.cpp
-def asked(*jobs):
-    """Answers of llama.cpp."""
-    pytest.importorskip("xllamacpp")
-    r = subprocess.run([sys.executable, TESTS / "helpers" / "llamacpp_oracle.py"], input=json.dumps(jobs), text=True,
-                       capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr
-    return json.loads(r.stdout)
-
-
 @pytest.mark.peer
 def test_probabilities_are_those_of_llama_cpp():
     rng, jobs, ours = np.random.default_rng(11), [], []

@@ -6,6 +6,7 @@ from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
     add_gpu,
+    add_grammar,
     add_kv_type,
     add_n_ctx,
     add_repack,
@@ -46,6 +47,7 @@ def add_arguments(c):
     add_gpu(c)
     add_threads(c)
     add_sampling(c)
+    add_grammar(c)
 
 
 def run(args):
