@@ -125,10 +125,13 @@ def mirostat(options, rows):
 
 
 def grammar(path, text, ids):
-    """The ids that a grammar allows at first and after each of `ids`."""
+    """The ids that a grammar allows at first and after each of `ids`, up to one that it does not allow, which would end
+    the process."""
     vocab = vocabulary(path)
     s, n, out = LIB.llama_sampler_init_grammar(vocab, text.encode(), b"root"), LIB.llama_vocab_n_tokens(vocab), []
     for id in [None, *ids]:
+        if out and id not in out[-1]:
+            break
         if id is not None:
             LIB.llama_sampler_accept(s, id)
         array, _data = tokens([0.0] * n)
