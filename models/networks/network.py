@@ -270,6 +270,9 @@ class Network(Inside):
     def load_state(self, state):
         raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
 
+    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
+
     def hidden(self, ids):
         raise NotSupported(f"{self.file.arch} models have no hidden states here")
 

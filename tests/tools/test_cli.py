@@ -398,6 +398,24 @@ def test_chat(monkeypatch, capsys):
     assert [m["role"] for m in got["messages"]] == ["user", "assistant"] and got["answers"][0]["text"] == "n=1"
 
 
+def test_a_grammar_on_the_command_line(shared, tmp_path, capsys):
+    path = shared("data", "stories260k", "stories260K-F32.gguf")
+    line = ["generate", "-m", str(path), "-p", "Once upon a time", "-t", "1", "--kv-type", "F32", "--json"]
+    (tmp_path / "g.gbnf").write_text('root ::= " there was" | " a girl"')
+    (tmp_path / "s.json").write_text('{"enum": ["yes", "no"]}')
+    for option, value, texts in (("--grammar", 'root ::= " a" " cat"', [" a cat"]),
+                                 ("--grammar-file", tmp_path / "g.gbnf", [" there was", " a girl"]),
+                                 ("--json-schema", '{"const": 12}', ["12"]),
+                                 ("--json-schema-file", tmp_path / "s.json", ['"yes"', '"no"'])):
+        assert main.main([*line, option, str(value)]) == 0
+        assert json.loads(capsys.readouterr().out)["text"].strip("\n ") in [t.strip() for t in texts]
+    for option, value, words in (("--grammar", "root ::= x", "line 1: rule 'root' uses 'x'"),
+                                 ("--json-schema", "{", "is no JSON"),
+                                 ("--grammar-file", tmp_path / "no", "no: No such file")):
+        assert main.main([*line, option, str(value)]) in (1, 2)
+        assert words in capsys.readouterr().err
+
+
 def test_chat_with_a_model(shared, monkeypatch, capsys):
     path = shared("data", "stories260k", "stories260K-F32.gguf")
     line = ["chat", str(path), "-n", "8", "--temp", "0", "-t", "1", "--kv-type", "F32"]

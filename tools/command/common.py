@@ -137,22 +137,13 @@ def add_grammar(c):
         c.file_actions.append(group.add_argument(f"--{name}-file", metavar="FILE", help=f"--{name} from a file"))
 
 
-def text_of(path):
-    """A file's text.  Errors: BadFile, OSError."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            return f.read()
-    except UnicodeDecodeError:
-        raise BadFile(f"{path}: not a text in UTF-8") from None
-
-
 def sampling(args):
     """{name: value} of the sampling and grammar options on the command line, for m.generate."""
     found = {name: value for name, value in vars(args).items() if name in OPTIONS}
     for name in ("grammar", "json_schema"):
         path, value = getattr(args, f"{name}_file"), getattr(args, name)
         if path or value is not None:
-            found[name] = text_of(path) if path else value
+            found[name] = read_data(path) if path else value
     if "logit_bias" in found:
         found["logit_bias"] = dict(found["logit_bias"])
     if found.get("dry_sequence_breakers") == ["none"]:

@@ -15,8 +15,8 @@ from ggjit.tools.command.common import (
     add_strict,
     add_threads,
     n_predict,
+    read_data,
     sampling,
-    text_of,
 )
 from ggjit.tools.command.helpers import add_lora, load
 
@@ -59,7 +59,7 @@ def run(args):
 
 
 def _template(args):
-    return text_of(args.chat_template_file) if args.chat_template_file else args.chat_template
+    return read_data(args.chat_template_file) if args.chat_template_file else args.chat_template
 
 
 def _lines():
