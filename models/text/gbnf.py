@@ -5,7 +5,8 @@
     ws    ::= " "* <[7]> !<|end|>                        # a token by id or text; any token but this one
 
 Every repetition and group becomes a rule: x* is r ::= x r | (nothing).  A rule is a list of alternates, an alternate a
-list of Chars, Token and Ref.  Source: grammars/README.md of llama.cpp.
+list of Chars, Token and Ref.  Source: llama.cpp, the notes in its folder
+of grammars.
 """
 import bisect
 from typing import NamedTuple

@@ -175,8 +175,7 @@ class Sampler:
 
     def sample(self, logits):
         """One id from a row of logits, shape (n_vocab,)."""
-        row = self._row(logits)
-        best = int(np.argmax(row))
+        row, best = self._row(logits)
         if self._greedy and (not self.grammar or self.grammar.allows(best)):
             chosen = best                       # no mask needed
         else:
@@ -189,7 +188,7 @@ class Sampler:
 
     def probabilities(self, logits):
         """(ids, probabilities) that `sample` would draw from now, most probable first; both of shape (n_kept,)."""
-        row, often = self._masked(self._row(logits)), self.xtc_probability
+        row, often = self._masked(self._row(logits)[0]), self.xtc_probability
         found = {}
         for self._xtc, weight in ((False, 1 - often), (True, often)) if often else ((False, 1.0),):
             c = self._kept(row)
@@ -199,7 +198,7 @@ class Sampler:
         return np.array(ids, np.int64), np.array([found[i] for i in ids])
 
     def _row(self, logits):
-        """The logits as an array with the biases added."""
+        """(the logits as an array with the biases added, the first of the largest)."""
         row = np.asarray(logits)
         if row.ndim != 1 or not row.size:
             raise ShapeError(f"logits have shape {row.shape}, expected one row (n_vocab,)")
@@ -212,7 +211,7 @@ class Sampler:
         best = int(np.argmax(row))              # a NaN or +inf is what argmax finds first
         if not np.isfinite(row[best]):
             raise BrokenValues(f"logit {best} is {row[best]}: the weights or the computation are broken")
-        return row
+        return row, best
 
     def _masked(self, row):
         """The row with -inf for what the grammar does not allow."""
