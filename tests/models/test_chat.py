@@ -2,10 +2,13 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from helpers import tiny_vocabulary
+from helpers.paths import TESTS
 
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.text import chat_template
@@ -20,7 +23,8 @@ pytest.importorskip("tokenizers")
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi! "},
         {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Bye <é>"}]
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"b": 1, "a": "<&>"}}}]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "sums", "parameters": {
+    "b": 1, "a": "<&>"}}}]
 
 # written for this test, in the way that the models named write theirs
 CHATML = """{%- for message in messages %}
@@ -74,7 +78,7 @@ DEEPSEEK = """{% set ns = namespace(system='', think=enable_thinking is defined 
 {%- endgeneration %}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜>' + ('<think>\n' if ns.think else '') }}{% endif %}"""
 
-TOOL_JSON = '[{"type": "function", "function": {"name": "add", "parameters": {"b": 1, "a": "<&>"}}}]'
+TOOL_JSON = json.dumps(TOOLS)
 RENDERED = {
     "chatml": (CHATML, {}, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
                "<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nBye <é><|im_end|>\n<|im_start|>assistant\n"),
@@ -196,3 +200,24 @@ def test_chat_is_generation_of_the_prompt(shared):
         assert text == "".join(m.generate("Once upon a time", 6, temp=0)) and answer.stats["stop_reason"] == "length"
         assert m.chat_prompt(said, template="{{ messages[0].content }}").ids == m.tokenize("Once upon")
         assert np.isin(m.chat(said, 2, temp=0, **options).prompt_ids, m.tokenize("Once upon a time")).all()
+
+
+@pytest.mark.slow
+@pytest.mark.peer
+def test_texts_are_those_of_llama_cpp(shared, plain):
+    """Without the first <s>, which its server leaves to the tokenizer, and without the system message, which it puts
+    before the user's where a template has no such role."""
+    pytest.importorskip("xllamacpp")
+    jobs, ours = [], []
+    for source, options, _ in RENDERED.values():
+        request = {"messages": SAID[1:]} | {k: v for k, v in options.items() if k != "enable_thinking"}
+        jobs.append((source, request | {"chat_template_kwargs": {
+            k: v for k, v in options.items() if k == "enable_thinking"}}))
+        ours.append(prompt(plain, SAID[1:], template=source, **options).text.strip().removeprefix("<s>"))
+    model = shared("data", "stories260k", "stories260K-F32.gguf")
+    r = subprocess.run([sys.executable, TESTS / "helpers" / "llamacpp_chat.py", model], input=json.dumps(jobs),
+                       text=True, capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr[-2000:]
+    theirs = [text.strip().removeprefix("<s>") for text in json.loads(r.stdout)]
+    for style, mine, other in zip(RENDERED, ours, theirs, strict=True):
+        assert mine == other, style
