@@ -56,7 +56,7 @@ class Grammar:
         self._stacks, self._tops, self._below = {}, [None], [None]      # stack 0: DONE
         self._closures, self._numbers, self._sets = {}, {}, []
         self._rows = np.empty((0, len(self._edges)), np.int32)
-        self._masks = {}
+        self._masks, self._asked = {}, set()
         self.start = self._state(frozenset().union(*(self._closure(at, DONE) for at in self._starts["root"])))
 
     def class_of(self, code_points):
@@ -187,8 +187,17 @@ class Grammar:
         if kept is None:
             if len(self._masks) >= MAX_MASKS:
                 self._masks.clear()
+                self._asked.clear()
             kept = self._masks[state, tail] = np.packbits(self._within(state, tail) if tail else self._fresh(state))
         return np.unpackbits(kept, count=self.trie.n_vocab).view(bool)
+
+    def is_new(self, state, tail):
+        """True once for each state without a mask."""
+        key = state, tail
+        if key in self._asked or key in self._masks:
+            return False
+        self._asked.add(key)
+        return True
 
     def _within(self, state, tail):
         """The mask in the middle of a character: few tokens begin there, each is tried."""
@@ -325,6 +334,14 @@ class Matcher:
             return self._state, b"", True
         state, tail = g.after_token(self._state, self._tail, id)
         return None if state == DEAD else (state, tail, False)
+
+    @property
+    def n_vocab(self):
+        return self.grammar.trie.n_vocab
+
+    def is_new(self):
+        """Is this the first time that a text is in this state?  Then a mask may never be needed again."""
+        return self.grammar.is_new(self._state, self._tail)
 
     def mask(self):
         """(n_vocab,) bool.  Errors: ParamError when no token may come: the vocabulary cannot spell what is expected."""

@@ -171,6 +171,19 @@ def test_the_sampler_draws_within_the_grammar():
     assert not sampler.grammar.is_over
 
 
+@pytest.mark.parametrize("options", [{}, dict(temp=0), dict(top_k=3), dict(top_k=200)], ids=str)
+def test_trying_the_likeliest_gives_what_the_mask_gives(options):
+    """The first time in a state the likeliest tokens are tried, later there is a mask."""
+    rng = np.random.default_rng(1)
+    for text in ("root ::= [a-d]+", "root ::= .", 'root ::= "ab" | "b" | [ -z]', "root ::= [ä-ü] [a-z]"):
+        for logits in (rng.standard_normal(len(PIECES)), rng.integers(0, 3, len(PIECES)).astype(float)):
+            sampler = Sampler(grammar=Matcher(Grammar(text, TOKENIZER)), seed=1, **options)
+            (ids, p), (later, q) = sampler.probabilities(logits), sampler.probabilities(logits)
+            assert not sampler.grammar.is_new() and ids.tolist() == later.tolist() and p.tolist() == q.tolist()
+            copied = sampler.copy()
+            assert sampler.sample(logits) == copied.sample(logits) and sampler.grammar is not copied.grammar
+
+
 def test_the_tree_holds_every_token():
     trie = TokenTrie(PIECES)
     texts = [""] * len(trie.code_points)
