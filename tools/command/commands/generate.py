@@ -22,9 +22,7 @@ from ggjit.tools.command.common import (
 from ggjit.tools.command.helpers import add_lora, load
 
 EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
-            ('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
             ('ggjit generate -m m.gguf -p "1, 2, 3" --temp 0', "always the likeliest token"),
-            ('ggjit generate -m m.gguf -p "Hi" -s 7 -n 200', "repeatable"),
             ("ggjit generate -m m.gguf -p Who? --json-schema '{\"enum\": [\"Tom\", \"Max\"]}'", "one of these"))
 
 
