@@ -55,6 +55,10 @@ class _Sampling(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     samplers: str | Sequence[str]
     seed: int | None
+
+class _Options(_Sampling, total=False):
+    grammar: str | None
+    json_schema: Mapping[str, Any] | bool | str | None
     cache_prompt: bool
     context_shift: bool
     n_keep: int
@@ -121,14 +125,14 @@ class _Network:
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
     @overload
     def generate(self, prompt: str | Sequence[int], n_predict: int = 64, stop: str | int | Sequence[str | int] = (),
-                 ignore_eos: bool = False, **sampling: Unpack[_Sampling]) -> _Generation: ...
+                 ignore_eos: bool = False, **options: Unpack[_Options]) -> _Generation: ...
     @overload
     def generate(self, prompt: list[str] | list[list[int]], n_predict: int = 64,
                  stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
-                 **sampling: Unpack[_Sampling]) -> _Generations: ...
+                 **options: Unpack[_Options]) -> _Generations: ...
     def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
              tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
-             variables: Mapping[str, Any] | None = None, **options: Any) -> _Generation: ...
+             variables: Mapping[str, Any] | None = None, **options: Unpack[_Options]) -> _Generation: ...
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
                     add_generation_prompt: bool = True, template: str | None = None,
                     **variables: Any) -> _ChatPrompt: ...

@@ -422,6 +422,7 @@ class Decoder(Network):
         ignore_eos: the model's own ends are never chosen.  Others: llama.cpp's options and defaults of sampling
         (temp=0.8, top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in models/text/sampling.py; temp=0 always takes
         the likeliest token.
+        grammar: GBNF text that the answer fits; json_schema: a JSON Schema that it fits, as a dict or text.
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.

@@ -255,7 +255,7 @@ class Network(Inside):
     def embed(self, texts):
         raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
 
-    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **sampling):
+    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
@@ -269,6 +269,9 @@ class Network(Inside):
 
     def load_state(self, state):
         raise NotSupported(f"{self.file.arch} models keep no text between calls; load a llama model")
+
+    def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
+        raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
     def hidden(self, ids):
         raise NotSupported(f"{self.file.arch} models have no hidden states here")

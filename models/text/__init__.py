@@ -4,6 +4,8 @@
     special_tokens.py   which tokens end a text or are cut out whole; pre_tokenizers.py: how text is split into words
     generation.py       a text piece by piece; answer.py: what of it is shown and where it ends
     sampling.py         the choice of each token; samplers.py: the single steps
+    grammar.py          what a grammar allows next; gbnf.py: its notation, token_trie.py: the vocabulary as a tree
+    json_schema.py      JSON Schemas as grammars
     chat_template.py    conversations as text; template_worker.py: the process that renders them
 """
 if not __name__.startswith("ggjit"):

@@ -43,6 +43,8 @@ class Answer:
             self.stop_reason = "stop_token"
             return ""
         piece = self._shown(self._stream.push(token))
+        if self.stop_reason is None and self.sampler.grammar and self.sampler.grammar.is_over:
+            self.stop_reason = "grammar"
         if self.stop_reason is None and len(self.tokens) == self.n_predict:
             self.stop_reason = "length"
         return piece

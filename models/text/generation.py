@@ -5,6 +5,7 @@ import weakref
 
 from ggjit.models.core.checks import integer, known_options
 from ggjit.models.text.answer import Answer
+from ggjit.models.text.grammar import matcher
 from ggjit.models.text.sampling import OPTIONS, Sampler
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 
@@ -14,22 +15,25 @@ class Generation:
     while there is more to come, then one of those of Answer: "stop_token", "stop_string", "length", "grammar",
     "context".
 
-    n_predict, stop: as in Answer.  ignore_eos: the vocabulary's ends of turn and document are never chosen.  sampling:
-    llama.cpp's options, listed in models/text/sampling.py.  cache_prompt, context_shift, n_keep: as in
-    Decoder.generate.
+    n_predict, stop: as in Answer.  ignore_eos: the vocabulary's ends of turn and document are never chosen.  grammar:
+    GBNF text that the answer fits (models/text/gbnf.py); json_schema: a JSON Schema (models/text/json_schema.py).
+    cache_prompt, context_shift, n_keep: as in Decoder.generate.  sampling: llama.cpp's options, listed in
+    models/text/sampling.py.
     Ctrl-C comes out as KeyboardInterrupt; the model can be used again at once.
     """
 
-    def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, cache_prompt=True, context_shift=False,
-                 n_keep=0, **sampling):
-        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "cache_prompt", "context_shift", "n_keep"))
+    def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, grammar=None, json_schema=None,
+                 cache_prompt=True, context_shift=False, n_keep=0, **sampling):
+        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "grammar", "json_schema", "cache_prompt",
+                                             "context_shift", "n_keep"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model = model
         if ignore_eos:
             never = dict.fromkeys(model.tokenizer.stop_ids, -math.inf)
             sampling["logit_bias"] = never | sampling.get("logit_bias", {})
-        self.answer = Answer(model.tokenizer, Sampler(model.tokenizer, **sampling), n_predict, stop)
+        sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema), **sampling)
+        self.answer = Answer(model.tokenizer, sampler, n_predict, stop)
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if len(self.prompt_ids) > model.n_ctx:
             raise ParamError(f"the prompt has {len(self.prompt_ids)} tokens, the context {model.n_ctx}; shorten it or "

@@ -15,32 +15,44 @@ ALMOST_ONE = 1.000001           # a DRY base so near to 1 never overflows
 
 
 class Candidates:
-    """Tokens that may be drawn: `ids` and `logits` (float64), both (n,).  `ordered`: largest logit first; `whole`: the
-    whole vocabulary, each token at the place of its id."""
-    __slots__ = "ids", "logits", "ordered", "whole"
+    """Tokens that may be drawn: `ids` and `logits`, both (n,).  `ordered`: largest logit first; `whole`: the whole
+    vocabulary, each token at the place of its id, its logits as they came; else they are float64 and its own."""
+    __slots__ = "_ids", "logits", "ordered", "whole"
 
     def __init__(self, ids, logits, ordered=False, whole=False):
-        self.ids, self.logits, self.ordered, self.whole = ids, logits, ordered, whole
+        self._ids, self.logits, self.ordered, self.whole = ids, logits, ordered, whole
 
     @classmethod
     def of(cls, logits):
-        """All tokens of a row of logits, which is copied."""
-        return cls(np.arange(len(logits)), np.array(logits, np.float64), whole=True)
+        """All tokens of a row of logits."""
+        return cls(None, logits, whole=True)
+
+    @property
+    def ids(self):
+        return np.arange(len(self.logits)) if self._ids is None else self._ids
 
     def __len__(self):
-        return len(self.ids)
+        return len(self.logits)
 
     def take(self, which, ordered):
         """Those at the places `which`, or in a slice."""
-        return Candidates(self.ids[which], self.logits[which], ordered)
+        ids = which if self._ids is None and not isinstance(which, slice) else self.ids[which]
+        return Candidates(ids, self.logits[which].astype(np.float64, copy=False), ordered)
+
+    def writable(self):
+        """The same with logits that may be changed; then they are in no order."""
+        return Candidates(self._ids, np.array(self.logits, np.float64), whole=self.whole)
 
     def sorted(self):
         """Largest logit first, equal ones in order of id."""
-        return self if self.ordered else self.take(np.lexsort((self.ids, -self.logits)), True)
+        if self.ordered:
+            return self
+        x = -self.logits
+        return self.take(np.argsort(x, kind="stable") if self.whole else np.lexsort((self._ids, x)), True)
 
     def probabilities(self):
         """softmax(logits), in the same order."""
-        return softmax(self.logits)
+        return softmax(np.asarray(self.logits, np.float64))
 
     def places(self, ids):
         """(places, which): candidates places[i] are ids[which[i]]; `ids` ascending, each once."""
@@ -71,10 +83,9 @@ def penalties(c, seen, repeat, frequency, presence):
     if not len(seen):
         return c
     ids, counts = np.unique(np.asarray(seen, np.int64), return_counts=True)
-    at, which = c.places(ids)
+    c, (at, which) = c.writable(), c.places(ids)
     x = c.logits[at]
     c.logits[at] = np.where(x > 0, x / repeat, x * repeat) - counts[which] * frequency - presence
-    c.ordered = False
     return c
 
 
@@ -89,11 +100,10 @@ def dry(c, last, multiplier, base, allowed_length, breakers):
     ids = np.array(sorted(i for i in longest if () not in breakers.get(i, ())), np.int64)
     if not len(ids):
         return c
-    at, which = c.places(ids)
+    c, (at, which) = c.writable(), c.places(ids)
     largest = int(MAX_LOG / math.log(base)) if base > ALMOST_ONE else 0
     power = [longest[int(i)] - allowed_length for i in ids[which]]
     c.logits[at] -= [multiplier * base ** (min(n, largest) if largest else n) for n in power]
-    c.ordered = False
     return c
 
 
@@ -134,6 +144,7 @@ def _repeats(last):
 # ---------------------------------------------------------------- filters
 def top_n_sigma(c, n):
     """Logits below max - n * (their standard deviation) become -inf (Tang et al. 2024)."""
+    c = c.writable()
     finite = c.logits[c.logits > -np.inf]
     if len(c) > 1 and len(finite):
         c.logits[c.logits < finite.max() - n * finite.std()] = -np.inf
@@ -166,7 +177,7 @@ def top_p(c, p):
 
 def min_p(c, p):
     """Those at least p times as probable as the best (Nguyen et al. 2024)."""
-    return c.take(np.flatnonzero(c.logits >= c.logits.max() + math.log(p)), c.ordered)
+    return c.take(np.flatnonzero(c.logits >= np.float64(c.logits.max()) + math.log(p)), c.ordered)
 
 
 def xtc(c, threshold):

@@ -22,6 +22,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 MAX_BREAKER = 40                # bytes of a DRY sequence breaker that count
+LOOK_AT = 256                   # tokens that are tried one by one before a mask is made
 MAX_TAIL = 20                   # ... and tokens behind its first one
 
 
@@ -126,7 +127,7 @@ class Sampler:
     """Draws token ids; the same seed and the same logits give the same ids.  One per text: it remembers the ids.
 
     Options: those of OPTIONS by name.  tokenizer: turns the texts of dry_sequence_breakers into ids; without it there
-    are no breakers.
+    are no breakers.  grammar: a Matcher (models/text/grammar.py); what it does not allow is not drawn.
 
         s = Sampler(temp=0.7, min_p=0.1, seed=1)
         s.accept(prompt_ids)
@@ -136,7 +137,7 @@ class Sampler:
     for logits that hold a NaN, +inf or nothing finite.  -inf is a token that may not be chosen.
     """
 
-    def __init__(self, tokenizer=None, **options):
+    def __init__(self, tokenizer=None, grammar=None, **options):
         known_options("sampling", options, OPTIONS)
         for name, o in OPTIONS.items():
             setattr(self, name, o.checked(options.get(name, o.default)))
@@ -145,8 +146,11 @@ class Sampler:
         # the likeliest token, if no step can drop it or change logits
         self._greedy = self.temp <= 0 and self.dynatemp_range <= 0 and "temperature" in names and \
             not {"penalties", "dry", "typ_p", "xtc"} & {*names}
+        # how many of the likeliest tokens decide, where that is known; then a grammar need not look at all
+        self._n_deciding = 1 if self._greedy else self.top_k if names[:1] == ["top_k"] else 0
         self._breakers = _heads(tokenizer, self.dry_sequence_breakers) if tokenizer and "dry" in names else {}
         looks_back = self.penalty_last_n, self.dry_penalty_last_n
+        self.grammar = grammar
         self._keep = None if -1 in looks_back else max(looks_back)      # how many ids are remembered; None: all
         self.reset()
 
@@ -156,11 +160,14 @@ class Sampler:
         self._random = np.random.default_rng(self.seed)
         self._xtc = False                       # whether this draw leaves out the likeliest
         self._mu = 2 * self.mirostat_tau        # Mirostat's bound of surprise, in bits
+        if self.grammar:
+            self.grammar.reset()
 
     def copy(self):
         """A sampler in the same state, which goes on by itself: from equal logits both draw equal ids."""
         new = object.__new__(Sampler)
-        new.__dict__.update(self.__dict__, _last=list(self._last), _random=copy.deepcopy(self._random))
+        new.__dict__.update(self.__dict__, _last=list(self._last), _random=copy.deepcopy(self._random),
+                            grammar=self.grammar and self.grammar.copy())
         return new
 
     def accept(self, ids):
@@ -171,24 +178,30 @@ class Sampler:
 
     def sample(self, logits):
         """One id from a row of logits, shape (n_vocab,)."""
-        row = self._row(logits)
-        chosen = int(np.argmax(row)) if self._greedy else self._draw(row)
+        row, best = self._row(logits)
+        if self._greedy and (not self.grammar or self.grammar.allows(best)):
+            chosen = best
+        else:
+            c = self._candidates(row)
+            chosen = int(c.ids[np.argmax(c.logits)]) if self._greedy else self._draw(c)
+        if self.grammar:
+            self.grammar.accept(chosen)
         self.accept((chosen,))
         return chosen
 
     def probabilities(self, logits):
         """(ids, probabilities) that `sample` would draw from now, most probable first; both of shape (n_kept,)."""
-        row, often = self._row(logits), self.xtc_probability
+        c0, often = self._candidates(self._row(logits)[0]), self.xtc_probability
         found = {}
         for self._xtc, weight in ((False, 1 - often), (True, often)) if often else ((False, 1.0),):
-            c = self._kept(row)
+            c = self._kept(c0)
             for id, p in zip(c.ids.tolist(), c.probabilities().tolist(), strict=True):
                 found[id] = found.get(id, 0.0) + weight * p
         ids = [i for i in sorted(found, key=lambda i: -found[i]) if found[i] > 0]
         return np.array(ids, np.int64), np.array([found[i] for i in ids])
 
     def _row(self, logits):
-        """The logits as an array with the biases added."""
+        """(the logits as an array with the biases added, the first of the largest)."""
         row = np.asarray(logits)
         if row.ndim != 1 or not row.size:
             raise ShapeError(f"logits have shape {row.shape}, expected one row (n_vocab,)")
@@ -201,18 +214,49 @@ class Sampler:
         best = int(np.argmax(row))              # a NaN or +inf is what argmax finds first
         if not np.isfinite(row[best]):
             raise BrokenValues(f"logit {best} is {row[best]}: the weights or the computation are broken")
-        return row
+        return row, best
 
-    def _kept(self, row):
+    def _candidates(self, row):
+        """The tokens that the grammar allows; of all tokens, the others with a logit of -inf, unless the likeliest ones
+        decide."""
+        if not self.grammar:
+            return Candidates.of(row)
+        if self.grammar.n_vocab != row.size:
+            raise ShapeError(f"the grammar is for {self.grammar.n_vocab} tokens, the logits have {row.size}")
+        ids = self._deciding(row) if self._n_deciding and self.grammar.is_new() else None
+        if ids is None:
+            mask = self.grammar.mask()
+            if row[mask].max() == -np.inf:
+                raise ParamError("logit_bias rules out every token that the grammar allows; give one of them another "
+                                 "bias")
+            if not self._n_deciding:
+                return Candidates.of(np.where(mask, row, -np.inf))
+            ids = np.flatnonzero(mask)
+        return Candidates(ids, row[ids].astype(np.float64))
+
+    def _deciding(self, row):
+        """Ids of the n likeliest tokens that the grammar allows, if they are among the LOOK_AT likeliest; else None."""
+        n = self._n_deciding
+        if not n < LOOK_AT < row.size:
+            return None
+        top = np.sort(np.argpartition(row, row.size - LOOK_AT)[row.size - LOOK_AT:])
+        top, found = top[np.argsort(-row[top], kind="stable")], []
+        for id in top[row[top] > row[top[-1]]].tolist():        # among equals at the edge others may come first
+            if self.grammar.allows(id):
+                found.append(id)
+                if len(found) == n:
+                    return np.sort(found)
+        return None
+
+    def _kept(self, c):
         """The candidates that come out of the chain, likeliest first."""
-        c = Candidates.of(row)
         for step in self._steps:
             c = step(self, c)
         return c.sorted()
 
-    def _draw(self, row):
+    def _draw(self, c):
         self._xtc = self.xtc_probability > 0 and self._random.random() < self.xtc_probability
-        c = self._kept(row)
+        c = self._kept(c)
         p = c.probabilities()
         edges = np.cumsum(p)
         at = int(np.searchsorted(edges, self._random.random() * edges[-1], side="right"))

@@ -1,4 +1,4 @@
-"""llama.cpp's own samplers, grammars and schemas (the xllamacpp wheel); a process of its own, so that no two ggml
+"""llama.cpp's own samplers and grammars (the xllamacpp wheel); a process of its own, so that no two ggml
 libraries meet.
 
     python llamacpp_oracle.py < jobs.json > answers.json        jobs: [[name of a function below, its arguments], ...]
@@ -120,6 +120,23 @@ def mirostat(options, rows):
         array, _data = tokens([x / o["temp"] for x in row])
         LIB.llama_sampler_apply(s, C.byref(array))
         out.append((kept(array), array.data[array.selected].id))
+    LIB.llama_sampler_free(s)
+    return out
+
+
+def grammar(path, text, ids):
+    """The ids that a grammar allows at first and after each of `ids`, up to one that it does not allow, which would end
+    the process."""
+    vocab = vocabulary(path)
+    s, n, out = LIB.llama_sampler_init_grammar(vocab, text.encode(), b"root"), LIB.llama_vocab_n_tokens(vocab), []
+    for id in [None, *ids]:
+        if out and id not in out[-1]:
+            break
+        if id is not None:
+            LIB.llama_sampler_accept(s, id)
+        array, _data = tokens([0.0] * n)
+        LIB.llama_sampler_apply(s, C.byref(array))
+        out.append([array.data[i].id for i in range(array.size) if array.data[i].logit > -math.inf])
     LIB.llama_sampler_free(s)
     return out
 

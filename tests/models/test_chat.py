@@ -2,24 +2,29 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from helpers import tiny_vocabulary
+from helpers.paths import TESTS
 
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.text import chat_template
 from ggjit.models.text.chat_template import chat_prompt
-from ggjit.models.text.tokenizer import BYTE_OF_CHAR, Tokenizer
+from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import GgjitError, ModelError, ParamError
 
-gguf = pytest.importorskip("gguf")
+pytest.importorskip("gguf")
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi! "},
         {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Bye <é>"}]
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"b": 1, "a": "<&>"}}}]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "sums", "parameters": {
+    "b": 1, "a": "<&>"}}}]
 
 # written for this test, in the way that the models named write theirs
 CHATML = """{%- for message in messages %}
@@ -73,7 +78,7 @@ DEEPSEEK = """{% set ns = namespace(system='', think=enable_thinking is defined 
 {%- endgeneration %}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜>' + ('<think>\n' if ns.think else '') }}{% endif %}"""
 
-TOOL_JSON = '[{"type": "function", "function": {"name": "add", "parameters": {"b": 1, "a": "<&>"}}}]'
+TOOL_JSON = json.dumps(TOOLS)
 RENDERED = {
     "chatml": (CHATML, {}, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
                "<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\nBye <é><|im_end|>\n<|im_start|>assistant\n"),
@@ -93,27 +98,6 @@ RENDERED = {
                  "<｜end▁of▁sentence｜><｜User｜>Bye <é><｜Assistant｜><think>\n")}
 
 
-def write(path, **keys):
-    """A GGUF file with a vocabulary of bytes and SPECIAL; keys: further metadata."""
-    w = gguf.GGUFWriter(path, "llama")
-    tokens = [c for c, _ in sorted(BYTE_OF_CHAR.items(), key=lambda pair: pair[1])] + SPECIAL
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("default")
-    w.add_token_list(tokens)
-    w.add_token_types([1] * 256 + [3] * len(SPECIAL))
-    w.add_token_merges(["q z"])
-    w.add_bos_token_id(256)
-    w.add_eos_token_id(257)
-    for key, value in keys.items():
-        key = "tokenizer." + key
-        {str: w.add_string, bool: w.add_bool, list: w.add_array}[type(value)](key, value)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
-
-
 def prompt(path, messages=SAID, **options):
     file = GGUFFile(path)
     return chat_prompt(file, Tokenizer.from_gguf(file), messages, **options)
@@ -121,7 +105,7 @@ def prompt(path, messages=SAID, **options):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("chat") / "plain.gguf")
+    return tiny_vocabulary.write(tmp_path_factory.mktemp("chat") / "plain.gguf", SPECIAL)
 
 
 @pytest.mark.parametrize("style", RENDERED)
@@ -132,19 +116,19 @@ def test_templates_in_the_style_of(style, plain):
 
 def test_ids_have_special_tokens_and_one_beginning(tmp_path):
     source = "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}{% endfor %}"
-    path = write(tmp_path / "m.gguf", chat_template=source, **{"ggml.add_bos_token": True})
+    path = tiny_vocabulary.write(tmp_path / "m.gguf", SPECIAL, chat_template=source, **{"ggml.add_bos_token": True})
     text, ids = prompt(path, SAID[2:3])
     assert text == "<s>[INST]Hello." and ids == [256, 260, *b"Hello."]
     ids = prompt(path, SAID[2:3], template="chatml").ids
     assert ids == [256, 258, *b"assistant\nHello.", 259, 10, 258, *b"assistant\n"]
-    unasked = write(tmp_path / "n.gguf", chat_template="{{ messages[0].content }}")
+    unasked = tiny_vocabulary.write(tmp_path / "n.gguf", SPECIAL, chat_template="{{ messages[0].content }}")
     assert prompt(unasked, SAID[2:3]).ids == [*b"Hello."]
 
 
 def test_named_templates(tmp_path):
     keys = {"chat_template": "plain", "chat_templates": ["tool_use", "rag"],
             "chat_template.tool_use": "with {{ tools }}", "chat_template.rag": "rag {{ documents | join }}"}
-    path = write(tmp_path / "m.gguf", **keys)
+    path = tiny_vocabulary.write(tmp_path / "m.gguf", SPECIAL, **keys)
     assert prompt(path).text == "plain" and prompt(path, tools=[]).text == "plain"
     assert prompt(path, tools=["t"]).text == "with ['t']"
     assert prompt(path, tools=["t"], template="default").text == "plain"
@@ -163,7 +147,7 @@ def test_named_templates(tmp_path):
     ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "longer than 16,777,216 characters"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"), ("{{ range(10**9) }}", "Range too big")])
 def test_a_template_that_misbehaves(source, words, plain, tmp_path):
-    path = write(tmp_path / "m.gguf", chat_template=source)
+    path = tiny_vocabulary.write(tmp_path / "m.gguf", SPECIAL, chat_template=source)
     with pytest.raises(ModelError, match="m.gguf: tokenizer.chat_template") as e:
         prompt(path)
     assert words in str(e.value) and "template='chatml'" in str(e.value)
@@ -173,7 +157,7 @@ def test_a_template_that_misbehaves(source, words, plain, tmp_path):
 def test_a_template_without_end(plain, monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.5)
     for source in ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-                   "{% set n = namespace(x=1) %}{% for i in range(70) %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x }}"):
+                   "{% set n = namespace(x=1) %}{% for i in 'a' * 70 %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x }}"):
         with pytest.raises(ModelError, match="more than 0.5 s"):
             prompt(plain, template=source)
     monkeypatch.undo()
@@ -216,3 +200,24 @@ def test_chat_is_generation_of_the_prompt(shared):
         assert text == "".join(m.generate("Once upon a time", 6, temp=0)) and answer.stats["stop_reason"] == "length"
         assert m.chat_prompt(said, template="{{ messages[0].content }}").ids == m.tokenize("Once upon")
         assert np.isin(m.chat(said, 2, temp=0, **options).prompt_ids, m.tokenize("Once upon a time")).all()
+
+
+@pytest.mark.slow
+@pytest.mark.peer
+def test_texts_are_those_of_llama_cpp(shared, plain):
+    """Without the first <s>, which its server leaves to the tokenizer, and without the system message, which it puts
+    before the user's where a template has no such role."""
+    pytest.importorskip("xllamacpp")
+    jobs, ours = [], []
+    for source, options, _ in RENDERED.values():
+        request = {"messages": SAID[1:]} | {k: v for k, v in options.items() if k != "enable_thinking"}
+        jobs.append((source, request | {"chat_template_kwargs": {
+            k: v for k, v in options.items() if k == "enable_thinking"}}))
+        ours.append(prompt(plain, SAID[1:], template=source, **options).text.strip().removeprefix("<s>"))
+    model = shared("data", "stories260k", "stories260K-F32.gguf")
+    r = subprocess.run([sys.executable, TESTS / "helpers" / "llamacpp_chat.py", model], input=json.dumps(jobs),
+                       text=True, capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr[-2000:]
+    theirs = [text.strip().removeprefix("<s>") for text in json.loads(r.stdout)]
+    for style, mine, other in zip(RENDERED, ours, theirs, strict=True):
+        assert mine == other, style

@@ -1,14 +1,12 @@
 """The sampler: distributions against the definitions in float64, and against llama.cpp; determinism, refusals."""
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from helpers import sampler_reference
-from helpers.paths import TESTS
+from helpers import sampler_reference, tiny_vocabulary
+from helpers.llamacpp import asked
 
+from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.text.sampling import OPTIONS, Sampler
+from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import ParamError, ShapeError
 
 DEFAULTS = {name: o.default for name, o in OPTIONS.items()}
@@ -213,15 +211,6 @@ def test_bad_logits_are_refused():
 
 
 # ---------------------------------------------------------------- llama.cpp
-def asked(*jobs):
-    """Answers of llama.cpp."""
-    pytest.importorskip("xllamacpp")
-    r = subprocess.run([sys.executable, TESTS / "helpers" / "llamacpp_oracle.py"], input=json.dumps(jobs), text=True,
-                       capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr
-    return json.loads(r.stdout)
-
-
 @pytest.mark.peer
 def test_probabilities_are_those_of_llama_cpp():
     rng, jobs, ours = np.random.default_rng(11), [], []
@@ -255,3 +244,22 @@ def test_mirostat_is_that_of_llama_cpp(version):
         p_drawn = p[ids.tolist().index(drawn)]
         np.testing.assert_allclose(p_drawn, theirs[str(drawn)], rtol=1e-4)
         sampler._mu -= o["mirostat_eta"] * (-np.log2(p_drawn) - o["mirostat_tau"])
+
+
+@pytest.mark.peer
+def test_dry_breakers_are_those_of_llama_cpp(tmp_path):
+    """Breakers within tokens, at their ends and across several of them."""
+    words = [b"a:", b":b", b"x\n", b"end of", b" page", b"en", b"d o", b'"*"']
+    path = str(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>"], words))
+    tokenizer, rng, jobs, ours = Tokenizer.from_gguf(GGUFFile(path)), np.random.default_rng(2), [], []
+    ids = [97, 98, 58, *range(258, 266), 120]
+    for breakers in (["\n", ":", '"', "*"], ["end of page", "b"], ["of p", "d", ":b"], ["n", "e"]):
+        for _ in range(5):
+            options = dict(OFF, dry_multiplier=0.8, dry_allowed_length=1, dry_sequence_breakers=breakers)
+            last, logits = rng.choice(ids, 30).tolist() * 2, rng.standard_normal(266).astype(np.float32)
+            sampler = Sampler(tokenizer, **options)
+            sampler.accept(last)
+            ours.append(sampler.probabilities(logits))
+            jobs.append(("probabilities", (DEFAULTS | options, logits.tolist(), last, path)))
+    for (ids, p), theirs in zip(ours, asked(*jobs), strict=True):
+        np.testing.assert_allclose(p, [theirs[str(i)] for i in ids], rtol=2e-5)

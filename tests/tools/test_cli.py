@@ -15,6 +15,7 @@ from helpers.commands import START, ggjit, result
 import ggjit as gg
 from ggjit.display.progress import _Display, shortened
 from ggjit.models.core.checks import BrokenValues
+from ggjit.models.text.sampling import OPTIONS
 from ggjit.tools.command import main
 from ggjit.tools.command.commands.completion import SHELLS, script
 from ggjit.tools.command.common import SHORT_NAMES
@@ -339,7 +340,7 @@ def test_the_samplers_settings_are_the_commands_options(monkeypatch, capsys):
 
     class Model:
         def generate(self, prompt, n_predict, stop, ignore_eos, **options):
-            seen.append(options)
+            seen.append({name: value for name, value in options.items() if name in OPTIONS})
             return Said()
     monkeypatch.setattr(generate, "load", lambda *args, **options: Model())
     run = main.main
@@ -396,6 +397,24 @@ def test_chat(monkeypatch, capsys):
     assert main.main(["chat", "-m", "m.gguf", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)
     assert [m["role"] for m in got["messages"]] == ["user", "assistant"] and got["answers"][0]["text"] == "n=1"
+
+
+def test_a_grammar_on_the_command_line(shared, tmp_path, capsys):
+    path = shared("data", "stories260k", "stories260K-F32.gguf")
+    line = ["generate", "-m", str(path), "-p", "Once upon a time", "-t", "1", "--kv-type", "F32", "--json"]
+    (tmp_path / "g.gbnf").write_text('root ::= " there was" | " a girl"')
+    (tmp_path / "s.json").write_text('{"enum": ["yes", "no"]}')
+    for option, value, texts in (("--grammar", 'root ::= " a" " cat"', [" a cat"]),
+                                 ("--grammar-file", tmp_path / "g.gbnf", [" there was", " a girl"]),
+                                 ("--json-schema", '{"const": 12}', ["12"]),
+                                 ("--json-schema-file", tmp_path / "s.json", ['"yes"', '"no"'])):
+        assert main.main([*line, option, str(value)]) == 0
+        assert json.loads(capsys.readouterr().out)["text"].strip("\n ") in [t.strip() for t in texts]
+    for option, value, words in (("--grammar", "root ::= x", "line 1: rule 'root' uses 'x'"),
+                                 ("--json-schema", "{", "is no JSON"),
+                                 ("--grammar-file", tmp_path / "no", "no: No such file")):
+        assert main.main([*line, option, str(value)]) in (1, 2)
+        assert words in capsys.readouterr().err
 
 
 def test_chat_with_a_model(shared, monkeypatch, capsys):

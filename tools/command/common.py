@@ -128,9 +128,22 @@ def add_sampling(c):
                            help=o.help + default, **more)
 
 
+def add_grammar(c):
+    """What an answer has to fit, under llama.cpp's names; `sampling(args)` has it, too."""
+    group = c.add_argument_group("grammar").add_mutually_exclusive_group()
+    group.add_argument("--grammar", metavar="GBNF", help="a grammar that the text fits")
+    group.add_argument("--json-schema", metavar="JSON", help="a JSON Schema that the text fits")
+    for name in ("grammar", "json-schema"):
+        c.file_actions.append(group.add_argument(f"--{name}-file", metavar="FILE", help=f"--{name} from a file"))
+
+
 def sampling(args):
-    """{name: value} of the sampling options on the command line, for m.generate."""
+    """{name: value} of the sampling and grammar options on the command line, for m.generate."""
     found = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    for name in ("grammar", "json_schema"):
+        path, value = getattr(args, f"{name}_file"), getattr(args, name)
+        if path or value is not None:
+            found[name] = read_data(path) if path else value
     if "logit_bias" in found:
         found["logit_bias"] = dict(found["logit_bias"])
     if found.get("dry_sequence_breakers") == ["none"]:

@@ -7,6 +7,7 @@ from ggjit.ops.core.errors import BadFile, ParamError
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
     add_gpu,
+    add_grammar,
     add_kv_type,
     add_n_ctx,
     add_repack,
@@ -14,6 +15,7 @@ from ggjit.tools.command.common import (
     add_strict,
     add_threads,
     n_predict,
+    read_data,
     sampling,
 )
 from ggjit.tools.command.helpers import add_lora, load
@@ -42,6 +44,7 @@ def add_arguments(c):
     add_threads(c)
     add_sampling(c)
     add_lora(c)
+    add_grammar(c)
 
 
 def run(args):
@@ -56,13 +59,7 @@ def run(args):
 
 
 def _template(args):
-    if not args.chat_template_file:
-        return args.chat_template
-    try:
-        with open(args.chat_template_file, encoding="utf-8") as f:
-            return f.read()
-    except UnicodeDecodeError:
-        raise BadFile(f"{args.chat_template_file}: not a text in UTF-8") from None
+    return read_data(args.chat_template_file) if args.chat_template_file else args.chat_template
 
 
 def _lines():

@@ -6,6 +6,7 @@ from ggjit.display.progress import bar, compiling
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
     add_gpu,
+    add_grammar,
     add_kv_type,
     add_n_ctx,
     add_repack,
@@ -21,9 +22,8 @@ from ggjit.tools.command.common import (
 from ggjit.tools.command.helpers import add_lora, load
 
 EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
-            ('ggjit generate -m m.gguf -p "Once upon a time" -n 64', ""),
             ('ggjit generate -m m.gguf -p "1, 2, 3" --temp 0', "always the likeliest token"),
-            ('ggjit generate -m m.gguf -p "Hi" -s 7 -n 200', "repeatable"))
+            ("ggjit generate -m m.gguf -p Who? --json-schema '{\"enum\": [\"Tom\", \"Max\"]}'", "one of these"))
 
 
 def add_arguments(c):
@@ -46,6 +46,7 @@ def add_arguments(c):
     add_gpu(c)
     add_threads(c)
     add_sampling(c)
+    add_grammar(c)
 
 
 def run(args):

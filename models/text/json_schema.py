@@ -1,0 +1,485 @@
+"""JSON Schema -> GBNF: the texts that are JSON of a schema, with the blanks that llama.cpp allows.
+
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        root ::= "{" space "\\"a\\"" space ":" space integer "}" space
+
+Properties come in the order of the schema; without additionalProperties there are no others.  Keywords that no grammar
+of this kind can hold a text to (a number's minimum, uniqueItems ...) are warned of.  Source: llama.cpp's
+json_schema_to_grammar for what is accepted, https://json-schema.org for what it means.
+"""
+import json
+import re
+import urllib.parse
+import warnings
+
+from ggjit.ops.core.errors import ParamError
+
+CHAR = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})'
+PRIMITIVES = {
+    "space": r'| " " | "\n"{1,2} [ \t]{0,20}',
+    "char": CHAR,
+    "string": r'"\"" char* "\"" space',
+    "boolean": '("true" | "false") space',
+    "null": '"null" space',
+    "integral-part": "[0] | [1-9] [0-9]{0,15}",
+    "number": '"-"? integral-part ("." [0-9]{1,16})? ([eE] [-+]? integral-part)? space',
+    "integer": '"-"? integral-part space',
+    "value": "object | array | string | number | boolean | null",
+    "object": '"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
+    "array": '"[" space (value ("," space value)*)? "]" space',
+    "date": '[0-9]{4} "-" ("0" [1-9] | "1" [0-2]) "-" ("0" [1-9] | [1-2] [0-9] | "3" [0-1])',
+    "time": '([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{3})? '
+            '("Z" | [+-] ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])',
+    "uuid": '[0-9a-fA-F]{8} "-" [0-9a-fA-F]{4} "-" [0-9a-fA-F]{4} "-" [0-9a-fA-F]{4} "-" [0-9a-fA-F]{12}'}
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+FORMATS = {"date": "date", "time": "time", "date-time": 'date "T" time'} | {f"uuid{n}": "uuid" for n in ("", *"12345")}
+MAX_DIGITS = 16                 # of an integer
+MAX_DEPTH = 100                 # of schemas in schemas
+# keywords that say nothing of the text, or that are read where their neighbours are
+SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$anchor", "$comment", "$defs",
+          "definitions", "deprecated", "readOnly", "writeOnly", "type", "required", "additionalProperties"}
+_REFERENCE = re.compile("[a-z][a-z-]*")
+
+
+def to_gbnf(schema):
+    """GBNF text of a schema: a dict, True, or JSON text of one.  Errors: ParamError with the place in the schema."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as e:
+            raise ParamError(f"json_schema is no JSON: {e}") from None
+    return _Schema(schema).text()
+
+
+class _Schema:
+    def __init__(self, schema):
+        self.schema, self.rules, self.refs, self.depth = schema, {}, {}, 0
+        self.rules["root"] = None                       # the name is taken
+        self.rules["root"] = self.visit(schema, "root")
+
+    def text(self):
+        todo, used = [*self.rules.values()], dict(self.rules)
+        while todo:                                     # the primitives that are used, directly or by others
+            for name in _REFERENCE.findall(re.sub(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', " ", todo.pop())):
+                if name in PRIMITIVES and name not in used:
+                    used[name] = PRIMITIVES[name]
+                    todo.append(PRIMITIVES[name])
+        return "".join(f"{name} ::= {rule}\n" for name, rule in used.items())
+
+    def rule(self, name, expression):
+        """The name of a rule for an expression."""
+        name = self.free(name)
+        self.rules[name] = expression
+        return name
+
+    def free(self, name):
+        """A name like it that no rule has."""
+        name = base = re.sub("[^a-zA-Z0-9-]+", "-", name)
+        n = 0
+        while name in self.rules or name in PRIMITIVES:
+            name, n = f"{base}{n}", n + 1
+        return name
+
+    def fail(self, at, words):
+        raise ParamError(f"json_schema, {at.replace('root', '#', 1)}: {words}")
+
+    # ---------------------------------------------------------------- schemas
+    def visit(self, s, at):
+        """The expression of a schema.  at: where it is, "root-properties-a"."""
+        if s is True:
+            return "value"
+        if not isinstance(s, dict):
+            self.fail(at, f"{repr(s)[:60]} is no schema that a text can fit; expected an object, as "
+                          '{"type": "string"}')
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.fail(at[:60], f"more than {MAX_DEPTH} schemas in each other")
+        try:
+            return self.expression(s, at)
+        except (TypeError, AttributeError, ValueError) as e:
+            if isinstance(e, ParamError):
+                raise
+            self.fail(at, f"a keyword has a value of another kind than it should ({e})")
+        finally:
+            self.depth -= 1
+
+    def expression(self, s, at):
+        kind = s.get("type")
+        for keyword, read in (("$ref", self.reference), ("oneOf", self.union), ("anyOf", self.union)):
+            if keyword in s:
+                self.unread(s, {keyword}, at)
+                return read(s[keyword], f"{at}-{keyword}")
+        if isinstance(kind, list):
+            return self.union([s | {"type": t} for t in kind], at)
+        if kind is not None and kind not in TYPES:
+            self.fail(at, f"no type {kind!r}; there are {', '.join(TYPES)}")
+        if "const" in s:
+            return f"{_literal(_json(s['const']))} space"
+        if "enum" in s:
+            if not s["enum"]:
+                self.fail(at, "enum has no values")
+            return f"({' | '.join(_literal(_json(v)) for v in s['enum'])}) space"
+        if kind is None:
+            kind = next((k for k, words in (
+                ("object", ("properties", "additionalProperties", "allOf")), ("array", ("items", "prefixItems")),
+                ("string", ("pattern", "format"))) if any(w in s for w in words)), None)
+        if kind in ("object", "array", "string", "integer"):
+            return getattr(self, kind)(s, at)
+        self.unread(s, set(), at)
+        return kind or ("value" if s else "object")
+
+    def unread(self, s, read, at):
+        """Warn of keywords that do not count."""
+        left = [k for k in s if k not in SILENT | read]
+        if left:
+            warnings.warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} cannot be held to by a "
+                          f"grammar; the text may break it", stacklevel=2)
+
+    def union(self, schemas, at):
+        if not isinstance(schemas, list) or not schemas:
+            self.fail(at, "expected a list of schemas")
+        return "(" + " | ".join(self.rule(f"{at}-{i}", self.visit(s, f"{at}-{i}")) for i, s in enumerate(schemas)) + ")"
+
+    def reference(self, pointer, at):
+        if pointer not in self.refs:
+            target = self.target(pointer, at)
+            name = self.refs[pointer] = self.free("ref" + pointer.lstrip("#"))
+            self.rules[name] = None                     # a schema may refer to itself
+            self.rules[name] = self.visit(target, name)
+        return self.refs[pointer]
+
+    def target(self, pointer, at):
+        """The schema at "#/a/b"."""
+        if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
+            self.fail(at, f"{pointer!r} is no place in this schema; references begin with #/")
+        found = self.schema
+        for key in pointer.split("/")[1:]:
+            key = urllib.parse.unquote(key).replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(key)] if isinstance(found, list) else found[key]
+            except (KeyError, IndexError, ValueError, TypeError):
+                self.fail(at, f"{pointer!r} leads nowhere: there is no {key!r}")
+        return found
+
+    # ---------------------------------------------------------------- objects and arrays
+    def object(self, s, at):
+        s = self.joined(s, at)
+        if "enum" in s:
+            return self.expression({"enum": s["enum"]}, at)
+        self.unread(s, {"properties"}, at)
+        properties, more = s.get("properties", {}), s.get("additionalProperties", False)
+        if not properties and ("additionalProperties" not in s or more is True):
+            return "object"
+        names = {key: self.rule(f"{at}-{key}-kv", f'{_literal(_json(key))} space ":" space '
+                                + self.rule(f"{at}-{key}", self.visit(value, f"{at}-{key}")))
+                 for key, value in properties.items()}
+        needed = [names[key] for key in properties if key in s.get("required", ())]
+        optional = [(names[key], "?") for key in properties if key not in s.get("required", ())]
+        if more is not False:
+            value = self.rule(f"{at}-additional", self.visit(more, f"{at}-additional"))
+            key = self.rule(f"{at}-other-key", _other_string(properties)) if properties else "string"
+            optional.append((self.rule(f"{at}-additional-kv", f'{key} ":" space {value}'), "*"))
+        return '"{" space ' + self.members(needed, optional, at) + ' "}" space'
+
+    def members(self, needed, optional, at):
+        """What is between the braces: all of `needed`, then some of `optional`, with commas between."""
+        rest, firsts = "", []                           # rest: a rule for the later ones, each with a comma before it
+        for name, times in reversed(optional):
+            again = f' ("," space {name})*' if times == "*" else ""
+            firsts.insert(0, f"{name}{again} {rest}".rstrip())
+            rest = self.rule(f"{at}-rest", f'("," space {name}){times} {rest}'.rstrip())
+        if needed:
+            return ' "," space '.join(needed) + (f" {rest}" if rest else "")
+        return f"({' | '.join(firsts)})?" if firsts else ""
+
+    def joined(self, s, at):
+        """The schema with those of its allOf: their properties together, what all enums have in common."""
+        parts = s.get("allOf")
+        if parts is None:
+            return s
+        out = {k: v for k, v in s.items() if k != "allOf"}
+        for i, part in enumerate(parts):
+            for options in ([(p, False) for p in part["anyOf"]] if "anyOf" in part else [(part, True)]):
+                self.join(out, *options, f"{at}-allOf-{i}")
+        return out
+
+    def join(self, out, part, is_needed, at):
+        seen = set()
+        while "$ref" in part and part["$ref"] not in seen:
+            seen.add(part["$ref"])
+            part = self.target(part["$ref"], at)
+        part = self.joined(part, at)
+        if "enum" in part:
+            out["enum"] = [v for v in out.get("enum", part["enum"]) if v in part["enum"]]
+        out["properties"] = out.get("properties", {}) | part.get("properties", {})
+        if is_needed:
+            out["required"] = [*out.get("required", ()), *part.get("required", part.get("properties", ()))]
+        if "additionalProperties" in part:
+            out.setdefault("additionalProperties", part["additionalProperties"])
+        self.unread(part, {"properties", "enum"}, at)
+
+    def array(self, s, at):
+        self.unread(s, {"items", "prefixItems", "minItems", "maxItems"}, at)
+        items = s.get("items", s.get("prefixItems"))
+        if "prefixItems" in s or isinstance(items, list):
+            items = s.get("prefixItems", items)
+            members = [self.rule(f"{at}-{i}", self.visit(item, f"{at}-{i}")) for i, item in enumerate(items)]
+            return '"[" space ' + ' "," space '.join(members) + ' "]" space'
+        low, high = int(s.get("minItems", 0)), s.get("maxItems")
+        if items is None and not low and high is None:
+            return "array"
+        item = self.rule(f"{at}-item", self.visit(True if items is None else items, f"{at}-item"))
+        if high is not None and int(high) < low:
+            self.fail(at, f"minItems {low} is above maxItems {high}")
+        if high is not None and int(high) == 0:
+            return '"[" space "]" space'
+        more = f'("," space {item})' + _times(max(low - 1, 0), None if high is None else int(high) - 1)
+        return '"[" space ' + (f"{item} {more}" if low else f"({item} {more})?") + ' "]" space'
+
+    # ---------------------------------------------------------------- strings and numbers
+    def string(self, s, at):
+        if "pattern" in s:
+            self.unread(s, {"pattern"}, at)
+            return rf'"\"" {_Pattern(s["pattern"], lambda words: self.fail(at, words)).expression} "\"" space'
+        if s.get("format") in FORMATS:
+            self.unread(s, {"format"}, at)
+            return rf'"\"" {FORMATS[s["format"]]} "\"" space'
+        self.unread(s, {"minLength", "maxLength"}, at)
+        low, high = int(s.get("minLength", 0)), s.get("maxLength")
+        if high is not None and int(high) < low:
+            self.fail(at, f"minLength {low} is above maxLength {high}")
+        return rf'"\"" char{_times(low, None if high is None else int(high))} "\"" space'
+
+    def integer(self, s, at):
+        bounds = {"minimum": 0, "exclusiveMinimum": 1, "maximum": 0, "exclusiveMaximum": -1}
+        self.unread(s, set(bounds), at)
+        if not bounds.keys() & s.keys():
+            return "integer"
+        most = 10 ** MAX_DIGITS - 1
+        # ceil for the lower, floor for the upper ones: bounds may be numbers with decimals
+        low = max([-most, *(-(-s[k] // 1) + n if k == "minimum" else s[k] // 1 + 1
+                            for k, n in bounds.items() if k in s and "inimum" in k)])
+        high = min([most, *(s[k] // 1 if k == "maximum" else -(-s[k] // 1) - 1
+                            for k in bounds if k in s and "aximum" in k)])
+        if low > high:
+            self.fail(at, f"no integer is at least {low} and at most {high}")
+        return f"({_integers(int(low), int(high))}) space"
+
+
+def _json(value):
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _literal(text):
+    r"""GBNF's literal of a text."""
+    return '"' + "".join(_ESCAPES.get(c, c) for c in text) + '"'
+
+
+_ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def _times(low, high):
+    """The repetition of low to high (None: any number)."""
+    return {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high)) or (
+        f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}")
+
+
+def _other_string(names):
+    """A JSON string that is none of `names`."""
+    trie = {}
+    for name in names:
+        node = trie
+        for c in _json(name)[1:-1]:
+            node = node.setdefault(c, {})
+        node[""] = {}                                   # a name ends here
+
+    def after(node):
+        children = [c for c in node if c]
+        ways = [f"[{_in_class(ord(c))}] ({after(node[c])})" for c in children]
+        ways.append(rf'[^"\\\x7F\x00-\x1F{"".join(_in_class(ord(c)) for c in children)}] char*')
+        if "\\" not in children:
+            ways.append(r'"\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) char*')
+        return " | ".join(ways) + (" | " if "" not in node else "")
+    return rf'"\"" ({after(trie)}) "\"" space'
+
+
+# ---------------------------------------------------------------- integers
+def _integers(low, high):
+    """Decimal texts of the integers from low to high."""
+    ways = []
+    if low < 0:
+        ways.append(f'"-" ({_naturals(max(-high, 1), -low)})')
+    if high >= 0:
+        ways.append(_naturals(max(low, 0), high))
+    return " | ".join(ways)
+
+
+def _naturals(low, high):
+    ways = []
+    for n in range(len(str(low)), len(str(high)) + 1):
+        first, last = max(low, 10 ** (n - 1) if n > 1 else 0), min(high, 10 ** n - 1)
+        ways.append(_digits(str(first), str(last)))
+    return " | ".join(ways)
+
+
+def _digits(low, high):
+    """Texts of as many digits from `low` to `high`."""
+    n = len(low) - 1
+    if low == high:
+        return f'"{low}"'
+    if set(low[1:]) <= {"0"} and set(high[1:]) <= {"9"}:
+        return f"[{low[0]}-{high[0]}]" + (f" [0-9]{{{n}}}" if n else "")
+    if low[0] == high[0]:
+        return f'"{low[0]}" ({_digits(low[1:], high[1:])})'
+    ways = [f'"{low[0]}" ({_digits(low[1:], "9" * n)})']
+    if int(low[0]) + 1 < int(high[0]):
+        ways.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}] [0-9]{{{n}}}")
+    return " | ".join([*ways, f'"{high[0]}" ({_digits("0" * n, high[1:])})'])
+
+
+# ---------------------------------------------------------------- patterns
+def _in_class(c):
+    """A code point as a class writes it."""
+    return {0x5C: r"\\", 0x5D: r"\]", 0x2D: r"\-", 0x5E: r"\x5E", 0x22: r"\x22"}.get(c) or (
+        chr(c) if 0x20 < c < 0x7F else f"\\U{c:08X}")
+
+
+_SETS = {"d": [(48, 57)], "w": [(48, 57), (65, 90), (95, 95), (97, 122)], "s": [(9, 13), (32, 32)]}
+_CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
+_LAST = 0x10FFFF
+_PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, _LAST))      # what a JSON string holds as it is
+_SHORT = {0x22: '"', 0x5C: "\\", 10: "n", 13: "r", 9: "t", 12: "f", 8: "b"}  # ... and behind a backslash
+
+
+def _complement(ranges):
+    out, at = [], 0
+    for low, high in sorted(ranges):
+        if low > at:
+            out.append((at, low - 1))
+        at = max(at, high + 1)
+    return out + ([(at, _LAST)] if at <= _LAST else [])
+
+
+class _Pattern:
+    """A regular expression, ^...$, as GBNF within a JSON string.  .expression"""
+
+    def __init__(self, pattern, fail):
+        self.fail, self.at, self.depth = lambda words: fail(f"pattern {pattern!r}: {words}"), 0, 0
+        if not isinstance(pattern, str) or not re.fullmatch(r"\^.*\$", pattern, re.DOTALL):
+            self.fail("it has to begin with ^ and end with $, since a text is made by it from beginning to end")
+        self.text = pattern[1:-1]
+        self.expression = f"({self.ways()})"
+        if self.at < len(self.text):
+            self.fail(") without (")
+
+    def look(self):
+        return self.text[self.at:self.at + 1]
+
+    def take(self, why="it breaks off"):
+        if self.at >= len(self.text):
+            self.fail(why)
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def ways(self):
+        out = [self.sequence()]
+        while self.look() == "|":
+            self.at += 1
+            out.append(self.sequence())
+        return " | ".join(out)
+
+    def sequence(self):
+        out = []
+        while self.look() not in ("", "|", ")"):
+            out.append(self.atom() + self.times())
+        return " ".join(out)
+
+    def times(self):
+        c = self.look()
+        if c and c in "*+?":
+            self.at += 1
+            words = c
+        elif c == "{":
+            end = self.text.find("}", self.at)
+            found = re.fullmatch(r"(\d+)(,?)(\d*)", self.text[self.at + 1:end]) if end > 0 else None
+            if not found:
+                self.fail("{ without numbers and }")
+            self.at = end + 1
+            low, comma, high = found.groups()
+            words = _times(int(low), int(high) if high else None if comma else int(low))
+        else:
+            return ""
+        if self.look() and self.look() in "?+":         # lazy and possessive ones match the same texts
+            self.at += 1
+        return words
+
+    def atom(self):
+        c = self.take()
+        if c == "(":
+            if self.look() == "?" and not self.text.startswith("?:", self.at):
+                self.fail("(?...) other than (?:...) is not supported")
+            self.at += 2 * self.text.startswith("?:", self.at)
+            self.depth += 1
+            if self.depth > MAX_DEPTH:
+                self.fail("too many groups in each other")
+            inner = self.ways()
+            self.take("( without )")
+            self.depth -= 1
+            return f"({inner})"
+        if c == ".":
+            return _chars(_complement([(10, 10), (13, 13)]))
+        if c == "[":
+            return _chars(self.set_())
+        if c in "*+?{":
+            self.fail(f"{c} without something to repeat")
+        if c in "^$":
+            self.fail(f"{c} in the middle")
+        return _chars(self.escape() if c == "\\" else [(ord(c), ord(c))])
+
+    def escape(self):
+        """Ranges of what stands behind a backslash."""
+        c = self.take("a \\ at its end")
+        if c.lower() in _SETS:
+            return _SETS[c] if c in _SETS else _complement(_SETS[c.lower()])
+        if c in "xu":
+            n = 2 if c == "x" else 4
+            digits = self.text[self.at:self.at + n]
+            if not re.fullmatch(f"[0-9a-fA-F]{{{n}}}", digits):
+                self.fail(f"\\{c} without {n} hexadecimal digits")
+            self.at += n
+            return [(int(digits, 16), int(digits, 16))]
+        if c.isalnum() and c not in _CONTROLS:
+            self.fail(f"\\{c} is not supported")
+        return [(_CONTROLS.get(c, ord(c)),) * 2]
+
+    def set_(self):
+        negated = self.look() == "^"
+        self.at += negated
+        ranges, first = [], True
+        while first or self.look() != "]":
+            first = False
+            if self.look() == "]":                      # "[]" is empty in ECMA's expressions
+                break
+            c = self.take("[ without ]")
+            found = self.escape() if c == "\\" else [(ord(c), ord(c))]
+            if self.look() == "-" and self.text[self.at + 1:self.at + 2] not in ("]", "") and len(found) == 1:
+                self.at += 1
+                c = self.take()
+                end = (self.escape() if c == "\\" else [(ord(c), ord(c))])[0][1]
+                if end < found[0][0]:
+                    self.fail("a range that goes backwards")
+                found = [(found[0][0], end)]
+            ranges += found
+        self.take("[ without ]")
+        return _complement(ranges) if negated else ranges
+
+
+def _chars(ranges):
+    """One character out of ranges, as JSON writes it within a string."""
+    def has(c):
+        return any(low <= c <= high for low, high in ranges)
+    plain = [(max(low, a), min(high, b)) for low, high in ranges for a, b in _PLAIN if max(low, a) <= min(high, b)]
+    ways = ["[" + "".join(_in_class(a) if a == b else f"{_in_class(a)}-{_in_class(b)}" for a, b in plain) + "]"] \
+        if plain else []
+    ways += [_literal("\\" + short) for c, short in _SHORT.items() if has(c)]
+    return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})" if ways else "[]"
