@@ -55,6 +55,8 @@ class _Sampling(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     samplers: str | Sequence[str]
     seed: int | None
+
+class _Options(_Sampling, total=False):
     cache_prompt: bool
     context_shift: bool
     n_keep: int
@@ -121,11 +123,11 @@ class _Network:
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
     @overload
     def generate(self, prompt: str | Sequence[int], n_predict: int = 64, stop: str | int | Sequence[str | int] = (),
-                 ignore_eos: bool = False, **sampling: Unpack[_Sampling]) -> _Generation: ...
+                 ignore_eos: bool = False, **sampling: Unpack[_Options]) -> _Generation: ...
     @overload
     def generate(self, prompt: list[str] | list[list[int]], n_predict: int = 64,
                  stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
-                 **sampling: Unpack[_Sampling]) -> _Generations: ...
+                 **sampling: Unpack[_Options]) -> _Generations: ...
     def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
              tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
              variables: Mapping[str, Any] | None = None, **options: Any) -> _Generation: ...
