@@ -9,6 +9,7 @@ from helpers.tiny_model import Words
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.networks.cells import Cells
+from ggjit.models.networks.peak import model_peak
 
 PROMPTS = [[5, 6, 7, 8, 9], list(range(40)), [1], [3, 9] * 10, [7, 7, 1], list(range(30, 2, -1)), [2, 4, 6], [11, 12]]
 
@@ -170,3 +171,15 @@ def test_bad_prompts_are_refused_before_anything_changes(tmp_path):
         for bad in (0, 257, True, 2.5):
             with pytest.raises(gg.ParamError, match="n_seqs must be an integer from 1 to 256"):
                 load_model(m.file.path, n_seqs=bad)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2"])
+def test_memory_is_what_was_measured(name, tmp_path):
+    path = written(name, tmp_path)
+    report = model_peak(path, n_ctx=128, n_batch=8, flash=True, kv_type="F32", planner="ggml")
+    with loaded(path, n_ctx=128, n_batch=8, reserve=True) as m:
+        assert report.kinds["KV cache"] == m.kv_nbytes
+        held = m.compute_nbytes
+        assert report.peak <= held
+        list(m.generate([[i % m.n_vocab for i in p] for p in PROMPTS], 4, temp=0))
+        assert m.compute_nbytes == held                             # eight rows of logits have room as well

@@ -64,8 +64,8 @@ def run(args):
 
 
 def measure(m, args):
-    """One dict per test: pp, a prompt in one batch; tg, tokens one by one, tg64x8: of 8 texts at once.  Each starts with
-    an empty context."""
+    """One dict per test: pp, a prompt in one batch; tg, tokens one by one, tg64x8: of 8 texts at once.  Each starts
+    with an empty context."""
     ids = np.random.default_rng(0).integers(0, m.n_vocab, max(args.p, args.n))
 
     def prompt():
