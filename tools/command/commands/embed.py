@@ -17,11 +17,8 @@ from ggjit.tools.command.common import add_repack, add_strict, add_threads, posi
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (('ggjit embed "a cat" "a dog"', "MiniLM"),
-            ('ggjit embed -m encoder.gguf "a text"', "a model of yours"),
-            ("ggjit embed --input docs.jsonl --output docs.npy --workers 2", "a file of texts, on two processes"),
-            ("ggjit embed --input docs.csv --output docs.jsonl --cluster tls://10.0.0.1:8786 --tls certs",
-             "on the workers of a Dask scheduler"),
-            ('ggjit embed --json "a text" > vector.json', "all numbers"))
+            ('ggjit embed --json -m encoder.gguf "a text"', "a model of yours, all numbers"),
+            ("ggjit embed --input docs.jsonl --output docs.npy --workers 2", "a file of texts, on two processes"))
 
 
 def add_arguments(c):

@@ -6,8 +6,7 @@ from ggjit.tools.command.common import add_threads
 
 EXAMPLES = (("ggjit worker", "for this machine alone, at tcp://127.0.0.1:8790"),
             ("ggjit worker --make-certs certs", "certificates: copy the folder to every machine"),
-            ("ggjit worker --listen tls://10.0.0.2:8790 --tls certs", "for drivers with certificates"),
-            ("ggjit worker --scheduler tcp://127.0.0.1:8786", "as a worker of a Dask scheduler"))
+            ("ggjit worker --listen tls://10.0.0.2:8790 --tls certs", "for drivers with certificates"))
 
 
 def add_arguments(c):
