@@ -28,9 +28,6 @@ import functools
 import json
 import os
 
-import numba
-from llvmlite import binding as llvm
-
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.whole_file import write_whole
@@ -39,7 +36,7 @@ from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_key
 
 ROWS = 1, 2, 4, 8
-ONE_STREAM = (numba.config.CPU_NAME or llvm.get_host_cpu_name()).startswith("znver")
+ONE_STREAM = isa.PROCESSOR.startswith("znver")
 _forced = contextvars.ContextVar("rows", default=None)
 
 
