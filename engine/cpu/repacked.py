@@ -25,8 +25,8 @@ _alive = WeakKeys()                     # while there is none, no tensor is look
 
 def _layouts():
     """What can be repacked on this machine, in words."""
-    return "; ".join(f"{type.name} matrices of {layout.ROWS} n rows and {layout.BLOCK} n columns"
-                     for type, layout in repack.LAYOUTS.items()) or f"no type can, with {isa.ISA}"
+    return "; ".join("{} matrices of {} n columns and {} n rows".format(type.name, *repack.unit(type))
+                     for type in repack.LAYOUTS) or f"no type can, with {isa.ISA}"
 
 
 class RepackBuffer(HostBuffer):

@@ -45,17 +45,17 @@ def planned(y, n_threads=2):
 
 @pytest.mark.parametrize("type", TYPES, ids=repr)
 def test_a_tensor_keeps_its_bytes(type):
-    t, raw, _ = matrix(type, 96, 48)
-    assert t.bytes() == raw and (t.numpy() == gg.dequantize(type, np.frombuffer(raw, np.uint8), (48, 96))).all()
+    t, raw, _ = matrix(type, max(96, 2 * type.block), 48)
+    assert t.bytes() == raw and (t.numpy() == gg.dequantize(type, np.frombuffer(raw, np.uint8), (48, t.ne[0]))).all()
     assert bytes(t.buffer.arena) != raw                                     # inside they lie elsewhere
     half = raw[:len(raw) // 2]
     t.set_bytes(half[::-1])                                                 # a part of it
     assert t.bytes() == half[::-1] + raw[len(half):]
 
 
-def rounded(x):
-    """Columns as codes of 8 bits see them."""
-    blocks = x.reshape(len(x), -1, 32).astype(np.float64)
+def rounded(type, x):
+    """Columns as codes of 8 bits see them, one scale for 32 or 256."""
+    blocks = x.reshape(len(x), -1, type.block).astype(np.float64)
     d = np.abs(blocks).max(-1, keepdims=True) / 127
     return (np.rint(blocks / d) * d).reshape(x.shape)
 
@@ -63,15 +63,15 @@ def rounded(x):
 @pytest.mark.parametrize("type,n", sampled(itertools.product(TYPES, (1, 2, 3, 5, 12, 13, 17, 40, 70)), enumerate))
 def test_products_are_those_of_the_file(type, n):
     """Against float64 on the rounded activations, and against the kernels that read the file's rows."""
-    rng, layout = np.random.default_rng(), repack.LAYOUTS[type]
-    k, m = (unit * int(rng.integers(1, most)) for unit, most in ((layout.BLOCK, 600 // layout.BLOCK), (layout.ROWS, 8)))
+    rng, (block, rows) = np.random.default_rng(), repack.unit(type)
+    k, m = (unit * int(rng.integers(1, most)) for unit, most in ((block, max(3, 600 // block)), (rows, 8)))
     t, raw, ctx = matrix(type, k, m)
     x = rng.standard_normal((n, k)).astype(np.float32)
     plan = planned(y := gg.mul_mat(t, b := gg.from_numpy(ctx, x)))
     plan.compute()
     got = plan.numpy(y)
     assert "repacked" in plan.kernels[0].name
-    seen = rounded(x) if type.quantized else x.astype(np.float64)
+    seen = rounded(type, x) if type.quantized else x.astype(np.float64)
     want = seen @ t.numpy().astype(np.float64).T
     limit = 1e-6 if type.quantized else 1e-12                               # a code that rounds the other way
     assert np.square(got - want).sum() <= limit * np.square(want).sum()
