@@ -45,4 +45,4 @@ def kernel(t, n_threads):
     a, b = t.src
     if b.type is not F32 or b.nb[0] != 4 or b.ne[2] * b.ne[3] != 1 or not takes(a.type, a.ne) or a.view_src is not None:
         return None
-    return LAYOUTS[a.type].product(a, b)
+    return LAYOUTS[a.type].product(a, b, n_threads)

@@ -19,7 +19,11 @@ from llvmlite import ir
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.traits import module_of
+from ggjit.ops.core.types import F32
+from ggjit.ops.matmul import mul_mat_tile
 from ggjit.ops.matmul.repack_formats import FORMATS, LANES, Rows
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import (
@@ -32,6 +36,7 @@ from ggjit.ops.native.lanes import (
     maddubs_ir,
     prefetch_ir,
     splat_const,
+    transpose_ir,
     zero,
 )
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64, call_intrinsic, ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
@@ -41,7 +46,8 @@ from ggjit.ops.types.shared import blocks_super, quant32
 
 ROWS = LANES
 FALSE = ir.Constant(ir.IntType(1), 0)
-AHEAD_NBYTES = 2304                 # between a prefetch and its use: eight blocks of Q4_0, one of Q4_K
+AHEAD_NBYTES = 6144                 # between a prefetch and its use, up to whole blocks
+MAX_DIRECT_COLUMNS = 32             # of super-blocks: more columns have the integer tile
 MAX_COLUMNS = {"avx512": (12, 8), "avx2": (4, 4), "generic": (0, 0)}[isa.ISA]     # blocks of 32, super-blocks
 
 
@@ -62,17 +68,17 @@ def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, flip, int
     for row in range(m):
         group, lane = repacked + row // ROWS * (n_blocks * block_nbytes * ROWS), row % ROWS
         for i in range(n_blocks):
-            here, there = file + (row * n_blocks + i) * block_nbytes, group + i * block_nbytes * ROWS
+            here, region = file + (row * n_blocks + i) * block_nbytes, group
             for r in range(n_runs):
                 width, offs, count = ld_i32(runs + 12 * r), ld_i32(runs + 12 * r + 4), ld_i32(runs + 12 * r + 8)
-                x = flip if width == 4 else 0
+                x, there = flip if width == 4 else 0, region + width * ROWS * count * i
                 for c in range(count):
                     field, slot = here + offs + width * c, there + width * (ROWS * c + lane)
                     if into:
                         _copy(slot, field, width, x)
                     else:
                         _copy(field, slot, width, x)
-                there += width * ROWS * count
+                region += width * ROWS * count * n_blocks
     return 0
 
 
@@ -81,9 +87,14 @@ def _runs(type):
     return np.array(FORMATS[type].runs, np.int32)
 
 
+def _flip(format):
+    """The xor of a word, as int32."""
+    return int.from_bytes(bytes([format.flip] * 4), "little", signed=True)
+
+
 def _move(type, file, repacked, k, m, into):
-    runs, flip = _runs(type), np.uint32(0x01010101 * FORMATS[type].flip).view(np.int32)
-    move_rows(file, repacked, k // type.block, m, type.nbytes, runs, len(runs), int(flip), into)
+    runs = _runs(type)
+    move_rows(file, repacked, k // type.block, m, type.nbytes, runs, len(runs), _flip(FORMATS[type]), into)
 
 
 def pack_rows(type, file, repacked, k, m):
@@ -149,16 +160,17 @@ def _sum_fours_ir(b, sums, weights, four, signed):
 
 def _make_tile(format, n_columns):
     """intrinsic tile(w, y, n_blocks, dst, dst_stride): L rows x n_columns dot products."""
-    at, block_nbytes, n_fours = _Columns(format), ROWS * format.type.nbytes, format.n_fours
-    floats, one_scale = vec_ir("f32", LANES), format.n_parts == 1
+    at, n_runs, n_fours = _Columns(format), len(format.runs), format.n_fours
+    floats, one_scale, hide = vec_ir("f32", LANES), format.n_parts == 1, format.n_parts > 1 and n_columns > 2
+    type_nbytes = format.type.nbytes * LANES
 
     @ir_function
     def tile(b, w, y, n_blocks, dst, dst_stride):
         def load(q, j, offs, irty):
             return load_ir(b, b.add(q, i64(at.nbytes * j + offs)), irty)
 
-        def add_part(p, q, acc, part):
-            rows = Rows(b, format, p)
+        def add_part(ps, q, acc, part):
+            rows = Rows(b, format, ps)
             sums = [splat_ir(b, load(q, j, at.zero_sums + 4 * part, IR_I32), LANES) if format.zero_point
                     else zero("i32", LANES) for j in range(n_columns)]
             for f, codes in enumerate(format.fours_ir(b, rows, part)):
@@ -175,17 +187,50 @@ def _make_tile(format, n_columns):
                     acc[j] = fma_ir(b, offset, splat_ir(b, load(q, j, at.sums + 4 * part, IR_F32), LANES), acc[j])
 
         def body(b, state):
-            p, q, *acc = state
-            for line in range(0, block_nbytes, 64):
-                prefetch_ir(b, b.add(p, i64(AHEAD_NBYTES + line)))
+            ps, q, acc = state[:n_runs], state[n_runs], state[n_runs + 1:]
+            for p, nbytes in zip(ps, format.run_nbytes, strict=True):
+                for line in range(0, nbytes, 64):
+                    prefetch_ir(b, b.add(p, i64(-(-AHEAD_NBYTES // type_nbytes) * nbytes + line)))
             for part in range(format.n_parts):
                 # parts share words: seen as one address they would be kept in registers that the sums need
-                add_part(opaque_ir(b, p) if format.n_parts > 1 and n_columns > 2 else p, q, acc, part)
-            return [b.add(p, i64(block_nbytes)), b.add(q, i64(at.nbytes * n_columns)), *acc]
-        state = [(IR_I64, w), (IR_I64, y)] + [(floats, splat_const("f32", 0.0, LANES))] * n_columns
-        for j, v in enumerate(for_ir(b, n_blocks, state, body)[2:]):
+                add_part([opaque_ir(b, ps[0]), *ps[1:]] if hide else ps, q, acc, part)
+            return [*(b.add(p, i64(n)) for p, n in zip(ps, format.run_nbytes, strict=True)),
+                    b.add(q, i64(at.nbytes * n_columns)), *acc]
+        regions = [b.add(w, b.mul(n_blocks, i64(sum(format.run_nbytes[:r])))) for r in range(n_runs)]
+        state = [(IR_I64, x) for x in (*regions, y)] + [(floats, splat_const("f32", 0.0, LANES))] * n_columns
+        for j, v in enumerate(for_ir(b, n_blocks, state, body)[n_runs + 1:]):
             store_ir(b, v, b.add(dst, b.mul(dst_stride, i64(j))))
     return tile
+
+
+# ---------------------------------------------------------------- rows as they are in a file
+def _make_rows_of(format):
+    """jitted (a, k, first, rows, dst): the file's rows `first` ... of the interleaved matrix at a."""
+    nbytes, block = format.type.nbytes, format.type.block
+
+    @ir_function
+    def rows_of_block(b, group, n_blocks, i, dst, row_nbytes):      # words are transposed L x L at a time
+        to = [b.add(dst, b.mul(row_nbytes, i64(r))) for r in range(LANES)]
+        for (width, offs, count), nbytes in zip(format.runs, format.run_nbytes, strict=True):
+            p = b.add(group, b.mul(i, i64(nbytes)))
+            group = b.add(group, b.mul(n_blocks, i64(nbytes)))
+            for first in range(0, count, LANES):
+                n = min(LANES, count - first)
+                fields = [load_ir(b, b.add(p, i64(width * LANES * (first + f))), vec_ir(f"i{8 * width}", LANES))
+                          for f in range(n)]
+                if format.flip and width == 4:
+                    fields = [b.xor(x, splat_const("i32", _flip(format), LANES)) for x in fields]
+                lines = transpose_ir(b, fields + [zero(f"i{8 * width}", LANES)] * (LANES - n))
+                for r, line in enumerate(lines):
+                    store_ir(b, shuffle_ir(b, line, line, range(n)), b.add(to[r], i64(offs + width * first)))
+
+    @inline
+    def rows_of(a, k, first, rows, dst):
+        row_nbytes = k // block * nbytes
+        for r in range(0, rows, ROWS):
+            for i in range(k // block):
+                rows_of_block(a + (first + r) * row_nbytes, k // block, i, dst + r * row_nbytes + i * nbytes, row_nbytes)
+    return rows_of
 
 
 # ---------------------------------------------------------------- kernel
@@ -229,9 +274,25 @@ def _make(type, n_columns):
     return kernel
 
 
-def product(a, b):
+def _tile_product(a, b, format, n_threads):
+    """Many columns of super-blocks: their integer tile wins; strips of rows are brought into the file's order."""
+    tile, k, n = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), a.ne[0], b.ne[1]
+    own_nbytes = mul_mat_tile.private_nbytes(tile) + mul_mat_tile.MB * a.type.row_nbytes(k)
+    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}" + _tail_name(tile),
+                  lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, _make_rows_of(format)),
+                  2 * k * a.ne[1] * n / 400 + a.nbytes / 20,
+                  mul_mat_tile.panels_nbytes(tile, k, n) + n_threads * own_nbytes, (__name__, module_of(a.type)))
+
+
+def _tail_name(tile):
+    return f"-spread{tile.tail.spread}" + "-only" * tile.tail.only if tile.tail else ""
+
+
+def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
     k, m, n, format = a.ne[0], a.ne[1], b.ne[1], FORMATS[a.type]
+    if n > MAX_DIRECT_COLUMNS and format.n_parts > 1:
+        return _tile_product(a, b, format, n_threads)
     most = MAX_COLUMNS[format.n_parts > 1]
     columns = -(-n // -(-n // most))                         # 13 columns are 7 + 7, not 12 + 12
     cost = 2 * k * m * n / 300 + a.type.row_nbytes(k) * m / 20

@@ -176,7 +176,7 @@ def lines_per_step(n_tiles):
     return next(LINES // s for s in (1, 2, 4, 8) if n_tiles <= s or s == 8)
 
 
-def product(a, b):
+def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
     k, m, n = a.ne[0], a.ne[1], b.ne[1]
     n_tiles = max(1, -(-n // MAX_COLUMNS))

@@ -1,10 +1,11 @@
 """How quantised blocks unpack when their rows are interleaved: a lane of a vector is a row of the matrix.
 
     file      row 0: | d | words |      row 1: | d | words |    ...     one row after the other
-    repacked  | d of L rows | word 0 of L rows | word 1 of L rows | ...     as many bytes; L lanes: 16 AVX-512, 8 AVX2
+    repacked  | word 0 of L rows | word 1 of L rows | ... of all blocks | d of L rows | ... of all blocks
 
-Fields of a block move as they are, so one routine packs every type (`Format.runs`).  A word holds codes of four or eight
-neighbours in k, its fields in the file's order: `part` picks them with shifts, four codes a lane, for all rows at once.
+L rows, 16 with AVX-512 and 8 with AVX2, take as many bytes as in the file; words lie on whole cache lines.  Fields move
+as they are, so one routine packs every type (`Format.runs`).  A word holds codes of four or eight neighbours in k, its
+fields in the file's order: shifts pick four codes a lane, for all rows at once.
 A part is what shares an integer scale: a block of 32, or 16 or 32 elements of a super-block:
 
     value = scale[part] (code - zero_point) - offset[part]
@@ -28,7 +29,7 @@ HALF, BYTE, WORD = 2, 1, 4
 class Format:
     """A type's blocks with rows interleaved.  The `_ir` members build LLVM IR.
 
-    runs        ((bytes a field, first byte in the file's block, fields), ...) in the order of the layout
+    runs        ((bytes a field, first byte in the file's block, fields), ...) in the order of the layout, words first
     n_parts     parts of a block
     fours_ir    (b, rows, part) -> vectors of four codes a lane, in the order of k
     scale_ir    (b, rows, part) -> <L x float>
@@ -51,18 +52,20 @@ class Format:
         """Of a part."""
         return self.type.block // self.n_parts // 4
 
+    @property
+    def run_nbytes(self):
+        """Bytes of each run in L interleaved blocks."""
+        return [width * LANES * n for width, _, n in self.runs]
+
 
 class Rows:
-    """Fields of L interleaved blocks at address p."""
+    """Fields of L interleaved blocks; ps: where each run of theirs begins."""
 
-    def __init__(self, b, format, p):
-        self.b, self.p, self.starts, offs = b, p, {}, 0
-        for width, _, n in format.runs:
-            self.starts.setdefault(width, []).extend(offs + width * LANES * i for i in range(n))
-            offs += width * LANES * n
+    def __init__(self, b, format, ps):
+        self.b, self.starts = b, {width: p for (width, _, _), p in zip(format.runs, ps, strict=True)}
 
     def _load(self, width, i, elem, n):
-        return load_ir(self.b, self.b.add(self.p, i64(self.starts[width][i])), vec_ir(elem, n))
+        return load_ir(self.b, self.b.add(self.starts[width], i64(width * LANES * i)), vec_ir(elem, n))
 
     def word(self, i):
         """<4 L x i8>"""
@@ -163,7 +166,7 @@ def _e8m0_scale(b, rows, part):
 
 # ---------------------------------------------------------------- super-blocks of 256
 def _k4(first):
-    """(scale, min) of part j < 8 as <L x i32>, six bits each, from three words (k_quants.k4_scales_ir has the bytes)."""
+    """Scale and offset of part j < 8, six bits each, from three words (k_quants.k4_scales_ir has the bytes)."""
     def pair(b, rows, j):
         scales, mins, rest = (rows.word32(first + i) for i in range(3))
         at = 8 * (j % 4)
@@ -239,29 +242,29 @@ def _formats():
     signed = {"zero_point": 128} if UNSIGNED else {"signed": True}
     k4 = _k4(0)
     parts = {
-        "q4_0": dict(runs=((HALF, 0, 1), (WORD, 2, 4)), fours_ir=_nibbles(0), scale_ir=_half_scale(0), zero_point=8),
-        "q4_1": dict(runs=((HALF, 0, 2), (WORD, 4, 4)), fours_ir=_nibbles(0), scale_ir=_half_scale(0),
+        "q4_0": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), fours_ir=_nibbles(0), scale_ir=_half_scale(0), zero_point=8),
+        "q4_1": dict(runs=((WORD, 4, 4), (HALF, 0, 2)), fours_ir=_nibbles(0), scale_ir=_half_scale(0),
                      offset_ir=_minus_half(1)),
-        "q5_0": dict(runs=((HALF, 0, 1), (WORD, 2, 5)), fours_ir=_five_bits, scale_ir=_half_scale(0), zero_point=16),
-        "q5_1": dict(runs=((HALF, 0, 2), (WORD, 4, 5)), fours_ir=_five_bits, scale_ir=_half_scale(0),
+        "q5_0": dict(runs=((WORD, 2, 5), (HALF, 0, 1)), fours_ir=_five_bits, scale_ir=_half_scale(0), zero_point=16),
+        "q5_1": dict(runs=((WORD, 4, 5), (HALF, 0, 2)), fours_ir=_five_bits, scale_ir=_half_scale(0),
                      offset_ir=_minus_half(1)),
-        "q8_0": dict(runs=((HALF, 0, 1), (WORD, 2, 8)), scale_ir=_half_scale(0), flip=0x80 * UNSIGNED, **signed,
+        "q8_0": dict(runs=((WORD, 2, 8), (HALF, 0, 1)), scale_ir=_half_scale(0), flip=0x80 * UNSIGNED, **signed,
                      fours_ir=lambda b, rows, part: [rows.word(c) for c in range(8)]),
-        "iq4_nl": dict(runs=((HALF, 0, 1), (WORD, 2, 4)), scale_ir=_half_scale(0), **signed,
+        "iq4_nl": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), scale_ir=_half_scale(0), **signed,
                        fours_ir=_level_nibbles(iq4_nl.LEVELS, 0)),
-        "mxfp4": dict(runs=((BYTE, 0, 1), (WORD, 1, 4)), scale_ir=_e8m0_scale, **signed,
+        "mxfp4": dict(runs=((WORD, 1, 4), (BYTE, 0, 1)), scale_ir=_e8m0_scale, **signed,
                       fours_ir=_level_nibbles(fp4.LEVELS, 0)),
-        "q2_K": dict(runs=((HALF, 80, 2), (WORD, 0, 20)), n_parts=16, fours_ir=_two_bits(4), scale_ir=_q2_scale,
+        "q2_K": dict(runs=((WORD, 0, 20), (HALF, 80, 2)), n_parts=16, fours_ir=_two_bits(4), scale_ir=_q2_scale,
                      offset_ir=_q2_offset),
-        "q3_K": dict(runs=((HALF, 108, 1), (WORD, 0, 27)), n_parts=16, fours_ir=_q3_fours, scale_ir=_q3_scale,
+        "q3_K": dict(runs=((WORD, 0, 27), (HALF, 108, 1)), n_parts=16, fours_ir=_q3_fours, scale_ir=_q3_scale,
                      zero_point=4),
-        "q4_K": dict(runs=((HALF, 0, 2), (WORD, 4, 35)), n_parts=8, fours_ir=_k_nibbles(3), scale_ir=k4[0],
+        "q4_K": dict(runs=((WORD, 4, 35), (HALF, 0, 2)), n_parts=8, fours_ir=_k_nibbles(3), scale_ir=k4[0],
                      offset_ir=k4[1]),
-        "q5_K": dict(runs=((HALF, 0, 2), (WORD, 4, 43)), n_parts=8, fours_ir=_q5_fours, scale_ir=k4[0],
+        "q5_K": dict(runs=((WORD, 4, 43), (HALF, 0, 2)), n_parts=8, fours_ir=_q5_fours, scale_ir=k4[0],
                      offset_ir=k4[1]),
-        "q6_K": dict(runs=((HALF, 208, 1), (WORD, 0, 52)), n_parts=16, fours_ir=_q6_fours, scale_ir=_q6_scale,
+        "q6_K": dict(runs=((WORD, 0, 52), (HALF, 208, 1)), n_parts=16, fours_ir=_q6_fours, scale_ir=_q6_scale,
                      zero_point=32),
-        "iq4_xs": dict(runs=((HALF, 0, 2), (WORD, 4, 33)), n_parts=8, scale_ir=_xs_scale, **signed,
+        "iq4_xs": dict(runs=((WORD, 4, 33), (HALF, 0, 2)), n_parts=8, scale_ir=_xs_scale, **signed,
                        fours_ir=_level_nibbles(iq4_nl.LEVELS, 1)),
     }
     formats = {BY_NAME[name]: Format(BY_NAME[name], **{"n_parts": 1, **p}) for name, p in parts.items()}
