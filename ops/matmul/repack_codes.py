@@ -206,7 +206,7 @@ def _make_tile(format, n_columns):
 # ---------------------------------------------------------------- rows as they are in a file
 def _make_rows_of(format):
     """jitted (a, k, first, rows, dst): the file's rows `first` ... of the interleaved matrix at a."""
-    nbytes, block = format.type.nbytes, format.type.block
+    nbytes, elements = format.type.nbytes, format.type.block
 
     @ir_function
     def rows_of_block(b, group, n_blocks, i, dst, row_nbytes):      # words are transposed L x L at a time
@@ -226,10 +226,11 @@ def _make_rows_of(format):
 
     @inline
     def rows_of(a, k, first, rows, dst):
-        row_nbytes = k // block * nbytes
+        n_blocks = k // elements
+        row_nbytes = n_blocks * nbytes
         for r in range(0, rows, ROWS):
-            for i in range(k // block):
-                rows_of_block(a + (first + r) * row_nbytes, k // block, i, dst + r * row_nbytes + i * nbytes, row_nbytes)
+            for i in range(n_blocks):
+                rows_of_block(a + (first + r) * row_nbytes, n_blocks, i, dst + r * row_nbytes + i * nbytes, row_nbytes)
     return rows_of
 
 

@@ -5,8 +5,8 @@ part of every cache key.  Numba's own NUMBA_CPU_NAME and NUMBA_CPU_FEATURES are 
 keeps the host's features, so both are read and both are set when a set is forced.
 
 The processor whose pipeline LLVM schedules for is a second choice.  With its models of AMD's processors the register
-tiles of float32 and float16 spill accumulators (half the speed at 64 columns on a Zen 4); with a model of Intel's they do
-not, so that model is named, with the features of the processor at hand.
+tiles of float32 and float16 spill accumulators (half the speed at 64 columns on a Zen 4); with a model of Intel's they
+do not, so that model is named, with the features of the processor at hand.
 """
 import os
 
