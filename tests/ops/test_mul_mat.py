@@ -12,7 +12,7 @@ from helpers.interpreter import Interpreter
 from helpers.machine_code import product_faults
 from helpers.paths import TESTS_PATH
 from helpers.sample import drawn, sampled
-from numba import njit, types
+from numba import cfunc, njit, types
 
 import ggjit as gg
 from ggjit.ops.core.errors import ShapeError, TypeMismatch

@@ -206,10 +206,12 @@ def text_nbytes(n):
 
 
 def tiles_json(choices):
-    """The JSON of measured decode tiles, from {type: Choice}."""
-    return {t.name: {"rows": c.rows, "gain": c.gain} for t, c in choices.items()}
+    """The JSON of measured choices, from {type: Choice}."""
+    return {t.name: {"rows": c.tile.rows, "prefetch": c.tile.prefetch, "gain": c.gain, "repacked": c.repacked,
+                     "layout_gain": c.layout_gain} for t, c in choices.items()}
 
 
 def tiles_line(tiles):
     """tiles_json's dict in words."""
-    return ", ".join(f"{name} {c['rows']} ({c['gain']:.2f} x)" for name, c in tiles.items())
+    return ", ".join(f"{name} {c['rows']}{' without prefetching' * (not c['prefetch'])} ({c['gain']:.2f} x)"
+                     + (f", repacked ({c['layout_gain']:.2f} x)" if c["repacked"] else "") for name, c in tiles.items())
