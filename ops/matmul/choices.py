@@ -8,8 +8,8 @@
 
 ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
 file stores and reads the choice.  KEY is that of a kernel over the type: processor, instruction set, sources.  On
-another machine or with another kernel the rule holds.  Only tiles that give the same bytes are compared, and a layout is
-compared with the best of them: a choice changes speed, and a layout the order of sums.  A file is read once in a
+another machine or with another kernel the rule holds.  Only tiles that give the same bytes are compared, and a layout
+is compared with the best of them: a choice changes speed, a layout also the order of sums.  A file is read once in a
 process; one that is damaged counts as absent, and the next warm-up writes it anew.
 
     GGJIT_TUNE=off      the rule, whatever was measured; nothing is measured
