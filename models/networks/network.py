@@ -91,7 +91,7 @@ class Network(Inside):
         """move=False: only the places are given, for a process that compiles and computes nothing."""
         here = [t for t in self._matrices() if not self.offload.takes(t.name)]
         chosen = repacked(here, asked, self.REPACKS, self.backend.device)
-        self.weights.repack(chosen, self.backend.n_threads if move else 0)
+        self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""
