@@ -98,8 +98,8 @@ def add_n_ctx(c, help):
 
 def add_repack(c):
     c.add_argument("--repack", action=argparse.BooleanOptionalAction, default=None,
-                   help="F32, Q4_0 and Q8_0 matrices in a layout of their own: faster products of "
-                   "several columns for a slower load and memory that is not shared (encoders: yes)")
+                   help="all matrices, or none, in the layout that products read faster, for a slower load and memory "
+                   "that is not shared (large ones where this processor is faster for it)")
 
 
 def add_strict(c):
