@@ -136,7 +136,7 @@ def test_an_alarm_that_rings_early_leaves_the_search_whole(monkeypatch):
             return self
     monkeypatch.setattr(planners, "Alarm", Early)
     lo, hi, size = instances.accelerator(200, 1, steps=60, unit=1 << 14)
-    lay = plan_offsets(lo, hi, size, time_limit=0.2)
+    lay = plan_offsets(lo, hi, size, time_limit=1.5)
     assert len(rung) == 2 and check_layout(lo, hi, size, lay.offsets) == lay.peak
 
 
