@@ -61,9 +61,8 @@ SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--
                "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers"}
 
 
-def add_threads(c):
-    c.add_argument("-t", "--threads", type=positive, default=None, metavar="N",
-                   help="threads (default: the cores this process may use)")
+def add_threads(c, what="(default: the cores this process may use)", default=None):
+    c.add_argument("-t", "--threads", type=positive, default=default, metavar="N", help=f"threads {what}")
 
 
 def add_out(c):
