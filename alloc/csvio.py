@@ -85,8 +85,8 @@ def defused(cell):
 @asking("a problem from a file")
 def run_plan_csv(in_path, out_path=None, capacity=None, **search):
     """Plan a CSV file; writes out_path (with offsets, also when over capacity) and returns
-    {"peak", "lower_bound", "proved_bound", "fits", "seconds", "nodes", "planner", "n_buffers"}: three times bytes, one of
-    "fits", "does not fit", "not found in time", seconds without compiling, nodes of the search.  search: what
+    {"peak", "lower_bound", "proved_bound", "fits", "seconds", "nodes", "planner", "n_buffers"}: three times bytes, one
+    of "fits", "does not fit", "not found in time", seconds without compiling, nodes of the search.  search: what
     plan_offsets takes (time_limit, node_limit, seed, n_threads).  Errors: BadFile (with line number), those of
     plan_offsets."""
     try:
