@@ -83,10 +83,12 @@ def defused(cell):
 
 
 @asking("a problem from a file")
-def run_plan_csv(in_path, out_path=None, capacity=None, time_limit=1.0):
+def run_plan_csv(in_path, out_path=None, capacity=None, **search):
     """Plan a CSV file; writes out_path (with offsets, also when over capacity) and returns
-    {"peak", "lower_bound", "fits", "seconds", "planner", "n_buffers"}: bytes, bytes, one of "fits", "does not fit",
-    "not found in time", seconds without compiling.  Errors: BadFile (with line number), those of plan_offsets."""
+    {"peak", "lower_bound", "proved_bound", "fits", "seconds", "nodes", "planner", "n_buffers"}: three times bytes, one
+    of "fits", "does not fit", "not found in time", seconds without compiling, nodes of the search.  search: what
+    plan_offsets takes (time_limit, node_limit, seed, n_threads).  Errors: BadFile (with line number), those of
+    plan_offsets."""
     try:
         with open(in_path, newline="", encoding="utf-8") as f:
             ids, lower, upper, size = read_problem(f)
@@ -95,9 +97,10 @@ def run_plan_csv(in_path, out_path=None, capacity=None, time_limit=1.0):
     except BadFile as e:
         raise BadFile(f"{in_path}: {e}") from None
     hopeless = capacity is not None and capacity < max(size, default=0)      # the best layout is written all the same
-    lay = plan_offsets(lower, upper, size, capacity=None if hopeless else capacity, time_limit=time_limit)
+    lay = plan_offsets(lower, upper, size, capacity=None if hopeless else capacity, **search)
     if out_path is not None:
         with whole_file(out_path, text=True) as f:
             write_problem(f, ids, lower, upper, size, lay.offsets)
-    return {"peak": lay.peak, "lower_bound": lay.lower_bound, "fits": "does not fit" if hopeless else lay.fits,
-            "seconds": lay.seconds, "planner": lay.planner, "n_buffers": len(ids)}
+    return {"peak": lay.peak, "lower_bound": lay.lower_bound, "proved_bound": lay.proved_bound,
+            "fits": "does not fit" if hopeless else lay.fits, "seconds": lay.seconds, "nodes": lay.nodes,
+            "planner": lay.planner, "n_buffers": len(ids)}

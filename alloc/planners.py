@@ -225,9 +225,8 @@ class Planner:
     def _greedy(self):
         """Plans without search, the cheapest first."""
         off = np.zeros(self.inst.n, np.int64)
-        self.ranks = {}
-        for name, order in greedy.ranks(self.inst):
-            self.ranks[name] = order
+        self.ranks = dict(greedy.ranks(self.inst))          # whole before an alarm may end this: the search needs them
+        for name, order in self.ranks.items():
             self._keep(greedy.canonical(self.inst, order, off, self.best, self.stop), off, f"canonical {name}")
             if self.done or self.stop[0]:
                 return

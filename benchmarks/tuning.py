@@ -1,5 +1,5 @@
-"""How many rows a decode tile takes: all candidates of ggjit.cpu.tuning for every type, and what the machine's choice
-is.
+"""How products of one column read weights fastest: all candidates of ggjit.cpu.tuning for every type (rows of a tile,
+with and without prefetching; the repacked layout), and what the machine's choice is.
 
     python -m benchmarks.tuning [--types Q4_0,F16] [-k 2048 5632] [--clock cpu] [--json]
     python -m benchmarks.tuning --keep          # measure all types' choices anew for this machine, as warm-up does
@@ -14,19 +14,20 @@ from benchmarks.catalogue_products import TYPES
 from benchmarks.engine import CLOCKS
 from ggjit.cpu import tuning
 from ggjit.ops.core.types import BY_NAME
-from ggjit.ops.matmul import tile_rows
+from ggjit.ops.matmul import choices
 from ggjit.ops.native import isa
 
 TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
            if tuning.tunable(BY_NAME[t.lower().replace("_k", "_K")])}
+NAMES = tuple(map(str, choices.candidates(BY_NAME["f32"]))) + (choices.REPACKED,)
 
 
 def row(type, k, seconds, others):
     """A line of the table."""
-    one, best = tile_rows.ROWS[0], min((n for n in seconds if n not in others), key=seconds.get)
+    best = min((n for n in seconds if n not in others), key=seconds.get)
     cells = " | ".join(f"{1e6 * seconds[n]:,.0f}{' (other bytes)' * (n in others)}" if n in seconds else "-"
-                       for n in tile_rows.ROWS)
-    return f"| {type!r} | {k} | {cells} | {best} | {seconds[one] / seconds[best]:.3f} |"
+                       for n in NAMES)
+    return f"| {type!r} | {k} | {cells} | {best} | {seconds[NAMES[0]] / seconds[best]:.3f} |"
 
 
 def main(argv=None):
@@ -43,15 +44,15 @@ def main(argv=None):
     if args.keep:
         for type in args.types:
             for choice in tuning.tune([type], again=True).values():
-                print(f"{type!r}: {choice.rows} rows, {choice.gain:.3f} x the speed of one row", flush=True)
+                layout = f", repacked {choice.layout_gain:.3f} x that" if choice.layout_gain else ""
+                print(f"{type!r}: {choice.tile} rows, {choice.gain:.3f} x the speed of one row{layout}", flush=True)
         return
     results = []
     if not args.json:
-        heads = " | ".join(f"{n} rows, us" for n in tile_rows.ROWS)
-        print(f"| type | k | {heads} | best | one / best |\n|{'---|' * (4 + len(tile_rows.ROWS))}")
+        print(f"| type | k | {', us | '.join(NAMES)}, us | best | 1 / best |\n|{'---|' * (4 + len(NAMES))}")
     for type in args.types:
         for k in args.k:
-            seconds, others = tuning.measure(type, (k,), rounds=args.rounds, now=CLOCKS[args.clock])
+            seconds, others = tuning.measure(type, lengths=(k,), rounds=args.rounds, now=CLOCKS[args.clock])
             results.append({"type": type.name, "k": k, "isa": isa.ISA, "seconds": seconds, "other_bytes": others})
             if not args.json:
                 print(row(type, k, seconds, others), flush=True)

@@ -25,8 +25,8 @@ _alive = WeakKeys()                     # while there is none, no tensor is look
 
 def _layouts():
     """What can be repacked on this machine, in words."""
-    return "; ".join(f"{type.name} matrices of {layout.ROWS} n rows and {layout.BLOCK} n columns"
-                     for type, layout in repack.LAYOUTS.items()) or f"no type can, with {isa.ISA}"
+    return "; ".join("{} matrices of {} n columns and {} n rows".format(type.name, *repack.unit(type))
+                     for type in repack.LAYOUTS) or f"no type can, with {isa.ISA}"
 
 
 class RepackBuffer(HostBuffer):
@@ -40,9 +40,9 @@ class RepackBuffer(HostBuffer):
     def init_tensor(self, t):
         if not repack.takes(t.type, t.ne) or t.view_src is not None:
             raise NotSupported(f"{describe(t)} cannot be repacked: {_layouts()}; put it into a CPU buffer")
-        self._hold(t.offs, t.type, t.ne[0], t.ne[1])
+        self.hold(t.offs, t.type, t.ne[0], t.ne[1])
 
-    def _hold(self, offs, type, k, m):
+    def hold(self, offs, type, k, m):
         """From now on a [k, m] matrix lies at byte `offs`, and nothing else where it lies."""
         end = offs + type.row_nbytes(k) * m
         self._shapes = {at: shape for at, shape in self._shapes.items() if at >= end or at + _nbytes(shape) <= offs}
@@ -51,7 +51,13 @@ class RepackBuffer(HostBuffer):
     def put(self, offs, type, k, m, raw):
         """Repack the file's bytes of a [k, m] matrix to byte `offs`."""
         super().host_bytes(offs, type.row_nbytes(k) * m, write=True)
-        self._hold(offs, type, k, m)
+        self.hold(offs, type, k, m)
+        self.pack(offs, raw)
+
+    def pack(self, offs, raw):
+        """The file's bytes of the matrix that lies at byte `offs`; several threads may each pack one."""
+        type, k, m = self._shapes[offs]
+        super().host_bytes(offs, type.row_nbytes(k) * m, write=True)
         repack.pack(type, raw, self.base + offs, k, m)
 
     def _unpacked(self, offs, nbytes):

@@ -1,12 +1,12 @@
-"""Tuning: how many rows a decode tile takes, measured once on a machine.  `ggjit warm-up MODEL` does it.
+"""Tuning: how products read the weights of a type, measured once on a machine (ops/matmul/choices.py keeps it).
 
-    candidates   tiles of 1, 2, 4 and for floats 8 rows by one column (ops/matmul/tile_rows.py);
-                 one whose results differ from
-                 those of one row in any byte is out
-    measured     one thread, weights from memory, rows of two lengths, the tiles taking turns; medians of ROUNDS
-    chosen       the rule's rows unless another number is faster by LEAST_GAIN
+    candidates   tiles of 1, 2, 4 and for floats 8 rows by one column, one row without prefetching too; one whose
+                 results differ from those of one row in any byte is out.  And the layout of CPU_REPACK, where it is one
+    measured     one thread, weights from memory, rows of two lengths, all taking turns; medians of the rounds
+    chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where it is faster than that tile
 
-Products of several columns follow the rule.
+`ggjit warm-up` measures every candidate.  `load_model` measures the few that matter most where no rule knows the
+processor.  Products of several columns follow the rule.
 """
 import math
 import statistics
@@ -19,9 +19,9 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
-from ggjit.ops.matmul import tile_rows
+from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul.choices import LEAST_GAIN, ONE_ROW, PLAIN, REPACKED, Choice, candidates
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.ops.matmul.tile_rows import ROWS, Choice, candidates
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
@@ -30,7 +30,8 @@ MATRIX_ROWS = 2048
 WEIGHTS_NBYTES = 256 << 20      # half of it once stayed in a last-level cache, where all tiles were as fast
 DISTINCT_NBYTES = (4 << 20) - 3
 ROUNDS = 9
-LEAST_GAIN = 1.02
+QUICK = {"lengths": LENGTHS[:1], "rounds": 3}           # a tenth of a second for a type, beside compiling
+LEAST_NBYTES = 16 << 20         # fewer weights stay in a cache, and their tokens are fast anyway
 
 
 def tunable(type):
@@ -38,8 +39,8 @@ def tunable(type):
     return traits_of(type).dot is not None
 
 
-def _products(ctx, backend, type, lengths, nbytes):
-    """A graph of products of one column; weights of about nbytes, as many of every row length.
+def _products(ctx, where, backend, type, lengths, nbytes):
+    """A graph of products of one column; weights in `where` of about nbytes, as many of every row length.
 
     Their bytes are random and repeat.  Bits 5 and 6 of every byte are 1 and 0: any float16, bfloat16 or power of two
     in a block is finite and normal.
@@ -49,9 +50,11 @@ def _products(ctx, backend, type, lengths, nbytes):
     for k in lengths:
         x = from_numpy(ctx, rng.standard_normal((1, k)).astype(np.float32))
         n_rows = nbytes // len(lengths) // type.row_nbytes(k)
+        whole = 1 if where is backend else repack.unit(type)[1]
         for _ in range(max(1, n_rows // MATRIX_ROWS)):
-            w = ctx.new_tensor(type, (k, min(n_rows, MATRIX_ROWS) | 1))     # an odd number: the last tile is cut
-            alloc_ctx_tensors(ctx, backend)
+            # an odd number: the last tile is cut; a layout takes whole groups
+            w = ctx.new_tensor(type, (k, min(n_rows, MATRIX_ROWS) | 1 if whole == 1 else max(whole, MATRIX_ROWS)))
+            alloc_ctx_tensors(ctx, where)
             w.set_bytes(np.resize(noise, w.nbytes))
             outs.append(mul_mat(w, x))
     graph = Graph(*outs)
@@ -59,57 +62,77 @@ def _products(ctx, backend, type, lengths, nbytes):
     return graph
 
 
-def _plan(backend, graph, n_rows):
-    with tile_rows.forced(n_rows):
-        return backend.graph_plan_create(graph)
+def _repacked_plan(ctx, backend, type, lengths, nbytes):
+    """[plan] over repacked weights, [] where the type or a length has no layout."""
+    if type not in repack.LAYOUTS or any(k % repack.unit(type)[0] for k in lengths):
+        return []
+    where = next(b for b in backend.device.extra_buffer_types() if b.name == "CPU_REPACK")
+    return [backend.graph_plan_create(_products(ctx, where, backend, type, lengths, nbytes))]
 
 
-def measure(type, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS, now=time.perf_counter):
-    """({rows: median seconds of a pass over the weights}, rows of the tiles with other bytes than one row's)."""
+def measure(type, tiles=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS, now=time.perf_counter):
+    """({name: median seconds of a pass over the weights}, names of the tiles with other bytes than one row's)."""
     backend, ctx = CPU.init_backend("n_threads=1"), Context()
     try:
-        graph = _products(ctx, backend, type, lengths, nbytes)
-        plans, answers = {n: _plan(backend, graph, n) for n in candidates(type)}, {}
-        for n, plan in plans.items():
+        graph, plans, answers = _products(ctx, backend, backend, type, lengths, nbytes), {}, {}
+        for tile in tiles or candidates(type):
+            with choices.forced(tile):
+                plans[str(tile)] = plan = backend.graph_plan_create(graph)
             plan.compute()
-            answers[n] = [plan.numpy(y).tobytes() for y in graph.outputs]
-        seconds = {n: [] for n in plans}
+            answers[str(tile)] = [plan.numpy(y).tobytes() for y in graph.outputs]
+        for plan in _repacked_plan(ctx, backend, type, lengths, nbytes):
+            plans[REPACKED] = plan
+            plan.compute()
+        seconds = {name: [] for name in plans}
         for _ in range(rounds):
-            for n, plan in plans.items():
+            for name, plan in plans.items():
                 t0 = now()
                 plan.compute()
-                seconds[n].append(now() - t0)
+                seconds[name].append(now() - t0)
     finally:
         ctx.free()
-    return {n: statistics.median(s) for n, s in seconds.items()}, [n for n in plans if answers[n] != answers[ROWS[0]]]
+    return ({name: statistics.median(s) for name, s in seconds.items()},
+            [name for name in answers if answers[name] != answers[str(ONE_ROW)]])
 
 
 def choose(type, **how):
     """The Choice for `type`; measured."""
     seconds, others = measure(type, **how)
-    seconds = {n: s for n, s in seconds.items() if n not in others}
-    best, rule = min(seconds, key=seconds.get), tile_rows.rule(type)
-    return Choice(best if seconds.get(rule, math.inf) >= LEAST_GAIN * seconds[best] else rule, seconds)
+    seconds = {name: s for name, s in seconds.items() if name not in others}
+    tiles = {t: seconds[str(t)] for t in candidates(type) if str(t) in seconds}
+    best, rule = min(tiles, key=tiles.get), choices.rule(type)
+    tile = best if tiles.get(rule, math.inf) >= LEAST_GAIN * tiles[best] else rule
+    return Choice(tile, seconds.get(REPACKED, math.inf) <= tiles[tile], seconds)
 
 
 def all_kept():
     """{type: Choice} of all types that were measured on this machine; empty where GGJIT_TUNE decides."""
-    choices = {} if tile_rows.SETTING else {t: tile_rows.kept(t) for t in all_traits() if tunable(t)}
-    return {t: choice for t, choice in choices.items() if choice}
+    found = {} if choices.SETTING else {t: choices.kept(t) for t in all_traits() if tunable(t)}
+    return {t: choice for t, choice in found.items() if choice}
 
 
-def tune(types, again=False):
+def tune(types, again=False, **how):
     """Measure and keep the choices of those `types` that have none yet (again: of all): {type: Choice} of the measured.
 
     Does nothing where GGJIT_TUNE decides.  A second or so for a type, most of it compiling.
     """
-    if tile_rows.SETTING:
+    if choices.SETTING:
         return {}
-    todo, made = [t for t in types if tunable(t) and (again or tile_rows.kept(t) is None)], {}
-    with work("measuring decode tiles", len(todo)) as step:
+    todo, made = [t for t in types if tunable(t) and (again or choices.kept(t) is None)], {}
+    with work("measuring how weights are read fastest", len(todo)) as step:
         for type in todo:
-            made[type] = choose(type)
+            made[type] = choose(type, **how)
             step()
     for type, choice in made.items():
-        tile_rows.keep(type, choice)
+        choices.keep(type, choice)
+    return made
+
+
+def tune_unknown(types, limit=1.0, now=time.perf_counter):
+    """Where no rule knows the processor: one row with and without prefetching and the layout, of each type that has no
+    choice yet; no further type after `limit` seconds."""
+    made, end = {}, now() + limit
+    for type in types if choices.RULE is None else ():
+        if now() < end:
+            made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))), **QUICK)
     return made

@@ -1,5 +1,6 @@
 """Weights: every tensor of a GGUF file as a leaf over the mapped file.  Nothing is copied or read ahead."""
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 from ggjit.core.backend import TYPE_NULL
 from ggjit.core.buffer import USAGE_WEIGHTS, place
@@ -9,7 +10,6 @@ from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.core.types import F32
-from ggjit.ops.matmul import repack
 from ggjit.tensors.context import Context
 from ggjit.tensors.tensor import set_param
 
@@ -98,27 +98,37 @@ class Weights:
         for t in self._leaves.values():
             set_param(t)
 
-    def repack(self, leaves):
-        """Move those matrices that a faster layout can take into a CPU_REPACK buffer; only products may read them then.
+    def repack(self, leaves, n_threads=1):
+        """Move matrices that have a layout into a CPU_REPACK buffer; only products may read them then.
 
-        The file's pages they came from are given back to the system.
+        Each is packed straight from the mapped file, whose pages are given back to the system.  n_threads 0: the leaves
+        are only placed, as a process needs it that compiles for others.
         """
         buft = next((b for b in self.device.extra_buffer_types() if b.name == "CPU_REPACK"), None)
         if buft is not None or self.device.type == TYPE_NULL:
-            self.repacked = {t.id: t for t in leaves if repack.takes(t.type, t.ne)}
+            self.repacked = {t.id: t for t in leaves}
         if buft is None or not self.repacked:
             return
         buffer = buft.alloc_buffer(self.repacked_nbytes)
         buffer.set_usage(USAGE_WEIGHTS)
         starts = itertools.accumulate((_aligned(t) for t in self.repacked.values()), initial=0)
-        with work("repacking weights", len(self.repacked)) as step:
-            for t, at in zip(self.repacked.values(), starts, strict=False):
-                raw = t.buffer.host_bytes(t.offs, t.nbytes)
-                buffer.put(at, t.type, t.ne[0], t.ne[1], raw)
-                place(t, buffer, at)
-                give_back(raw)
-                step()
+        todo = [(t, at, t.buffer.host_bytes(t.offs, t.nbytes))
+                for t, at in zip(self.repacked.values(), starts, strict=False)]
+        for t, at, _ in todo:
+            buffer.hold(at, t.type, t.ne[0], t.ne[1])
+            place(t, buffer, at)
+        if n_threads:
+            self._pack(buffer, todo, n_threads)
         buffer.read_only = True
+
+    def _pack(self, buffer, todo, n_threads):
+        def one(item):
+            _, at, raw = item
+            buffer.pack(at, raw)
+            give_back(raw)
+        with work("repacking weights", len(todo)) as step, ThreadPoolExecutor(n_threads) as pool:
+            for _ in pool.map(one, todo):
+                step()
 
     def free(self):
         self._leaves.clear()

@@ -13,6 +13,7 @@ from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.hooks import Hooks
 from ggjit.models.networks.inside import Inside
+from ggjit.models.networks.layout import repacked
 from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
@@ -46,7 +47,7 @@ class Network(Inside):
     backend: of all that is in no GPU layer; scheduler: what runs a network on several devices, else None
     (`print(m.scheduler.explain())` tells which backend computes which node).
     """
-    REPACKS = False                 # are matrices repacked by default?
+    REPACKS = False                 # does it multiply many columns at a time? Then all but super-blocks are repacked
     CAUSAL = True                   # does attention look back only?
     flash = True                    # may one kernel compute attention?
 
@@ -75,8 +76,7 @@ class Network(Inside):
                 adapter.refuse_unused()
             if strict:
                 refuse_unused(file, self.weights.used, self.CAUSAL)
-            if self.REPACKS if repack is None else repack:
-                self.weights.repack([t for t in self._matrices() if not self.offload.takes(t.name)])
+            self._repack(repack)
             for gpu in self.offload.gpus:
                 for part in (self.weights, *self.weights.adapters):
                     part.move(lambda name, gpu=gpu: self.offload.home(name) is gpu, gpu.default_buffer_type)
@@ -86,6 +86,12 @@ class Network(Inside):
             self.free()
             raise
         self.load_seconds = time.perf_counter() - t0
+
+    def _repack(self, asked, move=True):
+        """move=False: only the places are given, for a process that compiles and computes nothing."""
+        here = [t for t in self._matrices() if not self.offload.takes(t.name)]
+        chosen = repacked(here, asked, self.REPACKS, self.backend.device)
+        self.weights.repack(chosen, getattr(self.backend, "n_threads", 1) if move else 0)
 
     def _load(self):
         """Read hyperparameters, check every weight, allocate what lives as long as the network."""

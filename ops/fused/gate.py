@@ -34,7 +34,7 @@ def fused(nodes, stored, kernels, n_threads):
         return None
     direct, unit, (k, m) = kernels[0].name.endswith("-direct"), GLU(int(d.op_params[0])), gate.ne[:2]
     shape, columns = dot_shape(gate.type, k, m, 1), kernels[0].work_nbytes
-    name = "mul_mat-glu-{}-{}-{}-{}x{}x{}".format(unit.name.lower(), gate.type.name, x.type.name, *shape)
+    name = f"mul_mat-glu-{unit.name.lower()}-{gate.type.name}-{x.type.name}-{shape}"
     cost = max(kernel.cost for kernel in kernels)           # not their sum: what one thread did stays with one
     kernel = Kernel(name + "-direct" * direct, lambda: _make(gate.type, x.type, direct, shape, unit), cost,
                     columns + n_threads * 4 * RUN, (module_of(gate.type), module_of(x.type)))
@@ -43,8 +43,7 @@ def fused(nodes, stored, kernels, n_threads):
 
 def _make(ta, tb, direct, shape, unit):
     """direct: the column is used where it lies."""
-    n_rows_tile, _, unroll = shape
-    tile, row = mul_mat_dot.make_tile(ta, n_rows_tile, 1, unroll), make_row(unit, F32)
+    tile, row, n_rows_tile = mul_mat_dot.make_tile(ta, shape), make_row(unit, F32), shape.rows
     stride, prepare_columns = mul_mat_dot.make_columns(ta, tb)
 
     def kernel(node, ith, nth, sync):

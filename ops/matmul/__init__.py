@@ -1,11 +1,12 @@
 """Matrix products: mul_mat, mul_mat_id, out_prod, solve_tri, and the tiles and weight layouts they use.
 
     mul_mat         the op and the choice of its kernel
-    mul_mat_dot     few columns: rows of weights are multiplied as they lie (tile_rows: how many at once)
+    mul_mat_dot     few columns: rows of weights are multiplied as they lie (choices: how many at once)
     mul_mat_tile    many columns: packed panels (tile: geometry; tile_float, tile_codes: register tiles)
     mul_mat_short   few rows;  hadamard: a Hadamard matrix
     mul_mat_id      the product of a mixture of experts (_group: columns by expert; _dot, _tile: kernels)
-    repack          weights in a layout of their own (repack_float, repack_codes)
+    repack          weights in a layout of their own (repack_float, repack_codes; repack_formats: bits of the types)
+    choices         what differs per processor: by a rule, or measured
 
 Read in this order.
 """

@@ -20,7 +20,8 @@ from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0
-from ggjit.ops.matmul import hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile, tile_rows
+from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
+from ggjit.ops.matmul.mul_mat_dot import DotShape
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
@@ -156,22 +157,23 @@ def _cost(t):
 
 
 def dot_shape(type, k, m, n):
-    """(rows, columns, unroll) of the register tile; measured, see mul_mat_dot and, for one column, tile_rows."""
+    """The DotShape of a product; measured, see mul_mat_dot and, for one column, choices."""
     dot = traits_of(type).dot
     column_nbytes = dot.column_nbytes(k)
     if n == 1:
         if type is F32 and k >= 64 and k * m * 4 <= CACHED_NBYTES:
-            return 4, 1, 1                                      # no stream from memory: share loads and lane sums
+            return DotShape(4, 1, 1)                            # no stream from memory: share loads and lane sums
+        rows, prefetch = choices.tile(type)
         if type.quantized:
-            return tile_rows.rows(type), 1, 4
-        return max(tile_rows.rows(type), 4 if column_nbytes > L1_NBYTES else 1), 1, 2
+            return DotShape(rows, 1, 4, prefetch)
+        return DotShape(max(rows, 4 if column_nbytes > L1_NBYTES else 1), 1, 2, prefetch)
     if n == 2 and 2 * column_nbytes <= L1_NBYTES:
-        rows = tile_rows.rule(type)                                 # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
-        return (1, 2, 4) if rows == 1 else (rows, 2, 1)
+        rows = choices.rule(type).rows                              # F32 [2048 x 2048], Intel Xeon: 8 rows 1.2 x 1 row
+        return DotShape(1, 2, 4) if rows == 1 else DotShape(rows, 2, 1)
     wide = isa.ISA == "avx512"
     most = 8 if wide and not type.quantized else 4              # columns of a tile: 4 would convert rows of F16 twice
     cols = -(-n // -(-n // most))                               # of equal parts: 9 columns are 5 + 4, not 8 + 1
-    return min(dot.rows, min(4, 24 // cols) if wide else {2: 4, 3: 3, 4: 2}[cols]), cols, 1
+    return DotShape(min(dot.rows, min(4, 24 // cols) if wide else {2: 4, 3: 3, 4: 2}[cols]), cols, 1)
 
 
 def _dot_kernel(t, n_threads):
@@ -180,8 +182,8 @@ def _dot_kernel(t, n_threads):
     direct = dot.prepare is None and _direct(b)
     shape = dot_shape(a.type, a.ne[0], a.ne[1], n)
     columns = 0 if direct else mul_mat_dot.work_nbytes(dot, a.ne[0], n * b.ne[2] * b.ne[3], n_threads)
-    name = "mul_mat-dot-{}-{}-{}x{}x{}".format(a.type.name, b.type.name, *shape) + "-direct" * direct
-    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, *shape), _cost(t), columns,
+    name = f"mul_mat-dot-{a.type.name}-{b.type.name}-{shape}" + "-direct" * direct
+    return Kernel(name, lambda: mul_mat_dot.make_kernel(a.type, b.type, direct, shape), _cost(t), columns,
                   (module_of(a.type), module_of(b.type)))
 
 

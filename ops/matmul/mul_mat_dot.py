@@ -7,11 +7,13 @@ A plain float32 b next to float32 weights needs no preparation: no work memory, 
 low-latency path of tiny nodes.
 
 Reading a from memory limits the speed.  With n = 1 one row at a time is fastest on AMD Zen 4, four or eight on an Intel
-Xeon (tile_rows.py).  With more columns four rows share each load of a column, and a tile prefetches the next four rows
+Xeon (choices.py).  With more columns four rows share each load of a column, and a tile prefetches the next four rows
 while it multiplies (F32 less far: ops/types/scalars.py): n = 4 is as fast as n = 1, without prefetches 1.5 to 2.5 times
 slower.  Short rows are prefetched at least AHEAD_NBYTES ahead: Q8_0 with k = 2048 reads with 84 instead of 73 % of the
 bandwidth of an Intel core.
 """
+from typing import NamedTuple
+
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
@@ -81,12 +83,23 @@ def chunk_of_rows(n, nth, ldw, tile_rows):
     return (chunk + tile_rows - 1) // tile_rows * tile_rows
 
 
-def make_tile(ta, n_rows, n_cols, unroll):
+class DotShape(NamedTuple):
+    """Register tile of dot products: rows x columns, independent sums along k, whether weights are prefetched."""
+    rows: int
+    columns: int
+    unroll: int
+    prefetch: bool = True
+
+    def __str__(self):
+        return f"{self.rows}x{self.columns}x{self.unroll}" + "-no_prefetch" * (not self.prefetch)
+
+
+def make_tile(ta, shape):
     """jitted dot tile (ops/types/shared/dot.py) for weights of type ta.
 
     Exact: a kernel around it may not reorder its sums, so those of one unroll are the same bytes in every tile height.
     """
-    tile = make_dot_tile(traits_of(ta).dot, n_rows, n_cols, unroll)
+    tile = make_dot_tile(traits_of(ta).dot, *shape)
 
     @exact
     def exact_tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
@@ -122,9 +135,9 @@ def make_columns(ta, tb):
     return stride, prepare_columns
 
 
-def make_kernel(ta, tb, direct, n_rows_tile, n_cols_tile, unroll):
+def make_kernel(ta, tb, direct, shape):
     """Kernel body for weights of type ta; direct: columns of b are used where they lie."""
-    tile = make_tile(ta, n_rows_tile, n_cols_tile, unroll)
+    tile, n_rows_tile, n_cols_tile = make_tile(ta, shape), shape.rows, shape.columns
     stride, prepare_columns = make_columns(ta, tb)
 
     def kernel(node, ith, nth, sync):

@@ -68,12 +68,12 @@ def kernel(t, n_threads):
     if t.ne[2] == 1:
         direct = dot.prepare is None and b.type is F32 and b.nb[0] == 4
         work = 0 if direct else mul_mat_dot.work_nbytes(dot, k, b.ne[1], n_threads)
-        return Kernel(name.format("one", "x".join(map(str, single))) + "-direct" * direct,
+        return Kernel(name.format("one", single) + "-direct" * direct,
                       lambda: mul_mat_id_dot.make_one(a.type, b.type, direct, single), _cost(t), work, modules)
     if 2 * n_pairs <= 3 * max_dot_columns(a.type) * n_experts:      # tiles here take whole vectors: dots win longer
         shape = dot_shape(a.type, k, m, 4)
         work = mul_mat_id_dot.many_nbytes(dot, k, n_experts, n_pairs, n_threads, shape)
-        return Kernel(name.format("many", "x".join(map(str, (*shape, *single)))),
+        return Kernel(name.format("many", f"{shape}-{single}"),
                       lambda: mul_mat_id_dot.make_many(a.type, b.type, shape, single), _cost(t), work, modules)
     tile = code_tile(a.type) or float_tile(a.type)
     return Kernel(name.format("tile", "panels"), lambda: mul_mat_id_tile.make_kernel(a.type, b.type, tile), _cost(t),

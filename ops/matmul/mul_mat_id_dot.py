@@ -45,8 +45,7 @@ def tile_nbytes(n_rows, n_cols):
 
 def make_one(ta, tb, direct, shape):
     """Kernel for a single token; direct: columns of b are used where they lie."""
-    n_rows_tile, _, unroll = shape
-    tile = make_dot_tile(traits_of(ta).dot, n_rows_tile, 1, unroll)
+    tile, n_rows_tile = make_dot_tile(traits_of(ta).dot, *shape), shape.rows
     stride, prepare_columns = make_columns(ta, tb)
 
     def kernel(node, ith, nth, sync):
@@ -80,12 +79,10 @@ def make_one(ta, tb, direct, shape):
 
 
 def make_many(ta, tb, shape, single_shape):
-    """Kernel for several tokens; shape: rows, columns, unroll of the tile; single_shape: of a lone column's."""
+    """Kernel for several tokens; shape: the tile's DotShape; single_shape: a lone column's."""
     dot = traits_of(ta).dot
-    n_rows_tile, n_cols_tile, unroll = shape
-    n_rows_single = single_shape[0]
-    tile = make_dot_tile(dot, n_rows_tile, n_cols_tile, unroll)
-    single = make_dot_tile(dot, n_rows_single, 1, single_shape[2])
+    n_rows_tile, n_cols_tile, n_rows_single = shape.rows, shape.columns, single_shape.rows
+    tile, single = make_dot_tile(dot, *shape), make_dot_tile(dot, *single_shape)
     fetch, prepare, (stride, _) = make_fetch(tb), dot.prepare or traits_of(F32).to_float, make_columns(ta, tb)
     sums_nbytes = tile_nbytes(n_rows_tile, n_cols_tile)
 

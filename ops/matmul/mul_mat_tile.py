@@ -8,6 +8,8 @@ many small matrices  each thread takes whole matrices and packs their columns in
 
 Every element of the result is summed in the same order on every thread: results do not depend on threads.
 """
+import math
+
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.core.types import F32
@@ -211,14 +213,19 @@ def make_multiply_strip(ta, tile):
     return multiply_strip
 
 
-def make_kernel(ta, tb, tile, direct, private):
-    """direct: columns of b are plain float32 and are packed from where they lie."""
+def make_kernel(ta, tb, tile, direct, private, rows_of=None):
+    """direct: columns of b are plain float32 and are packed from where they lie.
+
+    rows_of: jitted (a, k, first, rows, dst), writes rows of one matrix in another layout (repack.py) to dst as they are
+    in a file; `first` is a multiple of W.  Work memory holds MB of them for each thread.  Not `private`.
+    """
     read_row = make_read_row(ta, tb, tile)
     pack, multiply_strip, (panel_start, panel_of) = _make_pack(tile), make_multiply_strip(ta, tile), make_panels(tile)
     kc, unit, pad, y_nbytes, columns = tile.kc, tile.unit, tile.pad, tile.y_nbytes, tile.columns
     tall = max(rows for rows, _ in tile.multiply.values())
+    granule, unpacked = math.lcm(tall, W) if rows_of else tall, rows_of is not None
     blocks = tile.in_place                  # other types would unpack rows of a once for each block
-    block = tb.block
+    block, w_block, w_nbytes = tb.block, ta.block, ta.nbytes
     scratch_nbytes, c_offs, t_offs = private_nbytes(tile), MB * tile.ldw, MB * tile.ldw + MB * LDC
 
     @inline
@@ -267,13 +274,14 @@ def make_kernel(ta, tb, tile, direct, private):
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
         n_panels = (n + columns - 1) // columns
         matrix_nbytes = n_panels * panel_nbytes
-        groups = (n + W - 1) // W
+        groups, row_nbytes = (n + W - 1) // W, k // w_block * w_nbytes
         if private:
             panels = work(node) + ith * (matrix_nbytes + scratch_nbytes)
             scratch = panels + matrix_nbytes
         else:
             panels = work(node)
-            scratch = panels + n_matrices * matrix_nbytes + ith * scratch_nbytes
+            own_nbytes = scratch_nbytes + (MB * row_nbytes if unpacked else 0)
+            scratch = panels + n_matrices * matrix_nbytes + ith * own_nbytes
             length = kc if groups * n_matrices < 4 * nth else k         # few columns: threads share their elements
             parts = (k + length - 1) // length
             total = parts * groups * n_matrices
@@ -297,11 +305,11 @@ def make_kernel(ta, tb, tile, direct, private):
         strips = (m + MB - 1) // MB
         mb = MB
         if not private and strips * n_matrices < 4 * nth and nth > 1:
-            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + tall - 1) // tall * tall)
+            mb = min(MB, ((m * n_matrices + 4 * nth - 1) // (4 * nth) + granule - 1) // granule * granule)
             strips = (m + mb - 1) // mb
         total = strips * n_matrices
         chunk = strips if private else 1
-        together = tall if n < NL else mb           # few columns: rows are multiplied before they leave the first cache
+        together = granule if n < NL else mb        # few columns: rows are multiplied before they leave the first cache
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:
@@ -325,6 +333,11 @@ def make_kernel(ta, tb, tile, direct, private):
                     rows = min(together, end - r)
                     # each thread takes every nth strip
                     ahead = rows if r + rows < end or private else rows + (nth - 1) * mb
+                    if unpacked:
+                        rows_of(w, k, r, rows, scratch + scratch_nbytes)
+                        multiply_strip(scratch + scratch_nbytes, row_nbytes, rows, k, n, 0, n_panels, y, panel_nbytes,
+                                       c + 4 * r, nb(d, 1), scratch, scratch + c_offs, 0)
+                        continue
                     multiply_strip(w + r * nb(a, 1), nb(a, 1), rows, k, n, 0, n_panels, y, panel_nbytes,
                                    c + 4 * r, nb(d, 1), scratch, scratch + c_offs, ahead)
     return kernel

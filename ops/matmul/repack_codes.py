@@ -1,147 +1,249 @@
-"""Quantised weights with sixteen rows interleaved, so that a lane of a vector is a row of the matrix.
+"""Products with quantised weights whose rows are interleaved (repack_formats.py has the layout).
 
-    file      row 0: | d | 32 codes | d | 32 codes ...        one row after the other, blocks of 18 or 34 bytes
-    repacked  rows 0-15: | d of 16 rows | codes 0-3 of 16 rows | codes 4-7 of 16 rows ...    as many bytes
+A product needs no sums over lanes and no packing: the scales of all rows are one load and one conversion, activations
+are broadcast from memory, and one register tile of L rows x a few columns serves one column and hundreds.  Measured in
+benchmarks/repack.py.  AVX-512 with VNNI, and AVX2; k a multiple of the type's block, rows a multiple of L.
 
-A product needs no sums over lanes and no packing: sixteen scales are one load and one conversion, activations are
-broadcast from memory, and one register tile of 16 rows x up to 12 columns serves one column and hundreds.  Measured in
-benchmarks/repack.py.  Types Q4_0 and Q8_0, AVX-512 with VNNI; k a multiple of 32, rows a multiple of 16.
+    activations, a block:   codes | -zero_point sum(codes) of each part, i32 | d sum(codes) of each part, f32 | d f32
+    a tile's columns:       block 0 of column 0, of column 1 ... | block 1 of column 0 ...
 
-    activations, a block of 32:   codes 32 bytes | -zero_point sum(codes) i32 | scale f32
-    a tile's columns:             block 0 of column 0, of column 1 ... | block 1 of column 0 ...
-
-Every element of a result is summed in the order of k: results depend neither on threads nor on the number of columns.
+The second and third field are there for types with a zero point, with offsets.  Activations are rounded as ggml rounds
+them next to the type: codes of 8 bits with a scale for 32 (Q8_0) or 256 elements (Q8_K).  Every element of a result is
+summed in the order of k: results depend neither on threads nor on the number of columns.
 """
+import functools
+
+import numpy as np
 from llvmlite import ir
-from numba import types
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
-from ggjit.ops.core.types import Q4_0, Q8_0
+from ggjit.ops.core.traits import module_of
+from ggjit.ops.core.types import F32
+from ggjit.ops.matmul import mul_mat_tile
+from ggjit.ops.matmul.repack_formats import FORMATS, LANES, Rows
+from ggjit.ops.matmul.tile_codes import code_tile
+from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
-from ggjit.ops.native.lanes import dpbusd_ir, for_ir, i64, int_to_float_ir, nibbles_ir, prefetch_ir, splat_const
-from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64, copy_bytes, ld_i32, st_i32
+from ggjit.ops.native.lanes import (
+    dpbusd_ir,
+    fold_ir,
+    for_ir,
+    i64,
+    int_to_float_ir,
+    madd_ir,
+    maddubs_ir,
+    prefetch_ir,
+    splat_const,
+    transpose_ir,
+    zero,
+)
+from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64, call_intrinsic, ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
-from ggjit.ops.native.simd import fma_ir, load_ir, splat_ir, store_ir, vec_ir
-from ggjit.ops.types.shared.quant32 import activation_ir, sum_ir
+from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.types.shared import blocks_super, quant32
 
-TYPES, ISAS = (Q4_0, Q8_0), ("avx512",)
-ROWS, BLOCK = 16, 32
-MAX_COLUMNS = 12                    # 12 integer sums and 12 float sums in 32 registers
-Y_NBYTES = 40                       # an activation block
-AHEAD = 8                           # blocks of weights between a prefetch and its use
-ZERO_POINT = {Q4_0: 8, Q8_0: 128}
+ROWS = LANES
+FALSE = ir.Constant(ir.IntType(1), 0)
+AHEAD_NBYTES = 6144                 # between a prefetch and its use, up to whole blocks
+MAX_DIRECT_COLUMNS = 32             # of super-blocks: more columns have the integer tile
+MAX_COLUMNS = {"avx512": (12, 8), "avx2": (4, 4), "generic": (0, 0)}[isa.ISA]     # blocks of 32, super-blocks
 
 
 # ---------------------------------------------------------------- the layout
-def _make_move(type, into):
-    """jitted move(file, repacked, k, m): `into` the layout, or back."""
-    nbytes, fours, flip = type.nbytes, (type.nbytes - 2) // 4, -2139062144 if type is Q8_0 else 0      # 0x80808080
-
-    @exact
-    def move(file, repacked, k, m):
-        blocks = k // BLOCK
-        for row in range(m):
-            group = repacked + row // ROWS * (blocks * nbytes * ROWS)
-            lane = row % ROWS
-            for i in range(blocks):
-                here, there = file + (row * blocks + i) * nbytes, group + i * nbytes * ROWS
-                codes = there + 2 * ROWS + 4 * lane
-                if into:
-                    copy_bytes(there + 2 * lane, here, 2)
-                    for c in range(fours):
-                        st_i32(codes + 64 * c, ld_i32(here + 2 + 4 * c) ^ types.int32(flip))
-                else:
-                    copy_bytes(here, there + 2 * lane, 2)
-                    for c in range(fours):
-                        st_i32(here + 2 + 4 * c, ld_i32(codes + 64 * c) ^ types.int32(flip))
-    return move
-
-
-_pack_q4_0, _pack_q8_0 = _make_move(Q4_0, True), _make_move(Q8_0, True)
-_unpack_q4_0, _unpack_q8_0 = _make_move(Q4_0, False), _make_move(Q8_0, False)
-
-
-@native("i64(i64, i64, i64, i64, i64)")
-def pack_rows(type_id, file, repacked, k, m):
-    """m rows of the file's blocks (m a multiple of 16) -> the layout."""
-    if type_id == 2:
-        _pack_q4_0(file, repacked, k, m)
+@exact
+def _copy(to, here, width, flip):
+    if width == 4:
+        st_i32(to, ld_i32(here) ^ flip)
+    elif width == 2:
+        st_i16(to, ld_i16(here))
     else:
-        _pack_q8_0(file, repacked, k, m)
+        st_i8(to, ld_i8(here))
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, flip, into):
+    """Blocks of m rows in the file's order -> interleaved, or back (into 0).  runs: (width, offset, count) as int64."""
+    for row in range(m):
+        group, lane = repacked + row // ROWS * (n_blocks * block_nbytes * ROWS), row % ROWS
+        for i in range(n_blocks):
+            here, region = file + (row * n_blocks + i) * block_nbytes, group
+            for r in range(n_runs):
+                width, offs, count = ld_i32(runs + 12 * r), ld_i32(runs + 12 * r + 4), ld_i32(runs + 12 * r + 8)
+                x, there = flip if width == 4 else 0, region + width * ROWS * count * i
+                for c in range(count):
+                    field, slot = here + offs + width * c, there + width * (ROWS * c + lane)
+                    if into:
+                        _copy(slot, field, width, x)
+                    else:
+                        _copy(field, slot, width, x)
+                region += width * ROWS * count * n_blocks
     return 0
 
 
-@native("i64(i64, i64, i64, i64, i64)")
-def unpack_rows(type_id, file, repacked, k, m):
+@functools.cache
+def _runs(type):
+    return np.array(FORMATS[type].runs, np.int32)
+
+
+def _flip(format):
+    """The xor of a word, as int32."""
+    return int.from_bytes(bytes([format.flip] * 4), "little", signed=True)
+
+
+def _move(type, file, repacked, k, m, into):
+    runs = _runs(type)
+    move_rows(file, repacked, k // type.block, m, type.nbytes, runs, len(runs), _flip(FORMATS[type]), into)
+
+
+def pack_rows(type, file, repacked, k, m):
+    """m rows of the file's blocks (m a multiple of ROWS) -> the layout."""
+    _move(type, file, repacked, k, m, 1)
+
+
+def unpack_rows(type, file, repacked, k, m):
     """The layout -> m rows of the file's blocks."""
-    if type_id == 2:
-        _unpack_q4_0(file, repacked, k, m)
-    else:
-        _unpack_q8_0(file, repacked, k, m)
-    return 0
+    _move(type, file, repacked, k, m, 0)
 
 
 # ---------------------------------------------------------------- activations
-def _make_prepare(zero_point):
+class _Columns:
+    """Where the fields of a prepared block lie."""
+
+    def __init__(self, format):
+        self.zero_sums = format.type.block
+        self.sums = self.zero_sums + 4 * format.n_parts * bool(format.zero_point)
+        self.scale = self.sums + 4 * format.n_parts * (format.offset_ir is not None)
+        self.nbytes = self.scale + 4
+
+
+def _make_prepare(format):
+    """jitted prepare(src, dst, k, step): a float32 row as blocks that lie `step` bytes apart."""
+    at, elements = _Columns(format), format.type.block
+    per_part, super_block = elements // format.n_parts, elements == blocks_super.QK
+
     @ir_function
     def block(b, src, dst):
-        q, d = activation_ir(b, src)
-        store_ir(b, b.trunc(q, vec_ir("i8", BLOCK)), dst)
-        store_ir(b, b.mul(sum_ir(b, q), ir.Constant(IR_I32, -zero_point)), b.add(dst, i64(32)))
-        store_ir(b, d, b.add(dst, i64(36)))
+        groups, d = blocks_super.activations_ir(b, src) if super_block else quant32.activation_ir(b, src)
+        groups = groups if super_block else [groups]
+        for g, q in enumerate(groups):
+            store_ir(b, b.trunc(q, vec_ir("i8", 32)), b.add(dst, i64(32 * g)))
+            for h in range(32 // per_part):
+                part = 32 // per_part * g + h
+                some = shuffle_ir(b, q, q, range(per_part * h, per_part * (h + 1)))
+                total = fold_ir(b, some, b.add)
+                if format.zero_point:
+                    store_ir(b, b.mul(total, IR_I32(-format.zero_point)), b.add(dst, i64(at.zero_sums + 4 * part)))
+                if format.offset_ir is not None:
+                    store_ir(b, b.fmul(b.sitofp(total, IR_F32), d), b.add(dst, i64(at.sums + 4 * part)))
+        store_ir(b, d, b.add(dst, i64(at.scale)))
 
     @exact
     def prepare(src, dst, k, step):
-        for i in range(k // BLOCK):
-            block(src + 4 * BLOCK * i, dst + step * i)
+        for i in range(k // elements):
+            block(src + 4 * elements * i, dst + step * i)
     return prepare
 
 
 # ---------------------------------------------------------------- the register tile
-def _make_tile(type, n_columns):
-    """intrinsic tile(w, y, n_blocks, dst, dst_stride): 16 rows x n_columns dot products."""
-    n_fours, block_nbytes = (type.nbytes - 2) // 4, ROWS * type.nbytes
-    codes_ir = nibbles_ir if type is Q4_0 else lambda b, v: (v,)
+def _sum_fours_ir(b, sums, weights, four, signed):
+    """sums + products of four codes a lane and four activations, the same four for all lanes."""
+    four = b.bitcast(splat_ir(b, four, LANES), vec_ir("i8", 4 * LANES))
+    if isa.ISA == "avx512":
+        return dpbusd_ir(b, sums, weights, four)
+    if signed:
+        four = call_intrinsic(b, "llvm.x86.avx2.psign.b", four.type, [four, weights])
+        weights = call_intrinsic(b, "llvm.abs.v32i8", weights.type, [weights, FALSE])
+    return b.add(sums, madd_ir(b, maddubs_ir(b, weights, four), splat_const("i16", 1, 16)))
 
-    def at(b, y, j, offs):
-        """Address in the activation block of column j."""
-        return b.add(y, i64(Y_NBYTES * j + offs))
+
+def _make_tile(format, n_columns):
+    """intrinsic tile(w, y, n_blocks, dst, dst_stride): L rows x n_columns dot products."""
+    at, n_runs, n_fours = _Columns(format), len(format.runs), format.n_fours
+    floats, one_scale, hide = vec_ir("f32", LANES), format.n_parts == 1, format.n_parts > 1 and n_columns > 2
+    type_nbytes = format.type.nbytes * LANES
 
     @ir_function
     def tile(b, w, y, n_blocks, dst, dst_stride):
+        def load(q, j, offs, irty):
+            return load_ir(b, b.add(q, i64(at.nbytes * j + offs)), irty)
+
+        def add_part(ps, q, acc, part):
+            rows = Rows(b, format, ps)
+            sums = [splat_ir(b, load(q, j, at.zero_sums + 4 * part, IR_I32), LANES) if format.zero_point
+                    else zero("i32", LANES) for j in range(n_columns)]
+            for f, codes in enumerate(format.fours_ir(b, rows, part)):
+                for j in range(n_columns):
+                    four = load(q, j, 4 * (n_fours * part + f), IR_I32)
+                    sums[j] = _sum_fours_ir(b, sums[j], codes, four, format.signed)
+            d = format.scale_ir(b, rows, part)
+            offset = b.fneg(format.offset_ir(b, rows, part)) if format.offset_ir else None
+            for j in range(n_columns):
+                dy = splat_ir(b, load(q, j, at.scale, IR_F32), LANES)
+                x = int_to_float_ir(b, sums[j])
+                acc[j] = fma_ir(b, b.fmul(d, dy), x, acc[j]) if one_scale else fma_ir(b, b.fmul(d, x), dy, acc[j])
+                if offset is not None:
+                    acc[j] = fma_ir(b, offset, splat_ir(b, load(q, j, at.sums + 4 * part, IR_F32), LANES), acc[j])
 
         def body(b, state):
-            p, q, *acc = state
-            for line in range(0, block_nbytes, 64):
-                prefetch_ir(b, b.add(p, i64(AHEAD * block_nbytes + line)))
-            sums = [splat_ir(b, load_ir(b, at(b, q, j, 32), IR_I32), ROWS) for j in range(n_columns)]
-            for c in range(n_fours):
-                codes = codes_ir(b, load_ir(b, b.add(p, i64(2 * ROWS + 64 * c)), vec_ir("i8", 64)))
-                for part, u in enumerate(codes):
-                    for j in range(n_columns):
-                        four = splat_ir(b, load_ir(b, at(b, q, j, 4 * (part * n_fours + c)), IR_I32), ROWS)
-                        sums[j] = dpbusd_ir(b, sums[j], u, b.bitcast(four, vec_ir("i8", 64)))
-            d = b.fpext(load_ir(b, p, vec_ir("f16", ROWS)), vec_ir("f32", ROWS))
-            for j in range(n_columns):
-                scale = b.fmul(d, splat_ir(b, load_ir(b, at(b, q, j, 36), IR_F32), ROWS))
-                acc[j] = fma_ir(b, scale, int_to_float_ir(b, sums[j]), acc[j])
-            return [b.add(p, i64(block_nbytes)), b.add(q, i64(Y_NBYTES * n_columns)), *acc]
-        state = [(IR_I64, w), (IR_I64, y)] + [(vec_ir("f32", ROWS), splat_const("f32", 0.0, ROWS))] * n_columns
-        for j, v in enumerate(for_ir(b, n_blocks, state, body)[2:]):
+            ps, q, acc = state[:n_runs], state[n_runs], state[n_runs + 1:]
+            for p, nbytes in zip(ps, format.run_nbytes, strict=True):
+                for line in range(0, nbytes, 64):
+                    prefetch_ir(b, b.add(p, i64(-(-AHEAD_NBYTES // type_nbytes) * nbytes + line)))
+            for part in range(format.n_parts):
+                # parts share words: seen as one address they would be kept in registers that the sums need
+                add_part([opaque_ir(b, ps[0]), *ps[1:]] if hide else ps, q, acc, part)
+            return [*(b.add(p, i64(n)) for p, n in zip(ps, format.run_nbytes, strict=True)),
+                    b.add(q, i64(at.nbytes * n_columns)), *acc]
+        regions = [b.add(w, b.mul(n_blocks, i64(sum(format.run_nbytes[:r])))) for r in range(n_runs)]
+        state = [(IR_I64, x) for x in (*regions, y)] + [(floats, splat_const("f32", 0.0, LANES))] * n_columns
+        for j, v in enumerate(for_ir(b, n_blocks, state, body)[n_runs + 1:]):
             store_ir(b, v, b.add(dst, b.mul(dst_stride, i64(j))))
     return tile
 
 
+# ---------------------------------------------------------------- rows as they are in a file
+def _make_rows_of(format):
+    """jitted (a, k, first, rows, dst): the file's rows `first` ... of the interleaved matrix at a."""
+    nbytes, elements = format.type.nbytes, format.type.block
+
+    @ir_function
+    def rows_of_block(b, group, n_blocks, i, dst, row_nbytes):      # words are transposed L x L at a time
+        to = [b.add(dst, b.mul(row_nbytes, i64(r))) for r in range(LANES)]
+        for (width, offs, count), nbytes in zip(format.runs, format.run_nbytes, strict=True):
+            p = b.add(group, b.mul(i, i64(nbytes)))
+            group = b.add(group, b.mul(n_blocks, i64(nbytes)))
+            for first in range(0, count, LANES):
+                n = min(LANES, count - first)
+                fields = [load_ir(b, b.add(p, i64(width * LANES * (first + f))), vec_ir(f"i{8 * width}", LANES))
+                          for f in range(n)]
+                if format.flip and width == 4:
+                    fields = [b.xor(x, splat_const("i32", _flip(format), LANES)) for x in fields]
+                lines = transpose_ir(b, fields + [zero(f"i{8 * width}", LANES)] * (LANES - n))
+                for r, line in enumerate(lines):
+                    store_ir(b, shuffle_ir(b, line, line, range(n)), b.add(to[r], i64(offs + width * first)))
+
+    @inline
+    def rows_of(a, k, first, rows, dst):
+        n_blocks = k // elements
+        row_nbytes = n_blocks * nbytes
+        for r in range(0, rows, ROWS):
+            for i in range(n_blocks):
+                rows_of_block(a + (first + r) * row_nbytes, n_blocks, i, dst + r * row_nbytes + i * nbytes, row_nbytes)
+    return rows_of
+
+
 # ---------------------------------------------------------------- kernel
-@inline
-def _panel_nbytes(k, n_columns):
+def _panel_nbytes(format, k, n_columns):
     """The prepared columns of a tile, whole cache lines."""
-    return (k // BLOCK * Y_NBYTES * n_columns + 63) // 64 * 64
+    return (k // format.type.block * _Columns(format).nbytes * n_columns + 63) // 64 * 64
 
 
 def _make(type, n_columns):
-    tile, prepare, nbytes = _make_tile(type, n_columns), _make_prepare(ZERO_POINT[type]), type.nbytes
+    format = FORMATS[type]
+    tile, prepare, nbytes, block = _make_tile(format, n_columns), _make_prepare(format), type.nbytes, type.block
+    y_nbytes = _Columns(format).nbytes
 
     @inline
     def first_column(i, n):
@@ -151,16 +253,16 @@ def _make(type, n_columns):
     def kernel(node, ith, nth, sync):
         a, b, d = node + SRC0, node + SRC1, node + DST
         k, m, n, panels = ne(a, 0), ne(a, 1), ne(b, 1), work(node)
-        panel, tiles = _panel_nbytes(k, n_columns), (n + n_columns - 1) // n_columns
+        panel, tiles = (k // block * y_nbytes * n_columns + 63) // 64 * 64, (n + n_columns - 1) // n_columns
         while True:
             i = next_rows(node, ith, nth, sync, 1, tiles * n_columns)
             if i >= tiles * n_columns:
                 break
             t, j = i // n_columns, i % n_columns
-            prepare(addr(b) + (first_column(t, n) + j) * nb(b, 1), panels + t * panel + j * Y_NBYTES, k,
-                    n_columns * Y_NBYTES)
+            prepare(addr(b) + (first_column(t, n) + j) * nb(b, 1), panels + t * panel + j * y_nbytes, k,
+                    n_columns * y_nbytes)
         barrier(sync, nth)
-        groups, group_nbytes = m // ROWS, ROWS * (k // BLOCK) * nbytes
+        groups, group_nbytes = m // ROWS, ROWS * (k // block) * nbytes
         chunk = chunk_rows(groups, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, groups)
@@ -169,14 +271,31 @@ def _make(type, n_columns):
             for t in range(tiles):              # columns stay in the first-level cache, groups in the second
                 c = addr(d) + first_column(t, n) * nb(d, 1)
                 for g in range(start, min(groups, start + chunk)):
-                    tile(addr(a) + g * group_nbytes, panels + t * panel, k // BLOCK, c + 4 * ROWS * g, nb(d, 1))
+                    tile(addr(a) + g * group_nbytes, panels + t * panel, k // block, c + 4 * ROWS * g, nb(d, 1))
     return kernel
 
 
-def product(a, b):
+def _tile_product(a, b, format, n_threads):
+    """Many columns of super-blocks: their integer tile wins; strips of rows are brought into the file's order."""
+    tile, k, n = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), a.ne[0], b.ne[1]
+    own_nbytes = mul_mat_tile.private_nbytes(tile) + mul_mat_tile.MB * a.type.row_nbytes(k)
+    return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}" + _tail_name(tile),
+                  lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, _make_rows_of(format)),
+                  2 * k * a.ne[1] * n / 400 + a.nbytes / 20,
+                  mul_mat_tile.panels_nbytes(tile, k, n) + n_threads * own_nbytes, (__name__, module_of(a.type)))
+
+
+def _tail_name(tile):
+    return f"-spread{tile.tail.spread}" + "-only" * tile.tail.only if tile.tail else ""
+
+
+def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
-    k, m, n = a.ne[0], a.ne[1], b.ne[1]
-    columns = -(-n // -(-n // MAX_COLUMNS))                  # 13 columns are 7 + 7, not 12 + 12
+    k, m, n, format = a.ne[0], a.ne[1], b.ne[1], FORMATS[a.type]
+    if n > MAX_DIRECT_COLUMNS and format.n_parts > 1:
+        return _tile_product(a, b, format, n_threads)
+    most = MAX_COLUMNS[format.n_parts > 1]
+    columns = -(-n // -(-n // most))                         # 13 columns are 7 + 7, not 12 + 12
     cost = 2 * k * m * n / 300 + a.type.row_nbytes(k) * m / 20
     return Kernel(f"mul_mat-repacked-{a.type.name}-{columns}", lambda: _make(a.type, columns), cost,
-                  -(-n // columns) * _panel_nbytes.py_func(k, columns))
+                  -(-n // columns) * _panel_nbytes(format, k, columns), (__name__, module_of(a.type)))

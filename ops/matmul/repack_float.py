@@ -24,7 +24,6 @@ the multiply-add), not on threads.
 
 from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
-from ggjit.ops.core.types import F32
 from ggjit.ops.matmul.tile import finish_ir
 from ggjit.ops.native.jit import exact, inline, ir_function, native
 from ggjit.ops.native.lanes import i64, prefetch_ir, splat_const
@@ -33,7 +32,6 @@ from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.native.row_affinity import affinity_chunk, affinity_next
 from ggjit.ops.native.simd import B, W, counted_loop_ir, fma_ir, load_ir, opaque_ir, splat_ir, vec_ir
 
-TYPES, ISAS = (F32,), ("avx512", "avx2")
 ROWS, BLOCK = W, 8                      # BLOCK elements of k are a step of the tile
 VECTORS, MAX_COLUMNS = (3, 8) if W == 16 else (2, 6)
 PANEL = VECTORS * W                     # rows
@@ -58,21 +56,27 @@ def _make_move(into):
     return move
 
 
-_pack, _unpack = _make_move(True), _make_move(False)
+_move_in, _move_out = _make_move(True), _make_move(False)
 
 
 @native("i64(i64, i64, i64, i64, i64)")
-def pack_rows(type_id, file, repacked, k, m):
+def move_panels(file, repacked, k, m, into):
+    """m rows of the file -> panels, or back (into 0)."""
+    if into:
+        _move_in(file, repacked, k, m)
+    else:
+        _move_out(file, repacked, k, m)
+    return 0
+
+
+def pack_rows(type, file, repacked, k, m):
     """m rows of the file -> the layout."""
-    _pack(file, repacked, k, m)
-    return 0
+    move_panels(file, repacked, k, m, 1)
 
 
-@native("i64(i64, i64, i64, i64, i64)")
-def unpack_rows(type_id, file, repacked, k, m):
+def unpack_rows(type, file, repacked, k, m):
     """The layout -> m rows of the file."""
-    _unpack(file, repacked, k, m)
-    return 0
+    move_panels(file, repacked, k, m, 0)
 
 
 # ---------------------------------------------------------------- the register tile
@@ -172,10 +176,11 @@ def lines_per_step(n_tiles):
     return next(LINES // s for s in (1, 2, 4, 8) if n_tiles <= s or s == 8)
 
 
-def product(a, b):
+def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
     k, m, n = a.ne[0], a.ne[1], b.ne[1]
     n_tiles = max(1, -(-n // MAX_COLUMNS))
     columns, vectors = max(1, -(-n // n_tiles)), m % PANEL // W or VECTORS
     name = f"mul_mat-repacked-f32-{columns}x{vectors}-prefetch{lines_per_step(n_tiles)}"
-    return Kernel(name, lambda: _make(columns, vectors, lines_per_step(n_tiles)), 2 * k * m * n / 100 + 4 * k * m / 20)
+    return Kernel(name, lambda: _make(columns, vectors, lines_per_step(n_tiles)), 2 * k * m * n / 100 + 4 * k * m / 20,
+                  modules=(__name__,))

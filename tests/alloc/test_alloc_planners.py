@@ -7,7 +7,7 @@ import pytest
 from helpers.requirements import benchmark
 from helpers.timing import processor_time
 
-from ggjit.alloc import greedy
+from ggjit.alloc import greedy, planners
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
 from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, TRAIL_FULL, CanonicalSearch
@@ -122,6 +122,22 @@ def test_ranking_parts_anew_needs_fewer_nodes():
     kept, anew = (s.solve(inst.lower_bound, order, 20_000, rule) for rule in (KEEP, RULES["TAW"]))
     assert kept.status == anew.status == FOUND and anew.nodes < kept.nodes
     assert check_layout(lo, hi, size, anew.offsets * unit) == inst.lower_bound * unit
+
+
+def test_an_alarm_that_rings_early_leaves_the_search_whole(monkeypatch):
+    """While something is compiled the clock seems to run, and stands where it stood when that is done."""
+    rung = []
+
+    class Early(planners.Alarm):
+        def __enter__(self):
+            super().__enter__()
+            self.word[0] = not rung             # in the first phase alone
+            rung.append(1)
+            return self
+    monkeypatch.setattr(planners, "Alarm", Early)
+    lo, hi, size = instances.accelerator(200, 1, steps=60, unit=1 << 14)
+    lay = plan_offsets(lo, hi, size, time_limit=1.5)
+    assert len(rung) == 2 and check_layout(lo, hi, size, lay.offsets) == lay.peak
 
 
 def test_a_time_limit_stops_inside_a_long_pass():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.commands import START, ggjit, result
@@ -104,6 +105,19 @@ def test_plan_writes_the_best_layout_also_where_it_does_not_fit(capacity, status
     (tmp_path / "in.csv").write_text("id,lower,upper,size\na,0,2,x\n")
     r = command("plan", tmp_path / "in.csv")
     assert r.returncode == 1 and "in.csv: line 2" in r.stderr and len(r.stderr.splitlines()) == 1
+
+
+def test_plan_without_a_clock_gives_the_same_layout_for_any_number_of_threads(tmp_path, command):
+    rng = np.random.default_rng(5)
+    rows = [f"{i},{lo},{lo + rng.integers(1, 9)},{rng.integers(1, 99)}" for i, lo in enumerate(rng.integers(0, 30, 60))]
+    (tmp_path / "in.csv").write_text("\n".join(["id,lower,upper,size", *rows]))
+    out, layouts = [], []
+    for threads in (1, 2):
+        out.append(result(command, "plan", tmp_path / "in.csv", "-o", tmp_path / "o.csv", "--node-limit", 20_000,
+                          "--seed", 3, "-t", threads))
+        layouts.append((tmp_path / "o.csv").read_text())
+    assert layouts[0] == layouts[1] and out[0]["nodes"] == out[1]["nodes"] <= 20_000
+    assert out[0]["lower_bound"] <= out[0]["proved_bound"] <= out[0]["peak"]
 
 
 def test_errors_of_models(tiny, command):

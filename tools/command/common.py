@@ -61,9 +61,8 @@ SHORT_NAMES = {"-m": "--model", "-p": "--prompt", "-n": "--n-predict", "-t": "--
                "-b": "--n-batch", "-s": "--seed", "-ngl": "--n-gpu-layers"}
 
 
-def add_threads(c):
-    c.add_argument("-t", "--threads", type=positive, default=None, metavar="N",
-                   help="threads (default: the cores this process may use)")
+def add_threads(c, what="(default: the cores this process may use)", default=None):
+    c.add_argument("-t", "--threads", type=positive, default=default, metavar="N", help=f"threads {what}")
 
 
 def add_out(c):
@@ -98,8 +97,8 @@ def add_n_ctx(c, help):
 
 def add_repack(c):
     c.add_argument("--repack", action=argparse.BooleanOptionalAction, default=None,
-                   help="F32, Q4_0 and Q8_0 matrices in a layout of their own: faster products of "
-                   "several columns for a slower load and memory that is not shared (encoders: yes)")
+                   help="all matrices, or none, in the layout that products read faster, for a slower load and memory "
+                   "that is not shared (large ones where this processor is faster for it)")
 
 
 def add_strict(c):
@@ -206,10 +205,12 @@ def text_nbytes(n):
 
 
 def tiles_json(choices):
-    """The JSON of measured decode tiles, from {type: Choice}."""
-    return {t.name: {"rows": c.rows, "gain": c.gain} for t, c in choices.items()}
+    """The JSON of measured choices, from {type: Choice}."""
+    return {t.name: {"rows": c.tile.rows, "prefetch": c.tile.prefetch, "gain": c.gain, "repacked": c.repacked,
+                     "layout_gain": c.layout_gain} for t, c in choices.items()}
 
 
 def tiles_line(tiles):
     """tiles_json's dict in words."""
-    return ", ".join(f"{name} {c['rows']} ({c['gain']:.2f} x)" for name, c in tiles.items())
+    return ", ".join(f"{name} {c['rows']}{' without prefetching' * (not c['prefetch'])} ({c['gain']:.2f} x)"
+                     + (f", repacked ({c['layout_gain']:.2f} x)" if c["repacked"] else "") for name, c in tiles.items())

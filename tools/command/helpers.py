@@ -22,18 +22,16 @@ from ggjit.core.config import available_cores
 from ggjit.cpu import walk
 from ggjit.cpu.fusion import fuse_nodes
 from ggjit.cpu.repacked import kernel_of
-from ggjit.cpu.tuning import tune
+from ggjit.cpu.tuning import LEAST_NBYTES, tune
 from ggjit.graphs.plan_node import single
 from ggjit.models.networks.load import load_model
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.traits import all_traits
-from ggjit.ops.matmul.repack import takes
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, kernel_address
 
 MAX_HELPERS = 3                 # a model has some 20 kernels, and each helper imports Numba first
-LEAST_TUNED_NBYTES = 16 << 20   # fewer weights stay in a cache, and their tokens are fast anyway
 
 
 def add_lora(c):
@@ -63,15 +61,15 @@ def load(path, args, reserve=True, **options):
     return load_model(path, n_threads=args.threads, reserve=reserve, **gpu, **options)
 
 
-def tune_for(network, repack=False):
-    """Measure the decode tiles of the types whose matrices a token of this model streams: {type: Choice} of the new."""
+def tune_for(network):
+    """Measure how products read the types whose matrices a token of this model streams: {type: Choice} of the new."""
     if not hasattr(network, "decode"):                  # an encoder: always many columns
         return {}
     nbytes = collections.Counter()
     for info in network.file.tensors.values():
-        if len(info.ne) > 1 and info.type in all_traits() and not (repack and takes(info.type, info.ne)):
+        if len(info.ne) > 1 and info.type in all_traits():
             nbytes[info.type] += info.nbytes
-    return tune([t for t, n in nbytes.items() if n >= LEAST_TUNED_NBYTES])
+    return tune([t for t, n in nbytes.items() if n >= LEAST_NBYTES])
 
 
 def jobs(network):
@@ -98,7 +96,9 @@ def kept_kernels():
 def compile_share(path, options, share):
     """Compile every n-th kernel of the model's, from the i-th on; share = (i, n)."""
     i, n = share
-    with load_model(path, reserve=False, **options) as network:
+    asked = options.pop("repack", None)
+    with load_model(path, reserve=False, repack=False, **options) as network:
+        network._repack(asked, move=False)          # the same kernels without moving gigabytes once more
         for compile_one in list(jobs(network).values())[i::n]:
             compile_one()
 
@@ -120,8 +120,6 @@ def _end(process):
 def help_when_compiling(path, options):
     """Start helpers at the first compilation, one for each further core; a warm cache starts none."""
     show, n_helpers = CACHE.on_compile, min(available_cores() - 1, MAX_HELPERS)
-    # a helper does not move a llama's gigabytes once more: the few kernels of that layout are compiled here
-    options = {k: v for k, v in options.items() if k != "repack" or not v}
 
     def first(name):
         CACHE.on_compile = show

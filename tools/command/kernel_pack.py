@@ -15,7 +15,6 @@ import stat
 import sys
 
 import llvmlite
-import llvmlite.binding as llvm
 import numba
 
 from ggjit import __version__
@@ -35,7 +34,7 @@ def facts():
     """What machine code depends on besides its sources: packs go between machines on which this is equal."""
     return {"ggjit": __version__, "numba": numba.__version__, "llvmlite": llvmlite.__version__,
             "python": "{}.{}".format(*sys.version_info[:2]),
-            "processor": f"{isa.ISA} {numba.config.CPU_NAME or llvm.get_host_cpu_name()}",
+            "processor": isa.target(),
             "features": hashlib.sha256(isa.cpu_key().encode()).hexdigest()[:12]}
 
 

@@ -86,13 +86,13 @@ def store_sums_ir(b, sums, n_rows, n_cols, columns, index, rows):
             one_by_one()
 
 
-def make_dot_tile(dot, n_rows, n_cols, unroll=1):
+def make_dot_tile(dot, n_rows, n_cols, unroll=1, prefetch=True):
     """intrinsic tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
-    While a tile is multiplied, the bytes `ahead` of it (dot.ahead_nbytes where the type sets it) are prefetched, once
-    for each cache line.
+    prefetch: while a tile is multiplied, the bytes `ahead` of it (dot.ahead_nbytes where the type sets it) are
+    prefetched, once for each cache line.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
@@ -111,7 +111,7 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
         ws, ri = pointers(b, w, ldw, n_rows, rows)
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
-        def multiply(b, acc, wo, yo, load_w, load_y, prefetch=True):
+        def multiply(b, acc, wo, yo, load_w, load_y, prefetch=prefetch):
             for p in ws if prefetch else ():
                 prefetch_ir(b, b.add(p, b.add(wo, ahead)), dot.locality)
             wv = [load_w(b, b.add(p, wo)) for p in ws]
@@ -129,7 +129,7 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1):
                     o = u * n_acc
                     acc[o:o + n_acc] = multiply(b, acc[o:o + n_acc], b.add(wo, i64(u * dot.w_nbytes)),
                                                 b.add(yo, i64(u * dot.y_nbytes)), dot.load_w_ir, dot.load_y_ir,
-                                                u * dot.w_nbytes % LINE < dot.w_nbytes)
+                                                prefetch and u * dot.w_nbytes % LINE < dot.w_nbytes)
                 return [b.add(wo, i64(times * dot.w_nbytes)), b.add(yo, i64(times * dot.y_nbytes))] + acc
             return body
 

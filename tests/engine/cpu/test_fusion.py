@@ -10,7 +10,7 @@ from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import Overwritten
 from ggjit.ops.core.fusion_pattern import all_fusions
 from ggjit.ops.core.record import OP
-from ggjit.ops.matmul import tile_rows
+from ggjit.ops.matmul import choices
 from ggjit.ops.native import isa
 
 CPU = gg.init_backend("CPU", n_threads=2)
@@ -259,7 +259,7 @@ GATED = (OP.MUL_MAT, OP.MUL_MAT, OP.GLU)
 @pytest.mark.parametrize("n_rows", [1, 4])
 def test_a_gated_unit_is_one_kernel_with_the_same_bytes(type, m, n_rows):
     net = Gated(512, m, type=type)
-    with tile_rows.forced(n_rows):
+    with choices.forced(n_rows):
         plans = [net.plan(fuse=fuse) for fuse in (True, False)]
     assert ops(plans[0]) == [GATED] and len(plans[1].parts) == 3 and "mul_mat-glu-swiglu" in plans[0].dump()
     got = []

@@ -11,9 +11,11 @@ from helpers.commands import START
 import ggjit as gg
 from ggjit.cpu import tuning
 from ggjit.ops.core.traits import traits_of
-from ggjit.ops.matmul import tile_rows
+from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul.choices import ONE_ROW, PLAIN, REPACKED, ROWS, Choice, Tile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
-from ggjit.ops.matmul.tile_rows import ROWS, Choice, candidates
+from ggjit.ops.native import isa
+from ggjit.tools.command.main import main
 
 TYPES = (gg.F32, gg.F16, gg.BF16, gg.Q4_0, gg.Q4_K)
 CPU = gg.init_backend("CPU", n_threads=2)
@@ -22,18 +24,18 @@ CPU = gg.init_backend("CPU", n_threads=2)
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch, request):
     """No choices of the machine's, and none left behind.  Tests that keep some ask for the fixture `folder`."""
-    monkeypatch.setattr(tile_rows, "SETTING", "")
-    tile_rows.kept.cache_clear()
+    monkeypatch.setattr(choices, "SETTING", "")
+    choices.kept.cache_clear()
     if "folder" not in request.fixturenames:
-        monkeypatch.setattr(tile_rows, "kept", lambda type: None)
+        monkeypatch.setattr(choices, "kept", lambda type: None)
     yield
 
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(tile_rows, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(choices, "cache_dir", lambda: tmp_path)
     yield tmp_path / "kernels"
-    tile_rows.kept.cache_clear()
+    choices.kept.cache_clear()
 
 
 def plan_of(y):
@@ -56,17 +58,18 @@ def test_every_tile_gives_the_same_bytes(type, k, m):
     y = product(ctx, type, k, m, seed=k + m)
     a_nbytes = y.src[0].nbytes
     for n in candidates(type):
-        with tile_rows.forced(n):
+        with choices.forced(n):
             plan = plan_of(y)
         small = type is gg.F32 and k >= 64 and a_nbytes <= CACHED_NBYTES        # a tile of its own
-        assert ("-4x1x1" if small else f"-{n}x1x{4 if type.quantized else 2}") in plan.dump()
+        assert ("-4x1x1" if small else f"-{n.rows}x1x{4 if type.quantized else 2}") in plan.dump()
+        assert ("-no_prefetch" in plan.dump()) == (not small and not n.prefetch)
         plan.compute()
         got[n] = plan.numpy(y)
     assert len({v.tobytes() for v in got.values()}) == 1
     a, b = (t.numpy().astype(np.float64) for t in y.src)
     rounded = traits_of(type).np_round_activations or (lambda x: x)
     want = rounded(b.astype(np.float32)).astype(np.float64) @ a.T
-    assert np.square(got[1] - want).sum() <= 1e-10 * np.square(want).sum()
+    assert np.square(got[ONE_ROW] - want).sum() <= 1e-10 * np.square(want).sum()
 
 
 def test_experts_follow_the_choice():
@@ -76,24 +79,29 @@ def test_experts_follow_the_choice():
     x = gg.from_numpy(ctx, rng.standard_normal((1, 2, 96)).astype(np.float32))
     y = gg.mul_mat_id(experts, x, gg.from_numpy(ctx, np.array([[2, 0]], np.int32)))
     for n in candidates(gg.Q4_0):
-        with tile_rows.forced(n):
+        with choices.forced(n):
             plan = plan_of(y)
-        assert f"{n}x1x4" in plan.kernels[0].name
+        assert f"{n.rows}x1x4" in plan.kernels[0].name and ("no_prefetch" in plan.kernels[0].name) == (not n.prefetch)
         plan.compute()
         got.add(plan.numpy(y).tobytes())
     assert len(got) == 1
 
 
 def test_untuned_machines_follow_the_rule(folder):
-    assert tile_rows.kept(gg.Q4_0) is None and tile_rows.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
+    assert choices.kept(gg.Q4_0) is None and choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0) and tuning.all_kept() == {}
 
 
-@pytest.mark.parametrize("processor,rows", [("znver4", 1), ("sapphirerapids", candidates(gg.F16)[-1])])
-def test_the_rule_for_floats_depends_on_the_processor(folder, monkeypatch, processor, rows):
-    monkeypatch.setattr(tile_rows, "ONE_STREAM", processor.startswith("znver"))
-    assert [tile_rows.rows(t) for t in (gg.F32, gg.F16, gg.BF16, gg.Q8_0)] == [rows, rows, rows, 1]
-    with tile_rows.forced(8):                       # as many as the type's tiles have
-        assert tile_rows.rows(gg.Q8_0) == 4 and tile_rows.rows(gg.F16) == candidates(gg.F16)[-1]
+@pytest.mark.parametrize("processor,blocks,halves,floats,repacked", [
+    ("znver4", PLAIN, PLAIN, ONE_ROW, True), ("sapphirerapids", ONE_ROW, candidates(gg.F16)[-1], candidates(gg.F32)[-1],
+                                              False)], ids=["znver4", "sapphirerapids"])
+def test_rules_differ_between_processors(folder, monkeypatch, processor, blocks, halves, floats, repacked):
+    monkeypatch.setattr(choices, "RULE", choices._rule_of(processor))
+    types = gg.Q8_0, gg.Q4_K, gg.F16, gg.BF16, gg.F32
+    assert [choices.tile(t) for t in types] == [blocks, blocks, halves, halves, floats]
+    assert choices.pays_repacked(gg.Q4_0) == (isa.ISA != "generic" or not repacked)
+    assert choices.pays_repacked(gg.Q6_K) == (repacked and gg.Q6_K in repack.LAYOUTS)
+    with choices.forced(8):                         # as many as the type's tiles have
+        assert choices.tile(gg.Q8_0) == Tile(4) and choices.tile(gg.F16) == candidates(gg.F16)[-1]
 
 
 def test_other_widths_are_not_touched():
@@ -101,73 +109,117 @@ def test_other_widths_are_not_touched():
     x = gg.from_numpy(ctx, np.zeros((3, 256), np.float32))
     y = gg.mul_mat(gg.from_numpy(ctx, np.zeros((8, 256), np.float32), type=gg.Q4_0), x)
     names = set()
-    for n in ROWS:
-        with tile_rows.forced(n):
+    for n in (*ROWS, PLAIN):
+        with choices.forced(n):
             names.add(plan_of(y).kernels[0].name)
     assert len(names) == 1
 
 
+def chosen(tile, is_repacked=False, **seconds):
+    """A Choice; seconds: one=, plain=, two=, four=, repacked=."""
+    names = {"one": "1", "plain": "1 no prefetch", "two": "2", "four": "4", "repacked": REPACKED}
+    return Choice(tile, is_repacked, {names[n]: s for n, s in seconds.items()})
+
+
 def test_a_choice_is_kept_and_followed(folder):
-    assert tile_rows.keep(gg.Q4_0, Choice(4, {1: 2e-3, 2: 1.8e-3, 4: 1.6e-3}))
-    assert tile_rows.rows(gg.Q4_0) == 4 and tile_rows.rows(gg.Q8_0) == 1
+    assert choices.keep(gg.Q4_0, chosen(Tile(4), True, one=2e-3, two=1.8e-3, four=1.6e-3, repacked=0.8e-3))
+    assert choices.tile(gg.Q4_0) == Tile(4) and choices.pays_repacked(gg.Q4_0)
+    assert choices.tile(gg.Q8_0) == choices.rule(gg.Q8_0)
     assert "4x1x4" in plan_of(product(gg.Context(), gg.Q4_0, 64, 8, 0)).dump()
-    assert tuning.all_kept()[gg.Q4_0].gain == pytest.approx(1.25)
+    found = tuning.all_kept()[gg.Q4_0]
+    assert (found.gain, found.layout_gain) == (pytest.approx(1.25), pytest.approx(2))
     assert [p.suffix for p in folder.iterdir()] == [".json"]                    # nothing temporary stays
-    with tile_rows.forced(2):
-        assert tile_rows.rows(gg.Q4_0) == 2
+    with choices.forced(2):
+        assert choices.tile(gg.Q4_0) == Tile(2)
+    assert choices.keep(gg.Q4_0, chosen(PLAIN, one=2e-3, plain=1e-3, repacked=1.5e-3))
+    assert choices.tile(gg.Q4_0) == PLAIN and not choices.pays_repacked(gg.Q4_0)
 
 
 @pytest.mark.parametrize("text", [
-    "", "{", "null", "[]", "[" * 100_000, '{"rows": 4}', '{"rows": 3, "seconds": {"1": 1, "3": 1}}',
-    '{"rows": 4, "seconds": {"1": 1}}', '{"rows": "x", "seconds": {"1": 1}}', '{"rows": 4, "seconds": {"4": 1}}',
-    '{"rows": 4, "seconds": {"1": NaN, "4": NaN}}', '{"rows": Infinity, "seconds": {"1": 1}}',
-    '{"rows": 1, "seconds": {"1": 0}}', b"\xff\xfe\x00"], ids=range(14))
+    "", "{", "null", "[]", "[" * 100_000, '{"tile": "4"}', '{"tile": "3", "seconds": {"1": 1, "3": 1}}',
+    '{"tile": "4", "repacked": false, "seconds": {"1": 1}}', '{"tile": "1", "repacked": true, "seconds": {"1": 1}}',
+    '{"tile": "4", "repacked": false, "seconds": {"4": 1}}', '{"tile": ["1"], "repacked": false, "seconds": {"1": 1}}',
+    '{"tile": "4", "repacked": false, "seconds": {"1": NaN, "4": NaN}}',
+    '{"tile": "1", "repacked": false, "seconds": {"1": Infinity}}',
+    '{"tile": "1", "repacked": false, "seconds": {"1": 0}}', b"\xff\xfe\x00"], ids=range(15))
 def test_a_damaged_file_counts_as_absent(folder, text):
-    tile_rows.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.0}))
+    choices.keep(gg.Q4_0, chosen(Tile(4), one=2.0, four=1.0))
     path = next(folder.iterdir())
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    tile_rows.kept.cache_clear()
-    assert tile_rows.kept(gg.Q4_0) is None and tile_rows.rows(gg.Q4_0) == 1
-    assert tile_rows.keep(gg.Q4_0, Choice(2, {1: 2.0, 2: 1.0})) and tile_rows.rows(gg.Q4_0) == 2
+    choices.kept.cache_clear()
+    assert choices.kept(gg.Q4_0) is None and choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0)
+    assert choices.keep(gg.Q4_0, chosen(Tile(2), one=2.0, two=1.0)) and choices.tile(gg.Q4_0) == Tile(2)
 
 
 def test_a_place_that_cannot_be_written_changes_nothing(folder):
     folder.write_text("a file, where the folder should be")
-    assert not tile_rows.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.0}))
-    assert tile_rows.rows(gg.Q4_0) == 1 and tuning.all_kept() == {}
+    assert not choices.keep(gg.Q4_0, chosen(Tile(4), one=2.0, four=1.0))
+    assert choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0) and tuning.all_kept() == {}
 
 
-def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder):
-    small = {"lengths": (256, 64), "nbytes": 1 << 16, "rounds": 2}
-    seconds, others = tuning.measure(gg.Q4_0, **small)
-    assert set(seconds) == {1, 2, 4} and min(seconds.values()) > 0 and others == []
-    clock = iter(np.cumsum([0, 4, 0, 3, 0, 1] * 2).tolist())                    # the third tile takes a second
-    assert tuning.choose(gg.Q4_0, **small, now=lambda: next(clock)) == Choice(4, {1: 4, 2: 3, 4: 1})
-    clock = iter(np.cumsum([0, 1.01, 0, 1.01, 0, 1.0] * 2).tolist())            # a gain below LEAST_GAIN
-    assert tuning.choose(gg.Q4_0, **small, now=lambda: next(clock)).rows == 1
+SMALL = {"lengths": (256, 64), "nbytes": 1 << 16, "rounds": 2}
+
+
+def clock(*seconds):
+    """A clock on which each of the candidates, in turn, takes so long."""
+    times = iter(np.cumsum([t for s in seconds for t in (0, s)] * SMALL["rounds"]).tolist())
+    return lambda: next(times)
+
+
+@pytest.mark.skipif(isa.ISA == "generic", reason="no layout for generic")
+def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch):
+    """1, 1 without prefetching, 2, 4 rows, repacked: a processor that likes this, and one that likes the opposite."""
+    seconds, others = tuning.measure(gg.Q4_0, **SMALL)
+    assert list(seconds) == ["1", "1 no prefetch", "2", "4", REPACKED] and min(seconds.values()) > 0 and others == []
+    monkeypatch.setattr(choices, "RULE", choices.INTEL)
+    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 3, 1, 2))
+    assert (four.tile, four.repacked) == (Tile(4), False) and four.gain == 4
+    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 5, 1))
+    assert (plain.tile, plain.repacked) == (PLAIN, True) and plain.layout_gain == 2
+    assert tuning.choose(gg.Q4_0, **SMALL, now=clock(1.01, 1.01, 1.01, 1, 9)).tile == ONE_ROW       # below LEAST_GAIN
 
 
 @pytest.mark.parametrize("seconds,others,rows", [
-    ({1: 2.0, 2: 2.0, 4: 1.0, 8: 1.01}, [], 8), ({1: 2.0, 2: 2.0, 4: 1.0, 8: 1.03}, [], 4),
-    ({1: 1.0, 2: 1.0, 4: 1.1, 8: 0.9}, [8], 1)], ids=["near", "slower", "other bytes"])
+    ({"1": 2.0, "2": 2.0, "4": 1.0, "8": 1.01}, [], 8), ({"1": 2.0, "2": 2.0, "4": 1.0, "8": 1.03}, [], 4),
+    ({"1": 1.0, "2": 1.0, "4": 1.1, "8": 0.9}, ["8"], 1)], ids=["near", "slower", "other bytes"])
+@pytest.mark.skipif(isa.ISA != "avx512", reason=f"{isa.ISA} supports tiles of four rows at most")
 def test_the_rules_rows_stay_unless_others_are_faster(monkeypatch, seconds, others, rows):
     monkeypatch.setattr(tuning, "measure", lambda type: (seconds, others))
-    monkeypatch.setattr(tile_rows, "rule", lambda type: 8)
-    assert tuning.choose(gg.F32).rows == rows
+    monkeypatch.setattr(choices, "rule", lambda type: Tile(8))
+    assert tuning.choose(gg.F32).tile == Tile(rows)
 
 
 def test_tiles_with_other_bytes_cannot_be_chosen(folder, monkeypatch):
-    monkeypatch.setattr(tuning, "measure", lambda type: ({1: 3.0, 2: 2.0, 4: 1.0}, [4]))
-    assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: Choice(2, {1: 3.0, 2: 2.0})}
-    assert tile_rows.rows(gg.Q4_0) == 2
+    monkeypatch.setattr(tuning, "measure", lambda type: ({"1": 3.0, "2": 2.0, "4": 1.0}, ["4"]))
+    monkeypatch.setattr(choices, "RULE", choices.INTEL)
+    assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: chosen(Tile(2), one=3.0, two=2.0)}
+    assert choices.tile(gg.Q4_0) == Tile(2)
     assert tuning.tune([gg.Q4_0]) == {} and list(tuning.tune([gg.Q4_0], again=True)) == [gg.Q4_0]
 
 
-@pytest.mark.parametrize("setting,rows", [("off", 1), (2, 2), (4, 4)])
-def test_the_variable_decides_alone(folder, monkeypatch, setting, rows):
-    tile_rows.keep(gg.Q8_0, Choice(2, {1: 2.0, 2: 1.0}))
-    monkeypatch.setattr(tile_rows, "SETTING", setting)
-    assert tile_rows.rows(gg.Q8_0) == rows and tuning.all_kept() == {} and tuning.tune([gg.Q4_0]) == {}
+def test_an_unknown_processor_is_measured_when_a_model_is_loaded(folder, monkeypatch):
+    """Types in turn while there is time; where a rule is known nothing is measured."""
+    asked, now = [], iter((0, 0.1, 0.2, 1.1)).__next__
+
+    def measure(type, tiles, **how):
+        asked.append((type, list(tiles), how))
+        return {"1": 2.0, "1 no prefetch": 1.0, REPACKED: 0.5}, []
+    monkeypatch.setattr(tuning, "measure", measure)
+    monkeypatch.setattr(choices, "RULE", choices.AMD)
+    assert tuning.tune_unknown([gg.Q4_0]) == {} and asked == []
+    monkeypatch.setattr(choices, "RULE", None)
+    made = tuning.tune_unknown([gg.Q4_0, gg.Q8_0, gg.Q4_K], now=now)
+    assert [a[:2] for a in asked] == [(t, [ONE_ROW, PLAIN]) for t in (gg.Q4_0, gg.Q8_0)] and asked[0][2] == tuning.QUICK
+    assert choices.tile(gg.Q4_0) == PLAIN and choices.pays_repacked(gg.Q8_0) and list(made) == [gg.Q4_0, gg.Q8_0]
+
+
+@pytest.mark.parametrize("setting", ["off", 2, 4])
+def test_the_variable_decides_alone(folder, monkeypatch, setting):
+    choices.keep(gg.Q8_0, chosen(Tile(2), True, one=2.0, two=1.0, repacked=0.5))
+    monkeypatch.setattr(choices, "SETTING", setting)
+    assert choices.tile(gg.Q8_0) == (choices.rule(gg.Q8_0) if setting == "off" else Tile(setting))
+    assert tuning.all_kept() == {} and tuning.tune([gg.Q4_0]) == {}
+    assert choices.pays_repacked(gg.Q8_0) == (gg.Q8_0 in (choices.RULE or choices.INTEL).repacked)
 
 
 def test_an_unusable_value_is_a_one_line_error():
@@ -177,11 +229,15 @@ def test_an_unusable_value_is_a_one_line_error():
     assert "GGJIT_TUNE='3'" in r.stderr and "off" in r.stderr
 
 
-def test_info_shows_what_was_measured(folder, python):
-    tile_rows.keep(gg.Q4_0, Choice(4, {1: 2.0, 4: 1.6}))
-    code = ("import pathlib, sys\nfrom ggjit.ops.matmul import tile_rows\ntile_rows.cache_dir = "
-            "lambda: pathlib.Path(sys.argv[1])\n"
-            "from ggjit.tools.command.main import main\nmain(['info', '--json'])")
-    r = python(code, folder.parent)
-    assert r.returncode == 0, r.stderr
-    assert json.loads(r.stdout)["tiles"] == {"q4_0": {"rows": 4, "gain": 1.25}}
+def test_info_shows_what_was_measured(folder, capsys):
+    choices.keep(gg.Q4_0, chosen(Tile(4), True, one=2.0, four=1.6, repacked=0.8))
+    assert main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tiles"] == {
+        "q4_0": {"rows": 4, "prefetch": True, "gain": 1.25, "repacked": True, "layout_gain": 2.0}}
+    assert main(["info", "--tuning", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["target"] == isa.target() and facts["types"]["q4_0"]["why"] == "measured"
+    assert facts["types"]["f32"]["why"] == "rule" and facts["types"]["q4_0"]["seconds"] == {
+        "1": 2.0, "4": 1.6, "repacked": 0.8}
+    assert main(["info", "--tuning"]) == 0
+    assert "1 2.50, 4 2.00, repacked 1.00" in capsys.readouterr().out

@@ -6,24 +6,31 @@ import numpy as np
 
 from ggjit import __version__
 from ggjit.api.registry import registry
-from ggjit.cpu.tuning import all_kept
+from ggjit.cpu.tuning import all_kept, tunable
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.traits import all_traits
+from ggjit.ops.matmul import choices, repack
+from ggjit.ops.native import isa
 from ggjit.tools.command.common import console, table, text_nbytes, tiles_json, tiles_line
 from ggjit.tools.command.op_page import find, op_facts, op_list, op_page
 from ggjit.tools.command.support import supported
 
 EXAMPLES = (("ggjit info", ""), ("ggjit info soft_max", "one op: builders, types, files"),
-            ("ggjit info m.gguf", "keys and tensors of a file"))
+            ("ggjit info m.gguf", "keys and tensors of a file"),
+            ("ggjit info --tuning", "what was chosen for this processor"))
 SHOWN = 8                       # items of an array, and
 SHOWN_TEXT = 100                # characters of a text that are printed
 
 
 def add_arguments(c):
     c.add_file("what", nargs="?", metavar="OP|FILE", help="one op (\"soft_max\"), or a GGUF file (\"m.gguf\")")
+    c.add_argument("--tuning", action="store_true", help="what was chosen for this processor, type by type, and why")
 
 
 def run(args):
+    if args.tuning:
+        return tuning_info(args)
     if args.what and (os.path.isfile(args.what) or args.what.endswith(".gguf") or os.sep in args.what):
         return file_info(args)
     if args.what:
@@ -45,12 +52,35 @@ def show(r):
         print(f"device {d['name']}: {d['description']}, {d['memory_free'] / 1e9:.1f} GB of "
               f"{d['memory_total'] / 1e9:.1f} GB free")
     tiles = tiles_line(r["tiles"]) or "the rule's; `ggjit warm-up MODEL` measures others"
-    print(f"rows of decode tiles (speed over the rule's): {tiles}")
+    print(f"how weights are read (speed over one row's): {tiles}")
     types = [name for name, where in r["types"].items() if where]
     print(f"types: {len(types)} of {len(r['types'])}: {' '.join(types)}")
     print(f"ops: {sum(map(bool, r['ops'].values()))} of {len(r['ops'])}")
     print("\n".join(op_list()))
     print("`ggjit info OP` tells more of one op, `ggjit info FILE.gguf` what a file holds.")
+
+
+# ---------------------------------------------------------------- this processor
+def tuning_info(args):
+    """Prints how products read the weights of each type here; the same as JSON."""
+    rule = "this processor's" if choices.RULE else "Intel's, for want of one for this processor"
+    facts = {}
+    for type in filter(tunable, all_traits()):
+        found, tile = None if choices.SETTING else choices.kept(type), choices.tile(type)
+        repacked = choices.pays_repacked(type) and type in repack.LAYOUTS
+        facts[type.name] = {"rows": tile.rows, "prefetch": tile.prefetch, "repacked": repacked,
+                            "why": "measured" if found else "GGJIT_TUNE" if choices.SETTING else "rule",
+                            "seconds": found.seconds if found else {}}
+    result = {"target": isa.target(), "rule": rule, "types": facts}
+    if not args.json:
+        print(f"kernels for {isa.target()}; where nothing was measured the rule is {rule}")
+        for name, f in facts.items():
+            tile = f"{f['rows']} row{'s' * (f['rows'] > 1)}{'' if f['prefetch'] else ', no prefetching'}"
+            best = min(f["seconds"].values(), default=0)
+            why = ", ".join(f"{n} {s / best:.2f}" for n, s in f["seconds"].items())
+            print(f"{name:8} tile of {tile:24} {'repacked' if f['repacked'] else 'as in the file':15} {f['why']}"
+                  + (f": times the fastest's seconds, {why}" if why else ""))
+    return result
 
 
 # ---------------------------------------------------------------- a file

@@ -2,7 +2,7 @@
 from ggjit.alloc.csvio import run_plan_csv
 from ggjit.display.progress import clock, compiling
 from ggjit.ops.core.errors import BadFile
-from ggjit.tools.command.common import count
+from ggjit.tools.command.common import add_threads, count
 
 EXAMPLES = (("ggjit plan buffers.csv -o placed.csv", "as low a peak as a second finds"),
             ("ggjit plan buffers.csv --capacity 1048576 --time-limit 10", "do they fit?"))
@@ -13,16 +13,21 @@ def add_arguments(c):
     c.add_file("-o", "--output", metavar="OUT.csv", help="the input with an offset column")
     c.add_argument("--capacity", type=count, default=None, metavar="BYTES", help="exit 1 if it cannot be met")
     c.add_argument("--time-limit", type=float, default=1.0, metavar="S", help="seconds of search (1)")
+    c.add_argument("--node-limit", type=count, default=None, metavar="N",
+                   help="search nodes instead of seconds: the same layout everywhere, with any number of threads")
+    c.add_argument("-s", "--seed", type=count, default=0, metavar="N", help="of the local search (0)")
+    add_threads(c, "that search at a time (1)", default=1)
 
 
 def run(args):
+    search = dict(time_limit=args.time_limit, node_limit=args.node_limit, seed=args.seed, n_threads=args.threads)
     with compiling(), clock(f"searching at most {args.time_limit:g} s", args.time_limit):
         try:
-            result = run_plan_csv(args.input, args.output, capacity=args.capacity, time_limit=args.time_limit)
+            result = run_plan_csv(args.input, args.output, capacity=args.capacity, **search)
         except OSError as e:
             raise BadFile(f"{e.filename}: {e.strerror}; check the path") from None
     verdict = result["fits"]                    # "fits", "does not fit" (proved), "not found in time"
     result |= {"fits": args.capacity is None or result["peak"] <= args.capacity, "verdict": verdict}
     if not args.json:
-        print(f"peak {result['peak']:,}  lower bound {result['lower_bound']:,}  {verdict}  {result['seconds']:.3f} s")
+        print(f"peak {result['peak']:,}  lower bound {result['proved_bound']:,}  {verdict}  {result['seconds']:.3f} s")
     return result

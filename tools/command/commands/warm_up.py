@@ -1,4 +1,4 @@
-"""`ggjit warm-up`: compile a model's kernels into the cache and measure its decode tiles."""
+"""`ggjit warm-up`: compile a model's kernels into the cache and measure how its weights are read fastest."""
 import time
 
 from ggjit.display.progress import bar, compiling
@@ -21,8 +21,9 @@ def run(args):
     t0, before = time.perf_counter(), kept_kernels()
     path, options = args.model or minilm_path(), {"repack": args.repack, "strict": args.strict}
     with compiling():
-        m = load_model(path, **options)
-        tuned = tune_for(m, args.repack)                  # before there are helpers: nothing else may run beside it
+        m = load_model(path, **{**options, "repack": False})
+        tuned = tune_for(m)                     # before there are helpers: nothing else may run beside it
+        m._repack(args.repack)                  # as was measured
         help_when_compiling(path, options)
         todo = list(jobs(m).values())
         with bar("kernels", len(todo)) as step:
@@ -37,5 +38,5 @@ def run(args):
     if not args.json:
         print(f"{n} kernels ready: {compiled} compiled, {n - compiled} from the cache, {result['seconds']:.1f} s")
         if tuned:
-            print(f"measured rows of decode tiles: {tiles_line(result['tiles'])}")
+            print(f"measured rows of decode tiles and layouts: {tiles_line(result['tiles'])}")
     return result

@@ -1,0 +1,191 @@
+"""How products read the weights of a type: what was measured to be faster on this processor, else the rule's.
+
+    kernels/reads-q4_0-KEY.json   {"tile": "1 no prefetch", "repacked": true,
+                                   "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked": 0.0152}}
+
+    tile        of one column: so many rows at once, weights prefetched or not
+    repacked    are matrices worth the layout of ops/matmul/repack.py?
+
+ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
+file stores and reads the choice.  KEY is that of a kernel over the type: processor, instruction set, sources.  On
+another machine or with another kernel the rule holds.  Only tiles that give the same bytes are compared, and a layout
+is compared with the best of them: a choice changes speed, a layout also the order of sums.  A file is read once in a
+process; one that is damaged counts as absent, and the next warm-up writes it anew.
+
+    GGJIT_TUNE=off      the rule, whatever was measured; nothing is measured
+    GGJIT_TUNE=1|2|4|8  that many rows, or as many as the type's tiles have at most
+
+Rows of a tile are streams from memory.  An Intel Xeon reads eight at once faster than one, whose prefetching ends with
+every page: float weights of 1 GB, rows of 2048, one thread, share of what a plain loop over eight streams read in the
+same seconds (12.9 to 13.2 GB/s, without asking ahead of it):
+
+    rows        1       2       4       8
+    F32      0.80    0.89    0.95    1.03
+    F16      0.77    0.95    1.04    1.05
+    BF16     0.82    0.90    0.98    1.03
+
+An AMD Zen 4 reads one faster than two or four, and the software's prefetches get in the way of its own: Q4_0 10.2 GB/s
+with them, 16.4 without.  There the layout decides: a 1.1B model in Q4_0 36 to 46 tokens a second instead of 24 to 28.
+"""
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import json
+import math
+import os
+from typing import NamedTuple
+
+from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.traits import module_of
+from ggjit.ops.core.types import BY_NAME, F32
+from ggjit.ops.core.whole_file import write_whole
+from ggjit.ops.matmul.repack_formats import FORMATS
+from ggjit.ops.native import isa
+from ggjit.ops.native.cache_files import cache_dir
+from ggjit.ops.native.jit import sources_key
+
+ROWS = 1, 2, 4, 8
+REPACKED = "repacked"
+LEAST_GAIN = 1.02               # of a choice over the rule's
+
+
+class Tile(NamedTuple):
+    """Rows of weights that a tile of one column takes, and whether it asks for the next ones ahead."""
+    rows: int
+    prefetch: bool = True
+
+    def __str__(self):
+        return f"{self.rows}" + " no prefetch" * (not self.prefetch)
+
+
+ONE_ROW, PLAIN = Tile(1), Tile(1, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a kind of processor does best.  None: as many rows as a tile of floats has."""
+    blocks: Tile
+    halves: Tile | None
+    floats: Tile | None
+    repacked: tuple             # types
+
+
+_BLOCKS_OF_32 = tuple(BY_NAME[n] for n in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4"))
+AMD = Rule(PLAIN, PLAIN, ONE_ROW, tuple(FORMATS))
+INTEL = Rule(ONE_ROW, None, None, (*_BLOCKS_OF_32, BY_NAME["q4_K"], BY_NAME["q5_K"]))
+RULES = {"znver": AMD, **dict.fromkeys((
+    "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
+    "graniterapids"), INTEL)}
+
+
+def _rule_of(processor):
+    return next((r for name, r in RULES.items() if processor.startswith(name)), None)
+
+
+RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known, Intel's serves until something was measured
+_forced = contextvars.ContextVar("tile", default=None)
+
+
+def _setting():
+    value = os.environ.get("GGJIT_TUNE", "")
+    if value in ("", "off"):
+        return value
+    if value not in map(str, ROWS):
+        raise ParamError(f"GGJIT_TUNE={value!r}: expected off or one of {', '.join(map(str, ROWS))}")
+    return int(value)
+
+
+SETTING = _setting()
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """tile: the fastest; repacked: is the layout faster still?  seconds: {name: of one pass over the same weights}, a
+    tile's name or "repacked"."""
+    tile: Tile
+    repacked: bool
+    seconds: dict
+
+    @property
+    def gain(self):
+        """Seconds of the tile of one row over the chosen one's."""
+        return self.seconds[str(ONE_ROW)] / self.seconds[str(self.tile)]
+
+    @property
+    def layout_gain(self):
+        """Seconds of the chosen tile over the layout's; None where it was not measured."""
+        return self.seconds[str(self.tile)] / self.seconds[REPACKED] if REPACKED in self.seconds else None
+
+
+def candidates(type):
+    """Tiles the type may have.  Eight rows of blocks, or of AVX2, have too few registers."""
+    rows = ROWS if isa.ISA == "avx512" and not type.quantized else ROWS[:3]
+    return (ONE_ROW, PLAIN, *map(Tile, rows[1:]))
+
+
+def rule(type):
+    """The tile where nothing was measured."""
+    rule = RULE or INTEL
+    return (rule.blocks if type.quantized else rule.floats if type is F32 else rule.halves) or candidates(type)[-1]
+
+
+def tile(type):
+    """The tile of one column over weights of the type."""
+    forced = _forced.get() or SETTING
+    if forced == "off":
+        return rule(type)
+    if forced:
+        return forced if isinstance(forced, Tile) else Tile(min(forced, candidates(type)[-1].rows))
+    found = kept(type)
+    return found.tile if found else rule(type)
+
+
+def pays_repacked(type):
+    """Are matrices of the type faster in their layout?"""
+    found = None if SETTING else kept(type)
+    return found.repacked if found else type in (RULE or INTEL).repacked
+
+
+@contextlib.contextmanager
+def forced(tile):
+    """Inside the block this thread chooses kernels with that tile, or that many rows."""
+    token = _forced.set(tile)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+# ---------------------------------------------------------------- files
+def _path(type):
+    key = sources_key(("ggjit.ops.matmul.mul_mat", "ggjit.ops.matmul.repack", module_of(type)))
+    return cache_dir() / "kernels" / f"reads-{type.name}-{key}.json"
+
+
+@functools.cache
+def kept(type):
+    """The Choice measured on this machine, or None."""
+    names = {str(t): t for t in candidates(type)}
+    try:
+        found = json.loads(_path(type).read_text("utf-8"))
+        choice = Choice(names[found["tile"]], found["repacked"] is True,
+                        {str(n): float(s) for n, s in found["seconds"].items()})
+    except Exception:           # a damaged file counts as absent
+        return None
+    needed = {str(ONE_ROW), str(choice.tile), *[REPACKED] * choice.repacked}
+    good = needed <= choice.seconds.keys() <= {*names, REPACKED}
+    return choice if good and all(0 < s < math.inf for s in choice.seconds.values()) else None
+
+
+def keep(type, choice):
+    """Write the file; False where that cannot be done, and nothing has changed."""
+    path = _path(type)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"tile": str(choice.tile), "repacked": choice.repacked, "seconds": choice.seconds})
+        write_whole(path, text, mode=0o600, devices=False)
+    except OSError:
+        return False
+    kept.cache_clear()
+    return True
