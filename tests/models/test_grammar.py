@@ -458,3 +458,8 @@ def test_a_model_keeps_to_its_grammar(shared):
             assert [*said] == ["name", "age"] and isinstance(said["age"], int) and said["age"] <= 99
         with pytest.raises(ParamError, match="line 1"):
             m.generate("x", grammar="root ::= x")
+        runs = m.generate(["One", "Two"], 20, grammar='root ::= " day" | " time"', seed=2)
+        said = ["", ""]
+        for i, piece in runs:
+            said[i] += piece
+        assert set(said) <= {" day", " time"} and all(run.stats["stop_reason"] == "grammar" for run in runs.runs)
