@@ -108,7 +108,7 @@ class Whitespace(BPE, models=("whitespace",)):
         lower = self._file.get(KEY + "normalizer.lowercase", self._pre_name != "whitespace", kind=bool)
 
         def words(part):
-            part = "".join(_lower(c) for c in part) if lower else part
+            part = "".join(c.lower()[0] for c in part) if lower else part       # İ is i, without the dot above
             return [id for word in re.split(WHITE_SPACE, part) if word for id in run(word)]
         return words
 
@@ -148,12 +148,6 @@ class HybridDNA(BPE, models=("hybriddna",)):
 
 # what \s is in a pattern; Python's own has the four separators U+001C to U+001F, too
 WHITE_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
-
-
-def _lower(char):
-    """The lower case of a character, if it is one character."""
-    lower = char.lower()
-    return lower if len(lower) == 1 else char
 
 
 def _byte_of_char():

@@ -45,9 +45,10 @@ def tokenize(lib, vocab, raw, add_special, parse_special):
 
 def detokenize(lib, vocab, ids):
     """With control tokens, hex."""
-    given, out = (C.c_int32 * len(ids))(*ids), C.create_string_buffer(64 * len(ids) + 4096)
-    n = lib.llama_detokenize(vocab, given, len(ids), out, len(out), False, True)
-    assert n >= 0
+    given, n = (C.c_int32 * len(ids))(*ids), -64 * len(ids) - 64
+    while n < 0:                                            # the size it needs
+        out = C.create_string_buffer(-n)
+        n = lib.llama_detokenize(vocab, given, len(ids), out, len(out), False, True)
     return out.raw[:n].hex()
 
 

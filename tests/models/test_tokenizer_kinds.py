@@ -197,6 +197,12 @@ def test_charsmap_is_read_and_applied():
     assert replace("日本日 A\u0300A \u00adﬁ\te\u0301e日") == "nihonhi ÀA fi éehi" and replacer({})("ﬁ") == "ﬁ"
 
 
+def test_white_space_is_lost_and_case_perhaps(each):
+    t = each("whitespace, bytes")
+    assert t.encode("\u3000İA\n b\x1c") == t.encode("ia") + t.encode("b\x1c")
+    assert each("whitespace").encode("A") != each("whitespace").encode("a") == each("whitespace, lower").encode(" A")
+
+
 def test_missing_merges_are_named_but_for_kimi(tmp_path):
     with pytest.raises(BadFile, match=r"v.gguf: key 'tokenizer.ggml.merges' is missing.*convert again"):
         made(tmp_path / "v.gguf", "qwen2", merges=None).encode("a")
