@@ -29,8 +29,7 @@ class _LlamaOptions(TypedDict, total=False):
     yarn_beta_slow: float | None
     repack: bool | None
 
-class _Sampling(TypedDict, total=False):
-    temp: float
+class _Sampling(TypedDict, total=False):            # temp is an argument of its own
     top_k: int
     top_p: float
     min_p: float
@@ -62,6 +61,11 @@ class _Options(_Sampling, total=False):
     cache_prompt: bool
     context_shift: bool
     n_keep: int
+
+class _ChatOptions(_Options, total=False):
+    temp: float
+    stop: str | int | Sequence[str | int]
+    ignore_eos: bool
 
 class _Generation(Iterator[str]):
     stats: dict[str, Any]
@@ -127,15 +131,16 @@ class _Network:
     def hidden(self, ids: Sequence[int]) -> npt.NDArray[np.float32]: ...
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]: ...
     @overload
-    def generate(self, prompt: str | Sequence[int], n_predict: int = 64, stop: str | int | Sequence[str | int] = (),
-                 ignore_eos: bool = False, **options: Unpack[_Options]) -> _Generation: ...
+    def generate(self, prompt: str | Sequence[int], n_predict: int = 64, temp: float = 0.0,
+                 stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
+                 **options: Unpack[_Options]) -> _Generation: ...
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], n_predict: int = 64,
+    def generate(self, prompt: list[str] | list[list[int]], n_predict: int = 64, temp: float = 0.0,
                  stop: str | int | Sequence[str | int] = (), ignore_eos: bool = False,
                  **options: Unpack[_Options]) -> _Generations: ...
     def chat(self, messages: Sequence[Mapping[str, Any]], n_predict: int = -1,
              tools: Sequence[Mapping[str, Any]] | None = None, template: str | None = None,
-             variables: Mapping[str, Any] | None = None, **options: Unpack[_Options]) -> _Generation: ...
+             variables: Mapping[str, Any] | None = None, **options: Unpack[_ChatOptions]) -> _Generation: ...
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
                     add_generation_prompt: bool = True, template: str | None = None,
                     **variables: Any) -> _ChatPrompt: ...

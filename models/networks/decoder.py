@@ -25,6 +25,7 @@ from ggjit.models.networks.network import Network
 from ggjit.models.text.chat_template import chat_prompt
 from ggjit.models.text.generation import Generation
 from ggjit.models.text.generations import Generations, is_many
+from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ModelError, ParamError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.progress import counted
@@ -415,20 +416,20 @@ class Decoder(Network):
             self.reset()
             return self._finite(self.decode(ids, all_logits=True), "the logits")
 
-    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **options):
+    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         """Iterator over pieces of text that continue `prompt`; `.stats` afterwards, with "stop_reason".
 
-        n_predict: tokens at most, -1 for no limit.  stop: texts or ids that end it; no part of such a text comes out.
-        ignore_eos: the model's own ends are never chosen.  Others: llama.cpp's options and defaults of sampling
-        (temp=0.8, top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in models/text/sampling.py; temp=0 always takes
-        the likeliest token.
+        n_predict: tokens at most, -1 for no limit.  temp: temperature; 0 always takes the likeliest token.  stop: texts
+        or ids that end it; no part of such a text comes out.  ignore_eos: the model's own ends are never chosen.
+        Others: llama.cpp's options and defaults of sampling (top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in
+        models/text/sampling.py.
         grammar: GBNF text that the answer fits; json_schema: a JSON Schema that it fits, as a dict or text.
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.
         """
         kind = Generations if is_many(prompt) else Generation
-        return kind(self, prompt, n_predict, stop, ignore_eos, **options)
+        return kind(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
 
     def chat_prompt(self, messages, tools=None, add_generation_prompt=True, template=None, **variables):
         """(text, ids) of a conversation, a list of {"role": ..., "content": ...}, by the chat template in the file.
@@ -441,10 +442,11 @@ class Decoder(Network):
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):
         """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
 
-        messages, tools, template, variables: as in `chat_prompt`.  options: as in `generate`.
+        messages, tools, template, variables: as in `chat_prompt`.  options: as in `generate`, but that the temperature
+        is llama.cpp's 0.8 unless told.
         """
         ids = self.chat_prompt(messages, tools, template=template, **(variables or {})).ids
-        return self.generate(ids, n_predict, **options)
+        return self.generate(ids, n_predict, **{"temp": OPTIONS["temp"].default, **options})
 
     @property
     def kv_nbytes(self):

@@ -261,7 +261,7 @@ class Network(Inside):
     def embed(self, texts):
         raise NotSupported(f"{self.file.arch} models give no sentence embeddings; load a bert model")
 
-    def generate(self, prompt, n_predict=64, stop=(), ignore_eos=False, **options):
+    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
         raise NotSupported(f"{self.file.arch} models do not generate text; load a llama model")
 
     def chat(self, messages, n_predict=-1, tools=None, template=None, variables=None, **options):

@@ -8,8 +8,8 @@ from ggjit.models.networks.finetune import TARGETS, finetune
 from ggjit.tools.command.common import add_n_ctx, add_threads, count, positive
 
 EXAMPLES = (("ggjit finetune --data letters.txt -o letters.gguf", "the model that comes with ggjit"),
-            ("ggjit finetune m.gguf --data notes.jsonl --memory 1.5G -o notes.gguf", "within so many bytes"),
-            ("ggjit generate -m m.gguf --lora notes.gguf -p Hello", "use it"))
+            ("ggjit finetune m.gguf --data notes.jsonl --memory 1.5G -o notes.gguf",
+             "within so many bytes; then ggjit generate -m m.gguf --lora notes.gguf -p Hello"))
 UNITS = {"": 1, "K": 10 ** 3, "M": 10 ** 6, "G": 10 ** 9, "KI": 2 ** 10, "MI": 2 ** 20, "GI": 2 ** 30}
 
 

@@ -52,8 +52,8 @@ def add_arguments(c):
 def run(args):
     with compiling():
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
-        pieces = m.generate(args.prompt, args.n_predict, args.stop, args.ignore_eos, context_shift=args.context_shift,
-                            n_keep=args.n_keep, **sampling(args))
+        pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
+                            context_shift=args.context_shift, n_keep=args.n_keep, **sampling(args))
         if not args.json:
             print(printable(args.prompt, keep=TEXT), end="", flush=True)
         total = args.n_predict if args.n_predict > 0 else None

@@ -16,7 +16,7 @@ from ggjit.tools.command.common import console, table, text_nbytes, tiles_json, 
 from ggjit.tools.command.op_page import find, op_facts, op_list, op_page
 from ggjit.tools.command.support import supported
 
-EXAMPLES = (("ggjit info", ""), ("ggjit info soft_max", "one op: builders, types, files"),
+EXAMPLES = (("ggjit info soft_max", "one op: builders, types, files"),
             ("ggjit info m.gguf", "keys and tensors of a file"),
             ("ggjit info --tuning", "what was chosen for this processor"))
 SHOWN = 8                       # items of an array, and
