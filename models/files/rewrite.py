@@ -7,12 +7,15 @@ Tensors come from the mapped file in pieces of PIECE numbers: piece -> float32 -
 large a tensor is, no more than that is held; what is not converted is copied as it is.  Nothing has the new name before
 all of it is there.
 """
+import contextlib
 import math
 import re
 
 import numpy as np
 
 from ggjit.core.arguments import nearest, typed_call
+from ggjit.cpu.device import CPU
+from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.gguf import BOOL, SCALARS, GGUFFile, give_back
 from ggjit.models.files.imatrix import Imatrix, load_imatrix
 from ggjit.models.files.mixtures import (
@@ -49,10 +52,11 @@ def copied(file, info):
         give_back(piece)
 
 
-def converted(file, info, type, importances=None):
+def converted(file, info, type, importances=None, added=()):
     """The bytes of a tensor in another type, in pieces.
 
-    importances: float32 of each column of each matrix, or None.  Errors: BadFile for NaN and infinities, NotSupported.
+    importances: float32 of each column of each matrix, or None.  added: (A, B, factor) of LoRA adapters, whose product
+    factor B A is added to the matrix.  Errors: BadFile for NaN and infinities, NotSupported.
     """
     data, k = file.tensor_bytes(info.name), info.ne[0]
     n_rows = math.prod(info.ne[1:])
@@ -65,7 +69,10 @@ def converted(file, info, type, importances=None):
             piece = data[first * row:(first + n) * row]
             _check(file, info, info.type, piece)
             try:
-                out = quantize(type, dequantize(info.type, piece, (n, k)), own)
+                values = dequantize(info.type, piece, (n, k))
+                for low, up, factor in added:
+                    values += np.float32(factor) * (up[first:first + n] @ low)
+                out = quantize(type, values, own)
             except GgjitError as e:
                 raise e.__class__(f"{file.path}: tensor {info.name!r} from {info.type!r} to {type!r}: {e}") from e
             _check(file, info, type, out)
@@ -80,10 +87,11 @@ def _check(file, info, type, data):
                       f"are too large for the type, convert the model again")
 
 
-def _entry(file, info, type, name=None, importances=None, n_dims=None):
+def _entry(file, info, type, name=None, importances=None, n_dims=None, added=()):
     """n_dims: as many dimensions are written, None: all."""
     def chunks():
-        return copied(file, info) if type is info.type else converted(file, info, type, importances)
+        same = type is info.type and not added
+        return copied(file, info) if same else converted(file, info, type, importances, added)
     return Entry(name or info.name, type, info.ne[:n_dims], chunks)
 
 
@@ -222,7 +230,7 @@ def _metadata(file, new, without=()):
 # ---------------------------------------------------------------- editing
 @typed_call
 def edit_gguf(path, out, set_keys=None, remove_keys=(), rename=None, set_types=None, max_nbytes=None, force=False,
-              progress=True):
+              progress=True, lora=()):
     """Write the file `path` to `out` with keys and tensors changed; what is not named stays as it is, in its order.
 
         edit_gguf("m.gguf", "n.gguf", set_keys={"general.name": "mine"}, set_types={"token_embd.weight": "q8_0"})
@@ -230,10 +238,20 @@ def edit_gguf(path, out, set_keys=None, remove_keys=(), rename=None, set_types=N
     set_keys: {key: value}, as save_gguf takes them; a number where the file has one keeps its kind.  remove_keys: keys.
     rename: {name of a tensor: new name}.  set_types: {name: type}, converted by way of float32.
     max_nbytes: of one part, NAME-00001-of-00003.gguf and so on; None: all in one file.  force: `out` is replaced, which
-    may be the input.  Returns {"paths", "nbytes"}.  Errors: ParamError for a key or tensor that is not there,
-    CannotWrite, BadFile.
+    may be the input.  lora: [(path, scale)] of adapters, as load_model takes them: they are merged, W becomes
+    W + scale alpha / rank B A in its own type or that of set_types (a quantised one is quantised again).
+    Returns {"paths", "nbytes"}.  Errors: ParamError for a key or tensor that is not there, CannotWrite, BadFile, and
+    those of load_model's lora.
     """
     file = GGUFFile(path)
+    with contextlib.ExitStack() as held:
+        adapters = adapters_of(lora, file, CPU)
+        for adapter in adapters:
+            held.callback(adapter.free)
+        return _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, force, progress, adapters)
+
+
+def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, force, progress, adapters):
     set_keys, rename, set_types = dict(set_keys or {}), dict(rename or {}), dict(set_types or {})
     if isinstance(remove_keys, str):
         raise ParamError(f"remove_keys is a list of keys, got {remove_keys!r}")
@@ -247,8 +265,10 @@ def edit_gguf(path, out, set_keys=None, remove_keys=(), rename=None, set_types=N
     double = next((n for n in names if names.count(n) > 1), None) if rename else None
     if double is not None:
         raise ParamError(f"{file.path}: two tensors would be called {double!r}; rename the other one too")
-    entries = [_entry(file, info, tensor_type(set_types.get(info.name, info.type)), rename.get(info.name))
-               for info in file.tensors.values()]
+    added = {name: [(low.numpy(), up.numpy(), factor) for a in adapters for low, up, factor in a.beside(name)]
+             for name in file.tensors}
+    entries = [_entry(file, info, tensor_type(set_types.get(info.name, info.type)), rename.get(info.name),
+                      added=added[info.name]) for info in file.tensors.values()]
     for e, info in zip(entries, file.tensors.values(), strict=True):
         if info.ne[0] % e.type.block:
             raise ParamError(f"{file.path}: tensor {info.name!r} has rows of {info.ne[0]}, no multiple of {e.type!r}'s "

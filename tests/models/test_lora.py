@@ -9,7 +9,7 @@ from helpers import devices, tiny_model
 from helpers.paths import ROOT
 
 import ggjit as gg
-from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models import edit_gguf, load_gguf, load_model, save_gguf
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.gguf import GGUFFile
 
@@ -55,6 +55,23 @@ def test_as_the_weights_with_the_products_added(files, tmp_path):
     save_gguf(tmp_path / "merged.gguf", merged, {k: v for k, v in about.items() if not k.startswith("GGUF")})
     expected, got = logits(tmp_path / "merged.gguf"), logits(model, lora=lora)
     assert np.abs(got - expected).max() < 2e-4 < 0.1 < np.abs(got - logits(model)).max()
+
+
+def test_adapters_are_merged_into_a_file(files, tmp_path):
+    """In the weights' own type, or another; what they do not name keeps its bytes."""
+    model, *adapters = files
+    lora = list(zip(adapters, (0.5, -1.0), strict=True))
+    edit_gguf(model, tmp_path / "merged.gguf", lora=lora, progress=False)
+    want = logits(model, lora=lora)
+    assert np.abs(logits(tmp_path / "merged.gguf") - want).max() < 2e-4
+    edit_gguf(model, tmp_path / "q.gguf", set_types={Q: "q8_0"}, lora=lora, progress=False)
+    before, after = (load_gguf(path)[0] for path in (model, tmp_path / "q.gguf"))
+    assert repr(after[Q].type) == "Q8_0" and np.abs(logits(tmp_path / "q.gguf") - want).max() < 0.1
+    changed = {name for name in before if after[name].bytes() != before[name].bytes()}
+    assert changed == {name for name in before if name.split(".")[-2] in TARGETS}
+    with pytest.raises(gg.BadFile, match="is no LoRA adapter"):
+        edit_gguf(model, tmp_path / "no.gguf", lora=[model], progress=False)
+    assert not (tmp_path / "no.gguf").exists()
 
 
 def test_scale_0_changes_nothing_and_a_path_alone_has_scale_1(files):

@@ -1,10 +1,11 @@
 """`ggjit edit`: keys and tensors of a GGUF changed; a model in one file or in several."""
 from ggjit.models.files.rewrite import edit_gguf
 from ggjit.tools.command.common import add_out, nbytes, pairs, text_nbytes, value
+from ggjit.tools.command.helpers import adapters, add_lora
 
 EXAMPLES = (("ggjit edit m.gguf n.gguf --set-key general.name=mine --remove-key tokenizer.chat_template", ""),
             ("ggjit edit m.gguf parts.gguf --split-max-size 2G", "parts-00001-of-00003.gguf, ..."),
-            ("ggjit edit parts-00001-of-00003.gguf m.gguf", "several files in one"))
+            ("ggjit edit m.gguf merged.gguf --lora notes.gguf", "an adapter merged into the weights"))
 
 
 def add_arguments(c):
@@ -15,13 +16,15 @@ def add_arguments(c):
     c.add_argument("--remove-key", metavar="KEY", action="append", default=[])
     c.add_argument("--rename", metavar="TENSOR=NAME", action="append", default=[])
     c.add_argument("--set-tensor-type", metavar="TENSOR=TYPE", action="append", default=[])
+    add_lora(c)
     c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
 
 
 def run(args):
     keys = {key: value(text) for key, text in pairs("--set-key", args.set_key).items()}
     result = edit_gguf(args.input, args.output, keys, args.remove_key, pairs("--rename", args.rename),
-                       pairs("--set-tensor-type", args.set_tensor_type), args.split_max_size, args.force)
+                       pairs("--set-tensor-type", args.set_tensor_type), args.split_max_size, args.force,
+                       lora=adapters(args.lora))
     if not args.json:
         print(f"{', '.join(result['paths'])}: {text_nbytes(result['nbytes'])}")
     return result
