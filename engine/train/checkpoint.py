@@ -72,10 +72,13 @@ def _few(names):
 
 
 def require_folder(path):
-    """Errors: ParamError where nothing can be written, before hours of training."""
-    folder = os.path.dirname(os.path.abspath(os.fspath(path)))
+    """Errors: ParamError where no file can be written, before hours of work."""
+    path = os.fspath(path)
+    folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise ParamError(f"checkpoint {os.fspath(path)!r}: there is no folder {folder}; make it first")
+        raise ParamError(f"{path!r}: there is no folder {folder}; make it first")
+    if os.path.isdir(path):
+        raise ParamError(f"{path!r} is a folder; name a file in it")
 
 
 def exists(path):

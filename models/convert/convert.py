@@ -25,6 +25,7 @@ from ggjit.ops.types.quantize import dequantize, quantize
 from ggjit.ops.types.validate import first_bad_block
 
 TYPES = {"F32": (F32, 0), "F16": (F16, 1), "BF16": (BF16, 32), "Q8_0": (Q8_0, 7)}      # type, general.file_type
+INDEX = "model.safetensors.index.json"
 STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES")
 
 
@@ -98,18 +99,25 @@ def _encoded(key, v):
 
 def _sources(folder):
     """{name: Tensor} of all .safetensors files of the folder."""
-    index = read_json(folder / "model.safetensors.index.json", needed=False).get("weight_map", {})
+    index = read_json(folder / INDEX, needed=False).get("weight_map", {})
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise BadFile(f"{folder / INDEX}: weight_map has to map names of tensors to names of files; fetch it again")
     paths = sorted(set(index.values())) or sorted(p.name for p in folder.glob("*.safetensors"))
     if not paths:
         raise BadFile(f"{folder}: no .safetensors files; PyTorch's .bin files have to be saved as safetensors first")
     out = {}
     for name in paths:
         if not (folder / name).is_file():
-            raise BadFile(f"{folder / name}: no such file, but model.safetensors.index.json names it; fetch it")
-        out |= load_safetensors(folder / name)
+            raise BadFile(f"{folder / name}: no such file, but {INDEX} names it; fetch it")
+        found = load_safetensors(folder / name)
+        double = sorted(found.keys() & out.keys())
+        if double:
+            raise ModelError(f"{folder / name}: tensor {double[0]!r} is in another file of the folder too; leave only "
+                             f"the files of one model there")
+        out |= found
     missing = [name for name in index if name not in out]
     if missing:
-        raise BadFile(f"{folder}: tensor {missing[0]!r} is in no file, but model.safetensors.index.json names it; "
+        raise BadFile(f"{folder}: tensor {missing[0]!r} is in no file, but {INDEX} names it; "
                       f"fetch the folder again")
     return out
 

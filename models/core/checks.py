@@ -3,7 +3,7 @@ import math
 import operator
 
 from ggjit.core.arguments import nearest
-from ggjit.ops.core.errors import ModelError, ParamError
+from ggjit.ops.core.errors import BadFile, ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 
 
@@ -27,6 +27,18 @@ def number(name, value):
     if isinstance(value, str | bytes | bool) or not math.isfinite(x):
         raise ParamError(f"{name} must be a finite number, got {value!r}")
     return x
+
+
+def read_text(path):
+    """The text in a file of UTF-8.  Errors: BadFile."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    except OSError as e:
+        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
+    except UnicodeDecodeError as e:
+        raise BadFile(f"{path}: no UTF-8 text at byte {e.start}; text in UTF-8 is expected, iconv -t UTF-8 makes "
+                      f"it") from e
 
 
 def one_of(name, value, known):

@@ -40,7 +40,7 @@ from ggjit.ops.types.validate import first_bad_block
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
+ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
 MAX_ITEMS = 1 << 22             # strings and inner arrays of one file: at most a second of scanning
 MAX_ENTRIES = 1 << 16           # keys, and tensors, of one file
 MAX_STRING_NBYTES = 1 << 26     # one string value; a chat template has 10 kB, an embedded tokenizer.json 20 MB
@@ -226,6 +226,8 @@ def _mapped(path):
         return _map_private(path)
     except OSError as e:
         raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
+    except ValueError as e:             # a null byte or a lone surrogate
+        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
 
 
 def _map_private(path):
@@ -423,7 +425,7 @@ def _read_metadata(c, n_kv):
 
 
 def _alignment(c, metadata):
-    n = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    n = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT)
     if type(n) is not int or n <= 0 or n & (n - 1):
         c.fail(f"general.alignment is {_describe(n)}, expected a power of two")
     return n

@@ -15,7 +15,7 @@ import struct
 
 import numpy as np
 
-from ggjit.models.files.gguf import MAGIC, GGUFFile
+from ggjit.models.files.gguf import MAGIC, GGUFFile, StringArray
 from ggjit.models.files.save import Entry, encoded, write_gguf
 from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.types import F32
@@ -103,7 +103,7 @@ def _from_gguf(path):
         if not counts.size or values.size % counts.size:
             raise BadFile(f"{path}: {name!r} has {values.size} sums and {counts.size} counts; make the imatrix again")
         sums[name] = Sums(values.reshape(counts.size, -1).copy(), counts.copy())
-    return Imatrix(sums, tuple(file.get("imatrix.datasets", ())), file.get("imatrix.chunk_count", 0, int),
+    return Imatrix(sums, tuple(file.get("imatrix.datasets", (), StringArray)), file.get("imatrix.chunk_count", 0, int),
                    file.get("imatrix.chunk_size", 0, int), path)
 
 

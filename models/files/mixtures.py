@@ -11,7 +11,7 @@ import re
 
 from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import ModelError, ParamError
-from ggjit.ops.core.types import BY_NAME, F16, Type
+from ggjit.ops.core.types import BY_NAME, F16, I8, I16, I32, I64, Type
 
 # {name: (general.file_type, base type)}
 FILE_TYPES = {
@@ -32,6 +32,9 @@ SHORTER_BLOCKS = {**dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s
                                   "iq4_nl"),
                   **dict.fromkeys(("q2_0", "q2_K", "q3_K", "tq1_0", "tq2_0"), "q4_0"),
                   "q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"}
+# what real numbers can be written as: integers would cut them off, Q8_1 and Q8_K are for activations
+WEIGHT_TYPES = tuple(t for t in BY_NAME.values() if t not in (I8, I16, I32, I64)
+                     and t.name not in ("q8_1", "q8_K"))
 # types that are garbage without importances (ggml writes some of them all the same)
 NEED_IMPORTANCES = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 # parts of names of tensors that stay as they are
@@ -63,10 +66,9 @@ def file_type(name):
 
 
 def tensor_type(name):
-    """The Type of "q4_K" in any case, or a Type.  Errors: ParamError."""
-    if isinstance(name, Type):
-        return name
-    types = {n.lower(): t for n, t in BY_NAME.items()}
+    """The Type of weights that "q4_K" names, in any case, or a Type.  Errors: ParamError."""
+    types = {n.lower(): t for n, t in BY_NAME.items() if t in WEIGHT_TYPES}
+    name = name.name if isinstance(name, Type) else name
     if not isinstance(name, str) or name.lower() not in types:
         raise ParamError(f"no tensor type {name!r}{nearest(str(name).lower(), types)}; there are {', '.join(types)}")
     return types[name.lower()]

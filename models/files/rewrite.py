@@ -9,6 +9,7 @@ all of it is there.
 """
 import contextlib
 import math
+import os
 import re
 
 import numpy as np
@@ -16,10 +17,11 @@ import numpy as np
 from ggjit.core.arguments import nearest, typed_call
 from ggjit.cpu.device import CPU
 from ggjit.models.files.adapter import adapters_of
-from ggjit.models.files.gguf import BOOL, SCALARS, GGUFFile, give_back
+from ggjit.models.files.gguf import ALIGNMENT, BOOL, DEFAULT_ALIGNMENT, SCALARS, GGUFFile, give_back
 from ggjit.models.files.imatrix import Imatrix, load_imatrix
 from ggjit.models.files.mixtures import (
     LAYER,
+    NEED_IMPORTANCES,
     Choice,
     choose_types,
     file_type,
@@ -29,7 +31,7 @@ from ggjit.models.files.mixtures import (
     role_of,
     tensor_type,
 )
-from ggjit.models.files.save import Entry, alignment, encoded, parts_of, write_gguf
+from ggjit.models.files.save import Entry, alignment, encoded, mapping, parts_of, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.types.quantize import dequantize, quantize
@@ -92,7 +94,7 @@ def _entry(file, info, type, name=None, importances=None, n_dims=None, added=())
     def chunks():
         same = type is info.type and not added
         return copied(file, info) if same else converted(file, info, type, importances, added)
-    return Entry(name or info.name, type, info.ne[:n_dims], chunks)
+    return Entry(info.name if name is None else name, type, info.ne[:n_dims], chunks)
 
 
 # ---------------------------------------------------------------- quantising
@@ -115,6 +117,8 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
     importances were used, or None}.  Errors: ParamError, BadFile, ModelError, CannotWrite.
     Source: llama.cpp's llama_model_quantize.
     """
+    _refuse_contradictions(tensor_types, imatrix, output_type, embedding_type, leave_output, pure, type, keep_split,
+                           max_nbytes)
     file = GGUFFile(path)
     by_part = sorted(file.tensors.values(), key=(lambda i: (i.part, i.offs)) if keep_split else _llama_order)
     copy = isinstance(type, str) and type.upper() == "COPY"
@@ -122,8 +126,8 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
     matrix = load_imatrix(imatrix) if isinstance(imatrix, str) or hasattr(imatrix, "__fspath__") else imatrix
     if matrix is not None and not isinstance(matrix, Imatrix):
         raise ParamError(f"imatrix takes the path of a file or an Imatrix, got {matrix.__class__.__name__}")
-    choice = Choice(_patterns(tensor_types, file), output_type and tensor_type(output_type),
-                    embedding_type and tensor_type(embedding_type), leave_output, pure)
+    choice = Choice(_patterns(tensor_types, file), None if output_type is None else tensor_type(output_type),
+                    None if embedding_type is None else tensor_type(embedding_type), leave_output, pure)
     types = {i.name: i.type for i in by_part} if copy else choose_types(file, by_part, mixture, choice,
                                                                         matrix is not None)
     importances = {} if copy else _importances(file, by_part, types, matrix, mixture)
@@ -144,6 +148,26 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
             "imatrix": None if matrix is None else len(importances)}
 
 
+def _refuse_contradictions(tensor_types, imatrix, output_type, embedding_type, leave_output, pure, type, keep_split,
+                           max_nbytes):
+    """Errors: ParamError for options of which one would be ignored."""
+    if keep_split and max_nbytes is not None:
+        raise ParamError("keep_split (--keep-split) keeps the parts of the input, max_nbytes (--split-max-size) makes "
+                         "others; leave one of them out")
+    if leave_output and output_type is not None:
+        raise ParamError("leave_output (--leave-output-tensor) keeps the type that output_type (--output-tensor-type) "
+                         "changes; leave one of them out")
+    copy = isinstance(type, str) and type.upper() == "COPY"
+    ignored = {"tensor_types (--tensor-type)": tensor_types}
+    if copy:
+        ignored |= {"imatrix (--imatrix)": imatrix, "output_type (--output-tensor-type)": output_type,
+                    "embedding_type (--token-embedding-type)": embedding_type, "pure (--pure)": pure}
+    given = next((name for name, x in ignored.items() if x), None)
+    if given is not None and (copy or not file_type(type)[2].quantized):
+        raise ParamError(f"{type} gives every tensor its type, {given} would be ignored; leave it out, or change "
+                         f"single tensors with `ggjit edit --set-tensor-type`")
+
+
 def _llama_order(info):
     """By layer, then by name: the order of llama.cpp's files."""
     layer = LAYER.match(info.name)
@@ -159,7 +183,7 @@ def _part_size(n):
 def _patterns(tensor_types, file):
     """((compiled pattern, Type), ...).  Errors: ParamError, also for a pattern that no tensor's name has."""
     out = []
-    for pattern, t in dict(tensor_types or {}).items():
+    for pattern, t in mapping("tensor_types", tensor_types or {}).items():
         try:
             compiled = re.compile(pattern)
         except (re.error, TypeError) as e:
@@ -207,7 +231,7 @@ def _about(matrix):
     """What the metadata say of an importance matrix."""
     if matrix is None:
         return {}
-    path = matrix.path.encode()[:MAX_PATH_NBYTES].decode("utf-8", "ignore")
+    path = os.fsencode(matrix.path)[:MAX_PATH_NBYTES].decode("utf-8", "ignore")
     out = {"quantize.imatrix.file": path}
     if matrix.datasets:
         out["quantize.imatrix.dataset"] = matrix.datasets[0].encode()[:MAX_PATH_NBYTES].decode("utf-8", "ignore")
@@ -252,7 +276,8 @@ def edit_gguf(path, out, set_keys=None, remove_keys=(), rename=None, set_types=N
 
 
 def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, force, progress, adapters):
-    set_keys, rename, set_types = dict(set_keys or {}), dict(rename or {}), dict(set_types or {})
+    set_keys, rename, set_types = (mapping(what, x or {}) for what, x in (
+        ("set_keys", set_keys), ("rename", rename), ("set_types", set_types)))
     if isinstance(remove_keys, str):
         raise ParamError(f"remove_keys is a list of keys, got {remove_keys!r}")
     for what, names, known in (("key", remove_keys, file.metadata), ("tensor", rename, file.tensors),
@@ -261,20 +286,30 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
             if name not in known:
                 raise ParamError(f"{file.path}: no {what} {name!r}{nearest(str(name), known)}; `ggjit info FILE` lists "
                                  f"them")
+    both = next((key for key in remove_keys if key in set_keys), None)
+    if both is not None:
+        raise ParamError(f"key {both!r} is to be removed and to be set; leave one of them out")
     names = [rename.get(name, name) for name in file.tensors]
     double = next((n for n in names if names.count(n) > 1), None) if rename else None
     if double is not None:
         raise ParamError(f"{file.path}: two tensors would be called {double!r}; rename the other one too")
     added = {name: [(low.numpy(), up.numpy(), factor) for a in adapters for low, up, factor in a.beside(name)]
              for name in file.tensors}
-    entries = [_entry(file, info, tensor_type(set_types.get(info.name, info.type)), rename.get(info.name),
-                      added=added[info.name]) for info in file.tensors.values()]
+    types = {info.name: tensor_type(set_types.get(info.name, info.type)) for info in file.tensors.values()}
+    poor = next((name for name, t in types.items() if t.name in NEED_IMPORTANCES and (name in set_types or added[name])),
+                None)
+    if poor is not None:
+        raise ParamError(f"{file.path}: tensor {poor!r} would be {types[poor]!r} without importances, which is "
+                         f"garbage; choose a larger type, or take `ggjit quantize --imatrix`")
+    entries = [_entry(file, info, types[info.name], rename.get(info.name), added=added[info.name])
+               for info in file.tensors.values()]
     for e, info in zip(entries, file.tensors.values(), strict=True):
         if info.ne[0] % e.type.block:
             raise ParamError(f"{file.path}: tensor {info.name!r} has rows of {info.ne[0]}, no multiple of {e.type!r}'s "
                              f"block of {e.type.block}; choose another type")
     new = {key: _same_kind(file, key, value) for key, value in set_keys.items()}
-    align = alignment(set_keys.get("general.alignment", file.alignment))
+    # without the key a reader takes the default
+    align = alignment(set_keys.get(ALIGNMENT, DEFAULT_ALIGNMENT if ALIGNMENT in remove_keys else file.alignment))
     paths = write_gguf(out, _metadata(file, new, remove_keys), parts_of(entries, _part_size(max_nbytes)), align, force,
                        "writing" if progress else None)
     return {"paths": paths, "nbytes": sum(e.nbytes for e in entries)}

@@ -24,6 +24,7 @@ import numpy as np
 
 from ggjit.display.progress import bar
 from ggjit.models.files.gguf import (
+    ALIGNMENT,
     ARRAY,
     BOOL,
     CODES,
@@ -46,6 +47,7 @@ from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
 VERSION = 3
+MAX_ALIGNMENT = 1 << 21       # bytes: a huge page
 _KIND = {np.dtype("<" + code): kind for kind, code in CODES.items()}
 _U32, _I32, _F32, _U64, _I64 = 4, 5, 6, 10, 11
 _TYPE_OF_DTYPE = {t.dtype: t for t in (F32, F16, F64, I8, I16, I32, I64)}
@@ -62,9 +64,9 @@ def save_gguf(path, tensors, metadata=None):
     split.* of a model in several files are left out, since this is one file.
     Errors: ParamError (names, keys, alignment), TypeMismatch (values GGUF has no kind for), NotAllocated, OSError.
     """
-    metadata = _dict("metadata", {} if metadata is None else metadata)
-    align = alignment(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-    sources = {name: _Source(name, x) for name, x in _dict("tensors", tensors).items()}
+    metadata = mapping("metadata", {} if metadata is None else metadata)
+    align = alignment(metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
+    sources = {name: _Source(name, x) for name, x in mapping("tensors", tensors).items()}
     write_gguf(path, {key: encoded(value, key) for key, value in metadata.items()},
                [[Entry(name, s.type, s.ne, s.chunks) for name, s in sources.items()]], align, force=True)
 
@@ -87,10 +89,16 @@ class Entry:
         return self.type.row_nbytes(self.ne[0]) * math.prod(self.ne[1:])
 
 
+def refuse_existing(path, force):
+    """CannotWrite for a file that is there already and is not to be replaced."""
+    if os.path.isfile(path) and not force:
+        raise CannotWrite(f"{path} exists already; choose another name, or replace it with force=True (--force)")
+
+
 def alignment(n):
     """`n`, if tensors can be aligned to it."""
-    if not is_whole(n, 1) or n & (n - 1):
-        raise ParamError(f"general.alignment must be a power of two, got {n!r}")
+    if not is_whole(n, 1, MAX_ALIGNMENT) or n & (n - 1):
+        raise ParamError(f"general.alignment must be a power of two, got {n!r} (at most {MAX_ALIGNMENT})")
     return n
 
 
@@ -119,9 +127,8 @@ def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, tit
     if n > 1:
         named = PART.fullmatch(path)
         paths = [part_path(named[1] if named else path, i, n) for i in range(n)]
-    there = [p for p in paths if os.path.isfile(p)]
-    if there and not force:
-        raise CannotWrite(f"{there[0]} exists already; choose another name, or replace it with force=True (--force)")
+    for p in paths:
+        refuse_existing(p, force)
     headers = []
     for i, group in enumerate(groups):
         own = dict(metadata) if i == 0 else {}
@@ -130,7 +137,7 @@ def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, tit
             own |= {key: encoded(value, key) for key, value in counts.items()}
         headers.append(_header(own, group, align))
     total = sum(e.nbytes for group in groups for e in group)
-    _check_space(paths[0], total + sum(map(len, headers)))
+    _check_space(paths[0], sum(map(len, headers)) + sum(_padded(e.nbytes, align) for group in groups for e in group))
     with _explained(path, "the end"), contextlib.ExitStack() as files, \
             bar(f"{title}, MiB", total / 2**20, drawn=title is not None) as step:
         for target, header, group in zip(paths, headers, groups, strict=True):
@@ -180,6 +187,10 @@ def _check_space(path, nbytes):
                           f"place")
 
 
+def _padded(nbytes, align):
+    return -(-nbytes // align) * align
+
+
 def _header(metadata, entries, align):
     """All that comes before the data, padding included."""
     out = [MAGIC, struct.pack("<IQQ", VERSION, len(entries), len(metadata))]
@@ -189,7 +200,7 @@ def _header(metadata, entries, align):
     for e in entries:
         out += [_text(e.name, "tensor name", MAX_NAME_NBYTES), struct.pack("<I", len(e.ne)),
                 struct.pack(f"<{len(e.ne)}Q", *e.ne), struct.pack("<IQ", e.type.id, offs)]
-        offs += -(-e.nbytes // align) * align
+        offs += _padded(e.nbytes, align)
     out = b"".join(out)
     return out + bytes(-len(out) % align)
 
@@ -198,10 +209,10 @@ def save_safetensors(path, tensors, metadata=None):
     """Write a safetensors file.  tensors: {name: Tensor or ndarray} of F32, F16, BF16, F64 or integers (quantised
     types have no dtype there: save_gguf keeps them); metadata: {str: str}.  Errors: TypeMismatch, ParamError, OSError.
     """
-    metadata = _dict("metadata", {} if metadata is None else metadata)
+    metadata = mapping("metadata", {} if metadata is None else metadata)
     if not all(isinstance(x, str) for pair in metadata.items() for x in pair):
         raise TypeMismatch("safetensors metadata maps strings to strings; save_gguf takes other values")
-    sources = {name: _Source(name, x) for name, x in _dict("tensors", tensors).items()}
+    sources = {name: _Source(name, x) for name, x in mapping("tensors", tensors).items()}
     header, offs = {"__metadata__": metadata} if metadata else {}, 0
     for name, s in sources.items():
         _text(name, "tensor name", MAX_KEY_NBYTES)
@@ -220,7 +231,7 @@ def save_safetensors(path, tensors, metadata=None):
 
 
 # ---------------------------------------------------------------- tensors
-def _dict(what, x):
+def mapping(what, x):
     if not isinstance(x, Mapping):
         raise TypeMismatch(f"{what} must be a dict with names as keys, got {type(x).__name__}")
     return dict(x)

@@ -23,7 +23,7 @@ from ggjit.core.arguments import typed_call
 from ggjit.display.progress import bar
 from ggjit.models.core.checks import integer
 from ggjit.models.files.imatrix import Imatrix, Sums
-from ggjit.models.files.save import CannotWrite
+from ggjit.models.files.save import CannotWrite, refuse_existing
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
@@ -99,7 +99,7 @@ class Mean:
 
 
 @typed_call
-def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None, progress=True):
+def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None, progress=True, force=False):
     """How well the model predicts a text: {"perplexity", "error", "n_tokens", "n_chunks"}; smaller is better.
 
         perplexity(load_model("q4.gguf"), open("wiki.txt").read(), base=load_model("f16.gguf"))
@@ -107,10 +107,13 @@ def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None,
     m: a model that generates text; data: a text, or token ids.  base: a better model with the same vocabulary, or a
     file of its log-probabilities (save_logits, or llama-perplexity's): then also "kl_divergence" (mean, in nats),
     "kl_error", "kl_median", "kl_99", "kl_max", "same_top" (share of positions where both find the same token likeliest)
-    and "base_perplexity".  save_logits: path of a file for the log-probabilities of `m`, 16 bits each.
+    and "base_perplexity".  save_logits: path of a file for the log-probabilities of `m`, 16 bits each;
+    force: it is replaced if it is there.
     Errors: ParamError for a text of less than two chunks, ModelError for another vocabulary, BadFile, CannotWrite.
     Source: llama.cpp's llama-perplexity.
     """
+    if save_logits is not None:
+        refuse_existing(save_logits, force)
     if isinstance(base, str | os.PathLike):
         base = SavedLogits(base)
         n_ctx = base.n_ctx
@@ -136,6 +139,7 @@ def perplexity(m, data, n_ctx=N_CTX, n_chunks=None, base=None, save_logits=None,
                     same.add((p.argmax(1) == q.argmax(1)).astype(np.float64))
                 at += len(logits)
             step()
+    m.reset()
     value = math.exp(min(nll.mean, 700.0))
     out = {"perplexity": value, "error": value * nll.error, "n_tokens": nll.n, "n_chunks": len(chunks), "n_ctx": n_ctx}
     return out if base is None else out | _divergence(np.concatenate(kl), base_nll, same)

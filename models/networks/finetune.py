@@ -20,7 +20,7 @@ import numpy as np
 import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
-from ggjit.models.core.checks import integer, number
+from ggjit.models.core.checks import integer, number, read_text
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.load import EMBEDDED, load_model
@@ -48,15 +48,10 @@ def read_ids(data, network):
 
 
 def _texts(path):
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from None
-    except UnicodeDecodeError as e:
-        raise BadFile(f"{path}: {e.reason} at byte {e.start}; text in UTF-8 is expected") from None
+    text = read_text(path)
     texts = [text]
-    if path.suffix == ".jsonl":
-        texts = [_text_of(line, n, path) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if path.suffix == ".jsonl":           # lines end with \n alone: strings may hold what else ends a line in Unicode
+        texts = [_text_of(line, n, path) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not any(texts):
         raise BadFile(f"{path} has no text")
     return texts
@@ -132,6 +127,22 @@ class _Memory:
 
 
 # ---------------------------------------------------------------- what users call
+def _refuse_to_replace(out, model, data, checkpoint):
+    """Errors: ParamError where `out` or `checkpoint` cannot be written, or is one of the files that are read."""
+    files = {"the adapter (out)": out, "the checkpoint": checkpoint, "the model": model, "the data": data}
+    files = {what: p for what, p in files.items() if isinstance(p, str | os.PathLike)}
+    for written, path in files.items():
+        if path is out or path is checkpoint:
+            checkpoints.require_folder(path)
+            same = next((what for what, p in files.items() if what != written and _same(p, path)), None)
+            if same is not None:
+                raise ParamError(f"finetune: {os.fspath(path)!r} is {written} and {same}; give each a file of its own")
+
+
+def _same(a, b):
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
 class Finetuning:
     """A training that is planned: `.peak` (bytes of the process), `.n_steps`, `.n_params`; `run()`."""
 
@@ -212,10 +223,9 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
         raise ParamError("finetune: data and out are needed: what to learn from, and the file to write")
     if not isinstance(out, str | os.PathLike):
         raise TypeMismatch(f"finetune: out is a path, got {type(out).__name__}")
-    checkpoints.require_folder(out)
-    if checkpoint is not None:
-        checkpoints.require_folder(checkpoint)
-    job = Finetuning(EMBEDDED if model is None else model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr,
+    model = EMBEDDED if model is None else model
+    _refuse_to_replace(out, model, data, checkpoint)
+    job = Finetuning(model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr,
                      batch, seed, n_threads, checkpoint, callback)
     try:
         if on_plan is not None:

@@ -11,7 +11,7 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.bert import Bert
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
-from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
+from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash", "n_seqs", *ROPE_OPTIONS)
 OPTIONS = (*LLAMA_OPTIONS, "repack")
@@ -65,10 +65,7 @@ def load_model(path=None, backend="CPU", n_threads=None, reserve=True, n_gpu_lay
         raise ParamError("devices chooses the layers of each device; leave out n_gpu_layers and cpu_moe")
     if "NULL" in str(backend).upper():
         raise ParamError("the NULL device computes nothing; load on \"CPU\", or measure with `ggjit peak`")
-    try:
-        file = GGUFFile(path)
-    except ValueError as e:             # a null byte or a lone surrogate in the path
-        raise e if isinstance(e, BadFile) else BadFile(f"{path!r} is no path of a file: {e}") from None
+    file = GGUFFile(path)
     if validate:
         file.validate()
     return network_of(file, options, backend=backend, n_threads=n_threads, load_start=t0, reserve=reserve,

@@ -1,6 +1,7 @@
 """Hugging Face folders as GGUF files: transformers' results, tensors to the byte, vocabularies, what cannot be done."""
 import json
 import pathlib
+import shutil
 import struct
 
 import numpy as np
@@ -9,6 +10,7 @@ from helpers.hf_folders import FOLDERS, HEADS, IDS, D, config, tensors, write
 
 import ggjit as gg
 from ggjit.models import convert_folder, load_model, save_safetensors
+from ggjit.models.convert.convert import INDEX
 from ggjit.models.files.gguf import GGUFFile
 
 GOLDENS = json.loads((pathlib.Path(__file__).parent / "hf_goldens.json").read_text())
@@ -176,6 +178,10 @@ def changed(source, **values):
     (lambda s: changed(s, hidden_act="gelu"), {}, gg.NotSupported, "hidden_act is 'gelu'; GGUF's qwen3 always"),
     (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
     (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
+    (lambda s: (s / INDEX).write_text('{"weight_map": ["a"]}'), {}, gg.BadFile, "weight_map has to map names"),
+    (lambda s: (s / INDEX).write_text('{"weight_map": {"a": 3}}'), {}, gg.BadFile, "weight_map has to map names"),
+    (lambda s: shutil.copy(s / "model.safetensors", s / "again.safetensors"), {}, gg.ModelError,
+     "is in another file of the folder too"),
     (lambda s: (s / "model.safetensors").unlink(), {}, gg.BadFile, "no .safetensors files"),
     (lambda s: None, {"vocabulary": True}, gg.ModelError, "neither tokenizer.json nor tokenizer.model; .*--no-vocab"),
     (lambda s: None, {"vocabulary": True, "pre": "qwen3"}, gg.ParamError, "no pre-tokenizer 'qwen3' .did you mean q"),

@@ -57,6 +57,9 @@ def test_divergence_from_a_better_model(tiny, rounded, tmp_path):
     saved = tmp_path / "base.kld"
     base = perplexity(tiny, IDS, n_ctx=N, save_logits=saved, progress=False)
     assert got["base_perplexity"] == pytest.approx(base["perplexity"], rel=1e-6)
+    with pytest.raises(CannotWrite, match="base.kld exists already"):
+        perplexity(tiny, IDS, n_ctx=N, save_logits=saved)
+    assert tiny.n_past == 0
     f = SavedLogits(saved)
     np.testing.assert_allclose(np.concatenate([f.chunk(i) for i in range(3)]), np.maximum(p, p.max() - 16.5), atol=3e-4)
     again = perplexity(rounded, IDS, n_ctx=N, base=saved, progress=False)

@@ -9,9 +9,9 @@ from helpers import tiny_model
 import ggjit as gg
 from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.models.networks.finetune import read_ids
+from ggjit.models.networks.finetune import _texts, read_ids
 from ggjit.models.networks.training import TokenLoss
-from ggjit.tools.command.commands.finetune import nbytes
+from ggjit.tools.command.common import nbytes
 from ggjit.tools.command.helpers import adapters
 
 IDS = np.tile(np.arange(40), 9)
@@ -96,7 +96,8 @@ def test_an_adapter_that_is_not_finite_is_not_written(model, tmp_path):
     assert (tmp_path / "a.gguf").read_bytes() == b"of before"
 
 
-@pytest.mark.parametrize("text, n", [("1500000000", 1_500_000_000), ("1.5G", 1_500_000_000), ("2MiB", 2 << 20)])
+@pytest.mark.parametrize("text, n", [("1500000000", 1_500_000_000), ("1.5G", 1_500_000_000), ("2MiB", 2 << 20),
+                                     (".5k", 500)])
 def test_numbers_of_bytes(text, n):
     assert nbytes(text) == n
 
@@ -114,6 +115,26 @@ def test_data_that_cannot_be_read(tmp_path, text, name, words):
         (tmp_path / name).write_bytes(text)
     with pytest.raises(gg.BadFile, match=words):
         read_ids(tmp_path / name, None)
+
+
+def test_only_line_feeds_end_a_line_of_json(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"text": "a\u2028b"}\r\n{"text": "c\x85d"}\n'.encode())
+    assert _texts(tmp_path / "a.jsonl") == ["a\u2028b", "c\x85d"]
+
+
+def test_no_file_that_is_read_is_replaced(model, tmp_path):
+    text, out = tmp_path / "a.txt", tmp_path / "a.gguf"
+    text.write_text("mine")
+    (tmp_path / "link.gguf").symlink_to(model)
+    for options, words in ((dict(out=model), "the adapter .out. and the model"),
+                           (dict(out=tmp_path / "link.gguf"), "the adapter .out. and the model"),
+                           (dict(data=text, out=text), "the adapter .out. and the data"),
+                           (dict(checkpoint=out), "the adapter .out. and the checkpoint"),
+                           (dict(data=text, checkpoint=text), "the checkpoint and the data"),
+                           (dict(out=tmp_path), "is a folder; name a file in it")):
+        with pytest.raises(gg.ParamError, match=words):
+            finetune(**{"model": model, "data": IDS, "out": out, "n_ctx": N, **options})
+    assert text.read_text() == "mine" and GGUFFile(model).get("general.type", None) is None
 
 
 @pytest.mark.parametrize("options, error, words", [

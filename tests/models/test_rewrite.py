@@ -114,11 +114,20 @@ def tiny_in_llama_order(tiny, tmp_path):
     (dict(type="Q4_0", tensor_types={"(": "q8_0"}), gg.ParamError, "no regular expression"),
     (dict(type="Q4_0", tensor_types={"ffn": "q4_kk"}), gg.ParamError, "no tensor type 'q4_kk' .did you mean q4_k"),
     (dict(type="Q4_0", imatrix=3), gg.ParamError, "imatrix takes the path of a file or an Imatrix, got int"),
+    (dict(type="COPY", tensor_types={"ffn": "q8_0"}), gg.ParamError, "COPY gives every .* tensor_types .* be ignored"),
+    (dict(type="F16", tensor_types={"ffn": "q8_0"}), gg.ParamError, "F16 gives every tensor its type"),
+    (dict(type="COPY", pure=True), gg.ParamError, "pure .--pure. would be ignored"),
+    (dict(type="Q4_0", leave_output=True, output_type="q8_0"), gg.ParamError, "leave_output .* leave one of them out"),
+    (dict(type="Q4_0", keep_split=True, max_nbytes=100), gg.ParamError, "keep_split .* leave one of them out"),
+    (dict(type="Q4_0", tensor_types={"ffn": "q8_K"}), gg.ParamError, "no tensor type 'q8_K'"),
+    (dict(type="Q4_0", tensor_types=["ffn"]), gg.TypeMismatch, "tensor_types must be a dict"),
+    (dict(type="Q4_0", output_type=""), gg.ParamError, "no tensor type ''"),
+    (dict(path="a\0b", type="Q4_0"), gg.BadFile, "is no path of a file"),
     (dict(type="Q4_0", max_nbytes=0), gg.ParamError, "max_nbytes is a positive number"),
     (dict(type="Q4_0", tipe=1), gg.TypeMismatch, "tipe")])
 def test_refusals_before_anything_is_written(call, error, message, tiny, tmp_path):
     with pytest.raises(error, match=message):
-        quantize_gguf(tiny, tmp_path / "q.gguf", progress=False, **call)
+        quantize_gguf(**{"path": tiny, "out": tmp_path / "q.gguf", "progress": False, **call})
     assert left(tmp_path) == []
 
 
@@ -300,6 +309,11 @@ def test_edits(tiny, tmp_path):
     (dict(rename={"output_norm.weight": "token_embd.weight"}), "two tensors would be called 'token_embd.weight'"),
     (dict(rename={"output_norm.weight": "x" * 64}), "has 64 bytes, 1 to 63"),
     (dict(set_types={"blk.0.ffn_up.weight": "q4_K"}), "rows of 64, no multiple of Q4_K's block of 256"),
+    (dict(rename={"output_norm.weight": ""}), "tensor name '' has 0 bytes"),
+    (dict(set_keys={"llama.block_count": 3}, remove_keys=["llama.block_count"]), "removed and to be set; leave"),
+    (dict(set_types={"blk.0.ffn_up.weight": "i32"}), "no tensor type 'i32'"),
+    (dict(set_types={"blk.0.ffn_up.weight": "iq2_xxs"}), "IQ2_XXS without importances, which is garbage"),
+    (dict(set_keys={"general.alignment": 1 << 40}), "must be a power of two, got 1099511627776"),
     (dict(set_keys={"general.alignment": 3}), "must be a power of two, got 3")])
 def test_edits_that_cannot_be(call, message, tiny, tmp_path):
     with pytest.raises(gg.ParamError, match=message):
@@ -307,7 +321,24 @@ def test_edits_that_cannot_be(call, message, tiny, tmp_path):
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize("length", [1, 33, 65, 97])
+def test_tensors_stay_where_readers_look_without_the_key_of_alignment(length, tmp_path):
+    rows = np.arange(64, dtype=np.float32).reshape(2, 32)
+    save_gguf(tmp_path / "m.gguf", {"a": rows, "b": -rows}, {"general.alignment": 128, "note": "x" * length})
+    edit_gguf(tmp_path / "m.gguf", tmp_path / "n.gguf", remove_keys=["general.alignment"], progress=False)
+    tensors, _ = load_gguf(tmp_path / "n.gguf")
+    np.testing.assert_array_equal(tensors["a"].numpy(), rows)
+    np.testing.assert_array_equal(tensors["b"].numpy(), -rows)
+
+
 # ---------------------------------------------------------------- importance matrices
+def test_importances_in_a_file_whose_name_is_no_unicode(tiny, tmp_path):
+    matrix = importances(tiny)
+    matrix.path = "im\udcff.gguf"
+    quantize_gguf(tiny, tmp_path / "q.gguf", "Q4_0", matrix, progress=False)
+    assert GGUFFile(tmp_path / "q.gguf").get("quantize.imatrix.file") == "im.gguf"
+
+
 def dat(entries, tail=b"\x03\0\0\0\x04\0\0\0text"):
     out = np.int32(len(entries)).tobytes()
     for name, calls, values in entries:
@@ -350,6 +381,10 @@ def test_gguf_files_that_are_no_importances(tiny, tmp_path):
         load_imatrix(tiny)
     save_gguf(tmp_path / "a.gguf", {"x.in_sum2": np.ones((1, 2), np.float32)})
     with pytest.raises(gg.BadFile, match="'x.counts' of type F32 is missing"):
+        load_imatrix(tmp_path / "a.gguf")
+    save_gguf(tmp_path / "a.gguf", {"x.in_sum2": np.ones((1, 2), np.float32), "x.counts": np.ones((1, 1), np.float32)},
+              {"imatrix.datasets": 5})
+    with pytest.raises(gg.BadFile, match="'imatrix.datasets' holds 5"):
         load_imatrix(tmp_path / "a.gguf")
     with pytest.raises(gg.BadFile, match=re.escape(f"{tmp_path / 'none'}: No such file")):
         load_imatrix(tmp_path / "none")

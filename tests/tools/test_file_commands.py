@@ -56,8 +56,11 @@ def test_edit_and_info(tiny, tmp_path, command):
     (["quantize", "FILE", "OUT", "q4_0", "--split-max-size", "2X"], 2, "a size is a number of bytes, such as 500M"),
     (["quantize", "none.gguf", "OUT", "q4_0"], 1, "none.gguf: No such file"),
     (["edit", "FILE", "OUT", "--remove-key", "general.nme"], 2, "no key 'general.nme'"),
+    (["edit", "FILE", "OUT", "--set-key", "a=1", "--set-key", "a=2"], 2, "--set-key is given twice for 'a'"),
     (["info", "none.gguf"], 1, "none.gguf: No such file"),
     (["imatrix", "FILE", "--data", "none.txt", "-o", "OUT"], 1, "none.txt: No such file"),
+    (["imatrix", "FILE", "--data", "FILE", "-o", "none/im.gguf"], 2, "there is no folder"),
+    (["perplexity", "FILE", "--data", "FILE", "--save-logits", "FILE"], 1, "exists already"),
     (["perplexity", "FILE", "--data", "FILE"], 1, "no UTF-8 text at byte")])
 def test_what_cannot_be_done(argv, status, text, tiny, tmp_path, command):
     names = {"FILE": tiny, "OUT": tmp_path / "out.gguf"}

@@ -1,13 +1,15 @@
 """What several commands share: types of arguments, options, tables on stdout."""
 import argparse
+import decimal
 import json
 import os
 import re
 import sys
 
 from ggjit.models.blocks.facts import ROPE_KINDS, ROPE_OPTIONS
+from ggjit.models.core.checks import read_text
 from ggjit.models.text.sampling import OPTIONS
-from ggjit.ops.core.errors import BadFile, ParamError, extra
+from ggjit.ops.core.errors import ParamError, extra
 from ggjit.ops.core.printable import TEXT, printable
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
@@ -32,11 +34,13 @@ n_layers = _at_least(-1, "must be a number of layers, or -1 for all", "integer")
 
 
 def nbytes(text):
-    """Bytes of "500M", "2G" or "1000", for argparse; a k is 1000, as in llama-gguf-split."""
-    found = re.fullmatch(r"([1-9]\d*)([kMG]?)", text, re.IGNORECASE)
-    if found is None:
-        raise argparse.ArgumentTypeError("a size is a number of bytes, such as 500M or 2G")
-    return int(found[1]) * 1000 ** " kmg".index(found[2].lower() or " ")
+    """Bytes of "1500000000", "1.5G" or "1.4GiB", for argparse; a k is 1000, as in llama-gguf-split."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmg]?)(i?)b?", text.strip(), re.IGNORECASE)
+    n = int(decimal.Decimal(found[1]) * (1024 if found[3] else 1000) ** " kmg".index(found[2].lower() or " ")) if \
+        found is not None and (found[2] or not found[3]) else 0
+    if n < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a size is a number of bytes, such as 500M, 1.5G or 800MiB")
+    return n
 
 
 def pairs(option, texts):
@@ -44,6 +48,10 @@ def pairs(option, texts):
     wrong = next((text for text in texts if not text.partition("=")[0] or "=" not in text), None)
     if wrong is not None:
         raise ParamError(f"{option} takes NAME=VALUE, got {wrong!r}")
+    names = [text.partition("=")[0] for text in texts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ParamError(f"{option} is given twice for {twice!r}; leave one of them out")
     return dict(text.split("=", 1) for text in texts)
 
 
@@ -74,17 +82,6 @@ def add_data(c):
     c.add_file("--data", required=True, metavar="FILE", help="a text, UTF-8")
     c.add_argument("-c", "--n-ctx", type=positive, default=512, metavar="N", help="tokens of a chunk (512)")
     c.add_argument("--chunks", type=positive, default=None, metavar="N", help="the first N chunks (all)")
-
-
-def read_data(path):
-    """The text in a file.  Errors: BadFile."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            return f.read()
-    except OSError as e:
-        raise BadFile(f"{path}: {e.strerror}; check the path and the permissions") from e
-    except UnicodeDecodeError as e:
-        raise BadFile(f"{path}: no UTF-8 text at byte {e.start}; convert it with iconv -t UTF-8") from e
 
 
 def chunk_options(args):
@@ -142,7 +139,7 @@ def sampling(args):
     for name in ("grammar", "json_schema"):
         path, value = getattr(args, f"{name}_file"), getattr(args, name)
         if path or value is not None:
-            found[name] = read_data(path) if path else value
+            found[name] = read_text(path) if path else value
     if "logit_bias" in found:
         found["logit_bias"] = dict(found["logit_bias"])
     if found.get("dry_sequence_breakers") == ["none"]:

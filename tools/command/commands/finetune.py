@@ -1,24 +1,12 @@
 """`ggjit finetune`: train a LoRA adapter beside the frozen weights of a model."""
-import argparse
-import re
-
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.finetune import TARGETS, finetune
-from ggjit.tools.command.common import add_n_ctx, add_threads, count, positive
+from ggjit.tools.command.common import add_n_ctx, add_threads, count, nbytes, positive
 
 EXAMPLES = (("ggjit finetune --data letters.txt -o letters.gguf", "the model that comes with ggjit"),
             ("ggjit finetune m.gguf --data notes.jsonl --memory 1.5G -o notes.gguf",
              "within so many bytes; then ggjit generate -m m.gguf --lora notes.gguf -p Hello"))
-UNITS = {"": 1, "K": 10 ** 3, "M": 10 ** 6, "G": 10 ** 9, "KI": 2 ** 10, "MI": 2 ** 20, "GI": 2 ** 30}
-
-
-def nbytes(text):
-    """A number of bytes: "1500000000", "1.5G", "1.4GiB"."""
-    found = re.fullmatch(r"([0-9.]+)\s*([kmg]?i?)b?", text.strip(), re.IGNORECASE)
-    if found is None or found[2].upper() not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 1.5G or 800MiB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def add_arguments(c):

@@ -2,10 +2,12 @@
 import os
 
 from ggjit.display.progress import compiling
-from ggjit.models.files.save import CannotWrite
+from ggjit.models.core.checks import read_text
+from ggjit.models.files.save import refuse_existing
 from ggjit.models.networks.evaluate import measure_imatrix
-from ggjit.tools.command.common import add_data, add_gpu, add_strict, add_threads, chunk_options, read_data
+from ggjit.tools.command.common import add_data, add_gpu, add_strict, add_threads, chunk_options
 from ggjit.tools.command.helpers import load
+from ggjit.train.checkpoint import require_folder
 
 EXAMPLES = (("ggjit imatrix f16.gguf --data wiki.txt -o imatrix.gguf", "then: ggjit quantize --imatrix imatrix.gguf"),
             ("ggjit imatrix f16.gguf --data wiki.txt --chunks 100", "the first 100 chunks of 512 tokens"))
@@ -23,12 +25,13 @@ def add_arguments(c):
 
 
 def run(args):
-    if os.path.isfile(args.output) and not args.force:      # before the work, not after it
-        raise CannotWrite(f"{args.output} exists already; choose another name with -o, or replace it with --force")
-    text, options = read_data(args.data), chunk_options(args)
+    refuse_existing(args.output, args.force)                # before the work, not after it
+    require_folder(args.output)
+    text, options = read_text(args.data), chunk_options(args)
     with compiling():
         m = load(args.model, args, n_ctx=args.n_ctx, reserve=False)
-        found = measure_imatrix(m, text, output=args.process_output, dataset=args.data, **options)
+        found = measure_imatrix(m, text, output=args.process_output,
+                                dataset=os.fsencode(args.data).decode("utf-8", "replace"), **options)
     found.save(args.output, force=args.force)
     partial = [name for name, s in found.sums.items() if not s.counts.all()]
     if not args.json:

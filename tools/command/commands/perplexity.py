@@ -1,9 +1,11 @@
 """`ggjit perplexity`: how well a model predicts a text, and how far its predictions are from a better model's."""
 from ggjit.display.progress import compiling
+from ggjit.models.core.checks import read_text
 from ggjit.models.files.gguf import MAGIC
+from ggjit.models.files.save import refuse_existing
 from ggjit.models.networks.evaluate import SavedLogits, perplexity
 from ggjit.ops.core.errors import ParamError
-from ggjit.tools.command.common import add_data, add_gpu, add_kv_type, add_strict, add_threads, chunk_options, read_data
+from ggjit.tools.command.common import add_data, add_gpu, add_kv_type, add_strict, add_threads, chunk_options
 from ggjit.tools.command.helpers import load
 
 EXAMPLES = (("ggjit perplexity q4.gguf --data wiki.txt", "as llama-perplexity: chunks of 512 tokens"),
@@ -16,6 +18,7 @@ def add_arguments(c):
     add_data(c)
     c.add_file("--kl-divergence-base", metavar="FILE", help="a better model, or its log-probabilities in a file")
     c.add_file("--save-logits", metavar="FILE", help="write the log-probabilities, 16 bits each")
+    c.add_argument("--force", action="store_true", help="replace the file of --save-logits if it is there")
     add_kv_type(c)
     add_strict(c)
     add_gpu(c)
@@ -23,14 +26,16 @@ def add_arguments(c):
 
 
 def run(args):
-    text, options, base = read_data(args.data), chunk_options(args), args.kl_divergence_base
+    if args.save_logits is not None:
+        refuse_existing(args.save_logits, args.force)       # before the work, not after it
+    text, options, base = read_text(args.data), chunk_options(args), args.kl_divergence_base
     with compiling():
         if base is not None and is_model(base):
             base = load(base, args, n_ctx=args.n_ctx, kv_type=args.kv_type)
         elif base is not None and SavedLogits(base).n_ctx != args.n_ctx:
             raise ParamError(f"{base}: made from chunks of {SavedLogits(base).n_ctx} tokens; say so with -c")
         m = load(args.model, args, n_ctx=args.n_ctx, kv_type=args.kv_type)
-        r = perplexity(m, text, base=base, save_logits=args.save_logits, **options)
+        r = perplexity(m, text, base=base, save_logits=args.save_logits, force=args.force, **options)
     if not args.json:
         print(f"perplexity {r['perplexity']:.4f} +/- {r['error']:.5f}, {r['n_tokens']:,} tokens predicted in "
               f"{r['n_chunks']} chunks of {r['n_ctx']}")
