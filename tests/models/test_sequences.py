@@ -154,6 +154,15 @@ def test_one_text_with_broken_logits_does_not_end_the_others(tmp_path, monkeypat
         assert [run.stats["tokens"] for run in runs.runs] == [want[0], [], want[2]]
 
 
+def test_every_text_has_the_stops_of_an_iterator(tmp_path):
+    with loaded(written("tiny", tmp_path), n_seqs=2) as m:
+        m._tokenizer.n_vocab = m.n_vocab
+        stops = [tokens[1] for tokens in alone(m, PROMPTS[:3])]
+        both = [m.generate(PROMPTS[:3], 6, temp=0, stop=stop) for stop in (stops, iter(stops))]
+        ends = [[(list(runs), run.stats["tokens"])[1] for run in runs.runs] for runs in both]
+        assert ends[0] == ends[1] and max(map(len, ends[0])) == 2
+
+
 def test_bad_prompts_are_refused_before_anything_changes(tmp_path):
     with loaded(written("tiny", tmp_path), n_ctx=64) as m:
         m.decode([1, 2, 3])
