@@ -46,8 +46,8 @@ class Text:
     """A text in the caches: `ids`, its tokens so far.
 
     written: positions that rows were written for; it stays where it is when the text gets shorter again.
-    exact: what the caches know of the first so many tokens is what the network computes of these alone.  Behind them are
-    tokens that were read under hooks, or that know tokens which a context shift dropped.
+    exact: what the caches know of the first so many tokens is what the network computes of these alone.  Those behind
+    them were read under hooks, or know tokens that a context shift dropped.
     """
 
     __slots__ = ("broken", "exact", "ids", "lays", "slot", "written")
