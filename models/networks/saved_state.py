@@ -2,7 +2,7 @@
 
     MAGIC | length of the header, uint32 | header, JSON | ids, int32 | rows of every cache | CRC-32 of all before
 
-    header      model: a hash of its description, tensors and some of their bytes;  kv_type;  n_past;  n_bytes behind it;
+    header      model: a hash of its description, tensors and some of their bytes;  kv_type;  n_past;  n_bytes behind;
                 n_exact: of how many tokens this is what the network computes of them alone (Text.exact of cells.py)
     rows        of keys and values: those that the layer looks back on, in the order of positions;  of states: one
 """
