@@ -16,6 +16,7 @@ import numpy as np
 
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.interrupts import not_lost
 
 
 def is_many(prompt):
@@ -152,7 +153,14 @@ class Generations:
                 self._advance(i, logits)
 
     def _advance(self, i, logits):
-        """The text takes its logits: pieces, then the ids it wants to be read; or it ends."""
+        """The text takes its logits: pieces, then the ids it wants to be read; or it ends.
+
+        A Ctrl-C waits for the end of it: a text whose next token is chosen in part could not go on.
+        """
+        with not_lost(lambda frame: True):
+            self._taken(i, logits)
+
+    def _taken(self, i, logits):
         steps = self._steps[i]
         try:
             got = steps.send(logits)

@@ -1,4 +1,6 @@
 """Many texts at once: rows, masks, slots; results equal to those of a text alone."""
+import signal
+
 import numpy as np
 import pytest
 from helpers import arch_files, tiny_model
@@ -138,6 +140,24 @@ def test_interrupts_and_other_texts_in_between(name, tmp_path, monkeypatch):
         runs = m.generate(prompts, 6, temp=0)
         next(runs)
         m.logits([1, 2, 3])
+        list(runs)
+        assert [run.stats["tokens"] for run in runs.runs] == want
+
+
+def test_an_interrupt_while_a_token_is_chosen(tmp_path, monkeypatch):
+    with loaded(written("tiny", tmp_path), n_seqs=2) as m:
+        want = alone(m, PROMPTS[:3])
+        runs, calls = m.generate(PROMPTS[:3], 6, temp=0), []
+        sample = runs[1].answer.sampler.sample
+
+        def interrupted(logits):
+            calls.append(1)
+            if len(calls) == 3:
+                signal.raise_signal(signal.SIGINT)
+            return sample(logits)
+        monkeypatch.setattr(runs[1].answer.sampler, "sample", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="^$"):
+            list(runs)
         list(runs)
         assert [run.stats["tokens"] for run in runs.runs] == want
 
