@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 from ggjit.models.blocks.description import mask_name, rows_name
 
 KV_STEP = 256                   # cache rows looked at are a multiple of this
+ALL = 1 << 31                   # tokens: more than a text can have
 
 
 class Lay:
@@ -45,13 +46,14 @@ class Text:
     """A text in the caches: `ids`, its tokens so far.
 
     written: positions that rows were written for; it stays where it is when the text gets shorter again.
-    hooked: some of it was read while hooks could change what the network computes.
+    exact: what the caches know of the first so many tokens is what the network computes of these alone.  Those behind
+    them were read under hooks, or know tokens that a context shift dropped.
     """
 
-    __slots__ = ("broken", "hooked", "ids", "lays", "slot", "written")
+    __slots__ = ("broken", "exact", "ids", "lays", "slot", "written")
 
     def __init__(self, lays):
-        self.lays, self.ids, self.slot, self.written, self.hooked = lays, [], 0, 0, False
+        self.lays, self.ids, self.slot, self.written, self.exact = lays, [], 0, 0, ALL
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
     def add(self, ids, slot):
@@ -66,7 +68,7 @@ class Text:
 
     def forget(self):
         """Begin anew, in the same rows."""
-        self.ids, self.slot, self.written, self.broken = [], 0, 0, False
+        self.ids, self.slot, self.written, self.broken, self.exact = [], 0, 0, False, ALL
         for lay in self.lays.values():
             lay.since = 0
 
@@ -74,6 +76,7 @@ class Text:
         """The first n tokens, and the states as they were then."""
         del self.ids[n:]
         self.slot, self.broken = slot, not self.holds(n)
+        self.exact = self.exact if self.exact < n else ALL
 
 
 class Cells:

@@ -37,6 +37,7 @@ def shift(m, n_keep, n_discard):
                      for w, lay in text.lays.items()}
         text.written = max(text.written - n_discard, len(stay))
     text.ids = stay
+    text.exact = min(text.exact, n_keep)
     text.broken = not turns
 
 

@@ -244,6 +244,11 @@ class Decoder(Network):
         return int(TABLE.words[self._weight_ids, T_VERSION].sum())
 
     @property
+    def weights_are_as_read(self):
+        """Was no weight written to since the text began?"""
+        return self._read_with == self._weight_versions()
+
+    @property
     def n_past(self):
         """Tokens of the text so far."""
         return len(self.text.ids) if self.text else 0
@@ -257,14 +262,15 @@ class Decoder(Network):
         """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
 
         All but the last at most, since its logits are wanted.  States of recurrent layers know the whole text only.
-        What was read while values of it were kept or replaced (networks/hooks.py) is read again.
+        What was read while values of it were kept or replaced (networks/hooks.py), or before a weight was written to,
+        or stood behind tokens that a context shift dropped, is read again.
         """
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             n, text = 0, self.text
-            same = self._hooks.wanted is None and self._read_with == self._weight_versions()
-            if text and same and not text.broken and not text.hooked:
-                n = min(len(text.ids), len(ids) - 1)
+            same = self._hooks.wanted is None and self.weights_are_as_read
+            if text and same and not text.broken:
+                n = min(len(text.ids), len(ids) - 1, text.exact)
                 differ = np.flatnonzero(np.array(text.ids[:n], np.int32) != ids[:n])
                 n = int(differ[0]) if len(differ) else n
             if not n or not text.holds(n) or (self.recurrent and n < len(text.ids)):
@@ -330,7 +336,8 @@ class Decoder(Network):
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
         n, slot, out = len(text.ids), text.slot, []
-        text.hooked |= self._hooks.wanted is not None
+        if self._hooks.wanted is not None:
+            text.exact = min(text.exact, n)
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
                 part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)

@@ -240,10 +240,13 @@ class HookedPlan:
             placed.set(x if axis is None else whole)
 
     def _keep(self, keeping):
-        n, values = self._n_tokens(), {}
+        n, n_texts, values = self._n_tokens(), len(self._inputs.get("next_slot", ())), {}
         for name in self._kept if keeping else ():
             axis, a = self._specs[name].token_axis, self._by_position(name, self._plan.view(self._named[name]))
-            values[name] = a if axis is None else a[(slice(None),) * axis + (slice(n),)]
+            if axis is None:
+                values[name] = a[:n] if n_texts > 1 else a
+            else:
+                values[name] = a[(slice(None),) * axis + (slice(n),)]
         for s in keeping:
             s.keep(values, self._inputs["tokens"][:n] if "tokens" in self._inputs else None)
 
@@ -297,8 +300,8 @@ class Rows:
     def add(self, a):
         """The values of one run."""
         spec = self._spec
-        if spec.token_axis is None:
-            a, self._n = a[None], 0
+        if spec.token_axis is None:         # as many rows as the step had texts
+            a, self._n, self._row, self._a = a[None], 0, list(a.shape), None
         else:
             a = np.moveaxis(a, spec.token_axis, 0)
         a = a.astype(spec.dtype, copy=False)

@@ -2,7 +2,8 @@
 
     MAGIC | length of the header, uint32 | header, JSON | ids, int32 | rows of every cache | CRC-32 of all before
 
-    header      model: a hash of its description, tensors and some of their bytes;  kv_type;  n_past;  n_bytes behind it
+    header      model: a hash of its description, tensors and some of their bytes;  kv_type;  n_past;  n_bytes behind;
+                n_exact: of how many tokens this is what the network computes of them alone (Text.exact of cells.py)
     rows        of keys and values: those that the layer looks back on, in the order of positions;  of states: one
 """
 import hashlib
@@ -13,6 +14,7 @@ import zlib
 
 import numpy as np
 
+from ggjit.models.networks.cells import ALL
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole
@@ -31,7 +33,8 @@ def save(m, path):
     parts = [np.array(ids, "<i4").tobytes()]
     parts += [leaf.bytes(at * row, n * row) for leaf, row, runs in _rows(m, text) for at, n in runs]
     parts = [bytes(part) for part in parts]
-    header = json.dumps({"model": fingerprint(m), "kv_type": m.kv_type.name, "n_past": len(ids),
+    exact = 0 if text is None or not m.weights_are_as_read else min(text.exact, len(ids))
+    header = json.dumps({"model": fingerprint(m), "kv_type": m.kv_type.name, "n_past": len(ids), "n_exact": exact,
                          "n_bytes": sum(map(len, parts))}).encode()
     state = b"".join([MAGIC, LENGTH.pack(len(header)), header, *parts])
     state += LENGTH.pack(zlib.crc32(state))
@@ -51,6 +54,7 @@ def load(m, state):
     m.reset()
     text = m.text
     text.ids, text.written, text.slot = ids.tolist(), n, int(bool(n) and m.recurrent)
+    text.exact = header["n_exact"] if header["n_exact"] < n else ALL
     for window, lay in text.lays.items():
         lay.since = _first(n, window)
     at = 4 * n
@@ -127,11 +131,12 @@ def _checked(m, state, source):
         raise broken(f"the {len(state)} bytes of the saved state are cut off or damaged")
     try:
         header = json.loads(state[start:start + n_header])
-        model, kv_type, n_past, n_bytes = (header[k] for k in ("model", "kv_type", "n_past", "n_bytes"))
-    except (ValueError, TypeError, KeyError) as e:
+        model, kv_type, n_past, n_exact, n_bytes = (
+            header[k] for k in ("model", "kv_type", "n_past", "n_exact", "n_bytes"))
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise broken(f"the header cannot be read ({e})") from None
     body = state[start + n_header:-4]
-    if not is_whole(n_past, 0) or not is_whole(n_bytes, 0) or n_bytes != len(body) or 4 * n_past > n_bytes:
+    if not all(is_whole(n, 0) for n in (n_past, n_exact, n_bytes)) or n_bytes != len(body) or 4 * n_past > n_bytes:
         raise broken(f"n_past {n_past!r} and n_bytes {n_bytes!r} do not fit the {len(body)} bytes")
     if model != fingerprint(m):
         raise ModelError(f"{source} was saved from another model, or with other options of RoPE, than {m.file.path}")

@@ -8,7 +8,7 @@ A text's rows for its prompt and n_predict tokens (-1: all rows) are taken when 
 want of room.
 When one ends, the next begins in its place.
 """
-import collections
+import collections.abc
 import numbers
 import time
 
@@ -16,11 +16,17 @@ import numpy as np
 
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.interrupts import not_lost
 
 
 def is_many(prompt):
     """Is it a list of prompts, not of token ids?"""
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], numbers.Number)
+
+
+def _several_times(value):
+    """What every text reads from the beginning: an iterator as a tuple, others as they are."""
+    return tuple(value) if isinstance(value, collections.abc.Iterator) else value
 
 
 class Generations:
@@ -38,6 +44,7 @@ class Generations:
         if options.get("context_shift"):
             raise ParamError("context_shift works for one prompt at a time; each of several has room of its own")
         self.model = model
+        stop, options = _several_times(stop), {name: _several_times(value) for name, value in options.items()}
         self.runs = [Generation(model, prompt, n_predict, stop, ignore_eos, **options) for prompt in prompts]
         for run in self.runs:
             model._checked_ids(run.prompt_ids, model.n_ctx)
@@ -146,7 +153,14 @@ class Generations:
                 self._advance(i, logits)
 
     def _advance(self, i, logits):
-        """The text takes its logits: pieces, then the ids it wants to be read; or it ends."""
+        """The text takes its logits: pieces, then the ids it wants to be read; or it ends.
+
+        A Ctrl-C waits for the end of it: a text whose next token is chosen in part could not go on.
+        """
+        with not_lost(lambda frame: True):
+            self._taken(i, logits)
+
+    def _taken(self, i, logits):
         steps = self._steps[i]
         try:
             got = steps.send(logits)

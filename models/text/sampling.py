@@ -75,9 +75,10 @@ def _logit_bias(name, value):
 
 
 def _breakers(name, value):
-    if isinstance(value, str) or not all(isinstance(text, str) and text for text in value):
+    texts = (None,) if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value)
+    if not all(isinstance(text, str) and text for text in texts):
         raise ParamError(f"{name} is {value!r}, expected a list of texts, none of them empty")
-    return tuple(value)
+    return texts
 
 
 def _chain(name, value):

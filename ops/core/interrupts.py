@@ -46,10 +46,13 @@ def in_finalizer(frame):
 
 
 class not_lost:
-    """`with not_lost():` a Ctrl-C that comes in inside a finalizer of other packages is raised at the end."""
+    """`with not_lost():` a Ctrl-C that comes in inside a finalizer of other packages is raised at the end.
 
-    def __init__(self):
-        self._keep = KeepInterrupts(in_finalizer)
+    when: as of KeepInterrupts.
+    """
+
+    def __init__(self, when=in_finalizer):
+        self._keep = KeepInterrupts(when)
 
     def __enter__(self):
         self._keep.start()

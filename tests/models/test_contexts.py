@@ -1,4 +1,7 @@
 """Contexts: RoPE as options say, beyond the training, shifted, saved and restored; what a shared prefix saves."""
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from helpers import arch_files, tiny_model
@@ -188,6 +191,9 @@ def test_states_that_do_not_fit(tmp_path):
         for bad in (state[:-1], state[:40], b"", state[:50] + b"x" + state[51:], state + b"x", MAGIC):
             with pytest.raises(gg.BadFile, match="cut off or damaged|no saved state"):
                 m.load_state(bad)
+        nested = MAGIC + struct.pack("<I", 4000) + b"[" * 4000
+        with pytest.raises(gg.BadFile, match="the header cannot be read"):
+            m.load_state(nested + struct.pack("<I", zlib.crc32(nested)))
         for bad in (5, None, "no such file"):
             with pytest.raises((gg.TypeMismatch, OSError), match="bytes or the path|no such file"):
                 m.load_state(bad)
@@ -278,3 +284,44 @@ def test_prefixes_of_changed_networks_are_read_again(tmp_path):
         assert changed == tokens(cache_prompt=False) != plain
         with pytest.raises(gg.ModelError, match="another model"):
             m.load_state(state)
+
+
+@pytest.mark.parametrize("name", ["tiny", "gemma3"])
+def test_prefixes_behind_dropped_tokens_are_read_again(name, tmp_path):
+    """What stays after a shift still knows the tokens that were dropped: it is no prefix of another text."""
+    path = tmp_path / "m.gguf"
+    tiny_model.write(path) if name == "tiny" else arch_files.write(shared("tools"), name, path)
+    with loaded(path) as m:
+        m.decode(IDS)
+        m.shift_context(3, 6)
+        state, ids = m.save_state(), [*IDS[:3], *IDS[9:], 7]
+        for restored in (False, True):
+            if restored:
+                m.load_state(state)
+            assert m.keep_prefix(ids) == 3
+            np.testing.assert_allclose(m.decode(ids[3:]), m.logits(ids)[-1], atol=1e-4)
+        m.load_state(state)
+        m.keep_prefix(ids)
+        m.decode(ids[3:])
+        assert m.keep_prefix(ids) == len(ids) - 1           # read again, they are
+
+
+def test_states_remember_what_they_were_read_with(tmp_path):
+    path = tiny_model.write(tmp_path / "m.gguf")
+    with loaded(path, lora=[new_adapter(GGUFFile(path), ["attn_q"], 2, 4)]) as m:
+        m.decode(IDS[:5])
+        with m.patch({"blk.0.l_out": lambda x: -7 * x}):
+            m.decode(IDS[5:9])
+            want = m.decode(IDS[9:])
+        state = m.save_state()
+        m.load_state(state)
+        assert m.keep_prefix([*IDS, 7]) == 5
+        np.testing.assert_allclose(m.decode(IDS[5:]), m.logits(IDS)[-1], atol=1e-4)
+        assert abs(m.decode([7]) - want).max() > 1e-3
+        m.reset()
+        m.decode(IDS)
+        for pair in m.weights.adapters[0].pairs.values():
+            for t in pair:
+                t.set(t.numpy() * 40 + 1)
+        m.load_state(m.save_state())
+        assert m.n_past == len(IDS) and m.keep_prefix([*IDS, 7]) == 0

@@ -207,6 +207,23 @@ def test_texts_side_by_side(path):
         near(np.sort(c["blk.0.l_out"], 0), np.sort(rows, 0), 1e-4)
 
 
+@pytest.mark.parametrize("name", ["mamba2"])
+def test_states_of_texts_side_by_side(name, tmp_path):
+    """Steps have a state for each text; what is read from it comes token by token."""
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
+    with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False, n_ctx=64) as m:
+        m._tokenizer, prompts, names = tiny_model.Words(), [[5], [8], [9]], ["blk.0.scan", "blk.1.state_0"]
+        with m.capturing(names) as c, m.capturing("blk.1.state_0", out=tmp_path / "states") as written:
+            runs = m.generate(prompts, n_predict=4, temp=0)
+            list(runs)
+        read = [prompt + run.stats["tokens"][:-1] for prompt, run in zip(prompts, runs.runs, strict=True)]
+        alone = [m.capture(names, ids) for ids in read]
+        near(c["blk.1.state_0"], np.concatenate([a["blk.1.state_0"] for a in alone]), 1e-4)
+        near(written["blk.1.state_0"], c["blk.1.state_0"], 0)
+        scans = np.stack([a["blk.0.scan"] for a in alone], 1)               # turn by turn
+        near(c["blk.0.scan"], scans.reshape(-1, *scans.shape[2:]), 1e-4)
+
+
 def test_text_read_under_a_patch_is_no_prefix_of_others(path):
     """`generate` does not read again what a prompt shares with the text before: but for values that were changed."""
     with load_model(path, n_threads=1, kv_type="F32", reserve=False) as m:

@@ -182,7 +182,8 @@ def test_dry_and_its_breakers(text, breakers, penalised):
     dict(xtc_probability=1.5), dict(xtc_threshold=-1), dict(dynatemp_range=-0.1), dict(dynatemp_exponent=-1),
     dict(frequency_penalty=None), dict(presence_penalty=True), dict(dry_multiplier=-1), dict(dry_base=0.5),
     dict(dry_allowed_length=-1), dict(dry_penalty_last_n=-2), dict(dry_sequence_breakers="ab"),
-    dict(dry_sequence_breakers=["a", ""]), dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
+    dict(dry_sequence_breakers=["a", ""]), dict(dry_sequence_breakers=5),
+    dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
     dict(logit_bias=[3]), dict(logit_bias={-1: 2.0}), dict(logit_bias={1: float("inf")}), dict(samplers="top_q"),
     dict(samplers=["mirostat"])])
 def test_bad_parameters_are_named(options):

@@ -1,4 +1,6 @@
 """Many texts at once: rows, masks, slots; results equal to those of a text alone."""
+import signal
+
 import numpy as np
 import pytest
 from helpers import arch_files, tiny_model
@@ -142,6 +144,24 @@ def test_interrupts_and_other_texts_in_between(name, tmp_path, monkeypatch):
         assert [run.stats["tokens"] for run in runs.runs] == want
 
 
+def test_an_interrupt_while_a_token_is_chosen(tmp_path, monkeypatch):
+    with loaded(written("tiny", tmp_path), n_seqs=2) as m:
+        want = alone(m, PROMPTS[:3])
+        runs, calls = m.generate(PROMPTS[:3], 6, temp=0), []
+        sample = runs[1].answer.sampler.sample
+
+        def interrupted(logits):
+            calls.append(1)
+            if len(calls) == 3:
+                signal.raise_signal(signal.SIGINT)
+            return sample(logits)
+        monkeypatch.setattr(runs[1].answer.sampler, "sample", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="^$"):
+            list(runs)
+        list(runs)
+        assert [run.stats["tokens"] for run in runs.runs] == want
+
+
 def test_one_text_with_broken_logits_does_not_end_the_others(tmp_path, monkeypatch):
     with loaded(written("tiny", tmp_path), n_seqs=2) as m:
         want = alone(m, PROMPTS[:3])
@@ -152,6 +172,15 @@ def test_one_text_with_broken_logits_does_not_end_the_others(tmp_path, monkeypat
             list(runs)
         list(runs)
         assert [run.stats["tokens"] for run in runs.runs] == [want[0], [], want[2]]
+
+
+def test_every_text_has_the_stops_of_an_iterator(tmp_path):
+    with loaded(written("tiny", tmp_path), n_seqs=2) as m:
+        m._tokenizer.n_vocab = m.n_vocab
+        stops = [tokens[1] for tokens in alone(m, PROMPTS[:3])]
+        both = [m.generate(PROMPTS[:3], 6, temp=0, stop=stop) for stop in (stops, iter(stops))]
+        ends = [[(list(runs), run.stats["tokens"])[1] for run in runs.runs] for runs in both]
+        assert ends[0] == ends[1] and max(map(len, ends[0])) == 2
 
 
 def test_bad_prompts_are_refused_before_anything_changes(tmp_path):
