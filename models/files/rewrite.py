@@ -295,8 +295,9 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
         raise ParamError(f"{file.path}: two tensors would be called {double!r}; rename the other one too")
     added = {name: [(low.numpy(), up.numpy(), factor) for a in adapters for low, up, factor in a.beside(name)]
              for name in file.tensors}
-    types = {info.name: tensor_type(set_types.get(info.name, info.type)) for info in file.tensors.values()}
-    poor = next((name for name, t in types.items() if t.name in NEED_IMPORTANCES and (name in set_types or added[name])),
+    types = {name: info.type for name, info in file.tensors.items()} | {
+        name: tensor_type(t) for name, t in set_types.items()}
+    poor = next((name for name in types if types[name].name in NEED_IMPORTANCES and (name in set_types or added[name])),
                 None)
     if poor is not None:
         raise ParamError(f"{file.path}: tensor {poor!r} would be {types[poor]!r} without importances, which is "
