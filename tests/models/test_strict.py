@@ -169,6 +169,10 @@ def test_a_model_is_not_pickled_and_says_what_to_do(tmp_path):
         for act in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(gg.TypeMismatch, match="Decoder of .*tiny.gguf cannot be .*pickled.*load_model it"):
                 act(m)
+
+
+def test_a_generation_says_how_far_it_is():
+    with load_model() as m:
         g = m.generate([1, 2, 3], n_predict=2)
         assert repr(g) == "<Generation: 3 prompt tokens, 0 of 2 generated; iterate over it for the text>"
 
