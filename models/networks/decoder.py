@@ -244,7 +244,7 @@ class Decoder(Network):
         return int(TABLE.words[self._weight_ids, T_VERSION].sum())
 
     @property
-    def weights_are_as_read(self):
+    def _weights_as_read(self):
         """Was no weight written to since the text began?"""
         return self._read_with == self._weight_versions()
 
@@ -268,7 +268,7 @@ class Decoder(Network):
         with self._lock:
             ids = self._checked_ids(ids, self.n_ctx)
             n, text = 0, self.text
-            same = self._hooks.wanted is None and self.weights_are_as_read
+            same = self._hooks.wanted is None and self._weights_as_read
             if text and same and not text.broken:
                 n = min(len(text.ids), len(ids) - 1, text.exact)
                 differ = np.flatnonzero(np.array(text.ids[:n], np.int32) != ids[:n])

@@ -33,7 +33,7 @@ def save(m, path):
     parts = [np.array(ids, "<i4").tobytes()]
     parts += [leaf.bytes(at * row, n * row) for leaf, row, runs in _rows(m, text) for at, n in runs]
     parts = [bytes(part) for part in parts]
-    exact = 0 if text is None or not m.weights_are_as_read else min(text.exact, len(ids))
+    exact = 0 if text is None or not m._weights_as_read else min(text.exact, len(ids))
     header = json.dumps({"model": fingerprint(m), "kv_type": m.kv_type.name, "n_past": len(ids), "n_exact": exact,
                          "n_bytes": sum(map(len, parts))}).encode()
     state = b"".join([MAGIC, LENGTH.pack(len(header)), header, *parts])

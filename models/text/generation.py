@@ -31,7 +31,9 @@ class Generation:
         self.model = model
         if ignore_eos:
             never = dict.fromkeys(model.tokenizer.stop_ids, -math.inf)
-            sampling["logit_bias"] = never | sampling.get("logit_bias", {})
+            given = sampling.get("logit_bias", {})
+            OPTIONS["logit_bias"].checked(given)
+            sampling["logit_bias"] = never | given
         sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema), **sampling)
         self.answer = Answer(model.tokenizer, sampler, n_predict, stop)
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)

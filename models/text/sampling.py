@@ -82,7 +82,8 @@ def _breakers(name, value):
 
 
 def _chain(name, value):
-    names = tuple(value.split(";") if isinstance(value, str) else value)
+    given = value.split(";") if isinstance(value, str) else value
+    names = tuple(given) if hasattr(given, "__iter__") else (given,)
     unknown = [n for n in names if n not in CHAIN]
     if unknown:
         raise ParamError(f"{name} holds {unknown[0]!r}, expected names out of {';'.join(CHAIN)}")

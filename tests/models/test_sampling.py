@@ -184,7 +184,8 @@ def test_dry_and_its_breakers(text, breakers, penalised):
     dict(dry_allowed_length=-1), dict(dry_penalty_last_n=-2), dict(dry_sequence_breakers="ab"),
     dict(dry_sequence_breakers=["a", ""]), dict(dry_sequence_breakers=5),
     dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
-    dict(logit_bias=[3]), dict(logit_bias={-1: 2.0}), dict(logit_bias={1: float("inf")}), dict(samplers="top_q"),
+    dict(logit_bias=[3]), dict(logit_bias={-1: 2.0}), dict(logit_bias={1: float("inf")}), dict(samplers=5),
+    dict(samplers="top_q"),
     dict(samplers=["mirostat"])])
 def test_bad_parameters_are_named(options):
     with pytest.raises(ParamError, match=next(iter(options))):

@@ -174,6 +174,11 @@ def test_one_text_with_broken_logits_does_not_end_the_others(tmp_path, monkeypat
         assert [run.stats["tokens"] for run in runs.runs] == [want[0], [], want[2]]
 
 
+def test_a_bad_bias_is_named_with_ignore_eos(tmp_path):
+    with loaded(written("tiny", tmp_path)) as m, pytest.raises(gg.ParamError, match="logit_bias is .3., expected a"):
+        m.generate([1], ignore_eos=True, logit_bias=[3])
+
+
 def test_every_text_has_the_stops_of_an_iterator(tmp_path):
     with loaded(written("tiny", tmp_path), n_seqs=2) as m:
         m._tokenizer.n_vocab = m.n_vocab
