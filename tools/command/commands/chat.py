@@ -3,6 +3,7 @@ import sys
 
 from ggjit.core.arguments import nearest
 from ggjit.display.progress import compiling
+from ggjit.models.core.checks import read_text
 from ggjit.ops.core.errors import BadFile, ParamError
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
@@ -15,7 +16,6 @@ from ggjit.tools.command.common import (
     add_strict,
     add_threads,
     n_predict,
-    read_data,
     sampling,
 )
 from ggjit.tools.command.helpers import add_lora, load
@@ -59,7 +59,7 @@ def run(args):
 
 
 def _template(args):
-    return read_data(args.chat_template_file) if args.chat_template_file else args.chat_template
+    return read_text(args.chat_template_file) if args.chat_template_file else args.chat_template
 
 
 def _lines():
