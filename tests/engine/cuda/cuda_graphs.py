@@ -94,7 +94,7 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
         with m.patch({"blk.0.ffn_out": 0.5}), g.patch({"blk.0.ffn_out": 0.5}):
             got, want = (x.capture("blk.1.l_out", [5])["blk.1.l_out"] for x in (g, m))
             assert nmse(got, want) < 1e-5
-        assert g.weights.buffer.buft.name == g.kv_buffer.buft.name == "CUDA0"
+        assert [b.buft.name for b in (*g.weights.buffers, g.kv_buffer)] == ["CUDA0"] * 2
 
 
 def test_a_large_batch_is_offloaded_and_a_small_one_is_not(gpu, cpu):
