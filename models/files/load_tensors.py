@@ -12,6 +12,7 @@ import struct
 import numpy as np
 
 from ggjit.api.compute import default_backend
+from ggjit.core.arguments import typed_call
 from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.models.files.gguf import GGUFFile, _map_private
 from ggjit.models.files.save import SAFETENSORS_DTYPES
@@ -22,6 +23,7 @@ MAX_HEADER_NBYTES = 100 << 20       # safetensors' own limit
 _TYPES = {name: t for t, name in SAFETENSORS_DTYPES.items()}
 
 
+@typed_call
 def load_gguf(path, ctx=None):
     """({name: Tensor}, metadata) of a GGUF file, or of the first of several.  Errors: BadFile."""
     file = GGUFFile(path)
@@ -29,6 +31,7 @@ def load_gguf(path, ctx=None):
     return _leaves(infos, [part.map() for part in file.parts], ctx), file.metadata
 
 
+@typed_call
 def load_safetensors(path, ctx=None):
     """{name: Tensor} of a safetensors file; `shape` as stored, so ne is reversed.
 

@@ -75,6 +75,9 @@ def save_gguf(path, tensors, metadata=None):
 class CannotWrite(GgjitError, OSError):
     """A file could not be written: no space, no permission, or it is there already.  Nothing of it is left behind."""
 
+    def __str__(self):          # OSError's own leaves the message out where a file is named
+        return self.args[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -166,14 +169,18 @@ def _write_entry(f, path, e, align, step):
 
 @contextlib.contextmanager
 def _explained(path, what):
-    """An OSError inside comes out as CannotWrite."""
+    """An OSError inside comes out as CannotWrite; one that whole_file made of a CannotWrite as that again."""
     try:
         yield
     except (CannotWrite, FileNotFoundError, IsADirectoryError):     # these name the folder themselves
         raise
     except OSError as e:
-        raise CannotWrite(f"{path}: {e.strerror or e}, at {what}; nothing is left of it: make space or choose another "
-                          f"place") from e
+        if isinstance(e.__cause__, CannotWrite):
+            raise e.__cause__ from None
+        error = CannotWrite(f"{path}: {e.strerror or e}, at {what}; nothing is left of it: make space or choose "
+                            f"another place")
+        error.errno, error.filename = e.errno, path
+        raise error from e
 
 
 def _check_space(path, nbytes):

@@ -8,7 +8,7 @@ from helpers.timing import no_collector
 
 import ggjit as gg
 from ggjit.core.table import TABLE
-from ggjit.models import load_model, load_vad
+from ggjit.models import load_gguf, load_vad
 from ggjit.models.text.tokenizer import Tokenizer
 
 WRONG = (None, 5, "x", 1.5, [], object())
@@ -318,8 +318,8 @@ def test_allocators_and_plans_refuse_what_they_cannot_use(use, x):
     (lambda: gg.GraphAllocator(CPU, plan="best"), "GraphAllocator: got an unexpected keyword argument 'plan'"),
     (lambda: gg.Scheduler(), "Scheduler: missing a required argument: 'backends'"),
     (lambda: gg.Graph(orders="memory"), "Graph: got an unexpected keyword argument 'orders'"),
-    (lambda: load_model(), r"load_model: missing a required argument: 'path'; it is called as load_model\(path, "),
-    (lambda: load_model(model_path="m.gguf"), "load_model: missing a required argument: 'path'"),
+    (lambda: load_gguf(), r"load_gguf: missing a required argument: 'path'; it is called as load_gguf\(path, "),
+    (lambda: load_gguf(file_path="m.gguf"), "load_gguf: missing a required argument: 'path'"),
     (lambda: load_vad(), "load_vad: missing a required argument: 'path'")])
 def test_calls_with_missing_or_unknown_arguments_show_the_signature(call, words):
     with pytest.raises(gg.TypeMismatch, match=words):
