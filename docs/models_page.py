@@ -38,8 +38,8 @@ For byte-pair encodings `tokenizer.ggml.pre` names how text is cut into words. S
   whole characters only.
 - Ids, token texts and the texts of ids were compared with llama.cpp's on 1,000 texts for every name and model, on
   10,000 for 25 of them: characters of all planes, code, control characters, long runs, special tokens inside
-  (`tests/models/test_tokenizer_kinds.py`; `pytest -m slow` takes 10,000 for every model and group). Time grows with the length of a text, not
-  with its square, also for one run of equal characters.
+  (`tests/models/test_tokenizer_kinds.py`; `pytest -m slow` takes 10,000 for every model and group). Time grows with the
+  length of a text, not with its square, also for one run of equal characters.
 - Words of `llama`, `t5`, `rwkv` and `plamo2` vocabularies never become a control token unless `special=True`; in
   llama.cpp they may.
 - bert is BERT's own tokenizer where llama.cpp's differs: marks with a width stay, words of more than 100 characters are

@@ -97,7 +97,7 @@ def connect(address, tls=None, timeout=None):
     address: of `ggjit worker --listen`, or a list of such; or that of a Dask scheduler whose workers were started with
     `ggjit worker --scheduler`.  tls: a directory of certificates (`ggjit worker --make-certs DIR`), which anything but
     loopback needs.  timeout: seconds of silence after which a worker counts as lost (10).
-    Errors: ParamError, DeviceLost (nobody answers, or the certificates do not fit), NotSupported (another version).
+    Errors: ParamError, DeviceLost (no answer, or the certificates do not fit), NotSupported (another version).
     """
     tls, timeout = certificates(tls), checked_timeout(timeout)
     addresses = [address] if isinstance(address, str) else address

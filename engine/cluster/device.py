@@ -136,7 +136,7 @@ class RemoteDevice(Device):
         _fact(self.facts, "total", 1, 1 << 60)
         self._n_arenas, self.graphs = 0, s.Recent()
         self._ops, self._parts, self._queued_nbytes = [], [], 0         # the next message
-        self._sent = collections.deque()        # answers nobody has looked at
+        self._sent = collections.deque()        # answers not looked at yet
         self._ahead, self._last_run = {}, None  # results of the last run; its `wanted`, while nothing was written since
         weakref.finalize(self, self.stream.close).atexit = False
 
