@@ -262,7 +262,7 @@ class RemoteDevice(Device):
         self._freed.append((stream, arena))
 
     def _collect(self):
-        """Arenas that nobody refers to: their frees come before the rest of the message, and their graphs go."""
+        """Arenas without references: their frees come before the rest of the message, and their graphs go."""
         while self._freed:
             stream, arena = self._freed.popleft()
             if stream is self.stream:
@@ -278,7 +278,7 @@ class RemoteDevice(Device):
         with self._lock:
             self._wrote()
             self.flush()
-            borrowed = nbytes > s.FRAME_NBYTES          # else a copy is sent, and nobody waits
+            borrowed = nbytes > s.FRAME_NBYTES          # else a copy is sent, without waiting
             for at in range(0, nbytes, s.FRAME_NBYTES):
                 piece = raw[at:at + s.FRAME_NBYTES]
                 part = memoryview(piece) if borrowed else piece.tobytes()

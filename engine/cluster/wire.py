@@ -131,7 +131,7 @@ def write(comm, header, parts=()):
     prefix = PREFIX.pack(MAGIC, len(header), nbytes)
     if isinstance(comm, comm_inproc.InProc):
         done = asyncio.ensure_future(comm.write((prefix, bytes(header), [*parts])))
-        done.add_done_callback(lambda task: task.cancelled() or task.exception())      # whoever reads will notice
+        done.add_done_callback(lambda task: task.cancelled() or task.exception())      # the reader will notice
         return done
     stream = comm.stream
     if stream is None or stream.closed():

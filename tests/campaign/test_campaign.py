@@ -5,7 +5,7 @@ import pytest
 
 from campaign.runner import KINDS, WHOLE, as_markdown, campaign, run, shared
 
-SAMPLE = {"gguf": 250, "kernel cache": 60, "builders": 120, "threads": 6, "memory": 30, "soak": 1, "signals": 10,
+SAMPLE = {"gguf": 250, "kernel cache": 60, "builders": 200, "threads": 6, "memory": 30, "soak": 1, "signals": 10,
           "fork": 2}
 CASES = int(os.environ.get("GGJIT_CAMPAIGN_CASES", WHOLE))
 

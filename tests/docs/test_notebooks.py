@@ -42,8 +42,8 @@ def test_the_index_lists_each_with_its_time():
 
 
 def pages():
-    """Two drawn ones, that on types short; slow: the others, and that on types whole."""
-    some = sorted(NOTEBOOKS, key=lambda path: rank(path.stem))[:2]
+    """Four drawn ones, that on types short; slow: the others, and that on types whole."""
+    some = sorted(NOTEBOOKS, key=lambda path: rank(path.stem))[:4]
     for path in NOTEBOOKS:
         whole = path.stem != "60_types"
         yield pytest.param(path, whole, id=path.stem, marks=() if path in some else pytest.mark.slow)
