@@ -168,22 +168,23 @@ def test_every_spec_is_whole():
 
 
 def test_import_compiles_nothing_and_is_light(python, tmp_path):
-    code = ("import time, numba, numpy, sys; t = time.process_time(); import ggjit; dt = time.process_time() - t\n"
+    code = ("import time; t0 = time.process_time(); import numba, numpy, sys; t1 = time.process_time(); import ggjit\n"
+            "t2 = time.process_time()\n"
             "from ggjit.ops.native.jit import CACHE\n"
-            "print(dt, CACHE.compiled + CACHE.loaded, *(m for m in ('matplotlib', 'gguf', 'tokenizers', 'rich')"
-            " if m in sys.modules))")
+            "print((t2 - t1) / (t1 - t0), CACHE.compiled + CACHE.loaded, *(m for m in ('matplotlib', 'gguf',"
+            " 'tokenizers', 'rich') if m in sys.modules))")
     # bytecode files as every installation has them, whatever this environment says
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    seconds = []
+    shares = []
     for _ in range(5):                                  # the least of five: the first writes the bytecode
         r = python(code, **bytecode)
         assert r.returncode == 0, r.stderr
-        cost, *kernels_and_modules = r.stdout.split()
+        share, *kernels_and_modules = r.stdout.split()
         assert kernels_and_modules == ["0"]
-        seconds.append(float(cost))
-        if min(seconds) < 0.3:
+        shares.append(float(share))
+        if len(shares) > 1 and min(shares) < 0.6:
             break
-    assert min(seconds) < 0.3
+    assert min(shares) < 0.6                            # of what numba and numpy take: a ratio on any machine
 
 
 def test_no_paths_of_a_machine():
