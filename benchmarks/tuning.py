@@ -1,5 +1,5 @@
 """How products of one column read weights fastest: all candidates of ggjit.cpu.tuning for every type (rows of a tile,
-with and without prefetching; the repacked layout), and what the machine's choice is.
+ways of prefetching; the repacked layout), and what the machine's choice is.
 
     python -m benchmarks.tuning [--types Q4_0,F16] [-k 2048 5632] [--clock cpu] [--json]
     python -m benchmarks.tuning --keep          # measure all types' choices anew for this machine, as warm-up does
@@ -19,7 +19,7 @@ from ggjit.ops.native import isa
 
 TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
            if tuning.tunable(BY_NAME[t.lower().replace("_k", "_K")])}
-NAMES = tuple(map(str, choices.candidates(BY_NAME["f32"]))) + (choices.REPACKED,)
+NAMES = (*sorted({str(tile) for type in TUNABLE.values() for tile in choices.candidates(type)}), choices.REPACKED)
 
 
 def row(type, k, seconds, others):

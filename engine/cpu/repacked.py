@@ -40,10 +40,10 @@ class RepackBuffer(HostBuffer):
     def init_tensor(self, t):
         if not repack.takes(t.type, t.ne) or t.view_src is not None:
             raise NotSupported(f"{describe(t)} cannot be repacked: {_layouts()}; put it into a CPU buffer")
-        self.hold(t.offs, t.type, t.ne[0], t.ne[1])
+        self.hold(t.offs, t.type, t.ne[0], t.ne[1] * t.ne[2])
 
     def hold(self, offs, type, k, m):
-        """From now on a [k, m] matrix lies at byte `offs`, and nothing else where it lies."""
+        """From now on a [k, m] matrix lies at byte `offs`, and nothing else where it lies.  m: of all experts."""
         end = offs + type.row_nbytes(k) * m
         self._shapes = {at: shape for at, shape in self._shapes.items() if at >= end or at + _nbytes(shape) <= offs}
         self._shapes[offs] = type, k, m

@@ -1,6 +1,6 @@
 """Tuning: how products read the weights of a type, measured once on a machine (ops/matmul/choices.py keeps it).
 
-    candidates   tiles of 1, 2, 4 and for floats 8 rows by one column, one row without prefetching too; one whose
+    candidates   tiles of 1, 2, 4 and for floats 8 rows by one column, one row with every way of prefetching; one whose
                  results differ from those of one row in any byte is out.  And the layout of CPU_REPACK, where it is one
     measured     one thread, weights from memory, rows of two lengths, all taking turns; medians of the rounds
     chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where it is faster than that tile

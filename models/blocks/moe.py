@@ -72,6 +72,7 @@ class Mixture:
         names = "gate_inp", "gate_exps", "up_exps", "down_exps"
         router, gate, up, down = (want(f"{p_}{k}.weight", *ne) for k, ne in
                                   zip(names, ((d, n), (d, f, n), (d, f, n), (f, d, n)), strict=True))
+        loader.matrices += gate, up, down
         biases = None
         if self.biased:
             biases = tuple(want(f"{p_}{k}.bias", *ne) for k, ne in

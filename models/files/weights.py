@@ -115,7 +115,7 @@ class Weights:
         todo = [(t, at, t.buffer.host_bytes(t.offs, t.nbytes))
                 for t, at in zip(self.repacked.values(), starts, strict=False)]
         for t, at, _ in todo:
-            buffer.hold(at, t.type, t.ne[0], t.ne[1])
+            buffer.hold(at, t.type, t.ne[0], t.ne[1] * t.ne[2])
             place(t, buffer, at)
         if n_threads:
             self._pack(buffer, todo, n_threads)

@@ -3,7 +3,8 @@
     kernels/reads-q4_0-KEY.json   {"tile": "1 no prefetch", "repacked": true,
                                    "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked": 0.0152}}
 
-    tile        of one column: so many rows at once, weights prefetched or not
+    tile        of one column: so many rows at once, and how weights are prefetched: as the type does it (nothing is
+                said), not at all, near (512 bytes, first-level cache) or far (a tile, second-level cache)
     repacked    are matrices worth the layout of ops/matmul/repack.py?
 
 ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
@@ -37,13 +38,14 @@ import os
 from typing import NamedTuple
 
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.traits import module_of
+from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, F32
 from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.native import isa
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_key
+from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
 ROWS = 1, 2, 4, 8
 REPACKED = "repacked"
@@ -51,15 +53,15 @@ LEAST_GAIN = 1.02               # of a choice over the rule's
 
 
 class Tile(NamedTuple):
-    """Rows of weights that a tile of one column takes, and whether it asks for the next ones ahead."""
+    """Rows of weights that a tile of one column takes, and how it asks for the next ones (ops/types/shared/dot.py)."""
     rows: int
-    prefetch: bool = True
+    prefetch: str = OWN
 
     def __str__(self):
-        return f"{self.rows}" + " no prefetch" * (not self.prefetch)
+        return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN = Tile(1), Tile(1, False)
+ONE_ROW, PLAIN = Tile(1), Tile(1, NO_PREFETCH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,9 @@ class Choice:
 def candidates(type):
     """Tiles the type may have.  Eight rows of blocks, or of AVX2, have too few registers."""
     rows = ROWS if isa.ISA == "avx512" and not type.quantized else ROWS[:3]
-    return (ONE_ROW, PLAIN, *map(Tile, rows[1:]))
+    dot = traits_of(type).dot
+    others = [how for how in PREFETCHES if prefetching(dot, how) != prefetching(dot, OWN)]
+    return (ONE_ROW, *(Tile(1, how) for how in others), *map(Tile, rows[1:]))
 
 
 def rule(type):

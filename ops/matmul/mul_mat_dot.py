@@ -35,7 +35,7 @@ from ggjit.ops.native.node import (
     row_index,
     work,
 )
-from ggjit.ops.types.shared.dot import make_dot_tile
+from ggjit.ops.types.shared.dot import OWN, make_dot_tile
 from ggjit.ops.types.shared.rows import ROW
 
 AHEAD_NBYTES = 16 << 10         # measured, see above
@@ -84,14 +84,15 @@ def chunk_of_rows(n, nth, ldw, tile_rows):
 
 
 class DotShape(NamedTuple):
-    """Register tile of dot products: rows x columns, independent sums along k, whether weights are prefetched."""
+    """Register tile of dot products: rows x columns, independent sums along k, how weights are prefetched."""
     rows: int
     columns: int
     unroll: int
-    prefetch: bool = True
+    prefetch: str = OWN
 
     def __str__(self):
-        return f"{self.rows}x{self.columns}x{self.unroll}" + "-no_prefetch" * (not self.prefetch)
+        how = "" if self.prefetch == OWN else "-" + self.prefetch.replace(" ", "_")
+        return f"{self.rows}x{self.columns}x{self.unroll}{how}"
 
 
 def make_tile(ta, shape):

@@ -5,7 +5,10 @@
               strip of the thread and are scattered to their tokens
 
     scratch of a thread     | strip of weights | strip of C | W float32 rows of b | columns of d, 4 MB bytes each |
+                            | MB rows of weights as they are in a file, where they lie otherwise |
 """
+import math
+
 from ggjit.ops.core.record import OK
 from ggjit.ops.matmul import mul_mat_id_group as lists
 from ggjit.ops.matmul.mul_mat_tile import make_multiply_strip, make_read_row, private_nbytes
@@ -21,18 +24,22 @@ def scratch_nbytes(tile):
     return private_nbytes(tile) + NB * 4 * MB
 
 
-def work_nbytes(tile, k, n_experts, n_pairs, n_threads):
+def work_nbytes(tile, k, n_experts, n_pairs, n_threads, row_nbytes=0):
+    """row_nbytes: of a row of weights, where strips of them are brought into the file's order (rows_of)."""
     panels = n_pairs // NL + min(n_experts, n_pairs)
-    return lists.group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * scratch_nbytes(tile)
+    own = scratch_nbytes(tile) + MB * row_nbytes
+    return lists.group_nbytes(n_experts, n_pairs) + panels * tile.panel_nbytes(k) + n_threads * own
 
 
-def make_kernel(ta, tb, tile):
+def make_kernel(ta, tb, tile, rows_of=None):
+    """rows_of: jitted (a, k, first, rows, dst), as in mul_mat_tile: the experts lie in another layout."""
     read_row = make_read_row(ta, tb, tile)
     pack_y, multiply_strip = tile.pack_y, make_multiply_strip(ta, tile)
     kc, unit, pad, y_nbytes, half, block = tile.kc, tile.unit, tile.pad, tile.y_nbytes, 4 * W, tb.block
     tall = max(rows for rows, _ in tile.multiply.values())
     c_offs, t_offs, d_offs = MB * tile.ldw, MB * tile.ldw + MB * LDC, private_nbytes(tile)
-    scratch_size = scratch_nbytes(tile)
+    scratch_size, w_block, w_nbytes = scratch_nbytes(tile), ta.block, ta.nbytes
+    granule, unpacked = math.lcm(tall, W) if rows_of else tall, rows_of is not None
 
     @inline
     def pack_half(b, k, slots, pairs, cols, dst, tmp):
@@ -76,7 +83,9 @@ def make_kernel(ta, tb, tile):
         firsts, pairs = lists.panels_of(node, n_experts), lists.pairs_of(node, n_experts)
         panel_nbytes = (k + pad - 1) // pad * pad // unit * y_nbytes
         panels = lists.lists_end(node, n_experts, n_pairs)
-        scratch = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * scratch_size
+        row_nbytes = k // w_block * w_nbytes
+        own_nbytes = scratch_size + (MB * row_nbytes if unpacked else 0)
+        scratch = panels + (n_pairs // NL + min(n_experts, n_pairs)) * panel_nbytes + ith * own_nbytes
         halves = 2 * lists.n_panels(node)
         while True:
             h = next_rows(node, ith, nth, sync, 1, halves)
@@ -92,7 +101,7 @@ def make_kernel(ta, tb, tile):
         active = lists.n_active(node)
         mb, strips = MB, (m + MB - 1) // MB
         if nth > 1 and strips * active < 4 * nth:
-            mb = min(MB, ((m * active + 4 * nth - 1) // (4 * nth) + tall - 1) // tall * tall)
+            mb = min(MB, ((m * active + 4 * nth - 1) // (4 * nth) + granule - 1) // granule * granule)
             strips = (m + mb - 1) // mb
         total = strips * active
         while True:
@@ -105,12 +114,15 @@ def make_kernel(ta, tb, tile):
             e = ld_i64(experts + 8 * i)
             first = ld_i64(starts + 8 * e)
             n = ld_i64(starts + 8 * e + 8) - first
-            y, w = panels + ld_i64(firsts + 8 * e) * panel_nbytes, addr(a) + e * nb(a, 2) + r * nb(a, 1)
+            y, w, ldw = panels + ld_i64(firsts + 8 * e) * panel_nbytes, addr(a) + e * nb(a, 2) + r * nb(a, 1), nb(a, 1)
+            if unpacked:
+                w, ldw = scratch + scratch_size, row_nbytes
+                rows_of(addr(a) + e * m * row_nbytes, k, r, rows, w)
             for n0 in range(0, n, NB):
                 cols = min(NB, n - n0)
                 together = tall if cols < NL else rows          # as in mul_mat_tile
                 for q in range(0, rows, together):
-                    multiply_strip(w + q * nb(a, 1), nb(a, 1), min(together, rows - q), k, cols, 0,
+                    multiply_strip(w + q * ldw, ldw, min(together, rows - q), k, cols, 0,
                                    (cols + NL - 1) // NL, y + n0 // NL * panel_nbytes, panel_nbytes,
                                    scratch + d_offs + 4 * q, 4 * MB, scratch, scratch + c_offs, together)
                 scatter(d, slots, pairs + 8 * (first + n0), cols, scratch + d_offs, r, rows)

@@ -4,11 +4,12 @@
     blocks of 32, super-blocks  blocks of a vector's rows           repack_codes, repack_formats
 
 AVX-512 and AVX2.  A layout takes as many bytes as the file's.  It is a module with ROWS (a matrix has a multiple of
-them), `pack_rows`, `unpack_rows` and `product`.
+them), `pack_rows`, `unpack_rows` and `product`.  The matrices of experts, [k, m, E], are packed as one of m E rows, and
+mul_mat_id reads them (repack_id).
 """
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.types import F32
-from ggjit.ops.matmul import repack_codes, repack_float
+from ggjit.ops.core.types import F32, I32
+from ggjit.ops.matmul import repack_codes, repack_float, repack_id
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.native import isa
 
@@ -21,11 +22,12 @@ def unit(type):
 
 
 def takes(type, ne):
-    """Whether a matrix of this type and shape (ggml order) has a layout."""
+    """Whether a matrix, or the matrices of experts, of this type and shape (ggml order) have a layout."""
     if type not in LAYOUTS:
         return False
     (k, m, *rest), (block, rows) = ne, unit(type)
-    return k % block == 0 and m % rows == 0 and all(n == 1 for n in rest)
+    n_experts, *rest = *rest, 1
+    return k % block == 0 and m % rows == 0 and (n_experts == 1 or type is not F32) and all(n == 1 for n in rest)
 
 
 def pack(type, file, repacked, k, m):
@@ -40,9 +42,13 @@ def unpack(type, file, repacked, k, m):
 
 def kernel(t, n_threads):
     """The Kernel of a product with repacked weights; None for other ops that read them."""
-    if t.op != OP.MUL_MAT or len(t.src) != 2 or t.op_params[1]:
+    if t.op not in (OP.MUL_MAT, OP.MUL_MAT_ID):
         return None
-    a, b = t.src
-    if b.type is not F32 or b.nb[0] != 4 or b.ne[2] * b.ne[3] != 1 or not takes(a.type, a.ne) or a.view_src is not None:
+    a, b, *ids = t.src
+    if b.type is not F32 or b.nb[0] != 4 or not takes(a.type, a.ne) or a.view_src is not None:
+        return None
+    if t.op == OP.MUL_MAT_ID:
+        return repack_id.product(t, n_threads) if ids[0].type is I32 and a.type is not F32 else None
+    if ids or t.op_params[1] or a.ne[2] * b.ne[2] * b.ne[3] != 1:
         return None
     return LAYOUTS[a.type].product(a, b, n_threads)

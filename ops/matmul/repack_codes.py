@@ -118,7 +118,12 @@ class _Columns:
         self.nbytes = self.scale + 4
 
 
-def _make_prepare(format):
+def column_nbytes(format):
+    """Of a prepared block of one column."""
+    return _Columns(format).nbytes
+
+
+def make_prepare(format):
     """jitted prepare(src, dst, k, step): a float32 row as blocks that lie `step` bytes apart."""
     at, elements = _Columns(format), format.type.block
     per_part, super_block = elements // format.n_parts, elements == blocks_super.QK
@@ -158,7 +163,7 @@ def _sum_fours_ir(b, sums, weights, four, signed):
     return b.add(sums, madd_ir(b, maddubs_ir(b, weights, four), splat_const("i16", 1, 16)))
 
 
-def _make_tile(format, n_columns):
+def make_tile(format, n_columns):
     """intrinsic tile(w, y, n_blocks, dst, dst_stride): L rows x n_columns dot products."""
     at, n_runs, n_fours = _Columns(format), len(format.runs), format.n_fours
     floats, one_scale, hide = vec_ir("f32", LANES), format.n_parts == 1, format.n_parts > 1 and n_columns > 2
@@ -204,7 +209,7 @@ def _make_tile(format, n_columns):
 
 
 # ---------------------------------------------------------------- rows as they are in a file
-def _make_rows_of(format):
+def make_rows_of(format):
     """jitted (a, k, first, rows, dst): the file's rows `first` ... of the interleaved matrix at a."""
     nbytes, elements = format.type.nbytes, format.type.block
 
@@ -237,13 +242,13 @@ def _make_rows_of(format):
 # ---------------------------------------------------------------- kernel
 def _panel_nbytes(format, k, n_columns):
     """The prepared columns of a tile, whole cache lines."""
-    return (k // format.type.block * _Columns(format).nbytes * n_columns + 63) // 64 * 64
+    return (k // format.type.block * column_nbytes(format) * n_columns + 63) // 64 * 64
 
 
 def _make(type, n_columns):
     format = FORMATS[type]
-    tile, prepare, nbytes, block = _make_tile(format, n_columns), _make_prepare(format), type.nbytes, type.block
-    y_nbytes = _Columns(format).nbytes
+    tile, prepare, nbytes, block = make_tile(format, n_columns), make_prepare(format), type.nbytes, type.block
+    y_nbytes = column_nbytes(format)
 
     @inline
     def first_column(i, n):
@@ -280,7 +285,7 @@ def _tile_product(a, b, format, n_threads):
     tile, k, n = code_tile(a.type, b.ne[1]) or float_tile(a.type, b.ne[1]), a.ne[0], b.ne[1]
     own_nbytes = mul_mat_tile.private_nbytes(tile) + mul_mat_tile.MB * a.type.row_nbytes(k)
     return Kernel(f"mul_mat-repacked-tile-{a.type.name}-{tile.columns}x{tile.kc}" + _tail_name(tile),
-                  lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, _make_rows_of(format)),
+                  lambda: mul_mat_tile.make_kernel(a.type, F32, tile, tile.rounds, False, make_rows_of(format)),
                   2 * k * a.ne[1] * n / 400 + a.nbytes / 20,
                   mul_mat_tile.panels_nbytes(tile, k, n) + n_threads * own_nbytes, (__name__, module_of(a.type)))
 

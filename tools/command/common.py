@@ -11,6 +11,7 @@ from ggjit.models.core.checks import read_text
 from ggjit.models.text.sampling import OPTIONS
 from ggjit.ops.core.errors import ParamError, extra
 from ggjit.ops.core.printable import TEXT, printable
+from ggjit.ops.types.shared.dot import OWN
 
 PIPE_WIDTH = 200                    # columns where there is no terminal: nothing is cut off for the next program
 
@@ -209,5 +210,5 @@ def tiles_json(choices):
 
 def tiles_line(tiles):
     """tiles_json's dict in words."""
-    return ", ".join(f"{name} {c['rows']}{' without prefetching' * (not c['prefetch'])} ({c['gain']:.2f} x)"
+    return ", ".join(f"{name} {c['rows']}{'' if c['prefetch'] == OWN else ' ' + c['prefetch']} ({c['gain']:.2f} x)"
                      + (f", repacked ({c['layout_gain']:.2f} x)" if c["repacked"] else "") for name, c in tiles.items())

@@ -86,17 +86,28 @@ def store_sums_ir(b, sums, n_rows, n_cols, columns, index, rows):
             one_by_one()
 
 
-def make_dot_tile(dot, n_rows, n_cols, unroll=1, prefetch=True):
+# Ways to ask for weights ahead of their use: (locality, bytes ahead or None: a tile).  A processor may like another one
+# than "own", the type's.
+OWN, NO_PREFETCH = "own", "no prefetch"
+PREFETCHES = {NO_PREFETCH: None, "near": (3, 512), "far": (2, None)}
+
+
+def prefetching(dot, how):
+    """(locality, bytes ahead or None) of that way for the type, None for no prefetching."""
+    return (dot.locality, dot.ahead_nbytes) if how == OWN else PREFETCHES[how]
+
+
+def make_dot_tile(dot, n_rows, n_cols, unroll=1, prefetch=OWN):
     """intrinsic tile(w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols): dst[j][r] = sum_k w[r][k] y[j][k].
 
     Addresses and strides in bytes; rows <= n_rows and cols <= n_cols are how many exist (at least 1).
     unroll: independent accumulators along k, for tiles too small to hide the latency of an FMA.
-    prefetch: while a tile is multiplied, the bytes `ahead` of it (dot.ahead_nbytes where the type sets it) are
-    prefetched, once for each cache line.
+    prefetch: OWN or a way of PREFETCHES.  While a tile is multiplied, the bytes `ahead` of it, or as far ahead as that
+    way says, are prefetched, once for each cache line.
     """
     acc_t = vec_ir("f32", dot.lanes)
     nothing = zero("f32", dot.lanes)
-    n_acc = n_rows * n_cols
+    n_acc, asks = n_rows * n_cols, prefetching(dot, prefetch)
     tail_y_ir = dot.tail_y_ir or (lambda b, addr, n: dot.load_y_ir(b, addr))
 
     def pointers(b, base, stride, n, limit):
@@ -106,14 +117,14 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1, prefetch=True):
 
     @ir_function
     def tile(b, w, ldw, ahead, y, ldy, k, dst, ldd, rows, cols):
-        if dot.ahead_nbytes is not None:
-            ahead = i64(dot.ahead_nbytes)
+        if asks and asks[1] is not None:
+            ahead = i64(asks[1])
         ws, ri = pointers(b, w, ldw, n_rows, rows)
         ys, ci = pointers(b, y, ldy, n_cols, cols)
 
-        def multiply(b, acc, wo, yo, load_w, load_y, prefetch=prefetch):
-            for p in ws if prefetch else ():
-                prefetch_ir(b, b.add(p, b.add(wo, ahead)), dot.locality)
+        def multiply(b, acc, wo, yo, load_w, load_y, asks=asks):
+            for p in ws if asks else ():
+                prefetch_ir(b, b.add(p, b.add(wo, ahead)), asks[0])
             wv = [load_w(b, b.add(p, wo)) for p in ws]
             new = list(acc)
             for j, q in enumerate(ys):
@@ -129,7 +140,7 @@ def make_dot_tile(dot, n_rows, n_cols, unroll=1, prefetch=True):
                     o = u * n_acc
                     acc[o:o + n_acc] = multiply(b, acc[o:o + n_acc], b.add(wo, i64(u * dot.w_nbytes)),
                                                 b.add(yo, i64(u * dot.y_nbytes)), dot.load_w_ir, dot.load_y_ir,
-                                                prefetch and u * dot.w_nbytes % LINE < dot.w_nbytes)
+                                                asks if u * dot.w_nbytes % LINE < dot.w_nbytes else None)
                 return [b.add(wo, i64(times * dot.w_nbytes)), b.add(yo, i64(times * dot.y_nbytes))] + acc
             return body
 

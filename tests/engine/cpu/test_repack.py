@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from helpers import tiny_model
+from helpers import tiny_model, tiny_moe
 from helpers.commands import ggjit, result
 from helpers.paths import TESTS_PATH
 from helpers.sample import sampled
@@ -17,7 +17,7 @@ from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import layout
 from ggjit.models.networks.peak import model_peak
-from ggjit.ops.core.errors import NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, ParamError
 from ggjit.ops.matmul import choices, repack
 from ggjit.ops.native import isa
 
@@ -26,6 +26,7 @@ CPU = gg.init_backend("CPU", n_threads=2)
 REPACK = {b.name: b for b in CPU.device.extra_buffer_types()}["CPU_REPACK"]
 TYPES = tuple(repack.LAYOUTS)
 ONE_OF_EACH = gg.F32, gg.Q4_0, gg.Q4_K              # panels, blocks of 32, super-blocks
+CODES = tuple(type for type in TYPES if type.quantized)
 SMALL = gg.F32, gg.Q4_0, gg.Q8_0                    # a tiny model's rows hold whole blocks
 
 
@@ -89,6 +90,54 @@ def test_products_are_those_of_the_file(type, n):
     assert np.square(got - usual).sum() <= 1e-10 * np.square(usual).sum()
 
 
+def drawn_experts(type, n_slots, n_tokens, broadcast):
+    """(experts in CPU_REPACK, the same in a CPU buffer, columns, ids), drawn."""
+    rng, (block, rows), ctx, n_experts = np.random.default_rng(), repack.unit(type), gg.Context(), 5
+    k, m = block * int(rng.integers(1, max(3, 400 // block))), rows * int(rng.integers(1, 6))
+    raw = gg.quantize(type, rng.standard_normal((n_experts, m, k)).astype(np.float32)).tobytes()
+    both = []
+    for buft in (REPACK, CPU.device.buffer_type()):
+        both.append(ctx.new_tensor(type, (k, m, n_experts)))
+        gg.alloc_ctx_tensors(ctx, buft)
+        both[-1].set_bytes(raw)
+    x = rng.standard_normal((n_tokens, 1 if broadcast else n_slots, k)).astype(np.float32)
+    ids = np.stack([rng.permutation(n_experts)[:n_slots] for _ in range(n_tokens)]).astype(np.int32)
+    return *both, gg.from_numpy(ctx, x), gg.from_numpy(ctx, ids)
+
+
+@pytest.mark.parametrize("type,n_tokens", sampled(itertools.product(CODES, (1, 2, 5, 9, 40, 90)),
+                                                  lambda case: {case[0].block, case[1]}))
+def test_experts_are_those_of_the_file(type, n_tokens):
+    """Against float64 on the rounded activations, and against the kernels that read the file's rows."""
+    packed, file, b, ids = drawn_experts(type, 3, n_tokens, n_tokens % 2)
+    assert packed.bytes() == file.bytes()
+    answers = []
+    for n_threads in (1, 3):
+        plan = planned(y := gg.mul_mat_id(packed, b, ids), n_threads)
+        plan.compute()
+        assert "mul_mat_id-repacked" in plan.kernels[0].name
+        answers.append(plan.numpy(y))
+    assert answers[0].tobytes() == answers[1].tobytes()
+    x = np.broadcast_to(b.numpy(), (n_tokens, 3, b.ne[0])).reshape(-1, b.ne[0])
+    seen = rounded(type, x).reshape(n_tokens, 3, -1)
+    want = np.einsum("tumk,tuk->tum", file.numpy().astype(np.float64)[ids.numpy()], seen)
+    assert np.square(answers[0] - want).sum() <= 1e-6 * np.square(want).sum()
+    usual = gg.compute(gg.mul_mat_id(file, b, ids))
+    assert np.square(answers[0] - usual).sum() <= 1e-10 * np.square(usual).sum()
+
+
+def test_repacked_experts_refuse_what_they_cannot_do():
+    packed, file, b, _ = drawn_experts(gg.Q4_0, 2, 3, False)
+    for bad in (5, -1):
+        for n in (1, 3):
+            ids = gg.from_numpy(packed.ctx, np.array([[0, bad]] * n, np.int32))
+            columns = b if n == 3 else gg.cont(gg.view_3d(b, *b.ne[:2], 1, *b.nb[1:3], 0))
+            with pytest.raises(IndexRangeError, match=f"{bad}"):
+                gg.compute(gg.mul_mat_id(packed, columns, ids))
+    with pytest.raises(NotSupported, match="lies in CPU_REPACK"):
+        gg.compute(gg.mul_mat(packed, gg.from_numpy(packed.ctx, np.ones((5, 4, packed.ne[0]), np.float32))))
+
+
 @pytest.mark.parametrize("type", ONE_OF_EACH, ids=repr)
 def test_threads_and_columns_do_not_change_the_bytes(type):
     t, _, ctx = matrix(type, 1024, 336)
@@ -124,7 +173,7 @@ def test_other_readers_are_refused():
     assert CPU.device.supports_op(gg.mul_mat(t, x)) and CPU.device.supports_buft(REPACK)
 
 
-@pytest.mark.parametrize("type,ne", [(gg.F16, (64, 32)), (gg.Q4_0, (64, 20)), (gg.Q8_0, (64, 16, 2)),
+@pytest.mark.parametrize("type,ne", [(gg.F16, (64, 32)), (gg.Q4_0, (64, 20)), (gg.Q8_0, (64, 16, 2, 2)),
                                      (gg.F32, (64, 20)), (gg.F32, (60, 48)), (gg.F32, (64, 16, 2))])
 def test_what_the_layout_cannot_take_is_refused(type, ne):
     ctx = gg.Context()
@@ -156,14 +205,17 @@ def test_a_scheduler_runs_products_with_repacked_weights(type):
     assert sched.numpy(y2).tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("type", SMALL, ids=repr)
-def test_models_load_repacked(tmp_path, type):
-    path, ids = tiny_model.write(tmp_path / "m.gguf", type=type.name.upper()), [5, 7, 11, 13, 17, 19, 23]
+@pytest.mark.parametrize("kind,type", [*((tiny_model, type) for type in SMALL), (tiny_moe, gg.Q8_0)],
+                         ids=lambda x: getattr(x, "__name__", repr(x)))
+def test_models_load_repacked(tmp_path, kind, type):
+    path, ids = kind.write(tmp_path / "m.gguf", type=type.name.upper()), [5, 7, 11, 13, 17, 19, 23]
     with load_model(path, n_threads=2, kv_type="F32") as plain, \
             load_model(path, n_threads=2, kv_type="F32", repack=True) as m:
         want, got = plain.logits(ids), m.logits(ids)
         assert abs(want - got).max() <= 1e-3
         n = m.weights.repacked_nbytes
+        experts = [t for t in m.weights.repacked.values() if t.ne[2] > 1]
+        assert len(experts) == (3 * tiny_model.LAYERS if kind is tiny_moe else 0)
         assert 0 < n < m.weights.nbytes and plain.weights.repacked_nbytes == 0
         report = model_peak(path, repack=True)
         assert report.kinds["repacked weights"] == n
@@ -304,7 +356,9 @@ def test_what_is_placed_anew_is_what_counts():
 @pytest.mark.parametrize("name,n", sampled(itertools.product([t.name for t in TYPES], (1, 5, 13, 40)), enumerate))
 def test_products_on_avx2(on_isa, name, n):
     r = on_isa("avx2", "import sys, test_repack as t\nprint(t.isa.ISA)\nname, n = sys.argv[1:]\n"
-               "t.test_products_are_those_of_the_file(next(x for x in t.TYPES if x.name == name), int(n))", name, n)
+               "type, n = next(x for x in t.TYPES if x.name == name), int(n)\n"
+               "t.test_products_are_those_of_the_file(type, n)\n"
+               "if n == 40 and type in t.CODES:\n    t.test_experts_are_those_of_the_file(type, n)", name, n)
     assert (r.returncode, r.stdout.split()) == (0, ["avx2"]), r.stderr
 
 

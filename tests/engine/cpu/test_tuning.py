@@ -15,6 +15,7 @@ from ggjit.ops.matmul import choices, repack
 from ggjit.ops.matmul.choices import ONE_ROW, PLAIN, REPACKED, ROWS, Choice, Tile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
 from ggjit.ops.native import isa
+from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN
 from ggjit.tools.command.main import main
 
 TYPES = (gg.F32, gg.F16, gg.BF16, gg.Q4_0, gg.Q4_K)
@@ -62,7 +63,7 @@ def test_every_tile_gives_the_same_bytes(type, k, m):
             plan = plan_of(y)
         small = type is gg.F32 and k >= 64 and a_nbytes <= CACHED_NBYTES        # a tile of its own
         assert ("-4x1x1" if small else f"-{n.rows}x1x{4 if type.quantized else 2}") in plan.dump()
-        assert ("-no_prefetch" in plan.dump()) == (not small and not n.prefetch)
+        assert ("-no_prefetch" in plan.dump()) == (not small and n.prefetch == NO_PREFETCH)
         plan.compute()
         got[n] = plan.numpy(y)
     assert len({v.tobytes() for v in got.values()}) == 1
@@ -81,7 +82,8 @@ def test_experts_follow_the_choice():
     for n in candidates(gg.Q4_0):
         with choices.forced(n):
             plan = plan_of(y)
-        assert f"{n.rows}x1x4" in plan.kernels[0].name and ("no_prefetch" in plan.kernels[0].name) == (not n.prefetch)
+        assert f"{n.rows}x1x4" in plan.kernels[0].name and ("no_prefetch" in plan.kernels[0].name) == (
+            n.prefetch == NO_PREFETCH)
         plan.compute()
         got.add(plan.numpy(y).tobytes())
     assert len(got) == 1
@@ -168,15 +170,19 @@ def clock(*seconds):
 
 @pytest.mark.skipif(isa.ISA == "generic", reason="no layout for generic")
 def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch):
-    """1, 1 without prefetching, 2, 4 rows, repacked: a processor that likes this, and one that likes the opposite."""
+    """Every candidate and the layout: a processor that likes this, and one that likes the opposite."""
     seconds, others = tuning.measure(gg.Q4_0, **SMALL)
-    assert list(seconds) == ["1", "1 no prefetch", "2", "4", REPACKED] and min(seconds.values()) > 0 and others == []
+    assert list(seconds) == ["1", "1 no prefetch", "1 near", "2", "4", REPACKED]
+    assert min(seconds.values()) > 0 and others == []
     monkeypatch.setattr(choices, "RULE", choices.INTEL)
-    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 3, 1, 2))
+    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 6, 3, 1, 2))
     assert (four.tile, four.repacked) == (Tile(4), False) and four.gain == 4
-    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 5, 1))
+    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 3, 5, 1))
     assert (plain.tile, plain.repacked) == (PLAIN, True) and plain.layout_gain == 2
-    assert tuning.choose(gg.Q4_0, **SMALL, now=clock(1.01, 1.01, 1.01, 1, 9)).tile == ONE_ROW       # below LEAST_GAIN
+    near = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 5, 5, 6))
+    assert (near.tile, str(near.tile), near.repacked) == (Tile(1, "near"), "1 near", False)
+    below_least_gain = clock(1.01, 1.01, 1.01, 1.01, 1, 9)
+    assert tuning.choose(gg.Q4_0, **SMALL, now=below_least_gain).tile == ONE_ROW
 
 
 @pytest.mark.parametrize("seconds,others,rows", [
@@ -233,7 +239,7 @@ def test_info_shows_what_was_measured(folder, capsys):
     choices.keep(gg.Q4_0, chosen(Tile(4), True, one=2.0, four=1.6, repacked=0.8))
     assert main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiles"] == {
-        "q4_0": {"rows": 4, "prefetch": True, "gain": 1.25, "repacked": True, "layout_gain": 2.0}}
+        "q4_0": {"rows": 4, "prefetch": OWN, "gain": 1.25, "repacked": True, "layout_gain": 2.0}}
     assert main(["info", "--tuning", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["target"] == isa.target() and facts["types"]["q4_0"]["why"] == "measured"

@@ -12,6 +12,7 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul import choices, repack
 from ggjit.ops.native import isa
+from ggjit.ops.types.shared.dot import OWN
 from ggjit.tools.command.common import console, table, text_nbytes, tiles_json, tiles_line
 from ggjit.tools.command.op_page import find, op_facts, op_list, op_page
 from ggjit.tools.command.support import supported
@@ -75,7 +76,7 @@ def tuning_info(args):
     if not args.json:
         print(f"kernels for {isa.target()}; where nothing was measured the rule is {rule}")
         for name, f in facts.items():
-            tile = f"{f['rows']} row{'s' * (f['rows'] > 1)}{'' if f['prefetch'] else ', no prefetching'}"
+            tile = f"{f['rows']} row{'s' * (f['rows'] > 1)}{'' if f['prefetch'] == OWN else ', ' + f['prefetch']}"
             best = min(f["seconds"].values(), default=0)
             why = ", ".join(f"{n} {s / best:.2f}" for n, s in f["seconds"].items())
             print(f"{name:8} tile of {tile:24} {'repacked' if f['repacked'] else 'as in the file':15} {f['why']}"
