@@ -1,41 +1,30 @@
 """Less memory for more operations: the same graph, with some results computed again before a later reader.
 
-    graph --units--> numbers (alloc/recompute.py) --schedule--> nodes, some of them twice --planner--> offsets
-
-A *unit* is a node with memory of its own, or a leaf that the graph's allocator places; views belong to what they view,
-and a node that writes in place is a unit without bytes that keeps what it writes alive.  Made again are only units
-that depend on nothing that is written meanwhile, so every value has the same bits; and none behind a scalar: gradients,
-which depend on the loss, are read soon after they are made.
+    graph --units.py--> numbers --alloc/recompute.py--> schedule --> nodes, some of them twice --planner--> offsets
 """
 import collections
 import functools
-import math
 
 import numpy as np
 
-from ggjit.alloc.order import reorder
-from ggjit.alloc.recompute import AGAIN, KEEP, TAKE, Recomputation
 from ggjit.alloc.report import mib
 from ggjit.api.registry import init_backend
+from ggjit.api.units import Units, plan_of
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.html_repr import PlotRepr
 from ggjit.core.table import TABLE
-from ggjit.cpu.repacked import kernel_of
-from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.pickling import dump, load
 from ggjit.ops.core.errors import GgjitError, ParamError, extra
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.progress import work
-from ggjit.ops.core.record import FLAG_OUTPUT, OP, T_BUFFER, T_FLAGS, VIEW_OPS
+from ggjit.ops.core.record import OP, T_FLAGS, VIEW_OPS
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
-USERS = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}     # functions that may have effects of their own
 PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly ends at the bound at once, and where it
                                         # does not, users' allocators have more time
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
@@ -83,82 +72,41 @@ class Rematerialized(Graph):
                 f"{self.extra:.1%} more operations>")
 
 
-# ---------------------------------------------------------------- from a graph to numbers
+# ---------------------------------------------------------------- from schedules to graphs
 class _Problem:
-    """A graph as a Recomputation, its nodes in the order given or (`sort`) in one of few live bytes."""
+    """The units of a graph in one order, as a Recomputation."""
 
-    def __init__(self, graph, nodes, buft, costs, sort=False):
-        self.graph, self.buft = graph, buft
-        placed = [t for t in graph.leafs if t.view_src is None and not _has_memory(t)]
-        self.units = placed + [t for t in nodes if t.op not in VIEW_OPS]
-        number = {t.id: k for k, t in enumerate(self.units)}
-        outputs, takes, flags, reads = set(graph.output_ids.tolist()), in_place_table(), [], []
-        written, after = _writes(self.units)
-        behind = np.zeros(len(self.units), np.int64)    # what depends on a scalar: gradients, where that is a loss
-        for k, t in enumerate(self.units):
-            sources = _storages(t)
-            reads.append(sorted({number[i] for i in sources if i in number} - {k}))
-            behind[k] = any(behind[i] or math.prod(self.units[i].ne) == 1 for i in reads[-1])
-            keep = bool(t.id in outputs or t.flags & FLAG_OUTPUT)
-            again = not (behind[k] or keep or t.op == OP.NONE or t.op in USERS or t.view_src is not None
-                         or _has_memory(t) or t.id in written or written & sources)
-            flags.append(AGAIN * again | KEEP * keep | TAKE * bool(takes[t.op] and t.view_src is None))
-        sizes, costs = ([f(t) for t in self.units] for f in (self._nbytes, costs))
-        self.numbers = Recomputation(sizes, costs, reads, flags)
-        if sort:
-            order = self.numbers.order(behind - [t.op == OP.NONE for t in self.units], after)
-            place = np.argsort(order)
-            self.units = [self.units[k] for k in order]
-            sizes, costs, flags = (np.array(x, np.int64)[order] for x in (sizes, costs, flags))
-            self.numbers = Recomputation(sizes, costs, [place[reads[k]].tolist() for k in order], flags)
-
-    def _nbytes(self, t):
-        if t.view_src is not None or _has_memory(t):
-            return 0
-        alignment = self.buft.alignment()
-        return -(-self.buft.alloc_size(t) // alignment) * alignment
+    def __init__(self, units, order):
+        self.graph, self.buft = units.graph, units.buft
+        self.units, self.numbers = [units.tensors[k] for k in order.tolist()], units.numbers.in_order(order)
 
     def graph_of(self, schedule, limit):
         """The Rematerialized graph that runs the schedule."""
         new = _Copy(self.units).run(schedule.events, self.graph)
         new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
         new._numbers, new._limit = self.numbers, limit
-        new.peak = GraphAllocator(self.buft, "best", PLAN_SECONDS).plan(new).peak
+        new.peak = plan_of(new, self.buft, PLAN_SECONDS).peak
         return new
 
 
-def _has_memory(t):
-    """Whether a tensor lies in a buffer of its own, which no allocator of graphs places."""
-    return TABLE.words[t.id, T_BUFFER] >= 0
+class _Orders:
+    """A graph in orders of few live bytes and as it is: _Problems, each made when it is asked for."""
 
+    def __init__(self, units):
+        self.units, self._found = units, []
 
-def _root(t):
-    """The node (or leaf) whose values a view shows."""
-    while t.op in VIEW_OPS and t.src:
-        t = t.src[0]
-    return t
+    @functools.cached_property
+    def given(self):
+        return _Problem(self.units, np.arange(len(self.units.tensors)))
 
-
-def _storages(t):
-    """Ids of what t reads: nodes, leaves, and the memory they are in."""
-    return {x.id for s in (*t.src, t.view_src) if s is not None for x in (_root(s), _root(s).base)}
-
-
-def _writes(units):
-    """(ids of memory that nodes write in place, pairs of units whose order such writes fix)."""
-    written = {t.base.id for t in units if t.view_src is not None}
-    after, writer, readers = [], {}, {}
-    for k, t in enumerate(units):
-        own = t.base.id if t.view_src is not None else None
-        for i in written & (_storages(t) | {t.base.id}):
-            if i in writer:
-                after.append((writer[i], k))
-            if i == own:
-                after += [(r, k) for r in readers.pop(i, ())]
-                writer[i] = k
-            else:
-                readers.setdefault(i, []).append(k)
-    return written, after
+    def __iter__(self):
+        yield from self._found
+        for make in (self.units.sorted, self.units.memory_order, lambda: None)[len(self._found):]:
+            order = make()
+            problem = self.given if order is None else _Problem(self.units, order)
+            if not any(problem.units == p.units for p in self._found):
+                self._found.append(problem)
+                yield problem
 
 
 class _Copy:
@@ -233,10 +181,12 @@ def rematerialize(graph, budget, target=None, profile=None):
     """
     if whole(budget, "rematerialize: budget") < 0:
         raise ParamError(f"rematerialize: budget is a number of bytes, 0 or more, got {budget}")
-    problems = _problems(graph, target, profile)
-    as_it_is = problems[-1].graph_of(problems[-1].numbers.plain, int(budget))
-    if as_it_is.peak <= budget:
-        return as_it_is
+    problems = _Orders(_units(graph, target, profile))
+    given = problems.given
+    if given.numbers.plain.peak <= budget:
+        as_it_is = given.graph_of(given.numbers.plain, int(budget))
+        if as_it_is.peak <= budget:
+            return as_it_is
     for p in problems:
         new = _within(p, int(budget))
         if new is not None:
@@ -249,26 +199,12 @@ def rematerialize(graph, budget, target=None, profile=None):
                       f"need less", least.peak)
 
 
-def _problems(graph, target, profile):
+def _units(graph, target, profile):
     expect(graph, Graph, "rematerialize").check_alive()
     target = target if target is not None else init_backend("CPU")
     buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType,
                                                                                  "rematerialize: target")
-    seconds = {} if profile is None else _seconds(profile)
-
-    def cost(t):
-        """Thousandths of a nanosecond."""
-        if t.id in seconds:
-            return int(1e12 * seconds[t.id])
-        kernel = None if t.op == OP.NONE else kernel_of(t, 1)
-        return 0 if kernel is None else int(1e3 * kernel.cost)
-    sizes = [np.array([buft.alloc_size(t) for t in tensors], np.int64) for tensors in (graph.nodes, graph.leafs)]
-    ids = reorder(TABLE.words, graph.node_ids, graph.leaf_ids, sizes, in_place=in_place_table(),
-                  outputs=graph.output_ids).tolist()
-    by_id = {t.id: t for t in graph.nodes}
-    found = [_Problem(graph, graph.nodes, buft, cost, sort=True),
-             _Problem(graph, [by_id[i] for i in ids], buft, cost), _Problem(graph, graph.nodes, buft, cost)]
-    return [p for k, p in enumerate(found) if not any(p.units == q.units for q in found[:k])]
+    return Units(graph, buft, {} if profile is None else _seconds(profile))
 
 
 def _seconds(profile):
@@ -314,7 +250,7 @@ def pareto(graph, n=12, target=None, profile=None):
     """
     if whole(n, "pareto: n") < 2:
         raise ParamError(f"pareto: n is a number of points, 2 or more, got {n}")
-    problems = _problems(graph, target, profile)
+    problems = list(_Orders(_units(graph, target, profile)))
     least = min(p.numbers.least().peak for p in problems)
     most = min(p.numbers.plain.peak for p in problems)
     found = []

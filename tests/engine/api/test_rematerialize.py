@@ -7,7 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 import ggjit as gg
-from ggjit.alloc.recompute import AGAIN, KEEP, TAKE, Recomputation
+from ggjit.alloc.recompute import Recomputation
+from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
 
 
 def leaf(ctx, *shape, name="", seed=0):
