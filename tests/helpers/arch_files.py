@@ -146,7 +146,7 @@ MORE = {
 
 
 def write(tools, name, path, **sizes):
-    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones."""
+    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones; kind: of the matrices."""
     if str(tools) not in sys.path:
         sys.path.insert(0, str(tools))
     import make_arch_gguf
@@ -154,7 +154,7 @@ def write(tools, name, path, **sizes):
         if more not in make_arch_gguf.ARCHS:
             make_arch_gguf.arch(more, "", block, **options)
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
-    return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL | sizes))
+    return make_arch_gguf.write(name, str(path), **(sizes if name in ROUND else SMALL | sizes))
 
 
 class Writer(gguf.GGUFWriter):
