@@ -38,6 +38,7 @@ class Attention:
     qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all"
     norm_after_rope: bool = False
     out: str = "attn_output"
+    temperature: bool = False           # queries are scaled by position: input "temperature"
     rel_buckets: int = 0                # of relative positions, each with a score per head; 0: none
 
     @property
@@ -89,6 +90,8 @@ class Attention:
                                 f"{name}_roped-{i}") for t, name in ((q, "Q"), (k, "K")))
         if self.norm_after_rope:
             q, k = self._normed(g, q, k, w, i)
+        if self.temperature:
+            q = gg.mul(q, g.leaf["temperature"])
         k, v = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)

@@ -19,6 +19,7 @@ class DeltaRule:
     d_state: int                        # size of a head
     d_conv: int
     interleaved: bool = False           # q, k, v and z of a group lie side by side in one matrix, ssm_in
+    apart: bool = False                 # ssm_beta and ssm_alpha instead of ssm_ba; head h of values has key h % n_group
 
     @property
     def n_key(self):
@@ -43,8 +44,9 @@ class DeltaRule:
             w = {"qkv": loader.linear(p + "attn_qkv", d, self.n_conv, False),
                  "z": loader.linear(p + "attn_gate", d, self.n_value, False)}
         p += "ssm_"
-        return w | {"ba": loader.linear(p + "ba", d, 2 * h, False),
-                    "out": loader.linear(p + "out", self.n_value, d, False),
+        gates = {"b": "beta", "a": "alpha"} if self.apart else {"ba": "ba"}
+        w |= {"gate_" + n: loader.linear(p + name, d, h if self.apart else 2 * h, False) for n, name in gates.items()}
+        return w | {"out": loader.linear(p + "out", self.n_value, d, False),
                     "conv": want(p + "conv1d.weight", self.d_conv, self.n_conv), "dt": want(p + "dt.bias", h),
                     "a": want(p + "a", h), "ssm_norm": want(p + "norm.weight", self.d_state)}
 
@@ -66,7 +68,8 @@ class DeltaRule:
     def build(self, g, n, w, i):
         t, s, h, n_each = g.n_tokens, self.d_state, self.n_head, (g.n_each, g.n_seqs)
         qkv, z = self._inputs(w, n, t)
-        b, a = self._parts(linear(w["ba"], n), (h // self.n_group,) * 2, t)
+        b, a = (linear(w["gate_" + c], n) for c in "ba") if self.apart else \
+            self._parts(linear(w["gate_ba"], n), (h // self.n_group,) * 2, t)
         beta = gg.reshape_4d(gg.sigmoid(b), 1, h, *n_each)
         decay = gg.reshape_4d(gg.mul(gg.softplus(gg.add(a, w["dt"])), w["a"]), 1, h, *n_each)
         qkv = gg.silu(convolved(g, i, 0, qkv, w["conv"]))
@@ -84,5 +87,7 @@ class DeltaRule:
     def _key_heads(self, g, x):
         """x [d_state, n_group, n_tokens] over its norms, each head as often as it serves value heads."""
         s, times, t = self.d_state, self.n_head // self.n_group, g.n_tokens
+        if self.apart:
+            return gg.reshape_4d(gg.l2_norm(x, g.eps), s, self.n_group, g.n_each, g.n_seqs)
         x = gg.reshape_4d(gg.l2_norm(x, g.eps), s, 1, self.n_group, t)
         return gg.reshape_4d(gg.repeat_4d(x, s, times, self.n_group, t), s, self.n_head, g.n_each, g.n_seqs)

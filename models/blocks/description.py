@@ -36,7 +36,7 @@ class Loader:
         """The parameters of a norm of that kind."""
         ne = ne or (self.n_embd,)
         return (self.want(name + ".weight", *ne) if kind != "bare" else None,
-                self.want(name + ".bias", *ne) if kind == "layer" else None)
+                self.want(name + ".bias", *ne) if kind in ("layer", "rms biased") else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Scope:
     whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
 
     def norm(self, x, kind, params):
-        """kind: rms: x / rms(x) * w;  layer: (x - mean) / std * w + b;  centred: without b;  bare: without both."""
+        """kind: rms: x / rms(x) * w (+ b: rms biased);  layer: (x - mean) / std * w + b;  centred: without b;  bare:
+        without both."""
         w, b = params
-        x = gg.rms_norm(x, self.eps) if kind == "rms" else gg.norm(x, self.eps)
+        x = gg.rms_norm(x, self.eps) if kind.startswith("rms") else gg.norm(x, self.eps)
         x = x if w is None else gg.mul(x, w)
         return x if b is None else gg.add(x, b)
 

@@ -141,6 +141,14 @@ class Facts:
             raise self.wrong(key, value, f"a number at least 0, or {n} of them")
         return values
 
+    def floats_per_layer(self, key):
+        """[a number for every layer], from a number or an array under a key without the architecture's name."""
+        value = self.file.get(key)
+        values = value.tolist() if isinstance(value, np.ndarray) else [value] * self.n_layer
+        if len(values) != self.n_layer or not all(type(v) is float and math.isfinite(v) for v in values):
+            raise ModelError(f"{self.file.path}: {key} = {value}, expected a number, or {self.n_layer} of them")
+        return values
+
     # ------------------------------------------------------------ what most architectures state
     @property
     def n_embd(self):

@@ -1,7 +1,7 @@
 """Dense feed-forward networks.
 
     gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu: act is SiLU, GELU; gate and up may be one matrix
-    plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr
+    plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
 """
 import dataclasses
 
@@ -13,7 +13,8 @@ def _relu_sqr(x):
     return gg.sqr(gg.relu(x))
 
 
-PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu}
+PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu,
+         "xielu": gg.xielu}
 # name -> (of gate and up, of both in one: the gate's half first)
 GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
          "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf)}
@@ -28,6 +29,7 @@ class Dense:
     bias: bool | None = None            # of all matrices: must be there, must not, may
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
+    shape: tuple = ()                   # of xielu: alpha_n, alpha_p, beta, eps
 
     @property
     def gated(self):
@@ -53,5 +55,5 @@ class Dense:
             gate, up = product("ffn_gate", m), product("ffn_up", m)
             h = GATED[self.act][0](gate, up)
         else:
-            h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m))
+            h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m), *self.shape)
         return product("ffn_down", gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}"), "ffn_out" + self.suffix)

@@ -117,6 +117,14 @@ def groups(facts):
     return {"n_groups": n, "n_groups_used": used}
 
 
+def gating(facts, default):
+    """The kind of gating that the metadata states.  Errors: ModelError."""
+    kind = facts.get("expert_gating_func", default, int) or default
+    if kind not in (SOFTMAX, SIGMOID):
+        raise facts.wrong("expert_gating_func", kind, f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
+    return kind
+
+
 def feed_forward(m, experts, layer):
     """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names."""
     def named(t, name):

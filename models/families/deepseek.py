@@ -2,11 +2,11 @@
 import dataclasses
 import math
 
-from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.description import Description
 from ggjit.models.blocks.facts import ROPE_NORMAL
-from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.latent import Latent
-from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, groups, mixture
+from ggjit.models.blocks.moe import groups
+from ggjit.models.families.experts import after_dense, routed
 
 
 def deepseek2(facts):
@@ -21,12 +21,9 @@ def deepseek2(facts):
         facts.same("attention.value_length", kv_rank)
     attention = Latent(n_head, d_key, d_value, kv_rank, _q_rank(facts), rope, scale, absorbed,
                        temperature=bool(facts.scale("attention.temperature_scale")))
-    dense, feed_forward = Dense(facts.n_ff, bias=False), _experts(facts)
-    n_dense = facts.get("leading_dense_block_count", 0, int)
-    blocks = [Block(attention, dense if i < n_dense else dataclasses.replace(
-        feed_forward, pick_bias=facts.has(f"blk.{i}.exp_probs_b.bias"))) for i in range(facts.n_layer)]
     temperature = (facts.scale("attention.temperature_scale"), facts.positive("attention.temperature_length")) \
         if attention.temperature else None
+    blocks = after_dense(facts, attention, routed(facts, **groups(facts)))
     return Description(blocks, facts.eps(), temperature=temperature)
 
 
@@ -45,16 +42,6 @@ def _scaled_rope(facts, d_key):
     whole = attn * (1.0 + 0.1 * grown)
     scale = (whole * (1.0 + 0.1 * multiplier * grown)) ** 2 / math.sqrt(d_key)
     return dataclasses.replace(rope, attn_factor=attn), scale
-
-
-def _experts(facts):
-    n_ff = facts.positive("expert_feed_forward_length")
-    shared = Dense(n_ff * facts.positive("expert_shared_count"), suffix="_shexp", bias=False)
-    gating = facts.get("expert_gating_func", SOFTMAX, int) or SOFTMAX
-    if gating not in (SOFTMAX, SIGMOID):
-        raise facts.wrong("expert_gating_func", gating, f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
-    return mixture(facts, n_ff, gating=gating, normed=facts.get("expert_weights_norm", False, bool), shared=shared,
-                   **groups(facts))
 
 
 FAMILY = {"deepseek2": deepseek2}

@@ -1,4 +1,5 @@
-"""With layer norms: GPT-2, GPT-NeoX, StarCoder 2, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron."""
+"""With layer norms: GPT-2, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT, Jais,
+CodeShell, Orion."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
@@ -103,6 +104,40 @@ def nemotron(facts):
     return _described(facts, attention, Dense(facts.n_ff, "relu_sqr"), tied=False)
 
 
+def mpt(facts):
+    """ALiBi, or learned positions; queries, keys and values within limits; norms of queries and keys in some."""
+    positions, normed = facts.has("position_embd.weight"), facts.has("blk.0.attn_q_norm.weight")
+    attention = Attention(**facts.heads(), fused=True, clamp=facts.scale("attention.clamp_kqv"),
+                          max_alibi_bias=facts.scale("attention.max_alibi_bias"), qk_norm="layer" if normed else "",
+                          qk_norm_over="all" if normed else "head")
+    norm = "layer" if facts.has("output_norm.bias") else "centred"
+    return _described(facts, attention, Dense(facts.n_ff, "gelu"), {"norm": norm}, positions=positions)
+
+
+def jais(facts):
+    """ALiBi, a SiLU gate and biases everywhere; scores over the size of a head, not its root."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, fused=True, bias=True, out_bias=True, scale=1.0 / sizes["d_head"],
+                          max_alibi_bias=facts.scale("attention.max_alibi_bias"))
+    return _described(facts, attention, Dense(facts.n_ff, bias=True), tied=False)
+
+
+def codeshell(facts):
+    """GPT-2 with RoPE and groups of heads."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=True,
+                          out_bias=True)
+    return _described(facts, attention, Dense(facts.n_ff, "gelu", bias=True))
+
+
+def orion(facts):
+    """LLaMA with layer norms."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, bias=False), tied=False)
+
+
 FAMILY = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,
           "stablelm": stablelm, "command-r": command_r, "cohere2": cohere2, "bloom": bloom, "olmo": olmo,
-          "nemotron": nemotron}
+          "nemotron": nemotron, "starcoder": gpt2, "mpt": mpt,
+          "jais": jais, "codeshell": codeshell, "orion": orion}

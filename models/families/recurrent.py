@@ -1,4 +1,4 @@
-"""Decoders with states instead of a cache, or beside one: Mamba, RWKV-7, LFM2, Granite hybrid, Qwen3-Next."""
+"""Decoders with states instead of a cache, or beside one: Mamba, RWKV-7, LFM2, Granite hybrid, Qwen3-Next and 3.5."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.delta import DeltaRule
 from ggjit.models.blocks.description import Block, Description
@@ -97,6 +97,26 @@ def granite_hybrid(facts):
 def qwen3next(facts):
     """The gated delta rule in three layers of four, gated attention in the fourth; experts everywhere."""
     facts.ignore("feed_forward_length")
+    return _delta(facts, _gated_experts(facts))
+
+
+def _gated_experts(facts):
+    shared = Dense(facts.positive("expert_shared_feed_forward_length"), suffix="_shexp", bias=False)
+    return mixture(facts, facts.positive("expert_feed_forward_length"), shared=shared, shared_gate=True)
+
+
+def qwen35(facts):
+    """Qwen3-Next with other heads of keys and a dense feed-forward; for text its RoPE is the usual one."""
+    facts.ignore("rope.dimension_sections")
+    return _delta(facts, Dense(facts.n_ff, bias=False), apart=True)
+
+
+def qwen35moe(facts):
+    facts.ignore("rope.dimension_sections", "feed_forward_length")
+    return _delta(facts, _gated_experts(facts), apart=True)
+
+
+def _delta(facts, feed_forward, apart=False):
     d_inner, d_state, d_conv, n_head = _ssm(facts)
     groups = facts.positive("ssm.group_count")
     if n_head % groups or d_inner != n_head * d_state:
@@ -104,14 +124,12 @@ def qwen3next(facts):
     sizes = facts.heads()
     attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), qk_norm="rms", gated=True,
                           out_bias=False)
-    shared = Dense(facts.positive("expert_shared_feed_forward_length"), suffix="_shexp", bias=False)
-    feed_forward = mixture(facts, facts.positive("expert_feed_forward_length"), shared=shared, shared_gate=True)
     every, blocks = facts.positive("full_attention_interval", 4), []
     for i in range(facts.n_layer):
-        delta = DeltaRule(groups, n_head, d_state, d_conv, interleaved=facts.has(f"blk.{i}.ssm_in.weight"))
+        delta = DeltaRule(groups, n_head, d_state, d_conv, facts.has(f"blk.{i}.ssm_in.weight"), apart)
         blocks.append(Block(delta if (i + 1) % every else attention, feed_forward, ffn_norm="post_attention_norm"))
     return Description(blocks, facts.eps())
 
 
 FAMILY = {"mamba": mamba, "mamba2": mamba2, "rwkv7": rwkv7, "lfm2": lfm2, "granitehybrid": granite_hybrid,
-          "qwen3next": qwen3next}
+          "qwen3next": qwen3next, "qwen35": qwen35, "qwen35moe": qwen35moe}

@@ -1,13 +1,17 @@
-"""Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss; and those that
-differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE 4.5, Arcee, OLMoE, Hunyuan."""
+"""Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss, Mistral 3,
+MiniCPM, Apertus, EXAONE 4; and those that differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE
+4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo, Refact, XVERSE, Pangu, Maincoder."""
 import dataclasses
+import math
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
+from ggjit.models.families.llama import dense_or_experts
 
+BAICHUAN_13B = 40               # layers
 POSTS = {"attn_post": "post_attention_norm", "ffn_post": "post_ffw_norm"}
 
 
@@ -101,6 +105,106 @@ def hunyuan_dense(facts):
     return _described(facts, attention, Dense(facts.n_ff, bias=False))
 
 
+def mistral3(facts):
+    """LLaMA with YaRN that does not grow the scores, and a temperature of queries by position."""
+    sizes, scale = facts.heads(), facts.scale("attention.temperature_scale")
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"])
+    multiplier = facts.get("rope.scaling.yarn_log_multiplier", 0.0, float)
+    if rope.ext_factor and multiplier:
+        grown = 1.0 + 0.1 * multiplier * math.log(1.0 / rope.freq_scale)
+        rope = dataclasses.replace(rope, attn_factor=rope.attn_factor / grown)
+    attention = Attention(**sizes, rope=rope, scale=facts.scale("attention.scale"), temperature=bool(scale))
+    return _described(facts, attention, dense_or_experts(facts),
+                      temperature=(scale, rope.n_ctx_orig) if scale else None)
+
+
+def baichuan(facts):
+    """Baichuan 7B is LLaMA; 13B, with its 40 layers, has ALiBi instead of RoPE."""
+    facts.ignore("rope.dimension_count", "rope.freq_base")
+    large = facts.n_layer == BAICHUAN_13B
+    attention = Attention(**facts.heads(), max_alibi_bias=8.0, out_bias=False) if large else \
+        _rotated(facts, ROPE_NORMAL, out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, bias=False), tied=False)
+
+
+def minicpm(facts):
+    """LLaMA with the scales of the first MiniCPM, unless the file states others.
+
+    Where it states none, logits are divided by n_embd / 256, as the model was trained; llama.cpp multiplies.
+    """
+    scale = facts.scale
+    return _described(facts, _rotated(facts, ROPE_NORMAL, LONG), dense_or_experts(facts),
+                      {"residual_scale": scale("residual_scale", 1.4 / math.sqrt(facts.n_layer))},
+                      embd_scale=scale("embedding_scale", 12.0),
+                      logit_scale=1.0 / (scale("logit_scale", facts.n_embd / 256.0) or 1.0))
+
+
+def apertus(facts):
+    """xIELU with numbers of its own in every layer, norms of every head's query and key."""
+    numbers = [facts.floats_per_layer("xielu." + name) for name in ("alpha_n", "alpha_p", "beta", "eps")]
+    attention = _rotated(facts, ROPE_NEOX, "rope_freqs.weight", qk_norm="rms", out_bias=None)
+    blocks = [Block(attention, Dense(facts.n_ff, "xielu", bias=False, shape=shape))
+              for shape in zip(*numbers, strict=True)]
+    return Description(blocks, facts.eps())
+
+
+def exaone4(facts):
+    """Norms after the blocks only, and of every head's query and key; with windows, full layers have no RoPE."""
+    sizes = facts.heads()
+    rope, windows = facts.rope(ROPE_NEOX, sizes["d_head"]), facts.windows(4)
+    blocks = [Block(Attention(**sizes, rope=rope if w or not any(windows) else None, window=w, qk_norm="rms",
+                              out_bias=False), Dense(facts.n_ff, bias=False), attn_norm="", ffn_norm="", **POSTS)
+              for w in windows]
+    return Description(blocks, facts.eps())
+
+
+def chatglm(facts):
+    """Fused matrices, half of a head rotated."""
+    attention = _rotated(facts, ROPE_NORMAL, fused=facts.has("blk.0.attn_qkv.weight"), out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, fused=True, bias=False))
+
+
+def qwen(facts):
+    """The first Qwen: one matrix with biases for queries, keys and values; half the stated feed-forward width."""
+    attention = _rotated(facts, ROPE_NEOX, fused=True, bias=True, out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff // 2, bias=False), tied=False)
+
+
+def qwen2vl(facts):
+    """Qwen 2 for text: the three parts of a position are equal there."""
+    facts.ignore("rope.dimension_sections")
+    return _described(facts, _rotated(facts, ROPE_NEOX, out_bias=False), Dense(facts.n_ff, bias=False))
+
+
+def plamo(facts):
+    """Parallel with one norm."""
+    facts.ignore("rope.dimension_count")
+    return _described(facts, _rotated(facts, ROPE_NEOX, out_bias=False), Dense(facts.n_ff, bias=False),
+                      {"parallel": True, "ffn_norm": ""}, tied=False)
+
+
+def refact(facts):
+    """ALiBi instead of RoPE."""
+    attention = Attention(**facts.heads(), max_alibi_bias=8.0, out_bias=False)
+    return _described(facts, attention, Dense(facts.n_ff, bias=False))
+
+
+def xverse(facts):
+    return _described(facts, _rotated(facts, ROPE_NORMAL, out_bias=False), Dense(facts.n_ff, bias=False), tied=False)
+
+
+def pangu(facts):
+    return _described(facts, _rotated(facts, ROPE_NEOX), Dense(facts.n_ff, bias=False))
+
+
+def maincoder(facts):
+    """Norms of heads after RoPE."""
+    return _described(facts, _rotated(facts, ROPE_NORMAL, out_bias=False, qk_norm="rms", norm_after_rope=True),
+                      Dense(facts.n_ff, bias=False))
+
+
 FAMILY = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
           "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
-          "hunyuan-dense": hunyuan_dense}
+          "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
+          "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
+          "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder}

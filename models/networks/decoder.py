@@ -430,7 +430,8 @@ class Decoder(Network):
         or ids that end it; no part of such a text comes out.  ignore_eos: the model's own ends are never chosen.
         Others: llama.cpp's options and defaults of sampling (top_k=40, top_p=0.95, min_p=0.05, seed ...), listed in
         models/text/sampling.py.
-        grammar: GBNF text that the answer fits; json_schema: a JSON Schema that it fits, as a dict or text.
+        grammar: GBNF text that the answer fits; json_schema: a JSON Schema that it fits, as a dict or text;
+        grammar_triggers: texts, compiled patterns and ids from which on it fits (before the first all is allowed).
         cache_prompt=False: what the prompt shares with the text before it is read again, too.  context_shift=True: when
         the context is full, half of what follows the first n_keep (0) tokens is dropped; else the text ends there.
         A list of prompts: an iterator over (number, piece), up to n_seqs texts at once; `runs[i].stats`, `runs.texts`.

@@ -17,15 +17,17 @@ class Generation:
 
     n_predict, stop: as in Answer.  ignore_eos: the vocabulary's ends of turn and document are never chosen.  grammar:
     GBNF text that the answer fits (models/text/gbnf.py); json_schema: a JSON Schema (models/text/json_schema.py).
+    grammar_triggers: texts, compiled patterns and ids; the grammar holds from the first of them on (Lazy in
+    models/text/grammar.py).
     cache_prompt, context_shift, n_keep: as in Decoder.generate.  sampling: llama.cpp's options, listed in
     models/text/sampling.py.
     Ctrl-C comes out as KeyboardInterrupt; the model can be used again at once.
     """
 
     def __init__(self, model, prompt, n_predict=64, stop=(), ignore_eos=False, grammar=None, json_schema=None,
-                 cache_prompt=True, context_shift=False, n_keep=0, **sampling):
-        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "grammar", "json_schema", "cache_prompt",
-                                             "context_shift", "n_keep"))
+                 grammar_triggers=None, cache_prompt=True, context_shift=False, n_keep=0, **sampling):
+        known_options("generate", sampling, (*OPTIONS, "stop", "ignore_eos", "grammar", "json_schema",
+                                             "grammar_triggers", "cache_prompt", "context_shift", "n_keep"))
         if isinstance(prompt, bytes) or not hasattr(prompt, "__iter__"):
             raise TypeMismatch(f"generate takes a text or a list of token ids, got {type(prompt).__name__}")
         self.model = model
@@ -34,7 +36,8 @@ class Generation:
             given = sampling.get("logit_bias", {})
             OPTIONS["logit_bias"].checked(given)
             sampling["logit_bias"] = never | given
-        sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema), **sampling)
+        sampler = Sampler(model.tokenizer, matcher(model.tokenizer, grammar, json_schema, grammar_triggers),
+                          **sampling)
         self.answer = Answer(model.tokenizer, sampler, n_predict, stop)
         self.prompt_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if len(self.prompt_ids) > model.n_ctx:

@@ -8,6 +8,7 @@ they are first reached and numbered; characters that no rule tells apart are one
 successors.  The tree of the vocabulary (token_trie.py) is walked with these rows, a level at a time.
 """
 import functools
+import re
 import weakref
 
 import numpy as np
@@ -17,6 +18,7 @@ from ggjit.models.text.gbnf import Chars, Ref, Token
 from ggjit.models.text.json_schema import to_gbnf
 from ggjit.models.text.token_trie import TokenTrie, completions, split
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.whole_numbers import is_whole
 
 DEAD = -1                       # no state: the text is not allowed
 DONE = 0                        # the stack without elements: the text may end here
@@ -288,16 +290,19 @@ def _token_id(tokenizer, text):
     return ids[0] if len(ids) == 1 else None
 
 
-def matcher(tokenizer, grammar=None, json_schema=None):
-    """The Matcher of a GBNF text or a JSON Schema; None if there is neither.
+def matcher(tokenizer, grammar=None, json_schema=None, triggers=None):
+    """The Matcher of a GBNF text or a JSON Schema; None if there is neither.  triggers: those of Lazy, or None.
 
     Errors: ParamError for both at once, or for what cannot be read.
     """
     if grammar is None and json_schema is None:
+        if triggers is not None:
+            raise ParamError("grammar_triggers say where a grammar begins; give grammar or json_schema, too")
         return None
     if grammar is not None and json_schema is not None:
         raise ParamError("grammar and json_schema are both given; a text fits one of them")
-    return Matcher(grammar_of(to_gbnf(json_schema) if grammar is None else grammar, tokenizer))
+    found = Matcher(grammar_of(to_gbnf(json_schema) if grammar is None else grammar, tokenizer))
+    return found if triggers is None else Lazy(found, tokenizer, triggers)
 
 
 class Matcher:
@@ -306,6 +311,7 @@ class Matcher:
         m = Matcher(grammar_of('root ::= "yes" | "no"', tokenizer))
         logits[~m.mask()] = -inf
     """
+    waits = False                   # may everything come, as before the trigger of a Lazy one?
 
     def __init__(self, grammar):
         self.grammar = grammar
@@ -357,3 +363,89 @@ class Matcher:
         if found is None:
             raise ParamError(f"token {id} does not fit the grammar; {self.grammar.expected(self._state)}")
         self._state, self._tail, self.ended = found
+
+    def accept_text(self, data):
+        """Go on behind some bytes.  Errors: ParamError."""
+        g, (text, tail) = self.grammar, split(self._tail + data)
+        state = DEAD if text is None else g.after(self._state, text)
+        if state == DEAD or tail and not g.may_begin(state, tail):
+            raise ParamError(f"{data!r}, with which the grammar was to begin, does not fit it; "
+                             f"{g.expected(self._state)}; let the grammar match the trigger, too")
+        self._state, self._tail = state, tail
+
+
+class Lazy:
+    """A Matcher that lets everything pass until a trigger comes: a tool call after free text, say.
+
+        Lazy(matcher, tokenizer, ["<tool_call>", re.compile("(?:^|\\n)(\\{)"), 151657])
+
+    triggers: texts, compiled patterns and ids.  The grammar holds from the beginning of the trigger on: it matches the
+    text, what the first group of the pattern matches (without groups, the pattern) or the token, and all that follows.
+    Errors: ParamError for other triggers, and for a trigger that the grammar does not match.
+    """
+
+    def __init__(self, matcher, tokenizer, triggers):
+        self.matcher, self.tokenizer = matcher, tokenizer
+        given = [triggers] if isinstance(triggers, str | int | re.Pattern) else triggers
+        if isinstance(given, bytes) or not hasattr(given, "__iter__"):
+            raise ParamError(f"grammar_triggers is {given!r}, expected a list of texts, compiled patterns and ids")
+        given = list(given)
+        self._ids = {t for t in given if is_whole(t, 0, tokenizer.n_vocab - 1)}
+        self._texts = [t for t in given if isinstance(t, str) and t]
+        self._patterns = [t for t in given if isinstance(t, re.Pattern) and isinstance(t.pattern, str)]
+        if not given or len(self._texts) + len(self._patterns) + sum(is_whole(t) and t in self._ids for t in given) < \
+                len(given):
+            raise ParamError(f"grammar_triggers is {given!r}, expected texts that are not empty, compiled patterns of "
+                             f"text and ids of the vocabulary, at least one of them")
+        self.reset()
+
+    def reset(self):
+        self.matcher.reset()
+        self._said, self.waits = b"", True      # what came before the trigger; has none come yet?
+
+    def copy(self):
+        new = object.__new__(Lazy)
+        new.__dict__.update(self.__dict__, matcher=self.matcher.copy())
+        return new
+
+    @property
+    def is_over(self):
+        return not self.waits and self.matcher.is_over
+
+    @property
+    def n_vocab(self):
+        return self.matcher.n_vocab
+
+    def is_new(self):
+        return not self.waits and self.matcher.is_new()
+
+    def allows(self, id):
+        return self.waits or self.matcher.allows(id)
+
+    def mask(self):
+        return np.ones(self.n_vocab, bool) if self.waits else self.matcher.mask()
+
+    def accept(self, id):
+        if self.waits and id not in self._ids:
+            before, self._said = len(self._said), self._said + self.tokenizer.piece(id, special=True)
+            at = self._triggered(before)
+            if at is None:
+                return
+            self.waits = False
+            self.matcher.accept_text(self._said[at:])
+        elif not self.waits or self.matcher.allows(id):
+            self.waits = False
+            self.matcher.accept(id)
+        else:                                   # a special token that the grammar has as text
+            self.waits = False
+            self.matcher.accept_text(self.tokenizer.piece(id, special=True))
+
+    def _triggered(self, before):
+        """Where in what was said the grammar begins, in bytes; None: not yet.  before: bytes known without trigger."""
+        found = [at for word in map(str.encode, self._texts)
+                 if (at := self._said.find(word, max(before - len(word) + 1, 0))) >= 0]
+        text = self._said.decode("utf-8", "surrogateescape") if self._patterns else ""
+        for m in filter(None, (pattern.search(text) for pattern in self._patterns)):
+            group = next((k for k in range(1, len(m.groups()) + 1) if m.group(k)), 0)
+            found.append(len(text[:m.start(group)].encode("utf-8", "surrogateescape")))
+        return min(found, default=None)

@@ -14,6 +14,9 @@ MAX_LOG = 88.7228391            # log of the largest float32: DRY's penalty stay
 ALMOST_ONE = 1.000001           # a DRY base so near to 1 never overflows
 
 
+ADAPTIVE_WIDTH, ADAPTIVE_PEAK, ADAPTIVE_FALL = 0.3, 5.0, 10.0      # adaptive-p's hill: how wide, how high, how steep
+
+
 class Candidates:
     """Tokens that may be drawn: `ids` and `logits`, both (n,).  `ordered`: largest logit first; `whole`: the whole
     vocabulary, each token at the place of its id, its logits as they came; else they are float64 and its own."""
@@ -227,3 +230,13 @@ def mirostat_2(c, mu):
     with np.errstate(divide="ignore"):
         n = int(np.count_nonzero(-np.log2(c.probabilities()) <= mu))
     return c.take(slice(max(n, 1)), True)
+
+
+# ---------------------------------------------------------------- adaptive-p
+def adaptive_p(p, target):
+    """Of probabilities p: softmax(PEAK - FALL d^2 / (1 + d)), d = |p - target| / WIDTH; 0 stays 0.
+
+    Source: llama.cpp's adaptive-p (pull request 17927).
+    """
+    d = np.abs(p - target) / ADAPTIVE_WIDTH
+    return softmax(np.where(p > 0, ADAPTIVE_PEAK - ADAPTIVE_FALL * d * d / (1 + d), -np.inf))

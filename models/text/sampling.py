@@ -3,6 +3,7 @@
     logits -> logit bias -> grammar -> the chain -> draw
 
     chain           penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature (llama.cpp's default)
+    adaptive-p      the chain, then what is near a target probability instead of what is likely
     with Mirostat   temperature, mirostat
 
 Every filter sees the probabilities at temperature 1, so raising the temperature never lets in tokens that the filters
@@ -21,6 +22,7 @@ from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.whole_numbers import is_whole
 
 CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+ADAPTIVE_P = "adaptive_p"       # llama.cpp's name for it in the chain; wherever it stands, it comes last
 MAX_BREAKER = 40                # bytes of a DRY sequence breaker that count
 LOOK_AT = 256                   # tokens that are tried one by one before a mask is made
 MAX_TAIL = 20                   # ... and tokens behind its first one
@@ -84,10 +86,10 @@ def _breakers(name, value):
 def _chain(name, value):
     given = value.split(";") if isinstance(value, str) else value
     names = tuple(given) if hasattr(given, "__iter__") else (given,)
-    unknown = [n for n in names if n not in CHAIN]
+    unknown = [n for n in names if n not in (*CHAIN, ADAPTIVE_P)]
     if unknown:
-        raise ParamError(f"{name} holds {unknown[0]!r}, expected names out of {';'.join(CHAIN)}")
-    return names
+        raise ParamError(f"{name} holds {unknown[0]!r}, expected names out of {';'.join((*CHAIN, ADAPTIVE_P))}")
+    return tuple(n for n in names if n != ADAPTIVE_P)
 
 
 _INT = (1 << 31) - 1
@@ -118,6 +120,8 @@ OPTIONS = {o.name: o for o in (
     Option("mirostat", 0, "1 or 2: that version of Mirostat instead of the filters", int, 0, 2, metavar="N"),
     Option("mirostat_tau", 5.0, "... bits of surprise aimed at", low=0, flags=("--mirostat-ent",)),
     Option("mirostat_eta", 0.1, "... rate of learning", low=0, flags=("--mirostat-lr",)),
+    Option("adaptive_target", -1.0, "draws tokens near this probability (adaptive-p); -1: off", high=1),
+    Option("adaptive_decay", 0.9, "... of the last 1 / (1 - X) tokens on average", low=0, high=0.99),
     Option("logit_bias", {}, "added to the logit of token ID: 42+1.5 or 42-inf (may be given several times)",
            _logit_bias, metavar="ID+X"),
     Option("samplers", CHAIN, "the filters in their order, separated by ;", _chain, metavar="NAMES"),
@@ -162,6 +166,8 @@ class Sampler:
         self._random = np.random.default_rng(self.seed)
         self._xtc = False                       # whether this draw leaves out the likeliest
         self._mu = 2 * self.mirostat_tau        # Mirostat's bound of surprise, in bits
+        n = 1 / (1 - self.adaptive_decay)       # adaptive-p: as if what was drawn before had met the target
+        self._drawn = self.adaptive_target * n, n       # (sum, number) of the probabilities drawn, older ones decayed
         if self.grammar:
             self.grammar.reset()
 
@@ -197,7 +203,7 @@ class Sampler:
         found = {}
         for self._xtc, weight in ((False, 1 - often), (True, often)) if often else ((False, 1.0),):
             c = self._kept(c0)
-            for id, p in zip(c.ids.tolist(), c.probabilities().tolist(), strict=True):
+            for id, p in zip(c.ids.tolist(), self._odds(c.probabilities()).tolist(), strict=True):
                 found[id] = found.get(id, 0.0) + weight * p
         ids = [i for i in sorted(found, key=lambda i: -found[i]) if found[i] > 0]
         return np.array(ids, np.int64), np.array([found[i] for i in ids])
@@ -221,7 +227,7 @@ class Sampler:
     def _candidates(self, row):
         """The tokens that the grammar allows; of all tokens, the others with a logit of -inf, unless the likeliest ones
         decide."""
-        if not self.grammar:
+        if not self.grammar or self.grammar.waits:
             return Candidates.of(row)
         if self.grammar.n_vocab != row.size:
             raise ShapeError(f"the grammar is for {self.grammar.n_vocab} tokens, the logits have {row.size}")
@@ -260,11 +266,19 @@ class Sampler:
         self._xtc = self.xtc_probability > 0 and self._random.random() < self.xtc_probability
         c = self._kept(c)
         p = c.probabilities()
-        edges = np.cumsum(p)
+        edges = np.cumsum(self._odds(p))
         at = int(np.searchsorted(edges, self._random.random() * edges[-1], side="right"))
         if self.mirostat:
             self._mu -= self.mirostat_eta * (-math.log2(p[at]) - self.mirostat_tau)
+        self._drawn = p[at] + self.adaptive_decay * self._drawn[0], 1 + self.adaptive_decay * self._drawn[1]
         return int(c.ids[at])
+
+    def _odds(self, p):
+        """What is drawn from, of probabilities that come out of the chain."""
+        if self.adaptive_target < 0 or self.mirostat:
+            return p
+        total, n = self._drawn
+        return samplers.adaptive_p(p, min(max(2 * self.adaptive_target - total / n, 0.0), 1.0))
 
     def _seen(self, n):
         """The last n ids; -1: all."""

@@ -9,13 +9,15 @@ A process of its own, so that no two ggml libraries meet.  results.npz holds `wh
 """
 import os
 import sys
+from types import SimpleNamespace
 
+import gguf
 import numpy as np
 
 # entries of the tools besides the architectures' names
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
-            "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu")
+            "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
@@ -34,6 +36,28 @@ SSM = {"ssm.conv_kernel": "CK", "ssm.inner_size": "I", "ssm.state_size": "S", "s
 
 def _hybrid(c, i):
     return NORMS + (QKV if i % 2 else MAMBA2) + GATED
+
+
+QKV_B = "attn_q+b=Q,D attn_k+b=KV,D attn_v+b=KV,D attn_output=D,Q "
+HEAD_NORMS, POSTS = "attn_q_norm=hd attn_k_norm=hd ", "post_attention_norm=D post_ffw_norm=D "
+EXPERTS_X = EXPERTS.replace("F", "FX")
+SHARED, PICKED = "ffn_gate_shexp=FS,D ffn_up_shexp=FS,D ffn_down_shexp=D,FS ", "exp_probs_b.bias!=X "
+MOE = {"expert_count": "X", "expert_used_count": "U", "expert_feed_forward_length": "FX"}
+DENSE_FIRST = {**MOE, "leading_dense_block_count": 1, "expert_shared_count": 2}
+DELTA_SIZES = dict(layers=5, least=4, hd=32, rot=.5, state=32, groups=2, ranks=4)
+
+
+def _after_dense(attention, more=""):
+    """The first layer is dense."""
+    return lambda c, i: attention + (EXPERTS_X + SHARED + more if i else GATED)
+
+
+def _delta(feed_forward):
+    """Three layers of the delta rule to one of attention."""
+    linear = ("attn_qkv=2*G*S+I,D attn_gate=I,D ssm_conv1d=2*G*S+I,CK ssm_dt.bias!=TR ssm_a!=TR ssm_alpha=TR,D "
+              "ssm_beta=TR,D ssm_norm=S ssm_out=D,I ")
+    full = "attn_q=2*Q,D attn_k=KV,D attn_v=KV,D attn_output=D,Q " + HEAD_NORMS
+    return lambda c, i: "attn_norm=D post_attention_norm=D " + (full if i % 4 == 3 else linear) + feed_forward
 
 
 # name: (tensors of a block, options of the tools' arch())
@@ -61,18 +85,83 @@ MORE = {
             **SSM, "logit_scale": 2.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention.scale": 0.28,
             "rope.scaling.finetuned": False, "rope.dimension_count": "hd",
             "attention.head_count_kv": lambda c: [c.kvh * (i % 2) for i in range(c.layers)]})),
+    "deepseek": (_after_dense(NORMS + QKV), dict(square=True, must_untie=True, shexp=2, kv=DENSE_FIRST)),
+    "dots1": (_after_dense(NORMS + QKV + HEAD_NORMS, PICKED), dict(hd=32, mha=True, must_untie=True, shexp=2, kv={
+        **DENSE_FIRST, "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7})),
+    "glm4moe": (_after_dense("attn_norm=D post_attention_norm=D " + QKV_B + HEAD_NORMS, PICKED), dict(
+        hd=32, rot=.5, shexp=2, kv=DENSE_FIRST)),
+    "bailingmoe": (NORMS + QKV + EXPERTS_X + SHARED, dict(square=True, must_untie=True, shexp=2, kv={
+        **MOE, "expert_shared_count": 2, "expert_weights_norm": True})),
+    "bailingmoe2": (_after_dense(NORMS + HEAD_NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ", PICKED), dict(
+        square=True, must_untie=True, kv={**DENSE_FIRST, "expert_shared_count": 1, "expert_gating_func": 2,
+                                          "expert_shared_feed_forward_length": "FS", "expert_weights_norm": True,
+                                          "expert_group_count": 4, "expert_group_used_count": 2})),
+    "ernie4_5-moe": (_after_dense(NORMS + QKV, PICKED), dict(square=True, kv={
+        **DENSE_FIRST, "expert_shared_count": 1, "expert_shared_feed_forward_length": "FS",
+        "interleave_moe_layer_step": 1})),
+    "minimax-m2": (NORMS + QKV + "attn_q_norm=Q attn_k_norm=KV " + EXPERTS_X + PICKED, dict(
+        hd=32, rot=.5, must_untie=True, ff_is_ffx=True, kv={**MOE, "expert_gating_func": 2})),
+    "hunyuan-moe": (NORMS + QKV + HEAD_NORMS + EXPERTS + SHARED, dict(hd=32, kv={
+        **MOE, "expert_shared_feed_forward_length": "FS", "expert_shared_count": 1})),
+    "phimoe": (NORMS_B + QKV_B.replace("output=", "output+b=") + EXPERTS, dict(
+        top="token_embd=V,D output_norm+b=D output+b=V,D ", square=True, must_untie=True, ff_is_ffx=True,
+        ropes=("longrope",), kv={"expert_count": "X", "expert_used_count": "U"})),
+    "dbrx": ("attn_norm=D attn_output_norm=D attn_qkv=Q+2*KV,D attn_output=D,Q " + EXPERTS, dict(
+        eps="ln", square=True, must_untie=True, ff_is_ffx=True, kv={
+            "expert_count": "X", "expert_used_count": "U", "attention.clamp_kqv": 1.2})),
+    "mistral3": (NORMS + QKV + GATED, dict(hd=32, rope="yarn", must_untie=True, kv={
+        "attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 1.0})),
+    "baichuan": (NORMS + QKV + GATED, dict(square=True, mha=True, must_untie=True, layers=32)),
+    "baichuan-13b": (NORMS + QKV + GATED, dict(of="baichuan", square=True, mha=True, must_untie=True, layers=40)),
+    "minicpm": (NORMS + QKV + GATED, dict(square=True, tied=True, ropes=("longrope",), kv={"logit_scale": 2.5})),
+    "apertus": (NORMS + QKV + HEAD_NORMS + "ffn_up=F,D ffn_down=D,F ", dict(
+        hd=32, ropes=("freqs",), rope="freqs", kv={
+            "xielu.alpha_n": [.5, .7, .6, .4], "xielu.alpha_p": [.8, .6, .7, .5], "xielu.beta": [.5, .4, .6, .5],
+            "xielu.eps": [-1e-6] * 4})),
+    "exaone4": (QKV + HEAD_NORMS + POSTS + GATED, dict(square=True, layers=5)),
+    "exaone4-window": (QKV + HEAD_NORMS + POSTS + GATED, dict(of="exaone4", square=True, layers=64, kv={
+        "attention.sliding_window": "W", "attention.sliding_window_pattern": 4})),
+    "chatglm": (NORMS + "attn_qkv+b=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F ", dict(
+        square=True, rot=.5, must_untie=True)),
+    "qwen": (NORMS + "attn_qkv+b=Q+2*KV,D attn_output=D,Q " + GATED.replace("F", "F//2"), dict(
+        square=True, mha=True, must_untie=True)),
+    "qwen2vl": (NORMS + QKV_B + GATED, dict(square=True, kv={      # llama.cpp leaves the epsilon out
+        "rope.dimension_sections": [2, 3, 3, 0], "attention.layer_norm_rms_epsilon": 1e-8})),
+    "plamo": ("attn_norm=D " + QKV + GATED, dict(square=True, must_untie=True)),
+    "refact": (NORMS + QKV + GATED, dict(square=True, rot=0, tied=True)),
+    "xverse": (NORMS + QKV + GATED, dict(square=True, must_untie=True)),
+    "pangu-embedded": (NORMS + QKV_B.replace("output=", "output+b=") + GATED, dict(square=True)),
+    "maincoder": (NORMS + QKV + HEAD_NORMS + GATED, dict(hd=32, tied=True)),
+    "mpt": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True, mha=True, rot=0, kv={
+        "attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 1.2})),
+    "jais": (NORMS_B + FUSED_B.replace("ffn_up", "ffn_gate+b=F,D ffn_up"), dict(
+        top=TOP_B, eps="ln", square=True, mha=True, rot=0, must_untie=True, kv={"attention.max_alibi_bias": 8.0})),
+    "codeshell": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True)),
+    "orion": (NORMS_B + QKV + GATED, dict(top=TOP_B, eps="ln", square=True, must_untie=True)),
+    "starcoder": (NORMS_B + FUSED_B, dict(top=TOP_B + "position_embd=C,D ", eps="ln", square=True, kvh=1, rot=0)),
+    "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
+    "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
+        **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
 }
 
 
 def write(tools, name, path, **sizes):
-    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones."""
+    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones; kind: of the matrices."""
     if str(tools) not in sys.path:
         sys.path.insert(0, str(tools))
     import make_arch_gguf
     for more, (block, options) in MORE.items():
         if more not in make_arch_gguf.ARCHS:
             make_arch_gguf.arch(more, "", block, **options)
-    return make_arch_gguf.write(name, str(path), **({} if name in ROUND else SMALL | sizes))
+    make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
+    return make_arch_gguf.write(name, str(path), **(sizes if name in ROUND else SMALL | sizes))
+
+
+class Writer(gguf.GGUFWriter):
+    """Keys that go without the architecture's name."""
+
+    def add_array(self, key, values):
+        super().add_array(key.replace("apertus.xielu", "xielu"), values)
 
 
 def main(tools, name, folder, named=None):
@@ -123,7 +212,6 @@ def encoded(lib, path, ids):
 
 def move(path, other):
     """The file with every weight moved by one float32 step."""
-    import gguf
     raw, first = np.fromfile(path, np.uint8), int(gguf.GGUFReader(path).data_offset)
     weights = raw[first:].view(np.float32)
     weights[:] = np.nextafter(weights, np.float32(np.inf))

@@ -39,7 +39,8 @@ def library():
             "penalties": (I, I, F, F, F), "dry": (P, F, F, I, I, P, S), "top_n_sigma": (F,), "top_k": (I,),
             "typical": (F, S), "top_p": (F, S), "min_p": (F, S), "xtc": (F, F, S, C.c_uint32),
             "temp_ext": (F, F, F), "temp": (F,), "mirostat": (I, C.c_uint32, F, F, I),
-            "mirostat_v2": (C.c_uint32, F, F), "logit_bias": (I, I, P), "grammar": (P, C.c_char_p, C.c_char_p)}.items():
+            "mirostat_v2": (C.c_uint32, F, F), "adaptive_p": (F, F, C.c_uint32), "logit_bias": (I, I, P), "grammar": (P, C.c_char_p, C.c_char_p),
+            "grammar_lazy_patterns": (P, C.c_char_p, C.c_char_p, P, S, P, S)}.items():
         f = getattr(lib, f"llama_sampler_init_{name}")
         f.restype, f.argtypes = P, args
     for name, result, args in (
@@ -124,11 +125,38 @@ def mirostat(options, rows):
     return out
 
 
-def grammar(path, text, ids):
+def adaptive_p(options, rows):
+    """The candidates of each draw and the one drawn: [({id: probability}, id)]."""
+    s, out = LIB.llama_sampler_init_adaptive_p(options["adaptive_target"], options["adaptive_decay"], NO_SEED), []
+    for row in rows:
+        array, _data = tokens(row)
+        LIB.llama_sampler_apply(s, C.byref(array))
+        out.append((kept(array), array.data[array.selected].id))
+        LIB.llama_sampler_accept(s, out[-1][1])
+    LIB.llama_sampler_free(s)
+    return out
+
+
+def schema(text):
+    """llama.cpp's grammar of a JSON Schema, or None where it has none."""
+    import xllamacpp
+    try:
+        return xllamacpp.json_schema_to_grammar(text)
+    except Exception:
+        return None
+
+
+def grammar(path, text, ids, patterns=(), trigger_ids=()):
     """The ids that a grammar allows at first and after each of `ids`, up to one that it does not allow, which would end
-    the process."""
-    vocab = vocabulary(path)
-    s, n, out = LIB.llama_sampler_init_grammar(vocab, text.encode(), b"root"), LIB.llama_vocab_n_tokens(vocab), []
+    the process.  patterns, trigger_ids: of a lazy grammar."""
+    vocab, out = vocabulary(path), []
+    n = LIB.llama_vocab_n_tokens(vocab)
+    if patterns or trigger_ids:
+        texts = (C.c_char_p * len(patterns))(*(p.encode() for p in patterns))
+        s = LIB.llama_sampler_init_grammar_lazy_patterns(vocab, text.encode(), b"root", texts, len(patterns),
+                                                         (I * len(trigger_ids))(*trigger_ids), len(trigger_ids))
+    else:
+        s = LIB.llama_sampler_init_grammar(vocab, text.encode(), b"root")
     for id in [None, *ids]:
         if out and id not in out[-1]:
             break

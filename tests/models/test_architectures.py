@@ -18,7 +18,8 @@ from ggjit.models.networks.encoder import relative_buckets
 from ggjit.models.networks.load import ARCHITECTURES
 
 FAMILIES = DECODERS | ENCODERS
-KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "recurrent": "recurrent"}
+KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "experts": "experts",
+         "recurrent": "recurrent"}
 
 
 def kind(name):

@@ -1,6 +1,7 @@
 """Grammars and schemas: what they allow, against a reference that tries everything and against llama.cpp; refusals."""
 import json
 import random
+import re
 import types
 
 import numpy as np
@@ -344,6 +345,64 @@ def test_masks_are_those_of_llama_cpp(n, tmp_path):
         for n, (mine, other) in enumerate(zip(seen, theirs, strict=False)):
             cut = split(b"".join(map(tokenizer.piece, ids[:n])))[1]
             assert whole(mine.tolist(), cut) == whole(other, cut), (text, ids[:n])
+
+
+@pytest.mark.peer
+def test_lazy_grammars_are_those_of_llama_cpp(tmp_path):
+    """Random texts with words, patterns and tokens that set the grammar off."""
+    path = str(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>"], [b"ab", b"xb1", b"1 b", b"yy"]))
+    tokenizer, rng, jobs, ours = Tokenizer.from_gguf(GGUFFile(path)), random.Random(4), [], []
+    text = 'root ::= ("b1" | "a" | "yy") [ab1]* "." | "b" [ab1]+'
+    for patterns, ids in ((["b1"], []), (["x(b)", "aa(a)"], []), ([], [261]), (["b1", "(a)[ab]"], [261])):
+        for _ in range(8):
+            m = matcher(tokenizer, text, triggers=[*map(re.compile, patterns), *ids])
+            said, seen = [], [np.arange(tokenizer.n_vocab)]
+            while len(said) < 12 and len(seen[-1]):
+                going = [i for i in seen[-1].tolist() if i in {97, 98, 49, 120, 46, *range(258, 262)}]
+                said.append(rng.choice(going))
+                try:
+                    m.accept(said[-1])
+                except ParamError:              # the trigger does not fit the grammar: llama.cpp ends the process
+                    said.pop()
+                    break
+                seen.append(np.flatnonzero(m.mask()) if not m.is_over else np.zeros(0, np.int64))
+            jobs.append(("grammar", (path, text, said, patterns, ids)))
+            ours.append((seen, m.waits))
+    assert 0 < sum(waits for _, waits in ours) < 16
+    for (seen, _), theirs, (_, (*_, said, _, _)) in zip(ours, asked(*jobs), jobs, strict=True):
+        for mine, other in zip(seen[:-1], theirs, strict=False):
+            assert whole(mine.tolist(), False) == whole(other, False), said
+
+
+@pytest.mark.parametrize("triggers, said, at", [
+    (["go"], b"a go.", 3), ("go", b"xxgo", 3), (["go", "xg"], b"xgo", 1), ([re.compile("x+(g)|q")], b"axxgo", 3),
+    ([re.compile("[ä€]g")], "a€go".encode(), 4), ([ID[b"12"]], b"12", 0)])
+def test_a_lazy_grammar_begins_with_its_trigger(triggers, said, at):
+    """`at`: the byte with which it begins to hold."""
+    m = matcher(TOKENIZER, 'root ::= ("xgo" | "go" | "€go" | "g" | "12") [0-9]', triggers=triggers)
+    ids = [ID[said]] if said in ID else [ID[bytes([b])] for b in said]
+    for n, id in enumerate(ids):
+        assert m.waits == (n <= at) and m.mask().all() == m.waits and m.allows(0) == m.waits and not m.is_over
+        again = m.copy()
+        m.accept(id)
+        assert again.waits == (n <= at)
+        if not m.waits:
+            break
+    assert not m.waits and not m.allows(0)
+    m.reset()
+    assert m.waits and m.allows(0)
+
+
+def test_what_is_no_trigger():
+    for bad in (5.0, [], [""], ["a", 10**6], [re.compile(b"x")], b"x", [None], [True]):
+        with pytest.raises(ParamError, match="grammar_triggers is"):
+            matcher(TOKENIZER, 'root ::= "a"', triggers=bad)
+    with pytest.raises(ParamError, match="give grammar or json_schema"):
+        matcher(TOKENIZER, triggers=["a"])
+    m = matcher(TOKENIZER, 'root ::= "b"', triggers=["a"])
+    m.accept(ID[b"b"])
+    with pytest.raises(ParamError, match="let the grammar match the trigger, too"):
+        m.accept(ID[b"a"])
 
 
 # ---------------------------------------------------------------- JSON Schema

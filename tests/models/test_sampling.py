@@ -183,7 +183,7 @@ def test_dry_and_its_breakers(text, breakers, penalised):
     dict(frequency_penalty=None), dict(presence_penalty=True), dict(dry_multiplier=-1), dict(dry_base=0.5),
     dict(dry_allowed_length=-1), dict(dry_penalty_last_n=-2), dict(dry_sequence_breakers="ab"),
     dict(dry_sequence_breakers=["a", ""]), dict(dry_sequence_breakers=5),
-    dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
+    dict(adaptive_target=1.5), dict(adaptive_decay=1.0), dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
     dict(logit_bias=[3]), dict(logit_bias={-1: 2.0}), dict(logit_bias={1: float("inf")}), dict(samplers=5),
     dict(samplers="top_q"),
     dict(samplers=["mirostat"])])
@@ -246,6 +246,36 @@ def test_mirostat_is_that_of_llama_cpp(version):
         p_drawn = p[ids.tolist().index(drawn)]
         np.testing.assert_allclose(p_drawn, theirs[str(drawn)], rtol=1e-4)
         sampler._mu -= o["mirostat_eta"] * (-np.log2(p_drawn) - o["mirostat_tau"])
+
+
+@pytest.mark.peer
+def test_adaptive_p_is_that_of_llama_cpp():
+    """Draw by draw, with the tokens that llama.cpp drew."""
+    rows = np.random.default_rng(6).standard_normal((20, 50)).astype(np.float32) * 3
+    cases = [dict(OFF, adaptive_target=target, adaptive_decay=decay)
+             for target, decay in ((0.3, 0.9), (0.9, 0.5), (0.0, 0.99), (-1.0, 0.9))]
+    for o, draws in zip(cases, asked(*(("adaptive_p", (o, rows.tolist())) for o in cases)), strict=True):
+        sampler, plain, decay = Sampler(**o), Sampler(**OFF), o["adaptive_decay"]
+        for row, (theirs, drawn) in zip(rows, draws, strict=True):
+            ids, p = sampler.probabilities(row)
+            np.testing.assert_allclose(p, [theirs[str(i)] for i in ids], rtol=1e-4, atol=1e-7)
+            ids, p = plain.probabilities(row)
+            total, n = sampler._drawn
+            sampler._drawn = p[ids.tolist().index(drawn)] + decay * total, 1 + decay * n
+
+
+def test_adaptive_p_draws_near_its_target():
+    row, drawn = np.log([0.5, 0.3, 0.15, 0.05]), []
+    sampler = Sampler(**OFF, adaptive_target=0.3, seed=1, samplers="top_k;temperature;adaptive_p")
+    for _ in range(400):
+        drawn.append(np.exp(row)[sampler.sample(row)])
+    assert abs(np.mean(drawn) - 0.3) < 0.03
+    assert Sampler(temp=0, adaptive_target=0.1).sample(row) == 0
+    again = sampler.copy()
+    assert [sampler.sample(row) for _ in range(20)] == [again.sample(row) for _ in range(20)]
+    sampler.reset()
+    ids, p = sampler.probabilities(row)
+    assert ids[0] == 1 and len(p) == 4
 
 
 @pytest.mark.peer
