@@ -6,6 +6,7 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     alias.py            which tensors share memory, as events over allocations; alias_2023.py: ggml's older rules
     free_list.py        ggml's best-fit list; placement.py runs the events through it and places the tensors
     planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search), sections.py (lower bound)
+    chunked.py          the same where buffers have a largest size
     order.py            execution orders that need less memory
     validate.py         checks plans, independently of the planners
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ggjit.alloc import columns as col
 from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
+from ggjit.alloc.chunked import plan_chunks
 from ggjit.alloc.planners import Clock, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
 from ggjit.ops.core.errors import ParamError, ShapeError
@@ -94,14 +95,18 @@ def _improve(p, plan, limits, clock):
         if not len(keep) or sum(sizes[b]) <= plan.lower_bounds[b]:
             how.add("ggml")
             continue
-        lay = plan_offsets(plan.a_lo[keep], plan.a_hi[keep], plan.a_size[keep], int(p.alignments[b]),
-                           time_limit=max(clock.left, 0.0), events=_signed_events(plan, keep))
-        fits_chunk = limits[b] is None or lay.peak <= limits[b]
-        if lay.peak < sum(sizes[b]) and fits_chunk:
-            chunk[keep], offs[keep], sizes[b] = 0, lay.offsets, [lay.peak]
-            how.add(lay.planner)
+        problem, alignment = (plan.a_lo[keep], plan.a_hi[keep], plan.a_size[keep]), int(p.alignments[b])
+        left = max(clock.left, 0.0)
+        lay = plan_offsets(*problem, alignment, time_limit=left if limits[b] is None else left / 2,
+                           events=_signed_events(plan, keep))
+        found, by = (0, lay.offsets, [lay.peak]), lay.planner
+        if limits[b] is not None and lay.peak > limits[b]:
+            found, by = plan_chunks(*problem, lay.offsets, limits[b], alignment, max(clock.left, 0.0)), "chunks"
+        if found is not None and sum(found[2]) < sum(sizes[b]):
+            chunk[keep], offs[keep], sizes[b] = found
         else:
-            how.add("ggml")
+            by = "ggml"
+        how.add(by)
     out = p.plan("best", plan.rule, sizes)
     out.how = " + ".join(sorted(how))
     return out

@@ -62,6 +62,7 @@ class MeasureReport:
 
     def __init__(self, plan, rows, kinds=None, title=""):
         self.rows, self.kinds, self.title, self._pareto = rows, dict(kinds or {}), title, None
+        self.what_if = []               # of gg.measure(graph, what_if=...)
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
@@ -182,7 +183,8 @@ class MeasureReport:
                ("nodes / allocations / in place", f"{self.n_nodes} / {self.n_buffers} / {self.n_in_place}"),
                ("chunks", "; ".join(" + ".join(map(mib, c)) or "none" for c in self.chunk_sizes))]
         return out + [(f"memory: {k}", mib(v)) for k, v in self.kinds.items()] + (
-            [("memory: total", mib(sum(self.kinds.values())))] if self.kinds else [])
+            [("memory: total", mib(sum(self.kinds.values())))] if self.kinds else []) + [
+            (f"what if: {w.name}={w.value}", str(w)) for w in self.what_if]
 
     def __str__(self):
         head, lines = self.table()

@@ -12,6 +12,7 @@ from ggjit.alloc.order import reorder
 from ggjit.alloc.report import MeasureReport
 from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto
+from ggjit.api.what_if import checked, rows
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
@@ -28,14 +29,31 @@ from ggjit.tensors.summary import label, op_name, source_line
 
 
 @asking("measure")
-def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title=""):
+def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=()):
     """A MeasureReport of `graph` for the buffer type of `target` (a backend or buffer type; default the CPU's).
 
     planner: "best" (never above ggml's), "ggml" (ggml's offsets), "ggml-2023".  order: "graph", or "memory" for an
     execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
     the search of "best".  Nothing is allocated or computed.  `report.pareto(n=12)` is what less memory costs: pairs
-    (peak, extra operations), with a picture (gg.rematerialize).  Errors: ParamError, TypeMismatch.
+    (peak, extra operations), with a picture (gg.rematerialize).
+
+    what_if: other ways with the memory, in `report.what_if`: a name, several, {name: value}, or "all".  Each row has
+    .before and .nbytes, the bytes as things are and if:
+        "freed"      weights lie in the arena too, and are given back after their last use
+        "streamed"   the same, and each is brought that many nodes ahead of its first use (1)
+        "grown"      what the graph writes into (KV caches) grows in so many steps (4); .nbytes is the mean over a
+                     cache that fills evenly, .parts what is held at each step
+        "devices"    the nodes run on so many devices one after the other (2); .nbytes is the largest share, .parts all
+        "in_place"   .before: without any node in the memory of its source
+        "work"       work buffers of kernels with so many threads (1) lie in the arena instead of beside it
+    A weight is what the graph reads and never writes, inputs (gg.set_input) left out.
+
+    Errors: ParamError, TypeMismatch.
+
+    >>> report = gg.measure(graph, what_if={"streamed": 2, "devices": 4})
+    >>> print(*report.what_if, sep="\\n")
     """
+    what_if = checked(what_if)
     if not isinstance(graph, Graph):
         raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
     if planner not in PLANNERS:
@@ -52,10 +70,15 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
         node_ids = np.asarray(reorder(TABLE.words, node_ids, graph.leaf_ids, sizes, in_place=in_place,
                                       outputs=graph.output_ids), np.int64)
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
-    plan = plan_graph(TABLE.words, node_ids, graph.leaf_ids, sizes, alignment=buft.alignment(),
-                      max_size=buft.max_size(), planner=planner, in_place=in_place, time_limit=time_limit,
-                      outputs=graph.output_ids)
+    args = TABLE.words, node_ids, graph.leaf_ids, sizes
+    options = dict(alignment=buft.alignment(), max_size=buft.max_size(), planner=planner, in_place=in_place,
+                   time_limit=time_limit, outputs=graph.output_ids)
+    plan = plan_graph(*args, **options)
     report = report_of(graph, plan, node_ids, kinds, title)
+    if what_if:
+        by_id = {t.id: t for t in graph.nodes}
+        report.what_if = rows(what_if, plan, [by_id[i] for i in np.asarray(node_ids).tolist()], graph.leafs, buft,
+                              (args, options), time_limit)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 

@@ -68,7 +68,8 @@ class GraphAllocator:
     """Plans and holds the memory of graphs.
 
     target: a Backend, a BufferType, or a list of buffer types (then `node_ids`/`leaf_ids` of reserve and alloc_graph
-    give each tensor's index into it).  planner: "ggml" (the same offsets as ggml), "ggml-2023", "best".
+    give each tensor's index into it).  planner: "ggml" (the same offsets as ggml), "ggml-2023", "best"; `saving`
+    says what "best" would save.  time_limit: seconds "best" may search.
     Source: ggml_gallocr_new_n, _reserve_n, _alloc_graph, _get_buffer_size.
     """
 
@@ -100,7 +101,23 @@ class GraphAllocator:
         for kernels that read or write them later than the graph says.
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        planner = graph.planner or self.planner
+        self.last = self._planned(graph, graph.planner or self.planner, node_ids, leaf_ids, alloc_deps)
+        return self.last
+
+    @asking("a memory plan")
+    def saving(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
+        """Bytes less that planner="best" would take for `graph` than this allocator's planner; allocates nothing.
+
+        >>> gg.GraphAllocator(gg.init_backend("CPU")).saving(gg.Graph(gg.sqr(gg.Context().new_tensor(gg.F32, (64,)))))
+        0
+        """
+        expect(graph, Graph, "GraphAllocator").check_alive()
+        now, best = (self._planned(graph, planner, node_ids, leaf_ids, alloc_deps).peak
+                     for planner in (graph.planner or self.planner, "best"))
+        return max(now - best, 0)
+
+    def _planned(self, graph, planner, node_ids, leaf_ids, alloc_deps):
+        """The plan of a graph that is alive."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [np.array([checked_int(self.bufts[i], "alloc_size", t, least=t.nbytes)
                            for i, t in zip(ids, tensors, strict=True)], np.int64)
@@ -126,8 +143,7 @@ class GraphAllocator:
                 TABLE.place(t.id, *where)
         if "validate" in debug:
             validate_plan(plan)
-        self.last = _without(plan, [place + k for k, place in enumerate(sorted(at))])
-        return self.last
+        return _without(plan, [place + k for k, place in enumerate(sorted(at))])
 
     def _ids(self, ids, tensors):
         if ids is None:

@@ -35,7 +35,7 @@ _placing = ForkLock()             # two schedulers may find the same leaf withou
 class Layout:
     """Places of all rows: `slot` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`."""
 
-    def __init__(self, assigned, planner):
+    def __init__(self, assigned, planner, time_limit):
         s, n = assigned.support, assigned.n
         copies, n_instances, rows = assigned.copies, s.n_instances, assigned.rows
         first_kept = n + len(copies) * n_instances + 2 * len(assigned.uses)
@@ -59,7 +59,7 @@ class Layout:
                           alignment=[checked_int(b, "alignment") for b in bufts],
                           max_size=[checked_int(b, "max_size") for b in bufts],
                           node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
-                          in_place=in_place_table(), outputs=outputs)
+                          in_place=in_place_table(), time_limit=time_limit, outputs=outputs)
         if "validate" in debug:
             validate_plan(plan)
         self.slot, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))

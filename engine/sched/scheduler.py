@@ -14,6 +14,7 @@ import functools
 import sys
 import weakref
 
+from ggjit.alloc.problem import check_time_limit
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
@@ -41,6 +42,11 @@ PIPELINE_COPIES = 4             # GGML_SCHED_MAX_COPIES
 PLANNERS = ("ggml", "best")
 
 
+def _check_planner(planner):
+    if planner not in PLANNERS:
+        raise ParamError(f"planner {planner!r}: a Scheduler takes {' or '.join(PLANNERS)}")
+
+
 class Scheduler(Handle):
     """Computes graphs on several backends.
 
@@ -51,17 +57,19 @@ class Scheduler(Handle):
     op_offload    large batches may run on a higher-priority backend although their weights lie on the host
     motion        move splits where that copies fewer bytes
     keep_weights  hold copies of weights between runs (fast, but they need the memory)
-    planner       memory planner: "ggml" or "best" ("ggml-2023" does not keep outputs apart, which copies need)
+    planner       memory planner: "ggml" or "best" ("ggml-2023" does not keep outputs apart, which copies need);
+                  `reserve_size(graph, "best")` says what "best" would take
+    time_limit    seconds "best" may search
     """
 
     @typed_call
     def __init__(self, backends, bufts=None, rules="modern", parallel=False, op_offload=True, motion=False,
-                 keep_weights=False, planner="ggml"):
-        if planner not in PLANNERS:
-            raise ParamError(f"planner {planner!r}: a Scheduler takes {' or '.join(PLANNERS)}")
+                 keep_weights=False, planner="ggml", time_limit=1.0):
+        _check_planner(planner)
+        check_time_limit(time_limit)
         self._n_copies = PIPELINE_COPIES if parallel else 1
         self.support = Support(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
-        self.motion, self.planner = motion, planner
+        self.motion, self.planner, self.time_limit = motion, planner, time_limit
         self.memory = ComputeBuffers(self.support.own_bufts)
         self.events = []
         self._end = AtEnd(functools.partial(_release, self.memory, self.events))
@@ -203,13 +211,17 @@ class Scheduler(Handle):
         with self._lock:
             self._refuse_callbacks()
             self._assigned = self._assign(graph)
-            self.memory.grow(Layout(self._assigned, self.planner).chunk_sizes, self.synchronize)
+            self.memory.grow(self._layout(self._assigned).chunk_sizes, self.synchronize)
 
-    def reserve_size(self, graph):
-        """Bytes per backend that `reserve` would hold; allocates nothing."""
+    def reserve_size(self, graph, planner=None):
+        """Bytes per backend that `reserve` would hold; allocates nothing.  planner: as if it were this one."""
+        _check_planner(planner or self.planner)
         with self._lock:
-            sizes = Layout(self._assign(graph), self.planner).chunk_sizes
+            sizes = self._layout(self._assign(graph), planner).chunk_sizes
         return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
+
+    def _layout(self, assigned, planner=None):
+        return Layout(assigned, planner or self.planner, self.time_limit)
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
@@ -237,7 +249,7 @@ class Scheduler(Handle):
         made = None
         while made is None:                                 # until no other thread moves a leaf meanwhile
             assigned = self._assign(graph)
-            layout = Layout(assigned, self.planner)
+            layout = self._layout(assigned)
             self.memory.grow(layout.chunk_sizes, self.synchronize)
             made = place_leaves(assigned)                   # after whatever may fail: the user sees it
         backend = assigned.rows["backend"]

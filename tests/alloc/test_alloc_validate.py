@@ -7,6 +7,7 @@ from helpers.requirements import benchmark
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ggjit.alloc.chunked import plan_chunks
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS
@@ -94,6 +95,28 @@ def test_best_reaches_the_lower_bound_on_model_graphs(name):
     if len(g.nodes) < 1100:
         check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
     check_layout(plan.a_lo, plan.a_hi, plan.a_size, plan.a_offs, 32, plan.peak)
+
+
+@pytest.mark.parametrize("name, parts, at_most", [("tinyllama pp128", 4, 0.75), ("inception x8", 4, 0.65),
+                                                  ("train gpt2 6L", 2, 0.9)])
+def test_best_cuts_chunks_of_its_own(name, parts, at_most):
+    """Chunks of at most a part of ggml's peak: fewer bytes in all than ggml's chunks."""
+    g = graphs.SUITE[name]()
+    limit = plan_graph(g.table, g.nodes, g.leafs, g.sizes).peak // parts
+    plan = plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner="best", max_size=limit, time_limit=5)
+    assert plan.how == "chunks" and plan.peak <= at_most * plan.ggml_peak
+    assert max(plan.chunk_sizes[0]) <= max(limit, int(plan.a_size.max())) and min(plan.chunk_sizes[0]) > 0
+    check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, plan)
+    validate_plan(plan, 32)
+
+
+def test_chunks_of_buffers_above_the_limit():
+    """Two that never meet share a chunk of the larger size, and a small one lies above the smaller of them."""
+    lo, hi, size = columns([(0, 1, 50), (1, 1, 60), (0, 1, 8), (0, 2, 10), (0, 2, 0)])
+    chunk, offs, sizes = plan_chunks(lo, hi, size, np.zeros(5, np.int64), limit=20)
+    assert (chunk[0], offs[0], chunk[4]) == (chunk[1], offs[1], 0) and sorted(sizes) == [10, 60]
+    wide = columns([(0, 1, 30)] * 17)
+    assert plan_chunks(*wide, np.zeros(17, np.int64), limit=20) is None         # more than ggml has
 
 
 def test_broken_layouts_are_refused():

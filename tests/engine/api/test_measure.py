@@ -45,6 +45,55 @@ def test_planners_do_not_change_the_numbers(planner, monkeypatch):
     assert gg.compute(y, planner=planner).tobytes() == want.tobytes()
 
 
+def layers(n=4, width=64, tokens=8, cache=True):
+    """n layers of one weight each with memory of its own; each writes its input into a cache."""
+    ctx, static = gg.Context(), gg.Context()
+    weights = [static.new_tensor(gg.F32, (width, width), f"w{i}") for i in range(n)]
+    kv = [static.new_tensor(gg.F32, (width, 32), f"kv{i}") for i in range(n if cache else 0)]
+    gg.alloc_ctx_tensors(static, gg.init_backend("NULL"))
+    x = gg.set_input(ctx.new_tensor(gg.F32, (width, tokens), "x"))
+    y, outputs = x, []
+    for i, w in enumerate(weights):
+        if cache:
+            outputs.append(gg.cpy(y, gg.view_2d(kv[i], width, tokens, kv[i].nb[1], 0)))
+        y = gg.silu(gg.mul_mat(w, y))
+    return gg.Graph(*outputs, y), 4 * width * width, 4 * 32 * width
+
+
+def test_what_if_the_memory_were_managed_otherwise():
+    graph, weight, cache = layers()
+    report = gg.measure(graph, what_if="all")
+    row = {w.name: w for w in report.what_if}
+    assert set(row) == {"freed", "streamed", "grown", "devices", "in_place", "work"} and report.peak == 2 * 2048
+    # all weights lie there at the beginning; a streamed one comes while the cache is written, one node ahead
+    assert row["freed"].before == row["streamed"].before == report.peak + 4 * weight
+    assert row["freed"].nbytes == 4 * weight + 2 * 2048
+    assert row["streamed"].nbytes == weight + 2 * 2048
+    assert row["grown"].before == report.peak + 4 * cache and row["grown"].parts == tuple(
+        cache * k for k in (1, 2, 3, 4)) and row["grown"].nbytes == report.peak + cache * 10 // 4
+    assert row["devices"].before == report.peak + 4 * (weight + cache)
+    assert row["devices"].nbytes == max(row["devices"].parts) <= 2 * (weight + cache) + 2 * 2048
+    assert row["in_place"].before >= row["in_place"].nbytes == report.peak
+    assert row["work"].before >= row["work"].nbytes >= report.peak
+    assert "what if: devices=2" in str(report) and "KiB -&gt; " in report._repr_html_()
+    four, = gg.measure(graph, what_if={"devices": 4}).what_if
+    assert len(four.parts) == 4 and four.nbytes == weight + cache + 2 * 2048
+
+
+def test_what_if_without_weights_or_with_bad_names():
+    graph, *_ = layers(1, cache=False)
+    assert [w.nbytes for w in gg.measure(graph, what_if=("grown", "devices")).what_if][0] == 2 * 2048
+    leaf = gg.Context().new_tensor(gg.F32, (64,))               # it lies in the arena already
+    for w in gg.measure(gg.Graph(gg.neg(gg.sqr(leaf))), what_if="all").what_if:
+        assert w.nbytes <= w.before
+    assert gg.measure(graph, what_if=()).what_if == []
+    for bad, error, match in (("stream", gg.ParamError, "did you mean streamed.*in_place"),
+                              ({"devices": 0}, gg.ParamError, "devices=0: expected a whole number >= 1"),
+                              ({"streamed": 1.5}, gg.ParamError, "streamed=1.5"), (3, gg.TypeMismatch, "takes names")):
+        with pytest.raises(error, match=match):
+            gg.measure(graph, what_if=bad)
+
+
 def test_memory_order_lowers_the_peak_of_branches_and_keeps_the_result():
     y = branchy()
     g = gg.Graph(*y.src, y)

@@ -21,6 +21,7 @@ def test_reserve_compute_and_sizes_A12_02_A14_02_A14_04_A14_05_A14_12_A14_16():
     assert (sched.n_splits, sched.n_copies, sched.n_backends, sched.buffer_size(gpu)) == (0, 1, 2, 0)
     assert sched.buffer_type(gpu) is a
     sizes = sched.reserve_size(graph)
+    assert sum(sched.reserve_size(graph, "best")) <= sum(sizes)
     assert sched.buffer_size(gpu) == 0 and min(sizes) > 0
     sched.reserve(graph)
     assert [sched.buffer_size(b) for b in sched.backends] == sizes and sched.n_splits == 2
@@ -183,6 +184,8 @@ def test_graphs_that_are_gone_take_their_runs_along():
     (lambda c: gg.Scheduler(["CPU"]), gg.ParamError, "takes backends"),
     (lambda c: gg.Scheduler([c], rules="2025"), gg.ParamError, "2023, 2024, modern"),
     (lambda c: gg.Scheduler([c], planner="ggml-2023"), gg.ParamError, "ggml or best"),
+    (lambda c: gg.Scheduler([c], time_limit=-1), gg.ParamError, "time_limit"),
+    (lambda c: gg.Scheduler([c]).reserve_size(None, "ggml-2023"), gg.ParamError, "ggml or best"),
     (lambda c: gg.Scheduler([c], bufts=[]), gg.ParamError, "0 buffer types"),
     (lambda c: gg.Scheduler([c], bufts=[3]), gg.ParamError, "no buffer type"),
     (lambda c: gg.Scheduler([c], bufts=[devices.Fake("A").buffer_type()]), gg.ParamError, "cannot compute in")])
