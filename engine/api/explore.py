@@ -7,6 +7,7 @@
 Everything is computed before: a plan for each combination of settings.  The page only shows it (display/explorer.py).
 """
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -48,6 +49,7 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
     graph without nodes, a page that would be larger), NotAllocated (run=True, and leaves without values), NotSupported.
     """
     planners = _values(planner, "planner")
+    expect(title, str, "explore: title")
     axes = {k: _values(v, k) for k, v in settings.items()} | {"planner": planners}
     if run and not isinstance(graph, Graph):
         raise ParamError("explore: run=True takes one Graph; a function of settings is shown without values")
@@ -64,6 +66,7 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
             made = graph(**dict(zip(settings, chosen, strict=True))) if callable(graph) else graph
             made, kinds = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
             expect(made, Graph, "explore: what the function returns")
+            kinds = _numbers(kinds)
             if not made.nodes:
                 raise ParamError(f"explore: {made!r} computes nothing; give the graph of a result")
             number = page.add_graph(made)
@@ -77,18 +80,40 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
     page.data["axes"] = [{"name": k, "values": v} for k, v in axes.items() if len(v) > 1]
     found = Explorer(page.finished(), printable(title) or "Memory plan")
     if found.nbytes > MAX_NBYTES:
-        raise ParamError(f"explore: the page would have {found.nbytes >> 20} MiB, {MAX_NBYTES >> 20} at most; give "
-                         f"fewer values of {', '.join(axes)}" + (", or run=False" if run else ""))
+        raise ParamError(f"explore: the page would have {found.nbytes >> 20} MiB, {MAX_NBYTES >> 20} at most; "
+                         + "; ".join(_smaller(page.data, run)))
     return found
+
+
+def _smaller(data, run):
+    """What makes a page smaller."""
+    names = [axis["name"] for axis in data["axes"]]
+    if names:
+        yield f"give fewer values of {', '.join(names)}"
+    if run:
+        yield "leave out run=True"
+    if len(data["plans"]) == 1:
+        yield "explore a part, the graph of a tensor inside, or draw the whole: gg.measure(graph).plot()"
 
 
 def _values(value, what):
     """A setting as a list: of one value, of all of a sequence."""
-    found = [value] if isinstance(value, str | int | float) or value is None else list(value)
+    alone = isinstance(value, str | int | float | np.generic) or value is None
+    found = [value] if alone else list(value) if isinstance(value, Iterable) else []
     found = [x.item() if isinstance(x, np.generic) else x for x in found]
     if not found or not all(isinstance(x, str | int | float) or x is None for x in found):
         raise ParamError(f"explore: {what} is a number or text, or a sequence of them, got {value!r}")
     return found
+
+
+def _numbers(kinds):
+    """{"weights": bytes, ...} beside a graph, or none."""
+    if kinds is None:
+        return {}
+    if not isinstance(kinds, dict) or not all(isinstance(v, int | float | np.number) for v in kinds.values()):
+        raise TypeMismatch(f"explore: beside a graph its function returns a dict of numbers, {{'weights': 1000}}, got "
+                           f"{kinds!r}")
+    return {printable(k): int(v) for k, v in kinds.items()}
 
 
 class _Page:
@@ -125,7 +150,7 @@ class _Page:
             alloc[self._places[row.id]] = row.alloc
         self.data["plans"].append({
             "graph": number, "peak": report.peak, "bound": report.lower_bound, "planner": planner, "alloc": alloc,
-            "kinds": {printable(str(k)): int(v) for k, v in (kinds or {}).items()},
+            "kinds": kinds,
             "lo": [b.lo for b in boxes], "hi": [b.hi for b in boxes], "size": [b.nbytes for b in boxes],
             "bottom": [b.bottom for b in boxes]})
 

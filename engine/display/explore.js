@@ -18,6 +18,7 @@ function ggjitExplore(root, data) {
   const size = n => { const [u, name] = unitOf(n); return u === 1 ? `${n} bytes` : `${(n / u).toFixed(2)} ${name}`; };
   const seconds = s => s >= 1 ? `${s.toPrecision(3)} s` : s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} us`;
   const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
+  const wide = text => [...text].reduce((n, c) => n + (c.codePointAt(0) < 0x1100 ? 6 : 11), 0);      // pixels, about
 
   const paler = colour => "#" + [1, 3, 5].map(i => Math.round(0.45 * parseInt(colour.slice(i, i + 2), 16) + 0.55 * 232).toString(16).padStart(2, "0")).join("");
 
@@ -40,7 +41,7 @@ function ggjitExplore(root, data) {
     p.alloc.forEach((b, t) => { if (b >= 0) p.holders[b].push(t); });
     if (!g.readers) {
       g.readers = g.name.map(() => []);
-      g.src.forEach((sources, t) => sources.forEach(s => g.readers[s].push(t)));
+      g.src.forEach((sources, t) => new Set(sources).forEach(s => g.readers[s].push(t)));
     }
     return p;
   }
@@ -98,7 +99,7 @@ function ggjitExplore(root, data) {
                  `fill="${c}" stroke="${now ? data.live : data.rim}" stroke-width="${now ? 1.2 : 0.4}"/>`);
       const text = p.holders[b].length ? name(p, now ? holder(p, b, state.step) : p.holders[b][0]) : "";
       const left = Math.max(x, 0), right = Math.min(x + w, WIDTH), top = Math.max(y, 0), foot = Math.min(y + h, HEIGHT);
-      const length = 6 * text.length + 4, flat = right - left > length && foot - top > 12;
+      const length = wide(text) + 4, flat = right - left > length && foot - top > 12;
       if (text && labels.length < 400 && (flat || (foot - top > length && right - left > 12)))
         labels.push(`<text transform="translate(${((left + right) / 2).toFixed(1)} ${((top + foot) / 2).toFixed(1)})${flat ? "" : " rotate(-90)"}" ` +
                     `y="3.5" text-anchor="middle" fill="${ink(c)}" stroke="${c}" stroke-width="4" paint-order="stroke">${escaped(text)}</text>`);
@@ -164,9 +165,13 @@ function ggjitExplore(root, data) {
   }
 
   function near(p, t) {               // the graph around a node: sources above, readers below
-    const g = graphOf(p), rows = [g.src[t].slice(0, 4), [t], g.readers[t].slice(0, 4)], w = 108, gap = 10, out = [];
+    const g = graphOf(p), rows = [[...new Set(g.src[t])].slice(0, 4), [t], g.readers[t].slice(0, 4)], w = 108, gap = 10, out = [];
     const span = Math.max(...rows.map(r => r.length)) * (w + gap), at = (row, i) => span / 2 + (i - (row.length - 1) / 2) * (w + gap);
-    const cut = text => text.length > 17 ? text.slice(0, 16) + "\u2026" : text;
+    const cut = text => {
+      const letters = [...text];
+      while (wide(letters.join("")) > w - 6) letters.splice(-2, 2, "\u2026");
+      return letters.join("");
+    };
     rows.forEach((row, r) => row.forEach((x, i) => {
       if (r < 2) rows[r + 1].forEach((_, j) => { if (r === 1 || j === 0)
         out.push(`<path d="M${at(row, i)} ${r * 54 + 34}L${at(rows[r + 1], j)} ${r * 54 + 56}" stroke="currentColor" stroke-opacity=".6"/>`); });
@@ -236,6 +241,7 @@ function ggjitExplore(root, data) {
   picture.addEventListener("mousedown", e => { if (e.button === 0) { start = place(e); e.preventDefault(); } });
   picture.addEventListener("mousemove", e => {
     hover(e);
+    if (start && !(e.buttons & 1)) { start = null; draw(); }          // let go outside the picture
     if (!start) return;
     const [x, y] = place(e), f = $("frame"), at = {x: Math.min(x, start[0]) * WIDTH, y: (1 - Math.max(y, start[1])) * HEIGHT,
       width: Math.abs(x - start[0]) * WIDTH, height: Math.abs(y - start[1]) * HEIGHT, visibility: "visible"};
@@ -262,7 +268,7 @@ function ggjitExplore(root, data) {
       choose(axis, i);
     }
   });
-  root.addEventListener("keydown", e => { if (e.key === "Enter" && e.target.dataset.step !== undefined) go(+e.target.dataset.step); });
+  root.addEventListener("keydown", e => { if ((e.key === "Enter" || e.key === " ") && e.target.dataset.step !== undefined) { e.preventDefault(); go(+e.target.dataset.step); } });
   root.addEventListener("click", e => {
     const d = (e.target.closest("[data-step],[data-axis],[data-colour],[data-do]") || e.target).dataset || {};
     if (d.step !== undefined) go(+d.step);

@@ -11,6 +11,7 @@ from helpers.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+GENERATED = ("api.md", "ops.md", "ggml-names.md", "models.md")
 FOLDERS = ("engine", "ops", "alloc", "models", "tools")
 TEXTS = [*PAGES, ROOT / "tests" / "LEDGER.md", *sorted((ROOT / "notebooks").glob("*.ipynb")),
          *(p for f in (*FOLDERS, "benchmarks", "docs") for p in sorted((ROOT / f).rglob("*.py*"))
@@ -41,17 +42,30 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in heads}
 
 
-@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p)], ids=lambda p: p.stem)
-def test_every_block_runs_alone(path, tmp_path):
-    """Each Python block of a page in a namespace and an empty folder of its own; one process for the page."""
+WITH_CODE = [p for p in PAGES if blocks(p)]
+N_PROCESSES = 4                 # starting one takes as long as the blocks of a page
+
+
+@pytest.mark.parametrize("pages", [WITH_CODE[i::N_PROCESSES] for i in range(N_PROCESSES)],
+                         ids=lambda pages: "-".join(p.stem for p in pages))
+def test_every_block_runs_alone(pages, tmp_path):
+    """Each Python block of the pages in a namespace and an empty folder of its own; one process for some pages."""
     names = []
-    for i, code in enumerate(blocks(path)):
-        (tmp_path / f"block{i}").mkdir()
-        names.append(tmp_path / f"block{i}" / f"{path.stem}-{i}.py")
-        names[-1].write_text(code, encoding="utf-8")
+    for path in pages:
+        for i, code in enumerate(blocks(path)):
+            (tmp_path / f"{path.stem}{i}").mkdir()
+            names.append(tmp_path / f"{path.stem}{i}" / f"{path.stem}-{i}.py")
+            names[-1].write_text(code, encoding="utf-8")
     r = subprocess.run([sys.executable, "-c", RUN_ALONE, *map(str, names)], text=True, capture_output=True, timeout=300,
                        env={**os.environ, "MPLBACKEND": "Agg"})
     assert r.returncode == 0, r.stderr[-3000:]
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.name not in GENERATED], ids=lambda p: p.stem)
+def test_python_is_not_written_as_text(path):
+    """What uses ggjit is a block that runs; a drawing, a formula or a command is none."""
+    uses = re.compile(r"(?:^|[= (])(?:gg|m|cl)\.\w+\(|^from ggjit|^import ", re.M)
+    assert [code for code in blocks(path, "text") if uses.search(code)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)

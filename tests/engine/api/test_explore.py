@@ -19,8 +19,8 @@ const facts = () => Object.fromEntries([...$("node").querySelectorAll("table:fir
 const alive = () => [...$("alive").querySelectorAll("tr")].slice(1).map(r => [...r.cells].map(c => c.textContent));
 const slide = (selector, value) => { const s = document.querySelector(selector); s.value = value;
     s.dispatchEvent(new Event("input", {bubbles: true})); };
-const at = (type, x, y) => { const r = $("picture").firstChild.getBoundingClientRect();
-    $("picture").firstChild.dispatchEvent(new MouseEvent(type, {bubbles: true, clientX: r.left + x * r.width,
+const at = (type, x, y, buttons = 0) => { const r = $("picture").firstChild.getBoundingClientRect();
+    $("picture").firstChild.dispatchEvent(new MouseEvent(type, {bubbles: true, buttons, clientX: r.left + x * r.width,
                                                                 clientY: r.top + y * r.height})); };
 """
 
@@ -90,6 +90,47 @@ def test_odd_graphs_are_shown(tmp_path):
         assert words in text, text
 
 
+def test_names_that_try_to_break_out(tmp_path):
+    """Markup, quotes, letters of double width and pairs of surrogates stay text, inside their boxes."""
+    names = ("</script><img src=x onerror=alert(1)>", "<!--<script>", "\"'`${1}\\u003c", "\u5b57" * 24,
+             "\U0001f600" * 24, "\ud800\u202eabc", "")
+    ctx = gg.Context()
+    y = gg.from_numpy(ctx, np.ones((64, 64), np.float32), names[0])
+    for name in names:
+        y = gg.set_name(gg.mul(gg.cont(gg.transpose(y)), y), name)
+        y = gg.mul(y, y)
+    seen = in_browser(page_of(gg.explore(gg.Graph(y), run=True, title="{x}</title><b>'\""), tmp_path), PARTS + """
+        const out = {titles: [document.title, document.querySelector(".gx > b").textContent], steps: [], over: -999};
+        slide('[data-part="step"]', 0);
+        for (let k = 0; k < 28; k++) {
+            out.steps.push(facts());
+            for (const g of $("near").querySelectorAll("g")) {
+                const box = g.querySelector("rect").getBoundingClientRect();
+                for (const t of g.querySelectorAll("text"))
+                    out.over = Math.max(out.over, t.getBoundingClientRect().width - box.width); }
+            press('[data-do="on"]'); }
+        out.strange = document.querySelectorAll("img, .gx script").length;
+        out.lone = /[\\ud800-\\udbff](?![\\udc00-\\udfff])|\\ufffd/.test($("near").textContent);
+        return out;""", tmp_path)
+    assert seen["titles"] == ["{x}</title><b>'\""] * 2 and seen["strange"] == 0 and not seen["lone"]
+    assert seen["over"] < 0, "texts are wider than their boxes"
+    text = " ".join(step["tensor"] for step in seen["steps"])
+    assert all(name in text for name in names[:5]) and "\\ud800\\u202eabc" in text
+    squares = [step for step in seen["steps"] if step["op"].count("mul ") == 1 and "read by" in step]
+    assert all(step["read by"].split(", ").count(r) == 1 for step in squares for r in step["read by"].split(", "))
+
+
+def test_a_drag_that_ends_outside_is_over(tmp_path):
+    seen = in_browser(page_of(gg.explore(network()), tmp_path), PARTS + """
+        const frame = () => document.querySelector('[data-part="frame"]').getAttribute("visibility");
+        at("mousedown", 0.2, 0.2);
+        at("mousemove", 0.6, 0.6);              // the button is up: it was let go elsewhere
+        const over = frame();
+        at("mouseup", 0.9, 0.9);
+        return [over, frame()];""", tmp_path)
+    assert seen == ["hidden", "hidden"]
+
+
 def test_settings_are_dragged_and_tell_the_peak(tmp_path):
     def build(batch, width):
         return network(batch, width), {"weights": 4 * 64 * width}
@@ -118,7 +159,7 @@ def test_three_thousand_tensors_are_zoomed(tmp_path):
     seen = in_browser(page_of(explorer, tmp_path), PARTS + """
         const n = () => document.querySelectorAll(".gx rect[data-box]").length, labels = () =>
             document.querySelectorAll(".gx text[paint-order]").length, start = performance.now(), out = {all: n()};
-        at("mousedown", 0.50, 0.97 - 0.2); at("mousemove", 0.51, 0.3); at("mouseup", 0.51, 0.05);
+        at("mousedown", 0.50, 0.97 - 0.2); at("mousemove", 0.51, 0.3, 1); at("mouseup", 0.51, 0.05);
         Object.assign(out, {near: n(), labels: labels()});
         const box = document.querySelector(".gx rect[data-box]"), r = box.getBoundingClientRect();
         box.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: r.left, clientY: r.top}));
@@ -143,6 +184,14 @@ def test_what_cannot_be_shown_says_why(monkeypatch, tmp_path):
         gg.explore(lambda n: n, n=(1, 2))
     with pytest.raises(gg.ParamError, match="batch is a number or text, or a sequence"):
         gg.explore(network, batch=())
+    for planner in (object(), {"best": 1}.items()):
+        with pytest.raises(gg.ParamError, match="planner is a number or text, or a sequence"):
+            gg.explore(graph, planner=planner)
+    with pytest.raises(gg.TypeMismatch, match="explore: title"):
+        gg.explore(graph, title=3)
+    for kinds in ("weights", {"weights": "many"}):
+        with pytest.raises(gg.TypeMismatch, match="returns a dict of numbers, {'weights': 1000}"):
+            gg.explore(lambda n, kinds=kinds: (network(n), kinds), n=1)
     with pytest.raises(gg.ParamError, match="expected one of"):
         gg.explore(graph, planner="bst")
     ctx = gg.Context()
@@ -153,8 +202,10 @@ def test_what_cannot_be_shown_says_why(monkeypatch, tmp_path):
     with pytest.raises(gg.ParamError, match=r"'a.png' must end in \.html"):
         gg.explore(graph).save("a.png")
     monkeypatch.setattr("ggjit.api.explore.MAX_NBYTES", 1000)
-    with pytest.raises(gg.ParamError, match=r"would have \d+ MiB.*fewer values of planner"):
+    with pytest.raises(gg.ParamError, match=r"would have \d+ MiB.*fewer values of planner$"):
         gg.explore(graph)
+    with pytest.raises(gg.ParamError, match=r"1000|MiB.*; leave out run=True; explore a part, .*measure\(graph\).plot"):
+        gg.explore(graph, planner="ggml", run=True)
 
 
 def test_a_run_counts_as_a_write():
