@@ -342,7 +342,7 @@ def test_sizes_that_do_not_fit(tmp_path, need):
     (lambda s: changed(s, rope_scaling={"rope_type": "spiral"}), {}, gg.NotSupported, "RoPE scaling 'spiral'"),
     (lambda s: changed(s, quantization_config={"bits": 4}), {}, gg.NotSupported, "quantised already"),
     (lambda s: changed(s, hidden_act="gelu"), {}, gg.NotSupported, "hidden_act is 'gelu'; GGUF's qwen3 always"),
-    (lambda s: changed(s, hidden_size="32", head_dim=None), {}, gg.ModelError, "config.json: a value is not what it .*int"),
+    (lambda s: changed(s, num_hidden_layers=[2]), {}, gg.ModelError, "config.json: a value is not what it .*list"),
     (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
     (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
     (lambda s: (s / INDEX).write_text('{"weight_map": ["a"]}'), {}, gg.BadFile, "weight_map has to map names"),
