@@ -2,9 +2,11 @@
 
     DIR/config.json  tokenizer.json  *.safetensors     ->  OUT.gguf, as llama.cpp's convert_hf_to_gguf.py writes it
 
-Tensors are mapped and go through one after the other: source, float32, new type.  Names of keys and tensors come from
-the gguf package; torch and transformers are not needed.
+Tensors are mapped and go through in pieces of PIECE numbers: piece -> float32 -> new type -> the new file.  However
+large a tensor is, no more than that is held.  Names of keys and tensors come from the gguf package; torch and
+transformers are not needed.
 """
+import collections
 import contextlib
 import logging
 import math
@@ -13,20 +15,24 @@ import pathlib
 import numpy as np
 
 from ggjit.core.arguments import typed_call
-from ggjit.models.convert.families import EXPERT, NOT_WEIGHTS, Config, family_of
+from ggjit.models.convert.families import NOT_WEIGHTS, Config, family_of
+from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, read_json
 from ggjit.models.core.checks import one_of
-from ggjit.models.files.gguf import SCALARS
-from ggjit.models.files.load_tensors import load_safetensors
+from ggjit.models.files.gguf import SCALARS, give_back
+from ggjit.models.files.load_tensors import load_safetensors, mapped_numbers
 from ggjit.models.files.save import Entry, encoded, write_gguf
-from ggjit.ops.core.errors import BadFile, ModelError, extra
+from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra
 from ggjit.ops.core.types import BF16, F16, F32, F64, Q8_0
-from ggjit.ops.types.quantize import dequantize, quantize
+from ggjit.ops.types.quantize import quantize
 from ggjit.ops.types.validate import first_bad_block
 
 TYPES = {"F32": (F32, 0), "F16": (F16, 1), "BF16": (BF16, 32), "Q8_0": (Q8_0, 7)}      # type, general.file_type
+FLOATS = (F32, F16, BF16, F64)
 INDEX = "model.safetensors.index.json"
-STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES")
+PIECE = 1 << 22                 # numbers converted at a time
+STAY_F32 = ("FFN_GATE_INP", "FFN_GATE_INP_SHEXP", "POS_EMBD", "TOKEN_TYPES", "SSM_CONV1D", "SHORTCONV_CONV",
+            "TIME_MIX_LERP_FUSED")
 
 
 @typed_call
@@ -44,10 +50,11 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     config = Config(folder / "config.json", read_json(folder / "config.json"))
     family, sources = family_of(config), _sources(folder)
     kind = _type(one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES)), sources)
-    entries = _entries(gguf, folder, config, family, sources, TYPES[kind][0])
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
-    with _silent("gguf"):               # it warns of keys that are set twice, and of tokens outside the vocabulary
+    # the gguf package warns of keys that are set twice, and of tokens outside the vocabulary
+    with _silent("gguf"), _readable(config):
+        entries = _entries(gguf, folder, config, family, sources, TYPES[kind][0])
         keys = _metadata(gguf, gguf.GGUFWriter(None, arch), folder, config, family, entries, pre, vocabulary)
     paths = write_gguf(out, keys, [entries], force=force, title=f"converting to {kind}" if progress else None)
     return {"paths": paths, "nbytes": sum(e.nbytes for e in entries), "arch": arch, "tensors": len(entries)}
@@ -64,6 +71,18 @@ def _silent(name):
         logger.setLevel(before)
 
 
+@contextlib.contextmanager
+def _readable(config):
+    """Inside, values of config.json that are of another kind than expected are ModelErrors."""
+    try:
+        yield
+    except GgjitError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError) as e:
+        raise ModelError(f"{config.path}: a value is not what it has to be ({type(e).__name__}: {e}); fetch the folder "
+                         f"again") from e
+
+
 def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
     """{key: (kind, bytes)}, collected in the GGUFWriter `w`."""
     w.add_type("model")
@@ -76,6 +95,10 @@ def _metadata(gguf, w, folder, config, family, entries, pre, vocabulary):
         add_vocabulary(w, gguf, folder, config, pre)
     else:
         w.add_tokenizer_model("no_vocab")
+        if config.get("vocab_size") is not None:
+            w.add_vocab_size(config["vocab_size"])
+        if config.get("type_vocab_size") is not None:
+            w.add_token_type_count(config["type_vocab_size"])
     return {key: _encoded(key, v) for key, v in w.kv_data[0].items()}
 
 
@@ -148,78 +171,77 @@ def _entries(gguf, folder, config, family, sources, kind):
     """An Entry for each tensor of the new file, in the order of the source."""
     arch = gguf.MODEL_ARCH[family.arch]
     names, groups, out = gguf.get_tensor_name_map(arch, config.n_layer), {}, []
-    stay = [gguf.TENSOR_NAMES[gguf.MODEL_TENSOR[n]].format(bid=i) + ".weight" for n in STAY_F32
-            for i in range(config.n_layer)]
+    stay = {gguf.TENSOR_NAMES[gguf.MODEL_TENSOR[n]].format(bid=i) + ".weight" for n in STAY_F32
+            for i in range(config.n_layer)}
+    own = {gguf.TENSOR_NAMES[t].format(bid=i) + ".weight" for t in gguf.MODEL_TENSORS[arch]
+           for i in range(config.n_layer)}
     for name, array in family.extra(config).items():
         out.append(Entry(name, F32, array.shape[::-1], lambda array=array: iter([array.tobytes()])))
-    for name in sources:
+    for name, tensor in sources.items():
         new = None if name.endswith(NOT_WEIGHTS) else family.rename(name)
         if new is None or (new == "lm_head.weight" and (family.tied_head or config.get("tie_word_embeddings"))):
             continue
-        expert = EXPERT.fullmatch(new)
-        new = f"{expert[1]}.{expert[3]}.weight" if expert else new
-        groups.setdefault(new, []).append((int(expert[2]) if expert else None, name))
+        try:
+            for made in family.change(config, new, _numbers(folder, name, tensor)):
+                groups.setdefault(made.name, []).append((made, name))
+        except GgjitError:
+            raise
+        except (ValueError, IndexError, ZeroDivisionError) as e:
+            raise ModelError(f"{folder}: tensor {name!r} of shape {tensor.shape} does not fit config.json ({e}); the "
+                             f"files are not of one model") from None
     for old, members in groups.items():
-        target = names.get_name(old, try_suffixes=(".weight", ".bias"))
+        target = old if old in own else names.get_name(old, try_suffixes=(".weight", ".bias"))
         if target is None:
             raise ModelError(f"{folder}: tensor {members[0][1]!r} has no place in a GGUF of architecture "
                              f"{family.arch.lower()}; the folder holds another model than config.json says")
-        members = _experts(folder, config, members)
-        out.append(_entry(folder, config, family, target, [(n, sources[n]) for n in members], members[0] != old and
-                          EXPERT.fullmatch(members[0]) is not None, F32 if target in stay else kind))
-    double, seen = None, set()
-    for e in out:
-        double = e.name if e.name in seen else double
-        seen.add(e.name)
+        if len({made.index is None for made, _ in members}) > 1 or (len(members) > 1 and members[0][0].index is None):
+            raise ModelError(f"{folder}: two tensors become {target!r}; the folder holds one of them twice")
+        out.append(_entry(folder, sources, target, *_stacked(folder, config, target, members),
+                          F32 if target in stay else kind))
+    double = next((name for name, n in collections.Counter(e.name for e in out).items() if n > 1), None)
     if double is not None:
         raise ModelError(f"{folder}: two tensors become {double!r}; the folder holds one of them twice")
     return out
 
 
-def _experts(folder, config, members):
-    """Names in the order of their experts, of which none is missing."""
-    if members[0][0] is None:
-        return [name for _, name in members]
-    found, n = dict(members), config["num_local_experts", "num_experts"]
-    if sorted(found) != list(range(n)):
-        raise ModelError(f"{folder}: {len(found)} experts like {members[0][1]!r}, config.json says {n}; fetch the "
+def _numbers(folder, name, tensor):
+    if tensor.type not in FLOATS:
+        raise ModelError(f"{folder}: tensor {name!r} holds {tensor.type!r}, no real numbers; the weights are quantised "
+                         f"in a way that cannot be converted, take the original")
+    return mapped_numbers(tensor)
+
+
+def _stacked(folder, config, target, members):
+    """(shape, [(name of the source, Made)]): one tensor, or those of an order, of which none is missing."""
+    if members[0][0].index is None:
+        return members[0][0].shape, [(name, made) for made, name in members]
+    members = sorted(((made, name) for made, name in members), key=lambda m: m[0].index)
+    n = config.n_expert if "_exps" in target else len(members)
+    if [made.index for made, _ in members] != list(range(n)):
+        raise ModelError(f"{folder}: {len(members)} experts like {members[0][1]!r}, config.json says {n}; fetch the "
                          f"folder again")
-    return [found[i] for i in range(n)]
+    shape = members[0][0].shape
+    if any(made.shape != shape for made, _ in members):
+        raise ModelError(f"{folder}: parts of {target!r} have different shapes; fetch the folder again")
+    return (n, *shape), [(name, made) for made, name in members]
 
 
-def _entry(folder, config, family, target, tensors, stacked, kind):
-    change = family.change(config, tensors[0][0])
-    shape = tensors[0][1].shape
-    if any(t.shape != shape for _, t in tensors):
-        raise ModelError(f"{folder}: experts of {target!r} have different shapes; fetch the folder again")
-    if family.arch == "GPT2" and change is not None:
-        shape = shape[::-1]
-    shape = (len(tensors), *shape) if stacked else shape
+def _entry(folder, sources, target, shape, members, kind):
     if len(shape) < 2 or target.endswith("_norm.weight") or not target.endswith(".weight"):
         kind = F32
     kind = F16 if shape and shape[-1] % kind.block else kind
 
     def chunks():
-        for name, t in tensors:
-            x = float32(t)
-            raw = np.ascontiguousarray(x if change is None else change(x))
-            raw = raw.tobytes() if kind is F32 else quantize(kind, raw)
-            bad = first_bad_block(kind, raw)
-            if bad is not None:
-                raise BadFile(f"{folder}: tensor {name!r} as {kind!r}: {bad[1]}; the file is damaged, or its numbers "
-                              f"are too large for the type: take BF16 or F32")
-            yield raw
+        for name, made in members:
+            for view in made.views:
+                for piece in pieces(view, PIECE):
+                    x = float32(piece)
+                    x = np.ascontiguousarray(x if made.values is None else made.values(x))
+                    raw = x.tobytes() if kind is F32 else quantize(kind, x)
+                    bad = first_bad_block(kind, raw)
+                    if bad is not None:
+                        raise BadFile(f"{folder}: tensor {name!r} as {kind!r}: {bad[1]}; the file is damaged, or its "
+                                      f"numbers are too large for the type: take BF16 or F32")
+                    yield raw
+            give_back(mapped_numbers(sources[name]))
     return Entry(target, kind, tuple(reversed(shape)) or (1,), chunks)
-
-
-def float32(t):
-    """The values of a tensor as float32."""
-    if t.type in (F16, BF16):
-        return dequantize(t.type, t.bytes(), t.shape or (1,))
-    x = t.numpy()
-    return x if t.type is F32 else x.astype(np.float32) if t.type is F64 else _no_floats(t)
-
-
-def _no_floats(t):
-    raise ModelError(f"tensor {t.name!r} holds {t.type!r}, no real numbers; the weights are quantised in a way that "
-                     f"cannot be converted, take the original")

@@ -17,6 +17,7 @@ from ggjit.core.buffer import USAGE_WEIGHTS, place
 from ggjit.models.files.gguf import GGUFFile, _map_private
 from ggjit.models.files.save import SAFETENSORS_DTYPES
 from ggjit.ops.core.errors import BadFile, NotSupported
+from ggjit.ops.core.types import BF16
 from ggjit.tensors.context import Context
 
 MAX_HEADER_NBYTES = 100 << 20       # safetensors' own limit
@@ -54,6 +55,11 @@ def load_safetensors(path, ctx=None):
         if hi > lo:
             raise _bad(path, f"tensors {a!r} and {b!r} overlap")
     return _leaves(infos, [data], ctx)
+
+
+def mapped_numbers(leaf):
+    """The numbers of a leaf as an array over the mapped file, in NumPy order; bfloat16 comes as uint16."""
+    return leaf._bytes_view().view(np.uint16 if leaf.type is BF16 else leaf.type.dtype).reshape(leaf.shape)
 
 
 def _bad(path, what):

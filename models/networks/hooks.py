@@ -15,7 +15,9 @@ Tensors that are kept show what the rest of the network reads: the replaced valu
 import math
 import os
 import re
+import shutil
 import struct
+import tempfile
 from threading import get_ident
 from typing import NamedTuple
 
@@ -285,17 +287,21 @@ class Spec(NamedTuple):
 class Rows:
     """Values of one tensor, token by token; the first axis counts tokens here.
 
-    n_expected: how many will come, where that is known; path: a .npy file to write them to, else they are in memory.
+    n_expected: how many will come, where that is known; n_keys: the most columns that the axis of keys can have.
+    path: a .npy file to write them to.  Without one they are in memory, or, where that does not hold them, in a file
+    without a name that goes with the last array of it.  to_file: begin with such a file.
     """
 
-    def __init__(self, spec, n_expected, n_keys, path=None):
-        self._spec, self._n, self._path = spec, 0, path
+    def __init__(self, spec, n_expected, n_keys, path=None, to_file=False):
+        self._spec, self._n, self._path, self._widest = spec, 0, path, n_keys
         self._key = None if spec.key_axis is None else spec.key_axis + (spec.key_axis < (spec.token_axis or 0))
-        self._row, self._expected = list(spec.row_shape(n_keys)), n_expected
+        self._row, self._expected = list(spec.row_shape(n_keys if path or to_file or n_expected else 1)), n_expected
         self._a, self._file = None, None
         if path is not None:
             self._file = open(path, "xb+")              # noqa: SIM115
             self._head()
+        elif to_file and spec.token_axis is not None:
+            self._file = _nameless()
 
     def add(self, a):
         """The values of one run."""
@@ -305,16 +311,16 @@ class Rows:
         else:
             a = np.moveaxis(a, spec.token_axis, 0)
         a = a.astype(spec.dtype, copy=False)
+        if self._file is None:
+            self._grow(self._n + len(a), 0 if self._key is None else a.shape[self._key])
         if self._file is not None:
             self._write(a)
         else:
-            n, width = self._n + len(a), 0 if self._key is None else a.shape[self._key]
-            self._grow(n, width)
-            self._a[(slice(self._n, n), *map(slice, a.shape[1:]))] = a
+            self._a[(slice(self._n, self._n + len(a)), *map(slice, a.shape[1:]))] = a
         self._n += len(a)
 
     def _grow(self, n, width):
-        """Room for n rows, in which keys have at least that width."""
+        """Room for n rows, in which keys have at least that width; in a file, where memory has none."""
         have = 0 if self._a is None else len(self._a)
         if self._key is not None and width > self._row[self._key - 1]:
             self._row[self._key - 1] = width
@@ -323,14 +329,29 @@ class Rows:
         n = n if n <= have else max(n, self._expected or 2 * have)
         shape = (max(n, have), *self._row)
         try:
+            if math.prod(shape) * self._spec.dtype.itemsize > available_nbytes():
+                raise OutOfMemory("more than is free")
             a = empty(shape, self._spec.dtype, self._spec.name)
-        except OutOfMemory as e:
-            raise too_large([self._spec.name], math.prod(shape) * self._spec.dtype.itemsize) from e
+        except OutOfMemory:
+            return self._to_file()
         if self._key is not None:
             a[...] = 0
         if have:
             a[(slice(self._n), *map(slice, self._a.shape[1:]))] = self._a[:self._n]
         self._a = a
+
+    def _to_file(self):
+        """Go on in a file, with what is here."""
+        rows = None if self._a is None else self._a[:self._n]
+        if self._key is not None:
+            self._row[self._key - 1] = max(self._widest, self._row[self._key - 1])
+        nbytes = 2 * (self._n + 1) * math.prod(self._row) * self._spec.dtype.itemsize
+        if nbytes > free_nbytes():
+            raise too_large([self._spec.name], nbytes)
+        self._file, self._a, self._n = _nameless(), None, 0
+        if rows is not None and len(rows):
+            self._write(rows)
+            self._n = len(rows)
 
     def _write(self, a):
         short = 0 if self._key is None else self._row[self._key - 1] - a.shape[self._key]
@@ -349,17 +370,21 @@ class Rows:
 
     def array(self):
         """(..., n, ...) all values so far: an array, or the memory-mapped file.  Tensors without tokens: the last."""
-        if self._file is not None:
+        if self._path is not None:
             if not self._file.closed:
                 self._head()
             a = np.load(self._path, mmap_mode="r")
+        elif self._file is not None and self._n:
+            self._file.flush()
+            a = np.memmap(self._file, self._spec.dtype, "r", HEADER_NBYTES, (self._n, *self._row))
         else:
             a = np.zeros((0, *self._row), self._spec.dtype) if self._a is None else self._a[:self._n]
         axis = self._spec.token_axis
         return a[-1] if axis is None and len(a) else np.moveaxis(a, 0, axis or 0)
 
     def close(self):
-        if self._file is not None and not self._file.closed:
+        """All values are there: a file with a name is whole; one without goes with this object and its arrays."""
+        if self._path is not None and not self._file.closed:
             self._head()
             self._file.close()
 
@@ -367,13 +392,33 @@ class Rows:
         """Close, and take the file away."""
         if self._file is not None:
             self._file.close()
+        if self._path is not None:
             os.remove(self._path)
+
+
+def _nameless():
+    return tempfile.TemporaryFile(prefix="ggjit-")      # noqa: SIM115
+
+
+def available_nbytes():
+    """Bytes of memory that can be had without swapping; where the system does not say, more than there is."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 1 << 62
+
+
+def free_nbytes():
+    """Bytes free on the disk of temporary files."""
+    return shutil.disk_usage(tempfile.gettempdir()).free
 
 
 def too_large(names, nbytes):
     several = f"{names[0]}, ..." if len(names) > 1 else names[0]
-    return OutOfMemory(f"the values of {len(names)} tensors ({several}) are {nbytes:,} bytes, more than memory holds; "
-                       f"name fewer tensors, give a shorter text, or write them to files with out=FOLDER")
+    return OutOfMemory(f"the values of {len(names)} tensors ({several}) are {nbytes:,} bytes, more than memory and "
+                       f"{tempfile.gettempdir()} hold; name fewer tensors, give a shorter text, or write them to files "
+                       f"on another disk with out=FOLDER")
 
 
 # ---------------------------------------------------------------- sessions

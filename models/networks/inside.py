@@ -31,6 +31,8 @@ from ggjit.models.networks.hooks import (
     Spec,
     Wanted,
     WholePlan,
+    available_nbytes,
+    free_nbytes,
     named_nodes,
     too_large,
 )
@@ -152,10 +154,12 @@ class Inside:
             hidden = m.capture("blk.*.l_out", "a text")["blk.3.l_out"]         # (n_tokens, dim)
 
         patterns: a name, or a list of names, with `*`, `?` and `[...]` as in file names.  prompt: a text or token ids.
-        out: a folder: values are written to a .npy file each, and the arrays are memory-mapped.  Token ids of experts
-        are int32; weights of attention (n_head, n_tokens, n_tokens), computed without the kernel that never stores
-        them; tensors without tokens, such as states, are as the last step left them.  What `patch` replaces shows.
-        Errors: ParamError (nothing matches; a file that exists), OutOfMemory (more than memory holds), IndexRangeError.
+        Values that memory does not hold go to a temporary file, and the arrays are memory-mapped; out: a folder, where
+        each tensor gets a .npy file of its own.  Token ids of experts are int32; weights of attention
+        (n_head, n_tokens, n_tokens), computed without the kernel that never stores them; tensors without tokens, such
+        as states, are as the last step left them.  What `patch` replaces shows.
+        Errors: ParamError (nothing matches; a file that exists), OutOfMemory (more than memory and the disk of
+        temporary files hold), IndexRangeError.
         """
         specs = self._matched(patterns)
         ids = self._ids_of(prompt)
@@ -190,22 +194,21 @@ class Inside:
             c["blk.0.ffn_out"], c.tokens                # (n_tokens, dim), and the ids they belong to
 
         A step gives logits and result_norm for its last token only.  `c` can be read inside the block, too.  Arguments
-        and errors as `capture`; values that memory does not hold raise OutOfMemory from the call that computes them.
+        and errors as `capture`; once memory does not hold the values, they are in a temporary file, too.
         """
         return Capturing(self, self._matched(patterns), out)
 
     def _keeping(self, specs, n_expected, n_keys, out):
         """A Keeping for those tensors.  n_expected: tokens, n_keys: cache rows, where they are known."""
         n_most = n_keys or self.n_ctx
-        if out is None:
-            nbytes = sum((n_expected or 1) * spec.row_nbytes(n_most if n_expected else 1) for spec in specs.values())
-            if nbytes > _available_nbytes():
-                raise too_large(list(specs), nbytes)
+        nbytes = sum((n_expected or 1) * spec.row_nbytes(n_most if n_expected else 1) for spec in specs.values())
+        to_file = out is None and nbytes > available_nbytes()
+        if to_file and nbytes > free_nbytes():
+            raise too_large(list(specs), nbytes)
         rows = {}
         try:
             for name, spec in specs.items():
-                rows[name] = Rows(spec, n_expected, n_most if n_expected or out is not None else 1,
-                                  out if out is None else _path(out, name))
+                rows[name] = Rows(spec, n_expected, n_most, out if out is None else _path(out, name), to_file)
         except BaseException:
             for made in rows.values():
                 made.discard()
@@ -387,12 +390,3 @@ def _path(out, name):
         raise ParamError(f"out: {path} exists; delete it, or give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _available_nbytes():
-    """Bytes of memory that can be had without swapping; where the system does not say, more than there is."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 1 << 62

@@ -10,6 +10,8 @@ ANY = None
 OFF, NONE_OR_ONE, NO, YES = (0,), (0, 1), (False, 0), (True, 1)
 # keys of an architecture that are not read, and the values with which they change nothing
 NEUTRAL = {
+    # converters write the epsilon of either kind of norm
+    "attention.layer_norm_epsilon": ANY, "attention.layer_norm_rms_epsilon": ANY,
     "tensor_data_layout": ANY, "rope.scaling.finetuned": ANY, "classifier.output_labels": ANY, "pooling_type": ANY,
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale", "rope.scale_linear",
                      "expert_group_count", "expert_group_used_count", "interleave_moe_layer_step"), NONE_OR_ONE),

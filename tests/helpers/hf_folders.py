@@ -1,7 +1,10 @@
 """Small Hugging Face folders of every architecture that can be converted, and what transformers makes of them.
 
-    python hf_folders.py > ../models/hf_goldens.json            (needs torch and transformers)
+    python hf_folders.py            writes hf_shapes.json and ../models/hf_goldens.json (needs torch and transformers)
+
+hf_shapes.json has config.json and the shapes of the tensors as transformers saves them, for the folders of MORE.
 """
+import functools
 import json
 import pathlib
 import sys
@@ -9,6 +12,8 @@ import tempfile
 
 import numpy as np
 
+SHAPES = pathlib.Path(__file__).parent / "hf_shapes.json"
+GOLDENS = SHAPES.parents[1] / "models" / "hf_goldens.json"
 D, FF, VOCAB, LAYERS, HEADS, KV, HD, EXPERTS = 32, 48, 40, 2, 4, 2, 16, 4
 IDS = [3, 17, 5, 29, 8, 1, 30, 11, 2, 9]
 SIZES = {"hidden_size": D, "intermediate_size": FF, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
@@ -79,7 +84,154 @@ LEFT_OUT = {"gpt2": SIZES, "bert": ("num_key_value_heads", "rms_norm_eps", "head
                                     "tie_word_embeddings")}
 
 
+# name: (class of transformers, its configuration beside _MORE_SIZES)
+_MORE_SIZES = {k: v for k, v in SIZES.items() if k in (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings")} | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_EXPERTS = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2}
+_SHARED = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+_LATENT = {"num_key_value_heads": HEADS, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+           "v_head_dim": 16, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+           "first_k_dense_replace": 1, "topk_group": 1}
+_SCALES = {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_GRANITE4 = {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16,
+             "mamba_n_groups": 1, "mamba_expand": 2, "shared_intermediate_size": 24, "position_embedding_type": "nope"}
+MORE = {
+    "llama_square": ("LlamaForCausalLM", {}), "granite": ("GraniteForCausalLM", _SCALES),
+    "granitemoeshared": ("GraniteMoeSharedForCausalLM", _SCALES | _EXPERTS | {"shared_intermediate_size": 24}),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", _SCALES | _EXPERTS | _GRANITE4),
+    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4}), "glm4": ("Glm4ForCausalLM", {"head_dim": HD}),
+    "gpt_oss": ("GptOssForCausalLM", _EXPERTS | {"head_dim": HD, "sliding_window": 4, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 150000.0}}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": HD}), "seed_oss": ("SeedOssForCausalLM", {"head_dim": HD}),
+    "arcee": ("ArceeForCausalLM", {"head_dim": D // HEADS}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": HD}),
+    "starcoder2": ("Starcoder2ForCausalLM", {}), "gpt_neox": ("GPTNeoXForCausalLM", {"hidden_act": "gelu_new"}),
+    "falcon": ("FalconForCausalLM", {"activation": "gelu_new"}),
+    "falcon_new": ("FalconForCausalLM", {"activation": "gelu_new", "new_decoder_architecture": True,
+                                         "num_kv_heads": 2}),
+    "phi": ("PhiForCausalLM", {"num_key_value_heads": HEADS, "intermediate_size": 4 * D}),
+    "stablelm": ("StableLmForCausalLM", {"hidden_size": 64}), "cohere": ("CohereForCausalLM", {}),
+    "cohere2": ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 4}),
+    "bloom": ("BloomForCausalLM", {"n_layer": LAYERS, "n_head": HEADS}),
+    "olmo": ("OlmoForCausalLM", {"clip_qkv": 1.2}),
+    "olmo3": ("Olmo3ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 4}),
+    "nemotron": ("NemotronForCausalLM", {}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", _LATENT | {
+        "q_lora_rank": None, "n_routed_experts": EXPERTS, "topk_method": "greedy", "n_group": 1}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _LATENT | {"q_lora_rank": 24, "n_routed_experts": 8, "n_group": 2}),
+    "mamba": ("MambaForCausalLM", {"state_size": 8}), "falcon_mamba": ("FalconMambaForCausalLM", {"state_size": 8}),
+    "mamba2": ("Mamba2ForCausalLM", {"state_size": 16, "head_dim": 8, "num_heads": 8, "n_groups": 1, "expand": 2}),
+    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", _EXPERTS | _SHARED),
+    "qwen3_next": ("Qwen3NextForCausalLM", _EXPERTS | _SHARED | _LINEAR | {
+        "head_dim": HD, "layer_types": ["linear_attention", "full_attention"], "norm_topk_prob": True,
+        "full_attention_interval": 2}),
+    "modernbert": ("ModernBertModel", {"num_hidden_layers": 4, "local_attention": 4, "cls_token_id": 1,
+                                       "sep_token_id": 2}),
+    "t5": ("T5EncoderModel", {"d_model": D, "d_kv": 8, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS,
+                              "feed_forward_proj": "gated-gelu"}),
+    "nomic_bert": ("NomicBertModel", {})}
+# sizes these do not have
+_UNKNOWN = {"gpt_neox": ("num_key_value_heads",), "nomic_bert": ("num_key_value_heads",),
+            "modernbert": ("num_key_value_heads",), "mamba": ("intermediate_size",),
+            "falcon_mamba": ("intermediate_size",), "mamba2": ("intermediate_size", "num_key_value_heads")}
+ENCODERS = {"bert", "modernbert", "t5", "nomic_bert"}
+NAMES = [*FOLDERS, *MORE]
+FROM_ONE = ("nemotron", "qwen3_next")       # norms are stored as what they differ from 1
+
+
+# ---------------------------------------------------------------- families that transformers does not have
+_EXAONE = {"self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention", "mlp.gate_proj": "mlp.c_fc_0",
+           "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj", "input_layernorm": "ln_1",
+           "post_attention_layernorm": "ln_2", "model.layers": "transformer.h", "model.embed_tokens": "transformer.wte",
+           "model.norm": "transformer.ln_f"}
+_INTERN = {"self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+           "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm", "lm_head": "output",
+           "post_attention_layernorm": "ffn_norm", "embed_tokens": "tok_embeddings"}
+_LLAMAS = {"exaone": ("ExaoneForCausalLM", _EXAONE), "internlm2": ("InternLM2ForCausalLM", _INTERN)}
+
+
+def renamed_llama(folder, name, save):
+    """"llama_square" as one of _LLAMAS: the same network under other names."""
+    arch, names = _LLAMAS[name]
+    about, x = config("llama_square"), tensors("llama_square")
+    if name == "exaone":
+        about |= {"layer_norm_epsilon": about.pop("rms_norm_eps"), "num_layers": about.pop("num_hidden_layers"),
+                  "activation_function": about.pop("hidden_act")}
+    else:
+        for i in range(LAYERS):
+            q, k, v = (x.pop(f"model.layers.{i}.self_attn.{p}_proj.weight").reshape(KV, -1, D // HEADS, D)
+                       for p in "qkv")
+            x[f"model.layers.{i}.attention.wqkv.weight"] = np.concatenate([q, k, v], 1).reshape(-1, D)
+    for old, new in names.items():
+        x = {k.replace(old, new): v for k, v in x.items()}
+    return write_folder(folder, about | {"architectures": [arch]}, x, save)
+
+
+RWKV_RANKS = {"w": 8, "a": 4, "v": 6, "g": 10}
+
+
+def rwkv7(folder, save, seed=0, d=D, d_head=D // HEADS):
+    """A folder of RWKV-7 as flash-linear-attention saves it, (its tensors)."""
+    layer = {"attn_norm.weight": (d,), "attn_norm.bias": (d,), "ffn_norm.weight": (d,), "ffn_norm.bias": (d,),
+             "ffn.x_k": (d,), "ffn.key.weight": (FF, d), "ffn.value.weight": (d, FF), "attn.r_k": (d // d_head, d_head),
+             **{f"attn.{k}": (d,) for k in ("k_k", "k_a", "g_norm.weight", "g_norm.bias")},
+             **{f"attn.x_{k}": (1, 1, d) for k in "rwkvag"}, **{f"attn.{k}_proj.weight": (d, d) for k in "rkvo"},
+             **{f"attn.{k}_lora.lora.0.weight": (n, d) for k, n in RWKV_RANKS.items()},
+             **{f"attn.{k}_lora.lora.2.weight": (d, n) for k, n in RWKV_RANKS.items()},
+             **{f"attn.{k}_lora.lora.2.bias": (d,) for k in "wav"}}
+    shapes = {"model.embeddings.weight": (VOCAB, d), "lm_head.weight": (VOCAB, d), "model.norm.weight": (d,),
+              "model.layers.0.pre_norm.weight": (d,), "model.layers.0.pre_norm.bias": (d,), "model.norm.bias": (d,)} | {
+        f"model.layers.{i}.{k}": s for i in range(LAYERS) for k, s in layer.items() if i or ".v_lora" not in k}
+    rng = np.random.default_rng(seed)
+    x = {k: (rng.standard_normal(s) * 0.3 + k.endswith("norm.weight")).astype(np.float32) for k, s in shapes.items()}
+    about = {"architectures": ["RWKV7ForCausalLM"], "hidden_size": d, "num_hidden_layers": LAYERS, "norm_eps": 1e-5,
+             "head_dim": d_head, "intermediate_size": FF, "vocab_size": VOCAB, "tie_word_embeddings": False,
+             "hidden_act": "sqrelu", **{f"{p}_low_rank_dim": RWKV_RANKS[k] for p, k in (
+                 ("decay", "w"), ("a", "a"), ("v", "v"), ("gate", "g"))}}
+    return write_folder(folder, about, x, save), x
+
+
+def jina_bert(folder, save, seed=0):
+    """A folder of Jina BERT 2, (its tensors)."""
+    layer = {k: s for k, s in BERT_LAYER.items() if not k.startswith(("intermediate", "output"))}
+    layer |= {"mlp.wo": (D, FF), "mlp.layernorm": (D,)}
+    shapes = {"embeddings.word_embeddings": (VOCAB, D), "embeddings.token_type_embeddings": (2, D),
+              "embeddings.LayerNorm": (D,)} | {f"encoder.layer.{i}.{k}": s for i in range(LAYERS)
+                                               for k, s in layer.items()}
+    rng, x = np.random.default_rng(seed), {}
+    for k, s in shapes.items():
+        x[k + ".weight"] = (rng.standard_normal(s) * 0.3 + (len(s) == 1)).astype(np.float32)
+        if "embeddings.w" not in k and "type" not in k:
+            x[k + ".bias"] = (rng.standard_normal(s[0]) * 0.1).astype(np.float32)
+    for i in range(LAYERS):
+        x[f"encoder.layer.{i}.mlp.gated_layers.weight"] = (rng.standard_normal((2 * FF, D)) * 0.3).astype(np.float32)
+    about = {"architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "hidden_size": D, "intermediate_size": FF,
+             "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCAB, "layer_norm_eps": 1e-12,
+             "max_position_embeddings": 64, "type_vocab_size": 2, "feed_forward_type": "geglu",
+             "position_embedding_type": "alibi"}
+    return write_folder(folder, about, x, save), x
+
+
+def write_folder(folder, about, x, save):
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(about))
+    save(folder / "model.safetensors", x, {"format": "pt"})
+    return folder
+
+
+# ---------------------------------------------------------------- folders
+@functools.cache
+def _shapes():
+    return json.loads(SHAPES.read_text())
+
+
 def config(name):
+    if name in MORE:
+        return dict(_shapes()[name]["config"])
     arch, more, *_ = FOLDERS[name]
     sizes = {k: v for k, v in SIZES.items() if k not in LEFT_OUT.get(name, ()) or k == "vocab_size"}
     return {"architectures": [arch], "model_type": name.removesuffix("3") if name == "llama3" else name,
@@ -88,6 +240,8 @@ def config(name):
 
 def tensors(name, seed=0):
     """{name: float32 array}"""
+    if name in MORE:
+        return _drawn(name, np.random.default_rng(seed))
     _, _, prefix, layer, ends, biased = FOLDERS[name]
     shapes = ends | {f"{prefix}.{i}.{k}": s for i in range(LAYERS) for k, s in layer.items()}
     rng, out = np.random.default_rng(seed), {}
@@ -101,30 +255,48 @@ def tensors(name, seed=0):
     return out
 
 
+def _drawn(name, rng):
+    out = {}
+    for k, shape in _shapes()[name]["shapes"].items():
+        one = len(shape) == 1
+        x = rng.standard_normal(shape) * (0.1 if one else 1.5 / shape[-1] ** 0.5)
+        norm = one and k.endswith(".weight") and (name not in FROM_ONE or "linear_attn" in k)
+        out[k] = (x + norm).astype(np.float32)
+    return out
+
+
 def write(folder, name, save):
     """config.json and model.safetensors; save: of ggjit.models."""
-    folder = pathlib.Path(folder)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(name)))
-    save(folder / "model.safetensors", tensors(name), {"format": "pt"})
-    return folder
+    return write_folder(folder, config(name), tensors(name), save)
 
 
 def main():
     import torch
     import transformers
-    from safetensors.numpy import save_file
-    out = {}
-    for name, (arch, *_) in FOLDERS.items():
+    from safetensors.numpy import load_file, save_file
+    kept, out = {}, {}
+    for name, (arch, more) in MORE.items():
+        cls = getattr(transformers, arch)
+        with tempfile.TemporaryDirectory() as tmp:
+            sizes = {k: v for k, v in _MORE_SIZES.items() if k not in _UNKNOWN.get(name, ())}
+            cls(cls.config_class(**sizes | more)).save_pretrained(tmp)
+            about = json.loads((pathlib.Path(tmp) / "config.json").read_text())
+            shapes = {k: list(v.shape) for k, v in load_file(pathlib.Path(tmp) / "model.safetensors").items()}
+        unused = ("dropout", "initializer", "_version", "use_cache", "time_step")
+        kept[name] = {"config": {k: v for k, v in about.items() if not any(u in k for u in unused)},
+                      "shapes": shapes}
+    SHAPES.write_text(json.dumps(kept))
+    for name in NAMES:
         with tempfile.TemporaryDirectory() as tmp:
             write(tmp, name, lambda path, x, about: save_file(x, str(path), about))
-            model = getattr(transformers, arch).from_pretrained(tmp, attn_implementation="eager").float().eval()
+            cls = getattr(transformers, config(name)["architectures"][0])
+            model = cls.from_pretrained(tmp, attn_implementation="eager").float().eval()
             with torch.no_grad():
                 result = model(torch.tensor([IDS]))
             values = (result.logits if hasattr(result, "logits") else result.last_hidden_state)[0, ::3, :6]
             out[name] = [[round(float(v), 5) for v in row] for row in values]
         print(name, file=sys.stderr)
-    print(json.dumps(out))
+    GOLDENS.write_text(json.dumps(out))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,40 @@
 """Hugging Face folders as GGUF files: transformers' results, tensors to the byte, vocabularies, what cannot be done."""
 import json
-import pathlib
+import os
 import shutil
 import struct
+import subprocess
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
-from helpers.hf_folders import FOLDERS, HEADS, IDS, D, config, tensors, write
+from helpers.hf_folders import (
+    ENCODERS,
+    FF,
+    GOLDENS,
+    HEADS,
+    IDS,
+    NAMES,
+    D,
+    config,
+    jina_bert,
+    renamed_llama,
+    rwkv7,
+    tensors,
+    write,
+)
+from helpers.paths import TESTS_PATH
+from helpers.requirements import shared
+from helpers.sample import sampled
 
 import ggjit as gg
 from ggjit.models import convert_folder, load_model, save_safetensors
+from ggjit.models.convert import convert as convert_module
 from ggjit.models.convert.convert import INDEX
 from ggjit.models.files.gguf import GGUFFile
 
-GOLDENS = json.loads((pathlib.Path(__file__).parent / "hf_goldens.json").read_text())
+RESULTS = json.loads(GOLDENS.read_text())
 TEXTS = ["Once upon a time there was a girl named Lily, aged 12345.", "the quick brown fox jumps over the lazy dog"] * 9
 
 
@@ -22,17 +43,123 @@ def folder(tmp_path, name):
 
 
 def convert(source, out, **options):
+    """The file, made with float tensors and no vocabulary unless told."""
     convert_folder(source, out, **{"vocabulary": False, "progress": False, **options})
     return GGUFFile(out)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+def results(path, encoder, **options):
+    options = {"n_threads": 1, "reserve": False} | ({} if encoder else {"kv_type": "F32"}) | options
+    with load_model(path, **options) as m:
+        return m.hidden(IDS) if encoder else m.logits(IDS)
+
+
+def kind(case):
+    """What is drawn from: encoders, layers with states, experts, others."""
+    about = config(case[0])
+    states = {"conv_kernel", "conv_L_cache", "mamba_d_conv", "linear_conv_kernel_dim"} & set(about)
+    return ["encoder" if case[0] in ENCODERS else "states" if states else "experts" if {
+        "num_experts_per_tok", "num_local_experts"} & set(about) else "dense"]
+
+
+@pytest.mark.parametrize("name", sampled([(n,) for n in NAMES], kind))
 def test_results_are_those_of_transformers(name, tmp_path, need):
     need("gguf", "names of keys and tensors")
     convert(folder(tmp_path, name), tmp_path / "m.gguf", type="F32")
-    with load_model(tmp_path / "m.gguf", n_threads=1, **({} if name == "bert" else {"kv_type": "F32"})) as m:
-        got = m.hidden(IDS) if name == "bert" else m.logits(IDS)
-    np.testing.assert_allclose(got[::3, :6], GOLDENS[name], rtol=2e-4, atol=2e-4)
+    got = results(tmp_path / "m.gguf", name in ENCODERS)
+    np.testing.assert_allclose(got[::3, :6], RESULTS[name], rtol=2e-4, atol=2e-4)
+
+
+def test_all_families_are_whole(tmp_path, need):
+    """Every tensor and key of the new file is one that the network uses, with the shape it expects."""
+    need("gguf", "names of keys and tensors")
+    for name in NAMES:
+        f = convert(folder(tmp_path, name), tmp_path / "m.gguf", type="F32", force=True)
+        n = sum(x.size for x in tensors(name).values())
+        left_out = {"bert": 2 * D * D + 2 * D}.get(name, 0)         # layers that only heads of other tasks use
+        assert sum(t.nbytes // 4 for t in f.tensors.values()) >= n - left_out - D, name
+        with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False):
+            pass
+
+
+@pytest.mark.parametrize("name", ["exaone", "internlm2"])
+def test_llama_under_other_names(name, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    convert(renamed_llama(tmp_path / name, name, save_safetensors), tmp_path / "m.gguf", type="F32")
+    got = results(tmp_path / "m.gguf", False)
+    np.testing.assert_allclose(got[::3, :6], RESULTS["llama_square"], rtol=2e-4, atol=2e-4)
+
+
+def test_rwkv7(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source, x = rwkv7(tmp_path / "rwkv7", save_safetensors)
+    f = convert(source, tmp_path / "m.gguf", type="F32")
+
+    def numbers(name):
+        return np.frombuffer(f.tensor_bytes(name).tobytes(), np.float32)
+    layer = "model.layers.1.attn."
+    assert numbers("blk.1.time_mix_lerp_fused.weight").tolist() == np.concatenate(
+        [x[layer + f"x_{k}"].reshape(-1) for k in "rwkvag"]).tolist()
+    assert f.tensors["blk.1.time_mix_lerp_fused.weight"].ne == (D, 1, 1, 6)
+    for new, old in (("a1", "a_lora.lora.0.weight"), ("v2", "v_lora.lora.2.weight"), ("w0", "w_lora.lora.2.bias"),
+                     ("r_k", "r_k"), ("ln", "g_norm.weight"), ("receptance", "r_proj.weight")):
+        assert numbers(f"blk.1.time_mix_{new}.weight").tolist() == x[layer + old].reshape(-1).tolist()
+    assert numbers("blk.0.time_mix_v1.weight").tolist() == numbers("blk.0.time_mix_a1.weight").tolist()
+    with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False):
+        pass
+
+
+def test_jina_bert(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source, x = jina_bert(tmp_path / "jina", save_safetensors)
+    f = convert(source, tmp_path / "m.gguf", type="F32")
+    gate, up = np.split(x["encoder.layer.1.mlp.gated_layers.weight"], 2)
+    assert f.tensor_bytes("blk.1.ffn_gate.weight").tobytes() == gate.tobytes() and gate.shape == (FF, D)
+    assert f.tensor_bytes("blk.1.ffn_up.weight").tobytes() == up.tobytes()
+    with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.peer
+def test_llamacpp_reads_them_alike(tmp_path, need):
+    """Logits of the converted files, here and in llama.cpp, which reads GELU from a table of F16 values."""
+    need("gguf", "names of keys and tensors")
+    need("xllamacpp", "llama.cpp is the oracle")
+    made = {n: folder(tmp_path, n) for n in NAMES if n != "deepseek_v2"}        # without low rank: 27 layers only there
+    made |= {n: renamed_llama(tmp_path / n, n, save_safetensors) for n in ("exaone", "internlm2")}
+    made["rwkv7"], _ = rwkv7(tmp_path / "rwkv7", save_safetensors, d=64, d_head=32)
+    made["jina"], _ = jina_bert(tmp_path / "jina", save_safetensors)
+    encoders = ENCODERS | {"jina"}
+    for name, source in made.items():
+        convert(source, tmp_path / f"{name}.gguf", type="F32")
+        got = results(tmp_path / f"{name}.gguf", name in encoders, **({} if name in encoders else {"flash": False}))
+        np.save(tmp_path / f"{name}.npy", got)
+    code = PEER.format(tools=str(shared("tools")), names=list(made), encoders=encoders, ids=IDS)
+    env = os.environ | {"PYTHONPATH": TESTS_PATH}
+    r = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, timeout=300, env=env)
+    assert r.returncode == 0, r.stderr[-2000:]
+    nmse = json.loads(r.stdout.splitlines()[-1])
+    assert {name: x for name, x in nmse.items() if x > 1e-6} == {} and len(nmse) == len(made)
+
+
+PEER = """
+import json, sys
+sys.path.insert(0, {tools!r})
+import numpy as np
+from peer_llamacpp import LlamaLib
+lib, out = LlamaLib(), {{}}
+for name in {names!r}:
+    m, want = lib.load(name + ".gguf"), np.load(name + ".npy")
+    if name in {encoders!r}:
+        c = m.context(n_ctx=64, flash=0, kv=0, embeddings=True, pooling=0)
+        c.decode_embed({ids!r})
+        got = np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), want.shape).copy()
+    else:
+        got = m.context(n_ctx=64, flash=0, kv=0).decode({ids!r}, all_logits=True)
+    out[name] = float(((got - want) ** 2).sum() / (want ** 2).sum())
+print(json.dumps(out))
+"""
 
 
 def test_tensors_and_keys(tmp_path, need):
@@ -77,6 +204,26 @@ def test_types(tmp_path, need):
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(gg.BadFile, match="model-2.safetensors: no such file, but .*index.json names it"):
         convert(source, tmp_path / "c.gguf")
+
+
+@pytest.mark.parametrize(("name", "big"), [("llama", "model.embed_tokens.weight"), ("gpt2", "transformer.wte.weight"),
+                                           ("bloom", "transformer.h.0.self_attention.query_key_value.weight")])
+def test_memory_is_that_of_a_piece(name, big, tmp_path, need, monkeypatch):
+    """However large a tensor is: rows as they lie, or in the order of a view."""
+    need("gguf", "names of keys and tensors")
+    monkeypatch.setattr(convert_module, "PIECE", 1 << 14)
+    source, x = folder(tmp_path, name), tensors(name)
+    shape = (1 << 15, D) if "query" not in big else (96, 1 << 13)
+    x[big] = np.resize(x[big], shape)
+    save_safetensors(source / "model.safetensors", x)
+    del x
+    tracemalloc.start()
+    try:
+        f = convert(source, tmp_path / "m.gguf", type="F16")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert max(t.nbytes for t in f.tensors.values()) >= 1 << 20 and peak < 1 << 19, peak
 
 
 # ---------------------------------------------------------------- vocabularies
@@ -170,12 +317,32 @@ def changed(source, **values):
     return source
 
 
+@pytest.mark.parametrize(("name", "values", "message"), [
+    ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}, "RoPE is left out of other layers than every fourth"),
+    ("falcon", {"alibi": True}, "alibi is True"), ("gpt_oss", {"layer_types": ["full_attention"] * 2}, "other layers"),
+    ("cohere2", {"layer_types": ["sliding_attention"] * 4}, "three of four"),
+    ("qwen3_next", {"full_attention_interval": 4}, "full attention on other layers than every 4th"),
+    ("deepseek_v2", {"moe_layer_freq": 2}, "moe_layer_freq is 2"), ("nemotron", {"hidden_act": "silu"}, "relu2"),
+    ("nomic_bert", {"prenorm": True}, "prenorm is True")])
+def test_what_a_network_here_does_not_compute(name, values, message, tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    with pytest.raises(gg.NotSupported, match=message):
+        convert(changed(folder(tmp_path, name), **values), tmp_path / "m.gguf")
+
+
+def test_sizes_that_do_not_fit(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    with pytest.raises(gg.ModelError, match=r"query_key_value.bias' of shape .* does not fit config.json"):
+        convert(changed(folder(tmp_path, "gpt_neox"), num_attention_heads=5), tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("change, options, error, message", [
     (lambda s: changed(s, architectures=["Qwen3ForCausalML"]), {}, gg.NotSupported,
      r"architecture 'Qwen3ForCausalML' cannot be converted \(did you mean Qwen3ForCausalLM\?\)"),
     (lambda s: changed(s, rope_scaling={"rope_type": "spiral"}), {}, gg.NotSupported, "RoPE scaling 'spiral'"),
     (lambda s: changed(s, quantization_config={"bits": 4}), {}, gg.NotSupported, "quantised already"),
     (lambda s: changed(s, hidden_act="gelu"), {}, gg.NotSupported, "hidden_act is 'gelu'; GGUF's qwen3 always"),
+    (lambda s: changed(s, num_hidden_layers=[2]), {}, gg.ModelError, "config.json: a value is not what it .*list"),
     (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
     (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
     (lambda s: (s / INDEX).write_text('{"weight_map": ["a"]}'), {}, gg.BadFile, "weight_map has to map names"),

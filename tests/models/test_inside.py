@@ -273,11 +273,38 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 
 
 def test_more_than_memory_holds(model, monkeypatch):
-    monkeypatch.setattr(inside, "_available_nbytes", lambda: 1000)
+    """Values go to a temporary file by themselves: from the start, or once they have grown too large."""
+    names = ["blk.0.l_out", "blk.1.kq_soft_max"]
+    want = model.capture(names, IDS)
+    model.reset()
+    with model.capturing(names) as kept:
+        model.decode(IDS)
+    for module in (hooks, inside):
+        monkeypatch.setattr(module, "available_nbytes", lambda: 600)
+    got = model.capture(names, IDS)
+    model.reset()
+    with model.capturing(names) as c:
+        model.decode(IDS[:2])
+        assert not isinstance(c["blk.0.l_out"].base, np.memmap)
+        model.decode(IDS[2:])
+        halfway = c["blk.0.l_out"]
+        near(halfway, want["blk.0.l_out"], 1e-6)
+    for name in names:
+        assert isinstance(got[name], np.memmap) and np.array_equal(got[name], want[name])
+        assert isinstance(c[name], np.memmap)
+        near(c[name][..., :len(IDS)], kept[name][..., :len(IDS)], 1e-6)
+    del c
+    near(halfway, want["blk.0.l_out"], 1e-6)                # its file is there as long as the array
+
+
+def test_more_than_memory_and_disk_hold(model, monkeypatch):
+    for module in (hooks, inside):
+        monkeypatch.setattr(module, "available_nbytes", lambda: 1000)
+        monkeypatch.setattr(module, "free_nbytes", lambda: 1000)
     with pytest.raises(gg.OutOfMemory, match=r"of 2 tensors \(blk.0.l_out, ...\) are 3,584 bytes.*out=FOLDER"):
         model.capture("blk.*.l_out", IDS)
-    monkeypatch.undo()
     monkeypatch.setattr(hooks, "empty", lambda *a: (_ for _ in ()).throw(gg.OutOfMemory("none left")))
+    monkeypatch.setattr(hooks, "free_nbytes", lambda: 10)
     model.reset()
     with model.capturing("blk.0.l_out"), pytest.raises(gg.OutOfMemory, match="out=FOLDER"):
         model.decode([1])
