@@ -87,12 +87,15 @@ class Recomputation:
                 best, high = found, found.peak
         return best
 
+    def node_nbytes(self):
+        """Bytes of each node with its inputs."""
+        inputs = np.add.reduceat(np.append(self.size[self.idx], 0), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
+        return inputs + np.where(self.flags & TAKE, 0, self.size)
+
     @functools.cached_property
     def least_node(self):
-        """Inputs and output of the largest node: no schedule needs less."""
-        inputs = np.add.reduceat(np.append(self.size[self.idx], 0), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
-        in_place = np.where(self.flags & TAKE, 0, self.size)
-        return int((inputs + in_place).max(initial=0))
+        """Bytes of the largest node with its inputs: no schedule needs less."""
+        return int(self.node_nbytes().max(initial=0))
 
     def _greedy(self, limit, events):
         return greedy(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.flags, events, len(events))

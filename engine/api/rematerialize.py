@@ -8,6 +8,8 @@ import functools
 import numpy as np
 
 from ggjit.alloc.report import mib
+from ggjit.api.cut import cut as cut_rows
+from ggjit.api.cut import last_axis
 from ggjit.api.registry import init_backend
 from ggjit.api.units import Units, plan_of
 from ggjit.core.arguments import expect
@@ -27,6 +29,9 @@ from ggjit.tensors.context import Context
 
 PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly ends at the bound at once, and where it
                                         # does not, users' allocators have more time
+MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
+MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
+N_ON_TRIAL = 8                          # chunks by which that is found out
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -46,29 +51,35 @@ class Rematerialized(Graph):
     """A graph in which some results are computed again.
 
     peak: bytes the planner "best" needs for it at most.  extra: cost of what is made again, as a share of one run.
-    n_again: nodes that are made again.  of(t): the tensor that stands for `t` of the original.
+    n_again: nodes that are made again.  n_chunks: parts that the largest nodes are computed in, 1 where none is cut.
+    same_bits: results are those of the original bit for bit; False where sums over rows are formed by chunks.
+    of(t): the tensor that stands for `t` of the original.
     """
     planner = "best"
-    peak, extra, n_again = 0, 0.0, 0
+    peak, extra, n_again, n_chunks, same_bits = 0, 0.0, 0, 1, True
+    _times = 1.0                        # cost of one run of the cut graph, in runs of the original
 
     def of(self, t):
         """The tensor here that holds what `t` of the original graph holds.  Errors: ParamError for another tensor."""
         found = self._stand_ins.get(t.id)
         if found is None:
-            raise ParamError(f"{describe(t)} is no result of the graph that was rematerialized")
+            raise ParamError(f"{describe(t)} is no result of the graph that was rematerialized, or is computed for "
+                             f"some rows at a time; name it among the outputs of the graph to keep it whole")
         return found
 
     @functools.cached_property
     def bound(self):
         """The least extra share that any schedule within the budget pays, in any order of the nodes."""
-        return self._numbers.bound(self._limit)
+        return max((1 + self._numbers.bound(self._limit)) * self._times - 1, 0.0)
 
     def __reduce__(self):
         """Pickled it is a plain Graph, in this order."""
         return load, dump(self)
 
     def __repr__(self):
-        return (f"<Graph {len(self.nodes)} nodes, {self.n_again} of them made again: {mib(self.peak)}, "
+        cut = f", the largest in {self.n_chunks} chunks" * (self.n_chunks > 1)
+        cut += ", sums rounded otherwise" * (not self.same_bits)
+        return (f"<Graph {len(self.nodes)} nodes, {self.n_again} of them made again{cut}: {mib(self.peak)}, "
                 f"{self.extra:.1%} more operations>")
 
 
@@ -164,8 +175,8 @@ class _Copy:
 
 # ---------------------------------------------------------------- what users call
 @asking("rematerialize")
-def rematerialize(graph, budget, target=None, profile=None):
-    """A graph that computes the same bits with a peak of at most `budget` bytes, some results computed twice or more.
+def rematerialize(graph, budget, target=None, profile=None, cut=True):
+    """A graph that computes the same with a peak of at most `budget` bytes, some results computed twice or more.
 
         small = gg.rematerialize(graph, 2_000_000)
         gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
@@ -174,6 +185,9 @@ def rematerialize(graph, budget, target=None, profile=None):
     the first of three orders that meets the budget.  `small.bound` says how much any plan pays at least.  A
     GraphAllocator uses the planner "best" for it.  Its outputs, in the order of graph.outputs, may be new tensors;
     small.of(t) finds them.  Leaves that lie in memory count nothing.
+    cut: where no plan of whole nodes meets the budget, the largest are computed for some rows at a time, as
+    `small.n_chunks` says.  Where that forms sums over rows in another order (gradients of weights, a mean loss), they
+    are rounded otherwise and `small.same_bits` is False.  cut=False: only plans of whole nodes, the same bits.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.
     Errors: BudgetError, whose `.minimum` is the fewest bytes that were reached; TypeMismatch, ParamError.
@@ -191,7 +205,10 @@ def rematerialize(graph, budget, target=None, profile=None):
         new = _within(p, int(budget))
         if new is not None:
             return new
-    least = min((p.graph_of(p.numbers.least(), int(budget)) for p in problems), key=lambda new: new.peak)
+    least = _least(problems, int(budget))
+    if least.peak > budget and cut:
+        in_rows = _in_rows(problems.units, int(budget))
+        least = in_rows if in_rows is not None and in_rows.peak < least.peak else least
     if least.peak <= budget:
         return least
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
@@ -205,6 +222,102 @@ def _units(graph, target, profile):
     buft = target.default_buffer_type if isinstance(target, Backend) else expect(target, BufferType,
                                                                                  "rematerialize: target")
     return Units(graph, buft, {} if profile is None else _seconds(profile))
+
+
+def _least(problems, budget):
+    return min((p.graph_of(p.numbers.least(), budget) for p in problems), key=lambda new: new.peak)
+
+
+def _in_rows(units, budget):
+    """The graph with its largest nodes cut by rows that fits into `budget`, else the smallest found; None: none is cut.
+
+    The first cut that fits, or the one after it if that is cheaper.
+    """
+    found = pieces = None
+    for pieces in _cuts(_Pieces(units)):
+        new = pieces.within(budget) if pieces.floor <= budget else None
+        if found is not None and (new is None or new.extra >= found.extra):
+            return found
+        found = new
+    return found or pieces and pieces.told(_least(_Orders(pieces.units), budget))
+
+
+def _cuts(pieces):
+    """_Pieces of lower and lower floors: twice as many chunks each time, then what is largest is cut too."""
+    for _ in range(MAX_CUTS):
+        last, start = pieces, pieces.start
+        for k in range(1, MAX_HALVINGS + 1):
+            now = None if start is None else pieces.cut(start, 2 ** k)
+            if now is None or now.floor > 0.9 * last.floor:
+                break
+            yield now
+            last = now
+        if last is pieces:
+            return
+        pieces = last
+
+
+class _Pieces:
+    """A graph of which regions are cut by rows: its units, and the tensors that stand for those of the original."""
+
+    def __init__(self, units):
+        self.units, self.stand_ins, self.n_chunks, self.same_bits = units, None, 1, True
+        self._total = units.numbers.total
+
+    @property
+    def floor(self):
+        """Bytes of the largest node with its inputs."""
+        return self.units.numbers.least_node
+
+    @functools.cached_property
+    def start(self):
+        """The node from which a cut lowers the floor most; None: no cut does."""
+        found = [(new.floor, k, t) for k, t in enumerate(self._large())
+                 for new in [self.cut(t, N_ON_TRIAL)] if new is not None and new.floor < self.floor]
+        return min(found, default=(0, 0, None))[2]
+
+    def cut(self, start, n_chunks):
+        """The same with what is around a node in so many chunks more; None: its rows meet."""
+        units = self.units
+        found = cut_rows(units.graph, start, n_chunks, units.ranks, units.hazards)
+        return None if found is None else self._of(found)
+
+    def _large(self):
+        """Nodes that a cut may start from, the largest first: one of each number of rows."""
+        seen = set()
+        for k in np.argsort(-self.units.numbers.size, kind="stable").tolist():
+            t = self.units.tensors[k]
+            n_rows = t.ne[last_axis(t)]
+            if t.op != OP.NONE and n_rows not in seen and len(seen) < MAX_LOOKED_AT:
+                seen.add(n_rows)
+                yield t
+
+    def _of(self, found):
+        units, new = self.units, object.__new__(_Pieces)
+        seconds = {i: share * units.seconds[j] for i, (j, share) in found.came_from.items() if j in units.seconds}
+        new.units = Units(found.graph, units.buft, units.seconds | seconds, found.rank)
+        new.stand_ins = found.stand_ins if self.stand_ins is None else {
+            i: found.stand_ins[t.id] for i, t in self.stand_ins.items() if t.id in found.stand_ins}
+        new.n_chunks, new.same_bits = max(self.n_chunks, found.n_chunks), self.same_bits and found.same_bits
+        new._total = self._total
+        return new
+
+    def within(self, budget):
+        """The graph of the first order that fits into `budget`; None."""
+        for problem in _Orders(self.units):
+            new = _within(problem, budget)
+            if new is not None:
+                return self.told(new)
+        return None
+
+    def told(self, graph):
+        """A Rematerialized graph of these units as one of the original."""
+        graph.n_chunks, graph.same_bits = self.n_chunks, self.same_bits
+        graph._times = self.units.numbers.total / self._total
+        graph.extra = max((1 + graph.extra) * graph._times - 1, 0.0)
+        stand_ins = {i: graph._stand_ins.get(t.id, t) for i, t in self.stand_ins.items()}
+        graph._stand_ins = stand_ins
+        return graph
 
 
 def _seconds(profile):

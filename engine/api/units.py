@@ -96,7 +96,7 @@ class Units:
     """
 
     def __init__(self, graph, buft, seconds, rank=None):
-        self.graph, self.buft = graph, buft
+        self.graph, self.buft, self.seconds = graph, buft, seconds
         tensors, ids = [*graph.leafs, *graph.nodes], np.concatenate([graph.leaf_ids, graph.node_ids])
         words, m = TABLE.words[ids], len(ids)
         op, has_memory = words[:, T_OP], words[:, T_BUFFER] >= 0
@@ -128,15 +128,16 @@ class Units:
         size[mine] = -(-sizes_of(buft, [self.tensors[k] for k in mine], ids[at[mine]]) // alignment) * alignment
         self.numbers = Recomputation(size, costs_of(self.tensors, own, seconds), (ptr, idx),
                                      AGAIN * again | KEEP * keep | TAKE * takes)
-        ranks = self.behind if rank is None else np.array([rank.get(i, 0) for i in ids[at].tolist()], np.int64)
-        self._rank = np.where(op[at] == OP.NONE, -1, ranks)
-        self._ids = ids[at]
+        self._ids = ids[at].tolist()
+        self.ranks = rank or dict(zip(self._ids, self.behind.tolist(), strict=True))
+        self._rank = np.where(op[at] == OP.NONE, -1, np.array([self.ranks.get(i, 0) for i in self._ids], np.int64))
 
     def _hazards(self, at, base, views):
         """Pairs of units (i, j), i before j, of those that write memory in place and those that read it."""
         touched = np.concatenate([self.storages, base[at][:, None]], 1)
         after, writer, readers = [], {}, {}
-        for k in np.flatnonzero(self.written[touched].any(1)).tolist():
+        self._touching = np.flatnonzero(self.written[touched].any(1)).tolist()
+        for k in self._touching:
             own = int(base[at[k]]) if views[at[k]] else None
             for i in {int(s) for s in touched[k] if self.written[s]}:
                 if i in writer:
@@ -148,6 +149,14 @@ class Units:
                     readers.setdefault(i, []).append(k)
         return after
 
+    @property
+    def hazards(self):
+        """{id of a unit that reads or writes what is written in place: ids of units that have to come before it}."""
+        found = {self._ids[k]: [] for k in self._touching}
+        for i, j in self.after:
+            found[self._ids[j]].append(self._ids[i])
+        return found
+
     def sorted(self):
         """Positions of the units in an order of few live bytes, lower ranks first."""
         return self.numbers.order(self._rank, self.after)
@@ -158,7 +167,7 @@ class Units:
         sizes = [sizes_of(self.buft, tensors, ids) for tensors, ids in ((g.nodes, g.node_ids), (g.leafs, g.leaf_ids))]
         ids = reorder(TABLE.words, g.node_ids, g.leaf_ids, sizes, in_place=in_place_table(), outputs=g.output_ids)
         place = dict(zip(ids.tolist(), range(len(ids)), strict=True))
-        return np.argsort([place.get(i, -1) for i in self._ids.tolist()], kind="stable")
+        return np.argsort([place.get(i, -1) for i in self._ids], kind="stable")
 
 
 class _Numbers:

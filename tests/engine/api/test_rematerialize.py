@@ -40,6 +40,12 @@ def run(graph, outputs):
     return [plan.numpy(t).tobytes() for t in outputs], sum(map(sum, allocator.last.chunk_sizes))
 
 
+def close(got, want):
+    """Whether lists of float32 bytes differ by rounding at most."""
+    pairs = [[np.frombuffer(x, np.float32) for x in both] for both in zip(got, want, strict=True)]
+    return all(np.abs(a - b).max() <= 1e-5 * np.abs(b).max() + 1e-30 for a, b in pairs)
+
+
 # ---------------------------------------------------------------- graphs
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
 def test_the_same_bits_in_fewer_bytes(share):
@@ -135,7 +141,8 @@ def test_random_networks(graph, share):
         assert e.minimum > share * most
         small = gg.rematerialize(graph, e.minimum)
     got, arena = run(small, small.outputs)
-    assert got == want and arena == gg.measure(small).peak <= small.peak
+    assert arena == gg.measure(small).peak <= small.peak
+    assert close(got, want) and (got == want or not small.same_bits)
     assert small.bound <= small.extra + 1e-9
 
 
