@@ -2,8 +2,8 @@
 
     PUSH  ->  put(number, bytes)         FETCH  ->  take(number)  waits until they are there
 
-Numbers rise.  A worker that never fetches what is meant for it fills no memory: after a while the oldest bytes go, and who
-asks for them then gets an error.
+Numbers rise.  A worker that never fetches what is meant for it fills no memory: after a while the oldest bytes go, and
+who asks for them then gets an error.
 """
 import collections
 import threading
@@ -39,8 +39,8 @@ class Outbox:
             raw = self._held.get(number)
             self._forget(number)
         if raw is None:
-            raise GgjitError("what was to be copied to another worker was not computed, or is gone; see the first error "
-                             "of the worker it was copied from")
+            raise GgjitError("what was to be copied to another worker was not computed, or is gone; see the first "
+                             "error of the worker it was copied from")
         return raw
 
     def drop(self, number):

@@ -26,8 +26,8 @@ Numbers of arenas are the driver's, never used twice.  After an error the rest o
 says which arenas and graphs there are: driver and worker keep the same list of graphs (`Recent`), so a graph is sent
 when the worker does not have it and at no other time.
 
-A copy between workers is a PUSH in one stream and a TAKE in the other.  Who fetches connects like a driver, with the same
-greeting and certificates, and names the secret that the driver gave its worker.
+A copy between workers is a PUSH in one stream and a TAKE in the other.  Who fetches connects like a driver, with the
+same greeting and certificates, and names the secret that the driver gave its worker.
 """
 import collections
 import functools

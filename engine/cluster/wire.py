@@ -147,7 +147,8 @@ def write(comm, header, parts=()):
 async def read(comm, sink=None, limit_nbytes=MAX_PAYLOAD_NBYTES):
     """(header, payload) of the next message.
 
-    limit_nbytes: of its payload.  sink(header, nbytes): a writable memoryview of nbytes bytes to read the payload into, or None: a new bytearray.
+    sink(header, nbytes): a writable memoryview of nbytes bytes to read the payload into, or None: a new bytearray.
+    limit_nbytes: of the payload.
     Errors: OSError (the connection ended), BadMessage.
     """
     if isinstance(comm, comm_inproc.InProc):

@@ -16,8 +16,8 @@ from helpers.clusters import step_of, workers
 from helpers.device_contract import floats, on
 
 import ggjit as gg
-from ggjit.cluster import protocol as s
 from ggjit.cluster import outbox, stream, wire
+from ggjit.cluster import protocol as s
 from ggjit.cluster.cluster import threads
 from ggjit.cluster.encoding import FLAGS, NDIM, OFFS, OP_, ROW_WORDS, TYPE, Encoded
 from ggjit.cluster.session import Machine, Session
