@@ -191,6 +191,8 @@ class RemoteDevice(Device):
 
     def event_synchronize(self, event):
         if event.answer is not None:
+            if event.stream is self.stream:
+                self.finish(event.answer)
             event.stream.wait(event.answer)
 
     # ------------------------------------------------------------ messages
@@ -227,7 +229,7 @@ class RemoteDevice(Device):
             answer = self.stream.send(ops, parts, **how)
             self._sent.append(answer)
             while len(self._sent) > 64 and self._sent[0].done.is_set() and self._sent[0].error is None:
-                self._sent.popleft()
+                self._sent.popleft().fill()
             return answer
 
     def ask(self, op, **how):
@@ -241,7 +243,7 @@ class RemoteDevice(Device):
         that the worker reports."""
         with self._lock:
             first = None
-            while self._sent:
+            while self._sent and (last is None or self._sent[0].seq <= last.seq):
                 answer = self._sent[0]
                 try:
                     self.stream.wait(answer)
@@ -249,11 +251,10 @@ class RemoteDevice(Device):
                     self._sent.clear()
                     raise
                 self._sent.popleft()
+                answer.fill()
                 if answer.error is not None and not answer.seen:
                     answer.seen = True
                     first = first or answer.error
-                if answer is last:
-                    break
             if first is not None:
                 raise first
 
@@ -375,6 +376,22 @@ class RemoteDevice(Device):
             self.finish()
             return out.data
 
+    def read_async(self, arena, offs, nbytes):
+        """The same, filled in once its message was answered: at `synchronize`, or an event recorded after it."""
+        with self._lock:
+            self.stream.check()
+            span = p.GET, arena, offs, nbytes
+            if nbytes > AHEAD_NBYTES:
+                return self.read(arena, offs, nbytes)
+            answer, at = self._ahead.get(span) or (self.flush([*span], nbytes=nbytes), 0)
+            if self._last_run is not None:
+                self._last_run[span] = True
+            out = bytearray(nbytes)
+            answer.fills.append((at, memoryview(out)))
+            if answer not in self._sent:
+                answer.fill()
+            return out
+
     # ------------------------------------------------------------ graphs
     def run(self, work):
         """Submit a graph: it is sent where the worker does not have it, results that were read last time come back."""
@@ -487,7 +504,7 @@ class Work:
 
 class RemoteBackend(Backend):
     """A stream of a remote device; all streams of a device are one."""
-    n_threads, abort_callback = 1, None
+    n_threads, abort_callback, writes_in_order = 1, None, True
 
     def graph_plan_create(self, graph, placement=None):
         """What runs the graph: `compute()`.
@@ -514,7 +531,8 @@ class RemoteBackend(Backend):
         t.buffer.set_tensor(t, data, offset)
 
     def get_tensor_async(self, t, offset=0, nbytes=None):
-        return t.buffer.get_tensor(t, offset, nbytes)
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        return self.device.read_async(*t.buffer.at(t, offset), nbytes) if nbytes else b""
 
     def copy_tensor_async(self, src, dst, src_backend=None):
         """From workers and host memory, in the order of both streams; False for other memory."""

@@ -27,13 +27,21 @@ SLOWER = 20                     # times its last time that a graph may take
 
 class Answer:
     """The answer to one message, which may not be there yet."""
-    __slots__ = ("seq", "done", "into", "nbytes", "results", "payload", "error", "limit", "seen")
+    __slots__ = ("seq", "done", "into", "nbytes", "results", "payload", "error", "limit", "seen", "fills")
 
     def __init__(self, seq, into, nbytes, limit):
         self.seq, self.into, self.nbytes, self.limit = seq, into, nbytes, limit
         self.done = threading.Event()
         self.results = self.payload = self.error = None
         self.seen = False               # its error was raised
+        self.fills = []                 # [(byte of the payload, memoryview that takes a copy from there on)]
+
+    def fill(self):
+        """Copy bytes of the payload to where they are wanted; called by who has waited for it."""
+        while self.fills:
+            at, array = self.fills.pop()
+            if self.error is None:
+                array[:] = memoryview(self.payload)[at:at + len(array)]
 
 
 class Stream:

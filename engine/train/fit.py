@@ -396,8 +396,8 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     every epoch, and on Ctrl-C, and that a later call with the same arguments goes on from, bit for bit.  callback:
     called with the History after every step; True ends the training.  backend: a backend, a name or a Scheduler
     (default: the CPU).
-    devices: such as cl.devices of gg.cluster: the parts of a batch (`batch` over the rows of `inputs`) are computed there
-    in turn, their gradients summed here in the order of the parts, so that any number of devices gives the same bits.
+    devices: such as cl.devices of gg.cluster: the parts of a batch (`batch` over the rows of `inputs`) are computed
+    there in turn, their gradients summed here in the order of the parts: any number of devices gives the same bits.
     budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
     counted); what does not fit is computed again when it is read (gg.rematerialize), and the numbers stay the same.
     Rows that do not fill a batch are left out of the epoch; another order leaves out others.

@@ -5,7 +5,7 @@
     gradient            ((g0   +   g1)  +   g2)  +   g3       here, in the order of the parts
 
 Which device computed a part does not matter for the sum, so any number of devices gives the same bits.  Parameters and
-inputs lie in this process: a Scheduler of each device copies what changed there, and gradients come back with its answer.
+inputs lie in this process: a Scheduler of each device copies them there, and gradients come back with its answer.
 """
 import numpy as np
 
