@@ -5,9 +5,11 @@
 
     certificates    who may connect: a small CA of your own
     wire            messages: lengths checked, never a pickle
+    protocol        greetings, ops, answers
     encoding        graphs as integers
     kept            weights on a worker's disk, by their content
     session         what a worker does for a driver; server: it listens
+    outbox          bytes that other workers fetch
     loop            the event loop of this process
     stream          the driver's end of a connection: order, deadlines
     device          devices, buffers, backends

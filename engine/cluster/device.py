@@ -16,7 +16,7 @@ import weakref
 
 import numpy as np
 
-from ggjit.cluster import session as s
+from ggjit.cluster import protocol as p
 from ggjit.cluster.encoding import Encoded
 from ggjit.cluster.kept import content_key
 from ggjit.cluster.stream import SLOWER, TIMEOUT_SECONDS, Stream
@@ -28,6 +28,7 @@ from ggjit.core.versions import T_VERSION, written
 from ggjit.cpu.device import CPU, parse_params
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotSupported, StaleHandle
+from ggjit.ops.core.interrupts import not_lost
 from ggjit.ops.core.record import OP, T_BUFFER, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.sched.plan import ScheduledPlan
@@ -39,6 +40,7 @@ KEPT_NBYTES = 1 << 20           # so much of them, then they are sent
 IN_FLIGHT = 3                   # messages with a frame each, before one is waited for
 KEPT_WEIGHTS_NBYTES = 1 << 20   # weights from this size on are asked for before they are sent
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
+always = lambda frame: True     # noqa: E731    a message that Ctrl-C cut in two would put other bytes elsewhere
 
 
 class RemoteBuffer(Buffer):
@@ -75,21 +77,26 @@ class RemoteBuffer(Buffer):
     def memset_tensor(self, t, value, offset=0, nbytes=None):
         nbytes = t.nbytes - offset if nbytes is None else nbytes
         if nbytes:
-            self.device.queue([s.FILL, *self.at(t, offset), nbytes, int(value)])
+            self.device.queue([p.FILL, *self.at(t, offset), nbytes, int(value)])
 
     def copy_tensor(self, src, dst):
-        """Inside the worker; False for what lies elsewhere."""
+        """Inside the worker, or from worker to worker; False where they do not reach each other, and for other memory.
+        """
         a = src.buffer
-        if not isinstance(a, RemoteBuffer) or a.device is not self.device:
+        if not isinstance(a, RemoteBuffer):
             return False
-        if dst.nbytes:
-            self.device.queue([s.COPY, *a.at(src, 0), *self.at(dst, 0), dst.nbytes])
+        if not dst.nbytes:
+            return True
+        source, target = a.at(src, 0), self.at(dst, 0)
+        if a.device is not self.device:
+            return self.device.copy_from(a.device, source, target, dst.nbytes)
+        self.device.queue([p.COPY, *source, *target, dst.nbytes])
         return True
 
     def clear(self, value=0):
         require_byte(value)
         self._check()
-        self.device.queue([s.FILL, self.arena_id, 0, self.size, int(value)])
+        self.device.queue([p.FILL, self.arena_id, 0, self.size, int(value)])
 
     def free(self):
         self.device.release(self.stream, self.arena_id)
@@ -134,10 +141,14 @@ class RemoteDevice(Device):
         self.facts, self.epoch = self.stream.facts, self.epoch + 1
         self.alignment = _fact(self.facts, "alignment", 1, 1 << 12)
         _fact(self.facts, "total", 1, 1 << 60)
-        self._n_arenas, self.graphs = 0, s.Recent()
+        self._n_arenas, self.graphs = 0, p.Recent()
         self._ops, self._parts, self._queued_nbytes = [], [], 0         # the next message
         self._sent = collections.deque()        # answers not looked at yet
-        self._ahead, self._last_run = {}, None  # results of the last run; its `wanted`, while nothing was written since
+        # of the last run, while nothing was written since: its `wanted`; {span: (answer, at)} of results that come with
+        # it; {span: number} of those it pushed
+        self._last_run, self._ahead, self._pushed = None, {}, {}
+        self._n_pushed = 0
+        self._reached = weakref.WeakKeyDictionary()     # {stream of another device: does this worker reach it?}
         weakref.finalize(self, self.stream.close).atexit = False
 
     def reopen(self):
@@ -162,7 +173,7 @@ class RemoteDevice(Device):
         return f"{str(self.facts.get('description', '?')):.100} at {self.address}"
 
     def memory(self):
-        return tuple(self.ask([s.MEMORY]).results[0])
+        return tuple(self.ask([p.MEMORY]).results[0])
 
     def init_backend(self, params=""):
         parse_params(params, {})
@@ -180,28 +191,31 @@ class RemoteDevice(Device):
 
     def event_synchronize(self, event):
         if event.answer is not None:
+            if event.stream is self.stream:
+                self.finish(event.answer)
             event.stream.wait(event.answer)
 
     # ------------------------------------------------------------ messages
-    def queue(self, op, part=None):
+    def queue(self, op, part=None, nbytes=0):
         """An op without an answer goes with the next message."""
-        with self._lock:
+        with self._lock, not_lost(always):
             self.stream.check()
             self._wrote()
             self._ops.append(op)
             if part is not None:
                 self._parts.append(part)
-                self._queued_nbytes += len(part)
+            self._queued_nbytes += nbytes if part is None else len(part)
             if self._queued_nbytes > KEPT_NBYTES or len(self._ops) > 4096:
                 self.flush()
 
     def _wrote(self):
-        if self._ahead or self._last_run is not None:
-            self._ahead, self._last_run = {}, None
+        if self._last_run is not None:
+            self._ops += ([p.DROP, number] for number in self._pushed.values())
+            self._last_run, self._ahead, self._pushed = None, {}, {}
 
     def flush(self, op=None, part=None, **how):
         """Send what is queued, and one op more.  Returns its Answer; None where there is nothing to send."""
-        with self._lock:
+        with self._lock, not_lost(always):
             self._collect()
             ops, parts = self._ops, self._parts
             if op is not None:
@@ -215,7 +229,7 @@ class RemoteDevice(Device):
             answer = self.stream.send(ops, parts, **how)
             self._sent.append(answer)
             while len(self._sent) > 64 and self._sent[0].done.is_set() and self._sent[0].error is None:
-                self._sent.popleft()
+                self._sent.popleft().fill()
             return answer
 
     def ask(self, op, **how):
@@ -229,7 +243,7 @@ class RemoteDevice(Device):
         that the worker reports."""
         with self._lock:
             first = None
-            while self._sent:
+            while self._sent and (last is None or self._sent[0].seq <= last.seq):
                 answer = self._sent[0]
                 try:
                     self.stream.wait(answer)
@@ -237,11 +251,10 @@ class RemoteDevice(Device):
                     self._sent.clear()
                     raise
                 self._sent.popleft()
+                answer.fill()
                 if answer.error is not None and not answer.seen:
                     answer.seen = True
                     first = first or answer.error
-                if answer is last:
-                    break
             if first is not None:
                 raise first
 
@@ -251,7 +264,7 @@ class RemoteDevice(Device):
             self._n_arenas += 1
             arena, stream = self._n_arenas, self.stream
             try:
-                self.ask([s.ALLOC, arena, nbytes])
+                self.ask([p.ALLOC, arena, nbytes])
             except BaseException:
                 self.release(stream, arena)             # it may be there: the error can be that of an earlier message
                 raise
@@ -267,22 +280,22 @@ class RemoteDevice(Device):
             stream, arena = self._freed.popleft()
             if stream is self.stream:
                 self.graphs.drop_arena(arena)
-                self._ops.append([s.FREE, arena])
+                self._ops.append([p.FREE, arena])
 
     def write(self, arena, offs, raw):
         """Bytes of a flat array."""
         nbytes = raw.size
         if nbytes <= SMALL_NBYTES:
-            self.queue([s.SET, arena, offs, nbytes], raw.tobytes())
+            self.queue([p.SET, arena, offs, nbytes], raw.tobytes())
             return
         with self._lock:
             self._wrote()
             self.flush()
-            borrowed = nbytes > s.FRAME_NBYTES          # else a copy is sent, without waiting
-            for at in range(0, nbytes, s.FRAME_NBYTES):
-                piece = raw[at:at + s.FRAME_NBYTES]
+            borrowed = nbytes > p.FRAME_NBYTES          # else a copy is sent, without waiting
+            for at in range(0, nbytes, p.FRAME_NBYTES):
+                piece = raw[at:at + p.FRAME_NBYTES]
                 part = memoryview(piece) if borrowed else piece.tobytes()
-                self._bounded(self.flush([s.SET, arena, offs + at, piece.size], part))
+                self._bounded(self.flush([p.SET, arena, offs + at, piece.size], part))
             if borrowed:
                 self.finish()
 
@@ -291,9 +304,48 @@ class RemoteDevice(Device):
         with self._lock:
             self._wrote()
             key = content_key(raw)
-            if not self.ask([s.HAVE, arena, offs, raw.size, key]).results[-1]:
+            if not self.ask([p.HAVE, arena, offs, raw.size, key]).results[-1]:
                 self.write(arena, offs, raw)
-                self.queue([s.KEEP, arena, offs, raw.size, key])
+                self.queue([p.KEEP, arena, offs, raw.size, key])
+
+    def push(self, arena, offs, nbytes):
+        """Lay bytes out for another worker to fetch; returns the number they are known by."""
+        with self._lock, not_lost(always):
+            self.stream.check()
+            span = p.PUSH, arena, offs, nbytes
+            number = self._pushed.pop(span, None)
+            if self._last_run is not None and nbytes <= AHEAD_NBYTES:
+                self._last_run[span] = True
+            if number is None:
+                number = self._next_push()
+                self._bounded(self.flush([*span, number]))
+            return number
+
+    def _next_push(self):
+        self._n_pushed += 1
+        return self._n_pushed
+
+    def copy_from(self, other, source, target, nbytes):
+        """Bytes of another worker's arena, in the order of both streams.  source, target: (arena, byte).  False: this
+        worker does not reach that one."""
+        if not self._reaches(other):
+            return False
+        stream = other.stream
+        for at in range(0, nbytes, p.FRAME_NBYTES):
+            n = min(p.FRAME_NBYTES, nbytes - at)
+            number = other.push(source[0], source[1] + at, n)
+            self.queue([p.TAKE, target[0], target[1] + at, n, stream.address, stream.secret, number], nbytes=n)
+            if nbytes > p.FRAME_NBYTES:
+                self._bounded(self.flush())
+        return True
+
+    def _reaches(self, other):
+        with self._lock:
+            found = self._reached.get(other.stream)
+            if found is None:
+                answer = self.ask([p.PEER, other.stream.address, other.stream.secret])
+                found = self._reached[other.stream] = answer.results[-1] == 1
+            return found
 
     def _bounded(self, answer):
         """At most IN_FLIGHT frames are on their way."""
@@ -305,49 +357,69 @@ class RemoteDevice(Device):
         """Bytes of an arena, as a bytes-like object."""
         with self._lock:
             self.stream.check()
-            ahead = self._ahead.get((arena, offs, nbytes))
+            ahead = self._ahead.get((p.GET, arena, offs, nbytes))
+            if self._last_run is not None and nbytes <= AHEAD_NBYTES:
+                self._last_run[p.GET, arena, offs, nbytes] = True
             if ahead is not None:
-                answer, at, wanted = ahead
-                wanted[arena, offs, nbytes] = True
+                answer, at = ahead
                 self.finish()
                 if answer.error is None:
                     return bytes(memoryview(answer.payload)[at:at + nbytes])
-            if self._last_run is not None and nbytes <= AHEAD_NBYTES:
-                self._last_run[arena, offs, nbytes] = True
-            if nbytes <= s.FRAME_NBYTES:
-                answer = self.ask([s.GET, arena, offs, nbytes])
+            if nbytes <= p.FRAME_NBYTES:
+                answer = self.ask([p.GET, arena, offs, nbytes], nbytes=nbytes)
                 return bytes(answer.payload)
             out = np.empty(nbytes, np.uint8)
-            for at in range(0, nbytes, s.FRAME_NBYTES):
-                piece = out[at:at + s.FRAME_NBYTES]
-                self._bounded(self.flush([s.GET, arena, offs + at, piece.size], into=memoryview(piece)))
+            for at in range(0, nbytes, p.FRAME_NBYTES):
+                piece = out[at:at + p.FRAME_NBYTES]
+                self._bounded(self.flush([p.GET, arena, offs + at, piece.size], into=memoryview(piece),
+                                         nbytes=piece.size))
             self.finish()
             return out.data
+
+    def read_async(self, arena, offs, nbytes):
+        """The same, filled in once its message was answered: at `synchronize`, or an event recorded after it."""
+        with self._lock:
+            self.stream.check()
+            span = p.GET, arena, offs, nbytes
+            if nbytes > AHEAD_NBYTES:
+                return self.read(arena, offs, nbytes)
+            answer, at = self._ahead.get(span) or (self.flush([*span], nbytes=nbytes), 0)
+            if self._last_run is not None:
+                self._last_run[span] = True
+            out = bytearray(nbytes)
+            answer.fills.append((at, memoryview(out)))
+            if answer not in self._sent:
+                answer.fill()
+            return out
 
     # ------------------------------------------------------------ graphs
     def run(self, work):
         """Submit a graph: it is sent where the worker does not have it, results that were read last time come back."""
-        with self._lock:
+        with self._lock, not_lost(always):
             self.stream.check()
             self._wrote()
             self._collect()                     # before the list of graphs is looked at
             if self.graphs.use(work.key) is None:
                 names = "\0".join(n.replace("\0", " ") for n in work.names).encode()
                 rows = work.rows.tobytes()
-                self._ops.append([s.GRAPH, work.key, len(work.rows), len(names)])
+                self._ops.append([p.GRAPH, work.key, len(work.rows), len(names)])
                 self._parts += [rows, names]
                 self.graphs.put(work.key, True, {int(a) for a in work.rows[:, -2]} - {-1})
-            self._ops.append([s.RUN, work.key])
+            self._ops.append([p.RUN, work.key])
             work.wanted = {span: False for span, was_read in work.wanted.items() if was_read}
-            at = 0
+            places, at = {}, 0
             for span in work.wanted:
-                self._ops.append([s.GET, *span])
-                self._ahead[span] = None, at, work.wanted
-                at += span[2]
+                if span[0] == p.PUSH:
+                    self._pushed[span] = number = self._next_push()
+                    self._ops.append([*span, number])
+                else:
+                    self._ops.append([*span])
+                    places[span] = at
+                    at += span[3]
             seconds = work.seconds()
             limit = None if seconds is None else max(self._timeout, SLOWER * seconds)
-            answer = work.answer = self.flush(limit=limit)
-            self._ahead = {span: (answer, at, wanted) for span, (_, at, wanted) in self._ahead.items()}
+            answer = work.answer = self.flush(nbytes=at, limit=limit)
+            self._ahead = {span: (answer, at) for span, at in places.items()}
             self._last_run = work.wanted
             return answer
 
@@ -379,7 +451,7 @@ class Left(LeftOver):
 class Work:
     """A graph as a device runs it: rows, up to date with where its tensors lie.
 
-    wanted: {(arena, offset, bytes) read after the last run: was it read after this one?}
+    wanted: {(GET or PUSH, arena, offset, bytes) read or copied elsewhere after the last run: was it after this one?}
     """
 
     def __init__(self, device, graph, placement):
@@ -432,7 +504,7 @@ class Work:
 
 class RemoteBackend(Backend):
     """A stream of a remote device; all streams of a device are one."""
-    n_threads, abort_callback = 1, None
+    n_threads, abort_callback, writes_in_order = 1, None, True
 
     def graph_plan_create(self, graph, placement=None):
         """What runs the graph: `compute()`.
@@ -459,10 +531,11 @@ class RemoteBackend(Backend):
         t.buffer.set_tensor(t, data, offset)
 
     def get_tensor_async(self, t, offset=0, nbytes=None):
-        return t.buffer.get_tensor(t, offset, nbytes)
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        return self.device.read_async(*t.buffer.at(t, offset), nbytes) if nbytes else b""
 
     def copy_tensor_async(self, src, dst, src_backend=None):
-        """Inside the worker, and from host memory, in the stream's order; False for other memory."""
+        """From workers and host memory, in the order of both streams; False for other memory."""
         a, b = src.buffer, dst.buffer
         if not isinstance(b, RemoteBuffer) or b.device is not self.device:
             return False

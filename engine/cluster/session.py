@@ -1,110 +1,33 @@
-"""What a worker does for one driver: arenas, graphs, and the ops of the messages in their order.
-
-    [seq, ops]  + payload          from the driver, in order
-    [seq, status, results] + bytes the answer to each; [0, BUSY, []] meanwhile, so that silence means something
-
-    op                                      payload     answer
-    [ALLOC, arena, nbytes]
-    [FREE, arena]
-    [SET, arena, offs, nbytes]              nbytes
-    [FILL, arena, offs, nbytes, value]
-    [COPY, from, offs, to, offs, nbytes]
-    [GET, arena, offs, nbytes]                          nbytes
-    [GRAPH, key, n rows, names nbytes]      rows, names
-    [RUN, key]                                          nanoseconds
-    [MEMORY]                                            free, total
-    [HAVE, arena, offs, nbytes, key]                    1: these weights are there now, 0: they are not kept
-    [KEEP, arena, offs, nbytes, key]
-
-Numbers of arenas are the driver's, never used twice.  After an error the rest of the message is skipped, but for what
-says which arenas and graphs there are: driver and worker keep the same list of graphs (`Recent`), so a graph is sent
-when the worker does not have it and at no other time.
+"""What a worker does for one driver: arenas, graphs, and the ops of the messages in their order
+(engine/cluster/protocol.py).
 """
 import asyncio
 import collections
 import concurrent.futures
 import functools
-import hashlib
-import pathlib
+import threading
 import time
 
 import numpy as np
 
-import ggjit.ops
+from ggjit.cluster import protocol as p
 from ggjit.cluster import wire
 from ggjit.cluster.encoding import ROW_WORDS, decode
 from ggjit.cluster.kept import KeptWeights
+from ggjit.cluster.outbox import Outbox
+from ggjit.cluster.stream import Stream
+from ggjit.core.backend import DeviceLost
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
-from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotSupported, OutOfMemory, ParamError
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 
-PROTOCOL = 2
-ALLOC, FREE, SET, FILL, COPY, GET, GRAPH, RUN, MEMORY, HAVE, KEEP = range(11)
-OK, FAILED, BUSY = range(3)
-MAX_GRAPHS = 64                 # kept by a worker for a driver
 MAX_ARENAS = 1 << 16
-FRAME_NBYTES = 4 << 20          # of one SET or GET
 WINDOW = 4                      # messages of a driver that are read ahead
 HELLO_SECONDS = 10.0
 QUICK_SECONDS = 1e-3            # graphs of less run on the thread that reads: two changes of threads take a tenth of it
 QUICK_OPS = 16
-
-
-class Recent:
-    """The graphs used last, at most MAX_GRAPHS: {key: (value, arenas)}.  Both sides do the same to theirs."""
-
-    def __init__(self):
-        self._kept = collections.OrderedDict()
-
-    def put(self, key, value, arenas):
-        self._kept[key] = value, frozenset(arenas)
-        self._kept.move_to_end(key)
-        while len(self._kept) > MAX_GRAPHS:
-            self._kept.popitem(last=False)
-
-    def use(self, key):
-        """The value, None if it is not kept."""
-        found = self._kept.get(key)
-        if found is None:
-            return None
-        self._kept.move_to_end(key)
-        return found[0]
-
-    def drop_arena(self, arena):
-        """Graphs in it are gone."""
-        for key in [k for k, (_, arenas) in self._kept.items() if arena in arenas]:
-            del self._kept[key]
-
-    def __len__(self):
-        return len(self._kept)
-
-
-@functools.cache
-def kernels_digest():
-    """Of all sources of ops: equal on both sides, or results could differ."""
-    root = pathlib.Path(ggjit.ops.__file__).parent
-    h = hashlib.blake2b(digest_size=8)
-    for path in sorted(root.rglob("*.py")):
-        h.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return h.hexdigest()
-
-
-def hello():
-    """What each side says first."""
-    return {"ggjit": ggjit.__version__, "protocol": PROTOCOL, "kernels": kernels_digest()}
-
-
-def check_hello(mine, theirs, where):
-    """NotSupported where the other side is another ggjit."""
-    if not isinstance(theirs, dict) or "protocol" not in theirs:
-        raise wire.BadMessage(f"{where}: the other side does not say who it is")
-    for key, what in (("ggjit", "version"), ("protocol", "protocol"), ("kernels", "kernels")):
-        if theirs.get(key) != mine[key]:
-            raise NotSupported(f"{where} runs ggjit {theirs.get('ggjit')!s:.40} with {what} {theirs.get(key)!s:.40}, "
-                               f"this side {mine['ggjit']} with {mine[key]}: install the same version on both, or "
-                               f"results could differ")
 
 
 def available_nbytes():
@@ -133,13 +56,15 @@ class Machine:
     memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/kept.py), 0: none.
     """
 
-    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0):
-        self.device = CPU
+    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0, tls=None):
+        self.device, self.tls = CPU, tls
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
         self.memory_nbytes = memory_nbytes or available_nbytes()
         self.used_nbytes = 0
         self.kept = KeptWeights(keep_nbytes) if keep_nbytes else None
-        self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs
+        self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs, fetched
+        self.outboxes = {}                          # {secret of a driver: Outbox}
+        self._lock = threading.Lock()               # sessions allocate in threads of their own
 
     def describe(self):
         free, total = self.memory()
@@ -152,16 +77,18 @@ class Machine:
         return max(0, self.memory_nbytes - self.used_nbytes), self.memory_nbytes
 
     def alloc(self, nbytes):
-        free, total = self.memory()
-        if nbytes > free:
-            raise OutOfMemory(f"the worker lends {total:,} bytes, {free:,} are free, {nbytes:,} were asked for; give "
-                              f"it fewer layers, a smaller n_ctx, or start it with a larger --memory")
-        buf = self.device.buffer_type().alloc_buffer(nbytes)
-        self.used_nbytes += nbytes
+        with self._lock:
+            free, total = self.memory()
+            if nbytes > free:
+                raise OutOfMemory(f"the worker lends {total:,} bytes, {free:,} are free, {nbytes:,} were asked for; "
+                                  f"give it fewer layers, a smaller n_ctx, or start it with a larger --memory")
+            buf = self.device.buffer_type().alloc_buffer(nbytes)
+            self.used_nbytes += nbytes
         return buf
 
     def free(self, buf):
-        self.used_nbytes -= buf.size
+        with self._lock:
+            self.used_nbytes -= buf.size
         buf.free()
 
 
@@ -170,13 +97,34 @@ class Session:
 
     def __init__(self, machine):
         self.machine, self.backend = machine, machine.backend
-        self.arenas, self.graphs = {}, Recent()
+        self.arenas, self.graphs = {}, p.Recent()
         self._last_seconds = {}         # {key of a graph: what its last run took}
         self.empty = EmptyBuffer(machine.device.buffer_type())
+        self.outbox, self._secret, self.heartbeat = Outbox(), None, 1.0
+        self._peers = {}                # {address: Stream}
+        self.waits = False              # for another worker
+
+    def lend(self, greeting):
+        """Workers that name the driver's secret may fetch what it pushes; those it fetches from are given its patience.
+        """
+        secret = greeting.get("secret")
+        self.heartbeat = min(max(float(greeting.get("heartbeat", 1.0)), 0.02), 60.0)
+        if isinstance(secret, bytes) and len(secret) == p.SECRET_NBYTES:
+            if self.machine.outboxes.setdefault(secret, self.outbox) is not self.outbox:
+                raise wire.BadMessage("a secret that another driver uses")
+            self._secret = secret
+
+    def hang_up(self):
+        """The driver has left: what waits for another worker, or for this one, ends.  Called from any thread."""
+        self.machine.outboxes.pop(self._secret, None)
+        self.outbox.close()
+        for stream in list(self._peers.values()):
+            stream.close()
 
     def close(self):
         """Give all memory back."""
-        self.graphs = Recent()
+        self.hang_up()                  # a connection that was made since
+        self.graphs = p.Recent()
         for buf in self.arenas.values():
             self.machine.free(buf)
         self.arenas = {}
@@ -195,7 +143,7 @@ class Session:
                     raise wire.BadMessage(f"op {op[0]} wants {n_payload} bytes; {len(payload) - at} are left")
                 piece = payload[at:at + n_payload]
                 at += n_payload
-                if failed is not None and op[0] not in (FREE, GRAPH, RUN):
+                if failed is not None and op[0] not in (p.FREE, p.GRAPH, p.RUN, p.PUSH, p.DROP):
                     continue
                 found = run(piece, failed is not None)
                 if found is not None:
@@ -204,17 +152,17 @@ class Session:
                 failed = failed or e
         self.machine.counters["bytes_out"] += sum(map(len, out))
         if failed is not None:
-            return wire.pack([seq, FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
-        return wire.pack([seq, OK, results]), out
+            return wire.pack([seq, p.FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
+        return wire.pack([seq, p.OK, results]), out
 
     def is_quick(self, message):
         """Is it done before another thread would have begun?  Then it runs where it was read."""
         ops = message[1] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) else ()
         seconds = 0.0
         for op in ops[:QUICK_OPS + 1]:
-            if not isinstance(op, list) or not op or op[0] in (ALLOC, GRAPH, MEMORY, HAVE, KEEP):
+            if not isinstance(op, list) or not op or op[0] in _SLOW:
                 return False
-            if op[0] == RUN:
+            if op[0] == p.RUN:
                 seconds += self._last_seconds.get(op[1], 1.0) if len(op) == 2 and isinstance(op[1], bytes) else 1.0
         return len(ops) <= QUICK_OPS and seconds < QUICK_SECONDS
 
@@ -274,7 +222,7 @@ class Session:
             names = bytes(payload[n_rows * ROW_WORDS * WORD:]).decode().split("\0")
             graph, placement = decode(rows, names, self.arenas, self.empty)
             plan = self.backend.graph_plan_create(graph, placement)
-        except Exception as e:                  # RUN says so: both sides list it all the same
+        except Exception as e:                  # p.RUN says so: both sides list it all the same
             plan = e
         self.graphs.put(key, plan, arenas)
 
@@ -291,7 +239,7 @@ class Session:
         plan.compute()
         self.backend.synchronize()
         taken = time.perf_counter_ns() - t0
-        if len(self._last_seconds) > 2 * MAX_GRAPHS:
+        if len(self._last_seconds) > 2 * p.MAX_GRAPHS:
             self._last_seconds.clear()
         self._last_seconds[key] = taken * 1e-9
         return taken
@@ -315,10 +263,63 @@ class Session:
             except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
                 self.machine.kept = None
 
+    # ------------------------------------------------------------ copies between workers
+    def _push(self, arena, offs, nbytes, number, payload, failed):
+        raw = None
+        try:
+            if not failed:
+                span = self._span(arena, offs, nbytes)
+                raw = bytes(span.buffer.get_tensor(span, 0, nbytes))
+        finally:
+            self.outbox.put(number, raw)
+
+    def _drop(self, number, payload, failed):
+        self.outbox.drop(number)
+
+    def _take(self, arena, offs, nbytes, address, secret, number, payload, failed):
+        span = self._span(arena, offs, nbytes)
+        span.buffer.set_tensor(span, self._from_peer(address, secret, number, nbytes), 0)
+
+    def _from_peer(self, address, secret, number, nbytes):
+        """What another worker pushed.  Errors: GgjitError (it is lost), those it reports."""
+        self.waits = True
+        try:
+            stream = self._peers.get(address)
+            if stream is None or stream.lost is not None:
+                stream = self._peers[address] = Stream(address, self.machine.tls, 5 * self.heartbeat,
+                                                               "another worker", 0)
+            answer = stream.wait(stream.send([[p.FETCH, secret, number, nbytes]], nbytes=nbytes))
+        except DeviceLost as e:
+            raise GgjitError(f"no copy comes from the worker at {address}: {e}") from e
+        finally:
+            self.waits = False
+        if answer.error is not None:
+            raise answer.error
+        return answer.payload
+
+    def _fetch(self, secret, number, nbytes, payload, failed):
+        outbox = self.machine.outboxes.get(secret)
+        if outbox is None:
+            raise ParamError("a driver that is not here, or has left")
+        raw = outbox.take(number) if nbytes else b""
+        if len(raw) != nbytes:
+            raise ParamError(f"copy {number} has {len(raw):,} bytes, not {nbytes:,}")
+        self.machine.counters["fetched"] += nbytes
+        return raw
+
+    def _peer(self, address, secret, payload, failed):
+        try:
+            self._from_peer(address, secret, 0, 0)
+        except GgjitError:
+            return 0
+        return 1
+
 
 def _is(kind, value):
     if kind is int:
         return type(value) is int and 0 <= value < 1 << 62
+    if kind is str:
+        return isinstance(value, str) and len(value) < 300
     return isinstance(value, bytes) and len(value) == 16
 
 
@@ -328,14 +329,16 @@ _OPS = [("alloc", (int, int), _none), ("free", (int,), _none), ("set", (int, int
         ("get", (int, int, int), _none),
         ("graph", (bytes, int, int), lambda key, rows, names: rows * ROW_WORDS * WORD + names),
         ("run", (bytes,), _none), ("memory", (), _none), ("have", (int, int, int, bytes), _none),
-        ("keep", (int, int, int, bytes), _none)]
+        ("keep", (int, int, int, bytes), _none), ("peer", (str, bytes), _none), ("push", (int, int, int, int), _none),
+        ("drop", (int,), _none), ("take", (int, int, int, str, bytes, int), _none), ("fetch", (bytes, int, int), _none)]
+_SLOW = p.ALLOC, p.GRAPH, p.MEMORY, p.HAVE, p.KEEP, p.PEER, p.PUSH, p.TAKE, p.FETCH
 
 
 def _checked_message(message):
     if not isinstance(message, list) or len(message) != 2 or type(message[0]) is not int or message[0] < 1 \
             or not isinstance(message[1], list):
         raise wire.BadMessage(f"no message: {message!r:.100}")
-    n = sum(op[3] for op in message[1] if isinstance(op, list) and len(op) == 4 and op[0] == GET
+    n = sum(op[3] for op in message[1] if isinstance(op, list) and len(op) == 4 and op[0] == p.GET
             and type(op[3]) is int)
     if n > wire.MAX_PAYLOAD_NBYTES:
         raise wire.BadMessage(f"{n:,} bytes asked for at once; at most {wire.MAX_PAYLOAD_NBYTES:,}")
@@ -347,12 +350,13 @@ async def serve(comm, machine, gate=None):
     """Answer one driver until it leaves.  gate: an asyncio.Event; while it is not set, nothing is executed (tests)."""
     session, loop = Session(machine), asyncio.get_running_loop()
     thread = concurrent.futures.ThreadPoolExecutor(1, "ggjit-session")
-    answers, beat = _Answers(comm), None
+    answers, beat = _Answers(comm, session), None
     try:
-        wire.write(comm, wire.pack({**hello(), **machine.describe()}))
-        theirs, _ = await asyncio.wait_for(wire.read(comm), HELLO_SECONDS)
-        check_hello(hello(), theirs, "the driver")
-        beat = loop.create_task(answers.beat(min(max(float(theirs.get("heartbeat", 1.0)), 0.02), 60.0)))
+        wire.write(comm, wire.pack({**p.hello(), **machine.describe()}))
+        theirs, _ = await asyncio.wait_for(wire.read(comm, limit_nbytes=0), HELLO_SECONDS)
+        p.check_hello(p.hello(), theirs, "the driver")
+        session.lend(theirs)
+        beat = loop.create_task(answers.beat(session.heartbeat))
         while True:
             message, payload = await wire.read(comm)
             if gate is not None:
@@ -369,6 +373,7 @@ async def serve(comm, machine, gate=None):
         if beat is not None:
             beat.cancel()
         comm.abort()
+        session.hang_up()
         thread.submit(session.close)
         thread.shutdown(wait=False)
 
@@ -376,8 +381,8 @@ async def serve(comm, machine, gate=None):
 class _Answers:
     """What goes back over one connection, in order: one thread executes, so what ran first is told first."""
 
-    def __init__(self, comm):
-        self.comm, self.window, self.n_running = comm, asyncio.Semaphore(WINDOW), 0
+    def __init__(self, comm, session):
+        self.comm, self.session, self.window, self.n_running = comm, session, asyncio.Semaphore(WINDOW), 0
 
     def ran(self, future):
         self.n_running -= 1
@@ -399,8 +404,7 @@ class _Answers:
 
     async def beat(self, seconds):
         """While something runs, say so."""
-        busy = wire.pack([0, BUSY, []])
         while True:
             await asyncio.sleep(seconds)
             if self.n_running and not self.comm.closed():
-                wire.write(self.comm, busy)
+                wire.write(self.comm, wire.pack([0, p.WAITS if self.session.waits else p.BUSY, []]))

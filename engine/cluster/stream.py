@@ -15,7 +15,7 @@ import time
 
 from ggjit.cluster import wire
 from ggjit.cluster.loop import event_loop, run
-from ggjit.cluster.session import BUSY, FAILED, check_hello, hello
+from ggjit.cluster.protocol import BUSY, FAILED, OK, SECRET_NBYTES, WAITS, check_hello, hello
 from ggjit.core.backend import DeviceLost
 from ggjit.ops.core import errors
 from ggjit.ops.core.errors import GgjitError
@@ -27,21 +27,30 @@ SLOWER = 20                     # times its last time that a graph may take
 
 class Answer:
     """The answer to one message, which may not be there yet."""
-    __slots__ = ("seq", "done", "into", "results", "payload", "error", "limit", "seen")
+    __slots__ = ("seq", "done", "into", "nbytes", "results", "payload", "error", "limit", "seen", "fills")
 
-    def __init__(self, seq, into, limit):
-        self.seq, self.into, self.limit = seq, into, limit
+    def __init__(self, seq, into, nbytes, limit):
+        self.seq, self.into, self.nbytes, self.limit = seq, into, nbytes, limit
         self.done = threading.Event()
         self.results = self.payload = self.error = None
         self.seen = False               # its error was raised
+        self.fills = []                 # [(byte of the payload, memoryview that takes a copy from there on)]
+
+    def fill(self):
+        """Copy bytes of the payload to where they are wanted; called by who has waited for it."""
+        while self.fills:
+            at, array = self.fills.pop()
+            if self.error is None:
+                array[:] = memoryview(self.payload)[at:at + len(array)]
 
 
 class Stream:
     """A connection to a worker.  `facts`: what it said of itself.  One thread sends at a time: its device's lock."""
 
     def __init__(self, address, tls, timeout, name, epoch):
-        self.address, self.name, self.epoch, self.timeout = address, name, epoch, timeout
-        self._pid = os.getpid()
+        self.address, self.name, self.epoch = address, name, epoch
+        self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
+        self._pid, self.secret = os.getpid(), os.urandom(SECRET_NBYTES)         # who knows it may fetch what we push
         self.seq = self.last_seq = 0
         self.lost = None                # why it is lost
         self.n_messages = self.n_bytes_out = self.n_bytes_in = 0
@@ -63,19 +72,19 @@ class Stream:
         try:
             facts, _ = await asyncio.wait_for(wire.read(comm), CONNECT_SECONDS)
             check_hello(hello(), facts, self.address)
-            wire.write(comm, wire.pack({**hello(), "heartbeat": self.timeout / 5}))
+            wire.write(comm, wire.pack({**hello(), "heartbeat": self.timeout / 5, "secret": self.secret}))
         except BaseException:
             comm.abort()
             raise
         return comm, facts
 
     # ------------------------------------------------------------ sending
-    def send(self, ops, parts=(), into=None, limit=None):
-        """into: a writable memoryview that takes the payload of the answer, if it is as long; limit: seconds it may
+    def send(self, ops, parts=(), into=None, nbytes=0, limit=None):
+        """nbytes: of the answer's payload, which a writable memoryview `into` of as many takes; limit: seconds it may
         take beyond those before it."""
         self.check()
         self.seq += 1
-        answer = Answer(self.seq, into, limit)
+        answer = Answer(self.seq, into, nbytes, limit)
         header = wire.pack([self.seq, ops])
         self.n_messages += 1
         self.n_bytes_out += len(header) + sum(map(len, parts))
@@ -107,8 +116,12 @@ class Stream:
     # ------------------------------------------------------------ waiting
     def wait(self, answer):
         """Until the answer is there.  Errors: DeviceLost; those the worker reports are left in `answer.error`."""
-        while not answer.done.wait(self._patience()):
+        patience, before = self._patience(), time.monotonic()
+        while not answer.done.wait(patience):
             now, first = time.monotonic(), self._first()
+            if now - before > 2 * patience + 0.5:       # it was this process that stood still: nothing could be heard
+                self.heard = self.answered = now
+            before = now
             if now - self.heard > self.timeout:
                 self.lose(f"nothing was heard of it for {self.timeout:g} s")
             elif first is not None and first.limit is not None and now - self.answered > first.limit:
@@ -142,14 +155,18 @@ class Stream:
             while True:
                 message, payload = await wire.read(self._comm, self._sink)
                 self.heard = time.monotonic()
-                if not isinstance(message, list) or len(message) != 3:
+                if not isinstance(message, list) or len(message) != 3 or not isinstance(message[2], list):
                     raise wire.BadMessage(f"an answer that is none: {message!r:.100}")
                 seq, status, results = message
-                if (seq, status) == (0, BUSY):
+                if seq == 0 and status in (BUSY, WAITS):
+                    if status == WAITS:                 # for another worker: its own time stands still
+                        self.answered = self.heard
                     continue
                 answer = self._first()
                 if answer is None or seq != answer.seq:
                     raise wire.BadMessage(f"an answer to message {seq!r:.20}, which was not asked")
+                if len(payload) != (answer.nbytes if status == OK else 0):
+                    raise wire.BadMessage(f"{len(payload):,} bytes where {answer.nbytes:,} were asked for")
                 self._waiting.popleft()
                 self.answered, self.last_seq = self.heard, seq
                 self.n_bytes_in += len(payload)

@@ -69,7 +69,7 @@ class _Silent:
     """Mixin for Dask's listeners: no handshake of theirs, whose messages may carry pickles."""
 
     async def on_connection(self, comm, handshake_overrides=None):
-        """The hello of engine/cluster/session.py comes first."""
+        """The hello of engine/cluster/protocol.py comes first."""
 
 
 class _TCPListener(_Silent, comm_tcp.TCPListener):
@@ -144,15 +144,16 @@ def write(comm, header, parts=()):
     return done
 
 
-async def read(comm, sink=None):
+async def read(comm, sink=None, limit_nbytes=MAX_PAYLOAD_NBYTES):
     """(header, payload) of the next message.
 
     sink(header, nbytes): a writable memoryview of nbytes bytes to read the payload into, or None: a new bytearray.
+    limit_nbytes: of the payload.
     Errors: OSError (the connection ended), BadMessage.
     """
     if isinstance(comm, comm_inproc.InProc):
         prefix, header, parts = await comm.read()
-        n_header, n_payload = _sizes(prefix)
+        n_header, n_payload = _sizes(prefix, limit_nbytes)
         header = unpack(header)
         target = _target(sink, header, n_payload)
         at = 0
@@ -163,7 +164,7 @@ async def read(comm, sink=None):
     stream = comm.stream
     if stream is None:
         raise comm_core.CommClosedError("the connection is closed")
-    n_header, n_payload = _sizes(await stream.read_bytes(PREFIX.size))
+    n_header, n_payload = _sizes(await stream.read_bytes(PREFIX.size), limit_nbytes)
     small = n_payload if n_payload < SMALL_NBYTES else 0           # read with the header: each wait takes its time
     body = await stream.read_bytes(n_header + small)
     header = unpack(memoryview(body)[:n_header])
@@ -175,13 +176,13 @@ async def read(comm, sink=None):
     return header, target
 
 
-def _sizes(prefix):
+def _sizes(prefix, limit_nbytes):
     magic, n_header, n_payload = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise BadMessage(f"the other side does not speak ggjit's protocol (its message begins with {magic!r})")
-    if not 0 < n_header <= MAX_HEADER_NBYTES or n_payload > MAX_PAYLOAD_NBYTES:
+    if not 0 < n_header <= MAX_HEADER_NBYTES or n_payload > limit_nbytes:
         raise BadMessage(f"a message of {n_header:,} + {n_payload:,} bytes; at most {MAX_HEADER_NBYTES:,} and "
-                         f"{MAX_PAYLOAD_NBYTES:,} are taken")
+                         f"{limit_nbytes:,} are taken")
     return n_header, n_payload
 
 

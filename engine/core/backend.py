@@ -113,6 +113,7 @@ class Backend(Handle, HtmlRepr):
     Contract of the asynchronous slots: what is submitted runs in order; `synchronize` waits for all of it.
     """
 
+    writes_in_order = False         # are writes into its buffers done after what was submitted before, without waiting?
     plan_settings = ()              # what its plans depend on besides graph and placement (engine/graphs/plan_cache.py)
 
     def __init_subclass__(cls, **kwargs):

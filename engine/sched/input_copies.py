@@ -70,7 +70,7 @@ class Copy:
                     return self.nbytes, ids
                 if run.support.is_async[self.writer]:
                     backends[self.writer].synchronize()
-        if run.support.is_async[b]:                       # it may still read what the copy held before
+        if run.support.is_async[b] and not part.backend.writes_in_order:    # it may still read what the copy held
             if part.event is not None and run.n_instances > 1:
                 event_synchronize(part.event)
             else:

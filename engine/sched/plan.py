@@ -23,6 +23,12 @@ class ScheduledPlan:
         self.sched.graph_compute(self.graph)
         self.runs += 1
 
+    def submit(self, t):
+        """Start a run; returns a function that waits for the values of `t`.  More runs may be started before."""
+        read = self.sched.submit_and_read(self.graph, t)
+        self.runs += 1
+        return read
+
     def numpy(self, t):
         """The values of `t` as the last run left them."""
         return self.sched.numpy(t)

@@ -94,6 +94,10 @@ class Run(Results):
         i = self.assigned.number_of(t)
         return None if i is None else self.place(i)
 
+    def backend_of(self, t):
+        """Number of the backend that computes a node."""
+        return int(self.assigned.rows["backend"][self.assigned.number_of(t)])
+
     # ------------------------------------------------------------ results
     def _position(self, t):
         i, lay = self.assigned.number_of(t), self.layout

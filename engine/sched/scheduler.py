@@ -14,11 +14,13 @@ import functools
 import sys
 import weakref
 
+import numpy as np
+
 from ggjit.alloc.problem import check_time_limit
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
-from ggjit.core.events import event_free, event_new
+from ggjit.core.events import event_free, event_new, event_record, event_synchronize
 from ggjit.core.lifetime import AtEnd, Handle, call_all
 from ggjit.core.pending import IN_FLIGHT, submitted, wait_for_others, waited_for
 from ggjit.core.placing import free_after, unplace
@@ -337,6 +339,38 @@ class Scheduler(Handle):
             self.graph_compute(graph)
             values = tuple(self.numpy(t) for t in tensors)
         return values[0] if len(values) == 1 else values
+
+    def submit_and_read(self, graph, t):
+        """Submit `graph`; returns a function that waits for the values of `t`, its result.  Other graphs may be
+        submitted before it is called, and are then under way at once (a pipeline) where devices work asynchronously.
+
+            reads = []
+            for values in batches:
+                x.set(values)
+                reads.append(sched.submit_and_read(graph, y))
+            results = [read() for read in reads]
+
+        Errors: those of graph_compute_async; of `t`, NotAllocated; those of the run come out of the function.
+        """
+        expect(t, Tensor, "Scheduler.submit_and_read")
+        with self._lock:
+            self.graph_compute_async(graph)
+            where = self._run.where(t)
+            if where is None:
+                raise NotAllocated(f"{describe(t)} was not computed by this scheduler")
+            backend, x = self.backends[self._run.backend_of(t)], PlacedTensor(t, t.src, where)
+            raw, event = backend.get_tensor_async(x), event_new(backend.device)
+            if event is not None:
+                event_record(event, backend)
+
+        def read():
+            if event is None:
+                backend.synchronize()
+            elif event.alive:
+                event_synchronize(event)
+                event_free(event)
+            return t._elements(np.frombuffer(raw, np.uint8)).copy()
+        return read
 
     # ------------------------------------------------------------ state
     def reset(self):

@@ -8,6 +8,7 @@
     optimizers      AdamW, SGD: moments and settings of a step
     history         what a training was like, as numbers and a picture
     checkpoint      parameters, moments and place in the data, in a safetensors file
+    parallel        gradients of the parts of a batch on several devices
     fit             the loop
 """
 if not __name__.startswith("ggjit"):

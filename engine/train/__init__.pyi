@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ggjit import Backend, Scheduler, Tensor
+from ggjit import Backend, Device, Scheduler, Tensor
 from ggjit.ops.core.errors import GgjitError
 
 __all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "measure", "predict"]
@@ -71,7 +71,7 @@ def fit(inputs: Tensor | Sequence[Tensor], outputs: Tensor, dataset: _Data, loss
         seed: int | None = 0, budget: int | None = None, params: Sequence[Tensor] | None = None,
         clip: float | None = None, early_stop: int | None = None, checkpoint: str | os.PathLike[str] | None = None,
         callback: Callable[[History], Any] | None = None, backend: _Target = None,
-        progress: bool = True) -> History: ...
+        progress: bool = True, devices: Sequence[Device] | None = None) -> History: ...
 def evaluate(inputs: Tensor | Sequence[Tensor], outputs: Tensor, dataset: _Data, loss: _Loss = "cross_entropy",
              backend: _Target = None) -> tuple[float, float | None]: ...
 def measure(inputs: Tensor | Sequence[Tensor], outputs: Tensor, loss: _Loss = "cross_entropy",

@@ -43,6 +43,7 @@ from ggjit.train import losses
 from ggjit.train.dataset import Dataset, as_dataset
 from ggjit.train.history import History
 from ggjit.train.optimizers import SGD, AdamW
+from ggjit.train.parallel import Replicas, added, checked_devices
 
 
 class NotFinite(GgjitError, ArithmeticError):
@@ -214,7 +215,7 @@ class Network:
 class Training(Network):
     """A Network with gradients, their sums, and an optimiser."""
 
-    def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None):
+    def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None, devices=None):
         super().__init__(inputs, outputs, loss, target)
         self.optimizer, self.period = optimizer, period
         self.params = self._params(params)
@@ -247,6 +248,10 @@ class Training(Network):
         for own in self.states:
             for m in own:
                 m.set_bytes(bytes(m.nbytes))
+        self.replicas = None
+        if devices is not None:
+            fed = self.inputs if self.labels is None else (*self.inputs, self.labels)
+            self.replicas = Replicas(devices, self.loss, outputs, found, fed)
 
     def _keep_within(self, budget):
         """Graphs that fit, with all that stays in memory beside them, into `budget` bytes.  Errors: BudgetError."""
@@ -302,12 +307,27 @@ class Training(Network):
         norm = op["scale_bias"](op["sqrt"](total), 1.0, 1e-6)
         return op["clamp"](op["div"](op["fill"](norm, float(clip)), norm), 0.0, 1.0)
 
-    def gradient(self, inputs, target, is_first):
-        """Sum the gradients of a batch up; its (loss, outputs)."""
-        graph = self.first if is_first else self.further
-        self.feed(inputs, target)
-        self.runs.compute(graph)
-        return self.runs.numpy(graph, self.loss).item(), graph
+    def summed(self, parts):
+        """Sum the gradients of the parts of a batch up, in their order.
+
+        parts: [(inputs, target)].  Yields after each part (loss, function that reads the outputs).
+        """
+        if self.replicas is not None:
+            yield from self._summed_of_replicas(parts)
+            return
+        for k, part in enumerate(parts):
+            graph = self.first if k == 0 else self.further
+            self.feed(*part)
+            self.runs.compute(graph)
+            yield self.runs.numpy(graph, self.loss).item(), lambda graph=graph: self.runs.numpy(graph, self.outputs)
+
+    def _summed_of_replicas(self, parts):
+        sums = None
+        for loss, outputs, gradients_ in self.replicas.results(parts, self.feed):
+            sums = added(sums, gradients_)
+            yield loss, lambda outputs=outputs: outputs
+        for g, value in zip(self.sums, sums, strict=True):
+            g.set(value)
 
     def step(self, number):
         """Change the parameters by the summed gradients.  Errors: NotFinite, before they change."""
@@ -359,7 +379,7 @@ def _target(backend):
 # ---------------------------------------------------------------- what users call
 def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1, batch=None, val_split=0.0, seed=0,
         budget=None, params=None, clip=None, early_stop=None, checkpoint=None, callback=None, backend=None,
-        progress=True):
+        progress=True, devices=None):
     """Train the parameters that `outputs` depends on; returns the History.
 
         h = gg.train.fit(x, logits, (X, Y), epochs=5, batch=32, val_split=0.1)
@@ -376,6 +396,8 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     every epoch, and on Ctrl-C, and that a later call with the same arguments goes on from, bit for bit.  callback:
     called with the History after every step; True ends the training.  backend: a backend, a name or a Scheduler
     (default: the CPU).
+    devices: such as cl.devices of gg.cluster: the parts of a batch (`batch` over the rows of `inputs`) are computed
+    there in turn, their gradients summed here in the order of the parts: any number of devices gives the same bits.
     budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
     counted); what does not fit is computed again when it is read (gg.rematerialize), and the numbers stay the same.
     Rows that do not fill a batch are left out of the epoch; another order leaves out others.
@@ -394,10 +416,19 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     train, held_out = data.split(val_split)
     if budget is not None and whole(budget, "fit: budget") < 1:
         raise ParamError(f"fit: budget is a number of bytes, got {budget}")
-    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget)
+    if devices is not None:
+        devices = checked_devices(devices)
+        if backend is not None or budget is not None:
+            raise ParamError("fit: with devices, leave backend and budget away: gradients are computed on the devices, "
+                             "the step on the CPU of this process")
+    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget, devices)
     _check_data(training, train, held_out, early_stop, epochs)
-    loop = Loop(training, train, held_out, seed, checkpoint, callback)
-    loop.run(epochs, early_stop, progress)
+    try:
+        loop = Loop(training, train, held_out, seed, checkpoint, callback)
+        loop.run(epochs, early_stop, progress)
+    finally:
+        if training.replicas is not None:
+            training.replicas.free()
     return loop.history
 
 
@@ -549,16 +580,17 @@ class Loop:
     def _step(self, rows):
         """One step over `rows`, and what is known of it added to `partial`."""
         t, number, losses_, right, seen = self.training, self.n_steps + 1, [], 0, 0
+        parts = []
         for k in range(t.period):
             inputs, labels = self.train.rows(rows[k * t.batch:(k + 1) * t.batch])
-            target = t.targets_of(labels, t.batch)
-            loss, graph = t.gradient(inputs, target, k == 0)
+            parts.append((inputs, t.targets_of(labels, t.batch)))
+        for (_, target), (loss, outputs) in zip(parts, t.summed(parts), strict=True):
             if not math.isfinite(loss):
                 t.check_params(number - 1)
                 raise NotFinite(f"step {number}: the loss is {loss}; {t.culprit()}")
             losses_.append(loss)
             if t.loss_kind == "cross_entropy":
-                hits, n = losses.n_correct(t.runs.numpy(graph, t.outputs), target)
+                hits, n = losses.n_correct(outputs(), target)
                 right, seen = right + hits, seen + n
         loss = sum(losses_) / (1 if t.loss_kind == "sum" else len(losses_))
         with uninterrupted():           # parameters and what is said of them belong together

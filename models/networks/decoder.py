@@ -341,7 +341,7 @@ class Decoder(Network):
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
                 part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)
-                out.append(self._fed_batch([(text, part)], all_rows, hidden, slots))
+                out.append(self._fed_batch([(text, part)], slots, all_rows, hidden))
                 text.add(part, slots[0])
         except BaseException:
             text.cut(n, slot)
@@ -364,20 +364,50 @@ class Decoder(Network):
         Recurrent layers take one run of any length, or runs of one token.  Runs of one token are padded to a power of
         two by the last of them, so that few plans serve any number.  An interrupted call leaves all texts as they were.
         """
-        n, slots = len(runs), self.cells.free_slots(len(runs))
-        more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
-        out = self._fed_batch(runs + runs[-1:] * more, False, False, slots + slots[-1:] * more)[:n]
-        for (text, ids), slot in zip(runs, slots, strict=True):
-            text.add(ids, slot)
+        slots = self.cells.free_slots(len(runs))
+        out = self._fed_batch(*self._padded(runs, slots))[:len(runs)]
+        self._added(runs, slots)
         return out
 
-    def _fed_batch(self, runs, all_rows, hidden, slots):
+    @property
+    def n_stages(self):
+        """Devices that a batch passes through: so many batches can be under way at once (`submit`)."""
+        return 1 if self.recurrent or self._hooks.wanted is not None else max(len(self.offload.gpus), 1)
+
+    def submit(self, runs):
+        """As `feed`, but the batch is on its way when this returns: a function that waits for its logits.
+
+        After an error, of this or of the function, what was read of these texts is not known.
+        """
+        slots = self.cells.free_slots(len(runs))
+        step = self._filled(*self._padded(runs, slots))
+        with asking("logits"):
+            read = step.submit()
+        self._added(runs, slots)
+        return lambda: read().reshape(-1, self.n_vocab)[:len(runs)]
+
+    def _padded(self, runs, slots):
+        """Runs of one token, and their slots, up to a power of two."""
+        n = len(runs)
+        more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
+        return runs + runs[-1:] * more, slots + slots[-1:] * more
+
+    def _added(self, runs, slots):
+        for (text, ids), slot in zip(runs, slots, strict=True):
+            text.add(ids, slot)
+
+    def _fed_batch(self, runs, slots, all_rows=False, hidden=False):
+        step = self._filled(runs, slots, all_rows, hidden)
+        with asking("hidden states" if hidden else "logits"):
+            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+
+    def _filled(self, runs, slots, all_rows=False, hidden=False):
+        """The planned graph for a batch, with its inputs."""
         n, n_runs = sum([len(ids) for _, ids in runs]), len(runs)
         step = self._step((n, self.cells.n_kv(runs), n if all_rows else n_runs, hidden,
                            n_runs if self.recurrent else 1))
         self._fill(step.inputs, runs, slots)
-        with asking("hidden states" if hidden else "logits"):
-            return step.run().reshape(-1, self.n_embd if hidden else self.n_vocab).copy()
+        return step
 
     def _fill(self, inputs, runs, slots):
         at, tokens, positions = 0, inputs["tokens"], inputs.get("positions")

@@ -40,6 +40,10 @@ class Step:
             self._resolved, self._array = self.plan.resolved, self.plan.view(self.result)
         return self._array
 
+    def submit(self):
+        """Start a run on several devices; returns a function that waits for its result.  Fill `inputs` anew at once."""
+        return self.plan.submit(self.result)
+
 
 class Network(Inside):
     """Base of the architectures.  Subclasses read hyperparameters and weights in `__init__` and give `_build`.

@@ -4,6 +4,8 @@
     texts       those in the caches, as many as the model has sequences and rows for
     a turn      texts begin; one batch of prompts is read; then one token of every text that has been read
 
+On several devices that batch is cut into as many groups, so that all devices have one: see `_pipelined`.
+
 A text's rows for its prompt and n_predict tokens (-1: all rows) are taken when it begins, so that it never stops for
 want of room.
 When one ends, the next begins in its place.
@@ -54,6 +56,7 @@ class Generations:
         self._waiting = collections.deque(range(len(self.runs)))
         self._texts = {}                    # {number of a text: its Text in the model's caches}
         self._unread = {}                   # {number of a text that has begun: ids that it wants to be read}
+        self._flying = collections.deque()  # groups of texts whose token is on its way: (numbers, function that waits)
         self._pieces = collections.deque()
         self._mark = object()               # in `model.holder` while the texts are in the model's caches
         self._spent = {"prefill": [0, 0.0], "decode": [0, 0.0]}         # tokens, seconds
@@ -95,7 +98,10 @@ class Generations:
                 self._admit()
                 if prompts := [i for i in self._texts if len(self._unread[i]) > 1]:
                     self._timed("prefill", self._batch(prompts))
-                if tokens := [i for i in self._texts if len(self._unread[i]) == 1]:
+                tokens = [i for i in self._texts if len(self._unread[i]) == 1]
+                if self._flying or tokens and model.n_stages > 1:
+                    self._pipelined(tokens)
+                elif tokens:
                     self._timed("decode", [(i, 1) for i in tokens])
             except BaseException:
                 model.holder = None         # what was read is not known any more: it is read again
@@ -103,18 +109,44 @@ class Generations:
 
     def _timed(self, what, batch):
         """Feed [(text, how many of its unread tokens)] and count it."""
-        t0, spent = time.perf_counter(), self._spent[what]
+        t0 = time.perf_counter()
         self._feed(batch)
-        spent[0] += sum(n for _, n in batch)
-        spent[1] += time.perf_counter() - t0
+        self._count(what, sum(n for _, n in batch), time.perf_counter() - t0)
+
+    def _count(self, what, n, seconds):
+        spent = self._spent[what]
+        spent[0] += n
+        spent[1] += seconds
         self.stats[what + "_tokens_per_second"] = spent[0] / spent[1]
         self.stats["tokens"] = sum(len(run.stats["tokens"]) for run in self.runs)
+
+    def _pipelined(self, tokens):
+        """One group for each device is sent on its way, then the oldest comes in: while the last device computes one
+        group, the first computes the next.
+
+            device 1    a0 b0 a1 b1 a2 ...
+            device 2       a0 b0 a1 b1 ...
+        """
+        t0, n = time.perf_counter(), self.model.n_stages
+        size = -(-(len(tokens) + sum(len(group) for group, _ in self._flying)) // n)
+        while tokens and len(self._flying) < n:
+            group, tokens = tokens[:size], tokens[size:]
+            wait = self.model.submit([(self._texts[i], self._unread[i]) for i in group])
+            self._flying.append((group, wait))
+            for i in group:
+                self._unread[i] = self._unread[i][1:]
+        group, wait = self._flying.popleft()
+        rows = wait()
+        self._count("decode", len(group), time.perf_counter() - t0)
+        for i, logits in zip(group, rows, strict=True):
+            self._advance(i, logits)
 
     def _begin_again(self):
         """The caches are someone else's: they are taken, and the texts in work are read again."""
         model, again = self.model, list(self._texts)
         model.lend(self._mark)
         self._texts.clear()
+        self._flying.clear()
         self._waiting.extendleft(reversed(again))
 
     def _admit(self):

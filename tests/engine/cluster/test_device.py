@@ -10,7 +10,7 @@ from helpers.device_contract import floats, on
 from helpers.schedulers import RULES, draw_places
 
 import ggjit as gg
-from ggjit.cluster.session import FRAME_NBYTES, MAX_GRAPHS
+from ggjit.cluster.protocol import FRAME_NBYTES, MAX_GRAPHS
 
 
 @pytest.fixture(scope="module", params=["inproc", "tcp", "tls"])
@@ -190,6 +190,64 @@ def test_results_whose_memory_another_graph_used_are_refused(inproc):
     np.testing.assert_array_equal(graphs[1].outputs[0].numpy(), x.numpy() ** 2)
     with pytest.raises(gg.GgjitError, match="another graph of the same GraphAllocator"):
         graphs[0].outputs[0].numpy()
+
+
+# ---------------------------------------------------------------- from worker to worker
+@pytest.mark.parametrize("n", [1, 1000, 2 * FRAME_NBYTES // 4 + 3])
+def test_copies_go_from_worker_to_worker(cluster, a, n):
+    b, x = cluster.devices[1].init_backend(), floats(n)
+    s, d = on(a, gg.F32, (n,), x), on(b, gg.F32, (n,), 0 * x)
+    gg.tensor_copy(s, d)                            # the first one looks whether they reach each other
+    d.numpy()
+    crossed = [dev.stream.n_bytes_in + dev.stream.n_bytes_out for dev in cluster.devices]
+    fetched = cluster.servers[0].machine.counters["fetched"]
+    for shift in range(2):
+        gg.tensor_copy(s, d)
+        gg.tensor_memset(s, shift)                  # after the copy has read it
+        cluster.devices[1].flush()
+        b.synchronize()
+    assert cluster.servers[0].machine.counters["fetched"] - fetched == 2 * x.nbytes
+    after = [dev.stream.n_bytes_in + dev.stream.n_bytes_out for dev in cluster.devices]
+    assert sum(after) - sum(crossed) < 400 * (2 + 2 * (x.nbytes // FRAME_NBYTES))
+    np.testing.assert_array_equal(d.numpy(), 0 * x)
+    s.set(x)
+    gg.tensor_copy(s, d)
+    np.testing.assert_array_equal(d.numpy(), x)
+    assert not cluster.servers[0].machine.outboxes[a.device.stream.secret]._held
+
+
+def test_two_stages_send_one_message_each_and_nothing_by_way_of_the_driver(cluster, a):
+    b = cluster.devices[1].init_backend()
+    sched = gg.Scheduler([a, b, gg.init_backend("CPU:n_threads=1")])
+    shift, factor, streams = floats(512), floats(512), [d.stream for d in cluster.devices]
+    x, u, v = on(a, gg.F32, (512,)), on(a, gg.F32, (512,), shift), on(b, gg.F32, (512,), factor)
+    graph = gg.Graph(y := gg.mul(gg.add(x, u), v))
+    for t in (u, v):
+        t.buffer.set_usage(gg.USAGE_WEIGHTS)
+    for k in range(8):
+        if k == 3:
+            before = [(s.n_messages, s.n_bytes_out, s.n_bytes_in) for s in streams]
+        x.set(values := floats(512))
+        sched.graph_compute(graph)
+        np.testing.assert_array_equal(sched.numpy(y), (values + shift) * factor)
+    now = [(s.n_messages, s.n_bytes_out, s.n_bytes_in) for s in streams]
+    (n_a, out_a, in_a), (n_b, out_b, in_b) = np.subtract(now, before).tolist()
+    assert (n_a, n_b) == (5, 5) and in_a == 0 and in_b == 5 * values.nbytes
+    assert out_a < 5 * (values.nbytes + 400) and out_b < 5 * 400
+
+
+def test_workers_that_do_not_reach_each_other_copy_by_way_of_the_driver(inproc, monkeypatch):
+    from ggjit.cluster import session
+    a, b = (d.init_backend() for d in inproc.devices)
+
+    def unreachable(*args):
+        raise gg.DeviceLost("nobody answers there")
+    monkeypatch.setattr(session, "Stream", unreachable)
+    for device in inproc.devices:
+        device.reopen()
+    s, d = on(a, gg.F32, (8,), x := floats(8)), on(b, gg.F32, (8,))
+    gg.tensor_copy(s, d)
+    np.testing.assert_array_equal(d.numpy(), x)
 
 
 # ---------------------------------------------------------------- random work

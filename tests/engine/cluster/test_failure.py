@@ -1,6 +1,7 @@
 """Workers that are frozen, killed or gone: a typed error in time, and the same bits on what takes their place."""
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -93,6 +94,73 @@ def test_after_ctrl_c_late_answers_are_dropped(cluster):
     t.set(2 * x)
     freeze(server, False)
     np.testing.assert_array_equal(t.numpy(), 2 * x)
+
+
+def test_a_worker_that_waits_for_one_that_is_gone_says_so_and_goes_on():
+    with workers(n=2, timeout=0.5) as cluster:
+        (a, b), x = (d.init_backend() for d in cluster.devices), floats(8)
+        s, d = on(a, gg.F32, (8,), x), on(b, gg.F32, (8,), x)
+        gg.tensor_copy(s, d)
+        d.numpy()
+        freeze(cluster.servers[0])
+        gg.tensor_copy(s, d)
+        with pytest.raises(gg.GgjitError, match="no copy comes from .*: nothing was heard of it for 0.5 s.*on worker1"):
+            d.numpy()
+        with pytest.raises(gg.DeviceLost, match="worker0 at .* is lost"):
+            s.numpy()
+        np.testing.assert_array_equal(d.numpy(), x)
+        freeze(cluster.servers[0], False)
+        cluster.devices[0].reopen()
+        gg.tensor_copy(on(a, gg.F32, (8,), 2 * x), d)
+        np.testing.assert_array_equal(d.numpy(), 2 * x)
+
+
+def test_a_driver_that_was_stopped_itself_loses_nobody(cluster):
+    """After Ctrl-Z and fg, a lot of silence has passed in which it could not listen."""
+    s, clock = cluster.devices[0].stream, [0.0]
+
+    class Done:
+        waits = iter([False, False, True])
+
+        def wait(self, patience):
+            clock[0] += 100
+            return next(self.waits)
+    answer = stream.Answer(1, None, 0, None)
+    answer.done = Done()
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(stream.time, "monotonic", lambda: clock[0])
+        assert s.wait(answer) is answer
+    assert cluster.devices[0].memory()
+
+
+def test_ctrl_c_cuts_no_message_in_two(cluster):
+    """Wherever it comes in while messages are put together, they are whole, and what was written is written."""
+    device = cluster.devices[0]
+    t, u, x = *(on(device.init_backend(), gg.F32, (8,)) for _ in range(2)), floats(8)
+    n = stop_at = n_stopped = 0
+
+    def interrupt(frame, event, arg):
+        nonlocal n
+        if event == "line" and frame.f_code.co_filename.endswith("cluster/device.py"):
+            n += 1
+            if n == stop_at:
+                signal.raise_signal(signal.SIGINT)
+        return interrupt
+    for stop_at in range(1, 50):
+        n, before = 0, device.stream.n_messages
+        sys.settrace(interrupt)
+        try:
+            u.set(stop_at * x)
+            t.set(x)
+            device.flush()
+        except KeyboardInterrupt:
+            n_stopped += 1
+        finally:
+            sys.settrace(None)
+        t.set(2 * x)
+        np.testing.assert_array_equal(t.numpy(), 2 * x)
+        assert device.stream.n_messages - before <= 3
+    assert n_stopped > 20
 
 
 def test_a_forked_child_has_no_device(cluster):

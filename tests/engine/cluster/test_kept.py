@@ -7,7 +7,7 @@ from helpers.clusters import workers
 from helpers.device_contract import floats
 
 import ggjit as gg
-from ggjit.cluster import kept, session
+from ggjit.cluster import kept, protocol, session
 from ggjit.cluster.kept import KeptWeights, content_key
 
 N = 1 << 18                     # floats: 1 MiB
@@ -83,7 +83,7 @@ def test_a_worker_that_keeps_nothing_is_not_asked():
             assert weight(cluster, values) > values.nbytes
         machine = cluster.servers[0].machine
         made = session.Session(machine)
-        header, _ = made.execute([1, [[session.ALLOC, 1, 64], [session.HAVE, 1, 0, 64, b"k" * 16],
-                                      [session.KEEP, 1, 0, 64, b"k" * 16]]], b"")
-        assert session.wire.unpack(header) == [1, session.OK, [0]]
+        header, _ = made.execute([1, [[protocol.ALLOC, 1, 64], [protocol.HAVE, 1, 0, 64, b"k" * 16],
+                                      [protocol.KEEP, 1, 0, 64, b"k" * 16]]], b"")
+        assert session.wire.unpack(header) == [1, protocol.OK, [0]]
         made.close()

@@ -7,6 +7,7 @@ import ssl
 import stat
 import struct
 import threading
+import time
 
 import msgpack
 import numpy as np
@@ -15,10 +16,11 @@ from helpers.clusters import step_of, workers
 from helpers.device_contract import floats, on
 
 import ggjit as gg
-from ggjit.cluster import session as s
-from ggjit.cluster import stream, wire
+from ggjit.cluster import outbox, stream, wire
+from ggjit.cluster import protocol as s
 from ggjit.cluster.cluster import threads
 from ggjit.cluster.encoding import FLAGS, NDIM, OFFS, OP_, ROW_WORDS, TYPE, Encoded
+from ggjit.cluster.session import Machine, Session
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +154,7 @@ def test_a_pickle_is_never_loaded(tmp_path):
     (wire.PREFIX.pack(b"ggj1", 0, 0), "at most"), (b"GET / HTTP/1", "does not speak")])
 def test_sizes_are_checked_before_memory_is_taken(raw, match):
     with pytest.raises(wire.BadMessage, match=match):
-        wire._sizes(raw)
+        wire._sizes(raw, wire.MAX_PAYLOAD_NBYTES)
 
 
 @pytest.mark.parametrize("raw", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
@@ -183,7 +185,7 @@ def executed(session, ops, payload=b""):
 
 @pytest.fixture
 def session():
-    made = s.Session(s.Machine(1 << 20, 1))
+    made = Session(Machine(1 << 20, 1))
     assert executed(made, [[s.ALLOC, 1, 4096], [s.FILL, 1, 0, 4096, 0]])[0] == s.OK
     yield made
     made.close()
@@ -287,6 +289,93 @@ def test_a_driver_that_reads_nothing_does_not_fill_the_worker():
                 send(wire.pack([2 + k, [[s.GET, 1, 0, 4 << 20]]]))
             asyncio.run(asyncio.sleep(0.5))
             assert cluster.servers[0].machine.counters["messages"] - n <= 12
+
+
+def test_several_drivers_of_one_worker_and_one_that_dies_in_a_transfer():
+    with workers("tcp", n=1) as cluster:
+        machine, address, errors = cluster.servers[0].machine, cluster.devices[0].address, []
+
+        def drive(k):
+            try:
+                with gg.cluster.connect(address) as cl:
+                    b = cl.devices[0].init_backend()
+                    step, values = step_of(b, seed=k), np.full((2, 16), k, np.float32)
+                    want = step(values)
+                    for _ in range(20):
+                        buf = b.alloc_buffer(1 << 16)
+                        np.testing.assert_array_equal(step(values), want)
+                        buf.free()
+            except Exception as e:
+                errors.append(e)
+        drivers = [threading.Thread(target=drive, args=(k,)) for k in (1, 2)]
+        for t in drivers:
+            t.start()
+        for t in drivers:
+            t.join()
+        assert not errors
+        host, port = address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), 5) as raw:
+            for header, n in (({**s.hello(), "heartbeat": 60}, 0), ([1, [[s.ALLOC, 1, 4 << 20]]], 0),
+                              ([2, [[s.SET, 1, 0, 4 << 20]]], 4 << 20)):
+                header = wire.pack(header)
+                raw.sendall(wire.PREFIX.pack(wire.MAGIC, len(header), n) + header)
+            raw.sendall(bytes(1 << 16))
+        deadline = time.monotonic() + 10
+        while (machine.used_nbytes or cluster.servers[0].n_drivers > 1) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and not machine.outboxes.keys() - {
+            cluster.devices[0].stream.secret}
+
+
+def test_an_answer_of_another_length_ends_the_connection(monkeypatch):
+    """Instead of numbers that were never sent."""
+    with workers(n=1) as cluster:
+        t = on(cluster.devices[0].init_backend(), gg.F32, (4,), np.ones(4))
+        get = Session._get
+        monkeypatch.setattr(Session, "_get", lambda *args: get(*args)[:-4])
+        with pytest.raises(gg.DeviceLost, match="12 bytes where 16 were asked for"):
+            t.numpy()
+
+
+def test_only_who_knows_the_secret_fetches(session):
+    driver, machine = session, session.machine
+    assert driver.lend({"secret": b"short"}) is None and not machine.outboxes
+    driver.lend({"secret": b"s" * 16})
+    stranger = Session(machine)
+    with pytest.raises(wire.BadMessage, match="another driver uses"):
+        stranger.lend({"secret": b"s" * 16})
+    assert executed(driver, [[s.SET, 1, 0, 4], [s.PUSH, 1, 0, 4, 1], [s.PUSH, 1, 0, 4, 2]], b"abcd")[0] == s.OK
+    for secret, number, nbytes, error in ((b"t" * 16, 1, 4, "ParamError"), (b"s" * 16, 1, 8, "ParamError"),
+                                          (b"s" * 16, 0, 4, "GgjitError")):
+        status, (kind, _) = executed(stranger, [[s.FETCH, secret, number, nbytes]])
+        assert (status, kind) == (s.FAILED, error)
+    header, parts = stranger.execute([1, [[s.FETCH, b"s" * 16, 2, 4]]], b"")
+    assert b"".join(parts) == b"abcd"
+    assert executed(stranger, [[s.FETCH, b"s" * 16, 2, 4]])[0] == s.FAILED              # once
+    assert executed(driver, [[s.GET, 7, 0, 1], [s.PUSH, 1, 0, 4, 3]])[0] == s.FAILED    # nobody waits for it in vain
+    assert executed(stranger, [[s.FETCH, b"s" * 16, 3, 4]])[0] == s.FAILED
+    status, (kind, text) = executed(stranger, [[s.TAKE, 1, 0, 4, "tcp://10.0.0.1:80", b"s" * 16, 3]])
+    assert kind == "IndexRangeError" and executed(stranger, [[s.ALLOC, 1, 64]])[0] == s.OK
+    status, (kind, text) = executed(stranger, [[s.TAKE, 1, 0, 4, "tcp://10.0.0.1:80", b"s" * 16, 3]])
+    assert kind == "ParamError" and "both sides show certificates" in text
+    stranger.close()
+    driver.hang_up()
+    assert not machine.outboxes
+
+
+def test_what_nobody_fetches_fills_no_memory(monkeypatch):
+    monkeypatch.setattr(outbox, "LIMIT_NBYTES", 100)
+    monkeypatch.setattr(outbox, "PATIENCE_SECONDS", 0.01)
+    box = outbox.Outbox()
+    for k in range(5):
+        box.put(k, bytes([k]) * 40)
+    assert list(box._held) == [3, 4] and box.take(4) == b"\4" * 40
+    for k in (0, 4):
+        with pytest.raises(gg.GgjitError, match="is gone"):
+            box.take(k)
+    threading.Timer(0.05, box.close).start()
+    with pytest.raises(gg.GgjitError, match="is gone"):
+        box.take(9)
 
 
 def test_workers_of_addresses_in_use_and_twice():

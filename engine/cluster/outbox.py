@@ -1,0 +1,59 @@
+"""Bytes that a worker has laid out for others to fetch: the way of copies between workers.
+
+    PUSH  ->  put(number, bytes)         FETCH  ->  take(number)  waits until they are there
+
+Numbers rise.  A worker that never fetches what is meant for it fills no memory: after a while the oldest bytes go, and
+who asks for them then gets an error.
+"""
+import collections
+import threading
+
+from ggjit.ops.core.errors import GgjitError
+
+LIMIT_NBYTES = 64 << 20
+PATIENCE_SECONDS = 10.0         # for room
+
+
+class Outbox:
+    """Of one driver; used by its session and by those of the workers that fetch."""
+
+    def __init__(self):
+        self._held = collections.OrderedDict()          # {number: bytes, None: they could not be computed}
+        self._nbytes, self._last, self._open = 0, -1, True
+        self._changed = threading.Condition()
+
+    def put(self, number, raw):
+        """Lay bytes out; waits while too many are there."""
+        with self._changed:
+            n = 0 if raw is None else len(raw)
+            if not self._changed.wait_for(lambda: not self._open or self._nbytes + n <= LIMIT_NBYTES, PATIENCE_SECONDS):
+                while self._held and self._nbytes + n > LIMIT_NBYTES:
+                    self._forget(next(iter(self._held)))
+            self._held[number], self._nbytes, self._last = raw, self._nbytes + n, max(self._last, number)
+            self._changed.notify_all()
+
+    def take(self, number):
+        """The bytes, once.  Errors: GgjitError if there are none and will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open or number <= self._last)
+            raw = self._held.get(number)
+            self._forget(number)
+        if raw is None:
+            raise GgjitError("what was to be copied to another worker was not computed, or is gone; see the first "
+                             "error of the worker it was copied from")
+        return raw
+
+    def drop(self, number):
+        with self._changed:
+            self._forget(number)
+
+    def close(self):
+        """The driver has left: nothing will come."""
+        with self._changed:
+            self._open = False
+            self._held.clear()
+            self._changed.notify_all()
+
+    def _forget(self, number):
+        self._nbytes -= len(self._held.pop(number, None) or b"")
+        self._changed.notify_all()
