@@ -257,6 +257,12 @@ class Decoder(Network):
         """Give all rows to the holder of `mark`; the text so far is forgotten."""
         self.cells.clear()
         self.text, self.holder = None, mark
+        self._read_with = self._weight_versions()
+
+    @property
+    def shares(self):
+        """May a text take over what another one has read, in place of reading it again?"""
+        return self.cells.can_share and self._hooks.wanted is None and self._weights_as_read
 
     def keep_prefix(self, ids):
         """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
@@ -367,6 +373,9 @@ class Decoder(Network):
         n, slots = len(runs), self.cells.free_slots(len(runs))
         more = (1 << (n - 1).bit_length()) - n if all(len(ids) == 1 for _, ids in runs) else 0
         out = self._fed_batch(runs + runs[-1:] * more, False, False, slots + slots[-1:] * more)[:n]
+        if self._hooks.wanted is not None:
+            for text, _ in runs:
+                text.exact = min(text.exact, len(text.ids))
         for (text, ids), slot in zip(runs, slots, strict=True):
             text.add(ids, slot)
         return out

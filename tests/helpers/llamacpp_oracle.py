@@ -40,7 +40,8 @@ def library():
             "penalties": (I, I, F, F, F), "dry": (P, F, F, I, I, P, S), "top_n_sigma": (F,), "top_k": (I,),
             "typical": (F, S), "top_p": (F, S), "min_p": (F, S), "xtc": (F, F, S, C.c_uint32),
             "temp_ext": (F, F, F), "temp": (F,), "mirostat": (I, C.c_uint32, F, F, I),
-            "mirostat_v2": (C.c_uint32, F, F), "adaptive_p": (F, F, C.c_uint32), "logit_bias": (I, I, P), "grammar": (P, C.c_char_p, C.c_char_p),
+            "mirostat_v2": (C.c_uint32, F, F), "adaptive_p": (F, F, C.c_uint32),
+            "logit_bias": (I, I, P), "grammar": (P, C.c_char_p, C.c_char_p),
             "grammar_lazy_patterns": (P, C.c_char_p, C.c_char_p, P, S, P, S)}.items():
         f = getattr(lib, f"llama_sampler_init_{name}")
         f.restype, f.argtypes = P, args

@@ -1,7 +1,7 @@
 """Random JSON Schemas of what both llama.cpp and ggjit turn into grammars, and values that mostly fit them.
 
-Left out is what llama.cpp takes less exactly: `\\d` and `.` in patterns, classes with quotes in them, lower bounds above
-99.
+Left out is what llama.cpp takes less exactly: `\\d` and `.` in patterns, classes with quotes in them, lower bounds
+above 99.
 """
 import json
 
