@@ -3,6 +3,9 @@
     cache of a layer    | row 0 | row 1 | ...                   n_rows of them, which all texts share
     a text              position p lies in rows[p % len(rows)]  rows: those it was given when it began
 
+Texts that begin alike may share the rows of their beginning: nobody writes to them any more.  A row is free when no
+text has it.
+
 A layer that looks back w tokens needs these and the batch that is being read.  Where that is less than the context, the
 caches of such layers have w - 1 + n_batch rows for each text, used in turn.  Masks tell every token the rows it sees.
 
@@ -96,25 +99,38 @@ class Cells:
     def clear(self):
         """No text holds anything."""
         self.texts = []
-        self._free = {w: np.ones(n, bool) for w, n in self.n_rows.items()}
+        self._n_texts = {w: np.zeros(n, np.int32) for w, n in self.n_rows.items()}      # that have each row
 
-    def open(self, n_tokens):
-        """A Text with rows for so many tokens, or None while others hold too many."""
+    @property
+    def can_share(self):
+        """Do rows keep what was written to them, and is there nothing else to know of a text's beginning?"""
+        return not self.has_states and min(self._each.values(), default=0) >= self.n_ctx
+
+    def open(self, n_tokens, like=None, n_shared=0):
+        """A Text with rows for so many tokens, or None while others hold too many.
+
+        n_shared: tokens that it has in common with the text `like`, which has read them; where can_share.
+        """
         if len(self.texts) == self.n_seqs:
             return None
-        found = {w: _first_fit(free, min(n_tokens, self._each[w])) for w, free in self._free.items()}
+        found = {w: _first_fit(n == 0, min(n_tokens, self._each[w]) - n_shared) for w, n in self._n_texts.items()}
         if any(rows is None for rows in found.values()):
             return None
+        if n_shared:
+            found = {w: np.concatenate([like.lays[w].rows[:n_shared], rows]) for w, rows in found.items()}
         for w, rows in found.items():
-            self._free[w][rows] = False
-        self.texts.append(Text({w: Lay(rows) for w, rows in found.items()}))
-        return self.texts[-1]
+            self._n_texts[w][rows] += 1
+        text = Text({w: Lay(rows) for w, rows in found.items()})
+        if n_shared:
+            text.ids, text.written = like.ids[:n_shared], n_shared
+        self.texts.append(text)
+        return text
 
     def close(self, text):
         """Give the rows of a text back."""
         self.texts.remove(text)
         for w, lay in text.lays.items():
-            self._free[w][lay.rows] = True
+            self._n_texts[w][lay.rows] -= 1
 
     def free_slots(self, n, *kept):
         """n slots that hold no text's states, nor those of `kept`."""

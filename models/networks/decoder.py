@@ -257,6 +257,12 @@ class Decoder(Network):
         """Give all rows to the holder of `mark`; the text so far is forgotten."""
         self.cells.clear()
         self.text, self.holder = None, mark
+        self._read_with = self._weight_versions()
+
+    @property
+    def shares(self):
+        """May a text take over what another one has read, in place of reading it again?"""
+        return self.cells.can_share and self._hooks.wanted is None and self._weights_as_read
 
     def keep_prefix(self, ids):
         """Forget the text so far, but for what `ids` begins with: how many of them need not be read again.
@@ -394,6 +400,8 @@ class Decoder(Network):
 
     def _added(self, runs, slots):
         for (text, ids), slot in zip(runs, slots, strict=True):
+            if self._hooks.wanted is not None:
+                text.exact = min(text.exact, len(text.ids))
             text.add(ids, slot)
 
     def _fed_batch(self, runs, slots, all_rows=False, hidden=False):

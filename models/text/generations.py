@@ -8,7 +8,8 @@ On several devices that batch is cut into as many groups, so that all devices ha
 
 A text's rows for its prompt and n_predict tokens (-1: all rows) are taken when it begins, so that it never stops for
 want of room.
-When one ends, the next begins in its place.
+When one ends, the next begins in its place.  A prompt that begins like a text in work, a common system prompt say,
+waits until that has read the beginning, and shares its rows.
 """
 import collections.abc
 import numbers
@@ -19,6 +20,8 @@ import numpy as np
 from ggjit.models.text.generation import Generation
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.interrupts import not_lost
+
+LEAST_SHARED = 16               # tokens: fewer are read again
 
 
 def is_many(prompt):
@@ -60,7 +63,7 @@ class Generations:
         self._pieces = collections.deque()
         self._mark = object()               # in `model.holder` while the texts are in the model's caches
         self._spent = {"prefill": [0, 0.0], "decode": [0, 0.0]}         # tokens, seconds
-        self.stats = {"prompt_tokens": sum(len(run.prompt_ids) for run in self.runs), "tokens": 0,
+        self.stats = {"prompt_tokens": sum(len(run.prompt_ids) for run in self.runs), "shared_tokens": 0, "tokens": 0,
                       "prefill_tokens_per_second": 0.0, "decode_tokens_per_second": 0.0}
 
     def __iter__(self):
@@ -154,15 +157,35 @@ class Generations:
             i = self._waiting[0]
             run = self.runs[i]
             n = len(run.prompt_ids) + run.answer.n_predict if run.answer.n_predict >= 0 else self.model.n_ctx
-            text = self.model.cells.open(min(n, self.model.n_ctx))
+            ids = np.array(run.prompt_ids + run.stats["tokens"], np.int32)
+            like, n_shared = self._alike(run, ids)
+            if like is not None and len(like.ids) < n_shared:
+                return                      # until that has read them
+            text = self.model.cells.open(min(n, self.model.n_ctx), like, n_shared)
             if text is None:
                 return
             self._waiting.popleft()
             self._texts[i] = text
             if i in self._unread:           # it was read once
-                self._unread[i] = np.array(run.prompt_ids + run.stats["tokens"], np.int32)
+                self._unread[i] = ids
             else:
                 self._advance(i, None)
+            self.stats["shared_tokens"] += n_shared
+            if n_shared and i in self._texts:
+                self._unread[i] = self._unread[i][n_shared:]
+
+    def _alike(self, run, ids):
+        """(the text in work that has most of the first `ids` in common, how many of them), or (None, 0)."""
+        found = None, 0
+        if not run.cache_prompt or not self.model.shares or len(ids) <= LEAST_SHARED:
+            return found
+        for j, text in self._texts.items():
+            other = np.array(text.ids + self._unread[j].tolist(), np.int32)[:len(ids) - 1]
+            differ = np.flatnonzero(other != ids[:len(other)])
+            n = min(int(differ[0]) if len(differ) else len(other), text.exact)
+            if n >= LEAST_SHARED and n > found[1] and not text.broken:
+                found = text, n
+        return found
 
     def _batch(self, prompts):
         """[(text, how many of its unread tokens)] of one batch."""

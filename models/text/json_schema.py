@@ -168,8 +168,8 @@ class _Schema:
             return self.expression({"enum": s["enum"]}, at)
         self.unread(s, {"properties"}, at)
         properties, more = s.get("properties", {}), s.get("additionalProperties", False)
-        if not properties and ("additionalProperties" not in s or more is True):
-            return "object"
+        if not properties and (more is True or not {"properties", "additionalProperties"} & {*s}):
+            return "object"         # with empty properties, the arguments of a function without any, it is "{}"
         names = {key: self.rule(f"{at}-{key}-kv", f'{_literal(_json(key))} space ":" space '
                                 + self.rule(f"{at}-{key}", self.visit(value, f"{at}-{key}")))
                  for key, value in properties.items()}

@@ -146,7 +146,7 @@ MORE = {
 
 
 def write(tools, name, path, **sizes):
-    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones; kind: of the matrices."""
+    """The file; its sizes (vocab, embed, ...).  sizes: those of the tools, instead of SMALL ones; kind: of matrices."""
     if str(tools) not in sys.path:
         sys.path.insert(0, str(tools))
     import make_arch_gguf

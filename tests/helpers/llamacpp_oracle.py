@@ -9,6 +9,7 @@ import importlib.util
 import json
 import math
 import os
+import platform
 import sys
 
 P, I, F, S = C.c_void_p, C.c_int32, C.c_float, C.c_size_t
@@ -39,7 +40,8 @@ def library():
             "penalties": (I, I, F, F, F), "dry": (P, F, F, I, I, P, S), "top_n_sigma": (F,), "top_k": (I,),
             "typical": (F, S), "top_p": (F, S), "min_p": (F, S), "xtc": (F, F, S, C.c_uint32),
             "temp_ext": (F, F, F), "temp": (F,), "mirostat": (I, C.c_uint32, F, F, I),
-            "mirostat_v2": (C.c_uint32, F, F), "adaptive_p": (F, F, C.c_uint32), "logit_bias": (I, I, P), "grammar": (P, C.c_char_p, C.c_char_p),
+            "mirostat_v2": (C.c_uint32, F, F), "adaptive_p": (F, F, C.c_uint32),
+            "logit_bias": (I, I, P), "grammar": (P, C.c_char_p, C.c_char_p),
             "grammar_lazy_patterns": (P, C.c_char_p, C.c_char_p, P, S, P, S)}.items():
         f = getattr(lib, f"llama_sampler_init_{name}")
         f.restype, f.argtypes = P, args
@@ -137,13 +139,28 @@ def adaptive_p(options, rows):
     return out
 
 
+class Text(C.Structure):
+    """What a std::string of GCC's older layout points to, its characters at the end."""
+    _fields_ = [("size", S), ("capacity", S), ("n_more_owners", I)]
+
+
 def schema(text):
-    """llama.cpp's grammar of a JSON Schema, or None where it has none."""
-    import xllamacpp
-    try:
-        return xllamacpp.json_schema_to_grammar(text)
-    except Exception:
+    """llama.cpp's GBNF of a JSON Schema; None where the wheel's C++ functions are not those known here.
+
+    They are called as GCC does on x86-64: a class is returned by a pointer that comes first.
+    """
+    parse, convert = (getattr(LIB, name, None) for name in (
+        "_ZN11common_json5parseERKSs", "_Z22json_schema_to_grammarRK11common_jsonb"))
+    if not parse or not convert or platform.machine() != "x86_64":
         return None
+    parse.restype, parse.argtypes, convert.restype, convert.argtypes = None, (P, P), None, (P, P, C.c_bool)
+    data, json_, found = text.encode(), (C.c_uint8 * 256)(), P()
+    raw = C.create_string_buffer(bytes(Text(len(data), len(data), 0)) + data + b"\0")
+    given = P(C.addressof(raw) + C.sizeof(Text))
+    parse(json_, C.byref(given))
+    convert(C.byref(found), json_, True)
+    n = Text.from_address(found.value - C.sizeof(Text)).size
+    return C.string_at(found.value, n).decode()
 
 
 def grammar(path, text, ids, patterns=(), trigger_ids=()):

@@ -183,7 +183,8 @@ def test_dry_and_its_breakers(text, breakers, penalised):
     dict(frequency_penalty=None), dict(presence_penalty=True), dict(dry_multiplier=-1), dict(dry_base=0.5),
     dict(dry_allowed_length=-1), dict(dry_penalty_last_n=-2), dict(dry_sequence_breakers="ab"),
     dict(dry_sequence_breakers=["a", ""]), dict(dry_sequence_breakers=5),
-    dict(adaptive_target=1.5), dict(adaptive_decay=1.0), dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
+    dict(adaptive_target=1.5), dict(adaptive_decay=1.0),
+    dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
     dict(logit_bias=[3]), dict(logit_bias={-1: 2.0}), dict(logit_bias={1: float("inf")}), dict(samplers=5),
     dict(samplers="top_q"),
     dict(samplers=["mirostat"])])

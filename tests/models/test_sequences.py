@@ -104,6 +104,34 @@ def test_each_text_is_as_if_alone(name, tmp_path):
         assert m.cells.texts == []
 
 
+def test_a_common_beginning_is_read_once(tmp_path, monkeypatch):
+    """Nine prompts of three beginnings; rows are given back when the last text that has them ends."""
+    rng = np.random.default_rng(0)
+    begins = [rng.integers(0, 40, n).tolist() for n in (30, 50, 3)]
+    prompts = [begins[i % 3] + [int(i), 1] for i in range(9)]
+    with loaded(written("tiny", tmp_path), n_seqs=9) as m:
+        want = alone(m, prompts)
+        runs = m.generate(prompts, 6, temp=0)
+        list(runs)
+        assert [run.stats["tokens"] for run in runs.runs] == want and m.cells.texts == []
+        assert runs.stats["shared_tokens"] == 2 * 30 + 2 * 50
+        assert all((n == 0).all() for n in m.cells._n_texts.values())
+        assert runs._spent["prefill"][0] == sum(map(len, prompts)) - 160
+        runs = m.generate(prompts, 6, temp=0, cache_prompt=False)
+        assert not [*runs] == [] and runs.stats["shared_tokens"] == 0
+        # nothing read under a patch, or before a weight was written to, is taken over
+        runs, halves = m.generate(prompts[:1] * 6, 6, temp=0), {"blk.0.ffn_out": lambda x: x / 2}
+        next(runs)
+        monkeypatch.setattr(m, "_weight_versions", lambda: 10 ** 9)
+        list(runs)
+        assert runs.stats["shared_tokens"] == 0
+        monkeypatch.undo()
+        with m.patch(halves):
+            runs = m.generate(prompts[:1] * 6, 6, temp=0)
+            list(runs)
+            assert runs.stats["shared_tokens"] == 0
+
+
 def test_texts_end_and_begin_without_new_plans(tmp_path):
     with loaded(written("tiny", tmp_path), n_seqs=4) as m:
         runs = m.generate([[k] for k in range(10)], 5, temp=0)
