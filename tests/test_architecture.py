@@ -11,13 +11,15 @@ from helpers.paths import ROOT
 import ggjit as gg
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.core.spec import all_specs
+from ggjit.ops.cuda.compiler import contract
 
 FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "models": "ggjit.models",
            "tools": "ggjit.tools"}
 # folders, lowest first: each imports only itself and those before it
 LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
     ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
-    ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.native ggjit.ops.cuda ggjit.alloc
+    ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.compiler ggjit.ops.cuda.native
+    ggjit.ops.cuda ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
     ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
     ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks
@@ -25,7 +27,7 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
-            ("ggjit.cuda.plan", "ggjit.ops.cuda.native.build")}
+            ("ggjit.cuda.plan", "ggjit.ops.cuda.compiler.build")}
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor
     F32 F16 BF16 Q8_0 Q4_0 Q4_K I32 I64 soft_max soft_max_ext mul_mat add mul norm rms_norm gelu_erf silu swiglu_split
@@ -94,6 +96,23 @@ def test_every_package_is_listed():
     found = {".".join([name, *init.parent.relative_to(ROOT / folder).parts])
              for folder, name in FOLDERS.items() for init in (ROOT / folder).rglob("__init__.py")}
     assert set(conf["tool"]["setuptools"]["packages"]) == found
+
+
+def test_one_folder_knows_the_compiler_of_cuda_kernels():
+    """Kernels and the engine reach numba-cuda by ops/cuda/compiler alone, and kernels call what its contract lists."""
+    promised = {*contract.functions(), *contract.MAKERS}
+    for module, path in MODULES.items():
+        if module.startswith("ggjit.ops.cuda.compiler"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {f"{node.module}.{a.name}" for a in node.names} if isinstance(node, ast.ImportFrom) else \
+                {a.name for a in node.names} if isinstance(node, ast.Import) else set()
+            assert not [n for n in names if n.startswith(("numba.cuda", "numba_cuda"))], path
+            core = {n.rpartition(".")[2] for n in names if n.startswith("ggjit.ops.cuda.compiler.core.")}
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "core" \
+                    and module.startswith("ggjit.ops.cuda"):
+                core = {node.attr}
+            assert core <= promised, f"{path}: {core - promised}"
 
 
 def test_engine_does_not_shadow_its_siblings():

@@ -6,10 +6,11 @@ import weakref
 
 import numpy as np
 
-from ggjit.cuda.driver import SIMULATED, driver
+from ggjit.cuda.driver import driver
 from ggjit.cuda.memory import CUDABuffer
 from ggjit.ops.core.errors import NotSupported, extra
 from ggjit.ops.core.types import BF16, F16, F32
+from ggjit.ops.cuda.compiler.choice import SIMULATED
 
 WORKSPACE_NBYTES = 32 << 20     # NVIDIA's advice for Hopper
 TYPES = {F32: 0, F16: 2, BF16: 14}              # cudaDataType

@@ -9,7 +9,6 @@ Kernels are in ops/cuda; nothing of it is imported before a CUDA backend is made
 import collections
 import functools
 import gc
-import importlib.util
 import os
 import threading
 import weakref
@@ -20,10 +19,10 @@ from ggjit.core.backend import TYPE_GPU, TYPE_IGPU, Backend, Device
 from ggjit.core.buffer import as_bytes
 from ggjit.cpu.device import CPU, parse_params
 from ggjit.cuda.cublas import cublas
-from ggjit.cuda.driver import INSTALL, SIMULATED, CudaError, driver
+from ggjit.cuda.driver import INSTALL, CudaError, driver
 from ggjit.cuda.memory import CUDABuffer, CUDABufferType, PinnedBufferType
 from ggjit.cuda.plan import CUDAPlan
-from ggjit.ops.core.errors import GgjitError, MissingExtra, NotSupported, OutOfMemory, ParamError, TypeMismatch
+from ggjit.ops.core.errors import GgjitError, NotSupported, OutOfMemory, ParamError, TypeMismatch
 from ggjit.ops.core.record import OP, VIEW_OPS
 from ggjit.ops.cuda.native.launch import launches
 from ggjit.ops.native.jit import address_of
@@ -370,8 +369,6 @@ def found_devices():
 @functools.cache
 def missing():
     """The error that keeps CUDA devices away, or None."""
-    if not SIMULATED and any(importlib.util.find_spec(m) is None for m in ("numba_cuda", "cuda")):
-        return MissingExtra("numba-cuda is not installed")
     try:
         found_devices()
     except GgjitError as e:

@@ -3,16 +3,14 @@
     driver().cuMemAlloc(n)          the C functions under their own names; the status becomes a typed error
 
 `cuda.bindings.driver` (the extra `gpu`) serves, or the simulated one (engine/cuda/simulated_driver.py) where
-Numba was imported with NUMBA_ENABLE_CUDASIM=1: the same functions, the same arguments.
+kernels are simulated (ops/cuda/compiler/choice.py): the same functions, the same arguments.
 """
 import functools
 
-from numba import config
-
 from ggjit.core.backend import DeviceLost
 from ggjit.ops.core.errors import GgjitError, NotSupported, OutOfMemory, extra
+from ggjit.ops.cuda.compiler.choice import SIMULATED, missing
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
 INSTALL = "pip install 'ggjit[gpu]'"
 MIN_DRIVER = 13000              # cuDriverGetVersion: the CUDA version the extra's toolkit pins need
 
@@ -70,10 +68,11 @@ class Driver:
 
 
 def _api():
+    if missing() is not None:
+        raise missing()
     if SIMULATED:
         from ggjit.cuda import simulated_driver as cuda_sim
         return cuda_sim
-    extra("numba_cuda", "gpu")
     return extra("cuda.bindings.driver", "gpu")
 
 

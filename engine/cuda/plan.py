@@ -15,11 +15,12 @@ import weakref
 
 import numpy as np
 
-from ggjit.cuda.driver import SIMULATED, CudaError, driver
+from ggjit.cuda.driver import CudaError, driver
 from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
+from ggjit.ops.cuda.compiler.choice import SIMULATED
 from ggjit.ops.cuda.native.launch import Gemm, launches
 
 STATUS_WORDS = 2                # as in ops/cuda/native/views.py
@@ -261,6 +262,6 @@ def _image(device, launch):
         func = launch.make()
         func.__name__ = launch.name
         return func, b""
-    from ggjit.ops.cuda.native.build import binary
+    from ggjit.ops.cuda.compiler.build import binary
     built = binary(launch, device.compute_capability)
     return built.cubin, built.symbol.encode()

@@ -1,4 +1,4 @@
-"""The functions of `cuda.bindings.driver` that ggjit uses, over host memory and Numba's CUDA simulator.
+"""The functions of `cuda.bindings.driver` that ggjit uses, over host memory and the simulator of kernels.
 
 Same names, same arguments, the same results (a status first).  Streams are queues that do their work when they
 are waited for, so that a missing wait shows; a kernel is the Python function itself, handed over where the device gets
@@ -10,9 +10,8 @@ import enum
 import types
 
 import numpy as np
-from numba import cuda
 
-from ggjit.ops.cuda.native.simulator import expose, withdraw
+from ggjit.ops.cuda.compiler.simulator import Launch, expose, withdraw
 
 N_DEVICES = 2
 MEMORY_NBYTES = 1 << 30         # of each device
@@ -281,7 +280,7 @@ def cuModuleLoadData(image):
 
 @_call
 def cuModuleGetFunction(hmod, name):
-    return cuda.jit(hmod)
+    return hmod
 
 
 @_call
@@ -293,8 +292,8 @@ def cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockD
     node = ctypes.c_int64.from_address(first).value         # read when it is launched, as on the device
 
     def run():
-        launched.append(f.py_func.__name__)
-        f[(gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)](node)
+        launched.append(f.__name__)
+        Launch(f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), node).run()
     hStream.submit(run)
 
 

@@ -4,7 +4,7 @@ n comparisons an element: right for the rows of experts and samplers; longer row
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
-from ggjit.ops.cuda.native.core import block, device, ld_i32, n_blocks, n_threads, st_i32, thread
+from ggjit.ops.cuda.compiler.core import block, device, ld_i32, n_blocks, n_threads, st_i32, thread
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index
 

@@ -1,7 +1,7 @@
 """add, sub, mul, div, add1 with b repeated along every dimension (ops/elementwise/binary.py)."""
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import is_contiguous, n_elements
-from ggjit.ops.cuda.native.core import block, device, n_blocks, n_threads, thread
+from ggjit.ops.cuda.compiler.core import block, device, n_blocks, n_threads, thread
 from ggjit.ops.cuda.native.launch import over_elements, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, addr, n_rows, nb, ne, row_addr, row_addr_mod, row_index
 from ggjit.ops.cuda.rows import FLOATS, ONE

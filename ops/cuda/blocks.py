@@ -19,7 +19,7 @@ from collections.abc import Callable
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BY_NAME, Type
-from ggjit.ops.cuda.native.core import device, ld_f16, ld_i8, ld_i32, ld_i32_2, ld_u8
+from ggjit.ops.cuda.compiler.core import device, ld_f16, ld_i8, ld_i32, ld_i32_2, ld_u8
 
 LOW, THREES, ONES = 0x0F0F0F0F, 0x03030303, 0x01010101
 ZERO = f32(0)

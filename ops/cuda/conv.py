@@ -6,7 +6,7 @@ One thread makes one element of the result; rows of the result are dealt to bloc
 from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda.native.core import block, n_blocks, n_threads, thread
+from ggjit.ops.cuda.compiler.core import block, n_blocks, n_threads, thread
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, row_addr, row_index
 from ggjit.ops.cuda.rows import FLOATS, ONE

@@ -6,8 +6,8 @@
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import is_contiguous, n_elements, rows_contiguous
+from ggjit.ops.cuda.compiler.core import block, n_blocks, n_threads, thread
 from ggjit.ops.cuda.moves import mover
-from ggjit.ops.cuda.native.core import block, n_blocks, n_threads, thread
 from ggjit.ops.cuda.native.launch import over_elements, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, addr, element_addr, n_rows, ne, row_addr, row_index
 

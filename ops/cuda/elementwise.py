@@ -4,7 +4,7 @@ f takes and gives float32.  Contiguous tensors are one long row whose elements t
 by row.
 """
 from ggjit.ops.core.shape import is_contiguous, n_elements
-from ggjit.ops.cuda.native.core import block, device, n_blocks, n_threads, thread
+from ggjit.ops.cuda.compiler.core import block, device, n_blocks, n_threads, thread
 from ggjit.ops.cuda.native.launch import over_elements, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, addr, n_rows, nb, ne, param_f32, row_addr, row_index
 from ggjit.ops.cuda.rows import ONE

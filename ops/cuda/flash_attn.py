@@ -8,7 +8,6 @@ Each group keeps a record (sum of e^(s - top) v, top score, sum of e^(s - top)).
 the blocks, are rescaled to one top and added.  K and V: F32, F16, BF16 and quantised blocks of 32.  Many queries over a
 float16 cache go to flash_attn_mma.
 """
-from numba import cuda
 from numpy import float32 as f32
 
 from ggjit.ops.attention.flash_attn import PREC_F32
@@ -16,8 +15,9 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import BY_NAME, F16, F32, Q4_0, Q8_0
 from ggjit.ops.cuda import flash_attn_mma
 from ggjit.ops.cuda.blocks import LOW, byte_of
+from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.mul_mat_vec import WIDE
-from ggjit.ops.cuda.native import core, views
+from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch, dense
 from ggjit.ops.cuda.native.sums import LOWEST
 from ggjit.ops.cuda.rows import FLOATS, ONE
@@ -274,7 +274,7 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
         i1, h, i3 = core.block() // n, core.block_y(), core.block_z()
         share = core.block() - i1 * n
         group, lane = core.thread() // lanes, core.thread() % lanes
-        own_q, acc = cuda.local.array(n_q, "float32"), cuda.local.array(n_acc, "float32")
+        own_q, acc = core.local.array(n_q, "float32"), core.local.array(n_acc, "float32")
         pq = views.row_addr(q, i1, h, i3)
         for c in range(pieces_k):
             for i in range(8):

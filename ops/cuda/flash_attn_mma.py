@@ -13,11 +13,11 @@ how mma takes p as its left operand: it never leaves the registers.  K lies in s
 keys a word.  q and p are rounded to float16, as in llama.cpp; with PREC_F32 flash_attn.py serves.  Hidden
 keys are multiplied by zero, so their values have to be numbers.
 """
-from numba import cuda
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import F16
-from ggjit.ops.cuda.native import core, views
+from ggjit.ops.cuda.compiler import core
+from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO
 from ggjit.ops.cuda.rows import ONE
@@ -162,9 +162,9 @@ def _make(tq, d, dv, has_mask, has_sinks):
             m1 = views.row_addr_mod(node + views.SRC3, min(row1, n - 1), h, i3)
             if views.param_f32(node, 1) > ZERO:
                 slope = slope_of(h, n_head, views.param_f32(node, 1))
-        qs = cuda.local.array(n_q, "int32")
-        s = cuda.local.array(n_s, "float32")
-        o = cuda.local.array(n_o, "float32")
+        qs = core.local.array(n_q, "int32")
+        s = core.local.array(n_s, "float32")
+        o = core.local.array(n_o, "float32")
         for i in range(n_steps):
             for half in range(2):
                 at = (16 * i + 8 * half + 2 * t) * q_size

@@ -3,7 +3,7 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.record import GLU, OP
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.cuda.native.core import device, exp
+from ggjit.ops.cuda.compiler.core import device, exp
 from ggjit.ops.cuda.native.launch import dense, over_pieces
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, ne, param_f32, param_i32, piece, row_addr, row_index
 from ggjit.ops.cuda.rows import ONE

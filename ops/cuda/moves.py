@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 
 from ggjit.ops.cuda.blocks import BLOCKS, unpacker
-from ggjit.ops.cuda.native.core import device
+from ggjit.ops.cuda.compiler.core import device
 from ggjit.ops.cuda.quantize import QUANTIZE
 from ggjit.ops.cuda.rows import FLOATS, MOVE, ONE
 

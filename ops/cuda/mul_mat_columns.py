@@ -12,7 +12,18 @@ import dataclasses
 from collections.abc import Callable
 
 from ggjit.ops.cuda import mul_mat_group
-from ggjit.ops.cuda.native.core import block_y, block_z, device, ld_i32, lds_i64, shared, st_f32, sts_i64, sync, thread
+from ggjit.ops.cuda.compiler.core import (
+    block_y,
+    block_z,
+    device,
+    ld_i32,
+    lds_i64,
+    shared,
+    st_f32,
+    sts_i64,
+    sync,
+    thread,
+)
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, nb, ne, row_addr
 
 

@@ -12,14 +12,13 @@
     int8        mma m16n8k16 of codes; sums of 16 products are scaled, (d code_a + m) d_b code_b
     float32     plain multiplications
 """
-from numba import cuda
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.cuda import mul_mat_group
 from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.mul_mat_columns import columns, store_pair
-from ggjit.ops.cuda.native import core
 from ggjit.ops.cuda.native.launch import Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, n_rows, nb, ne, work
 from ggjit.ops.cuda.rows import ONE
@@ -87,7 +86,7 @@ def _make_half(ta, tb, wide, grouped):
         warp, lane = core.thread() >> 5, core.thread() & 31
         g, t = lane >> 2, lane & 3
         rows, columns_at = (warp >> 1) * 32, (warp & 1) * 32           # of this warp in the tile
-        acc = cuda.local.array(HALF_SUMS, "float32")
+        acc = core.local.array(HALF_SUMS, "float32")
         for i in range(HALF_SUMS):
             acc[i] = ZERO
         k0 = 0
@@ -204,7 +203,7 @@ def _make_codes(type, grouped):
         warp, lane = core.thread() >> 5, core.thread() & 31
         g, t = lane >> 2, lane & 3
         row = 16 * warp + g
-        acc = cuda.local.array(CODE_SUMS, "float32")
+        acc = core.local.array(CODE_SUMS, "float32")
         for i in range(CODE_SUMS):
             acc[i] = ZERO
         k0 = 0
@@ -274,7 +273,7 @@ def _make_full(tb, grouped):
         fill(node, sc)
         sa, sb = shared_a(), shared_b()
         tm, tn = core.thread() & 15, core.thread() >> 4
-        acc = cuda.local.array(8, "float32")
+        acc = core.local.array(8, "float32")
         for i in range(8):
             acc[i] = ZERO
         k0 = 0

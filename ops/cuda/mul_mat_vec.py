@@ -12,12 +12,11 @@ feeds where there are few.
 
 mul_mat_id is the same with the matrix named by an id: `experts`.
 """
-from numba import cuda
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.native import core
+from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.native.launch import SIMULATED, Launch, threads_for
 from ggjit.ops.cuda.native.sums import block_sum
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
@@ -160,8 +159,8 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
         k, n_units = ne(a, 0), ne(a, 0) >> 5
         codes = work(node)
         scales = codes + k * ne(b, 1) * ne(b, 2) * ne(b, 3)
-        at_c = cuda.local.array(at_once, "int64")
-        acc = cuda.local.array(n_acc, "float32")
+        at_c = core.local.array(at_once, "int64")
+        acc = core.local.array(n_acc, "float32")
         for c in range(at_once):
             i1, i2, i3 = column(node, c)
             at_c[c] = (i3 * ne(b, 2) + i2) * ne(b, 1) + i1
@@ -231,8 +230,8 @@ def _make_float(ta, tb, at_once, experts, wide, rows=ROWS, unroll=UNROLL):
         if row >= ne(a, 1) or base == 0:
             return
         k, step = ne(a, 0), nb(b, 0)
-        at_c = cuda.local.array(at_once, "int64")
-        acc = cuda.local.array(n_acc, "float32")
+        at_c = core.local.array(at_once, "int64")
+        acc = core.local.array(n_acc, "float32")
         for c in range(at_once):
             i1, i2, i3 = column(node, c)
             at_c[c] = row_addr(b, i1, i2, i3)

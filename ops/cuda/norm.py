@@ -4,7 +4,7 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
-from ggjit.ops.cuda.native.core import block, device, ld_f32, n_blocks, n_threads, sqrt, st_f32, thread
+from ggjit.ops.cuda.compiler.core import block, device, ld_f32, n_blocks, n_threads, sqrt, st_f32, thread
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.sums import block_sum
 from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_f32, param_i32, row_addr, row_index

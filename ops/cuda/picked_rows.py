@@ -5,8 +5,8 @@
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import I64
+from ggjit.ops.cuda.compiler.core import block, ld_i32, ld_i64, n_blocks, n_threads, thread
 from ggjit.ops.cuda.moves import mover
-from ggjit.ops.cuda.native.core import block, ld_i32, ld_i64, n_blocks, n_threads, thread
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, addr, bad_index, n_rows, nb, ne, row_addr, row_index
 

@@ -7,7 +7,7 @@ The K-quants' searches are left to the CPU, as in ggml.
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BY_NAME
-from ggjit.ops.cuda.native.core import device, fabs, round_away, st_f16, st_i8, st_i16, to_i32
+from ggjit.ops.cuda.compiler.core import device, fabs, round_away, st_f16, st_i8, st_i16, to_i32
 
 ZERO, ONE, HALF = f32(0), f32(1), f32(0.5)
 

@@ -7,7 +7,7 @@ A column is a row of b; columns are numbered in b's flat row order.
 """
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.native import core
+from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.native.launch import MAX_BLOCKS, MAX_THREADS, Launch
 from ggjit.ops.cuda.native.views import SRC1, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.cuda.rows import ONE

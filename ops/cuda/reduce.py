@@ -7,7 +7,7 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
-from ggjit.ops.cuda.native.core import block, device, ld_f32, n_blocks, n_threads, st_f32, st_i32, thread, to_i32
+from ggjit.ops.cuda.compiler.core import block, device, ld_f32, n_blocks, n_threads, st_f32, st_i32, thread, to_i32
 from ggjit.ops.cuda.native.launch import MAX_THREADS, Launch, dense, over_rows
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO, block_max, block_sum
 from ggjit.ops.cuda.native.views import DST, SRC0, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work

@@ -9,7 +9,8 @@ from numpy import float32 as f32
 from ggjit.ops.attention.rope_angles import IMROPE, MROPE, NORMAL, VISION
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.cuda.native import core, views
+from ggjit.ops.cuda.compiler import core
+from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.rows import ONE
 

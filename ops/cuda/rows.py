@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BF16, F16, F32, I32
-from ggjit.ops.cuda.native import core
+from ggjit.ops.cuda.compiler import core
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.compiler.core import block, device, exp, ld_f32, n_blocks, n_threads, power, st_f32, thread
 from ggjit.ops.cuda.native import views
-from ggjit.ops.cuda.native.core import block, device, exp, ld_f32, n_blocks, n_threads, power, st_f32, thread
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.sums import LOWEST, block_max, block_sum
 from ggjit.ops.cuda.rows import ONE

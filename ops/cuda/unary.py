@@ -5,9 +5,9 @@ import math
 from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP, UNARY
+from ggjit.ops.cuda.compiler import core
+from ggjit.ops.cuda.compiler.core import device, erfc, exp, expm1, fabs, fmax, fmin, log1p
 from ggjit.ops.cuda.elementwise import map_launch, plain
-from ggjit.ops.cuda.native import core
-from ggjit.ops.cuda.native.core import device, erfc, exp, expm1, fabs, fmax, fmin, log1p
 
 ZERO, ONE, HALF = f32(0), f32(1), f32(0.5)
 SQRT_2_OVER_PI, SQRT_HALF = f32(math.sqrt(2 / math.pi)), f32(math.sqrt(0.5))

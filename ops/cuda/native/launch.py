@@ -3,13 +3,11 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from numba import config
-
 from ggjit.ops.core.discovery import modules_below
 from ggjit.ops.core.shape import rows_contiguous
+from ggjit.ops.cuda.compiler.choice import SIMULATED
 
 # The simulator runs blocks one after the other and one thread at a time: few of both.
-SIMULATED = bool(config.ENABLE_CUDASIM)
 MAX_BLOCKS = 3 if SIMULATED else 1 << 16        # kernels whose blocks take rows in turn never need more
 MAX_THREADS = 64 if SIMULATED else 256
 ENOUGH_BLOCKS = 4 if SIMULATED else 512         # to keep a GPU busy
@@ -91,7 +89,7 @@ def over_elements(name, make, n):
 def makers():
     """{OP: maker} of every file in ggjit.ops.cuda."""
     found = {}
-    for module in modules_below("ggjit.ops.cuda", skip=("native",)):
+    for module in modules_below("ggjit.ops.cuda", skip=("native", "compiler")):
         for op, maker in getattr(module, "CUDA", {}).items():
             assert op not in found, f"{op.name} has two CUDA makers"
             found[op] = maker

@@ -1,7 +1,7 @@
 """Reductions over a block of whole warps."""
 from numpy import float32 as f32
 
-from ggjit.ops.cuda.native.core import device, lds_f32, n_threads, shared, sts_f32, sync, thread, warp_max, warp_sum
+from ggjit.ops.cuda.compiler.core import device, lds_f32, n_threads, shared, sts_f32, sync, thread, warp_max, warp_sum
 
 MAX_WARPS = 32
 LOWEST, ZERO = f32("-inf"), f32(0)

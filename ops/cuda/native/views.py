@@ -15,7 +15,7 @@ every `sync` and every reduction.
 The word of the chunk counter holds the address of the plan's status here: two words, (node id + 1 or 0, value).
 """
 from ggjit.ops.core.record import N_CHUNK, N_DST, N_ID, N_PARAMS, N_SRC, N_WORK, V_ADDR, V_NB, V_NE, V_WORDS, WORD
-from ggjit.ops.cuda.native.core import (
+from ggjit.ops.cuda.compiler.core import (
     block,
     device,
     ldc_f32,
@@ -23,7 +23,7 @@ from ggjit.ops.cuda.native.core import (
     ldc_i64,
     n_blocks,
     n_threads,
-    st_i64,
+    st_i64_any,
     thread,
 )
 
@@ -110,5 +110,5 @@ def work(node):
 def bad_index(node, value):
     """An id out of range: the run is reported as failed when the stream is synchronized."""
     status = ldc_i64(node + WORD * N_CHUNK)
-    st_i64(status + WORD, value)
-    st_i64(status, ldc_i64(node + WORD * N_ID) + 1)
+    st_i64_any(status + WORD, value)
+    st_i64_any(status, ldc_i64(node + WORD * N_ID) + 1)

@@ -1,9 +1,11 @@
 """The CUDA device in the simulator: memory, streams, events, plans, errors.  Run by test_cuda.py in a process of
 its own (NUMBA_ENABLE_CUDASIM=1); streams there do their work only when somebody waits, so a missing wait shows."""
 import gc
+import inspect
 
 import numpy as np
 import pytest
+from helpers import cuda_conformance
 from helpers import device_contract as contract
 from helpers.device_contract import floats, on
 
@@ -13,6 +15,8 @@ from ggjit.cuda import device as cuda
 from ggjit.cuda import driver as cuda_driver
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.cuda.driver import DeviceLost
+from ggjit.ops.cuda.compiler import contract as contract_of_the_seam
+from ggjit.ops.cuda.compiler import simulated, simulator
 
 
 @pytest.fixture
@@ -270,19 +274,36 @@ def test_an_old_gpu_is_refused(gpu, monkeypatch):
 
 
 # ---------------------------------------------------------------- the simulator itself
-def run(kernel, n_threads=64):
-    """One block of a kernel(base) over 4 KiB of simulated memory."""
-    from numba import cuda as nb
+@pytest.mark.parametrize("name", cuda_conformance.KERNELS)
+def test_the_simulator_serves_the_seam(name):
+    kernel, want = cuda_conformance.KERNELS[name]
+    x = np.concatenate([cuda_conformance.X, np.full(cuda_conformance.N, np.nan, np.float32)])
+    base = x.__array_interface__["data"][0]
+    simulator.expose(base, x.nbytes)
+    try:
+        simulator.Launch(kernel, (1, 1, 1), (cuda_conformance.THREADS, 1, 1), base).run()
+    finally:
+        simulator.withdraw(base)
+    got = x[cuda_conformance.N:].view(np.int32 if want.dtype.kind == "i" else np.float32)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_the_simulator_has_every_function_of_the_seam():
+    for name, (n_parameters, _) in contract_of_the_seam.functions().items():
+        inspect.signature(getattr(simulated, name)).bind(*range(n_parameters))
+    assert all(hasattr(simulated, name) for name in contract_of_the_seam.MAKERS)
+
+
+def run(kernel, n_threads=64, n_blocks=1):
+    """Blocks of a kernel(base) over 4 KiB of simulated memory."""
     base = int(cuda_sim.cuMemAlloc(4096)[1])
     try:
-        nb.jit(kernel)[(1, 1, 1), (n_threads, 1, 1)](base)
+        simulator.Launch(kernel, (n_blocks, 1, 1), (n_threads, 1, 1), base).run()
     finally:
         cuda_sim.cuMemFree(base)
 
 
 def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
-    from ggjit.ops.cuda.native import simulated, simulator
-
     def stray(base):
         simulated.ld_f32(base + 4096)
 
@@ -308,20 +329,61 @@ def test_the_simulator_sees_stray_accesses_and_stuck_barriers():
 
 def test_a_piece_of_shared_memory_belongs_to_the_function_that_asks():
     """As on the device, where functions are modules of their own; the address may be handed on."""
-    from ggjit.ops.cuda.native import simulated
-    piece, seen = simulated.shared(64), []
+    piece, seen = simulated.shared(256), []
 
     def fill():
-        simulated.sts_i32(piece(), 7)
+        simulated.sts_i32(piece() + 4 * simulated.thread(), 7)
 
     def fill_at(at):
         simulated.sts_i32(at, 7)
 
     def kernel(base):
-        at = piece()
+        at = piece() + 4 * simulated.thread()
         fill()
         seen.append(simulated.lds_i32(at))
         fill_at(at)
         seen.append(simulated.lds_i32(at))
     run(kernel, 32)
     assert seen[:2] == [-1, 7]
+
+
+def test_the_simulator_sees_races():
+    """Two threads, one place, at least one of them writes, and no barrier in between."""
+    piece, i = simulated.shared(256), simulated.thread
+
+    def passes(barrier, at):
+        def kernel(base):
+            p = at(base)
+            put, get = (getattr(simulated, n + "s" * (at is shared) + "_i32") for n in ("st", "ld"))
+            put(p + 4 * i(), i())
+            if barrier:
+                simulated.sync()
+            assert get(p + 4 * (i() ^ 33)) == i() ^ 33 or not barrier
+        return kernel
+
+    def shared(base):
+        return piece()
+
+    def everywhere(base):
+        return base
+    for at in (shared, everywhere):
+        run(passes(True, at))
+        with pytest.raises(simulator.SimulationFault, match="race: thread .* (reads|writes) (what|shared)"):
+            run(passes(False, at))
+
+    def overwrites(base):                           # what others still read
+        p = piece()
+        simulated.lds_i32(p)
+        simulated.warp_sum(1)
+        simulated.sts_i32(p + 4 * (i() % 32), 5)
+    with pytest.raises(simulator.SimulationFault, match="race.*(others read|reads what)"):
+        run(overwrites)
+    run(lambda base: simulated.st_i32(base, 5))     # one value by all: no harm
+    with pytest.raises(simulator.SimulationFault, match="race.*writes what"):
+        run(lambda base: simulated.st_i32(base, i()))
+    run(lambda base: simulated.st_i64_any(base, i()))
+
+    def over_blocks(base):
+        simulated.st_i32(base, simulated.block())
+    with pytest.raises(simulator.SimulationFault, match=r"race: .* of block \(1, 0, 0\) writes"):
+        run(over_blocks, 32, n_blocks=2)

@@ -7,9 +7,11 @@ import importlib.util
 import inspect
 import os
 import random
+import re
 
 import numpy as np
 import pytest
+from helpers.sample import sampled
 
 import ggjit as gg
 from ggjit.ops.core.record import OP
@@ -19,6 +21,8 @@ HAVE_EXTRA = all(importlib.util.find_spec(m) is not None for m in ("numba_cuda",
 pytestmark = pytest.mark.skipif(not HAVE_EXTRA or os.environ.get("NUMBA_ENABLE_CUDASIM") == "1",
                                 reason="CUDA compiler wheels: pip install 'ggjit[gpu]'")
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
+CONFORMANCE = """loads_and_stores narrow_types parts_of_words shuffles sums_of_warps through_shared_memory
+    memory_of_a_thread functions_of_floats bytes_and_votes a_product_of_tiles"""
 
 
 def leaf(type, *ne):
@@ -57,7 +61,7 @@ def launches_of(t):
 
 
 def built(launch, cc):
-    from ggjit.ops.cuda.native.build import binary
+    from ggjit.ops.cuda.compiler.build import binary
     b = binary(launch, cc)
     print(f"{launch.name} sm_{cc[0]}{cc[1]}: {b.registers} registers, {b.spill_nbytes} bytes of stack and spills, "
           f"{b.shared_nbytes} shared, {len(b.cubin)} bytes")
@@ -116,25 +120,43 @@ def test_functions_of_a_kernel_share_its_memory(type, nbytes):
 
 def test_no_double_precision_in_hot_kernels():
     """A float literal in a kernel is a float64, which costs 64 times as much on most GPUs."""
-    from numba import cuda
-
-    from ggjit.ops.cuda.native.build import SIGNATURE, _compiling_for
+    from ggjit.ops.cuda.compiler.build import assembly
     for t in (product(gg.Q4_K, 1), product(gg.F16, 64), attention()):
-        with _compiling_for((9, 0)):
-            ptx, _ = cuda.compile(launches_of(t)[-1].make(), SIGNATURE, device=False, abi="numba", cc=(9, 0),
-                                  output="ptx")
+        ptx = assembly(launches_of(t)[-1].make(), (9, 0))
         lines = [line for line in ptx.splitlines() if ".f64" in line and not line.lstrip().startswith((".", "//"))]
         assert not lines, lines[:5]
 
 
+@pytest.mark.parametrize("name", sampled([(n,) for n in CONFORMANCE.split()], lambda case: ["one"]))
+def test_numba_cuda_serves_the_seam(name):
+    """The ten kernels that the simulator runs, too."""
+    from helpers.cuda_conformance import KERNELS
+
+    from ggjit.ops.cuda.compiler.build import assembly, compile_kernel
+    assert set(CONFORMANCE.split()) == set(KERNELS)
+    kernel, _ = KERNELS[name]
+    built = compile_kernel(kernel, (9, 0))
+    assert built.cubin[:4] == b"\x7fELF" and built.symbol.encode() in built.cubin
+    assert len(re.findall(r"\.param \.u64", assembly(kernel, (9, 0)).split(".entry")[1].split(")")[0])) == 1
+
+
+def test_numba_cuda_has_every_function_of_the_seam():
+    from ggjit.ops.cuda.compiler import contract, intrinsics
+    for name, (n_parameters, _) in contract.functions().items():
+        f = getattr(intrinsics, name)
+        f, extra = (f.py_func, 0) if hasattr(f, "py_func") else (f._defn, 1)            # intrinsics: typingctx first
+        assert len(inspect.signature(f).parameters) == n_parameters + extra, name
+    assert all(hasattr(intrinsics, name) for name in contract.MAKERS)
+
+
 def test_an_unknown_gpu_is_a_typed_error():
-    from ggjit.ops.cuda.native.build import compile_kernel
+    from ggjit.ops.cuda.compiler.build import compile_kernel
     with pytest.raises(gg.NotSupported, match="3.5"):
         compile_kernel(launches_of(gg.neg(leaf(gg.F32, 4)))[0].make(), (3, 5))
 
 
 def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
-    from ggjit.ops.cuda.native import build
+    from ggjit.ops.cuda.compiler import build
     launch = launches_of(gg.neg(leaf(gg.F32, 4)))[0]
     monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))
     first = build.binary(launch, (9, 0))
@@ -148,7 +170,7 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
 
 
 def test_numba_still_asks_the_current_gpu():
-    """What ops/cuda/native/build.py works around; when this fails, the workaround can go."""
+    """What ops/cuda/compiler/build.py works around; when this fails, the workaround can go."""
     from numba import cuda, types
     helper = cuda.jit(device=True)(lambda x: x + 1)
     with pytest.raises(Exception, match="(?i)driver|CUDA"):

@@ -1,39 +1,60 @@
-"""The functions of `intrinsics.py` in plain Python, for Numba's CUDA simulator (NUMBA_ENABLE_CUDASIM=1).
+"""The functions of `intrinsics.py` in plain Python, for the simulator.
 
-Every load and store is checked against the simulated memory, alignment included; `simulator.py` schedules the threads.
+Every load and store is checked against the simulated memory, alignment and races included; `simulator.py` schedules the
+threads.
 """
 import ctypes
 import math
 import sys
+import types
 
 import numpy as np
 
-from ggjit.ops.cuda.native.simulator import WARP, check, current
+from ggjit.ops.cuda.compiler.simulator import WARP, check, current, reads, reads_shared, wrote, wrote_shared
 
 f32 = np.float32
+local = types.SimpleNamespace(array=np.empty)
 
 
 def _scalar(ctype, convert):
-    nbytes = ctypes.sizeof(ctype)
+    """(load, store) of global memory, of shared memory, and the load of constants."""
+    nbytes, at = ctypes.sizeof(ctype), ctype.from_address
 
-    def load(addr):
-        check(addr, nbytes, nbytes)
-        return convert(ctype.from_address(int(addr)).value)
+    def loader(reads):
+        def load(addr):
+            check(addr, nbytes, nbytes)
+            reads(addr)
+            return convert(at(int(addr)).value)
+        return load
 
-    def store(addr, value):
-        check(addr, nbytes, nbytes)
-        ctype.from_address(int(addr)).value = value
-    return load, store
+    def storer(wrote):
+        def store(addr, value):
+            check(addr, nbytes, nbytes)
+            wrote(addr, lambda: at(int(addr)).value == value)
+            at(int(addr)).value = value
+        return store
+
+    def constant(addr):
+        known = current().block.launch.constants
+        if addr not in known:
+            check(addr, nbytes, nbytes)
+            known[addr] = convert(at(int(addr)).value)
+        return known[addr]
+    return (loader(reads), storer(wrote)), (loader(reads_shared), storer(wrote_shared)), constant
 
 
-ld_f32, st_f32 = _scalar(ctypes.c_float, f32)
-ld_i64, st_i64 = _scalar(ctypes.c_int64, int)
-ld_i32, st_i32 = _scalar(ctypes.c_int32, int)
-ld_i16, st_i16 = _scalar(ctypes.c_int16, int)
-ld_u16, st_u16 = _scalar(ctypes.c_uint16, int)
-ld_i8, st_i8 = _scalar(ctypes.c_int8, int)
-ld_u8, _ = _scalar(ctypes.c_uint8, int)
-ldc_i64, ldc_i32, ldc_f32 = ld_i64, ld_i32, ld_f32
+(ld_f32, st_f32), (lds_f32, sts_f32), ldc_f32 = _scalar(ctypes.c_float, f32)
+(ld_i64, st_i64), (lds_i64, sts_i64), ldc_i64 = _scalar(ctypes.c_int64, int)
+(ld_i32, st_i32), (lds_i32, sts_i32), ldc_i32 = _scalar(ctypes.c_int32, int)
+(ld_i16, st_i16), _, _ = _scalar(ctypes.c_int16, int)
+(ld_u16, st_u16), _, _ = _scalar(ctypes.c_uint16, int)
+(ld_i8, st_i8), _, _ = _scalar(ctypes.c_int8, int)
+(ld_u8, _), _, _ = _scalar(ctypes.c_uint8, int)
+
+
+def st_i64_any(addr, value):
+    check(addr, 8, 8)
+    ctypes.c_int64.from_address(int(addr)).value = value
 
 
 def half_bits(x):
@@ -72,9 +93,6 @@ def st_bf16(addr, x):
     st_u16(addr, bf16_bits(x))
 
 
-lds_f32, sts_f32, lds_i32, sts_i32, lds_i64, sts_i64 = ld_f32, st_f32, ld_i32, st_i32, ld_i64, st_i64
-
-
 def _signed(x):
     """The low 32 bits as an int32."""
     return (x + (1 << 31)) % (1 << 32) - (1 << 31)
@@ -97,7 +115,7 @@ def ld_f32x4(addr):
 def sts_i32x4(addr, v):
     check(addr, 16, 16)
     for i in range(4):
-        st_i32(addr + 4 * i, v[i])
+        sts_i32(addr + 4 * i, v[i])
 
 
 def shared(nbytes):
@@ -116,23 +134,23 @@ def thread():
 
 
 def n_threads():
-    return current().block.block_dim[0]
+    return current().block.launch.block[0]
 
 
 def block():
-    return current().block.blockIdx.x
+    return current().block.index[0]
 
 
 def n_blocks():
-    return current().block.grid_dim[0]
+    return current().block.launch.grid[0]
 
 
 def block_y():
-    return current().block.blockIdx.y
+    return current().block.index[1]
 
 
 def block_z():
-    return current().block.blockIdx.z
+    return current().block.index[2]
 
 
 def sync():

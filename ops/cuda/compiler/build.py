@@ -1,4 +1,5 @@
-"""Machine code of a kernel: Numba -> LTO-IR -> nvJitLink -> cubin.  Needs the extra `gpu`, but no GPU and no driver.
+"""Machine code of a kernel by numba-cuda: Numba -> LTO-IR -> nvJitLink -> cubin.  Needs the extra `gpu`, but no GPU
+and no driver.
 
     kernel(node: int64)     one 8-byte parameter, so every launch looks alike (engine/cuda/plan.py)
 
@@ -68,6 +69,13 @@ def compile_kernel(func, cc):
                                                     verbose=True, ptxas_options=["-v"]))
     cubin = linker.link("cubin").code
     return _described(cubin, linker.get_info_log())
+
+
+def assembly(func, cc):
+    """PTX of the kernel function, the linked functions not inlined: for tests and for reading."""
+    with _compiling_for(cc):
+        text, _ = cuda.compile(func, SIGNATURE, device=False, abi="numba", cc=cc, output="ptx")
+    return text
 
 
 def _described(cubin, log):

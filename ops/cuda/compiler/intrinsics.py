@@ -9,7 +9,7 @@ import math
 from llvmlite import ir
 from numba import cuda, types
 from numba.core import cgutils
-from numba.cuda import libdevice
+from numba.cuda import cudadecl, libdevice
 from numba.cuda.extending import intrinsic
 
 I8, I16, I32, I64, F16, F32 = (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(),
@@ -18,6 +18,8 @@ GLOBAL, SHARED = 1, 3           # LLVM address spaces of NVPTX
 FULL = 0xFFFFFFFF               # mask of all lanes
 
 device = cuda.jit(device=True, forceinline=True)
+local = cuda.local              # local.array(n, type name): memory of one thread, n a constant
+cudadecl.registry.register_global(local, types.Module(local))           # so that kernels may name it without `cuda`
 
 
 # ---------------------------------------------------------------- memory
@@ -87,6 +89,7 @@ ld_f16, st_f16 = _loader(F16, types.float32, 2, convert=_widen), _storer(F16, ty
 ld_bf16 = _loader(I16, types.float32, 2, convert=_widen_bf16)
 st_bf16 = _storer(I16, types.float32, 2, convert=_round_bf16)
 ld_i64, st_i64 = _loader(I64, types.int64, 8), _storer(I64, types.int64, 8)
+st_i64_any = st_i64             # threads may write one place: the value of any of them stays
 ld_i32, st_i32 = _loader(I32, types.int32, 4), _storer(I32, types.int32, 4)
 ld_u16, st_i16 = _loader(I16, types.int32, 2, convert=_zext), _storer(I16, types.int32, 2, convert=_low(I16))
 ld_i16 = _loader(I16, types.int32, 2, convert=_sext)

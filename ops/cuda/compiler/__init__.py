@@ -1,0 +1,23 @@
+"""The seam between ggjit and whatever compiles CUDA kernels: nothing outside this folder imports numba-cuda.
+
+A kernel is a Python function of one int64, the address of its node's row; it calls functions of `core` alone.
+An implementation provides
+
+    functions   all of `contract`, as one module that `core` takes them from: what kernels are written in
+    binary      binary(launch, cc) -> Binary: the machine code for a compute capability, kept in the cache folder
+    refusals    NotSupported for a compute capability that its toolkit cannot serve, before anything is written
+
+and promises that threads of a block run whole warps in one dimension, that shared memory belongs to the function that
+asks for it, that equal sources give equal results, and that nothing of it needs a GPU or a driver.
+
+    contract    the functions by name: parameters, results, meaning
+    choice      which implementation serves this process
+    core        its functions
+    intrinsics, build           numba-cuda: functions, and Numba -> LTO-IR -> cubin
+    simulated, simulator        no compiler: functions in Python, threads as greenlets, memory and races checked
+
+tests/engine/cuda/conformance.py holds both to the contract.  Streams, memory, launches and captures of CUDA graphs are
+the driver's (engine/cuda/driver.py), and the same whatever compiles.
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
