@@ -10,6 +10,7 @@ from ggjit.core.kernels_ahead import announce
 from ggjit.cpu.check import require_right
 from ggjit.cpu.fusion import fuse_nodes
 from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of
+from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.plan import Plan
@@ -20,11 +21,9 @@ from ggjit.ops.core.shape import describe
 from ggjit.ops.elementwise.custom import RAISED
 from ggjit.ops.native.jit import address_of, kernel_address
 
-# Nodes cheaper than this run on thread 0 alone: a barrier costs 0.3 us, and waking caches of other cores more.
-TINY_NANOSECONDS = 4000.0
-# A plan that would save less than so many tiny nodes by sharing runs on thread 0 alone: the others sleep (waking takes
-# 17-90 us), or spin beside it, which takes a third of its speed where both are threads of one core.
-LEAST_SAVED_TINIES = 3
+# A plan that would save less than so many of the least nodes worth sharing runs on thread 0 alone: the others sleep
+# (waking takes 17-90 us), or spin beside it, which takes a third of its speed where both are threads of one core.
+LEAST_SAVED = 3
 
 _work = None                    # scratch memory of all plans of the process, which run one at a time
 _growing = ForkLock()
@@ -83,9 +82,10 @@ class CPUPlan(Plan):
         n = self.n_threads
         if n == 1:
             return [1] * len(self.kernels)
-        large = [k.cost >= TINY_NANOSECONDS for k in self.kernels]
+        least = least_nanoseconds(n)
+        large = [k.cost >= least for k in self.kernels]
         saved = sum(k.cost for k in itertools.compress(self.kernels, large)) * (1 - 1 / n)
-        return [n if x and saved >= LEAST_SAVED_TINIES * TINY_NANOSECONDS else 1 for x in large]
+        return [n if x and saved >= LEAST_SAVED * least else 1 for x in large]
 
     def _check_place(self, t, buf):
         if (t.base.id in self._repacked) != isinstance(buf, RepackBuffer):

@@ -5,6 +5,9 @@
     measured     one thread, weights from memory, rows of two lengths, all taking turns; medians of the rounds
     chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where it is faster than that tile
 
+And how much work a node must be to be shared among threads (sharing.py): chains of additions of several sizes, on one
+thread and on all; the least from which on all are faster.
+
 `ggjit warm-up` measures every candidate.  `load_model` measures the few that matter most where no rule knows the
 processor.  Products of several columns follow the rule.
 """
@@ -14,11 +17,14 @@ import time
 
 import numpy as np
 
+from ggjit.cpu import sharing
 from ggjit.cpu.device import CPU
+from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
+from ggjit.ops.elementwise.binary import add
 from ggjit.ops.matmul import choices, repack
 from ggjit.ops.matmul.choices import LEAST_GAIN, ONE_ROW, PLAIN, REPACKED, Choice, candidates
 from ggjit.ops.matmul.mul_mat import mul_mat
@@ -31,6 +37,7 @@ WEIGHTS_NBYTES = 256 << 20      # half of it once stayed in a last-level cache, 
 DISTINCT_NBYTES = (4 << 20) - 3
 ROUNDS = 9
 QUICK = {"lengths": LENGTHS[:1], "rounds": 3}           # a tenth of a second for a type, beside compiling
+CHAIN, CHAIN_PROBE = 64, 4096   # additions of a chain, elements of the one whose cost is known
 LEAST_NBYTES = 16 << 20         # fewer weights stay in a cache, and their tokens are fast anyway
 
 
@@ -136,3 +143,52 @@ def tune_unknown(types, limit=1.0, now=time.perf_counter):
         if now() < end:
             made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))), **QUICK)
     return made
+
+
+# ---------------------------------------------------------------- threads
+def _chain(ctx, backend, nanoseconds):
+    """A graph of additions, each of about so much work."""
+    def chain(n):
+        y = x = from_numpy(ctx, np.ones(n, np.float32))
+        for _ in range(CHAIN):
+            y = add(y, x)
+        return y
+    probe = chain(CHAIN_PROBE)
+    graph = Graph(chain(max(64, int(CHAIN_PROBE * nanoseconds / kernel_of(probe, 1).cost))))
+    GraphAllocator(backend).alloc_graph(graph)
+    return graph
+
+
+def measure_sharing(n_threads, rounds=ROUNDS, now=time.perf_counter):
+    """{nanoseconds of a node's work: (seconds of a chain on one thread, on all)}: medians."""
+    backend, found = CPU.init_backend(f"n_threads={n_threads}"), {}
+    for size in sharing.CANDIDATES:
+        ctx, seconds = Context(), ([], [])
+        try:
+            graph, plans = _chain(ctx, backend, size), []
+            for least in (math.inf, 0.0):
+                with sharing.forced(least):
+                    plans.append(backend.graph_plan_create(graph))
+                plans[-1].compute()
+            for _ in range(rounds):
+                for plan, times in zip(plans, seconds, strict=True):
+                    t0 = now()
+                    plan.compute()
+                    times.append(now() - t0)
+        finally:
+            ctx.free()
+        found[size] = tuple(map(statistics.median, seconds))
+    return found
+
+
+def tune_sharing(n_threads, again=False, **how):
+    """Measure and keep how much work a node must be to be shared: nanoseconds; None where nothing was measured."""
+    if n_threads < 2 or choices.SETTING == "off" or n_threads in sharing.kept() and not again:
+        return None
+    least = 2 * sharing.CANDIDATES[-1]
+    for size, (alone, shared) in sorted(measure_sharing(n_threads, **how).items(), reverse=True):
+        if alone < LEAST_GAIN * shared:
+            break
+        least = size
+    sharing.keep(n_threads, least)
+    return least

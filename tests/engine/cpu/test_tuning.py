@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import START
 
 import ggjit as gg
-from ggjit.cpu import tuning
+from ggjit.cpu import sharing, tuning
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import choices, repack
 from ggjit.ops.matmul.choices import ONE_ROW, PLAIN, REPACKED, ROWS, Choice, Tile, candidates
@@ -247,3 +247,51 @@ def test_info_shows_what_was_measured(folder, capsys):
         "1": 2.0, "4": 1.6, "repacked": 0.8}
     assert main(["info", "--tuning"]) == 0
     assert "1 2.50, 4 2.00, repacked 1.00" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- threads
+def shared_chain(n_elements):
+    ctx = gg.Context()
+    y = x = gg.from_numpy(ctx, np.ones(n_elements, np.float32))
+    for _ in range(20):
+        y = gg.add(y, x)
+    return y
+
+
+def test_how_much_work_is_shared_is_kept_and_followed(folder, monkeypatch):
+    monkeypatch.setattr(sharing, "cache_dir", lambda: folder.parent)
+    sharing.kept.cache_clear()
+    y = shared_chain(1 << 17)
+    least = plan_of(y).kernels[0].cost
+    assert sharing.least_nanoseconds(2) == sharing.RULE_NANOSECONDS < least and plan_of(y).n_used == 2
+    assert sharing.keep(2, 1.5 * least) and sharing.keep(4, 9.0)
+    assert sharing.kept() == {2: 1.5 * least, 4: 9.0} and plan_of(y).n_used == 1
+    monkeypatch.setattr(choices, "SETTING", "off")
+    assert plan_of(y).n_used == 2
+    monkeypatch.setattr(choices, "SETTING", "")
+    next(folder.glob("threads-*.json")).write_text('{"2": -1}')
+    sharing.kept.cache_clear()
+    assert sharing.kept() == {} and plan_of(y).n_used == 2
+    sharing.kept.cache_clear()
+
+
+@pytest.mark.parametrize("alone,shared,least", [
+    ((1, 2, 4, 8, 16, 32), (3, 3, 3, 5, 9, 17), 4000.0),            # cores that share nothing but memory
+    ((1, 2, 4, 8, 16, 32), (3, 4, 8, 12, 16, 24), 32000.0),         # two threads of one core
+    ((1, 2, 4, 8, 16, 32), (3, 4, 8, 16, 32, 64), 64000.0),         # sharing never pays
+    ((1, 2, 4, 8, 16, 32), (3, 1, 8, 4, 8, 16), 8000.0)])           # one that was lucky
+def test_sharing_begins_where_it_pays_from_there_on(monkeypatch, alone, shared, least):
+    kept = {}
+    monkeypatch.setattr(sharing, "keep", kept.__setitem__)
+    monkeypatch.setattr(sharing, "kept", lambda: kept)
+    monkeypatch.setattr(tuning, "measure_sharing",
+                        lambda n_threads: dict(zip(sharing.CANDIDATES, zip(alone, shared, strict=True), strict=True)))
+    assert tuning.tune_sharing(1) is None and tuning.tune_sharing(2) == least and kept == {2: least}
+    assert tuning.tune_sharing(2) is None and tuning.tune_sharing(2, again=True) == least
+    monkeypatch.setattr(choices, "SETTING", "off")
+    assert tuning.tune_sharing(2, again=True) is None
+
+
+def test_sharing_is_measured_with_chains_of_the_asked_work():
+    found = tuning.measure_sharing(2, rounds=1)
+    assert list(found) == list(sharing.CANDIDATES) and all(min(pair) > 0 for pair in found.values())

@@ -6,6 +6,7 @@ import numpy as np
 
 from ggjit import __version__
 from ggjit.api.registry import registry
+from ggjit.cpu import sharing
 from ggjit.cpu.tuning import all_kept, tunable
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.printable import printable
@@ -72,7 +73,8 @@ def tuning_info(args):
         facts[type.name] = {"rows": tile.rows, "prefetch": tile.prefetch, "repacked": repacked,
                             "why": "measured" if found else "GGJIT_TUNE" if choices.SETTING else "rule",
                             "seconds": found.seconds if found else {}}
-    result = {"target": isa.target(), "rule": rule, "types": facts}
+    threads = {"rule": sharing.RULE_NANOSECONDS, "measured": {} if choices.SETTING == "off" else sharing.kept()}
+    result = {"target": isa.target(), "rule": rule, "types": facts, "shared_from_nanoseconds": threads}
     if not args.json:
         print(f"kernels for {isa.target()}; where nothing was measured the rule is {rule}")
         for name, f in facts.items():
@@ -81,6 +83,8 @@ def tuning_info(args):
             why = ", ".join(f"{n} {s / best:.2f}" for n, s in f["seconds"].items())
             print(f"{name:8} tile of {tile:24} {'repacked' if f['repacked'] else 'as in the file':15} {f['why']}"
                   + (f": times the fastest's seconds, {why}" if why else ""))
+        measured = "".join(f", {x / 1000:g} us with {n} (measured)" for n, x in threads["measured"].items())
+        print(f"a node is shared among threads from {threads['rule'] / 1000:g} us of work on (rule){measured}")
     return result
 
 

@@ -1,6 +1,7 @@
 """`ggjit warm-up`: compile a model's kernels into the cache and measure how its weights are read fastest."""
 import time
 
+from ggjit.cpu.tuning import tune_sharing
 from ggjit.display.progress import bar, compiling
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.load import load_model
@@ -23,6 +24,7 @@ def run(args):
     with compiling():
         m = load_model(path, **{**options, "repack": False})
         tuned = tune_for(m)                     # before there are helpers: nothing else may run beside it
+        shared_from = tune_sharing(m.backend.n_threads)
         m._repack(args.repack)                  # as was measured
         help_when_compiling(path, options)
         todo = list(jobs(m).values())
@@ -34,9 +36,11 @@ def run(args):
     n = CACHE.compiled + CACHE.loaded
     compiled = min(n, len(kept_kernels() - before))         # here and by helpers
     result = {"kernels": n, "compiled": compiled, "cached": n - compiled, "seconds": time.perf_counter() - t0,
-              "tiles": tiles_json(tuned)}
+              "tiles": tiles_json(tuned), "shared_from_nanoseconds": shared_from}
     if not args.json:
         print(f"{n} kernels ready: {compiled} compiled, {n - compiled} from the cache, {result['seconds']:.1f} s")
         if tuned:
             print(f"measured rows of decode tiles and layouts: {tiles_line(result['tiles'])}")
+        if shared_from:
+            print(f"nodes of {shared_from / 1000:g} us and more are shared among {m.backend.n_threads} threads")
     return result
