@@ -45,23 +45,15 @@ VIEWS = (r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC)))         
 
 
 class _Places:
-    """where(t) of a plan, looked up once for each tensor.  version: of the table, before the first was looked up."""
+    """Where the tensors of a plan lie, looked up once.  version: of the table, before the first was looked up."""
 
-    def __init__(self, where):
-        self.version = TABLE.placement_version
-        self._where, self._found = where, {}            # {id of a handle: (it, where it lies)}
+    def __init__(self, where, tensors):
+        self.version, self._where = TABLE.placement_version, where
+        self.tensors = list({id(x): x for x in tensors}.values())
+        self.found = {}                     # {id of a handle: (buffer, byte offset)}
 
     def __call__(self, t):
-        found = self._found.get(id(t))
-        if found is None:
-            found = self._found[id(t)] = t, self._where(t)
-        return found[1]
-
-    def outside(self):
-        """Yields (tensor, buffer, offset) of what does not lie inside its buffer."""
-        for t, (buf, offs) in self._found.values():
-            if offs < 0 or offs + t.nbytes > buf.size:
-                yield t, buf, offs
+        return self.found.get(id(t)) or self._where(t)
 
 
 def _user(nodes, x):
@@ -173,14 +165,14 @@ class Plan(Results, HtmlRepr):
         tensors without memory, is refused as a whole."""
         device = self.graph.device if self.graph.placed else self.backend.device
         nodes = [p.t for p in self._singles]
-        places, reached = _Places(self.where), set()
-        for x in {id(x): x for t in nodes for x in (t, *t.src) if x is not None}.values():
+        places, reached = _Places(self.where, (x for t in nodes for x in (t, *t.src) if x is not None)), set()
+        for x in places.tensors:
             x._check()
-            where = places(x)
+            where = places.found[id(x)] = self.where(x)
             if where is None:
                 raise NotAllocated(f"{describe(x)}, needed by {_user(nodes, x)!r}, has no memory; allocate leaves with "
                                    f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
-            buf = where[0]
+            buf, offs = where
             if not buf.is_bound(x):
                 raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
                                    f"{_user(nodes, x)!r} needs it")
@@ -189,8 +181,8 @@ class Plan(Results, HtmlRepr):
                 raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
                                    f"Scheduler")
             reached.add(id(buf))
-        for x, buf, offs in places.outside():
-            raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
+            if offs < 0 or offs + x.nbytes > buf.size:
+                raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
         for t in nodes:
             for x in (t, *written(t)[1:]) if t.op in UPDATED_SOURCES else (t,):
                 if places(x)[0].read_only:
