@@ -32,9 +32,7 @@ from ggjit.ops.core.weak import Watch
 FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
 
-# the row without its generation word is written in one go: head (type, op, flags), then everything after it
-_HEAD = struct.Struct("3q")
-_BODY = struct.Struct(f"4q4q{MAX_PARAMS}i{MAX_SRC}q5q")
+_ROW = struct.Struct(f"4q4q4q{MAX_PARAMS}i{MAX_SRC}q5q")         # a row is written in one go
 NO_SRC = (-1,) * MAX_SRC
 NO_PARAMS = (0,) * MAX_PARAMS
 
@@ -65,27 +63,25 @@ class Table:
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
         """Write one row; returns its id and generation.  Sequences are full length (NO_SRC, NO_PARAMS for none)."""
-        try:
-            head = _HEAD.pack(type_id, op, flags)
-            body = _BODY.pack(*ne, *nb, *params, *src, view_src, view_offs, buffer, offs, ctx_id)
-        except struct.error:
-            raise ParamError(f"a size, stride, offset (64 bits) or parameter (32 bits) is too large: ne {list(ne)}, "
-                             f"nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
         with self._lock:
             if self._dead:
                 self._recycle()
-            if self._free:
-                row = self._free.pop()
-            elif self._top < self.capacity:
-                row = self._top
-                self._top += 1
-            else:
+            row = self._free[-1] if self._free else self._top
+            if row == self.capacity:
                 raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
                                   f"replay one plan instead of building a graph per step")
-            at = row * T_WORDS * WORD
-            self._memory[at:at + _HEAD.size] = head
-            self._memory[at + WORD * (T_GEN + 1):at + WORD * (T_GEN + 1) + _BODY.size] = body
-            return row, int(self.words[row, T_GEN])
+            generation, at = self.cells[row * T_WORDS + T_GEN], row * T_WORDS * WORD
+            try:
+                self._memory[at:at + _ROW.size] = _ROW.pack(type_id, op, flags, generation, *ne, *nb, *params, *src,
+                                                            view_src, view_offs, buffer, offs, ctx_id)
+            except struct.error:
+                raise ParamError(f"a size, stride, offset (64 bits) or parameter (32 bits) is too large: ne {list(ne)},"
+                                 f" nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
+            if row == self._top:
+                self._top += 1
+            else:
+                self._free.pop()
+            return row, generation
 
     def watches(self, ctx):
         """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.

@@ -56,5 +56,5 @@ def _matched(fusion, run, needed, where, n_threads):
     params.view(np.int32)[:len(made.params)] = made.params
     left_out = frozenset(t.id for t in nodes[:-1]) - {t.id for t in stored}
     reads = (*made.reads, *stored)
-    fused = PlanNode(nodes[-1], made.kernel, fusion.module, reads, params, nodes, left_out, made.by_row, made.ahead)
+    fused = PlanNode(nodes[-1], made.kernel, fusion.module, reads, nodes, params, left_out, made.by_row, made.ahead)
     return fused if fused.permitted(where) else None

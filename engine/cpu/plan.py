@@ -4,12 +4,14 @@ Replaying a plan enters jitted code once (engine/cpu/thread_pool.py).
 """
 import itertools
 
+import numpy as np
+
 from ggjit.core.config import debug
 from ggjit.core.host_buffer import HostBuffer
 from ggjit.core.kernels_ahead import announce
 from ggjit.cpu.check import require_right
 from ggjit.cpu.fusion import fuse_nodes
-from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of
+from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_ids
 from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
@@ -42,7 +44,7 @@ class CPUPlan(Plan):
     """`compute()` runs the graph on the thread pool and returns when it is done."""
 
     def __init__(self, backend, graph, placement, fuse=None):
-        self._repacked = {s.base.id for t in graph.nodes for s in t.src if is_repacked(s)}
+        self._marked = repacked_ids(graph.nodes)
         super().__init__(backend, graph, placement, fuse)
 
     # ------------------------------------------------------------ making
@@ -57,12 +59,13 @@ class CPUPlan(Plan):
                                f"`ggjit info` lists ops and types")
         return kernel
 
-    def _fused(self):
-        return fuse_nodes(self._singles, self.graph, self.where, self.n_threads) if self.fuse else self._singles
+    def _fused(self, where):
+        return fuse_nodes(self._singles, self.graph, where, self.n_threads) if self.fuse else self._singles
 
-    def _write_rows(self):
-        announce((p.kernel.name, (p.module, *p.kernel.modules)) for p in self.parts if not hasattr(p.kernel, "code"))
-        super()._write_rows()
+    def _codes(self):
+        parts = {id(p.kernel): p for p in self.parts}.values()
+        announce((p.kernel.name, (p.module, *p.kernel.modules)) for p in parts if not hasattr(p.kernel, "code"))
+        return super()._codes()
 
     def _code(self, part):
         kernel = part.kernel
@@ -70,12 +73,12 @@ class CPUPlan(Plan):
             return kernel.code()
         return kernel_address(kernel.name, kernel.make, (part.module, *kernel.modules))
 
-    def _lay_out(self):
-        super()._lay_out()
-        tasks = self._tasks()
-        self.n_used = max(tasks, default=1)
-        for at, n, then in zip(self._starts, tasks, [*tasks[1:], 1], strict=False):
-            self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = n, 0 if n == then == 1 else BARRIER_AFTER
+    def _lay_out(self, places):
+        super()._lay_out(places)
+        tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
+        self.n_used = int(tasks.max(initial=1))
+        alone = (tasks == 1) & (np.append(tasks, 1)[1:] == 1)
+        self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = tasks, np.where(alone, 0, BARRIER_AFTER)
 
     def _tasks(self):
         """Threads that run each node: all, or one."""
@@ -88,7 +91,7 @@ class CPUPlan(Plan):
         return [n if x and saved >= LEAST_SAVED * least else 1 for x in large]
 
     def _check_place(self, t, buf):
-        if (t.base.id in self._repacked) != isinstance(buf, RepackBuffer):
+        if (t.base.id in self._marked) != isinstance(buf, RepackBuffer):
             raise ParamError(f"{describe(t)} moved into or out of CPU_REPACK memory; make the plan again")
 
     def _memory(self, buf):

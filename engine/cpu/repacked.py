@@ -124,6 +124,12 @@ def is_repacked(t):
     return bool(_alive) and t is not None and t.base.op == OP.NONE and isinstance(t.buffer, RepackBuffer)
 
 
+def repacked_ids(nodes):
+    """Ids of the matrices in CPU_REPACK buffers that `nodes` read."""
+    sources = {id(s): s for t in nodes for s in t.src if s is not None}.values() if _alive else ()
+    return frozenset(s.base.id for s in sources if is_repacked(s))
+
+
 def kernel_of(t, n_threads):
     """The CPU's kernel of node `t`, None where there is none: the layout's where it reads repacked weights."""
     if any(is_repacked(s) for s in t.src):

@@ -47,8 +47,8 @@ class CUDAPlan(Plan):
                                f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")
         return NodeKernel("+".join(x.name for x in found), found, max(x.work_nbytes for x in found))
 
-    def _lay_out(self):
-        super()._lay_out()
+    def _lay_out(self, places):
+        super()._lay_out(places)
         backend = self.backend
         self._device_rows = backend.device.buffer_type().alloc_buffer((self.rows.size + STATUS_WORDS) * WORD)
         self._row_base = self._device_rows.base

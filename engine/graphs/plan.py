@@ -29,8 +29,8 @@ from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, written
-from ggjit.graphs.plan_node import single
+from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, written
+from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode, signatures
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
@@ -38,7 +38,27 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.whole_numbers import is_whole
+from ggjit.tensors.rebuild import CALLS_PYTHON
 from ggjit.tensors.tensor import Tensor
+
+VIEWS = (r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC)))         # of a NODE row: result, sources
+
+
+class _Places:
+    """Where the tensors of a plan lie, looked up once.  version: of the table, before the first was looked up."""
+
+    def __init__(self, where, tensors):
+        self.version, self._where = TABLE.placement_version, where
+        self.tensors = list({id(x): x for x in tensors}.values())
+        self.found = {}                     # {id of a handle: (buffer, byte offset)}
+
+    def __call__(self, t):
+        return self.found.get(id(t)) or self._where(t)
+
+
+def _user(nodes, x):
+    """The first node that reads or writes x."""
+    return next(t for t in nodes if any(x is y for y in (t, *t.src)))
 
 
 class Plan(Results, HtmlRepr):
@@ -46,6 +66,8 @@ class Plan(Results, HtmlRepr):
 
     fuse: may runs of nodes become one kernel (engine/cpu/fusion.py)?  None: as the backend says.
     """
+
+    _marked = frozenset()               # ids of tensors whose readers get kernels of their own
 
     def __init__(self, backend, graph, placement, fuse=None):
         if placement is not None:
@@ -63,10 +85,10 @@ class Plan(Results, HtmlRepr):
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
         with asking(f"a plan of {len(computed)} nodes"):
-            self._singles = [single(t, all_specs()[t.op], self._choose(t)) for t in computed]
-            self._check_places()
-            self._lay_out()
-            self._resolve()
+            self._singles = self._chosen(computed)
+            places = self._check_places()
+            self._lay_out(places)
+            self._resolve(places)
         if "plan" in debug:
             print(self.dump(), file=sys.stderr)
 
@@ -75,12 +97,12 @@ class Plan(Results, HtmlRepr):
         """The kernel of node t: `.name`, `.work_nbytes`, `.cost`.  Errors: NotSupported."""
         raise NotSupported(f"{type(self).__name__} has no kernels")
 
-    def _fused(self):
-        """The PlanNodes, runs of nodes that one kernel computes put together."""
+    def _fused(self, where):
+        """The PlanNodes, runs of nodes that one kernel computes put together.  where(t) -> (buffer, offset)."""
         return self._singles
 
     def _code(self, part):
-        """What stands in the NODE row for the kernel."""
+        """What stands in the NODE row for the kernel; asked once for each kernel."""
         return 0
 
     def _check_place(self, t, buf):
@@ -113,94 +135,114 @@ class Plan(Results, HtmlRepr):
         """(buffer, byte offset) of any tensor of the graph, or None."""
         if t._fixed_place is not None:
             return t._fixed_place
-        base = t.base
-        row = TABLE.words[base.id]
-        if row[r.T_BUFFER] >= 0:
-            return buffer_by_id(int(row[r.T_BUFFER]), base), int(row[r.T_OFFS]) + t.view_offs
+        base, cells = t.base, TABLE.cells
+        row = base.id * r.T_WORDS
+        buffer_id = cells[row + r.T_BUFFER]
+        if buffer_id >= 0:
+            return buffer_by_id(buffer_id, base), cells[row + r.T_OFFS] + t.view_offs
         found = None
         if self.placement is not None:
             found = self.placement.where.get(t.id)
             if found is None and t.view_src is not None:
                 found = self.placement.where.get(base.id)
                 found = found and (found[0], found[1] + t.view_offs)
-        if found is None and row[r.T_BUFFER] == FREED:
+        if found is None and buffer_id == FREED:
             raise freed(base)
         return found
 
-    def _check_places(self):
-        """A plan that would write into mapped weights, or has tensors without memory, is refused as a whole."""
-        device = self.graph.device if self.graph.placed else self.backend.device
-        for t in (p.t for p in self._singles):
-            for x in (t, *(s for s in t.src if s is not None)):
-                x._check()
-                where = self.where(x)
-                if where is None:
-                    raise NotAllocated(f"{describe(x)}, needed by {t!r}, has no memory; allocate leaves with "
-                                       f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
-                buf, offs = where
-                if not buf.is_bound(x):
-                    raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
-                                       f"{t!r} needs it")
-                self._check_place(x, buf)
-                if not device.supports_buft(buf.buft):
-                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
-                                       f"Scheduler")
-                if offs < 0 or offs + x.nbytes > buf.size:
-                    raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
-            for x in (t, *written(t)[1:]):
-                if self.where(x)[0].read_only:
-                    raise ParamError(f"{t!r} would write into read-only {self.where(x)[0]!r}; work on a copy (gg.dup)")
+    def _chosen(self, nodes):
+        """PlanNodes of the nodes.  A kernel is chosen once for all nodes of a signature: layers repeat."""
+        specs, kernels, out = all_specs(), {}, []
+        for t, signature in zip(nodes, signatures(nodes, self._marked), strict=True):
+            kernel = kernels.get(signature)
+            if kernel is None or t.op in CALLS_PYTHON:          # a function of the user's belongs to one node
+                kernel = kernels[signature] = self._choose(t)
+            out.append(PlanNode(t, kernel, specs[t.op].module, t.src, (t,)))
+        return out
 
-    def _lay_out(self):
+    def _check_places(self):
+        """_Places of the tensors that nodes read and write.  A plan that would write into mapped weights, or has
+        tensors without memory, is refused as a whole."""
+        device = self.graph.device if self.graph.placed else self.backend.device
+        nodes = [p.t for p in self._singles]
+        places, reached = _Places(self.where, (x for t in nodes for x in (t, *t.src) if x is not None)), set()
+        for x in places.tensors:
+            x._check()
+            where = places.found[id(x)] = self.where(x)
+            if where is None:
+                raise NotAllocated(f"{describe(x)}, needed by {_user(nodes, x)!r}, has no memory; allocate leaves with "
+                                   f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
+            buf, offs = where
+            if not buf.is_bound(x):
+                raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
+                                   f"{_user(nodes, x)!r} needs it")
+            self._check_place(x, buf)
+            if id(buf) not in reached and not device.supports_buft(buf.buft):
+                raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
+                                   f"Scheduler")
+            reached.add(id(buf))
+            if offs < 0 or offs + x.nbytes > buf.size:
+                raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
+        for t in nodes:
+            for x in (t, *written(t)[1:]) if t.op in UPDATED_SOURCES else (t,):
+                if places(x)[0].read_only:
+                    raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
+        return places
+
+    def _lay_out(self, places):
         """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
-        self.parts = self._fused()
+        self.parts = self._fused(places)
         self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
-        sizes = [r.node_words(len(p.reads)) for p in self.parts]
-        self._starts = starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).tolist()
+        starts = np.cumsum([0, *(r.node_words(len(p.reads)) for p in self.parts)], dtype=np.int64)
         self.work_nbytes = max((k.work_nbytes for k in self.kernels), default=0)
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
         self.rows = store[skip:skip + starts[-1]]
         self._first = self.rows.__array_interface__["data"][0]
-        self._views = []                    # (word of the address in rows, tensor)
-        self._work_words = np.array([at + r.N_WORK for at, k in zip(starts, self.kernels, strict=False)
-                                     if k.work_nbytes], np.int64)
-        self._sizes = sizes
-        self._write_rows()
+        self._starts = starts.tolist()
+        self._write_rows(starts)
+        self._work_words = starts[:-1][self.rows[starts[:-1] + r.N_WORK_SIZE] > 0] + r.N_WORK
 
-    def _write_rows(self):
-        for p, at, size in zip(self.parts, self._starts, self._sizes, strict=False):
-            self._write_row(p, at, size)
+    def _codes(self):
+        """{id of a kernel: what stands in the NODE rows for it}"""
+        return {key: self._code(p) for key, p in {id(p.kernel): p for p in self.parts}.items()}
 
-    def _write_row(self, part, at, n_words):
-        rows, words = self.rows, TABLE.words
-        rows[at + r.N_KERNEL] = self._code(part)
-        rows[at + r.N_NEXT] = n_words * r.WORD
+    def _write_rows(self, starts):
+        """All rows at once, column by column.  starts: of each row, then the end of the last."""
+        rows, words, at, parts = self.rows, TABLE.words, starts[:-1], self.parts
+        codes = self._codes()
+        ids = np.array([p.t.id for p in parts], np.int64)
+        rows[at + r.N_KERNEL] = [codes[id(k)] for k in self.kernels]
+        rows[at + r.N_NEXT] = np.diff(starts) * r.WORD
         rows[at + r.N_TASKS] = 1
-        rows[at + r.N_WORK_SIZE] = part.kernel.work_nbytes
-        rows[at + r.N_ID] = part.t.id
-        rows[at + r.N_PARAMS:at + r.N_PARAMS + len(part.params)] = part.params
-        for k, x in enumerate((part.t, *part.reads)):
-            v = at + (r.N_DST if k == 0 else r.N_SRC + r.V_WORDS * (k - 1))
-            if x is not None:
-                rows[v + r.V_NE:v + r.V_NE + 4] = words[x.id, r.T_NE:r.T_NE + 4]
-                rows[v + r.V_NB:v + r.V_NB + 4] = words[x.id, r.T_NB:r.T_NB + 4]
-                rows[v + r.V_TYPE] = words[x.id, r.T_TYPE]
-                self._views.append((v, x))
+        rows[at + r.N_WORK_SIZE] = [k.work_nbytes for k in self.kernels]
+        rows[at + r.N_ID] = ids
+        for k in range(N_PARAM_WORDS):
+            rows[at + r.N_PARAMS + k] = words[ids, r.T_PARAMS + k]
+        for p, start in zip(parts, self._starts, strict=False):
+            if p.params is not None:
+                rows[start + r.N_PARAMS:start + r.N_PARAMS + len(p.params)] = p.params
+        viewed = [(start + v, x) for p, start in zip(parts, self._starts, strict=False)
+                  for v, x in zip(VIEWS, (p.t, *p.reads), strict=False) if x is not None]
+        self._views = [x for _, x in viewed]
+        self._view_words = v = np.array([word for word, _ in viewed], np.int64)
+        ids = np.array([x.id for x in self._views], np.int64)
+        for k in range(4):
+            rows[v + r.V_NE + k] = words[ids, r.T_NE + k]
+            rows[v + r.V_NB + k] = words[ids, r.T_NB + k]
+        rows[v + r.V_TYPE] = words[ids, r.T_TYPE]
 
-    def _resolve(self):
+    def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
-        version = TABLE.placement_version
-        placed = [self.where(t) for _, t in self._views]
-        buffers = {id(b): b for b, _ in filter(None, placed)}
+        version, places = places.version, [places(x) for x in self._views]
+        buffers = {id(b): b for b, _ in places}
         # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
         memory = {k: self._memory(b) for k, b in buffers.items()}
-        for (_, t), where in zip(self._views, placed, strict=True):
-            if where is None or memory[id(where[0])][0] is None:
+        for t, (buf, offs) in zip(self._views, places, strict=True):
+            if memory[id(buf)][0] is None:
                 raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
-            self._check_address(t, *where)
-        at = np.fromiter((w for w, _ in self._views), np.int64, len(self._views))
-        self.rows[at] = np.fromiter((memory[id(b)][1] + o for b, o in placed), np.int64, len(placed))
+            self._check_address(t, buf, offs)
+        self.rows[self._view_words] = np.fromiter((memory[id(b)][1] + o for b, o in places), np.int64, len(places))
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
         self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
@@ -209,22 +251,23 @@ class Plan(Results, HtmlRepr):
         self._note_written(x.id for t in self._stored if t._fixed_place is None for x in written(t))
         self.__dict__.pop("_spans", None)
         self._rows_written(self._held)
-        self.resolved = version             # last: a failure above leaves the plan to be resolved again
+        self.resolved = version      # last: a failure above leaves the plan to be resolved again
 
     def _note_written(self, bases):
         """The leaves among them, which this plan computes into: their versions rise with a run
         (engine/core/versions.py)."""
-        ids = sorted({i for i in bases if TABLE.words[i, r.T_BUFFER] >= 0})
-        self._written_ids = np.array(ids, np.int64) if len(ids) > 1 else None
-        self._written_cell = ids[0] * r.T_WORDS + T_VERSION if len(ids) == 1 else None
+        ids = np.unique(np.fromiter(bases, np.int64))
+        ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
+        self._written_ids = ids if len(ids) > 1 else None
+        self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None
 
     @asking("the addresses of a plan")
     def _up_to_date(self):
         if self.resolved != TABLE.placement_version:
-            self._check_places()
-            if not all(p.permitted(self.where) for p in self.parts if len(p.nodes) > 1):
-                self._lay_out()             # something moved to where a fused kernel would overwrite what it reads
-            self._resolve()
+            places = self._check_places()
+            if not all(p.permitted(places) for p in self.parts if len(p.nodes) > 1):
+                self._lay_out(places)       # something moved to where a fused kernel would overwrite what it reads
+            self._resolve(places)
 
     # ------------------------------------------------------------ running
     def compute(self):

@@ -32,6 +32,7 @@ from ggjit.tensors.rebuild import check_node
 from ggjit.tensors.tensor import NewTensor, Tensor
 
 _MAX_NBYTES = 1 << 62
+_NO_MORE = tuple(NO_SRC[n:] for n in range(MAX_SRC + 1))                # the ids behind n sources
 _ONES = tuple((1,) * (MAX_DIMS - n) for n in range(MAX_DIMS + 1))       # the sizes behind n axes
 # calls from these packages are not the place in a user's program where a tensor was made
 _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
@@ -146,7 +147,8 @@ class Context(HtmlRepr):
         """
         ctx = self._target()
         ctx._check()
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith(_INNER):
+        frame = sys._getframe(1)
+        if not frame.f_globals.get("__name__", "").startswith(_INNER):
             op, type, ne, src, nb = _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb)
         ne, n_given = check_ne(type, ne)
         if nb is None:
@@ -156,8 +158,7 @@ class Context(HtmlRepr):
         for s in src:
             if s is not None:
                 s._check()
-                if s.ndim > most:
-                    most = s.ndim
+                most = s.ndim if s.ndim > most else most
         if ndim is None:
             ndim = n_given if n_given < MAX_DIMS else most if view_of is None else view_of.ndim
         if ne[ndim:] != _ONES[ndim]:
@@ -165,15 +166,19 @@ class Context(HtmlRepr):
         if view_of is not None and view_of.view_src is not None:
             view_offs += view_of.view_offs
             view_of = view_of.view_src
-        return ctx._add(type, op, ne, tuple(nb), ndim, _pack(params), tuple(src), view_of, view_offs, "")
+        return ctx._add(type, op, ne, tuple(nb), ndim, _pack(params) if params else NO_PARAMS, tuple(src), view_of,
+                        view_offs, "", frame)
 
-    def _add(self, type, op, ne, nb, ndim, params, src, view_src, view_offs, name):
+    def _add(self, type, op, ne, nb, ndim, params, src, view_src, view_offs, name, frame=None):
+        """frame: of Python, from which on the place in the user's program is looked for."""
         if len(src) > MAX_SRC:
             raise ShapeError(f"{OP(op).name}: {len(src)} sources, at most {MAX_SRC}")
-        ids = NO_SRC if not src else tuple(-1 if s is None else s.id for s in src) + NO_SRC[len(src):]
-        row, generation = TABLE.new(type.id, int(op), 0, ne, nb, params, ids,
-                                    -1 if view_src is None else view_src.id, view_offs, -1, 0, self.id)
-        t = NewTensor(row, generation, self, type, OP(op), ne, nb, ndim, src, view_src, view_offs, name, _caller())
+        op = op if op.__class__ is OP else OP(op)
+        ids = (*[-1 if s is None else s.id for s in src], *_NO_MORE[len(src)])
+        row, generation = TABLE.new(type.id, op, 0, ne, nb, params, ids, -1 if view_src is None else view_src.id,
+                                    view_offs, -1, 0, self.id)
+        t = NewTensor(row, generation, self, type, op, ne, nb, ndim, src, view_src, view_offs, name,
+                      _caller(frame or sys._getframe(2)))
         t.__class__ = Tensor                # from here on its attributes cannot be set
         watch, watches = Watch(t, _died), self._watches
         watch.number = row
@@ -190,9 +195,8 @@ class Context(HtmlRepr):
             self._look_through = max(64, 2 * len(self._watches))
 
 
-def _caller():
-    """(file, line) of the innermost frame outside the op builders and this file."""
-    frame = sys._getframe(3)                # of who called new_tensor or node
+def _caller(frame):
+    """(file, line) of the innermost frame outside the op builders and this file, from `frame` on."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
@@ -230,6 +234,11 @@ def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):
 
 def check_ne(type, ne):
     """ne as four ints, and how many of them were given; or a ShapeError."""
+    if ne.__class__ is tuple and len(ne) == MAX_DIMS:           # as most builders give it
+        n0, n1, n2, n3 = ne
+        if n0.__class__ is n1.__class__ is n2.__class__ is n3.__class__ is int and n0 > 0 and n1 > 0 and n2 > 0 \
+                and n3 > 0 and n0 % type.block == 0 and n0 * n1 * n2 * n3 * type.nbytes < _MAX_NBYTES:
+            return ne, MAX_DIMS
     try:
         given = tuple(ne) if hasattr(ne, "__iter__") else (ne,)
         if any(isinstance(n, bool) for n in given):

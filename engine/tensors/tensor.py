@@ -31,7 +31,7 @@ from ggjit.ops.core.errors import (
     TypeMismatch,
 )
 from ggjit.ops.core.host_memory import asking
-from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS
+from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
 from ggjit.ops.core.whole_numbers import whole
@@ -83,7 +83,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         TABLE.words[self.base.id, T_VERSION] += 1
 
     def _check(self):
-        if not self.ctx.alive or TABLE.words[self.id, T_GEN] != self.generation:
+        if not self.ctx.alive or TABLE.cells[self.id * T_WORDS + T_GEN] != self.generation:
             raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed")
 
     # ------------------------------------------------------------ facts
@@ -95,12 +95,11 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     @property
     def nbytes(self):
         """Bytes from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted)."""
-        if min(self.ne) <= 0:
+        (n0, n1, n2, n3), (b0, b1, b2, b3), block = self.ne, self.nb, self.type.block
+        if n0 <= 0 or n1 <= 0 or n2 <= 0 or n3 <= 0:
             return 0
-        if self.type.block == 1:
-            return self.type.nbytes + sum((n - 1) * b for n, b in zip(self.ne, self.nb, strict=True))
-        return self.ne[0] * self.nb[0] // self.type.block + sum(
-            (n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:], strict=True))
+        row = self.type.nbytes + (n0 - 1) * b0 if block == 1 else n0 * b0 // block
+        return row + (n1 - 1) * b1 + (n2 - 1) * b2 + (n3 - 1) * b3
 
     @property
     def flags(self):

@@ -1,9 +1,11 @@
 """Graphs, memory placement, plans, the thread pool, cancellation and the kernel cache."""
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -35,6 +37,47 @@ def planned(*outputs, n_threads=1, planner="ggml"):
     graph = gg.Graph(*outputs)
     gg.GraphAllocator(backend, planner=planner).alloc_graph(graph)
     return backend.graph_plan_create(graph)
+
+
+# ---------------------------------------------------------------- making plans
+def test_equal_nodes_share_a_kernel_and_others_do_not():
+    """What a kernel is chosen by: op, parameters, types, sizes and strides of the node and of its sources."""
+    ctx = gg.Context()
+    x, y = (gg.from_numpy(ctx, array(6, 8), n) for n in "xy")
+    turned = gg.permute(gg.from_numpy(ctx, array(8, 6), "z"), 1, 0, 2, 3)
+    nodes = [gg.add(x, y), gg.add(y, x), gg.add(turned, y), gg.mul(x, y), gg.scale(x, 2.0), gg.scale(x, 3.0),
+             gg.soft_max_ext(x, None, 1.0, 0.0), gg.soft_max_ext(x, y, 1.0, 0.0)]
+    plan = planned(*nodes)
+    same = {(i, j) for i, k in enumerate(plan.kernels) for j, other in enumerate(plan.kernels) if i < j and k is other}
+    assert same == {(0, 1)}
+    x, y, turned = x.numpy(), y.numpy(), turned.numpy()
+    for t, want in (nodes[1], x + y), (nodes[2], turned + y), (nodes[5], 3 * x):
+        np.testing.assert_array_equal(plan.compute_and_read(t), want)
+
+
+def test_functions_of_the_user_belong_to_one_node_each():
+    ctx = gg.Context()
+    x = gg.from_numpy(ctx, array(4), "x")
+    ones = [gg.map_custom1(x, lambda d, a, ith, nth, k=k: np.copyto(d, a + k), 1) for k in (1, 2)]
+    plan = planned(*ones)
+    plan.compute()
+    for k, t in enumerate(ones, 1):
+        np.testing.assert_array_equal(plan.numpy(t), x.numpy() + np.float32(k))
+
+
+def test_a_node_takes_two_kilobytes():
+    """Handle, row of the table, place and plan together."""
+    _, y = chain(50)
+    planned(y)
+    tracemalloc.start()
+    try:
+        _, y = chain(1000)
+        plan = planned(y)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] + 1000 * T_WORDS * 8
+    finally:
+        tracemalloc.stop()
+    assert len(plan.nodes) == 1000 and taken <= 1000 * 2048
 
 
 # ---------------------------------------------------------------- graphs
