@@ -20,6 +20,7 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
 
 MAX_TWICE = 500                 # buffers of a plan whose picture a notebook gets in both colourings
+CROWDED = 60                    # buffers of a plan whose picture has more to see than fits beside each other
 LISTED = 10                     # tensors that a Diff's text names one by one
 
 
@@ -214,7 +215,9 @@ class MeasureReport:
 
     def _repr_html_(self):
         """Rendering in a notebook: numbers, pictures, table; no script, no server."""
-        e, lifetimes = html.escape, ""
+        e, lifetimes, closer = html.escape, "", ""
+        if self.rows and len(self.boxes) > CROWDED:
+            closer = "<p><small>To zoom in and to step through it: <code>gg.explore(graph)</code></small></p>"
         if self.rows and len(self.boxes) <= MAX_TWICE:
             lifetimes = f"<details><summary>coloured by lifetime</summary>{plots.svg(self, 'lifetime')}</details>"
         head, lines = self.table()
@@ -222,7 +225,7 @@ class MeasureReport:
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
         return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
                 f"<p>{'<br>'.join(map(e, self.advice()))}</p>{plots.svg(self)}"
-                f"{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
+                f"{closer}{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
     def plot(self, ax=None, path=None, colour="op"):

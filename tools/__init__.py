@@ -2,6 +2,7 @@
 
     command/            the command line, `ggjit COMMAND`
     suite/              ggml's operator tests, run against ggjit (`ggjit ops`)
+    release.py          makes the tag of a release (`python -m ggjit.tools.release`)
     stubs.py            writes the .pyi files (`python -m ggjit.tools.stubs`)
 """
 if not __name__.startswith("ggjit"):

@@ -242,7 +242,8 @@ class Buffer(Handle, HtmlRepr):
         if self._arena is None:
             raise NotAllocated(f"{self!r} is not host memory; copy the tensor to a CPU buffer first")
         if write and self.read_only:
-            raise ParamError(f"{self!r} is read-only (mapped weights); copy the tensor with gg.dup first")
+            raise ParamError(f"{self!r} is read-only (mapped weights); copy it: gg.tensor(t.numpy(), type=t.type), or "
+                             f"in a graph gg.dup(t)")
         if offs < 0 or nbytes < 0 or offs + nbytes > self.size:
             raise IndexRangeError(f"bytes {offs}..{offs + nbytes} are outside {self!r}")
         return self._arena[offs:offs + nbytes]

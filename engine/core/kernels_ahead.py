@@ -1,17 +1,44 @@
-"""How many kernels are still to be compiled: a plan tells which it needs before it asks for the first."""
+"""How many kernels are still to be compiled: a plan tells which it needs before it asks for the first.
+
+What will be planned after it may be known, too: a prompt is followed by single tokens.
+
+    with followed_by(kernels_of_a_token):
+        make the prompt's plan                  # the count has both
+"""
+import contextlib
+import threading
+
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, sources_key
 
 _ahead = []                     # (name, modules) of those that were not there
+_after = threading.local()      # .kernels: function: (name, modules) of what is asked for after the plan, or absent
 
 
 def announce(kernels):
     """kernels: (name, modules) of what is about to be asked for; those in the cache are not counted."""
-    unknown = [k for k in dict.fromkeys(kernels) if k not in CACHE.addresses]
-    if unknown:
-        folder = cache_dir() / "kernels"
-        _ahead[:] = [(name, modules) for name, modules in unknown
-                     if not (folder / f"{name}-{sources_key(tuple(sorted(modules)))}.o").exists()]
+    now = _missing(kernels)
+    if now:
+        later = getattr(_after, "kernels", None)
+        _ahead[:] = dict.fromkeys([*now, *_missing(later() if later else ())])
+
+
+def _missing(kernels):
+    """Those that are neither in this process nor in the cache's folder."""
+    folder = cache_dir() / "kernels"
+    return [(name, modules) for name, modules in dict.fromkeys(kernels) if (name, modules) not in CACHE.addresses
+            and not (folder / f"{name}-{sources_key(tuple(sorted(modules)))}.o").exists()]
+
+
+@contextlib.contextmanager
+def followed_by(kernels):
+    """Plans made in the block are followed by others that need what `kernels()` gives; asked if one has to compile."""
+    before = getattr(_after, "kernels", None)
+    _after.kernels = kernels
+    try:
+        yield
+    finally:
+        _after.kernels = before
 
 
 def n_ahead():

@@ -16,10 +16,12 @@ from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.plan import Plan
+from ggjit.graphs.plan_node import single
 from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, WORD
+from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import all_specs
 from ggjit.ops.elementwise.custom import RAISED
 from ggjit.ops.native.jit import address_of, kernel_address
 
@@ -38,6 +40,22 @@ def shared_work(backend, nbytes):
         if _work is None or _work.size < nbytes:
             _work = HostBuffer(backend.device.buffer_type(), nbytes)
         return _work
+
+
+def likely_parts(graph, n_threads):
+    """The PlanNodes that a plan of the graph will most likely have; none where a node has no kernel.
+
+    Runs are fused as if every node had memory of its own.
+    """
+    nodes = [(t, kernel_of(t, n_threads)) for t in graph.nodes if t.op not in VIEW_OPS]
+    if any(kernel is None for _, kernel in nodes):
+        return []
+    return fuse_nodes([single(t, all_specs()[t.op], kernel) for t, kernel in nodes], graph, lambda t: (t, 0), n_threads)
+
+
+def needs(parts):
+    """(name, modules) of the kernels of PlanNodes; functions of the user's have none."""
+    return [(p.kernel.name, (p.module, *p.kernel.modules)) for p in parts if not hasattr(p.kernel, "code")]
 
 
 class CPUPlan(Plan):
@@ -63,8 +81,7 @@ class CPUPlan(Plan):
         return fuse_nodes(self._singles, self.graph, where, self.n_threads) if self.fuse else self._singles
 
     def _codes(self):
-        parts = {id(p.kernel): p for p in self.parts}.values()
-        announce((p.kernel.name, (p.module, *p.kernel.modules)) for p in parts if not hasattr(p.kernel, "code"))
+        announce(needs({id(p.kernel): p for p in self.parts}.values()))
         return super()._codes()
 
     def _code(self, part):

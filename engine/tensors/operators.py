@@ -352,7 +352,8 @@ def _sliced(t, index):
             except (TypeError, ValueError) as e:
                 raise ParamError(f"{describe(t)} cannot be cut by {i}: {e}") from None
             if step < 1:
-                raise ParamError(f"{describe(t)}: a view cannot step backwards ({i.step}); use gg.get_rows")
+                how = "gg.get_rows(t, ids)" if axis else "gg.get_rows(gg.cont(t.T), ids).T"
+                raise ParamError(f"{describe(t)}: a view cannot step backwards ({i.step}); use {how}")
             length = max(0, -(-(stop - start) // step))
             if packed and (step != 1 or start % block or length % block):
                 raise ShapeError(f"{describe(t)}: rows are blocks of {block}; cut them at multiples of it, step 1")

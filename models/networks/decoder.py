@@ -219,6 +219,10 @@ class Decoder(Network):
         """Decode, a short and a long prompt."""
         return [(n, self.cells.rounded(n), 1, False, 1) for n in (1, 4, 64) if n <= self.n_ctx]
 
+    def _later_shapes(self):
+        """A prompt is followed by single tokens."""
+        return self._common_shapes()[:1]
+
     def _compared_shapes(self):
         cached = bool(self.description.windows)
         return [(n, n_kv * cached, n) for n, n_kv in ((1, 1), (2, 1), (1, 2)) if max(n, n_kv) <= self.n_ctx]

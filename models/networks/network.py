@@ -3,7 +3,9 @@ import time
 
 import numpy as np
 
+from ggjit.core.kernels_ahead import followed_by
 from ggjit.core.run_lock import RunLock
+from ggjit.cpu.plan import likely_parts, needs
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
@@ -185,7 +187,8 @@ class Network(Inside):
 
     def _made(self, shape):
         ctx, inputs, results = self._built(shape)
-        plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
+        with followed_by(self._later_kernels):
+            plan = self._plan(Graph(*results)) if self._hooks.wanted is None else self._hooked_plan(inputs, results)
         return Step(ctx, inputs, results[0], plan)
 
     def _plan(self, graph):
@@ -225,6 +228,17 @@ class Network(Inside):
 
     def _common_shapes(self):
         return ()
+
+    def _later_shapes(self):
+        """Shapes that follow whatever is planned first."""
+        return ()
+
+    def _later_kernels(self):
+        """What these still need: for the count of what is to be compiled.  Nothing where several devices share them."""
+        if self.scheduler is not None or self._hooks.wanted is not None:
+            return []
+        return [k for shape in self._later_shapes()
+                for k in needs(likely_parts(self.graph(*shape), getattr(self.backend, "n_threads", 1)))]
 
     def free(self):
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""

@@ -60,7 +60,8 @@ def test_pictures_at_sixty_and_at_three_thousand_tensors(name, tmp_path):
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert len(ax.collections[0].get_paths()) == len(plan.a_id)
     assert ax.get_ylim()[1] > 0 and len(ax.texts) < 400
-    assert len(r._repr_html_()) < 2_000_000
+    page = r._repr_html_()
+    assert len(page) < 2_000_000 and ("gg.explore(graph)" in page) == (len(r.boxes) > 60)
 
 
 def test_files_round_trip(tmp_path):

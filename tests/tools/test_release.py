@@ -1,7 +1,6 @@
 """What is released: an sdist, a wheel made of it, and a run of the installed wheel without the checkout."""
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from helpers.paths import ROOT
 
 import ggjit as gg
+from ggjit.tools import release
 
 PROGRAM = """
 import pathlib, sys
@@ -30,15 +30,34 @@ def run(*command, **options):
     return r.stdout
 
 
+def repository(folder):
+    """A repository of what lies in the folder."""
+    release.git(folder, "init", "--quiet")
+    for key, value in {"user.name": "a", "user.email": "a@example.org", "tag.gpgSign": "false",
+                       "commit.gpgSign": "false"}.items():
+        release.git(folder, "config", key, value)
+    commit(folder)
+
+
+def commit(folder):
+    release.git(folder, "add", "--all")
+    release.git(folder, "commit", "--quiet", "--message", "work")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel made from an sdist made from the sources, without what else lies in the checkout."""
+    """A wheel made from an sdist made from a checkout of the release's tag, without what else lies in this one."""
     folder = tmp_path_factory.mktemp("release")
-    tree = folder / "tree"
+    origin, tree = folder / "origin", folder / "tree"
     for name in ("engine", "ops", "alloc", "models", "tools"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "ggjit_command.py"):
-        shutil.copy(ROOT / name, tree / name)
+        shutil.copytree(ROOT / name, origin / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "ggjit_command.py"):
+        shutil.copy(ROOT / name, origin / name)
+    repository(origin)
+    tag = release.release(origin)
+    (origin / "engine" / "__init__.py").write_text("later work")
+    commit(origin)
+    release.git(folder, "clone", "--quiet", "--branch", tag, origin.as_uri(), str(tree))
     backend = folder / "backend"
     env = {**os.environ, "PYTHONPATH": str(backend)}
     if int(importlib.metadata.version("setuptools").split(".")[0]) < 77:
@@ -70,14 +89,36 @@ def test_the_wheel_holds_the_stubs_and_every_package(wheel):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".pyi", ".typed", ".gguf"):
                 assert f"{package}/{path.relative_to(ROOT / folder)}" in names
+    assert wheel.name.startswith(f"ggjit-{release.version_of(ROOT)}-")          # the tag's
     assert "ggjit_command.py" in names and not any(n.startswith(("tests", "docs", "engine")) for n in names)
     assert f"-{gg.__version__}-" in wheel.name
 
 
 def test_the_change_log_and_the_citation_name_this_version():
-    log = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert re.search(r"^## (\S+)", log, re.M)[1] == gg.__version__
-    assert f"\nversion: {gg.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert release.version_of(ROOT) == gg.__version__
+
+
+def test_a_tag_is_made_where_all_agree(tmp_path):
+    for file in release.VERSIONS:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    repository(tmp_path)
+    log = tmp_path / "CHANGELOG.md"
+    text = log.read_text("utf-8")
+    for wrong, says in ((text.replace(f"## {gg.__version__}", "## 99.0.0"), "must name one version.*LOG.md 99.0.0"),
+                        (f"## {gg.__version__}\n", "says nothing about"),
+                        (text + "- more\n", "not committed")):
+        log.write_text(wrong, "utf-8")
+        with pytest.raises(SystemExit, match=says):
+            release.release(tmp_path)
+    log.write_text(text, "utf-8")
+    assert release.git(tmp_path, "tag") == ""
+    tag = release.release(tmp_path)
+    assert tag == f"v{gg.__version__}" == release.git(tmp_path, "describe")
+    said = release.git(tmp_path, "tag", "--list", tag, "--format=%(contents)")
+    assert release.changes_of(ROOT, gg.__version__) in said
+    with pytest.raises(SystemExit, match=f"{tag} exists; set the next version"):
+        release.release(tmp_path)
 
 
 @pytest.mark.slow

@@ -20,13 +20,9 @@ import threading
 
 from ggjit.core.config import available_cores
 from ggjit.cpu import walk
-from ggjit.cpu.fusion import fuse_nodes
-from ggjit.cpu.repacked import kernel_of
+from ggjit.cpu.plan import likely_parts
 from ggjit.cpu.tuning import LEAST_NBYTES, tune
-from ggjit.graphs.plan_node import single
 from ggjit.models.networks.load import load_model
-from ggjit.ops.core.record import VIEW_OPS
-from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, kernel_address
@@ -77,10 +73,7 @@ def jobs(network):
     graph the thread pool, which is when the command needs it."""
     n_threads, found = network.backend.n_threads, {}
     for shape in network._common_shapes():
-        graph = network.graph(*shape)
-        singles = [single(t, all_specs()[t.op], kernel_of(t, n_threads)) for t in graph.nodes if t.op not in VIEW_OPS]
-        # runs are fused as if every node had memory of its own: mostly that is what the plan will do
-        for p in reversed(fuse_nodes(singles, graph, lambda t: (t, 0), n_threads)):
+        for p in reversed(likely_parts(network.graph(*shape), n_threads)):
             found.setdefault(p.kernel.name, functools.partial(
                 kernel_address, p.kernel.name, p.kernel.make, (p.module, *p.kernel.modules)))
         for f in (walk.run, walk.worker, walk.poll, walk.clock):

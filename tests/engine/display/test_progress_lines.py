@@ -7,6 +7,7 @@ import pytest
 import ggjit as gg
 from ggjit.core import kernels_ahead
 from ggjit.display import compile_notice
+from ggjit.models import load_model
 from ggjit.ops.core import progress
 from ggjit.ops.native.jit import CACHE
 
@@ -110,6 +111,38 @@ def test_a_plan_says_how_many_kernels_are_to_be_compiled(monkeypatch, tmp_path):
     assert texts[-1].startswith("compiled 2 kernels in") and where.lines[-1][1] and notice._where is None
     notice("c")
     assert where.lines[-1][0].startswith("compiling kernel 1 (c)") and "kept" not in where.lines[-1][0]
+
+
+def test_what_follows_a_plan_is_counted_with_it(monkeypatch, tmp_path):
+    """Asked for once something has to be compiled, and gone with its block."""
+    monkeypatch.setattr(kernels_ahead, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(CACHE, "addresses", {})
+    a, b, c = ((name, ("ggjit.ops.core.shape",)) for name in "abc")
+    asked = []
+    with kernels_ahead.followed_by(lambda: asked.append(1) or [a, c, c]):
+        kernels_ahead.announce([a, b])
+        assert kernels_ahead.n_ahead() == 3 and asked == [1]
+        CACHE.addresses |= {a: 1, b: 1}
+        kernels_ahead.announce([a, b])
+        assert kernels_ahead.n_ahead() == 1 and asked == [1]
+    CACHE.addresses.clear()
+    kernels_ahead.announce([b])
+    assert kernels_ahead.n_ahead() == 1 and asked == [1]
+
+
+def test_a_prompt_counts_the_kernels_of_its_first_token(monkeypatch):
+    asked, announce = [], kernels_ahead.announce
+
+    def seen(kernels):
+        later = getattr(kernels_ahead._after, "kernels", list)
+        asked.append((set(kernels), set(later())))
+        announce(asked[-1][0])
+    monkeypatch.setattr("ggjit.cpu.plan.announce", seen)
+    with load_model(n_ctx=64, n_threads=1) as m:
+        m.decode([1, 2, 3])
+        m.decode([4])
+    (prompt, later), (token, _) = asked[-2:]
+    assert token == later and token - prompt
 
 
 def test_plans_announce_their_kernels(monkeypatch):
