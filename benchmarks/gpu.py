@@ -63,12 +63,23 @@ def on(backend, case, seed):
     gg.alloc_ctx_tensors(ctx, backend)
     for t, values in inputs.data:
         t.set(values)
-    return y, [None if s is None else exact(s) for s in y.src], gg.compute(y, backend=backend)
+    inner = [s for s in y.src if s is not None and s.base.op != OP.NONE]
+    given = [None if s is None or s in inner else exact(s) for s in y.src]          # before an op writes them in place
+    if not inner:
+        return y, given, gg.compute(y, backend=backend)
+    got, *made = gg.compute(y, *inner, backend=backend)
+    made = {s.id: values for s, values in zip(inner, made, strict=True)}
+    return y, [_widened(made[s.id], s) if s is not None and s.id in made else v
+               for s, v in zip(y.src, given, strict=True)], got
 
 
 def exact(t):
     """A tensor's values as a reference takes them: floats as float64, all four dimensions."""
-    a = t.numpy().reshape(tuple(reversed(t.ne)))
+    return _widened(t.numpy(), t)
+
+
+def _widened(a, t):
+    a = a.reshape(tuple(reversed(t.ne)))
     return a.astype(np.float64) if a.dtype.kind == "f" else a
 
 

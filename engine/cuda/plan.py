@@ -15,6 +15,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.core.buffer import EmptyBuffer
 from ggjit.cuda.driver import CudaError, driver
 from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
@@ -82,6 +83,8 @@ class CUDAPlan(Plan):
                              f"n_gpu_layers=-1, which places its weights anew")
 
     def _memory(self, buf):
+        if isinstance(buf, EmptyBuffer):
+            return buf, 0
         return buf.memory, buf.base
 
     def _work_buffer(self):

@@ -1,14 +1,32 @@
-"""argsort and top_k of rows (ops/reductions/argsort.py): an element's place is the number of elements before it.
+"""argsort and top_k of rows (ops/reductions/argsort.py).
 
-n comparisons an element: right for the rows of experts and samplers; longer rows than MAX_ROW are left to the CPU.
+    up to MAX_ROW   an element's place is the number of elements before it: n comparisons an element, no barriers
+    longer          a block sorts words of key and number in scratch memory, by a bitonic network:
+
+        span 2   a-b c-d    span 4   a---d b-c, then a-b c-d    ...      each pair put in order, a barrier after each
+                                                                         distance; log2(n) (log2(n) + 1) / 2 of them
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
-from ggjit.ops.cuda.compiler.core import block, device, ld_i32, n_blocks, n_threads, st_i32, thread
-from ggjit.ops.cuda.native.launch import dense, over_rows
-from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index
+from ggjit.ops.cuda.compiler.core import (
+    block,
+    device,
+    ld_i32,
+    ld_i64,
+    n_blocks,
+    n_threads,
+    st_i32,
+    st_i64,
+    sync,
+    thread,
+)
+from ggjit.ops.cuda.native.launch import MAX_THREADS, SIMULATED, Launch, dense, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index, work
 
-MAX_ROW = 8192
+MAX_ROW = 64 if SIMULATED else 1024
+SORT_THREADS = MAX_THREADS if SIMULATED else 1024
+MAX_SORTS = 2 if SIMULATED else 256             # blocks, each with scratch memory for a row
+LAST = (1 << 63) - 1                            # behind all words of the row
 
 
 @device
@@ -25,7 +43,19 @@ def key_of(x, descending):
     return key ^ 0xFFFFFFFF if descending else key
 
 
-def _make(op_is_top_k):
+def _putter(op_is_top_k):
+    @device
+    def put(to, place, k, i):
+        if place < k:
+            if op_is_top_k and place < 2 and k > 1:
+                place = 1 - place               # as in ggml, where the order is undefined
+            st_i32(to + 4 * place, i)
+    return put
+
+
+def _make_short(op_is_top_k):
+    put = _putter(op_is_top_k)
+
     def kernel(node):
         a, d = node + SRC0, node + DST
         n, k, step = ne(a, 0), ne(d, 0), nb(a, 0)
@@ -41,20 +71,75 @@ def _make(op_is_top_k):
                     other = key_of(x + j * step, descending)
                     if other < mine or (other == mine and j < i):
                         place += 1
-                if place < k:
-                    if op_is_top_k and place < 2 and k > 1:
-                        place = 1 - place       # as in ggml, where the order is undefined
-                    st_i32(to + 4 * place, i)
+                put(to, place, k, i)
                 i += n_threads()
             r += n_blocks()
     return kernel
 
 
+@device
+def in_order(words, i, distance, span):
+    """Pair i of a pass: the smaller word first where the run of `span` words rises."""
+    low = 2 * i - (i & (distance - 1))
+    p, q = words + 8 * low, words + 8 * (low + distance)
+    x, y = ld_i64(p), ld_i64(q)
+    if (x > y) == (low & span == 0):
+        st_i64(p, y)
+        st_i64(q, x)
+
+
+def _make_long(op_is_top_k):
+    put = _putter(op_is_top_k)
+
+    def kernel(node):
+        a, d = node + SRC0, node + DST
+        n, k, step, size = ne(a, 0), ne(d, 0), nb(a, 0), 2
+        descending = op_is_top_k or param_i32(node, 0) == 1
+        while size < n:
+            size *= 2
+        words = work(node) + 8 * size * block()
+        r = block()
+        while r < n_rows(d):
+            i1, i2, i3 = row_index(d, r)
+            x, to = row_addr(a, i1, i2, i3), row_addr(d, i1, i2, i3)
+            i = thread()
+            while i < size:
+                word = LAST
+                if i < n:
+                    word = ((key_of(x + i * step, descending) - 0x80000000) << 32) | i
+                st_i64(words + 8 * i, word)
+                i += n_threads()
+            sync()
+            span = 2
+            while span <= size:
+                distance = span >> 1
+                while distance > 0:
+                    i = thread()
+                    while i < size >> 1:
+                        in_order(words, i, distance, span)
+                        i += n_threads()
+                    sync()
+                    distance >>= 1
+                span *= 2
+            i = thread()
+            while i < k:
+                put(to, i, k, ld_i64(words + 8 * i) & 0xFFFFFFFF)
+                i += n_threads()
+            sync()
+            r += n_blocks()
+    return kernel
+
+
 def _argsort(t):
-    a = t.src[0]
-    if a.type is not F32 or a.ne[0] > MAX_ROW or not dense(t):
+    a, name, top = t.src[0], t.op.name.lower(), t.op == OP.TOP_K
+    n, rows = a.ne[0], t.ne[1] * t.ne[2] * t.ne[3]
+    if a.type is not F32 or not dense(t):
         return None
-    return over_rows(t.op.name.lower(), lambda: _make(t.op == OP.TOP_K), t.ne[1] * t.ne[2] * t.ne[3], a.ne[0])
+    if n <= MAX_ROW:
+        return over_rows(name, lambda: _make_short(top), rows, n)
+    size, blocks = 1 << (n - 1).bit_length(), max(1, min(rows, MAX_SORTS))
+    return Launch(f"{name}_long", lambda: _make_long(top), (blocks, 1, 1), min(SORT_THREADS, size // 2),
+                  8 * size * blocks)
 
 
 CUDA = {OP.ARGSORT: _argsort, OP.TOP_K: _argsort}

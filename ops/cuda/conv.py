@@ -1,12 +1,12 @@
-"""im2col in 1-D and 2-D, direct convolution, pooling in 2-D (ops/conv/im2col.py, ops/conv/conv.py,
-ops/conv/pooling.py).
+"""Convolutions: im2col and back, direct, by channel, transposed, col2im; pooling and its gradient (ops/conv).
 
 One thread makes one element of the result; rows of the result are dealt to blocks.
 """
 from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda.compiler.core import block, n_blocks, n_threads, thread
+from ggjit.ops.cuda.compiler.core import block, device, ld_f32, n_blocks, n_threads, st_f32, thread
+from ggjit.ops.cuda.each import at, each_element
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, row_addr, row_index
 from ggjit.ops.cuda.rows import FLOATS, ONE
@@ -125,4 +125,185 @@ def _pool_2d(t):
                      t.ne[1] * t.ne[2] * t.ne[3], t.ne[0])
 
 
-CUDA = {OP.IM2COL: _im2col, OP.CONV_2D: _conv_2d, OP.POOL_2D: _pool_2d}
+# ---------------------------------------------------------------- one element of the result, whatever it sums
+@device
+def inside(x, n):
+    return x >= 0 and x < n
+
+
+def _sums(t):
+    a = t.src[0]
+    b = t.src[1] if len(t.src) > 1 else a
+    if not {a.type, b.type, t.type} <= set(FLOATS):
+        return None
+    flat = t.op == OP.IM2COL_BACK and not t.op_params[6]
+    return each_element(t, f"{t.op.name.lower()}{'_1d' * flat}",
+                        lambda: BODIES[t.op](ONE[a.type].get, ONE[b.type].get, ONE[t.type].put, t))
+
+
+def _im2col_3d(get_a, get_b, put, t):
+    @device
+    def body(node, i0, ox, oy, i3):
+        a, b, depth = node + SRC0, node + SRC1, ne(node + DST, 3) // (ne(node + SRC1, 3) // param_i32(node, 9))
+        kx, rest = i0 % ne(a, 0), i0 // ne(a, 0)
+        ky, rest = rest % ne(a, 1), rest // ne(a, 1)
+        kz, c = rest % ne(a, 2), rest // ne(a, 2)
+        n, oz = i3 // depth, i3 % depth
+        x = ox * param_i32(node, 0) - param_i32(node, 3) + kx * param_i32(node, 6)
+        y = oy * param_i32(node, 1) - param_i32(node, 4) + ky * param_i32(node, 7)
+        z = oz * param_i32(node, 2) - param_i32(node, 5) + kz * param_i32(node, 8)
+        v = ZERO
+        if inside(x, ne(b, 0)) and inside(y, ne(b, 1)) and inside(z, ne(b, 2)):
+            v = get_b(at(b, x, y, z, n * param_i32(node, 9) + c))
+        put(at(node + DST, i0, ox, oy, i3), v)
+    return body
+
+
+def _im2col_back(get_a, get_b, put, t):
+    flat = not t.op_params[6]
+
+    @device
+    def body(node, x, i1, i2, i3):
+        g, k, s = node + SRC0, node + SRC1, ZERO
+        y, c = (0, i1) if flat else (i1, i2)
+        kw, kh = ne(k, 0), 1 if flat else ne(k, 1)
+        for ky in range(kh):
+            v, sy = (0, 1) if flat else (y + param_i32(node, 3) - ky * param_i32(node, 5), param_i32(node, 1))
+            for kx in range(kw):
+                u = x + param_i32(node, 2) - kx * param_i32(node, 4)
+                ox, oy = u // param_i32(node, 0), v // sy
+                if ox * param_i32(node, 0) == u and oy * sy == v and inside(ox, ne(g, 1)):
+                    i0 = (c * kh + ky) * kw + kx
+                    if flat:
+                        s += get_a(at(g, i0, ox, i2, 0))
+                    elif inside(oy, ne(g, 2)):
+                        s += get_a(at(g, i0, ox, oy, i3))
+        put(at(node + DST, x, i1, i2, i3), s)
+    return body
+
+
+def _conv_3d(get_a, get_b, put, t):
+    @device
+    def body(node, ox, oy, oz, i3):
+        a, b, ic, oc, s = node + SRC0, node + SRC1, param_i32(node, 9), param_i32(node, 11), ZERO
+        n, o = i3 // oc, i3 % oc
+        x0, y0 = ox * param_i32(node, 0) - param_i32(node, 3), oy * param_i32(node, 1) - param_i32(node, 4)
+        z0 = oz * param_i32(node, 2) - param_i32(node, 5)
+        for c in range(ic):
+            for kz in range(ne(a, 2)):
+                z = z0 + kz * param_i32(node, 8)
+                if inside(z, ne(b, 2)):
+                    for ky in range(ne(a, 1)):
+                        y = y0 + ky * param_i32(node, 7)
+                        if inside(y, ne(b, 1)):
+                            for kx in range(ne(a, 0)):
+                                x = x0 + kx * param_i32(node, 6)
+                                if inside(x, ne(b, 0)):
+                                    s += get_a(at(a, kx, ky, kz, o * ic + c)) * get_b(at(b, x, y, z, n * ic + c))
+        put(at(node + DST, ox, oy, oz, i3), s)
+    return body
+
+
+def _conv_2d_dw(get_a, get_b, put, t):
+    @device
+    def body(node, ox, oy, c, n):
+        a, b, s = node + SRC0, node + SRC1, ZERO
+        for ky in range(ne(a, 1)):
+            y = oy * param_i32(node, 1) - param_i32(node, 3) + ky * param_i32(node, 5)
+            if inside(y, ne(b, 1)):
+                for kx in range(ne(a, 0)):
+                    x = ox * param_i32(node, 0) - param_i32(node, 2) + kx * param_i32(node, 4)
+                    if inside(x, ne(b, 0)):
+                        s += get_a(at(a, kx, ky, 0, c)) * get_b(at(b, x, y, c, n))
+        put(at(node + DST, ox, oy, c, n), s)
+    return body
+
+
+@device
+def first_reached(o, k, s):
+    """The first input i >= 0 with o - i s < k."""
+    return max(0, (o - k) // s + 1)
+
+
+def _conv_transpose_1d(get_a, get_b, put, t):
+    @device
+    def body(node, o, oc, i2, i3):
+        a, b, stride, s = node + SRC0, node + SRC1, param_i32(node, 0), ZERO
+        for i in range(first_reached(o, ne(a, 0), stride), min(ne(b, 0), o // stride + 1)):
+            for c in range(ne(a, 2)):
+                s += get_a(at(a, o - i * stride, oc, c, 0)) * get_b(at(b, i, c, 0, 0))
+        put(at(node + DST, o, oc, i2, i3), s)
+    return body
+
+
+def _conv_transpose_2d(get_a, get_b, put, t):
+    @device
+    def body(node, ox, oy, oc, n):
+        a, b, stride, s = node + SRC0, node + SRC1, param_i32(node, 0), ZERO
+        for y in range(first_reached(oy, ne(a, 1), stride), min(ne(b, 1), oy // stride + 1)):
+            for x in range(first_reached(ox, ne(a, 0), stride), min(ne(b, 0), ox // stride + 1)):
+                for c in range(ne(a, 3)):
+                    s += get_a(at(a, ox - x * stride, oy - y * stride, oc, c)) * get_b(at(b, x, y, c, n))
+        put(at(node + DST, ox, oy, oc, n), s)
+    return body
+
+
+def _col2im_1d(get_a, get_b, put, t):
+    @device
+    def body(node, i, oc, i2, i3):
+        a, stride, s = node + SRC0, param_i32(node, 0), ZERO
+        k, o = ne(a, 0) // ne(node + DST, 1), i + param_i32(node, 2)
+        for c in range(first_reached(o, k, stride), min(ne(a, 1), o // stride + 1)):
+            s += get_a(at(a, oc * k + o - c * stride, c, 0, 0))
+        put(at(node + DST, i, oc, i2, i3), s)
+    return body
+
+
+def _pool_1d(get_a, get_b, put, t):
+    @device
+    def body(node, o, i1, i2, i3):
+        a, x0, k = node + SRC0, o * param_i32(node, 2) - param_i32(node, 3), param_i32(node, 1)
+        first, end = max(0, x0), min(ne(a, 0), x0 + k)
+        top, total = LOWEST, ZERO
+        for x in range(first, end):
+            v = get_a(at(a, x, i1, i2, i3))
+            top = top if top > v else v
+            total += v
+        if param_i32(node, 0) != MAX:
+            top = total / f32(end - first) if end > first else ZERO
+        put(at(node + DST, o, i1, i2, i3), top)
+    return body
+
+
+def _pool_2d_back(get_a, get_b, put, t):
+    """Each input adds up the gradients of the windows it is in, of maxima those whose first largest tap it is."""
+    @device
+    def is_first(a, x, y, x0, x1, y0, y1, i2, i3):
+        best, u, v = LOWEST, -1, -1
+        for j in range(y0, y1):
+            for i in range(x0, x1):
+                value = get_b(at(a, i, j, i2, i3))
+                if not value <= best:           # also a NaN, which the next tap replaces
+                    best, u, v = value, i, j
+        return u == x and v == y
+
+    @device
+    def body(node, x, y, i2, i3):
+        g, a, s = node + SRC0, node + SRC1, ZERO
+        k0, k1, s0, s1 = param_i32(node, 1), param_i32(node, 2), param_i32(node, 3), param_i32(node, 4)
+        p0, p1, is_max = param_i32(node, 5), param_i32(node, 6), param_i32(node, 0) == MAX
+        for oy in range(first_reached(y + p1, k1, s1), min(ne(g, 1), (y + p1) // s1 + 1)):
+            for ox in range(first_reached(x + p0, k0, s0), min(ne(g, 0), (x + p0) // s0 + 1)):
+                v, x0, y0 = ld_f32(at(g, ox, oy, i2, i3)), ox * s0 - p0, oy * s1 - p1
+                if not is_max:
+                    s += v / f32(k0 * k1)
+                elif is_first(a, x, y, max(0, x0), min(ne(a, 0), x0 + k0), max(0, y0), min(ne(a, 1), y0 + k1), i2, i3):
+                    s += v
+        st_f32(at(node + DST, x, y, i2, i3), s)
+    return body
+
+
+BODIES = {OP.IM2COL_3D: _im2col_3d, OP.IM2COL_BACK: _im2col_back, OP.CONV_3D: _conv_3d, OP.CONV_2D_DW: _conv_2d_dw,
+          OP.CONV_TRANSPOSE_1D: _conv_transpose_1d, OP.CONV_TRANSPOSE_2D: _conv_transpose_2d,
+          OP.COL2IM_1D: _col2im_1d, OP.POOL_1D: _pool_1d, OP.POOL_2D_BACK: _pool_2d_back}
+CUDA = {OP.IM2COL: _im2col, OP.CONV_2D: _conv_2d, OP.POOL_2D: _pool_2d, **dict.fromkeys(BODIES, _sums)}

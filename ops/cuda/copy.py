@@ -2,7 +2,7 @@
 
     pieces    both sides without gaps: threads take pieces
     rows      one shape, rows side by side on both sides: blocks take rows
-    any       element by element, the sides may differ in shape
+    any       element by element, or block by block, the sides may differ in shape
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import is_contiguous, n_elements, rows_contiguous
@@ -39,15 +39,22 @@ def _make_rows(move, per_piece):
     return kernel
 
 
-def _make_any(move):
+def _make_any(move, per_piece):
     def kernel(node):
         s, d = node + SRC0, node + DST
-        n, step = ne(d, 0) * n_rows(d), n_threads() * n_blocks()
+        n, step = ne(d, 0) * n_rows(d) // per_piece, n_threads() * n_blocks()
         e = block() * n_threads() + thread()
         while e < n:
-            move(element_addr(d, e), element_addr(s, e), 0)
+            move(element_addr(d, e, per_piece), element_addr(s, e, per_piece), 0)
             e += step
     return kernel
+
+
+def flat_copy(t):
+    """The Launch that copies source 0, of t's type and size and without gaps, to t."""
+    m = mover(t.type, t.type)
+    return over_elements(f"copy_{t.type.name}_{t.type.name}_pieces", lambda: _make_pieces(m.move, m.per_piece),
+                         n_elements(t) // m.per_piece)
 
 
 def _copy(t):
@@ -61,9 +68,9 @@ def _copy(t):
     if s.ne == t.ne and rows_contiguous(s) and rows_contiguous(t):
         return over_rows(f"{name}_rows", lambda: _make_rows(m.move, m.per_piece), n // max(t.ne[0], 1),
                          t.ne[0] // m.per_piece)
-    if ts.quantized or td.quantized:
+    if (ts.quantized or td.quantized) and ts is not td:
         return None
-    return over_elements(f"{name}_any", lambda: _make_any(m.move), n)
+    return over_elements(f"{name}_any", lambda: _make_any(m.move, ts.block), n // ts.block)
 
 
 CUDA = {OP.CPY: _copy, OP.CONT: _copy, OP.DUP: _copy}

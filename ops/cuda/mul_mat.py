@@ -15,7 +15,6 @@ from ggjit.ops.cuda.native.launch import dense
 from ggjit.ops.cuda.rows import FLOATS
 
 MAX_VEC = 8
-HADAMARD = 1
 
 
 def _serves(t):
@@ -26,7 +25,7 @@ def _serves(t):
 
 def _mul_mat(t):
     a, b = t.src[:2]
-    if not _serves(t) or t.op_params[1] == HADAMARD:
+    if not _serves(t):
         return None
     n = b.ne[1]
     if n <= MAX_VEC:

@@ -4,10 +4,13 @@
 
 The K-quants' searches are left to the CPU, as in ggml.
 """
+import numpy as np
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import BY_NAME
-from ggjit.ops.cuda.compiler.core import device, fabs, round_away, st_f16, st_i8, st_i16, to_i32
+from ggjit.ops.cuda.compiler.core import device, fabs, round_away, st_f16, st_i8, st_i16, table, to_i32
+from ggjit.ops.types import iq4_nl
+from ggjit.ops.types.shared.quant_search import TINY
 
 ZERO, ONE, HALF = f32(0), f32(1), f32(0.5)
 
@@ -96,6 +99,45 @@ def _nibbles(get, n_bits, with_min):
     return quantize
 
 
-QUANTIZE = {BY_NAME["q8_0"]: _q8_0,
+level = table(np.array(iq4_nl.LEVELS, np.int32))
+
+
+@device
+def nearest_level(x):
+    """Number of the nearest level; a tie goes up."""
+    low, high = 0, 15
+    while high - low > 1:
+        middle = (low + high) // 2
+        if x < f32(level(middle)):
+            high = middle
+        else:
+            low = middle
+    if x <= f32(level(0)) or x >= f32(level(15)):
+        return 0 if x <= f32(level(0)) else 15
+    return low if x - f32(level(low)) < f32(level(high)) - x else high
+
+
+def _iq4_nl(get):
+    """d fits the codes of the first guess by least squares, weights x^2."""
+    largest = _first_largest(get)
+
+    @device
+    def quantize(src, step, dst):
+        top, sumqx, sumq2 = largest(src, step), ZERO, ZERO
+        tiny = fabs(top) < TINY
+        k = ZERO if tiny else ONE / (top / f32(level(0)))
+        for i in range(16):
+            x, y = get(src + i * step), get(src + (i + 16) * step)
+            st_i8(dst + 2 + i, 0 if tiny else nearest_level(k * x) | nearest_level(k * y) << 4)
+        for i in range(32):
+            x = get(src + i * step)
+            q = f32(level(nearest_level(k * x)))
+            sumqx += x * x * q * x
+            sumq2 += x * x * q * q
+        st_f16(dst, sumqx / sumq2 if sumq2 > ZERO and not tiny else ZERO)
+    return quantize
+
+
+QUANTIZE = {BY_NAME["q8_0"]: _q8_0, BY_NAME["iq4_nl"]: _iq4_nl,
             BY_NAME["q4_0"]: lambda get: _nibbles(get, 4, False), BY_NAME["q4_1"]: lambda get: _nibbles(get, 4, True),
             BY_NAME["q5_0"]: lambda get: _nibbles(get, 5, False), BY_NAME["q5_1"]: lambda get: _nibbles(get, 5, True)}

@@ -1,4 +1,4 @@
-"""sum, sum_rows, mean, argmax (ops/reductions/reduce.py).
+"""sum, sum_rows, mean, argmax (ops/reductions/reduce.py), count_equal (ops/reductions/count_equal.py).
 
 sum is two launches, so that its result does not depend on the order in which blocks run: N_PARTS partial sums in
 scratch memory, then one block adds them.
@@ -6,11 +6,24 @@ scratch memory, then one block adds them.
 from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
+from ggjit.ops.core.shape import n_elements
 from ggjit.ops.core.types import F32
-from ggjit.ops.cuda.compiler.core import block, device, ld_f32, n_blocks, n_threads, st_f32, st_i32, thread, to_i32
+from ggjit.ops.cuda.compiler.core import (
+    block,
+    device,
+    ld_f32,
+    ld_i32,
+    n_blocks,
+    n_threads,
+    st_f32,
+    st_i32,
+    st_i64,
+    thread,
+    to_i32,
+)
 from ggjit.ops.cuda.native.launch import MAX_THREADS, Launch, dense, over_rows
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO, block_max, block_sum
-from ggjit.ops.cuda.native.views import DST, SRC0, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, addr, element_addr, n_rows, nb, ne, row_addr, row_index, work
 from ggjit.ops.cuda.norm import sum_of
 from ggjit.ops.cuda.rows import FLOATS, ONE
 
@@ -23,7 +36,7 @@ def _make_parts(get):
         n, s = ne(a, 0) * n_rows(a), f32(0)
         e = block() * n_threads() + thread()
         while e < n:
-            s += get(element_addr(a, e))
+            s += get(element_addr(a, e, 1))
             e += n_threads() * n_blocks()
         s = block_sum(s)
         if thread() == 0:
@@ -54,6 +67,41 @@ def _sum(t):
             Launch(f"sum_total_{a.type.name}", lambda: _make_total(ONE[t.type].put, parts), (1, 1, 1), 32, 4 * parts))
 
 
+# ---------------------------------------------------------------- count_equal
+def _make_counts():
+    def kernel(node):
+        a, b = node + SRC0, node + SRC1
+        n, s = ne(a, 0) * n_rows(a), f32(0)
+        e = block() * n_threads() + thread()
+        while e < n:
+            if ld_i32(element_addr(a, e, 1)) == ld_i32(element_addr(b, e, 1)):
+                s += f32(1)                     # exact up to 2^24 equal elements of a part
+            e += n_threads() * n_blocks()
+        s = block_sum(s)
+        if thread() == 0:
+            st_i32(work(node) + 4 * block(), to_i32(s))
+    return kernel
+
+
+def _make_count(n_parts):
+    def kernel(node):
+        total = 0
+        if thread() == 0:
+            for i in range(n_parts):
+                total += ld_i32(work(node) + 4 * i)
+            st_i64(addr(node + DST), total)
+    return kernel
+
+
+def _count_equal(t):
+    parts = 2 if MAX_THREADS < 256 else N_PARTS
+    if n_elements(t.src[0]) > parts << 24:
+        return None
+    return (Launch("count_equal_parts", _make_counts, (parts, 1, 1), MAX_THREADS, 4 * parts),
+            Launch("count_equal", lambda: _make_count(parts), (1, 1, 1), 32, 4 * parts))
+
+
+# ---------------------------------------------------------------- argmax, sums of rows
 def _past_last(is_it):
     """past(x, start, end, y) -> 1 + the last i in start ... end - 1 with is_it(x[i], y), 0 if there is none."""
     @device
@@ -122,4 +170,5 @@ def _rows(t):
     return over_rows(t.op.name.lower(), make, a.ne[1] * a.ne[2] * a.ne[3], a.ne[0])
 
 
-CUDA = {OP.SUM: _sum, OP.SUM_ROWS: _rows, OP.MEAN: _rows, OP.ARGMAX: _rows}
+CUDA = {OP.SUM: _sum, OP.SUM_ROWS: _rows, OP.MEAN: _rows, OP.ARGMAX: _rows,
+        OP.COUNT_EQUAL: _count_equal}

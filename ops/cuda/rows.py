@@ -29,6 +29,11 @@ ONE = {F32: One(core.ld_f32, core.st_f32), F16: One(core.ld_f16, core.st_f16), B
 FLOATS = (F32, F16, BF16)
 
 
+# elements as they are, by their size: (load, store), of integers
+WORDS = {1: (core.ld_i8, core.st_i8), 2: (core.ld_i16, core.st_i16), 4: (core.ld_i32, core.st_i32),
+         8: (core.ld_i64, core.st_i64)}
+
+
 def _mover(load, store):
     @core.device
     def move(dst, src):
@@ -36,5 +41,4 @@ def _mover(load, store):
     return move
 
 
-MOVE = {1: _mover(core.ld_i8, core.st_i8), 2: _mover(core.ld_i16, core.st_i16), 4: _mover(core.ld_i32, core.st_i32),
-        8: _mover(core.ld_i64, core.st_i64)}
+MOVE = {size: _mover(load, store) for size, (load, store) in WORDS.items()}

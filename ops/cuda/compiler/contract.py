@@ -56,8 +56,9 @@ ARITHMETIC = """
     fmin(f, f) -> f     fmax(f, f) -> f     the number where the other is NaN
 """
 # outside kernels, while one is made: device(f) a function that kernels call, shared(nbytes) -> a function that gives
-# the address of that much shared memory; local.array(n, type name) inside, memory of one thread, n known when compiled
-MAKERS = "device shared local".split()
+# the address of that much shared memory, table(int32 array) -> a function of an index that gives its values;
+# inside, local.array(n, type name) is memory of one thread, n known when compiled
+MAKERS = "device shared table local".split()
 
 
 def functions():

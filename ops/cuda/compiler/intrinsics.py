@@ -159,6 +159,14 @@ def shared(nbytes):
     return piece
 
 
+def table(values):
+    """A function of an index that gives the values of an int32 array, which is kept in constant memory."""
+    @device
+    def value(i):
+        return values[i]
+    return value
+
+
 # ---------------------------------------------------------------- who am I
 @device
 def thread():

@@ -124,6 +124,10 @@ def shared(nbytes):
     return lambda: current().block.shared((key, sys._getframe(1).f_code), nbytes)
 
 
+def table(values):
+    return lambda i: int(values[i])
+
+
 def device(f):
     """Device functions are plain functions here."""
     return f

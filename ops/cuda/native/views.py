@@ -82,9 +82,9 @@ def row_addr_mod(view, i1, i2, i3):
 
 
 @device
-def element_addr(view, e):
-    """Address of element number e in flat order."""
-    n0 = ne(view, 0)
+def element_addr(view, e, block):
+    """Address of element number e in flat order, or of block number e where the type has blocks of `block`."""
+    n0 = ne(view, 0) // block
     r = e // n0
     i1, i2, i3 = row_index(view, r)
     return row_addr(view, i1, i2, i3) + (e - r * n0) * nb(view, 0)
