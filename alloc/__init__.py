@@ -7,7 +7,7 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     free_list.py        ggml's best-fit list; placement.py runs the events through it and places the tensors
     planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search), sections.py (lower bound)
     chunked.py          the same where buffers have a largest size
-    order.py            execution orders that need less memory
+    order.py            execution orders that need less memory; exact_order.py: the best one, proved
     validate.py         checks plans, independently of the planners
 
 Beside it: tensor_alloc.py and legacy.py (ggml's allocators of 2023), csvio.py (offset problems as files), report.py and

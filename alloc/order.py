@@ -20,6 +20,7 @@ import itertools
 import numpy as np
 
 from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
+from ggjit.alloc.exact_order import least_peak
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
 from ggjit.ops.core.host_memory import asking
@@ -29,6 +30,7 @@ from ggjit.ops.native.jit import exact, i64s, native, u8s
 VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
 EDGES_PER_NODE = 4 * MAX_SRC
+PLAN_SECONDS = 0.2              # of the search for offsets of an order; most are at their bound at once
 
 
 @exact
@@ -325,35 +327,41 @@ def legal_edges(p):
         cap *= 2
 
 
-def memory_order(p, beam=8):
-    """Node positions of Problem p in an order that needs less memory: (order, its estimated peak in bytes).
+def memory_order(p, beam=8, max_states=10_000):
+    """A Proof (exact_order.py) for Problem p: .order, node positions of the best order found, .peak, its live bytes,
+    .bound, bytes that no order goes below.
 
-    Never estimated worse than the given order: that one is returned when no better is found.
+    Never above the given order.  Beams look first, both ways; what they found is where the exact search begins.
     """
     n = p.n_nodes
     edges = legal_edges(p)
-    best, stats = None, np.zeros(1, np.int64)
+    orders, stats = [np.arange(n)], np.zeros(1, np.int64)
     for backward, width in itertools.product((0, 1), sorted({1, beam})):
         order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
         schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
-        if best is None or stats[0] < best[1]:
-            best = order, int(stats[0])
-    return best
+        orders.append(order)
+    return least_peak(p, edges, orders, max_states)
 
 
 @asking("an order of nodes")
 def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
-    """node_ids in a legal order with at most as many live bytes at the peak as the given one.
+    """node_ids in a legal order whose plan by "best" is below that of the given one, or the given one.
 
-    Arguments as plan_graph's; sizes = (node sizes, leaf sizes).  The given order comes back when none better is found.
+    Arguments as plan_graph's; sizes = (node sizes, leaf sizes).
     """
     in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
     node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
-    order, _ = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place, outputs=outputs), beam)
+    found = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place, outputs=outputs), beam)
 
-    def most_live(pick):
-        plan = plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place,
-                          outputs=outputs)
-        return plan.lower_bound
+    def planned(pick, **settings):
+        return plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place,
+                          outputs=outputs, **settings)
     given = np.arange(len(node_ids))
-    return node_ids[order] if most_live(order) < most_live(given) else node_ids
+    if (found.order == given).all():
+        return node_ids
+    old, new = planned(given), planned(found.order)
+    better = new.peak < old.lower_bound         # sure without a search
+    if not better and new.lower_bound < old.peak:
+        old, new = (planned(pick, planner="best", time_limit=PLAN_SECONDS) for pick in (given, found.order))
+        better = new.peak < old.peak
+    return node_ids[found.order] if better else node_ids

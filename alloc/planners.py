@@ -31,7 +31,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE, i64s, native
 
-LOCAL_FROM = 64                 # node limit of a search, over the number of buffers
+LOCAL_FROM = 16                 # node limit of a search, over the number of buffers
 COARSE = 8                      # the bisection's node limit is that much smaller than the one at the goal
 
 # local search

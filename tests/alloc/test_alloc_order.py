@@ -1,11 +1,14 @@
 """order="memory": the same values from every node and every write, and less live at once."""
+import itertools
 
 import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
+from ggjit.alloc.exact_order import Bytes, least_peak
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order import VIEW_OP, reorder
+from ggjit.alloc.order import VIEW_OP, legal_edges, memory_order, reorder
+from ggjit.alloc.problem import IN_PLACE_OPS, Problem
 from ggjit.ops.core.record import OP, T_OP, T_SRC, T_VIEW_SRC
 
 graphs = benchmark("alloc_graphs")
@@ -81,6 +84,48 @@ def test_widest_branch_first():
     after = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new.tolist()]), g.sizes[1]))
     assert after.lower_bound == size[outputs[-1]] + max(size[i] for i in g.nodes)      # the widest step, alone
     assert values(g, new.tolist()) == values(g, g.nodes)
+
+
+def problem(g):
+    return Problem(g.table, np.array(g.nodes), g.leafs, g.sizes, [1], None, None, IN_PLACE_OPS.astype(np.uint8))
+
+
+def test_the_exact_search_agrees_with_all_orders_there_are():
+    met = 0
+    for seed in range(120):
+        g = graphs.random_graph(seed)
+        n = len(g.nodes)
+        if not 3 <= n <= 6:
+            continue
+        p, nbytes = problem(g), Bytes(problem(g))
+        before = legal_edges(p).tolist()
+        legal = [o for o in itertools.permutations(range(n)) if all(o.index(a) < o.index(b) for a, b in before)]
+        least = min(nbytes.peak(o) for o in legal)
+        proof = least_peak(p, legal_edges(p), [np.array(max(legal, key=nbytes.peak))])
+        assert proof.peak == proof.bound == least == nbytes.peak(proof.order) and tuple(proof.order) in legal
+        met += 1
+    assert met > 5
+
+
+@pytest.mark.parametrize("name", ["inception x8", "randwire 60 a", "randwire 60 b", "randwire 200", "train gpt2 6L"])
+def test_no_order_needs_fewer_live_bytes(name):
+    """Branchy and training graphs: the order found is proved, or what is left is said."""
+    p = problem(graphs.SUITE[name]())
+    proof = memory_order(p)
+    assert proof.peak == proof.bound == Bytes(p).peak(proof.order) and sorted(proof.order) == list(range(p.n_nodes))
+    short = least_peak(p, legal_edges(p), [np.arange(p.n_nodes)], max_states=4)
+    assert short.bound <= proof.bound <= short.peak
+
+
+def test_orders_are_never_planned_above_the_given_one():
+    for seed in range(20):
+        g = graphs.random_graph(seed)
+        size = dict(zip(g.nodes, g.sizes[0], strict=True))
+        new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+        sizes = [(np.array([size[i] for i in nodes]), g.sizes[1]) for nodes in (new, g.nodes)]
+        peaks = [plan_graph(g.table, nodes, g.leafs, z, planner="best").peak
+                 for nodes, z in zip((new, g.nodes), sizes, strict=True)]
+        assert peaks[0] < peaks[1] or new == g.nodes
 
 
 def test_empty():
