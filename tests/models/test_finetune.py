@@ -138,7 +138,7 @@ def test_no_file_that_is_read_is_replaced(model, tmp_path):
     (tmp_path / "steps").write_bytes(b"")
     for options in (dict(out=out), dict(out=out, checkpoint=tmp_path / "steps")):       # no adapter, checkpoint or not
         out.write_bytes(b"notes")
-        with pytest.raises(CannotWrite, match="a.gguf exists already; .* --force"):
+        with pytest.raises(CannotWrite, match="a.gguf exists already; .*--force"):
             finetune(**{"model": model, "data": IDS, "n_ctx": N, **options})
         assert out.read_bytes() == b"notes"
     assert text.read_text() == "mine" and GGUFFile(model).get("general.type", None) is None
