@@ -42,7 +42,7 @@ from ggjit.models.files.gguf import (
 from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64, Type
-from ggjit.ops.core.whole_file import whole_file
+from ggjit.ops.core.whole_file import whole_file, whole_files
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.tensor import Tensor
 
@@ -141,16 +141,26 @@ def write_gguf(path, metadata, groups, align=DEFAULT_ALIGNMENT, force=False, tit
         headers.append(_header(own, group, align))
     total = sum(e.nbytes for group in groups for e in group)
     _check_space(paths[0], sum(map(len, headers)) + sum(_padded(e.nbytes, align) for group in groups for e in group))
-    with _explained(path, "the end"), contextlib.ExitStack() as files, \
+    with _explained(path, "the end"), _opened(paths) as files, \
             bar(f"{title}, MiB", total / 2**20, drawn=title is not None) as step:
-        for target, header, group in zip(paths, headers, groups, strict=True):
+        for f, target, header, group in zip(files, paths, headers, groups, strict=True):
             with _explained(target, "the header"):
-                f = files.enter_context(whole_file(target))
                 f.write(header)
             for e in group:
                 _write_entry(f, target, e, align, step)
             f.flush()
     return paths
+
+
+@contextlib.contextmanager
+def _opened(paths):
+    """The files, which get their names together."""
+    if len(paths) > 1:
+        with whole_files(paths) as files:
+            yield files
+        return
+    with whole_file(paths[0]) as f:
+        yield [f]
 
 
 def _write_entry(f, path, e, align, step):

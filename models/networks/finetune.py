@@ -23,6 +23,7 @@ from ggjit.core.arguments import typed_call
 from ggjit.models.core.checks import integer, number, read_text
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.files.save import refuse_existing
 from ggjit.models.networks.load import EMBEDDED, load_model
 from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
@@ -127,8 +128,9 @@ class _Memory:
 
 
 # ---------------------------------------------------------------- what users call
-def _refuse_to_replace(out, model, data, checkpoint):
-    """Errors: ParamError where `out` or `checkpoint` cannot be written, or is one of the files that are read."""
+def _refuse_to_replace(out, model, data, checkpoint, force):
+    """Errors: ParamError where `out` or `checkpoint` cannot be written, or is one of the files that are read;
+    CannotWrite where `out` is there already, but for the adapter of a training that goes on from its checkpoint."""
     files = {"the adapter (out)": out, "the checkpoint": checkpoint, "the model": model, "the data": data}
     files = {what: p for what, p in files.items() if isinstance(p, str | os.PathLike)}
     for written, path in files.items():
@@ -137,6 +139,14 @@ def _refuse_to_replace(out, model, data, checkpoint):
             same = next((what for what, p in files.items() if what != written and _same(p, path)), None)
             if same is not None:
                 raise ParamError(f"finetune: {os.fspath(path)!r} is {written} and {same}; give each a file of its own")
+    if checkpoint is None or not checkpoints.exists(checkpoint) or not _is_adapter(out):
+        refuse_existing(out, force)
+
+
+def _is_adapter(path):
+    with contextlib.suppress(BadFile):
+        return GGUFFile(path).get("general.type", "", str) == "adapter"
+    return False
 
 
 def _same(a, b):
@@ -201,7 +211,7 @@ class Finetuning:
 @typed_call
 def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, n_ctx=256, memory=None, epochs=1,
              steps=None, lr=2e-4, batch=1, seed=0, n_threads=None, checkpoint=None, callback=None, progress=True,
-             on_plan=None):
+             on_plan=None, force=False):
     """Train a LoRA adapter for a GGUF model, whose weights stay as they are, quantised too; returns the History.
 
         finetune("model.gguf", "letters.txt", "letters.gguf", memory=1_500_000_000)
@@ -215,16 +225,17 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
     checkpoint: a file that is written after every epoch and when the training ends; the same call goes on from it.
     callback: called with the History after every step; true: stop.  on_plan: called with the Finetuning, whose `.peak`
     is the bytes of the process to come, before the first step.
-    However a training ends, `out` is the adapter of the last finished step.
-    Errors: BudgetError (`.minimum` bytes are enough), BadFile (data), ModelError (no tokenizer), ParamError,
-    NotSupported (an architecture without gradients); before anything is written.
+    However a training ends, `out` is the adapter of the last finished step.  force: a file of that name is replaced,
+    which the adapter of a training that goes on from its checkpoint always is.
+    Errors: CannotWrite (a file of that name), BudgetError (`.minimum` bytes are enough), BadFile (data), ModelError (no
+    tokenizer), ParamError, NotSupported (an architecture without gradients); before anything is written.
     """
     if data is None or out is None:
         raise ParamError("finetune: data and out are needed: what to learn from, and the file to write")
     if not isinstance(out, str | os.PathLike):
         raise TypeMismatch(f"finetune: out is a path, got {type(out).__name__}")
     model = EMBEDDED if model is None else model
-    _refuse_to_replace(out, model, data, checkpoint)
+    _refuse_to_replace(out, model, data, checkpoint, force)
     job = Finetuning(model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr,
                      batch, seed, n_threads, checkpoint, callback)
     try:

@@ -46,6 +46,52 @@ def whole_file(path, text=False, mode=0o666, durable=True, devices=True):
         raise OSError(e.errno, e.strerror or str(e), path) from e
 
 
+@contextlib.contextmanager
+def whole_files(paths):
+    """Files to write, one for each path: at the end of the block all get their names, after an error none, and what had
+    a name before has it again.  Errors: OSError."""
+    paths = [os.path.abspath(os.fspath(path)) for path in paths]
+    with contextlib.ExitStack() as stack:
+        before = [_plain(path) or 0 for path in paths]
+        files = [stack.enter_context(_partial(path, False, mode or 0o666))
+                 for path, mode in zip(paths, before, strict=True)]
+        yield files
+        for f, mode in zip(files, before, strict=True):
+            f.flush()
+            os.fsync(f.fileno())
+            if mode and hasattr(os, "fchmod"):
+                os.fchmod(f.fileno(), mode)
+            f.close()
+        _rename_all([(f.name, path) for f, path in zip(files, paths, strict=True)])
+
+
+def _rename_all(pairs):
+    """Rename each file to its path, or none."""
+    done, aside = [], {}
+    try:
+        for new, path in pairs:
+            if os.path.lexists(path):
+                old = f"{new}.before"
+                try:
+                    os.link(path, old, follow_symlinks=False)
+                except OSError:                 # a file system without links
+                    os.replace(path, old)
+                aside[path] = old
+            os.replace(new, path)
+            done.append(path)
+    except BaseException:
+        for path in {*done, *aside}:
+            if path in aside:
+                os.replace(aside[path], path)
+            else:
+                os.unlink(path)
+        raise
+    finally:
+        for old in aside.values():              # also after an error: two links to one file are not renamed
+            with contextlib.suppress(OSError):
+                os.unlink(old)
+
+
 def write_whole(path, content, **options):
     """Write bytes or a text as the file `path`; options and errors as whole_file."""
     with whole_file(path, text=isinstance(content, str), **options) as f:

@@ -9,6 +9,7 @@ from helpers import tiny_model
 import ggjit as gg
 from ggjit.models import finetune, load_model
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.files.save import CannotWrite
 from ggjit.models.networks.finetune import _texts, read_ids
 from ggjit.models.networks.training import TokenLoss
 from ggjit.tools.command.common import nbytes
@@ -92,7 +93,7 @@ def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_o
 def test_an_adapter_that_is_not_finite_is_not_written(model, tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"of before")
     with pytest.raises(gg.train.NotFinite, match="step"):
-        train(model, tmp_path / "a.gguf", lr=1e38)
+        train(model, tmp_path / "a.gguf", lr=1e38, force=True)
     assert (tmp_path / "a.gguf").read_bytes() == b"of before"
 
 
@@ -134,6 +135,12 @@ def test_no_file_that_is_read_is_replaced(model, tmp_path):
                            (dict(out=tmp_path), "is a folder; name a file in it")):
         with pytest.raises(gg.ParamError, match=words):
             finetune(**{"model": model, "data": IDS, "out": out, "n_ctx": N, **options})
+    (tmp_path / "steps").write_bytes(b"")
+    for options in (dict(out=out), dict(out=out, checkpoint=tmp_path / "steps")):       # no adapter, checkpoint or not
+        out.write_bytes(b"notes")
+        with pytest.raises(CannotWrite, match="a.gguf exists already; .*--force"):
+            finetune(**{"model": model, "data": IDS, "n_ctx": N, **options})
+        assert out.read_bytes() == b"notes"
     assert text.read_text() == "mine" and GGUFFile(model).get("general.type", None) is None
 
 

@@ -1,4 +1,5 @@
 """Files made from files: quantised, edited, split, joined; and what can go wrong."""
+import errno
 import hashlib
 import os
 import re
@@ -243,6 +244,37 @@ def test_split_read_and_joined(tiny, tmp_path):
     quantize_gguf(tiny, tmp_path / "q2.gguf", "Q8_0", progress=False)
     one, other = GGUFFile(tmp_path / "q1.gguf"), GGUFFile(tmp_path / "q2.gguf")
     assert all(one.tensor_bytes(n).tobytes() == other.tensor_bytes(n).tobytes() for n in other.tensors)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_all_parts_or_none(tiny, tmp_path, monkeypatch, before):
+    """The last part cannot be renamed: the others do not stay."""
+    def run():
+        return edit_gguf(tiny, tmp_path / "p.gguf", max_nbytes=80_000, progress=False, force=True)["paths"]
+    old = {}
+    if before:
+        for i, path in enumerate(run()[:-1]):           # of a model before it, of which one part is gone
+            old[path] = b"part %d" % i
+        for path in tmp_path.glob("p-*"):
+            path.unlink()
+        for path, data in old.items():
+            with open(path, "wb") as f:
+                f.write(data)
+    replace, calls = os.replace, []
+
+    def fails(a, b):
+        calls.append(b)
+        if len(calls) == 3:
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(a, b)
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(CannotWrite, match="Input/output error, at the end; nothing is left"):
+        run()
+    left = {str(p): p.read_bytes() for p in tmp_path.iterdir() if p.name.startswith(("p-", ".p-"))}
+    assert left == old and len(calls) >= 3
+    monkeypatch.undo()
+    run()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_broken_splits(tiny, tmp_path):

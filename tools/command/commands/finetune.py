@@ -13,6 +13,7 @@ def add_arguments(c):
     c.add_model("a GGUF, also a quantised one (the model that comes with ggjit)", required=False)
     c.add_file("--data", required=True, metavar="FILE", help='text, or .jsonl with a "text" a line')
     c.add_file("-o", "--out", required=True, metavar="FILE", help="the adapter to write, in llama.cpp's format")
+    c.add_argument("--force", action="store_true", help="replace it if it is there")
     c.add_argument("--rank", type=positive, default=8, metavar="R", help="of the two matrices beside a weight (8)")
     c.add_argument("--alpha", type=float, default=None, metavar="A", help="they count alpha / rank times (2 rank)")
     c.add_argument("--targets", default=None, metavar="NAMES",
@@ -46,7 +47,7 @@ def run(args):
     with compiling():
         h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256, args.memory,
                      args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads, args.checkpoint, stepped,
-                     on_plan=planned)
+                     on_plan=planned, force=args.force)
     if not args.json:
         print(f"wrote {args.out}")
     return found | {"out": args.out, "steps": len(h.steps), "loss": h.steps}
