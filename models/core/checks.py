@@ -54,3 +54,12 @@ def known_options(what, given, known):
     if unknown:
         raise ParamError(f"{what}: unknown option {', '.join(map(repr, unknown))}{nearest(unknown[0], known)}; known: "
                          f"{', '.join(known)}")
+
+
+def is_encodable(text):
+    """Can a text be written as UTF-8?  One with lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

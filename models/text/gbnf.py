@@ -303,19 +303,32 @@ def _without(ranges):
 
 # ---------------------------------------------------------------- checks
 def _fixed_point(rules, holds):
-    """Names of rules one of whose alternates has only elements for which holds(element, names so far)."""
-    found, before = set(), -1
-    while len(found) != before:
-        before = len(found)
-        found |= {n for n, r in rules.items() if n not in found and any(all(holds(e, found) for e in a)
-                                                                         for a in r.alternates)}
+    """Names of rules one of whose alternates has only elements that hold: rules among these names, and others for which
+    holds(element).  Each alternate is looked at once: it is done when the last rule it waits for is found."""
+    found, todo, waits = set(), [], {}              # waits: {rule: [[rule, how many rules an alternate of it needs]]}
+    for name, rule in rules.items():
+        for a in rule.alternates:
+            refs = {e.rule for e in a if isinstance(e, Ref)}
+            if all(holds(e) for e in a if not isinstance(e, Ref)):
+                left = [name, len(refs)]
+                for ref in refs:
+                    waits.setdefault(ref, []).append(left)
+                if not refs:
+                    todo.append(name)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            for left in waits.get(name, ()):
+                left[1] -= 1
+                if not left[1]:
+                    todo.append(left[0])
     return found
 
 
 def _check_ends(rules, root):
     """Every rule that `root` uses matches some text of finite length."""
-    ends = _fixed_point(rules, lambda e, found: e.rule in found if isinstance(e, Ref) else
-                        e.ranges if isinstance(e, Chars) else True)
+    ends = _fixed_point(rules, lambda e: e.ranges if isinstance(e, Chars) else True)
     refs = {name: {e.rule for a in rule.alternates for e in a if isinstance(e, Ref)} for name, rule in rules.items()}
     todo, used = [root], {}
     while todo:
@@ -334,7 +347,7 @@ def _check_ends(rules, root):
 def _check_left_recursion(rules):
     """No rule begins with itself.  An edge to the last element of an alternate is harmless: nothing is left to do after
     it (so is x* of an x that may be empty)."""
-    empty = _fixed_point(rules, lambda e, found: isinstance(e, Ref) and e.rule in found)
+    empty = _fixed_point(rules, lambda e: False)
     edges = {name: set() for name in rules}                 # (rule, is it the last element?)
     for name, rule in rules.items():
         for a in rule.alternates:
@@ -378,9 +391,9 @@ def _circles(graph):
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == index[node]:
-                    at = stack.index(node)
-                    group = set(stack[at:])
-                    del stack[at:]
+                    group = {stack.pop()}
+                    while node not in group:
+                        group.add(stack.pop())
                     on -= group
                     if len(group) > 1 or node in graph[node]:
                         found.append(group)

@@ -13,6 +13,7 @@ import weakref
 
 import numpy as np
 
+from ggjit.models.core.checks import is_encodable
 from ggjit.models.text import gbnf
 from ggjit.models.text.gbnf import Chars, Ref, Token
 from ggjit.models.text.json_schema import to_gbnf
@@ -391,7 +392,7 @@ class Lazy:
             raise ParamError(f"grammar_triggers is {given!r}, expected a list of texts, compiled patterns and ids")
         given = list(given)
         self._ids = {t for t in given if is_whole(t, 0, tokenizer.n_vocab - 1)}
-        self._texts = [t for t in given if isinstance(t, str) and t]
+        self._texts = [t for t in given if isinstance(t, str) and t and is_encodable(t)]
         self._patterns = [t for t in given if isinstance(t, re.Pattern) and isinstance(t.pattern, str)]
         if not given or len(self._texts) + len(self._patterns) + sum(is_whole(t) and t in self._ids for t in given) < \
                 len(given):

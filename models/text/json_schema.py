@@ -8,6 +8,7 @@ of this kind can hold a text to (a number's minimum, uniqueItems ...) are warned
 json_schema_to_grammar for what is accepted, https://json-schema.org for what it means.
 """
 import json
+import math
 import re
 import urllib.parse
 import warnings
@@ -48,6 +49,8 @@ def to_gbnf(schema):
             schema = json.loads(schema)
         except ValueError as e:
             raise ParamError(f"json_schema is no JSON: {e}") from None
+        except RecursionError:
+            raise ParamError(f"json_schema: more than {MAX_DEPTH} values in each other") from None
     return _Schema(schema).text()
 
 
@@ -168,18 +171,30 @@ class _Schema:
             return self.expression({"enum": s["enum"]}, at)
         self.unread(s, {"properties"}, at)
         properties, more = s.get("properties", {}), s.get("additionalProperties", False)
+        required = self.required(s, at)
+        left = [name for name in required if name not in properties]
+        if left:
+            warnings.warn(f"json_schema, {at.replace('root', '#', 1)}: {', '.join(left)} of required is none of the "
+                          f"properties; the text may leave it out", stacklevel=2)
         if not properties and (more is True or not {"properties", "additionalProperties"} & {*s}):
             return "object"         # with empty properties, the arguments of a function without any, it is "{}"
         names = {key: self.rule(f"{at}-{key}-kv", f'{_literal(_json(key))} space ":" space '
                                 + self.rule(f"{at}-{key}", self.visit(value, f"{at}-{key}")))
                  for key, value in properties.items()}
-        needed = [names[key] for key in properties if key in s.get("required", ())]
-        optional = [(names[key], "?") for key in properties if key not in s.get("required", ())]
+        needed = [names[key] for key in properties if key in required]
+        optional = [(names[key], "?") for key in properties if key not in required]
         if more is not False:
             value = self.rule(f"{at}-additional", self.visit(more, f"{at}-additional"))
             key = self.rule(f"{at}-other-key", _other_string(properties)) if properties else "string"
             optional.append((self.rule(f"{at}-additional-kv", f'{key} ":" space {value}'), "*"))
         return '"{" space ' + self.members(needed, optional, at) + ' "}" space'
+
+    def required(self, s, at):
+        """The names that have to be there."""
+        names = s.get("required", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self.fail(at, f"required is {names!r}, expected a list of names")
+        return names
 
     def members(self, needed, optional, at):
         """What is between the braces: all of `needed`, then some of `optional`, with commas between."""
@@ -197,6 +212,8 @@ class _Schema:
         parts = s.get("allOf")
         if parts is None:
             return s
+        if at.count("-allOf-") > MAX_DEPTH:
+            self.fail(at[:60], f"more than {MAX_DEPTH} allOf in each other")
         out = {k: v for k, v in s.items() if k != "allOf"}
         for i, part in enumerate(parts):
             for options in ([(p, False) for p in part["anyOf"]] if "anyOf" in part else [(part, True)]):
@@ -255,6 +272,9 @@ class _Schema:
         self.unread(s, set(bounds), at)
         if not bounds.keys() & s.keys():
             return "integer"
+        for k in bounds.keys() & s.keys():
+            if type(s[k]) not in (int, float) or not abs(s[k]) < math.inf:
+                self.fail(at, f"{k} is {s[k]!r}, expected a number")
         most = 10 ** MAX_DIGITS - 1
         # ceil for the lower, floor for the upper ones: bounds may be numbers with decimals
         low = max([-most, *(-(-s[k] // 1) + n if k == "minimum" else s[k] // 1 + 1

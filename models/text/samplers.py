@@ -11,6 +11,7 @@ import numpy as np
 
 MIROSTAT_M = 100                # tokens from which Mirostat 1 estimates the exponent of Zipf's law
 MAX_LOG = 88.7228391            # log of the largest float32: DRY's penalty stays below
+MAX_PENALTY = 3e38              # of DRY: more than any logit, and no infinity
 ALMOST_ONE = 1.000001           # a DRY base so near to 1 never overflows
 
 
@@ -106,8 +107,15 @@ def dry(c, last, multiplier, base, allowed_length, breakers):
     c, (at, which) = c.writable(), c.places(ids)
     largest = int(MAX_LOG / math.log(base)) if base > ALMOST_ONE else 0
     power = [longest[int(i)] - allowed_length for i in ids[which]]
-    c.logits[at] -= [multiplier * base ** (min(n, largest) if largest else n) for n in power]
+    c.logits[at] -= [min(multiplier * _power(base, min(n, largest) if largest else n), MAX_PENALTY) for n in power]
     return c
+
+
+def _power(base, n):
+    try:
+        return base ** n
+    except OverflowError:
+        return math.inf
 
 
 def _until_breaker(last, breakers):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggjit.models.core.checks import BrokenValues, known_options, number
+from ggjit.models.core.checks import BrokenValues, is_encodable, known_options, number
 from ggjit.models.text import samplers
 from ggjit.models.text.samplers import Candidates
 from ggjit.ops.core.errors import ParamError, ShapeError
@@ -78,8 +78,8 @@ def _logit_bias(name, value):
 
 def _breakers(name, value):
     texts = (None,) if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ParamError(f"{name} is {value!r}, expected a list of texts, none of them empty")
+    if not all(isinstance(text, str) and text and is_encodable(text) for text in texts):
+        raise ParamError(f"{name} is {value!r}, expected a list of texts, none of them empty or with a lone surrogate")
     return texts
 
 

@@ -2,6 +2,7 @@
 import json
 import random
 import re
+import sys
 import types
 
 import numpy as np
@@ -394,7 +395,7 @@ def test_a_lazy_grammar_begins_with_its_trigger(triggers, said, at):
 
 
 def test_what_is_no_trigger():
-    for bad in (5.0, [], [""], ["a", 10**6], [re.compile(b"x")], b"x", [None], [True]):
+    for bad in (5.0, [], [""], ["\ud800"], ["a", 10**6], [re.compile(b"x")], b"x", [None], [True]):
         with pytest.raises(ParamError, match="grammar_triggers is"):
             matcher(TOKENIZER, 'root ::= "a"', triggers=bad)
     with pytest.raises(ParamError, match="give grammar or json_schema"):
@@ -503,13 +504,38 @@ def test_patterns_are_written_as_json():
     ({"type": "integer", "minimum": 3, "maximum": 2}, "no integer"),
     ({"type": "array", "minItems": 3, "maxItems": 1}, "minItems 3"),
     ({"type": "string", "minLength": 3, "maxLength": 1}, "minLength 3"), ({"properties": 3}, "another kind"),
-    ({"type": "array", "minItems": "x"}, "another kind")])
+    ({"type": "array", "minItems": "x"}, "another kind"), ("[" * 100_000, "values in each other"),
+    ({"type": "integer", "minimum": float("nan")}, "minimum is nan"), ({"type": "integer", "maximum": True}, "is True"),
+    ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}, "allOf in each other"),
+    ({"properties": {"a": {}}, "required": "a"}, "required is 'a'")])
 def test_what_is_no_schema(schema, words):
     with pytest.raises(ParamError, match=words):
         matcher(TOKENIZER, json_schema=schema)
 
 
+def test_long_chains_of_rules_are_read_at_once():
+    """Each rule is looked at once, not once for every other; checked by counting what is done."""
+    def steps(n):
+        chain = "\n".join(f"r{i} ::= r{i + 1}" for i in range(n)).replace("r0", "root", 1)
+        done = [0]
+
+        def seen(frame, event, arg):
+            done[0] += 1
+            return seen
+        before = sys.gettrace()
+        sys.settrace(seen)
+        try:
+            grammar = Grammar(f'{chain}\nr{n} ::= "a"*', TOKENIZER)
+        finally:
+            sys.settrace(before)
+        assert matches("aa", grammar)
+        return done[0]
+    assert steps(400) < 4.5 * steps(100)
+
+
 def test_what_a_grammar_cannot_hold_to_is_warned_of():
+    with pytest.warns(UserWarning, match="#: b of required is none of the properties"):
+        to_gbnf({"properties": {"a": {}}, "required": ["a", "b"]})
     with pytest.warns(UserWarning, match="#-a: minimum, multipleOf cannot be held to"):
         to_gbnf({"properties": {"a": {"type": "number", "minimum": 1, "multipleOf": 2, "title": "x"}}})
 

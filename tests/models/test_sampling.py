@@ -182,7 +182,7 @@ def test_dry_and_its_breakers(text, breakers, penalised):
     dict(xtc_probability=1.5), dict(xtc_threshold=-1), dict(dynatemp_range=-0.1), dict(dynatemp_exponent=-1),
     dict(frequency_penalty=None), dict(presence_penalty=True), dict(dry_multiplier=-1), dict(dry_base=0.5),
     dict(dry_allowed_length=-1), dict(dry_penalty_last_n=-2), dict(dry_sequence_breakers="ab"),
-    dict(dry_sequence_breakers=["a", ""]), dict(dry_sequence_breakers=5),
+    dict(dry_sequence_breakers=["\ud800"]), dict(dry_sequence_breakers=["a", ""]), dict(dry_sequence_breakers=5),
     dict(adaptive_target=1.5), dict(adaptive_decay=1.0),
     dict(mirostat=3), dict(mirostat_tau=-1), dict(mirostat_eta="a"),
     dict(logit_bias=[3]), dict(logit_bias={-1: 2.0}), dict(logit_bias={1: float("inf")}), dict(samplers=5),
@@ -191,6 +191,13 @@ def test_dry_and_its_breakers(text, breakers, penalised):
 def test_bad_parameters_are_named(options):
     with pytest.raises(ParamError, match=next(iter(options))):
         Sampler(**options)
+
+
+def test_a_penalty_is_never_infinite():
+    sampler = Sampler(**OFF, dry_multiplier=1e300, dry_base=1e300)
+    sampler.accept([0, 1] * 30)
+    ids, p = sampler.probabilities(np.array([5.0, 1.0]))
+    assert ids.tolist() == [1] and p.tolist() == [1.0]
 
 
 def test_an_unknown_option_names_the_nearest():
