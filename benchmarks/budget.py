@@ -1,83 +1,101 @@
-"""The price of fewer bytes: training graphs within shares of their peak.
+"""The price of fewer bytes: training graphs within shares of their peak, beside PyTorch's activation-memory budget.
 
-    python benchmarks/budget.py [--shares 75 50 35 25] [--markdown FILE]
+    python -m benchmarks.budget [--shares 75 50 35 25] [--networks WORD ...] [--markdown FILE]
 
-peak: bytes of the graph in its better order, nothing made again.  For each share: operations more than one run, the
-bound that is proved for any plan, milliseconds of planning (the smallest of three).  Each plan is laid out, and its
-peak is that of gg.measure.
+peak: bytes of the graph in its better order, nothing made again.  For each share: operations more than one run in
+percent, the bound that is proved for any plan of whole nodes, milliseconds of a call (processor time, the smallest of
+three).  Each plan is laid out, and its peak is that of gg.measure.  Where no plan of whole nodes fits: the operations
+and chunks of one that cuts the largest.  PyTorch, where it is installed: benchmarks/torch_budget.py.
 """
 import argparse
+import importlib.util
 import pathlib
 import time
 
-from train import Classifier, Llama
-
 import ggjit as gg
+from benchmarks.convnets import ResNet, UNet
+from benchmarks.train import Classifier, Llama
 
-NETWORKS = {                    # name: (network, rows of a batch, rows computed at a time; 0: all)
-    "MLP 64-128-64-10, batch 4096": (lambda: Classifier("mlp"), 4096, 0),
-    "the same, 512 rows at a time": (lambda: Classifier("mlp"), 4096, 512),
-    "CNN 16, 32, batch 256": (lambda: Classifier("cnn"), 256, 0),
-    "the same, 32 images at a time": (lambda: Classifier("cnn"), 256, 32),
-    "transformer, 4 layers, width 64": (lambda: Llama(64, n_layer=4), 8, 0),
-    "transformer, 12 layers, width 128": (lambda: Llama(64, width=128, n_ff=344, n_layer=12), 8, 0),
+NETWORKS = {                    # name: (network, rows of a batch)
+    "MLP 64-128-64-10, batch 4096": (lambda: Classifier("mlp"), 4096),
+    "CNN 16, 32, batch 256": (lambda: Classifier("cnn"), 256),
+    "transformer, 4 layers, width 64": (lambda: Llama(64, n_layer=4), 8),
+    "transformer, 12 layers, width 128": (lambda: Llama(64, width=128, n_ff=344, n_layer=12), 8),
+    "flash, 24 layers, width 128": (lambda: Llama(64, width=128, n_ff=344, n_layer=24, flash=True), 8),
+    "U-Net, 3 levels, 64 x 64, batch 4": (lambda: UNet(64, 16), 4),
+    "ResNet 3-4-6-3, 32 x 32, batch 8": (lambda: ResNet(32, 16), 8),
 }
 
 
-def training_graph(net, batch, chunk=0):
+def training_graph(net, batch):
     x, y, params = net.ours(batch)
     with x.ctx:
-        if chunk:
-            def of_rows(x, labels):
-                return gg.cross_entropy_loss(net.outputs(params, x), labels)
-            labels = x.ctx.new_tensor(gg.F32, y.ne[:2], name="labels")
-            loss = gg.train.mean_in_chunks(of_rows, x, labels, chunk=chunk)
-            return gg.Graph(loss, *gg.grad(loss, list(params.values())))
         loss = gg.cross_entropy_loss(y, x.ctx.new_tensor(gg.F32, y.ne, name="labels"))
         return gg.Graph(loss, *gg.grad(loss, list(params.values())))
 
 
 def within(graph, budget):
-    """The row of a budget: extra and bound in percent, milliseconds; or that it is not reached."""
+    """The cell of a budget."""
     seconds = []
     for _ in range(3):
-        t0 = time.perf_counter()
+        t0 = time.process_time()
         try:
-            small = gg.rematerialize(graph, budget)
+            small = gg.rematerialize(graph, budget, cut=False)
         except gg.BudgetError:
-            return "-"
-        seconds.append(time.perf_counter() - t0)
-    assert gg.measure(small).peak <= small.peak <= budget
+            return cut(graph, budget)
+        seconds.append(time.process_time() - t0)
+    assert gg.measure(small).peak == small.peak <= budget
     return f"{100 * small.extra:.1f} ({100 * small.bound:.1f}), {1e3 * min(seconds):.0f} ms"
 
 
-def least(graph):
+def cut(graph, budget):
     try:
-        gg.rematerialize(graph, 0)
+        small = gg.rematerialize(graph, budget)
+    except gg.BudgetError:
+        return "-"
+    assert gg.measure(small).peak == small.peak <= budget
+    return f"{100 * small.extra:.1f} in {small.n_chunks} chunks"
+
+
+def least(graph, **options):
+    try:
+        gg.rematerialize(graph, 0, **options)
     except gg.BudgetError as e:
         return e.minimum
 
 
-def table(shares):
+def row_of_torch(net, batch, shares):
+    from benchmarks.torch_budget import cheapest
+    extra, smallest = cheapest(net, batch, [share / 100 for share in shares])
+    cells = " | ".join("-" if x is None else f"{100 * x:.1f}" for x in extra)
+    return f"| PyTorch's budget | | | {cells} | {100 * smallest:.0f} % |"
+
+
+def table(shares, words):
     rows = ["| graph | nodes | peak, MiB | " + " | ".join(f"{s} %" for s in shares) + " | least peak |",
             "|---|---|---|" + "---|" * len(shares) + "---|"]
-    for name, (make, batch, chunk) in NETWORKS.items():
-        graph = training_graph(make(), batch, chunk)
+    for name, (make, batch) in NETWORKS.items():
+        if words and not any(word in name for word in words):
+            continue
+        graph = training_graph(make(), batch)
         peak = min(gg.measure(graph, order=order).peak for order in ("graph", "memory"))
         cells = [within(graph, peak * share // 100) for share in shares]
         rows.append(f"| {name} | {len(graph)} | {peak / 2 ** 20:.1f} | " + " | ".join(cells) +
-                    f" | {100 * least(graph) / peak:.0f} % |")
+                    f" | {100 * least(graph, cut=False) / peak:.0f} %, cut {100 * least(graph) / peak:.0f} % |")
         print(rows[-1], flush=True)
+        if importlib.util.find_spec("torch"):
+            rows.append(row_of_torch(make(), batch, shares))
+            print(rows[-1], flush=True)
     return "\n".join(rows)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shares", type=int, nargs="+", default=[75, 50, 35, 25], metavar="PERCENT")
+    p.add_argument("--networks", nargs="+", default=[], metavar="WORD", help="those whose names have one of the words")
     p.add_argument("--markdown", type=pathlib.Path, metavar="FILE")
     args = p.parse_args()
-    text = table(args.shares)
-    print(text)
+    text = table(args.shares, args.networks)
     if args.markdown:
         args.markdown.write_text(text + "\n", encoding="utf-8")
 

@@ -81,8 +81,8 @@ class Llama:
     """A llama of characters: rms norm, rope, causal attention, gated feed-forward."""
     base, eps = 10000.0, 1e-5
 
-    def __init__(self, n_vocab, width=64, n_head=4, n_ff=176, n_layer=2, n_ctx=64, seed=0):
-        r = np.random.default_rng(seed)
+    def __init__(self, n_vocab, width=64, n_head=4, n_ff=176, n_layer=2, n_ctx=64, seed=0, flash=False):
+        r, self.flash = np.random.default_rng(seed), flash
         self.n_vocab, self.width, self.n_head, self.n_layer, self.n_ctx = n_vocab, width, n_head, n_layer, n_ctx
         self.arrays = {"embed": normal(r, n_vocab, width, size=0.1), "norm": np.ones(width, "f4")}
         for i in range(n_layer):
@@ -109,9 +109,13 @@ class Llama:
                 w = {n.split(".")[1]: a for n, a in p.items() if n.startswith(f"{i}.")}
                 h = gg.mul(gg.rms_norm(x, self.eps), w["attn_norm"])
                 q, k, v = (heads(gg.mul_mat(w[n], h), n != "v") for n in "qkv")
-                weights = gg.soft_max_ext(gg.mul_mat(k, q), mask, 1 / math.sqrt(d), 0.0)    # [t, t, head, batch]
-                y = gg.mul_mat(gg.cont(gg.transpose(v)), weights)                           # [d, t, head, batch]
-                y = gg.reshape_2d(gg.cont(gg.permute(y, 0, 2, 1, 3)), self.width, t * batch)
+                if self.flash:
+                    y = gg.flash_attn_ext(q, k, v, gg.cast(mask, gg.F16), 1 / math.sqrt(d), 0.0, 0.0)
+                else:
+                    weights = gg.soft_max_ext(gg.mul_mat(k, q), mask, 1 / math.sqrt(d), 0.0)    # [t, t, head, batch]
+                    y = gg.mul_mat(gg.cont(gg.transpose(v)), weights)                           # [d, t, head, batch]
+                    y = gg.cont(gg.permute(y, 0, 2, 1, 3))
+                y = gg.reshape_2d(y, self.width, t * batch)
                 x = gg.add(x, gg.mul_mat(w["o"], y))
                 h = gg.mul(gg.rms_norm(x, self.eps), w["ffn_norm"])
                 x = gg.add(x, gg.mul_mat(w["down"], gg.swiglu_split(gg.mul_mat(w["gate"], h), gg.mul_mat(w["up"], h))))
@@ -122,24 +126,31 @@ class Llama:
         from torch.nn import functional as F
         p, t, d = {n: torch.nn.Parameter(torch.tensor(a)) for n, a in self.arrays.items()}, self.n_ctx, 0
         d = self.width // self.n_head
-        angle = torch.arange(t)[:, None] * self.base ** (-torch.arange(0, d, 2) / d)
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+
+        def constants():
+            angle = torch.arange(t)[:, None] * self.base ** (-torch.arange(0, d, 2) / d)
+            return angle.cos()[:, None], angle.sin()[:, None], torch.full((t, t), -torch.inf).triu(1)
 
         def rms(x, w):
             return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * w
 
-        def turn(x):
+        def turn(x, cos, sin):
             a, b = x[..., ::2], x[..., 1::2]
             return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
+        def attend(q, k, v, hidden):
+            if self.flash:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return F.softmax(q @ k.transpose(-1, -2) / math.sqrt(d) + hidden, -1) @ v
+
         def forward(ids):
-            n = ids.shape[0]
+            n, (cos, sin, hidden) = ids.shape[0], constants()
             x = F.embedding(ids, p["embed"])
             for i in range(self.n_layer):
                 h = rms(x, p[f"{i}.attn_norm"])
                 q, k, v = (F.linear(h, p[f"{i}.{c}"]).view(n, t, self.n_head, d) for c in "qkv")
-                y = F.scaled_dot_product_attention(turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2),
-                                                   is_causal=True)
+                q, k = (turn(a, cos, sin).transpose(1, 2) for a in (q, k))
+                y = attend(q, k, v.transpose(1, 2), hidden)
                 x = x + F.linear(y.transpose(1, 2).reshape(n, t, self.width), p[f"{i}.o"])
                 h = rms(x, p[f"{i}.ffn_norm"])
                 x = x + F.linear(F.silu(F.linear(h, p[f"{i}.gate"])) * F.linear(h, p[f"{i}.up"]), p[f"{i}.down"])
