@@ -17,7 +17,7 @@ from ggjit.models.files.imatrix import load_imatrix
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors
 from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
-from ggjit.models.networks.bulk import embed_texts
+from ggjit.models.networks.bulk import embed_texts, generate_texts
 from ggjit.models.networks.evaluate import measure_imatrix, perplexity
 from ggjit.models.networks.finetune import finetune
 from ggjit.models.networks.load import load_model

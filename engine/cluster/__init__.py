@@ -19,9 +19,20 @@
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
+from importlib import import_module as _import_module
+
 from ggjit.cluster.certificates import make_certificates
 from ggjit.cluster.cluster import Cluster, connect, local
 from ggjit.cluster.device import RemoteDevice
 from ggjit.cluster.serving import serve
 
-__all__ = ["Cluster", "RemoteDevice", "connect", "local", "make_certificates", "serve"]
+__all__ = ["Cluster", "RemoteDevice", "connect", "embed", "generate", "local", "make_certificates", "serve"]
+_BULK = {"embed": "embed_texts", "generate": "generate_texts"}
+
+
+def __getattr__(name):
+    """`embed(model, texts, cluster=cl)` and `generate` are those of ggjit.models, which is imported when they are used.
+    """
+    if name in _BULK:
+        return getattr(_import_module("ggjit.models"), _BULK[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,10 @@ from types import TracebackType
 from typing import Any
 
 from ggjit import Device
+from ggjit.models import embed_texts as embed
+from ggjit.models import generate_texts as generate
 
-__all__ = ["Cluster", "RemoteDevice", "connect", "local", "make_certificates", "serve"]
+__all__ = ["Cluster", "RemoteDevice", "connect", "embed", "generate", "local", "make_certificates", "serve"]
 
 _Path = str | os.PathLike[str]
 

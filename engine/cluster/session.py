@@ -103,6 +103,8 @@ class Session:
         self.outbox, self._secret, self.heartbeat = Outbox(), None, 1.0
         self._peers = {}                # {address: Stream}
         self.waits = False              # for another worker
+        self._placed = False            # the payload of the next message was read to its place
+        self.lends = False              # may an answer be memory of an arena? Then nothing runs until it is sent
 
     def lend(self, greeting):
         """Workers that name the driver's secret may fetch what it pushes; those it fetches from are given its patience.
@@ -150,6 +152,7 @@ class Session:
                     (results if isinstance(found, int | list) else out).append(found)
             except Exception as e:
                 failed = failed or e
+        self._placed = False
         self.machine.counters["bytes_out"] += sum(map(len, out))
         if failed is not None:
             return wire.pack([seq, p.FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
@@ -197,8 +200,25 @@ class Session:
             self.machine.free(buf)
 
     def _set(self, arena, offs, nbytes, payload, failed):
+        if self._placed:                        # `sink` said where
+            return
         span = self._span(arena, offs, nbytes)
         span.buffer.set_tensor(span, payload, 0)
+
+    def sink(self, message, nbytes):
+        """Where the payload of a message is read to, if nothing runs: that of a single SET, to its place."""
+        op = message[1][0] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) \
+            and len(message[1]) == 1 else None
+        if nbytes < wire.SMALL_NBYTES or not isinstance(op, list) or op[:1] != [p.SET] or op[-1] != nbytes:
+            return None
+        try:
+            _checked_message(message)
+            self._prepared(op)
+            span = self._span(*op[1:])
+        except GgjitError:                      # `execute` reports it
+            return None
+        self._placed = True
+        return memoryview(span.buffer.host_bytes(span.offs, span.nbytes))
 
     def _fill(self, arena, offs, nbytes, value, payload, failed):
         span = self._span(arena, offs, nbytes)
@@ -212,7 +232,8 @@ class Session:
 
     def _get(self, arena, offs, nbytes, payload, failed):
         span = self._span(arena, offs, nbytes)
-        return bytes(span.buffer.get_tensor(span, 0, nbytes))       # a copy: what follows may write there
+        raw = span.buffer.host_bytes(offs, nbytes)
+        return memoryview(raw) if self.lends else raw.tobytes()     # a copy: what follows may write there
 
     def _graph(self, key, n_rows, names_nbytes, payload, failed):
         rows = np.frombuffer(payload, np.int64, n_rows * ROW_WORDS).reshape(n_rows, ROW_WORDS)
@@ -358,7 +379,7 @@ async def serve(comm, machine, gate=None):
         session.lend(theirs)
         beat = loop.create_task(answers.beat(session.heartbeat))
         while True:
-            message, payload = await wire.read(comm)
+            message, payload = await wire.read(comm, lambda m, n: None if answers.n_running else session.sink(m, n))
             if gate is not None:
                 await gate.wait()
             await answers.window.acquire()
@@ -366,7 +387,11 @@ async def serve(comm, machine, gate=None):
                 answers.n_running += 1
                 loop.run_in_executor(thread, session.execute, message, payload).add_done_callback(answers.ran)
             else:
-                answers.send(*session.execute(message, payload))
+                session.lends = True
+                sent = answers.send(*session.execute(message, payload))
+                session.lends = False
+                if sent is not None:
+                    await sent
     except (TimeoutError, OSError, GgjitError, TypeError, ValueError):
         return                                  # it left, or does not speak our language
     finally:
@@ -392,10 +417,14 @@ class _Answers:
             self.send(*future.result())
 
     def send(self, header, parts):
+        """Returns a future if it takes longer."""
         try:
-            wire.write(self.comm, header, parts).add_done_callback(self._written)
+            sent = wire.write(self.comm, header, parts)
         except OSError:
             self.comm.abort()
+            return None
+        sent.add_done_callback(self._written)
+        return None if sent.done() else sent
 
     def _written(self, future):
         """The bytes are out of our hands: the driver may have another message read ahead."""

@@ -54,6 +54,7 @@ class Stream:
         self.seq = self.last_seq = 0
         self.lost = None                # why it is lost
         self.n_messages = self.n_bytes_out = self.n_bytes_in = 0
+        self._n_handed = self._n_taken = 0      # messages given to the loop, and those it has begun to send
         self._waiting = collections.deque()
         self.heard = time.monotonic()
         self.answered = self.heard      # when the last answer came
@@ -91,15 +92,23 @@ class Stream:
         if not self._waiting:
             self.heard = self.answered = time.monotonic()
         self._waiting.append(answer)
-        self._loop.call_soon_threadsafe(self._write, header, parts)
+        # from this thread, if the loop has nothing to send: a change of threads less
+        left = wire.write_now(self._comm, header, parts) if self._n_handed == self._n_taken else None
+        if left is None or left:
+            self._n_handed += 1
+            self._loop.call_soon_threadsafe(self._write, header, parts, left)
         return answer
 
-    def _write(self, header, parts):
+    def _write(self, header, parts, left):
         if self.lost is None:
             try:
-                wire.write(self._comm, header, parts)
+                if left is None:
+                    wire.write(self._comm, header, parts)
+                else:
+                    self._comm.stream.write(left)
             except (OSError, AttributeError) as e:
                 self._lose(f"the connection ended ({str(e) or type(e).__name__})")
+        self._n_taken += 1
 
     def check(self):
         """DeviceLost, if the worker is gone."""

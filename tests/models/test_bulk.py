@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from helpers.clusters import workers
 import ggjit as gg
 from ggjit.cluster import Cluster
 from ggjit.cluster.dask_worker import distributed
-from ggjit.models import embed_texts, load_model
+from ggjit.models import embed_texts, generate_texts, load_model
 from ggjit.models.files import minilm
 from ggjit.models.networks import bulk
+from ggjit.tools.command.texts import texts_of
 
 TEXTS = [" ".join(["the", "dog", "dogs", "ran"][k % 4:]) * (1 + k % 2) for k in range(20)]
 
@@ -72,7 +74,7 @@ def test_a_stopped_run_goes_on(path, want, cluster, tmp_path, monkeypatch):
     (folder,) = keep.iterdir()
     assert len(list(folder.iterdir())) == 3
     computed = bulk._here
-    monkeypatch.setattr(bulk, "_here", lambda *args: calls.extend(args[3]) or computed(*args))
+    monkeypatch.setattr(bulk, "_here", lambda *args: calls.extend(args[2]) or computed(*args))
     np.testing.assert_array_equal(embed_texts(path, TEXTS, keep=keep, n_part=3), want)
     assert calls == [3, 4, 5, 6]
     embed_texts(path, TEXTS[:3], keep=keep, n_part=3)           # other texts: other parts
@@ -84,11 +86,19 @@ def test_a_stopped_run_goes_on(path, want, cluster, tmp_path, monkeypatch):
     assert not keep.exists()
 
 
-def test_a_worker_with_another_file_says_so(path, monkeypatch):
-    with pytest.raises(gg.ModelError, match="another file under this path"):
-        bulk.embed_part(path, "1-ab", ["the dog"])
-    with pytest.raises(gg.ModelError, match="cannot read it"):
-        bulk.embed_part(path + ".gone", "1-ab", ["the dog"])
+def test_a_worker_with_another_file_says_so(path):
+    for name, match in ((path, "another file under this path"), (path + ".gone", "cannot read it")):
+        with pytest.raises(gg.ModelError, match=match):
+            bulk.done_part(bulk.Job(bulk.Vectors, name, "1-ab", {}, {}), ["the dog"])
+
+
+def test_a_file_is_known_by_all_its_bytes(tmp_path):
+    """Also where only a weight in the middle differs, or changes later."""
+    path, stamps = tmp_path / "m.gguf", set()
+    for k in range(3):
+        path.write_bytes(bytes(3 << 20) + bytes([k]) + bytes(3 << 20))
+        stamps.add(bulk._stamp(path))
+    assert len(stamps) == 3
 
 
 def test_what_cannot_be_embedded(path):
@@ -114,6 +124,80 @@ def test_the_command_reads_files_of_texts(path, want, kind, command, tmp_path):
     rows = tmp_path / "out.jsonl"
     assert command("embed", "-m", path, "--input", source, "--output", rows).returncode == 0
     np.testing.assert_array_equal([json.loads(line)["embedding"] for line in rows.open()], want)
+
+
+# ---------------------------------------------------------------- texts that continue texts
+PROMPTS, GREEDY = ["It was", "She had", "Mr.", "The", "A"], {"n_predict": 6, "temp": 0}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    with load_model() as m:
+        runs = m.generate(PROMPTS, **GREEDY)
+        assert list(runs)
+        return runs.texts
+
+
+def test_texts_continued_on_workers_are_the_same_and_a_stopped_run_goes_on(answers, cluster, tmp_path, monkeypatch):
+    assert gg.cluster.generate is generate_texts and gg.cluster.embed is embed_texts
+    assert gg.cluster.generate(None, PROMPTS, cluster, n_part=2, **GREEDY) == answers
+
+    def stop(n):
+        if n == 2:
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        generate_texts(None, PROMPTS, keep=tmp_path, n_part=2, progress=stop, **GREEDY)
+    calls, computed = [], bulk._here
+    monkeypatch.setattr(bulk, "_here", lambda *args: calls.extend(args[2]) or computed(*args))
+    assert generate_texts(None, PROMPTS, keep=tmp_path, n_part=2, **GREEDY) == answers and calls == [1, 2]
+    generate_texts(None, PROMPTS[:2], keep=tmp_path, n_part=2, **{**GREEDY, "n_predict": 5})
+    assert len(list(tmp_path.iterdir())) == 2           # other options: other parts
+    with pytest.raises(gg.GgjitError, match="n_predict"):
+        generate_texts(None, PROMPTS, n_predict=-7)
+    with pytest.raises(gg.TypeMismatch, match="path of a GGUF file"):
+        embed_texts(None, PROMPTS)
+
+
+def test_the_command_continues_texts_of_a_file(answers, command, tmp_path):
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("\n".join(PROMPTS) + "\n")
+    r = command("generate", "--input", source, "--output", out, "-n", "6", "--temp", "0")
+    assert r.returncode == 0, r.stderr
+    assert [json.loads(line) for line in out.open()] == [
+        {"text": text, "answer": answer} for text, answer in zip(PROMPTS, answers, strict=True)]
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.jsonl"]
+    for args, words in (([], "--prompt TEXT, or --input"), (["--input", source], "expected a file .jsonl or .parquet"),
+                        (["--input", source, "--output", out, "-p", "a"], "goes without --prompt")):
+        r = command("generate", *args)
+        assert r.returncode in (1, 2) and words in r.stderr
+
+
+# ---------------------------------------------------------------- parquet
+def test_parquet_in_and_out(path, want, answers, command, tmp_path, need):
+    need("pyarrow", "reads and writes parquet")
+    import pyarrow
+    from pyarrow import parquet
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    parquet.write_table(pyarrow.table({"id": list(range(len(TEXTS))), "words": TEXTS}), source)
+    r = command("embed", "-m", path, "--input", source, "--output", out, "--column", "words")
+    assert r.returncode == 0, r.stderr
+    table = parquet.read_table(out)
+    np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), np.float32), want)
+    assert table["text"].to_pylist() == TEXTS and table.schema.field("embedding").type.list_size == want.shape[1]
+    parquet.write_table(pyarrow.table({"text": PROMPTS}), source)
+    r = command("generate", "--input", source, "--output", out, "-n", "6", "--temp", "0")
+    assert r.returncode == 0 and parquet.read_table(out)["answer"].to_pylist() == answers, r.stderr
+    for content, words in ((None, "no column 'none' (text)"), (b"PAR1, not really", "expected a .parquet file")):
+        if content is not None:
+            source.write_bytes(content)
+        r = command("embed", "-m", path, "--input", source, "--output", out, "--column", "none")
+        assert r.returncode == 1 and words in r.stderr and "Traceback" not in r.stderr, r.stderr
+
+
+def test_without_pyarrow_parquet_says_what_to_install(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(gg.MissingExtra, match=r"pip install 'ggjit\[parquet\]'"):
+        texts_of(str(tmp_path / "a.parquet"), "text")
 
 
 @pytest.mark.parametrize("args,words", [

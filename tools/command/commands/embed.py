@@ -1,20 +1,17 @@
 """`ggjit embed`: sentence embeddings, of a few texts or of a file of them."""
-import csv
-import json
-import os
 import time
 
 import numpy as np
 
-import ggjit as gg
-from ggjit.display.progress import bar, compiling
+from ggjit.display.progress import compiling
 from ggjit.models.files.minilm import minilm_path
-from ggjit.models.networks.bulk import drop_kept, embed_texts
-from ggjit.ops.core.errors import BadFile, ParamError
+from ggjit.models.networks.bulk import embed_texts
+from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file
-from ggjit.tools.command.common import add_repack, add_strict, add_threads, positive
+from ggjit.tools.command.common import add_repack, add_strict, add_threads
 from ggjit.tools.command.helpers import load
+from ggjit.tools.command.texts import add_texts, compute_file, write_jsonl, write_parquet
 
 EXAMPLES = (('ggjit embed "a cat" "a dog"', "MiniLM"),
             ('ggjit embed --json -m encoder.gguf "a text"', "a model of yours, all numbers"),
@@ -26,15 +23,7 @@ def add_arguments(c):
     add_threads(c)
     add_repack(c)
     add_strict(c)
-    c.add_file("--input", metavar="FILE", help="texts: .jsonl (an object a line), .csv (with a header), "
-               ".txt (a text a line)")
-    c.add_file("--output", metavar="FILE", help="vectors, in the order of the input: .npy, or .jsonl; a run that was "
-               "stopped goes on where it was")
-    c.add_argument("--column", default="text", metavar="NAME", help="key or column that holds the text (text)")
-    where = c.add_mutually_exclusive_group()
-    where.add_argument("--cluster", metavar="ADDRESS", help="a Dask scheduler, whose workers read the same model file")
-    where.add_argument("--workers", type=positive, metavar="N", help="so many processes of this machine")
-    c.add_file("--tls", metavar="DIR", help="certificates for --cluster")
+    add_texts(c, "vectors: .npy, .jsonl or .parquet")
     c.add_argument("text", nargs="*", metavar="TEXT")
 
 
@@ -58,61 +47,23 @@ def run(args):
 
 # ---------------------------------------------------------------- files of texts
 def _file(args):
-    if args.output is None or os.path.splitext(args.output)[1] not in (".npy", ".jsonl"):
-        raise ParamError(f"--output {args.output}: expected a file .npy or .jsonl")
     if args.text:
         raise ParamError("embed takes TEXT..., or --input FILE, not both")
-    texts, keep, path = texts_of(args.input, args.column), f"{args.output}.parts", str(args.model or minilm_path())
-    t0 = time.perf_counter()
-    with _cluster(args) as cluster, bar("texts", len(texts)) as step:
-        vectors = embed_texts(path, texts, cluster, keep, progress=step)
-    seconds = time.perf_counter() - t0
-    with whole_file(args.output) as f:
-        if args.output.endswith(".npy"):
-            np.save(f, vectors)
-        else:
-            for v in vectors:
-                f.write(json.dumps({"embedding": v.tolist()}).encode() + b"\n")
-    drop_kept(keep)
+    path, t0 = str(args.model or minilm_path()), time.perf_counter()
+    found = compute_file(args, (".npy", ".jsonl", ".parquet"), lambda texts, cluster, keep, progress: embed_texts(
+        path, texts, cluster, keep, progress=progress), _write)
+    found["seconds"] = time.perf_counter() - t0
     if not args.json:
-        print(f"{len(texts)} texts in {seconds:.1f} s: {args.output}")
-    return {"texts": len(texts), "dimension": vectors.shape[1], "seconds": seconds, "output": args.output}
+        print(f"{found['texts']} texts in {found['seconds']:.1f} s: {args.output}")
+    return found
 
 
-class _NoCluster:
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *exc):
-        """Nothing was started."""
-
-
-def _cluster(args):
-    if args.cluster is not None:
-        return gg.cluster.connect(args.cluster, tls=args.tls)
-    return _NoCluster() if args.workers is None else gg.cluster.local(args.workers)
-
-
-def texts_of(path, column):
-    """The texts of a file, in its order.  Errors: ParamError (another kind of file), BadFile with the line."""
-    kind = os.path.splitext(path)[1]
-    if kind not in (".jsonl", ".csv", ".txt"):
-        raise ParamError(f"--input {path}: expected a file .jsonl, .csv or .txt")
-    with open(path, encoding="utf-8", newline="" if kind == ".csv" else None) as f:
-        try:
-            if kind == ".txt":
-                return [line.rstrip("\n") for line in f]
-            if kind == ".csv":
-                rows = csv.DictReader(f, strict=True)
-                return [_text(row, column, path, rows.line_num) for row in rows]
-            return [_text(json.loads(line), column, path, k) for k, line in enumerate(f, 1) if line.strip()]
-        except (UnicodeDecodeError, json.JSONDecodeError, csv.Error, RecursionError) as e:
-            raise BadFile(f"{path}: {e}; expected UTF-8 text of a {kind} file") from None
-
-
-def _text(row, column, path, line):
-    text = row.get(column) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        names = ", ".join(map(str, row)) if isinstance(row, dict) else repr(row)
-        raise BadFile(f"{path} line {line}: no text under {column!r} ({names:.80}); name the column with --column")
-    return text
+def _write(path, texts, vectors):
+    if path.endswith(".npy"):
+        with whole_file(path) as f:
+            np.save(f, vectors)
+    elif path.endswith(".jsonl"):
+        write_jsonl(path, ({"embedding": v.tolist()} for v in vectors))
+    else:
+        write_parquet(path, {"text": texts, "embedding": vectors})
+    return {"dimension": vectors.shape[1]}

@@ -1,8 +1,11 @@
 """`ggjit generate`: continue a text."""
 import contextlib
 import sys
+import time
 
 from ggjit.display.progress import bar, compiling
+from ggjit.models.networks.bulk import generate_texts
+from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.printable import TEXT, printable
 from ggjit.tools.command.common import (
     add_gpu,
@@ -20,6 +23,7 @@ from ggjit.tools.command.common import (
     sampling,
 )
 from ggjit.tools.command.helpers import add_lora, load
+from ggjit.tools.command.texts import add_texts, compute_file, write_jsonl, write_parquet
 
 EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with ggjit"),
             ('ggjit generate -m m.gguf -p "1, 2, 3" --temp 0', "always the likeliest token"),
@@ -29,7 +33,8 @@ EXAMPLES = (('ggjit generate -p "It was a truth"', "the model that comes with gg
 def add_arguments(c):
     c.add_file("-m", "--model", metavar="PATH", help="a llama GGUF (default: the small model that comes with ggjit)")
     add_lora(c)
-    c.add_argument("-p", "--prompt", required=True, metavar="TEXT")
+    c.add_argument("-p", "--prompt", metavar="TEXT")
+    add_texts(c, "texts: .jsonl or .parquet")
     c.add_argument("-n", "--n-predict", type=n_predict, default=64, metavar="N",
                    help="tokens to generate, -1: until the text ends (64)")
     c.add_argument("-r", "--reverse-prompt", "--stop", dest="stop", action="append", default=[], metavar="TEXT",
@@ -50,6 +55,10 @@ def add_arguments(c):
 
 
 def run(args):
+    if args.input is not None:
+        return _file(args)
+    if args.prompt is None or args.output is not None or args.cluster is not None or args.workers is not None:
+        raise ParamError("generate takes --prompt TEXT, or --input FILE with --output FILE")
     with compiling():
         m = load(args.model, args, kv_type=args.kv_type, n_ctx=args.n_ctx, repack=args.repack, **rope_args(args))
         pieces = m.generate(args.prompt, args.n_predict, stop=args.stop, ignore_eos=args.ignore_eos,
@@ -69,3 +78,26 @@ def run(args):
         print(f"[{s['prompt_tokens']} prompt tokens at {s['prefill_tokens_per_second']:,.0f}/s, {len(s['tokens'])} "
               f"generated at {s['decode_tokens_per_second']:,.0f}/s; {s['stop_reason']}]", file=sys.stderr)
     return s
+
+
+def _file(args):
+    """Every text of a file, several at once; on workers, if there are any."""
+    if args.prompt is not None or args.context_shift or args.lora:
+        raise ParamError("generate --input FILE goes without --prompt, --context-shift and --lora")
+    t0, load = time.perf_counter(), {"n_ctx": args.n_ctx, "kv_type": args.kv_type, "repack": args.repack,
+                                     "strict": args.strict, "n_threads": args.threads, **rope_args(args)}
+    options = {"n_predict": args.n_predict, "stop": tuple(args.stop), "ignore_eos": args.ignore_eos, **sampling(args)}
+    found = compute_file(args, (".jsonl", ".parquet"), lambda texts, cluster, keep, progress: generate_texts(
+        args.model, texts, cluster, keep, progress=progress, load=load, **options), _write)
+    found["seconds"] = time.perf_counter() - t0
+    if not args.json:
+        print(f"{found['texts']} texts in {found['seconds']:.1f} s: {args.output}")
+    return found
+
+
+def _write(path, texts, answers):
+    if path.endswith(".parquet"):
+        write_parquet(path, {"text": texts, "answer": answers})
+    else:
+        write_jsonl(path, ({"text": text, "answer": answer} for text, answer in zip(texts, answers, strict=True)))
+    return {}
