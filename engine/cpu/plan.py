@@ -16,7 +16,7 @@ from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.plan import Plan
-from ggjit.graphs.plan_node import single
+from ggjit.graphs.plan_node import PlanNode
 from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
@@ -50,7 +50,8 @@ def likely_parts(graph, n_threads):
     nodes = [(t, kernel_of(t, n_threads)) for t in graph.nodes if t.op not in VIEW_OPS]
     if any(kernel is None for _, kernel in nodes):
         return []
-    return fuse_nodes([single(t, all_specs()[t.op], kernel) for t, kernel in nodes], graph, lambda t: (t, 0), n_threads)
+    singles = [PlanNode(t, kernel, all_specs()[t.op].module, t.src, (t,)) for t, kernel in nodes]
+    return fuse_nodes(singles, graph, lambda t: (t, 0), n_threads)
 
 
 def needs(parts):
