@@ -56,7 +56,7 @@ def test_every_block_runs_alone(pages, tmp_path):
             (tmp_path / f"{path.stem}{i}").mkdir()
             names.append(tmp_path / f"{path.stem}{i}" / f"{path.stem}-{i}.py")
             names[-1].write_text(code, encoding="utf-8")
-    r = subprocess.run([sys.executable, "-c", RUN_ALONE, *map(str, names)], text=True, capture_output=True, timeout=300,
+    r = subprocess.run([sys.executable, "-c", RUN_ALONE, *map(str, names)], text=True, capture_output=True, timeout=600,
                        env={**os.environ, "MPLBACKEND": "Agg"})
     assert r.returncode == 0, r.stderr[-3000:]
 
