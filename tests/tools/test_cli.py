@@ -221,7 +221,7 @@ def test_examples_are_commands(name):
 def test_output_may_be_a_text_of_python(monkeypatch):
     """A notebook's or a test's stdout cannot be told how to write what it cannot show."""
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert main(["info", "soft_max"]) == 0 and "soft_max" in sys.stdout.getvalue()
+    assert main.main(["info", "soft_max"]) == 0 and "soft_max" in sys.stdout.getvalue()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
