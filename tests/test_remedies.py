@@ -1,5 +1,6 @@
 """Errors tell what helps: functions, commands, options and extras they name exist, and doing what they say helps."""
 import ast
+import functools
 import pathlib
 import re
 import tomllib
@@ -17,14 +18,18 @@ FOLDERS = ("engine", "ops", "alloc", "models", "tools")
 ELSEWHERE = {"--user", "--upgrade", "--force-reinstall", "--no-deps"}          # options of pip
 
 
+@functools.cache
 def texts():
-    """(file and line, text) of every error that is raised, values left out."""
+    """[(file and line, text)] of every error that is raised, values left out."""
+    found = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Raise) and node.exc is not None:
                     parts = [c.value for c in ast.walk(node.exc) if isinstance(c, ast.Constant)]
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", " ".join(p for p in parts if isinstance(p, str))
+                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}",
+                                  " ".join(p for p in parts if isinstance(p, str))))
+    return found
 
 
 def found(pattern):
@@ -113,9 +118,6 @@ REMEDIES = {
     "a mapped weight": (mapped, lambda t: t.set(X), r"read-only .*; copy it: gg.tensor\(t.numpy\(\), type=t.type\)",
                         lambda t: gg.tensor(t.numpy(), type=t.type).set(X)),
     "no memory": (unallocated, lambda t: t.numpy(), "use alloc_ctx_tensors and set it", with_memory),
-    "no importances": (lambda f: np.ones((1, 256), np.float32), lambda a: gg.tensor(a, type="IQ2_XXS"),
-                       r"pass gg.quantize\(..., imatrix=\)",
-                       lambda a: gg.quantize("IQ2_XXS", a, imatrix=np.ones(256, np.float32))),
     "a quantised safetensor": (lambda f: (f / "x.gguf", {"t": tensor(4, 32, type="Q8_0")}),
                                lambda x: save_safetensors(f"{x[0]}.safetensors", x[1]), "use save_gguf",
                                lambda x: save_gguf(x[0], x[1], {})),

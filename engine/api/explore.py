@@ -80,7 +80,7 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
     page.data["axes"] = [{"name": k, "values": v} for k, v in axes.items() if len(v) > 1]
     found = Explorer(page.finished(), printable(title) or "Memory plan")
     if found.nbytes > MAX_NBYTES:
-        raise ParamError(f"explore: the page would have {found.nbytes >> 20} MiB, {MAX_NBYTES >> 20} at most; "
+        raise ParamError(f"explore: the page would have {found.nbytes / 2**20:.1f} MiB, {MAX_NBYTES >> 20} at most; "
                          + "; ".join(_smaller(page.data, run)))
     return found
 

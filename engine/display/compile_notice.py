@@ -4,9 +4,10 @@
     compiled 12 kernels in 18.2 s, kept for the next time
 
 On a terminal the line is on stderr, rewritten in place, after LEAST seconds of compiling; in a notebook it is an output
-of the cell; elsewhere there is none.  How many are still to come is known of the plan that is being made
-(engine/core/kernels_ahead.py).  That they are kept is said once.  Other long work has its line in the same place
-(ops/core/progress.py); the commands of `ggjit` show bars of their own (engine/display/progress.py).
+of the cell; elsewhere there is none.  How many are still to come is known of the plan that is being made, and of a
+prompt's plan with the tokens that follow it (engine/core/kernels_ahead.py).  That they are kept is said once.  Other
+long work has its line in the same place (ops/core/progress.py); the commands of `ggjit` show bars of their own
+(engine/display/progress.py).
 """
 import math
 import shutil

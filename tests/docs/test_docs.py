@@ -56,7 +56,7 @@ def test_every_block_runs_alone(pages, tmp_path):
             (tmp_path / f"{path.stem}{i}").mkdir()
             names.append(tmp_path / f"{path.stem}{i}" / f"{path.stem}-{i}.py")
             names[-1].write_text(code, encoding="utf-8")
-    r = subprocess.run([sys.executable, "-c", RUN_ALONE, *map(str, names)], text=True, capture_output=True, timeout=300,
+    r = subprocess.run([sys.executable, "-c", RUN_ALONE, *map(str, names)], text=True, capture_output=True, timeout=600,
                        env={**os.environ, "MPLBACKEND": "Agg"})
     assert r.returncode == 0, r.stderr[-3000:]
 
@@ -123,3 +123,10 @@ def test_every_folder_has_its_sentence():
     packages = {f"{p.parent.relative_to(ROOT)}/" for f in FOLDERS for p in (ROOT / f).rglob("__init__.py")}
     top = {f"{f}/" for f in FOLDERS} - {"alloc/"}
     assert set(re.findall(r"^\| `([\w/]+)` \|", page, re.M)) == packages - top
+
+
+def test_pages_count_the_architectures_there_are():
+    counted = {str(p.relative_to(ROOT)): re.findall(r"\b(\d+) architectures", p.read_text("utf-8"))
+               for p in (*PAGES, ROOT / "CHANGELOG.md")}
+    n, = re.findall(r"of the (\d+) architectures", (ROOT / "docs" / "models.md").read_text("utf-8"))
+    assert {page: found for page, found in counted.items() if set(found) - {n}} == {}

@@ -218,6 +218,12 @@ def test_examples_are_commands(name):
         assert words[0] == "ggjit" and args.command == name and (name == "completion") != hasattr(args, "json")
 
 
+def test_output_may_be_a_text_of_python(monkeypatch):
+    """A notebook's or a test's stdout cannot be told how to write what it cannot show."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert main.main(["info", "soft_max"]) == 0 and "soft_max" in sys.stdout.getvalue()
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion(shell, monkeypatch, capsys):
     pytest.importorskip("shtab")

@@ -17,7 +17,7 @@ def main(argv=None):
     """Entry point of the `ggjit` command; returns the exit status."""
     if sys.stderr is None:                  # closed by the caller
         sys.stderr = open(os.devnull, "w")
-    if sys.stdout is not None:
+    if hasattr(sys.stdout, "reconfigure"):              # not where a notebook or a test has put another in its place
         sys.stdout.reconfigure(errors="replace")        # a terminal that cannot show a character shows ? instead
     argv = sys.argv[1:] if argv is None else argv
     if not argv:

@@ -16,7 +16,7 @@ asks for it, that equal sources give equal results, and that nothing of it needs
     intrinsics, build           numba-cuda: functions, and Numba -> LTO-IR -> cubin
     simulated, simulator        no compiler: functions in Python, threads as greenlets, memory and races checked
 
-tests/engine/cuda/conformance.py holds both to the contract.  Streams, memory, launches and captures of CUDA graphs are
+tests/helpers/cuda_conformance.py holds both to the contract.  Streams, memory, launches and captures of CUDA graphs are
 the driver's (engine/cuda/driver.py), and the same whatever compiles.
 """
 if not __name__.startswith("ggjit"):
