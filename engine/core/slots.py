@@ -2,7 +2,9 @@
 
 A result of the wrong kind is a typed error that names the device or buffer type and the slot.
 """
-from ggjit.core.buffer import Buffer, EmptyBuffer
+import numpy as np
+
+from ggjit.core.buffer import Buffer, BufferType, EmptyBuffer
 from ggjit.ops.core.errors import GgjitError, OutOfMemory
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -15,6 +17,13 @@ def checked_int(buft, slot, *args, least=1):
     if not is_whole(n, least):
         raise GgjitError(f"buffer type {buft.name}: {slot} must be an integer of at least {least}, got {n!r}")
     return min(int(n), MAX_SIZE)
+
+
+def alloc_sizes(bufts, which, tensors):
+    """int64 array: bytes of each tensor in bufts[i], i from `which`; the base class's answers need no check."""
+    plain = [type(b).alloc_size is BufferType.alloc_size for b in bufts]
+    return np.array([t.nbytes if plain[i] else checked_int(bufts[i], "alloc_size", t, least=t.nbytes)
+                     for i, t in zip(which.tolist(), tensors, strict=True)], np.int64)
 
 
 def checked_bool(owner, slot, *args):

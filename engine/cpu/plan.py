@@ -16,12 +16,11 @@ from ggjit.cpu.sharing import least_nanoseconds
 from ggjit.cpu.thread_pool import the_pool
 from ggjit.cpu.walk import BARRIER_AFTER
 from ggjit.graphs.plan import Plan
-from ggjit.graphs.plan_node import PlanNode
+from ggjit.graphs.plan_node import plan_nodes
 from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
 from ggjit.ops.core.shape import describe
-from ggjit.ops.core.spec import all_specs
 from ggjit.ops.elementwise.custom import RAISED
 from ggjit.ops.native.jit import address_of, kernel_address
 
@@ -47,11 +46,11 @@ def likely_parts(graph, n_threads):
 
     Runs are fused as if every node had memory of its own.
     """
-    nodes = [(t, kernel_of(t, n_threads)) for t in graph.nodes if t.op not in VIEW_OPS]
-    if any(kernel is None for _, kernel in nodes):
+    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS]
+    parts = plan_nodes(nodes, lambda t: kernel_of(t, n_threads), repacked_ids(nodes))
+    if any(p.kernel is None for p in parts):
         return []
-    singles = [PlanNode(t, kernel, all_specs()[t.op].module, t.src, (t,)) for t, kernel in nodes]
-    return fuse_nodes(singles, graph, lambda t: (t, 0), n_threads)
+    return fuse_nodes(parts, graph, lambda t: (t, 0), n_threads)
 
 
 def needs(parts):

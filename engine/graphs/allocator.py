@@ -16,7 +16,7 @@ from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType, init_placed, place, reset_buffers, wants_tensors
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
-from ggjit.core.slots import checked_int
+from ggjit.core.slots import alloc_sizes, checked_int
 from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
@@ -119,8 +119,7 @@ class GraphAllocator:
     def _planned(self, graph, planner, node_ids, leaf_ids, alloc_deps):
         """The plan of a graph that is alive."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
-        sizes = [np.array([checked_int(self.bufts[i], "alloc_size", t, least=t.nbytes)
-                           for i, t in zip(ids, tensors, strict=True)], np.int64)
+        sizes = [alloc_sizes(self.bufts, ids, tensors)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
         marks = _markers(graph, alloc_deps)
         at = [place for place, _ in marks]

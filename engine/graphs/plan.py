@@ -30,7 +30,7 @@ from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, written
-from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode, signatures
+from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
@@ -38,7 +38,6 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.tensors.rebuild import CALLS_PYTHON
 from ggjit.tensors.tensor import Tensor
 
 VIEWS = (r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC)))         # of a NODE row: result, sources
@@ -85,7 +84,7 @@ class Plan(Results, HtmlRepr):
         self._me = weakref.ref(self)
         computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
         with asking(f"a plan of {len(computed)} nodes"):
-            self._singles = self._chosen(computed)
+            self._singles = plan_nodes(computed, self._choose, self._marked)
             places = self._check_places()
             self._lay_out(places)
             self._resolve(places)
@@ -149,16 +148,6 @@ class Plan(Results, HtmlRepr):
         if found is None and buffer_id == FREED:
             raise freed(base)
         return found
-
-    def _chosen(self, nodes):
-        """PlanNodes of the nodes.  A kernel is chosen once for all nodes of a signature: layers repeat."""
-        specs, kernels, out = all_specs(), {}, []
-        for t, signature in zip(nodes, signatures(nodes, self._marked), strict=True):
-            kernel = kernels.get(signature)
-            if kernel is None or t.op in CALLS_PYTHON:          # a function of the user's belongs to one node
-                kernel = kernels[signature] = self._choose(t)
-            out.append(PlanNode(t, kernel, specs[t.op].module, t.src, (t,)))
-        return out
 
     def _check_places(self):
         """_Places of the tensors that nodes read and write.  A plan that would write into mapped weights, or has

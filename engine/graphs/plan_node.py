@@ -6,6 +6,8 @@ import numpy as np
 
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import T_NB, T_NE, T_OP, T_PARAMS, T_TYPE
+from ggjit.ops.core.spec import all_specs
+from ggjit.tensors.rebuild import CALLS_PYTHON
 
 N_PARAM_WORDS = 8
 _SHAPE = (T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4))
@@ -49,6 +51,17 @@ def _overlap(p, q):
 def _same_place(p, q):
     (t, buf, lo), (u, other, start) = p, q
     return buf is other and lo == start and t.nb == u.nb and t.ne == u.ne
+
+
+def plan_nodes(nodes, choose, marked=frozenset()):
+    """The PlanNode of each node.  choose(t) -> its kernel: asked once for all nodes of a signature, layers repeat."""
+    specs, kernels, out = all_specs(), {}, []
+    for t, signature in zip(nodes, signatures(nodes, marked), strict=True):
+        kernel = kernels.get(signature)
+        if kernel is None or t.op in CALLS_PYTHON:              # a function of the user's belongs to one node
+            kernel = kernels[signature] = choose(t)
+        out.append(PlanNode(t, kernel, specs[t.op].module, t.src, (t,)))
+    return out
 
 
 def signatures(nodes, marked=frozenset()):

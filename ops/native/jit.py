@@ -13,8 +13,10 @@ Only scalars and addresses cross the boundary; `i64s(addr, n)` and its kin make 
 Nothing that holds a process address (a global array, a ctypes object) may be captured by jitted code: the object would
 be reloaded in another process.
 """
+import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import importlib.util
 import inspect
@@ -188,6 +190,19 @@ def sources_key(modules):
 
 
 # ---------------------------------------------------------------- the cache
+@contextlib.contextmanager
+def _no_collection():
+    """Python's collector rests.  Numba makes a million objects a kernel, and most live until it is done: looking for
+    garbage among them takes a twelfth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class _ObjectCache:
     """Object code on disk, one file a function; unwritable places degrade to compiling, with one warning."""
 
@@ -262,7 +277,7 @@ class _ObjectCache:
         ret, args = _parse(signature)
         func.__name__ = func.__qualname__ = re.sub(r"\W", "_", f"{name}_{key}")
         sig = _SCALARS[ret][0](*(_SCALARS[a][0] for a in args))
-        with not_lost():
+        with not_lost(), _no_collection():
             cf = cfunc(sig, nopython=True, error_model="numpy", fastmath=FASTMATH, pipeline_class=KernelCompiler)(func)
         self.keep.append(cf)
         self.compiled += 1

@@ -1,4 +1,5 @@
 """How functions are compiled: one version a type, linked once, callable from Numba's functions, loaded elsewhere."""
+import gc
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 from helpers.paths import TESTS_PATH
 from numba import njit
 
+from ggjit.ops.native import jit
 from ggjit.ops.native.compiler import HelperLibrary
 from ggjit.ops.native.jit import CACHE, exact, inline, native
 from ggjit.ops.native.mem import ld_i64, st_i64
@@ -186,3 +188,22 @@ def test_a_cached_object_holds_machine_code_alone(tmp_path, monkeypatch):
     CACHE.address("only-code", "i64(i64, i64)", lambda: lambda a, b: sum_of_two(a) + word(b, 1), (__name__,))
     (path,) = (tmp_path / "kernels").iterdir()
     assert path.stat().st_size < 4096
+
+
+def test_the_collector_rests_while_a_kernel_is_compiled(monkeypatch, tmp_path):
+    resting = []
+
+    def compiler(*args, **kwargs):
+        resting.append(not gc.isenabled())
+        raise ZeroDivisionError("no compiler")
+    monkeypatch.setattr(jit, "cfunc", compiler)
+    monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))
+    for was_on in (True, False):
+        (gc.enable if was_on else gc.disable)()
+        try:
+            with pytest.raises(ZeroDivisionError, match="no compiler"):
+                jit.kernel_address("rests", lambda: lambda node, ith, nth, sync: 0, ("ggjit.ops.native.jit",))
+            assert gc.isenabled() == was_on
+        finally:
+            gc.enable()
+    assert resting == [True, True]
