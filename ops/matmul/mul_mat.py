@@ -11,6 +11,7 @@ Three families of kernels, chosen by the number of columns n:
 
 A product whose a is known to be a Hadamard matrix (mul_mat_set_hint) is a fast transform instead (hadamard).
 """
+import functools
 
 import numpy as np
 
@@ -40,6 +41,7 @@ HINT_NONE, HINT_SRC0_IS_HADAMARD = 0, 1  # GGML_HINT_*, parameter 1
 MAX_NMSE = 5e-4                         # of ggml's own suite: the activations are rounded, the reference's are not
 
 
+@functools.cache
 def weight_types():
     """Types mul_mat takes as a."""
     return tuple(t for t, (traits, _) in all_traits().items() if traits.dot is not None)
