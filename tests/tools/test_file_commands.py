@@ -1,12 +1,13 @@
 """quantize, edit, info FILE, imatrix and perplexity on the command line."""
 import json
+import math
 
 import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.commands import result
 
-from ggjit.models import quantize_gguf
+from ggjit.models import edit_gguf, quantize_gguf
 from ggjit.models.files.gguf import GGUFFile
 
 
@@ -42,6 +43,11 @@ def test_edit_and_info(tiny, tmp_path, command):
     file = GGUFFile(out)
     assert [t["name"] for t in got["tensors"]] == list(file.tensors) and "last" in file.tensors
     assert got["n_params"] == sum(int(np.prod(t.ne)) for t in file.tensors.values())
+    broken = tmp_path / "nan.gguf"
+    edit_gguf(out, broken, set_keys={"a": math.nan, "b": np.array([1, np.inf], np.float32)}, progress=False)
+    r = command("info", broken, "--json")
+    keys = json.loads(r.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["metadata"]
+    assert keys["a"] is None and keys["b"]["first"] == [1, None]
     r = command("info", out)
     assert "a [name]" in r.stdout and "64 x 96" in r.stdout and "bits each" in r.stdout
     paths = result(command, "edit", tiny, tmp_path / "p.gguf", "--split-max-size", "100k")["paths"]
