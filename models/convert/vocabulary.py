@@ -1,12 +1,14 @@
 """Vocabularies: tokenizer.json or tokenizer.model -> the keys tokenizer.ggml.*, as llama.cpp's conversion writes them.
 
-    tokenizer.model                         SentencePiece: "llama", pieces with scores
+    tokenizer.model, spiece.model           SentencePiece: "llama", pieces with scores; a unigram model: "t5"
     tokenizer.json, BPE, byte_fallback      the same vocabulary without scores: the rank of a merge stands for its score
     tokenizer.json, BPE                     byte-level: "gpt2", merges, and `pre`: how text is cut before
     tokenizer.json, WordPiece               "bert"
+    rwkv_vocab_v20230424.txt                "rwkv": a line for each token, NUMBER 'text' or b'bytes' NUMBER OF BYTES
 
 `pre` is found by the regular expression in tokenizer.json; one that is not known has to be named.
 """
+import ast
 import json
 import re
 import struct
@@ -18,6 +20,8 @@ from ggjit.models.text.vocabulary import SPACE
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+PIECES, RWKV = ("tokenizer.model", "spiece.model"), "rwkv_vocab_v20230424.txt"
+T5S, UNIGRAM = ("t5", "mt5", "umt5"), 1         # model_type of config.json, and of a tokenizer.model
 UNUSED_SCORE, ADDED_SCORE = -10000.0, -1000.0
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -56,9 +60,13 @@ def add_vocabulary(w, gguf, folder, config, pre=None):
     """Write the vocabulary of `folder` into the GGUFWriter `w`.  pre: a name, where it is not found by itself."""
     if pre is not None and pre not in BY_NAME:
         raise ParamError(f"no pre-tokenizer {pre!r}{nearest(pre, BY_NAME)}; there are {', '.join(sorted(BY_NAME))}")
-    model = folder / "tokenizer.model"
-    if model.is_file() and config.get("model_type") != "bert":
+    model = next((folder / name for name in PIECES if (folder / name).is_file()), None)
+    if model is not None and config.get("model_type") != "bert":
+        if config.get("model_type") in T5S and _about(model, 2).get(3, UNIGRAM) == UNIGRAM:
+            return _add_unigram(w, gguf, folder, config, model)
         return _add_pieces(w, gguf, folder, config, sentencepiece(model))
+    if (folder / RWKV).is_file():
+        return _add_rwkv(w, gguf, folder, config)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder}: neither tokenizer.json nor tokenizer.model; put one there, or convert without a "
@@ -113,6 +121,48 @@ def _fields(path, data):
             yield key >> 3, data[at - size:at]
     except IndexError:
         raise BadFile(f"{path}: damaged at byte {at}; fetch it again") from None
+
+
+def _about(path, number):
+    """{field: value} of that part of a tokenizer.model: 2 how it was trained, 3 how text is normalised."""
+    return dict(_fields(path, dict(_fields(path, path.read_bytes())).get(number, b"")))
+
+
+def _add_unigram(w, gguf, folder, config, path):
+    pieces, rules = sentencepiece(path), _about(path, 3)
+    n = config.get("vocab_size", default=len(pieces))
+    rows = pieces[:n] + [(f"[PAD{i}]", UNUSED_SCORE, UNUSED) for i in range(len(pieces), n)]
+    w.add_tokenizer_model("t5")
+    w.add_tokenizer_pre("default")
+    w.add_token_list([text for text, _, _ in rows])
+    w.add_token_scores([score for _, score, _ in rows])
+    w.add_token_types([kind for _, _, kind in rows])
+    w.add_add_space_prefix(bool(rules.get(3, 1)))
+    w.add_remove_extra_whitespaces(bool(rules.get(4, 1)))
+    if rules.get(2):
+        w.add_precompiled_charsmap(rules[2])
+    gguf.SpecialVocab(folder, n_vocab=n).add_to_gguf(w, quiet=True)
+
+
+def _add_rwkv(w, gguf, folder, config):
+    """Texts as they are written in Python, bytes beyond ASCII as \\xNN."""
+    texts = ["<s>"]
+    for number, line in enumerate((folder / RWKV).read_text("utf-8").splitlines(), 1):
+        try:
+            text = ast.literal_eval(line.split(" ", 1)[1].rsplit(" ", 1)[0])
+            texts.append(repr(text.encode() if isinstance(text, str) else bytes(text))[2:-1])
+        except (ValueError, SyntaxError, IndexError, TypeError) as e:
+            raise BadFile(f"{folder / RWKV}, line {number}: {e}; NUMBER 'text' LENGTH is expected, fetch it "
+                          f"again") from None
+    n = config.get("vocab_size", default=len(texts))
+    if len(texts) > n:
+        raise ModelError(f"{folder / RWKV}: {len(texts)} tokens, but vocab_size is {n}; the files are not of one model")
+    w.add_tokenizer_model("rwkv")
+    w.add_token_list(texts + [f"[PAD{i}]" for i in range(len(texts), n)])
+    w.add_token_types([CONTROL] + [NORMAL] * (len(texts) - 1) + [UNUSED] * (n - len(texts)))
+    special = gguf.SpecialVocab(folder, n_vocab=n)
+    special.special_token_ids |= {"bos": 0, "eos": 0}
+    special.add_to_gguf(w, quiet=True)
 
 
 def _pieces_of_merges(path, tokenizer):

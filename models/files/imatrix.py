@@ -4,8 +4,8 @@
 
 A matrix of experts has one row of sums for every expert.  Files are llama.cpp's, read and written:
 
-    GGUF    NAME.in_sum2 [n_columns, n_matrices], NAME.counts [1, n_matrices]; keys imatrix.datasets, .chunk_count,
-            .chunk_size
+    GGUF    NAME.in_sum2 [n_columns, n_matrices], NAME.counts [1, n_matrices]; in newer ones also NAME.in_sum, the sums
+            of x itself, which are kept; keys imatrix.datasets, .chunk_count, .chunk_size
     .dat    n_entries | length, name, n_calls, n_values, mean squares * n_calls | n_chunks | length, data set
             (old files: read, not written)
 """
@@ -20,15 +20,19 @@ from ggjit.models.files.save import Entry, encoded, write_gguf
 from ggjit.ops.core.errors import BadFile
 from ggjit.ops.core.types import F32
 
-SUMS, COUNTS = ".in_sum2", ".counts"
+SUMS, COUNTS, PLAIN = ".in_sum2", ".counts", ".in_sum"
 MAX_ENTRIES = 1 << 16
 
 
 @dataclasses.dataclass
 class Sums:
-    """values (n_matrices, n_columns) and counts (n_matrices,), float32; counts: rows that were summed."""
+    """values (n_matrices, n_columns) and counts (n_matrices,), float32; counts: rows that were summed.
+
+    plain: sums of x instead of x^2, of the shape of values, where a file has them.
+    """
     values: np.ndarray
     counts: np.ndarray
+    plain: np.ndarray | None = None
 
     @property
     def importances(self):
@@ -58,7 +62,8 @@ class Imatrix:
             del about["imatrix.datasets"]
         entries = []
         for name, s in sorted(self.sums.items()):
-            for suffix, a in ((SUMS, s.values), (COUNTS, s.counts[:, None])):
+            parts = {PLAIN: s.plain} if s.plain is not None else {}
+            for suffix, a in (parts | {SUMS: s.values, COUNTS: s.counts[:, None]}).items():
                 entries.append(Entry(name + suffix, F32, a.shape[::-1],
                                      lambda a=a: iter([np.ascontiguousarray(a, "<f4").tobytes()])))
         write_gguf(path, {k: encoded(v, k) for k, v in about.items()}, [entries], force=force)
@@ -102,9 +107,23 @@ def _from_gguf(path):
         values, counts = (file.tensor_bytes(name + suffix).view("<f4") for suffix in (SUMS, COUNTS))
         if not counts.size or values.size % counts.size:
             raise BadFile(f"{path}: {name!r} has {values.size} sums and {counts.size} counts; make the imatrix again")
-        sums[name] = Sums(values.reshape(counts.size, -1).copy(), counts.copy())
+        values = values.reshape(counts.size, -1).copy()
+        sums[name] = Sums(values, counts.copy(), _plain_sums(file, name, values.shape))
     return Imatrix(sums, tuple(file.get("imatrix.datasets", (), StringArray)), file.get("imatrix.chunk_count", 0, int),
                    file.get("imatrix.chunk_size", 0, int), path)
+
+
+def _plain_sums(file, name, shape):
+    info = file.tensors.get(name + PLAIN)
+    if info is None:
+        return None
+    if info.type is not F32 or info.nbytes != 4 * shape[0] * shape[1]:
+        raise BadFile(f"{file.path}: {info.name!r} is {info.type!r} {list(info.ne)}, expected F32 {list(shape[::-1])}; "
+                      f"make the imatrix again")
+    plain = file.tensor_bytes(info.name).view("<f4").reshape(shape).copy()
+    if not np.isfinite(plain).all():
+        raise BadFile(f"{file.path}: the sums of {info.name!r} are not all finite; make the file again")
+    return plain
 
 
 def _from_dat(path):

@@ -7,6 +7,7 @@ where it hurts least.  Rows that are no multiple of a type's block get a type wi
 Source: llama.cpp's llama-quant.cpp, whose choices these are tensor by tensor.
 """
 import dataclasses
+import functools
 import re
 
 from ggjit.core.arguments import nearest
@@ -74,6 +75,7 @@ def tensor_type(name):
     return types[name.lower()]
 
 
+@functools.lru_cache(1 << 14)
 def role_of(name):
     """What a tensor is for: output, embd, one of ROLES' values, or other."""
     if name == "output.weight":
@@ -85,9 +87,12 @@ def role_of(name):
 
 def is_quantised(info, leave_output):
     """Does this tensor of a model change its type?  Vectors, norms, routers and small matrices do not."""
-    return (n_dims(info.ne) > 1 and info.name.endswith("weight") and info.name not in KEPT_WHOLE
-            and not (leave_output and info.name == "output.weight")
-            and not any(part in info.name for part in KEPT))
+    return n_dims(info.ne) > 1 and _changes(info.name) and not (leave_output and info.name == "output.weight")
+
+
+@functools.lru_cache(1 << 14)
+def _changes(name):
+    return name.endswith("weight") and name not in KEPT_WHOLE and not any(part in name for part in KEPT)
 
 
 def n_dims(ne):

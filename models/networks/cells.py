@@ -51,12 +51,13 @@ class Text:
     written: positions that rows were written for; it stays where it is when the text gets shorter again.
     exact: what the caches know of the first so many tokens is what the network computes of these alone.  Those behind
     them were read under hooks, or know tokens that a context shift dropped.
+    hooked: the first that was read under hooks.
     """
 
-    __slots__ = ("broken", "exact", "ids", "lays", "slot", "written")
+    __slots__ = ("broken", "exact", "hooked", "ids", "lays", "slot", "written")
 
     def __init__(self, lays):
-        self.lays, self.ids, self.slot, self.written, self.exact = lays, [], 0, 0, ALL
+        self.lays, self.ids, self.slot, self.written, self.exact, self.hooked = lays, [], 0, 0, ALL, ALL
         self.broken = False             # rows that it needs were overwritten by a call that was interrupted
 
     def add(self, ids, slot):
@@ -71,7 +72,7 @@ class Text:
 
     def forget(self):
         """Begin anew, in the same rows."""
-        self.ids, self.slot, self.written, self.broken, self.exact = [], 0, 0, False, ALL
+        self.ids, self.slot, self.written, self.broken, self.exact, self.hooked = [], 0, 0, False, ALL, ALL
         for lay in self.lays.values():
             lay.since = 0
 
@@ -80,6 +81,7 @@ class Text:
         del self.ids[n:]
         self.slot, self.broken = slot, not self.holds(n)
         self.exact = self.exact if self.exact < n else ALL
+        self.hooked = self.hooked if self.hooked < n else ALL
 
 
 class Cells:

@@ -13,7 +13,7 @@ into what was dropped), the tokens that stay are read again with the next ones.
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.networks.cells import Lay
+from ggjit.models.networks.cells import ALL, Lay
 
 NAME = "turn"                           # of the graph's shape: (NAME, rows of each window)
 
@@ -38,6 +38,7 @@ def shift(m, n_keep, n_discard):
         text.written = max(text.written - n_discard, len(stay))
     text.ids = stay
     text.exact = min(text.exact, n_keep)
+    text.hooked = text.hooked if text.hooked <= n_keep or text.hooked == ALL else max(n_keep, text.hooked - n_discard)
     text.broken = not turns
 
 

@@ -307,6 +307,8 @@ class Decoder(Network):
         """The text so far and what the layers know of it, as bytes; written to `path` where there is one.
 
             state = m.save_state();  m.load_state(state)
+
+        Errors: NotSupported, while several texts are being generated.
         """
         with self._lock:
             return saved_state.save(self, path)
@@ -346,8 +348,10 @@ class Decoder(Network):
     def _read(self, text, ids, all_rows=False, hidden=False):
         """As `_fed`, of any text; an interrupted call leaves it as it was."""
         n, slot, out = len(text.ids), text.slot, []
-        if self._hooks.wanted is not None:
-            text.exact = min(text.exact, n)
+        if not n and text is self.text:
+            self._read_with = self._weight_versions()
+        if self._hooks.wanted is not None and len(ids):
+            text.exact, text.hooked = min(text.exact, n), min(text.hooked, n)
         try:
             for start in counted("reading batches of tokens", range(0, len(ids), self.n_batch)):
                 part, slots = ids[start:start + self.n_batch], self.cells.free_slots(1, slot)
@@ -359,11 +363,13 @@ class Decoder(Network):
         return out
 
     def _mend(self, text):
-        """Read again what an interrupted call has overwritten."""
-        ids = text.ids
+        """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
+        ids, n_plain = text.ids, min(text.hooked, len(text.ids))
         text.forget()
         try:
-            self._read(text, np.array(ids, np.int32))
+            with self._hooks.none_wanted():
+                self._read(text, np.array(ids[:n_plain], np.int32))
+            self._read(text, np.array(ids[n_plain:], np.int32))
         except BaseException:
             text.ids, text.broken = ids, True
             raise

@@ -12,6 +12,7 @@ wanted runs the plans it always ran.
 
 Tensors that are kept show what the rest of the network reads: the replaced values.
 """
+import contextlib
 import math
 import os
 import re
@@ -78,6 +79,15 @@ class Hooks:
         if self.running == get_ident():
             raise GgjitError("a function given to patch must neither run nor free the model that calls it; use the "
                              "values it is given, and do the rest outside of the model's computation")
+
+    @contextlib.contextmanager
+    def none_wanted(self):
+        """Inside, nothing is kept or replaced."""
+        before, self.wanted = self.wanted, None
+        try:
+            yield
+        finally:
+            self.wanted = before
 
     def add(self, session):
         self.sessions.append(session)

@@ -63,6 +63,26 @@ class Names(tuple):
         return f"<table>{line(self._FIELDS, 'th')}{''.join(line(row, 'td') for row in self._rows())}</table>"
 
 
+def matched(specs, patterns, arch):
+    """{name: Spec} of what the patterns name, in the order of `specs`.  Errors: ParamError, TypeMismatch."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(patterns, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in patterns):
+        raise TypeMismatch(f"names of tensors are a string or a list of strings, such as \"blk.*.ffn_out\", got "
+                           f"{patterns!r}")
+    if not patterns:
+        raise ParamError("no tensor is named; m.names() lists all")
+    found = set()
+    for pattern in patterns:
+        m = _LLAMA_NAME.fullmatch(pattern)
+        here = fnmatch.filter(specs, pattern if m is None else f"blk.{m[2]}.{m[1]}")
+        if not here:
+            nearest = difflib.get_close_matches(pattern, specs, 1, 0.0)
+            raise ParamError(f"no tensor of {arch} is called {pattern!r}; the nearest is {nearest[0]!r}; m.names() "
+                             f"lists all")
+        found.update(here)
+    return {name: spec for name, spec in specs.items() if name in found}
+
+
 class Inside:
     """Mixin of Network."""
 
@@ -87,22 +107,7 @@ class Inside:
 
     def _matched(self, patterns):
         """{name: Spec} of what the patterns name, in the order of the graph.  Errors: ParamError, TypeMismatch."""
-        patterns = [patterns] if isinstance(patterns, str) else patterns
-        if not isinstance(patterns, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in patterns):
-            raise TypeMismatch(f"names of tensors are a string or a list of strings, such as \"blk.*.ffn_out\", got "
-                               f"{patterns!r}")
-        if not patterns:
-            raise ParamError("no tensor is named; m.names() lists all")
-        specs, found = self._specs, set()
-        for pattern in patterns:
-            m = _LLAMA_NAME.fullmatch(pattern)
-            here = fnmatch.filter(specs, pattern if m is None else f"blk.{m[2]}.{m[1]}")
-            if not here:
-                nearest = difflib.get_close_matches(pattern, specs, 1, 0.0)
-                raise ParamError(f"no tensor of {self.file.arch} is called {pattern!r}; the nearest is "
-                                 f"{nearest[0]!r}; m.names() lists all")
-            found.update(here)
-        return {name: spec for name, spec in specs.items() if name in found}
+        return matched(self._specs, patterns, self.file.arch)
 
     @property
     def _specs(self):

@@ -15,7 +15,7 @@ import zlib
 import numpy as np
 
 from ggjit.models.networks.cells import ALL
-from ggjit.ops.core.errors import BadFile, ModelError, ParamError, TypeMismatch
+from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.core.whole_numbers import is_whole
 
@@ -27,6 +27,9 @@ SAMPLE_NBYTES = 64                      # of every tensor, out of its middle, fo
 
 def save(m, path):
     text = m.text
+    if text is None and m.cells.texts:
+        raise NotSupported(f"save_state: the caches hold {len(m.cells.texts)} texts of a generation that goes on; "
+                           f"finish it, or m.reset() and read the one to save")
     if text is not None and text.broken:
         m._mend(text)
     ids = [] if text is None else text.ids
@@ -80,7 +83,7 @@ def fingerprint(m):
         for name, pair in sorted(adapter.pairs.items()):
             h.update(repr((name, adapter.scale, adapter.alpha)).encode())
             for leaf in pair:
-                h.update(bytes(leaf.bytes(0, min(SAMPLE_NBYTES, leaf.nbytes))))
+                h.update(leaf.bytes())          # which may be written to; weights of the file may not
     return h.hexdigest()
 
 

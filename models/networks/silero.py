@@ -25,6 +25,8 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import one_of
 from ggjit.models.files.silero_file import read_silero
+from ggjit.models.networks.hooks import Spec, named_nodes
+from ggjit.models.networks.inside import Names, matched
 from ggjit.models.networks.network import Step
 from ggjit.models.networks.speech import find_segments
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
@@ -32,6 +34,7 @@ from ggjit.ops.core.host_memory import asking, empty, zeros
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
+from ggjit.tensors.summary import op_name
 
 USAGE_WEIGHTS = 1
 SAMPLE_RATE = 16000
@@ -144,23 +147,25 @@ class SileroVad:
         n_frames, n_bins = spectrum.ne[0], spectrum.ne[1] // 2
         real, imag = (gg.view_2d(spectrum, n_frames, n_bins, spectrum.nb[1], i * n_bins * spectrum.nb[1])
                       for i in (0, 1))
-        x = gg.sqrt(gg.add(gg.sqr(real), gg.sqr(imag)))
-        for (weight, bias), stride in zip(self.encoder, STRIDES, strict=True):
+        x = gg.set_name(gg.sqrt(gg.add(gg.sqr(real), gg.sqr(imag))), "magnitudes")
+        for i, ((weight, bias), stride) in enumerate(zip(self.encoder, STRIDES, strict=True)):
             x = gg.relu(gg.add(gg.conv_1d(weight, x, stride, weight.ne[0] // 2, 1, self.conv_type), bias))
+            x = gg.set_name(x, f"l_out-{i}")
         h, c = self._lstm(gg.cont_1d(gg.view_2d(x, 1, x.ne[1], x.nb[1], 0), x.ne[1]))
         last = gg.conv_1d(gg.reshape_3d(self.w_out, 1, self.w_out.ne[0], 1),
                           gg.reshape_2d(gg.relu(h), 1, h.ne[0]), 1, 0, 1, self.conv_type)
-        probability = gg.sigmoid(gg.add(gg.reshape_1d(last, 1), self.b_out))
+        probability = gg.set_name(gg.sigmoid(gg.add(gg.reshape_1d(last, 1), self.b_out)), "probability")
         return probability, gg.cpy(c, self.c), gg.cpy(h, self.h)
 
     def _lstm(self, x):
         """(h', c') of the cell for the input x."""
         gates = gg.add(gg.add(gg.mul_mat(self.w_in, x), self.b_in),
                        gg.add(gg.mul_mat(self.w_state, self.h), self.b_state))
+        gg.set_name(gates, "gates")
         n = self.h.ne[0]
         i, f, g, o = (gg.view_1d(gates, n, k * n * gates.nb[0]) for k in range(4))
-        c = gg.add(gg.mul(gg.sigmoid(f), self.c), gg.mul(gg.sigmoid(i), gg.tanh(g)))
-        return gg.mul(gg.sigmoid(o), gg.tanh(c)), c
+        c = gg.set_name(gg.add(gg.mul(gg.sigmoid(f), self.c), gg.mul(gg.sigmoid(i), gg.tanh(g))), "c_out")
+        return gg.set_name(gg.mul(gg.sigmoid(o), gg.tanh(c)), "h_out"), c
 
     # ------------------------------------------------------------ using
     def reset(self):
@@ -195,9 +200,7 @@ class SileroVad:
         """
         with asking("probabilities: the samples as float32"):
             a = _samples(samples)
-        n = self.n_window
-        windows = zeros(-(-a.size // n) * n, np.float32, "probabilities").reshape(-1, n)
-        windows.reshape(-1)[:a.size] = a
+        windows = self._windows(a)
         out = empty(len(windows), np.float32, "probabilities")
         with self._lock:
             self._check_loaded()
@@ -206,6 +209,57 @@ class SileroVad:
             for i, window in enumerate(windows):
                 out[i] = self._next(window)
         return out
+
+    def _windows(self, a):
+        """The samples as (n_windows, n_window), the last window filled up with zeros."""
+        n = self.n_window
+        windows = zeros(-(-a.size // n) * n, np.float32, "probabilities").reshape(-1, n)
+        windows.reshape(-1)[:a.size] = a
+        return windows
+
+    # ------------------------------------------------------------ inside
+    def names(self, pattern="*"):
+        """The named tensors of a window that match `pattern`: name, op, shape in NumPy order, backend.
+
+            vad.names()         # magnitudes, blk.0.l_out ... blk.3.l_out, gates, c_out, h_out, probability
+
+        Errors: ParamError where nothing matches, with the nearest name.
+        """
+        return Names(self._matched(pattern).values())
+
+    def _matched(self, patterns):
+        with self._lock, Context():
+            self._check_loaded()
+            named = named_nodes(self._build())
+        return matched({name: Spec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
+                        for name, t in named.items()}, patterns, self.file.kind)
+
+    def capture(self, patterns, samples):
+        """{name: float32 (n_windows, ...)} of the tensors that match, for every window of a recording from its start.
+
+            vad.capture("blk.*.l_out", samples)["blk.3.l_out"]
+
+        What was heard before is forgotten.  Errors: as `names` and `probabilities`.
+        """
+        specs, windows, ctx = self._matched(patterns), self._windows(_samples(samples)), Context()
+        allocator, found = GraphAllocator(self.backend, planner="best"), {name: [] for name in specs}
+        with self._lock:
+            self.reset()
+            with ctx:
+                results = self._build()
+            named = named_nodes(results)
+            graph = Graph(*results, *(named[name] for name in specs))
+            try:
+                allocator.alloc_graph(graph)
+                plan = self.backend.graph_plan_create(graph)
+                for window in windows:
+                    self._window[:] = window
+                    plan.compute()
+                    for name in specs:
+                        found[name].append(plan.view(named[name]).copy())
+            finally:
+                allocator.free()
+        return {name: np.array(a, np.float32).reshape(-1, *specs[name].shape) for name, a in found.items()}
 
     def segments(self, samples, **params):
         """[(start, end), ...] in seconds of the stretches with speech; params as find_segments."""

@@ -306,6 +306,55 @@ def test_prefixes_behind_dropped_tokens_are_read_again(name, tmp_path):
         assert m.keep_prefix(ids) == len(ids) - 1           # read again, they are
 
 
+def test_states_know_values_of_adapters(tmp_path):
+    """Every number of them, since they can be written to."""
+    path = tiny_model.write(tmp_path / "m.gguf")
+    with loaded(path, lora=[new_adapter(GGUFFile(path), ["attn_q"], 2, 4)]) as m:
+        m.decode(IDS[:5])
+        state = m.save_state()
+        low = next(iter(m.weights.adapters[0].pairs.values()))[0]
+        a = low.numpy()
+        a.flat[-1] += 1
+        low.set(a)
+        with pytest.raises(gg.ModelError, match="was saved from another model"):
+            m.load_state(state)
+        a.flat[-1] -= 1
+        low.set(a)
+        m.load_state(state)
+        assert m.n_past == 5
+
+
+def test_states_while_several_texts_go_on(tmp_path):
+    with loaded(tiny_model.write(tmp_path / "m.gguf"), n_seqs=2) as m:
+        m._tokenizer = tiny_model.Words()
+        runs = m.generate([[1, 2], [3]], n_predict=3, temp=0)
+        next(runs)
+        with pytest.raises(gg.NotSupported, match="caches hold 2 texts of a generation that goes on"):
+            m.save_state()
+        list(runs)
+        m.decode(IDS)
+        m.load_state(m.save_state())
+        assert m.n_past == len(IDS)
+
+
+def test_what_is_read_again_is_read_as_it_was(tmp_path, monkeypatch):
+    """A text that was read before a patch, and has to be read again inside it."""
+    with loaded(tiny_model.write(tmp_path / "m.gguf")) as m:
+        patch = {"blk.0.l_out": lambda x: -7 * x}
+        m.decode(IDS[:6])
+        with m.patch(patch):
+            m.decode(IDS[6:9])
+            want = m.decode(IDS[9:])
+        m.reset()
+        m.decode(IDS[:6])
+        with m.patch(patch), m.capturing("embd") as c:
+            m.decode(IDS[6:9])
+            m.text.broken = True                # as an interrupted call leaves it
+            np.testing.assert_allclose(m.decode(IDS[9:]), want, atol=1e-4)
+            assert m.text.hooked == m.text.exact == 6
+        assert c.tokens.tolist() == IDS[6:9] + IDS[6:]
+
+
 def test_states_remember_what_they_were_read_with(tmp_path):
     path = tiny_model.write(tmp_path / "m.gguf")
     with loaded(path, lora=[new_adapter(GGUFFile(path), ["attn_q"], 2, 4)]) as m:

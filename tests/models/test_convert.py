@@ -311,6 +311,33 @@ def test_a_sentencepiece_model(tmp_path, need):
         convert(source, tmp_path / "n.gguf", vocabulary=True)
 
 
+def test_a_unigram_model(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source = folder(tmp_path, "t5")
+    texts = [("<pad>", 0, 3), ("</s>", 0, 3), ("<unk>", 0, 2), ("\u2581", -2, 1), ("\u2581ab", -3, 1), ("a", -4, 1),
+             ("b", -4, 1)]
+    pieces = b"".join(piece(text.encode(), score, kind) for text, score, kind in texts)
+    (source / "spiece.model").write_bytes(pieces + b"\x12\x02\x18\x01" + b"\x1a\x04\x18\x01\x20\x01")
+    f = convert(source, tmp_path / "m.gguf", vocabulary=True)
+    assert f.get("tokenizer.ggml.model") == "t5" and f.get("tokenizer.ggml.scores")[3:5].tolist() == [-2, -3]
+    assert f.get("tokenizer.ggml.add_space_prefix") is True and f.get("tokenizer.ggml.remove_extra_whitespaces") is True
+    with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False) as m:
+        assert m.tokenizer.encode("ab  ba", add_special=False) == [4, 3, 6, 5]
+
+
+def test_a_vocabulary_of_rwkv(tmp_path, need):
+    need("gguf", "names of keys and tensors")
+    source, _ = rwkv7(tmp_path / "rwkv7", save_safetensors)
+    (source / "rwkv_vocab_v20230424.txt").write_text("1 'a' 1\n2 ' b' 2\n3 b'\\xff' 1\n4 '\\n' 1\n5 'é' 2\n", "utf-8")
+    f = convert(source, tmp_path / "m.gguf", vocabulary=True)
+    assert list(f.get("tokenizer.ggml.tokens"))[:7] == ["<s>", "a", " b", "\\xff", "\\n", "\\xc3\\xa9", "[PAD6]"]
+    with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False) as m:
+        assert m.tokenizer.encode("a b\né", add_special=False) == [1, 2, 4, 5]
+    (source / "rwkv_vocab_v20230424.txt").write_text("1 'a\n", "utf-8")
+    with pytest.raises(gg.BadFile, match="v20230424.txt, line 1: .*LENGTH is expected"):
+        convert(source, tmp_path / "m.gguf", vocabulary=True, force=True)
+
+
 # ---------------------------------------------------------------- what cannot be done
 def changed(source, **values):
     (source / "config.json").write_text(json.dumps(config(source.name) | values))

@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_model, tiny_moe
+from helpers import arch_files, tiny_model, tiny_moe
 from helpers.paths import SHARED
+from helpers.requirements import shared
 
 import ggjit as gg
-from ggjit.models import load_model, measure_imatrix, perplexity, save_gguf
+from ggjit.models import edit_gguf, load_model, measure_imatrix, perplexity, save_gguf
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import CannotWrite
 from ggjit.models.networks.evaluate import SavedLogits
@@ -128,24 +129,50 @@ def test_models_that_cannot_be_compared(tiny, tmp_path):
 PEER = """
 import json, math, sys
 import numpy as np
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[1])
 from peer_llamacpp import LlamaLib
-lib = LlamaLib()
-c = lib.load(sys.argv[1], repack=False).context(n_ctx=256, flash=0, kv=0)
-nll = []
-for chunk in np.array(json.loads(sys.argv[3])).reshape(-1, 32):
-    c.reset()
-    z = c.decode(chunk.tolist(), all_logits=True).astype(float)[16:31]
-    nll += (np.log(np.exp(z).sum(1)) - z[np.arange(15), chunk[17:]]).tolist()
-print(math.exp(np.mean(nll)))
+lib, found = LlamaLib(), []
+chunks = np.array(json.loads(sys.argv[2])).reshape(-1, 32)
+for path in sys.argv[3:]:
+    c, log_p = lib.load(path, repack=False).context(n_ctx=256, flash=0, kv=0), []
+    for chunk in chunks:
+        c.reset()
+        z = c.decode(chunk.tolist(), all_logits=True).astype(float)[16:31]
+        log_p.append(z - np.log(np.exp(z).sum(1, keepdims=True)))
+    found.append(np.concatenate(log_p))
+next_ids, rows = chunks[:, 17:].reshape(-1), np.arange(chunks[:, 17:].size)
+p, q = found
+kl = (np.exp(p) * (p - q)).sum(1)
+same = float((p.argmax(1) == q.argmax(1)).mean())
+print(json.dumps({"base_perplexity": math.exp(-p[rows, next_ids].mean()), "perplexity": math.exp(
+    -q[rows, next_ids].mean()), "kl_divergence": kl.mean(), "kl_max": kl.max(), "kl_median": np.median(kl),
+    "kl_99": np.quantile(kl, 0.99), "kl_error": kl.std() / math.sqrt(len(kl) - 1), "same_top": same}))
 """
 
 
 @pytest.mark.peer
-def test_llamacpp_finds_the_same_perplexity(tiny, need):
+def test_llamacpp_finds_the_same(tiny, tmp_path, need):
+    """Perplexity and KL divergence of two models, in float64 from llama.cpp's logits as llama-perplexity does it."""
     need("xllamacpp", "llama.cpp is the oracle")
     ids = IDS[:3 * N].tolist()
-    r = subprocess.run([sys.executable, "-c", PEER, tiny.file.path, str(SHARED / "tools"), json.dumps(ids)], text=True,
-                       capture_output=True, timeout=300)
+    worse = tiny_model.write(tmp_path / "worse.gguf", metadata={"vocab_size": tiny_model.VOCAB}, type="F16")
+    edit_gguf(worse, worse, set_types={"blk.0.ffn_up.weight": "q4_0", "blk.1.attn_v.weight": "q4_0"}, force=True,
+              progress=False)
+    edit_gguf(worse, worse, set_types=dict.fromkeys(GGUFFile(worse).tensors, "f32"), force=True, progress=False)
+    r = subprocess.run([sys.executable, "-c", PEER, str(SHARED / "tools"), json.dumps(ids), tiny.file.path, str(worse)],
+                       text=True, capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr
-    assert perplexity(tiny, ids, n_ctx=N, progress=False)["perplexity"] == pytest.approx(float(r.stdout), rel=1e-5)
+    want = json.loads(r.stdout)
+    with load_model(worse, n_threads=1, kv_type="F32") as m:
+        got = perplexity(m, ids, n_ctx=N, base=tiny, progress=False)
+    assert 1e-4 < want["kl_divergence"] < want["kl_max"]
+    assert {k: got[k] for k in want} == pytest.approx(want, rel=1e-4)
+
+
+def test_encoders_are_refused(tmp_path):
+    arch_files.write(shared("tools"), "bert", tmp_path / "bert.gguf")
+    with load_model(tmp_path / "bert.gguf", n_threads=1) as m:
+        for call in (perplexity, measure_imatrix):
+            with pytest.raises(gg.NotSupported, match="bert predicts no tokens; take a model that generates text"):
+                call(m, IDS, n_ctx=N)
+

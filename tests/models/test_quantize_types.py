@@ -1,4 +1,5 @@
 """The types of tensors when a model is quantised are llama.cpp's; bad types, patterns and shapes are refused."""
+import functools
 import json
 import pathlib
 import re
@@ -15,6 +16,7 @@ from ggjit.ops.core.types import BY_NAME, F32
 GOLDENS = json.loads((pathlib.Path(__file__).parent / "quantize_goldens.json").read_text())
 
 
+@functools.cache
 def described(name):
     """(what choose_types needs of a file, its TensorInfos)"""
     keys = metadata(name)

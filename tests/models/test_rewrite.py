@@ -1,4 +1,5 @@
 """Files made from files: quantised, edited, split, joined; and what can go wrong."""
+import dataclasses
 import errno
 import hashlib
 import os
@@ -388,6 +389,16 @@ def test_files_of_importances(tiny, tmp_path):
         np.testing.assert_array_equal(back.sums[name].importances, (s.values / 2).reshape(-1))
     with pytest.raises(CannotWrite, match="exists already"):
         matrix.save(tmp_path / "im.gguf")
+    name, s = next(iter(matrix.sums.items()))                  # newer files have the sums of x, too
+    newer = Imatrix({name: dataclasses.replace(s, plain=-s.values)}, path="")
+    newer.save(tmp_path / "newer.gguf")
+    back = load_imatrix(tmp_path / "newer.gguf")
+    assert list(back.sums) == [name] and f"{name}.in_sum" in GGUFFile(tmp_path / "newer.gguf").tensors
+    np.testing.assert_array_equal(back.sums[name].plain, -s.values)
+    np.testing.assert_array_equal(back.sums[name].importances, (s.values / 2).reshape(-1))
+    Imatrix({name: dataclasses.replace(s, plain=s.values[:, :-1])}).save(tmp_path / "newer.gguf", force=True)
+    with pytest.raises(gg.BadFile, match=r"in_sum' is F32 .*, expected F32"):
+        load_imatrix(tmp_path / "newer.gguf")
     (tmp_path / "im.dat").write_bytes(dat([("a.weight", 2, [2, 4]), ("b", 0, [3])]))
     old = load_imatrix(tmp_path / "im.dat")
     assert (old.sums["a.weight"].importances.tolist(), old.sums["b"].importances.tolist()) == ([1, 2], [3])

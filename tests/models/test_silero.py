@@ -259,6 +259,25 @@ def test_segments_by_hand():
         find_segments([[0.5]], 512)
 
 
+def test_named_tensors(small):
+    samples = np.random.default_rng(3).standard_normal(1500).astype(np.float32) * 0.1
+    with load_vad(small) as vad:
+        want = vad.probabilities(samples)
+        assert [s.name for s in vad.names()] == ["magnitudes", *(f"blk.{i}.l_out" for i in range(4)), "gates", "c_out",
+                                                 "h_out", "probability"]
+        vad(samples[:vad.n_window])                             # heard before
+        got = vad.capture(["probability", "h_out", "l_out-*"], samples)
+        np.testing.assert_array_equal(got["probability"][:, 0], want)
+        np.testing.assert_array_equal(got["h_out"][-1], vad.h.numpy())
+        assert got["blk.3.l_out"].shape == (len(want), *vad.names("blk.3.l_out")[0].shape)
+        assert (got["blk.0.l_out"] >= 0).all() and got["blk.0.l_out"].any()
+        np.testing.assert_array_equal(vad.probabilities(samples), want)
+        with pytest.raises(gg.ParamError, match="no tensor of silero-16k is called 'gate'; the nearest is 'gates'"):
+            vad.capture("gate", samples)
+    with pytest.raises(gg.ParamError, match="was freed"):
+        vad.capture("gates", samples)
+
+
 @pytest.fixture(scope="module")
 def real(shared):
     return shared("data", "silero-vad", "silero-v6.2.0-ggml.bin")

@@ -243,6 +243,14 @@ def test_profile_accounts_for_the_whole_plan(bench, tiny):
             assert sum(int(line.split()[2]) for line in lines[1:-1]) == len(nodes) == int(lines[-1].split()[1])
 
 
+def test_what_looking_inside_costs(bench, tiny):
+    rows = bench("inside").measure(tiny, 1)
+    assert [what for what, *_ in rows] == ["never looked into", "nothing captured"] + 3 * ["captured"]
+    (_, none, _, _), _, (_, one, nbytes, _), *_, (_, most, all_nbytes, _) = rows
+    assert (none, one) == (0, 1) and most > 4 and 0 < nbytes < all_nbytes
+    assert all(0 < seconds < float("inf") for *_, seconds in rows)
+
+
 def test_traffic_and_operations(bench):
     profile = bench("profile")
     ctx = gg.Context()

@@ -1,12 +1,13 @@
 """quantize, edit, info FILE, imatrix and perplexity on the command line."""
 import json
+import math
 
 import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.commands import result
 
-from ggjit.models import quantize_gguf
+from ggjit.models import edit_gguf, quantize_gguf
 from ggjit.models.files.gguf import GGUFFile
 
 
@@ -42,6 +43,11 @@ def test_edit_and_info(tiny, tmp_path, command):
     file = GGUFFile(out)
     assert [t["name"] for t in got["tensors"]] == list(file.tensors) and "last" in file.tensors
     assert got["n_params"] == sum(int(np.prod(t.ne)) for t in file.tensors.values())
+    broken = tmp_path / "nan.gguf"
+    edit_gguf(out, broken, set_keys={"a": math.nan, "b": np.array([1, np.inf], np.float32)}, progress=False)
+    r = command("info", broken, "--json")
+    keys = json.loads(r.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["metadata"]
+    assert keys["a"] is None and keys["b"]["first"] == [1, None]
     r = command("info", out)
     assert "a [name]" in r.stdout and "64 x 96" in r.stdout and "bits each" in r.stdout
     paths = result(command, "edit", tiny, tmp_path / "p.gguf", "--split-max-size", "100k")["paths"]
@@ -79,6 +85,9 @@ def test_imatrix_and_perplexity(shared, tmp_path, command):
     assert r.returncode == 1 and "exists already" in r.stderr
     quantised = tmp_path / "q.gguf"
     assert result(command, "quantize", path, quantised, "Q4_0", "--imatrix", out)["imatrix"] == 35
+    # its rounded numbers as F32: no kernels but those of the other file
+    edit_gguf(quantised, quantised, set_types=dict.fromkeys(GGUFFile(quantised).tensors, "f32"), force=True,
+              progress=False)
     base = result(command, "perplexity", path, "--data", text, "-c", 64, "-t", 1, "--save-logits", tmp_path / "l.kld")
     got = result(command, "perplexity", quantised, "--data", text, "-c", 64, "-t", 1, "--kl-divergence-base", path)
     assert base["perplexity"] == pytest.approx(got["base_perplexity"], rel=1e-4) and 0 < got["kl_divergence"] < 1

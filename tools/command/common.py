@@ -79,6 +79,13 @@ def add_out(c):
     c.add_argument("--force", action="store_true", help="replace OUT if it is there")
 
 
+def add_files(c, what="a GGUF"):
+    """The arguments of a command that makes one GGUF of another: IN, OUT, the size of parts."""
+    c.add_file("input", metavar="IN", help=f"{what}; the first one of a model in several files")
+    add_out(c)
+    c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
+
+
 def add_data(c):
     c.add_file("--data", required=True, metavar="FILE", help="a text, UTF-8")
     c.add_argument("-c", "--n-ctx", type=positive, default=512, metavar="N", help="tokens of a chunk (512)")

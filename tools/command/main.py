@@ -4,6 +4,7 @@ Exit status: 0 done; 1 could not be done; 2 wrong usage, or an option or setting
 1 and 2 come with a line on stderr: what is wrong, and how to mend it.
 """
 import json
+import math
 import os
 import sys
 
@@ -36,7 +37,7 @@ def _status(run, args):
         with asking(f"ggjit {args.command}"):
             result = run(args)
         if getattr(args, "json", False):
-            print(json.dumps(result))
+            print(json.dumps(_finite(result), allow_nan=False))
         if sys.stdout is not None:
             sys.stdout.flush()              # a full disk is noticed here, where it can still be reported
     except GgjitError as e:
@@ -53,6 +54,15 @@ def _status(run, args):
         return _failed(args, f"over the capacity of {args.capacity:,} bytes: {result['verdict']}; the best layout "
                              f"found has {result['peak']:,}")
     return int(result.get("failed", False))
+
+
+def _finite(x):
+    """The same with null for NaN and infinities, which JSON has no form for."""
+    if isinstance(x, dict):
+        return {key: _finite(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def _failed(args, words):

@@ -1,6 +1,6 @@
 """`ggjit edit`: keys and tensors of a GGUF changed; a model in one file or in several."""
 from ggjit.models.files.rewrite import edit_gguf
-from ggjit.tools.command.common import add_out, nbytes, pairs, text_nbytes, value
+from ggjit.tools.command.common import add_files, pairs, text_nbytes, value
 from ggjit.tools.command.helpers import adapters, add_lora
 
 EXAMPLES = (("ggjit edit m.gguf n.gguf --set-key general.name=mine --remove-key tokenizer.chat_template", ""),
@@ -9,15 +9,13 @@ EXAMPLES = (("ggjit edit m.gguf n.gguf --set-key general.name=mine --remove-key 
 
 
 def add_arguments(c):
-    c.add_file("input", metavar="IN", help="a GGUF; the first one of a model in several files")
-    add_out(c)
+    add_files(c)
     c.add_argument("--set-key", metavar="KEY=VALUE", action="append", default=[],
                    help="VALUE as JSON (7, 0.5, true, [1, 2]), anything else is a text; may be repeated")
     c.add_argument("--remove-key", metavar="KEY", action="append", default=[])
     c.add_argument("--rename", metavar="TENSOR=NAME", action="append", default=[])
     c.add_argument("--set-tensor-type", metavar="TENSOR=TYPE", action="append", default=[])
     add_lora(c)
-    c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
 
 
 def run(args):

@@ -1,6 +1,6 @@
 """`ggjit quantize`: a model's matrices in smaller types."""
 from ggjit.models.files.rewrite import quantize_gguf
-from ggjit.tools.command.common import add_out, nbytes, pairs, text_nbytes
+from ggjit.tools.command.common import add_files, pairs, text_nbytes
 
 EXAMPLES = (("ggjit quantize f16.gguf q4.gguf Q4_K_M", "llama-quantize's mixture, byte for byte"),
             ("ggjit quantize f16.gguf q2.gguf IQ2_XS --imatrix im.gguf", "types that need importances"),
@@ -8,8 +8,7 @@ EXAMPLES = (("ggjit quantize f16.gguf q4.gguf Q4_K_M", "llama-quantize's mixture
 
 
 def add_arguments(c):
-    c.add_file("input", metavar="IN", help="a GGUF of F32, F16 or BF16; the first one of a model in several files")
-    add_out(c)
+    add_files(c, "a GGUF of F32, F16 or BF16")
     c.add_argument("type", metavar="TYPE", help="Q4_K_M, IQ4_XS, Q8_0, F16, ...; COPY: as they are")
     c.add_file("--imatrix", metavar="FILE", help="importances of columns, from `ggjit imatrix`")
     c.add_argument("--tensor-type", metavar="PATTERN=TYPE", action="append", default=[],
@@ -20,7 +19,6 @@ def add_arguments(c):
     c.add_argument("--pure", action="store_true", help="no mixture: all matrices get the base type")
     c.add_argument("--allow-requantize", action="store_true", help="also from a file that is quantised already")
     c.add_argument("--keep-split", action="store_true", help="as many files as IN has")
-    c.add_argument("--split-max-size", type=nbytes, metavar="SIZE", help="several files of at most 500M, 2G, ...")
 
 
 def run(args):
