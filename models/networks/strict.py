@@ -10,8 +10,6 @@ ANY = None
 OFF, NONE_OR_ONE, NO, YES = (0,), (0, 1), (False, 0), (True, 1)
 # keys of an architecture that are not read, and the values with which they change nothing
 NEUTRAL = {
-    # converters write the epsilon of either kind of norm
-    "attention.layer_norm_epsilon": ANY, "attention.layer_norm_rms_epsilon": ANY,
     "tensor_data_layout": ANY, "rope.scaling.finetuned": ANY, "classifier.output_labels": ANY, "pooling_type": ANY,
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale", "rope.scale_linear",
                      "expert_group_count", "expert_group_used_count", "interleave_moe_layer_step"), NONE_OR_ONE),
@@ -22,6 +20,7 @@ NEUTRAL = {
     "expert_gating_func": NONE_OR_ONE,              # 1: softmax
     "expert_weights_norm": YES, "use_parallel_residual": NO,
     "rope.scaling.yarn_beta_fast": (32,), "rope.scaling.yarn_beta_slow": (1,)}
+EPSILONS = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"       # converters write both, one is read
 MAX_NAMED = 8
 
 
@@ -33,6 +32,8 @@ def refuse_unused(file, used, causal):
     tensors = [f"tensor {name!r}" for name in file.tensors if name not in used]
     neutral = NEUTRAL | {"attention.causal": YES if causal else NO}
     prefix, keys = f"{file.arch}.", []
+    if any(prefix + key in file.read_keys for key in EPSILONS):
+        neutral |= dict.fromkeys(EPSILONS, ANY)
     for key, value in file.metadata.items():
         if key.startswith(prefix) and key not in file.read_keys:
             fits = neutral.get(key.removeprefix(prefix), ())
