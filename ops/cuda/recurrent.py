@@ -200,7 +200,7 @@ def _units(t):
 
 
 # ---------------------------------------------------------------- hyper-connections
-HC = 4
+HC, HC_SQUARED = 4, 16
 
 
 @device
@@ -212,7 +212,7 @@ def tokens(node):
 def comb(node, t):
     """The 4 x 4 matrix of a token, made doubly stochastic."""
     mixes, base, eps = node + SRC0, node + SRC2, param_f32(node, 0)
-    scale, m = ld_f32(at(node + SRC1, 2, 0, 0, 0)), local.array(HC * HC, "float32")
+    scale, m = ld_f32(at(node + SRC1, 2, 0, 0, 0)), local.array(HC_SQUARED, "float32")
     for s in range(HC):
         top, total = f32("-inf"), ZERO
         for d in range(HC):
@@ -228,7 +228,7 @@ def comb(node, t):
     for _ in range(param_i32(node, 1) - 1):
         divide(m, HC, 1, eps)
         divide(m, 1, HC, eps)
-    for i in range(HC * HC):
+    for i in range(HC_SQUARED):
         st_f32(at(node + DST, i % HC, i // HC, t, 0), m[i])
 
 
