@@ -1,11 +1,14 @@
 """Whole graphs on the simulated GPU against the CPU: an encoder, a llama, splits, offload, experts.  Run by
 test_cuda.py."""
+import gc
+
 import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.sample import sampled
 
 import ggjit as gg
+from ggjit.cuda import simulated_driver
 from ggjit.models import load_model
 from ggjit.ops.core.record import OP
 
@@ -95,6 +98,26 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
             got, want = (x.capture("blk.1.l_out", [5])["blk.1.l_out"] for x in (g, m))
             assert nmse(got, want) < 1e-5
         assert [b.buft.name for b in (*g.weights.buffers, g.kv_buffer)] == ["CUDA0"] * 2
+
+
+@pytest.mark.parametrize("n_before", sampled([(n,) for n in range(5)], lambda case: ["one"]))
+def test_out_of_device_memory_while_a_model_loads(tmp_path, n_before):
+    """A typed error that names a remedy; what was taken is given back, and the next model loads."""
+    path = tiny_model.write(tmp_path / "tiny.gguf", type="F32")
+    device = gg.init_backend("CUDA0").device
+    device.collect()
+    free = device.memory()[0]
+    simulated_driver.fail["cuMemAlloc"] = "CUDA_ERROR_OUT_OF_MEMORY", n_before
+    try:
+        with pytest.raises(gg.OutOfMemory, match="n_gpu_layers"), load_model(path, backend="CUDA0", reserve=False) as m:
+            m.logits([3])
+    finally:
+        simulated_driver.fail.clear()
+    gc.collect()
+    device.collect()
+    assert device.memory()[0] == free
+    with load_model(path, n_threads=1) as m:
+        assert np.isfinite(m.logits([3])).all()
 
 
 def test_a_large_batch_is_offloaded_and_a_small_one_is_not(gpu, cpu):

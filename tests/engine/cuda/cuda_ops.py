@@ -117,8 +117,12 @@ def products(gpu, type, n, n_products, k=256, m=12):
     ctx = gg.Context()
     *ws, x = [*(ctx.new_tensor(type, (k, m)) for _ in range(n_products)), ctx.new_tensor(gg.F32, (k, n))]
     gg.alloc_ctx_tensors(ctx, gpu)
-    for t in (*ws, x):
-        t.set(RNG.standard_normal(t.ne[1::-1]).astype(np.float32))
+    x.set(RNG.standard_normal((n, k)).astype(np.float32))
+    for w in ws:
+        if type.quantized:
+            w.set_bytes(random_blocks(RNG, type, m, k))
+        else:
+            w.set(RNG.standard_normal((m, k)).astype(np.float32))
     ys = [gg.mul_mat(w, x) for w in ws]
     want = [np.reshape(all_specs()[y.op].reference(y, exact(w), exact(x)), (n, m)) for y, w in zip(ys, ws, strict=True)]
     graph = gg.Graph(*ys)
