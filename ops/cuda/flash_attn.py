@@ -18,13 +18,13 @@ from ggjit.ops.cuda.blocks import LOW, byte_of, named_iq4
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.mul_mat_vec import WIDE
 from ggjit.ops.cuda.native import views
-from ggjit.ops.cuda.native.launch import SIMULATED, Launch, dense
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, dense
 from ggjit.ops.cuda.native.sums import LOWEST
 from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
-THREADS = 64 if SIMULATED else 128
-SHARE_KEYS = 16 if SIMULATED else 128           # of a block, where there are several
+THREADS = 64 if SMALL_BLOCKS else 128
+SHARE_KEYS = 16 if SMALL_BLOCKS else 128           # of a block, where there are several
 MAX_SHARES, ENOUGH_BLOCKS = 64, 1024
 MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
 ZERO, UNIT = f32(0), f32(1)
