@@ -9,7 +9,7 @@ import pytest
 from helpers.paths import ROOT
 
 HERE = pathlib.Path(__file__).parent
-SUITES = {"cuda_contract": 42, "cuda_ops": 85, "cuda_graphs": 6}         # least number of tests in each
+SUITES = {"cuda_contract": 42, "cuda_ops": 150, "cuda_graphs": 7}         # least number of tests in each
 
 
 def simulated(*names, cases="", marks="not slow", blocks="small"):
