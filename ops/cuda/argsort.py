@@ -20,12 +20,12 @@ from ggjit.ops.cuda.compiler.core import (
     sync,
     thread,
 )
-from ggjit.ops.cuda.native.launch import MAX_THREADS, SIMULATED, Launch, dense, over_rows
+from ggjit.ops.cuda.native.launch import MAX_THREADS, SMALL_BLOCKS, Launch, dense, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index, work
 
-MAX_ROW = 64 if SIMULATED else 1024
-SORT_THREADS = MAX_THREADS if SIMULATED else 1024
-MAX_SORTS = 2 if SIMULATED else 256             # blocks, each with scratch memory for a row
+MAX_ROW = 64 if SMALL_BLOCKS else 1024
+SORT_THREADS = MAX_THREADS if SMALL_BLOCKS else 1024
+MAX_SORTS = 2 if SMALL_BLOCKS else 256             # blocks, each with scratch memory for a row
 LAST = (1 << 63) - 1                            # behind all words of the row
 
 

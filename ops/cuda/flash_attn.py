@@ -14,17 +14,17 @@ from ggjit.ops.attention.flash_attn import PREC_F32
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import BY_NAME, F16, F32, Q4_0, Q8_0
 from ggjit.ops.cuda import flash_attn_mma
-from ggjit.ops.cuda.blocks import LOW, byte_of
+from ggjit.ops.cuda.blocks import LOW, byte_of, named_iq4
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.mul_mat_vec import WIDE
 from ggjit.ops.cuda.native import views
-from ggjit.ops.cuda.native.launch import SIMULATED, Launch, dense
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, dense
 from ggjit.ops.cuda.native.sums import LOWEST
 from ggjit.ops.cuda.rows import FLOATS, ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
-THREADS = 64 if SIMULATED else 128
-SHARE_KEYS = 16 if SIMULATED else 128           # of a block, where there are several
+THREADS = 64 if SMALL_BLOCKS else 128
+SHARE_KEYS = 16 if SMALL_BLOCKS else 128           # of a block, where there are several
 MAX_SHARES, ENOUGH_BLOCKS = 64, 1024
 MAX_HEAD = 576                  # the longest head of a known model (its K; V is 512)
 ZERO, UNIT = f32(0), f32(1)
@@ -86,6 +86,12 @@ def _nibbles_8(p, c):
     return core.ld_f16(p), (core.ld_i32_2(at) >> shift) & LOW, (core.ld_i32_2(at + 4) >> shift) & LOW
 
 
+@core.device
+def _levels_8(p, c):
+    at, shift = p + 2 + 8 * (c & 1), 4 * (c >> 1)
+    return core.ld_f16(p), named_iq4(core.ld_i32_2(at) >> shift), named_iq4(core.ld_i32_2(at + 4) >> shift)
+
+
 def _element_of(type, q_offs, h_offs, mins, zero):
     """element(row, i) of blocks of nibbles: high bits at h_offs (0: none), a minimum, or codes around zero."""
     nbytes = type.nbytes
@@ -101,6 +107,7 @@ def _element_of(type, q_offs, h_offs, mins, zero):
 
 
 QUANTIZED = {Q8_0: _eight_codes(Q8_0, _bytes_8, ZERO), Q4_0: _eight_codes(Q4_0, _nibbles_8, f32(8)),
+             BY_NAME["iq4_nl"]: _eight_codes(BY_NAME["iq4_nl"], _levels_8, ZERO),
              **{BY_NAME[name]: _eight_alone(_element_of(BY_NAME[name], *layout)) for name, layout in {
                  "q4_1": (4, 0, True, 0), "q5_0": (6, 2, False, 16), "q5_1": (8, 4, True, 0)}.items()}}
 

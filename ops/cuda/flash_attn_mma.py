@@ -18,12 +18,12 @@ from numpy import float32 as f32
 from ggjit.ops.core.types import F16
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.native import views
-from ggjit.ops.cuda.native.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch
 from ggjit.ops.cuda.native.sums import LOWEST, ZERO
 from ggjit.ops.cuda.rows import ONE
 from ggjit.ops.cuda.soft_max import slope_of
 
-WARPS = 1 if SIMULATED else 4
+WARPS = 1 if SMALL_BLOCKS else 4
 THREADS = 32 * WARPS
 KEYS = 32                       # of a tile
 V_STRIDE = 2 * KEYS + 16        # bytes between dims in shared memory

@@ -15,7 +15,8 @@ import os
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS, byte_of
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.native.launch import SIMULATED, Gemm, over_pieces
+from ggjit.ops.cuda.compiler.choice import SIMULATED
+from ggjit.ops.cuda.native.launch import Gemm, over_pieces
 from ggjit.ops.cuda.native.views import SRC0, SRC1, nb, ne, piece, row_addr, work
 from ggjit.ops.cuda.rows import FLOATS, ONE
 

@@ -15,11 +15,11 @@ One block does it: its warps take experts in turn, count their slots, then write
 """
 from ggjit.ops.cuda import quantize_columns
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.native.launch import SIMULATED, Launch
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, SRC2, addr, bad_index, n_rows, nb, ne, work
 
 MAX_EXPERTS = 1024
-THREADS = 64 if SIMULATED else 1024
+THREADS = 64 if SMALL_BLOCKS else 1024
 
 
 def n_tiles(n_slots, n_expert, width):

@@ -17,12 +17,12 @@ from numpy import float32 as f32
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.native.launch import SIMULATED, Launch, threads_for
+from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, threads_for
 from ggjit.ops.cuda.native.sums import block_sum
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
 from ggjit.ops.cuda.rows import ONE
 
-MAX_THREADS = 64 if SIMULATED else 128
+MAX_THREADS = 64 if SMALL_BLOCKS else 128
 MANY_ROWS = 8192                # blocks of one warp keep a GPU busy
 MAX_COLUMNS = 4                 # columns a block takes at once
 ROWS = 2                        # rows a block takes at once

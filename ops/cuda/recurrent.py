@@ -10,6 +10,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
 from ggjit.ops.cuda.compiler.core import device, exp, ld_f32, ld_i32, local, log1p, sqrt, st_f32
 from ggjit.ops.cuda.each import at, each_element, each_unit
+from ggjit.ops.cuda.native.sums import LOWEST
 from ggjit.ops.cuda.native.views import (
     DST,
     SRC0,
@@ -200,7 +201,7 @@ def _units(t):
 
 
 # ---------------------------------------------------------------- hyper-connections
-HC = 4
+HC, HC_SQUARED = 4, 16
 
 
 @device
@@ -212,9 +213,9 @@ def tokens(node):
 def comb(node, t):
     """The 4 x 4 matrix of a token, made doubly stochastic."""
     mixes, base, eps = node + SRC0, node + SRC2, param_f32(node, 0)
-    scale, m = ld_f32(at(node + SRC1, 2, 0, 0, 0)), local.array(HC * HC, "float32")
+    scale, m = ld_f32(at(node + SRC1, 2, 0, 0, 0)), local.array(HC_SQUARED, "float32")
     for s in range(HC):
-        top, total = f32("-inf"), ZERO
+        top, total = LOWEST, ZERO
         for d in range(HC):
             i = 8 + d + HC * s
             m[d + HC * s] = ld_f32(at(mixes, i, t, 0, 0)) * scale + ld_f32(at(base, i, 0, 0, 0))
@@ -228,7 +229,7 @@ def comb(node, t):
     for _ in range(param_i32(node, 1) - 1):
         divide(m, HC, 1, eps)
         divide(m, 1, HC, eps)
-    for i in range(HC * HC):
+    for i in range(HC_SQUARED):
         st_f32(at(node + DST, i % HC, i // HC, t, 0), m[i])
 
 

@@ -2,7 +2,8 @@
 
     test       run the cases; a line per failure, a row per class, exit status 1 if one fails
     perf       time per run, speed, and the real ggml's beside it
-    support    which ops the device computes, and how many of their cases; which have a gradient
+    support    which ops the device computes, and how many of their cases; which have a gradient; for a CUDA device
+               also what ggml's CUDA backend says yes to (ggml_cuda.py)
     grad       gradients of the cases against differences in float64; exit status 1 if one fails
 """
 import collections
@@ -22,7 +23,7 @@ from ggjit.ops.core.errors import GgjitError, MissingExtra, ParamError
 from ggjit.ops.core.record import GLU, OP, UNARY
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.native.isa import ISA
-from ggjit.tools.suite import oracle
+from ggjit.tools.suite import ggml_cuda, oracle
 from ggjit.tools.suite.cases.case import all_cases
 from ggjit.tools.suite.grad import SKIPPED, GradRunner
 from ggjit.tools.suite.jobs import spread
@@ -169,11 +170,26 @@ def support(args, cases, backend, peer):
             step()
     if not args.json:
         count, total = collections.Counter(r["op"] for r in rows if r["ok"]), collections.Counter(r["op"] for r in rows)
-        print(f"{'op':<28}{'supported':>10}{'cases':>8}  gradient")
+        theirs, beside = collections.Counter(r["op"] for r in rows if r["ggml_cuda"]), is_cuda(backend)
+        ours = f"{'op':<28}{'supported':>10}" + (f"{'ggml CUDA':>11}" if beside else '')
+        print(f"{ours}{'cases':>8}  gradient")
         for op in total:
-            print(f"{op:<28}{count[op]:>10}{total[op]:>8}  {'yes' if has_gradient(op) else '-'}")
-        print(f"{sum(count.values()):,} of {len(rows):,} cases")
+            ggml = f"{theirs[op]:>11}" if beside else ""
+            print(f"{op:<28}{count[op]:>10}{ggml}{total[op]:>8}  {'yes' if has_gradient(op) else '-'}")
+        print(f"{sum(count.values()):,} of {len(rows):,} cases{by_ggml(rows) if beside else ''}")
     return {"cases": rows}
+
+
+def is_cuda(backend):
+    return backend.device.name.startswith("CUDA")
+
+
+def by_ggml(rows):
+    """What ggml's CUDA backend serves, and how much of that is missing here."""
+    theirs = [r for r in rows if r["ggml_cuda"]]
+    missing = collections.Counter(r["op"] for r in theirs if not r["ok"])
+    words = ", ".join(f"{op} {n:,}" for op, n in missing.most_common()) or "none"
+    return f"; ggml's CUDA backend says yes to {len(theirs):,}, of which these are missing: {words}"
 
 
 def has_gradient(name):
@@ -215,7 +231,8 @@ def supported(case, runner):
         error = str(e)
     peer = "" if case.ggml_cpu else case.op
     peer = peer if built is None else runner.peer_refuses(built)
+    cuda = built is not None and is_cuda(runner.backend) and all(map(ggml_cuda.serves, built.nodes))
     if built is not None:
         built.close()
     return {"op": case.op, "params": case.params, "ok": not error, "error": error, "family": case.family,
-            "index": case.index, "peer": peer}
+            "index": case.index, "peer": peer, "ggml_cuda": cuda}

@@ -57,18 +57,32 @@ def _compiling_for(cc):
             dispatcher.get_current_device = asked
 
 
+@contextlib.contextmanager
+def _toolkit(what):
+    """Whatever the toolkit's libraries raise: they are absent, or of versions that do not fit each other."""
+    try:
+        yield
+    except Exception as e:
+        raise NotSupported(f"the CUDA toolkit of this installation does not {what} ({e}); "
+                           f"pip install -U --force-reinstall 'ggjit[gpu]'") from e
+
+
 def compile_kernel(func, cc):
     """Binary of the kernel function for compute capability `cc`, e.g. (9, 0).  Errors: NotSupported."""
-    if cc not in nvrtc.get_supported_ccs():
+    with _toolkit("load"):
+        known = nvrtc.get_supported_ccs()
+    if cc not in known:
         raise NotSupported(f"this CUDA toolkit has no compiler for compute capability {cc[0]}.{cc[1]}; "
                            f"pip install -U 'ggjit[gpu]'")
     with _compiling_for(cc):
         codes, _ = cuda.compile_all(func, SIGNATURE, device=False, abi="numba", cc=cc, output="ltoir")
-    objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
-    linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,
-                                                    verbose=True, ptxas_options=["-v"]))
-    cubin = linker.link("cubin").code
-    return _described(cubin, linker.get_info_log())
+    with _toolkit("link kernels"):
+        objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
+        linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,
+                                                        verbose=True, ptxas_options=["-v"]))
+        cubin = linker.link("cubin").code
+        log = linker.get_info_log()
+    return _described(cubin, log)
 
 
 def assembly(func, cc):

@@ -1,6 +1,7 @@
 """Which implementation of the seam serves this process: GGJIT_CUDA_COMPILER, or numba-cuda.
 
     GGJIT_CUDA_COMPILER=simulator       kernels are plain Python functions; NUMBA_ENABLE_CUDASIM=1 says the same
+    GGJIT_SIMULATED_BLOCKS=device       as many threads and blocks as on a device, instead of few of both
 """
 import importlib.util
 import os
@@ -17,6 +18,8 @@ def _asked():
 
 NAME = _asked()
 SIMULATED = NAME == "simulator"
+# the simulator runs blocks one after the other and one thread at a time
+SMALL_BLOCKS = SIMULATED and os.environ.get("GGJIT_SIMULATED_BLOCKS") != "device"
 
 
 def missing():

@@ -10,46 +10,66 @@ import types
 
 import numpy as np
 
-from ggjit.ops.cuda.compiler.simulator import WARP, check, current, reads, reads_shared, wrote, wrote_shared
+from ggjit.ops.cuda.compiler.simulator import (
+    WARP,
+    check,
+    constants,
+    current,
+    last,
+    reads,
+    reads_shared,
+    written,
+    wrote,
+    wrote_shared,
+)
 
 f32 = np.float32
-local = types.SimpleNamespace(array=np.empty)
+local = types.SimpleNamespace(array=lambda n, type: [None] * n)         # None: reading it before it is set is an error
 
 
-def _scalar(ctype, convert):
+def _scalar(ctype, convert=None):
     """(load, store) of global memory, of shared memory, and the load of constants."""
     nbytes, at = ctypes.sizeof(ctype), ctype.from_address
+    mask, known = nbytes - 1, {}
+    constants.append(known)
 
-    def loader(reads):
-        def load(addr):
+    def value_at(addr):
+        if addr & mask or not last[0] <= addr <= last[1] - nbytes:
             check(addr, nbytes, nbytes)
+        return convert(at(addr).value) if convert else at(addr).value
+
+    def load(addr):
+        if addr in written:
             reads(addr)
-            return convert(at(int(addr)).value)
-        return load
+        return value_at(addr)
+
+    def load_shared(addr):
+        reads_shared(addr)
+        return value_at(addr)
 
     def storer(wrote):
         def store(addr, value):
-            check(addr, nbytes, nbytes)
-            wrote(addr, lambda: at(int(addr)).value == value)
-            at(int(addr)).value = value
+            if addr & mask or not last[0] <= addr <= last[1] - nbytes:
+                check(addr, nbytes, nbytes)
+            wrote(addr, lambda: at(addr).value == value)
+            at(addr).value = value
         return store
 
     def constant(addr):
-        known = current().block.launch.constants
-        if addr not in known:
-            check(addr, nbytes, nbytes)
-            known[addr] = convert(at(int(addr)).value)
-        return known[addr]
-    return (loader(reads), storer(wrote)), (loader(reads_shared), storer(wrote_shared)), constant
+        value = known.get(addr)
+        if value is None:
+            value = known[addr] = value_at(addr)
+        return value
+    return (load, storer(wrote)), (load_shared, storer(wrote_shared)), constant
 
 
 (ld_f32, st_f32), (lds_f32, sts_f32), ldc_f32 = _scalar(ctypes.c_float, f32)
-(ld_i64, st_i64), (lds_i64, sts_i64), ldc_i64 = _scalar(ctypes.c_int64, int)
-(ld_i32, st_i32), (lds_i32, sts_i32), ldc_i32 = _scalar(ctypes.c_int32, int)
-(ld_i16, st_i16), _, _ = _scalar(ctypes.c_int16, int)
-(ld_u16, st_u16), _, _ = _scalar(ctypes.c_uint16, int)
-(ld_i8, st_i8), _, _ = _scalar(ctypes.c_int8, int)
-(ld_u8, _), _, _ = _scalar(ctypes.c_uint8, int)
+(ld_i64, st_i64), (lds_i64, sts_i64), ldc_i64 = _scalar(ctypes.c_int64)
+(ld_i32, st_i32), (lds_i32, sts_i32), ldc_i32 = _scalar(ctypes.c_int32)
+(ld_i16, st_i16), _, _ = _scalar(ctypes.c_int16)
+(ld_u16, st_u16), _, _ = _scalar(ctypes.c_uint16)
+(ld_i8, st_i8), _, _ = _scalar(ctypes.c_int8)
+(ld_u8, _), _, _ = _scalar(ctypes.c_uint8)
 
 
 def st_i64_any(addr, value):
@@ -57,13 +77,14 @@ def st_i64_any(addr, value):
     ctypes.c_int64.from_address(int(addr)).value = value
 
 
+_ALL = np.arange(1 << 16, dtype=np.uint16)
+half_value = list(_ALL.view(np.float16).astype(f32)).__getitem__        # of 16 bits
+bf16_value = list((_ALL.astype(np.uint32) << 16).view(f32)).__getitem__
+_SIGNED = [*range(128), *range(-128, 0)]                                # of a byte
+
+
 def half_bits(x):
-    with np.errstate(all="ignore"):
-        return int(np.float16(x).view(np.uint16))
-
-
-def half_value(bits):
-    return f32(np.uint16(bits).view(np.float16))
+    return int(np.float16(x).view(np.uint16))
 
 
 def bf16_bits(x):
@@ -71,10 +92,6 @@ def bf16_bits(x):
     if x != x:
         return bits >> 16 | 64
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF
-
-
-def bf16_value(bits):
-    return np.uint32(bits << 16).view(f32)
 
 
 def ld_f16(addr):
@@ -102,14 +119,28 @@ def ld_i32_2(addr):
     return _signed(ld_u16(addr) | ld_u16(addr + 2) << 16)
 
 
+def _four(ctype):
+    """(the array at an address of four checked elements)"""
+    at = (ctype * 4).from_address
+
+    def load(addr):
+        check(addr, 16, 16)
+        if written:
+            for i in range(4):
+                reads(addr + 4 * i)
+        return at(addr)
+    return load
+
+
+_four_i32, _four_f32 = _four(ctypes.c_int32), _four(ctypes.c_float)
+
+
 def ld_i32x4(addr):
-    check(addr, 16, 16)
-    return tuple(ld_i32(addr + 4 * i) for i in range(4))
+    return tuple(_four_i32(addr))
 
 
 def ld_f32x4(addr):
-    check(addr, 16, 16)
-    return tuple(ld_f32(addr + 4 * i) for i in range(4))
+    return tuple(map(f32, _four_f32(addr)))
 
 
 def sts_i32x4(addr, v):
@@ -203,13 +234,9 @@ def to_i32(x):
 
 
 # ---------------------------------------------------------------- arithmetic
-def _bytes_of(words):
-    """int32 words -> their signed bytes, little end first."""
-    return np.array([w & 0xFFFFFFFF for w in words], np.uint32).view(np.int8).astype(np.int64)
-
-
 def dp4a(a, b, c):
-    return int(c) + int(_bytes_of([a]) @ _bytes_of([b]))
+    return (c + _SIGNED[a & 255] * _SIGNED[b & 255] + _SIGNED[a >> 8 & 255] * _SIGNED[b >> 8 & 255]
+            + _SIGNED[a >> 16 & 255] * _SIGNED[b >> 16 & 255] + _SIGNED[a >> 24 & 255] * _SIGNED[b >> 24 & 255])
 
 
 def _once_per_warp(name, given, compute):
@@ -221,42 +248,43 @@ def _once_per_warp(name, given, compute):
     return values[WARP][lane.lane]
 
 
+G, T = np.divmod(np.arange(WARP), 4)
+
+
+def _words(given, n):
+    return np.array([[w & 0xFFFFFFFF for w in words[:n]] for words in given], np.uint32)
+
+
 def _fragments(d):
     """The four results of every lane, of a 16 x 8 matrix: (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1)."""
-    return [(d[g, 2 * t], d[g, 2 * t + 1], d[g + 8, 2 * t], d[g + 8, 2 * t + 1])
-            for g, t in (divmod(lane, 4) for lane in range(WARP))]
+    return np.stack([d[G, 2 * T], d[G, 2 * T + 1], d[G + 8, 2 * T], d[G + 8, 2 * T + 1]], 1)
 
 
-def _mma(name, value):
+def _mma(name, halves):
     """m16n8k16 of 16-bit floats, fragments as the PTX ISA has them, g = lane / 4, t = lane % 4, two values a word:
 
         A 16 x 16    a0 (g, t), a1 (g + 8, t), a2 (g, t + 4), a3 (g + 8, t + 4)         (row, word of the row)
         B 16 x 8     b0 (t, g), b1 (t + 4, g)                                           (word of the column, column)
     """
-    def compute(words):
-        a, b, c = np.zeros((16, 16), f32), np.zeros((16, 8), f32), np.zeros((16, 8), f32)
-        for lane, (a0, a1, a2, a3, b0, b1, *cs) in enumerate(words):
-            g, t = divmod(lane, 4)
-            for row, word, bits in ((g, t, a0), (g + 8, t, a1), (g, t + 4, a2), (g + 8, t + 4, a3)):
-                a[row, 2 * word:2 * word + 2] = value(bits & 0xFFFF), value(bits >> 16 & 0xFFFF)
-            for word, bits in ((t, b0), (t + 4, b1)):
-                b[2 * word:2 * word + 2, g] = value(bits & 0xFFFF), value(bits >> 16 & 0xFFFF)
-            c[g, 2 * t:2 * t + 2], c[g + 8, 2 * t:2 * t + 2] = cs[:2], cs[2:]
-        return _fragments(c + a @ b)
+    def compute(given):
+        h, a, b = halves(_words(given, 6)), np.empty((16, 8, 2), f32), np.empty((8, 8, 2), f32)
+        a[G, T], a[G + 8, T], a[G, T + 4], a[G + 8, T + 4] = h[:, 0], h[:, 1], h[:, 2], h[:, 3]
+        b[G, T], b[G, T + 4] = h[:, 4], h[:, 5]
+        d = _fragments(a.reshape(16, 16) @ b.reshape(8, 16).T) + np.array([words[6:] for words in given], f32)
+        return [tuple(results) for results in d]
     return lambda *words: _once_per_warp(name, words, compute)
 
 
-mma_f16, mma_bf16 = _mma("mma_f16", half_value), _mma("mma_bf16", bf16_value)
+mma_f16 = _mma("mma_f16", lambda w: w.view(np.float16).reshape(*w.shape, 2).astype(f32))
+mma_bf16 = _mma("mma_bf16", lambda w: (w.view(np.uint16).astype(np.uint32) << 16).view(f32).reshape(*w.shape, 2))
 
 
-def _mma_i8(words):
+def _mma_i8(given):
     """m16n8k16 of bytes, four a word: a0 (g, t), a1 (g + 8, t), b0 (t, g)."""
-    a, b = np.zeros((16, 16), np.int64), np.zeros((16, 8), np.int64)
-    for lane, (a0, a1, b0) in enumerate(words):
-        g, t = divmod(lane, 4)
-        a[g, 4 * t:4 * t + 4], a[g + 8, 4 * t:4 * t + 4] = _bytes_of([a0]), _bytes_of([a1])
-        b[4 * t:4 * t + 4, g] = _bytes_of([b0])
-    return [tuple(map(int, r)) for r in _fragments(a @ b)]
+    h = _words(given, 3).view(np.int8).reshape(WARP, 3, 4).astype(np.int64)
+    a, b = np.empty((16, 4, 4), np.int64), np.empty((8, 4, 4), np.int64)
+    a[G, T], a[G + 8, T], b[G, T] = h[:, 0], h[:, 1], h[:, 2]
+    return [tuple(results) for results in _fragments(a.reshape(16, 16) @ b.reshape(8, 16).T).tolist()]
 
 
 def mma_i8(a0, a1, b0):
@@ -294,14 +322,18 @@ warp_sum, warp_max = _butterfly("warp_sum", lambda x, y: x + y), _butterfly("war
 
 # ---------------------------------------------------------------- functions of float32
 def _function(f):
-    return lambda *x: f32(f(*(f32(v) for v in x)))
+    return lambda x: f(f32(x))
+
+
+def _of_two(f):
+    return lambda x, y: f(f32(x), f32(y))
 
 
 exp, expm1, log, log1p = (_function(f) for f in (np.exp, np.expm1, np.log, np.log1p))
 sqrt, sin, cos, tanh = (_function(f) for f in (np.sqrt, np.sin, np.cos, np.tanh))
-power, atan2 = _function(np.power), _function(np.arctan2)
+power, atan2 = _of_two(np.power), _of_two(np.arctan2)
 fabs, floor, ceil, trunc = (_function(f) for f in (np.abs, np.floor, np.ceil, np.trunc))
-fmin, fmax = _function(np.fmin), _function(np.fmax)
+fmin, fmax = _of_two(np.fmin), _of_two(np.fmax)
 
 
 def _libm(name):

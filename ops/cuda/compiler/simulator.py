@@ -14,6 +14,7 @@ Addresses are real: simulated device memory is host memory registered with `expo
 import bisect
 import itertools
 import random
+import threading
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class SimulationFault(GgjitError, RuntimeError):
 
 # ---------------------------------------------------------------- memory
 _bases, _ends = [], []          # sorted; the ranges never overlap
+last = [0, 0]                   # the range accessed last, where most accesses lie
 
 
 def expose(base, nbytes):
@@ -43,6 +45,7 @@ def withdraw(base):
     """Remove the range that begins at `base`."""
     i = bisect.bisect_left(_bases, base)
     del _bases[i], _ends[i]
+    last[:] = 0, 0
 
 
 def check(addr, nbytes, alignment=1):
@@ -53,10 +56,15 @@ def check(addr, nbytes, alignment=1):
         raise SimulationFault(f"{nbytes} bytes at an address outside all memory ({near})")
     if addr % alignment:
         raise SimulationFault(f"{nbytes} bytes at {addr % alignment} past a multiple of {alignment}")
+    last[:] = _bases[i], _ends[i]
 
 
 # ---------------------------------------------------------------- races
 MANY = object()                 # more than one thread read it
+# of the launch that runs, one at a time: what the next one clears
+written = {}                    # address in global memory -> (thread that wrote it, barriers its block had passed)
+constants = []                  # dicts by type: address -> what `ldc_*` read there
+_one_at_a_time = threading.RLock()
 
 
 def _race(what, lane, other):
@@ -68,16 +76,16 @@ def wrote(addr, same):
     """The running thread writes global memory at `addr`.  same(): it holds that value already, which does no harm."""
     lane = current()
     block = lane.block
-    at = block.launch.written.get(addr)
+    at = written.get(addr)
     if at is not None and at[0] is not lane and (at[0].block is not block or at[1] == block.epoch) and not same():
         _race("writes what", lane, at[0])
-    block.launch.written[addr] = lane, block.epoch
+    written[addr] = lane, block.epoch
 
 
 def reads(addr):
     """The running thread reads global memory at `addr`."""
     lane = current()
-    at = lane.block.launch.written.get(addr)
+    at = written.get(addr)
     if at is not None and at[0] is not lane and (at[0].block is not lane.block or at[1] == lane.block.epoch):
         _race("reads what", lane, at[0])
 
@@ -200,9 +208,10 @@ class Launch:
         if block[0] % WARP or tuple(block[1:]) != (1, 1):
             raise SimulationFault(f"a block of {block} threads is not whole warps in one dimension")
         self.kernel, self.grid, self.block, self.node = kernel, grid, block, node
-        self.constants = {}     # address -> what `ldc_*` read there
-        self.written = {}       # address in global memory -> (thread, its block's barriers passed by then)
 
     def run(self):
-        for z, y, x in itertools.product(*map(range, reversed(self.grid))):
-            Block(self, (x, y, z)).run()
+        with _one_at_a_time:
+            for known in (written, *constants):
+                known.clear()
+            for z, y, x in itertools.product(*map(range, reversed(self.grid))):
+                Block(self, (x, y, z)).run()

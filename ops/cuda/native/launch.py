@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 from ggjit.ops.core.discovery import modules_below
 from ggjit.ops.core.shape import rows_contiguous
-from ggjit.ops.cuda.compiler.choice import SIMULATED
+from ggjit.ops.cuda.compiler.choice import SMALL_BLOCKS
 
-# The simulator runs blocks one after the other and one thread at a time: few of both.
-MAX_BLOCKS = 3 if SIMULATED else 1 << 16        # kernels whose blocks take rows in turn never need more
-MAX_THREADS = 64 if SIMULATED else 256
-ENOUGH_BLOCKS = 4 if SIMULATED else 512         # to keep a GPU busy
+MAX_BLOCKS = 3 if SMALL_BLOCKS else 1 << 16        # kernels whose blocks take rows in turn never need more
+MAX_THREADS = 64 if SMALL_BLOCKS else 256
+ENOUGH_BLOCKS = 4 if SMALL_BLOCKS else 512         # to keep a GPU busy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ def threads_for(n, most=MAX_THREADS):
 
 def over_rows(name, make, n_rows, row_length, work_nbytes=0):
     """A launch whose blocks take rows in turn."""
-    most = MAX_THREADS if SIMULATED or n_rows > ENOUGH_BLOCKS else 2 * MAX_THREADS
+    most = MAX_THREADS if SMALL_BLOCKS or n_rows > ENOUGH_BLOCKS else 2 * MAX_THREADS
     return Launch(name, make, (max(1, min(n_rows, MAX_BLOCKS)), 1, 1), threads_for(row_length, most), work_nbytes)
 
 

@@ -8,6 +8,7 @@ import pytest
 from helpers import cuda_conformance
 from helpers import device_contract as contract
 from helpers.device_contract import floats, on
+from helpers.sample import SEED
 
 import ggjit as gg
 from ggjit.core.table import TABLE
@@ -271,6 +272,16 @@ def test_an_old_gpu_is_refused(gpu, monkeypatch):
     monkeypatch.setattr(gpu.device, "compute_capability", (7, 5))
     with pytest.raises(gg.GgjitError, match="8.0"):
         gpu.device.init_backend()
+
+
+# ---------------------------------------------------------------- beside ggml's CUDA backend
+def test_support_is_printed_beside_ggmls_cuda_backend(capsys):
+    """Whatever ggml's CUDA backend says yes to is served; a sample, drawn by the seed of the run."""
+    from ggjit.tools.command.main import main
+    assert main(["ops", "-b", "CUDA0", "--sample", "150", "-s", str(SEED), "support"]) == 0
+    header, *_, total = capsys.readouterr().out.splitlines()
+    assert header.split() == ["op", "supported", "ggml", "CUDA", "cases", "gradient"]
+    assert "of which these are missing: none" in total
 
 
 # ---------------------------------------------------------------- the simulator itself

@@ -1,11 +1,14 @@
 """Whole graphs on the simulated GPU against the CPU: an encoder, a llama, splits, offload, experts.  Run by
 test_cuda.py."""
+import gc
+
 import numpy as np
 import pytest
 from helpers import tiny_model
 from helpers.sample import sampled
 
 import ggjit as gg
+from ggjit.cuda import simulated_driver
 from ggjit.models import load_model
 from ggjit.ops.core.record import OP
 
@@ -97,6 +100,26 @@ def test_a_model_loaded_onto_the_gpu(tmp_path):
         assert [b.buft.name for b in (*g.weights.buffers, g.kv_buffer)] == ["CUDA0"] * 2
 
 
+@pytest.mark.parametrize("n_before", sampled([(n,) for n in range(5)], lambda case: ["one"]))
+def test_out_of_device_memory_while_a_model_loads(tmp_path, n_before):
+    """A typed error that names a remedy; what was taken is given back, and the next model loads."""
+    path = tiny_model.write(tmp_path / "tiny.gguf", type="F32")
+    device = gg.init_backend("CUDA0").device
+    device.collect()
+    free = device.memory()[0]
+    simulated_driver.fail["cuMemAlloc"] = "CUDA_ERROR_OUT_OF_MEMORY", n_before
+    try:
+        with pytest.raises(gg.OutOfMemory, match="n_gpu_layers"), load_model(path, backend="CUDA0", reserve=False) as m:
+            m.logits([3])
+    finally:
+        simulated_driver.fail.clear()
+    gc.collect()
+    device.collect()
+    assert device.memory()[0] == free
+    with load_model(path, n_threads=1) as m:
+        assert np.isfinite(m.logits([3])).all()
+
+
 def test_a_large_batch_is_offloaded_and_a_small_one_is_not(gpu, cpu):
     w = leaves(cpu, {"w": RNG.standard_normal((9, 32)).astype(np.float32)})["w"]
     for n, offloaded in ((32, True), (31, False)):
@@ -125,7 +148,7 @@ def test_experts_stay_on_the_host_and_only_those_used_are_copied(gpu, cpu):
 def test_ops_without_a_kernel_run_on_the_cpu_in_between(gpu, cpu):
     x = RNG.standard_normal((3, 16)).astype(np.float32)
     a = leaves(gpu, {"a": x})["a"]
-    y = gg.neg(gg.cumsum(gg.sqr(a)))
+    y = gg.neg(gg.map_custom1(gg.sqr(a), lambda d, s, ith, nth: np.cumsum(s, -1, out=d)))
     assert not gpu.supports_op(y.src[0])
     sched = gg.Scheduler([gpu, cpu])
     sched.graph_compute(gg.Graph(y))

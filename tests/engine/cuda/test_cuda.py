@@ -9,12 +9,12 @@ import pytest
 from helpers.paths import ROOT
 
 HERE = pathlib.Path(__file__).parent
-SUITES = {"cuda_contract": 42, "cuda_ops": 85, "cuda_graphs": 6}         # least number of tests in each
+SUITES = {"cuda_contract": 42, "cuda_ops": 150, "cuda_graphs": 7}         # least number of tests in each
 
 
-def simulated(*names, cases="", marks="not slow"):
+def simulated(*names, cases="", marks="not slow", blocks="small"):
     """Run test files in the simulator; how many tests passed."""
-    env = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "CUDA_CASES": cases}
+    env = {**os.environ, "GGJIT_CUDA_COMPILER": "simulator", "CUDA_CASES": cases, "GGJIT_SIMULATED_BLOCKS": blocks}
     paths = [str(HERE / f"{name}.py") for name in names]
     r = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-m", marks, *paths], cwd=ROOT,
                        env=env, text=True, capture_output=True, timeout=1500)
@@ -24,7 +24,12 @@ def simulated(*names, cases="", marks="not slow"):
 
 @pytest.mark.parametrize("suite,n_tests", SUITES.items())
 def test_in_the_simulator(suite, n_tests):
-    assert simulated(suite) >= n_tests
+    assert simulated(suite, blocks="device" if suite == "cuda_contract" else "small") >= n_tests
+
+
+@pytest.mark.slow
+def test_ops_in_blocks_as_large_as_the_devices():
+    assert simulated("cuda_ops", blocks="device") >= SUITES["cuda_ops"]
 
 
 @pytest.mark.slow

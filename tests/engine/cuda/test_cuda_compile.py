@@ -155,6 +155,18 @@ def test_an_unknown_gpu_is_a_typed_error():
         compile_kernel(launches_of(gg.neg(leaf(gg.F32, 4)))[0].make(), (3, 5))
 
 
+@pytest.mark.parametrize("name,what", [("nvrtc.get_supported_ccs", "load"), ("Linker", "link kernels")])
+def test_a_toolkit_that_does_not_fit_is_a_typed_error(monkeypatch, name, what):
+    from ggjit.ops.cuda.compiler import build
+
+    def absent(*args, **kwargs):
+        raise RuntimeError("no libnvJitLink.so.13")
+    monkeypatch.setattr(build, "cuda", type("cuda", (), {"compile_all": staticmethod(lambda *a, **k: ([], None))}))
+    monkeypatch.setattr(f"ggjit.ops.cuda.compiler.build.{name}", absent)
+    with pytest.raises(gg.NotSupported, match=f"does not {what} .no libnvJitLink.*pip install"):
+        build.compile_kernel(lambda node: None, (9, 0))
+
+
 def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
     from ggjit.ops.cuda.compiler import build
     launch = launches_of(gg.neg(leaf(gg.F32, 4)))[0]
