@@ -328,11 +328,12 @@ def orders(inst):
 
 
 def ranks(inst):
-    """Tie-breaking orders of the canonical search, (name, permutation): width, area, section total by turns."""
+    """Tie-breaking orders of the canonical search, (name, permutation): total of a section, area, width by turns; first
+    the one whose free descent is the lowest most often."""
     width = inst.hi - inst.lo
     area = inst.size.astype(np.float64) * width
     total = inst.breadth
-    for name, keys in (("TWA", (total, width, area)), ("WAT", (width, area, total)), ("TAW", (total, area, width))):
+    for name, keys in (("TAW", (total, area, width)), ("TWA", (total, width, area)), ("WAT", (width, area, total))):
         yield name, _by(*keys)
 
 
