@@ -148,17 +148,25 @@ WINDOW = 1 << 13                # sections that share a queue of `descent`
 MANY = 16                       # windows from which on that pays
 WIDE = 4                        # a buffer that takes this part of a window leaves no windows
 STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and those a window goes ahead of the others
-BLOCK = 64                      # sections whose highest top is kept beside the tops
+LARGE = 8192                    # buffers from which on offsets are taken in steps, where none is wide
+BLOCK, GROUP = 64, 1024         # sections whose highest top is kept beside the tops
 ROW_LO, ROW_HI, ROW_SIZE, ROW_KEY, ROW_NEXT, ROW = range(6)         # of `descent`: a buffer and its place in the queue
 
 
 @exact
-def _highest(top, block, cover, lo, hi):
-    """Largest top of sections lo..hi - 1.  block[k]: that of BLOCK sections; cover[k]: what all of them reach."""
+def _highest(top, block, cover, group, above, lo, hi):
+    """Largest top of sections lo..hi - 1.  block[k]: that of BLOCK sections; cover[k]: what all of them reach; group[u]
+    and above[u]: the same of GROUP sections."""
     out, s = np.int64(0), lo
     while s < hi:
+        u = s // GROUP
+        if hi - s >= GROUP and s == GROUP * u:
+            out = max(out, group[u])
+            s += GROUP
+            continue
         k = s // BLOCK
         end = min(BLOCK * (k + 1), hi)
+        out = max(out, above[u])
         if end - s == BLOCK:
             out = max(out, block[k])
         else:
@@ -170,10 +178,16 @@ def _highest(top, block, cover, lo, hi):
 
 
 @exact
-def _raise(top, block, cover, lo, hi, h):
+def _raise(top, block, cover, group, above, lo, hi, h):
     """Sections lo..hi - 1 get the top h, which is above all of theirs."""
     s = lo
     while s < hi:
+        u = s // GROUP
+        group[u] = max(group[u], h)
+        if hi - s >= GROUP and s == GROUP * u:
+            above[u] = h
+            s += GROUP
+            continue
         k = s // BLOCK
         end = min(BLOCK * (k + 1), hi)
         block[k] = max(block[k], h)
@@ -261,18 +275,22 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
     that something was put under meanwhile go back in.
 
     Problems of more than one window of sections have a queue per window, and those take turns after every TURN steps:
-    what one of them reads stays in the processor's cache.  Their queues wait for offsets in steps of 1 << coarse,
-    inside which the rank alone decides.
+    what one of them reads stays in the processor's cache.  Their queues, and those of many narrow buffers, wait for
+    offsets in steps of 1 << coarse, inside which the rank alone decides.
     """
     q, a, b, z, o, stop = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n), i64s(stop_, 1)
-    n_blocks = ns // BLOCK + 1
+    n_blocks, n_groups = ns // BLOCK + 1, ns // GROUP + 1
     top, block, cover = np.zeros(ns, np.int64), np.zeros(n_blocks, np.int64), np.zeros(n_blocks, np.int64)
+    group, above = np.zeros(n_groups, np.int64), np.zeros(n_groups, np.int64)
     row = np.empty((n, ROW), np.int64)          # by rank
     for r in range(n):
         row[r, ROW_LO], row[r, ROW_HI], row[r, ROW_SIZE], row[r, ROW_KEY] = a[q[r]], b[q[r]], z[q[r]], 0
     n_windows, begin, ranks = _windows(row, n, ns)
     heads, lasts, due = np.full((n_windows, 64), -1, np.int64), np.zeros(n_windows, np.int64), np.empty(n, np.int64)
-    shift = coarse if n_windows > 1 else np.int64(0)
+    widest = np.int64(0)
+    for r in range(n):
+        widest = max(widest, row[r, ROW_HI] - row[r, ROW_LO])
+    shift = coarse if n_windows > 1 or n > LARGE and WIDE * widest <= WINDOW else np.int64(0)
     peak, left, end = np.int64(0), n, np.int64(0)
     while left > 0:
         for w in range(n_windows):
@@ -285,7 +303,7 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
                 for k in range(m):
                     r = due[k]
                     lo, hi = row[r, ROW_LO], row[r, ROW_HI]
-                    least = _highest(top, block, cover, lo, hi)
+                    least = _highest(top, block, cover, group, above, lo, hi)
                     key = least >> shift
                     if key > last:
                         c = _slot(key, last)
@@ -296,7 +314,7 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
                     if peak >= limit or stop[0] != 0:
                         return limit
                     o[q[r]] = least
-                    _raise(top, block, cover, lo, hi, h)
+                    _raise(top, block, cover, group, above, lo, hi, h)
                     left -= 1
                 c, least = _least_waiting(row, head)
                 if least >= (end + TURN if n_windows > 1 else BIG):
@@ -328,11 +346,12 @@ def orders(inst):
 
 
 def ranks(inst):
-    """Tie-breaking orders of the canonical search, (name, permutation): width, area, section total by turns."""
+    """Tie-breaking orders of the canonical search, (name, permutation): total of a section, area, width by turns; first
+    the one whose free descent is the lowest most often."""
     width = inst.hi - inst.lo
     area = inst.size.astype(np.float64) * width
     total = inst.breadth
-    for name, keys in (("TWA", (total, width, area)), ("WAT", (width, area, total)), ("TAW", (total, area, width))):
+    for name, keys in (("TAW", (total, area, width)), ("TWA", (total, width, area)), ("WAT", (width, area, total))):
         yield name, _by(*keys)
 
 

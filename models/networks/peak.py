@@ -86,18 +86,18 @@ def _file(model):
 
 
 def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", order="graph", kv_type="F16",
-               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True):
+               all_logits=False, n_threads=1, time_limit=1.0, repack=None, strict=True, what_if=()):
     """The MeasureReport of a model's largest graph: a full batch whose last token is the last of the context.
 
     model: a GGUF path, a name in SHAPES, or a ShapeFile.  all_logits: keep logits of every token of the batch, as
-    llama.cpp reserves them.  strict: as load_model.  `.kinds` tells weights, KV cache, compute arena and
-    kernel work apart.
+    llama.cpp reserves them.  strict: as load_model.  what_if: as gg.measure's.  `.kinds` tells weights, KV
+    cache, compute arena and kernel work apart.
     """
     t0 = time.perf_counter()
     options = dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack)
     with network_of(_file(model), options, backend="NULL", strict=strict) as m:
         graph = m.largest_graph(all_logits)
-        report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path))
+        report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path), what_if=what_if)
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,
