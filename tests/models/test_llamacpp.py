@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from helpers.paths import ROOT
+from helpers.sample import sampled
 
 CODE = """
 import json, sys
