@@ -65,10 +65,11 @@ encoder: its results with every weight moved by one float32 step), or by 3e-4 of
 - Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)).
 - phi3 looks at everything, as in llama.cpp, though its file may name a window.
 - `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, phi3, phimoe and minicpm.
-- qwen2vl, qwen35 and qwen35moe are computed for text, where the parts of a position are equal. llama.cpp leaves the epsilon of
-  qwen2vl's norms out.
+- qwen2vl, qwen35 and qwen35moe are computed for text, where the parts of a position are equal. llama.cpp leaves the
+  epsilon of qwen2vl's norms out.
 - Layers that guess tokens further on (`nextn_predict_layers` of glm4moe, bailingmoe2, qwen35) are left out.
-- A minicpm file without scales divides its logits by `n_embd` / 256, as the model was trained; llama.cpp multiplies them.
+- A minicpm file without scales divides its logits by `n_embd` / 256, as the model was trained; llama.cpp multiplies
+  them.
 - Recurrent layers keep two states for each text, and one, so that an interrupted call leaves the text as it was.
 
 ## How to add one
