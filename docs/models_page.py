@@ -59,6 +59,8 @@ read in batches and token by token, may differ by four times what llama.cpp's ow
 encoder: its results with every weight moved by one float32 step), or by 3e-4 of the largest number
 (`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
 
+- Speed beside llama.cpp on the same files: `python -m benchmarks.families`
+  ([results](../benchmarks/results/families.md)).
 - GELU is computed as its formula says. llama.cpp's CPU code reads it from a table of F16 values: in those networks its
   results are up to 2e-3 away. The test computes GELU as that table has it.
 - BERT's GELU is the exact one (erf), as the model was trained; llama.cpp takes the tanh form.
