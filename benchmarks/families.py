@@ -27,7 +27,8 @@ def sizes_of(name, arch_files):
     if name in arch_files.ROUND:
         return {"vocab": SIZES["vocab"], "ctx": SIZES["ctx"]}
     without = {"heads"} if name in ("mamba", "mamba2", "mamba-rms", "rwkv7") else set()
-    return {k: v for k, v in (SIZES | EXPERT_SIZES).items() if k not in without}
+    more = {"ranks": 64} if name.startswith("qwen35") else {}           # heads of 32 that fill twice the embedding
+    return {k: v for k, v in (SIZES | EXPERT_SIZES | more).items() if k not in without}
 
 
 def measured(ours, peer, measure, n, rounds):

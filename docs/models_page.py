@@ -59,12 +59,19 @@ read in batches and token by token, may differ by four times what llama.cpp's ow
 encoder: its results with every weight moved by one float32 step), or by 3e-4 of the largest number
 (`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
 
+- Speed beside llama.cpp on the same files: `python -m benchmarks.families`
+  ([results](../benchmarks/results/families.md)).
 - GELU is computed as its formula says. llama.cpp's CPU code reads it from a table of F16 values: in those networks its
   results are up to 2e-3 away. The test computes GELU as that table has it.
 - BERT's GELU is the exact one (erf), as the model was trained; llama.cpp takes the tanh form.
 - Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)).
 - phi3 looks at everything, as in llama.cpp, though its file may name a window.
-- `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite and phi3.
+- `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, phi3, phimoe and minicpm.
+- qwen2vl, qwen35 and qwen35moe are computed for text, where the parts of a position are equal. llama.cpp leaves the
+  epsilon of qwen2vl's norms out.
+- Layers that guess tokens further on (`nextn_predict_layers` of glm4moe, bailingmoe2, qwen35) are left out.
+- A minicpm file without scales divides its logits by `n_embd` / 256, as the model was trained; llama.cpp multiplies
+  them.
 - Recurrent layers keep two states for each text, and one, so that an interrupted call leaves the text as it was.
 
 ## How to add one

@@ -1,5 +1,6 @@
 """Types of the public names of ggjit.models."""
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
@@ -51,6 +52,8 @@ class _Sampling(TypedDict, total=False):            # temp is an argument of its
     mirostat: Literal[0, 1, 2]
     mirostat_tau: float
     mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
     logit_bias: Mapping[int, float]
     samplers: str | Sequence[str]
     seed: int | None
@@ -58,6 +61,7 @@ class _Sampling(TypedDict, total=False):            # temp is an argument of its
 class _Options(_Sampling, total=False):
     grammar: str | None
     json_schema: Mapping[str, Any] | bool | str | None
+    grammar_triggers: str | int | re.Pattern[str] | Sequence[str | int | re.Pattern[str]] | None
     cache_prompt: bool
     context_shift: bool
     n_keep: int

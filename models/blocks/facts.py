@@ -88,6 +88,7 @@ class Facts:
 
     def __init__(self, file, n_ctx=None, rope=None):
         self.file, self.n_ctx, self._rope = file, n_ctx, rope or {}
+        self.n_predicting = 0           # layers at the end that guess tokens further on: not computed
         self.get = file.arch_get
 
     def wrong(self, key, value, expected):
@@ -159,7 +160,14 @@ class Facts:
         n = self.positive("block_count")
         if n > MAX_LAYERS:
             raise self.wrong("block_count", n, f"at most {MAX_LAYERS}")
-        return n
+        return n - self.n_predicting
+
+    def leave_predicting(self):
+        """The last `nextn_predict_layers` of the file's layers are no part of the network."""
+        n = self.get("nextn_predict_layers", 0, int)
+        if not 0 <= n < self.positive("block_count"):
+            raise self.wrong("nextn_predict_layers", n, f"less than {self.positive('block_count')} layers")
+        self.n_predicting = n
 
     @property
     def n_ff(self):

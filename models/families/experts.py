@@ -54,6 +54,7 @@ def dots1(facts):
 
 def glm4moe(facts):
     """Sigmoid gating; the second norm stands where others have one after attention."""
+    facts.leave_predicting()
     normed = "rms" if facts.has("blk.0.attn_q_norm.weight") else ""
     attention = _rotated(facts, ROPE_NEOX, out_bias=False, qk_norm=normed)
     blocks = after_dense(facts, attention, routed(facts, SIGMOID), ffn_norm="post_attention_norm")
@@ -69,6 +70,7 @@ def bailingmoe(facts):
 
 def bailingmoe2(facts):
     """Fused queries, keys and values with norms; experts lie in groups."""
+    facts.leave_predicting()
     attention = _rotated(facts, ROPE_NEOX, fused=True, bias=False, out_bias=False, qk_norm="rms")
     each = facts.get("expert_shared_feed_forward_length", 0, int) or facts.positive("expert_feed_forward_length")
     shared = Dense(each * facts.positive("expert_shared_count"), suffix="_shexp", bias=False)

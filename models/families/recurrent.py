@@ -107,11 +107,13 @@ def _gated_experts(facts):
 
 def qwen35(facts):
     """Qwen3-Next with other heads of keys and a dense feed-forward; for text its RoPE is the usual one."""
+    facts.leave_predicting()
     facts.ignore("rope.dimension_sections")
     return _delta(facts, Dense(facts.n_ff, bias=False), apart=True)
 
 
 def qwen35moe(facts):
+    facts.leave_predicting()
     facts.ignore("rope.dimension_sections", "feed_forward_length")
     return _delta(facts, _gated_experts(facts), apart=True)
 

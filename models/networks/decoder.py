@@ -56,6 +56,7 @@ class Decoder(Network):
         self.n_embd, self.n_layer, self.n_ctx_train = facts.n_embd, facts.n_layer, facts.n_ctx_train
         self.n_ctx = facts.n_ctx = self._context_size()
         self.description = DECODERS[self.file.arch](facts)
+        self.n_layer, self._n_left = facts.n_layer, facts.n_predicting
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()
@@ -113,6 +114,8 @@ class Decoder(Network):
         self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
         adapters = [t for adapter in self.weights.adapters for pair in adapter.pairs.values() for t in pair]
+        loader.ignore(*(name for name in file.tensors for i in range(self._n_left)
+                        if name.startswith(f"{about.prefix}{self.n_layer + i}.")))
         self._weight_ids = np.array([t.base.id for t in (*self.weights._leaves.values(), *adapters)], np.int64)
         # rows of the embedding are read one by one
         self._products = loader.matrices if self.out is self.embd else [self.out, *loader.matrices]

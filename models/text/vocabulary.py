@@ -93,13 +93,32 @@ class Tokenizer:
 
     def _parts(self, text, parse_special):
         """`text` as a list of str and special token ids; a longer token wins over a shorter one."""
-        parts = [text] if text else []
-        for id, special, always in self._specials:
-            if (always or parse_special) and special in text:
+        parts, found = [text] if text else [], self._specials_in(text)
+        for id, special, always in self._specials if found else ():
+            if (always or parse_special) and special in found:
                 strip = [id in ids for ids in self._swallowing]
                 parts = [p for part in parts
                          for p in (_cut(part, special, id, *strip) if isinstance(part, str) else (part,))]
         return parts
+
+    @functools.cached_property
+    def _special_texts(self):
+        """(the special tokens' texts, {first character: their lengths})"""
+        lengths = {}
+        for _, special, _ in self._specials:
+            lengths.setdefault(special[0], set()).add(len(special))
+        return {special for _, special, _ in self._specials}, lengths
+
+    def _specials_in(self, text):
+        """The texts of special tokens that `text` holds: vocabularies have thousands of them, few texts have any."""
+        known, lengths = self._special_texts
+        firsts, found = lengths.keys() & set(text), set()
+        if not firsts:
+            return found
+        for m in re.finditer("[" + "".join(map(re.escape, sorted(firsts))) + "]", text):
+            at = m.start()
+            found.update(text[at:at + n] for n in lengths[text[at]])
+        return found & known
 
     # ---------------------------------------------------------------- ids -> text
     @asking("decode: the text of ids")
@@ -113,7 +132,7 @@ class Tokenizer:
         """The text of `ids` as llama_detokenize gives it; `special`: with control tokens.  `clean_spaces`: without the
         spaces before . , ? ! 's 're (None: where the vocabulary is written so); then the text may differ from the
         tokens' own.  A begin token that `encode` has added is left out before the first word's space is looked for."""
-        ids = _listed(ids)
+        ids = [self._check_id(id) for id in _listed(ids)]
         if not special and self.add_bos and ids[:1] == [self.bos_id]:
             ids = ids[1:]
         pieces = [self.piece(i, special) for i in ids]
@@ -223,7 +242,10 @@ class Tokenizer:
 
     @functools.cached_property
     def _scores(self):
-        return self._array("scores", np.zeros(self.n_vocab, np.float32), "fi").astype(np.float32).tolist()
+        scores = self._array("scores", np.zeros(self.n_vocab, np.float32), "fi").astype(np.float32)
+        if np.isnan(scores).any():
+            self._bad(f"{KEY}scores holds a NaN, at token {int(np.isnan(scores).argmax())}")
+        return scores.tolist()
 
     def _special_id(self, name):
         key = f"{KEY}{name}_token_id"

@@ -17,7 +17,8 @@ import numpy as np
 # entries of the tools besides the architectures' names
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
-            "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window")
+            "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
+            "glm4moe-nextn")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
@@ -50,6 +51,12 @@ DELTA_SIZES = dict(layers=5, least=4, hd=32, rot=.5, state=32, groups=2, ranks=4
 def _after_dense(attention, more=""):
     """The first layer is dense."""
     return lambda c, i: attention + (EXPERTS_X + SHARED + more if i else GATED)
+
+
+def _predicting(c, i):
+    """The last layer guesses the token after the next."""
+    more = "nextn.eh_proj=D,2*D nextn.enorm=D nextn.hnorm=D nextn.shared_head_norm=D " * (i == c.layers - 1)
+    return _after_dense("attn_norm=D post_attention_norm=D " + QKV_B + HEAD_NORMS, PICKED)(c, i) + more
 
 
 def _delta(feed_forward):
@@ -90,6 +97,8 @@ MORE = {
         **DENSE_FIRST, "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7})),
     "glm4moe": (_after_dense("attn_norm=D post_attention_norm=D " + QKV_B + HEAD_NORMS, PICKED), dict(
         hd=32, rot=.5, shexp=2, kv=DENSE_FIRST)),
+    "glm4moe-nextn": (_predicting, dict(of="glm4moe", hd=32, rot=.5, shexp=2, layers=5, kv={
+        **DENSE_FIRST, "nextn_predict_layers": 1})),
     "bailingmoe": (NORMS + QKV + EXPERTS_X + SHARED, dict(square=True, must_untie=True, shexp=2, kv={
         **MOE, "expert_shared_count": 2, "expert_weights_norm": True})),
     "bailingmoe2": (_after_dense(NORMS + HEAD_NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ", PICKED), dict(

@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import tiny_vocabulary
+from helpers.sample import rank
 from helpers.timing import processor_time
 from helpers.vocabularies import ask_llamacpp, write
 
@@ -140,11 +142,13 @@ def test_minilm_equals_its_own_tokenizer_file(mini):
 
 # ---------------------------------------------------------------- llama.cpp
 @pytest.mark.peer
-def test_byte_level_bpe_equals_llamacpp(shared, bpe, tmp_path):
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_byte_level_bpe_equals_llamacpp(shared, bpe, tmp_path, some):
+    """A vocabulary that was trained, under every pre-tokenizer; in the default run under some, drawn by the seed."""
     pytest.importorskip("xllamacpp")
     families = {pre: name for name, pre in reversed(BY_NAME.items()) if not pre.raw}        # one name of each
-    jobs = []
-    for pre, name in families.items():
+    chosen, jobs = sorted(families.items(), key=lambda item: rank(item[1])), []
+    for pre, name in chosen[:8] if some else chosen:
         path = write(tmp_path / f"{name}.gguf", "gpt2", **bpe, pre=name)
         jobs.append(dict(path=path, texts=texts(300, seed=6)))
         assert Tokenizer.from_gguf(GGUFFile(jobs[-1]["path"])).add_bos == pre.add_bos
@@ -191,6 +195,17 @@ def test_text_never_becomes_a_control_token(tmp_path):
     assert t.encode("<s><|im_end|>s", parse_special=True) == [1, 1, 8, 4]
     assert t.stop_ids == {1, 2, 8} and t.piece(8) == b"" and t.piece(8, special=True) == b"<|im_end|>"
     assert t.decode([1, 4, 2]) == "s" and t.decode([1, 4, 2], special=True) == "<s>s</s>"
+
+
+def test_special_tokens_are_looked_for_where_they_may_begin(tmp_path):
+    t = Tokenizer.from_gguf(GGUFFile(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>", "<s>a", "[x]"])))
+    assert t._specials_in("plain s>") == t._specials_in("") == set()
+    assert t._specials_in("a<s><s>ab [x [x]") == {"<s>", "<s>a", "[x]"}
+    assert t.encode("<s>a<s>[x]<", add_special=False, parse_special=True) == [258, 256, 259, 60]
+    for bad in (np.zeros((2, 2), int), [True], [None]):
+        for read in (t.decode, t.detokenize):
+            with pytest.raises(ParamError, match="token id is"):
+                read(bad)
 
 
 def test_longer_special_tokens_win(tmp_path):
