@@ -53,10 +53,11 @@ class Machine:
     """The device that a worker lends, shared by its sessions.
 
     memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/kept.py), 0: none.
+    own: weights of files of its own, get(key, nbytes) -> array or None (models/files/own_weights.py).
     """
 
-    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0, tls=None):
-        self.device, self.tls = CPU, tls
+    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0, tls=None, own=None):
+        self.device, self.tls, self.own = CPU, tls, own
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
         self.memory_nbytes = memory_nbytes or available_nbytes()
         self.used_nbytes = 0
@@ -69,7 +70,7 @@ class Machine:
         free, total = self.memory()
         return {"device": self.device.name, "description": self.device.description, "isa": isa.ISA,
                 "alignment": self.backend.alignment, "free": free, "total": total,
-                "n_threads": self.backend.n_threads, "keeps": self.kept is not None}
+                "n_threads": self.backend.n_threads, "keeps": self.kept is not None or self.own is not None}
 
     def memory(self):
         """(free, total) bytes for arenas."""
@@ -271,7 +272,8 @@ class Session:
 
     def _have(self, arena, offs, nbytes, key, payload, failed):
         span = self._span(arena, offs, nbytes)
-        raw = None if self.machine.kept is None else self.machine.kept.get(key, nbytes)
+        raw = next((raw for kept in (self.machine.own, self.machine.kept) if kept is not None
+                    and (raw := kept.get(key, nbytes)) is not None), None)
         if raw is None:
             return 0
         span.buffer.set_tensor(span, raw, 0)
