@@ -4,11 +4,17 @@
 
     socket    a process that answers 8 KB with 8 KB; and takes and gives 4 MB frames
     step      8 KB in, a graph of one node, 8 KB out, on one worker
-    stages    a graph whose halves lie on two workers; the 8 KB between them go by way of the driver
-    set, get  64 MB to and from a worker's memory
+    stages    a graph whose halves lie on two workers; the 8 KB between them go from one to the other
+    flight    a token of eight such sequences that are under way at once
+    set, get  64 MB to and from a worker's memory; copy: from worker to worker
+    extra     memory beyond those 64 MB that driver and worker had at most for set and get
     kill      SIGKILL until the error
+
+Targets: step 0.5 ms beyond the socket (p99 1.2; TLS 0.7), stages 1.0, flight 0.6, set and get 0.6 of the socket, extra
+16 MB, kill 100 ms.  Only ratios within a run mean something, and only on an idle machine.
 """
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -89,6 +95,11 @@ def step(sched_or_backend, backends):
         x.set(values)
         sched_or_backend.graph_compute(graph)
         (y if sched_or_backend is backends[0] else Read(sched_or_backend, y)).numpy()
+
+    def submit():
+        x.set(values)
+        return sched_or_backend.submit_and_read(graph, y)
+    run.submit = submit
     run.keep = ctx, allocator if sched_or_backend is backends[0] else None
     return run
 
@@ -101,6 +112,27 @@ class Read:
 
     def numpy(self):
         return self.sched.numpy(self.t)
+
+
+def in_flight(run, n, depth=8):
+    """Seconds of each of n runs, `depth` of which are under way at once."""
+    reads, t0 = collections.deque(), time.perf_counter()
+    for _ in range(n):
+        reads.append(run.submit())
+        if len(reads) == depth:
+            reads.popleft()()
+    while reads:
+        reads.popleft()()
+    return (time.perf_counter() - t0) / n
+
+
+def peak_nbytes(pid, reset=False):
+    """The most memory that a process had since it was reset (Linux)."""
+    if reset:
+        with open(f"/proc/{pid}/clear_refs", "w") as f:
+            f.write("5")
+    with open(f"/proc/{pid}/status") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmHWM"))
 
 
 def times(runs, n):
@@ -138,20 +170,34 @@ def measure(quick=False, tls=False):
 def _measured(bare, workers, cl, quick):
     a, b = (d.init_backend() for d in cl.devices)
     sched = gg.Scheduler([a, b, gg.init_backend("CPU:n_threads=1")])
-    trips = times({"socket": lambda: bare.trip(NBYTES, NBYTES), "step": step(a, [a]),
-                   "stages": step(sched, [a, b])}, 50 if quick else 1000)
-    out = {}
+    stages = step(sched, [a, b])
+    trips = times({"socket": lambda: bare.trip(NBYTES, NBYTES), "step": step(a, [a]), "stages": stages},
+                  50 if quick else 1000)
+    out = {"flight_ms": 1e3 * min(in_flight(stages, 50 if quick else 400) for _ in range(3))}
     for name, v in trips.items():
         for what, at in (("best", 0), ("median", len(v) // 2), ("p99", int(0.99 * len(v)))):
             out[f"{name}_{what}_ms"] = 1e3 * v[at]
-    for what in ("best", "median"):
-        out[f"step_beyond_socket_{what}_ms"] = out[f"step_{what}_ms"] - out[f"socket_{what}_ms"]
+    for name in ("step", "stages"):
+        for what in ("best", "median"):
+            out[f"{name}_beyond_socket_{what}_ms"] = out[f"{name}_{what}_ms"] - out[f"socket_{what}_ms"]
     t, data = gg.Context().new_tensor(gg.I8, (LARGE,)), np.zeros(LARGE, np.int8)
     gg.alloc_ctx_tensors(t.ctx, a)
+    t.set_bytes(data)
+    there = gg.Context().new_tensor(gg.I8, (LARGE,))
+    gg.alloc_ctx_tensors(there.ctx, b)
+    pids = {"driver": os.getpid(), "worker": workers[0][0].pid}
+    before = {name: peak_nbytes(pid, reset=True) for name, pid in pids.items()}
     copies = times({"socket_set": lambda: [bare.trip(FRAME, 0) for _ in range(LARGE // FRAME)] and bare.trip(0, 8),
                     "set": lambda: t.set_bytes(data), "socket_get": lambda: [bare.trip(0, FRAME)
                                                                              for _ in range(LARGE // FRAME)],
                     "get": lambda: t.buffer.get_tensor(t)}, 3 if quick else 15)
+    for name, pid in pids.items():              # what get returns is the driver's 64 MB
+        out[f"extra_{name}_mb"] = (peak_nbytes(pid) - before[name] - (LARGE if name == "driver" else 0)) / 1e6
+
+    def copy():
+        gg.tensor_copy(t, there)
+        gg.tensor_get(there, 0, 4)
+    out["copy_gb_per_second"] = LARGE / times({"copy": copy}, 3 if quick else 15)["copy"][0] / 1e9
     for name in ("set", "get"):
         out[f"{name}_gb_per_second"] = LARGE / copies[name][0] / 1e9
         out[f"{name}_part_of_socket"] = copies[f"socket_{name}"][0] / copies[name][0]

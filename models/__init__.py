@@ -15,6 +15,7 @@ if not __name__.startswith("ggjit"):
 from ggjit.models.convert.convert import convert_folder
 from ggjit.models.files.imatrix import load_imatrix
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors
+from ggjit.models.files.own_weights import OwnWeights
 from ggjit.models.files.rewrite import edit_gguf, quantize_gguf
 from ggjit.models.files.save import save_gguf, save_safetensors
 from ggjit.models.networks.bulk import embed_texts, generate_texts

@@ -210,6 +210,11 @@ def save_safetensors(path: _Path, tensors: Mapping[str, Tensor | npt.NDArray[Any
 def load_vad(path: _Path, backend: str | Backend = "CPU", n_threads: int = 1,
              conv_type: Literal["F32", "F16"] = "F32") -> _SileroVad: ...
 
+class OwnWeights:
+    damaged: list[str]
+    def __init__(self, directory: _Path) -> None: ...
+    def get(self, key: bytes, nbytes: int) -> npt.NDArray[np.uint8] | None: ...
+
 class _Sums:
     values: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]

@@ -9,7 +9,7 @@
     encoding        graphs as integers
     kept            weights on a worker's disk, by their content
     session         what a worker does for a driver; server: it listens
-    outbox          bytes that other workers fetch
+    outbox, peer    bytes that workers fetch from each other
     loop            the event loop of this process
     stream          the driver's end of a connection: order, deadlines
     device          devices, buffers, backends

@@ -70,14 +70,14 @@ def local(n_workers=2, processes=True, n_threads=1, timeout=None, memory_nbytes=
         raise
 
 
-def threads(addresses, tls=None, n_threads=1, timeout=None, memory_nbytes=None, keep_nbytes=0):
+def threads(addresses, tls=None, n_threads=1, timeout=None, memory_nbytes=None, keep_nbytes=0, own=None):
     """A Cluster of workers in this process that listen at these addresses; `.servers` are their Servers."""
     servers = []
     stop = lambda: [run(server.stop()) for server in servers]       # noqa: E731
     try:
         devices = []
         for i, address in enumerate(addresses):
-            servers.append(Server(certificates(tls), memory_nbytes, n_threads, keep_nbytes))
+            servers.append(Server(certificates(tls), memory_nbytes, n_threads, keep_nbytes, own))
             contact = run(servers[-1].start(address))
             devices.append(RemoteDevice(contact, f"worker{i}", certificates(tls), timeout))
     except BaseException:

@@ -142,7 +142,7 @@ class RemoteDevice(Device):
         self.alignment = _fact(self.facts, "alignment", 1, 1 << 12)
         _fact(self.facts, "total", 1, 1 << 60)
         self._n_arenas, self.graphs = 0, p.Recent()
-        self._ops, self._parts, self._queued_nbytes = [], [], 0         # the next message
+        self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
         self._sent = collections.deque()        # answers not looked at yet
         # of the last run, while nothing was written since: its `wanted`; {span: (answer, at)} of results that come with
         # it; {span: number} of those it pushed
@@ -198,39 +198,35 @@ class RemoteDevice(Device):
     # ------------------------------------------------------------ messages
     def queue(self, op, part=None, nbytes=0):
         """An op without an answer goes with the next message."""
-        with self._lock, not_lost(always):
+        with self._lock:
             self.stream.check()
             self._wrote()
-            self._ops.append(op)
-            if part is not None:
-                self._parts.append(part)
             self._queued_nbytes += nbytes if part is None else len(part)
-            if self._queued_nbytes > KEPT_NBYTES or len(self._ops) > 4096:
+            self._queued.append((op, part))
+            if self._queued_nbytes > KEPT_NBYTES or len(self._queued) > 4096:
                 self.flush()
 
     def _wrote(self):
         if self._last_run is not None:
-            self._ops += ([p.DROP, number] for number in self._pushed.values())
+            self._queued += [([p.DROP, number], None) for number in self._pushed.values()]
             self._last_run, self._ahead, self._pushed = None, {}, {}
 
     def flush(self, op=None, part=None, **how):
         """Send what is queued, and one op more.  Returns its Answer; None where there is nothing to send."""
         with self._lock, not_lost(always):
-            self._collect()
-            ops, parts = self._ops, self._parts
-            if op is not None:
-                ops.append(op)
-                if part is not None:
-                    parts.append(part)
-            self._ops, self._parts, self._queued_nbytes = [], [], 0
-            if not ops:
-                self.stream.check()
-                return None
-            answer = self.stream.send(ops, parts, **how)
-            self._sent.append(answer)
-            while len(self._sent) > 64 and self._sent[0].done.is_set() and self._sent[0].error is None:
-                self._sent.popleft().fill()
-            return answer
+            return self._flushed([] if op is None else [(op, part)], how)
+
+    def _flushed(self, more, how):
+        self._collect()
+        queued, self._queued, self._queued_nbytes = self._queued + more, [], 0
+        if not queued:
+            self.stream.check()
+            return None
+        answer = self.stream.send([op for op, _ in queued], [part for _, part in queued if part is not None], **how)
+        self._sent.append(answer)
+        while len(self._sent) > 64 and self._sent[0].done.is_set() and self._sent[0].error is None:
+            self._sent.popleft().fill()
+        return answer
 
     def ask(self, op, **how):
         """Send an op and wait for its answer.  Errors: those of all messages up to it."""
@@ -280,7 +276,7 @@ class RemoteDevice(Device):
             stream, arena = self._freed.popleft()
             if stream is self.stream:
                 self.graphs.drop_arena(arena)
-                self._ops.append([p.FREE, arena])
+                self._queued.append(([p.FREE, arena], None))
 
     def write(self, arena, offs, raw):
         """Bytes of a flat array."""
@@ -399,26 +395,24 @@ class RemoteDevice(Device):
             self.stream.check()
             self._wrote()
             self._collect()                     # before the list of graphs is looked at
+            ops = [([p.RUN, work.key], None)]
             if self.graphs.use(work.key) is None:
                 names = "\0".join(n.replace("\0", " ") for n in work.names).encode()
-                rows = work.rows.tobytes()
-                self._ops.append([p.GRAPH, work.key, len(work.rows), len(names)])
-                self._parts += [rows, names]
+                ops.insert(0, ([p.GRAPH, work.key, len(work.rows), len(names)], work.rows.tobytes() + names))
                 self.graphs.put(work.key, True, {int(a) for a in work.rows[:, -2]} - {-1})
-            self._ops.append([p.RUN, work.key])
             work.wanted = {span: False for span, was_read in work.wanted.items() if was_read}
             places, at = {}, 0
             for span in work.wanted:
                 if span[0] == p.PUSH:
                     self._pushed[span] = number = self._next_push()
-                    self._ops.append([*span, number])
+                    ops.append(([*span, number], None))
                 else:
-                    self._ops.append([*span])
+                    ops.append(([*span], None))
                     places[span] = at
                     at += span[3]
             seconds = work.seconds()
             limit = None if seconds is None else max(self._timeout, SLOWER * seconds)
-            answer = work.answer = self.flush(nbytes=at, limit=limit)
+            answer = work.answer = self._flushed(ops, {"nbytes": at, "limit": limit})
             self._ahead = {span: (answer, at) for span, at in places.items()}
             self._last_run = work.wanted
             return answer

@@ -8,8 +8,8 @@ from ggjit.cluster.session import Machine, serve
 class Server:
     """Lends this process's processor and memory.  To be used on one event loop."""
 
-    def __init__(self, tls=None, memory_nbytes=None, n_threads=None, keep_nbytes=0):
-        self.machine, self._tls = Machine(memory_nbytes, n_threads, keep_nbytes, tls), tls
+    def __init__(self, tls=None, memory_nbytes=None, n_threads=None, keep_nbytes=0, own=None):
+        self.machine, self._tls = Machine(memory_nbytes, n_threads, keep_nbytes, tls, own), tls
         self._listener, self._comms = None, set()
         self.gate = asyncio.Event()             # tests close it: a worker that is frozen
         self.gate.set()

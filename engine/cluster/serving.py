@@ -17,13 +17,15 @@ LISTEN = "tcp://127.0.0.1:8790"
 
 @typed_call
 def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads=None, keep_nbytes=0,
-          said=print):
+          said=print, own=None):
     """Lend this process's processor and memory until SIGTERM or Ctrl-C; returns what was done, as a dict.
 
     listen: tcp://127.0.0.1:PORT, or tls://HOST:PORT with `tls`, a directory of certificates; port 0: any.  scheduler:
     the address of a Dask scheduler to work for instead, in a process that is started again after failures.
     memory_nbytes: at most so much for drivers.  keep_nbytes: of weights that are kept on disk, so that a model which is
     loaded again is not sent again; 0: none.  said: called with a line of text once drivers can connect.
+    own: weights in files of this machine, which are not sent either: an object with get(key, nbytes) -> array or None,
+    such as ggjit.models.OwnWeights(DIR); with `listen`.
     Errors: ParamError, GgjitError (an address that is taken; no scheduler answers).
     """
     tls = certificates(tls)
@@ -32,8 +34,10 @@ def serve(listen=LISTEN, scheduler=None, tls=None, memory_nbytes=None, n_threads
         raise ParamError(f"memory of {memory_nbytes} bytes: expected a number above 0")
     if keep_nbytes < 0:
         raise ParamError(f"keep_nbytes = {keep_nbytes}: expected 0 or more")
+    if own is not None and scheduler is not None:
+        raise ParamError("own (--models) works with listen (--listen), not with scheduler: its process is started anew")
     options = memory_nbytes, n_threads, keep_nbytes
-    return asyncio.run(_listen(listen, tls, options, said) if scheduler is None else
+    return asyncio.run(_listen(listen, tls, (*options, own), said) if scheduler is None else
                        _work_for(scheduler, tls, options, said))
 
 

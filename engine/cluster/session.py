@@ -15,8 +15,7 @@ from ggjit.cluster import wire
 from ggjit.cluster.encoding import ROW_WORDS, decode
 from ggjit.cluster.kept import KeptWeights
 from ggjit.cluster.outbox import Outbox
-from ggjit.cluster.stream import Stream
-from ggjit.core.backend import DeviceLost
+from ggjit.cluster.peer import Peer
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
@@ -54,10 +53,11 @@ class Machine:
     """The device that a worker lends, shared by its sessions.
 
     memory_nbytes: at most so much for all arenas; keep_nbytes: of weights on disk (engine/cluster/kept.py), 0: none.
+    own: weights of files of its own, get(key, nbytes) -> array or None (models/files/own_weights.py).
     """
 
-    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0, tls=None):
-        self.device, self.tls = CPU, tls
+    def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0, tls=None, own=None):
+        self.device, self.tls, self.own = CPU, tls, own
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
         self.memory_nbytes = memory_nbytes or available_nbytes()
         self.used_nbytes = 0
@@ -70,7 +70,7 @@ class Machine:
         free, total = self.memory()
         return {"device": self.device.name, "description": self.device.description, "isa": isa.ISA,
                 "alignment": self.backend.alignment, "free": free, "total": total,
-                "n_threads": self.backend.n_threads, "keeps": self.kept is not None}
+                "n_threads": self.backend.n_threads, "keeps": self.kept is not None or self.own is not None}
 
     def memory(self):
         """(free, total) bytes for arenas."""
@@ -101,8 +101,8 @@ class Session:
         self._last_seconds = {}         # {key of a graph: what its last run took}
         self.empty = EmptyBuffer(machine.device.buffer_type())
         self.outbox, self._secret, self.heartbeat = Outbox(), None, 1.0
-        self._peers = {}                # {address: Stream}
-        self.waits = False              # for another worker
+        self._peers = {}                # {address: Peer}
+        self._fetched = {}              # {arguments of a TAKE or PEER: bytes, or the error} of the message
         self._placed = False            # the payload of the next message was read to its place
         self.lends = False              # may an answer be memory of an arena? Then nothing runs until it is sent
 
@@ -117,25 +117,25 @@ class Session:
             self._secret = secret
 
     def hang_up(self):
-        """The driver has left: what waits for another worker, or for this one, ends.  Called from any thread."""
+        """The driver has left: what other workers wait for will not come.  Called on the event loop."""
         self.machine.outboxes.pop(self._secret, None)
         self.outbox.close()
-        for stream in list(self._peers.values()):
-            stream.close()
+        for peer in self._peers.values():
+            peer.close()
+        self._peers = {}
 
     def close(self):
         """Give all memory back."""
-        self.hang_up()                  # a connection that was made since
         self.graphs = p.Recent()
         for buf in self.arenas.values():
             self.machine.free(buf)
         self.arenas = {}
 
     # ------------------------------------------------------------ messages
-    def execute(self, message, payload):
-        """(header of the answer, its payload as parts)."""
+    def execute(self, message, payload, fetched=None):
+        """(header of the answer, its payload as parts).  fetched: of `prepare`."""
         seq, ops = _checked_message(message)
-        payload = memoryview(payload)
+        payload, self._fetched = memoryview(payload), fetched or {}
         self.machine.counters.update(messages=1, bytes_in=len(payload))
         failed, results, out, at = None, [], [], 0
         for op in ops:
@@ -152,7 +152,7 @@ class Session:
                     (results if isinstance(found, int | list) else out).append(found)
             except Exception as e:
                 failed = failed or e
-        self._placed = False
+        self._placed, self._fetched = False, {}
         self.machine.counters["bytes_out"] += sum(map(len, out))
         if failed is not None:
             return wire.pack([seq, p.FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
@@ -164,6 +164,8 @@ class Session:
         seconds = 0.0
         for op in ops[:QUICK_OPS + 1]:
             if not isinstance(op, list) or not op or op[0] in _SLOW:
+                return False
+            if op[0] == p.PUSH and not self.outbox.has_room(p.FRAME_NBYTES):
                 return False
             if op[0] == p.RUN:
                 seconds += self._last_seconds.get(op[1], 1.0) if len(op) == 2 and isinstance(op[1], bytes) else 1.0
@@ -270,7 +272,8 @@ class Session:
 
     def _have(self, arena, offs, nbytes, key, payload, failed):
         span = self._span(arena, offs, nbytes)
-        raw = None if self.machine.kept is None else self.machine.kept.get(key, nbytes)
+        raw = next((raw for kept in (self.machine.own, self.machine.kept) if kept is not None
+                    and (raw := kept.get(key, nbytes)) is not None), None)
         if raw is None:
             return 0
         span.buffer.set_tensor(span, raw, 0)
@@ -297,26 +300,50 @@ class Session:
     def _drop(self, number, payload, failed):
         self.outbox.drop(number)
 
-    def _take(self, arena, offs, nbytes, address, secret, number, payload, failed):
-        span = self._span(arena, offs, nbytes)
-        span.buffer.set_tensor(span, self._from_peer(address, secret, number, nbytes), 0)
+    @staticmethod
+    def concerns_others(message):
+        """Does `prepare` have something to do?"""
+        ops = message[1] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) else ()
+        return any(isinstance(op, list) and op and op[0] in (p.TAKE, p.PEER, p.FETCH) for op in ops)
 
-    def _from_peer(self, address, secret, number, nbytes):
-        """What another worker pushed.  Errors: GgjitError (it is lost), those it reports."""
-        self.waits = True
+    async def prepare(self, message):
+        """Wait for what the message needs of other workers, or has for them; errors come out when it is executed.
+
+        Returns {arguments of a TAKE or PEER: bytes, or the error}.
+        """
+        fetched = {}
+        for op in message[1]:
+            try:
+                self._prepared(op)
+            except GgjitError:
+                continue
+            if op[0] == p.FETCH and op[1] in self.machine.outboxes and op[3]:
+                await self.machine.outboxes[op[1]].known(op[2])
+            elif op[0] == p.TAKE:
+                fetched[tuple(op[4:])] = await self._from_peer(*op[4:], op[3])
+            elif op[0] == p.PEER:
+                fetched[tuple(op[1:])] = await self._from_peer(*op[1:], 0, 0)
+        return fetched
+
+    async def _from_peer(self, address, secret, number, nbytes):
+        """What another worker pushed, or the error."""
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = Peer(address, self.machine.tls, 5 * self.heartbeat)
         try:
-            stream = self._peers.get(address)
-            if stream is None or stream.lost is not None:
-                stream = self._peers[address] = Stream(address, self.machine.tls, 5 * self.heartbeat,
-                                                               "another worker", 0)
-            answer = stream.wait(stream.send([[p.FETCH, secret, number, nbytes]], nbytes=nbytes))
-        except DeviceLost as e:
-            raise GgjitError(f"no copy comes from the worker at {address}: {e}") from e
-        finally:
-            self.waits = False
-        if answer.error is not None:
-            raise answer.error
-        return answer.payload
+            return await peer.fetch(secret, number, nbytes)
+        except GgjitError as e:
+            return e
+
+    def _take(self, arena, offs, nbytes, address, secret, number, payload, failed):
+        raw = self._fetched.get((address, secret, number), GgjitError("bytes that were not fetched"))
+        if isinstance(raw, Exception):
+            raise raw
+        span = self._span(arena, offs, nbytes)
+        span.buffer.set_tensor(span, raw, 0)
+
+    def _peer(self, address, secret, payload, failed):
+        return 0 if isinstance(self._fetched.get((address, secret), GgjitError()), Exception) else 1
 
     def _fetch(self, secret, number, nbytes, payload, failed):
         outbox = self.machine.outboxes.get(secret)
@@ -327,13 +354,6 @@ class Session:
             raise ParamError(f"copy {number} has {len(raw):,} bytes, not {nbytes:,}")
         self.machine.counters["fetched"] += nbytes
         return raw
-
-    def _peer(self, address, secret, payload, failed):
-        try:
-            self._from_peer(address, secret, 0, 0)
-        except GgjitError:
-            return 0
-        return 1
 
 
 def _is(kind, value):
@@ -352,7 +372,7 @@ _OPS = [("alloc", (int, int), _none), ("free", (int,), _none), ("set", (int, int
         ("run", (bytes,), _none), ("memory", (), _none), ("have", (int, int, int, bytes), _none),
         ("keep", (int, int, int, bytes), _none), ("peer", (str, bytes), _none), ("push", (int, int, int, int), _none),
         ("drop", (int,), _none), ("take", (int, int, int, str, bytes, int), _none), ("fetch", (bytes, int, int), _none)]
-_SLOW = p.ALLOC, p.GRAPH, p.MEMORY, p.HAVE, p.KEEP, p.PEER, p.PUSH, p.TAKE, p.FETCH
+_SLOW = p.ALLOC, p.GRAPH, p.MEMORY, p.HAVE, p.KEEP
 
 
 def _checked_message(message):
@@ -371,7 +391,7 @@ async def serve(comm, machine, gate=None):
     """Answer one driver until it leaves.  gate: an asyncio.Event; while it is not set, nothing is executed (tests)."""
     session, loop = Session(machine), asyncio.get_running_loop()
     thread = concurrent.futures.ThreadPoolExecutor(1, "ggjit-session")
-    answers, beat = _Answers(comm, session), None
+    answers, beat = _Answers(comm), None
     try:
         wire.write(comm, wire.pack({**p.hello(), **machine.describe()}))
         theirs, _ = await asyncio.wait_for(wire.read(comm, limit_nbytes=0), HELLO_SECONDS)
@@ -383,12 +403,17 @@ async def serve(comm, machine, gate=None):
             if gate is not None:
                 await gate.wait()
             await answers.window.acquire()
+            fetched = {}
+            if session.concerns_others(message):
+                answers.waits = True
+                fetched = await session.prepare(message)
+                answers.waits = False
             if answers.n_running or not session.is_quick(message):
                 answers.n_running += 1
-                loop.run_in_executor(thread, session.execute, message, payload).add_done_callback(answers.ran)
+                loop.run_in_executor(thread, session.execute, message, payload, fetched).add_done_callback(answers.ran)
             else:
                 session.lends = True
-                sent = answers.send(*session.execute(message, payload))
+                sent = answers.send(*session.execute(message, payload, fetched))
                 session.lends = False
                 if sent is not None:
                     await sent
@@ -406,8 +431,9 @@ async def serve(comm, machine, gate=None):
 class _Answers:
     """What goes back over one connection, in order: one thread executes, so what ran first is told first."""
 
-    def __init__(self, comm, session):
-        self.comm, self.session, self.window, self.n_running = comm, session, asyncio.Semaphore(WINDOW), 0
+    def __init__(self, comm):
+        self.comm, self.window, self.n_running = comm, asyncio.Semaphore(WINDOW), 0
+        self.waits = False              # for another worker
 
     def ran(self, future):
         self.n_running -= 1
@@ -435,5 +461,5 @@ class _Answers:
         """While something runs, say so."""
         while True:
             await asyncio.sleep(seconds)
-            if self.n_running and not self.comm.closed():
-                wire.write(self.comm, wire.pack([0, p.WAITS if self.session.waits else p.BUSY, []]))
+            if (self.n_running or self.waits) and not self.comm.closed():
+                wire.write(self.comm, wire.pack([0, p.BUSY if self.n_running else p.WAITS, []]))

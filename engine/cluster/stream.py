@@ -66,6 +66,8 @@ class Stream:
             why = f"nobody answers there within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
             raise DeviceLost(f"{address}: {why}; is `ggjit worker --listen {address}` running, and do both sides have "
                              f"certificates of one CA (tls=)?", name, epoch, 0) from e
+        self._own = wire.own_socket(self._comm)         # for sending from other threads than the loop's
+        self._sending = threading.Lock()                # while `_own` is used, or closed
         self._reader = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
     async def _open(self, tls):
@@ -93,7 +95,8 @@ class Stream:
             self.heard = self.answered = time.monotonic()
         self._waiting.append(answer)
         # from this thread, if the loop has nothing to send: a change of threads less
-        left = wire.write_now(self._comm, header, parts) if self._n_handed == self._n_taken else None
+        with self._sending:
+            left = wire.write_now(self._own, self._comm, header, parts) if self._n_handed == self._n_taken else None
         if left is None or left:
             self._n_handed += 1
             self._loop.call_soon_threadsafe(self._write, header, parts, left)
@@ -199,6 +202,10 @@ class Stream:
         if self.lost is None:
             self.lost = why
             self._comm.abort()
+            with self._sending:
+                if self._own is not None:
+                    self._own.close()
+                    self._own = None
         error = self.error()
         while self._waiting:
             answer = self._waiting.popleft()

@@ -144,17 +144,25 @@ def write(comm, header, parts=()):
     return done
 
 
-def write_now(comm, header, parts=()):
+def own_socket(comm):
+    """The socket of a connection under a number of its own, which nobody else closes; None where it is no bare one."""
+    if not isinstance(comm, comm_tcp.TCP) or isinstance(comm, comm_tcp.TLS):
+        return None
+    stream = comm.stream
+    return None if stream is None or stream.closed() else stream.socket.dup()
+
+
+def write_now(own, comm, header, parts=()):
     """As much of a small message as the socket takes at once, from any thread; returns the bytes that are left over,
     which have to follow before anything else, or None: it was not begun.  Nothing else may be on its way out."""
-    if not isinstance(comm, comm_tcp.TCP) or isinstance(comm, comm_tcp.TLS) or sum(map(len, parts)) >= SMALL_NBYTES:
+    if own is None or sum(map(len, parts)) >= SMALL_NBYTES:
         return None
     stream = comm.stream
     if stream is None or stream.closed() or stream.writing():
         return None
     message = b"".join((PREFIX.pack(MAGIC, len(header), sum(map(len, parts))), header, *parts))
     try:
-        return message[stream.socket.send(message):]
+        return message[own.send(message):]
     except OSError:                                     # it is full, or closed: the loop will notice
         return message
 

@@ -107,3 +107,51 @@ def test_a_worker_command_works_for_a_scheduler(tls, tmp_path):
         process.terminate()
         assert process.wait(30) == 0
         process.stdout.close()
+
+
+CELL = """
+import os, time
+import numpy as np
+import ggjit as gg
+cl = gg.cluster.local(n_workers=1)
+t = gg.Context().new_tensor(gg.F32, (4,))
+gg.alloc_ctx_tensors(t.ctx, cl.devices[0].init_backend())
+t.set(np.arange(4))
+print("pids", os.getpid(), *cl.client.run(os.getpid).values())
+"""
+
+
+def shown(client, code, interrupt=None):
+    """What a cell of a notebook prints; interrupt: called when it does."""
+    found = []
+
+    def seen(message):
+        if message["msg_type"] == "stream":
+            found.append(message["content"]["text"])
+            if interrupt is not None:
+                interrupt()
+    reply = client.execute_interactive(code, timeout=120, output_hook=seen)
+    return reply["content"]["status"], "".join(found)
+
+
+@pytest.mark.slow
+def test_a_notebook_that_is_interrupted_and_killed_leaves_no_process(need):
+    need("jupyter_client", "starts a kernel")
+    need("ipykernel", "starts a kernel")
+    from jupyter_client.manager import start_new_kernel
+    manager, client = start_new_kernel()
+    try:
+        status, text = shown(client, CELL)
+        pids = [int(word) for word in text.split("pids")[1].split()]
+        assert status == "ok" and len(pids) == 2
+        status, _ = shown(client, "print('begins', flush=True)\nwhile True: t.numpy()", manager.interrupt_kernel)
+        assert status == "error"
+        assert shown(client, "print(t.numpy().sum())") == ("ok", "6.0\n")       # the worker did not hear it
+        os.kill(pids[0], signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids[1:]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids[1:])
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)

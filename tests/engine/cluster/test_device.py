@@ -10,6 +10,7 @@ from helpers.device_contract import floats, on
 from helpers.schedulers import RULES, draw_places
 
 import ggjit as gg
+from ggjit.cluster.peer import Peer
 from ggjit.cluster.protocol import FRAME_NBYTES, MAX_GRAPHS
 
 
@@ -237,12 +238,11 @@ def test_two_stages_send_one_message_each_and_nothing_by_way_of_the_driver(clust
 
 
 def test_workers_that_do_not_reach_each_other_copy_by_way_of_the_driver(inproc, monkeypatch):
-    from ggjit.cluster import session
     a, b = (d.init_backend() for d in inproc.devices)
 
-    def unreachable(*args):
-        raise gg.DeviceLost("nobody answers there")
-    monkeypatch.setattr(session, "Stream", unreachable)
+    async def unreachable(*args):
+        raise OSError("nobody answers there")
+    monkeypatch.setattr(Peer, "_open", unreachable)
     for device in inproc.devices:
         device.reopen()
     s, d = on(a, gg.F32, (8,), x := floats(8)), on(b, gg.F32, (8,))

@@ -1,6 +1,8 @@
 """Workers that are frozen, killed or gone: a typed error in time, and the same bits on what takes their place."""
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -221,3 +223,57 @@ def test_processes_that_are_killed_or_stopped_at_any_point(n, monkeypatch):
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+# ---------------------------------------------------------------- another machine, as far as the network can tell
+@pytest.fixture
+def other_host(tmp_path):
+    """(function that starts a worker in a network namespace, function that puts the link up or down)"""
+    name, mine, theirs = f"ggjit{os.getpid()}", f"gga{os.getpid()}"[:15], f"ggb{os.getpid()}"[:15]
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, text=True).returncode == 0
+    certs, started = str(tmp_path / "certs"), []
+    if shutil.which("ip") is None or not ip("netns", "add", name):
+        pytest.skip("network namespaces need a right that this process does not have")
+
+    def start():
+        command = [sys.executable, "-m", "ggjit.tools.command.main", "worker", "--listen", "tls://10.213.77.2:0",
+                   "--tls", certs, "--memory", "0.25", "-t", "1"]
+        started.append(subprocess.Popen(["ip", "netns", "exec", name, *command], stdout=subprocess.PIPE, text=True))
+        return started[-1].stdout.readline().split()[-1], certs
+    try:
+        if not (ip("link", "add", mine, "type", "veth", "peer", "name", theirs, "netns", name)
+                and ip("addr", "add", "10.213.77.1/30", "dev", mine) and ip("link", "set", mine, "up")
+                and ip("-n", name, "addr", "add", "10.213.77.2/30", "dev", theirs)
+                and ip("-n", name, "link", "set", theirs, "up")):
+            pytest.skip("this process may not make network links")
+        gg.cluster.make_certificates(certs)
+        yield start, lambda up: ip("link", "set", mine, "up" if up else "down")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        ip("link", "del", mine)
+        ip("netns", "del", name)
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut(other_host):
+    """Nobody says that the connection has ended; afterwards the same worker gives the same bits."""
+    start, link = other_host
+    address, certs = start()
+    with gg.cluster.connect(address, tls=certs, timeout=2.0) as cl:
+        device, values = cl.devices[0], floats(2, 16)
+        want = (step := step_of(device.init_backend()))(values)
+        link(False)
+        t0 = time.monotonic()
+        lost(lambda: step(values), "nothing was heard of it for 2 s", 5)
+        assert time.monotonic() - t0 < 3
+        link(True)
+        np.testing.assert_array_equal(step_of(device.reopen().init_backend())(values), want)
+        deadline = time.monotonic() + 30                # the memory of the connection that was cut comes back
+        while time.monotonic() < deadline and device.memory()[0] < device.memory()[1] - (1 << 16):
+            time.sleep(0.2)
+        assert device.memory()[0] >= device.memory()[1] - (1 << 16)

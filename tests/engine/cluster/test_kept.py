@@ -9,6 +9,7 @@ from helpers.device_contract import floats
 import ggjit as gg
 from ggjit.cluster import kept, protocol, session
 from ggjit.cluster.kept import KeptWeights, content_key
+from ggjit.models import OwnWeights, save_gguf
 
 N = 1 << 18                     # floats: 1 MiB
 
@@ -74,6 +75,25 @@ def test_a_disk_that_cannot_be_written_ends_the_keeping(cluster, tmp_path):
     for _ in range(2):
         assert weight(cluster, values) > values.nbytes
     assert cluster.servers[0].machine.kept is None
+
+
+def test_weights_of_the_workers_own_files_are_not_sent(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "below" / "m.gguf"
+    path.parent.mkdir()
+    ctx, values = gg.Context(), [rng.standard_normal(N, np.float32) for _ in range(3)]
+    save_gguf(path, {f"w{k}": gg.from_numpy(ctx, v) for k, v in enumerate(values[:2])})
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    own = OwnWeights(tmp_path)
+    assert own.damaged == [str(tmp_path / "broken.gguf")]
+    with workers(n=1, own=own) as cluster:
+        for _ in range(2):
+            assert [weight(cluster, v) > v.nbytes for v in values] == [False, False, True]
+        path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")         # another file by now: no false weights
+        assert [weight(cluster, v) > v.nbytes for v in values].count(True) == 2
+    with pytest.raises(gg.ParamError, match="no .gguf file"):
+        OwnWeights(tmp_path / "nowhere")
+    with pytest.raises(gg.ParamError, match="not with scheduler"):
+        gg.cluster.serve(scheduler="tcp://127.0.0.1:1", own=own)
 
 
 def test_a_worker_that_keeps_nothing_is_not_asked():

@@ -2,6 +2,7 @@
 import sys
 
 import ggjit as gg
+from ggjit.models.files.own_weights import OwnWeights
 from ggjit.tools.command.common import add_threads
 
 EXAMPLES = (("ggjit worker", "for this machine alone, at tcp://127.0.0.1:8790"),
@@ -19,6 +20,7 @@ def add_arguments(c):
     c.add_argument("--memory", type=float, metavar="GB", help="at most so much for drivers (default: all)")
     c.add_argument("--keep", type=float, default=0.0, metavar="GB",
                    help="of weights kept on disk: a model loaded again is not sent again (0)")
+    c.add_file("--models", metavar="DIR", help="model files of this machine: weights found there are not sent")
     add_threads(c)
 
 
@@ -30,4 +32,5 @@ def run(args):
         return {"written": written}
     memory_nbytes = None if args.memory is None else int(args.memory * 1e9)
     return gg.cluster.serve(args.listen, args.scheduler, args.tls, memory_nbytes, args.threads, int(args.keep * 1e9),
+                            own=None if args.models is None else OwnWeights(args.models),
                             said=lambda line: print(line, file=sys.stderr if args.json else sys.stdout, flush=True))
