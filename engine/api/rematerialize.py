@@ -31,7 +31,8 @@ PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly e
                                         # does not, users' allocators have more time
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
-N_ON_TRIAL = 8                          # chunks by which that is found out
+N_ON_TRIAL = 2                          # chunks by which that is found out
+MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -248,7 +249,7 @@ def _cuts(pieces):
         last, start = pieces, pieces.start
         for k in range(1, MAX_HALVINGS + 1):
             now = None if start is None else pieces.cut(start, 2 ** k)
-            if now is None or now.floor > 0.9 * last.floor:
+            if now is None or now.floor > 0.9 * last.floor or now.units.numbers.n > MAX_UNITS:
                 break
             yield now
             last = now
