@@ -31,7 +31,7 @@ PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly e
                                         # does not, users' allocators have more time
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
-N_ON_TRIAL = 2                          # chunks by which that is found out
+MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
@@ -273,8 +273,9 @@ class _Pieces:
     @functools.cached_property
     def start(self):
         """The node from which a cut lowers the floor most; None: no cut does."""
+        n_chunks = max(2, min(MAX_ON_TRIAL, MAX_UNITS // max(self.units.numbers.n, 1)))
         found = [(new.floor, k, t) for k, t in enumerate(self._large())
-                 for new in [self.cut(t, N_ON_TRIAL)] if new is not None and new.floor < self.floor]
+                 for new in [self.cut(t, n_chunks)] if new is not None and new.floor < self.floor]
         return min(found, default=(0, 0, None))[2]
 
     def cut(self, start, n_chunks):
