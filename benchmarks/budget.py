@@ -44,7 +44,7 @@ def within(graph, budget):
         except gg.BudgetError:
             return cut(graph, budget)
         seconds.append(time.process_time() - t0)
-    assert gg.measure(small).peak == small.peak <= budget
+    assert gg.measure(small).peak <= small.peak <= budget
     return f"{100 * small.extra:.1f} ({100 * small.bound:.1f}), {1e3 * min(seconds):.0f} ms"
 
 
@@ -53,7 +53,7 @@ def cut(graph, budget):
         small = gg.rematerialize(graph, budget)
     except gg.BudgetError:
         return "-"
-    assert gg.measure(small).peak == small.peak <= budget
+    assert gg.measure(small).peak <= small.peak <= budget
     return f"{100 * small.extra:.1f} in {small.n_chunks} chunks"
 
 

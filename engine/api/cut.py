@@ -21,6 +21,7 @@ from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.record import FLAG_OUTPUT, OP, VIEW_OPS
+from ggjit.ops.core.shape import is_contiguous
 from ggjit.ops.core.spec import builders
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context
@@ -46,6 +47,14 @@ def _along(least):
 
 def _reshape(t):
     yield last_axis(t), [last_axis(t.src[0])]
+
+
+def _view(t):
+    """The same part of each row."""
+    s, a = t.src[0], last_axis(t)
+    if a >= 1 and a == last_axis(s) and (s.ne[a], s.nb[a]) == (t.ne[a], t.nb[a]) and is_contiguous(s) \
+            and t.view_offs - s.view_offs < s.nb[a]:
+        yield a, [a]
 
 
 def _transpose(t):
@@ -147,9 +156,9 @@ RULES = {
     **dict.fromkeys((OP.POOL_2D, OP.POOL_2D_BACK, OP.UPSCALE), _along(2)), OP.GROUP_NORM: _along(3),
     **dict.fromkeys((OP.CONV_2D, OP.CONV_2D_DW, OP.IM2COL), _pictures),
     OP.IM2COL_BACK: _im2col_back, **dict.fromkeys((OP.ROPE, OP.ROPE_BACK), _rope),
-    OP.RESHAPE: _reshape, OP.TRANSPOSE: _transpose, OP.PERMUTE: _permute, OP.MUL_MAT: _mul_mat, OP.OUT_PROD: _out_prod,
-    OP.GET_ROWS: _get_rows, OP.GET_ROWS_BACK: _get_rows_back, OP.SOFT_MAX: _soft_max, OP.CONCAT: _concat,
-    OP.REPEAT_BACK: _repeat_back, OP.SUM: _sum,
+    OP.RESHAPE: _reshape, OP.VIEW: _view, OP.TRANSPOSE: _transpose, OP.PERMUTE: _permute, OP.MUL_MAT: _mul_mat,
+    OP.OUT_PROD: _out_prod, OP.GET_ROWS: _get_rows, OP.GET_ROWS_BACK: _get_rows_back, OP.SOFT_MAX: _soft_max,
+    OP.CONCAT: _concat, OP.REPEAT_BACK: _repeat_back, OP.SUM: _sum,
     OP.CROSS_ENTROPY_LOSS: _cross_entropy, OP.CROSS_ENTROPY_LOSS_BACK: _cross_entropy_back}
 
 
@@ -400,6 +409,8 @@ class _Builder:
     def _view_op(self, t, src, ne):
         if t.op == OP.RESHAPE:
             return self.op["reshape_4d"](src, *ne)
+        if t.op == OP.VIEW:
+            return self.op["view_4d"](src, *ne, *t.nb[1:], t.view_offs - t.src[0].view_offs)
         if t.op == OP.TRANSPOSE:
             return self.op["transpose"](src)
         return self.op["permute"](src, *map(int, t.op_params[:4]))

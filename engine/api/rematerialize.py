@@ -31,7 +31,9 @@ PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly e
                                         # does not, users' allocators have more time
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
-N_ON_TRIAL = 8                          # chunks by which that is found out
+MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
+MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
+ALLOCATOR_SECONDS = 1.0                 # of a GraphAllocator, for the same
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -96,7 +98,14 @@ class _Problem:
         new = _Copy(self.units).run(schedule.events, self.graph)
         new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
         new._numbers, new._limit = self.numbers, limit
-        new.peak = plan_of(new, self.buft, PLAN_SECONDS).peak
+        plan = plan_of(new, self.buft, PLAN_SECONDS)
+        new.peak, new._at_bound = plan.peak, plan.peak <= plan.lower_bound
+        return new
+
+    def settled(self, new):
+        """The graph with the peak that its allocator will plan, which takes more time where offsets leave gaps."""
+        if not new._at_bound:
+            new.peak, new._at_bound = min(new.peak, plan_of(new, self.buft, ALLOCATOR_SECONDS).peak), True
         return new
 
 
@@ -200,7 +209,7 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
     if given.numbers.plain.peak <= budget:
         as_it_is = given.graph_of(given.numbers.plain, int(budget))
         if as_it_is.peak <= budget:
-            return as_it_is
+            return given.settled(as_it_is)
     for p in problems:
         new = _within(p, int(budget))
         if new is not None:
@@ -225,7 +234,7 @@ def _units(graph, target, profile):
 
 
 def _least(problems, budget):
-    return min((p.graph_of(p.numbers.least(), budget) for p in problems), key=lambda new: new.peak)
+    return min((p.settled(p.graph_of(p.numbers.least(), budget)) for p in problems), key=lambda new: new.peak)
 
 
 def _in_rows(units, budget):
@@ -248,7 +257,7 @@ def _cuts(pieces):
         last, start = pieces, pieces.start
         for k in range(1, MAX_HALVINGS + 1):
             now = None if start is None else pieces.cut(start, 2 ** k)
-            if now is None or now.floor > 0.9 * last.floor:
+            if now is None or now.floor > 0.9 * last.floor or now.units.numbers.n > MAX_UNITS:
                 break
             yield now
             last = now
@@ -272,8 +281,9 @@ class _Pieces:
     @functools.cached_property
     def start(self):
         """The node from which a cut lowers the floor most; None: no cut does."""
+        n_chunks = max(2, min(MAX_ON_TRIAL, MAX_UNITS // max(self.units.numbers.n, 1)))
         found = [(new.floor, k, t) for k, t in enumerate(self._large())
-                 for new in [self.cut(t, N_ON_TRIAL)] if new is not None and new.floor < self.floor]
+                 for new in [self.cut(t, n_chunks)] if new is not None and new.floor < self.floor]
         return min(found, default=(0, 0, None))[2]
 
     def cut(self, start, n_chunks):
@@ -335,7 +345,7 @@ def _within(problem, budget):
             return None
         new = problem.graph_of(schedule, budget)
         if new.peak <= budget:
-            return new
+            return problem.settled(new)
         limit -= max(new.peak - budget, budget // 200)  # what the offsets lose
     return None
 

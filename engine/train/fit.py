@@ -266,7 +266,7 @@ class Training(Network):
             for name in ("first", "further", "forward", "step_graph"):
                 graph = getattr(self, name)
                 if graph is not None:
-                    setattr(self, name, rematerialize(graph, max(budget - stays, 0), buft))
+                    setattr(self, name, rematerialize(graph, max(budget - stays, 0), buft, cut=False))
         except BudgetError as e:
             least = stays + e.minimum
             raise BudgetError(f"fit: budget of {budget} bytes: {stays} stay in memory (parameters, gradients, moments, "

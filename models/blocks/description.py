@@ -14,11 +14,14 @@ import ggjit as gg
 
 
 class Loader:
-    """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read."""
+    """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read.
+
+    `beside(name)`: [(A, B, factor)] of the adapters of a weight.
+    """
 
     def __init__(self, weights, n_embd):
         self.want, self.n_embd, self.matrices = weights.want, n_embd, []
-        self._used, self._beside = weights.used, weights.beside
+        self._used, self.beside = weights.used, weights.beside
         self.tables = []                        # of relative positions: the first serves layers that have none
 
     def linear(self, name, n_in, n_out, bias=None):
@@ -26,7 +29,7 @@ class Loader:
         weight = self.want(name + ".weight", n_in, n_out)
         self.matrices.append(weight)
         bias = None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
-        return weight, bias, *self._beside(name + ".weight")
+        return weight, bias, *self.beside(name + ".weight")
 
     def ignore(self, *names):
         """These tensors change nothing."""

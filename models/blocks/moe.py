@@ -40,6 +40,7 @@ class Experts:
     n_groups_used: int = 1
     biases: Any = None                  # (of router, gate, up, down)
     act: str = "swiglu"
+    adapters: tuple = ((), (), ())      # (A, B, factor) of each LoRA adapter of gate, up, down
 
 
 def is_mixture(facts):
@@ -79,7 +80,8 @@ class Mixture:
                            zip(names, ((n,), (f, n), (f, n), (d, n)), strict=True))
         pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
-                                self.n_groups, self.n_groups_used, biases, self.act)}
+                                self.n_groups, self.n_groups_used, biases, self.act,
+                                tuple(loader.beside(f"{p_}{k}.weight") for k in names[1:]))}
         if self.shared:
             w |= self.shared.load(loader, p)
         if self.shared_gate:
@@ -132,6 +134,8 @@ def feed_forward(m, experts, layer):
 
     def product(weights, x, k):
         y = gg.mul_mat_id(weights, x, ids)
+        for low, up, factor in experts.adapters[k - 1]:
+            y = gg.add(y, gg.scale(gg.mul_mat_id(up, gg.mul_mat_id(low, x, ids), ids), factor))
         return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
     n_embd, n_tokens = m.ne[:2]
     ids, weights = _route(m, experts, named)

@@ -4,6 +4,8 @@
 
     general.type = "adapter"      general.architecture = the model's      adapter.type = "lora"      adapter.lora.alpha
     NAME.lora_a  [n_in, rank]     NAME.lora_b  [rank, n_out]              NAME: a tensor of the model
+    of experts, a third size: [n_in, rank, n_expert], [rank, n_out, n_expert]; each expert has its own pair
+    of the embedding, a row for each token: lora_a [rank, n_vocab], lora_b [rank, n_embd]; y = W[token] + .. B A[token]
 
 alpha 0 stands for alpha = rank.  Source: llama.cpp's llama-adapter.cpp; arXiv 2106.09685.
 """
@@ -20,6 +22,7 @@ from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context
 
 LOW, UP = ".lora_a", ".lora_b"
+EMBEDDING = "token_embd.weight"
 TOKENS = "adapter.alora.invocation_tokens"
 MAX_NAMED = 4
 
@@ -40,14 +43,19 @@ class Adapter:
             return []
         self.used.add(name)
         low, up = self.pairs[name]
-        return [(low, up, self.scale * (self.alpha / low.ne[1] if self.alpha else 1.0))]
+        return [(low, up, self.scale * (self.alpha / up.ne[0] if self.alpha else 1.0))]
+
+    def added(self, name):
+        """[(A, B, factor)] as arrays, so that rows W[i] of the weight become W[i] + factor B[i] A, expert by expert."""
+        pairs = [(low.numpy(), up.numpy(), factor) for low, up, factor in self.beside(name)]
+        return [(up.T, low, factor) for low, up, factor in pairs] if name == EMBEDDING else pairs
 
     def refuse_unused(self):
         """Errors: NotSupported for matrices of the model that it would change and that take no adapter here."""
         left = [name for name in self.pairs if name not in self.used]
         if left:
             raise NotSupported(f"{self.path}: {_few(left)} take no adapter in the {self.arch} network here; only "
-                               f"matrices that are multiplied with activations do, experts and embeddings do not")
+                               f"matrices that are multiplied with activations, experts and the embedding do")
 
     def move(self, takes, buft):
         """Copy what stands beside weights whose names `takes` accepts into memory of `buft`."""
@@ -115,15 +123,19 @@ def _paired(file):
 
 def _check_shapes(file, model, name):
     """Errors: ModelError for an adapter of another model; BadFile for matrices of two ranks."""
-    low, up, own = (tuple(t.ne) + (1,) * (2 - len(t.ne)) for t in (file.tensors[name + LOW], file.tensors[name + UP],
-                                                                   model.tensors[name]))
-    if name == "token_embd.weight" or len(own) > 2:
-        raise NotSupported(f"{file.path} changes {name!r}; adapters of embeddings and of experts are not computed "
-                           f"here: train one without it")
-    if low[1:] != up[:1]:
+    own = tuple(model.tensors[name].ne) + (1,) * (2 - len(model.tensors[name].ne))
+    low, up = (tuple(file.tensors[name + end].ne) + (1,) * (len(own) - len(file.tensors[name + end].ne))
+               for end in (LOW, UP))
+    rank_of_low, fits = low[1], (low[0], up[1]) == own[:2] and low[2:] == up[2:] == own[2:]
+    if name == EMBEDDING:
+        rank_of_low, fits = low[0], (up[1], low[1]) == own
+        if "output.weight" not in model.tensors:
+            raise NotSupported(f"{file.path} changes {name!r}, which {model.path} also makes its logits from; an "
+                               f"adapter of both is not defined: train one without it")
+    if rank_of_low != up[0]:
         raise BadFile(f"{file.path}: {name}{LOW} {list(low)} and {name}{UP} {list(up)} are of different rank; train or "
                       f"convert the adapter again")
-    if (low[0], up[1]) != own:
+    if not fits:
         raise ModelError(f"{file.path}: {name}{LOW} {list(low)} and {UP} {list(up)} do not fit {list(own)} of "
                          f"{model.path}; use the model the adapter was trained on")
 

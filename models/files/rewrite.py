@@ -58,11 +58,13 @@ def converted(file, info, type, importances=None, added=()):
     """The bytes of a tensor in another type, in pieces.
 
     importances: float32 of each column of each matrix, or None.  added: (A, B, factor) of LoRA adapters, whose product
-    factor B A is added to the matrix.  Errors: BadFile for NaN and infinities, NotSupported.
+    factor B A is added to the matrix (of experts: to each its own).  Errors: BadFile for NaN and infinities,
+    NotSupported.
     """
     data, k = file.tensor_bytes(info.name), info.ne[0]
     n_rows = math.prod(info.ne[1:])
-    per_matrix = n_rows if importances is None else info.ne[1]
+    experts = any(low.ndim == 3 for low, _, _ in added)
+    per_matrix = info.ne[1] if importances is not None or experts else n_rows
     row, at_once = info.type.row_nbytes(k), max(1, PIECE // k)
     for start in range(0, n_rows, per_matrix):
         own = None if importances is None else importances[start // per_matrix % (importances.size // k)]
@@ -73,7 +75,8 @@ def converted(file, info, type, importances=None, added=()):
             try:
                 values = dequantize(info.type, piece, (n, k))
                 for low, up, factor in added:
-                    values += np.float32(factor) * (up[first:first + n] @ low)
+                    low, up = (low[start // per_matrix], up[start // per_matrix]) if experts else (low, up)
+                    values += np.float32(factor) * (up[first - start:first - start + n] @ low)
                 out = quantize(type, values, own)
             except GgjitError as e:
                 raise e.__class__(f"{file.path}: tensor {info.name!r} from {info.type!r} to {type!r}: {e}") from e
@@ -293,7 +296,7 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
     double = next((n for n in names if names.count(n) > 1), None) if rename else None
     if double is not None:
         raise ParamError(f"{file.path}: two tensors would be called {double!r}; rename the other one too")
-    added = {name: [(low.numpy(), up.numpy(), factor) for a in adapters for low, up, factor in a.beside(name)]
+    added = {name: [pair for a in adapters for pair in a.added(name)]
              for name in file.tensors}
     types = {name: info.type for name, info in file.tensors.items()} | {
         name: tensor_type(t) for name, t in set_types.items()}

@@ -106,6 +106,7 @@ class Decoder(Network):
             raise ModelError(f"{file.path}: token_embd.weight {list(table.ne)} holds no vocabulary")
         loader = Loader(self.weights, d)
         self.embd = want("token_embd.weight", d, self.n_vocab)
+        self._embd_adapters = self.weights.beside("token_embd.weight")
         self.positions = want("position_embd.weight", d, self.n_ctx_train) if about.positions else None
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm)
@@ -198,6 +199,8 @@ class Decoder(Network):
     def _embedded(self, g):
         about = self.description
         x = gg.get_rows(self.embd, g.leaf["tokens"])
+        for low, up, factor in self._embd_adapters:
+            x = gg.add(x, gg.scale(gg.mul_mat(up, gg.get_rows(low, g.leaf["tokens"])), factor))
         if about.embd_scale:
             x = gg.scale(x, about.embd_scale)
         if self.positions is not None:

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import devices, tiny_model
+from helpers import devices, tiny_model, tiny_moe
 from helpers.paths import ROOT
 
 import ggjit as gg
@@ -74,6 +74,33 @@ def test_adapters_are_merged_into_a_file(files, tmp_path):
     assert not (tmp_path / "no.gguf").exists()
 
 
+@pytest.fixture(scope="module")
+def of_experts(tmp_path_factory):
+    """(a model of experts with an output of its own, an adapter of them and of the embedding)"""
+    folder, rng = tmp_path_factory.mktemp("experts"), np.random.default_rng(3)
+    model = tiny_moe.write(folder / "m.gguf", more={"output.weight": (tiny_model.VOCAB, tiny_model.DIM)})
+    tensors = {}
+    for name, info in GGUFFile(model).tensors.items():
+        n_in, n_out, *n_experts = info.ne if len(info.ne) > 1 else (0, 0)
+        if name == "token_embd.weight":
+            shapes = (n_out, 4), (n_in, 4)
+        elif "_exps" in name or ".attn_q." in name:
+            shapes = (*n_experts, 4, n_in), (*n_experts, n_out, 4)
+        else:
+            continue
+        for end, shape in zip((".lora_a", ".lora_b"), shapes, strict=True):
+            tensors[name + end] = 0.3 * rng.standard_normal(shape, np.float32)
+    save_gguf(folder / "a.gguf", tensors, KEYS)
+    return model, folder / "a.gguf"
+
+
+def test_experts_and_the_embedding_have_adapters(of_experts, tmp_path):
+    model, adapter = of_experts
+    edit_gguf(model, tmp_path / "merged.gguf", lora=[(adapter, 0.5)], progress=False)
+    expected, got = logits(tmp_path / "merged.gguf"), logits(model, lora=[(adapter, 0.5)])
+    assert np.abs(got - expected).max() < 2e-4 < 0.1 < np.abs(got - logits(model)).max()
+
+
 def test_scale_0_changes_nothing_and_a_path_alone_has_scale_1(files):
     model, a, _ = files
     assert (logits(model, lora=[(a, 0)]) == logits(model)).all()
@@ -104,9 +131,11 @@ print(json.dumps(((ours - theirs) ** 2).sum() / (theirs ** 2).sum()))
 
 
 @pytest.mark.peer
-def test_as_llama_cpp(files, need):
+@pytest.mark.parametrize("kind", ["files", "of_experts"])
+def test_as_llama_cpp(kind, request, need):
     need("xllamacpp", "llama.cpp is the oracle")
-    r = subprocess.run([sys.executable, "-c", CODE, *map(str, (*files[:2], *IDS))], cwd=ROOT, text=True,
+    pair = request.getfixturevalue(kind)[:2]
+    r = subprocess.run([sys.executable, "-c", CODE, *map(str, (*pair, *IDS))], cwd=ROOT, text=True,
                        capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr
     assert json.loads(r.stdout.splitlines()[-1]) < 1e-5
@@ -126,8 +155,8 @@ BAD = {
     "one of two": ({Q + ".lora_a": (4, 64)}, {}, gg.BadFile, "one matrix of two"),
     "nothing": ({}, {}, gg.BadFile, "no matrices"),
     "a norm": (PAIR | {"output_norm.weight": (64,)}, {}, gg.BadFile, "'output_norm.weight' are no matrices"),
-    "the embedding": ({"token_embd.weight.lora_a": (4, 64), "token_embd.weight.lora_b": (48, 4)}, {}, gg.NotSupported,
-                      "adapters of embeddings"),
+    "an embedding that makes logits": ({"token_embd.weight.lora_a": (48, 4), "token_embd.weight.lora_b": (64, 4)}, {},
+                                       gg.NotSupported, "also makes its logits from"),
     "alpha": (dict(PAIR), {"adapter.lora.alpha": np.float32("nan")}, gg.BadFile, "adapter.lora.alpha is nan"),
 }
 

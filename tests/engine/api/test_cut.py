@@ -64,7 +64,8 @@ def pictures(net, x, labels):
     k, c, w = net.param(8, 1, 3, 3), net.param(1, 8, 1), net.param(10, 72)
     n = x.ne[3]
     h = gg.reshape_3d(gg.conv_2d_direct(k, x, 1, 1, 1, 1, 1, 1), 36, 8, n)
-    h = gg.pool_2d(gg.reshape_4d(gg.relu(gg.add(h, c)), 6, 6, 8, n), 0, 2, 2, 2, 2, 0, 0)
+    h = gg.group_norm(gg.reshape_4d(gg.relu(gg.add(h, c)), 6, 6, 8, n), 3, 1e-5)       # of 3, 3 and 2 channels
+    h = gg.pool_2d(h, 0, 2, 2, 2, 2, 0, 0)
     return trained(gg.cross_entropy_loss(gg.mul_mat(w, gg.reshape_2d(h, 72, n)), labels), k, c, w)
 
 
