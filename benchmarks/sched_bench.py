@@ -90,7 +90,7 @@ def plan_time(n_nodes, repeats):
     graph, _ = llama(sched.support.own_bufts, n_layers)
 
     def plan():
-        return Layout(Assignment(sched.support, graph, {}, {}), "ggml")
+        return Layout(Assignment(sched.support, graph, {}, {}), "ggml", sched.time_limit)
     t0 = time.perf_counter()
     plan()
     return len(graph), time.perf_counter() - t0, *best(plan, repeats)

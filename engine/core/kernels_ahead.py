@@ -41,6 +41,8 @@ def followed_by(kernels):
         _after.kernels = before
 
 
-def n_ahead():
-    """Kernels that were announced and are not there yet, with the one being compiled."""
-    return sum(k not in CACHE.addresses for k in _ahead)
+def n_ahead(name):
+    """Kernels that were announced and are not there yet, with the one being compiled, `name`; 0 where that was not
+    announced: then the others are of a plan that was given up."""
+    left = [k for k in _ahead if k not in CACHE.addresses]
+    return len(left) if any(k[0] == name for k in left) else 0

@@ -86,7 +86,7 @@ class Notice:
 
     def __call__(self, name):
         with self._lock:
-            self._name, self._expected = printable(name), CACHE.compiled + 1
+            self._name, self._expected = name, CACHE.compiled + 1
             if self._where is None:
                 self._where = self._place()
                 if self._where is None:
@@ -101,12 +101,13 @@ class Notice:
         seconds = time.monotonic() - self._start
         if seconds >= self._where.least:
             n = self._expected - self._before
-            ahead, of, left = n_ahead(), "", ""         # 0: asked for outside of a plan
+            ahead, of, left = n_ahead(self._name), "", ""       # 0: asked for outside of a plan
             if ahead and n - 1 + ahead > 1:
                 of = f" of {n - 1 + ahead}"
                 left = math.ceil(seconds / (n - 1) * ahead) if n > 1 else None
                 left = "" if left is None else f", {left // 60}:{left % 60:02d} left"
-            self._where.show(f"compiling kernel {n}{of} ({self._name}), {seconds:.0f} s so far{left}{self._kept}")
+            self._where.show(f"compiling kernel {n}{of} ({printable(self._name)}), {seconds:.0f} s so far{left}"
+                             f"{self._kept}")
 
     def _watch(self):
         """Moves the line on, and ends it once nothing has been compiled for a while."""

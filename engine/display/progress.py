@@ -158,7 +158,7 @@ def compiling():
         nonlocal task
         if task is None:
             task = _display.add("", None)
-        ahead = n_ahead()
+        ahead = n_ahead(name)
         more = f", {ahead - 1} more" if ahead > 1 else ""
         _display.update(task, advance=1, description=f"compiling (kept for next time{more}): {name}")
     CACHE.on_compile = show

@@ -163,7 +163,10 @@ def write(tools, name, path, **sizes):
         if more not in make_arch_gguf.ARCHS:
             make_arch_gguf.arch(more, "", block, **options)
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
-    return make_arch_gguf.write(name, str(path), **(sizes if name in ROUND else SMALL | sizes))
+    sizes = sizes if name in ROUND else SMALL | sizes
+    if name.startswith("qwen35"):               # the tools make its inner size twice that of the model
+        sizes = {"ranks": 2 * sizes["embd"] // DELTA_SIZES["state"]} | sizes
+    return make_arch_gguf.write(name, str(path), **sizes)
 
 
 class Writer(gguf.GGUFWriter):

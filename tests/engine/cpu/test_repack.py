@@ -237,7 +237,9 @@ def test_the_command_line_asks_for_it(tmp_path, command):
 def test_only_some_shapes_fit():
     rows = repack.LAYOUTS[gg.F32].ROWS
     assert repack.takes(gg.F32, (64, rows, 1, 1)) and not repack.takes(gg.F32, (64, rows + 1, 1, 1))
-    assert not repack.takes(gg.Q4_K, (128, 16, 1, 1)) and not repack.takes(gg.Q8_0, (64, 16, 2, 1))
+    assert not repack.takes(gg.Q4_K, (128, 16, 1, 1))
+    assert repack.takes(gg.Q8_0, (64, 16, 2, 1)) and not repack.takes(gg.Q8_0, (64, 16, 2, 2))             # experts
+    assert not repack.takes(gg.F32, (64, rows, 2, 1))
     assert not repack.takes(gg.F16, (64, 16, 1, 1))
 
 

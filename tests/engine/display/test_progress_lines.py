@@ -96,7 +96,7 @@ def test_a_plan_says_how_many_kernels_are_to_be_compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels_ahead, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(CACHE, "addresses", {})
     kernels_ahead.announce([("a", ("ggjit.ops.core.shape",)), ("b", ("ggjit.ops.core.shape",))] * 2)
-    assert kernels_ahead.n_ahead() == 2
+    assert kernels_ahead.n_ahead("a") == 2 and kernels_ahead.n_ahead("z") == 0
     where = Place()
     monkeypatch.setattr(CACHE, "compiled", CACHE.compiled)
     notice = compile_notice.Notice(lambda: where)
@@ -121,13 +121,13 @@ def test_what_follows_a_plan_is_counted_with_it(monkeypatch, tmp_path):
     asked = []
     with kernels_ahead.followed_by(lambda: asked.append(1) or [a, c, c]):
         kernels_ahead.announce([a, b])
-        assert kernels_ahead.n_ahead() == 3 and asked == [1]
+        assert kernels_ahead.n_ahead("a") == 3 and asked == [1]
         CACHE.addresses |= {a: 1, b: 1}
         kernels_ahead.announce([a, b])
-        assert kernels_ahead.n_ahead() == 1 and asked == [1]
+        assert kernels_ahead.n_ahead("c") == 1 and asked == [1]
     CACHE.addresses.clear()
     kernels_ahead.announce([b])
-    assert kernels_ahead.n_ahead() == 1 and asked == [1]
+    assert kernels_ahead.n_ahead("b") == 1 and asked == [1]
 
 
 def test_a_prompt_counts_the_kernels_of_its_first_token(monkeypatch):
