@@ -20,7 +20,8 @@ def numbers(array, what):
     except GgjitError:
         raise
     except (ValueError, TypeError, RuntimeError) as e:      # a ragged list; another library's array that refuses
-        raise TypeMismatch(f"{what}: not an array: {type(array).__name__}: {e}") from None
+        remedy = "; gg.from_dlpack takes bfloat16" if "bfloat16" in str(getattr(array, "dtype", "")) else ""
+        raise TypeMismatch(f"{what}: not an array: {type(array).__name__}: {e}{remedy}") from None
     if a.dtype.kind not in "fiub":
         raise TypeMismatch(f"{what}: cannot store {a.dtype} values; convert them to numbers first")
     return a

@@ -404,6 +404,10 @@ def test_tensor_refuses_what_is_no_numbers():
             gg.tensor(wrong)
     with pytest.raises(gg.TypeMismatch, match="^from_numpy: not an array: NeedsDetach.*detach"):
         gg.from_numpy(gg.Context(), NeedsDetach())
+    halves = NeedsDetach()
+    halves.dtype = "torch.bfloat16"
+    with pytest.raises(gg.TypeMismatch, match="gg.from_dlpack takes bfloat16$"):
+        gg.tensor(halves)
 
 
 class NeedsDetach:
