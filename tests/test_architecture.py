@@ -206,6 +206,15 @@ def test_import_compiles_nothing_and_is_light(python, tmp_path):
     assert min(shares) < 0.6                            # of what numba and numpy take: a ratio on any machine
 
 
+def test_what_the_demo_needs_needs_no_other_extra(python):
+    """README's first command installs `models` alone."""
+    code = ("import sys\nfor name in ('msgpack', 'distributed', 'cryptography', 'pyarrow', 'greenlet', 'matplotlib'):\n"
+            "    sys.modules[name] = None\n"
+            "import ggjit.models, ggjit.tools.command.commands.demo, ggjit.tools.command.commands.generate")
+    r = python(code)
+    assert r.returncode == 0, r.stderr
+
+
 def test_no_paths_of_a_machine():
     absolute = re.compile(r"[\s\"'(=](?:/(?:home|root|usr|opt|var|srv|mnt|work)/\w|[A-Z]:\\\\Users)")
     for path in (*sources(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "README.md"):

@@ -18,11 +18,11 @@ import numpy as np
 
 from ggjit.cluster import protocol as p
 from ggjit.cluster.encoding import Encoded
-from ggjit.cluster.kept import content_key
 from ggjit.cluster.stream import SLOWER, TIMEOUT_SECONDS, Stream
 from ggjit.core.arguments import buffer_size, expect_slot
 from ggjit.core.backend import TYPE_GPU, Backend, Device, DeviceLost
 from ggjit.core.buffer import USAGE_WEIGHTS, Buffer, BufferType, as_bytes, require_byte
+from ggjit.core.content_key import content_key
 from ggjit.core.table import TABLE
 from ggjit.core.versions import T_VERSION, written
 from ggjit.cpu.device import CPU, parse_params

@@ -6,21 +6,14 @@
 The key is the hash of the bytes.  The worker computes it itself, before it keeps something and after it has read it: a
 damaged file is sent anew, and no driver can put false weights there for another.
 """
-import hashlib
 import os
 import pathlib
 
 import numpy as np
 
+from ggjit.core.content_key import content_key
 from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.native.cache_files import cache_dir
-
-KEY_NBYTES = 16
-
-
-def content_key(raw):
-    """What bytes are known by."""
-    return hashlib.blake2b(raw, digest_size=KEY_NBYTES).digest()
 
 
 class KeptWeights:

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from ggjit.cluster.kept import content_key
+from ggjit.core.content_key import content_key
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.ops.core.errors import BadFile, ParamError
 
