@@ -18,7 +18,7 @@
     [KEEP, arena, offs, nbytes, key]
     [PEER, address, secret]                             1: that driver's session there can be reached, 0: it cannot
     [PUSH, arena, offs, nbytes, number]                 the bytes are laid out for another worker to fetch
-    [DROP, number]                                      nobody will fetch them
+    [DROP, number]                                      no worker will fetch them
     [TAKE, arena, offs, nbytes, address, secret, number]    they are fetched from the worker at that address
     [FETCH, secret, number, nbytes]                     nbytes; what a worker says to another one
 

@@ -3,7 +3,7 @@
     cache of a layer    | row 0 | row 1 | ...                   n_rows of them, which all texts share
     a text              position p lies in rows[p % len(rows)]  rows: those it was given when it began
 
-Texts that begin alike may share the rows of their beginning: nobody writes to them any more.  A row is free when no
+Texts that begin alike may share the rows of their beginning: no text writes to them any more.  A row is free when no
 text has it.
 
 A layer that looks back w tokens needs these and the batch that is being read.  Where that is less than the context, the

@@ -26,7 +26,7 @@ from ggjit.ops.cuda.quantize import QUANTIZE
 RNG = np.random.default_rng()
 ALL = os.environ.get("CUDA_CASES") == "all"
 MAX_WORK = 2000                 # elements, or multiplications / 16: what the simulator does in well under a second
-CASES_PER_OP = 4
+CASES_PER_OP = 6
 SLOW = {OP.MUL_MAT: 8, OP.MUL_MAT_ID: 3}       # cases of these, drawn anew in every run, as all are
 
 
