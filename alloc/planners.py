@@ -15,6 +15,7 @@ a batch takes and nothing else.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 
@@ -186,7 +187,9 @@ class Planner:
         self.clock = Clock(clock) if isinstance(clock, int | float) else clock
         self.node_limit, self.nodes, self.seed, self.n_threads = node_limit, 0, seed, n_threads
         self.proved = inst.lower_bound
+        self.ranks = {}
         self.best, self.offsets = ggml_best_fit(inst, events)
+        self.prepared = self.clock.used         # to sort the buffers takes less than all up to here
         self.ggml_peak = self.best
         self.how = "ggml"
         self.trace = [(self.clock.used, self.best, self.how)]
@@ -195,6 +198,17 @@ class Planner:
     def spent(self):
         """Whether time, or the nodes, are used up."""
         return self.nodes >= self.node_limit if self.node_limit is not None else self.clock.left <= 0
+
+    @property
+    def short(self):
+        """Whether what is left is too little for a step that looks at no clock: no phase begins then."""
+        return self.spent or self.node_limit is None and self.clock.left < 2 * self.prepared
+
+    def rank(self, name):
+        """The tie-breaking order of that name, sorted once."""
+        if name not in self.ranks:
+            self.ranks[name] = greedy.rank(self.inst, name)
+        return self.ranks[name]
 
     @property
     def done(self):
@@ -207,7 +221,7 @@ class Planner:
 
     def run(self):
         for kernels, phase in ((greedy.KERNELS, self._greedy), (SEARCH_KERNELS, self._search)):
-            if self.done or self.node_limit is None and self.spent:
+            if self.done or self.node_limit is None and self.short:
                 return
             for kernel in kernels:
                 _ = kernel.address              # compiled here, where the clock stands still and no alarm is set
@@ -225,15 +239,13 @@ class Planner:
     def _greedy(self):
         """Plans without search, the cheapest first."""
         off = np.zeros(self.inst.n, np.int64)
-        self.ranks = dict(greedy.ranks(self.inst))          # whole before an alarm may end this: the search needs them
-        for name, order in self.ranks.items():
-            self._keep(greedy.canonical(self.inst, order, off, self.best, self.stop), off, f"canonical {name}")
-            if self.done or self.stop[0]:
+        tries = [(f"canonical {name}", greedy.canonical, functools.partial(self.rank, name)) for name in greedy.RANKS]
+        tries += [(f"first fit by {name}", greedy.first_fit, functools.partial(greedy.order, self.inst, name))
+                  for name in greedy.ORDERS]
+        for how, place, order in tries:
+            if self.done or self.stop[0] or self.node_limit is None and self.short:
                 return
-        for name, order in greedy.orders(self.inst):
-            self._keep(greedy.first_fit(self.inst, order, off, self.best, self.stop), off, f"first fit by {name}")
-            if self.done or self.stop[0]:
-                return
+            self._keep(place(self.inst, order(), off, self.best, self.stop), off, how)
 
     def _batch(self, tasks, cap, limit):
         """[Outcome] of searches (order, rule) at one capacity, up to the first that decides it."""
@@ -257,7 +269,7 @@ class Planner:
 
     def _try(self, cap, limit):
         """FOUND, INFEASIBLE or another status (not known): every rule with `limit` nodes."""
-        out = self._batch([(self.ranks[name], rule) for name, rule in RULES.items()], cap, limit)
+        out = self._batch([(self.rank(name), rule) for name, rule in RULES.items()], cap, limit)
         return self._record(out[-1], cap, f"search {list(RULES)[len(out) - 1]}")
 
     def _bisect(self, limit):
@@ -279,7 +291,7 @@ class Planner:
             self._record(out[-1], cap, "local search")
 
     def _search(self):
-        self.search = CanonicalSearch(self.inst)
+        self.search = CanonicalSearch(self.inst, self.stop)
         if not self.search.possible:
             return
         with contextlib.ExitStack() as held:
