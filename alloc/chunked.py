@@ -98,8 +98,8 @@ def plan_chunks(lower, upper, size, flat, limit, alignment=1, time_limit=1.0):
     if not inst.n or len(large) > MAX_CHUNKS:
         return None
     best = None
-    for order in (np.argsort(flat[used], kind="stable"), *(order for _, order in greedy.orders(inst)),
-                  *(order for _, order in greedy.ranks(inst))):
+    for order in (np.argsort(flat[used], kind="stable"), *(greedy.order(inst, name) for name in greedy.ORDERS),
+                  *(greedy.rank(inst, name) for name in greedy.RANKS)):
         first = np.array([i for members in large for i in members], np.int64)
         found = _in_chunks(inst, np.concatenate([first, order[~np.isin(order, first)]]), large, limit)
         if found is not None and (best is None or _sizes(inst, *found).sum() < _sizes(inst, *best).sum()):

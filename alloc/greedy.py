@@ -74,10 +74,12 @@ def _sort(x, m):
 
 
 @exact
-def members_csr(a, b, n, ns):
-    """Buffers per section: sm[sp[s]:sp[s + 1]] in index order."""
+def members_csr(a, b, n, ns, stop):
+    """Buffers per section: sm[sp[s]:sp[s + 1]] in index order; not whole where the word `stop` was set meanwhile."""
     sp = np.zeros(ns + 1, np.int64)
     for i in range(n):
+        if stop[0] != 0:
+            break
         for s in range(a[i], b[i]):
             sp[s + 1] += 1
     for s in range(ns):
@@ -85,6 +87,8 @@ def members_csr(a, b, n, ns):
     sm = np.empty(max(sp[ns], 1), np.int64)
     fill = sp.copy()
     for i in range(n):
+        if stop[0] != 0:
+            break
         for s in range(a[i], b[i]):
             sm[fill[s]] = i
             fill[s] += 1
@@ -112,12 +116,14 @@ def first_fit_sparse(order, slo, shi, size, n, ns, off, limit, stop_):
     """first_fit_dense for many short-lived buffers: neighbours are those live at the birth and those born later."""
     stop = i64s(stop_, 1)
     q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
-    sp, sm = members_csr(a, b, n, ns)
+    sp, sm = members_csr(a, b, n, ns, stop)
     bp, by = births_csr(a, n, ns)
     key, end = np.empty(n, np.int64), np.empty(n, np.int64)
     for i in range(n):
         o[i] = -1
     peak = np.int64(0)
+    if stop[0] != 0:
+        return limit
     for x in range(n):
         i = q[x]
         m = 0
@@ -150,31 +156,50 @@ WIDE = 4                        # a buffer that takes this part of a window leav
 STEPS, TURN = 1024, 16          # steps of offsets up to the lower bound, and those a window goes ahead of the others
 LARGE = 8192                    # buffers from which on offsets are taken in steps, where none is wide
 BLOCK, GROUP = 64, 1024         # sections whose highest top is kept beside the tops
-ROW_LO, ROW_HI, ROW_SIZE, ROW_KEY, ROW_NEXT, ROW = range(6)         # of `descent`: a buffer and its place in the queue
+FEW = 16                        # a list shorter than this part of a window is sorted by comparing
+PATIENCE = 4096                 # buffers looked at before the word of the clock is looked at again
+# of `descent`, by window and in it by rank: a buffer, its place in the queue, the section that was its highest
+ROW_LO, ROW_HI, ROW_SIZE, ROW_KEY, ROW_NEXT, ROW_AT, ROW_ID = range(7)
+ROW = 8                         # words: a line of the processor's cache
+
+# bit number of a power of two: BIT[(x * DE_BRUIJN) >> 58]; source: Leiserson, Prokop and Randall, 1998
+DE_BRUIJN = np.int64(0x03F79D71B4CB0A89)
+BIT = np.zeros(64, np.int64)
+BIT[[((1 << k) * int(DE_BRUIJN) >> 58) & 63 for k in range(64)]] = np.arange(64)
 
 
 @exact
-def _highest(top, block, cover, group, above, lo, hi):
-    """Largest top of sections lo..hi - 1.  block[k]: that of BLOCK sections; cover[k]: what all of them reach; group[u]
-    and above[u]: the same of GROUP sections."""
-    out, s = np.int64(0), lo
+def _highest(top, block, cover, group, above, lo, hi, at):
+    """(largest top of sections lo..hi - 1, a section that has it or `at`).  block[k]: that of BLOCK sections; cover[k]:
+    what all of them reach; group[u] and above[u]: the same of GROUP sections."""
+    out, s = _top(top, cover, above, at), lo
     while s < hi:
         u = s // GROUP
         if hi - s >= GROUP and s == GROUP * u:
-            out = max(out, group[u])
+            if group[u] > out:
+                out, at = group[u], s
+                for j in range(s, s + GROUP):
+                    at = j if _top(top, cover, above, j) == out else at
             s += GROUP
             continue
         k = s // BLOCK
         end = min(BLOCK * (k + 1), hi)
-        out = max(out, above[u])
-        if end - s == BLOCK:
-            out = max(out, block[k])
-        else:
-            out = max(out, cover[k])
+        high = max(above[u], block[k] if end - s == BLOCK else cover[k])
+        if end - s < BLOCK:
             for j in range(s, end):
-                out = max(out, top[j])
+                high = max(high, top[j])
+        if high > out:
+            out = high
+            for j in range(s, end):
+                at = j if _top(top, cover, above, j) == out else at
         s = end
-    return out
+    return out, at
+
+
+@exact
+def _top(top, cover, above, s):
+    """The top of one section."""
+    return max(top[s], cover[s // BLOCK], above[s // GROUP])
 
 
 @exact
@@ -213,25 +238,30 @@ def _slot(key, last):
 
 
 @exact
-def _windows(row, n, ns):
-    """(windows, where each begins, ranks by window): buffers by their first section; one window where there
-    are not many, or some buffer is wide."""
+def _windows(a, b, n, ns):
+    """(windows, sections of one): one window where there are not many, or some buffer is wide."""
     span = WINDOW if ns > MANY * WINDOW else max(ns, 1)
-    for r in range(n):
-        if WIDE * (row[r, ROW_HI] - row[r, ROW_LO]) > WINDOW:
+    for i in range(n):
+        if WIDE * (b[i] - a[i]) > WINDOW:
             span = max(ns, 1)
-    n_windows = (ns + span - 1) // span
-    begin = np.zeros(n_windows + 1, np.int64)
-    for r in range(n):
-        begin[row[r, ROW_LO] // span + 1] += 1
+    return (ns + span - 1) // span, span
+
+
+@exact
+def _rows(q, a, b, z, n, n_windows, span):
+    """(row, where each window's rows begin): a window has the buffers whose first section it has."""
+    begin, row = np.zeros(n_windows + 1, np.int64), np.zeros((n, ROW), np.int64)
+    for i in range(n):
+        begin[a[i] // span + 1] += 1
     for w in range(n_windows):
         begin[w + 1] += begin[w]
-    fill, ranks = begin.copy(), np.empty(n, np.int64)
-    for r in range(n):
-        w = row[r, ROW_LO] // span
-        ranks[fill[w]] = r
-        fill[w] += 1
-    return n_windows, begin, ranks
+    fill = begin.copy()
+    for k in range(n):
+        i = q[k]
+        r = fill[a[i] // span]
+        fill[a[i] // span] += 1
+        row[r, ROW_LO], row[r, ROW_HI], row[r, ROW_SIZE], row[r, ROW_AT], row[r, ROW_ID] = a[i], b[i], z[i], a[i], i
+    return row, begin
 
 
 @exact
@@ -249,8 +279,10 @@ def _least_waiting(row, head):
 
 
 @exact
-def _come_out(row, head, c, last, due):
-    """Take list c apart now that `last` is the least offset: those that wait for it go to due, by rank."""
+def _come_out(row, head, c, last, due, marks, first, end):
+    """Take list c apart now that `last` is the least offset: those that wait for it go to due, by rank.
+
+    first, end: the window's rows; marks: a bit for each, all 0."""
     m, r = 0, head[c]
     head[c] = -1
     while r >= 0:
@@ -262,7 +294,19 @@ def _come_out(row, head, c, last, due):
         else:
             row[r, ROW_NEXT], head[d] = head[d], r
         r = following
-    _sort(due, m)
+    if FEW * m < (end - first) // 64:
+        _sort(due, m)
+        return m
+    for k in range(m):
+        marks[(due[k] - first) >> 6] |= np.int64(1) << ((due[k] - first) & 63)
+    m = 0
+    for k in range((end - first + 63) >> 6):
+        x = marks[k]
+        marks[k] = 0
+        while x != 0:
+            due[m] = first + 64 * k + BIT[((x & -x) * DE_BRUIJN >> 58) & 63]
+            m += 1
+            x &= x - 1
     return m
 
 
@@ -272,7 +316,8 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
 
     A buffer's least offset is the highest top over its sections.  Least offsets only grow, and those placed never
     fall, so the queue is a radix heap of lists: all that wait for one offset come out together, by rank, and those
-    that something was put under meanwhile go back in.
+    that something was put under meanwhile go back in.  Most often that lies in the section that was the highest
+    before, which alone is looked at then: what a buffer waits for may be less than its least offset, never more.
 
     Problems of more than one window of sections have a queue per window, and those take turns after every TURN steps:
     what one of them reads stays in the processor's cache.  Their queues, and those of many narrow buffers, wait for
@@ -282,45 +327,51 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
     n_blocks, n_groups = ns // BLOCK + 1, ns // GROUP + 1
     top, block, cover = np.zeros(ns, np.int64), np.zeros(n_blocks, np.int64), np.zeros(n_blocks, np.int64)
     group, above = np.zeros(n_groups, np.int64), np.zeros(n_groups, np.int64)
-    row = np.empty((n, ROW), np.int64)          # by rank
-    for r in range(n):
-        row[r, ROW_LO], row[r, ROW_HI], row[r, ROW_SIZE], row[r, ROW_KEY] = a[q[r]], b[q[r]], z[q[r]], 0
-    n_windows, begin, ranks = _windows(row, n, ns)
+    n_windows, span = _windows(a, b, n, ns)
+    row, begin = _rows(q, a, b, z, n, n_windows, span)
     heads, lasts, due = np.full((n_windows, 64), -1, np.int64), np.zeros(n_windows, np.int64), np.empty(n, np.int64)
-    widest = np.int64(0)
-    for r in range(n):
-        widest = max(widest, row[r, ROW_HI] - row[r, ROW_LO])
+    widest, marks = np.int64(0), np.zeros(n // 64 + 1, np.int64)
+    for i in range(n):
+        widest = max(widest, b[i] - a[i])
     shift = coarse if n_windows > 1 or n > LARGE and WIDE * widest <= WINDOW else np.int64(0)
-    peak, left, end = np.int64(0), n, np.int64(0)
+    peak, left, end, looks = np.int64(0), n, np.int64(0), 0
     while left > 0:
         for w in range(n_windows):
-            head, last, m = heads[w], lasts[w], 0
+            head, last, m, first = heads[w], lasts[w], 0, begin[w]
             if end == 0:                        # at first all wait for offset 0
-                m = begin[w + 1] - begin[w]
+                m = begin[w + 1] - first
                 for k in range(m):
-                    due[k] = ranks[begin[w] + k]
+                    due[k] = first + k
             while True:
+                looks += m
+                if looks > PATIENCE:
+                    looks = 0
+                    if stop[0] != 0:
+                        return limit
                 for k in range(m):
                     r = due[k]
-                    lo, hi = row[r, ROW_LO], row[r, ROW_HI]
-                    least = _highest(top, block, cover, group, above, lo, hi)
+                    lo, hi, at = row[r, ROW_LO], row[r, ROW_HI], row[r, ROW_AT]
+                    least = _top(top, cover, above, at)
                     key = least >> shift
+                    if key <= last:
+                        least, at = _highest(top, block, cover, group, above, lo, hi, at)
+                        key, row[r, ROW_AT] = least >> shift, at
                     if key > last:
                         c = _slot(key, last)
                         row[r, ROW_KEY], row[r, ROW_NEXT], head[c] = key, head[c], r
                         continue
                     h = least + row[r, ROW_SIZE]
                     peak = max(peak, h)
-                    if peak >= limit or stop[0] != 0:
+                    if peak >= limit:
                         return limit
-                    o[q[r]] = least
+                    o[row[r, ROW_ID]] = least
                     _raise(top, block, cover, group, above, lo, hi, h)
                     left -= 1
                 c, least = _least_waiting(row, head)
                 if least >= (end + TURN if n_windows > 1 else BIG):
                     break
                 last = least
-                m = _come_out(row, head, c, last, due)
+                m = _come_out(row, head, c, last, due, marks, first, begin[w + 1])
             lasts[w] = last
         end += TURN
     return peak
@@ -329,30 +380,47 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
 KERNELS = (descent, first_fit_dense, first_fit_sparse)
 
 
+EXACT = 1 << 53                 # up to here a float is a whole number
+
+
 def _by(*keys):
     """Permutation: keys descending, ties by index."""
-    return np.lexsort(tuple(-k for k in reversed(keys))).astype(np.int64)
+    n_bits = [int(k.max(initial=0)).bit_length() for k in keys if k.dtype == np.int64]
+    if len(n_bits) < len(keys) or sum(n_bits) > 62:
+        return np.lexsort(tuple(-k for k in reversed(keys))).astype(np.int64)
+    word = np.zeros(len(keys[0]), np.int64)             # all keys in one: a quarter of the time
+    for k, bits in zip(keys, n_bits, strict=True):
+        word = (word << bits) - k
+    return np.argsort(word, kind="stable")
 
 
-def orders(inst):
-    """Orders worth trying, most promising first: (name, permutation)."""
+def _area(inst, width):
+    """size * width, whole numbers where floats would tell all of them apart too."""
+    most = int(inst.size.max(initial=0)) * int(width.max(initial=0))
+    return inst.size * width if most <= EXACT else inst.size.astype(np.float64) * width
+
+
+ORDERS = ("size", "size*sqrt(width)", "breadth", "area")        # of first fit, most promising first
+
+
+def order(inst, name):
+    """The permutation of one of ORDERS."""
     width, size = inst.hi - inst.lo, inst.size
-    area = size.astype(np.float64) * width
-    total = inst.breadth
-    yield "size", _by(size, width)
-    yield "size*sqrt(width)", _by(size * np.sqrt(width), size)
-    yield "breadth", _by(total, size)
-    yield "area", _by(area, size)
+    keys = {"size": lambda: (size, width), "size*sqrt(width)": lambda: (size * np.sqrt(width), size),
+            "breadth": lambda: (inst.breadth, size), "area": lambda: (_area(inst, width), size)}
+    return _by(*keys[name]())
 
 
-def ranks(inst):
-    """Tie-breaking orders of the canonical search, (name, permutation): total of a section, area, width by turns; first
-    the one whose free descent is the lowest most often."""
+# tie-breaking orders of the canonical search: T, total of a section, A, area, W, width by turns; first the one whose
+# free descent is the lowest most often
+RANKS = ("TAW", "TWA", "WAT")
+
+
+def rank(inst, name):
+    """The permutation of one of RANKS."""
     width = inst.hi - inst.lo
-    area = inst.size.astype(np.float64) * width
-    total = inst.breadth
-    for name, keys in (("TAW", (total, area, width)), ("TWA", (total, width, area)), ("WAT", (width, area, total))):
-        yield name, _by(*keys)
+    keys = {"T": inst.breadth, "A": _area(inst, width), "W": width}
+    return _by(*(keys[letter] for letter in name))
 
 
 def first_fit(inst, order, off, limit=BIG, stop=NEVER):

@@ -5,8 +5,7 @@
                          canonical search at the goal, its three rules by turns
                          bisection between the proved bound and the best plan (both are complete: they can prove that
                          nothing fits)
-                         from LOCAL_FROM on, local search over the rank order, a short search each (finds what depth
-                         first misses)
+                         local search (ggjit.alloc.repair: finds what depth first misses)
 
 The goal is the lower bound, or `capacity` where that is given.  ggml's plan is always among the candidates, so the
 result is never above it.  Searches run in batches whose results are read in a fixed order: `n_threads` changes how long
@@ -15,15 +14,16 @@ a batch takes and nothing else.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 
 import numpy as np
 
-from ggjit.alloc import greedy
+from ggjit.alloc import greedy, repair
 from ggjit.alloc.free_list import UNBOUNDED, list_alloc, list_free, new_states, reset_to_block
 from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
-from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, CanonicalSearch
+from ggjit.alloc.search import FOUND, INFEASIBLE, RULES, CanonicalSearch
 from ggjit.alloc.search import KERNELS as SEARCH_KERNELS
 from ggjit.alloc.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
@@ -31,16 +31,9 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE, i64s, native
 
-LOCAL_FROM = 16                 # node limit of a search, over the number of buffers
-COARSE = 8                      # the bisection's node limit is that much smaller than the one at the goal
-
-# local search
-BATCH = 4                       # orders tried before the next are drawn; more would only keep more threads busy
-FRESH = 0.02                    # share of steps that start from fresh keys
-WIDE, NARROW = 0.5, 1.0         # disturbance of fresh and of kept keys, in units of log(key)
-SHARES = (0.02, 0.1, 0.5)       # of the keys disturbed in one step
-STALE = 200                     # steps without progress before another capacity is tried
-REACH = 0.05                    # capacities tried lie within this share of the gap below the best
+COARSE = 32                     # the bisection's node limit is that much smaller than the one at the goal
+SHARE = 2                       # of the moves of local search, over the nodes of the searches between
+MOVES = 2000                    # of a walk of the local search before results are looked at
 
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
 
@@ -135,46 +128,6 @@ def ggml_best_fit(inst, events=None):
     return peak, off
 
 
-class LocalSearch:
-    """Many short canonical searches over rank orders instead of one deep one.
-
-    A chronological depth-first search that goes wrong early never comes back to it.  Here every step runs the search
-    with another rank order for only twice as many nodes as there are buffers.  The order comes from real-valued keys:
-    those of the step that placed most buffers so far, some of them disturbed, or now and then fresh ones.  On fully
-    packed instances of 150-450 buffers this halves the gap that depth first leaves after a second.
-
-    State is kept between calls.  Deterministic for a seed and node limits.
-    """
-
-    def __init__(self, inst, seed=0):
-        self.n = inst.n
-        self.rng = np.random.default_rng(seed)
-        width = (inst.hi - inst.lo).astype(np.float64)
-        self.bases = [np.log(k + 1.0) for k in (inst.breadth, width, inst.size * width)]
-        self.keys, self.depth, self.stale, self.cap = None, -1, 0, None
-
-    def _draw(self):
-        rng = self.rng
-        noise = rng.standard_normal(self.n)
-        if self.keys is None or self.depth < 0 or rng.random() < FRESH:
-            return self.bases[rng.integers(3)] + WIDE * rng.random() * noise
-        return self.keys + NARROW * noise * (rng.random(self.n) < SHARES[rng.integers(3)])
-
-    def draw(self, best, goal):
-        """(keys of a batch of searches, the capacity they are to meet): below `best`, not below `goal`."""
-        if self.cap is None or self.cap >= best or self.stale > STALE:
-            self.cap = max(goal, best - max(1, int((best - goal) * REACH * self.rng.random())))
-            self.depth, self.stale = -1, 0
-        return [self._draw() for _ in range(BATCH)], self.cap
-
-    def learn(self, keys, placed):
-        """The search with these keys had placed so many buffers at once."""
-        self.stale += 1
-        if placed >= self.depth:
-            self.stale = 0 if placed > self.depth else self.stale
-            self.keys, self.depth = keys, placed
-
-
 class Planner:
     """The anytime search on one instance; `best`, `offsets`, `how`, `proved`, `nodes` are always valid.
 
@@ -186,7 +139,9 @@ class Planner:
         self.clock = Clock(clock) if isinstance(clock, int | float) else clock
         self.node_limit, self.nodes, self.seed, self.n_threads = node_limit, 0, seed, n_threads
         self.proved = inst.lower_bound
+        self.ranks = {}
         self.best, self.offsets = ggml_best_fit(inst, events)
+        self.prepared = self.clock.used         # to sort the buffers takes less than all up to here
         self.ggml_peak = self.best
         self.how = "ggml"
         self.trace = [(self.clock.used, self.best, self.how)]
@@ -195,6 +150,17 @@ class Planner:
     def spent(self):
         """Whether time, or the nodes, are used up."""
         return self.nodes >= self.node_limit if self.node_limit is not None else self.clock.left <= 0
+
+    @property
+    def short(self):
+        """Whether what is left is too little for a step that looks at no clock: no phase begins then."""
+        return self.spent or self.node_limit is None and self.clock.left < 2 * self.prepared
+
+    def rank(self, name):
+        """The tie-breaking order of that name, sorted once."""
+        if name not in self.ranks:
+            self.ranks[name] = greedy.rank(self.inst, name)
+        return self.ranks[name]
 
     @property
     def done(self):
@@ -206,8 +172,8 @@ class Planner:
             self.trace.append((self.clock.used, self.best, how))
 
     def run(self):
-        for kernels, phase in ((greedy.KERNELS, self._greedy), (SEARCH_KERNELS, self._search)):
-            if self.done or self.node_limit is None and self.spent:
+        for kernels, phase in ((greedy.KERNELS, self._greedy), (SEARCH_KERNELS + repair.KERNELS, self._search)):
+            if self.done or self.node_limit is None and self.short:
                 return
             for kernel in kernels:
                 _ = kernel.address              # compiled here, where the clock stands still and no alarm is set
@@ -225,15 +191,13 @@ class Planner:
     def _greedy(self):
         """Plans without search, the cheapest first."""
         off = np.zeros(self.inst.n, np.int64)
-        self.ranks = dict(greedy.ranks(self.inst))          # whole before an alarm may end this: the search needs them
-        for name, order in self.ranks.items():
-            self._keep(greedy.canonical(self.inst, order, off, self.best, self.stop), off, f"canonical {name}")
-            if self.done or self.stop[0]:
+        tries = [(f"canonical {name}", greedy.canonical, functools.partial(self.rank, name)) for name in greedy.RANKS]
+        tries += [(f"first fit by {name}", greedy.first_fit, functools.partial(greedy.order, self.inst, name))
+                  for name in greedy.ORDERS]
+        for how, place, order in tries:
+            if self.done or self.stop[0] or self.node_limit is None and self.short:
                 return
-        for name, order in greedy.orders(self.inst):
-            self._keep(greedy.first_fit(self.inst, order, off, self.best, self.stop), off, f"first fit by {name}")
-            if self.done or self.stop[0]:
-                return
+            self._keep(place(self.inst, order(), off, self.best, self.stop), off, how)
 
     def _batch(self, tasks, cap, limit):
         """[Outcome] of searches (order, rule) at one capacity, up to the first that decides it."""
@@ -257,7 +221,7 @@ class Planner:
 
     def _try(self, cap, limit):
         """FOUND, INFEASIBLE or another status (not known): every rule with `limit` nodes."""
-        out = self._batch([(self.ranks[name], rule) for name, rule in RULES.items()], cap, limit)
+        out = self._batch([(self.rank(name), rule) for name, rule in RULES.items()], cap, limit)
         return self._record(out[-1], cap, f"search {list(RULES)[len(out) - 1]}")
 
     def _bisect(self, limit):
@@ -272,26 +236,28 @@ class Planner:
         """Local search with so many nodes."""
         end = self.nodes + nodes
         while not self.done and not self.spent and self.nodes < end:
-            keys, cap = local.draw(self.best, max(self.proved, self.goal))
-            out = self._batch([(np.argsort(-k), KEEP) for k in keys], cap, 2 * self.inst.n)
-            for k, outcome in zip(keys, out, strict=False):
-                local.learn(k, outcome.placed)
-            self._record(out[-1], cap, "local search")
+            moves = MOVES if self.node_limit is None else min(MOVES, -(-(self.node_limit - self.nodes) // repair.WALKS))
+            made, found = local.batch(self.pool.map if self.pool else map, self.best, self.offsets,
+                                      max(self.proved, self.goal), moves, self.stop)
+            self.nodes += max(made, 1)
+            for offsets in found:
+                self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
 
     def _search(self):
-        self.search = CanonicalSearch(self.inst)
+        self.search = CanonicalSearch(self.inst, self.stop)
         if not self.search.possible:
             return
         with contextlib.ExitStack() as held:
             self.pool = held.enter_context(concurrent.futures.ThreadPoolExecutor(self.n_threads)) \
                 if self.n_threads > 1 else None
-            limit, local = 2 * self.inst.n, LocalSearch(self.inst, self.seed)
+            limit, local = 2 * self.inst.n, None
             while not self.done and not self.spent:
                 before = self.nodes
                 self._try(max(self.proved, self.goal), limit)
                 self._bisect(max(limit // COARSE, 2 * self.inst.n))
-                if limit >= LOCAL_FROM * self.inst.n:
-                    self._climb(local, self.nodes - before)
+                if not self.done and not self.spent and len(self.search.adj) <= repair.MAX_PAIRS:
+                    local = local or repair.Repair(self.search, self.offsets, self.seed)
+                    self._climb(local, SHARE * (self.nodes - before))
                 limit *= 2
 
 

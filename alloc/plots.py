@@ -14,6 +14,7 @@ curve.  Text takes the page's own colour, lines have a light rim, so that both r
 import collections
 import html
 import os
+import secrets
 
 import numpy as np
 
@@ -80,6 +81,12 @@ def turned(width, height, length, line):
     return 90 if height > length and width > line else None
 
 
+def fitting(width, height, length, line):
+    """The scale, 1 at most, at which a label of that length fits into a box; negative where it is turned for that."""
+    flat, up = (min(1.0, a / length, b / line) for a, b in ((width, height), (height, width)))
+    return flat if flat >= min(up, 1.0) else -up
+
+
 def round_ticks(end, n=5):
     """About n round numbers from 0 up to `end`: steps of 1, 2 or 5 times a power of ten."""
     rough = max(end, 1e-9) / n
@@ -111,10 +118,14 @@ def text_plot(report, width=72, height=14):
 
 # ---------------------------------------------------------------- SVG
 LEFT, TOP, WIDTH, HEIGHT, FOOT, CHAR = 62, 22, 790, 300, 62, 5.6           # pixels; CHAR: width of a letter
+ZOOMS = (1, 2, 4, 8, 16)        # of `zoomable`
 
 
-def svg(report, colour="op"):
-    """The picture as one SVG element, with axes, a legend and a tooltip per box."""
+def svg(report, colour="op", zooms=(1,)):
+    """The picture as one SVG element, with axes, a legend and a tooltip per box.
+
+    zooms: how often it will be enlarged; labels that fit from one of them on are a group of class `gz<zoom>`, not shown.
+    """
     boxes = [b for b in boxes_of(report) if b.nbytes]
     if not boxes or report.peak == 0:
         return "<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'></svg>"
@@ -123,21 +134,36 @@ def svg(report, colour="op"):
     out = [f"<svg viewBox='0 0 {LEFT + WIDTH + 12} {TOP + HEIGHT + FOOT}' width='{LEFT + WIDTH + 12}' "
            "style='max-width:100%;height:auto' xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' "
            "font-size='10' fill='currentColor'>", _axes(report, sx, sy), f"<g transform='translate({LEFT} {TOP})'>"]
-    labels = []
+    labels = {zoom: [] for zoom in zooms}
     for b, key in zip(boxes, keys, strict=True):
         x, w, h = b.lo * sx, max((b.hi - b.lo) * sx, 0.4), max(b.nbytes * sy, 0.3)
         y = HEIGHT - b.bottom * sy - h
         out.append(f"<rect x='{x:.2f}' y='{y:.2f}' width='{w:.2f}' height='{h:.2f}' fill='{key.colour}' stroke='{RIM}' "
                    f"stroke-width='{0.5 if len(boxes) < 500 else 0.1}'><title>{_tooltip(b)}</title></rect>")
         name = b.rows[0].name if b.rows else ""
-        turn = turned(w, h, CHAR * len(name) + 4, 11)
-        if name and turn is not None:
-            at = f"translate({x + w / 2:.1f} {y + h / 2:.1f})" + (" rotate(-90)" if turn else "")
-            labels.append(f"<text transform='{at}' y='3.5' text-anchor='middle' "
+        scale = fitting(w, h, CHAR * len(name) + 4, 11)
+        if name and abs(scale) >= 1 / zooms[-1]:
+            at = f"translate({x + w / 2:.2f} {y + h / 2:.2f})" + (" rotate(-90)" if scale < 0 else "")
+            at += f" scale({abs(scale):.2f})" if abs(scale) < 1 else ""
+            zoom = next(z for z in zooms if abs(scale) >= 1 / z)
+            labels[zoom].append(f"<text transform='{at}' y='3.5' text-anchor='middle' "
                           f"fill='{ink(key.colour)}' stroke='{key.colour}' stroke-width='4' paint-order='stroke' "
                           f"pointer-events='none'>{html.escape(name)}</text>")
-    out += [_curve(report, sx, sy), *labels, "</g>", _legend(legend), "</svg>"]
+    hidden = [f"<g class='gz{z}' display='none'>{''.join(labels[z])}</g>" for z in zooms[1:]]
+    out += [_curve(report, sx, sy), *labels[zooms[0]], *hidden, "</g>", _legend(legend), "</svg>"]
     return "".join(out)
+
+
+def zoomable(report, colour="op"):
+    """The picture to be enlarged, and moved by scrolling: HTML without a script, so that no page has to trust it."""
+    mark = "gz" + secrets.token_hex(6)
+    rules = "".join(f"#{mark}x{k}:checked~div>svg{{width:{100 * k}%!important;max-width:none!important}}" +
+                    "".join(f"#{mark}x{k}:checked~div .gz{z}{{display:inline}}" for z in ZOOMS if 1 < z <= k)
+                    for k in ZOOMS)
+    choice = "".join(f"<input type='radio' name='{mark}' id='{mark}x{k}'{' checked' if k == 1 else ''}>"
+                     f"<label for='{mark}x{k}'>{k} x&#160;</label>" for k in ZOOMS)
+    return (f"<div style='max-width:{LEFT + WIDTH + 28}px'><style>{rules}</style><small>zoom </small>{choice}"
+            f"<div style='overflow:auto;max-height:{TOP + HEIGHT + FOOT + 20}px'>{svg(report, colour, ZOOMS)}</div></div>")
 
 
 def _tooltip(box):

@@ -215,16 +215,17 @@ class MeasureReport:
 
     def _repr_html_(self):
         """Rendering in a notebook: numbers, pictures, table; no script, no server."""
-        e, lifetimes, closer = html.escape, "", ""
+        e, lifetimes, closer, draw = html.escape, "", "", plots.svg
         if self.rows and len(self.boxes) > CROWDED:
-            closer = "<p><small>To zoom in and to step through it: <code>gg.explore(graph)</code></small></p>"
+            draw = plots.zoomable
+            closer = "<p><small>To step through it: <code>gg.explore(graph)</code></small></p>"
         if self.rows and len(self.boxes) <= MAX_TWICE:
-            lifetimes = f"<details><summary>coloured by lifetime</summary>{plots.svg(self, 'lifetime')}</details>"
+            lifetimes = f"<details><summary>coloured by lifetime</summary>{draw(self, 'lifetime')}</details>"
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
         return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
-                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{plots.svg(self)}"
+                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{draw(self)}"
                 f"{closer}{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files

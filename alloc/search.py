@@ -62,11 +62,11 @@ def count_pairs(slo, shi, n, ns):
     return total
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64)")
-def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out):
-    """CSR lists: adj[ptr[i]:ptr[i+1]] meets i; sm[sp[s]:sp[s+1]] lives in section s."""
-    a, b = i64s(slo, n), i64s(shi, n)
-    sp, sm = members_csr(a, b, n, ns)
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out, stop_):
+    """CSR lists: adj[ptr[i]:ptr[i+1]] meets i; sm[sp[s]:sp[s+1]] lives in section s.  1 when `stop` ended it."""
+    a, b, stop = i64s(slo, n), i64s(shi, n), i64s(stop_, 1)
+    sp, sm = members_csr(a, b, n, ns, stop)
     bp, by = births_csr(a, n, ns)
     p, q = i64s(ptr, n + 1), np.int64(0)
     p[0] = 0
@@ -74,6 +74,8 @@ def fill_lists(slo, shi, n, ns, ptr, adj, sp_out, sm_out):
         p[i + 1] = p[i] + sp[a[i] + 1] - sp[a[i]] - 1 + bp[b[i]] - bp[a[i] + 1]
     out = i64s(adj, p[n])
     for i in range(n):
+        if stop[0] != 0:
+            return 1
         q = p[i]
         for k in range(sp[a[i]], sp[a[i] + 1]):
             if sm[k] != i:
@@ -239,9 +241,11 @@ def _next_part(fr, p, total, cuts):
 
 
 @exact
-def _fill_sections(n, a, b, size, out, total, cuts, secarg):
+def _fill_sections(n, a, b, size, out, total, cuts, secarg, stop):
     """Nothing placed: bytes per section, buffers across each border, one buffer of each section."""
     for i in range(n):
+        if stop[0] != 0:
+            return
         out[i] = -1
         for s in range(a[i], b[i]):
             total[s] += size[i]
@@ -325,7 +329,7 @@ def search(slo, shi, size_, width_, n, ns, ptr_, adj_, sp_, sm_, order, rule, ca
     mino, touched = np.zeros(n, np.int64), np.zeros(n, np.int64)
     total, cuts = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64)
     secmin, secarg = np.zeros(ns, np.int64), np.full(ns, -1, np.int64)
-    _fill_sections(n, a, b, size, out, total, cuts, secarg)
+    _fill_sections(n, a, b, size, out, total, cuts, secarg, stop)
     cnt = np.zeros(3, np.int64)                 # lengths of the three trails
     t_mino, t_out = np.empty((ptr[n] + 1, 2), np.int64), np.empty(n + 1, np.int64)
     t_sec = np.empty((min(ns * (n + 1) + 1, MAX_TRAIL), 3), np.int64)
@@ -336,6 +340,8 @@ def search(slo, shi, size_, width_, n, ns, ptr_, adj_, sp_, sm_, order, rule, ca
         mem[k] = q[k]
     mtop = np.int64(n)
     st[0] = st[1] = 0
+    if stop[0] != 0:                            # whatever is above may not be whole
+        return NODE_LIMIT
     if not _sections_hold(total, secmin, 0, ns, 0, cap):
         return INFEASIBLE
     # frame 0 stands for "nothing placed yet"; its one part is everything
@@ -407,20 +413,16 @@ Outcome = collections.namedtuple("Outcome", "status offsets nodes placed")
 class CanonicalSearch:
     """The search on one instance; the lists are built once and serve every capacity and every rank order."""
 
-    def __init__(self, inst):
+    def __init__(self, inst, stop=NEVER):
         self.inst, n, ns = inst, inst.n, inst.ns
         self.width = inst.hi - inst.lo
-        self.n_pairs = count_pairs(inst.slo, inst.shi, n, ns)
+        n_pairs = count_pairs(inst.slo, inst.shi, n, ns)
+        self.possible = n_pairs <= MAX_PAIRS            # else the lists are too large, or time was up before they stood
         if not self.possible:
             return
-        self.ptr, self.adj = np.empty(n + 1, np.int64), np.empty(max(self.n_pairs, 1), np.int64)
+        self.ptr, self.adj = np.empty(n + 1, np.int64), np.empty(max(n_pairs, 1), np.int64)
         self.sp, self.sm = np.empty(ns + 1, np.int64), np.empty(int((inst.shi - inst.slo).sum()), np.int64)
-        fill_lists(inst.slo, inst.shi, n, ns, self.ptr, self.adj, self.sp, self.sm)
-
-    @property
-    def possible(self):
-        """Whether the adjacency lists fit into memory."""
-        return self.n_pairs <= MAX_PAIRS
+        self.possible = fill_lists(inst.slo, inst.shi, n, ns, self.ptr, self.adj, self.sp, self.sm, stop) == 0
 
     def solve(self, cap, order, node_limit, rule=KEEP, stop=NEVER):
         """Outcome with ties broken by `order`, a permutation, or in every part anew by `rule`.

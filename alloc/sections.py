@@ -9,6 +9,8 @@
 Only maximal live sets constrain offsets: two buffers meet in time exactly when they share a section.  There are far
 fewer sections than steps, and everything below runs over sections.
 """
+import functools
+
 import numpy as np
 
 from ggjit.ops.native.jit import i64s, native
@@ -22,21 +24,41 @@ def live_bytes(lo, hi, size, n_steps):
     return np.cumsum(d)[:n_steps]
 
 
-@native("i64(i64, i64, i64, i64, i64, i64)")
-def _totals(slo, shi, size, n, out, ns):
-    """out[s] = bytes of section s; returns their maximum."""
-    a, b, z, d = i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(out, ns)
-    for s in range(ns):
-        d[s] = 0
+SPARSE = 4                      # steps per buffer from which on steps without birth or death are left out
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def _sections(lo, hi, size, n, n_steps, slo, shi, events, totals):
+    """Steps 0..n_steps -> sections, events in time order (deaths first) and bytes per section; returns their number."""
+    born, dead, z = i64s(lo, n), i64s(hi, n), i64s(size, n)
+    a, b, ev, total = i64s(slo, n), i64s(shi, n), i64s(events, 2 * n), i64s(totals, n)
+    at = np.zeros(2 * n_steps + 4, np.int64)    # of a step's deaths, then of its births: where they begin in ev
     for i in range(n):
-        d[a[i]] += z[i]
-        if b[i] < ns:
-            d[b[i]] -= z[i]
-    top = d[0]
-    for s in range(1, ns):
-        d[s] += d[s - 1]
-        top = max(top, d[s])
-    return top
+        at[2 * dead[i] + 1] += 1
+        at[2 * born[i] + 2] += 1
+    for k in range(2 * n_steps + 3):
+        at[k + 1] += at[k]
+    for i in range(n):
+        k = 2 * dead[i]
+        ev[at[k]] = -i - 1
+        at[k] += 1
+    for i in range(n):
+        k = 2 * born[i] + 1
+        ev[at[k]] = i + 1
+        at[k] += 1
+    ns, live, fresh = 0, np.int64(0), False
+    for k in range(2 * n):
+        i = abs(ev[k]) - 1
+        if ev[k] > 0:
+            a[i], fresh = ns, True
+            live += z[i]
+            continue
+        if fresh:
+            total[ns], fresh = live, False
+            ns += 1
+        b[i] = ns
+        live -= z[i]
+    return ns
 
 
 @native("i64(i64, i64, i64, i64, i64, i64)")
@@ -70,19 +92,21 @@ class Instance:
     def __init__(self, lo, hi, size):
         self.lo, self.hi, self.size = (np.ascontiguousarray(a, np.int64) for a in (lo, hi, size))
         self.n = n = len(self.lo)
-        order = self._by_time()
-        born = order < n
-        closes = ~born
-        closes[1:] &= born[:-1]
-        passed = np.cumsum(closes)
-        self.slo, self.shi = np.empty(n, np.int64), np.empty(n, np.int64)
-        self.slo[order[born]] = passed[born]
-        self.shi[order[~born] - n] = passed[~born]
-        self.ns = int(passed[-1]) if n else 0
-        self.totals = np.empty(self.ns, np.int64)
-        self.lower_bound = _totals(self.slo, self.shi, self.size, n, self.totals, self.ns) if n else 0
+        self.slo, self.shi, self._events = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(2 * n, np.int64)
+        totals, (lo, hi, n_steps) = np.empty(n, np.int64), self._steps()
+        self.ns = _sections(lo, hi, self.size, n, n_steps, self.slo, self.shi, self._events, totals) if n else 0
+        self.totals = totals[:self.ns].copy()
+        self.lower_bound = int(self.totals.max(initial=0))
 
-    @property
+    def _steps(self):
+        """(lo, hi, last step) counted from 0; where steps are many, those at which nothing is born or dies left out."""
+        first, last = (int(self.lo.min()), int(self.hi.max())) if self.n else (0, 0)
+        if last - first <= SPARSE * self.n:
+            return self.lo - first, self.hi - first, last - first
+        steps, place = np.unique(np.concatenate([self.lo, self.hi]), return_inverse=True)
+        return place[:self.n].astype(np.int64), place[self.n:].astype(np.int64), len(steps)
+
+    @functools.cached_property
     def breadth(self):
         out = np.empty(self.n, np.int64)
         _range_max(self.slo, self.shi, self.n, self.totals, self.ns, out)
@@ -90,10 +114,4 @@ class Instance:
 
     def events(self):
         """Takes (i + 1) and releases (-i - 1) in time order, deaths first: what an online allocator sees."""
-        n, order = self.n, self._by_time()
-        return np.where(order < n, order + 1, -(order - n) - 1)
-
-    def _by_time(self):
-        """Births 0..n-1 and deaths n..2n-1 in time order; deaths come before births of the same step."""
-        times = np.concatenate([self.hi, self.lo])
-        return (np.argsort(times, kind="stable") + self.n) % max(2 * self.n, 1)
+        return self._events

@@ -76,8 +76,7 @@ def args(g):
 def by_size(lo, hi, size):
     """Peak of greedy by size: first fit, the largest first."""
     inst = Instance(lo, hi, size)
-    order = dict(greedy.orders(inst))["size"]
-    return greedy.first_fit(inst, order, np.zeros(inst.n, np.int64))
+    return greedy.first_fit(inst, greedy.order(inst, "size"), np.zeros(inst.n, np.int64))
 
 
 def graph_table(nets):

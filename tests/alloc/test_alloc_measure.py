@@ -62,6 +62,9 @@ def test_pictures_at_sixty_and_at_three_thousand_tensors(name, tmp_path):
     assert ax.get_ylim()[1] > 0 and len(ax.texts) < 400
     page = r._repr_html_()
     assert len(page) < 2_000_000 and ("gg.explore(graph)" in page) == (len(r.boxes) > 60)
+    levels = [page.count(f"class='gz{z}'") for z in (2, 16)]        # labels that are shown from that zoom on
+    assert levels == ([1 + (len(r.boxes) <= 500)] * 2 if len(r.boxes) > 60 else [0, 0])
+    assert page.count("type='radio'") == 5 * levels[0] and "<script" not in page
 
 
 def test_files_round_trip(tmp_path):

@@ -118,7 +118,7 @@ def test_ranking_parts_anew_needs_fewer_nodes():
     lo, hi, size = instances.accelerator(100, 2, flat=0.8, unit=1 << 15, trim=0.95, steps=100)
     unit = int(np.gcd.reduce(size))
     inst = Instance(lo, hi, size // unit)
-    s, order = CanonicalSearch(inst), dict(greedy.ranks(inst))["TAW"]
+    s, order = CanonicalSearch(inst), greedy.rank(inst, "TAW")
     kept, anew = (s.solve(inst.lower_bound, order, 20_000, rule) for rule in (KEEP, RULES["TAW"]))
     assert kept.status == anew.status == FOUND and anew.nodes < kept.nodes
     assert check_layout(lo, hi, size, anew.offsets * unit) == inst.lower_bound * unit

@@ -24,7 +24,7 @@ RNG = np.random.default_rng()
 
 class Wellformed(html.parser.HTMLParser):
     """Fails on tags that are not closed, on scripts and on anything fetched from elsewhere."""
-    VOID = {"br", "meta"}
+    VOID = {"br", "meta", "input"}
 
     def __init__(self, text):
         super().__init__()
