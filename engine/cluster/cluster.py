@@ -5,7 +5,6 @@ import os
 from ggjit.cluster.certificates import certificates
 from ggjit.cluster.dask_worker import DevicePlugin, device_addresses, distributed, find_device
 from ggjit.cluster.device import RemoteDevice
-from ggjit.cluster.loop import run
 from ggjit.cluster.server import Server
 from ggjit.cluster.session import available_nbytes
 from ggjit.cluster.wire import BadMessage, checked_address
@@ -73,13 +72,13 @@ def local(n_workers=2, processes=True, n_threads=1, timeout=None, memory_nbytes=
 def threads(addresses, tls=None, n_threads=1, timeout=None, memory_nbytes=None, keep_nbytes=0, own=None):
     """A Cluster of workers in this process that listen at these addresses; `.servers` are their Servers."""
     servers = []
-    stop = lambda: [run(server.stop()) for server in servers]       # noqa: E731
+    stop = lambda: [server.stop() for server in servers]       # noqa: E731
     try:
         devices = []
         for i, address in enumerate(addresses):
             servers.append(Server(certificates(tls), memory_nbytes, n_threads, keep_nbytes, own))
-            contact = run(servers[-1].start(address))
-            devices.append(RemoteDevice(contact, f"worker{i}", certificates(tls), timeout))
+            at = servers[-1].start(address)
+            devices.append(RemoteDevice(at, f"worker{i}", certificates(tls), timeout))
     except BaseException:
         stop()
         raise

@@ -52,12 +52,12 @@ def _ended():
 async def _listen(address, tls, options, said):
     server, ended = Server(tls, *options), _ended()
     try:
-        at = await server.start(address)
+        at = server.start(address)
     except OSError as e:
         raise GgjitError(f"{address}: {e.strerror or e}; choose another port (0: any)") from e
     said(f"listening at {at}")
     await ended.wait()
-    await server.stop()
+    server.stop()
     return {"address": at, **server.machine.counters}
 
 
