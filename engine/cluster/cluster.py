@@ -3,7 +3,6 @@ import functools
 import os
 
 from ggjit.cluster.certificates import certificates
-from ggjit.cluster.dask_worker import DevicePlugin, device_addresses, distributed, find_device
 from ggjit.cluster.device import RemoteDevice
 from ggjit.cluster.server import Server
 from ggjit.cluster.session import available_nbytes
@@ -59,6 +58,7 @@ def local(n_workers=2, processes=True, n_threads=1, timeout=None, memory_nbytes=
     timeout, memory_nbytes = checked_timeout(timeout), memory_nbytes or available_nbytes() // n_workers
     if not processes:
         return threads(["inproc://"] * n_workers, None, n_threads, timeout, memory_nbytes)
+    from ggjit.cluster.dask_worker import distributed
     workers = distributed.LocalCluster(
         n_workers=n_workers, processes=True, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0", silence_logs=50)
@@ -121,6 +121,7 @@ def connect(address, tls=None, timeout=None):
 
 def _of_scheduler(address, tls, timeout, stop=(), **options):
     """The devices of the workers of a Dask scheduler, or of a LocalCluster."""
+    from ggjit.cluster.dask_worker import DevicePlugin, device_addresses, distributed, find_device
     security = None if tls is None else tls.security
     try:
         client = distributed.Client(address, timeout=START_SECONDS if options else 10, security=security,

@@ -6,7 +6,6 @@ import signal
 import socket
 
 from ggjit.cluster.certificates import certificates
-from ggjit.cluster.dask_worker import OPTIONS, distributed
 from ggjit.cluster.server import Server
 from ggjit.cluster.wire import checked_address
 from ggjit.core.arguments import typed_call
@@ -71,6 +70,7 @@ def _facing(address):
 
 
 async def _work_for(address, tls, options, said):
+    from ggjit.cluster.dask_worker import OPTIONS, distributed
     ended = _ended()
     os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), *options])
     try:
