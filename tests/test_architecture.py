@@ -27,7 +27,8 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
-            ("ggjit.cuda.plan", "ggjit.ops.cuda.compiler.build")}
+            ("ggjit.cuda.plan", "ggjit.ops.cuda.compiler.build"),
+            *((f"ggjit.cluster.{name}", "ggjit.cluster.dask_worker") for name in ("cluster", "serving"))}
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor
     F32 F16 BF16 Q8_0 Q4_0 Q4_K I32 I64 soft_max soft_max_ext mul_mat add mul norm rms_norm gelu_erf silu swiglu_split

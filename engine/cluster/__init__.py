@@ -1,4 +1,4 @@
-"""One graph over several processes and machines (`gg.cluster`), over connections of Dask: pip install 'ggjit[cluster]'.
+"""One graph over several processes and machines (`gg.cluster`): pip install 'ggjit[cluster]'.
 
     with gg.cluster.local(n_workers=2) as cl:
         sched = gg.Scheduler([*(d.init_backend() for d in cl.devices), gg.init_backend("CPU")])
@@ -10,7 +10,6 @@
     kept            weights on a worker's disk, by their content
     session         what a worker does for a driver; server: it listens
     outbox, peer    bytes that workers fetch from each other
-    loop            the event loop of this process
     stream          the driver's end of a connection: order, deadlines
     device          devices, buffers, backends
     cluster         several of them: local, connect

@@ -3,9 +3,7 @@ import functools
 import os
 
 from ggjit.cluster.certificates import certificates
-from ggjit.cluster.dask_worker import DevicePlugin, device_addresses, distributed, find_device
 from ggjit.cluster.device import RemoteDevice
-from ggjit.cluster.loop import run
 from ggjit.cluster.server import Server
 from ggjit.cluster.session import available_nbytes
 from ggjit.cluster.wire import BadMessage, checked_address
@@ -60,6 +58,7 @@ def local(n_workers=2, processes=True, n_threads=1, timeout=None, memory_nbytes=
     timeout, memory_nbytes = checked_timeout(timeout), memory_nbytes or available_nbytes() // n_workers
     if not processes:
         return threads(["inproc://"] * n_workers, None, n_threads, timeout, memory_nbytes)
+    from ggjit.cluster.dask_worker import distributed
     workers = distributed.LocalCluster(
         n_workers=n_workers, processes=True, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0", silence_logs=50)
@@ -73,13 +72,13 @@ def local(n_workers=2, processes=True, n_threads=1, timeout=None, memory_nbytes=
 def threads(addresses, tls=None, n_threads=1, timeout=None, memory_nbytes=None, keep_nbytes=0, own=None):
     """A Cluster of workers in this process that listen at these addresses; `.servers` are their Servers."""
     servers = []
-    stop = lambda: [run(server.stop()) for server in servers]       # noqa: E731
+    stop = lambda: [server.stop() for server in servers]       # noqa: E731
     try:
         devices = []
         for i, address in enumerate(addresses):
             servers.append(Server(certificates(tls), memory_nbytes, n_threads, keep_nbytes, own))
-            contact = run(servers[-1].start(address))
-            devices.append(RemoteDevice(contact, f"worker{i}", certificates(tls), timeout))
+            at = servers[-1].start(address)
+            devices.append(RemoteDevice(at, f"worker{i}", certificates(tls), timeout))
     except BaseException:
         stop()
         raise
@@ -122,6 +121,7 @@ def connect(address, tls=None, timeout=None):
 
 def _of_scheduler(address, tls, timeout, stop=(), **options):
     """The devices of the workers of a Dask scheduler, or of a LocalCluster."""
+    from ggjit.cluster.dask_worker import DevicePlugin, device_addresses, distributed, find_device
     security = None if tls is None else tls.security
     try:
         client = distributed.Client(address, timeout=START_SECONDS if options else 10, security=security,

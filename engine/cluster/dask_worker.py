@@ -15,8 +15,8 @@ OPTIONS = "GGJIT_WORKER"        # environment: [tls, memory_nbytes, n_threads] a
 
 
 class DevicePlugin(distributed.WorkerPlugin):
-    """Opens a device at the worker's own address, with Dask's kind of connection.  tls: directory of certificates,
-    which every machine has at the same path."""
+    """Opens a device at the worker's own address, with TLS where Dask has it.  tls: directory of certificates, which
+    every machine has at the same path."""
     name = "ggjit-device"
     idempotent = True
 
@@ -32,10 +32,10 @@ class DevicePlugin(distributed.WorkerPlugin):
         if own is not None:
             tls, *options = json.loads(own)
         worker.ggjit_server = Server(certificates(tls), *options)
-        worker.ggjit_address = await worker.ggjit_server.start(f"{scheme}://{location.rpartition(':')[0]}:0")
+        worker.ggjit_address = worker.ggjit_server.start(f"{scheme}://{location.rpartition(':')[0]}:0")
 
     async def teardown(self, worker):
-        await worker.ggjit_server.stop()
+        worker.ggjit_server.stop()
 
 
 def device_address(dask_worker):

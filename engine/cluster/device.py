@@ -131,7 +131,7 @@ class RemoteDevice(Device):
         self.address, self.name, self._tls = address, name or address, tls
         self._timeout = TIMEOUT_SECONDS if timeout is None else timeout
         self._find = find or (lambda: address)
-        self.epoch, self._lock = -1, threading.RLock()
+        self.epoch, self._lock, self._ending = -1, threading.RLock(), None
         self._freed = collections.deque()       # (stream, arena): buffers that died, in whatever thread
         self._buffer_type = RemoteBufferType(self)
         self._open()
@@ -149,7 +149,10 @@ class RemoteDevice(Device):
         self._last_run, self._ahead, self._pushed = None, {}, {}
         self._n_pushed = 0
         self._reached = weakref.WeakKeyDictionary()     # {stream of another device: does this worker reach it?}
-        weakref.finalize(self, self.stream.close).atexit = False
+        if self._ending is not None:
+            self._ending.detach()
+        self._ending = weakref.finalize(self, self.stream.close)
+        self._ending.atexit = False
 
     def reopen(self):
         """Connect again to the worker, or to the one that took its place: the epoch rises, and its memory is empty.
@@ -224,7 +227,9 @@ class RemoteDevice(Device):
             return None
         answer = self.stream.send([op for op, _ in queued], [part for _, part in queued if part is not None], **how)
         self._sent.append(answer)
-        while len(self._sent) > 64 and self._sent[0].done.is_set() and self._sent[0].error is None:
+        if len(self._sent) > 64:
+            self.stream.drain()
+        while len(self._sent) > 64 and self._sent[0].done and self._sent[0].error is None:
             self._sent.popleft().fill()
         return answer
 
@@ -433,7 +438,7 @@ class Left(LeftOver):
             buf.last_plan = weakref.ref(self)
 
     def _lost(self, t):
-        if self.answer.done.is_set() and self.answer.error is not None:
+        if self.answer.done and self.answer.error is not None:
             return f"{describe(t)} holds no result: the last run of its graph did not finish; compute it again"
         last = self.where(t)[0].last_plan
         if last is not None and last() is not self:
@@ -491,7 +496,7 @@ class Work:
     def seconds(self):
         """What its last run took, None if it is not known."""
         answer = self.answer
-        if answer is None or not answer.done.is_set() or answer.error is not None or not answer.results:
+        if answer is None or not answer.done or answer.error is not None or not answer.results:
             return None
         return answer.results[-1] * 1e-9 if type(answer.results[-1]) is int else None
 

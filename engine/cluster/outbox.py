@@ -1,11 +1,10 @@
 """Bytes that a worker has laid out for others to fetch: the way of copies between workers.
 
-    PUSH  ->  put(number, bytes)         FETCH  ->  await known(number); take(number)
+    PUSH  ->  put(number, bytes)         FETCH  ->  take(number), which waits for it
 
 Numbers rise.  A worker that never fetches what is meant for it fills no memory: after a while the oldest bytes go, and
 who asks for them then gets an error.
 """
-import asyncio
 import collections
 import threading
 
@@ -22,33 +21,22 @@ class Outbox:
         self._held = collections.OrderedDict()          # {number: bytes, None: they could not be computed}
         self._nbytes, self._last, self._open = 0, -1, True
         self._changed = threading.Condition()
-        self._waiters = []                              # [(number, event loop, future)]
-
-    def has_room(self, nbytes):
-        return self._nbytes + nbytes <= LIMIT_NBYTES
 
     def put(self, number, raw):
         """Lay bytes out; waits while too many are there."""
         with self._changed:
             n = 0 if raw is None else len(raw)
-            if not self._changed.wait_for(lambda: not self._open or self.has_room(n), PATIENCE_SECONDS):
-                while self._held and not self.has_room(n):
+            has_room = lambda: not self._open or self._nbytes + n <= LIMIT_NBYTES       # noqa: E731
+            if not self._changed.wait_for(has_room, PATIENCE_SECONDS):
+                while self._held and not has_room():
                     self._forget(next(iter(self._held)))
             self._held[number], self._nbytes, self._last = raw, self._nbytes + n, max(self._last, number)
-            self._wake()
-
-    async def known(self, number):
-        """Until the bytes are there, or it is certain that they will not be."""
-        with self._changed:
-            if not self._open or number <= self._last:
-                return
-            loop = asyncio.get_running_loop()
-            self._waiters.append((number, loop, found := loop.create_future()))
-        await found
+            self._changed.notify_all()
 
     def take(self, number):
-        """The bytes, once.  Errors: GgjitError if they are not there."""
+        """The bytes, once; waits until they are there, or it is certain that they will not be.  Errors: GgjitError."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._open or number <= self._last)
             raw = self._held.get(number)
             self._forget(number)
         if raw is None:
@@ -68,20 +56,7 @@ class Outbox:
             self._held.clear()
             self._nbytes = 0
             self._changed.notify_all()
-            self._wake()
 
     def _forget(self, number):
         self._nbytes -= len(self._held.pop(number, None) or b"")
         self._changed.notify_all()
-
-    def _wake(self):
-        for waiter in [w for w in self._waiters if not self._open or w[0] <= self._last]:
-            self._waiters.remove(waiter)
-            _, loop, found = waiter
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_done, found)
-
-
-def _done(future):
-    if not future.done():               # who waited may have been cancelled
-        future.set_result(None)

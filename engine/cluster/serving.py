@@ -6,7 +6,6 @@ import signal
 import socket
 
 from ggjit.cluster.certificates import certificates
-from ggjit.cluster.dask_worker import OPTIONS, distributed
 from ggjit.cluster.server import Server
 from ggjit.cluster.wire import checked_address
 from ggjit.core.arguments import typed_call
@@ -52,12 +51,12 @@ def _ended():
 async def _listen(address, tls, options, said):
     server, ended = Server(tls, *options), _ended()
     try:
-        at = await server.start(address)
+        at = server.start(address)
     except OSError as e:
         raise GgjitError(f"{address}: {e.strerror or e}; choose another port (0: any)") from e
     said(f"listening at {at}")
     await ended.wait()
-    await server.stop()
+    server.stop()
     return {"address": at, **server.machine.counters}
 
 
@@ -71,6 +70,7 @@ def _facing(address):
 
 
 async def _work_for(address, tls, options, said):
+    from ggjit.cluster.dask_worker import OPTIONS, distributed
     ended = _ended()
     os.environ[OPTIONS] = json.dumps([None if tls is None else str(tls.directory), *options])
     try:

@@ -1,9 +1,8 @@
 """What a worker does for one driver: arenas, graphs, and the ops of the messages in their order
 (engine/cluster/protocol.py).
 """
-import asyncio
 import collections
-import concurrent.futures
+import contextlib
 import functools
 import threading
 import time
@@ -23,10 +22,6 @@ from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 
 MAX_ARENAS = 1 << 16
-WINDOW = 4                      # messages of a driver that are read ahead
-HELLO_SECONDS = 10.0
-QUICK_SECONDS = 1e-3            # graphs of less run on the thread that reads: two changes of threads take a tenth of it
-QUICK_OPS = 16
 
 
 def available_nbytes():
@@ -93,18 +88,16 @@ class Machine:
 
 
 class Session:
-    """One driver's arenas and graphs.  `execute` is called by one thread."""
+    """One driver's arenas and graphs.  One thread reads messages, executes them and answers."""
 
     def __init__(self, machine):
         self.machine, self.backend = machine, machine.backend
         self.arenas, self.graphs = {}, p.Recent()
-        self._last_seconds = {}         # {key of a graph: what its last run took}
         self.empty = EmptyBuffer(machine.device.buffer_type())
         self.outbox, self._secret, self.heartbeat = Outbox(), None, 1.0
         self._peers = {}                # {address: Peer}
-        self._fetched = {}              # {arguments of a TAKE or PEER: bytes, or the error} of the message
         self._placed = False            # the payload of the next message was read to its place
-        self.lends = False              # may an answer be memory of an arena? Then nothing runs until it is sent
+        self.waits = False              # for another worker
 
     def lend(self, greeting):
         """Workers that name the driver's secret may fetch what it pushes; those it fetches from are given its patience.
@@ -117,7 +110,7 @@ class Session:
             self._secret = secret
 
     def hang_up(self):
-        """The driver has left: what other workers wait for will not come.  Called on the event loop."""
+        """The driver has left: what other workers wait for will not come."""
         self.machine.outboxes.pop(self._secret, None)
         self.outbox.close()
         for peer in self._peers.values():
@@ -132,44 +125,33 @@ class Session:
         self.arenas = {}
 
     # ------------------------------------------------------------ messages
-    def execute(self, message, payload, fetched=None):
-        """(header of the answer, its payload as parts).  fetched: of `prepare`."""
+    def execute(self, message, payload):
+        """(header of the answer, its payload as parts, which may be memory of arenas)."""
         seq, ops = _checked_message(message)
-        payload, self._fetched = memoryview(payload), fetched or {}
+        payload = memoryview(payload)
         self.machine.counters.update(messages=1, bytes_in=len(payload))
         failed, results, out, at = None, [], [], 0
-        for op in ops:
+        for i, op in enumerate(ops):
             try:
                 run, n_payload = self._prepared(op)
                 if at + n_payload > len(payload):
                     raise wire.BadMessage(f"op {op[0]} wants {n_payload} bytes; {len(payload) - at} are left")
                 piece = payload[at:at + n_payload]
                 at += n_payload
-                if failed is not None and op[0] not in (p.FREE, p.GRAPH, p.RUN, p.PUSH, p.DROP):
+                if failed is not None and op[0] not in _EVEN_IF_FAILED:
                     continue
                 found = run(piece, failed is not None)
-                if found is not None:
-                    (results if isinstance(found, int | list) else out).append(found)
+                if isinstance(found, int | list):
+                    results.append(found)
+                elif found is not None:         # what follows may write there
+                    out.append(found if all(later[0] in (p.GET, p.PUSH) for later in ops[i + 1:]) else bytes(found))
             except Exception as e:
                 failed = failed or e
-        self._placed, self._fetched = False, {}
+        self._placed = False
         self.machine.counters["bytes_out"] += sum(map(len, out))
         if failed is not None:
             return wire.pack([seq, p.FAILED, [type(failed).__name__, str(failed)[:4000]]]), []
         return wire.pack([seq, p.OK, results]), out
-
-    def is_quick(self, message):
-        """Is it done before another thread would have begun?  Then it runs where it was read."""
-        ops = message[1] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) else ()
-        seconds = 0.0
-        for op in ops[:QUICK_OPS + 1]:
-            if not isinstance(op, list) or not op or op[0] in _SLOW:
-                return False
-            if op[0] == p.PUSH and not self.outbox.has_room(p.FRAME_NBYTES):
-                return False
-            if op[0] == p.RUN:
-                seconds += self._last_seconds.get(op[1], 1.0) if len(op) == 2 and isinstance(op[1], bytes) else 1.0
-        return len(ops) <= QUICK_OPS and seconds < QUICK_SECONDS
 
     def _prepared(self, op):
         """(function of the payload and whether the message has failed, bytes of payload) of one op, checked."""
@@ -208,7 +190,7 @@ class Session:
         span.buffer.set_tensor(span, payload, 0)
 
     def sink(self, message, nbytes):
-        """Where the payload of a message is read to, if nothing runs: that of a single SET, to its place."""
+        """Where the payload of a message is read to: that of a single SET, to its place."""
         op = message[1][0] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) \
             and len(message[1]) == 1 else None
         if nbytes < wire.SMALL_NBYTES or not isinstance(op, list) or op[:1] != [p.SET] or op[-1] != nbytes:
@@ -234,8 +216,7 @@ class Session:
 
     def _get(self, arena, offs, nbytes, payload, failed):
         span = self._span(arena, offs, nbytes)
-        raw = span.buffer.host_bytes(offs, nbytes)
-        return memoryview(raw) if self.lends else raw.tobytes()     # a copy: what follows may write there
+        return memoryview(span.buffer.host_bytes(span.offs, nbytes))
 
     def _graph(self, key, n_rows, names_nbytes, payload, failed):
         rows = np.frombuffer(payload, np.int64, n_rows * ROW_WORDS).reshape(n_rows, ROW_WORDS)
@@ -261,11 +242,7 @@ class Session:
         t0 = time.perf_counter_ns()
         plan.compute()
         self.backend.synchronize()
-        taken = time.perf_counter_ns() - t0
-        if len(self._last_seconds) > 2 * p.MAX_GRAPHS:
-            self._last_seconds.clear()
-        self._last_seconds[key] = taken * 1e-9
-        return taken
+        return time.perf_counter_ns() - t0
 
     def _memory(self, payload, failed):
         return [*self.machine.memory()]
@@ -300,56 +277,43 @@ class Session:
     def _drop(self, number, payload, failed):
         self.outbox.drop(number)
 
-    @staticmethod
-    def concerns_others(message):
-        """Does `prepare` have something to do?"""
-        ops = message[1] if isinstance(message, list) and len(message) == 2 and isinstance(message[1], list) else ()
-        return any(isinstance(op, list) and op and op[0] in (p.TAKE, p.PEER, p.FETCH) for op in ops)
+    @contextlib.contextmanager
+    def _waiting(self):
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
-    async def prepare(self, message):
-        """Wait for what the message needs of other workers, or has for them; errors come out when it is executed.
-
-        Returns {arguments of a TAKE or PEER: bytes, or the error}.
-        """
-        fetched = {}
-        for op in message[1]:
-            try:
-                self._prepared(op)
-            except GgjitError:
-                continue
-            if op[0] == p.FETCH and op[1] in self.machine.outboxes and op[3]:
-                await self.machine.outboxes[op[1]].known(op[2])
-            elif op[0] == p.TAKE:
-                fetched[tuple(op[4:])] = await self._from_peer(*op[4:], op[3])
-            elif op[0] == p.PEER:
-                fetched[tuple(op[1:])] = await self._from_peer(*op[1:], 0, 0)
-        return fetched
-
-    async def _from_peer(self, address, secret, number, nbytes):
-        """What another worker pushed, or the error."""
+    def _from_peer(self, address, secret, number, into):
+        """Read what another worker pushed."""
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(address, self.machine.tls, 5 * self.heartbeat)
-        try:
-            return await peer.fetch(secret, number, nbytes)
-        except GgjitError as e:
-            return e
+        with self._waiting():
+            peer.fetch(secret, number, into)
 
     def _take(self, arena, offs, nbytes, address, secret, number, payload, failed):
-        raw = self._fetched.get((address, secret, number), GgjitError("bytes that were not fetched"))
-        if isinstance(raw, Exception):
-            raise raw
-        span = self._span(arena, offs, nbytes)
-        span.buffer.set_tensor(span, raw, 0)
+        if failed:                      # nobody else will fetch them
+            into = memoryview(bytearray(min(nbytes, p.FRAME_NBYTES)))
+        else:
+            span = self._span(arena, offs, nbytes)
+            into = memoryview(span.buffer.host_bytes(span.offs, nbytes))
+        self._from_peer(address, secret, number, into)
 
     def _peer(self, address, secret, payload, failed):
-        return 0 if isinstance(self._fetched.get((address, secret), GgjitError()), Exception) else 1
+        try:
+            self._from_peer(address, secret, 0, memoryview(b""))
+        except GgjitError:
+            return 0
+        return 1
 
     def _fetch(self, secret, number, nbytes, payload, failed):
         outbox = self.machine.outboxes.get(secret)
         if outbox is None:
             raise ParamError("a driver that is not here, or has left")
-        raw = outbox.take(number) if nbytes else b""
+        with self._waiting():
+            raw = outbox.take(number) if nbytes else b""
         if len(raw) != nbytes:
             raise ParamError(f"copy {number} has {len(raw):,} bytes, not {nbytes:,}")
         self.machine.counters["fetched"] += nbytes
@@ -372,7 +336,7 @@ _OPS = [("alloc", (int, int), _none), ("free", (int,), _none), ("set", (int, int
         ("run", (bytes,), _none), ("memory", (), _none), ("have", (int, int, int, bytes), _none),
         ("keep", (int, int, int, bytes), _none), ("peer", (str, bytes), _none), ("push", (int, int, int, int), _none),
         ("drop", (int,), _none), ("take", (int, int, int, str, bytes, int), _none), ("fetch", (bytes, int, int), _none)]
-_SLOW = p.ALLOC, p.GRAPH, p.MEMORY, p.HAVE, p.KEEP
+_EVEN_IF_FAILED = p.FREE, p.GRAPH, p.RUN, p.PUSH, p.DROP, p.TAKE
 
 
 def _checked_message(message):
@@ -387,79 +351,50 @@ def _checked_message(message):
 
 
 # ---------------------------------------------------------------- one connection
-async def serve(comm, machine, gate=None):
-    """Answer one driver until it leaves.  gate: an asyncio.Event; while it is not set, nothing is executed (tests)."""
-    session, loop = Session(machine), asyncio.get_running_loop()
-    thread = concurrent.futures.ThreadPoolExecutor(1, "ggjit-session")
-    answers, beat = _Answers(comm), None
+def serve(conn, machine, gate=None):
+    """Answer one driver until it leaves.  gate: a threading.Event; while it is not set, nothing is executed (tests)."""
+    session, answers = Session(machine), None
     try:
-        wire.write(comm, wire.pack({**p.hello(), **machine.describe()}))
-        theirs, _ = await asyncio.wait_for(wire.read(comm, limit_nbytes=0), HELLO_SECONDS)
+        conn.write(wire.pack({**p.hello(), **machine.describe()}))
+        theirs, _ = conn.read(limit_nbytes=0)
         p.check_hello(p.hello(), theirs, "the driver")
         session.lend(theirs)
-        beat = loop.create_task(answers.beat(session.heartbeat))
+        conn.sock.settimeout(None)
+        answers = _Answers(conn, session)
         while True:
-            message, payload = await wire.read(comm, lambda m, n: None if answers.n_running else session.sink(m, n))
+            message, payload = conn.read(session.sink)
             if gate is not None:
-                await gate.wait()
-            await answers.window.acquire()
-            fetched = {}
-            if session.concerns_others(message):
-                answers.waits = True
-                fetched = await session.prepare(message)
-                answers.waits = False
-            if answers.n_running or not session.is_quick(message):
-                answers.n_running += 1
-                loop.run_in_executor(thread, session.execute, message, payload, fetched).add_done_callback(answers.ran)
-            else:
-                session.lends = True
-                sent = answers.send(*session.execute(message, payload, fetched))
-                session.lends = False
-                if sent is not None:
-                    await sent
-    except (TimeoutError, OSError, GgjitError, TypeError, ValueError):
+                gate.wait()
+            answers.running = True
+            answers.send(*session.execute(message, payload))
+    except (OSError, GgjitError, TypeError, ValueError):
         return                                  # it left, or does not speak our language
     finally:
-        if beat is not None:
-            beat.cancel()
-        comm.abort()
+        if answers is not None:
+            answers.ended.set()
+        conn.end()
         session.hang_up()
-        thread.submit(session.close)
-        thread.shutdown(wait=False)
+        session.close()
 
 
 class _Answers:
-    """What goes back over one connection, in order: one thread executes, so what ran first is told first."""
+    """What goes back over one connection; while something runs, another thread says that it does."""
 
-    def __init__(self, comm):
-        self.comm, self.window, self.n_running = comm, asyncio.Semaphore(WINDOW), 0
-        self.waits = False              # for another worker
-
-    def ran(self, future):
-        self.n_running -= 1
-        if future.cancelled() or future.exception() is not None:        # no message: BadMessage
-            self.comm.abort()
-        else:
-            self.send(*future.result())
+    def __init__(self, conn, session):
+        self.conn, self.session, self.running = conn, session, False
+        self.ended, self._sending = threading.Event(), threading.Lock()
+        threading.Thread(target=self._beat, daemon=True, name="ggjit-beat").start()
 
     def send(self, header, parts):
-        """Returns a future if it takes longer."""
-        try:
-            sent = wire.write(self.comm, header, parts)
-        except OSError:
-            self.comm.abort()
-            return None
-        sent.add_done_callback(self._written)
-        return None if sent.done() else sent
+        with self._sending:
+            self.running = False
+            self.conn.write(header, parts)
 
-    def _written(self, future):
-        """The bytes are out of our hands: the driver may have another message read ahead."""
-        if not future.cancelled() and future.exception() is None:
-            self.window.release()
-
-    async def beat(self, seconds):
-        """While something runs, say so."""
-        while True:
-            await asyncio.sleep(seconds)
-            if (self.n_running or self.waits) and not self.comm.closed():
-                wire.write(self.comm, wire.pack([0, p.BUSY if self.n_running else p.WAITS, []]))
+    def _beat(self):
+        while not self.ended.wait(self.session.heartbeat):
+            with self._sending:
+                if self.running:
+                    try:
+                        self.conn.write(wire.pack([0, p.WAITS if self.session.waits else p.BUSY, []]))
+                    except OSError:
+                        return                  # the other thread will notice

@@ -3,22 +3,25 @@
     send(ops, parts) -> Answer        returns at once
     wait(answer)                      until it is there, the worker is lost, or nothing was heard for too long
 
+There is no thread for it: who waits reads, and what is there for others is theirs.  Who sends while the worker takes
+nothing reads meanwhile, so neither waits for the other in vain.
+
 Every wait ends: a worker that computes says so every so often, and one that says nothing for `timeout` seconds is lost.
 A graph that ran before has 20 times its last time, at least `timeout`.  Ctrl-C leaves a wait; the answer is dropped
 when it comes.
 """
-import asyncio
 import collections
 import os
 import threading
 import time
+import weakref
 
 from ggjit.cluster import wire
-from ggjit.cluster.loop import event_loop, run
 from ggjit.cluster.protocol import BUSY, FAILED, OK, SECRET_NBYTES, WAITS, check_hello, hello
 from ggjit.core.backend import DeviceLost
 from ggjit.ops.core import errors
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.interrupts import not_lost
 
 CONNECT_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
@@ -31,7 +34,7 @@ class Answer:
 
     def __init__(self, seq, into, nbytes, limit):
         self.seq, self.into, self.nbytes, self.limit = seq, into, nbytes, limit
-        self.done = threading.Event()
+        self.done = False
         self.results = self.payload = self.error = None
         self.seen = False               # its error was raised
         self.fills = []                 # [(byte of the payload, memoryview that takes a copy from there on)]
@@ -44,6 +47,9 @@ class Answer:
                 array[:] = memoryview(self.payload)[at:at + len(array)]
 
 
+always = lambda frame: True     # noqa: E731    bytes that a Ctrl-C came between would be missed
+
+
 class Stream:
     """A connection to a worker.  `facts`: what it said of itself.  One thread sends at a time: its device's lock."""
 
@@ -54,32 +60,29 @@ class Stream:
         self.seq = self.last_seq = 0
         self.lost = None                # why it is lost
         self.n_messages = self.n_bytes_out = self.n_bytes_in = 0
-        self._n_handed = self._n_taken = 0      # messages given to the loop, and those it has begun to send
-        self._waiting = collections.deque()
-        self.heard = time.monotonic()
-        self.answered = self.heard      # when the last answer came
-        self._loop = event_loop()
+        self._waiting = collections.deque()     # Answers, in the order of their messages
+        self._reading, self._n_waits = threading.Lock(), 0
         try:
-            self._comm, self.facts = run(self._open(tls), CONNECT_SECONDS + 1)
-        except (OSError, TimeoutError) as e:
+            self._conn, self.facts = self._open(tls)
+        except OSError as e:
             silent = isinstance(e, TimeoutError)
             why = f"nobody answers there within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
             raise DeviceLost(f"{address}: {why}; is `ggjit worker --listen {address}` running, and do both sides have "
                              f"certificates of one CA (tls=)?", name, epoch, 0) from e
-        self._own = wire.own_socket(self._comm)         # for sending from other threads than the loop's
-        self._sending = threading.Lock()                # while `_own` is used, or closed
-        self._reader = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+        self.heard = self.answered = time.monotonic()       # when anything, and when the last answer came
+        weakref.finalize(self, self._conn.sock.close).atexit = False
 
-    async def _open(self, tls):
-        comm = await asyncio.wait_for(wire.connect(self.address, tls), CONNECT_SECONDS)
+    def _open(self, tls):
+        conn = wire.connect(self.address, tls, CONNECT_SECONDS)
         try:
-            facts, _ = await asyncio.wait_for(wire.read(comm), CONNECT_SECONDS)
+            facts, _ = conn.read(limit_nbytes=0)
             check_hello(hello(), facts, self.address)
-            wire.write(comm, wire.pack({**hello(), "heartbeat": self.timeout / 5, "secret": self.secret}))
+            conn.write(wire.pack({**hello(), "heartbeat": self.timeout / 5, "secret": self.secret}))
+            conn.do_not_block()
         except BaseException:
-            comm.abort()
+            conn.close()
             raise
-        return comm, facts
+        return conn, facts
 
     # ------------------------------------------------------------ sending
     def send(self, ops, parts=(), into=None, nbytes=0, limit=None):
@@ -94,27 +97,21 @@ class Stream:
         if not self._waiting:
             self.heard = self.answered = time.monotonic()
         self._waiting.append(answer)
-        # from this thread, if the loop has nothing to send: a change of threads less
-        with self._sending:
-            left = wire.write_now(self._own, self._comm, header, parts) if self._n_handed == self._n_taken else None
-        if left is None or left:
-            self._n_handed += 1
-            self._loop.call_soon_threadsafe(self._write, header, parts, left)
+        try:
+            self._conn.write(header, parts, self._blocked)
+        except OSError as e:
+            self._lose(f"the connection ended ({str(e) or type(e).__name__})")
         return answer
 
-    def _write(self, header, parts, left):
-        if self.lost is None:
-            try:
-                if left is None:
-                    wire.write(self._comm, header, parts)
-                else:
-                    self._comm.stream.write(left)
-            except (OSError, AttributeError) as e:
-                self._lose(f"the connection ended ({str(e) or type(e).__name__})")
-        self._n_taken += 1
+    def _blocked(self):
+        """The worker takes nothing now: it may wait for us to read."""
+        began = time.monotonic()
+        self._conn.wait(self._patience(), writing=True)
+        self.drain()
+        self._judge(began, time.monotonic())
 
     def check(self):
-        """DeviceLost, if the worker is gone."""
+        """DeviceLost, if the worker is known to be gone."""
         if self._pid != os.getpid():
             raise DeviceLost(f"{self.name} was connected by the process that forked this one; connect here anew", None,
                              self.epoch, self.last_seq)
@@ -128,19 +125,45 @@ class Stream:
     # ------------------------------------------------------------ waiting
     def wait(self, answer):
         """Until the answer is there.  Errors: DeviceLost; those the worker reports are left in `answer.error`."""
-        patience, before = self._patience(), time.monotonic()
-        while not answer.done.wait(patience):
-            now, first = time.monotonic(), self._first()
-            if now - before > 2 * patience + 0.5:       # it was this process that stood still: nothing could be heard
-                self.heard = self.answered = now
-            before = now
-            if now - self.heard > self.timeout:
-                self.lose(f"nothing was heard of it for {self.timeout:g} s")
-            elif first is not None and first.limit is not None and now - self.answered > first.limit:
-                self.lose(f"a graph that took {first.limit / SLOWER:.3g} s before has run for {first.limit:.3g} s")
+        if not answer.done:
+            self._n_waits += 1
+            try:
+                self._until(answer)
+            finally:
+                self._n_waits -= 1
         if answer.error is not None and isinstance(answer.error, DeviceLost):
             raise self.error()
         return answer
+
+    def _until(self, answer):
+        self.heard = time.monotonic()           # silence counts from here: nobody has listened before
+        while not answer.done:
+            began = time.monotonic()
+            with self._reading:
+                if answer.done:
+                    return
+                self._wait_and_read()
+            self._judge(began, time.monotonic())
+            if self._n_waits > 1:
+                time.sleep(1e-4)                # the lock is for the others, too
+
+    def _wait_and_read(self):
+        try:
+            self._conn.wait(self._patience())
+        except OSError as e:
+            self._lose(f"the connection ended ({e})")
+        with not_lost(always):
+            self._read()
+
+    def _judge(self, began, now):
+        """Has it been silent for too long?"""
+        if now - began > 2 * self._patience() + 0.5:        # it was this process that stood still
+            self.heard = self.answered = now
+        first = self._first()
+        if now - self.heard > self.timeout:
+            self._lose(f"nothing was heard of it for {self.timeout:g} s")
+        elif first is not None and first.limit is not None and now - self.answered > first.limit:
+            self._lose(f"a graph that took {first.limit / SLOWER:.3g} s before has run for {first.limit:.3g} s")
 
     def _patience(self):
         return max(0.01, min(self.timeout / 4, 1.0))
@@ -151,10 +174,26 @@ class Stream:
         except IndexError:
             return None
 
-    def idle(self):
-        return not self._waiting
+    # ------------------------------------------------------------ receiving
+    def drain(self):
+        """Take the answers that are here, without waiting; nothing, while another thread does."""
+        if self._reading.acquire(blocking=False):
+            try:
+                with not_lost(always):
+                    self._read()
+            finally:
+                self._reading.release()
 
-    # ------------------------------------------------------------ receiving, on the loop
+    def _read(self):
+        try:
+            while self._waiting and self.lost is None:
+                message = self._conn.read(self._sink)
+                if message is None:
+                    return
+                self._heard(*message)
+        except Exception as e:
+            self._lose(f"the connection ended ({str(e) or type(e).__name__})")
+
     def _sink(self, header, nbytes):
         first = self._first()
         if isinstance(header, list) and header[:1] != [0] and first is not None and first.into is not None \
@@ -162,60 +201,46 @@ class Stream:
             return first.into
         return None
 
-    async def _read(self):
-        try:
-            while True:
-                message, payload = await wire.read(self._comm, self._sink)
-                self.heard = time.monotonic()
-                if not isinstance(message, list) or len(message) != 3 or not isinstance(message[2], list):
-                    raise wire.BadMessage(f"an answer that is none: {message!r:.100}")
-                seq, status, results = message
-                if seq == 0 and status in (BUSY, WAITS):
-                    if status == WAITS:                 # for another worker: its own time stands still
-                        self.answered = self.heard
-                    continue
-                answer = self._first()
-                if answer is None or seq != answer.seq:
-                    raise wire.BadMessage(f"an answer to message {seq!r:.20}, which was not asked")
-                if len(payload) != (answer.nbytes if status == OK else 0):
-                    raise wire.BadMessage(f"{len(payload):,} bytes where {answer.nbytes:,} were asked for")
-                self._waiting.popleft()
-                self.answered, self.last_seq = self.heard, seq
-                self.n_bytes_in += len(payload)
-                answer.results, answer.payload = results, payload
-                if status == FAILED:
-                    answer.error = _error(results, self.name)
-                answer.done.set()
-        except asyncio.CancelledError:
-            raise
-        except Exception as e:
-            self._lose(f"the connection ended ({str(e) or type(e).__name__})")
+    def _heard(self, message, payload):
+        self.heard = time.monotonic()
+        if not isinstance(message, list) or len(message) != 3 or not isinstance(message[2], list):
+            raise wire.BadMessage(f"an answer that is none: {message!r:.100}")
+        seq, status, results = message
+        if seq == 0 and status in (BUSY, WAITS):
+            if status == WAITS:                 # for another worker: its own time stands still
+                self.answered = self.heard
+            return
+        answer = self._first()
+        if answer is None or seq != answer.seq:
+            raise wire.BadMessage(f"an answer to message {seq!r:.20}, which was not asked")
+        if len(payload) != (answer.nbytes if status == OK else 0):
+            raise wire.BadMessage(f"{len(payload):,} bytes where {answer.nbytes:,} were asked for")
+        self._waiting.popleft()
+        self.answered, self.last_seq = self.heard, seq
+        self.n_bytes_in += len(payload)
+        answer.results, answer.payload = results, payload
+        if status == FAILED:
+            answer.error = _error(results, self.name)
+        answer.done = True
 
-    def lose(self, why):
-        """The worker is given up; all who wait are told."""
-        run(self._losing(why), self.timeout)
-
-    async def _losing(self, why):
-        self._lose(why)
-
+    # ------------------------------------------------------------ the end
     def _lose(self, why):
+        """The worker is given up; all who wait are told."""
         if self.lost is None:
             self.lost = why
-            self._comm.abort()
-            with self._sending:
-                if self._own is not None:
-                    self._own.close()
-                    self._own = None
+            self._conn.end()
         error = self.error()
-        while self._waiting:
-            answer = self._waiting.popleft()
-            answer.error = error
-            answer.done.set()
+        while (answer := self._first()) is not None:
+            answer.error, answer.done = error, True
+            try:
+                self._waiting.remove(answer)
+            except ValueError:                  # another thread has
+                continue
 
     def close(self):
-        """End the connection; what was sent and not waited for may not be done."""
-        if self.lost is None and self._pid == os.getpid():
-            self._loop.call_soon_threadsafe(self._lose, "it was closed")
+        """End the connection; what was sent and not waited for may not be done.  From a finalizer too."""
+        if self._pid == os.getpid():
+            self._lose("it was closed")
 
 
 _ERRORS = {name: e for name, e in vars(errors).items() if isinstance(e, type) and issubclass(e, GgjitError)}

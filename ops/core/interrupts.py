@@ -2,6 +2,7 @@
 
 Python prints and drops what a signal handler raises inside a finalizer or the callback of a weak reference.
 """
+import _signal  # signal.signal makes enumerations of what it returns, which takes ten times as long
 import signal
 import threading
 
@@ -20,10 +21,10 @@ class KeepInterrupts:
         self.interrupts, self._handler, self._when = [], None, when
 
     def start(self):
-        handler = signal.getsignal(signal.SIGINT)
+        handler = _signal.getsignal(_signal.SIGINT)
         if callable(handler) and threading.current_thread() is threading.main_thread():
             self._handler = handler
-            signal.signal(signal.SIGINT, self._handle)
+            _signal.signal(_signal.SIGINT, self._handle)
 
     def _handle(self, number, frame):
         if not self._when(frame):
@@ -32,7 +33,7 @@ class KeepInterrupts:
 
     def stop(self):
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+            _signal.signal(_signal.SIGINT, self._handler)
 
 
 def in_finalizer(frame):

@@ -9,7 +9,6 @@ from helpers import devices, tiny_model, tiny_moe
 from helpers.clusters import workers
 
 import ggjit as gg
-from ggjit.cluster.loop import event_loop
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import spread
@@ -81,13 +80,13 @@ def test_several_texts_keep_both_workers_busy(paths, evenly):
         for _ in range(12):                         # all prompts are read
             next(runs)
         gate, deadline = cl.servers[0].gate, time.monotonic() + 8
-        event_loop().call_soon_threadsafe(gate.clear)
+        gate.clear()
         taken = threading.Thread(target=lambda: [next(runs) for _ in range(9)])
         taken.start()                               # nothing comes back, and the first one works ahead
         while first["runs"] - last["runs"] < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert first["runs"] - last["runs"] == 2
-        event_loop().call_soon_threadsafe(gate.set)
+        gate.set()
         taken.join(10)
         list(runs)
         assert [r.stats["tokens"] for r in runs.runs] == [r.stats["tokens"] for r in want.runs]
@@ -138,7 +137,7 @@ def test_a_lost_worker_is_an_error_and_a_model_loaded_again_gives_the_same_bits(
     with workers(n=1, timeout=1.0) as cl, load_model(paths["llama"], n_threads=1) as local:
         m, want = load_model(paths["llama"], devices=cl.devices, n_threads=1), texts(local)
         m.logits(IDS)
-        event_loop().call_soon_threadsafe(cl.servers[0].drop)
+        cl.servers[0].drop()
         with pytest.raises(gg.DeviceLost, match="is lost"):
             for _ in range(1000):
                 m.decode([1])

@@ -240,7 +240,7 @@ def test_two_stages_send_one_message_each_and_nothing_by_way_of_the_driver(clust
 def test_workers_that_do_not_reach_each_other_copy_by_way_of_the_driver(inproc, monkeypatch):
     a, b = (d.init_backend() for d in inproc.devices)
 
-    async def unreachable(*args):
+    def unreachable(*args):
         raise OSError("nobody answers there")
     monkeypatch.setattr(Peer, "_open", unreachable)
     for device in inproc.devices:

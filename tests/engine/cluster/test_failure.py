@@ -14,7 +14,6 @@ from helpers.device_contract import floats, on
 
 import ggjit as gg
 from ggjit.cluster import session, stream
-from ggjit.cluster.loop import event_loop
 
 
 @pytest.fixture
@@ -25,8 +24,7 @@ def cluster():
 
 def freeze(server, frozen=True):
     """The worker reads and says nothing."""
-    event_loop().call_soon_threadsafe(server.gate.clear if frozen else server.gate.set)
-    time.sleep(0.02)
+    (server.gate.clear if frozen else server.gate.set)()
 
 
 def lost(work, match, seconds=10):
@@ -67,7 +65,6 @@ def test_a_worker_that_computes_for_long_is_waited_for(cluster, monkeypatch):
 
 
 def test_a_graph_that_takes_much_longer_than_before_is_given_up(cluster, monkeypatch):
-    monkeypatch.setattr(session, "QUICK_SECONDS", 0)        # it runs beside the thread that says that it does
     step, run = step_of(cluster.devices[0].init_backend()), session.Session._run
     step(floats(2, 16))
     monkeypatch.setattr(session.Session, "_run", lambda *args: time.sleep(1.5) or run(*args))
@@ -79,8 +76,7 @@ def test_a_connection_that_ends_in_a_transfer(seed):
     with workers("tcp", n=1) as cluster:
         t = on(cluster.devices[0].init_backend(), gg.F32, (3 << 20,))
         values = floats(3 << 20)
-        threading.Timer(0.01 * np.random.default_rng(seed).random(), lambda: event_loop().call_soon_threadsafe(
-            cluster.servers[0].drop)).start()
+        threading.Timer(0.01 * np.random.default_rng(seed).random(), cluster.servers[0].drop).start()
         lost(lambda: (t.set(values), t.numpy()), "the connection ended")
 
 
@@ -121,16 +117,13 @@ def test_a_driver_that_was_stopped_itself_loses_nobody(cluster):
     """After Ctrl-Z and fg, a lot of silence has passed in which it could not listen."""
     s, clock = cluster.devices[0].stream, [0.0]
 
-    class Done:
-        waits = iter([False, False, True])
-
-        def wait(self, patience):
-            clock[0] += 100
-            return next(self.waits)
+    def stands_still(patience, writing=False):
+        clock[0] += 100
+        answer.done = clock[0] > 250
     answer = stream.Answer(1, None, 0, None)
-    answer.done = Done()
     with pytest.MonkeyPatch.context() as m:
         m.setattr(stream.time, "monotonic", lambda: clock[0])
+        m.setattr(s._conn, "wait", stands_still)
         assert s.wait(answer) is answer
     assert cluster.devices[0].memory()
 
@@ -184,7 +177,7 @@ def test_a_scheduler_raises_and_the_cpu_goes_on(cluster):
     y = gg.relu(gg.mul_mat(w, x))
     sched, graph = gg.Scheduler([a, gg.init_backend("CPU:n_threads=1")]), gg.Graph(y)
     sched.graph_compute(graph)
-    event_loop().call_soon_threadsafe(cluster.servers[0].drop)
+    cluster.servers[0].drop()
     lost(lambda: sched.graph_compute(graph), "is lost")
     with pytest.raises(gg.GgjitError, match="did not finish|is lost"):
         sched.numpy(y)

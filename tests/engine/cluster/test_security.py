@@ -1,5 +1,4 @@
 """Who may connect, and what bytes from the wire can do: nothing that was not asked for."""
-import asyncio
 import os
 import pickle
 import socket
@@ -89,7 +88,7 @@ def test_who_has_no_certificate_of_the_ca_is_refused(certs, monkeypatch):
 def test_every_listener_is_on_the_chosen_address():
     with workers("tcp", n=2) as cluster:
         for server in cluster.servers:
-            assert {sock.getsockname()[0] for sock in server._listener.tcp_server._sockets.values()} == {"127.0.0.1"}
+            assert server._listener.sock.getsockname()[0] == "127.0.0.1"
 
 
 def test_another_version_is_refused(monkeypatch):
@@ -287,7 +286,7 @@ def test_a_driver_that_reads_nothing_does_not_fill_the_worker():
             send(wire.pack([1, [[s.ALLOC, 1, 4 << 20]]]))
             for k in range(40):
                 send(wire.pack([2 + k, [[s.GET, 1, 0, 4 << 20]]]))
-            asyncio.run(asyncio.sleep(0.5))
+            time.sleep(0.5)
             assert cluster.servers[0].machine.counters["messages"] - n <= 12
 
 
@@ -355,10 +354,8 @@ def test_only_who_knows_the_secret_fetches(session):
     assert executed(driver, [[s.GET, 7, 0, 1], [s.PUSH, 1, 0, 4, 3]])[0] == s.FAILED    # nobody waits for it in vain
     assert executed(stranger, [[s.FETCH, b"s" * 16, 3, 4]])[0] == s.FAILED
     status, (kind, text) = executed(stranger, [[s.TAKE, 1, 0, 4, "tcp://10.0.0.1:80", b"s" * 16, 3]])
-    assert kind == "GgjitError" and executed(stranger, [[s.ALLOC, 1, 64]])[0] == s.OK
-    message = [1, [[s.TAKE, 1, 0, 4, "tcp://10.0.0.1:80", b"s" * 16, 3]]]
-    header, _ = stranger.execute(message, b"", asyncio.run(stranger.prepare(message)))
-    status, (kind, text) = wire.unpack(header)[1:]
+    assert kind == "IndexRangeError" and executed(stranger, [[s.ALLOC, 1, 64]])[0] == s.OK
+    status, (kind, text) = executed(stranger, [[s.TAKE, 1, 0, 4, "tcp://10.0.0.1:80", b"s" * 16, 3]])
     assert kind == "GgjitError" and "both sides show certificates" in text
     stranger.close()
     driver.hang_up()
@@ -376,10 +373,8 @@ def test_what_nobody_fetches_fills_no_memory(monkeypatch):
         with pytest.raises(gg.GgjitError, match="is gone"):
             box.take(k)
     threading.Timer(0.05, box.put, [9, b"9"]).start()
-    asyncio.run(asyncio.wait_for(box.known(9), 5))
     assert box.take(9) == b"9"
     threading.Timer(0.05, box.close).start()
-    asyncio.run(asyncio.wait_for(box.known(10), 5))
     with pytest.raises(gg.GgjitError, match="is gone"):
         box.take(10)
 

@@ -4,7 +4,6 @@ import pytest
 from helpers.clusters import workers
 
 import ggjit as gg
-from ggjit.cluster.loop import run
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((48, 6)).astype(np.float32)
@@ -59,7 +58,7 @@ def test_a_lost_worker_leaves_the_parameters_of_the_last_whole_step():
     def lose(history):
         if len(history.steps) == 2:
             params.extend(w.numpy() for w in net.params)
-            run(_dropped(cluster.servers[1]))
+            cluster.servers[1].drop()
     net, params = Net(), []
     with workers(n=2, timeout=2.0) as cluster:
         with pytest.raises(gg.DeviceLost, match="worker1.*is lost"):
@@ -68,10 +67,6 @@ def test_a_lost_worker_leaves_the_parameters_of_the_last_whole_step():
             np.testing.assert_array_equal(a, b.numpy())
         cluster.devices[1].reopen()
         assert len(net.fit(devices=cluster.devices)[0].steps) == 6
-
-
-async def _dropped(server):
-    server.drop()
 
 
 def test_devices_that_are_none(cluster):
