@@ -37,7 +37,8 @@ class _Node:
     __slots__ = ("pick", "first", "view", "offs", "op", "layout", "stencil")
 
     def __init__(self, t, places, first, view, args):
-        self.pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
+        pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
+        self.pick = pick if max(places) < len(args) else lambda args: pick((*args, None))
         self.first, self.view = first, view
         self.offs = 0 if view is None else t.view_offs - args[view].view_offs
         self.op, self.layout = t.op, t.layout
@@ -75,8 +76,7 @@ def _kept(t, args):
     by_id = {id(args[i]): i for i in tensors}
     if len(by_id) < len(tensors) or id(t) in by_id:     # which of two equal arguments became which source?
         return None
-    absent = next((i for i, x in enumerate(args) if x is None), None)
-    places = [absent if s is None else by_id.get(id(s)) for s in t.src]
+    places = [len(args) if s is None else by_id.get(id(s)) for s in t.src]
     if None in places:
         return None
     views = [None] if t.view_src is None else [i for i in tensors if args[i].base is t.view_src]
