@@ -61,7 +61,6 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.tensor_allocators import Allocr, BumpAllocator, TensorAllocator
 from ggjit.ops.core import errors
 from ggjit.ops.core.progress import show_in as _show_in
-from ggjit.ops.core.spec import builders as _builders
 from ggjit.ops.core.typed_errors import typed_errors as _typed_errors
 from ggjit.ops.core.types import BY_NAME as _types
 from ggjit.ops.core.types import Type
@@ -72,6 +71,7 @@ from ggjit.profiling.profile import profile
 from ggjit.sched.scheduler import Scheduler
 from ggjit.tensors.arrays import from_numpy, new_f32, new_i32
 from ggjit.tensors.context import Context, alloc_ctx_tensors, alloc_ctx_tensors_from_buft_size, from_dlpack, tensor
+from ggjit.tensors.repeats import builders as _builders
 from ggjit.tensors.tensor import Tensor, set_input, set_name, set_output, set_param
 from ggjit.tensors.transfer import (
     same_layout,
@@ -89,7 +89,6 @@ from ggjit.tensors.transfer import (
     tensor_set_async,
     view_init,
 )
-from ggjit.tensors.type_names import with_type_names as _with_type_names
 
 __version__ = "0.1.0"
 
@@ -106,7 +105,7 @@ _CACHE.on_compile = _Notice()                     # which commands replace by ba
 _show_in(_place)
 errors.GgjitError._render_traceback_ = _short_traceback
 globals().update({n: x for n, x in vars(errors).items() if isinstance(x, type)})      # gg.ShapeError, ...
-globals().update({n: _with_example(_with_type_names(f)) for n, f in _builders().items()})      # every op
+globals().update({n: _with_example(f) for n, f in _builders().items()})      # every op
 globals().update({repr(t): t for t in _types.values()})                 # gg.F32, gg.Q4_0, ...
 
 

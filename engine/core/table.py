@@ -19,6 +19,7 @@ Handles die at any time, even inside a table operation: weak references to them 
 and the next allocation recycles.
 """
 import collections
+import functools
 import mmap
 import struct
 
@@ -26,13 +27,15 @@ import numpy as np
 
 from ggjit.ops.core.errors import OutOfMemory, ParamError
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS, TENSOR, WORD
+from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_SRC, T_WORDS, TENSOR, WORD
 from ggjit.ops.core.weak import Watch
 
 FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
 
 _ROW = struct.Struct(f"4q4q4q{MAX_PARAMS}i{MAX_SRC}q5q")         # a row is written in one go
+_ROW_NBYTES = T_WORDS * WORD
+_AT_ONCE = 64                   # rows that are made ready, or recycled, in one go
 NO_SRC = (-1,) * MAX_SRC
 NO_PARAMS = (0,) * MAX_PARAMS
 
@@ -42,6 +45,29 @@ def _reserve(nbytes):
     if flags is None:
         return mmap.mmap(-1, nbytes)
     return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
+
+
+class Stencil:
+    """What rows of nodes that differ in their sources have in common, from row `row`: op, type, shape, parameters.
+
+    write(memory, at, head, generation, body, *ids of the sources, rest, ctx id); of a view, `rest` is
+    missing ids, view_src, view_offs, unplaced
+    """
+    __slots__ = ("head", "body", "no_src", "unplaced", "write")
+
+    def __init__(self, memory, row, n_src, view):
+        at = row * T_WORDS * WORD
+        self.head = memory[at:at + T_GEN * WORD]
+        self.body = memory[at + (T_GEN + 1) * WORD:at + T_SRC * WORD]
+        self.no_src = b"\xff" * (WORD * (MAX_SRC - n_src))              # ids of -1
+        self.unplaced = struct.pack("2q", -1, 0)
+        if not view:
+            self.no_src += 2 * self.unplaced                            # no view_src, no buffer
+        rest = f"{len(self.no_src)}s2q{2 * WORD}s" if view else f"{len(self.no_src)}s"
+        self.write = _format(f"={T_GEN * WORD}sq{len(self.body)}s{n_src}q{rest}q").pack_into
+
+
+_format = functools.cache(struct.Struct)
 
 
 class Table:
@@ -54,7 +80,7 @@ class Table:
         self.words = np.frombuffer(self._memory, np.int64).reshape(capacity, T_WORDS)     # as jitted code sees it
         self.cells = memoryview(self._memory).cast("q")                 # the same, flat: one word costs 50 ns
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
-        self._top = 0
+        self._top = 0                       # rows below it were used or are free
         self._free = []
         self._dead = collections.deque()    # Watches of handles and contexts that are gone
         self.died = self._dead.append
@@ -63,25 +89,62 @@ class Table:
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
         """Write one row; returns its id and generation.  Sequences are full length (NO_SRC, NO_PARAMS for none)."""
+        row = self._row()
+        generation, at = self.cells[row * T_WORDS + T_GEN], row * T_WORDS * WORD
+        try:
+            self._memory[at:at + _ROW.size] = _ROW.pack(type_id, op, flags, generation, *ne, *nb, *params, *src,
+                                                        view_src, view_offs, buffer, offs, ctx_id)
+        except struct.error:
+            self._free.append(row)
+            raise ParamError(f"a size, stride, offset (64 bits) or parameter (32 bits) is too large: ne {list(ne)},"
+                             f" nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
+        return row, generation
+
+    def like(self, stencil, src, ctx_id, view_src=-1, view_offs=0):
+        """Write one row as `stencil` says, with these sources; returns its id and generation."""
+        if len(self._dead) > _AT_ONCE:
+            self._recycle_now()
+        try:
+            row = self._free.pop()          # without the lock: one step of C code
+        except IndexError:
+            row = self._new_row()
+        generation = self.cells[row * T_WORDS + T_GEN]
+        if view_src < 0:
+            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
+                          ctx_id)
+        else:
+            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
+                          view_src, view_offs, stencil.unplaced, ctx_id)
+        return row, generation
+
+    def _row(self):
+        """A row that is free."""
+        if len(self._dead) > _AT_ONCE:
+            self._recycle_now()
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._new_row()
+
+    def _recycle_now(self):
         with self._lock:
-            if self._dead:
+            self._recycle()
+
+    def _new_row(self):
+        with self._lock:
+            if self._top == self.capacity:
                 self._recycle()
-            row = self._free[-1] if self._free else self._top
-            if row == self.capacity:
-                raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
-                                  f"replay one plan instead of building a graph per step")
-            generation, at = self.cells[row * T_WORDS + T_GEN], row * T_WORDS * WORD
-            try:
-                self._memory[at:at + _ROW.size] = _ROW.pack(type_id, op, flags, generation, *ne, *nb, *params, *src,
-                                                            view_src, view_offs, buffer, offs, ctx_id)
-            except struct.error:
-                raise ParamError(f"a size, stride, offset (64 bits) or parameter (32 bits) is too large: ne {list(ne)},"
-                                 f" nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
-            if row == self._top:
-                self._top += 1
-            else:
-                self._free.pop()
-            return row, generation
+                try:
+                    return self._free.pop()
+                except IndexError:
+                    raise OutOfMemory(f"the tensor table is full ({self.capacity} tensors alive); free a Context, or "
+                                      f"replay one plan instead of building a graph per step") from None
+            first, self._top = self._top, min(self._top + _AT_ONCE, self.capacity)
+            self._free[:0] = range(self._top - 1, first, -1)
+            return first
+
+    def stencil(self, row, n_src, view):
+        return Stencil(self._memory, row, n_src, view)
 
     def watches(self, ctx):
         """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.
@@ -110,7 +173,11 @@ class Table:
                     rows.append(number)
                 else:
                     del self._contexts[-1 - number]
-        self.words[rows, T_GEN] += 1
+        if len(rows) > _AT_ONCE // 4:
+            self.words[rows, T_GEN] += 1
+        else:                               # NumPy takes longer than these
+            for row in rows:
+                self.cells[row * T_WORDS + T_GEN] += 1
         self._free.extend(rows)
 
     def n_alive(self):

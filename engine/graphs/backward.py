@@ -17,9 +17,10 @@ from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMism
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_LOSS, FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous, rows_contiguous, same_shape
-from ggjit.ops.core.spec import all_specs, builders
+from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.tensors.arrays import from_numpy
+from ggjit.tensors.repeats import builders
 from ggjit.tensors.tensor import Tensor
 
 

@@ -20,8 +20,8 @@ class PlacedTensor(Tensor):
     __setattr__, __delattr__ = object.__setattr__, object.__delattr__       # the scheduler's own, made by thousands
 
     def __init__(self, t, src, at, name=None):
-        super().__init__(t.id, t.generation, t.ctx, t.type, t.op, t.ne, t.nb, t.ndim, src, t.view_src,
-                         t.view_offs, t.name if name is None else name)
+        super().__init__(t.id, t.generation, t.ctx, t.op, t.layout, src, t.view_src, t.view_offs,
+                         t.name if name is None else name)
         self._fixed_place = at
         self._hold("original", t)           # the row is its
 

@@ -29,7 +29,7 @@ from ggjit.ops.core.weak import Watch
 from ggjit.ops.core.whole_numbers import is_whole, whole
 from ggjit.tensors.arrays import array_of, from_numpy, leaf_of_dlpack
 from ggjit.tensors.rebuild import check_node
-from ggjit.tensors.tensor import NewTensor, Tensor
+from ggjit.tensors.tensor import NewTensor, Tensor, layout_of
 
 _MAX_NBYTES = 1 << 62
 _NO_MORE = tuple(NO_SRC[n:] for n in range(MAX_SRC + 1))                # the ids behind n sources
@@ -39,14 +39,22 @@ _INNER = (ggjit.ops.__name__ + ".", ggjit.tensors.__name__ + ".")
 _ids = itertools.count()
 _forgetting = ForkLock()
 _died = TABLE.died
+_new = object.__new__
 _float_bits = struct.Struct("f")
 _int_bits = struct.Struct("i")
-_active = threading.local()     # .stack: the contexts of this thread's `with ctx:` blocks
+
+
+class _Active(threading.local):
+    """.stack: the contexts of this thread's `with ctx:` blocks."""
+    stack = ()
+
+
+_active = _Active()
 
 
 def innermost(default=None):
     """The context of the innermost `with ctx:` of this thread."""
-    stack = getattr(_active, "stack", None)
+    stack = _active.stack
     return stack[-1] if stack else default
 
 
@@ -177,8 +185,16 @@ class Context(HtmlRepr):
         ids = (*[-1 if s is None else s.id for s in src], *_NO_MORE[len(src)])
         row, generation = TABLE.new(type.id, op, 0, ne, nb, params, ids, -1 if view_src is None else view_src.id,
                                     view_offs, -1, 0, self.id)
-        t = NewTensor(row, generation, self, type, op, ne, nb, ndim, src, view_src, view_offs, name,
-                      _caller(frame or sys._getframe(2)))
+        return self._handle(row, generation, op, layout_of(type, ne, nb, ndim), src, view_src, view_offs, name,
+                            caller(frame or sys._getframe(2)))
+
+    def _handle(self, row, generation, op, layout, src, view_src, view_offs, name, frame):
+        """The Tensor of a row of the table, which dies with it."""
+        t = _new(NewTensor)                 # half the time of a call of the class
+        if frame is None:
+            t.__init__(row, generation, self, op, layout, src, view_src, view_offs, name)
+        else:                               # its line is looked up when it is asked for
+            t.__init__(row, generation, self, op, layout, src, view_src, view_offs, name, frame.f_code, frame.f_lasti)
         t.__class__ = Tensor                # from here on its attributes cannot be set
         watch, watches = Watch(t, _died), self._watches
         watch.number = row
@@ -195,11 +211,11 @@ class Context(HtmlRepr):
             self._look_through = max(64, 2 * len(self._watches))
 
 
-def _caller(frame):
-    """(file, line) of the innermost frame outside the op builders and this file, from `frame` on."""
+def caller(frame):
+    """The innermost frame outside the op builders and this package, from `frame` on; None if there is none."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    return frame
 
 
 def _checked_by_hand(op, type, ne, src, params, view_of, view_offs, nb):

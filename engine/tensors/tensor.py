@@ -13,6 +13,7 @@ them are the axes of the tensor; `shape` is NumPy's, these reversed:
         +----+----+----+----+
 """
 import contextlib
+import itertools
 
 import numpy as np
 
@@ -42,18 +43,50 @@ from ggjit.tensors.operators import Operators
 from ggjit.tensors.summary import label, op_name, state, values_text
 
 
+class Layout:
+    """What builders look at in a tensor: type, sizes, strides, number of axes.  `layout_of` makes equal ones once."""
+    __slots__ = ("type", "ne", "nb", "ndim")
+
+    def __init__(self, type, ne, nb, ndim):
+        self.type, self.ne, self.nb, self.ndim = type, ne, nb, ndim
+
+
+_layouts = {}
+_MAX_LAYOUTS = 1 << 14          # then they are forgotten; tensors keep theirs
+
+
+def layout_of(*facts):
+    """The Layout of type, ne, nb, ndim."""
+    found = _layouts.get(facts)
+    if found is None:
+        if len(_layouts) >= _MAX_LAYOUTS:
+            _layouts.clear()
+        found = _layouts.setdefault(facts, Layout(*facts))
+    return found
+
+
 class Tensor(Operators, ArrayProtocols, HtmlRepr):
     """A tensor: a leaf with memory of its own, a view of one, or the result of an op in a graph."""
 
-    __slots__ = ("id", "generation", "ctx", "type", "op", "ne", "nb", "ndim", "src", "view_src", "view_offs", "name",
-                 "made_at", "_plan", "_holds", "__weakref__")
+    __slots__ = ("id", "generation", "ctx", "layout", "type", "op", "ne", "nb", "ndim", "src", "view_src", "view_offs",
+                 "name", "_made_by", "_made_step", "_plan", "_holds", "__weakref__")
 
-    def __init__(self, id, generation, ctx, type, op, ne, nb, ndim, src, view_src, view_offs, name, made_at=("", 0)):
-        self.id, self.generation, self.ctx = id, generation, ctx
-        self.type, self.op, self.ne, self.nb, self.ndim = type, op, ne, nb, ndim
-        self.src, self.view_src, self.view_offs = src, view_src, view_offs
+    def __init__(self, id, generation, ctx, op, layout, src, view_src, view_offs, name, made_by=None, made_step=0):
+        self.id = id
+        self.generation = generation
+        self.ctx = ctx
+        self.op = op
+        self.layout = layout
+        self.type = layout.type
+        self.ne = layout.ne
+        self.nb = layout.nb
+        self.ndim = layout.ndim
+        self.src = src
+        self.view_src = view_src
+        self.view_offs = view_offs
         self.name = name
-        self.made_at = made_at          # (file, line) of the call that made it
+        self._made_by = made_by         # code object of the program that made it, and where in it: see made_at
+        self._made_step = made_step
         self._plan = None               # weak reference to the plan that computed it last
         self._holds = None              # what lives as long as this handle does: see _hold
 
@@ -91,6 +124,15 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     def shape(self):
         """NumPy order: the first `ndim` sizes of ne, reversed; () for a tensor without axes."""
         return self.ne[:self.ndim][::-1]
+
+    @property
+    def made_at(self):
+        """(file, line) of the call that made it."""
+        code = self._made_by
+        if code is None:
+            return "", 0
+        line = next(itertools.islice(code.co_positions(), self._made_step // 2, None))[0]      # two bytes a step
+        return code.co_filename, code.co_firstlineno if line is None else line
 
     @property
     def nbytes(self):

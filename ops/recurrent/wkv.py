@@ -45,7 +45,7 @@ def _node(op, state, per_token, others=(), src=(), params=()):
             per_token[0])
     require(n_seqs > 0 and n_tokens % n_seqs == 0, f"{name}: n_tokens must be a multiple of n_seqs", state,
             per_token[0])
-    return state.ctx.node(op, F32, (size * heads, n_tokens + size * n_seqs), src, params)
+    return src[0].ctx.node(op, F32, (size * heads, n_tokens + size * n_seqs), src, params)
 
 
 def rwkv_wkv6(k, v, r, tf, td, state):

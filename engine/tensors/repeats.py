@@ -1,0 +1,132 @@
+"""Builders that remember: a call like an earlier one makes its node without the checks.
+
+Layers repeat.  What a builder makes is decided by the layouts of its tensors (type, sizes, strides, axes) and by its
+other arguments, by nothing else; so a call with equal ones gives a node that differs in its sources alone:
+
+    gg.mul_mat(w, x)        checked and built; kept: op, layout, parameters, "sources: arguments 0 and 1"
+    gg.mul_mat(v, y)        layouts as before: the row is written from what was kept
+
+Only single nodes are kept whose sources are the call's own arguments.  Errors are raised by the builder: a call that
+is refused leaves nothing behind, and one whose tensors are gone is handed on to it.
+"""
+import functools
+import operator
+import struct
+import sys
+
+from ggjit.core.table import TABLE
+from ggjit.ops.core.record import T_FLAGS
+from ggjit.ops.core.spec import builders as checked_builders
+from ggjit.ops.core.types import Type
+from ggjit.tensors.context import caller, innermost
+from ggjit.tensors.tensor import Tensor
+from ggjit.tensors.type_names import with_type_names
+
+_NUMBERS = {int: "q", float: "d", bool: "?"}           # by their bits: 0.0 is not -0.0
+_NAMES = (str, Type)
+_MAX_KEPT = 1024                # calls of one builder; then they are forgotten
+
+
+class _Node:
+    """What calls with equal layouts make.
+
+    pick        args -> the sources
+    first       place of the first tensor among the arguments: its context gets the node
+    view        place of the argument that the node is a view of, or None; offs: bytes from where that begins
+    """
+    __slots__ = ("pick", "first", "view", "offs", "op", "layout", "stencil")
+
+    def __init__(self, t, places, first, view, args):
+        pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
+        self.pick = pick if max(places) < len(args) else lambda args: pick((*args, None))
+        self.first, self.view = first, view
+        self.offs = 0 if view is None else t.view_offs - args[view].view_offs
+        self.op, self.layout = t.op, t.layout
+        self.stencil = TABLE.stencil(t.id, len(places), view is not None)
+
+    def again(self, args, frame):
+        """The node of these arguments; None where the builder has to say what is wrong with them."""
+        src, ids = self.pick(args), []
+        for s in src:
+            if s is None:
+                ids.append(-1)
+            else:
+                if not s.ctx.alive:
+                    return None
+                ids.append(s.id)
+        ctx = innermost(args[self.first].ctx)
+        if not ctx.alive:
+            return None
+        if self.view is None:
+            row, generation = TABLE.like(self.stencil, ids, ctx.id)
+            return ctx._handle(row, generation, self.op, self.layout, src, None, 0, "", caller(frame))
+        of = args[self.view]
+        offs = self.offs + of.view_offs
+        if of.view_src is not None:
+            of = of.view_src
+        row, generation = TABLE.like(self.stencil, ids, ctx.id, of.id, offs)
+        return ctx._handle(row, generation, self.op, self.layout, src, of, offs, "", caller(frame))
+
+
+def _kept(t, args):
+    """The _Node of what a call has made, or None where it cannot be repeated."""
+    if t.__class__ is not Tensor or not t.src or TABLE.words[t.id, T_FLAGS] or t._holds is not None or t.name:
+        return None
+    tensors = [i for i, x in enumerate(args) if x.__class__ is Tensor]
+    by_id = {id(args[i]): i for i in tensors}
+    if len(by_id) < len(tensors) or id(t) in by_id:     # which of two equal arguments became which source?
+        return None
+    places = [len(args) if s is None else by_id.get(id(s)) for s in t.src]
+    if None in places:
+        return None
+    views = [None] if t.view_src is None else [i for i in tensors if args[i].base is t.view_src]
+    return _Node(t, places, tensors[0], views[0], args) if len(views) == 1 else None
+
+
+@functools.cache
+def _key(kinds):
+    """args of these classes -> what decides the node; None where that cannot be told."""
+    names = [f"x{i}" for i in range(len(kinds))]
+    numbers = [(x, _NUMBERS[kind]) for x, kind in zip(names, kinds, strict=True) if kind in _NUMBERS]
+    parts = [f"{x}.layout" for x, kind in zip(names, kinds, strict=True) if kind is Tensor]
+    if not parts or not all(kind in (Tensor, type(None), *_NUMBERS, *_NAMES) for kind in kinds):
+        return None
+    parts += [x for x, kind in zip(names, kinds, strict=True) if kind in _NAMES]
+    if numbers:
+        parts.append(f"pack({', '.join(x for x, _ in numbers)})")
+    pack = struct.Struct("".join(code for _, code in numbers)).pack
+    return eval(f"lambda {', '.join(names)}: ({', '.join(parts)},)", {"pack": pack})
+
+
+def repeated(builder):
+    """The builder, with what its calls have made kept."""
+    of_kinds = {}               # {classes of the arguments: (args -> key, {key: _Node})}
+
+    @functools.wraps(builder)
+    def call(*args, **kwargs):
+        if kwargs:
+            return builder(*args, **kwargs)
+        kinds = tuple(map(type, args))
+        key_of, known = of_kinds.get(kinds) or of_kinds.setdefault(kinds, (_key(kinds), {}))
+        try:
+            key = key_of(*args)
+        except (struct.error, TypeError):               # beyond 64 bits; None: arguments of other classes
+            return builder(*args)
+        node = known.get(key)
+        if node is not None:
+            t = node.again(args, sys._getframe(1))
+            if t is not None:
+                return t
+        t = builder(*args)
+        if key not in known:
+            if len(known) >= _MAX_KEPT:
+                known.clear()
+            known[key] = _kept(t, args)
+        return t
+    return call
+
+
+@functools.cache
+def builders():
+    """{public name: function} of all ops, as `gg.` has them."""
+    return {name: repeated(with_type_names(f)) for name, f in checked_builders().items()}

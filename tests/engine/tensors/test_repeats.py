@@ -1,0 +1,131 @@
+"""A call like an earlier one makes the node that the checked builder makes, and fails as it does."""
+import sys
+
+import numpy as np
+import pytest
+from helpers.builder_calls import Leaf, calls
+
+import ggjit as gg
+from ggjit.core.table import TABLE
+from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.record import T_SRC
+from ggjit.ops.core.spec import builders as checked_builders
+from ggjit.tensors import repeats
+from ggjit.tensors.tensor import Tensor
+
+LOOKED_AT = ("op", "src", "op_params", "param_floats", "view_src", "view_offs", "base", "flags", "name", "buffer",
+             "offs")
+
+
+def looked_at(name, seen):
+    def get(t):
+        if sys._getframe(1).f_globals["__name__"].startswith("ggjit.ops."):
+            seen.append(name)
+        return getattr(Tensor, name).__get__(t)
+    return property(get)
+
+
+def arguments(recipes):
+    """Each tensor in a context of its own."""
+    def made(a):
+        if not isinstance(a, Leaf):
+            return [made(x) for x in a] if isinstance(a, list) else a
+        t = gg.Context().new_tensor(a.type, a.ne)
+        return gg.permute(t, *a.axes) if a.axes else t
+    return [made(a) for a in recipes]
+
+
+def facts(t, args):
+    """What the node of a call with these arguments is, the arguments by their places."""
+    place = {id(x): i for i, x in enumerate(args)}
+    row = TABLE.words[t.id].tolist()
+    return (row[:3], row[4:T_SRC], row[32:34], t.op, t.type, t.ne, t.nb, t.ndim, t.view_offs, t.name, t._holds,
+            [None if s is None else place[id(s)] for s in t.src], [x.ctx is t.ctx for x in tensors(args)],
+            None if t.view_src is None else [x.base is t.view_src for x in tensors(args)],
+            row[20:30] == [*(-1 if s is None else s.id for s in t.src), *(-1,) * (10 - len(t.src))],
+            row[30] == (-1 if t.view_src is None else t.view_src.id), row[34] == t.ctx.id)
+
+
+def tensors(args):
+    return [x for x in args if isinstance(x, Tensor)]
+
+
+def built(name, recipes):
+    """(result, arguments) of the checked builder; None where it refuses them."""
+    args = arguments(recipes)
+    try:
+        return checked_builders()[name](*args), args
+    except GgjitError:
+        return None
+
+
+def test_every_kept_call_gives_the_builders_node():
+    """Of every builder two calls that its cases make; no builder whose calls are kept looks at more than layouts."""
+    kept, n, seen = set(), 0, []
+    watch = type("Watched", (Tensor,), {"__slots__": (), **{x: looked_at(x, seen) for x in LOOKED_AT}})
+    for name, some in calls().items():
+        repeated = repeats.repeated(checked_builders()[name])
+        for recipes in some[:2]:
+            made = built(name, recipes)
+            if made is None or repeats._kept(*made) is None:
+                continue
+            first, again = arguments(recipes), arguments(recipes)
+            want = facts(*made)
+            assert facts(repeated(*first), first) == want == facts(repeated(*again), again), name
+            watched = arguments(recipes)
+            for t in tensors(watched):
+                object.__setattr__(t, "__class__", watch)
+            checked_builders()[name](*watched)
+            assert not seen, f"{name} looks at {seen} of its tensors: nothing of it may be kept"
+            kept.add(name)
+            n += 1
+    assert len(kept) > 150 and n > 300, (len(kept), n)
+
+
+def test_calls_are_told_apart_by_the_bits_of_their_numbers():
+    x = gg.Context().new_tensor(gg.F32, (4, 3))
+    for numbers in ((0.0, -0.0, 0, False, 1.0, 1, True), (float("nan"), -float("nan"))):
+        for factor in numbers * 2:
+            want = checked_builders()["scale"](x, factor)
+            assert gg.scale(x, factor).op_params.tobytes() == want.op_params.tobytes(), factor
+    assert gg.add(x, x).src == (x, x)
+    y = x.ctx.new_tensor(gg.F32, (4, 3))
+    assert gg.add(x, y).src == (x, y) and gg.add(y, x).src == (y, x) and gg.add(y, y).src == (y, y)
+    assert gg.cast(x, "F16").type is gg.cast(x, gg.F16).type is gg.cast(y, "F16").type is gg.F16
+
+
+def test_views_of_views_and_the_place_in_the_program():
+    x, where = gg.Context().new_tensor(gg.F32, (4, 6)), []
+    for row in (1, 2, 1):
+        v = gg.view_2d(x, 4, 3, 16, 16 * row)
+        where.append((gg.view_1d(v, 4, 16), sys._getframe().f_lineno))
+        assert gg.view_1d(v, 4, 16).view_offs == 16 * (row + 1)
+    for t, line in where:
+        assert t.made_at == (__file__, line) and t.view_src is x
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_tensors_that_are_gone_are_refused_as_before(within):
+    ctx, other = gg.Context(), gg.Context()
+    a, b = (c.new_tensor(gg.F32, (4,), n) for c, n in ((ctx, "a"), (other, "b")))
+    for _ in range(2):
+        kept = [gg.add(a, b), gg.reshape_2d(b, 2, 2)]
+    assert kept[0].ctx is ctx
+    other.free()
+    with pytest.raises(gg.StaleHandle, match="b belongs to a Context that was freed"):
+        gg.add(a, b)
+    if within:
+        gone = gg.Context()
+        with pytest.raises(gg.StaleHandle, match="this Context was freed"), gone:
+            gone.free()
+            gg.add(a, a)
+    assert gg.add(a, a).ctx is ctx
+
+
+def test_what_is_kept_stays_small(monkeypatch):
+    monkeypatch.setattr(repeats, "_MAX_KEPT", 8)
+    scale, x = repeats.repeated(checked_builders()["scale"]), gg.Context().new_tensor(gg.F32, (4,))
+    known = scale.__closure__[[c for c in scale.__code__.co_freevars].index("of_kinds")].cell_contents
+    for k in range(40):
+        assert scale(x, float(k)).param_floats[0] == np.float32(k)
+    assert [len(nodes) for _, nodes in known.values()] == [8]
