@@ -1,13 +1,24 @@
-"""A graph of the comparison on our side: built, written down for the peers, computed, compared."""
+"""A graph of the comparison on our side: built, written down for the peers, computed, compared.
+
+Weights lie as in a large model that was loaded without options: repacked where that pays on this processor.
+"""
 import pickle
 
 import numpy as np
 
 import ggjit as gg
 from benchmarks.work import Leaves
+from ggjit.ops.matmul import choices, repack
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.profiling.nodes import operations, traffic
 from ggjit.tools.suite.oracle import records_of
+
+
+def weights_where(backend, weights):
+    """The buffer type that the matrices `weights` of a large model lie in."""
+    if weights and all(repack.takes(t.type, t.ne) and choices.pays_repacked(t.type) for t in weights):
+        return next(b for b in backend.device.extra_buffer_types() if b.name == "CPU_REPACK")
+    return backend
 
 
 class Prepared:
@@ -15,8 +26,8 @@ class Prepared:
 
     def __init__(self, work, n_threads):
         self.work, self.backend = work, gg.init_backend(f"CPU:n_threads={n_threads}")
-        self.ctx = gg.Context()
-        self.leaves = Leaves(self.ctx, self.work.cold)
+        self.ctx, self.weights_ctx = gg.Context(), gg.Context()
+        self.leaves = Leaves(self.ctx, self.work.cold, self.weights_ctx)
         with self.ctx:
             outs = [self.work.build(self.leaves)]
             nodes = [t for t in gg.Graph(outs[0]).nodes if t.op not in VIEW_OPS]
@@ -26,6 +37,9 @@ class Prepared:
                 outs.append(self.work.build(self.leaves))
         self.outs, self.n = outs, len(outs) * self.work.n_nodes
         gg.alloc_ctx_tensors(self.ctx, self.backend)
+        weights = [t for t, _ in self.leaves.by_id.values() if t.ctx is self.weights_ctx]
+        if weights:
+            gg.alloc_ctx_tensors(self.weights_ctx, weights_where(self.backend, weights))
         for t, raw in self.leaves.by_id.values():
             t.set_bytes(raw)
         self.graph = gg.Graph(*outs)
@@ -55,3 +69,4 @@ class Prepared:
     def free(self):
         self.plan = self.allocator = self.graph = None
         self.ctx.free()
+        self.weights_ctx.free()
