@@ -24,13 +24,12 @@ def _models():
             key, text_of = f"{name}-{type.lower()}", f"{text} {type}"
             large = name == "tinyllama"
             yield Model(key=f"{key}-tg", text=f"{text_of}, decode", targets=DECODE, file=file,
-                        measure="tg", n=N_DECODED, share=0.9 if large else None,
-                        quick=name != "0.5b" or type in ("Q4_0", "F16"))
+                        measure="tg", n=N_DECODED, share=0.9 if large else None)
             for n in (128, 512):
                 yield Model(key=f"{key}-pp{n}", text=f"{text_of}, prompt of {n}", file=file, measure="pp", n=n,
                             targets=PREFILL_F16 if type == "F16" else PREFILL,
                             share=0.75 if large and n == 512 else None, arithmetic="f32" if type == "F16" else "int8",
-                            quick=(n == 128 and (name != "0.5b" or type == "Q4_0")) or key == "smollm-q4_0")
+                            quick=(n == 128 and (name != "0.5b" or type == "Q4_0")) or key == "smollm-q4_0" or large)
 
 
 def _minilm():

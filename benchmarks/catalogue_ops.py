@@ -39,7 +39,8 @@ def _masked(new, n_kv, n, heads):
 
 
 def _activations():
-    for name, targets in (("gelu", REDUCTION), ("gelu_quick", REDUCTION), ("gelu_erf", REDUCTION), ("silu", ACTIVATION)):
+    for name, targets in (("gelu", REDUCTION), ("gelu_quick", REDUCTION), ("gelu_erf", REDUCTION),
+                          ("silu", ACTIVATION)):
         for ne in ((256, 1), (1536, 64), (4096, 512)):
             yield op(f"{name}-{size(ne)}", f"{name} {list(ne)}",
                      lambda new, name=name, ne=ne: getattr(gg, name)(new(gg.F32, ne)), targets)

@@ -7,7 +7,7 @@ from benchmarks.work import Graph
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
          "IQ4_XS", "MXFP4")
-COLUMNS, QUICK_COLUMNS = (1, 2, 4, 8, 16, 32, 128, 512), (1, 4, 8, 32, 128)
+COLUMNS, QUICK_COLUMNS = (1, 2, 4, 8, 16, 32, 128, 512), (1, 2, 4, 8, 16, 32, 128)
 K, M = 2048, 2048
 LONG = {4096: 4096, 11008: 4096}                # row length: rows, for one column
 TARGETS = {"wheel": 1.0, "native": 1.0, "llamafile": None}
@@ -32,7 +32,7 @@ def product(type, k, m, n, targets, quick=True):
                  peer_nmse=dict.fromkeys(nbits, NBITS_NMSE), share=0.9 if n == 1 and type in STREAMED else None)
 
 
-WORKS = (*(product(t, K, M, n, TARGETS | (BLAS if t == "F32" else {}), n in QUICK_COLUMNS)
+WORKS = (*(product(t, K, M, n, TARGETS | (BLAS if t == "F32" else {}), n in QUICK_COLUMNS or t == "F32")
            for t in TYPES for n in COLUMNS),
          *(product(t, k, m, 1, TARGETS, quick=False) for t in TYPES for k, m in LONG.items()),
          *(product("F32", k, m, n, TARGETS | BLAS, quick=n == 64) for k, m in ((384, 1536), (1024, 1024))

@@ -148,7 +148,8 @@ def compare(engines, work, rounds, seconds):
 
 def rows(engines, work, turns, shown, unit, limited=None, note=""):
     """shown: seconds -> the number in the table (a speed, or a time); limited: seconds -> share of the bandwidth."""
-    if limited is not None and turns.rounds >= LEAST_ROUNDS and any(limited(turns.median(n)) >= LIMITED_SHARE for n in turns.seconds):
+    if limited is not None and turns.rounds >= LEAST_ROUNDS and any(
+            limited(turns.median(n)) >= LIMITED_SHARE for n in turns.seconds):
         turns.take(LIMITED_ROUNDS - turns.rounds)
     spreads = {n: Spread([shown(s) for s in v], unit) for n, v in turns.seconds.items()}
     peers = [n for n in spreads if n != "ours"]

@@ -1,7 +1,7 @@
 """ik_llama.cpp, through its C functions, out of a folder with libllama and libggml: models only.
 
-Weights are repacked when a model is loaded, as its option `-rtr 1` does.  Its interface is an older llama.cpp's: a batch
-says the position of its first token, and the cache is not a thing of its own.
+Weights are repacked when a model is loaded, as its option `-rtr 1` does.  Its interface is an older llama.cpp's: a
+batch says the position of its first token, and the cache is not a thing of its own.
 """
 import ctypes as C
 import os

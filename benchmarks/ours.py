@@ -6,7 +6,7 @@ import time
 import ggjit
 from benchmarks import engine, machine
 from benchmarks.catalogue import GRAPHS
-from benchmarks.our_graphs import Prepared
+from benchmarks.our_graphs import Prepared, column_speeds
 from ggjit.cpu.tuning import all_kept
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
@@ -24,7 +24,7 @@ class Engine(engine.Engine):
         tuned = ", ".join(f"{t.name} {'repacked' if c.repacked else c.tile}" for t, c in all_kept().items())
         rule = ", ".join(t.name for t in repack.LAYOUTS if choices.pays_repacked(t))
         return {"name": "ggjit", "version": ggjit.__version__,
-                "features": f"{isa.ISA}; as it comes: repacked {rule or 'nothing'}; measured here: {tuned or 'nothing'}"}
+                "features": f"{isa.ISA}; repacked by default: {rule or 'none'}; measured here: {tuned or 'nothing'}"}
 
     def load(self, path, n_threads, n_ctx=512, embed=False):
         """Bytes: weights that a token reads, KV cache, compute arena.  Operations: of one prompt token."""
@@ -115,6 +115,10 @@ class Engine(engine.Engine):
                 self.run_graph()
                 out.append((self.now() - t0, reader.once()))
         return out
+
+    def column_speeds(self, type, columns, n_threads, rounds):
+        """[[columns, GFLOP/s]] of products with weights of the type, by name."""
+        return list(column_speeds(getattr(ggjit, type), columns, n_threads, rounds, self.now).items())
 
     def compiled(self):
         """[kernels compiled, loaded, seconds compiling] in this process."""
