@@ -5,7 +5,8 @@ import ggjit as gg
 from benchmarks.work import Graph
 
 PLAIN = {"wheel": 1.0, "native": 1.0, "llamafile": None}
-REDUCTION = {"wheel": 1.0, "native": 1.2, "llamafile": None}        # reductions and activations
+REDUCTION = {"wheel": 1.0, "native": 1.2, "llamafile": None}
+ACTIVATION = {"wheel": 1.0, "native": 1.0, "llamafile": None}
 N_NODES = 10_000
 
 
@@ -38,15 +39,16 @@ def _masked(new, n_kv, n, heads):
 
 
 def _activations():
-    for name in ("gelu", "gelu_quick", "gelu_erf", "silu"):
+    for name, targets in (("gelu", REDUCTION), ("gelu_quick", REDUCTION), ("gelu_erf", REDUCTION),
+                          ("silu", ACTIVATION)):
         for ne in ((256, 1), (1536, 64), (4096, 512)):
             yield op(f"{name}-{size(ne)}", f"{name} {list(ne)}",
-                     lambda new, name=name, ne=ne: getattr(gg, name)(new(gg.F32, ne)), REDUCTION)
-    for name in ("swiglu_split", "geglu_split", "reglu_split"):
+                     lambda new, name=name, ne=ne: getattr(gg, name)(new(gg.F32, ne)), targets)
+    for name, targets in (("swiglu_split", ACTIVATION), ("geglu_split", REDUCTION), ("reglu_split", ACTIVATION)):
         for ne in ((5632, 1), (5632, 128)):
             yield op(f"{name}-{size(ne)}", f"{name} {list(ne)}",
                      lambda new, name=name, ne=ne: getattr(gg, name)(new(gg.F32, ne), new(gg.F32, ne)),
-                     REDUCTION)
+                     targets)
 
 
 # ---------------------------------------------------------------- positions, copies

@@ -92,6 +92,21 @@ def first_token():
     return "bench", tinyllama(), "-p", "0", "-n", "1", "-t", "1", "-r", "1"
 
 
+def no_steps(type):
+    """Throughput with a column more: 95 % of it at least, beyond four columns."""
+    def row(ours, rounds):
+        speeds = dict(ours.ask("column_speeds", type, STEP_COLUMNS, 1, rounds))
+        steps = {n: speeds[n] / speeds[n - 1] for n in STEP_COLUMNS[1:]}
+        least, low = min(steps.values()), [n for n in steps if steps[n] < LEAST_STEP]
+        return Row(f"mul_mat {type} [2048 x 2048], n = {STEP_COLUMNS[1]} ... {STEP_COLUMNS[-1]}: throughput over that "
+                   "with a column less, least", f"{LEAST_STEP:.0%}", f"{speeds[min(steps, key=steps.get)]:.0f} GFLOP/s",
+                   ratio=least, passed=not low, against="n - 1", key=f"columns-{type.lower()}",
+                   note="below: " + ", ".join(f"{n}: {steps[n]:.2f}" for n in low) if low else "")
+    return row
+
+
+STEP_COLUMNS, LEAST_STEP = list(range(4, 34)), 0.95
+STEP_TYPES = "F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"
 FIRST = "`ggjit bench FILE -p 0 -n 1 -t 1 -r 1`, TinyLlama-1.1B shape Q4_0, whole process"
 COSTS = {
     "startup-warm": startup("`ggjit embed`, one sentence, whole process, warm cache", embed, 1.5),
@@ -102,4 +117,5 @@ COSTS = {
     "metadata-minilm": metadata("GGUF metadata of MiniLM", minilm_path, 30),
     "metadata-150k": metadata("GGUF metadata, vocabulary of 150,000 words",
                               lambda: synth.vocabulary_path(150_000), 200),
+    **{f"columns-{type.lower()}": no_steps(type) for type in STEP_TYPES},
 }

@@ -25,9 +25,8 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks import alloc_graphs, machine, report, sched_bench, synth
-from benchmarks.our_graphs import Prepared
+from benchmarks.our_graphs import column_speeds
 from benchmarks.plots import pyplot
-from benchmarks.work import Graph
 from benchmarks.worker import ROOT
 from ggjit.alloc import graph_alloc
 from ggjit.models import load_model
@@ -64,19 +63,11 @@ def median_seconds(work, seconds=0.25):
 
 
 # ---------------------------------------------------------------- what is measured
-def columns(n_threads, k=2048, m=2048):
-    """GFLOP/s of mul_mat for each type and every n: the median of rounds, so that one slow second is no cliff."""
+def columns(n_threads):
+    """GFLOP/s of mul_mat for each type and every n."""
     for type in TYPES:
-        speeds = {n: [] for n in (*range(1, 34), 40, 48, 49, 56, 64, 65)}
-        for _ in range(COLUMN_ROUNDS):
-            for n, found in speeds.items():
-                graph = Graph(key="", text="", targets={}, cold=True,
-                              build=lambda new, n=n, type=type: gg.mul_mat(new(getattr(gg, type), (k, m)),
-                                                                           new(gg.F32, (k, n))))
-                p = Prepared(graph, n_threads)
-                found.append(p.flops * p.n / median_seconds(p.plan.compute, 0.05) / 1e9)
-                p.free()
-        yield Curve(type, {n: statistics.median(found) for n, found in speeds.items()})
+        sizes = (*range(1, 34), 40, 48, 49, 56, 64, 65)
+        yield Curve(type, column_speeds(getattr(gg, type), sizes, n_threads, COLUMN_ROUNDS))
 
 
 def _decoder(shape, n_threads, work):

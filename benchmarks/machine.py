@@ -9,19 +9,31 @@ import pathlib
 import platform
 import time
 
-from ggjit.profiling.machine_limits import peak_f32, read_bandwidth
+import numpy as np
+
+from ggjit.ops.native import isa
+from ggjit.ops.native.jit import ir_function, native
+from ggjit.ops.native.lanes import dpbusd_ir, for_ir, i64, madd_ir, maddubs_ir, splat_const
+from ggjit.ops.native.simd import B, W, load_ir, store_ir, vec_ir
+from ggjit.profiling.machine_limits import CHAINS, peak_f32, read_bandwidth
 
 IDLE_CORES = 0.10           # others may use this much of one core before we call the machine busy
 TICKS = os.sysconf("SC_CLK_TCK")
-PACKAGES = ("ggjit", "numba", "llvmlite", "numpy", "xllamacpp", "onnxruntime", "gguf")
+PACKAGES = ("ggjit", "numba", "llvmlite", "numpy", "xllamacpp", "onnxruntime", "openvino", "torch", "gguf")
 
 
-def cpu_model():
-    """The processor's name as the system gives it, with family and model, since clouds hide the name."""
+def _cpuinfo():
+    """Fields of the first processor."""
     fields = {}
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def cpu_model():
+    """The processor's name as the system gives it, with family and model, since clouds hide the name."""
+    fields = _cpuinfo()
     name = fields.get("model name", platform.processor() or platform.machine())
     return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}), {os.cpu_count()} cores"
 
@@ -35,6 +47,47 @@ def versions():
         except importlib.metadata.PackageNotFoundError:
             out[name] = None
     return out
+
+
+@ir_function
+def _int8_ir(b, addr, n):
+    """n rounds of CHAINS independent sums of products of bytes, on registers; the sums end where they began."""
+    x, y = (load_ir(b, b.add(addr, i64(B * i)), vec_ir("i8", 4 * W)) for i in range(2))
+    starts = [load_ir(b, b.add(addr, i64(B * i)), vec_ir("i32", W)) for i in range(CHAINS)]
+
+    def body(b, sums):
+        if isa.ISA == "avx512":
+            return [dpbusd_ir(b, s, x, y) for s in sums]
+        return [b.add(s, madd_ir(b, maddubs_ir(b, x, y), splat_const("i16", 1, 2 * W))) for s in sums]
+    sums = for_ir(b, n, [(vec_ir("i32", W), s) for s in starts], body)
+    for i, x in enumerate(sums):
+        store_ir(b, x, b.add(addr, i64(B * i)))
+
+
+@native("i64(i64, i64)")
+def _int8(addr, n):
+    _int8_ir(addr, n)
+    return 0
+
+
+def peak_int8(now=time.perf_counter, n=1_000_000):
+    """Operations a second of one core on bytes (a multiply-add counts two), as our kernels do them; the float peak
+    where they have no instructions for bytes."""
+    if isa.ISA == "generic":
+        return peak_f32(now=now)
+    x, best = np.arange(CHAINS * B, dtype=np.uint8) & 31, 0.0
+    for _ in range(10):
+        t0 = now()
+        _int8(x.ctypes.data, n)
+        best = max(best, 2 * 4 * W * CHAINS * n / (now() - t0))
+    return best
+
+
+def slug():
+    """The processor in a file's name: "genuineintel-6-207"."""
+    fields = _cpuinfo()
+    parts = (fields.get(key, platform.machine()) for key in ("vendor_id", "cpu family", "model"))
+    return "-".join(parts).lower()
 
 
 def busy_seconds():
@@ -98,4 +151,4 @@ if __name__ == "__main__":
     print(cpu_model())
     for t in (1, 2):
         print(f"reading memory, {t} thread(s): {read_bandwidth(t) / 1e9:.1f} GB/s")
-    print(f"float32 multiply-adds, one core: {peak_f32() / 1e9:.0f} GFLOP/s")
+    print(f"float32 multiply-adds, one core: {peak_f32() / 1e9:.0f} GFLOP/s; of bytes: {peak_int8() / 1e9:.0f} GOP/s")

@@ -1,13 +1,29 @@
-"""A graph of the comparison on our side: built, written down for the peers, computed, compared."""
+"""A graph of the comparison on our side: built, written down for the peers, computed, compared.
+
+Weights lie as in a large model that was loaded without options: repacked where that pays on this processor.
+"""
 import pickle
+import statistics
+import time
 
 import numpy as np
 
 import ggjit as gg
-from benchmarks.work import Leaves
+from benchmarks.work import Leaves, content
 from ggjit.ops.core.record import VIEW_OPS
+from ggjit.ops.matmul import choices, repack
+from ggjit.profiling.machine_limits import BUFFER_NBYTES
 from ggjit.profiling.nodes import operations, traffic
 from ggjit.tools.suite.oracle import records_of
+
+QUARTERS = 4
+
+
+def weights_where(backend, weights):
+    """The buffer type that the matrices `weights` of a large model lie in."""
+    if weights and all(repack.takes(t.type, t.ne) and choices.pays_repacked(t.type) for t in weights):
+        return next(b for b in backend.device.extra_buffer_types() if b.name == "CPU_REPACK")
+    return backend
 
 
 class Prepared:
@@ -15,8 +31,8 @@ class Prepared:
 
     def __init__(self, work, n_threads):
         self.work, self.backend = work, gg.init_backend(f"CPU:n_threads={n_threads}")
-        self.ctx = gg.Context()
-        self.leaves = Leaves(self.ctx, self.work.cold)
+        self.ctx, self.weights_ctx = gg.Context(), gg.Context()
+        self.leaves = Leaves(self.ctx, self.work.cold, self.weights_ctx)
         with self.ctx:
             outs = [self.work.build(self.leaves)]
             nodes = [t for t in gg.Graph(outs[0]).nodes if t.op not in VIEW_OPS]
@@ -26,6 +42,9 @@ class Prepared:
                 outs.append(self.work.build(self.leaves))
         self.outs, self.n = outs, len(outs) * self.work.n_nodes
         gg.alloc_ctx_tensors(self.ctx, self.backend)
+        weights = [t for t, _ in self.leaves.by_id.values() if t.ctx is self.weights_ctx]
+        if weights:
+            gg.alloc_ctx_tensors(self.weights_ctx, weights_where(self.backend, weights))
         for t, raw in self.leaves.by_id.values():
             t.set_bytes(raw)
         self.graph = gg.Graph(*outs)
@@ -55,3 +74,39 @@ class Prepared:
     def free(self):
         self.plan = self.allocator = self.graph = None
         self.ctx.free()
+        self.weights_ctx.free()
+
+
+def column_speeds(type, columns, n_threads, rounds, now=time.perf_counter, k=2048, m=2048):
+    """{n: GFLOP/s} of mul_mat with n columns: the median of rounds, so that one slow second is no cliff.
+
+    All n read the same weights, more than caches hold, a quarter of them in a turn.
+    """
+    backend, ctx, weights_ctx = gg.init_backend(f"CPU:n_threads={n_threads}"), gg.Context(), gg.Context()
+    try:
+        raw = content(type, (k, m), None, np.random.default_rng(0))
+        n_weights = BUFFER_NBYTES // len(raw) // QUARTERS * QUARTERS
+        weights = [weights_ctx.new_tensor(type, (k, m)) for _ in range(n_weights)]
+        gg.alloc_ctx_tensors(weights_ctx, weights_where(backend, weights))
+        for w in weights:
+            w.set_bytes(raw)
+        plans = {n: [_products(ctx, backend, weights[i::QUARTERS], n) for i in range(QUARTERS)] for n in columns}
+        seconds = {n: [] for n in columns}
+        for turn in range(1 + rounds):          # the first one is not counted
+            for at, n in enumerate(columns):
+                t0 = now()
+                plans[n][(turn + at) % QUARTERS].compute()
+                seconds[n] += [now() - t0] * (turn > 0)
+    finally:
+        ctx.free()
+        weights_ctx.free()
+    each = len(weights) // QUARTERS
+    return {n: 2 * k * m * n * each / statistics.median(s) / 1e9 for n, s in seconds.items()}
+
+
+def _products(ctx, backend, weights, n):
+    """A plan of the products of some weights and n columns."""
+    x = gg.from_numpy(ctx, np.random.default_rng(n).standard_normal((n, weights[0].ne[0]), np.float32))
+    graph = gg.Graph(*(gg.mul_mat(w, x) for w in weights))
+    gg.GraphAllocator(backend).alloc_graph(graph)
+    return backend.graph_plan_create(graph)

@@ -4,12 +4,13 @@ import pathlib
 import time
 
 import ggjit
-from benchmarks import engine
+from benchmarks import engine, machine
 from benchmarks.catalogue import GRAPHS
-from benchmarks.our_graphs import Prepared
+from benchmarks.our_graphs import Prepared, column_speeds
 from ggjit.cpu.tuning import all_kept
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
+from ggjit.ops.matmul import choices, repack
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
 from ggjit.profiling.machine_limits import Reader, peak_f32, read_bandwidth
@@ -20,8 +21,10 @@ class Engine(engine.Engine):
         self.model = self.prepared = None
 
     def about(self):
-        tiles = ", ".join(f"{t.name} {c.rows}" for t, c in all_kept().items()) or "by the rule"
-        return {"name": "ggjit", "version": ggjit.__version__, "features": f"{isa.ISA}; rows of decode tiles: {tiles}"}
+        tuned = ", ".join(f"{t.name} {'repacked' if c.repacked else c.tile}" for t, c in all_kept().items())
+        rule = ", ".join(t.name for t in repack.LAYOUTS if choices.pays_repacked(t))
+        return {"name": "ggjit", "version": ggjit.__version__,
+                "features": f"{isa.ISA}; repacked by default: {rule or 'none'}; measured here: {tuned or 'nothing'}"}
 
     def load(self, path, n_threads, n_ctx=512, embed=False):
         """Bytes: weights that a token reads, KV cache, compute arena.  Operations: of one prompt token."""
@@ -84,7 +87,9 @@ class Engine(engine.Engine):
         return out
 
     def limits(self, n_threads):
-        return {"bandwidth": read_bandwidth(n_threads, now=self.now), "f32": peak_f32(now=self.now)}
+        """Bytes a second of all threads; operations a second of one core."""
+        return {"bandwidth": read_bandwidth(n_threads, now=self.now), "f32": peak_f32(now=self.now),
+                "int8": machine.peak_int8(now=self.now)}
 
     def tg_and_reads(self, n, n_threads, seed=0):
         """[(seconds of a token, bytes a second that memory gave right after it)] of n tokens.
@@ -99,6 +104,21 @@ class Engine(engine.Engine):
                 self.decode(ids[i:i + 1])
                 out.append((self.now() - t0, reader.once()))
         return out
+
+    def graph_and_reads(self, n, n_threads):
+        """[(seconds of a run of the graph, bytes a second that memory gave right after it)] of n runs."""
+        out = []
+        with Reader(n_threads, self.now) as reader:
+            self.run_graph()
+            for _ in range(n):
+                t0 = self.now()
+                self.run_graph()
+                out.append((self.now() - t0, reader.once()))
+        return out
+
+    def column_speeds(self, type, columns, n_threads, rounds):
+        """[[columns, GFLOP/s]] of products with weights of the type, by name."""
+        return list(column_speeds(getattr(ggjit, type), columns, n_threads, rounds, self.now).items())
 
     def compiled(self):
         """[kernels compiled, loaded, seconds compiling] in this process."""

@@ -22,26 +22,26 @@ PACKAGE = "xllamacpp"
 MEAN_POOLING = 1
 
 
-class _Params(C.Structure):
+class Params(C.Structure):
     """Larger than any parameter struct.  By value such structs travel on the stack, where a longer one does no harm."""
     _fields_ = [("raw", C.c_uint8 * 1024)]
 
 
-class _Batch(C.Structure):
+class Batch(C.Structure):
     _fields_ = [("n_tokens", C.c_int32), ("token", C.c_void_p), ("embd", C.c_void_p), ("pos", C.c_void_p),
                 ("n_seq_id", C.c_void_p), ("seq_id", C.c_void_p), ("logits", C.c_void_p)]
 
 
-_LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
+LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
 _P, _I = C.c_void_p, C.c_int32
 FUNCTIONS = {
-    "llama_log_set": (None, _LOG, _P),
-    "llama_backend_init": (None,), "llama_model_default_params": (_Params,), "llama_context_default_params": (_Params,),
-    "llama_model_load_from_file": (_P, C.c_char_p, _Params), "llama_model_free": (None, _P),
+    "llama_log_set": (None, LOG, _P),
+    "llama_backend_init": (None,), "llama_model_default_params": (Params,), "llama_context_default_params": (Params,),
+    "llama_model_load_from_file": (_P, C.c_char_p, Params), "llama_model_free": (None, _P),
     "llama_model_get_vocab": (_P, _P), "llama_vocab_n_tokens": (_I, _P), "llama_model_n_embd": (_I, _P),
-    "llama_init_from_model": (_P, _P, _Params), "llama_free": (None, _P), "llama_get_memory": (_P, _P),
-    "llama_memory_clear": (None, _P, C.c_bool), "llama_batch_get_one": (_Batch, _P, _I),
-    "llama_decode": (_I, _P, _Batch), "llama_encode": (_I, _P, _Batch), "llama_synchronize": (None, _P),
+    "llama_init_from_model": (_P, _P, Params), "llama_free": (None, _P), "llama_get_memory": (_P, _P),
+    "llama_memory_clear": (None, _P, C.c_bool), "llama_batch_get_one": (Batch, _P, _I),
+    "llama_decode": (_I, _P, Batch), "llama_encode": (_I, _P, Batch), "llama_synchronize": (None, _P),
     "llama_adapter_lora_init": (_P, _P, C.c_char_p),
     "llama_set_adapters_lora": (_I, _P, C.POINTER(_P), C.c_size_t, C.POINTER(C.c_float)),
     "llama_get_logits_ith": (C.POINTER(C.c_float), _P, _I), "llama_get_embeddings_seq": (C.POINTER(C.c_float), _P, _I),
@@ -69,23 +69,24 @@ def _llama(folder):
     return lib
 
 
-def _context_params(lib, n_ctx, n_threads, embed):
-    """llama_context_params with our settings in it."""
+def context_params(lib, n_ctx, n_threads, embed=False):
+    """llamacontext_params with our settings in it."""
     p = lib.llama_context_default_params()
     raw = bytes(p.raw)
 
     def find(start, fmt, *values):
         at = raw.find(struct.pack(fmt, *values), start)
         if at < 0:
-            raise Missing(f"this release of {PACKAGE} lays llama_context_params out in a way we do not know")
+            raise Missing(f"this release of {PACKAGE} lays llamacontext_params out in a way we do not know")
         return at
     sizes = find(0, "<4I", 512, 2048, 512, 1)                       # n_ctx, n_batch, n_ubatch, n_seq_max
-    threads = find(sizes, "<7i", 4, 4, 0, -1, -1, -1, -1)           # 2 x threads, ..., pooling is the fifth
-    types = find(threads, "<QQii", 0, 0, 1, 1)                      # callback, its data, type_k, type_v
-    flags = find(types + 24, "<4?", False, True, True, True)        # embeddings, ...
+    threads = find(sizes, "<2i", 4, 4)
     C.memmove(C.byref(p, sizes), struct.pack("<3I", n_ctx, n_ctx, n_ctx), 12)
     C.memmove(C.byref(p, threads), struct.pack("<2i", n_threads, n_threads), 8)
     if embed:
+        find(threads, "<7i", 4, 4, 0, -1, -1, -1, -1)               # pooling is the fifth
+        types = find(threads, "<QQii", 0, 0, 1, 1)                  # callback, its data, type_k, type_v
+        flags = find(types + 24, "<4?", False, True, True, True)    # embeddings, ...
         C.memmove(C.byref(p, threads + 16), struct.pack("<i", MEAN_POOLING), 4)
         C.memmove(C.byref(p, flags), b"\1", 1)
     return p
@@ -106,7 +107,7 @@ class Engine(engine.Engine):
 
     def _start(self):
         self.lib = lib = _llama(self.folder)
-        self._log = _LOG(lambda level, text, data: self.log.append(text))       # kept: C holds the pointer
+        self._log = LOG(lambda level, text, data: self.log.append(text))       # kept: C holds the pointer
         lib.llama_log_set(self._log, None)
         lib.llama_backend_init()
 
@@ -119,7 +120,7 @@ class Engine(engine.Engine):
         if not self.model:
             raise EngineError(f"llama.cpp does not load {path}: {self._last_words()}")
         self.context = self.lib.llama_init_from_model(
-            self.model, _context_params(self.lib, n_ctx, n_threads, embed))
+            self.model, context_params(self.lib, n_ctx, n_threads, embed))
         if not self.context:
             raise EngineError(f"llama.cpp makes no context for {path}: {self._last_words()}")
         adapters = [self.lib.llama_adapter_lora_init(self.model, os.fsencode(name)) for name, _ in lora]

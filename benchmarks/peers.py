@@ -5,37 +5,57 @@
     python -m benchmarks.peers --only q4_0,flash    # lines whose key contains one of these (--list shows the keys);
                                                     # with a star it is a pattern for whole keys: 'mul_mat-*-n1'
     python -m benchmarks.peers --isa avx2           # our AVX2 kernels
+    python -m benchmarks.peers --table              # what a processor is judged by (TABLE), into peers-PROCESSOR.md
 
 Engines run in processes of their own and take turns on the same bytes; the others sleep meanwhile, results of graphs
 are compared, and the machine is checked before, during and after.  Medians over the rounds, minimum and maximum in
-brackets.  ratio: our speed over the peer's.  Ctrl-C ends the run; what was measured is written where --out says, and
-nowhere else.  A peer that is not installed is named as missing:
+brackets.  ratio: our speed over the peer's.  Our side is what a user gets without options: weights repacked where that
+is the default, choices that were measured here before (`ggjit warm-up`).  Ctrl-C ends the run; what was measured is
+written where --out says, and nowhere else.  A peer that is not installed is named as missing:
 
-    pip install xllamacpp onnx onnxruntime torch    # torch is optional; GGML_LIB_DIR=FOLDER[:FOLDER] adds native builds
+    pip install xllamacpp onnx onnxruntime openvino torch      # any of them may be absent
+    GGML_LIB_DIR=FOLDER[:FOLDER]        native builds of ggml and llama.cpp
+    IK_LIB_DIR=FOLDER                   a build of ik_llama.cpp
 """
 import argparse
 import datetime
 import fnmatch
 import pathlib
 import sys
+import time
 
 from benchmarks import machine
 from benchmarks.catalogue import SECTIONS
 from benchmarks.compare import Engines, compare
 from benchmarks.costs import COSTS
 from benchmarks.engine import CLOCKS
-from benchmarks.report import Row, markdown
+from benchmarks.report import Row, markdown, tables
 from benchmarks.worker import ROOT, EngineError, Missing
 
 RESULTS = ROOT / "benchmarks" / "results"
 STOPPED = 130               # exit status after Ctrl-C
+COLUMNS = ",".join(f"mul_mat-*-n{n}" for n in (1, 2, 4, 8, 16))
+MOVES = "op-cpy-,op-cont-,op-get_rows-,op-set_rows-,op-silu-,op-swiglu_split-,op-reglu_split-"
+TABLE = (                   # --table is these runs, one after the other; the first ones matter most
+    "--quick --only *-tg --rounds 2 --peers wheel,ik",
+    f"--quick --only {COLUMNS} --peers wheel,native,onnxruntime,openvino",
+    "--quick --only minilm- --peers onnxruntime",
+    "--quick --only mul_mat-f32-n512 --peers numpy,torch",
+    f"--quick --only {MOVES} --peers native",
+    "--quick --only tinyllama-*-pp512 --rounds 1 --peers none",
+    "--quick --only columns- --threads 1",
+    "--quick --only smollm-q4_0-tg,smollm-q8_0-tg,minilm-64,mul_mat-*-n1,mul_mat-*-n8,op-silu-,op-swiglu_split- "
+    "--rounds 2 --threads 1 --isa avx2 --peers wheel",
+)
 
 
 class Run:
     """Rows by section, and lines about the machine; both are said as they come."""
 
-    def __init__(self, args, say=print):
+    def __init__(self, args, say=print, end=None):
+        """end: of time.monotonic(), after which no further line is begun."""
         self.args, self.say, self.rows, self.lines, self.stopped = args, say, {}, [], False
+        self.end = end
         self.rounds, self.seconds = (3, 0.04) if args.quick else (5, 0.15)
         self.rounds = args.rounds or self.rounds
 
@@ -70,6 +90,24 @@ class Run:
                     self._add("costs", key, lambda k=key: [COSTS[k](engines.workers["ours"], self.rounds)], 1)
         self.tell(machine.idle_check("after"))
 
+    def measure_table(self):
+        """The runs of TABLE, all rows in this one."""
+        for given in TABLE:
+            part = Run(arguments(given.split()), self.say, self.end)
+            part.measure()
+            for section, rows in part.rows.items():
+                self.rows.setdefault(section, []).extend(rows)
+            self.lines += [line for line in part.lines if line not in self.lines]
+            self.stopped = self.stopped or part.stopped
+
+    def late(self, what):
+        """Has the time run out?  Says what is left out."""
+        if self.end is None or time.monotonic() < self.end:
+            return False
+        self.tell(f"left out, the time had run out: {what}")
+        self.stopped = True
+        return True
+
     def _compare(self, engines):
         n = engines.n_threads
         for line in engines.introductions():
@@ -79,7 +117,8 @@ class Run:
                   f"{engines.limits['f32'] / 1e9:.0f} GFLOP/s")
         for section in SECTIONS:
             for work in self.wanted(section):
-                self._add(section, work.text, lambda w=work: self._rows(engines, w), n)
+                if not self.late(f"{work.text}, {n} thread{'s' * (n > 1)}"):
+                    self._add(section, work.text, lambda w=work: self._rows(engines, w), n)
             engines.forget()
         for name, why in engines.missing.items():
             self.tell(f"{name}: missing: {why}")
@@ -103,6 +142,8 @@ class Run:
             made = [Row(text, "-", "not measured", note=str(e), n_threads=n_threads)]
         except EngineError as e:
             made = [Row(text, "-", "failed", passed=False, note=" ".join(str(e).split()), n_threads=n_threads)]
+        for row in made if self.args.isa else ():
+            row.work = f"{self.args.isa.upper()}: {row.work}"
         self.rows.setdefault(section, []).extend(made)
         self.say("\n".join(markdown(made).splitlines()[2:]))
 
@@ -123,7 +164,7 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".md").write_text(
             f"# ggjit next to its peers\n\n`{command.strip()}`: {reached}{', stopped before the end' * self.stopped}."
-            f"\n\n{markdown(rows)}\n\n" + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
+            f"\n\n{tables(rows)}\n\n" + "\n".join(f"- {line}" for line in about) + "\n", "utf-8")
         drawn = plot_ratios(self.rows, path.with_suffix(".png"))
         self.say(f"\nwritten to {path}.md{' and .png' * drawn}")
 
@@ -144,8 +185,11 @@ def arguments(argv):
     p.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: processor time, where the machine is not idle")
     p.add_argument("--only", type=parts, default=[], help="parts of keys, or patterns with *, separated by commas")
     p.add_argument("--list", action="store_true", help="print the keys")
+    p.add_argument("--table", action="store_true", help="the runs a processor is judged by")
+    p.add_argument("--minutes", type=float, help="begin no line after so many")
     p.add_argument("--out", type=pathlib.Path, help="where table and plot go, without suffix (default: "
-                   "benchmarks/results/peers, peers-ISA with --isa; with --only nothing is written)")
+                   "benchmarks/results/peers, peers-ISA with --isa, peers-PROCESSOR with --table; with --only nothing "
+                   "is written)")
     args = p.parse_args(argv)
     args.given = sys.argv[1:] if argv is None else argv
     return args
@@ -153,15 +197,16 @@ def arguments(argv):
 
 def main(argv=None):
     args = arguments(argv)
-    run = Run(args)
+    run = Run(args, end=args.minutes and time.monotonic() + 60 * args.minutes)
     if args.list:
         keys = [w.key for section in SECTIONS for w in run.wanted(section)]
         print("\n".join([*keys, *(k for k in COSTS if run._chosen(k))]))
         return 0
-    run.measure()
+    run.measure_table() if args.table else run.measure()
     for row in run.missed:
         print("missed:", markdown([row]).splitlines()[-1])
-    out = args.out or (None if args.only or run.stopped else RESULTS / f"peers{f'-{args.isa}' if args.isa else ''}")
+    name = f"peers-{machine.slug()}" if args.table else f"peers-{args.isa}" if args.isa else "peers"
+    out = args.out or (None if args.only or run.stopped and not args.minutes else RESULTS / name)
     if out and run.rows:
         run.write(out)
     return STOPPED if run.stopped else int(bool(run.missed))

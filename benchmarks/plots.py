@@ -6,6 +6,7 @@ import numpy as np
 
 MISS, PASS, SHOWN = "#c23b22", "#2e7d32", "#777777"
 PEER_MARKS = {"wheel": "o", "native": "s", "llamafile": "D", "onnxruntime": "^", "numpy": "v", "torch": "<",
+              "ik": "P", "openvino": "X",
               "limit": "|"}
 PRODUCT = re.compile(r"mul_mat (\S+) \[2048 x 2048\], n = (\d+)")
 ROW_HEIGHT, HEAD_HEIGHT, WIDTH = 0.2, 1.1, 8.5          # inches

@@ -52,3 +52,24 @@ def markdown(rows):
     lines = [" | ".join(("", *Row.HEAD, "")).strip(), "|" + "---|" * len(Row.HEAD)]
     lines += ["| " + " | ".join(c.replace("|", "/") for c in row.cells()) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def tables(rows):
+    """One Markdown table for each number of threads, under what was reached against whom."""
+    out = []
+    for n in sorted({r.n_threads for r in rows}, key=str):
+        here = [r for r in rows if r.n_threads == n]
+        out += [f"## Whole commands\n\n{markdown(here)}" if n == "-" else
+                f"## {n} thread{'s' * (n > 1)}\n\n{summary(here)}\n\n{markdown(here)}"]
+    return "\n\n".join(out)
+
+
+def summary(rows):
+    """How many targets are reached against each peer, and the ratios."""
+    lines = ["| against | targets reached | least ratio | median | most |", "|---|---|---|---|---|"]
+    for peer in dict.fromkeys(r.against for r in rows if r.passed is not None and r.ratio is not None):
+        judged = [r for r in rows if r.against == peer and r.passed is not None and r.ratio is not None]
+        ratios = [r.ratio for r in judged]
+        cells = [f"{f(ratios):.2f}" for f in (min, statistics.median, max)]
+        lines.append(f"| {peer} | {sum(r.passed for r in judged)} of {len(judged)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -24,7 +24,7 @@ from ggjit.ops.core.whole_file import whole_file
 from ggjit.ops.native.cache_files import cache_dir
 
 TYPES = {"F32": (gg.F32, 0), "F16": (gg.F16, 1), "Q4_0": (gg.Q4_0, 2), "Q8_0": (gg.Q8_0, 7),      # type, file_type
-         "Q4_K_M": (gg.Q4_K, 15)}
+         "Q4_K_M": (gg.Q4_K, 15), "Q6_K": (gg.Q6_K, 18)}
 SHORT_ROWS = {gg.Q4_K: gg.Q5_0, gg.Q6_K: gg.Q8_0}       # llama.cpp's choice where rows are no multiple of 256
 REPEAT = 256
 KEEP_FREE_NBYTES = 2 << 30          # of the disk, after the file is written

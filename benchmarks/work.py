@@ -3,7 +3,8 @@
     peers     wheel        llama.cpp and its ggml out of the xllamacpp wheel
               native       a build with GGML_NATIVE in a folder that GGML_LIB_DIR names
               llamafile    such a build with GGML_LLAMAFILE=ON
-              onnxruntime, numpy, torch
+              ik           ik_llama.cpp in a folder that IK_LIB_DIR names, weights repacked as it loads them
+              onnxruntime, openvino, numpy, torch
 """
 import dataclasses
 import os
@@ -34,27 +35,33 @@ class Work:
 class Model(Work):
     """measure: "pp" (a prompt of n tokens), "tg" (n tokens one by one), "embed" (a text of n); file: gives the path.
 
-    share: the share of the measured read bandwidth that decoding must reach, or None.
+    share: the least share of the machine's limit, or None: of the measured read bandwidth for "tg", of the peak of
+    `arithmetic`, "int8" or "f32", for "pp".
     """
     file: Callable
     measure: str
     n: int
     share: float | None = None
+    arithmetic: str = "f32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Graph(Work):
     """Nodes of one kind, timed together: the time of one is reported.
 
-    build     (new) -> tensor, with new(type, ne, values=None) for a leaf: `values`, or normal random ones
+    build     (new) -> tensor, with new(type, ne, values=None) for a leaf: `values`, or normal random ones;
+              new.weights(type, ne): a matrix of products, on our side as a loaded model has it
     cold      every node has leaves of its own, more of them than caches hold
     n_nodes   how many `build` makes (a chain); otherwise 1
-    max_nmse  between our result and the peer's
+    max_nmse  between our result and the peer's; peer_nmse: {peer: another} for some
+    share     the least share of the measured read bandwidth, or None
     """
     build: Callable
     cold: bool = False
     n_nodes: int = 1
     max_nmse: float = 1e-6
+    peer_nmse: dict = dataclasses.field(default_factory=dict)
+    share: float | None = None
 
     def copies(self, nbytes, flops):
         """How often `build` is repeated in one graph, for a result that touches nbytes and takes flops."""
@@ -67,20 +74,23 @@ class Graph(Work):
 class Leaves:
     """The `new` of Graph.build.  The n-th leaf of every copy holds the same bytes, in shared memory unless cold."""
 
-    def __init__(self, ctx, cold):
-        self.ctx, self.cold = ctx, cold
+    def __init__(self, ctx, cold, weights_ctx):
+        self.ctx, self.cold, self.weights_ctx = ctx, cold, weights_ctx
         self.tensors, self.raw, self.by_id, self._next = [], [], {}, 0
 
     def again(self):
         self._next = 0
 
-    def __call__(self, type, ne, values=None):
+    def weights(self, type, ne):
+        return self(type, ne, ctx=self.weights_ctx)
+
+    def __call__(self, type, ne, values=None, ctx=None):
         i, self._next = self._next, self._next + 1
         if i == len(self.raw):
             self.raw.append(content(type, ne, values, np.random.default_rng(i)))
             self.tensors.append(None)
         if self.cold or self.tensors[i] is None:
-            self.tensors[i] = t = self.ctx.new_tensor(type, ne)
+            self.tensors[i] = t = (ctx or self.ctx).new_tensor(type, ne)
             self.by_id[t.id] = t, self.raw[i]
         return self.tensors[i]
 
