@@ -79,7 +79,7 @@ WRONG = {
     "a list": (lambda b: whole(NAME, facts=b"[]"), "another machine"),
     "no names": (lambda b: signed(FACTS, b"1", b""), "damaged"), "no name": (lambda b: whole(1), "no name of a kernel"),
     "foreign": (lambda b: whole(NAME, facts=json.dumps(OTHER).encode()), "numba 0.1 (here"),
-    "other sources": (lambda b: whole(NAME, facts=json.dumps(FACTS_HERE | {"sources": "0"}).encode()), "sources 0 (he"),
+    "other sources": (lambda b: whole(NAME, facts=json.dumps(FACTS_HERE | {"sources": "0"}).encode()), "sources 0 ("),
     "a path": (lambda b: whole("../" + NAME), "no name of a kernel"),
     "a later path": (lambda b: whole(NAME, "/" + NAME), "no name of a kernel"),
     "letters": (lambda b: whole("\xe9"), "no name of a kernel"),

@@ -43,7 +43,7 @@ def run(args):
         return op_facts(op)
     ops, types = supported()
     result = {"version": __version__, "cpu": registry.by_type("cpu").description, "devices": registry.props(),
-              "kernels": kernels_facts(),               "tiles": tiles_json(all_kept()), "types": types, "ops": ops}
+              "kernels": kernels_facts(), "tiles": tiles_json(all_kept()), "types": types, "ops": ops}
     if not args.json:
         show(result)
     return result
