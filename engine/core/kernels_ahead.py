@@ -10,6 +10,7 @@ import threading
 
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import CACHE, sources_key
+from ggjit.ops.native.kernel_pack import SHIPPED
 
 _ahead = []                     # (name, modules) of those that were not there
 _after = threading.local()      # .kernels: function: (name, modules) of what is asked for after the plan, or absent
@@ -24,10 +25,11 @@ def announce(kernels):
 
 
 def _missing(kernels):
-    """Those that are neither in this process nor in the cache's folder."""
+    """Those that are neither in this process nor in the cache's folder nor shipped."""
     folder = cache_dir() / "kernels"
-    return [(name, modules) for name, modules in dict.fromkeys(kernels) if (name, modules) not in CACHE.addresses
-            and not (folder / f"{name}-{sources_key(tuple(sorted(modules)))}.o").exists()]
+    files = {(name, modules): f"{name}-{sources_key(tuple(sorted(modules)))}.o"
+             for name, modules in dict.fromkeys(kernels) if (name, modules) not in CACHE.addresses}
+    return [k for k, file in files.items() if not (folder / file).exists() and file not in SHIPPED.names]
 
 
 @contextlib.contextmanager

@@ -1,47 +1,59 @@
 """Which instruction set the kernels are written for: chosen once, from the host or by GGJIT_CPU.
 
 An instruction the target lacks makes LLVM abort the process, so the choice is made before anything is compiled and is
-part of every cache key.  Numba's own NUMBA_CPU_NAME and NUMBA_CPU_FEATURES are honoured: with a CPU name alone LLVM
-keeps the host's features, so both are read and both are set when a set is forced.
+part of every cache key.
 
-The processor whose pipeline LLVM schedules for is a second choice.  With its models of AMD's processors the register
-tiles of float32 and float16 spill accumulators (half the speed at 64 columns on a Zen 4); with a model of Intel's they
-do not, so that model is named, with the features of the processor at hand.
+Kernels are made for a level, not for one processor: they use what every processor of it has and nothing else, so that
+machine code made on one runs on all, from a cache or a kernel pack (ggjit.ops.native.kernel_pack).
+
+    level        features                                                          processors
+    avx512bf16   those below, bf16, gfni, ifma, vbmi, vbmi2, bitalg, vpopcntdq     Sapphire Rapids, Zen 4 and later
+    avx512       x86-64-v4, vnni, prfchw                                           Cascade Lake, Ice Lake
+    avx2         x86-64-v3                                                         Haswell, Zen and later
+
+Where no level fits (another architecture, a virtual machine that hides features) they use what is there.
+
+The processor whose pipeline LLVM schedules for is fixed by the level, too.  With LLVM's models of AMD's processors the
+register tiles of float32 and float16 spill accumulators (half the speed at 64 columns on a Zen 4); with a model of
+Intel's they do not.
+
+Numba's NUMBA_CPU_FEATURES says what the processor has, NUMBA_CPU_NAME which one it is; with a name, code is scheduled
+for that one.
 """
 import os
 
 import numba
 from llvmlite import binding as llvm
-from numba.core.codegen import get_host_cpu_features
+from numba.core.codegen import JITCPUCodegen
+from numba.core.registry import cpu_target
 
 from ggjit.ops.core.errors import ParamError
 
 NAMES = ("avx512", "avx2", "generic")
-_BEYOND_AVX2 = ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert", "evex512", "vaes", "vpclmulqdq", "gfni")
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni")
+_V3 = frozenset("64bit cmov cx8 fxsr mmx sse sse2 cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2 crc32 avx avx2 bmi bmi2 "
+                "f16c fma lzcnt movbe xsave".split())
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni", "prfchw"}
+# What kernels use, the best first: packs are made for each
+LEVELS = {"avx512bf16": _V4 | {"avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2",
+                               "avx512vpopcntdq", "gfni"}, "avx512": _V4, "avx2": _V3}
+_NEEDED = {"avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}, "avx2": {"avx2", "fma", "f16c"}}
+MODELS = {"avx512": "icelake-server", "avx2": "haswell"}   # what LLVM schedules for
 
 
-def _effective_features():
+def features_text(on):
+    """The features `on` and no others, in the words of NUMBA_CPU_FEATURES: a processor's name alone brings more."""
+    known = llvm.get_host_cpu_features()
+    return ",".join([f"+{f}" for f in sorted(on)] + [f"-{f}" for f in sorted(known) if f not in on])
+
+
+def _host_features():
     if numba.config.CPU_FEATURES is not None:
-        return {f[1:] for f in numba.config.CPU_FEATURES.split(",") if f.startswith("+")}
-    return {name for name, on in llvm.get_host_cpu_features().items() if on}
+        return frozenset(f[1:] for f in numba.config.CPU_FEATURES.split(",") if f.startswith("+"))
+    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
 
 
-def _forget(features, prefixes):
-    """Make LLVM forget host features by naming them with a minus (a CPU name alone keeps them)."""
-    off = sorted(f for f in features if f.startswith(prefixes))
-    on = sorted(features - set(off))
-    numba.config.CPU_FEATURES = ",".join([f"+{f}" for f in on] + [f"-{f}" for f in off])
-
-
-def _choose():
-    features = _effective_features()
-    if all(f in features for f in _AVX512):
-        best = "avx512"
-    elif all(f in features for f in ("avx2", "fma", "f16c")):
-        best = "avx2"
-    else:
-        best = "generic"
+def _choose(features):
+    best = next((name for name, needed in _NEEDED.items() if needed <= features), "generic")
     asked = os.environ.get("GGJIT_CPU", "").lower()
     if not asked or asked == best:
         return best
@@ -49,30 +61,37 @@ def _choose():
         raise ParamError(f"GGJIT_CPU={asked!r}: expected one of {', '.join(NAMES)}")
     if NAMES.index(asked) < NAMES.index(best):
         raise ParamError(f"GGJIT_CPU={asked}: this processor supports {best} at most; unset GGJIT_CPU")
-    if asked == "avx2":
-        numba.config.CPU_NAME = numba.config.CPU_NAME or "haswell"
-        _forget(features, _BEYOND_AVX2)
     return asked
 
 
-def _schedule_as(model):
-    """Name another processor to LLVM; the features stay, also those that the model would bring or take."""
-    if numba.config.CPU_FEATURES is None:
-        numba.config.CPU_FEATURES = get_host_cpu_features()
-    numba.config.CPU_NAME = model
+def _tell_numba(model, features):
+    """Numba reads its settings once; where it was woken before, it gets a new code generator."""
+    numba.config.CPU_NAME, numba.config.CPU_FEATURES = model, features_text(features)
+    if "_toplevel_target_context" in vars(cpu_target):
+        cpu_target.target_context._internal_codegen = JITCPUCodegen("numba.exec")
+
+
+def _level(isa, features):
+    """(name, features that kernels use)."""
+    of_isa = {name: level for name, level in LEVELS.items() if name.startswith(isa)}
+    for name, level in of_isa.items():
+        if level <= features:
+            return name, level
+    return f"{isa}, this processor's own", features & frozenset().union(*of_isa.values()) if of_isa else features
 
 
 PROCESSOR = numba.config.CPU_NAME or llvm.get_host_cpu_name()           # what runs the kernels, in LLVM's words
-ISA = _choose()
-SCHEDULED_AS = numba.config.CPU_NAME or PROCESSOR                       # what LLVM is told
-if PROCESSOR.startswith("znver") and ISA in (models := {"avx512": "icelake-server", "avx2": "haswell"}):
-    SCHEDULED_AS = models[ISA]
-    _schedule_as(SCHEDULED_AS)
-FEATURES = frozenset(_effective_features())
+HOST_FEATURES = _host_features()                        # what it has; of these kernels use FEATURES
+ISA = _choose(HOST_FEATURES)
+LEVEL, FEATURES = _level(ISA, HOST_FEATURES)
+SCHEDULED_AS = numba.config.CPU_NAME or MODELS.get(ISA, PROCESSOR)     # what LLVM is told
+if SCHEDULED_AS.startswith("znver"):
+    SCHEDULED_AS = MODELS.get(ISA, PROCESSOR)
+if ISA in MODELS:
+    _tell_numba(SCHEDULED_AS, FEATURES)
 W = {"avx512": 16, "avx2": 8, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
 X86 = any(f.startswith("sse") for f in FEATURES)
 BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES
-
 
 _SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "USING_SVML")    # NUMBA_*
 
@@ -82,7 +101,7 @@ def target():
     return f"{ISA} {PROCESSOR}" + f" as {SCHEDULED_AS}" * (SCHEDULED_AS != PROCESSOR)
 
 
-def cpu_key():
-    """What the compiled code depends on besides its sources."""
+def code_key():
+    """What machine code depends on besides its sources and the versions of what compiles it."""
     settings = " ".join(f"{name}={getattr(numba.config, name)}" for name in _SETTINGS)
-    return f"{target()} {','.join(sorted(FEATURES))} {settings}"
+    return f"{ISA} {SCHEDULED_AS} {','.join(sorted(FEATURES))} {settings} {llvm.get_process_triple()}"

@@ -42,6 +42,7 @@ from ggjit.ops.core.interrupts import not_lost
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.native import cache_files, isa
 from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, unknown
+from ggjit.ops.native.kernel_pack import SHIPPED
 
 # nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
 FASTMATH = {"reassoc", "contract", "nsz"}
@@ -185,7 +186,7 @@ def sources_digest(modules):
 @functools.cache
 def sources_key(modules):
     """The same, and what else the processor's machine code depends on: compilers, Python, processor."""
-    machine = f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.cpu_key()}"
+    machine = f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {isa.code_key()}"
     return hashlib.sha256(f"{sources_digest(modules)} {machine}".encode()).hexdigest()[:20]
 
 
@@ -250,18 +251,24 @@ class _ObjectCache:
             self.addresses[name, modules] = found
             return found
 
-    def _load(self, path):
+    def _parts(self, path):
+        """(symbol, names it refers to, code) of a kernel in the cache or in the shipped pack, or None."""
         try:
             payload = cache_files.read(path)
-            if payload is None:
-                return None
-            symbol, externals, code = cache_files.unpack(payload, 3)
+            if payload is not None:
+                return cache_files.unpack(payload, 3)
         except cache_files.Unusable as e:       # LLVM aborts on damaged objects
             self._warn(path, str(e))
-            return None
         except OSError as e:
             self._warn(path, f"a file that cannot be read ({e.strerror}), compiled again")
+        payload = SHIPPED.payload(path.name)
+        return None if payload is None else cache_files.unpack(payload, 3)
+
+    def _load(self, path):
+        parts = self._parts(path)
+        if parts is None:
             return None
+        symbol, externals, code = parts
         engine = self.engine
         if unknown(externals.decode().splitlines()):                 # a library that is not loaded here
             return None

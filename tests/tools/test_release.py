@@ -58,6 +58,8 @@ def wheel(tmp_path_factory):
     (origin / "engine" / "__init__.py").write_text("later work")
     commit(origin)
     release.git(folder, "clone", "--quiet", "--branch", tag, origin.as_uri(), str(tree))
+    (tree / "ops" / "kernels").mkdir()
+    (tree / "ops" / "kernels" / "level.pack").write_bytes(b"made by ggjit.tools.ship_kernels")
     backend = folder / "backend"
     env = {**os.environ, "PYTHONPATH": str(backend)}
     if int(importlib.metadata.version("setuptools").split(".")[0]) < 77:
@@ -84,6 +86,7 @@ def test_the_wheel_runs_without_the_checkout(wheel, tmp_path):
 
 def test_the_wheel_holds_the_stubs_and_every_package(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
+    assert "ggjit/ops/kernels/level.pack" in names
     for folder, package in (("engine", "ggjit"), ("ops", "ggjit/ops"), ("alloc", "ggjit/alloc"),
                             ("models", "ggjit/models"), ("tools", "ggjit/tools")):
         for path in (ROOT / folder).rglob("*"):

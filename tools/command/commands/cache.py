@@ -1,11 +1,12 @@
-"""`ggjit cache`: compiled kernels, carried to other machines of the same kind."""
+"""`ggjit cache`: compiled kernels, carried to other processors of the same level (`ggjit info` names it)."""
 from ggjit.display.progress import compiling
 from ggjit.ops.core.errors import ParamError
-from ggjit.tools.command.kernel_pack import export, install
+from ggjit.ops.native.kernel_pack import install
+from ggjit.tools.command.kernel_pack import export
 
 EXAMPLES = (("ggjit cache export kernels.pack -m m.gguf", "the kernels of a model, compiled if they are not there"),
             ("ggjit cache export kernels.pack", "all there are"),
-            ("ggjit cache import kernels.pack", "on a machine like this one: nothing is compiled there"))
+            ("ggjit cache import kernels.pack", "on a processor of the same level: nothing is compiled there"))
 
 
 def add_arguments(c):

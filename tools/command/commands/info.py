@@ -13,6 +13,7 @@ from ggjit.ops.core.printable import printable
 from ggjit.ops.core.traits import all_traits
 from ggjit.ops.matmul import choices, repack
 from ggjit.ops.native import isa
+from ggjit.ops.native.kernel_pack import SHIPPED
 from ggjit.ops.types.shared.dot import OWN
 from ggjit.tools.command.common import console, table, text_nbytes, tiles_json, tiles_line
 from ggjit.tools.command.op_page import find, op_facts, op_list, op_page
@@ -42,7 +43,7 @@ def run(args):
         return op_facts(op)
     ops, types = supported()
     result = {"version": __version__, "cpu": registry.by_type("cpu").description, "devices": registry.props(),
-              "tiles": tiles_json(all_kept()), "types": types, "ops": ops}
+              "kernels": kernels_facts(), "tiles": tiles_json(all_kept()), "types": types, "ops": ops}
     if not args.json:
         show(result)
     return result
@@ -53,6 +54,7 @@ def show(r):
     for d in r["devices"]:
         print(f"device {d['name']}: {d['description']}, {d['memory_free'] / 1e9:.1f} GB of "
               f"{d['memory_total'] / 1e9:.1f} GB free")
+    print(kernels_line(r["kernels"]))
     tiles = tiles_line(r["tiles"]) or "the rule's; `ggjit warm-up MODEL` measures others"
     print(f"how weights are read (speed over one row's): {tiles}")
     types = [name for name, where in r["types"].items() if where]
@@ -60,6 +62,15 @@ def show(r):
     print(f"ops: {sum(map(bool, r['ops'].values()))} of {len(r['ops'])}")
     print("\n".join(op_list()))
     print("`ggjit info OP` tells more of one op, `ggjit info FILE.gguf` what a file holds.")
+
+
+def kernels_facts():
+    return {"level": isa.LEVEL, "shipped": len(SHIPPED.names), "why_not": SHIPPED.why_not}
+
+
+def kernels_line(facts):
+    return f"kernels are for {facts['level']}; {facts['shipped'] or 'none'} came compiled" + ": " * bool(
+        facts["why_not"]) + facts["why_not"]
 
 
 # ---------------------------------------------------------------- this processor
