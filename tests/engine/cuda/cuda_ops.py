@@ -271,6 +271,25 @@ def test_experts_meet_their_columns_in_tiles(gpu, type):
             gg.compute(gg.mul_mat_id(w, x, ids), backend=gpu)
 
 
+@pytest.mark.parametrize("mode, bad", [(0, 2 ** 24 + 1), (8, -2 ** 31)])
+def test_positions_beyond_those_of_rope_are_reported(gpu, mode, bad):
+    """The last id, in MROPE one that no pair uses; the next run with ids within is clean."""
+    ctx = gg.Context()
+    x, ids = ctx.new_tensor(gg.F32, (16, 1, 9)), ctx.new_tensor(gg.I32, (9 * (4 if mode & 8 else 1),))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    x.set(RNG.standard_normal((9, 1, 16)).astype(np.float32))
+    rest = (0, 10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+    y = gg.set_name(gg.rope_multi(x, ids, None, 16, (3, 3, 2, 0), mode, *rest) if mode & 8 else
+                    gg.rope_ext(x, ids, None, 16, mode, *rest), "turned")
+    within = np.arange(ids.ne[0], dtype=np.int32)
+    ids.set(np.where(within == within[-1], np.int32(bad), within))
+    with pytest.raises(gg.IndexRangeError, match=f"turned.*index {bad} is out of range"):
+        gg.compute(y, backend=gpu)
+    within[0] = 2 ** 24                         # the last position there is
+    ids.set(within)
+    assert np.isfinite(gg.compute(y, backend=gpu)).all()
+
+
 @pytest.mark.parametrize("type", sorted(QUANTIZE, key=lambda t: t.id), ids=repr)
 def test_quantisers_are_byte_equal_to_the_cpus(gpu, type):
     x = np.random.default_rng().uniform(-3, 3, (4, 96)).astype(np.float32)
