@@ -100,7 +100,7 @@ def test_every_package_is_listed():
 
 
 def test_one_folder_knows_the_compiler_of_cuda_kernels():
-    """Kernels and the engine reach numba-cuda by ops/cuda/compiler alone, and kernels call what its contract lists."""
+    """Kernels and the engine reach a compiler by ops/cuda/compiler alone; kernels call what its contract lists."""
     promised = {*contract.functions(), *contract.MAKERS}
     for module, path in MODULES.items():
         if module.startswith("ggjit.ops.cuda.compiler"):

@@ -50,6 +50,7 @@ class CUDADevice(Device):
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
+        self.products = None                            # what was measured of them (engine/cuda/products.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
         self._garbage = collections.deque()             # (function that frees, what is no longer held)

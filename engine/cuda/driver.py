@@ -9,9 +9,9 @@ import functools
 
 from ggjit.core.backend import DeviceLost
 from ggjit.ops.core.errors import GgjitError, NotSupported, OutOfMemory, extra
-from ggjit.ops.cuda.compiler.choice import SIMULATED, missing
+from ggjit.ops.cuda.compiler.choice import EXTRA, SIMULATED, missing
 
-INSTALL = "pip install 'ggjit[gpu]'"
+INSTALL = f"pip install 'ggjit[{EXTRA}]'"
 MIN_DRIVER = 13000              # cuDriverGetVersion: the CUDA version the extra's toolkit pins need
 
 

@@ -17,12 +17,13 @@ import numpy as np
 
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cuda.driver import CudaError, driver
+from ggjit.cuda.products import chosen
 from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
 from ggjit.ops.cuda.compiler.choice import SIMULATED
-from ggjit.ops.cuda.native.launch import Gemm, launches
+from ggjit.ops.cuda.native.launch import Gemm
 
 STATUS_WORDS = 2                # as in ops/cuda/native/views.py
 GRAPH_MIN_LAUNCHES = 2
@@ -42,7 +43,7 @@ class CUDAPlan(Plan):
     """`compute()` submits the graph to the backend's stream and returns."""
 
     def _choose(self, t):
-        found = launches(t)
+        found = chosen(self.backend, t)
         if found is None:
             raise NotSupported(f"{self.backend.name} has no kernel for {t!r} with sources "
                                f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")

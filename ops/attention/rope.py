@@ -50,7 +50,6 @@ from ggjit.ops.native.simd import W, fma, fma_ir, fmul, fneg, ldf, make_ir, shuf
 from ggjit.ops.types.shared.rows import ROW
 
 f32 = types.float32
-FARTHEST = 1 << 24                          # float32 holds every whole number up to here
 
 
 # ---------------------------------------------------------------- builders
@@ -254,7 +253,7 @@ def too_far(positions):
     """The first position id that is beyond float32's whole numbers, or 0."""
     for i in range(ne(positions, 0)):
         id = ld_i32(addr(positions) + 4 * i)
-        if id < -FARTHEST or id > FARTHEST:
+        if id < -ra.FARTHEST or id > ra.FARTHEST:
             return id
     return types.int64(0)
 

@@ -19,6 +19,7 @@ from ggjit.ops.native.simd import V, W
 f32 = types.float32
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 MODES = (NORMAL, NEOX, MROPE, VISION, IMROPE)
+FARTHEST = 1 << 24              # the positions served: float32 holds every whole number up to here
 
 
 @intrinsic

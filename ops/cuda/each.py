@@ -8,7 +8,7 @@ What a body reads of its sources is its own affair, so views with any strides ar
 from ggjit.ops.core.types import F32
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler.core import block, device, n_blocks, n_threads, thread
-from ggjit.ops.cuda.moves import mover
+from ggjit.ops.cuda.copy import mover
 from ggjit.ops.cuda.native.launch import dense, over_elements, over_pieces
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, piece, row_addr, row_index, work
 from ggjit.ops.cuda.rows import FLOATS, ONE

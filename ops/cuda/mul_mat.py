@@ -4,7 +4,7 @@
     at most MAX_VEC          float32 rows      float32 rows        8-bit columns, dp4a            mul_mat_vec
     more                     float32 tiles     16-bit mma tiles    8-bit columns, int8 mma tiles  mul_mat_tile
 
-With the extra `cublas` plain matrices with many columns are cuBLAS' (mul_mat_dense).  mul_mat_id with more than
+With the extra `cublas` plain matrices with many columns may be cuBLAS' (mul_mat_dense).  mul_mat_id with more than
 MAX_VEC tokens groups its columns by expert first (mul_mat_group).
 """
 from ggjit.ops.core.record import OP
@@ -27,10 +27,15 @@ def _mul_mat(t):
     a, b = t.src[:2]
     if not _serves(t):
         return None
+    return (mul_mat_dense.product(t) if b.ne[1] > MAX_VEC else None) or own(t)
+
+
+def own(t):
+    """A product that is served, without cuBLAS."""
+    a, b = t.src[:2]
     n = b.ne[1]
-    if n <= MAX_VEC:
-        return _after_columns(a, b, product(t, n, (n, b.ne[2] * b.ne[3]), False))
-    return mul_mat_dense.product(t) or _after_columns(a, b, mul_mat_tile.product(t, False))
+    return _after_columns(a, b, product(t, n, (n, b.ne[2] * b.ne[3]), False) if n <= MAX_VEC else
+                          mul_mat_tile.product(t, False))
 
 
 def _mul_mat_id(t):

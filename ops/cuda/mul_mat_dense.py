@@ -26,9 +26,14 @@ ALIGNED = 16                    # bytes: what cuBLAS' fast kernels ask of rows
 
 @functools.cache
 def available():
-    """Is cuBLAS used?  GGJIT_CUBLAS=0 says no; in the simulator only GGJIT_CUBLAS=1 says yes."""
+    """May cuBLAS be used?  GGJIT_CUBLAS=0 says no; in the simulator only GGJIT_CUBLAS=1 says yes."""
     asked = os.environ.get("GGJIT_CUBLAS", "0" if SIMULATED else "1") != "0"
     return asked and (SIMULATED or all(importlib.util.find_spec(m) is not None for m in ("nvmath", "cuda")))
+
+
+def decided():
+    """Is it used wherever it may be?  Otherwise engine/cuda/products.py measures."""
+    return SIMULATED or "GGJIT_CUBLAS" in os.environ
 
 
 def _make_columns(get, put, size):

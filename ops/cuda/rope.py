@@ -6,7 +6,7 @@ import math
 
 from numpy import float32 as f32
 
-from ggjit.ops.attention.rope_angles import IMROPE, MROPE, NORMAL, VISION
+from ggjit.ops.attention.rope_angles import FARTHEST, IMROPE, MROPE, NORMAL, VISION
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F16, F32
 from ggjit.ops.cuda.compiler import core
@@ -60,6 +60,17 @@ def section_of(node, i, interleaved):
     return 3, at - s0 - s1 - s2
 
 
+@core.device
+def check_positions(node):
+    """Report a position id beyond float32's whole numbers, as the CPU does; all threads look at some."""
+    positions, i = node + views.SRC1, core.block() * core.n_threads() + core.thread()
+    while i < views.ne(positions, 0):
+        id = core.ld_i32(views.addr(positions) + 4 * i)
+        if id < -FARTHEST or id > FARTHEST:
+            views.bad_index(node, id)
+        i += core.n_blocks() * core.n_threads()
+
+
 def _make(mode, get, put, size, sign, has_factors):
     adjacent, sections, interleaved, anew = mode == NORMAL, bool(mode & MROPE), mode == IMROPE, mode == VISION
     sign = f32(sign)
@@ -73,6 +84,7 @@ def _make(mode, get, put, size, sign, has_factors):
         return f32(core.ld_i32(positions + 4 * token)), f32(i)
 
     def kernel(node):
+        check_positions(node)
         x, d = node + views.SRC0, node + views.DST
         n0, n, n_tokens = views.ne(d, 0), views.n_rows(d), views.ne(d, 2)
         n_dims, n_offs = views.param_i32(node, 1), views.param_i32(node, 15)

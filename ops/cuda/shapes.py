@@ -5,7 +5,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import rows_contiguous
 from ggjit.ops.core.types import F32
 from ggjit.ops.cuda.compiler.core import block, device, ld_f32, n_blocks, n_threads, st_f32, thread
-from ggjit.ops.cuda.moves import mover
+from ggjit.ops.cuda.copy import mover
 from ggjit.ops.cuda.native.launch import dense, over_rows
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, row_addr, row_addr_mod, row_index
 from ggjit.ops.cuda.rows import MOVE

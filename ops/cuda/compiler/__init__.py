@@ -1,4 +1,4 @@
-"""The seam between ggjit and whatever compiles CUDA kernels: nothing outside this folder imports numba-cuda.
+"""The seam between ggjit and whatever compiles CUDA kernels: nothing outside this folder imports one.
 
 A kernel is a Python function of one int64, the address of its node's row; it calls functions of `core` alone.
 An implementation provides
@@ -13,10 +13,13 @@ asks for it, that equal sources give equal results, and that nothing of it needs
     contract    the functions by name: parameters, results, meaning
     choice      which implementation serves this process
     core        its functions
-    intrinsics, build           numba-cuda: functions, and Numba -> LTO-IR -> cubin
+    intrinsics                  numba-cuda's
+    mlir                        numba-cuda-mlir's
+    alike                       what both spell alike
+    frontend, build             function -> LTO-IR, by either of them -> cubin
     simulated, simulator        no compiler: functions in Python, threads as greenlets, memory and races checked
 
-tests/helpers/cuda_conformance.py holds both to the contract.  Streams, memory, launches and captures of CUDA graphs are
+tests/helpers/cuda_conformance.py holds all to the contract.  Streams, memory, launches and captures of CUDA graphs are
 the driver's (engine/cuda/driver.py), and the same whatever compiles.
 """
 if not __name__.startswith("ggjit"):

@@ -1,5 +1,5 @@
-"""Machine code of a kernel by numba-cuda: Numba -> LTO-IR -> nvJitLink -> cubin.  Needs the extra `gpu`, but no GPU
-and no driver.
+"""Machine code of a kernel: LTO-IR (frontend.py) -> nvJitLink -> cubin.  Needs an extra (choice.py), but no GPU and
+no driver.
 
     kernel(node: int64)     one 8-byte parameter, so every launch looks alike (engine/cuda/plan.py)
 
@@ -9,25 +9,20 @@ on one machine serves another.
 """
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import re
-import threading
 
-import numba_cuda
+import cuda.core
+from cuda.bindings import nvrtc
 from cuda.core import Linker, LinkerOptions, ObjectCode
-from numba import cuda, types
-from numba.cuda import dispatcher
-from numba.cuda.cudadrv import nvrtc
 
 from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.cuda.compiler import frontend
+from ggjit.ops.cuda.compiler.choice import EXTRA
 from ggjit.ops.native import cache_files
 from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_digest
-
-SIGNATURE = types.void(types.int64)
-_one_at_a_time = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,41 +36,31 @@ class Binary:
 
 
 @contextlib.contextmanager
-def _compiling_for(cc):
-    """Numba asks the current GPU for its capability when a kernel calls a device function, although `cc` was given.
-
-    Kernels are compiled where there is no GPU, and for other GPUs than the current one, so the question is answered
-    here.  tests/engine/cuda/test_cuda_compile.py fails when Numba no longer asks.
-    """
-    class Device:
-        compute_capability = cc
-    with _one_at_a_time:
-        asked, dispatcher.get_current_device = dispatcher.get_current_device, lambda: Device
-        try:
-            yield
-        finally:
-            dispatcher.get_current_device = asked
-
-
-@contextlib.contextmanager
 def _toolkit(what):
     """Whatever the toolkit's libraries raise: they are absent, or of versions that do not fit each other."""
     try:
         yield
     except Exception as e:
         raise NotSupported(f"the CUDA toolkit of this installation does not {what} ({e}); "
-                           f"pip install -U --force-reinstall 'ggjit[gpu]'") from e
+                           f"pip install -U --force-reinstall 'ggjit[{EXTRA}]'") from e
+
+
+def _served():
+    """The toolkit's compute capabilities, e.g. 90."""
+    status, *found = nvrtc.nvrtcGetSupportedArchs()
+    if status:
+        raise RuntimeError(status.name)
+    return found[-1]
 
 
 def compile_kernel(func, cc):
     """Binary of the kernel function for compute capability `cc`, e.g. (9, 0).  Errors: NotSupported."""
     with _toolkit("load"):
-        known = nvrtc.get_supported_ccs()
-    if cc not in known:
+        known = _served()
+    if 10 * cc[0] + cc[1] not in known:
         raise NotSupported(f"this CUDA toolkit has no compiler for compute capability {cc[0]}.{cc[1]}; "
-                           f"pip install -U 'ggjit[gpu]'")
-    with _compiling_for(cc):
-        codes, _ = cuda.compile_all(func, SIGNATURE, device=False, abi="numba", cc=cc, output="ltoir")
+                           f"pip install -U 'ggjit[{EXTRA}]'")
+    codes = frontend.ltoir(func, cc)
     with _toolkit("link kernels"):
         objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
         linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,
@@ -83,13 +68,6 @@ def compile_kernel(func, cc):
         cubin = linker.link("cubin").code
         log = linker.get_info_log()
     return _described(cubin, log)
-
-
-def assembly(func, cc):
-    """PTX of the kernel function, the linked functions not inlined: for tests and for reading."""
-    with _compiling_for(cc):
-        text, _ = cuda.compile(func, SIGNATURE, device=False, abi="numba", cc=cc, output="ptx")
-    return text
 
 
 def _described(cubin, log):
@@ -103,18 +81,10 @@ def _described(cubin, log):
                   number(r"(\d+) bytes smem"))
 
 
-@functools.cache
-def _versions():
-    import cuda.core
-    import llvmlite
-    import numba
-    return f"{numba_cuda.__version__} {numba.__version__} {llvmlite.__version__} {cuda.core.__version__}"
-
-
 def binary(launch, cc):
     """The Binary of a Launch, from the cache folder or compiled."""
     sources = sources_digest((__name__, launch.module))
-    h = hashlib.sha256(f"{sources} {_versions()} {cc}".encode()).hexdigest()[:20]
+    h = hashlib.sha256(f"{sources} {frontend.VERSION} {cuda.core.__version__} {cc}".encode()).hexdigest()[:20]
     path = cache_dir() / "cuda" / f"{launch.name}-sm{cc[0]}{cc[1]}-{h}.bin"
     return _load(path) or _save(path, compile_kernel(launch.make(), cc))
 

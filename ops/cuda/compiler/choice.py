@@ -1,14 +1,17 @@
 """Which implementation of the seam serves this process: GGJIT_CUDA_COMPILER, or numba-cuda.
 
-    GGJIT_CUDA_COMPILER=simulator       kernels are plain Python functions; NUMBA_ENABLE_CUDASIM=1 says the same
-    GGJIT_SIMULATED_BLOCKS=device       as many threads and blocks as on a device, instead of few of both
+    GGJIT_CUDA_COMPILER=numba-cuda-mlir     the successor of numba-cuda
+    GGJIT_CUDA_COMPILER=simulator           kernels are plain Python functions; NUMBA_ENABLE_CUDASIM=1 says the same
+    GGJIT_SIMULATED_BLOCKS=device           as many threads and blocks as on a device, instead of few of both
 """
 import importlib.util
 import os
 
 from ggjit.ops.core.errors import MissingExtra, ParamError
 
-COMPILERS = {"numba-cuda": ("numba_cuda", "cuda"), "simulator": ("greenlet",)}      # what each imports
+# the extra of each, and what it imports
+COMPILERS = {"numba-cuda": ("gpu", "numba_cuda", "cuda"), "numba-cuda-mlir": ("gpu-mlir", "numba_cuda_mlir", "cuda"),
+             "simulator": ("test", "greenlet")}
 
 
 def _asked():
@@ -18,6 +21,7 @@ def _asked():
 
 NAME = _asked()
 SIMULATED = NAME == "simulator"
+EXTRA = COMPILERS.get(NAME, ("gpu",))[0]
 # the simulator runs blocks one after the other and one thread at a time
 SMALL_BLOCKS = SIMULATED and os.environ.get("GGJIT_SIMULATED_BLOCKS") != "device"
 
@@ -26,7 +30,7 @@ def missing():
     """The error that says why kernels cannot be compiled here, or None."""
     if NAME not in COMPILERS:
         return ParamError(f"GGJIT_CUDA_COMPILER={NAME!r}; there are {', '.join(COMPILERS)}")
-    absent = [m for m in COMPILERS[NAME] if importlib.util.find_spec(m) is None]
+    absent = [m for m in COMPILERS[NAME][1:] if importlib.util.find_spec(m) is None]
     if absent:
         return MissingExtra(f"{NAME} is not installed (no module {absent[0]})")
     return None

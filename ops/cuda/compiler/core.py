@@ -1,7 +1,9 @@
-"""The functions that CUDA kernels call: `intrinsics` on the device, `simulated` in the simulator."""
-from ggjit.ops.cuda.compiler.choice import SIMULATED
+"""The functions that CUDA kernels call: the device's, of the compiler that serves this process, or the simulator's."""
+from ggjit.ops.cuda.compiler.choice import NAME, SIMULATED
 
 if SIMULATED:
     from ggjit.ops.cuda.compiler.simulated import *  # noqa: F403
+elif NAME == "numba-cuda-mlir":
+    from ggjit.ops.cuda.compiler.mlir import *  # noqa: F403
 else:
     from ggjit.ops.cuda.compiler.intrinsics import *  # noqa: F403

@@ -4,21 +4,19 @@ Addresses are int64.  `ld_*` and `st_*` reach global memory (tensors), `ldc_*` g
 while this one runs (NODE rows, through the read-only cache), `lds_*` and `sts_*` shared memory.  Elements lie at
 multiples of their own size; block types only promise 2 bytes, so their words are read as halves (`ld_i32_2`).
 """
-import math
-
 from llvmlite import ir
-from numba import cuda, types
+from numba import types
 from numba.core import cgutils
-from numba.cuda import cudadecl, libdevice
+from numba.cuda import cudadecl
 from numba.cuda.extending import intrinsic
+
+from ggjit.ops.cuda.compiler.alike import *  # noqa: F403
+from ggjit.ops.cuda.compiler.alike import local
 
 I8, I16, I32, I64, F16, F32 = (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(),
                                ir.FloatType())
 GLOBAL, SHARED = 1, 3           # LLVM address spaces of NVPTX
-FULL = 0xFFFFFFFF               # mask of all lanes
 
-device = cuda.jit(device=True, forceinline=True)
-local = cuda.local              # local.array(n, type name): memory of one thread, n a constant
 cudadecl.registry.register_global(local, types.Module(local))           # so that kernels may name it without `cuda`
 
 
@@ -159,52 +157,6 @@ def shared(nbytes):
     return piece
 
 
-def table(values):
-    """A function of an index that gives the values of an int32 array, which is kept in constant memory."""
-    @device
-    def value(i):
-        return values[i]
-    return value
-
-
-# ---------------------------------------------------------------- who am I
-@device
-def thread():
-    """Number of this thread in its block (blocks are one-dimensional)."""
-    return types.int64(cuda.threadIdx.x)
-
-
-@device
-def n_threads():
-    return types.int64(cuda.blockDim.x)
-
-
-@device
-def block():
-    return types.int64(cuda.blockIdx.x)
-
-
-@device
-def n_blocks():
-    return types.int64(cuda.gridDim.x)
-
-
-@device
-def block_y():
-    return types.int64(cuda.blockIdx.y)
-
-
-@device
-def block_z():
-    return types.int64(cuda.blockIdx.z)
-
-
-@device
-def sync():
-    """All threads of the block are here; what they wrote to memory is seen by all."""
-    cuda.syncthreads()
-
-
 # ---------------------------------------------------------------- bits
 def _bitcaster(src_nb, dst_ir, dst_nb):
     @intrinsic
@@ -312,70 +264,3 @@ def mma_i8(typingctx, a0, a1, b0):
         r = b.call(asm, [*args, *[zero] * 4], attrs=("convergent",))
         return cgutils.pack_array(b, [b.extract_value(r, i) for i in range(4)])
     return sig, codegen
-
-
-@device
-def shfl_xor(x, mask):
-    """The value of x in lane `lane ^ mask` of the warp."""
-    return cuda.shfl_xor_sync(FULL, x, mask)
-
-
-@device
-def shfl(x, lane):
-    """The value of x in lane `lane` of the warp."""
-    return cuda.shfl_sync(FULL, x, lane)
-
-
-@device
-def ballot(predicate):
-    """Bit i: the predicate of lane i."""
-    return types.int64(cuda.ballot_sync(FULL, predicate)) & FULL
-
-
-@device
-def popcount(x):
-    """Ones among the bits of x."""
-    return types.int64(cuda.popc(x))
-
-
-@device
-def warp_sum(x):
-    """Sum of x over the 32 lanes of the warp, in every lane."""
-    x += cuda.shfl_xor_sync(FULL, x, 16)
-    x += cuda.shfl_xor_sync(FULL, x, 8)
-    x += cuda.shfl_xor_sync(FULL, x, 4)
-    x += cuda.shfl_xor_sync(FULL, x, 2)
-    x += cuda.shfl_xor_sync(FULL, x, 1)
-    return x
-
-
-@device
-def warp_max(x):
-    """Maximum of x over the warp, in every lane."""
-    x = max(x, cuda.shfl_xor_sync(FULL, x, 16))
-    x = max(x, cuda.shfl_xor_sync(FULL, x, 8))
-    x = max(x, cuda.shfl_xor_sync(FULL, x, 4))
-    x = max(x, cuda.shfl_xor_sync(FULL, x, 2))
-    return max(x, cuda.shfl_xor_sync(FULL, x, 1))
-
-
-def _function(f, n=1):
-    """A float32 function of libdevice as a device function."""
-    if n == 1:
-        @device
-        def call(x):
-            return f(x)
-    else:
-        @device
-        def call(x, y):
-            return f(x, y)
-    return call
-
-
-exp, expm1, log, log1p = (_function(f) for f in (math.exp, math.expm1, math.log, math.log1p))
-sqrt, sin, cos, tanh, erf, erfc = (_function(f) for f in (math.sqrt, math.sin, math.cos, math.tanh, math.erf,
-                                                          math.erfc))
-power, atan2 = _function(math.pow, 2), _function(math.atan2, 2)
-fabs, floor, ceil, trunc, round_away = (_function(f) for f in (
-    libdevice.fabsf, libdevice.floorf, libdevice.ceilf, libdevice.truncf, libdevice.roundf))
-fmin, fmax = _function(libdevice.fminf, 2), _function(libdevice.fmaxf, 2)     # the number where the other is NaN

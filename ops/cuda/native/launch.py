@@ -95,9 +95,9 @@ def makers():
     return found
 
 
-def launches(t):
-    """The Launches and Gemms of node `t` as a tuple; None where no kernel serves it."""
-    maker = makers().get(t.op)
+def launches(t, maker=None):
+    """The Launches and Gemms of node `t` as a tuple, of its op's maker or this; None where no kernel serves it."""
+    maker = maker or makers().get(t.op)
     if maker is None or not all(_aligned(x) for x in (t, *(s for s in t.src if s is not None))):
         return None
     made = maker(t)

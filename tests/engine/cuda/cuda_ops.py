@@ -2,6 +2,9 @@
 test_cuda.py; CUDA_CASES=all runs every case that is small enough, else a few of each op."""
 import contextlib
 import functools
+import gc
+import importlib.util
+import inspect
 import itertools
 import math
 import os
@@ -14,13 +17,15 @@ from helpers.sample import sampled
 
 import ggjit as gg
 from benchmarks.gpu import bound, exact, nmse, on
+from ggjit.cuda import cublas
+from ggjit.cuda import products as products_by
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.attention import flash_attn
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Case, Inputs, all_specs
 from ggjit.ops.cuda import mul_mat_dense
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.native.launch import launches, makers
+from ggjit.ops.cuda.native.launch import Gemm, launches, makers
 from ggjit.ops.cuda.quantize import QUANTIZE
 
 RNG = np.random.default_rng()
@@ -139,6 +144,93 @@ def test_products_by_cublas(gpu, monkeypatch, type):
         plan.compute()
         assert all(nmse(plan.numpy(y), w) < (1e-12 if type is gg.F32 else 1e-4) for y, w in zip(ys, want, strict=True))
         assert cuda_sim.launched[before:].count("cublas") == 2
+
+
+@pytest.mark.parametrize("faster", products_by.WAYS)
+def test_products_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tmp_path, faster):
+    """Measured once for a class of shapes, kept for the next process; a damaged file counts as absent."""
+    measured = []
+
+    def measure(device, t):
+        measured.append(products_by.class_of(t))
+        return {way: 1e-5 if way == faster else 2e-5 for way in products_by.WAYS}
+    monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
+    monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
+    monkeypatch.setattr(products_by, "measure", measure)
+    monkeypatch.setattr(products_by, "cache_dir", lambda: tmp_path)
+    for n_measured, damaged in ((1, False), (1, False), (2, True)):
+        for file in (tmp_path / "cuda").glob("*") if damaged else ():
+            file.write_text("{")
+        monkeypatch.setattr(gpu.device, "products", None)           # as in a new process
+        plan, *_ = products(gpu, gg.F16, 9, 2)
+        assert measured == ["f16 f32 256x16x16"] * n_measured
+        assert all(("cublas" in k.name) == (faster == "cublas") for k in plan.kernels)
+
+
+def test_products_are_measured_on_memory_of_their_own(gpu, monkeypatch, tmp_path):
+    """Both ways run; where there is too little memory cuBLAS multiplies, and nothing is kept."""
+    monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
+    monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
+    monkeypatch.setattr(gpu.device, "products", {})
+    monkeypatch.setattr(products_by, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(products_by, "ROUNDS", 1)
+    y = gg.mul_mat(gg.Context().new_tensor(gg.F32, (16, 8)), gg.Context().new_tensor(gg.F32, (16, 9)))
+    before = len(cuda_sim.launched)
+    assert set(products_by.measure(gpu.device, y)) == set(products_by.WAYS)
+    ran = cuda_sim.launched[before:]
+    assert "cublas" in ran and any(name.startswith("mul_mat_tile") for name in ran)
+    monkeypatch.setitem(cuda_sim.fail, "cuMemAlloc", ("CUDA_ERROR_OUT_OF_MEMORY", 0))
+    assert any(isinstance(x, Gemm) for x in products_by.chosen(gpu, y))
+    assert not gpu.device.products and not list(tmp_path.iterdir())
+
+
+class FakeBindings:
+    """The functions of nvmath.bindings.cublas that ggjit calls; what they were called with."""
+    called = []
+
+    def create():
+        return 7
+
+    def destroy(handle):
+        FakeBindings.called.append(("destroy", handle))
+
+    def set_stream(handle, stream_id):
+        FakeBindings.called.append(("set_stream", handle, stream_id))
+
+    def set_workspace(handle, workspace, workspace_size_in_bytes):
+        FakeBindings.called.append(("set_workspace", handle, workspace, workspace_size_in_bytes))
+
+    def gemm_ex(handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, compute_type,
+                algo):
+        FakeBindings.called.append(("gemm_ex", handle, transa, transb, m, n, k, a, lda, b, ldb, c, ldc))
+
+
+def test_what_cublas_is_called_with(gpu, monkeypatch):
+    """The stream, then the workspace that it takes away, then rows of a transposed; the handle is given back."""
+    monkeypatch.setattr(cublas, "extra", lambda module, name: FakeBindings)
+    made = cublas.Cublas(gpu.device)
+    made.multiply(Gemm(gg.F16, 12, 9, 64, 64, 72, 16, None, None), 100, 200, 300, 5)
+    (_, *stream), (_, *workspace), (_, *gemm) = FakeBindings.called
+    assert stream == [7, 5] and workspace == [7, made.workspace.base, cublas.WORKSPACE_NBYTES]
+    assert gemm == [7, 1, 0, 12, 9, 64, 100, 64, 200, 72, 300, 16]
+    del made
+    gc.collect()
+    gpu.device.collect()
+    assert FakeBindings.called[-1] == ("destroy", 7)
+
+
+def test_the_fake_takes_what_nvmath_takes():
+    bindings = pytest.importorskip("nvmath.bindings.cublas", reason="pip install 'ggjit[cublas]'")
+    for name, f in inspect.getmembers(FakeBindings, inspect.isfunction):
+        real = getattr(bindings, name)
+        assert list(inspect.signature(f).parameters) == list(inspect.signature(real).parameters), name
+
+
+def test_cublas_without_its_extra_names_it(gpu):
+    if importlib.util.find_spec("nvmath") is not None:
+        pytest.skip("nvmath-python is installed")
+    with pytest.raises(gg.MissingExtra, match="nvmath.*pip install 'ggjit.cublas.'"):
+        cublas.Cublas(gpu.device)
 
 
 def test_columns_are_made_once_for_products_that_follow_each_other(gpu):
@@ -269,6 +361,25 @@ def test_experts_meet_their_columns_in_tiles(gpu, type):
         ids.set(bad)
         with pytest.raises(gg.IndexRangeError, match=f"index {n_expert} "):
             gg.compute(gg.mul_mat_id(w, x, ids), backend=gpu)
+
+
+@pytest.mark.parametrize("mode, bad", [(0, 2 ** 24 + 1), (8, -2 ** 31)])
+def test_positions_beyond_those_of_rope_are_reported(gpu, mode, bad):
+    """The last id, in MROPE one that no pair uses; the next run with ids within is clean."""
+    ctx = gg.Context()
+    x, ids = ctx.new_tensor(gg.F32, (16, 1, 9)), ctx.new_tensor(gg.I32, (9 * (4 if mode & 8 else 1),))
+    gg.alloc_ctx_tensors(ctx, gpu)
+    x.set(RNG.standard_normal((9, 1, 16)).astype(np.float32))
+    rest = (0, 10000.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+    y = gg.set_name(gg.rope_multi(x, ids, None, 16, (3, 3, 2, 0), mode, *rest) if mode & 8 else
+                    gg.rope_ext(x, ids, None, 16, mode, *rest), "turned")
+    within = np.arange(ids.ne[0], dtype=np.int32)
+    ids.set(np.where(within == within[-1], np.int32(bad), within))
+    with pytest.raises(gg.IndexRangeError, match=f"turned.*index {bad} is out of range"):
+        gg.compute(y, backend=gpu)
+    within[0] = 2 ** 24                         # the last position there is
+    ids.set(within)
+    assert np.isfinite(gg.compute(y, backend=gpu)).all()
 
 
 @pytest.mark.parametrize("type", sorted(QUANTIZE, key=lambda t: t.id), ids=repr)

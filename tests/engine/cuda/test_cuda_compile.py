@@ -6,11 +6,13 @@ and keeps its values in registers, not that it computes the right thing (cuda_op
 import importlib.util
 import inspect
 import os
+import pathlib
 import random
 import re
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from helpers.sample import sampled
 
 import ggjit as gg
@@ -20,6 +22,7 @@ from ggjit.ops.core.spec import Inputs, all_specs
 HAVE_EXTRA = all(importlib.util.find_spec(m) is not None for m in ("numba_cuda", "cuda"))
 pytestmark = pytest.mark.skipif(not HAVE_EXTRA or os.environ.get("NUMBA_ENABLE_CUDASIM") == "1",
                                 reason="CUDA compiler wheels: pip install 'ggjit[gpu]'")
+HERE = pathlib.Path(__file__).parent
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
 CONFORMANCE = """loads_and_stores narrow_types parts_of_words shuffles sums_of_warps through_shared_memory
     memory_of_a_thread functions_of_floats bytes_and_votes a_product_of_tiles"""
@@ -120,24 +123,40 @@ def test_functions_of_a_kernel_share_its_memory(type, nbytes):
 
 def test_no_double_precision_in_hot_kernels():
     """A float literal in a kernel is a float64, which costs 64 times as much on most GPUs."""
-    from ggjit.ops.cuda.compiler.build import assembly
+    from ggjit.ops.cuda.compiler import frontend
     for t in (product(gg.Q4_K, 1), product(gg.F16, 64), attention()):
-        ptx = assembly(launches_of(t)[-1].make(), (9, 0))
+        ptx = frontend.ptx(launches_of(t)[-1].make(), (9, 0))
         lines = [line for line in ptx.splitlines() if ".f64" in line and not line.lstrip().startswith((".", "//"))]
         assert not lines, lines[:5]
 
 
-@pytest.mark.parametrize("name", sampled([(n,) for n in CONFORMANCE.split()], lambda case: ["one"]))
-def test_numba_cuda_serves_the_seam(name):
-    """The ten kernels that the simulator runs, too."""
+def conforms(names):
+    """The kernels of that name, which the simulator runs too, become cubins of one 8-byte parameter."""
     from helpers.cuda_conformance import KERNELS
 
-    from ggjit.ops.cuda.compiler.build import assembly, compile_kernel
+    from ggjit.ops.cuda.compiler import contract, core, frontend
+    from ggjit.ops.cuda.compiler.build import compile_kernel
     assert set(CONFORMANCE.split()) == set(KERNELS)
-    kernel, _ = KERNELS[name]
-    built = compile_kernel(kernel, (9, 0))
-    assert built.cubin[:4] == b"\x7fELF" and built.symbol.encode() in built.cubin
-    assert len(re.findall(r"\.param \.u64", assembly(kernel, (9, 0)).split(".entry")[1].split(")")[0])) == 1
+    assert all(hasattr(core, name) for name in (*contract.functions(), *contract.MAKERS))
+    for name in names:
+        kernel, _ = KERNELS[name]
+        built = compile_kernel(kernel, (9, 0))
+        assert built.cubin[:4] == b"\x7fELF" and built.symbol.encode() in built.cubin and built.spill_nbytes == 0
+        assert len(re.findall(r"\.param \.u64", frontend.ptx(kernel, (9, 0)).split(".entry")[1].split(")")[0])) == 1
+
+
+@pytest.mark.parametrize("name", sampled([(n,) for n in CONFORMANCE.split()], lambda case: ["one"]))
+def test_numba_cuda_serves_the_seam(name):
+    conforms([name])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="pip install 'ggjit[gpu-mlir]'")
+def test_numba_cuda_mlir_serves_the_seam(python):
+    """All ten, in a process where it is the compiler."""
+    r = python(f"import sys; sys.path += {[str(ROOT / 'tests'), str(HERE)]!r}\n"
+               f"import test_cuda_compile; test_cuda_compile.conforms(test_cuda_compile.CONFORMANCE.split())",
+               GGJIT_CUDA_COMPILER="numba-cuda-mlir")
+    assert r.returncode == 0, r.stderr[-3000:]
 
 
 def test_numba_cuda_has_every_function_of_the_seam():
@@ -155,13 +174,13 @@ def test_an_unknown_gpu_is_a_typed_error():
         compile_kernel(launches_of(gg.neg(leaf(gg.F32, 4)))[0].make(), (3, 5))
 
 
-@pytest.mark.parametrize("name,what", [("nvrtc.get_supported_ccs", "load"), ("Linker", "link kernels")])
+@pytest.mark.parametrize("name,what", [("_served", "load"), ("Linker", "link kernels")])
 def test_a_toolkit_that_does_not_fit_is_a_typed_error(monkeypatch, name, what):
     from ggjit.ops.cuda.compiler import build
 
     def absent(*args, **kwargs):
         raise RuntimeError("no libnvJitLink.so.13")
-    monkeypatch.setattr(build, "cuda", type("cuda", (), {"compile_all": staticmethod(lambda *a, **k: ([], None))}))
+    monkeypatch.setattr(build.frontend, "ltoir", lambda func, cc: [])
     monkeypatch.setattr(f"ggjit.ops.cuda.compiler.build.{name}", absent)
     with pytest.raises(gg.NotSupported, match=f"does not {what} .no libnvJitLink.*pip install"):
         build.compile_kernel(lambda node: None, (9, 0))
@@ -182,7 +201,7 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
 
 
 def test_numba_still_asks_the_current_gpu():
-    """What ops/cuda/compiler/build.py works around; when this fails, the workaround can go."""
+    """What ops/cuda/compiler/frontend.py works around; when this fails, the workaround can go."""
     from numba import cuda, types
     helper = cuda.jit(device=True)(lambda x: x + 1)
     with pytest.raises(Exception, match="(?i)driver|CUDA"):

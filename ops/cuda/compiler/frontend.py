@@ -1,0 +1,61 @@
+"""A kernel function as LTO-IR or PTX, by the compiler of this process (choice.py).  Needs neither GPU nor driver.
+
+    ltoir(func, cc)     what nvJitLink makes a cubin of (build.py)
+    ptx(func, cc)       text, the linked functions not inlined
+    VERSION             of the compiler: cubins of another are not used
+
+Both compilers ask the current GPU for its capability although it was given, so the question is answered here.
+"""
+import contextlib
+import threading
+
+from ggjit.ops.cuda.compiler.choice import NAME
+
+_one_at_a_time = threading.RLock()
+
+
+@contextlib.contextmanager
+def _answering(module, name, answer):
+    """`module.name` is `answer` meanwhile."""
+    with _one_at_a_time:
+        before = getattr(module, name)
+        setattr(module, name, answer)
+        try:
+            yield
+        finally:
+            setattr(module, name, before)
+
+
+if NAME == "numba-cuda-mlir":
+    from numba_cuda_mlir import cuda, tools, types
+    from numba_cuda_mlir._version import __version__
+
+    VERSION = f"numba-cuda-mlir {__version__}"
+
+    def _compiled(func, cc, output):
+        with _answering(tools, "_cached_cc", cc):
+            return cuda.compile(func, types.void(types.int64), device=False, abi="numba", cc=cc, output=output)[0]
+
+    def ltoir(func, cc):
+        return [_compiled(func, cc, "ltoir")]
+else:
+    import llvmlite
+    import numba
+    import numba_cuda
+    from numba import cuda, types
+    from numba.cuda import dispatcher
+
+    VERSION = f"{numba_cuda.__version__} {numba.__version__} {llvmlite.__version__}"
+
+    def _compiled(func, cc, output):
+        compile = cuda.compile_all if output == "ltoir" else cuda.compile
+        device = type("Device", (), {"compute_capability": cc})
+        with _answering(dispatcher, "get_current_device", lambda: device):
+            return compile(func, types.void(types.int64), device=False, abi="numba", cc=cc, output=output)[0]
+
+    def ltoir(func, cc):
+        return _compiled(func, cc, "ltoir")
+
+
+def ptx(func, cc):
+    return _compiled(func, cc, "ptx")
