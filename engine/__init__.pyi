@@ -67,7 +67,8 @@ class Tensor:
     view_src: Tensor | None
     view_offs: int
     name: str
-    made_at: tuple[str, int]
+    @property
+    def made_at(self) -> tuple[str, int]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
