@@ -75,7 +75,7 @@ class Scale:
 
 FULL = Scale()
 QUICK = dataclasses.replace(FULL, repeats=3, products=(1024,))
-DRY = Scale(1, ("F16", "Q4_0"), (64, 4), (32,), ("F16", "Q8_0"), (9,), ((16, 1, 1, 16),), 3, 1 << 12, ())
+DRY = Scale(1, ("F16", "Q4_0"), (32, 4), (16,), ("F16",), (9,), ((16, 1, 1, 16),), 3, 1 << 12, ())
 
 
 # ---------------------------------------------------------------- right
@@ -353,8 +353,8 @@ def product_row(timer, label, name, n, y):
 
 def few_columns_rows(timer):
     """Where own kernels and cuBLAS change places: what engine/cuda/products.py measures and goes by."""
-    k = timer.scale.products[0]
-    for name, n in itertools.product(("F16", "Q4_0"), timer.scale.columns if mul_mat_dense.available() else ()):
+    k, columns = timer.scale.products[0], timer.scale.columns if mul_mat_dense.available() else ()
+    for name, n in itertools.product(timer.scale.product_types[::4], columns):          # F16, Q4_0
         w, x = (gg.Context().new_tensor(type, ne) for type, ne in ((getattr(gg, name), (k, k)), (gg.F32, (k, n))))
         seconds = products.measure(timer.gpu.device, gg.mul_mat(w, x))
         own, cublas = (Spread([seconds[way] * 1e6], "us") for way in products.WAYS)
@@ -396,9 +396,9 @@ def overhead_rows(timer):
 def memory_rows(timer):
     """What a graph's plan takes of the device's memory, against what gg.measure says it will."""
     device, k = timer.gpu.device, timer.scale.products[0]
-    w, x = weights(timer.gpu, (gg.F16, (k, k)), (gg.F32, (k, 4 * k)))
+    w, x = weights(timer.gpu, (gg.F16, (k, k)), (gg.F32, (k, k)))
     y = x
-    for _ in range(timer.scale.chain // 20 or 2):
+    for _ in range(max(1, timer.scale.chain // 20)):
         y = gg.silu(gg.mul_mat(w, y))
     graph = gg.Graph(y)
     says = gg.measure(graph, planner="ggml", target=timer.gpu).peak
