@@ -191,9 +191,9 @@ def in_a_process(task):
 
 
 def sanitizer():
-    """Path of compute-sanitizer, or None."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=f"{home}/bin")
+    """Path of compute-sanitizer on PATH or in CUDA_HOME, or None."""
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
 
 
 def sanitize(program, n_jobs, share=1.0):
