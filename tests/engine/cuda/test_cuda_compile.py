@@ -175,7 +175,8 @@ def test_an_unknown_gpu_is_a_typed_error():
         compile_kernel(launches_of(gg.neg(leaf(gg.F32, 4)))[0].make(), (3, 5))
 
 
-@pytest.mark.parametrize("name,what", [("_served", "load"), ("Linker", "link kernels")])
+@pytest.mark.parametrize("name,what", [
+    ("_served", "load"), ("frontend.ltoir", "compile kernels"), ("Linker", "link kernels")])
 def test_a_toolkit_that_does_not_fit_is_a_typed_error(monkeypatch, name, what):
     from ggjit.ops.cuda.compiler import build
 
