@@ -1,25 +1,32 @@
 """Proof and speed of the CUDA backend on a real GPU, in one call.
 
     python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed] [--share 0.1]
+    GGJIT_CUDA_COMPILER=simulator python -m benchmarks.gpu --dry        every measurement once, as small as they go
 
 1. the op suite: every case of every op that has a CUDA kernel, CUDA0 against the NumPy reference and the CPU backend;
-2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch or cupy
-   (cuBLAS), int8 prefill, attention against torch's scaled_dot_product_attention;
-3. launch overhead with and without CUDA graphs, and a decode-like chain of nodes.
+   the first cases of each op under compute-sanitizer, where it is installed;
+2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch (cuBLAS),
+   int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns;
+3. launch overhead with and without CUDA graphs; memory taken against gg.measure;
+4. MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found.
 
 The table goes to benchmarks/results/gpu.md.  Without a GPU it says why, and exits with 1.
 """
 import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
 import datetime
 import functools
+import gc
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,9 +35,14 @@ import time
 import numpy as np
 
 import ggjit as gg
+from benchmarks.catalogue_models import STORIES
 from benchmarks.report import Row, Spread, markdown
+from benchmarks.synth import model_path
+from benchmarks.worker import Missing
+from ggjit.cuda import products
 from ggjit.cuda.driver import DeviceLost
 from ggjit.models import load_model
+from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Inputs, all_specs
@@ -42,7 +54,28 @@ WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K",
 MIN_NODES = 20                  # one timing runs this many launches, so that events do not count
 FLUSH_NBYTES = 256 << 20        # more than any second-level cache
 CASES_A_PROCESS, PROCESS_SECONDS = 40, 120
+SANITIZED_CASES, SANITIZER_SECONDS, SANITIZER_ERROR = 4, 600, 99
 OWN, CUBLAS = {"GGJIT_CUBLAS": "0"}, {"GGJIT_CUBLAS": "1"}         # whose dense products
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large the measurements are."""
+    repeats: int = 15
+    weights: tuple = WEIGHTS
+    mat_vec: tuple = (4096, 14336)
+    products: tuple = (4096, 8192)
+    product_types: tuple = ("F16", "BF16", "F32", "Q8_0", "Q4_0", "Q4_K")
+    columns: tuple = (16, 64, 512)              # of products with few columns, and the size of their weights
+    attention: tuple = ((128, 32, 1, 4096), (64, 32, 512, 512))
+    chain: int = 200
+    flush_nbytes: int = FLUSH_NBYTES
+    llamas: tuple = ("F16", "Q4_0")             # of the 1.1B shape
+
+
+FULL = Scale()
+QUICK = dataclasses.replace(FULL, repeats=3, products=(1024,))
+DRY = Scale(1, ("F16", "Q4_0"), (32, 4), (16,), ("F16",), (9,), ((16, 1, 1, 16),), 3, 1 << 12, ())
 
 
 # ---------------------------------------------------------------- right
@@ -157,12 +190,34 @@ def in_a_process(task):
     return op, n, absent, wrong
 
 
+def sanitizer():
+    """Path of compute-sanitizer on PATH or in CUDA_HOME, or None."""
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
+
+
+def sanitize(program, n_jobs, share=1.0):
+    """(number of ops, [what memcheck found]): the first cases of each op, in processes of their own."""
+    def checked(op):
+        command = [program, "--tool", "memcheck", "--error-exitcode", str(SANITIZER_ERROR), sys.executable, "-m",
+                   "benchmarks.gpu", "--cases", op.name, "0", str(SANITIZED_CASES)]
+        try:
+            r = subprocess.run(command, text=True, capture_output=True, timeout=SANITIZER_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"{op.name}: not done in {SANITIZER_SECONDS} s"
+        return f"{op.name}: exit status {r.returncode}: {(r.stdout + r.stderr)[-500:]}" if r.returncode else None
+    ops = list(makers())
+    ops = random.sample(ops, max(1, round(share * len(ops))))
+    with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
+        return len(ops), list(filter(None, pool.map(checked, ops)))
+
+
 # ---------------------------------------------------------------- fast
 class Timer:
     """Medians by CUDA events of plans on one backend."""
 
-    def __init__(self, gpu, repeats):
-        self.gpu, self.cuda, self.repeats = gpu, gpu.cuda, repeats
+    def __init__(self, gpu, scale):
+        self.gpu, self.cuda, self.scale, self.repeats = gpu, gpu.cuda, scale, scale.repeats
         self.start, self.end = self.cuda.cuEventCreate(0), self.cuda.cuEventCreate(0)
 
     def seconds(self, submit, n=1):
@@ -197,7 +252,7 @@ class Timer:
 
     def copy_bandwidth(self):
         """Bytes a second read and written by a device-to-device copy."""
-        n = FLUSH_NBYTES * 4
+        n = self.scale.flush_nbytes * 4
         a, b = self.gpu.alloc_buffer(n), self.gpu.alloc_buffer(n)
         times = self.seconds(lambda: self.cuda.cuMemcpyDtoDAsync(b.base, a.base, n, self.gpu.stream))
         return 2 * n / statistics.median(times)
@@ -223,18 +278,19 @@ def rate(seconds, work, unit):
 GBS, TFS = (1e9, "GB/s"), (1e12, "TFLOP/s")
 
 
-def mat_vec_rows(timer, peak, k=4096, m=14336):
+def mat_vec_rows(timer, peak):
     """Weights rotate, so that they come from memory and not from a cache."""
-    for name in WEIGHTS:
+    k, m = timer.scale.mat_vec
+    for name in timer.scale.weights:
         type = getattr(gg, name)
         nbytes = type.row_nbytes(k) * m
-        copies = max(2, min(MIN_NODES, -(-2 * FLUSH_NBYTES // nbytes)))
+        copies = max(2, min(MIN_NODES, -(-2 * timer.scale.flush_nbytes // nbytes)))
         *ws, x = weights(timer.gpu, *[(type, (k, m))] * copies, (gg.F32, (k, 1)))
         plan = timer.plan(*[gg.mul_mat(w, x) for w in ws])
         ours = rate(timer.seconds(plan.compute, copies), nbytes, GBS)
         share = ours.median * 1e9 / peak
         yield Row(f"mat-vec {name} {k} x {m}", "85 % of a copy", ours, f"copy {peak / 1e9:,.0f} GB/s", share,
-                  share >= 0.85)
+                  share >= 0.85, "90 % as well" if share >= 0.9 else "")
 
 
 def torch_module():
@@ -273,11 +329,11 @@ def products_by(choice):
         mul_mat_dense.available.cache_clear()
 
 
-def product_rows(timer, sizes):
+def product_rows(timer):
     """Square matrices: weights of each type, float32 columns."""
     choices = {"own kernels": OWN} | ({"cuBLAS": CUBLAS} if mul_mat_dense.available() else {})
-    for n in sizes:
-        for name in ("F16", "BF16", "F32", "Q8_0", "Q4_0", "Q4_K"):
+    for n in timer.scale.products:
+        for name in timer.scale.product_types:
             w, x = weights(timer.gpu, (getattr(gg, name), (n, n)), (gg.F32, (n, n)))
             for label, choice in choices.items():
                 with products_by(choice):
@@ -295,9 +351,20 @@ def product_row(timer, label, name, n, y):
     return Row(label, "80 % of cuBLAS", ours, peer, ratio, ratio >= 0.8, against="torch")
 
 
-def attention_rows(timer, shapes):
+def few_columns_rows(timer):
+    """Where own kernels and cuBLAS change places: what engine/cuda/products.py measures and goes by."""
+    k, columns = timer.scale.products[0], timer.scale.columns if mul_mat_dense.available() else ()
+    for name, n in itertools.product(timer.scale.product_types[::4], columns):          # F16, Q4_0
+        w, x = (gg.Context().new_tensor(type, ne) for type, ne in ((getattr(gg, name), (k, k)), (gg.F32, (k, n))))
+        seconds = products.measure(timer.gpu.device, gg.mul_mat(w, x))
+        own, cublas = (Spread([seconds[way] * 1e6], "us") for way in products.WAYS)
+        yield Row(f"product {name} {k}, {n} columns", "-", own, cublas, cublas.median / own.median, against="cuBLAS",
+                  note=f"{min(seconds, key=seconds.get)} is chosen")
+
+
+def attention_rows(timer):
     torch = torch_module()
-    for d, heads, n, n_kv in shapes:
+    for d, heads, n, n_kv in timer.scale.attention:
         q, k, v = weights(timer.gpu, (gg.F32, (d, n, heads)), (gg.F16, (d, n_kv, heads)), (gg.F16, (d, n_kv, heads)))
         flops = 4.0 * d * heads * n * n_kv
         y = gg.flash_attn_ext(q, k, v, None, d ** -0.5, 0.0, 0.0)
@@ -312,22 +379,60 @@ def attention_rows(timer, shapes):
                   against="torch SDPA" if torch is not None else "-")
 
 
-def overhead_rows(timer, n_nodes=200):
+def overhead_rows(timer):
     """A chain of tiny nodes: what a launch costs, one by one and in a captured graph."""
+    n_nodes = timer.scale.chain
     for label, graphs in (("launch by launch", 0), ("as a CUDA graph", 1)):
         gpu = gg.init_backend(timer.gpu.device.name, graphs=graphs)
         x, = weights(gpu, (gg.F32, (64, 1)))
         y = x
         for _ in range(n_nodes):
             y = gg.neg(y)
-        own = Timer(gpu, timer.repeats)
+        own = Timer(gpu, timer.scale)
         seconds = own.seconds(own.plan(y).compute, n_nodes)
         yield Row(f"one tiny node, {label}", "-", Spread([s * 1e6 for s in seconds], "us"))
+
+
+def memory_rows(timer):
+    """What a graph's plan takes of the device's memory, against what gg.measure says it will."""
+    device, k = timer.gpu.device, timer.scale.products[0]
+    w, x = weights(timer.gpu, (gg.F16, (k, k)), (gg.F32, (k, k)))
+    y = x
+    for _ in range(max(1, timer.scale.chain // 20)):
+        y = gg.silu(gg.mul_mat(w, y))
+    graph = gg.Graph(y)
+    says = gg.measure(graph, planner="ggml", target=timer.gpu).peak
+    gc.collect()
+    timer.gpu.synchronize()
+    before = device.memory()[0]
+    allocator = gg.GraphAllocator(timer.gpu)
+    allocator.alloc_graph(graph)
+    arena = before - device.memory()[0]
+    plan = timer.gpu.graph_plan_create(graph)
+    plan.compute()
+    plan.compute()                              # captured
+    timer.gpu.synchronize()
+    both = before - device.memory()[0]
+    yield Row("memory of a chain of products", "1.1 of gg.measure", Spread([arena / 1e6], "MB"),
+              Spread([says / 1e6], "MB"), arena / says, arena <= 1.1 * says + (2 << 20), against="gg.measure",
+              note=f"{both / 1e6:,.0f} MB with scratch memory, rows and the captured graph")
 
 
 # ---------------------------------------------------------------- models
 MODEL_NMSE = 1e-4               # of float weights
 PROMPT, SENTENCES = 512, ["the quick brown fox jumps over the lazy dog"] * 8
+
+
+def default_models(scale):
+    """(llamas, embedding model): those of the catalogue that this machine has or can make."""
+    def path(make, *args):
+        try:
+            return make(*args)
+        except (Missing, GgjitError) as e:
+            print(f"left out: {e}", file=sys.stderr)
+            return None
+    llamas = [path(STORIES), *(path(model_path, "tinyllama-1.1b", type) for type in scale.llamas)]
+    return list(filter(None, llamas)), path(minilm_path, "F16")
 
 
 def model_rows(timer, llamas, embed):
@@ -358,28 +463,49 @@ def llama_rows(timer, path):
         error = nmse(m.logits(ids), cpu.logits(ids))
         yield error_row(name, "logits", error, m)
         n = min(PROMPT, m.n_ctx // 2)
+        peer = llama_bench(path, n)
         times = timer.wall_seconds(lambda: (m.reset(), m.decode([5] * n)))
-        yield Row(f"{name}: prompt of {n}", "-", Spread([n / s for s in times], "tok/s"))
+        yield beside(f"{name}: prompt of {n}", Spread([n / s for s in times], "tok/s"), peer.get("prompt"))
         m.reset()
         m.decode(ids)
         times = timer.wall_seconds(lambda: m.decode([5]))
-        yield Row(f"{name}: decode", "-", Spread([1 / s for s in times], "tok/s"))
+        yield beside(f"{name}: decode", Spread([1 / s for s in times], "tok/s"), peer.get("decode"))
+
+
+def beside(work, ours, peer):
+    if peer is None:
+        return Row(work, "-", ours)
+    return Row(work, "-", ours, Spread([peer], "tok/s"), ours.median / peer, against="llama.cpp")
+
+
+def llama_bench(path, n_prompt, n_generated=64):
+    """{"prompt": tokens a second, "decode": ...} of llama.cpp's llama-bench, all layers on the GPU; {} without it."""
+    program = shutil.which("llama-bench")
+    if program is None:
+        return {}
+    command = [program, "-m", path, "-p", str(n_prompt), "-n", str(n_generated), "-ngl", "99", "-r", "5", "-o", "json"]
+    r = subprocess.run(command, text=True, capture_output=True, timeout=PROCESS_SECONDS)
+    if r.returncode:
+        print(f"llama-bench: exit status {r.returncode}: {r.stderr[-300:]}", file=sys.stderr)
+        return {}
+    return {"decode" if row["n_gen"] else "prompt": float(row["avg_ts"]) for row in json.loads(r.stdout)}
 
 
 # ---------------------------------------------------------------- the call
-def measured(gpu, args):
-    timer = Timer(gpu, 3 if args.quick else 15)
+def measured(gpu, scale, llamas, embed):
+    timer = Timer(gpu, scale)
     peak = timer.copy_bandwidth()
     rows = [Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s"))]
-    parts = (mat_vec_rows(timer, peak), product_rows(timer, (1024,) if args.quick else (4096, 8192)),
-             attention_rows(timer, ((128, 32, 1, 4096), (64, 32, 512, 512))), overhead_rows(timer),
-             model_rows(timer, args.model, args.embed_model))
+    parts = (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), attention_rows(timer),
+             overhead_rows(timer), memory_rows(timer), model_rows(timer, llamas, embed))
     for part in parts:
         try:
             for row in part:
                 print(" | ".join(map(str, row.cells())), file=sys.stderr, flush=True)
                 rows.append(row)
         except Exception as e:                  # the rest is still worth having
+            if scale is DRY:
+                raise
             rows.append(Row(f"{part.__name__} stopped", "-", f"{type(e).__name__}: {e}"))
     return rows
 
@@ -393,8 +519,9 @@ def driver_version():
 def main(argv=None):
     p = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     p.add_argument("--quick", action="store_true", help="smaller products, fewer repeats")
-    p.add_argument("--model", nargs="*", default=[], help="llama GGUFs to decode with")
-    p.add_argument("--embed-model", help="a bert GGUF to embed with")
+    p.add_argument("--dry", action="store_true", help="everything as small as it goes, to see that it runs; no file")
+    p.add_argument("--model", nargs="*", help="llama GGUFs to decode with; by default stories260K and a 1.1B shape")
+    p.add_argument("--embed-model", help="a bert GGUF to embed with; by default MiniLM")
     p.add_argument("--only", choices=("ops", "speed"), help="the op suite alone, or the measurements alone")
     p.add_argument("--share", type=float, default=1.0, help="share of the op suite's cases, drawn anew in every run")
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes of the op suite")
@@ -408,18 +535,22 @@ def main(argv=None):
     except GgjitError as e:
         print(f"benchmarks.gpu needs an NVIDIA GPU: {e}", file=sys.stderr)
         return 1
-    device = gpu.device
-    checked = [] if args.only == "speed" else check_ops(args.jobs, args.share)
-    rows = [] if args.only == "ops" else measured(gpu, args)
-    wrong = [f"- {op} {w}" for op, *_, ws in checked for w in ws]
+    device, scale = gpu.device, DRY if args.dry else QUICK if args.quick else FULL
+    checked, program = [] if args.only == "speed" else check_ops(args.jobs, args.share), sanitizer()
+    n_sanitized, faults = sanitize(program, args.jobs, args.share) if program and args.only != "speed" else (0, [])
+    llamas, embed = ([], None) if args.only == "ops" or args.dry else default_models(scale)
+    rows = [] if args.only == "ops" else measured(gpu, scale, llamas if args.model is None else args.model,
+                                                  args.embed_model or embed)
+    wrong = [f"- {op} {w}" for op, *_, ws in checked for w in ws] + [f"- compute-sanitizer: {x}" for x in faults]
     n = sum(n for _, n, *_ in checked)
     text = (f"# {device.description}, {datetime.date.today()}\n\n"
             f"Compute capability {'.'.join(map(str, device.compute_capability))}, "
             f"{device.n_multiprocessors} multiprocessors, {device.memory()[1] / 1e9:.0f} GB, {driver_version()}.\n\n"
-            f"Op suite: {n} cases of {len(checked)} ops, {len(wrong)} wrong.\n\n" + "\n".join(wrong)
-            + "\n\n" + markdown(rows) + "\n")
+            f"Op suite: {n} cases of {len(checked)} ops, {len(wrong)} wrong. compute-sanitizer: "
+            f"{f'{n_sanitized} ops, {len(faults)} with faults' if program else 'not installed'}.\n\n"
+            + "\n".join(wrong) + "\n\n" + markdown(rows) + "\n")
     print(text)
-    if args.only or args.share < 1 or args.quick:       # a part of the table replaces no whole one
+    if args.only or args.share < 1 or args.quick or args.dry:       # a part of the table replaces no whole one
         return 1 if wrong else 0
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / "gpu.md"

@@ -180,7 +180,7 @@ def _result(load, has_sinks):
 
 def n_shares(n_kv, n_rows):
     """Blocks that share the keys of one of n_rows pairs of query and head."""
-    return max(1, min(-(-n_kv // SHARE_KEYS), MAX_SHARES, ENOUGH_BLOCKS // n_rows))
+    return max(1, min(min(-(-n_kv // SHARE_KEYS), MAX_SHARES), ENOUGH_BLOCKS // n_rows))
 
 
 @core.device

@@ -60,7 +60,8 @@ def compile_kernel(func, cc):
     if 10 * cc[0] + cc[1] not in known:
         raise NotSupported(f"this CUDA toolkit has no compiler for compute capability {cc[0]}.{cc[1]}; "
                            f"pip install -U 'ggjit[{EXTRA}]'")
-    codes = frontend.ltoir(func, cc)
+    with _toolkit("compile kernels"):
+        codes = frontend.ltoir(func, cc)
     with _toolkit("link kernels"):
         objects = [ObjectCode.from_ltoir(c) if isinstance(c, bytes) else c for c in codes]
         linker = Linker(*objects, options=LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", link_time_optimization=True,

@@ -8,7 +8,7 @@ import inspect
 from numba_cuda_mlir import types
 from numba_cuda_mlir._mlir import ir
 from numba_cuda_mlir._mlir.dialects import arith, llvm
-from numba_cuda_mlir.extending import intrinsic
+from numba_cuda_mlir.extending import intrinsic, refresh_registries
 
 from ggjit.ops.cuda.compiler.alike import *  # noqa: F403
 
@@ -184,7 +184,9 @@ def shared(nbytes):
 
     def call(typingctx):
         return i64(), lower
-    return intrinsic(call)
+    made = intrinsic(call)
+    refresh_registries()                # kernels may have been compiled already
+    return made
 
 
 # ---------------------------------------------------------------- bits

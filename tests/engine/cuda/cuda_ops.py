@@ -6,9 +6,11 @@ import gc
 import importlib.util
 import inspect
 import itertools
+import json
 import math
 import os
 import random
+import sys
 
 import gguf
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from helpers.sample import sampled
 
 import ggjit as gg
+from benchmarks import gpu as benchmark
 from benchmarks.gpu import bound, exact, nmse, on
 from ggjit.cuda import cublas
 from ggjit.cuda import products as products_by
@@ -396,6 +399,49 @@ def test_quantisers_are_byte_equal_to_the_cpus(gpu, type):
     gg.compute(cpu)
     differ = np.frombuffer(y.bytes(), np.uint8) != np.frombuffer(cpu.bytes(), np.uint8)
     assert not differ.any(), f"{int(differ.sum())} bytes differ"
+
+
+# ---------------------------------------------------------------- benchmarks/gpu.py
+def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu):
+    """So that nothing but the figures is new to it on a card."""
+    with benchmark.products_by(benchmark.CUBLAS):
+        rows = benchmark.measured(gpu, benchmark.DRY, [], None)
+    assert all(row.ours.median > 0 for row in rows)
+    works = " ".join(row.work for row in rows)
+    for part in "copy", "mat-vec F16", "mat-vec Q4_0", "own kernels", "cuBLAS", "9 columns", "attention", "launch by " \
+            "launch", "CUDA graph", "memory of":
+        assert part in works, part
+    memory = next(row for row in rows if "memory" in row.work)
+    assert memory.passed and memory.ours.median <= memory.peer.median
+
+
+def program(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_benchmark_reads_llama_bench(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert benchmark.llama_bench("m.gguf", 512) == {}
+    said = json.dumps([dict(n_prompt=512, n_gen=0, avg_ts=900.5), dict(n_prompt=0, n_gen=64, avg_ts=80)])
+    program(tmp_path, "llama-bench",
+            f"import sys\nassert sys.argv[1:5] == ['-m', 'm.gguf', '-p', '512']\nprint({said!r})")
+    assert benchmark.llama_bench("m.gguf", 512) == {"prompt": 900.5, "decode": 80}
+    ours = benchmark.Spread([160.0], "tok/s")
+    assert benchmark.beside("decode", ours, 80).ratio == 2 and benchmark.beside("decode", ours, None).ratio is None
+
+
+def test_the_benchmark_reports_what_the_sanitizer_finds(monkeypatch, tmp_path):
+    found = program(tmp_path, "compute-sanitizer", "import sys\nassert sys.argv[1:5] == ['--tool', 'memcheck', "
+                    "'--error-exitcode', '99']\nop = sys.argv[sys.argv.index('--cases') + 1]\n"
+                    "print('Invalid __global__ read')\nsys.exit(99 if op == 'ROPE' else 0)")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert benchmark.sanitizer() == found
+    monkeypatch.setattr(benchmark, "makers", lambda: dict.fromkeys((OP.ROPE, OP.ADD)))
+    n, faults = benchmark.sanitize(found, 2)
+    assert n == 2 and len(faults) == 1 and faults[0].startswith("ROPE: exit status 99") and "Invalid" in faults[0]
 
 
 def test_every_launch_of_these_tests_ran_in_the_simulator():

@@ -8,6 +8,9 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
+import ggjit as gg
+from ggjit.ops.cuda.compiler import choice
+
 HERE = pathlib.Path(__file__).parent
 SUITES = {"cuda_contract": 42, "cuda_ops": 150, "cuda_graphs": 7}         # least number of tests in each
 
@@ -51,6 +54,16 @@ def test_without_the_extra_the_remedy_is_named(python):
             "except gg.ParamError as e: print(e)\n")
     r = python(code, NUMBA_ENABLE_CUDASIM="0")
     assert "pip install 'ggjit[gpu]'" in r.stdout, r.stderr
+
+
+@pytest.mark.parametrize("name, match", [
+    ("numba-cuda-mlir", "numba-cuda-mlir is not installed .no module numba_cuda_mlir."),
+    ("nvcc", "GGJIT_CUDA_COMPILER='nvcc'; there are numba-cuda, numba-cuda-mlir, simulator")])
+def test_a_compiler_that_is_not_there(monkeypatch, name, match):
+    monkeypatch.setattr(choice, "NAME", name)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(gg.GgjitError, match=match):
+        raise choice.missing()
 
 
 def test_nothing_of_cuda_is_imported_for_the_cpu(python):

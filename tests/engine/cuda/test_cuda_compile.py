@@ -152,9 +152,10 @@ def test_numba_cuda_serves_the_seam(name):
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="pip install 'ggjit[gpu-mlir]'")
 def test_numba_cuda_mlir_serves_the_seam(python):
-    """All ten, in a process where it is the compiler."""
+    """All ten, and a sample of what runs on devices, in a process where it is the compiler."""
     r = python(f"import sys; sys.path += {[str(ROOT / 'tests'), str(HERE)]!r}\n"
-               f"import test_cuda_compile; test_cuda_compile.conforms(test_cuda_compile.CONFORMANCE.split())",
+               f"import test_cuda_compile as t; t.conforms(t.CONFORMANCE.split())\n"
+               f"t.test_a_sample_of_all_kernels_compiles()",
                GGJIT_CUDA_COMPILER="numba-cuda-mlir")
     assert r.returncode == 0, r.stderr[-3000:]
 
@@ -174,7 +175,8 @@ def test_an_unknown_gpu_is_a_typed_error():
         compile_kernel(launches_of(gg.neg(leaf(gg.F32, 4)))[0].make(), (3, 5))
 
 
-@pytest.mark.parametrize("name,what", [("_served", "load"), ("Linker", "link kernels")])
+@pytest.mark.parametrize("name,what", [
+    ("_served", "load"), ("frontend.ltoir", "compile kernels"), ("Linker", "link kernels")])
 def test_a_toolkit_that_does_not_fit_is_a_typed_error(monkeypatch, name, what):
     from ggjit.ops.cuda.compiler import build
 
