@@ -1,6 +1,6 @@
 """Compiles the kernels that a wheel carries: `python -m ggjit.tools.ship_kernels`, in the checkout, before it is built.
 
-    ops/kernels/avx512bf16-py3.11.pack      one for each level (ggjit.ops.native.isa), for the Python that runs this
+One for each level (ggjit.ops.native.isa) and for the Python that runs this, where ggjit.ops.native.kernel_pack looks.
 
 In them are the kernels of MiniLM, of llamas with weights of every type and heads of 64 and 128, and of one case of
 every class of ops.  Which tile reads a type best is one choice on AMD's processors and another on Intel's: both are in.

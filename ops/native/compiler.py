@@ -20,12 +20,15 @@ from types import BuiltinFunctionType
 
 import llvmlite.binding as llvm
 from numba import types
-from numba.core import ir
+from numba.core import cgutils, ir
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
+from numba.core.ir_utils import build_definitions
 from numba.core.lowering import Lower
+from numba.core.rewrites import rewrite_registry
+from numba.core.ssa import reconstruct_ssa
 from numba.core.typed_passes import (
     IRLegalization,
     NativeLowering,
@@ -181,13 +184,52 @@ class _Lower(Lower):
         return context.cast(builder, result, signature.return_type, result_type)
 
 
+    def alloca_lltype(self, name, lltype, datamodel=None):
+        """Numba also asks LLVM for the size, for debuggers."""
+        if self.context.enable_debuginfo:
+            return super().alloca_lltype(name, lltype, datamodel)
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Lowering(NativeLowering):
     lowering_class = _Lower
 
 
-PASSES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, GenericRewrites, ReconstructSSA,
-          NopythonTypeInference, PreLowerStripPhis, IRLegalization, _Lowering, NoPythonBackend)
+# Numba looks for the lifetime of all variables after each of the next three; what is used is found after the last, in
+# IRLegalization.
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Rewrites(GenericRewrites):
+    def run_pass(self, state):
+        blocks = state.func_ir.blocks
+        for rewrite in (kind(state) for kind in rewrite_registry.rewrites["before-inference"]):
+            todo = list(blocks.items())
+            while todo:
+                key, block = todo.pop()
+                if rewrite.match(state.func_ir, block, state.typemap, state.calltypes):
+                    blocks[key] = rewrite.apply()
+                    todo.append((key, blocks[key]))
+        return True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _SSA(ReconstructSSA):
+    def run_pass(self, state):
+        state.func_ir = reconstruct_ssa(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _StripPhis(PreLowerStripPhis):
+    def run_pass(self, state):
+        state.func_ir = self._strip_phi_nodes(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
+PASSES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, _Rewrites, _SSA, NopythonTypeInference,
+          _StripPhis, IRLegalization, _Lowering, NoPythonBackend)
 
 
 class _Compiler(CompilerBase):

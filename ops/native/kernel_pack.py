@@ -6,7 +6,7 @@ A pack holds machine code, which is executed: import one as you would run a prog
 as bytes and JSON, nothing is unpickled.  All of it is checked before the first kernel is written, and each is
 written as the cache writes its own: with a digest, for this user alone.
 
-A wheel carries one pack for each level (ggjit.ops.native.isa) in `ops/kernels/`, made by
+A wheel carries one pack for each level (ggjit.ops.native.isa) in the folder `kernels` of ggjit.ops, made by
 `python -m ggjit.tools.ship_kernels`.  Its kernels join the cache when the first of them is needed; a pack that does
 not fit this Python, Numba or processor is not used, and `ggjit info` says so.
 """
