@@ -9,8 +9,9 @@ gradient, or the first layer of a large batch.  Where the rows of a node do not 
                                                     dh = all dh_k side by side
 
 RULES says for each op along which axis of its sources the rows of its result run.  A region grows from one node over
-such edges, as far as nothing outside lies between two of its nodes.  What is read outside is put together again; sums
-over rows become sums over chunks, so they are rounded otherwise (`Cut.same_bits` says whether there are any).
+such edges, as far as nothing outside lies between two of its nodes.  What is read outside is put together again.  Where a
+region may be rounded otherwise, sums over rows become sums over chunks; else they lie outside, and every kernel of a
+chunk is the one that computes all rows.
 """
 import dataclasses
 import math
@@ -169,8 +170,8 @@ class _Region:
     `.level`: {id of a node: 1 where it needs the whole region, else 0}.
     """
 
-    def __init__(self, graph, start, hazards):
-        self.graph, self.n, self.hazards = graph, start.ne[last_axis(start)], hazards
+    def __init__(self, graph, start, hazards, rounded):
+        self.graph, self.n, self.hazards, self.rounded = graph, start.ne[last_axis(start)], hazards, rounded
         self.node = {t.id: t for t in graph.nodes}
         self.readers = {}
         for t in graph.nodes:
@@ -194,7 +195,7 @@ class _Region:
             ok = result is None or axis == result
             ok = ok and (source is None or any(s is not None and s.id == source[0] and n == source[1]
                                                for s, n in zip(t.src, needs, strict=False)))
-            if ok and (axis == SUM or self._fits(t, axis)) and all(
+            if ok and (self.rounded if axis == SUM else self._fits(t, axis)) and all(
                     n is None or self._fits(s, n) for s, n in zip(t.src, needs, strict=False)):
                 return axis, needs
         return None
@@ -288,18 +289,19 @@ class Cut:
     same_bits: bool
 
 
-def cut(graph, start, n_chunks, rank, hazards):
+def cut(graph, start, n_chunks, rank, hazards, rounded):
     """The Cut of a graph around node `start` into about n_chunks chunks; None where its rows meet at once.
 
     rank: {id: moment} of the nodes now.  hazards: {id of a node that reads or writes what is written in place: ids of
-    nodes that have to come before it}; they stay as they are.
+    nodes that have to come before it}; they stay as they are.  rounded: whether results may be rounded otherwise.
     """
     n = start.ne[last_axis(start)]
     size = -(-n // n_chunks)
     if size >= n:
         return None
-    region = _Region(graph, start, hazards)
-    return _Builder(graph, region, n, size, rank).build() if region.axis else None
+    region = _Region(graph, start, hazards, rounded)
+    found = _Builder(graph, region, n, size, rank).build() if region.axis else None
+    return found if rounded or found and found.same_bits else None
 
 
 class _Builder:
@@ -427,7 +429,7 @@ def _same_kernel(t, part):
     """Whether rows come out bit for bit alike: the kernel is the one that computes all rows."""
     if t.op in VIEW_OPS:
         return True
-    if t.op == OP.CROSS_ENTROPY_LOSS_BACK:
+    if t.op == OP.CROSS_ENTROPY_LOSS_BACK:              # it divides by the rows, of its chunk
         return False
     kernels = [kernel_of(x, 1) for x in (t, part)]
     return all(k is not None for k in kernels) and kernels[0].name == kernels[1].name

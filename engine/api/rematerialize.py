@@ -34,6 +34,7 @@ MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whos
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 ALLOCATOR_SECONDS = 1.0                 # of a GraphAllocator, for the same
+_CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -195,8 +196,9 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
     GraphAllocator uses the planner "best" for it.  Its outputs, in the order of graph.outputs, may be new tensors;
     small.of(t) finds them.  Leaves that lie in memory count nothing.
     cut: where no plan of whole nodes meets the budget, the largest are computed for some rows at a time, as
-    `small.n_chunks` says.  Where that forms sums over rows in another order (gradients of weights, a mean loss), they
-    are rounded otherwise and `small.same_bits` is False.  cut=False: only plans of whole nodes, the same bits.
+    `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows (gradients of weights, a mean loss) may
+    be formed by chunks too; that needs fewest bytes, rounds otherwise, and `small.same_bits` says whether it was done.
+    cut=False: only plans of whole nodes.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.
     Errors: BudgetError, whose `.minimum` is the fewest bytes that were reached; TypeMismatch, ParamError.
@@ -204,6 +206,8 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
     """
     if whole(budget, "rematerialize: budget") < 0:
         raise ParamError(f"rematerialize: budget is a number of bytes, 0 or more, got {budget}")
+    if cut not in tuple(_CUTS):
+        raise ParamError(f"rematerialize: cut is {cut!r}, expected True, 'rounded' or False")
     problems = _Orders(_units(graph, target, profile))
     given = problems.given
     if given.numbers.plain.peak <= budget:
@@ -215,14 +219,23 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         if new is not None:
             return new
     least = _least(problems, int(budget))
-    if least.peak > budget and cut:
-        in_rows = _in_rows(problems.units, int(budget))
+    for rounded in _CUTS[cut]:
+        in_rows = _in_rows(problems.units, int(budget), rounded) if least.peak > budget else None
         least = in_rows if in_rows is not None and in_rows.peak < least.peak else least
     if least.peak <= budget:
         return least
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
-                      f"{mib(least.peak)} ({least.peak} bytes), at {least.extra:.1%} more operations; smaller batches "
-                      f"need less", least.peak)
+                      f"{mib(least.peak)} ({least.peak} bytes), at {least.extra:.1%} more operations; "
+                      f"{_remedy(problems.units, int(budget), cut)}", least.peak)
+
+
+def _remedy(units, budget, cut):
+    """What may need fewer bytes."""
+    if cut != "rounded":
+        rounded = _in_rows(units, budget, rounded=True)
+        if rounded is not None and rounded.peak <= budget:
+            return "cut='rounded' meets it, where sums over rows may be rounded otherwise"
+    return "smaller batches need less"
 
 
 def _units(graph, target, profile):
@@ -237,13 +250,13 @@ def _least(problems, budget):
     return min((p.settled(p.graph_of(p.numbers.least(), budget)) for p in problems), key=lambda new: new.peak)
 
 
-def _in_rows(units, budget):
+def _in_rows(units, budget, rounded):
     """The graph with its largest nodes cut by rows that fits into `budget`, else the smallest found; None: none is cut.
 
     The first cut that fits, or the one after it if that is cheaper.
     """
     found = pieces = None
-    for pieces in _cuts(_Pieces(units)):
+    for pieces in _cuts(_Pieces(units, rounded)):
         new = pieces.within(budget) if pieces.floor <= budget else None
         if found is not None and (new is None or new.extra >= found.extra):
             return found
@@ -269,8 +282,8 @@ def _cuts(pieces):
 class _Pieces:
     """A graph of which regions are cut by rows: its units, and the tensors that stand for those of the original."""
 
-    def __init__(self, units):
-        self.units, self.stand_ins, self.n_chunks, self.same_bits = units, None, 1, True
+    def __init__(self, units, rounded):
+        self.units, self.rounded, self.stand_ins, self.n_chunks, self.same_bits = units, rounded, None, 1, True
         self._total = units.numbers.total
 
     @property
@@ -283,13 +296,22 @@ class _Pieces:
         """The node from which a cut lowers the floor most; None: no cut does."""
         n_chunks = max(2, min(MAX_ON_TRIAL, MAX_UNITS // max(self.units.numbers.n, 1)))
         found = [(new.floor, k, t) for k, t in enumerate(self._large())
-                 for new in [self.cut(t, n_chunks)] if new is not None and new.floor < self.floor]
+                 for new in [self._tried(t, n_chunks)] if new is not None and new.floor < self.floor]
         return min(found, default=(0, 0, None))[2]
+
+    def _tried(self, start, n_chunks):
+        """A cut on trial; in fewer chunks where so many have too few rows for the kernel of all rows."""
+        while n_chunks > 1:
+            found = self.cut(start, n_chunks)
+            if found is not None or self.rounded:
+                return found
+            n_chunks //= 2
+        return None
 
     def cut(self, start, n_chunks):
         """The same with what is around a node in so many chunks more; None: its rows meet."""
         units = self.units
-        found = cut_rows(units.graph, start, n_chunks, units.ranks, units.hazards)
+        found = cut_rows(units.graph, start, n_chunks, units.ranks, units.hazards, self.rounded)
         return None if found is None else self._of(found)
 
     def _large(self):
@@ -309,7 +331,7 @@ class _Pieces:
         new.stand_ins = found.stand_ins if self.stand_ins is None else {
             i: found.stand_ins[t.id] for i, t in self.stand_ins.items() if t.id in found.stand_ins}
         new.n_chunks, new.same_bits = max(self.n_chunks, found.n_chunks), self.same_bits and found.same_bits
-        new._total = self._total
+        new._total, new.rounded = self._total, self.rounded
         return new
 
     def within(self, budget):

@@ -96,9 +96,9 @@ NETS = {"mlp": (mlp, dict(x=values(768, 16), labels=classes(10, 768)), 0.35),
 def test_whole_batches_are_cut_where_they_do_not_fit(name):
     build, arrays, share = NETS[name]
     net = Net(build, **arrays)
-    with pytest.raises(gg.BudgetError, match="least peak found") as e:
-        gg.rematerialize(net.graph, int(share * net.peak), cut=False)
-    small = net.within(share)
+    with pytest.raises(gg.BudgetError, match="cut='rounded' meets it") as e:
+        gg.rematerialize(net.graph, int(share * net.peak))
+    small = net.within(share, cut="rounded")
     assert e.value.minimum > small.peak
     assert small.n_chunks > 1 and not small.same_bits and "chunks, sums rounded otherwise" in repr(small)
     assert small.bound <= small.extra < 0.3
@@ -120,8 +120,10 @@ def test_without_sums_over_rows_the_bits_are_the_same():
 def test_the_least_budget_with_cuts_is_told_and_works():
     net = Net(mlp, **NETS["mlp"][1])
     with pytest.raises(gg.BudgetError, match="least peak found") as e:
-        gg.rematerialize(net.graph, 500)
-    assert gg.rematerialize(net.graph, e.value.minimum).peak <= e.value.minimum
+        gg.rematerialize(net.graph, 500, cut="rounded")
+    assert gg.rematerialize(net.graph, e.value.minimum, cut="rounded").peak <= e.value.minimum
+    with pytest.raises(gg.ParamError, match="cut is 'maybe', expected True, 'rounded' or False"):
+        gg.rematerialize(net.graph, 500, cut="maybe")
 
 
 def test_what_is_written_in_place_is_neither_cut_nor_moved():
@@ -132,7 +134,7 @@ def test_what_is_written_in_place_is_neither_cut_nor_moved():
         old = gg.sum(net.sums[0])
         return loss, old, *(gg.add_inplace(s, d) for s, d in zip(net.sums, grads, strict=True))
     net = Net(summed, **NETS["mlp"][1])
-    small = gg.rematerialize(net.graph, int(0.35 * net.peak))
+    small = gg.rematerialize(net.graph, int(0.35 * net.peak), cut="rounded")
     assert small.n_chunks > 1
     found = []
     for graph in (net.graph, small):
@@ -151,7 +153,7 @@ def test_marked_outputs_and_outputs_of_the_graph_stay_whole():
         logits = gg.scale(net.scores, 0.5)
         return logits, *trained(gg.cross_entropy_loss(logits, labels), w, v)
     net = Net(kept, **NETS["mlp"][1])
-    small = net.within(0.6)
+    small = net.within(0.6, cut="rounded")
     assert small.n_chunks > 1 and small.of(net.scores).ne == net.scores.ne
 
 
