@@ -9,26 +9,26 @@ and the memory the allocator chose must permit it.  One kernel reads its sources
 result may overlap a source, except one that is read as a whole before anything is written, and one that is read row by
 row and lies exactly where the result lies.  A run whose memory forbids it stays as it is.
 """
-import collections
-
 import numpy as np
 
 from ggjit.core.table import TABLE
 from ggjit.graphs.plan_node import N_PARAM_WORDS, PlanNode
 from ggjit.ops.core.fusion_pattern import all_fusions
-from ggjit.ops.core.record import FLAG_COMPUTE, T_BUFFER, T_FLAGS
+from ggjit.ops.core.record import FLAG_COMPUTE, MAX_SRC, T_BUFFER, T_FLAGS, T_SRC, T_VIEW_SRC
 
 
 def fuse_nodes(singles, graph, where, n_threads):
     """`singles` (PlanNodes of one node each, in order) with runs replaced by fused ones."""
-    needed = _needed_elsewhere(graph)
-    fusions, out, i = all_fusions(), [], 0
+    needed, ops = _needed_elsewhere(graph), tuple([p.t.op for p in singles])
+    fusions, known, out, i = all_fusions(), {}, [], 0
     while i < len(singles):
         found = None
-        for fusion in fusions.get(singles[i].t.op, ()):
-            found = _matched(fusion, singles[i:i + len(fusion.ops)], needed, where, n_threads)
-            if found is not None:
-                break
+        for fusion in fusions.get(ops[i], ()):
+            end = i + len(fusion.ops)
+            if ops[i:end] == fusion.ops:
+                found = _matched(fusion, singles[i:end], needed, known, where, n_threads)
+                if found is not None:
+                    break
         out.append(found or singles[i])
         i += len(out[-1].nodes)
     return out
@@ -36,25 +36,42 @@ def fuse_nodes(singles, graph, where, n_threads):
 
 def _needed_elsewhere(graph):
     """Ids of tensors that must be stored whatever reads them next."""
-    readers = collections.Counter(s.id for t in graph.nodes for s in t.src if s is not None)
-    words, outputs = TABLE.words, set(graph.output_ids.tolist())
-    return {t.id for t in graph.nodes
-            if readers[t.id] > 1 or t.view_src is not None or words[t.id, T_BUFFER] >= 0
-            or t.id in outputs or words[t.id, T_FLAGS] & ~FLAG_COMPUTE}
+    rows = TABLE.words[graph.node_ids]
+    read, times = np.unique(rows[:, T_SRC:T_SRC + MAX_SRC], return_counts=True)
+    apart = (rows[:, T_VIEW_SRC] >= 0) | (rows[:, T_BUFFER] >= 0) | (rows[:, T_FLAGS] & ~FLAG_COMPUTE != 0)
+    return {*read[times > 1].tolist(), *graph.node_ids[apart].tolist(), *graph.output_ids.tolist()}
 
 
-def _matched(fusion, run, needed, where, n_threads):
-    """The fused PlanNode of `run`, or None."""
-    nodes = tuple(p.t for p in run)
-    if not fusion.matches(nodes):
+def _matched(fusion, run, needed, known, where, n_threads):
+    """The fused PlanNode of `run`, or None.
+
+    known: what was found for runs before.  Layers repeat: runs of nodes of the same kinds that read each other alike
+    and store the same results get one kernel, with other tensors.
+    """
+    nodes = tuple([p.t for p in run])
+    tensors = (*nodes, *[s for t in nodes for s in t.src])
+    first = {}
+    key = (id(fusion), *[p.kind for p in run], *[t.id in needed for t in nodes[:-1]],
+           *[first.setdefault(id(x), i) for i, x in enumerate(tensors)])
+    if key not in known:
+        known[key] = _found(fusion, nodes, [p.kernel for p in run], needed, tensors, n_threads)
+    if known[key] is None:
         return None
+    kernel, params, left_out, *places = known[key]
+    reads, by_row, ahead = (tuple([tensors[i] for i in some]) for some in places)
+    fused = PlanNode(nodes[-1], kernel, fusion.module, reads, nodes, params, frozenset(nodes[i].id for i in left_out),
+                     by_row, ahead)
+    return fused if fused.permitted(where) else None
+
+
+def _found(fusion, nodes, kernels, needed, tensors, n_threads):
+    """(kernel, parameters, numbers of the nodes left out, places of reads, by_row, ahead among `tensors`), or None."""
     stored = tuple(t for t in nodes[:-1] if t.id in needed)
-    made = fusion.fused(nodes, stored, [p.kernel for p in run], n_threads)
+    made = fusion.fused(nodes, stored, kernels, n_threads) if fusion.matches(nodes) else None
     if made is None:
         return None
     params = np.zeros(N_PARAM_WORDS, np.int64)
     params.view(np.int32)[:len(made.params)] = made.params
-    left_out = frozenset(t.id for t in nodes[:-1]) - {t.id for t in stored}
-    reads = (*made.reads, *stored)
-    fused = PlanNode(nodes[-1], made.kernel, fusion.module, reads, nodes, params, left_out, made.by_row, made.ahead)
-    return fused if fused.permitted(where) else None
+    place = {id(x): i for i, x in enumerate(tensors)}
+    places = [[place[id(x)] for x in some] for some in ((*made.reads, *stored), made.by_row, made.ahead)]
+    return made.kernel, params, [i for i, t in enumerate(nodes[:-1]) if t.id not in needed], *places

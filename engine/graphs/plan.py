@@ -24,7 +24,7 @@ from threading import get_ident
 import numpy as np
 
 from ggjit.core.arguments import expect, expect_slot
-from ggjit.core.buffer import USAGE_COMPUTE, buffer_by_id, freed
+from ggjit.core.buffer import USAGE_COMPUTE, Buffer, buffer_by_id, freed
 from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
@@ -49,10 +49,18 @@ class _Places:
     def __init__(self, where, tensors):
         self.version, self._where = TABLE.placement_version, where
         self.tensors = list({id(x): x for x in tensors}.values())
-        self.found = {}                     # {id of a handle: (buffer, byte offset)}
+        self.found = {}                     # {id of a handle: (buffer, byte offset)}, in the order of the tensors
 
     def __call__(self, t):
         return self.found.get(id(t)) or self._where(t)
+
+    def of(self, tensors):
+        """[(buffer, byte offset)] of tensors that were looked up."""
+        return list(map(self.found.__getitem__, map(id, tensors)))
+
+    def buffers(self):
+        """{id of a buffer: buffer}"""
+        return {id(buf): buf for buf, _ in self.found.values()}
 
 
 def _user(nodes, x):
@@ -134,7 +142,9 @@ class Plan(Results, HtmlRepr):
         """(buffer, byte offset) of any tensor of the graph, or None."""
         if t._fixed_place is not None:
             return t._fixed_place
-        base, cells = t.base, TABLE.cells
+        base, cells = t.view_src, TABLE.cells
+        if base is None:
+            base = t
         row = base.id * r.T_WORDS
         buffer_id = cells[row + r.T_BUFFER]
         if buffer_id >= 0:
@@ -154,7 +164,8 @@ class Plan(Results, HtmlRepr):
         tensors without memory, is refused as a whole."""
         device = self.graph.device if self.graph.placed else self.backend.device
         nodes = [p.t for p in self._singles]
-        places, reached = _Places(self.where, (x for t in nodes for x in (t, *t.src) if x is not None)), set()
+        places = _Places(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
+        sizes = {}
         for x in places.tensors:
             x._check()
             where = places.found[id(x)] = self.where(x)
@@ -162,20 +173,26 @@ class Plan(Results, HtmlRepr):
                 raise NotAllocated(f"{describe(x)}, needed by {_user(nodes, x)!r}, has no memory; allocate leaves with "
                                    f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
             buf, offs = where
-            if not buf.is_bound(x):
-                raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
-                                   f"{_user(nodes, x)!r} needs it")
+            size = sizes.get(id(buf))
+            if size is None:
+                size = buf.size
+                if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
+                    sizes[id(buf)] = size               # nothing more to ask of the buffer
+                elif not buf.is_bound(x):
+                    raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
+                                       f"{_user(nodes, x)!r} needs it")
+                elif not device.supports_buft(buf.buft):
+                    self._check_place(x, buf)
+                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
+                                       f"Scheduler")
             self._check_place(x, buf)
-            if id(buf) not in reached and not device.supports_buft(buf.buft):
-                raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
-                                   f"Scheduler")
-            reached.add(id(buf))
-            if offs < 0 or offs + x.nbytes > buf.size:
+            if offs < 0 or offs + x.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
-        for t in nodes:
-            for x in (t, *written(t)[1:]) if t.op in UPDATED_SOURCES else (t,):
-                if places(x)[0].read_only:
-                    raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
+        if any(buf.read_only for buf in places.buffers().values()):
+            for t in nodes:
+                for x in (t, *written(t)[1:]) if t.op in UPDATED_SOURCES else (t,):
+                    if places(x)[0].read_only:
+                        raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
         return places
 
     def _lay_out(self, places):
@@ -223,29 +240,34 @@ class Plan(Results, HtmlRepr):
 
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
-        version, places = places.version, [places(x) for x in self._views]
-        buffers = {id(b): b for b, _ in places}
+        views = places.of(self._views)
+        buffers = {id(b): b for b, _ in views}
         # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
         memory = {k: self._memory(b) for k, b in buffers.items()}
-        for t, (buf, offs) in zip(self._views, places, strict=True):
-            if memory[id(buf)][0] is None:
-                raise NotAllocated(f"{describe(t)} lost its memory; allocate it again")
-            self._check_address(t, buf, offs)
-        self.rows[self._view_words] = np.fromiter((memory[id(b)][1] + o for b, o in places), np.int64, len(places))
+        if any(held is None for held, _ in memory.values()):
+            lost = next(t for t, (b, _) in zip(self._views, views, strict=True) if memory[id(b)][0] is None)
+            raise NotAllocated(f"{describe(lost)} lost its memory; allocate it again")
+        if type(self)._check_address is not Plan._check_address:
+            for t, (buf, offs) in zip(self._views, views, strict=True):
+                self._check_address(t, buf, offs)
+        first = {k: address for k, (_, address) in memory.items()}
+        self.rows[self._view_words] = [first[id(b)] + o for b, o in views]
         self._buffers = list(buffers.values())
         self._held = {k: held for k, (held, _) in memory.items()}
         self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base
-        self._note_written(x.id for t in self._stored if t._fixed_place is None for x in written(t))
+        self._note_written()
         self.__dict__.pop("_spans", None)
         self._rows_written(self._held)
-        self.resolved = version      # last: a failure above leaves the plan to be resolved again
+        self.resolved = places.version      # last: a failure above leaves the plan to be resolved again
 
-    def _note_written(self, bases):
-        """The leaves among them, which this plan computes into: their versions rise with a run
-        (engine/core/versions.py)."""
-        ids = np.unique(np.fromiter(bases, np.int64))
+    def _note_written(self):
+        """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
+        stored = [t for t in self._stored if t._fixed_place is None]
+        bases = [t.id if t.view_src is None else t.view_src.id for t in stored]
+        bases += [x.id for t in stored if t.op in UPDATED_SOURCES for x in written(t)[1:]]
+        ids = np.unique(np.array(bases, np.int64))
         ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
         self._written_ids = ids if len(ids) > 1 else None
         self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None

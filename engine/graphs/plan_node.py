@@ -10,6 +10,7 @@ from ggjit.ops.core.spec import all_specs
 from ggjit.tensors.rebuild import CALLS_PYTHON
 
 N_PARAM_WORDS = 8
+_NOTHING = frozenset()
 _SHAPE = (T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4))
 _NODE = (T_OP, *_SHAPE, *range(T_PARAMS, T_PARAMS + N_PARAM_WORDS))
 
@@ -26,6 +27,7 @@ class PlanNode:
     left_out: frozenset = frozenset()       # ids of those that are never stored
     by_row: tuple = ()
     ahead: tuple = ()
+    kind: int = -1                  # equal for single nodes that differ in their tensors alone
 
     @property
     def stored(self):
@@ -57,10 +59,11 @@ def plan_nodes(nodes, choose, marked=frozenset()):
     """The PlanNode of each node.  choose(t) -> its kernel: asked once for all nodes of a signature, layers repeat."""
     specs, kernels, out = all_specs(), {}, []
     for t, signature in zip(nodes, signatures(nodes, marked), strict=True):
-        kernel = kernels.get(signature)
-        if kernel is None or t.op in CALLS_PYTHON:              # a function of the user's belongs to one node
-            kernel = kernels[signature] = choose(t)
-        out.append(PlanNode(t, kernel, specs[t.op].module, t.src, (t,)))
+        found = kernels.get(signature)
+        if found is None or t.op in CALLS_PYTHON:               # a function of the user's belongs to one node
+            found = kernels[signature] = choose(t), specs[t.op].module, len(kernels)
+        kernel, module, kind = found
+        out.append(PlanNode(t, kernel, module, t.src, (t,), None, _NOTHING, (), (), kind))
     return out
 
 
