@@ -153,8 +153,8 @@ def limit_table(sizes):
             problem, took, ended = make(n), [], False
             for limit in (0, *TIME_LIMITS):
                 if not ended:
-                    t, _ = best_of(lambda problem=problem, limit=limit: plan_offsets(*problem, time_limit=limit), 1)
-                    ended = 0 < limit and t < 0.5 * limit       # found the bound: more time would change nothing
+                    t, lay = best_of(lambda problem=problem, limit=limit: plan_offsets(*problem, time_limit=limit), 1)
+                    ended = lay.peak == lay.lower_bound         # more time would change nothing
                 took.append(t)
             over = [(t - x, max(0.05 * x, 0.02)) for t, x in zip(took[1:], TIME_LIMITS, strict=True) if x > took[0]]
             show(name, n, *[f"{t:.3f}" for t in took], f"{1e3 * max([0, *(t for t, _ in over)]):.0f} ms",
