@@ -334,7 +334,7 @@ def descent(order, slo, shi, size, n, ns, off, coarse, limit, stop_):
     for i in range(n):
         widest = max(widest, b[i] - a[i])
     shift = coarse if n_windows > 1 or n > LARGE and WIDE * widest <= WINDOW else np.int64(0)
-    peak, left, end, looks = np.int64(0), n, np.int64(0), 0
+    peak, left, end, looks = np.int64(0), n, np.int64(0), PATIENCE
     while left > 0:
         for w in range(n_windows):
             head, last, m, first = heads[w], lasts[w], 0, begin[w]

@@ -124,7 +124,7 @@ ZOOMS = (1, 2, 4, 8, 16)        # of `zoomable`
 def svg(report, colour="op", zooms=(1,)):
     """The picture as one SVG element, with axes, a legend and a tooltip per box.
 
-    zooms: how often it will be enlarged; labels that fit from one of them on are a group of class `gz<zoom>`, not shown.
+    zooms: how often it will be enlarged; labels that fit from one of them on are a group of class `gz<zoom>`, hidden.
     """
     boxes = [b for b in boxes_of(report) if b.nbytes]
     if not boxes or report.peak == 0:
@@ -162,8 +162,9 @@ def zoomable(report, colour="op"):
                     for k in ZOOMS)
     choice = "".join(f"<input type='radio' name='{mark}' id='{mark}x{k}'{' checked' if k == 1 else ''}>"
                      f"<label for='{mark}x{k}'>{k} x&#160;</label>" for k in ZOOMS)
-    return (f"<div style='max-width:{LEFT + WIDTH + 28}px'><style>{rules}</style><small>zoom </small>{choice}"
-            f"<div style='overflow:auto;max-height:{TOP + HEIGHT + FOOT + 20}px'>{svg(report, colour, ZOOMS)}</div></div>")
+    width, height = LEFT + WIDTH + 28, TOP + HEIGHT + FOOT + 20
+    return (f"<div style='max-width:{width}px'><style>{rules}</style><small>zoom </small>{choice}"
+            f"<div style='overflow:auto;max-height:{height}px'>{svg(report, colour, ZOOMS)}</div></div>")
 
 
 def _tooltip(box):

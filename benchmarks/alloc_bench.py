@@ -19,7 +19,7 @@ import alloc_graphs
 import alloc_instances
 import alloc_recorded
 
-from ggjit.alloc import graph_alloc, greedy, plan_offsets, validate
+from ggjit.alloc import graph_alloc, greedy, plan_offsets, planners, validate
 from ggjit.alloc.csvio import read_problem, write_problem
 from ggjit.alloc.order import memory_order, reorder
 from ggjit.alloc.planners import Clock, Planner
@@ -30,6 +30,8 @@ from ggjit.models.networks.peak import model_peak
 
 LIMITS = (0.05, 0.2, 1.0)
 MINIMALLOC_SECONDS = 2
+TIME_LIMITS = (0.01, 0.1, 1.0, 10.0)
+LARGEST = {"hard": 1000, "wide": 100_000}       # buffers of those problems in the table of time limits
 CHUNKED = ("tinyllama pp128", "densenet121", "inception x8", "randwire 200", "train vit 6L")
 
 
@@ -136,6 +138,30 @@ def random_table(sizes):
             show(name, n, f"{p.best / inst.lower_bound:.4f}", f"{t * 1e3:.1f}")
 
 
+def limit_table(sizes):
+    print("\n## Time limits: seconds a call took (processor time; the bound is 5 % or 20 ms over the limit)\n")
+    print("What a call takes at least is reading the problem and ggml's plan of it, the column `least`: a limit below "
+          "that ends right behind it.\n")
+    show("problem", "buffers", "least", *[f"{x:g} s" for x in TIME_LIMITS], "most over a limit above `least`", "kept")
+    show(*["---"] * (5 + len(TIME_LIMITS)))
+    makers = {"uniform": alloc_instances.uniform_lifetimes, "pareto": alloc_instances.random_lifetimes,
+              "wide": alloc_instances.wide_lifetimes, "hard": lambda n: alloc_instances.accelerator(n, 1)}
+    found = planners.Clock
+    planners.Clock = ProcessorClock
+    for name, make in makers.items():
+        for n in (x for x in sizes if x <= LARGEST.get(name, x)):
+            problem, took, ended = make(n), [], False
+            for limit in (0, *TIME_LIMITS):
+                if not ended:
+                    t, lay = best_of(lambda problem=problem, limit=limit: plan_offsets(*problem, time_limit=limit), 1)
+                    ended = lay.peak == lay.lower_bound         # more time would change nothing
+                took.append(t)
+            over = [(t - x, max(0.05 * x, 0.02)) for t, x in zip(took[1:], TIME_LIMITS, strict=True) if x > took[0]]
+            show(name, n, *[f"{t:.3f}" for t in took], f"{1e3 * max([0, *(t for t, _ in over)]):.0f} ms",
+                 "yes" if all(t <= most for t, most in over) else "NO")
+    planners.Clock = found
+
+
 def hard_problems(folder):
     if folder is None:
         for n, seed in alloc_instances.HARD:
@@ -221,6 +247,7 @@ def main(argv):
     chunk_table(chunks)
     pass_table(nets + seen)
     random_table((1000, 10_000, 100_000) if opts.quick else (1000, 10_000, 100_000, 1_000_000))
+    limit_table((10, 1000, 10_000, 100_000) if opts.quick else (10, 100, 1000, 10_000, 100_000, 1_000_000))
     hard_table(opts.folder, LIMITS, opts.minimalloc, opts.quick)
     order_table(nets)
     what_if_table(("tinyllama-1.1b",))

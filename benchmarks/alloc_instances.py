@@ -82,3 +82,10 @@ def uniform_lifetimes(n, seed=0, longest=100):
     rng = np.random.default_rng(seed)
     lo = rng.integers(0, n, n)
     return lo, lo + rng.integers(1, longest, n), 32 * rng.integers(1, 1000, n)
+
+
+def wide_lifetimes(n, seed=0):
+    """Heavy-tailed lifetimes from a fiftieth of the time on: thousands are live at once."""
+    rng = np.random.default_rng(seed)
+    lo = rng.integers(0, n, n)
+    return lo, lo + 1 + np.clip(rng.pareto(0.6, n) * n / 50, 0, n).astype(np.int64), 32 * rng.integers(1, 1000, n)

@@ -132,6 +132,10 @@ class Backend(Handle, HtmlRepr):
     def default_buffer_type(self):
         return self.device.buffer_type()
 
+    def work_nbytes(self, node):
+        """Bytes of host memory that the node's kernel works in and that may lie with the graph's tensors."""
+        return 0
+
     def alloc_buffer(self, size):
         """A buffer of the default type (ggml_backend_alloc_buffer)."""
         return alloc_buffer(self.default_buffer_type, size)

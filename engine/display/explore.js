@@ -90,11 +90,16 @@ function ggjitExplore(root, data) {
     const v = state.view || whole, [unit, unitName] = unitOf(p.peak);
     const sx = WIDTH / (v.x1 - v.x0), sy = HEIGHT / (v.y1 - v.y0);
     const X = x => (x - v.x0) * sx, Y = y => HEIGHT - (y - v.y0) * sy;
-    const boxes = [], labels = [], axes = [];
+    const boxes = [], labels = [], axes = [], seen = new Set();
     p.size.forEach((n, b) => {
       const x = X(p.lo[b]), w = Math.max((p.hi[b] - p.lo[b]) * sx, 0.5), h = Math.max(n * sy, 0.4), y = Y(p.bottom[b]) - h;
       if (!n || x > WIDTH || x + w < 0 || y > HEIGHT || y + h < 0) return;
       const now = p.lo[b] <= state.step && state.step < p.hi[b], c = now ? k.of[b] : paler(k.of[b]);
+      if (w < 1 && !now) {            // of those in one column of pixels that look alike, the first
+        const key = `${Math.floor(x)},${Math.round(y)},${Math.round(y + h)},${c}`;
+        if (seen.has(key)) return;
+        seen.add(key);
+      }
       boxes.push(`<rect data-box="${b}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${w.toFixed(1)}" height="${h.toFixed(1)}" ` +
                  `fill="${c}" stroke="${now ? data.live : data.rim}" stroke-width="${now ? 1.2 : 0.4}"/>`);
       const text = p.holders[b].length ? name(p, now ? holder(p, b, state.step) : p.holders[b][0]) : "";
@@ -187,6 +192,14 @@ function ggjitExplore(root, data) {
   // ---------------------------------------------------------------- what the reader does
   function go(step) { state.step = clamp(step, 0, plan().nSteps - 1); draw(); showStep(); }
 
+  let due = 0;
+  function dragged(step) {            // the picture is drawn at once, then once a frame, however fast the slider moves
+    state.step = step;
+    if (due) return;
+    go(step);
+    due = requestAnimationFrame(() => { due = 0; if (state.step !== step) go(state.step); });
+  }
+
   function choose(axis, i) {
     const before = plan().nSteps;
     state.at[axis] = i;
@@ -261,7 +274,7 @@ function ggjitExplore(root, data) {
   picture.addEventListener("dblclick", () => { state.view = null; draw(); });
   picture.addEventListener("wheel", e => { if (e.ctrlKey || e.metaKey) { e.preventDefault(); zoomed(e.deltaY < 0 ? 0.8 : 1.25, ...place(e)); } }, {passive: false});
   root.addEventListener("input", e => {
-    if (e.target.dataset.part === "step") go(+e.target.value);
+    if (e.target.dataset.part === "step") dragged(+e.target.value);
     else if (e.target.dataset.axis !== undefined) {
       const axis = +e.target.dataset.axis, i = +e.target.value;      // the slider stays: it is being dragged
       e.target.nextElementSibling.textContent = data.axes[axis].values[i];

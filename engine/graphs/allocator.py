@@ -25,19 +25,23 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import OP, T_BUFFER, T_GEN, T_OFFS, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import in_place_table
+from ggjit.ops.core.types import I8
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.tensors.context import Context
 from ggjit.tensors.tensor import Tensor
+
+WORK_ALIGNMENT = 64             # bytes: a line of the processor's cache
 
 
 class Placement:
     """Where the computed tensors of a graph lie.
 
     where: {tensor id: (buffer, byte offset)}, views and in-place results included.
+    work:  {node's tensor id: (buffer, byte offset, bytes)} of kernels whose work memory lies there too.
     """
 
-    def __init__(self, where):
-        self.where = where
+    def __init__(self, where, work=()):
+        self.where, self.work = where, dict(work)
 
 
 def _markers(graph, alloc_deps):
@@ -58,6 +62,18 @@ def _markers(graph, alloc_deps):
     return marks
 
 
+def _work_markers(nbytes):
+    """[(number of the node it stands before, marker)]: the work memory of every node that has some, and behind the
+    node a view that reads it, so that it lives for that node alone.  nbytes: of each node."""
+    ctx, marks = Context(), []
+    for i, n in enumerate(nbytes):
+        if n:
+            work = ctx.new_tensor(I8, (n + WORK_ALIGNMENT,))        # it begins inside, at a multiple of that
+            end = ctx._add(I8, OP.NONE, work.ne, work.nb, work.ndim, NO_PARAMS, (work,), work, 0, "")
+            marks += [(i, work), (i + 1, end)]
+    return marks
+
+
 def _without(plan, at):
     """The plan without the nodes at these places."""
     names = [f.name for f in dataclasses.fields(plan) if f.name.startswith(("node_", "cause"))] if at else []
@@ -70,16 +86,21 @@ class GraphAllocator:
     target: a Backend, a BufferType, or a list of buffer types (then `node_ids`/`leaf_ids` of reserve and alloc_graph
     give each tensor's index into it).  planner: "ggml" (the same offsets as ggml), "ggml-2023", "best"; `saving`
     says what "best" would save.  time_limit: seconds "best" may search.
+    work: place the work memory of the kernels with the rest, each live for its own node, where that takes fewer bytes
+    than a buffer beside it; the target is then one Backend, and every node gets a kernel of its own.
     Source: ggml_gallocr_new_n, _reserve_n, _alloc_graph, _get_buffer_size.
     """
 
     @typed_call
-    def __init__(self, target, planner="ggml", time_limit=1.0):
+    def __init__(self, target, planner="ggml", time_limit=1.0, work=False):
         if planner not in PLANNERS:
             raise ParamError(f"planner {planner!r}: expected one of {', '.join(PLANNERS)}")
         targets = target if isinstance(target, list | tuple) else [target]
         if not targets:
             raise ParamError("GraphAllocator needs at least one buffer type")
+        if work and not (len(targets) == 1 and isinstance(targets[0], Backend)):
+            raise ParamError("GraphAllocator: work=True takes one Backend, whose kernels it asks; e.g. "
+                             "GraphAllocator(gg.init_backend('CPU'), work=True)")
         self.bufts = [b.default_buffer_type if isinstance(b, Backend) else b for b in targets]
         for b in self.bufts:
             if not isinstance(b, BufferType):
@@ -88,6 +109,8 @@ class GraphAllocator:
         # equal buffer types share one buffer, as in ggml
         self._index = [self.bufts.index(b) for b in self.bufts]
         self.planner, self.time_limit = planner, time_limit
+        self._worker = targets[0] if work else None     # the backend whose kernels' work memory is placed
+        self._work = {}                                 # of the last plan: {tensor id: (chunk, byte offset, bytes)}
         self._memory = ComputeBuffers(self.bufts)
         self._owned = []                                # weak references to the leaves this allocator placed
         self._where, self._lives = {}, {}               # placement of the last allocated graph, and its tensors' lives
@@ -101,7 +124,15 @@ class GraphAllocator:
         for kernels that read or write them later than the graph says.
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        self.last = self._planned(graph, graph.planner or self.planner, node_ids, leaf_ids, alloc_deps)
+        planner, self._work = graph.planner or self.planner, {}
+        self.last, _ = self._planned(graph, planner, node_ids, leaf_ids, _markers(graph, alloc_deps))
+        nbytes = [] if self._worker is None else [self._worker.work_nbytes(t) for t in graph.nodes]
+        if any(nbytes):
+            marks = _work_markers(nbytes)
+            plan, places = self._planned(graph, planner, node_ids, leaf_ids, [*_markers(graph, alloc_deps), *marks])
+            if plan.peak < self.last.peak + max(nbytes):
+                self.last = plan
+                self._work = {graph.nodes[i].id: (*places[m.id], nbytes[i]) for i, m in marks if m.view_src is None}
         return self.last
 
     @asking("a memory plan")
@@ -112,16 +143,16 @@ class GraphAllocator:
         0
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        now, best = (self._planned(graph, planner, node_ids, leaf_ids, alloc_deps).peak
+        now, best = (self._planned(graph, planner, node_ids, leaf_ids, _markers(graph, alloc_deps))[0].peak
                      for planner in (graph.planner or self.planner, "best"))
         return max(now - best, 0)
 
-    def _planned(self, graph, planner, node_ids, leaf_ids, alloc_deps):
-        """The plan of a graph that is alive."""
+    def _planned(self, graph, planner, node_ids, leaf_ids, marks):
+        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)})."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [alloc_sizes(self.bufts, ids, tensors)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
-        marks = _markers(graph, alloc_deps)
+        marks = sorted(marks, key=lambda m: m[0])
         at = [place for place, _ in marks]
         node_ids = np.insert(graph.node_ids, at, [m.id for _, m in marks]) if marks else graph.node_ids
         node_buffers = np.insert(which[0], at, 0) if marks else which[0]            # views: they lie where they view
@@ -142,7 +173,9 @@ class GraphAllocator:
                 TABLE.place(t.id, *where)
         if "validate" in debug:
             validate_plan(plan)
-        return _without(plan, [place + k for k, place in enumerate(sorted(at))])
+        at = [place + k for k, place in enumerate(at)]
+        return _without(plan, at), {m.id: (int(plan.node_chunk[i]), int(plan.node_offs[i]))
+                                    for i, (_, m) in zip(at, marks, strict=True)}
 
     def _ids(self, ids, tensors):
         if ids is None:
@@ -176,7 +209,9 @@ class GraphAllocator:
         # of leaves the table knows: what is taken back there must not be found here
         self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
         self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
-        graph.placement = Placement(self._where)
+        graph.placement = Placement(self._where, {
+            i: (self._memory.chunks[0][c], -(-o // WORK_ALIGNMENT) * WORK_ALIGNMENT, n)
+            for i, (c, o, n) in self._work.items()})
 
     def _place_leaves(self, leafs, where, then):
         """The leaves go where `where` says, those of the graph before lose their places; after an error of `then` all

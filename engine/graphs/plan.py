@@ -82,7 +82,7 @@ class Plan(Results, HtmlRepr):
         self.backend, self.graph, self.placement = backend, graph._for_plan(), placement
         # a scheduler's part of a graph is left alone: other parts may read what is computed in between
         self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
-            and "check" not in debug
+            and "check" not in debug and not getattr(placement, "work", None)     # which is each node's alone
         self.n_threads = backend.n_threads
         self._output_ids = graph.output_ids
         self.runs = 0
@@ -200,7 +200,11 @@ class Plan(Results, HtmlRepr):
         self.parts = self._fused(places)
         self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
         starts = np.cumsum([0, *(r.node_words(len(p.reads)) for p in self.parts)], dtype=np.int64)
-        self.work_nbytes = max((k.work_nbytes for k in self.kernels), default=0)
+        placed = getattr(self.placement, "work", {})
+        self._work_places = [(i, *placed[p.t.id][:2]) for i, p in enumerate(self.parts)
+                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]]
+        apart = {i for i, _, _ in self._work_places}
+        self.work_nbytes = max((k.work_nbytes for i, k in enumerate(self.kernels) if i not in apart), default=0)
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
         self.rows = store[skip:skip + starts[-1]]
@@ -257,6 +261,8 @@ class Plan(Results, HtmlRepr):
         self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base
+        for i, buf, offs in self._work_places:
+            self.rows[self._starts[i] + r.N_WORK] = self._memory(buf)[1] + offs
         self._note_written()
         self.__dict__.pop("_spans", None)
         self._rows_written(self._held)
@@ -414,9 +420,12 @@ class Plan(Results, HtmlRepr):
 
     @functools.cached_property
     def _spans(self):
-        stored = self._stored
-        spans = [(id(buf), offs, offs + t.nbytes) for t in stored for buf, offs in (self.where(t),)]
-        return [self._positions[t.id] for t in stored], np.array(spans, np.int64).reshape(-1, 3), stored
+        spans = [(t, id(buf), offs, offs + t.nbytes) for t in self._stored for buf, offs in (self.where(t),)]
+        spans += [(self.nodes[i], id(buf), offs, offs + self.kernels[i].work_nbytes) for i, buf, offs in
+                  self._work_places]
+        spans.sort(key=lambda x: self._positions[x[0].id])
+        return ([self._positions[t.id] for t, *_ in spans], np.array([x[1:] for x in spans], np.int64).reshape(-1, 3),
+                [t for t, *_ in spans])
 
     def _undefined(self):
         for t in self.nodes:

@@ -7,7 +7,7 @@ import pytest
 from helpers.requirements import benchmark
 from helpers.timing import processor_time
 
-from ggjit.alloc import greedy, planners
+from ggjit.alloc import greedy, planners, repair
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
 from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, TRAIL_FULL, CanonicalSearch
@@ -146,6 +146,54 @@ def test_a_time_limit_stops_inside_a_long_pass():
     with processor_time() as spent:
         lay = plan_offsets(lo, hi, size, time_limit=0.3)
     assert spent.seconds < 0.6 and lay.peak >= lay.lower_bound
+
+
+@pytest.mark.parametrize("phase", range(5))
+def test_every_long_pass_ends_once_the_clock_has_run_out(phase):
+    """With the word set from the start no pass does its work: first fit, the descent, lists, search, repair."""
+    lo, hi, size = instances.uniform_lifetimes(4000)
+    inst, over = Instance(lo, hi, size), np.ones(1, np.int64)
+    order, off = greedy.rank(inst, "TAW"), np.zeros(4000, np.int64)
+    if phase == 0:
+        assert greedy.first_fit(inst, order, off, 1 << 40, over) == 1 << 40 and off.max() <= 0
+    elif phase == 1:
+        assert greedy.canonical(inst, order, off, 1 << 40, over) == 1 << 40 and off.max() <= 0
+    elif phase == 2:
+        assert not CanonicalSearch(inst, over).possible
+    else:
+        search = CanonicalSearch(inst)
+        if phase == 3:
+            out = search.solve(inst.lower_bound, order, 1 << 40, RULES["TAW"], over)
+            assert out.status not in (FOUND, INFEASIBLE) and out.nodes == 0
+        else:
+            local = repair.Repair(search, off)
+            assert local.batch(map, 2 * inst.lower_bound, off, inst.lower_bound, 1 << 40, over) == (0, [])
+
+
+def test_no_order_is_sorted_when_less_time_is_left_than_that_takes(monkeypatch):
+    lo, hi, size = instances.uniform_lifetimes(3000)
+    began = []
+    monkeypatch.setattr(greedy, "rank", lambda *_: began.append(1))
+    p = planners.Planner(Instance(lo, hi, size), 0, 10.0)
+    p.prepared = 6.0
+    p.run()
+    assert not began and p.short and not p.spent and p.how == "ggml"
+
+
+def test_repair_finds_layouts_within_a_capacity():
+    """In steps of one (every offset is looked at) and in fine ones (the ends of the others)."""
+    lo, hi, size = instances.accelerator(60, 7, steps=30, unit=1 << 16)
+    for unit in (1 << 16, 1 << 8):
+        inst = Instance(lo, hi, size // unit)
+        search, best, off = CanonicalSearch(inst), int(inst.size.sum()), np.cumsum(inst.size) - inst.size
+        local, goal = repair.Repair(search, off, seed=3), int(1.2 * inst.lower_bound)
+        for _ in range(100):
+            _, found = local.batch(map, best, off, goal, 2000, greedy.NEVER)
+            for off in found:
+                best = min(best, check_layout(lo, hi, inst.size, off))
+            if best <= goal:
+                break
+        assert inst.lower_bound <= best <= goal
 
 
 @pytest.mark.parametrize("settings", [{"node_limit": -1}, {"node_limit": 1.5}, {"seed": -1}, {"n_threads": 0}])

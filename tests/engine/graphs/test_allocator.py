@@ -213,3 +213,36 @@ def test_a_scheduler_tells_buffers_anew_after_one_refused(k):
     told.clear()
     sched.graph_compute(graph)
     assert not told
+
+
+@pytest.mark.parametrize("planner", ["ggml", "best"])
+def test_work_memory_lies_with_the_rest(planner):
+    """The same bits in fewer bytes: what the kernels work in shares memory with tensors of other steps."""
+    a, b = array(512, 3), array(512, 3, seed=1)
+    results, nbytes = [], []
+    for work in (False, True):
+        ctx, backend = gg.Context(), gg.init_backend("CPU", n_threads=1)
+        x, y = gg.from_numpy(ctx, a), gg.from_numpy(ctx, b)
+        square = gg.sqr(x)
+        out = gg.add(gg.sum_rows(square), gg.cross_entropy_loss(x, y))
+        graph, allocator = gg.Graph(out), gg.GraphAllocator(backend, planner, work=work)
+        allocator.alloc_graph(graph)
+        plan = backend.graph_plan_create(graph)
+        plan.compute()
+        results.append(plan.numpy(out).tobytes())
+        nbytes.append(allocator.buffer_size() + plan.work_nbytes)
+        assert allocator.last.peak == allocator.buffer_size() and (plan.work_nbytes == 0) == work
+    with pytest.raises(gg.Overwritten, match="CROSS_ENTROPY_LOSS|cross_entropy_loss"):
+        plan.numpy(square)                              # the loss works where it lay
+    assert results[0] == results[1] and nbytes[1] == nbytes[0] - 4096
+
+
+def test_work_memory_is_placed_for_a_backend_alone():
+    backend = gg.init_backend("CPU")
+    for target in (backend.default_buffer_type, [backend, backend]):
+        with pytest.raises(gg.ParamError, match="work=True takes one Backend"):
+            gg.GraphAllocator(target, work=True)
+    ctx = gg.Context()
+    graph, allocator = gg.Graph(gg.sqr(gg.from_numpy(ctx, array(4)))), gg.GraphAllocator(backend, work=True)
+    allocator.alloc_graph(graph)
+    assert graph.placement.work == {} and allocator.saving(graph) == 0
