@@ -1,6 +1,6 @@
 """Rows of measurements, and the Markdown table they make.
 
-    python -m benchmarks.report benchmarks/results/peers-PROCESSOR.md       # the README's lines out of a table
+    python -m benchmarks.report FILE.md     # the README's lines out of a table
 """
 import dataclasses
 import pathlib
