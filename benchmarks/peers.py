@@ -6,6 +6,7 @@
                                                     # with a star it is a pattern for whole keys: 'mul_mat-*-n1'
     python -m benchmarks.peers --isa avx2           # our AVX2 kernels
     python -m benchmarks.peers --table              # what a processor is judged by (TABLE), into peers-PROCESSOR.md
+    python -m benchmarks.peers --table --prepare    # before it: models are written and kernels compiled, nothing counts
 
 Engines run in processes of their own and take turns on the same bytes; the others sleep meanwhile, results of graphs
 are compared, and the machine is checked before, during and after.  Medians over the rounds, minimum and maximum in
@@ -94,6 +95,8 @@ class Run:
         """The runs of TABLE, all rows in this one."""
         for given in TABLE:
             part = Run(arguments(given.split()), self.say, self.end)
+            if self.args.prepare:
+                part.args.peers, part.rounds, part.seconds = ["none"], 1, 0.0
             part.measure()
             for section, rows in part.rows.items():
                 self.rows.setdefault(section, []).extend(rows)
@@ -186,6 +189,7 @@ def arguments(argv):
     p.add_argument("--only", type=parts, default=[], help="parts of keys, or patterns with *, separated by commas")
     p.add_argument("--list", action="store_true", help="print the keys")
     p.add_argument("--table", action="store_true", help="the runs a processor is judged by")
+    p.add_argument("--prepare", action="store_true", help="with --table: write models and compile kernels beforehand")
     p.add_argument("--minutes", type=float, help="begin no line after so many")
     p.add_argument("--out", type=pathlib.Path, help="where table and plot go, without suffix (default: "
                    "benchmarks/results/peers, peers-ISA with --isa, peers-PROCESSOR with --table; with --only nothing "
@@ -203,11 +207,11 @@ def main(argv=None):
         print("\n".join([*keys, *(k for k in COSTS if run._chosen(k))]))
         return 0
     run.measure_table() if args.table else run.measure()
-    for row in run.missed:
+    for row in () if args.prepare else run.missed:
         print("missed:", markdown([row]).splitlines()[-1])
     name = f"peers-{machine.slug()}" if args.table else f"peers-{args.isa}" if args.isa else "peers"
     out = args.out or (None if args.only or run.stopped and not args.minutes else RESULTS / name)
-    if out and run.rows:
+    if out and run.rows and not args.prepare:
         run.write(out)
     return STOPPED if run.stopped else int(bool(run.missed))
 

@@ -73,9 +73,8 @@ class Rule:
     repacked: tuple             # types
 
 
-_BLOCKS_OF_32 = tuple(BY_NAME[n] for n in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4"))
 AMD = Rule(PLAIN, PLAIN, ONE_ROW, tuple(FORMATS))
-INTEL = Rule(ONE_ROW, None, None, (*_BLOCKS_OF_32, BY_NAME["q4_K"], BY_NAME["q5_K"]))
+INTEL = Rule(ONE_ROW, None, None, tuple(t for t in FORMATS if t is not BY_NAME["q6_K"]))
 RULES = {"znver": AMD, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
     "graniterapids"), INTEL)}

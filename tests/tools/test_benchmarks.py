@@ -1,6 +1,7 @@
 """The measuring programs: a tiny model, one round, no peers; and the arithmetic of what they report."""
 import dataclasses
 import importlib
+import pickle
 import subprocess
 import sys
 import time
@@ -82,7 +83,8 @@ def run(bench, tiny, monkeypatch, tmp_path):
 
 def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
     """The one command, tiny: numpy is always there; the other peers are missing, and are named."""
-    monkeypatch.delenv("GGML_LIB_DIR", raising=False)
+    for name in ("GGML_LIB_DIR", "IK_LIB_DIR"):
+        monkeypatch.delenv(name, raising=False)
     done = run({"wheel": ("peer", str(tmp_path)), "numpy": ("arrays", "numpy")})
     rows = [r for section in done.rows.values() for r in section]
     assert [r.key for r in done.rows["models"]] == ["tiny-tg", "tiny-pp"]
@@ -94,8 +96,46 @@ def test_the_comparison_with_numpy_alone(run, tmp_path, monkeypatch):
     assert any("before" in line for line in done.lines) and any("numpy" in line for line in done.lines)
     assert any(line.startswith("wheel: missing: no ggml libraries in") for line in done.lines)
     assert any(line.startswith("native: missing: GGML_LIB_DIR") for line in done.lines)
+    assert any(line.startswith("ik: missing: IK_LIB_DIR") for line in done.lines)
     text = (tmp_path / "peers.md").read_text()
     assert all(r.work in text for r in rows) and (tmp_path / "peers.png").stat().st_size > 10_000
+
+
+def test_products_of_blocks_are_read_as_other_engines_take_them(bench, tmp_path):
+    """Codes, zero point and scales give the weights; copies are the same rows, turned."""
+    blocks, x = bench("blocks"), np.arange(128, dtype=np.float32).reshape(2, 64)
+    for type, bits in ((gg.Q4_0, 4), (gg.Q8_0, 8)):
+        weights = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+        raw = gg.quantize(type, weights)
+        records = [{"op": "NONE", "type": type.id, "ne": (64, 3, 1, 1)}, {"op": "NONE", "type": 0, "ne": (64, 2, 1, 1)},
+                   {"op": "MUL_MAT", "src": [0, 1]}]
+        (tmp_path / "graph").write_bytes(pickle.dumps((records, {0: raw.tobytes(), 1: x.tobytes()}, [2, 2])))
+        first, second = blocks.products(tmp_path / "graph", "x")
+        values = (first.codes.astype(np.float32) - first.zero_point) * np.repeat(first.scales.astype(np.float32), 32, 1)
+        assert (values == gg.dequantize(type, raw.view(np.uint8), (3, 64))).all() and (first.x == x).all()
+        assert (second.codes == np.roll(first.codes, 1, 0)).all() and first.packed().shape == (3, 64 * bits // 8)
+    records[0]["type"] = 0
+    (tmp_path / "graph").write_bytes(pickle.dumps((records, {}, [2])))
+    with pytest.raises(bench("worker").EngineError, match="Q4_0 and Q8_0 weights only"):
+        blocks.products(tmp_path / "graph", "x")
+
+
+def test_the_table_of_a_processor_is_its_runs_in_one(bench, monkeypatch, tmp_path):
+    """Rows of all runs by threads, what was reached against whom; no line is begun after the time has run out."""
+    peers, row = bench("peers"), bench("report").Row
+    made = {1: row("a", "1.00 x", "1 us", "2 us", 2.0, True, against="wheel"),
+            2: row("b", "1.00 x", "1 us", "1 us", 0.5, False, against="wheel", n_threads=2)}
+    seen = []
+    monkeypatch.setattr(peers.Run, "measure", lambda run: (seen.append(run.args), run.rows.update(
+        ops=[made[len(seen)]] if len(seen) in made else [])))
+    monkeypatch.setattr(peers, "RESULTS", tmp_path)
+    assert peers.main(["--table"]) == 1 and [a.isa for a in seen].count("avx2") == 1
+    name, = (p for p in tmp_path.iterdir() if p.suffix == ".md")
+    text = name.read_text()
+    assert name.stem == f"peers-{bench('machine').slug()}" and text.index("## 1 thread") < text.index("## 2 threads")
+    assert "| wheel | 1 of 1 | 2.00 |" in text and "| wheel | 0 of 1 | 0.50 |" in text
+    late = peers.Run(peers.arguments(["--table"]), lambda line: None, end=time.monotonic())
+    assert late.late("a line") and late.stopped and late.lines == ["left out, the time had run out: a line"]
 
 
 def test_a_run_that_was_stopped_replaces_no_results(bench, monkeypatch, tmp_path, capsys):

@@ -378,3 +378,18 @@ def test_encoders_are_repacked_unless_told(type, need):
             used = model.backend.graph_plan_create(graph).work_nbytes
             assert model_peak(path, repack=how, n_threads=2).kinds["kernel work"] == used
         assert np.dot(m.embed_ids(ids), plain.embed_ids(ids)) > 1 - 1e-6
+
+
+@pytest.mark.parametrize("type", ONE_OF_EACH[1:], ids=repr)
+def test_a_tile_of_several_groups_gives_the_bytes_of_one(type):
+    """One column takes several groups of rows at once, the last tile again what is left over; two columns one group."""
+    m, k = 5 * repack.unit(type)[1], k_of(type)
+    w, _, ctx = matrix(type, k, m)
+    x = np.random.default_rng().standard_normal((2, k)).astype(np.float32)
+    results = []
+    for n in (1, 2):
+        y = gg.mul_mat(w, gg.from_numpy(ctx, x[:n]))
+        plan = planned(y)
+        plan.compute()
+        results.append(plan.numpy(y)[:1].tobytes())
+    assert results[0] == results[1]
