@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import signal
 import socket
 import struct
@@ -40,6 +41,7 @@ from benchmarks.worker import EngineError, Missing
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks.load import EMBEDDED
+from ggjit.models.networks.spread import ROOM
 
 NBYTES, FRAME, LARGE, GIB = 8 << 10, 4 << 20, 64 << 20, 1 << 30
 ECHO = """
@@ -348,14 +350,18 @@ def tokens(path, n_tokens, name):
 
 
 def _token(path, n, n_tokens):
-    """(milliseconds, who has what); each worker lends as much memory as its share of the layers takes."""
-    part = os.path.getsize(path) * (0.62 if n == 2 else 1.3) / 0.85 + (16 << 20)
-    with workers_of(n, memory_gb=part / 1e9) as started, \
-            gg.cluster.connect([address for _, address in started]) as cl, \
-            load_model(path, devices=cl.devices, n_threads=1, n_ctx=512) as m:
-        took = [_seconds(lambda: m.decode([1])) for _ in range(n_tokens)]
-        split = "; ".join(line.split(",")[0] for line in m.explain().splitlines() if "layers" in line)
-    return 1e3 * min(took), split
+    """(milliseconds, who has what); of two workers each says that it has memory for a bit more than half."""
+    with workers_of(n, memory_gb=2 * os.path.getsize(path) / 1e9 + 0.1) as started, \
+            gg.cluster.connect([address for _, address in started]) as cl:
+        how = dict(devices=cl.devices, n_threads=1, n_ctx=256)
+        if n == 2:
+            with load_model(path, **how) as m:
+                held_mb = float(re.search(r"([\d,.]+) MB of", m.explain())[1].replace(",", ""))
+            for device in cl.devices:
+                device.memory = lambda: (int(0.75e6 * held_mb / ROOM),) * 2
+        with load_model(path, **how) as m:
+            took = [_seconds(lambda: m.decode([1])) for _ in range(n_tokens)]
+            return 1e3 * min(took), "; ".join(re.findall(r"worker\d+: [^,;]*layers[^,]*", m.explain()))
 
 
 # ---------------------------------------------------------------- showing
