@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.peer import _LOG, _P, _context_params, _llama
+from benchmarks.peer import _P, LOG, _llama, context_params
 from benchmarks.worker import EngineError, Missing
 
 N_GPU_LAYERS_OFFS = 16          # in llama_model_params, after the list of devices and that of overrides
@@ -55,7 +55,7 @@ def serve(port):
 def milliseconds(path, ports, n_tokens):
     """The shortest time of a token, all layers on the servers."""
     lib, log = _llama(folder()), []
-    said = _LOG(lambda level, text, data: log.append(text))
+    said = LOG(lambda level, text, data: log.append(text))
     lib.llama_log_set(said, None)
     lib.llama_backend_init()
     add = _library("ggml-rpc").ggml_backend_rpc_add_server
@@ -65,7 +65,7 @@ def milliseconds(path, ports, n_tokens):
     C.memmove(C.byref(params), C.byref(C.c_void_p(C.addressof(devices))), 8)
     C.memmove(C.byref(params, N_GPU_LAYERS_OFFS), struct.pack("<i", 999), 4)
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    context = model and lib.llama_init_from_model(model, _context_params(lib, 512, 1, False))
+    context = model and lib.llama_init_from_model(model, context_params(lib, 512, 1))
     if not context:
         raise EngineError(f"llama.cpp does not load {path}: {b''.join(log[-6:]).decode('utf-8', 'replace').strip()}")
     token, times = (C.c_int32 * 1)(1), []

@@ -43,9 +43,9 @@ SECTIONS = {
     "Models and files: ggjit.models, ggjit.models.networks.peak": ("ggjit.models",),
     "Errors": ("ggjit.ops.core.errors",),
 }
-MODELS = (models.load_model, models.embed_texts, models.generate_texts, models.load_vad, models.load_gguf,
-          models.load_safetensors, models.save_gguf, models.save_safetensors, peak.model_peak, peak.what_if,
-          peak.explore_model)
+MODELS = (models.load_model, models.embed_texts, models.generate_texts, models.token_seconds, models.load_vad,
+          models.load_gguf, models.load_safetensors, models.save_gguf, models.save_safetensors, peak.model_peak,
+          peak.what_if, peak.explore_model)
 
 # classes that users do not call: what gives their objects
 GIVEN_BY = {Plan: "backend.graph_plan_create(graph)", MeasureReport: "gg.measure(graph)", Drawing: "graph.draw()",

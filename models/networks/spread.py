@@ -9,10 +9,13 @@ device takes what its memory holds, then the next; who would get nothing is left
 on the CPU of the driver.  Speed is measured: bytes of weights that a product reads in a second, and a round trip.
 """
 import dataclasses
+import math
+import numbers
 import time
 
 import numpy as np
 
+from ggjit.core.arguments import typed_call
 from ggjit.core.backend import TYPE_CPU, Backend, Device
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
@@ -30,6 +33,25 @@ OUTPUT = "output"
 ROOM = 0.85                     # of free memory for weights and caches; the rest is for computing
 
 
+@typed_call
+def token_seconds(weights_nbytes, nbytes_per_second, trip_seconds, crossing_nbytes=0, link_nbytes_per_second=None):
+    """What a token is expected to take on one device: weights / speed + round trip + crossing / link, in seconds.
+
+        8 * token_seconds(0.5e9, 10e9, trip_seconds=0.5e-3)         # 0.404: 4 GB over eight workers of one room
+
+    weights_nbytes: read for a token; nbytes_per_second: at which speed; trip_seconds: there and back; crossing_nbytes:
+    of numbers that come in and go out, link_nbytes_per_second: at which speed (None: they cost the trip alone).
+    `m.explain()` predicts by the same sum, of what it measured.  Errors: ParamError (no number, below 0, a speed of 0).
+    """
+    link = math.inf if link_nbytes_per_second is None else link_nbytes_per_second
+    for name, value, low in (("weights_nbytes", weights_nbytes, 0), ("nbytes_per_second", nbytes_per_second, 1e-9),
+                             ("trip_seconds", trip_seconds, 0), ("crossing_nbytes", crossing_nbytes, 0),
+                             ("link_nbytes_per_second", link, 1e-9)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value >= low:
+            raise ParamError(f"{name}={value!r}: expected a number {'from 0 on' if low == 0 else 'above 0'}")
+    return weights_nbytes / nbytes_per_second + trip_seconds + crossing_nbytes / link
+
+
 @dataclasses.dataclass
 class Share:
     """What one device gets."""
@@ -44,7 +66,7 @@ class Share:
     @property
     def seconds(self):
         """What a token is expected to take here."""
-        return self.nbytes / self.nbytes_per_second + self.trip_seconds if self.parts else 0.0
+        return token_seconds(self.nbytes, self.nbytes_per_second, self.trip_seconds) if self.parts else 0.0
 
     def __str__(self):
         layers = [k for k in self.parts if k != OUTPUT]

@@ -9,7 +9,7 @@ from helpers import devices, tiny_model, tiny_moe
 from helpers.clusters import workers
 
 import ggjit as gg
-from ggjit.models import load_model
+from ggjit.models import load_model, token_seconds
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import spread
 
@@ -175,3 +175,14 @@ def test_devices_that_are_none(paths, given, error, match):
 def test_a_model_on_one_backend_has_nothing_to_explain(paths):
     with load_model(paths["llama"]) as m, pytest.raises(gg.ParamError, match="nothing to explain"):
         m.explain()
+
+
+def test_what_a_token_is_expected_to_take():
+    assert token_seconds(4e9, 10e9, 0.5e-3) == 0.4005
+    assert token_seconds(0, 1, 0, crossing_nbytes=8, link_nbytes_per_second=4) == 2
+    for bad in ((-1, 1, 0), (1, 0, 0), (1, 1, -1), (1, 1, 0, -1), (1, 1, 0, 1, 0), ("1", 1, 0), (1, float("nan"), 0),
+                (True, 1, 0)):
+        with pytest.raises(gg.ParamError, match="expected a number"):
+            token_seconds(*bad)
+    with pytest.raises(gg.TypeMismatch, match="it is called as token_seconds"):
+        token_seconds(1)

@@ -1,0 +1,136 @@
+"""Messages over a connection: whole ones, in order, however the bytes come."""
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers.clusters import workers
+from helpers.device_contract import floats, on
+
+import ggjit as gg
+from ggjit.cluster import stream, wire
+
+
+@pytest.fixture
+def ends():
+    """(a Connection that does not block, the bare socket at its other end)"""
+    ours, theirs = socket.socketpair()
+    conn = wire.Connection(ours)
+    conn.do_not_block()
+    with ours, theirs:
+        yield conn, theirs
+
+
+def framed(header, payload=b""):
+    header = wire.pack(header)
+    return wire.PREFIX.pack(wire.MAGIC, len(header), len(payload)) + header + payload
+
+
+def test_messages_in_pieces_of_any_size(ends):
+    conn, other = ends
+    rng = np.random.default_rng(5)
+    sizes = [0, 1, 9, wire.SMALL_NBYTES - 1, wire.SMALL_NBYTES, 200_000, 3, *rng.integers(0, 70_000, 12).tolist()]
+    sent = [([k, "x" * int(rng.integers(0, 300))], rng.bytes(n)) for k, n in enumerate(sizes)]
+    sent.insert(4, ([4, "y" * 60_000, *["z" * 60_000] * 3], b"more header than is held at first"))
+    raw, got = b"".join(framed(*message) for message in sent), []
+    while len(got) < len(sent):
+        n = int(rng.integers(1, 40_000))
+        other.sendall(raw[:n])
+        raw = raw[n:]
+        while (message := conn.read()) is not None:
+            got.append((message[0], bytes(message[1])))
+    assert got == sent and not raw
+
+
+def test_a_large_payload_goes_to_its_place(ends):
+    conn, other = ends
+    place, payload = bytearray(300_000), np.random.default_rng(0).bytes(300_000)
+    thread = threading.Thread(target=other.sendall, args=(framed([1], payload) + framed([2], b"next"),))
+    thread.start()
+    got = []
+    while len(got) < 2:
+        conn.wait(1)
+        message = conn.read(lambda header, n: memoryview(place) if n == len(place) else None)
+        got += [message] if message else []
+    thread.join()
+    assert place == payload and got[0][1].obj is place and got[1] == ([2], b"next")
+
+
+@pytest.mark.parametrize("raw", [b"GET / HTTP/1.1", framed([1])[:-1] + b"\xc1",
+                                 wire.PREFIX.pack(wire.MAGIC, 1 << 31, 0)])
+def test_what_is_no_message(ends, raw):
+    conn, other = ends
+    other.sendall(raw)
+    with pytest.raises(wire.BadMessage, match="does not speak|cannot be read|at most"):
+        conn.read()
+
+
+def test_the_other_side_closes(ends):
+    conn, other = ends
+    other.sendall(framed([1])[:5])
+    assert conn.read() is None
+    other.close()
+    with pytest.raises(ConnectionError, match="has closed it"):
+        conn.read()
+    conn.close()
+    with pytest.raises(ConnectionError, match="was closed"):
+        conn.wait(1)
+
+
+def test_who_sends_while_answers_wait_reads_them(monkeypatch):
+    """Both sides would else wait for the other to read: messages and answers are more than a connection holds."""
+    blocked, seen = stream.Stream._blocked, []
+    monkeypatch.setattr(stream.Stream, "_blocked", lambda self: (seen.append(self), blocked(self)))
+    with workers("inproc", n=1, timeout=5.0) as cluster:
+        backend, n = cluster.devices[0].init_backend(), 1 << 18
+        x = on(backend, gg.F32, (n,))
+        graph = gg.Graph(y := gg.neg(x))
+        allocator = gg.GraphAllocator(backend)
+        allocator.alloc_graph(graph)
+        for k in range(16):
+            values = np.full(n, k, np.float32)
+            for at in range(0, n, 1 << 14):     # so small that they go with the run
+                x.set_bytes(values[at:at + (1 << 14)], 4 * at)
+            backend.graph_compute(graph)
+            if k < 2:                           # from now on the result comes with each run
+                y.numpy()
+            else:
+                backend.get_tensor_async(y)
+        np.testing.assert_array_equal(y.numpy(), -values)
+        assert seen and allocator.buffer_size()
+
+
+def test_several_threads_wait_for_one_worker():
+    with workers("tcp", n=1) as cluster:
+        device, errors = cluster.devices[0], []
+        t = on(device.init_backend(), gg.F32, (8,), x := floats(8))
+        answers = [device.flush([5, *t.buffer.at(t, 0), 32], nbytes=32) for _ in range(40)]      # GET
+
+        def wait(mine):
+            for answer in mine:
+                if bytes(device.stream.wait(answer).payload) != x.tobytes():
+                    errors.append(answer.seq)
+        threads = [threading.Thread(target=wait, args=(answers[k::4][::-1],)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert not errors and not any(thread.is_alive() for thread in threads)
+
+
+def test_too_many_connections_are_ended_and_others_served(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_CONNECTIONS", 2)
+    with workers("tcp", n=1) as cluster:
+        host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), 5) as second, \
+                socket.create_connection((host, int(port)), 5) as third:
+            assert second.recv(4) == wire.MAGIC and third.recv(4) == b""
+        assert cluster.devices[0].memory()
+        deadline = time.monotonic() + 10        # the second one has left, and there is room
+        while True:
+            try:
+                gg.cluster.connect(cluster.devices[0].address).close()
+                break
+            except gg.DeviceLost:
+                assert time.monotonic() < deadline
