@@ -80,8 +80,9 @@ def table(shares, words):
         graph = training_graph(make(), batch)
         peak = min(gg.measure(graph, order=order).peak for order in ("graph", "memory"))
         cells = [within(graph, peak * share // 100) for share in shares]
-        rows.append(f"| {name} | {len(graph)} | {peak / 2 ** 20:.1f} | " + " | ".join(cells) +
-                    f" | {100 * least(graph, cut=False) / peak:.0f} %, cut {100 * least(graph, cut='rounded') / peak:.0f} % |")
+        whole, rounded = (100 * least(graph, cut=cut) / peak for cut in (False, "rounded"))
+        rows.append(f"| {name} | {len(graph)} | {peak / 2 ** 20:.1f} | {' | '.join(cells)} | "
+                    f"{whole:.0f} %, cut {rounded:.0f} % |")
         print(rows[-1], flush=True)
         if importlib.util.find_spec("torch"):
             rows.append(row_of_torch(make(), batch, shares))

@@ -9,9 +9,9 @@ gradient, or the first layer of a large batch.  Where the rows of a node do not 
                                                     dh = all dh_k side by side
 
 RULES says for each op along which axis of its sources the rows of its result run.  A region grows from one node over
-such edges, as far as nothing outside lies between two of its nodes.  What is read outside is put together again.  Where a
-region may be rounded otherwise, sums over rows become sums over chunks; else they lie outside, and every kernel of a
-chunk is the one that computes all rows.
+such edges, as far as nothing outside lies between two of its nodes.  What is read outside is put together again.
+Where a region may be rounded otherwise, sums over rows become sums over chunks; else they lie outside, and every
+kernel of a chunk is the one that computes all rows.
 """
 import dataclasses
 import math

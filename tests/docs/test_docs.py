@@ -100,9 +100,12 @@ def is_name(name):
     module, *rest = name.split(".")
     found = importlib.import_module(module)
     for part in rest:
+        inner = f"{getattr(found, '__name__', '')}.{part}"
         try:
-            found = importlib.import_module(f"{found.__name__}.{part}")
-        except (ModuleNotFoundError, AttributeError):
+            found = importlib.import_module(inner)
+        except ModuleNotFoundError as e:
+            if not inner.startswith(e.name):            # it is there, and imports a package that is not
+                return True
             found = getattr(found, part, None)
     return found is not None
 
