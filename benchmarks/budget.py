@@ -50,11 +50,11 @@ def within(graph, budget):
 
 def cut(graph, budget):
     try:
-        small = gg.rematerialize(graph, budget)
+        small = gg.rematerialize(graph, budget, cut="rounded")
     except gg.BudgetError:
         return "-"
     assert gg.measure(small).peak <= small.peak <= budget
-    return f"{100 * small.extra:.1f} in {small.n_chunks} chunks"
+    return f"{100 * small.extra:.1f} in {small.n_chunks} chunks" + ", rounded" * (not small.same_bits)
 
 
 def least(graph, **options):
