@@ -21,6 +21,8 @@ from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.native.row_loops import param, whole
 
+MAX_FEW = 64                            # output pixels of the kernel that is made for few
+
 
 # ---------------------------------------------------------------- builders
 def conv_2d_direct(a, b, s0, s1, p0, p1, d0, d1):
@@ -110,14 +112,12 @@ def _describe_3d(node, c, g):
 
 
 def _few(t, n_threads):
-    """The kernel for few output pixels, where it needs less scratch; None."""
-    (a, b), p, n_taps, n_pixels = t.src, [int(x) for x in t.op_params], math.prod(t.src[0].ne[:3]), t.ne[0] * t.ne[1]
-    if not a.type is b.type is F32 or n_pixels > a.ne[0] * a.ne[1]:
-        return None
+    """The kernel for few output pixels; None where there are many, or steps leave out most of the data."""
+    (a, b), p, n_taps, n_pixels = t.src, [int(x) for x in t.op_params], t.src[0].ne[0] * t.src[0].ne[1], math.prod(t.ne[:2])
     inputs = math.prod((t.ne[i] - 1) * p[i] + (a.ne[i] - 1) * p[4 + i] + 1 for i in (0, 1))
-    nbytes = conv_few.work_nbytes(n_threads, n_taps, t.ne[2], n_pixels, inputs)
-    if nbytes < work_nbytes(n_threads, 1, n_taps, t.ne[2]):
-        return Kernel("conv_2d_few", conv_few.make_kernel, conv_few.cost(n_taps, n_pixels * t.ne[3], t.ne[2]), nbytes)
+    if a.type is b.type is F32 and n_pixels <= min(n_taps, MAX_FEW) and inputs <= 16 * n_taps:
+        return Kernel("conv_2d_few", conv_few.make_kernel, conv_few.cost(n_taps * a.ne[2], n_pixels * t.ne[3], t.ne[2]),
+                      conv_few.work_nbytes(n_threads, n_taps, a.ne[2], t.ne[2], n_pixels, inputs))
 
 
 def kernel(t, n_threads):

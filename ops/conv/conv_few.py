@@ -24,23 +24,26 @@ N_TAPS = 256                            # of packed lines that stay in the first
 
 
 @ir_function
-def accumulate(b, tile, x, weights, distances, nx, ny, step_x, step_y):
-    """tile[R][W] += sum over y, x of the floats at x + distances[R] + y step_y + x step_x, times weights[ny nx][W]."""
+def accumulate(b, tile, x, weights, distances, nc, ny, nx, step_c, step_y, step_x):
+    """tile[R][W] += sum over c, y, x of the floats at x + distances[R] + c step_c + y step_y + x step_x, times the next
+    of weights[nc ny nx][W]."""
     v = vec_ir("f32", W)
     away = [load_ir(b, offset_ir(b, distances, 8 * j), IR_I64) for j in range(R)]
 
     def tap(b, values):
-        at, w = values[:2]
+        at, w, *sums = values
         lanes = load_ir(b, w, v)
-        sums = [fma_ir(b, splat_ir(b, load_ir(b, b.add(at, away[j]), IR_F32), W), lanes, values[2 + j])
-                for j in range(R)]
+        sums = [fma_ir(b, splat_ir(b, load_ir(b, b.add(at, d), IR_F32), W), lanes, s)
+                for d, s in zip(away, sums, strict=True)]
         return [b.add(at, step_x), offset_ir(b, w, B), *sums]
 
-    def row(b, values):
-        out = for_ir(b, nx, [(value.type, value) for value in values], tap)
-        return [b.add(values[0], step_y), *out[1:]]
+    def loop(count, step, body):
+        def run(b, values):
+            out = for_ir(b, count, [(value.type, value) for value in values], body)
+            return [b.add(values[0], step), *out[1:]]
+        return run
     sums = [load_ir(b, offset_ir(b, tile, B * j), v) for j in range(R)]
-    out = for_ir(b, ny, [(value.type, value) for value in (x, weights, *sums)], row)
+    out = loop(nc, i64(0), loop(ny, step_c, loop(nx, step_y, tap)))(b, [x, weights, *sums])
     for j in range(R):
         store_ir(b, out[2 + j], b.add(tile, i64(B * j)))
 
@@ -49,6 +52,11 @@ def accumulate(b, tile, x, weights, distances, nx, ny, step_x, step_y):
 def span(out, step, taps, dilation):
     """Inputs from the first that an output sees to the last one."""
     return (out - 1) * step + (taps - 1) * dilation + 1
+
+
+@inline
+def channels_at_once(n_taps):
+    return max(1, N_TAPS // n_taps)
 
 
 @inline
@@ -65,16 +73,12 @@ def _pack(a, group, c, to):
 
 
 @inline
-def _pad(b, c, n, to, nx, ny, px, py):
-    """Channel c of picture n, its inputs from (-px, -py) on, nx x ny of them; zeros outside."""
-    w, h, step = ne(b, 0), ne(b, 1), nb(b, 0)
-    first, end = min(px, nx), max(min(px, nx), min(nx, px + w))
-    for y in range(ny):
+def _place(b, c, n, to, nx, ny, px, py):
+    """Channel c of picture n into nx x ny zeros that begin at its (-px, -py)."""
+    first, step = min(px, nx), nb(b, 0)
+    end = max(first, min(nx, px + ne(b, 0)))
+    for y in range(min(py, ny), max(min(py, ny), min(ny, py + ne(b, 1)))):
         line, x = to + 4 * y * nx, addr(b) + (y - py) * nb(b, 1) + c * nb(b, 2) + n * nb(b, 3) + (first - px) * step
-        if y < py or y >= py + h:
-            zero_bytes(line, 4 * nx)
-            continue
-        zero_bytes(line, 4 * first)
         i = first
         if step == 4:
             while i + W <= end:
@@ -83,19 +87,20 @@ def _pad(b, c, n, to, nx, ny, px, py):
         while i < end:
             st_f32(line + 4 * i, ld_f32(x + (i - first) * step))
             i += 1
-        zero_bytes(line + 4 * end, 4 * (nx - end))
 
 
 @inline
 def _deliver(d, tiles, n_rows, first, n, group, end):
     """Tiles of groups group ... end - 1 to where they belong: pictures first ... first + n - 1."""
     pixels = ne(d, 0) * ne(d, 1)
-    for g in range(group, end):
-        for j in range(min(W, ne(d, 2) - g * W)):
-            for r in range(n * pixels):
-                m = r // pixels
-                to = addr(d) + (first + m) * nb(d, 3) + (g * W + j) * nb(d, 2) + 4 * (r - m * pixels)
-                st_f32(to, ld_f32(tiles + ((g - group) * n_rows + r) * B + 4 * j))
+    for m in range(n):
+        for g in range(group, end):
+            to = addr(d) + (first + m) * nb(d, 3) + g * W * nb(d, 2)
+            for j in range(min(W, ne(d, 2) - g * W)):
+                tile = tiles + ((g - group) * n_rows + m * pixels) * B + 4 * j
+                for q in range(pixels):
+                    st_f32(to + 4 * q, ld_f32(tile + q * B))
+                to += nb(d, 2)
 
 
 def make_kernel():
@@ -119,11 +124,11 @@ def make_kernel():
         n_rows = (N_PICTURES * pixels + R - 1) // R * R
         parts = max(1, min(groups, 2 * nth * (nth > 1) // max(1, blocks)))
         most = (groups + parts - 1) // parts
+        plane, rows, at_once = 4 * nx * ny, max(1, N_TAPS // tx), channels_at_once(tx * ty)
         weights = work(node)
         away = weights + groups * channels * tx * ty * B + ith * (
-            8 * n_rows + most * n_rows * B + 4 * N_PICTURES * nx * ny)
+            8 * n_rows + most * n_rows * B + N_PICTURES * at_once * plane)
         tiles, planes = away + 8 * n_rows, away + 8 * n_rows + most * n_rows * B
-        some = max(1, N_TAPS // tx)
         for phase in range(2):                                  # 0: pack the kernel, 1: multiply
             units = groups * channels if phase == 0 else blocks * parts
             while True:
@@ -137,15 +142,20 @@ def make_kernel():
                 n, group, end = min(N_PICTURES, pictures - first), groups * part // parts, groups * (part + 1) // parts
                 distances(d, away, n_rows, nx, ny, param(node, 0), param(node, 1))
                 zero_bytes(tiles, most * n_rows * B)
-                for c in range(channels):
-                    for m in range(n):
-                        _pad(b, c, first + m, planes + 4 * m * nx * ny, nx, ny, param(node, 2), param(node, 3))
-                    for y in range(0, ty, some):
+                zero_bytes(planes, N_PICTURES * at_once * plane)
+                for c in range(0, channels, at_once):
+                    nc = min(at_once, channels - c)
+                    for i in range(nc):
+                        for m in range(n):
+                            _place(b, c + i, first + m, planes + (i * N_PICTURES + m) * plane, nx, ny, param(node, 2),
+                                   param(node, 3))
+                    for y in range(0, ty, rows):
                         for g in range(group, end):
                             w = weights + ((g * channels + c) * ty + y) * tx * B
                             for r in range(0, n * pixels, R):
                                 accumulate(tiles + ((g - group) * n_rows + r) * B, planes + 4 * y * dy * nx, w,
-                                           away + 8 * r, tx, min(some, ty - y), 4 * dx, 4 * dy * nx)
+                                           away + 8 * r, nc, min(rows, ty - y), tx, N_PICTURES * plane, 4 * dy * nx,
+                                           4 * dx)
                 _deliver(d, tiles, n_rows, first, n, group, end)
             if phase == 0:
                 barrier(sync, nth)
@@ -153,10 +163,11 @@ def make_kernel():
     return kernel
 
 
-def work_nbytes(n_threads, taps, out, n_pixels, inputs):
-    """Scratch: taps with channels, channels out, output pixels and inputs seen of one picture."""
+def work_nbytes(n_threads, n_taps, channels, out, n_pixels, inputs):
+    """Scratch: taps of a channel, channels in and out, output pixels and inputs they see of one picture."""
     groups, n_rows = -(-out // W), -(-N_PICTURES * n_pixels // R) * R
-    return groups * taps * B + n_threads * (8 * n_rows + groups * n_rows * B + 4 * N_PICTURES * inputs)
+    planes = 4 * N_PICTURES * inputs * max(1, N_TAPS // n_taps)
+    return groups * channels * n_taps * B + n_threads * (8 * n_rows + groups * n_rows * B + planes)
 
 
 def cost(taps, pixels, out):
