@@ -113,7 +113,8 @@ def _describe_3d(node, c, g):
 
 def _few(t, n_threads):
     """The kernel for few output pixels; None where there are many, or steps leave out most of the data."""
-    (a, b), p, n_taps, n_pixels = t.src, [int(x) for x in t.op_params], t.src[0].ne[0] * t.src[0].ne[1], math.prod(t.ne[:2])
+    (a, b), p = t.src, [int(x) for x in t.op_params]
+    n_taps, n_pixels = a.ne[0] * a.ne[1], t.ne[0] * t.ne[1]
     inputs = math.prod((t.ne[i] - 1) * p[i] + (a.ne[i] - 1) * p[4 + i] + 1 for i in (0, 1))
     if a.type is b.type is F32 and n_pixels <= min(n_taps, MAX_FEW) and inputs <= 16 * n_taps:
         return Kernel("conv_2d_few", conv_few.make_kernel, conv_few.cost(n_taps * a.ne[2], n_pixels * t.ne[3], t.ne[2]),

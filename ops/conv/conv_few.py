@@ -8,7 +8,8 @@
         . . . . . .                       v  | w w w w |
 
 Lanes are output channels.  The 8 rows of a tile are output pixels of these pictures, each a constant distance from the
-first, so nothing is unfolded.  Sums are formed in the order of conv_tile.py (channel, ky, kx), from zero: the same bits.
+first, so nothing is unfolded.  Sums are formed in the order of conv_tile.py (channel, ky, kx), from zero, so the bits
+are the same.
 """
 from ggjit.ops.core.record import OK, WORD
 from ggjit.ops.native.jit import inline, ir_function
@@ -20,13 +21,13 @@ from ggjit.ops.native.simd import B, W, fma_ir, ldf, load_ir, offset_ir, splat_i
 
 R = 8                                   # rows of a tile
 N_PICTURES = 8                          # pictures of a unit of work
-N_TAPS = 256                            # of packed lines that stay in the first-level cache while tiles run over them
+N_TAPS = 256                            # packed lines that stay in the first-level cache while tiles run over them
 
 
 @ir_function
 def accumulate(b, tile, x, weights, distances, nc, ny, nx, step_c, step_y, step_x):
-    """tile[R][W] += sum over c, y, x of the floats at x + distances[R] + c step_c + y step_y + x step_x, times the next
-    of weights[nc ny nx][W]."""
+    """tile[R][W] += sum over c, y, x of the floats at x + distances[R] + c step_c + y step_y + x step_x, each times
+    weights[c, y, x][W]; steps and distances in bytes."""
     v = vec_ir("f32", W)
     away = [load_ir(b, offset_ir(b, distances, 8 * j), IR_I64) for j in range(R)]
 
@@ -56,6 +57,7 @@ def span(out, step, taps, dilation):
 
 @inline
 def channels_at_once(n_taps):
+    """Channels whose packed lines stay in the cache together."""
     return max(1, N_TAPS // n_taps)
 
 
