@@ -90,6 +90,13 @@ def _pictures(t):
         yield 3, [None, 3]
 
 
+def _conv_2d(t):
+    """Pictures; or, where it is the gradient of a kernel, those are the channels that are summed."""
+    yield from _pictures(t)
+    if last_axis(t.src[0]) == 3 and t.src[0].ne[2] > 1:
+        yield SUM, [2, 2]
+
+
 def _im2col_back(t):
     if last_axis(t) == 3 and t.src[0].ne[3] == t.ne[3]:
         yield 3, [3, None]
@@ -155,7 +162,7 @@ RULES = {
     **dict.fromkeys((OP.NORM, OP.RMS_NORM, OP.RMS_NORM_BACK, OP.L2_NORM, OP.SOFT_MAX_BACK, OP.SILU_BACK, OP.GLU,
                      OP.SUM_ROWS, OP.MEAN), _along(1)),
     **dict.fromkeys((OP.POOL_2D, OP.POOL_2D_BACK, OP.UPSCALE), _along(2)), OP.GROUP_NORM: _along(3),
-    **dict.fromkeys((OP.CONV_2D, OP.CONV_2D_DW, OP.IM2COL), _pictures),
+    **dict.fromkeys((OP.CONV_2D_DW, OP.IM2COL), _pictures), OP.CONV_2D: _conv_2d,
     OP.IM2COL_BACK: _im2col_back, **dict.fromkeys((OP.ROPE, OP.ROPE_BACK), _rope),
     OP.RESHAPE: _reshape, OP.VIEW: _view, OP.TRANSPOSE: _transpose, OP.PERMUTE: _permute, OP.MUL_MAT: _mul_mat,
     OP.OUT_PROD: _out_prod, OP.GET_ROWS: _get_rows, OP.GET_ROWS_BACK: _get_rows_back, OP.SOFT_MAX: _soft_max,

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from ggjit.ops.conv import conv_few
 from ggjit.ops.conv.conv_tile import cost, make_kernel, work_nbytes, write_record
 from ggjit.ops.conv.im2col import conv_size, steps, under_taps
 from ggjit.ops.copying.view import permute
@@ -19,6 +20,8 @@ from ggjit.ops.core.types import F16, F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, nb, ne
 from ggjit.ops.native.row_loops import param, whole
+
+MAX_FEW = 64                            # output pixels of the kernel that is made for few
 
 
 # ---------------------------------------------------------------- builders
@@ -108,7 +111,20 @@ def _describe_3d(node, c, g):
         (addr(d), nb(d, 0), nb(d, 1), nb(d, 2), nb(d, 3), nb(d, 3) * n_out), (n_in, n_out, n_batch))
 
 
+def _few(t, n_threads):
+    """The kernel for few output pixels; None where there are many, or steps leave out most of the data."""
+    (a, b), p = t.src, [int(x) for x in t.op_params]
+    n_taps, n_pixels = a.ne[0] * a.ne[1], t.ne[0] * t.ne[1]
+    inputs = math.prod((t.ne[i] - 1) * p[i] + (a.ne[i] - 1) * p[4 + i] + 1 for i in (0, 1))
+    if a.type is b.type is F32 and n_pixels <= min(n_taps, MAX_FEW) and inputs <= 16 * n_taps:
+        return Kernel("conv_2d_few", conv_few.make_kernel, conv_few.cost(n_taps * a.ne[2], n_pixels * t.ne[3], t.ne[2]),
+                      conv_few.work_nbytes(n_threads, n_taps, a.ne[2], t.ne[2], n_pixels, inputs))
+
+
 def kernel(t, n_threads):
+    few = _few(t, n_threads) if t.op == OP.CONV_2D else None
+    if few is not None:
+        return few
     a, b = t.src
     flat = t.op == OP.CONV_2D
     taps = a.ne[0] * a.ne[1] * a.ne[2] * (1 if flat else int(t.op_params[9]))
@@ -157,8 +173,10 @@ def cases_3d():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """The patches of the data, times dy; and a convolution of dy, or the kernel times dy, added up where the patches
-    came from."""
+    """Of the kernel: in 2-D a convolution of the data with dy, in 3-D the patches times dy.
+
+    Of the data: a convolution of dy, or the kernel times dy, added up where the patches came from.
+    """
     a, b = t.src
     p, flat = [int(x) for x in t.op_params], t.op == OP.CONV_2D
     oc, n_taps = (a.ne[3], math.prod(a.ne[:3])) if flat else (p[11], math.prod(a.ne) // p[11])
@@ -172,6 +190,8 @@ def gradient(g, t, dy):
         return g.reshape_3d(dy, n_out, oc, n_pics)
 
     def of_kernel():
+        if flat and all(b.ne[i] + 2 * p[2 + i] > p[i] * (t.ne[i] - 1) + p[4 + i] * (a.ne[i] - 1) for i in (0, 1)):
+            return _of_kernel(g, t, dy)
         rows = g.reshape_2d(g.cont(g.permute(by_pixel(), 1, 0, 2, 3)), oc, n_out * n_pics)
         return g.reshape(g.out_prod(g.reshape_2d(patches(), n_taps, n_out * n_pics), rows), a)
 
@@ -185,6 +205,18 @@ def gradient(g, t, dy):
         spread = g.reshape_4d(d, n_taps, *t.ne[:2], t.ne[2] * n_pics)
         return g.scatter(spread, _sources(t), b.ne)
     return of_kernel, of_data
+
+
+def _of_kernel(g, t, dy):
+    """The sum over n, oy, ox of dy[ox, oy, oc, n] b[ox s0 - p0 + kx d0, oy s1 - p1 + ky d1, ic, n].
+
+    It is a convolution whose kernel is dy: pictures are its channels, steps and dilations change places.  Taps beyond
+    the kernel, where a step does not divide what it runs over, are left out.
+    """
+    (a, b), (s0, s1, p0, p1, d0, d1) = t.src, map(int, t.op_params[:6])
+    d = g.conv_2d_direct(g.permute(dy, 0, 1, 3, 2), g.permute(g.f32(b), 0, 1, 3, 2), d0, d1, p0, p1, s0, s1)
+    d = g.view_4d(d, *a.ne[:2], *d.ne[2:], *d.nb[1:], 0)
+    return g.cont(g.permute(d, 0, 1, 3, 2))
 
 
 def _turned(g, a):
