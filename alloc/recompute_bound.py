@@ -4,6 +4,8 @@ import numpy as np
 from ggjit.alloc.schedules import AGAIN, KEEP, TAKE, live_bytes
 from ggjit.ops.native.jit import exact, i64s, native
 
+MOMENTS = 48                            # parts of the order; in each the node of the most live bytes is looked at
+
 
 # ---------------------------------------------------------------- minimum cut
 @exact
@@ -80,7 +82,7 @@ def bound(p, limit):
     """
     live = np.empty(p.n + 1, np.int64)
     live_bytes(np.arange(p.n), p.n, p.n, p.size, p.ptr, p.idx, p.flags, live)
-    parts = np.array_split(np.arange(p.n), max(min(p.n, 16), 1))
+    parts = np.array_split(np.arange(p.n), max(min(p.n, MOMENTS), 1))
     moments = {int(part[np.argmax(live[part])]) for part in parts if len(part)}
     rough, best = np.geomspace(1e-2, 1e2, 10), 0.0
     for k in moments:
@@ -113,7 +115,8 @@ def _network(p, k):
     needed = (p.flags & KEEP) > 0
     needed[p.idx[behind[reader]]] = True
     v, source, sink, big = np.flatnonzero(before), 2 * p.n, 2 * p.n + 1, 1 << 50
-    given = p.flags[v] & AGAIN == 0                     # leaves, gradients: made once, so they have to be alive
+    given = p.flags[v] & AGAIN == 0                     # leaves, gradients: made once, so they have to be alive,
+    given |= np.isin(v, p.idx[p.ptr[k]:p.ptr[k + 1]])   # and so has what k reads now
     edges = before[reader]
     wanted = np.flatnonzero(before & needed)
     unit = 1e9 / p.total                         # 1e9: one run; rounded down, so that it stays a bound
