@@ -48,7 +48,11 @@ class Layout:
     __slots__ = ("type", "ne", "nb", "ndim")
 
     def __init__(self, type, ne, nb, ndim):
-        self.type, self.ne, self.nb, self.ndim = type, ne, nb, ndim
+        for name, fact in zip(self.__slots__, (type, ne, nb, ndim), strict=True):
+            object.__setattr__(self, name, fact)
+
+    def __setattr__(self, attribute, value):
+        raise ReadOnly(f"a layout stays as it is: many tensors share it; .{attribute} cannot be set")
 
 
 _layouts = {}
