@@ -56,7 +56,7 @@ class _Node:
             if s is None:
                 ids.append(-1)
             else:
-                if not s.ctx.alive:
+                if not s.ctx.alive or s.view_src is not None and not s.view_src.ctx.alive:
                     return None
                 ids.append(s.id)
         ctx = innermost(args[self.first].ctx)

@@ -149,6 +149,22 @@ def test_tensors_that_are_gone_are_refused_as_before(within):
     assert gg.add(a, a).ctx is ctx
 
 
+def test_a_view_is_gone_with_what_it_views():
+    """Else it would read and write the tensor that has the row of the table now."""
+    ctx, other, later = gg.Context(), gg.Context(), gg.Context()
+    base = gg.from_numpy(ctx, np.arange(8, dtype=np.float32))
+    with other:
+        v = gg.view_1d(base, 4, 0)
+        gg.neg(v), gg.view_1d(v, 2, 0)
+    ctx.free()
+    new = [gg.from_numpy(later, np.full(8, k, np.float32)) for k in range(3)]
+    for use in (v.numpy, v.bytes, lambda: v.set(np.ones(4)), lambda: v.buffer, lambda: gg.neg(v),
+                lambda: gg.view_1d(v, 2, 0), lambda: gg.view_1d(v, 2, 4)):
+        with pytest.raises(gg.StaleHandle, match="is a view of a tensor, which belongs to a Context that was freed"):
+            use()
+    assert [t.numpy()[0] for t in new] == [0, 1, 2]
+
+
 def test_what_is_kept_stays_small(monkeypatch):
     monkeypatch.setattr(repeats, "_MAX_KEPT", 8)
     scale, x = repeats.repeated(checked_builders()["scale"]), gg.Context().new_tensor(gg.F32, (4,))
