@@ -245,12 +245,13 @@ class Plan(Results, HtmlRepr):
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
         views = places.of(self._views)
-        buffers = {id(b): b for b, _ in views}
+        buffers = {id(b): b for b in (*(b for b, _ in views), *(b for _, b, _ in self._work_places))}
         # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
         memory = {k: self._memory(b) for k, b in buffers.items()}
         if any(held is None for held, _ in memory.values()):
-            lost = next(t for t, (b, _) in zip(self._views, views, strict=True) if memory[id(b)][0] is None)
-            raise NotAllocated(f"{describe(lost)} lost its memory; allocate it again")
+            lost = next((t for t, (b, _) in zip(self._views, views, strict=True) if memory[id(b)][0] is None), None)
+            raise NotAllocated("the work memory of the graph was freed; allocate it again and make a new plan"
+                               if lost is None else f"{describe(lost)} lost its memory; allocate it again")
         if type(self)._check_address is not Plan._check_address:
             for t, (buf, offs) in zip(self._views, views, strict=True):
                 self._check_address(t, buf, offs)
@@ -262,7 +263,7 @@ class Plan(Results, HtmlRepr):
         self._work = self._work_buffer()
         self.rows[self._work_words] = self._work.base
         for i, buf, offs in self._work_places:
-            self.rows[self._starts[i] + r.N_WORK] = self._memory(buf)[1] + offs
+            self.rows[self._starts[i] + r.N_WORK] = first[id(buf)] + offs
         self._note_written()
         self.__dict__.pop("_spans", None)
         self._rows_written(self._held)

@@ -7,7 +7,8 @@ other arguments, by nothing else; so a call with equal ones gives a node that di
     gg.mul_mat(v, y)        layouts as before: the row is written from what was kept
 
 Only single nodes are kept whose sources are the call's own arguments.  Errors are raised by the builder: a call that
-is refused leaves nothing behind, and one whose tensors are gone is handed on to it.
+is refused leaves nothing behind, and one whose tensors are gone is handed on to it.  Builders that look further are
+called every time: LOOK_FURTHER.
 """
 import functools
 import operator
@@ -24,6 +25,10 @@ from ggjit.tensors.type_names import with_type_names
 
 _NUMBERS = {int: "q", float: "d", bool: "?"}           # by their bits: 0.0 is not -0.0
 _NAMES = (str, Type)
+_KINDS = frozenset((Tensor, type(None), *_NUMBERS, *_NAMES))
+LOOK_FURTHER = frozenset((      # at flags of their tensors, or at what a node was made from
+    "opt_step_adamw", "opt_step_sgd", "mul_mat_set_prec", "mul_mat_set_hint", "rope_set_offset", "soft_max_add_sinks",
+    "flash_attn_ext_set_prec", "flash_attn_ext_add_sinks"))
 _MAX_KEPT = 1024                # calls of one builder; then they are forgotten
 
 
@@ -51,7 +56,7 @@ class _Node:
             if s is None:
                 ids.append(-1)
             else:
-                if not s.ctx.alive:
+                if not s.ctx.alive or s.view_src is not None and not s.view_src.ctx.alive:
                     return None
                 ids.append(s.id)
         ctx = innermost(args[self.first].ctx)
@@ -83,14 +88,18 @@ def _kept(t, args):
     return _Node(t, places, tensors[0], views[0], args) if len(views) == 1 else None
 
 
-@functools.cache
 def _key(kinds):
     """args of these classes -> what decides the node; None where that cannot be told."""
+    if Tensor not in kinds or not all(kind in _KINDS for kind in kinds):
+        return None                     # not remembered either: a class of the user's must be free to go
+    return _key_of(kinds)
+
+
+@functools.lru_cache(256)
+def _key_of(kinds):
     names = [f"x{i}" for i in range(len(kinds))]
     numbers = [(x, _NUMBERS[kind]) for x, kind in zip(names, kinds, strict=True) if kind in _NUMBERS]
     parts = [f"{x}.layout" for x, kind in zip(names, kinds, strict=True) if kind is Tensor]
-    if not parts or not all(kind in (Tensor, type(None), *_NUMBERS, *_NAMES) for kind in kinds):
-        return None
     parts += [x for x, kind in zip(names, kinds, strict=True) if kind in _NAMES]
     if numbers:
         parts.append(f"pack({', '.join(x for x, _ in numbers)})")
@@ -107,7 +116,7 @@ def repeated(builder):
         if kwargs:
             return builder(*args, **kwargs)
         kinds = tuple(map(type, args))
-        key_of, known = of_kinds.get(kinds) or of_kinds.setdefault(kinds, (_key(kinds), {}))
+        key_of, known = of_kinds.get(kinds) or (_key(kinds), {})
         try:
             key = key_of(*args)
         except (struct.error, TypeError):               # beyond 64 bits; None: arguments of other classes
@@ -122,6 +131,7 @@ def repeated(builder):
             if len(known) >= _MAX_KEPT:
                 known.clear()
             known[key] = _kept(t, args)
+            of_kinds.setdefault(kinds, (key_of, known))
         return t
     return call
 
@@ -129,4 +139,5 @@ def repeated(builder):
 @functools.cache
 def builders():
     """{public name: function} of all ops, as `gg.` has them."""
-    return {name: repeated(with_type_names(f)) for name, f in checked_builders().items()}
+    plain = {name: with_type_names(f) for name, f in checked_builders().items()}
+    return {name: f if name in LOOK_FURTHER else repeated(f) for name, f in plain.items()}

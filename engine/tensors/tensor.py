@@ -48,7 +48,11 @@ class Layout:
     __slots__ = ("type", "ne", "nb", "ndim")
 
     def __init__(self, type, ne, nb, ndim):
-        self.type, self.ne, self.nb, self.ndim = type, ne, nb, ndim
+        for name, fact in zip(self.__slots__, (type, ne, nb, ndim), strict=True):
+            object.__setattr__(self, name, fact)
+
+    def __setattr__(self, attribute, value):
+        raise ReadOnly(f"a layout stays as it is: many tensors share it; .{attribute} cannot be set")
 
 
 _layouts = {}
@@ -118,6 +122,9 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     def _check(self):
         if not self.ctx.alive or TABLE.cells[self.id * T_WORDS + T_GEN] != self.generation:
             raise StaleHandle(f"{self.name or 'tensor'} belongs to a Context that was freed")
+        if self.view_src is not None and not self.view_src.ctx.alive:       # its row may be another tensor's by now
+            raise StaleHandle(f"{self.name or 'tensor'} is a view of {self.view_src.name or 'a tensor'}, which belongs "
+                              f"to a Context that was freed")
 
     # ------------------------------------------------------------ facts
     @property

@@ -38,7 +38,11 @@ class WeakValues:
 
     def _forget(self):
         while self._gone:
-            self._watches.pop(getattr(self._gone.popleft(), "number", None), None)      # none yet: interrupted
+            try:
+                watch = self._gone.popleft()
+            except IndexError:                          # another thread took the last one
+                return
+            self._watches.pop(getattr(watch, "number", None), None)                     # none yet: interrupted
 
 
 class WeakKeys(dict):

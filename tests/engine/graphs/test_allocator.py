@@ -237,6 +237,29 @@ def test_work_memory_lies_with_the_rest(planner):
     assert results[0] == results[1] and nbytes[1] == nbytes[0] - 4096
 
 
+def test_work_memory_belongs_to_the_plan_as_its_tensors_do():
+    """Also where no tensor of the plan lies beside it: they were moved by hand."""
+    ctx, inner, backend = gg.Context(), gg.Context(), gg.init_backend("CPU", n_threads=1)
+    x, y = gg.from_numpy(ctx, array(512, 3)), gg.from_numpy(ctx, array(512, 3, seed=1))
+    with inner:
+        out = gg.add(gg.sum_rows(gg.sqr(x)), gg.cross_entropy_loss(x, y))
+    graph, allocator = gg.Graph(out), gg.GraphAllocator(backend, work=True)
+    allocator.alloc_graph(graph)
+    gg.alloc_ctx_tensors(inner, backend, all=True)
+    plan = backend.graph_plan_create(graph)
+    assert plan.work_nbytes == 0
+    other = gg.Graph(gg.sqr(x))
+    allocator.alloc_graph(other)
+    beside = backend.graph_plan_create(other)
+    beside.compute()
+    plan.compute()
+    with pytest.raises(gg.Overwritten, match="another graph of the same GraphAllocator"):
+        beside.numpy(other.nodes[-1])
+    allocator.free()
+    with pytest.raises(gg.NotAllocated, match="work memory of the graph was freed"):
+        plan.compute()
+
+
 def test_work_memory_is_placed_for_a_backend_alone():
     backend = gg.init_backend("CPU")
     for target in (backend.default_buffer_type, [backend, backend]):

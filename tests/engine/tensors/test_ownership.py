@@ -1,5 +1,6 @@
 """Who holds whom is a tree: reference counts free every buffer at once, without the garbage collector."""
 import _thread
+import collections
 import functools
 import gc
 import operator
@@ -194,6 +195,16 @@ def test_weak_dictionaries(no_collector):
     gone = weakref.ref(keys)
     del keys
     assert gone() is None and k is not None
+
+
+def test_two_threads_forget_at_once():
+    class TakenMeanwhile(collections.deque):
+        def __bool__(self):
+            return True
+    values = WeakValues()
+    values._gone = TakenMeanwhile()
+    values[1] = CPU
+    assert values.get(1) is CPU and len(values) == 1
 
 
 class Interrupting:
