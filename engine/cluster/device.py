@@ -144,6 +144,7 @@ class RemoteDevice(Device):
         self._n_arenas, self.graphs = 0, p.Recent()
         self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
         self._sent = collections.deque()        # answers not looked at yet
+        self._failed = None                     # the first error that was found there and not raised yet
         # of the last run, while nothing was written since: its `wanted`; {span: (answer, at)} of results that come with
         # it; {span: number} of those it pushed
         self._last_run, self._ahead, self._pushed = None, {}, {}
@@ -243,21 +244,22 @@ class RemoteDevice(Device):
         """Wait for all that was sent, or up to `last`.  Errors: DeviceLost, once for what was under way, and the first
         that the worker reports."""
         with self._lock:
-            first = None
             while self._sent and (last is None or self._sent[0].seq <= last.seq):
                 answer = self._sent[0]
                 try:
                     self.stream.wait(answer)
                 except DeviceLost:
                     self._sent.clear()
+                    self._failed = None
                     raise
-                self._sent.popleft()
-                answer.fill()
                 if answer.error is not None and not answer.seen:
+                    self._failed = self._failed or answer.error
                     answer.seen = True
-                    first = first or answer.error
-            if first is not None:
-                raise first
+                answer.fill()
+                self._sent.popleft()            # last: after a Ctrl-C it is looked at again
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
 
     # ------------------------------------------------------------ memory
     def new_arena(self, nbytes):

@@ -42,9 +42,10 @@ class Answer:
     def fill(self):
         """Copy bytes of the payload to where they are wanted; called by who has waited for it."""
         while self.fills:
-            at, array = self.fills.pop()
+            at, array = self.fills[-1]
             if self.error is None:
                 array[:] = memoryview(self.payload)[at:at + len(array)]
+            self.fills.pop()                    # after a Ctrl-C it is copied again
 
 
 always = lambda frame: True     # noqa: E731    bytes that a Ctrl-C came between would be missed
@@ -64,6 +65,7 @@ class Stream:
         self._reading, self._n_waits = threading.Lock(), 0
         try:
             self._conn, self.facts = self._open(tls)
+            self._n_received = self._conn.n_received
         except OSError as e:
             silent = isinstance(e, TimeoutError)
             why = f"nobody answers there within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
@@ -75,7 +77,7 @@ class Stream:
     def _open(self, tls):
         conn = wire.connect(self.address, tls, CONNECT_SECONDS)
         try:
-            facts, _ = conn.read(limit_nbytes=0)
+            facts, _ = conn.read(limit_nbytes=0, seconds=CONNECT_SECONDS)
             check_hello(hello(), facts, self.address)
             conn.write(wire.pack({**hello(), "heartbeat": self.timeout / 5, "secret": self.secret}))
             conn.do_not_block()
@@ -131,13 +133,13 @@ class Stream:
                 self._until(answer)
             finally:
                 self._n_waits -= 1
-        if answer.error is not None and isinstance(answer.error, DeviceLost):
+        if not answer.done or isinstance(answer.error, DeviceLost):
             raise self.error()
         return answer
 
     def _until(self, answer):
         self.heard = time.monotonic()           # silence counts from here: nobody has listened before
-        while not answer.done:
+        while not answer.done and self.lost is None:
             began = time.monotonic()
             with self._reading:
                 if answer.done:
@@ -159,6 +161,8 @@ class Stream:
         """Has it been silent for too long?"""
         if now - began > 2 * self._patience() + 0.5:        # it was this process that stood still
             self.heard = self.answered = now
+        if self._n_received != self._conn.n_received:       # a large answer, over a slow connection
+            self._n_received, self.heard = self._conn.n_received, now
         first = self._first()
         if now - self.heard > self.timeout:
             self._lose(f"nothing was heard of it for {self.timeout:g} s")
