@@ -11,6 +11,7 @@ its next run: a step costs one message each way.  Buffers are numbers and sizes 
 """
 import collections
 import functools
+import os
 import threading
 import weakref
 
@@ -41,6 +42,20 @@ IN_FLIGHT = 3                   # messages with a frame each, before one is wait
 KEPT_WEIGHTS_NBYTES = 1 << 20   # weights from this size on are asked for before they are sent
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
 always = lambda frame: True     # noqa: E731    a message that Ctrl-C cut in two would put other bytes elsewhere
+
+
+_DEVICES = weakref.WeakSet()
+
+
+def _after_fork():
+    """The device stays with the parent; its lock may be held by a thread that there is not here."""
+    for device in list(_DEVICES):
+        device._lock = threading.RLock()
+        device.stream.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class RemoteBuffer(Buffer):
@@ -135,6 +150,7 @@ class RemoteDevice(Device):
         self._freed = collections.deque()       # (stream, arena): buffers that died, in whatever thread
         self._buffer_type = RemoteBufferType(self)
         self._open()
+        _DEVICES.add(self)
 
     def _open(self):
         self.stream = Stream(self.address, self._tls, self._timeout, self.name, self.epoch + 1)

@@ -114,11 +114,15 @@ class Stream:
 
     def check(self):
         """DeviceLost, if the worker is known to be gone."""
+        self._check_process()
+        if self.lost is not None:
+            raise self.error()
+
+    def _check_process(self):
+        """What comes over the connection is for the process that made it."""
         if self._pid != os.getpid():
             raise DeviceLost(f"{self.name} was connected by the process that forked this one; connect here anew", None,
                              self.epoch, self.last_seq)
-        if self.lost is not None:
-            raise self.error()
 
     def error(self):
         return DeviceLost(f"{self.name} at {self.address} is lost: {self.lost}; what was in its memory is gone. "
@@ -128,6 +132,7 @@ class Stream:
     def wait(self, answer):
         """Until the answer is there.  Errors: DeviceLost; those the worker reports are left in `answer.error`."""
         if not answer.done:
+            self._check_process()
             self._n_waits += 1
             try:
                 self._until(answer)
@@ -240,6 +245,10 @@ class Stream:
                 self._waiting.remove(answer)
             except ValueError:                  # another thread has
                 continue
+
+    def leave(self):
+        """In a child process: the connection ends when its parent does."""
+        self._conn.sock.close()
 
     def close(self):
         """End the connection; what was sent and not waited for may not be done.  From a finalizer too."""

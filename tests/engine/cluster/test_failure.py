@@ -206,6 +206,34 @@ def test_a_forked_child_has_no_device(cluster):
     assert os.waitpid(pid, 0)[1] == 0 and t.numpy().shape == (4,)
 
 
+def test_a_forked_child_takes_no_answers_and_waits_for_no_thread(cluster):
+    """An answer is under way, and another thread waits for one and holds the device's lock."""
+    device, server = cluster.devices[0], cluster.servers[0]
+    device.stream.timeout = 10
+    t = on(device.init_backend(), gg.F32, (4,), x := floats(4))
+    freeze(server)
+    waits = threading.Thread(target=t.numpy)
+    waits.start()
+    while not device.stream._n_waits:
+        time.sleep(0.01)
+    pid = os.fork()
+    if not pid:
+        n_raised = 0
+        threading.Timer(5, os._exit, [3]).start()
+        for call in (device.init_backend().synchronize, t.numpy, device.memory, lambda: device.stream.wait(
+                stream.Answer(1, None, 0, None))):
+            try:
+                call()
+            except gg.DeviceLost as e:
+                n_raised += "forked" in str(e)
+        cluster.close()
+        os._exit(0 if n_raised == 4 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    freeze(server, False)
+    waits.join(10)
+    assert not waits.is_alive() and bytes(t.bytes()) == x.tobytes()
+
+
 def test_a_scheduler_raises_and_the_cpu_goes_on(cluster):
     a = cluster.devices[0].init_backend()
     w, x = on(a, gg.F32, (8, 8), floats(8, 8)), gg.from_numpy(gg.Context(), floats(2, 8))
