@@ -193,7 +193,7 @@ class RemoteDevice(Device):
         return f"{str(self.facts.get('description', '?')):.100} at {self.address}"
 
     def memory(self):
-        return tuple(self.ask([p.MEMORY]).results[0])
+        return tuple(self._asked([p.MEMORY], lambda x: isinstance(x, list) and [*map(type, x)] == [int, int]))
 
     def init_backend(self, params=""):
         parse_params(params, {})
@@ -255,6 +255,13 @@ class RemoteDevice(Device):
         answer = self.flush(op, **how)
         self.finish(answer)
         return answer
+
+    def _asked(self, op, fits):
+        """What it answers to an op.  Errors: those of `ask`; DeviceLost where it is no such answer."""
+        answer = self.ask(op)
+        if not answer.results or not fits(answer.results[-1]):
+            raise self.stream.lose(f"it answers {answer.results!r:.60} to op {op[0]}")
+        return answer.results[-1]
 
     def finish(self, last=None):
         """Wait for all that was sent, or up to `last`.  Errors: DeviceLost, once for what was under way, and the first
@@ -323,7 +330,7 @@ class RemoteDevice(Device):
         with self._lock:
             self._wrote()
             key = content_key(raw)
-            if not self.ask([p.HAVE, arena, offs, raw.size, key]).results[-1]:
+            if not self._asked([p.HAVE, arena, offs, raw.size, key], lambda x: x in (0, 1)):
                 self.write(arena, offs, raw)
                 self.queue([p.KEEP, arena, offs, raw.size, key])
 
@@ -362,8 +369,8 @@ class RemoteDevice(Device):
         with self._lock:
             found = self._reached.get(other.stream)
             if found is None:
-                answer = self.ask([p.PEER, other.stream.address, other.stream.secret])
-                found = self._reached[other.stream] = answer.results[-1] == 1
+                found = self._asked([p.PEER, other.stream.address, other.stream.secret], lambda x: x in (0, 1)) == 1
+                self._reached[other.stream] = found
             return found
 
     def _bounded(self, answer):

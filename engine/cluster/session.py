@@ -268,9 +268,10 @@ class Session:
 
     def _keep(self, arena, offs, nbytes, key, payload, failed):
         span = self._span(arena, offs, nbytes)
-        if self.machine.kept is not None:
+        kept = self.machine.kept        # another session can end the keeping
+        if kept is not None:
             try:
-                self.machine.kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
+                kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
             except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
                 self.machine.kept = None
 

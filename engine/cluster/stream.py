@@ -246,6 +246,11 @@ class Stream:
             except ValueError:                  # another thread has
                 continue
 
+    def lose(self, why):
+        """Give the worker up; returns the error to raise."""
+        self._lose(why)
+        return self.error()
+
     def leave(self):
         """In a child process: the connection ends when its parent does."""
         self._conn.sock.close()

@@ -393,6 +393,15 @@ def test_an_answer_of_another_length_ends_the_connection(monkeypatch):
             t.numpy()
 
 
+@pytest.mark.parametrize("found", [None, [], 3, [1, "x"], [1, 2, 3]])
+def test_an_answer_of_another_kind_ends_the_connection(found, monkeypatch):
+    with workers(n=1) as cluster:
+        monkeypatch.setattr(Session, "_memory", lambda *args: found)
+        for _ in range(2):
+            with pytest.raises(gg.DeviceLost, match=r"it answers .* to op 8.*reopen\(\)"):
+                cluster.devices[0].memory()
+
+
 def test_only_who_knows_the_secret_fetches(session):
     driver, machine = session, session.machine
     assert driver.lend({"secret": b"short"}) is None and not machine.outboxes
