@@ -26,9 +26,12 @@ class Cluster(Handle, HtmlRepr):
 
     def __init__(self, devices, client=None, stop=()):
         self.devices, self.client, self._stop = list(devices), client, list(stop)
+        self._pid = os.getpid()
 
     def close(self):
-        """A second call does nothing."""
+        """A second call does nothing, nor does one in a process that was forked since."""
+        if self._pid != os.getpid():
+            return
         stop, self._stop = self._stop, []
         call_all(*(device.close for device in self.devices), *stop)
 

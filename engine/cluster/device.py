@@ -11,6 +11,7 @@ its next run: a step costs one message each way.  Buffers are numbers and sizes 
 """
 import collections
 import functools
+import os
 import threading
 import weakref
 
@@ -41,6 +42,20 @@ IN_FLIGHT = 3                   # messages with a frame each, before one is wait
 KEPT_WEIGHTS_NBYTES = 1 << 20   # weights from this size on are asked for before they are sent
 AHEAD_NBYTES = 1 << 20          # a result up to it comes with the answer of its run
 always = lambda frame: True     # noqa: E731    a message that Ctrl-C cut in two would put other bytes elsewhere
+
+
+_DEVICES = weakref.WeakSet()
+
+
+def _after_fork():
+    """The device stays with the parent; its lock may be held by a thread that there is not here."""
+    for device in list(_DEVICES):
+        device._lock = threading.RLock()
+        device.stream.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class RemoteBuffer(Buffer):
@@ -135,6 +150,7 @@ class RemoteDevice(Device):
         self._freed = collections.deque()       # (stream, arena): buffers that died, in whatever thread
         self._buffer_type = RemoteBufferType(self)
         self._open()
+        _DEVICES.add(self)
 
     def _open(self):
         self.stream = Stream(self.address, self._tls, self._timeout, self.name, self.epoch + 1)
@@ -144,6 +160,7 @@ class RemoteDevice(Device):
         self._n_arenas, self.graphs = 0, p.Recent()
         self._queued, self._queued_nbytes = [], 0       # [(op, payload or None)] of the next message
         self._sent = collections.deque()        # answers not looked at yet
+        self._failed = None                     # the first error that was found there and not raised yet
         # of the last run, while nothing was written since: its `wanted`; {span: (answer, at)} of results that come with
         # it; {span: number} of those it pushed
         self._last_run, self._ahead, self._pushed = None, {}, {}
@@ -176,7 +193,7 @@ class RemoteDevice(Device):
         return f"{str(self.facts.get('description', '?')):.100} at {self.address}"
 
     def memory(self):
-        return tuple(self.ask([p.MEMORY]).results[0])
+        return tuple(self._asked([p.MEMORY], lambda x: isinstance(x, list) and [*map(type, x)] == [int, int]))
 
     def init_backend(self, params=""):
         parse_params(params, {})
@@ -239,25 +256,33 @@ class RemoteDevice(Device):
         self.finish(answer)
         return answer
 
+    def _asked(self, op, fits):
+        """What it answers to an op.  Errors: those of `ask`; DeviceLost where it is no such answer."""
+        answer = self.ask(op)
+        if not answer.results or not fits(answer.results[-1]):
+            raise self.stream.lose(f"it answers {answer.results!r:.60} to op {op[0]}")
+        return answer.results[-1]
+
     def finish(self, last=None):
         """Wait for all that was sent, or up to `last`.  Errors: DeviceLost, once for what was under way, and the first
         that the worker reports."""
         with self._lock:
-            first = None
             while self._sent and (last is None or self._sent[0].seq <= last.seq):
                 answer = self._sent[0]
                 try:
                     self.stream.wait(answer)
                 except DeviceLost:
                     self._sent.clear()
+                    self._failed = None
                     raise
-                self._sent.popleft()
-                answer.fill()
                 if answer.error is not None and not answer.seen:
+                    self._failed = self._failed or answer.error
                     answer.seen = True
-                    first = first or answer.error
-            if first is not None:
-                raise first
+                answer.fill()
+                self._sent.popleft()            # last: after a Ctrl-C it is looked at again
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
 
     # ------------------------------------------------------------ memory
     def new_arena(self, nbytes):
@@ -305,7 +330,7 @@ class RemoteDevice(Device):
         with self._lock:
             self._wrote()
             key = content_key(raw)
-            if not self.ask([p.HAVE, arena, offs, raw.size, key]).results[-1]:
+            if not self._asked([p.HAVE, arena, offs, raw.size, key], lambda x: x in (0, 1)):
                 self.write(arena, offs, raw)
                 self.queue([p.KEEP, arena, offs, raw.size, key])
 
@@ -344,8 +369,8 @@ class RemoteDevice(Device):
         with self._lock:
             found = self._reached.get(other.stream)
             if found is None:
-                answer = self.ask([p.PEER, other.stream.address, other.stream.secret])
-                found = self._reached[other.stream] = answer.results[-1] == 1
+                found = self._asked([p.PEER, other.stream.address, other.stream.secret], lambda x: x in (0, 1)) == 1
+                self._reached[other.stream] = found
             return found
 
     def _bounded(self, answer):

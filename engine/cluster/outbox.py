@@ -33,10 +33,11 @@ class Outbox:
             self._held[number], self._nbytes, self._last = raw, self._nbytes + n, max(self._last, number)
             self._changed.notify_all()
 
-    def take(self, number):
-        """The bytes, once; waits until they are there, or it is certain that they will not be.  Errors: GgjitError."""
+    def take(self, number, left=lambda: False):
+        """The bytes, once; waits until they are there, or it is certain that they will not be.  left: has who asks
+        left?  `wake` looks anew.  Errors: GgjitError."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._open or number <= self._last)
+            self._changed.wait_for(lambda: not self._open or number <= self._last or left())
             raw = self._held.get(number)
             self._forget(number)
         if raw is None:
@@ -55,6 +56,11 @@ class Outbox:
             self._open = False
             self._held.clear()
             self._nbytes = 0
+            self._changed.notify_all()
+
+    def wake(self):
+        """All who wait look again whether they still have to."""
+        with self._changed:
             self._changed.notify_all()
 
     def _forget(self, number):

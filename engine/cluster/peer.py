@@ -36,7 +36,7 @@ class Peer:
     def _open(self):
         conn = wire.connect(self._address, self._tls, CONNECT_SECONDS)
         try:
-            theirs, _ = conn.read(limit_nbytes=0)
+            theirs, _ = conn.read(limit_nbytes=0, seconds=CONNECT_SECONDS)
             p.check_hello(p.hello(), theirs, self._address)
             conn.write(wire.pack({**p.hello(), "heartbeat": self._timeout / 5}))
             conn.sock.settimeout(self._timeout)
@@ -51,6 +51,12 @@ class Peer:
                                                               wire.MAX_PAYLOAD_NBYTES)
             if seq == self._seq:
                 return status, results, payload
+
+    def end(self):
+        """A `fetch` in another thread fails at once."""
+        conn = self._conn
+        if conn is not None:
+            conn.end()
 
     def close(self):
         conn, self._conn = self._conn, None

@@ -98,12 +98,14 @@ class Session:
         self._peers = {}                # {address: Peer}
         self._placed = False            # the payload of the next message was read to its place
         self.waits = False              # for another worker
+        self.left = False               # the driver has left, while something ran
+        self._fetches = self.outbox     # it waits for bytes of this Outbox
 
     def lend(self, greeting):
         """Workers that name the driver's secret may fetch what it pushes; those it fetches from are given its patience.
         """
         secret = greeting.get("secret")
-        self.heartbeat = min(max(float(greeting.get("heartbeat", 1.0)), 0.02), 60.0)
+        self.heartbeat = max(0.02, min(60.0, float(greeting.get("heartbeat", 1.0))))       # 60 for what is no number
         if isinstance(secret, bytes) and len(secret) == p.SECRET_NBYTES:
             if self.machine.outboxes.setdefault(secret, self.outbox) is not self.outbox:
                 raise wire.BadMessage("a secret that another driver uses")
@@ -116,6 +118,14 @@ class Session:
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
+
+    def give_up(self):
+        """The driver has left: what runs waits for no other worker.  From any thread."""
+        self.left = True
+        self.outbox.close()
+        self._fetches.wake()
+        for peer in list(self._peers.values()):
+            peer.end()
 
     def close(self):
         """Give all memory back."""
@@ -258,9 +268,10 @@ class Session:
 
     def _keep(self, arena, offs, nbytes, key, payload, failed):
         span = self._span(arena, offs, nbytes)
-        if self.machine.kept is not None:
+        kept = self.machine.kept        # another session can end the keeping
+        if kept is not None:
             try:
-                self.machine.kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
+                kept.put(key, np.frombuffer(span.buffer.get_tensor(span, 0, nbytes), np.uint8))
             except OSError:             # a full disk, or one that cannot be written: it goes on without keeping any
                 self.machine.kept = None
 
@@ -287,6 +298,8 @@ class Session:
 
     def _from_peer(self, address, secret, number, into):
         """Read what another worker pushed."""
+        if self.left:
+            raise GgjitError("the driver has left")
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(address, self.machine.tls, 5 * self.heartbeat)
@@ -312,8 +325,9 @@ class Session:
         outbox = self.machine.outboxes.get(secret)
         if outbox is None:
             raise ParamError("a driver that is not here, or has left")
+        self._fetches = outbox
         with self._waiting():
-            raw = outbox.take(number) if nbytes else b""
+            raw = outbox.take(number, lambda: self.left) if nbytes else b""
         if len(raw) != nbytes:
             raise ParamError(f"copy {number} has {len(raw):,} bytes, not {nbytes:,}")
         self.machine.counters["fetched"] += nbytes
@@ -356,13 +370,13 @@ def serve(conn, machine, gate=None):
     session, answers = Session(machine), None
     try:
         conn.write(wire.pack({**p.hello(), **machine.describe()}))
-        theirs, _ = conn.read(limit_nbytes=0)
+        theirs, _ = conn.read(limit_nbytes=0, seconds=wire.HANDSHAKE_SECONDS)
         p.check_hello(p.hello(), theirs, "the driver")
         session.lend(theirs)
         conn.sock.settimeout(None)
         answers = _Answers(conn, session)
         while True:
-            message, payload = conn.read(session.sink)
+            message, payload = conn.read(session.sink, moved=answers.moved)
             if gate is not None:
                 gate.wait()
             answers.running = True
@@ -378,11 +392,15 @@ def serve(conn, machine, gate=None):
 
 
 class _Answers:
-    """What goes back over one connection; while something runs, another thread says that it does."""
+    """What goes back over one connection; while something runs, another thread says that it does.
+
+    Nobody writes while a message is read but `moved`, in the thread that reads: TLS takes one thread at a time.
+    """
 
     def __init__(self, conn, session):
         self.conn, self.session, self.running = conn, session, False
         self.ended, self._sending = threading.Event(), threading.Lock()
+        self._moved = time.monotonic()
         threading.Thread(target=self._beat, daemon=True, name="ggjit-beat").start()
 
     def send(self, header, parts):
@@ -390,11 +408,26 @@ class _Answers:
             self.running = False
             self.conn.write(header, parts)
 
+    def moved(self):
+        """A piece of a large message came: over a slow connection the driver hears so."""
+        now = time.monotonic()
+        if now - self._moved > self.session.heartbeat:
+            self._moved = now
+            self._say(p.BUSY)
+
+    def _say(self, status):
+        self.conn.write(wire.pack([0, status, []]))
+
     def _beat(self):
-        while not self.ended.wait(self.session.heartbeat):
-            with self._sending:
-                if self.running:
+        try:
+            while not self.ended.wait(self.session.heartbeat):
+                if self.conn.is_silent():
+                    self.conn.end()
+                if self._sending.acquire(blocking=False):       # else the driver is being told something
                     try:
-                        self.conn.write(wire.pack([0, p.WAITS if self.session.waits else p.BUSY, []]))
-                    except OSError:
-                        return                  # the other thread will notice
+                        if self.running:
+                            self._say(p.WAITS if self.session.waits else p.BUSY)
+                    finally:
+                        self._sending.release()
+        except OSError:
+            self.session.give_up()              # the other thread will notice, when it waits for nobody else

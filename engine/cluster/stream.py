@@ -42,9 +42,10 @@ class Answer:
     def fill(self):
         """Copy bytes of the payload to where they are wanted; called by who has waited for it."""
         while self.fills:
-            at, array = self.fills.pop()
+            at, array = self.fills[-1]
             if self.error is None:
                 array[:] = memoryview(self.payload)[at:at + len(array)]
+            self.fills.pop()                    # after a Ctrl-C it is copied again
 
 
 always = lambda frame: True     # noqa: E731    bytes that a Ctrl-C came between would be missed
@@ -64,6 +65,7 @@ class Stream:
         self._reading, self._n_waits = threading.Lock(), 0
         try:
             self._conn, self.facts = self._open(tls)
+            self._n_received = self._conn.n_received
         except OSError as e:
             silent = isinstance(e, TimeoutError)
             why = f"nobody answers there within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
@@ -75,7 +77,7 @@ class Stream:
     def _open(self, tls):
         conn = wire.connect(self.address, tls, CONNECT_SECONDS)
         try:
-            facts, _ = conn.read(limit_nbytes=0)
+            facts, _ = conn.read(limit_nbytes=0, seconds=CONNECT_SECONDS)
             check_hello(hello(), facts, self.address)
             conn.write(wire.pack({**hello(), "heartbeat": self.timeout / 5, "secret": self.secret}))
             conn.do_not_block()
@@ -112,11 +114,15 @@ class Stream:
 
     def check(self):
         """DeviceLost, if the worker is known to be gone."""
+        self._check_process()
+        if self.lost is not None:
+            raise self.error()
+
+    def _check_process(self):
+        """What comes over the connection is for the process that made it."""
         if self._pid != os.getpid():
             raise DeviceLost(f"{self.name} was connected by the process that forked this one; connect here anew", None,
                              self.epoch, self.last_seq)
-        if self.lost is not None:
-            raise self.error()
 
     def error(self):
         return DeviceLost(f"{self.name} at {self.address} is lost: {self.lost}; what was in its memory is gone. "
@@ -126,18 +132,19 @@ class Stream:
     def wait(self, answer):
         """Until the answer is there.  Errors: DeviceLost; those the worker reports are left in `answer.error`."""
         if not answer.done:
+            self._check_process()
             self._n_waits += 1
             try:
                 self._until(answer)
             finally:
                 self._n_waits -= 1
-        if answer.error is not None and isinstance(answer.error, DeviceLost):
+        if not answer.done or isinstance(answer.error, DeviceLost):
             raise self.error()
         return answer
 
     def _until(self, answer):
         self.heard = time.monotonic()           # silence counts from here: nobody has listened before
-        while not answer.done:
+        while not answer.done and self.lost is None:
             began = time.monotonic()
             with self._reading:
                 if answer.done:
@@ -159,6 +166,8 @@ class Stream:
         """Has it been silent for too long?"""
         if now - began > 2 * self._patience() + 0.5:        # it was this process that stood still
             self.heard = self.answered = now
+        if self._n_received != self._conn.n_received:       # a large answer, over a slow connection
+            self._n_received, self.heard = self._conn.n_received, now
         first = self._first()
         if now - self.heard > self.timeout:
             self._lose(f"nothing was heard of it for {self.timeout:g} s")
@@ -236,6 +245,15 @@ class Stream:
                 self._waiting.remove(answer)
             except ValueError:                  # another thread has
                 continue
+
+    def lose(self, why):
+        """Give the worker up; returns the error to raise."""
+        self._lose(why)
+        return self.error()
+
+    def leave(self):
+        """In a child process: the connection ends when its parent does."""
+        self._conn.sock.close()
 
     def close(self):
         """End the connection; what was sent and not waited for may not be done.  From a finalizer too."""

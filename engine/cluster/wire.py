@@ -10,6 +10,7 @@ Nothing that comes from the wire is ever unpickled, and every length is checked 
     tcp://127.0.0.1:8790    loopback only
     tls://10.0.0.2:8790     anywhere; both sides show certificates (engine/cluster/certificates.py)
 """
+import collections
 import contextlib
 import ipaddress
 import itertools
@@ -18,6 +19,7 @@ import selectors
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 
@@ -33,6 +35,7 @@ MAX_ITEMS = 1 << 16                     # of one list of a header
 SMALL_NBYTES = 1 << 16                  # a payload below it is sent and read in one piece with its header
 READ_NBYTES = 1 << 15                   # read at once while it is not known where bytes belong
 MAX_CONNECTIONS = 256                   # of a listener
+MAX_STRANGERS = 64                      # of them that have not shown a certificate yet; then the oldest one ends
 HANDSHAKE_SECONDS = 10.0
 SILENT_SECONDS = 20                     # a machine that acknowledges nothing for so long is gone, with its connection
 SCHEMES = ("inproc", "tcp", "tls")
@@ -51,7 +54,7 @@ def checked_address(address, tls):
     if scheme == "inproc":
         return scheme, location
     host, _, port = location.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not (_is_host(host) and port.isascii() and port.isdigit() and len(port) < 6 and int(port) <= 65535):
         raise ParamError(f"address {address!r}: expected {scheme}://HOST:PORT, such as {scheme}://127.0.0.1:8790")
     if scheme == "tls" and tls is None:
         raise ParamError(f"{address}: TLS needs certificates: make them with `ggjit worker --make-certs DIR`, give "
@@ -60,6 +63,14 @@ def checked_address(address, tls):
         raise ParamError(f"{address} is not on this machine: off loopback a connection is encrypted and both sides "
                          f"show certificates; use tls://{location} with tls=\"DIR\" (`ggjit worker --make-certs DIR`)")
     return scheme, location
+
+
+def _is_host(host):
+    """Can it be one?"""
+    try:
+        return bool(host.encode("idna")) and "\0" not in host
+    except UnicodeError:                        # a part of it is empty or too long
+        return False
 
 
 def is_loopback(host):
@@ -87,6 +98,7 @@ class Connection:
         self._held = memoryview(bytearray(2 * SMALL_NBYTES))
         self._start = self._end = 0             # bytes there that are not taken yet
         self._large = None                      # (header, payload, bytes of it that are there) of a message under way
+        self.n_received = 0                     # bytes
 
     def do_not_block(self):
         """From now on `read` returns None where it would wait."""
@@ -127,13 +139,17 @@ class Connection:
                 continue
             left = left[n:]
 
-    def read(self, sink=None, limit_nbytes=MAX_PAYLOAD_NBYTES):
+    def read(self, sink=None, limit_nbytes=MAX_PAYLOAD_NBYTES, seconds=None, moved=None):
         """(header, payload) of the next message; None if it is not all there and the connection does not block.
 
         sink(header, nbytes): a writable memoryview of nbytes bytes to read the payload into, or None: a new bytearray.
-        limit_nbytes: of the payload.  Errors: OSError (the connection ended), BadMessage.
+        limit_nbytes: of the payload.  seconds: for all of the message, then TimeoutError.  moved: called after each
+        piece of a large one.  Errors: OSError (the connection ended), BadMessage.
         """
+        deadline = None if seconds is None else time.monotonic() + seconds
         while True:
+            if deadline is not None:
+                self.sock.settimeout(max(deadline - time.monotonic(), 1e-3))
             if self._large is None:
                 found = self._taken(sink, limit_nbytes)
                 if found is not None:
@@ -149,6 +165,8 @@ class Connection:
                 if n is None:
                     return None
                 self._large = header, payload, at + n
+                if moved is not None:
+                    moved()
                 if at + n == len(payload):
                     self._large = None
                     return header, payload
@@ -161,6 +179,7 @@ class Connection:
             return None
         if not n:
             raise ConnectionError("the other side has closed it")
+        self.n_received += n
         return n
 
     def _taken(self, sink, limit_nbytes):
@@ -191,6 +210,15 @@ class Connection:
             self._held[:have], self._start, self._end = rest, 0, have
         return None
 
+    def is_silent(self):
+        """Has the other machine acknowledged nothing for SILENT_SECONDS, though it was asked?  A program there that
+        reads nothing is not silent: its machine acknowledges for it."""
+        if self.sock.family == getattr(socket, "AF_UNIX", None) or not sys.platform.startswith("linux"):
+            return False
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)    # struct tcp_info of linux/tcp.h
+        n_retransmits, n_probes, last_ack_ms = struct.unpack_from("=2x2B52xI", info)
+        return n_retransmits + n_probes >= 3 and last_ack_ms > 1000 * SILENT_SECONDS
+
     def end(self):
         """Both sides are told; from any thread, while another one reads or writes too."""
         with contextlib.suppress(OSError):      # it has ended
@@ -212,11 +240,11 @@ def _sizes(prefix, limit_nbytes):
     return n_header, n_payload
 
 
-def _tuned(sock, seconds, **more):
+def _tuned(sock, seconds):
     """Small messages leave at once, and a machine that is gone is noticed."""
     sock.settimeout(seconds)
     options = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": SILENT_SECONDS // 2, "TCP_KEEPINTVL": SILENT_SECONDS // 4,
-               "TCP_KEEPCNT": 2, **more}
+               "TCP_KEEPCNT": 2}
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in options.items():
         if hasattr(socket, name):               # not every system has all of them
@@ -256,6 +284,7 @@ class Listener:
     def __init__(self, address, handler, tls=None):
         scheme, location = checked_address(address, tls)
         self._handler, self._tls, self._room = handler, tls, threading.Semaphore(MAX_CONNECTIONS)
+        self._strangers = collections.deque()   # connections under TLS's handshake
         self._scheme, self.sock = scheme, None
         if scheme == "inproc":
             self._location = location or str(next(_numbers))
@@ -265,7 +294,7 @@ class Listener:
             return
         host, port = _host_and_port(location)
         family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self.sock = socket.create_server(at[:2], family=family, backlog=128)
+        self.sock = socket.create_server(at, family=family, backlog=128)
         host, port = self.sock.getsockname()[:2]
         self.address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._stopped, self._stop = socket.socketpair()
@@ -285,23 +314,37 @@ class Listener:
 
     def take(self, sock):
         """Serve a new connection; where there are too many, it ends."""
-        if self._room.acquire(blocking=False):
+        try:
             threading.Thread(target=self._serve, args=(sock,), daemon=True, name="ggjit-session").start()
-        else:
+        except RuntimeError:                    # the system has no more threads
             sock.close()
 
     def _serve(self, sock):
         try:
             if self._scheme != "inproc":
-                _tuned(sock, HANDSHAKE_SECONDS, TCP_USER_TIMEOUT=1000 * SILENT_SECONDS)     # of what was sent, too
+                _tuned(sock, HANDSHAKE_SECONDS)
             if self._scheme == "tls":
-                sock = self._tls.listener_context.wrap_socket(sock, server_side=True)
-            self._handler(Connection(sock))
+                sock = self._tls.listener_context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                self._shake_hands(Connection(sock))
+            if self._room.acquire(blocking=False):
+                try:
+                    self._handler(Connection(sock))
+                finally:
+                    self._room.release()
         except OSError:                         # no certificate, or no TLS
             return
         finally:
             sock.close()
-            self._room.release()
+
+    def _shake_hands(self, conn):
+        """Strangers take no room of those who have a certificate: a handshake that takes long ends before they do."""
+        self._strangers.append(conn)
+        try:
+            if len(self._strangers) > MAX_STRANGERS:
+                self._strangers[0].end()
+            conn.sock.do_handshake()
+        finally:
+            self._strangers.remove(conn)
 
     def stop(self):
         """No new connections; a second call does nothing."""

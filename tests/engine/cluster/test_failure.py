@@ -158,6 +158,41 @@ def test_ctrl_c_cuts_no_message_in_two(cluster):
     assert n_stopped > 20
 
 
+def test_ctrl_c_loses_no_answer_that_has_come(cluster):
+    """Wherever it comes in while they are looked at: the next wait copies the bytes, and raises the error."""
+    device, n_stopped = cluster.devices[0], 0
+    t = on(device.init_backend(), gg.F32, (8,), x := floats(8))
+
+    def interrupt(frame, event, arg):
+        nonlocal n
+        if frame.f_code.co_name in ("finish", "fill") and event == "line":
+            n += 1
+            if n == stop_at:
+                signal.raise_signal(signal.SIGINT)
+        return interrupt
+    for stop_at in range(1, 40):
+        n, read = 0, []
+        device.flush([5, 99, 0, 4], nbytes=4)           # GET of an arena that there is not
+        for _ in range(2):
+            read.append(device.read_async(*t.buffer.at(t, 0), 32))
+        device.stream.wait(device._sent[-1])
+        sys.settrace(interrupt)
+        try:
+            device.finish()
+        except KeyboardInterrupt:
+            n_stopped += 1
+            sys.settrace(None)
+            with pytest.raises(gg.IndexRangeError, match="no arena 99"):
+                device.finish()
+        except gg.IndexRangeError:
+            assert n < stop_at
+        finally:
+            sys.settrace(None)
+        device.finish()
+        assert all(bytes(raw) == x.tobytes() for raw in read), stop_at
+    assert n_stopped > 15
+
+
 def test_a_forked_child_has_no_device(cluster):
     t = on(cluster.devices[0].init_backend(), gg.F32, (4,), floats(4))
     pid = os.fork()
@@ -169,6 +204,34 @@ def test_a_forked_child_has_no_device(cluster):
         finally:
             os._exit(2)
     assert os.waitpid(pid, 0)[1] == 0 and t.numpy().shape == (4,)
+
+
+def test_a_forked_child_takes_no_answers_and_waits_for_no_thread(cluster):
+    """An answer is under way, and another thread waits for one and holds the device's lock."""
+    device, server = cluster.devices[0], cluster.servers[0]
+    device.stream.timeout = 10
+    t = on(device.init_backend(), gg.F32, (4,), x := floats(4))
+    freeze(server)
+    waits = threading.Thread(target=t.numpy)
+    waits.start()
+    while not device.stream._n_waits:
+        time.sleep(0.01)
+    pid = os.fork()
+    if not pid:
+        n_raised = 0
+        threading.Timer(5, os._exit, [3]).start()
+        for call in (device.init_backend().synchronize, t.numpy, device.memory, lambda: device.stream.wait(
+                stream.Answer(1, None, 0, None))):
+            try:
+                call()
+            except gg.DeviceLost as e:
+                n_raised += "forked" in str(e)
+        cluster.close()
+        os._exit(0 if n_raised == 4 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    freeze(server, False)
+    waits.join(10)
+    assert not waits.is_alive() and bytes(t.bytes()) == x.tobytes()
 
 
 def test_a_scheduler_raises_and_the_cpu_goes_on(cluster):

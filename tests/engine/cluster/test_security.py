@@ -41,7 +41,9 @@ def test_off_loopback_certificates_are_required(address):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8790", "http://127.0.0.1:1", "tcp://127.0.0.1", "tcp://:1", "", None,
-                                     8790, [], ["tcp://127.0.0.1:99999"], "tcp://127.0.0.1:-1"])
+                                     8790, [], ["tcp://127.0.0.1:99999"], "tcp://127.0.0.1:-1",
+                                     "tcp://127.0.0.1:²", "tcp://127.0.0.1:" + "0" * 5000, "tls://a..b:1",
+                                     f"tls://{'x' * 70}:1", "tls://a\0b:1"])
 def test_addresses_that_are_none(address):
     with pytest.raises(gg.ParamError, match="address"):
         gg.cluster.connect(address)
@@ -83,6 +85,61 @@ def test_who_has_no_certificate_of_the_ca_is_refused(certs, monkeypatch):
         with gg.cluster.connect(address, tls=certs[0]) as cl:                    # who has one is served
             assert cl.devices[0].memory()[1] == 1 << 28
         assert cluster.servers[0].n_drivers <= 2
+
+
+def test_strangers_take_no_room_of_those_with_a_certificate(certs, monkeypatch):
+    """They connect and show nothing; where they are too many, the oldest one ends."""
+    monkeypatch.setattr(wire, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(wire, "MAX_STRANGERS", 3)
+    with workers("tls", n=1, tls=certs[0]) as cluster:
+        host, port = cluster.devices[0].address.removeprefix("tls://").split(":")
+        strangers = [socket.create_connection((host, int(port)), 5) for _ in range(4)]
+        try:
+            assert strangers[0].recv(1) == b""
+            with gg.cluster.connect(cluster.devices[0].address, tls=certs[0]) as cl:
+                assert cl.devices[0].memory()
+        finally:
+            for raw in strangers:
+                raw.close()
+
+
+def test_a_greeting_in_drops_has_an_end(monkeypatch):
+    """On both sides, however often a byte comes."""
+    greeting = wire.PREFIX.pack(wire.MAGIC, 1000, 0)
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "CONNECT_SECONDS", 0.2)
+
+    def drip(raw):
+        for at in range(100):
+            try:
+                raw.sendall(greeting[at:at + 1] or b"x")
+            except OSError:
+                return at
+            time.sleep(0.02)
+    with workers("tcp", n=1) as cluster:
+        host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), 5) as raw:
+            assert drip(raw) < 50
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=lambda: drip(server.accept()[0]), daemon=True)
+        thread.start()
+        with pytest.raises(gg.DeviceLost, match="nobody answers there within 0.2 s"):
+            gg.cluster.connect([f"tcp://127.0.0.1:{server.getsockname()[1]}"] * 2)
+        thread.join(5)
+
+
+def test_a_system_without_threads_ends_a_connection_and_not_the_listener(monkeypatch):
+    start = threading.Thread.start
+    with workers("tcp", n=1) as cluster:
+        def refuse(thread):
+            if thread.name == "ggjit-session":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+        with monkeypatch.context() as m:
+            m.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(gg.DeviceLost, match="has closed it|reset"):
+                gg.cluster.connect(cluster.devices[0].address)
+        gg.cluster.connect(cluster.devices[0].address).close()
 
 
 def test_every_listener_is_on_the_chosen_address():
@@ -336,6 +393,15 @@ def test_an_answer_of_another_length_ends_the_connection(monkeypatch):
             t.numpy()
 
 
+@pytest.mark.parametrize("found", [None, [], 3, [1, "x"], [1, 2, 3]])
+def test_an_answer_of_another_kind_ends_the_connection(found, monkeypatch):
+    with workers(n=1) as cluster:
+        monkeypatch.setattr(Session, "_memory", lambda *args: found)
+        for _ in range(2):
+            with pytest.raises(gg.DeviceLost, match=r"it answers .* to op 8.*reopen\(\)"):
+                cluster.devices[0].memory()
+
+
 def test_only_who_knows_the_secret_fetches(session):
     driver, machine = session, session.machine
     assert driver.lend({"secret": b"short"}) is None and not machine.outboxes
@@ -360,6 +426,34 @@ def test_only_who_knows_the_secret_fetches(session):
     stranger.close()
     driver.hang_up()
     assert not machine.outboxes
+
+
+@pytest.mark.parametrize("op", [[s.FETCH, b"s" * 16, 5, 4], [s.TAKE, 1, 0, 4, None, b"s" * 16, 5],
+                                [s.FETCH, None, 1 << 40, 4]])
+def test_a_driver_that_leaves_while_its_worker_waits_leaves_no_memory(op):
+    """For bytes that never come: its own, from there and by way of a connection, and another driver's."""
+    with workers("tcp", n=1) as cluster:
+        machine, device = cluster.servers[0].machine, cluster.devices[0]
+        host, port = device.address.removeprefix("tcp://").split(":")
+        op = [(device.stream.secret if i == 1 else device.address) if x is None else x for i, x in enumerate(op)]
+        with socket.create_connection((host, int(port)), 5) as raw:
+            for header in ({**s.hello(), "heartbeat": 0.02, "secret": b"s" * 16}, [1, [[s.ALLOC, 1, 4096]]], [2, [op]]):
+                header = wire.pack(header)
+                raw.sendall(wire.PREFIX.pack(wire.MAGIC, len(header), 0) + header)
+            deadline = time.monotonic() + 10
+            while not machine.used_nbytes and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert machine.used_nbytes
+        while (machine.used_nbytes or cluster.servers[0].n_drivers > 1) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not machine.used_nbytes and cluster.servers[0].n_drivers == 1 and len(machine.outboxes) == 1
+
+
+@pytest.mark.parametrize("value,want", [(float("nan"), 60), (float("-inf"), 0.02), (1e300, 60), (3, 3)])
+def test_a_drivers_patience_is_a_number(session, value, want):
+    session.lend({"heartbeat": value})
+    assert session.heartbeat == want
 
 
 def test_what_nobody_fetches_fills_no_memory(monkeypatch):

@@ -1,7 +1,9 @@
 """Messages over a connection: whole ones, in order, however the bytes come."""
 import socket
+import struct
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -78,6 +80,65 @@ def test_the_other_side_closes(ends):
         conn.wait(1)
 
 
+def test_a_program_that_reads_nothing_is_not_silent(monkeypatch):
+    """Its machine acknowledges for it; one that is gone acknowledges nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock, \
+            server.accept()[0]:
+        conn = wire.Connection(wire._tuned(sock, None))
+        conn.do_not_block()
+        monkeypatch.setattr(wire, "SILENT_SECONDS", 0.1)
+        with pytest.raises(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 20))
+        time.sleep(0.4)
+        assert not conn.is_silent()
+        assert not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)     # which would end it all the same
+        for n_retransmits, n_probes, ms, want in ((3, 0, 101, True), (0, 3, 101, True), (3, 3, 99, False),
+                                                  (1, 1, 10**6, False)):
+            info = struct.pack("=2x2B52xI", n_retransmits, n_probes, ms)
+            conn.sock = types.SimpleNamespace(family=sock.family, getsockopt=lambda *args, info=info: info)
+            assert conn.is_silent() is want
+
+
+@pytest.mark.slow
+def test_an_answer_is_read_much_later(monkeypatch):
+    """More of it than a connection holds: nobody waits for it meanwhile."""
+    monkeypatch.setattr(wire, "SILENT_SECONDS", 4)
+    with workers("tcp", n=1) as cluster:
+        backend, n = cluster.devices[0].init_backend(), 1 << 18
+        x = on(backend, gg.F32, (n,), values := floats(n))
+        read = [backend.get_tensor_async(x) for _ in range(8)]
+        time.sleep(9)
+        backend.synchronize()
+        assert all(bytes(raw) == values.tobytes() for raw in read)
+
+
+def test_a_slow_connection_is_no_lost_worker(monkeypatch):
+    """A frame that takes longer than the silence that is endured."""
+    receive, send = wire.Connection._receive, wire.Connection._send
+
+    def slow_receive(conn, where):
+        if conn is not ours and conn._large is not None:
+            time.sleep(0.01)
+            where = where[:1 << 16]
+        return receive(conn, where)
+
+    def slow_send(conn, piece, blocked):
+        left = memoryview(piece)
+        while len(left) > 1 << 16 and conn is not ours:
+            time.sleep(0.01)
+            send(conn, left[:1 << 16], blocked)
+            left = left[1 << 16:]
+        send(conn, left, blocked)
+    with workers("tcp", n=1, timeout=0.15) as cluster:
+        ours, n = cluster.devices[0].stream._conn, 3 << 18
+        x = on(cluster.devices[0].init_backend(), gg.F32, (n,))
+        monkeypatch.setattr(wire.Connection, "_receive", slow_receive)
+        monkeypatch.setattr(wire.Connection, "_send", slow_send)
+        x.set(values := floats(n))
+        np.testing.assert_array_equal(x.numpy(), values)
+
+
 def test_who_sends_while_answers_wait_reads_them(monkeypatch):
     """Both sides would else wait for the other to read: messages and answers are more than a connection holds."""
     blocked, seen = stream.Stream._blocked, []
@@ -117,6 +178,14 @@ def test_several_threads_wait_for_one_worker():
         for thread in threads:
             thread.join(10)
         assert not errors and not any(thread.is_alive() for thread in threads)
+
+
+def test_who_waits_for_a_lost_worker_is_told_whatever_became_of_the_answer():
+    with workers(n=1) as cluster:
+        s = cluster.devices[0].stream
+        s.close()
+        with pytest.raises(gg.DeviceLost, match="it was closed"):
+            s.wait(stream.Answer(99, None, 0, None))
 
 
 def test_too_many_connections_are_ended_and_others_served(monkeypatch):
