@@ -150,6 +150,7 @@ def test_numba_cuda_serves_the_seam(name):
     conforms([name])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="pip install 'ggjit[gpu-mlir]'")
 def test_numba_cuda_mlir_serves_the_seam(python):
     """All ten, and a sample of what runs on devices, in a process where it is the compiler."""
