@@ -208,7 +208,10 @@ def main():
     p.add_argument("--only", default=",".join(PARTS))
     p.add_argument("--rounds", type=int, default=10)
     args = p.parse_args()
-    for part in args.only.split(","):
+    parts = args.only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        p.error(f"--only {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
+    for part in parts:
         print(PARTS[part](args.rounds), flush=True)
 
 
