@@ -1,4 +1,5 @@
 """Workers for tests: in this process, over real connections; and processes."""
+import contextlib
 import subprocess
 import sys
 
@@ -26,6 +27,20 @@ def worker_processes(n, *options):
                "--memory", "0.25", "-t", "1", *options]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(n)]
     return [(p, p.stdout.readline().split()[-1]) for p in started]
+
+
+@contextlib.contextmanager
+def of_processes(n=2):
+    """A Cluster of n `ggjit worker` processes."""
+    started = worker_processes(n)
+    try:
+        with gg.cluster.connect([address for _, address in started]) as cluster:
+            yield cluster
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def step_of(backend, n=16, seed=3):

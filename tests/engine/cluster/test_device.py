@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import device_contract as contract
 from helpers import sched_graphs
-from helpers.clusters import scheduler, step_of, workers
+from helpers.clusters import of_processes, scheduler, step_of, workers
 from helpers.device_contract import floats, on
 from helpers.schedulers import RULES, draw_places
 
@@ -14,8 +14,16 @@ from ggjit.cluster.peer import Peer
 from ggjit.cluster.protocol import FRAME_NBYTES, MAX_GRAPHS
 
 
-@pytest.fixture(scope="module", params=["inproc", "tcp", "tls"])
+IN_THIS_PROCESS = ["inproc", "tcp", "tls"]
+counted = pytest.mark.parametrize("cluster", IN_THIS_PROCESS, indirect=True)       # by workers that can be looked into
+
+
+@pytest.fixture(scope="module", params=[*IN_THIS_PROCESS, "processes"])
 def cluster(request, tmp_path_factory):
+    if request.param == "processes":
+        with of_processes() as made:
+            yield made
+        return
     certs = tmp_path_factory.mktemp("tls") / "certs"
     if request.param == "tls":
         gg.cluster.make_certificates(certs)
@@ -97,6 +105,7 @@ def test_writes_and_reads_of_all_sizes(a, nbytes):
 
 
 # ---------------------------------------------------------------- what crosses
+@counted
 def test_a_step_is_one_message_and_a_graph_is_sent_once(cluster, a):
     counters, stream = cluster.servers[0].machine.counters, a.device.stream
     step = step_of(a)
@@ -194,6 +203,7 @@ def test_results_whose_memory_another_graph_used_are_refused(inproc):
 
 
 # ---------------------------------------------------------------- from worker to worker
+@counted
 @pytest.mark.parametrize("n", [1, 1000, 2 * FRAME_NBYTES // 4 + 3])
 def test_copies_go_from_worker_to_worker(cluster, a, n):
     b, x = cluster.devices[1].init_backend(), floats(n)
