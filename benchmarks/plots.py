@@ -84,7 +84,7 @@ def _dots(ax, rows):
         rs = [r for r in rows if r.against == peer]
         at = [works.index(r.work) for r in rs]
         colours = [{True: PASS, False: MISS, None: SHOWN}[r.passed] for r in rs]
-        ax.scatter([r.ratio for r in rs], at, marker=PEER_MARKS[peer], c=colours, s=28, label=peer, zorder=3)
+        ax.scatter([r.ratio for r in rs], at, marker=PEER_MARKS.get(peer, "o"), c=colours, s=28, label=peer, zorder=3)
         wanted = [(float(r.target.split()[0]), i) for r, i in zip(rs, at, strict=True) if r.target.endswith(" x")]
         if wanted:
             ax.scatter(*zip(*wanted, strict=True), marker="|", c="black", s=60, zorder=2)

@@ -13,7 +13,6 @@ import ggjit as gg
 from ggjit.cluster.peer import Peer
 from ggjit.cluster.protocol import FRAME_NBYTES, MAX_GRAPHS
 
-
 IN_THIS_PROCESS = ["inproc", "tcp", "tls"]
 counted = pytest.mark.parametrize("cluster", IN_THIS_PROCESS, indirect=True)       # by workers that can be looked into
 
