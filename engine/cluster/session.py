@@ -307,7 +307,7 @@ class Session:
             peer.fetch(secret, number, into)
 
     def _take(self, arena, offs, nbytes, address, secret, number, payload, failed):
-        if failed:                      # nobody else will fetch them
+        if failed:                      # this message alone would have fetched them
             into = memoryview(bytearray(min(nbytes, p.FRAME_NBYTES)))
         else:
             span = self._span(arena, offs, nbytes)
@@ -430,4 +430,4 @@ class _Answers:
                     finally:
                         self._sending.release()
         except OSError:
-            self.session.give_up()              # the other thread will notice, when it waits for nobody else
+            self.session.give_up()              # the thread that serves notices when it reads or sends

@@ -143,7 +143,7 @@ class Stream:
         return answer
 
     def _until(self, answer):
-        self.heard = time.monotonic()           # silence counts from here: nobody has listened before
+        self.heard = time.monotonic()           # silence counts from here: no thread has read before
         while not answer.done and self.lost is None:
             began = time.monotonic()
             with self._reading:
