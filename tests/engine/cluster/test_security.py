@@ -93,7 +93,9 @@ def test_strangers_take_no_room_of_those_with_a_certificate(certs, monkeypatch):
     monkeypatch.setattr(wire, "MAX_STRANGERS", 3)
     with workers("tls", n=1, tls=certs[0]) as cluster:
         host, port = cluster.devices[0].address.removeprefix("tls://").split(":")
-        strangers = [socket.create_connection((host, int(port)), 5) for _ in range(4)]
+        strangers = [socket.create_connection((host, int(port)), 5)]
+        time.sleep(0.5)                             # each has a thread of its own: the first one's has begun
+        strangers += [socket.create_connection((host, int(port)), 5) for _ in range(3)]
         try:
             assert strangers[0].recv(1) == b""
             with gg.cluster.connect(cluster.devices[0].address, tls=certs[0]) as cl:
