@@ -1,6 +1,7 @@
 """Shared fixtures; what tests import is in helpers/."""
 import gc
 import os
+import signal
 import subprocess
 
 import pytest
@@ -12,6 +13,9 @@ from helpers.requirements import need, shared
 
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import CACHE
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:       # a shell's background job: tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header():

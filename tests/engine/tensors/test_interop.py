@@ -441,7 +441,7 @@ def test_arrays_of_other_libraries_are_operands():
     y = np.ones((3, 4), np.float32)
     np.testing.assert_array_equal(gg.compute(a + Foreign(y)), x + y)
     np.testing.assert_array_equal(gg.compute(Foreign(y) - a), y - x)
-    np.testing.assert_allclose(gg.compute(Foreign(y) @ a.T), y @ x.T, rtol=1e-6)
+    np.testing.assert_allclose(gg.compute(Foreign(y) @ a.T), y @ x.T, rtol=1e-6, atol=1e-6)
     for wrong in (lambda: a + NeedsDetach(), lambda: NeedsDetach() * a):
         with pytest.raises(gg.TypeMismatch, match=r"requires? grad.*x\.detach\(\)\.cpu\(\)"):
             wrong()
