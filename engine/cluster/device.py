@@ -301,7 +301,10 @@ class RemoteDevice(Device):
         self._freed.append((stream, arena))
 
     def _collect(self):
-        """Arenas without references: their frees come before the rest of the message, and their graphs go."""
+        """Arenas without references: their frees come before the rest of the message, and their graphs go.
+
+        The caller holds the lock, so what is in the deque stays there until it is taken here; `release` only appends.
+        """
         while self._freed:
             stream, arena = self._freed.popleft()
             if stream is self.stream:
