@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 
-from benchmarks.peer import _P, LOG, _llama, context_params
+from benchmarks.llama import _P, LOG, context_params
+from benchmarks.peer import llama_library
 from benchmarks.worker import EngineError, Missing
 
 N_GPU_LAYERS_OFFS = 16          # in llama_model_params, after the list of devices and that of overrides
@@ -54,7 +55,7 @@ def serve(port):
 
 def milliseconds(path, ports, n_tokens):
     """The shortest time of a token, all layers on the servers."""
-    lib, log = _llama(folder()), []
+    lib, log = llama_library(folder()), []
     said = LOG(lambda level, text, data: log.append(text))
     lib.llama_log_set(said, None)
     lib.llama_backend_init()

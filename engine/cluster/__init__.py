@@ -11,7 +11,7 @@
     session         what a worker does for a driver; server: it listens
     outbox, peer    bytes that workers fetch from each other
     stream          the driver's end of a connection: order, deadlines
-    device          devices, buffers, backends
+    device          a worker as a device: what is sent when; buffer: its memory; backend: its streams and graphs
     cluster         several of them: local, connect
     serving         a process that is a worker; dask_worker: a device on each worker of a Dask cluster
 """

@@ -68,7 +68,7 @@ class Stream:
             self._n_received = self._conn.n_received
         except OSError as e:
             silent = isinstance(e, TimeoutError)
-            why = f"nobody answers there within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
+            why = f"no answer within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
             raise DeviceLost(f"{address}: {why}; is `ggjit worker --listen {address}` running, and do both sides have "
                              f"certificates of one CA (tls=)?", name, epoch, 0) from e
         self.heard = self.answered = time.monotonic()       # when anything, and when the last answer came

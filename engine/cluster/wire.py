@@ -35,7 +35,7 @@ MAX_ITEMS = 1 << 16                     # of one list of a header
 SMALL_NBYTES = 1 << 16                  # a payload below it is sent and read in one piece with its header
 READ_NBYTES = 1 << 15                   # read at once while it is not known where bytes belong
 MAX_CONNECTIONS = 256                   # of a listener
-MAX_STRANGERS = 64                      # of them that have not shown a certificate yet; then the oldest one ends
+MAX_HANDSHAKES = 64                     # of them under way at once; with one more the oldest one ends
 HANDSHAKE_SECONDS = 10.0
 SILENT_SECONDS = 20                     # a machine that acknowledges nothing for so long is gone, with its connection
 SCHEMES = ("inproc", "tcp", "tls")
@@ -258,7 +258,7 @@ def connect(address, tls=None, seconds=HANDSHAKE_SECONDS):
     if scheme == "inproc":
         listener = _inproc.get(location)
         if listener is None:
-            raise ConnectionRefusedError("nobody listens there")
+            raise ConnectionRefusedError("no worker listens there")
         sock, theirs = socket.socketpair()
         sock.settimeout(seconds)
         listener.take(theirs)
@@ -284,7 +284,8 @@ class Listener:
     def __init__(self, address, handler, tls=None):
         scheme, location = checked_address(address, tls)
         self._handler, self._tls, self._room = handler, tls, threading.Semaphore(MAX_CONNECTIONS)
-        self._strangers = collections.deque()   # connections under TLS's handshake
+        self._handshakes = collections.deque()  # connections under TLS's handshake, the oldest first
+        self._lock = threading.Lock()           # of _handshakes; a connection there is open while it is held
         self._scheme, self.sock = scheme, None
         if scheme == "inproc":
             self._location = location or str(next(_numbers))
@@ -313,38 +314,47 @@ class Listener:
                     self.take(sock)
 
     def take(self, sock):
-        """Serve a new connection; where there are too many, it ends."""
-        try:
-            threading.Thread(target=self._serve, args=(sock,), daemon=True, name="ggjit-session").start()
-        except RuntimeError:                    # the system has no more threads
-            sock.close()
-
-    def _serve(self, sock):
+        """Serve a new connection in a thread of its own; where the system has no more threads, it ends."""
+        conn = None
         try:
             if self._scheme != "inproc":
                 _tuned(sock, HANDSHAKE_SECONDS)
             if self._scheme == "tls":
                 sock = self._tls.listener_context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-                self._shake_hands(Connection(sock))
+            conn = Connection(sock)
+            self._begin_handshake(conn)
+            threading.Thread(target=self._serve, args=(conn,), daemon=True, name="ggjit-session").start()
+        except (OSError, RuntimeError):         # the other side has left already; no more threads
+            self._end_handshake(conn)
+            sock.close()
+
+    def _serve(self, conn):
+        try:
+            if self._scheme == "tls":
+                conn.sock.do_handshake()
+                self._end_handshake(conn)
             if self._room.acquire(blocking=False):
                 try:
-                    self._handler(Connection(sock))
+                    self._handler(conn)
                 finally:
                     self._room.release()
         except OSError:                         # no certificate, or no TLS
             return
         finally:
-            sock.close()
+            self._end_handshake(conn)
+            conn.sock.close()
 
-    def _shake_hands(self, conn):
-        """Strangers take no room of those who have a certificate: a handshake that takes long ends before they do."""
-        self._strangers.append(conn)
-        try:
-            if len(self._strangers) > MAX_STRANGERS:
-                self._strangers[0].end()
-            conn.sock.do_handshake()
-        finally:
-            self._strangers.remove(conn)
+    def _begin_handshake(self, conn):
+        """Connections without a certificate take no room of those with one: of too many handshakes the oldest ends."""
+        if self._scheme == "tls":
+            with self._lock:
+                self._handshakes.append(conn)
+                if len(self._handshakes) > MAX_HANDSHAKES:
+                    self._handshakes.popleft().end()
+
+    def _end_handshake(self, conn):
+        with self._lock, contextlib.suppress(ValueError):       # it was the oldest one, or has ended before
+            self._handshakes.remove(conn)
 
     def stop(self):
         """No new connections; a second call does nothing."""

@@ -9,13 +9,11 @@ kernels: processor and sources.  Results do not depend on it.  GGJIT_TUNE=off: t
 import contextlib
 import contextvars
 import functools
-import json
 import math
 
-from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.matmul import choices
-from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_key
+from ggjit.ops.native.measured import MeasuredFile
 
 RULE_NANOSECONDS = 4000.0
 CANDIDATES = (1000.0, 2000.0, 4000.0, 8000.0, 16000.0, 32000.0)
@@ -41,27 +39,27 @@ def forced(nanoseconds):
 
 
 # ---------------------------------------------------------------- files
-def _path():
-    return cache_dir() / "kernels" / f"threads-{sources_key(('ggjit.cpu.walk',))}.json"
+def _file():
+    return MeasuredFile("kernels", "threads", sources_key(("ggjit.cpu.walk",)), _limits)
+
+
+def _limits(found):
+    """{number of threads: nanoseconds} of the file's JSON.  Errors: ValueError and others where it says none."""
+    found = {int(n): float(x) for n, x in found.items()}
+    if not all(n > 1 and 0 < x < math.inf for n, x in found.items()):
+        raise ValueError("nanoseconds must be positive and finite, for two threads or more")
+    return found
 
 
 @functools.cache
 def kept():
     """{number of threads: nanoseconds} measured on this machine."""
-    try:
-        found = {int(n): float(x) for n, x in json.loads(_path().read_text("utf-8")).items()}
-    except Exception:           # none, or a damaged file, which counts as none
-        return {}
-    return found if all(n > 1 and 0 < x < math.inf for n, x in found.items()) else {}
+    return _file().read() or {}
 
 
 def keep(n_threads, nanoseconds):
     """Write the file; False where that cannot be done, and nothing has changed."""
-    try:
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**kept(), n_threads: nanoseconds})
-        write_whole(_path(), text, mode=0o600, devices=False)
-    except OSError:
-        return False
-    kept.cache_clear()
-    return True
+    done = _file().add({n_threads: nanoseconds})
+    if done:
+        kept.cache_clear()
+    return done

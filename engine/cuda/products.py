@@ -4,7 +4,7 @@
 
 A class is the types and k, m, n rounded up to powers of two.  It is measured when the first plan with such a product is
 made, on memory of its own; where there is too little of it cuBLAS multiplies, and nothing is kept.  KEY is of the
-kernels' sources, DEVICE the card's name.  A file that is damaged counts as absent.
+kernels' sources, DEVICE the card's name (ops/native/measured.py).
 
     GGJIT_CUBLAS=0|1        own kernels or cuBLAS, whatever was measured; nothing is measured
 
@@ -13,19 +13,17 @@ cuBLAS unpacks quantised weights first, so own kernels win where few columns mee
 import contextlib
 import contextvars
 import hashlib
-import json
 import math
 import re
 
 from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import OutOfMemory
-from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.cuda import mul_mat, mul_mat_dense
 from ggjit.ops.cuda.native.launch import Gemm, launches
 from ggjit.ops.matmul.mul_mat import mul_mat as product
-from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_digest
+from ggjit.ops.native.measured import MeasuredFile
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
 WAYS = "own", "cublas"
@@ -47,13 +45,13 @@ def _way(backend, t):
         return _forced.get() or "cublas"
     device, name = backend.device, class_of(t)
     if device.products is None:
-        device.products = _kept(_path(device))
+        device.products = _file(device).read() or {}
     if name not in device.products:
         try:
             device.products[name] = measure(device, t)
         except OutOfMemory:
             return "cublas"
-        _keep(_path(device), device.products)
+        _file(device).add(device.products)          # an unwritable place: measured in every process
     return min(WAYS, key=device.products[name].get)
 
 
@@ -96,22 +94,12 @@ def forced(way):
 
 
 # ---------------------------------------------------------------- files
-def _path(device):
+def _file(device):
     key = hashlib.sha256(sources_digest((mul_mat.__name__,)).encode()).hexdigest()[:20]
-    return cache_dir() / "cuda" / f"products-{re.sub('[^a-zA-Z0-9]+', '-', device.description)}-{key}.json"
+    return MeasuredFile("cuda", f"products-{re.sub('[^a-zA-Z0-9]+', '-', device.description)}", key, _seconds)
 
 
-def _kept(path):
-    """{class: {way: seconds}} measured on this device."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        return {str(name): {way: float(s[way]) for way in WAYS} for name, s in found.items()
-                if all(0 < float(s[way]) < math.inf for way in WAYS)}
-    except Exception:           # none, or a damaged file, which counts as none
-        return {}
-
-
-def _keep(path, found):
-    with contextlib.suppress(OSError):          # an unwritable place: measured in every process
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({**_kept(path), **found}), mode=0o600, devices=False)
+def _seconds(found):
+    """{class: {way: seconds}} of the file's JSON, those that are positive and finite."""
+    found = {name: {way: float(s[way]) for way in WAYS} for name, s in found.items()}
+    return {name: s for name, s in found.items() if all(0 < x < math.inf for x in s.values())}

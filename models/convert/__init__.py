@@ -1,7 +1,10 @@
 """Models of other formats as GGUF files.
 
     convert.py          convert_folder: config.json, tokenizer.json, *.safetensors -> a GGUF file
-    families.py         architectures: metadata from config.json, and what changes in their tensors
+    config.py           config.json
+    metadata.py         metadata of each architecture
+    families.py         the table of architectures: metadata, changes, names
+    tensors.py          what changes in the tensors
     vocabulary.py       tokenizer.json or tokenizer.model -> tokenizer.ggml.*
 """
 if not __name__.startswith("ggjit"):

@@ -15,7 +15,8 @@ import pathlib
 import numpy as np
 
 from ggjit.core.arguments import typed_call
-from ggjit.models.convert.families import NOT_WEIGHTS, Config, family_of
+from ggjit.models.convert.config import Config
+from ggjit.models.convert.families import NOT_WEIGHTS, family_of
 from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, read_json
 from ggjit.models.core.checks import one_of

@@ -11,7 +11,7 @@ ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a
 file stores and reads the choice.  KEY is that of a kernel over the type: processor, instruction set, sources.  On
 another machine or with another kernel the rule holds.  Only tiles that give the same bytes are compared, and a layout
 is compared with the best of them: a choice changes speed, a layout also the order of sums.  A file is read once in a
-process; one that is damaged counts as absent, and the next warm-up writes it anew.
+process (ops/native/measured.py).
 
     GGJIT_TUNE=off      the rule, whatever was measured; nothing is measured
     GGJIT_TUNE=1|2|4|8  that many rows, or as many as the type's tiles have at most
@@ -32,7 +32,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import json
 import math
 import os
 from typing import NamedTuple
@@ -40,11 +39,10 @@ from typing import NamedTuple
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BY_NAME, F32
-from ggjit.ops.core.whole_file import write_whole
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.native import isa
-from ggjit.ops.native.cache_files import cache_dir
 from ggjit.ops.native.jit import sources_key
+from ggjit.ops.native.measured import MeasuredFile
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
 ROWS = 1, 2, 4, 8
@@ -161,34 +159,34 @@ def forced(tile):
 
 
 # ---------------------------------------------------------------- files
-def _path(type):
+def _file(type):
     key = sources_key(("ggjit.ops.matmul.mul_mat", "ggjit.ops.matmul.repack", module_of(type)))
-    return cache_dir() / "kernels" / f"reads-{type.name}-{key}.json"
+    return MeasuredFile("kernels", f"reads-{type.name}", key, functools.partial(_choice, type))
+
+
+def _choice(type, found):
+    """The Choice that the file's JSON says.  Errors: ValueError and others where it says none."""
+    names = {str(t): t for t in candidates(type)}
+    choice = Choice(names[found["tile"]], found["repacked"] is True,
+                    {str(n): float(s) for n, s in found["seconds"].items()})
+    needed = {str(ONE_ROW), str(choice.tile), *[REPACKED] * choice.repacked}
+    if not needed <= choice.seconds.keys() <= {*names, REPACKED}:
+        raise ValueError(f"seconds of {', '.join(choice.seconds)}, which do not fit the choice")
+    if not all(0 < s < math.inf for s in choice.seconds.values()):
+        raise ValueError("seconds must be positive and finite")
+    return choice
 
 
 @functools.cache
 def kept(type):
     """The Choice measured on this machine, or None."""
-    names = {str(t): t for t in candidates(type)}
-    try:
-        found = json.loads(_path(type).read_text("utf-8"))
-        choice = Choice(names[found["tile"]], found["repacked"] is True,
-                        {str(n): float(s) for n, s in found["seconds"].items()})
-    except Exception:           # a damaged file counts as absent
-        return None
-    needed = {str(ONE_ROW), str(choice.tile), *[REPACKED] * choice.repacked}
-    good = needed <= choice.seconds.keys() <= {*names, REPACKED}
-    return choice if good and all(0 < s < math.inf for s in choice.seconds.values()) else None
+    return _file(type).read()
 
 
 def keep(type, choice):
     """Write the file; False where that cannot be done, and nothing has changed."""
-    path = _path(type)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"tile": str(choice.tile), "repacked": choice.repacked, "seconds": choice.seconds})
-        write_whole(path, text, mode=0o600, devices=False)
-    except OSError:
-        return False
-    kept.cache_clear()
-    return True
+    content = {"tile": str(choice.tile), "repacked": choice.repacked, "seconds": choice.seconds}
+    done = _file(type).write(content)
+    if done:
+        kept.cache_clear()
+    return done

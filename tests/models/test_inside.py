@@ -1,5 +1,5 @@
 """Names, values and pictures of what is inside a network: a llama against NumPy in float64, every family against its
-own graph without fusion; replaced values against models that were changed; what is refused, and what it leaves."""
+own graph without fusion."""
 import errno
 import gc
 import re
@@ -7,25 +7,20 @@ import subprocess
 import sys
 import weakref
 
-import gguf
 import numpy as np
 import pytest
-from helpers import arch_files, devices, tiny_model
+from helpers import arch_files, tiny_model
+from helpers.numpy_llama import IDS, forward, near, rms, weights
 from helpers.paths import TESTS
 from helpers.requirements import shared
 from helpers.sample import sampled
-from helpers.tiny_model import DIM, HEADS, KV_HEADS, LAYERS, VOCAB
+from helpers.tiny_model import DIM, HEADS, LAYERS, VOCAB
 
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.families.registry import DECODERS, ENCODERS
-from ggjit.models.files.adapter import new_adapter
-from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks import hooks, inside
 from ggjit.models.networks.pictures import labels_of
-
-IDS = [3, 17, 40, 31, 5, 9, 22]
-D_HEAD = DIM // HEADS
 
 
 @pytest.fixture(scope="module")
@@ -38,60 +33,6 @@ def path(tmp_path_factory):
 def model(path):
     with load_model(path, n_threads=1, kv_type="F32") as m:
         yield m
-
-
-# ---------------------------------------------------------------- the oracle
-def weights(path):
-    return {t.name: np.array(t.data, np.float64) for t in gguf.GGUFReader(str(path)).tensors}
-
-
-def rms(x, w):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w
-
-
-def rotated(x):
-    """x [n, heads, D_HEAD]: pairs of neighbours turned by their position."""
-    angle = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(0, D_HEAD, 2) / D_HEAD)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-    even, odd = x[..., ::2], x[..., 1::2]
-    return np.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
-
-
-def forward(w, ids, changed=None):
-    """{name: value} of all that a llama of helpers/tiny_model.py computes; changed: {name: function}."""
-    found, n = {}, len(ids)
-
-    def named(name, x):
-        found[name] = changed[name](x) if changed and name in changed else x
-        return found[name]
-    x = named("embd", w["token_embd.weight"][ids])
-    for i in range(LAYERS):
-        p = f"blk.{i}."
-
-        def product(name, x, called, p=p):
-            return named(p + called, x @ w[f"{p}{name}.weight"].T)
-        h = named(p + "attn_norm", rms(x, w[p + "attn_norm.weight"]))
-        q = named(p + "Q_roped", rotated(product("attn_q", h, "Qcur").reshape(n, HEADS, D_HEAD)))
-        k = named(p + "K_roped", rotated(product("attn_k", h, "Kcur").reshape(n, KV_HEADS, D_HEAD)))
-        v = product("attn_v", h, "Vcur").reshape(n, KV_HEADS, D_HEAD)
-        k, v = (np.repeat(t, HEADS // KV_HEADS, 1) for t in (k, v))
-        s = named(p + "kq", np.einsum("qhd,khd->hqk", q, k)) / np.sqrt(D_HEAD)
-        s = np.where(np.tri(n, dtype=bool), s, -np.inf)
-        s = np.exp(s - s.max(-1, keepdims=True))
-        s = named(p + "kq_soft_max", s / s.sum(-1, keepdims=True))
-        o = named(p + "attn", named(p + "kqv", np.einsum("hqk,khd->hqd", s, v)).transpose(1, 0, 2))
-        x = named(p + "ffn_inp", x + product("attn_output", o.reshape(n, DIM), "attn_out"))
-        h = named(p + "ffn_norm", rms(x, w[p + "ffn_norm.weight"]))
-        gate, up = product("ffn_gate", h, "ffn_gate"), product("ffn_up", h, "ffn_up")
-        x = x + product("ffn_down", named(p + "ffn_swiglu", gate / (1 + np.exp(-gate)) * up), "ffn_out")
-        x = named(p + "l_out", x)
-    named("logits", named("result_norm", rms(x, w["output_norm.weight"])) @ w["output.weight"].T)
-    return found
-
-
-def near(a, b, bound=1e-5):
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    assert a.shape == b.shape and abs(a - b).max() <= bound * max(1, abs(b).max())
 
 
 # ---------------------------------------------------------------- names
@@ -320,123 +261,6 @@ def test_steps_take_fewer_tokens_where_kept_values_are_large(model, monkeypatch)
     assert model.n_batch == n_batch and len(c["blk.0.l_out"]) == len(IDS)
 
 
-# ---------------------------------------------------------------- other values
-def test_nothing_patched_is_the_same_plan(model):
-    before = model.logits(IDS)
-    steps = dict(model._steps._kept)
-    with model.patch({"blk.*.ffn_out": 0}):
-        assert not np.array_equal(model.logits(IDS), before)
-    assert np.array_equal(model.logits(IDS), before)
-    assert all(model._steps._kept[shape] is step for shape, step in steps.items())
-
-
-def test_what_a_function_leaves_alone_changes_no_bit(path):
-    unfused = gg.init_backend("CPU", n_threads=1)
-    unfused.fuse = 0
-    for backend, bound in ((unfused, 0), ("CPU", 1e-6)):
-        with load_model(path, backend=backend, reserve=False) as m:
-            want = m.logits(IDS), m.decode([1])
-            for f in (lambda x: None, lambda x: x, lambda x: x.copy()):
-                with m.patch({"embd": f, "*_out": f, "*cur": f, "*norm": f}):
-                    for a, b in zip((m.logits(IDS), m.decode([1])), want, strict=True):
-                        assert abs(a - b).max() <= bound * abs(b).max()
-
-
-@pytest.mark.parametrize("name,change", [
-    ("blk.0.ffn_out", 0), ("blk.1.attn_out", lambda x: 0 * x), ("blk.0.l_out", lambda x: x + np.arange(DIM)),
-    ("blk.0.kq_soft_max", lambda x: np.tril(np.ones_like(x)) / np.arange(1, len(IDS) + 1)[:, None]),
-    ("blk.1.Vcur", lambda x: x[::-1]), ("embd", lambda x: np.float64(2) * x), ("logits", lambda x: -x)],
-    ids=lambda x: x if isinstance(x, str) else "")
-def test_patches_against_numpy(model, path, name, change):
-    f = change if callable(change) else lambda x: np.broadcast_to(change, x.shape)
-    want = forward(weights(path), IDS, {name: f})
-    with model.patch({name: change}):
-        near(model.logits(IDS), want["logits"], 2e-5)
-        near(model.capture(name, IDS)[name], want[name])            # what is kept is what goes on
-
-
-def test_patches_token_by_token(model, path):
-    want = forward(weights(path), IDS, {"blk.0.ffn_out": lambda x: x + 1})["logits"]
-    model.reset()
-    shapes = []
-
-    def steered(x):
-        shapes.append(x.shape)
-        x += 1                                                      # in place: nothing is returned
-    with model.patch({"blk.0.ffn_out": steered}):
-        got = [model.decode(IDS[:3]), *(model.decode([i]) for i in IDS[3:])]
-    near(got, want[2:], 2e-5)
-    assert shapes == [(3, DIM)] + [(1, DIM)] * 4
-
-
-def test_blocks_inside_blocks(model, path):
-    w = weights(path)
-    with model.patch({"blk.*.ffn_out": 2.0}):
-        with model.patch({"blk.1.ffn_out": lambda x: x * 3, "blk.0.ffn_out": 1}):
-            both = model.logits(IDS)
-        outer = model.logits(IDS)
-    near(both, forward(w, IDS, {"blk.0.ffn_out": np.ones_like, "blk.1.ffn_out": lambda x: 0 * x + 6})["logits"])
-    near(outer, forward(w, IDS, {f"blk.{i}.ffn_out": lambda x: 0 * x + 2 for i in range(2)})["logits"])
-    assert model._hooks.wanted is None
-
-
-def test_layers_are_read_in_order_and_generation_is_patched(model):
-    seen = []
-    with model.patch({f"blk.{i}.l_out": lambda x, i=i: seen.append((i, len(x))) for i in range(LAYERS)}):
-        model.reset()
-        model.decode(IDS)
-        model.decode([4])
-    assert seen == [(0, 7), (1, 7), (0, 1), (1, 1)]
-
-
-def test_quantised_weights(tmp_path):
-    path = tiny_model.write(tmp_path / "q.gguf", type="Q8_0")
-    with load_model(path, n_threads=1, reserve=False) as m:
-        c = m.capture(["blk.*", "logits"], IDS)
-        near(c["blk.1.l_out"], c["blk.1.ffn_inp"] + c["blk.1.ffn_out"], 1e-6)
-        with m.patch({"blk.*.ffn_out": 0, "blk.*.attn_out": 0}):
-            embd = m.capture(["embd", "blk.1.l_out"], IDS)
-        assert np.array_equal(embd["embd"], embd["blk.1.l_out"])
-
-
-def test_with_an_adapter(path, tmp_path):
-    """What a product adds stands in its name."""
-    adapter, rng = new_adapter(GGUFFile(path), ("ffn_down",), 4, 8), np.random.default_rng(1)
-    for _, up in adapter.pairs.values():
-        up.set(rng.standard_normal(up.shape, np.float32))
-    adapter.save(tmp_path / "a.gguf")
-    low, up = (t.numpy().astype(np.float64) for t in adapter.pairs["blk.1.ffn_down.weight"])
-    with load_model(path, n_threads=1, kv_type="F32", reserve=False, lora=[tmp_path / "a.gguf"]) as m:
-        c = m.capture(["blk.1.ffn_swiglu", "blk.1.ffn_out"], IDS)
-        merged = weights(path)["blk.1.ffn_down.weight"] + 8 / 4 * up @ low
-        near(c["blk.1.ffn_out"], c["blk.1.ffn_swiglu"] @ merged.T)
-
-
-@pytest.mark.parametrize("options", [{}, {"delay": 1e-4}], ids=["plain", "asynchronous"])
-def test_under_a_scheduler(path, model, options):
-    device = devices.Fake("A", **options)
-    patch = {"blk.*.ffn_out": lambda x: x * 0.5, "blk.1.Q_roped": lambda x: x + 1}
-    names = ["*.l_out", "blk.1.kq_soft_max", "logits"]
-    want = model.capture(names, IDS)
-    with model.patch(patch):
-        patched = model.capture(names, IDS)
-    with load_model(path, backend=device.init_backend(), n_threads=1, kv_type="F32", n_gpu_layers=1) as m:
-        assert [s.where for s in m.names("*.l_out")] == ["CPU", "A"]
-        plain, shown = m.logits(IDS), []
-        m.scheduler.set_eval_callback(lambda t, ask: t.name == "l_out-1" if ask else shown.append(t.name))
-        for name, a in m.capture(names, IDS).items():
-            near(a, want[name], 1e-6)
-        with m.patch(patch):
-            for name, a in m.capture(names, IDS).items():
-                near(a, patched[name], 1e-6)
-        assert shown == ["l_out-1"] * 2                             # the user's own callback sees its node as ever
-        m.scheduler.set_eval_callback(None)
-        with m.patch({"blk.0.l_out": fails}), pytest.raises(ZeroDivisionError, match="mine"):
-            m.logits(IDS)
-        assert np.array_equal(m.logits(IDS), plain)
-    devices.check_guards(device)
-
-
 # ---------------------------------------------------------------- every family
 FAMILIES = DECODERS | ENCODERS
 KINDS = {"recurrent": "recurrent", "encoders": "encoder", "layer_norm": "layer norm"}
@@ -566,11 +390,7 @@ def test_attention_of_sentence_encoders(tmp_path):
             m.logit_lens(IDS)
 
 
-# ---------------------------------------------------------------- bad input
-def fails(x):
-    raise ZeroDivisionError("mine")
-
-
+# ---------------------------------------------------------------- bad names, blocks
 @pytest.mark.parametrize("patterns,error,match", [
     ("blk.1.fn_out", gg.ParamError, "no tensor of llama is called 'blk.1.fn_out'; the nearest is 'blk.1.ffn_out'"),
     (["embd", "blk.9.l_out"], gg.ParamError, r"called 'blk.9.l_out'; the nearest is 'blk.[01].l_out'"),
@@ -580,57 +400,6 @@ def test_bad_names(model, patterns, error, match):
     for call in (model.names, lambda p: model.capture(p, IDS), model.capturing):
         with pytest.raises(error, match=match):
             call(patterns)
-
-
-@pytest.mark.parametrize("given,error,match", [
-    (lambda x: x[:, :3], gg.ShapeError, r"gave an array \(7, 3\), expected \(7, 64\)"),
-    (lambda x: x[None], gg.ShapeError, r"gave an array \(1, 7, 64\)"),
-    (lambda x: x + 1j, gg.TypeMismatch, r"gave complex64, expected float32 \(7, 64\)"),
-    (lambda x: "zero", gg.TypeMismatch, "gave 'zero', expected float32"),
-    (lambda x: x > 0, gg.TypeMismatch, "gave bool"), (lambda x: [[1], [2, 3]], gg.TypeMismatch, "gave list"),
-    (lambda x: x * np.nan, gg.ParamError, "'blk.0.ffn_out' gave NaN"), (fails, ZeroDivisionError, "mine"),
-    (np.ones(3), gg.ShapeError, r"gave an array \(3,\)")], ids=lambda x: "")
-def test_bad_patches_leave_the_text_as_it_was(model, given, error, match):
-    model.reset()
-    model.decode(IDS[:3])
-    with model.patch({"blk.0.ffn_out": given}), pytest.raises(error, match=match):
-        model.decode(IDS)
-    assert model.n_past == 3 and model._hooks.wanted is None
-    near(model.decode(IDS[3:]), model.logits(IDS)[-1])
-
-
-@pytest.mark.parametrize("changes,error,match", [
-    ({"blk.0.fn_out": 0}, gg.ParamError, "nearest is 'blk.0.ffn_out'"), ({}, gg.ParamError, "nothing to change"),
-    ([("embd", 0)], gg.TypeMismatch, "a dict .*got list"), ({3: 0}, gg.TypeMismatch, "got 3"),
-    ({"embd": "zero"}, gg.TypeMismatch, "patch of 'embd': expected a function, a number or an array"),
-    ({"embd": None}, gg.TypeMismatch, "got None"), ({"embd": [[1], [2, 3]]}, gg.TypeMismatch, "expected a function")])
-def test_bad_changes(model, changes, error, match):
-    with pytest.raises(error, match=match):
-        model.patch(changes)
-
-
-def test_integers_stay_integers(tmp_path):
-    arch_files.write(shared("tools"), "qwen3moe", tmp_path / "m.gguf")
-    with load_model(tmp_path / "m.gguf", n_threads=1, n_ctx=64, reserve=False) as m:
-        name = m.names("blk.0.ffn_moe_topk")[0].name
-        assert m.capture(name, IDS)[name].dtype == np.int32
-        plain = m.logits(IDS)
-        with m.patch({name: 0.5}), pytest.raises(gg.TypeMismatch, match="expected int32"):
-            m.logits(IDS)
-        with m.patch({name: lambda x: x[:, ::-1]}):                 # the same experts in another order
-            near(m.logits(IDS), plain, 1e-4)
-
-
-@pytest.mark.parametrize("call", ["logits", "hidden", "decode", "capture", "free"])
-def test_a_patch_must_not_run_its_model(model, call):
-    arguments = {"free": (), "capture": ("embd", IDS)}.get(call, (IDS,))
-    model.reset()
-    model.decode(IDS[:2])
-    with model.patch({"blk.0.l_out": lambda x: getattr(model, call)(*arguments)}), \
-            pytest.raises(gg.GgjitError, match="neither run nor free the model"):
-        model.decode(IDS)
-    assert model.n_past == 2
-    near(model.decode(IDS[2:]), model.logits(IDS)[-1])
 
 
 def test_what_was_kept_does_not_keep_the_model(path):

@@ -1,4 +1,5 @@
 """Who may connect, and what bytes from the wire can do: nothing that was not asked for."""
+import contextlib
 import os
 import pickle
 import socket
@@ -74,35 +75,34 @@ def test_who_has_no_certificate_of_the_ca_is_refused(certs, monkeypatch):
         host, port = address.removeprefix("tls://").split(":")
         with pytest.raises(gg.DeviceLost, match="certificates of one CA"):
             gg.cluster.connect(address, tls=certs[1])
-        with pytest.raises((gg.DeviceLost, wire.BadMessage), match="nobody answers|certificates|protocol"):
+        with pytest.raises((gg.DeviceLost, wire.BadMessage), match="no answer|certificates|protocol"):
             gg.cluster.connect(address.replace("tls", "tcp"))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with pytest.raises(OSError, match="certificate|alert|reset|EOF"):      # TLS 1.3 says so with the first read
             with socket.create_connection((host, int(port)), 5) as raw, context.wrap_socket(raw) as tls:
-                assert not tls.recv(1), "a stranger was answered"
+                assert not tls.recv(1), "answered without a certificate"
                 raise ConnectionResetError("reset: nothing came")
         with gg.cluster.connect(address, tls=certs[0]) as cl:                    # who has one is served
             assert cl.devices[0].memory()[1] == 1 << 28
         assert cluster.servers[0].n_drivers <= 2
 
 
-def test_strangers_take_no_room_of_those_with_a_certificate(certs, monkeypatch):
-    """They connect and show nothing; where they are too many, the oldest one ends."""
+def test_connections_without_a_certificate_take_no_room_of_those_with_one(certs, monkeypatch):
+    """They connect and send nothing; where they are too many, the oldest one ends, and only that one."""
     monkeypatch.setattr(wire, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(wire, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(wire, "MAX_HANDSHAKES", 3)
     with workers("tls", n=1, tls=certs[0]) as cluster:
         host, port = cluster.devices[0].address.removeprefix("tls://").split(":")
-        strangers = [socket.create_connection((host, int(port)), 5)]
-        time.sleep(0.5)                             # each has a thread of its own: the first one's has begun
-        strangers += [socket.create_connection((host, int(port)), 5) for _ in range(3)]
-        try:
-            assert strangers[0].recv(1) == b""
+        with contextlib.ExitStack() as stack:
+            first, *others = [stack.enter_context(socket.create_connection((host, int(port)), 5)) for _ in range(4)]
+            assert first.recv(1) == b""
+            for raw in others:
+                raw.settimeout(0.05)
+                with pytest.raises(TimeoutError):
+                    raw.recv(1)
             with gg.cluster.connect(cluster.devices[0].address, tls=certs[0]) as cl:
                 assert cl.devices[0].memory()
-        finally:
-            for raw in strangers:
-                raw.close()
 
 
 def test_a_greeting_in_drops_has_an_end(monkeypatch):
@@ -122,10 +122,14 @@ def test_a_greeting_in_drops_has_an_end(monkeypatch):
         host, port = cluster.devices[0].address.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), 5) as raw:
             assert drip(raw) < 50
+
+    def answer():
+        with server.accept()[0] as raw:
+            drip(raw)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=lambda: drip(server.accept()[0]), daemon=True)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        with pytest.raises(gg.DeviceLost, match="nobody answers there within 0.2 s"):
+        with pytest.raises(gg.DeviceLost, match="no answer within 0.2 s"):
             gg.cluster.connect([f"tcp://127.0.0.1:{server.getsockname()[1]}"] * 2)
         thread.join(5)
 
@@ -194,15 +198,17 @@ def test_a_pickle_is_never_loaded(tmp_path):
         assert cluster.devices[0].memory()
     with socket.create_server(("127.0.0.1", 0)) as server:      # a driver that is sent one
 
-        def answer():
-            for _ in range(2):
-                with server.accept()[0] as raw:
-                    raw.sendall(message)
-                    raw.recv(1)
-        threading.Thread(target=answer, daemon=True).start()
+        def answer():                                   # once: the error is raised before the second one is asked
+            with server.accept()[0] as raw:
+                raw.sendall(message)
+                raw.recv(1)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
         port = server.getsockname()[1]
         with pytest.raises(wire.BadMessage, match="does not speak ggjit's protocol"):
             gg.cluster.connect([f"tcp://127.0.0.1:{port}"] * 2)
+        thread.join(5)
+        assert not thread.is_alive()
     assert not os.path.exists(path)
 
 

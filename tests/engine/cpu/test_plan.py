@@ -1,7 +1,6 @@
-"""Graphs, memory placement, plans, the thread pool, cancellation and the kernel cache."""
+"""Graphs, memory placement, plans and the thread pool."""
 import gc
 import os
-import signal
 import sys
 import threading
 import time
@@ -9,34 +8,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers.timing import interrupted, processor_time
+from helpers.chains import array, chain, planned
+from helpers.timing import processor_time
 
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import T_WORDS
-
-RNG = np.random.default_rng(7)
-
-
-def array(*shape):
-    return RNG.standard_normal(shape, dtype=np.float32)
-
-
-def chain(n, shape=(64,)):
-    """((x + 1) + 1) ... n times, and its input array."""
-    ctx = gg.Context()
-    x = array(*shape)
-    y, one = gg.from_numpy(ctx, x, "x"), gg.from_numpy(ctx, np.ones(shape[-1], np.float32), "one")
-    for _ in range(n):
-        y = gg.add(y, one)
-    return x, y
-
-
-def planned(*outputs, n_threads=1, planner="ggml"):
-    backend = gg.init_backend("CPU", n_threads=n_threads)
-    graph = gg.Graph(*outputs)
-    gg.GraphAllocator(backend, planner=planner).alloc_graph(graph)
-    return backend.graph_plan_create(graph)
 
 
 # ---------------------------------------------------------------- making plans
@@ -409,206 +386,6 @@ def test_reading_the_last_node_of_a_long_graph_is_quick():
             for _ in range(n):
                 read()
         assert spent.seconds < limit
-
-
-# ---------------------------------------------------------------- stopping
-def slow_graph():
-    """About half a second on one thread."""
-    return chain(1200, (1000, 1000))
-
-
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_ctrl_c_stops_within_a_fifth_of_a_second(n_threads):
-    _, y = slow_graph()
-    plan = planned(y, n_threads=n_threads)
-    with interrupted(0.1) as spent:
-        for _ in range(50):
-            plan.compute()
-    assert spent.seconds < 0.2 * n_threads and spent.wall_seconds < 3
-    plan.compute()
-
-
-def test_other_signal_handlers_run_during_a_compute():
-    _, y = slow_graph()
-    plan, seen = planned(y, n_threads=2), []
-    old = signal.signal(signal.SIGUSR1, lambda *a: seen.append(time.perf_counter()))
-    try:
-        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
-        for _ in range(50):
-            plan.compute()
-            if seen:
-                break
-    finally:
-        signal.signal(signal.SIGUSR1, old)
-    assert seen
-
-
-@pytest.mark.parametrize("n_threads", [1, 2])
-def test_the_abort_callback_cancels(n_threads):
-    _, y = slow_graph()
-    plan = planned(y, n_threads=n_threads)
-    plan.backend.abort_callback = lambda: True
-    with pytest.raises(gg.Cancelled, match="cancelled by the abort callback"):
-        plan.compute()
-    plan.backend.abort_callback = lambda: 1 / 0
-    with pytest.raises(ZeroDivisionError, match="division by zero"):
-        plan.compute()
-    plan.backend.abort_callback = None
-    plan.compute()
-
-
-@pytest.mark.parametrize("n_threads", [1, 2])
-@pytest.mark.parametrize("shape", [(2,), (700, 700)])       # on one thread, shared by all
-def test_the_abort_callback_is_asked_before_every_node(shape, n_threads):
-    _, y = chain(5, shape)
-    plan, asked = planned(y, n_threads=n_threads), []
-    plan.backend.abort_callback = lambda: asked.append(0)
-    plan.compute()
-    assert len(asked) >= len(plan.nodes) > 3
-    plan.backend.abort_callback = lambda: asked.append(1) or asked.count(1) == 3
-    with pytest.raises(gg.Cancelled, match="cancelled by the abort callback"):
-        plan.compute()
-    assert asked.count(1) == 3
-
-
-def test_computing_inside_a_computation_is_refused():
-    ctx = gg.Context()
-    plan, small = planned(chain(400, (1000, 1000))[1], n_threads=2), planned(gg.silu(gg.from_numpy(ctx, array(10))))
-    for use in (small.compute, plan.compute, lambda: plan.numpy(plan.graph.outputs[0])):
-        plan.backend.abort_callback = use
-        with pytest.raises(gg.GgjitError, match="inside a computation"):
-            plan.compute()
-    plan.backend.abort_callback = None
-    plan.compute()
-    small.compute()
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on this system")
-def test_a_signal_handler_that_computes_gets_an_error():
-    ctx = gg.Context()
-    plan, small = planned(chain(400, (1000, 1000))[1], n_threads=2), planned(gg.silu(gg.from_numpy(ctx, array(10))))
-    old = signal.signal(signal.SIGALRM, lambda *a: small.compute())
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)          # again, should the first come between two computes
-        with pytest.raises(gg.GgjitError, match="inside a computation"):
-            for _ in range(100):
-                plan.compute()
-            raise AssertionError("the signal never came during a compute")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    plan.compute()
-
-
-PREAMBLE = """
-import numpy as np, os, sys, threading, ggjit as gg
-def plan(n_threads=2):
-    ctx = gg.Context()
-    x = np.ones((500, 1000), np.float32)
-    y = a = gg.from_numpy(ctx, x)
-    for _ in range(10): y = gg.add(y, a)
-    b, g = gg.init_backend("CPU", n_threads=n_threads), gg.Graph(y)
-    gg.GraphAllocator(b).alloc_graph(g)
-    return b.graph_plan_create(g), y
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_fork_rebuilds_the_pool(python):
-    r = python(PREAMBLE + """
-p, y = plan(); p.compute()
-pid = os.fork()
-if pid == 0:
-    p.compute(); q, z = plan(); q.compute()
-    os._exit(0 if (q.numpy(z) == 11).all() and (p.numpy(y) == 11).all() else 3)
-_, status = os.waitpid(pid, 0)
-p.compute()
-print(os.waitstatus_to_exitcode(status), (p.numpy(y) == 11).all())
-""")
-    assert r.stdout.split() == ["0", "True"], r.stderr
-
-
-def test_the_interpreter_exits_cleanly_with_threads_asleep_or_spinning(python):
-    r = python(PREAMBLE + "p, y = plan(); p.compute(); import time; time.sleep(0.05); p.compute()", timeout=60)
-    assert r.returncode == 0 and r.stderr == ""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_fork_while_another_thread_computes(python):
-    r = python("""
-import os, signal, threading, time, numpy as np, ggjit as gg
-ctx = gg.Context()
-y = a = gg.from_numpy(ctx, np.ones((500, 1000), np.float32))
-for _ in range(50): y = gg.add(y, a)
-b, g = gg.init_backend("CPU:n_threads=2"), gg.Graph(y)
-gg.GraphAllocator(b).alloc_graph(g)
-p = b.graph_plan_create(g)
-p.compute()
-stop = []
-t = threading.Thread(target=lambda: [p.compute() for _ in iter(lambda: bool(stop), True)])
-t.start()
-codes = []
-for _ in range(5):
-    time.sleep(0.01)
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)
-        p.compute()
-        gg.compute(gg.silu(a))
-        os._exit(0)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-stop.append(1)
-t.join()
-print(codes)
-""", timeout=60)
-    assert r.stdout.strip() == "[0, 0, 0, 0, 0]", r.stderr
-
-
-# ---------------------------------------------------------------- the kernel cache
-def test_every_cached_kernel_loads_in_a_fresh_process(python, tmp_path):
-    code = PREAMBLE + """
-from ggjit.ops.native.jit import CACHE
-p, y = plan(); p.compute()
-print(CACHE.compiled, CACHE.loaded, (p.numpy(y) == 11).all())
-"""
-    first, second = (python(code, GGJIT_CACHE_DIR=str(tmp_path)) for _ in range(2))
-    compiled, loaded, right = first.stdout.split()
-    assert int(compiled) > 0 and right == "True", first.stderr
-    assert second.stdout.split() == ["0", str(int(compiled) + int(loaded)), "True"], second.stderr
-
-
-def test_a_broken_or_unwritable_cache_only_warns(python, tmp_path):
-    code = """
-import ctypes
-from ggjit.ops.native.jit import CACHE
-def times(k):
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(CACHE.address(
-        f"times{k}", "i64(i64)", lambda: lambda n: n * k, ("ggjit.ops.native.mem",)))
-print([times(k)(7) for k in range(12)] == [7 * k for k in range(12)])
-"""
-    assert python(code, GGJIT_CACHE_DIR=str(tmp_path)).stdout.split() == ["True"]
-    files = sorted((tmp_path / "kernels").iterdir())
-    assert len(files) == 12
-    for i, f in enumerate(files):
-        whole = bytearray(f.read_bytes())
-        if i % 2:
-            whole[(i * 997) % len(whole)] ^= 1                      # one bit anywhere
-        else:
-            whole[int((i % 10 + 0.5) / 10 * len(whole))] ^= 255     # one byte, in each tenth of a file
-        f.write_bytes(b"" if i == 0 else b"\x00garbage" if i == 1 else bytes(whole))
-    r = python(code, GGJIT_CACHE_DIR=str(tmp_path))
-    assert r.stdout.split() == ["True"] and "compiled again" in r.stderr
-    assert python(code, GGJIT_CACHE_DIR=str(tmp_path)).stderr == ""
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    r = python(code, GGJIT_CACHE_DIR=str(blocked))
-    assert r.stdout.split() == ["True"] and "GGJIT_CACHE_DIR" in r.stderr
-
-
-def test_symbols_of_two_processes_do_not_clash():
-    from numba.core.bytecode import FunctionIdentity
-    assert next(FunctionIdentity._unique_ids) > 1 << 8
-    assert sys.version_info >= (3, 11)
 
 
 # ---------------------------------------------------------------- checks

@@ -1,0 +1,173 @@
+"""Streams of a remote device, and graphs as it runs them."""
+import functools
+import weakref
+
+import numpy as np
+
+from ggjit.cluster.buffer import RemoteBuffer
+from ggjit.cluster.encoding import Encoded
+from ggjit.core.arguments import expect_slot
+from ggjit.core.backend import Backend
+from ggjit.core.table import TABLE
+from ggjit.core.versions import T_VERSION, written
+from ggjit.cpu.device import CPU
+from ggjit.graphs.results import LeftOver, mark_last
+from ggjit.ops.core.errors import NotSupported, StaleHandle
+from ggjit.ops.core.record import T_BUFFER, VIEW_OPS
+from ggjit.ops.core.shape import describe
+from ggjit.sched.plan import ScheduledPlan
+from ggjit.sched.scheduler import Scheduler
+
+
+class RemoteEvent:
+    """A point of a device's stream: the answer that comes there."""
+    stream = answer = None
+
+
+class Left(LeftOver):
+    """What the runs of a graph left in memory; other graphs may compute there as well."""
+    answer = None
+
+    def ran(self, answer):
+        self.answer = answer
+        for buf in {id(b): b for b, _ in self._places.values()}.values():
+            buf.last_plan = weakref.ref(self)
+
+    def _lost(self, t):
+        if self.answer.done and self.answer.error is not None:
+            return f"{describe(t)} holds no result: the last run of its graph did not finish; compute it again"
+        last = self.where(t)[0].last_plan
+        if last is not None and last() is not self:
+            return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results "
+                    f"before that, or give each graph an allocator of its own")
+        return None
+
+
+class Work:
+    """A graph as a device runs it: rows, up to date with where its tensors lie.
+
+    wanted: {(GET or PUSH, arena, offset, bytes) read or copied elsewhere after the last run: was it after this one?}
+    """
+
+    def __init__(self, device, graph, placement):
+        self.device, self.graph = device, graph._for_plan()
+        self._encoded = Encoded(graph, functools.partial(_where, placement), self._arena_of)
+        self.names, self.wanted, self.answer = self._encoded.names, {}, None
+        self.left = None if graph.placed or placement is None else Left.of_graph(graph)
+        leaves = {x.id for t in graph.nodes if not graph.placed and t.op not in VIEW_OPS for x in written(t)}
+        self.written_ids = np.array([i for i in leaves if TABLE.words[i, T_BUFFER] >= 0], np.int64)
+        self._places, self._version = None, None
+        self.refresh()
+
+    def compute(self):
+        """Submit it."""
+        self.refresh()
+        if not len(self.rows):                  # views alone
+            return
+        try:
+            answer = self.device.run(self)
+        finally:
+            TABLE.words[self.written_ids, T_VERSION] += 1
+        if self.left is not None:
+            self.left.ran(answer)
+            mark_last(self.left, self.graph.nodes)
+
+    def _arena_of(self, t, buf):
+        if not isinstance(buf, RemoteBuffer) or buf.device is not self.device:
+            raise NotSupported(f"{describe(t)} lies in {buf!r}, which {self.device.name} cannot reach; use a Scheduler")
+        buf._check()
+        return buf.arena_id
+
+    def refresh(self):
+        """Look up places again if something moved."""
+        if self._version == TABLE.placement_version:
+            return
+        version, places = TABLE.placement_version, self._encoded.places()
+        if places != self._places:
+            self._encoded.set_places(places)
+            self._places, self.rows, self.key = places, self._encoded.rows, self._encoded.key
+            self.wanted = {}
+        self._version = version
+
+    def seconds(self):
+        """What its last run took, None if it is not known."""
+        answer = self.answer
+        if answer is None or not answer.done or answer.error is not None or not answer.results:
+            return None
+        return answer.results[-1] * 1e-9 if type(answer.results[-1]) is int else None
+
+
+class RemoteBackend(Backend):
+    """A stream of a remote device; all streams of a device are one."""
+    n_threads, abort_callback, writes_in_order = 1, None, True
+
+    def graph_plan_create(self, graph, placement=None):
+        """What runs the graph: `compute()`.
+
+        A graph with leaves in host memory gets a Scheduler of this backend and the CPU, which copies what changed.
+        Errors: NotAllocated, NotSupported (tensors in other memory), DeviceLost.
+        """
+        expect_slot(graph, "plans", "graph_plan_create takes a Graph; use gg.Graph(y)")
+        if not graph.placed and any(_is_host(t) for t in graph.leafs):
+            return ScheduledPlan(Scheduler([self, CPU.init_backend()]), graph)
+        return Work(self.device, graph, placement or graph.placement)
+
+    def graph_compute(self, graph):
+        """Submit the graph and return.  Errors: those of graph_plan_create."""
+        expect_slot(graph, "plans", "graph_compute takes a Graph; use gg.Graph(y)")
+        key = graph.placement, self.device.stream
+        graph.plans.get(self, lambda work: key, lambda: self.graph_plan_create(graph)).compute()
+
+    def synchronize(self):
+        """Wait for everything sent.  Writes that wait for the next message have no result that could be seen."""
+        self.device.finish()
+
+    def set_tensor_async(self, t, data, offset=0):
+        t.buffer.set_tensor(t, data, offset)
+
+    def get_tensor_async(self, t, offset=0, nbytes=None):
+        nbytes = t.nbytes - offset if nbytes is None else nbytes
+        return self.device.read_async(*t.buffer.at(t, offset), nbytes) if nbytes else b""
+
+    def copy_tensor_async(self, src, dst, src_backend=None):
+        """From workers and host memory, in the order of both streams; False for other memory."""
+        a, b = src.buffer, dst.buffer
+        if not isinstance(b, RemoteBuffer) or b.device is not self.device:
+            return False
+        if isinstance(a, RemoteBuffer):
+            return b.copy_tensor(src, dst)
+        if not a.buft.is_host() or src_backend is not None and type(src_backend).synchronize is not Backend.synchronize:
+            return False
+        b.set_tensor(dst, a.host_bytes(src.offs, src.nbytes))
+        return True
+
+    def event_record(self, event):
+        device = self.device
+        with device._lock:
+            answer = device.flush() or (device._sent[-1] if device._sent else None)
+            event.stream, event.answer = device.stream, answer
+
+    def event_wait(self, event):
+        """Of the same stream: nothing to wait for.  Of another worker: until it was reached."""
+        if event.stream is not None and event.stream is not self.device.stream:
+            event.stream.wait(event.answer)
+
+
+def _is_host(t):
+    where = t._where()
+    return where is not None and where[0].buft.is_host()
+
+
+def _where(placement, t):
+    """(buffer, byte offset) of a tensor of a graph, or None."""
+    where = t._fixed_place
+    if where is None and placement is not None:
+        where = placement.where.get(t.id)
+        if where is None and t.view_src is not None:
+            base = placement.where.get(t.view_src.id)
+            where = base and (base[0], base[1] + t.view_offs)
+    if where is None:
+        where = t._where()
+    if where is not None and not where[0].alive:
+        raise StaleHandle(f"the buffer of {describe(t)} was freed; allocate the tensor again")
+    return where
