@@ -29,8 +29,9 @@ from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train.dataset import Dataset
-from ggjit.train.fit import Loop, Training
+from ggjit.train.fit import Loop
 from ggjit.train.optimizers import AdamW
+from ggjit.train.training import Training
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 MAX_TRIES = 4                   # of a smaller arena, where planning itself took memory
