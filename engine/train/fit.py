@@ -3,6 +3,7 @@
 Parameters change in `Training.step` alone, which Ctrl-C cannot cut: whatever stops the loop, they are those of the last
 whole step.
 """
+import contextlib
 import math
 import time
 
@@ -29,6 +30,8 @@ from ggjit.train.optimizers import SGD, AdamW
 from ggjit.train.parallel import checked_devices
 from ggjit.train.training import NotFinite, Training, uninterrupted
 
+SAVE_SECONDS = 60                       # a training that is killed loses no more than these
+
 
 def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1, batch=None, val_split=0.0, seed=0,
         budget=None, params=None, clip=None, early_stop=None, checkpoint=None, callback=None, backend=None,
@@ -46,9 +49,9 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     held out and evaluated after every epoch.  seed: of the order of the rows; None: as they are.
     params: the leaves to train (default: all marked by set_param).  clip: largest norm of all gradients together.
     early_stop: end when the held-out loss has not fallen for so many epochs.  checkpoint: a file that is written after
-    every epoch, and on Ctrl-C, and that a later call with the same arguments goes on from, bit for bit.  callback:
-    called with the History after every step; True ends the training.  backend: a backend, a name or a Scheduler
-    (default: the CPU).
+    every epoch, every minute of a longer one, and on Ctrl-C, and that a later call with the same arguments goes on
+    from, bit for bit.  callback: called with the History after every step; True ends the training.  backend: a backend,
+    a name or a Scheduler (default: the CPU).
     devices: such as cl.devices of gg.cluster: the parts of a batch (`batch` over the rows of `inputs`) are computed
     there in turn, their gradients summed here in the order of the parts: any number of devices gives the same bits.
     budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
@@ -59,7 +62,8 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     """
     data = as_dataset(dataset)
     optimizer = expect(AdamW() if optimizer is None else optimizer, (AdamW, SGD), "fit: optimizer")
-    if seed is not None and whole(seed, "fit: seed") < 0:
+    seed = None if seed is None else whole(seed, "fit: seed")
+    if seed is not None and seed < 0:
         raise ParamError(f"fit: seed must not be negative, got {seed}")
     if callback is not None and not callable(callback):
         raise TypeMismatch(f"fit: callback is a function of the History, got {type(callback).__name__}")
@@ -172,16 +176,19 @@ def _check_data(training, train, held_out, early_stop, epochs):
 class Loop:
     """Epochs and steps, from where a checkpoint was left.
 
+    about: {word: value} of the setup, beside what is known here, which a checkpoint to go on from must agree with.
     partial: of an epoch that is not whole yet: its steps, the sum of their losses, rows that were right, rows.
     """
 
-    def __init__(self, training, train, held_out, seed, path, callback):
+    def __init__(self, training, train, held_out, seed, path, callback, about=None):
         self.training, self.train, self.held_out, self.seed = training, train, held_out, seed
         self.path, self.callback = path, callback
         self.history, self.epoch, self.n_steps, self.partial = History(), 0, 0, checkpoints.WHOLE
         loss = training.loss_kind
         self.setup = {"seed": seed, "rows": len(train), "batch": training.batch * training.period,
-                      "loss": "a function" if callable(loss) else loss}
+                      "loss": "a function" if callable(loss) else loss,
+                      "optimizer": type(training.optimizer).__name__} | (about or {})
+        self.saved_at = time.perf_counter()
         if path is not None and checkpoints.exists(path):
             self.n_steps, self.epoch, self.partial, self.history = checkpoints.load(
                 path, training.params, training.states, self.setup)
@@ -192,7 +199,7 @@ class Loop:
     def run(self, epochs, early_stop, progress, max_steps=math.inf):
         """On Ctrl-C, and after step `max_steps`, the checkpoint is one of an epoch that is not whole."""
         per_epoch = len(self.train) // (self.training.batch * self.training.period)
-        n = min((epochs - self.epoch) * per_epoch - self.partial[0], max(max_steps - self.n_steps, 0))
+        n = max(min((epochs - self.epoch) * per_epoch - self.partial[0], max_steps - self.n_steps), 0)
         try:
             with bar("training", n, progress) as show:
                 while self.epoch < epochs and self.n_steps < max_steps and not self.history.stopped:
@@ -202,7 +209,8 @@ class Loop:
                         self._save()
         except KeyboardInterrupt:
             if self.path is not None:
-                self._save()
+                with contextlib.suppress(NotFinite):            # the file of before is worth more
+                    self._save()
             raise
 
     def _epoch(self, show, max_steps):
@@ -216,9 +224,12 @@ class Loop:
             self._step(order[i * rows:(i + 1) * rows])
             held = f", held out {h.val_loss[-1]:.4f}" if h.val_loss else ""
             show(description=f"epoch {self.epoch + 1}, loss {self.partial[1] / (i + 1):.4f}{held}")
-            if self.callback is not None and as_bool(self.callback(self.history) or False, "the callback of fit"):
+            answer = None if self.callback is None else self.callback(self.history)
+            if answer is not None and as_bool(answer, "the callback of fit"):
                 self.history.stopped = "the callback said so"
                 break
+            if self.path is not None and time.perf_counter() - self.saved_at > SAVE_SECONDS:
+                self._save()
         self.training.check_params(self.n_steps)
         held = self.training.evaluate(self.held_out) if len(self.held_out) else None
         with uninterrupted():
@@ -263,5 +274,9 @@ class Loop:
         return len(lost) > patience and min(lost[-patience:]) >= min(lost[:-patience])
 
     def _save(self):
+        """Errors: NotFinite, CannotWrite; a file that is there already stays."""
+        self.training.check_params(self.n_steps)
         place = {"step": self.n_steps, "epoch": self.epoch, "partial": self.partial, "setup": self.setup}
-        checkpoints.save(self.path, self.training.params, self.training.states, place, self.history)
+        with uninterrupted():
+            checkpoints.save(self.path, self.training.params, self.training.states, place, self.history)
+        self.saved_at = time.perf_counter()

@@ -9,8 +9,8 @@ Gradient sums and moments are leaves in one buffer, on the device of their param
 """
 import contextlib
 import math
+import numbers
 import signal
-import threading
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ggjit.graphs.backward import gradients
 from ggjit.graphs.graph import Graph, visit
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import GgjitError, NotAllocated, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.interrupts import KeepInterrupts
 from ggjit.ops.core.record import FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import builders
@@ -39,17 +40,14 @@ class NotFinite(GgjitError, ArithmeticError):
 @contextlib.contextmanager
 def uninterrupted():
     """Ctrl-C inside the block takes effect at its end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught = []
-    before = signal.signal(signal.SIGINT, lambda *signal_and_frame: caught.append(signal_and_frame))
+    kept = KeepInterrupts()
+    kept.start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(*caught[0])
+        kept.stop()
+    if kept.interrupts:
+        signal.raise_signal(signal.SIGINT)
 
 
 class Training(Network):
@@ -138,7 +136,7 @@ class Training(Network):
     def _factor(self, clip):
         """min(1, clip / norm of all gradients) as a node."""
         op = builders()
-        if isinstance(clip, str) or not clip > 0:
+        if not isinstance(clip, numbers.Real) or not clip > 0:
             raise ParamError(f"fit: clip must be positive, got {clip!r}")
         squares = [op["sum"](op["sqr"](g)) for g in self.sums]
         total = squares[0]
@@ -172,8 +170,7 @@ class Training(Network):
     def step(self, number):
         """Change the parameters by the summed gradients.  Errors: NotFinite, before they change."""
         for w, g in zip(self.params, self.sums, strict=True):
-            values = g.numpy().reshape(-1)
-            if not math.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
+            if not _is_finite(g):
                 raise NotFinite(f"step {number}: the gradient of {describe(w)} is not finite; {self.culprit()}")
         self.settings.set(self.optimizer.settings(number))
         with uninterrupted():
@@ -182,8 +179,7 @@ class Training(Network):
     def check_params(self, number):
         """Errors: NotFinite when step `number` left a parameter that is not finite."""
         for w in self.params:
-            values = w.numpy().reshape(-1)
-            if not math.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
+            if not _is_finite(w):
                 raise NotFinite(f"step {number} left {describe(w)} with values that are not finite; use a smaller "
                                 f"learning rate and start from the last checkpoint or new values")
 
@@ -203,3 +199,10 @@ class Training(Network):
                     return (f"{describe(t)} = {t.op.name}({sources}) is the first node with such a value; the "
                             f"parameters are those of the step before")
         return "the parameters are those of the step before"
+
+
+def _is_finite(t):
+    """Are all values of a tensor finite?  If their squares' sum is, they are: one pass."""
+    values = t.numpy().reshape(-1)
+    with np.errstate(all="ignore"):
+        return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())

@@ -76,7 +76,7 @@ def test_adapters_are_merged_into_a_file(files, tmp_path):
 
 @pytest.fixture(scope="module")
 def of_experts(tmp_path_factory):
-    """(a model of experts with an output of its own, an adapter of them and of the embedding)"""
+    """(a model of experts with an output of its own, an adapter of them, of routers, the embedding and the output)"""
     folder, rng = tmp_path_factory.mktemp("experts"), np.random.default_rng(3)
     model = tiny_moe.write(folder / "m.gguf", more={"output.weight": (tiny_model.VOCAB, tiny_model.DIM)})
     tensors = {}
@@ -84,7 +84,7 @@ def of_experts(tmp_path_factory):
         n_in, n_out, *n_experts = info.ne if len(info.ne) > 1 else (0, 0)
         if name == "token_embd.weight":
             shapes = (n_out, 4), (n_in, 4)
-        elif "_exps" in name or ".attn_q." in name:
+        elif "_exps" in name or ".attn_q." in name or "gate_inp" in name or name == "output.weight":
             shapes = (*n_experts, 4, n_in), (*n_experts, n_out, 4)
         else:
             continue
@@ -183,7 +183,7 @@ def test_matrices_that_take_no_adapter_are_named(files, tmp_path):
     adapter = new_adapter(model, ["attn_q"], 2, 2)
     with pytest.raises(gg.NotSupported, match="'blk.0.attn_q.weight', .* take no adapter"):
         adapter.refuse_unused()
-    with pytest.raises(gg.ParamError, match="targets: 'attn_z'; .* has attn_q, attn_k"):
+    with pytest.raises(gg.ParamError, match="beside 'attn_z'; in .* beside attn_q, attn_k"):
         new_adapter(model, ["attn_z"], 2, 2)
     with pytest.raises(gg.ParamError, match="rank 65 is more than"):
         new_adapter(model, ["attn_q"], 65, 2)
