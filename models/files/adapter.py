@@ -150,7 +150,7 @@ def new_adapter(model, targets, rank, alpha, seed=0):
     rank = integer("rank", rank, 1, 1 << 16)
     if isinstance(targets, str) or not all(isinstance(t, str) for t in targets):
         raise TypeMismatch(f"targets is a list of names, such as [\"attn_q\"], got {targets!r}")
-    rng, ctx, pairs, there = np.random.default_rng(seed), Context(), {}, _targets(model)
+    rng, ctx, pairs, there = np.random.default_rng(seed), Context(), {}, targets_of(model)
     unknown = [t for t in targets if t not in there]
     if unknown or not targets:
         wrong = f"no adapter goes beside {_few(unknown)}" if unknown else "none are given"
@@ -169,7 +169,7 @@ def new_adapter(model, targets, rank, alpha, seed=0):
     return Adapter("the new adapter", model.arch, number("alpha", alpha), 1.0, pairs)
 
 
-def _targets(model):
+def targets_of(model):
     """{target: tensors of that name}: matrices of layers, those of experts, and of the vocabulary if they are two."""
     there = {}
     for name, info in model.tensors.items():
