@@ -9,15 +9,18 @@
     history         what a training was like, as numbers and a picture
     checkpoint      parameters, moments and place in the data, in a safetensors file
     parallel        gradients of the parts of a batch on several devices
+    network         inputs, outputs, loss: evaluation
+    training        a network with gradients and an optimiser
     fit             the loop
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
 from ggjit.train.dataset import Dataset
-from ggjit.train.fit import NotFinite, evaluate, fit, measure, predict
+from ggjit.train.fit import evaluate, fit, measure, predict
 from ggjit.train.history import History
 from ggjit.train.losses import mean_in_chunks
 from ggjit.train.optimizers import SGD, AdamW
+from ggjit.train.training import NotFinite
 
 __all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure", "predict"]

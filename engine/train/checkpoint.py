@@ -1,18 +1,22 @@
 """A training on disk: parameters, moments and where it was, as one safetensors file.
 
-    param.0.w  state.0.0.w  state.0.1.w ...         float32 arrays; metadata: step, epoch, setup, history (JSON)
+    length of the header | JSON {name: {dtype, shape, data_offsets}} | float32 arrays
+    param.0.w  state.0.0.w  state.0.1.w ...         metadata: place (step, epoch, partial, setup), history (JSON)
 
-A file is written beside the old one and takes its place when it is whole.  What the file holds is all that the next
-step depends on, so a resumed training has the same bits.
+Arrays go to the file and come from it one by one, so neither takes memory.  A file takes the place of the one before
+when it is whole.  What it holds is all that the next step depends on, so a resumed training has the same bits.
 """
 import dataclasses
 import json
+import math
 import os
+import struct
 
 import numpy as np
 
-from ggjit.ops.core.errors import BadFile, ParamError, ShapeError, extra
+from ggjit.ops.core.errors import BadFile, CannotWrite, ParamError, ShapeError, TypeMismatch, extra
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.whole_file import whole_file
 from ggjit.train.history import History
 
 WHOLE = 0, 0.0, 0, 0                    # an epoch that is not whole has steps, a sum of losses, right rows, rows
@@ -28,12 +32,27 @@ def _named(params, states):
 
 
 def save(path, params, states, place, history):
-    """Write everything; place: {"step", "epoch", "partial", "setup"}; setup: what a call that goes on has in common."""
-    arrays = {name: np.ascontiguousarray(t.numpy(), np.float32) for name, t in _named(params, states).items()}
-    words = {"place": json.dumps(place), "history": json.dumps(dataclasses.asdict(history)), "format": "ggjit.train"}
-    beside = f"{os.fspath(path)}.new"
-    extra("safetensors.numpy", "models").save_file(arrays, beside, metadata=words)
-    os.replace(beside, path)
+    """Write everything; place: {"step", "epoch", "partial", "setup"}; setup: what a call that goes on has in common.
+
+    Errors: CannotWrite; the file of before stays.
+    """
+    tensors, at = _named(params, states), 0
+    header = {"__metadata__": {"place": json.dumps(place), "history": json.dumps(dataclasses.asdict(history)),
+                               "format": "ggjit.train"}}
+    for name, t in tensors.items():
+        end = at + 4 * math.prod(t.shape)
+        header[name] = {"dtype": "F32", "shape": list(t.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with whole_file(path) as f:
+            f.write(struct.pack("<Q", len(text)) + text)
+            for t in tensors.values():
+                f.write(np.ascontiguousarray(t.numpy(), "<f4"))
+    except OSError as e:
+        raise CannotWrite(f"{path}: {e.strerror or e}; a checkpoint of before stays as it is: make space or choose "
+                          f"another place") from e
 
 
 def load(path, params, states, setup):
@@ -42,28 +61,52 @@ def load(path, params, states, setup):
     Errors: BadFile (not a checkpoint of ggjit), ShapeError (of other parameters), ParamError (of another setup);
     nothing is changed then.
     """
-    safetensors = extra("safetensors", "models")
+    safetensors, wanted = extra("safetensors", "models"), _named(params, states)
     try:
         with safetensors.safe_open(os.fspath(path), "numpy") as file:
-            words, arrays = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+            place, history = _words(path, file.metadata() or {})
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+            _check_shapes(path, _parameters(found), _parameters(wanted))
+            _check_setup(path, place["setup"], setup)           # states are those of the optimizer it names
+            _check_shapes(path, found, wanted)
+            for name, t in wanted.items():
+                t.set(file.get_tensor(name))
+    except (safetensors.SafetensorError, OSError) as e:
+        raise _bad(path, e) from None
+    return *(place[key] for key in ("step", "epoch", "partial")), history
+
+
+def _words(path, words):
+    """(place, History) of a file's metadata.  Errors: BadFile."""
+    try:
         place, history = json.loads(words["place"]), History(**json.loads(words["history"]))
-        step, epoch, before = int(place["step"]), int(place["epoch"]), dict(place["setup"])
-        partial = tuple(place.get("partial", WHOLE))
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as e:
-        raise BadFile(f"{path} is no checkpoint of a training: {e}") from None
-    wanted = _named(params, states)
-    if arrays.keys() != wanted.keys():
-        raise ShapeError(f"{path} is of other parameters: it has {_few(arrays.keys() - wanted.keys())}, the graph "
-                         f"{_few(wanted.keys() - arrays.keys())}")
-    for name, t in wanted.items():
-        if arrays[name].shape != t.shape:
-            raise ShapeError(f"{path}: {name} has shape {arrays[name].shape}, {describe(t)} has {t.shape}")
-    differs = [f"{k}={before.get(k)!r}, now {v!r}" for k, v in setup.items() if before.get(k) != v]
+        return {"step": int(place["step"]), "epoch": int(place["epoch"]), "setup": dict(place["setup"]),
+                "partial": tuple(place.get("partial", WHOLE))}, history
+    except (KeyError, ValueError, TypeError) as e:
+        raise _bad(path, e) from None
+
+
+def _bad(path, error):
+    return BadFile(f"{path} is no checkpoint of a training: {error}; name another file, or one that is not there yet")
+
+
+def _check_setup(path, before, setup):
+    differs = [f"{k}={before[k]!r}, now {v!r}" for k, v in setup.items() if k in before and before[k] != v]
     if differs:
         raise ParamError(f"{path} is of another training: {'; '.join(differs)}; use another file")
+
+
+def _parameters(found):
+    return {name: x for name, x in found.items() if name.startswith("param.")}
+
+
+def _check_shapes(path, shapes, wanted):
+    if shapes.keys() != wanted.keys():
+        raise ShapeError(f"{path} is of other parameters: it has {_few(shapes.keys() - wanted.keys())}, the graph "
+                         f"{_few(wanted.keys() - shapes.keys())}; use another file")
     for name, t in wanted.items():
-        t.set(arrays[name])
-    return step, epoch, partial, history
+        if shapes[name] != t.shape:
+            raise ShapeError(f"{path}: {name} has shape {shapes[name]}, {describe(t)} has {t.shape}; use another file")
 
 
 def _few(names):
@@ -72,7 +115,9 @@ def _few(names):
 
 
 def require_folder(path):
-    """Errors: ParamError where no file can be written, before hours of work."""
+    """Errors: TypeMismatch, ParamError where no file can be written, before hours of work."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeMismatch(f"a file to write is named by its path, got {path!r}")
     path = os.fspath(path)
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):

@@ -1,7 +1,10 @@
 """Data as arrays: rows of inputs and labels that are shuffled, split and cut into batches together."""
+import numbers
+
 import numpy as np
 
 from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.whole_numbers import whole
 
 
 class Dataset:
@@ -19,11 +22,14 @@ class Dataset:
         self.labels = None if labels is None else _array(labels)
         n = {len(a) for a in (*self.inputs, *([] if labels is None else [self.labels]))}
         if len(n) != 1:
-            raise ShapeError(f"Dataset: inputs and labels differ in their number of rows: {sorted(n)}")
+            raise ShapeError(f"Dataset: inputs and labels differ in their number of rows: {sorted(n)}; a list or tuple "
+                             f"is one array for each input tensor: np.array makes one of rows")
         self.n = n.pop()
-        if not isinstance(shard, int) or not 1 <= shard <= self.n:
+        if not self.n:
+            raise ParamError("Dataset: there are no rows; at least one is needed")
+        self.shard = whole(shard, "Dataset: shard")
+        if not 1 <= self.shard <= self.n:
             raise ParamError(f"Dataset: shard must be from 1 to the {self.n} rows, got {shard!r}")
-        self.shard = shard
 
     def __len__(self):
         return self.n
@@ -39,7 +45,7 @@ class Dataset:
 
     def split(self, fraction):
         """(the first rows, the last ones): the second has the share `fraction`, in whole shards."""
-        if not 0 <= fraction < 1:
+        if not isinstance(fraction, numbers.Real) or not 0 <= fraction < 1:
             raise ParamError(f"split: the share must be in [0, 1), got {fraction!r}")
         cut = self.n - round(self.n * fraction / self.shard) * self.shard
         cut = min(self.n, -(-cut // self.shard) * self.shard)           # the last shard may have fewer rows
@@ -75,7 +81,11 @@ def as_dataset(dataset):
 
 
 def _array(a):
-    a = np.asarray(a)
-    if a.dtype.kind not in "fiub" or a.ndim < 1:
-        raise TypeMismatch(f"Dataset: rows of numbers are needed, got {a.dtype} of shape {a.shape}")
-    return a
+    try:
+        array = np.asarray(a)
+    except ValueError:                                  # rows of different length
+        array = np.asarray(None)
+    if array.dtype.kind not in "fiub" or array.ndim < 1:
+        what = f"{array.dtype} of shape {array.shape}" if isinstance(a, np.ndarray) else type(a).__name__
+        raise TypeMismatch(f"Dataset: arrays of numbers are needed, with rows of one shape, got {what}")
+    return array

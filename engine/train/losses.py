@@ -10,7 +10,7 @@ import numpy as np
 
 from ggjit.core.arguments import expect
 from ggjit.ops.copying.view import view_1d, view_2d, view_3d, view_4d
-from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError
+from ggjit.ops.core.errors import IndexRangeError, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.types import F32
 from ggjit.ops.core.whole_numbers import whole
@@ -28,7 +28,10 @@ NAMES = ("cross_entropy", "mse", "mean", "sum")
 def build(loss, outputs, labels):
     """The scalar of loss `loss`: one of NAMES, or a function (outputs, labels) -> scalar tensor."""
     if callable(loss):
-        return loss(outputs, labels)
+        found = loss(outputs, labels)
+        if not isinstance(found, Tensor):
+            raise TypeMismatch(f"a loss function returns a tensor of one element, got {type(found).__name__}")
+        return found
     if loss == "cross_entropy":
         return cross_entropy_loss(outputs, labels)
     if loss == "sum":
@@ -94,12 +97,14 @@ def targets(loss, labels, shape):
             raise ShapeError(f"labels of shape {labels.shape} do not name a class for each row of outputs {shape}")
         if ids.size and not 0 <= ids.min() <= ids.max() < n_classes:
             wrong = ids[(ids < 0) | (ids >= n_classes)][0]
-            raise IndexRangeError(f"label {wrong} is no class: outputs {shape} have classes 0 to {n_classes - 1}")
-        whole = np.zeros((ids.size, n_classes), np.float32)
-        whole[np.arange(ids.size), ids] = 1
-        return whole.reshape(shape)
+            raise IndexRangeError(f"label {wrong} is no class: outputs {shape} have classes 0 to {n_classes - 1}; "
+                                  f"leave such rows out of the dataset")
+        shares = np.zeros((ids.size, n_classes), np.float32)
+        shares[np.arange(ids.size), ids.astype(int)] = 1
+        return shares.reshape(shape)
     if labels.size != math.prod(shape) or _last(labels.shape) != _last(shape):
-        raise ShapeError(f"labels of shape {labels.shape} do not fit outputs {shape}")
+        remedy = "; class numbers are integers" if loss == "cross_entropy" and labels.dtype.kind == "f" else ""
+        raise ShapeError(f"labels of shape {labels.shape} do not fit outputs {shape}{remedy}")
     shares = np.ascontiguousarray(labels, np.float32).reshape(shape)
     if loss == "cross_entropy" and not (np.abs(shares.sum(-1) - 1) < 1e-3).all():
         # ggml's gradient, softmax - label, is that of the loss for such rows only

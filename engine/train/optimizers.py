@@ -1,6 +1,5 @@
 """Optimisers: which settings a step has, which state a parameter needs, and the node that makes the step."""
 import dataclasses
-import math
 import numbers
 from collections.abc import Callable
 
@@ -9,13 +8,21 @@ import numpy as np
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.training.opt_step import opt_step_adamw, opt_step_sgd
 
+MAX_F32 = float(np.finfo(np.float32).max)
+
 
 def rate(lr, step):
     """The learning rate of a step, counted from 1: a number, or what the schedule `lr(step)` returns."""
     value = lr(step) if callable(lr) else lr
-    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-        raise ParamError(f"the learning rate of step {step} must be a number, not negative and finite, got {value!r}")
+    if not _in(value, MAX_F32):
+        raise ParamError(f"the learning rate of step {step} must be a number, not negative and finite in float32, got "
+                         f"{value!r}")
     return float(value)
+
+
+def _in(value, end):
+    """Is it a number in [0, end)?"""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +44,9 @@ class AdamW:
     n_settings, n_states = 7, 2
 
     def __post_init__(self):
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps >= 0 and self.weight_decay >= 0):
-            raise ParamError(f"{self}: betas are in [0, 1), eps and weight_decay are not negative")
+        if not (_in(self.beta1, 1) and _in(self.beta2, 1) and _in(self.eps, MAX_F32)
+                and _in(self.weight_decay, MAX_F32)):
+            raise ParamError(f"{self}: betas are in [0, 1), eps and weight_decay are finite and not negative")
 
     def settings(self, step):
         """The seven numbers of opt_step_adamw for step 1, 2, ..."""
@@ -64,8 +72,8 @@ class SGD:
     n_settings, n_states = 2, 0
 
     def __post_init__(self):
-        if not self.weight_decay >= 0:
-            raise ParamError(f"{self}: weight_decay is not negative")
+        if not _in(self.weight_decay, MAX_F32):
+            raise ParamError(f"{self}: weight_decay is finite and not negative")
 
     def settings(self, step):
         """The two numbers of opt_step_sgd."""

@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 import ggjit as gg
+from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.ops.core.errors import ModelError
 from ggjit.tensors.tensor import Tensor
@@ -40,7 +41,7 @@ class Experts:
     n_groups_used: int = 1
     biases: Any = None                  # (of router, gate, up, down)
     act: str = "swiglu"
-    adapters: tuple = ((), (), ())      # (A, B, factor) of each LoRA adapter of gate, up, down
+    adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
 
 
 def is_mixture(facts):
@@ -81,7 +82,7 @@ class Mixture:
         pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
                                 self.n_groups, self.n_groups_used, biases, self.act,
-                                tuple(loader.beside(f"{p_}{k}.weight") for k in names[1:]))}
+                                tuple(loader.beside(f"{p_}{k}.weight") for k in names))}
         if self.shared:
             w |= self.shared.load(loader, p)
         if self.shared_gate:
@@ -134,7 +135,7 @@ def feed_forward(m, experts, layer):
 
     def product(weights, x, k):
         y = gg.mul_mat_id(weights, x, ids)
-        for low, up, factor in experts.adapters[k - 1]:
+        for low, up, factor in experts.adapters[k]:
             y = gg.add(y, gg.scale(gg.mul_mat_id(up, gg.mul_mat_id(low, x, ids), ids), factor))
         return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
     n_embd, n_tokens = m.ne[:2]
@@ -158,7 +159,7 @@ def feed_forward(m, experts, layer):
 def _route(m, experts, named):
     """(ids [n_used, n_tokens], weights [1, n_used, n_tokens]) of the picked experts."""
     n_expert, n_tokens, n_used = experts.router.ne[1], m.ne[1], experts.n_used
-    s = named(gg.mul_mat(experts.router, m), "logits")
+    s = named(linear((experts.router, None, *experts.adapters[0]), m), "logits")
     if experts.biases is not None:
         s = gg.add(s, experts.biases[0])
     p = s if experts.gating == SOFTMAX_OF_PICKED else \

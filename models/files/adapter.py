@@ -141,32 +141,45 @@ def _check_shapes(file, model, name):
 
 
 def new_adapter(model, targets, rank, alpha, seed=0):
-    """An Adapter to train, for matrices of a GGUFFile whose names have one of `targets` ("attn_q") before ".weight".
+    """An Adapter to train, for tensors of a GGUFFile whose names have one of `targets` before ".weight".
 
-    A is uniform in +-1 / sqrt(n_in), B zero: at first the model stays as it is.
-    Errors: ParamError for a rank or target that does not fit, with the targets there are.
+    targets: "attn_q", "ffn_up_exps" of every layer, "output", "token_embd".  A is uniform in +-1 / sqrt(n_in), of the
+    embedding in +-1 / sqrt(rank); B zero: at first the model stays as it is.
+    Errors: ParamError for a rank or target that does not fit, with the targets there are; TypeMismatch.
     """
     rank = integer("rank", rank, 1, 1 << 16)
-    rng, ctx, pairs = np.random.default_rng(seed), Context(), {}
+    if isinstance(targets, str) or not all(isinstance(t, str) for t in targets):
+        raise TypeMismatch(f"targets is a list of names, such as [\"attn_q\"], got {targets!r}")
+    rng, ctx, pairs, there = np.random.default_rng(seed), Context(), {}, targets_of(model)
+    unknown = [t for t in targets if t not in there]
+    if unknown or not targets:
+        wrong = f"no adapter goes beside {_few(unknown)}" if unknown else "none are given"
+        raise ParamError(f"targets: {wrong}; in {model.path} one goes beside {', '.join(there)}")
+    for target in dict.fromkeys(targets):
+        for info in there[target]:
+            n_in, n_out, *n_experts = info.ne
+            if rank > min(n_in, n_out):
+                raise ParamError(f"rank {rank} is more than {info.name!r} {list(info.ne)} has; use a smaller one")
+            shape, bound = (*n_experts, rank, n_in), n_in ** -0.5
+            if info.name == EMBEDDING:
+                shape, n_out, bound = (n_out, rank), n_in, rank ** -0.5
+            low = rng.uniform(-bound, bound, shape).astype(np.float32)
+            pairs[info.name] = (from_numpy(ctx, low, info.name + LOW),
+                                from_numpy(ctx, np.zeros((*n_experts, n_out, rank), np.float32), info.name + UP))
+    return Adapter("the new adapter", model.arch, number("alpha", alpha), 1.0, pairs)
+
+
+def targets_of(model):
+    """{target: tensors of that name}: matrices of layers, those of experts, and of the vocabulary if they are two."""
     there = {}
     for name, info in model.tensors.items():
         parts = name.split(".")
-        if len(info.ne) == 2 and parts[0] == "blk" and parts[-1] == "weight" and len(parts) == 4:
+        if parts[0] == "blk" and parts[-1] == "weight" and len(parts) == 4 and \
+                len(info.ne) == 2 + parts[2].endswith("_exps"):
             there.setdefault(parts[2], []).append(info)
-    unknown = [t for t in targets if t not in there]
-    if unknown or not targets:
-        raise ParamError(f"targets: {_few(unknown) if unknown else 'none are given'}; {model.path} has "
-                         f"{', '.join(there)}")
-    for target in dict.fromkeys(targets):
-        for info in there[target]:
-            n_in, n_out = info.ne
-            if rank > min(n_in, n_out):
-                raise ParamError(f"rank {rank} is more than {info.name!r} {list(info.ne)} has; use a smaller one")
-            bound = n_in ** -0.5
-            low = rng.uniform(-bound, bound, (rank, n_in)).astype(np.float32)
-            pairs[info.name] = (from_numpy(ctx, low, info.name + LOW),
-                                from_numpy(ctx, np.zeros((n_out, rank), np.float32), info.name + UP))
-    return Adapter("the new adapter", model.arch, number("alpha", alpha), 1.0, pairs)
+    if "output.weight" in model.tensors:
+        there |= {t: [model.tensors[t + ".weight"]] for t in ("output", "token_embd") if t + ".weight" in model.tensors}
+    return there
 
 
 def adapters_of(lora, model, device):

@@ -39,7 +39,7 @@ from ggjit.models.files.gguf import (
     STRING,
     part_path,
 )
-from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, TypeMismatch
+from ggjit.ops.core.errors import CannotWrite, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16, F16, F32, F64, I8, I16, I32, I64, Type
 from ggjit.ops.core.whole_file import whole_file, whole_files
@@ -72,13 +72,6 @@ def save_gguf(path, tensors, metadata=None):
 
 
 # ---------------------------------------------------------------- tensor by tensor
-class CannotWrite(GgjitError, OSError):
-    """A file could not be written: no space, no permission, or it is there already.  Nothing of it is left behind."""
-
-    def __str__(self):          # OSError's own leaves the message out where a file is named
-        return self.args[0]
-
-
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A tensor of a file to be written.  chunks() yields its bytes in order."""

@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import sys
+import zlib
 
 import numpy as np
 
@@ -29,8 +30,9 @@ from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train.dataset import Dataset
-from ggjit.train.fit import Loop, Training
+from ggjit.train.fit import Loop
 from ggjit.train.optimizers import AdamW
+from ggjit.train.training import Training, uninterrupted
 
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 MAX_TRIES = 4                   # of a smaller arena, where planning itself took memory
@@ -82,18 +84,14 @@ def resident_nbytes():
 
 
 class _Memory:
-    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take.
+    """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
 
-    aside: bytes that are taken for moments only.
-    """
-
-    def __init__(self, network, make, limit, aside):
-        self.network, self.aside = network, aside
-        self.training, self.peak = None, 0
+    def __init__(self, network, make, limit):
+        self.network, self.training, self.peak = network, None, 0
         budget = None
         for k in range(MAX_TRIES):
             if limit is not None:
-                free = limit - resident_nbytes() - network.weights.nbytes - aside - SLACK_NBYTES
+                free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
                 budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
                 self._require(budget, limit)
             self.training = None                        # its arena goes before the next one comes
@@ -123,7 +121,7 @@ class _Memory:
         runs = self.training.runs
         graphs = [g for g in (self.training.first, self.training.further, self.training.step_graph) if g is not None]
         work = max(runs.plan(graph).work_nbytes for graph in graphs)
-        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes + self.aside
+        planned = runs.allocator.buffer_size() + work + self.network.weights.nbytes
         return int((resident_nbytes() + planned) * (1 + SLACK)) + SLACK_NBYTES
 
 
@@ -151,6 +149,13 @@ def _is_adapter(path):
 
 def _same(a, b):
     return os.path.realpath(a) == os.path.realpath(b)
+
+
+def _end_of(path):
+    """A number that tells one model's file from another's: the CRC-32 of the last 64 KiB, which are weights."""
+    with open(path, "rb") as f:
+        f.seek(max(os.path.getsize(path) - (1 << 16), 0))
+        return zlib.crc32(f.read())
 
 
 class Finetuning:
@@ -185,10 +190,11 @@ class Finetuning:
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
                                 1.0, budget)
-            # a checkpoint is made of copies of parameters and two moments, as arrays and as bytes
-            planned = _Memory(m, make, memory, 2 * 3 * 4 * self.n_params if checkpoint is not None else 0)
+            planned = _Memory(m, make, memory)
             self.peak, training = planned.peak, planned.training
-            self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback)
+            about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
+                     "alpha": alpha}
+            self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback, about)
             self.n_steps = min(epochs * (len(data) // batch), steps)
             self._close = stack.pop_all().close
 
@@ -200,8 +206,9 @@ class Finetuning:
         try:
             self.loop.run(self.epochs, None, progress, self.steps)
         finally:
-            if self.loop.n_steps and all(np.isfinite(t.numpy()).all() for t in self.loop.training.params):
-                self.adapter.save(out)
+            with uninterrupted():
+                if self.loop.n_steps and all(np.isfinite(t.numpy()).all() for t in self.loop.training.params):
+                    self.adapter.save(out)
         return self.loop.history
 
     def close(self):
@@ -222,7 +229,8 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
     rank, alpha: of B (A x) alpha / rank (default alpha: 2 rank).  targets: names of matrices, "attn_q" (default: those
     of attention and dense feed-forward).  memory: bytes the process may take; what does not fit is computed again.
     epochs, steps: whichever ends first.  lr: of AdamW, a number or a schedule.  batch: rows of a step.
-    checkpoint: a file that is written after every epoch and when the training ends; the same call goes on from it.
+    checkpoint: a file that is written every minute, after every epoch and when the training ends; the same call goes on
+    from it, with the same bits.
     callback: called with the History after every step; true: stop.  on_plan: called with the Finetuning, whose `.peak`
     is the bytes of the process to come, before the first step.
     However a training ends, `out` is the adapter of the last finished step.  force: a file of that name is replaced,

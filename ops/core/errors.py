@@ -53,6 +53,13 @@ class BadFile(GgjitError, ValueError):
     """A file that is truncated, corrupted or hostile."""
 
 
+class CannotWrite(GgjitError, OSError):
+    """A file could not be written: no space, no permission, or it is there already.  Nothing of it is left behind."""
+
+    def __str__(self):          # OSError's own leaves the message out where a file is named
+        return printable(self.args[0], keep=TEXT)
+
+
 class ModelError(GgjitError, ValueError):
     """A well-formed file that does not describe a model that can be run."""
 

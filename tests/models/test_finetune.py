@@ -1,10 +1,13 @@
 """Training of adapters: the loss as a graph, what is trained, memory, interruptions, and what is refused."""
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_model
+from helpers import tiny_model, tiny_moe
 
 import ggjit as gg
 from ggjit.models import finetune, load_model
@@ -14,6 +17,7 @@ from ggjit.models.networks.finetune import _texts, read_ids
 from ggjit.models.networks.training import TokenLoss
 from ggjit.tools.command.common import nbytes
 from ggjit.tools.command.helpers import adapters
+from ggjit.tools.command.main import main
 
 IDS = np.tile(np.arange(40), 9)
 N = 16
@@ -25,8 +29,8 @@ def model(tmp_path_factory):
                             metadata={"vocab_size": tiny_model.VOCAB})
 
 
-def train(model, out, **options):
-    return finetune(model, IDS, out, **{"n_ctx": N, "rank": 4, "lr": 1e-2, "targets": ["attn_q", "ffn_down"],
+def train(model, out, data=IDS, **options):
+    return finetune(model, data, out, **{"n_ctx": N, "rank": 4, "lr": 1e-2, "targets": ["attn_q", "ffn_down"],
                                         "n_threads": 1, "progress": False, **options})
 
 
@@ -86,8 +90,76 @@ def test_interrupted_the_adapter_of_the_last_step_is_written_and_training_goes_o
     assert part.read_bytes() == (tmp_path / "same.gguf").read_bytes()
     h = train(model, part, epochs=2, steps=30, checkpoint=steps)
     assert part.read_bytes() == whole.read_bytes() and len(h.steps) == 30
+    kept = steps.read_bytes(), part.read_bytes()
     with pytest.raises(gg.ShapeError, match="has shape|of other parameters"):
         train(model, part, epochs=2, checkpoint=steps, rank=2)
+    other = tiny_model.write(tmp_path / "other.gguf", type="Q4_0", seed=1, metadata={"vocab_size": tiny_model.VOCAB})
+    for options, words in ((dict(alpha=3), "alpha=8, now 3"), (dict(data=IDS[::-1]), "data=[0-9]+, now"),
+                           (dict(model=other), "model=[0-9]+, now"), (dict(seed=1), "seed=0, now 1")):
+        with pytest.raises(gg.ParamError, match=f"is of another training: {words}.*; use another file"):
+            train(**{"model": model, "out": part, "epochs": 2, "checkpoint": steps} | options)
+    assert (steps.read_bytes(), part.read_bytes()) == kept
+
+
+CHILD = """
+import os, signal, sys
+from ggjit.tools.command.main import main
+from ggjit.train.training import Training
+sys.modules["ggjit.train.fit"].SAVE_SECONDS, step = 0, Training.step
+def killed_inside(self, number):
+    if number == 4:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    step(self, number)
+Training.step = killed_inside
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("name, code", [("SIGINT", 130), ("SIGTERM", 130), ("SIGKILL", -9)])
+def test_a_command_that_is_ended_by_a_signal_goes_on_with_the_same_bits(name, code, tmp_path):
+    """Inside step 4.  SIGINT and SIGTERM wait for its end; after SIGKILL the checkpoint of step 3 is there."""
+    (tmp_path / "text.txt").write_text("The cat sat on the mat, and the dog sat beside the cat. " * 9)
+
+    def command(out, *more):
+        return ["finetune", "--data", str(tmp_path / "text.txt"), "-o", str(tmp_path / out), "--n-ctx", "16", "--rank",
+                "2", "--targets", "attn_q", "--lr", "0.01", "-t", "1", *more]
+    args = "--steps", "6", "--checkpoint", str(tmp_path / "steps")
+    r = subprocess.run([sys.executable, "-c", CHILD, str(int(getattr(signal, name))), *command("a.gguf", *args)],
+                       text=True, capture_output=True, timeout=300)
+    assert r.returncode == code, r.stderr
+    if name != "SIGKILL":
+        assert main(command("four.gguf", "--steps", "4")) == 0
+        assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "four.gguf").read_bytes()
+    assert main(command("a.gguf", *args)) == main(command("whole.gguf", "--steps", "6")) == 0
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def mixture(folder, type, own_output=True):
+    more = {"output.weight": (tiny_model.VOCAB, tiny_model.DIM)} if own_output else {}
+    return tiny_moe.write(folder / f"{type}{own_output}.gguf", type=type, more=more)
+
+
+@pytest.mark.parametrize("targets", [["ffn_gate_inp"], ["ffn_gate_exps"], ["ffn_up_exps", "ffn_down_exps"], ["output"],
+                                     ["token_embd"]], ids="-".join)
+@pytest.mark.parametrize("type", ["F32", "Q8_0"])
+def test_experts_routers_output_and_embedding_learn(targets, type, tmp_path):
+    path, out = mixture(tmp_path, type), tmp_path / "a.gguf"
+    options = dict(kv_type="F32", flash=False)
+    h = finetune(path, IDS[:N + 1], out, rank=4, lr=3e-3, targets=targets, n_ctx=N, epochs=12, n_threads=1,
+                 progress=False)
+    assert h.steps[0] == pytest.approx(mean_loss(path, **options), rel=5e-3)
+    assert h.steps[-1] < 0.98 * h.steps[0]
+    assert mean_loss(path, lora=[(out, 1.0)], **options) < 0.98 * h.steps[0]
+    named = {n.removesuffix(".lora_a").removesuffix(".lora_b") for n in GGUFFile(out).tensors}
+    assert {n.split(".")[-2] for n in named} == set(targets)
+
+
+@pytest.mark.parametrize("target", ["token_embd", "output", "attn_norm", "output_norm", "ffn_gate", ""])
+def test_targets_without_a_matrix_of_their_own_are_named(target, tmp_path):
+    """token_embd of this model also makes the logits."""
+    with pytest.raises(gg.ParamError, match=f"no adapter goes beside '{target}'; in .* beside attn_q, .*ffn_up_exps"):
+        train(mixture(tmp_path, "F32", own_output=False), tmp_path / "a.gguf", targets=["attn_q", target])
+    assert not (tmp_path / "a.gguf").exists()
 
 
 def test_an_adapter_that_is_not_finite_is_not_written(model, tmp_path):
@@ -146,7 +218,8 @@ def test_no_file_that_is_read_is_replaced(model, tmp_path):
 
 @pytest.mark.parametrize("options, error, words", [
     (dict(rank=0), gg.ParamError, "rank must be an integer from 1"),
-    (dict(targets=["w"]), gg.ParamError, "targets: 'w'"),
+    (dict(targets="attn_q"), gg.TypeMismatch, "targets is a list of names"),
+    (dict(targets=["w"]), gg.ParamError, "beside 'w'; in .* beside attn_q"),
     (dict(batch=99), gg.ParamError, "do not fill a batch"), (dict(steps=0), gg.ParamError, "steps must be"),
     (dict(data=IDS[:9]), gg.ParamError, "fewer than a row"),
     (dict(data=[1, 99]), gg.IndexRangeError, "outside the voc"),

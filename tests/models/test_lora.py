@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import devices, tiny_model, tiny_moe
+from helpers import arch_files, devices, tiny_model, tiny_moe
 from helpers.paths import ROOT
 
 import ggjit as gg
 from ggjit.models import edit_gguf, load_gguf, load_model, save_gguf
-from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 
 IDS = np.random.default_rng(5).integers(0, tiny_model.VOCAB, 12)
@@ -21,8 +21,8 @@ Q = "blk.0.attn_q.weight"
 PAIR = {Q + ".lora_a": (4, tiny_model.DIM), Q + ".lora_b": (tiny_model.DIM, 4)}     # NumPy order
 
 
-def write_adapter(model, path, seed=0):
-    adapter, rng = new_adapter(GGUFFile(model), TARGETS, 4, 8), np.random.default_rng(seed)
+def write_adapter(model, path, seed=0, targets=TARGETS):
+    adapter, rng = new_adapter(GGUFFile(model), targets, 4, 8), np.random.default_rng(seed)
     for _, up in adapter.pairs.values():
         up.set(0.3 * rng.standard_normal(up.shape, np.float32))
     adapter.save(path)
@@ -76,7 +76,7 @@ def test_adapters_are_merged_into_a_file(files, tmp_path):
 
 @pytest.fixture(scope="module")
 def of_experts(tmp_path_factory):
-    """(a model of experts with an output of its own, an adapter of them and of the embedding)"""
+    """(a model of experts with an output of its own, an adapter of them, of routers, the embedding and the output)"""
     folder, rng = tmp_path_factory.mktemp("experts"), np.random.default_rng(3)
     model = tiny_moe.write(folder / "m.gguf", more={"output.weight": (tiny_model.VOCAB, tiny_model.DIM)})
     tensors = {}
@@ -84,7 +84,7 @@ def of_experts(tmp_path_factory):
         n_in, n_out, *n_experts = info.ne if len(info.ne) > 1 else (0, 0)
         if name == "token_embd.weight":
             shapes = (n_out, 4), (n_in, 4)
-        elif "_exps" in name or ".attn_q." in name:
+        elif "_exps" in name or ".attn_q." in name or "gate_inp" in name or name == "output.weight":
             shapes = (*n_experts, 4, n_in), (*n_experts, n_out, 4)
         else:
             continue
@@ -130,17 +130,49 @@ print(json.dumps(((ours - theirs) ** 2).sum() / (theirs ** 2).sum()))
 """
 
 
+def nmse_to_llama_cpp(*pair):
+    r = subprocess.run([sys.executable, "-c", CODE, *map(str, (*pair, *IDS))], cwd=ROOT, text=True,
+                       capture_output=True, timeout=300)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout.splitlines()[-1])
+
+
 @pytest.mark.peer
 @pytest.mark.parametrize("kind", ["files", "of_experts"])
 def test_as_llama_cpp(kind, request, need):
     need("xllamacpp", "llama.cpp is the oracle")
-    pair = request.getfixturevalue(kind)[:2]
-    r = subprocess.run([sys.executable, "-c", CODE, *map(str, (*pair, *IDS))], cwd=ROOT, text=True,
-                       capture_output=True, timeout=300)
-    assert r.returncode == 0, r.stderr
-    assert json.loads(r.stdout.splitlines()[-1]) < 1e-5
+    assert nmse_to_llama_cpp(*request.getfixturevalue(kind)[:2]) < 1e-5
 
 
+@pytest.mark.peer
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3moe", "gemma", "gemma3", "gpt2", "gpt-oss"])
+def test_every_matrix_of_an_architecture_as_llama_cpp(arch, tmp_path, shared, need):
+    need("xllamacpp", "llama.cpp is the oracle")
+    model = tmp_path / "m.gguf"
+    arch_files.write(shared("tools"), arch, model)
+    adapter = write_adapter(model, tmp_path / "a.gguf", targets=list(targets_of(GGUFFile(model))))
+    assert np.abs(logits(model, lora=[adapter]) - logits(model)).max() > 0.1
+    assert nmse_to_llama_cpp(model, adapter) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16"])
+def test_beside_weights_in_a_layout_of_their_own_and_in_the_mapped_file(kind, tmp_path):
+    model = tiny_model.write(tmp_path / "m.gguf", type=kind, metadata={"vocab_size": tiny_model.VOCAB})
+    before, lora = model.read_bytes(), [write_adapter(model, tmp_path / "a.gguf"), (tmp_path / "a.gguf", 0.25)]
+    packed, plain = (logits(model, lora=lora, repack=repack) for repack in (True, False))
+    once = logits(model, lora=[(tmp_path / "a.gguf", 1.25)], repack=False)      # two at once are their sum
+    for other in (packed, once):
+        assert np.square(other - plain).sum() < 1e-5 * np.square(plain).sum()
+    assert np.abs(plain - logits(model, repack=False)).max() > 0.1
+    assert model.read_bytes() == before
+
+
+def test_an_adapter_cut_off_anywhere_is_refused(files, tmp_path):
+    whole, bad = files[1].read_bytes(), tmp_path / "a.gguf"
+    for cut in (*range(0, len(whole) - 1, 997), len(whole) - 1):
+        bad.write_bytes(whole[:cut])
+        with pytest.raises(gg.BadFile):
+            load_model(files[0], lora=[bad])
 
 
 BAD = {
@@ -170,7 +202,9 @@ def test_refused(files, tmp_path, case):
 
 
 @pytest.mark.parametrize("lora, error, words", [
-    ("a.gguf", gg.TypeMismatch, "lora is a list"), ([("no such file", 1.0)], gg.BadFile, "check the path"),
+    ("a.gguf", gg.TypeMismatch, "lora is a list"),
+    ([("no such file", 1.0)], gg.BadFile, "check the path"),
+    ([("a.gguf", float("nan"))], gg.ParamError, "scale must be a finite number, got nan"),
     ([("a.gguf", "much")], gg.ParamError, "lora: scale must be a finite number")])
 def test_refused_arguments(files, lora, error, words):
     with pytest.raises(error, match=words):
@@ -183,7 +217,7 @@ def test_matrices_that_take_no_adapter_are_named(files, tmp_path):
     adapter = new_adapter(model, ["attn_q"], 2, 2)
     with pytest.raises(gg.NotSupported, match="'blk.0.attn_q.weight', .* take no adapter"):
         adapter.refuse_unused()
-    with pytest.raises(gg.ParamError, match="targets: 'attn_z'; .* has attn_q, attn_k"):
+    with pytest.raises(gg.ParamError, match="beside 'attn_z'; in .* beside attn_q, attn_k"):
         new_adapter(model, ["attn_z"], 2, 2)
     with pytest.raises(gg.ParamError, match="rank 65 is more than"):
         new_adapter(model, ["attn_q"], 65, 2)

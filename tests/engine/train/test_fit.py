@@ -1,6 +1,8 @@
 """gg.train: the numbers of a training, resuming, stopping, and what is refused."""
 import os
 import signal
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -130,9 +132,53 @@ def test_a_checkpoint_goes_on_after_a_stop_but_not_as_another_training(tmp_path)
         net.fit(epochs=3, checkpoint=path, seed=5)
     with pytest.raises(gg.ParamError, match="loss='cross_entropy', now 'mse'"):
         net.fit((X, np.eye(3, dtype=np.float32)[Y]), epochs=3, checkpoint=path, loss="mse")
+    with pytest.raises(gg.ParamError, match="optimizer='AdamW', now 'SGD'"):
+        net.fit(epochs=3, checkpoint=path, optimizer=gg.train.SGD())
     assert all((a == b).all() for a, b in zip(before, net.values(), strict=True))
-    h = net.fit(epochs=np.int64(3), checkpoint=path)
+    h = net.fit(epochs=np.int64(3), checkpoint=path, seed=np.int64(0))
     assert len(h.loss) == 3 and not h.stopped
+    assert len(net.fit(epochs=1, checkpoint=path).loss) == 3        # it has had more already
+
+
+@pytest.mark.parametrize("optimizer", [gg.train.AdamW(lr=0.05), gg.train.SGD(lr=lambda step: 0.1 / step)])
+def test_what_is_killed_in_an_epoch_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch, optimizer):
+    """Sums of gradients over parts of a batch, moments and the schedule's step are those of a training in one go."""
+    path, options = tmp_path / "run.safetensors", dict(epochs=2, batch=2 * BATCH, optimizer=optimizer, val_split=0.25)
+    whole = Net()
+    want = whole.fit(**options)
+    monkeypatch.setattr(sys.modules["ggjit.train.fit"], "SAVE_SECONDS", 0)
+
+    def fails(history):
+        if len(history.steps) == 2:
+            raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError, match="power cut"):
+        Net().fit(checkpoint=path, callback=fails, **options)
+    again, seen = Net(), []
+    h = again.fit(checkpoint=path, callback=lambda h: seen.append(len(h.steps)), **options)
+    assert seen[0] == 2 and h.steps == want.steps and h.val_loss == want.val_loss and h.accuracy == want.accuracy
+    assert all((a == b).all() for a, b in zip(whole.values(), again.values(), strict=True))
+
+
+def test_checkpoints_are_whole_or_not_there(tmp_path, monkeypatch):
+    net, path = Net(), tmp_path / "run.safetensors"
+    net.fit(epochs=1, checkpoint=path)
+    good = path.read_bytes()
+    for cut in range(0, len(good), 61):
+        path.write_bytes(good[:cut])
+        with pytest.raises(gg.BadFile, match="no checkpoint of a training.*another file"):
+            Net().fit(epochs=2, checkpoint=path)
+    path.write_bytes(good)
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        with pytest.raises(gg.CannotWrite, match="No space left .* make space"):
+            net.fit(epochs=2, checkpoint=path)
+    assert path.read_bytes() == good and os.listdir(tmp_path) == [path.name]
+    with pytest.raises(gg.train.NotFinite):             # what the last step spoilt is not kept
+        Net().fit((X, Y), epochs=2, checkpoint=path, optimizer=gg.train.AdamW(lr=3e38))
+    assert path.read_bytes() == good
 
 
 def test_nothing_but_the_optimiser_writes_parameters():
@@ -154,6 +200,13 @@ def test_nothing_but_the_optimiser_writes_parameters():
     (dict(callback=3), "is a function"),
     (dict(early_stop=0, val_split=0.25), "1 or more"), (dict(checkpoint="/no such folder/a"), "there is no folder"),
     (dict(optimizer=gg.train.SGD(lr=np.inf)), "finite"), (dict(optimizer=gg.train.SGD(lr=lambda step: None)), "number"),
+    (dict(optimizer=gg.train.SGD(lr=1e39)), "finite in float32"), (dict(optimizer=gg.train.SGD(lr=True)), "number"),
+    (dict(data=(X, Y.astype(float))), "class numbers are integers"), (dict(data=(X, Y - 100)), "leave such rows out"),
+    (dict(data=(X[:0], Y[:0])), "there are no rows"), (dict(data=(X.tolist(), Y)), "np.array makes one of rows"),
+    (dict(data=iter(X)), "arrays of numbers are needed, .* got "), (dict(data=([[1, 2], [3]],)), "arrays of numbers"),
+    (dict(clip=[1]), "clip must be positive"), (dict(val_split="0.1"), r"in \[0, 1\)"),
+    (dict(checkpoint=3), "named by its path, got 3"), (dict(checkpoint=b"a"), "named by its path"),
+    (dict(loss=lambda y, t: None), "a loss function returns a tensor .* got NoneType"),
 ])
 def test_mistakes_are_found_before_the_first_step(options, match):
     net = Net()
@@ -174,6 +227,55 @@ def test_ctrl_c_leaves_whole_steps():
         net.fit(epochs=5, callback=press)
     assert all((a == b).all() for a, b in zip(net.values(), seen[2], strict=True)) and len(seen) == 3
     assert net.fit(epochs=1).steps                      # and it goes on
+
+
+def test_ctrl_c_at_any_moment_leaves_whole_steps(tmp_path):
+    """In a kernel, between batches, while a checkpoint is written: the parameters are those of the steps counted."""
+    tried = []
+    for k in range(6):
+        net, path, counted = Net(), tmp_path / f"{k}.safetensors", []
+        timer = threading.Timer(0.02 + 0.013 * k, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                net.fit(epochs=10 ** 6, checkpoint=path, progress=False, callback=counted.append)
+        timer.join()
+        if not counted:
+            continue
+        n = len(counted[-1].steps)
+        same = Net()
+        same.fit(epochs=10 ** 6, progress=False, callback=lambda h, n=n: len(h.steps) == n)
+        tried.append(n)
+        assert all((a == b).all() for a, b in zip(net.values(), same.values(), strict=True)), n
+        h = net.fit(epochs=1, checkpoint=path)
+        assert len(h.steps) >= n
+    assert tried
+
+
+def test_trainings_inside_one_another_and_in_threads():
+    want, outer, inner = Net().fit(epochs=2), Net(), Net()
+    got = outer.fit(epochs=2, callback=lambda h: inner.fit() and None)
+    assert got.steps == want.steps
+    nets, found = [Net(), Net()], {}
+    threads = [threading.Thread(target=lambda net=net: found.update({net: net.fit(epochs=2)})) for net in nets]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [found[net].steps for net in nets] == [want.steps] * 2
+
+
+def test_a_model_that_is_freed_while_it_is_trained():
+    net = Net()
+    with pytest.raises(gg.StaleHandle, match="x belongs to a Context that was freed"):
+        net.fit(callback=lambda h: net.ctx.free())
+    with pytest.raises(gg.StaleHandle, match="freed"):
+        net.fit()
+
+
+def test_a_callback_answers_yes_or_no():
+    with pytest.raises(gg.GgjitError, match="the callback of fit must answer True or False"):
+        Net().fit(callback=lambda h: np.array([1, 2]))
 
 
 def test_stops_early_and_when_told():
@@ -252,6 +354,33 @@ def test_datasets():
         gg.train.Dataset(np.zeros((3, 2)), np.zeros(4))
     with pytest.raises(gg.ParamError, match="shard must be from 1"):
         gg.train.Dataset(np.zeros((3, 2)), shard=0)
+    assert gg.train.Dataset(np.zeros((3, 2)), shard=np.int64(3)).shard == 3
+    net = Net()
+    for call, rows in ((gg.train.evaluate, (X[:0], Y[:0])), (gg.train.predict, X[:0])):
+        with pytest.raises(gg.ParamError, match="there are no rows"):
+            call(net.x, net.y, rows)
+
+
+@pytest.mark.parametrize("n", [BATCH, BATCH + 1, 2 * BATCH - 1, 23])
+def test_rows_that_fill_no_batch_are_left_out(n):
+    got, want = Net(), Net()
+    h = got.fit((X[:n], Y[:n]), seed=None, epochs=2)
+    assert len(h.steps) == 2 * (n // BATCH)
+    n -= n % BATCH
+    assert h.steps == want.fit((X[:n], Y[:n]), seed=None, epochs=2).steps
+    assert gg.train.predict(got.x, got.y, X[:n + 1]).shape == (n + 1, 3)
+
+
+def test_optimisers_take_numbers():
+    for made in (lambda: gg.train.AdamW(beta2="a"), lambda: gg.train.AdamW(eps=np.inf),
+                 lambda: gg.train.SGD(weight_decay="a"), lambda: gg.train.AdamW(weight_decay=np.nan)):
+        with pytest.raises(gg.ParamError, match="finite and not negative"):
+            made()
+
+
+def test_classes_may_be_truth_values():
+    a, b = Net(), Net()
+    assert a.fit((X, Y > 0)).steps == b.fit((X, (Y > 0).astype(int))).steps
 
 
 # ---------------------------------------------------------------- refused

@@ -1,4 +1,8 @@
 """`ggjit finetune`: train a LoRA adapter beside the frozen weights of a model."""
+import contextlib
+import signal
+import threading
+
 from ggjit.alloc.report import mib
 from ggjit.display.progress import compiling
 from ggjit.models.networks.finetune import TARGETS, finetune
@@ -26,9 +30,22 @@ def add_arguments(c):
     c.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a step (1)")
     c.add_argument("--lr", type=float, default=2e-4, metavar="RATE", help="learning rate of AdamW (2e-4)")
     c.add_argument("-s", "--seed", type=count, default=0, metavar="N", help="of the first values and the order (0)")
-    c.add_file("--checkpoint", metavar="FILE", help="written after every epoch and at the end; the same command goes "
-               "on from it")
+    c.add_file("--checkpoint", metavar="FILE", help="written every minute and at the end; the same command goes on "
+               "from it")
     add_threads(c)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm():
+    """SIGTERM does what Ctrl-C does: the adapter of the last finished step is written, and the checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(args):
@@ -44,7 +61,7 @@ def run(args):
             print(f"step {n}: loss {history.steps[-1]:.4f}", flush=True)
     found = {}
     targets = None if args.targets is None else [t.strip() for t in args.targets.split(",") if t.strip()]
-    with compiling():
+    with compiling(), ended_by_sigterm():
         h = finetune(args.model, args.data, args.out, args.rank, args.alpha, targets, args.n_ctx or 256, args.memory,
                      args.epochs, args.steps, args.lr, args.batch, args.seed, args.threads, args.checkpoint, stepped,
                      on_plan=planned, force=args.force)
