@@ -3,17 +3,17 @@
     python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed] [--share 0.1]
     GGJIT_CUDA_COMPILER=simulator python -m benchmarks.gpu --dry        every measurement once, as small as they go
 
-1. the op suite: every case of every op that has a CUDA kernel, CUDA0 against the NumPy reference and the CPU backend;
+1. the op suite (gpu_suite.py): every case of every op that has a CUDA kernel, against the NumPy reference and the CPU;
    the first cases of each op under compute-sanitizer, where it is installed;
 2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch (cuBLAS),
    int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns;
 3. launch overhead with and without CUDA graphs; memory taken against gg.measure;
+   every other op on the largest of its cases (gpu_ops.py);
 4. MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found.
 
 The table goes to benchmarks/results/gpu.md.  Without a GPU it says why, and exits with 1.
 """
 import argparse
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -24,7 +24,6 @@ import itertools
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import statistics
@@ -36,26 +35,25 @@ import numpy as np
 
 import ggjit as gg
 from benchmarks.catalogue_models import STORIES
+from benchmarks.gpu_ops import op_rows
+from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitizer
 from benchmarks.report import Row, Spread, markdown
 from benchmarks.synth import model_path
 from benchmarks.worker import Missing
 from ggjit.cuda import products
-from ggjit.cuda.driver import DeviceLost
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
-from ggjit.ops.core.record import OP
-from ggjit.ops.core.spec import Inputs, all_specs
 from ggjit.ops.cuda import mul_mat_dense
-from ggjit.ops.cuda.native.launch import launches, makers
+from ggjit.tools.suite.runner import as_bytes
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+           "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "MXFP4",
+           "NVFP4")
 MIN_NODES = 20                  # one timing runs this many launches, so that events do not count
+LLAMA_BENCH_SECONDS = 120
 FLUSH_NBYTES = 256 << 20        # more than any second-level cache
-CASES_A_PROCESS, PROCESS_SECONDS = 40, 120
-SANITIZED_CASES, SANITIZER_SECONDS, SANITIZER_ERROR = 4, 600, 99
-OWN, CUBLAS = {"GGJIT_CUBLAS": "0"}, {"GGJIT_CUBLAS": "1"}         # whose dense products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,145 +69,13 @@ class Scale:
     chain: int = 200
     flush_nbytes: int = FLUSH_NBYTES
     llamas: tuple = ("F16", "Q4_0")             # of the 1.1B shape
+    dry: bool = False                           # the smallest cases of ops, and the first error stops
+    n_ops: int | None = None                    # a random choice of so many of them
 
 
 FULL = Scale()
 QUICK = dataclasses.replace(FULL, repeats=3, products=(1024,))
-DRY = Scale(1, ("F16", "Q4_0"), (32, 4), (16,), ("F16",), (9,), ((16, 1, 1, 16),), 3, 1 << 12, ())
-
-
-# ---------------------------------------------------------------- right
-def nmse(got, want):
-    got, want = (np.asarray(x, np.float64).ravel() for x in (got, want))
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    with np.errstate(invalid="ignore"):             # infinities that differ
-        wrong = np.where(same, 0, got - want)
-    size = np.square(np.where(np.isfinite(want), want, 0)).sum()
-    return float(np.square(wrong).sum() / max(size, 1e-30))
-
-
-def on(backend, case, seed):
-    """(node, its sources' values, its own) of a case computed on `backend`; leaves are the same on every backend."""
-    ctx = gg.Context()
-    inputs = Inputs(ctx, np.random.default_rng(seed))
-    y = case.build(inputs)
-    gg.alloc_ctx_tensors(ctx, backend)
-    for t, values in inputs.data:
-        t.set(values)
-    inner = [s for s in y.src if s is not None and s.base.op != OP.NONE]
-    given = [None if s is None or s in inner else exact(s) for s in y.src]          # before an op writes them in place
-    if not inner:
-        return y, given, gg.compute(y, backend=backend)
-    got, *made = gg.compute(y, *inner, backend=backend)
-    made = {s.id: values for s, values in zip(inner, made, strict=True)}
-    return y, [_widened(made[s.id], s) if s is not None and s.id in made else v
-               for s, v in zip(y.src, given, strict=True)], got
-
-
-def exact(t):
-    """A tensor's values as a reference takes them: floats as float64, all four dimensions."""
-    return _widened(t.numpy(), t)
-
-
-def _widened(a, t):
-    a = a.reshape(tuple(reversed(t.ne)))
-    return a.astype(np.float64) if a.dtype.kind == "f" else a
-
-
-def bound(case, y):
-    """The largest NMSE that is right: the case's; ggml's for the op where a kernel rounds what the CPU's does not."""
-    return max(case.max_nmse, *(launch.max_nmse for launch in launches(y)))
-
-
-def differs(case, y, sources, got, seed):
-    """What is wrong with a case's result, or None: it must be near the float64 reference, or near the CPU's."""
-    want = np.reshape(all_specs()[y.op].reference(y, *sources), got.shape)
-    most, error = bound(case, y), nmse(got, want)
-    if error <= most:
-        return None
-    beside = nmse(got, on(gg.init_backend("CPU"), case, seed)[2])
-    return None if beside <= most else f"{case.name}: NMSE {error:.1e} to float64, {beside:.1e} to the CPU"
-
-
-def check_cases(op, first, last):
-    """(n cases run, n without a kernel, [what went wrong], where to go on in a new process) of cases first..last-1."""
-    n = absent = 0
-    wrong, gpu = [], gg.init_backend("CUDA0")
-    for seed, case in enumerate(all_specs()[OP[op]].cases()):
-        if not first <= seed < last:
-            continue
-        try:
-            y = case.build(Inputs(gg.Context(), np.random.default_rng(seed)))
-            if not gpu.device.supports_op(y):
-                absent += 1
-                continue
-            n += 1
-            wrong.append(differs(case, *on(gpu, case, seed), seed))
-        except DeviceLost as e:                 # nothing runs in this process any more
-            return n, absent, [*filter(None, wrong), f"{case.name}: {e}"], seed + 1
-        except Exception as e:                  # the rest of the suite is still worth having
-            wrong.append(f"{case.name}: {type(e).__name__}: {e}")
-    return n, absent, list(filter(None, wrong)), last
-
-
-def check_ops(n_jobs, share=1.0):
-    """[(op, n cases, n without a kernel, [what went wrong])]; `share` of the cases, in processes of their own."""
-    done, tasks = {op.name: [0, 0, []] for op in makers()}, []
-    for op in makers():
-        n = sum(1 for _ in all_specs()[op].cases())
-        tasks += [(op.name, i, min(i + CASES_A_PROCESS, n), OWN) for i in range(0, n, CASES_A_PROCESS)]
-        if op is OP.MUL_MAT and mul_mat_dense.available():
-            tasks += [(*task[:3], CUBLAS) for task in tasks if task[0] == op.name]
-    tasks = random.sample(tasks, max(1, round(share * len(tasks))))
-    with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
-        for op, n, absent, wrong in pool.map(in_a_process, tasks):
-            done[op][0] += n
-            done[op][1] += absent
-            done[op][2] += wrong
-            print(f"{op}: {n} cases, {absent} without a kernel, {len(wrong)} wrong", *wrong, sep="\n    ",
-                  file=sys.stderr, flush=True)
-    return [(op, *found) for op, found in done.items()]
-
-
-def in_a_process(task):
-    """check_cases in processes of its own: another one goes on where the device was lost, or the process died."""
-    op, first, last, products = task
-    n = absent = 0
-    wrong = []
-    while first < last:
-        command = [sys.executable, "-m", "benchmarks.gpu", "--cases", op, str(first), str(last)]
-        try:
-            r = subprocess.run(command, text=True, capture_output=True, timeout=PROCESS_SECONDS,
-                               env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "GGJIT_THREADS": "1", **products})
-        except subprocess.TimeoutExpired:
-            return op, n, absent, [*wrong, f"cases {first} to {last}: not done in {PROCESS_SECONDS} s"]
-        if r.returncode:
-            return op, n, absent, [*wrong, f"cases {first} to {last}: exit status {r.returncode}: {r.stderr[-300:]}"]
-        more, none, found, first = json.loads(r.stdout.splitlines()[-1])
-        n, absent, wrong = n + more, absent + none, wrong + found
-    return op, n, absent, wrong
-
-
-def sanitizer():
-    """Path of compute-sanitizer on PATH or in CUDA_HOME, or None."""
-    return shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
-
-
-def sanitize(program, n_jobs, share=1.0):
-    """(number of ops, [what memcheck found]): the first cases of each op, in processes of their own."""
-    def checked(op):
-        command = [program, "--tool", "memcheck", "--error-exitcode", str(SANITIZER_ERROR), sys.executable, "-m",
-                   "benchmarks.gpu", "--cases", op.name, "0", str(SANITIZED_CASES)]
-        try:
-            r = subprocess.run(command, text=True, capture_output=True, timeout=SANITIZER_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"{op.name}: not done in {SANITIZER_SECONDS} s"
-        return f"{op.name}: exit status {r.returncode}: {(r.stdout + r.stderr)[-500:]}" if r.returncode else None
-    ops = list(makers())
-    ops = random.sample(ops, max(1, round(share * len(ops))))
-    with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
-        return len(ops), list(filter(None, pool.map(checked, ops)))
+DRY = Scale(1, ("F16", "IQ2_XXS"), (256, 4), (16,), ("F16",), (9,), ((16, 1, 1, 16),), 3, 1 << 12, (), True)
 
 
 # ---------------------------------------------------------------- fast
@@ -264,9 +130,7 @@ def weights(gpu, *specs):
     made = [ctx.new_tensor(type, ne) for type, ne in specs]
     gg.alloc_ctx_tensors(ctx, gpu)
     for t in made:
-        rows = np.asarray(rng.uniform(-1, 1, (64, t.ne[0])), np.float32)
-        raw = np.frombuffer(gg.quantize(t.type, rows), np.uint8) if t.type.quantized or t.type is gg.BF16 \
-            else rows.astype(t.type.dtype).view(np.uint8).ravel()
+        raw = np.frombuffer(as_bytes(t, rng.uniform(-1, 1, (64, t.ne[0]))), np.uint8)
         t.set_bytes(np.resize(raw, t.nbytes))
     return made
 
@@ -484,7 +348,7 @@ def llama_bench(path, n_prompt, n_generated=64):
     if program is None:
         return {}
     command = [program, "-m", path, "-p", str(n_prompt), "-n", str(n_generated), "-ngl", "99", "-r", "5", "-o", "json"]
-    r = subprocess.run(command, text=True, capture_output=True, timeout=PROCESS_SECONDS)
+    r = subprocess.run(command, text=True, capture_output=True, timeout=LLAMA_BENCH_SECONDS)
     if r.returncode:
         print(f"llama-bench: exit status {r.returncode}: {r.stderr[-300:]}", file=sys.stderr)
         return {}
@@ -497,14 +361,14 @@ def measured(gpu, scale, llamas, embed):
     peak = timer.copy_bandwidth()
     rows = [Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s"))]
     parts = (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), attention_rows(timer),
-             overhead_rows(timer), memory_rows(timer), model_rows(timer, llamas, embed))
+             overhead_rows(timer), memory_rows(timer), op_rows(timer, peak), model_rows(timer, llamas, embed))
     for part in parts:
         try:
             for row in part:
                 print(" | ".join(map(str, row.cells())), file=sys.stderr, flush=True)
                 rows.append(row)
         except Exception as e:                  # the rest is still worth having
-            if scale is DRY:
+            if scale.dry:
                 raise
             rows.append(Row(f"{part.__name__} stopped", "-", f"{type(e).__name__}: {e}"))
     return rows
@@ -525,19 +389,16 @@ def main(argv=None):
     p.add_argument("--only", choices=("ops", "speed"), help="the op suite alone, or the measurements alone")
     p.add_argument("--share", type=float, default=1.0, help="share of the op suite's cases, drawn anew in every run")
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes of the op suite")
-    p.add_argument("--cases", nargs=3, metavar=("OP", "FIRST", "LAST"), help=argparse.SUPPRESS)
     args = p.parse_args(argv)
-    if args.cases:
-        print(json.dumps(check_cases(args.cases[0], *map(int, args.cases[1:]))))
-        return 0
     try:
         gpu = gg.init_backend("CUDA0")
     except GgjitError as e:
         print(f"benchmarks.gpu needs an NVIDIA GPU: {e}", file=sys.stderr)
         return 1
     device, scale = gpu.device, DRY if args.dry else QUICK if args.quick else FULL
-    checked, program = [] if args.only == "speed" else check_ops(args.jobs, args.share), sanitizer()
-    n_sanitized, faults = sanitize(program, args.jobs, args.share) if program and args.only != "speed" else (0, [])
+    checked = [] if args.only == "speed" else check_ops(args.jobs, args.share, args.dry)
+    program = None if args.only == "speed" or args.dry else sanitizer()
+    n_sanitized, faults = sanitize(program, args.jobs, args.share) if program else (0, [])
     llamas, embed = ([], None) if args.only == "ops" or args.dry else default_models(scale)
     rows = [] if args.only == "ops" else measured(gpu, scale, llamas if args.model is None else args.model,
                                                   args.embed_model or embed)
@@ -547,7 +408,7 @@ def main(argv=None):
             f"Compute capability {'.'.join(map(str, device.compute_capability))}, "
             f"{device.n_multiprocessors} multiprocessors, {device.memory()[1] / 1e9:.0f} GB, {driver_version()}.\n\n"
             f"Op suite: {n} cases of {len(checked)} ops, {len(wrong)} wrong. compute-sanitizer: "
-            f"{f'{n_sanitized} ops, {len(faults)} with faults' if program else 'not installed'}.\n\n"
+            f"{f'{n_sanitized} ops, {len(faults)} with faults' if program else 'not run'}.\n\n"
             + "\n".join(wrong) + "\n\n" + markdown(rows) + "\n")
     print(text)
     if args.only or args.share < 1 or args.quick or args.dry:       # a part of the table replaces no whole one

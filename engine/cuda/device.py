@@ -52,8 +52,9 @@ class CUDADevice(Device):
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
         self.products = None                            # what was measured of them (engine/cuda/products.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
-        self._backends, self._met = weakref.WeakSet(), weakref.WeakSet()
+        self._backends, self._met = [], weakref.WeakSet()       # backends: weak references
         self._garbage = collections.deque()             # (function that frees, what is no longer held)
+        self._lock = threading.Lock()                   # who frees garbage, or adds a backend
 
     @functools.cached_property
     def context(self):
@@ -134,11 +135,20 @@ class CUDADevice(Device):
         self.use()
         driver().cuEventSynchronize(event)
 
-    # ------------------------------------------------------------ synchronous copies
+    # ------------------------------------------------------------ backends
+    def add_backend(self, backend):
+        with self._lock:
+            self._backends = [ref for ref in self._backends if ref() is not None] + [weakref.ref(backend)]
+
+    def _living(self):
+        return [backend for ref in self._backends if (backend := ref()) is not None]
+
     def finish(self):
         """Wait for all backends of this device; their errors come out here."""
-        for backend in list(self._backends):
+        for backend in self._living():
             backend.synchronize()
+
+    # ------------------------------------------------------------ synchronous copies
 
     def copy_in(self, address, raw):
         """Bytes of a flat host array to a device address."""
@@ -207,14 +217,18 @@ class CUDADevice(Device):
         self._garbage.append((function, held))
 
     def collect(self):
-        if not self._garbage:
-            return
-        self.use()
-        for backend in list(self._backends):
-            driver().cuStreamSynchronize(backend.stream)
-        while self._garbage:
-            function, held = self._garbage.popleft()
-            (function if callable(function) else getattr(driver(), function))(held)
+        """Free what was released before this call, when the streams are done with it.  One thread at a time: what is
+        released meanwhile may be in use by work submitted meanwhile, and waits for the next call."""
+        with self._lock:
+            n = len(self._garbage)
+            if n == 0:
+                return
+            self.use()
+            for backend in self._living():
+                driver().cuStreamSynchronize(backend.stream)
+            for _ in range(n):
+                function, held = self._garbage.popleft()
+                (function if callable(function) else getattr(driver(), function))(held)
 
 
 class CUDABackend(Backend):
@@ -230,7 +244,7 @@ class CUDABackend(Backend):
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
         self._work = None
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
-        device._backends.add(self)
+        device.add_backend(self)
 
     def work(self, nbytes):
         """Scratch memory shared by the plans of this stream; plans keep what they were resolved with."""
@@ -250,10 +264,16 @@ class CUDABackend(Backend):
     def synchronize(self):
         """Wait for everything submitted.  Errors: IndexRangeError (an id out of range), DeviceLost."""
         self.device.use()
-        self.cuda.cuStreamSynchronize(self.stream)
-        self._held.clear()
-        plans, self._ran = list(self._ran.values()), {}
-        failures = [e for e in (plan.failure() for plan in plans) if e is not None]
+        with self.lock:                         # what other threads submit from here on is the next call's
+            ran, self._ran, held, self._held = self._ran, {}, self._held, []
+        try:
+            self.cuda.cuStreamSynchronize(self.stream)
+        except BaseException:                   # a Ctrl-C: the work goes on, and is waited for again
+            with self.lock:
+                self._ran, self._held = ran | self._ran, held + self._held
+            raise
+        held.clear()
+        failures = [e for e in (plan.failure() for plan in ran.values()) if e is not None]
         self.device.collect()
         if failures:
             raise failures[0]
@@ -262,8 +282,9 @@ class CUDABackend(Backend):
     def send(self, address, raw):
         """Bytes of a flat host array to a device address; the array is kept until `synchronize`."""
         self.device.use()
-        self._held.append(raw)
-        self.cuda.cuMemcpyHtoDAsync(address, address_of(raw), raw.size, self.stream)
+        with self.lock:
+            self._held.append(raw)
+            self.cuda.cuMemcpyHtoDAsync(address, address_of(raw), raw.size, self.stream)
 
     def set_tensor_async(self, t, data, offset=0):
         raw, buf = as_bytes(data), t.buffer
@@ -280,8 +301,9 @@ class CUDABackend(Backend):
         raw = np.empty(t.nbytes - offset if nbytes is None else nbytes, np.uint8)
         if raw.size:
             self.device.use()
-            self._held.append(raw)
-            self.cuda.cuMemcpyDtoHAsync(address_of(raw), buf._range(t, offset, raw.size), raw.size, self.stream)
+            with self.lock:
+                self._held.append(raw)
+                self.cuda.cuMemcpyDtoHAsync(address_of(raw), buf._range(t, offset, raw.size), raw.size, self.stream)
         return raw
 
     def _mine(self, buf):

@@ -1,19 +1,29 @@
 """Convolutions: im2col and back, direct, by channel, transposed, col2im; pooling and its gradient (ops/conv).
 
-One thread makes one element of the result; rows of the result are dealt to blocks.
+One thread makes one element of the result; rows of the result are dealt to blocks.  A plain convolution whose sums are
+long and planes small, which is what the gradient of a kernel is, shares each sum among the threads of a block:
+
+    3 x 3 of 64 by 64 channels, 8 pictures of 64 x 64       36,864 sums of 32,768 products
+    a thread a sum          4,096 blocks with 9 of 32 threads busy, 32,768 steps each
+    a block a row of sums   12,288 blocks of 256 threads, 128 steps each, neighbours read neighbours
 """
+import math
+
 from numpy import float32 as f32
 
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda.compiler.core import block, device, ld_f32, n_blocks, n_threads, st_f32, thread
+from ggjit.ops.cuda.compiler.core import block, device, ld_f32, local, n_blocks, n_threads, st_f32, thread
 from ggjit.ops.cuda.each import at, each_element
-from ggjit.ops.cuda.native.launch import dense, over_rows
-from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, row_addr, row_index
+from ggjit.ops.cuda.native.launch import MAX_BLOCKS, SMALL_BLOCKS, Launch, dense, over_pieces, over_rows, threads_for
+from ggjit.ops.cuda.native.sums import block_sum
+from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, n_rows, nb, ne, param_i32, piece, row_addr, row_index
 from ggjit.ops.cuda.rows import FLOATS, ONE
 
 ZERO = f32(0)
 LOWEST = f32(-3.4028234663852886e38)        # what ggml takes for the maximum of an empty window
 MAX = 0                                     # GGML_OP_POOL_MAX; 1 is the average
+MAX_FEW = 8                                 # pixels of a row whose sums one thread holds
+FEW_TAPS = 2 if SMALL_BLOCKS else 32        # taps a pixel of the plane, from where threads share sums
 
 
 # ---------------------------------------------------------------- im2col
@@ -55,17 +65,20 @@ def _im2col(t):
 
 # ---------------------------------------------------------------- direct convolution
 def _make_conv(get_a, get_b, put, size):
-    """Row (oy, oc, n) of the result."""
+    """Blocks take planes (oc, n) of the result, or pieces of them; a thread makes a pixel."""
     def kernel(node):
         a, b, d = node + SRC0, node + SRC1, node + DST
         kw, kh, channels, w, h = ne(a, 0), ne(a, 1), ne(a, 2), ne(b, 0), ne(b, 1)
-        r = block()
-        while r < n_rows(d):
-            oy, oc, n = row_index(d, r)
-            y0 = oy * param_i32(node, 1) - param_i32(node, 3)
-            ox = thread()
-            while ox < ne(d, 0):
-                x0, s = ox * param_i32(node, 0) - param_i32(node, 2), ZERO
+        n_pixels, n_planes = ne(d, 0) * ne(d, 1), ne(d, 2) * ne(d, 3)
+        plane, next_plane, first, step = piece(n_planes)
+        while plane < n_planes:
+            n = plane // ne(d, 2)
+            oc, i = plane - n * ne(d, 2), first
+            while i < n_pixels:
+                oy = i // ne(d, 0)
+                ox = i - oy * ne(d, 0)
+                x0, y0 = ox * param_i32(node, 0) - param_i32(node, 2), oy * param_i32(node, 1) - param_i32(node, 3)
+                s = ZERO
                 for c in range(channels):
                     for ky in range(kh):
                         y = y0 + ky * param_i32(node, 5)
@@ -76,7 +89,46 @@ def _make_conv(get_a, get_b, put, size):
                                 if 0 <= x and x < w:
                                     s += get_a(pa + kx * nb(a, 0)) * get_b(pb + x * nb(b, 0))
                 put(row_addr(d, oy, oc, n) + ox * size, s)
-                ox += n_threads()
+                i += step
+            plane += next_plane
+    return kernel
+
+
+def _make_few(get_a, get_b, put, size, n_ox):
+    """Blocks take rows of n_ox pixels, (oy, oc, n) of the result; threads take taps (kx, ky, c), kx fastest."""
+    def kernel(node):
+        a, b, d = node + SRC0, node + SRC1, node + DST
+        kw, kh, w, h = ne(a, 0), ne(a, 1), ne(b, 0), ne(b, 1)
+        lines, r = n_threads() // kw, block()
+        while r < n_rows(d):
+            oy, oc, n = row_index(d, r)
+            line = thread() // kw
+            kx, ky, c = thread() - line * kw, line % kh, line // kh
+            sums = local.array(n_ox, "float32")
+            for i in range(n_ox):
+                sums[i] = ZERO
+            while c < ne(a, 2):
+                y = oy * param_i32(node, 1) - param_i32(node, 3) + ky * param_i32(node, 5)
+                if 0 <= y and y < h:
+                    v, pb = get_a(row_addr(a, ky, c, oc) + kx * nb(a, 0)), row_addr(b, y, c, n)
+                    x = kx * param_i32(node, 4) - param_i32(node, 2)
+                    for i in range(n_ox):
+                        if 0 <= x and x < w:
+                            sums[i] += v * get_b(pb + x * nb(b, 0))
+                        x += param_i32(node, 0)
+                kx += n_threads() - lines * kw          # the tap n_threads further on, without divisions
+                ky += lines % kh
+                c += lines // kh
+                if kx >= kw:
+                    kx -= kw
+                    ky += 1
+                if ky >= kh:
+                    ky -= kh
+                    c += 1
+            for i in range(n_ox):
+                s = block_sum(sums[i])
+                if thread() == 0:
+                    put(row_addr(d, oy, oc, n) + i * size, s)
             r += n_blocks()
     return kernel
 
@@ -85,9 +137,13 @@ def _conv_2d(t):
     a, b = t.src[:2]
     if not {a.type, b.type, t.type} <= set(FLOATS) or not dense(t):
         return None
-    return over_rows(f"conv_2d_{a.type.name}_{b.type.name}_{t.type.name}",
-                     lambda: _make_conv(ONE[a.type].get, ONE[b.type].get, ONE[t.type].put, t.type.nbytes),
-                     t.ne[1] * t.ne[2] * t.ne[3], t.ne[0])
+    how, types = (ONE[a.type].get, ONE[b.type].get, ONE[t.type].put, t.type.nbytes), \
+        f"{a.type.name}_{b.type.name}_{t.type.name}"
+    n_pixels, n_taps, n_ox = t.ne[0] * t.ne[1], math.prod(a.ne[:3]), t.ne[0]
+    if n_ox <= MAX_FEW and n_taps >= FEW_TAPS * n_pixels:
+        rows = max(1, min(t.ne[1] * t.ne[2] * t.ne[3], MAX_BLOCKS))
+        return Launch(f"conv_2d_few_{n_ox}_{types}", lambda: _make_few(*how, n_ox), (rows, 1, 1), threads_for(n_taps))
+    return over_pieces(f"conv_2d_{types}", lambda: _make_conv(*how), t.ne[2] * t.ne[3], n_pixels)
 
 
 # ---------------------------------------------------------------- pooling

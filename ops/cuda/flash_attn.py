@@ -14,7 +14,9 @@ from ggjit.ops.attention.flash_attn import PREC_F32
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import BY_NAME, F16, F32, Q4_0, Q8_0
 from ggjit.ops.cuda import flash_attn_mma
-from ggjit.ops.cuda.blocks import LOW, byte_of, named_iq4
+from ggjit.ops.cuda.block_bits import LOW
+from ggjit.ops.cuda.block_points import named_iq4
+from ggjit.ops.cuda.blocks import byte_of
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.mul_mat_vec import WIDE
 from ggjit.ops.cuda.native import views

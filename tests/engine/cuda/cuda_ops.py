@@ -1,13 +1,13 @@
 """Every CUDA kernel in the simulator on the Specs' own small cases, against the NumPy references.  Run by
 test_cuda.py; CUDA_CASES=all runs every case that is small enough, else a few of each op."""
 import contextlib
+import dataclasses
 import functools
 import gc
 import importlib.util
 import inspect
 import itertools
 import json
-import math
 import os
 import random
 import sys
@@ -19,7 +19,8 @@ from helpers.sample import sampled
 
 import ggjit as gg
 from benchmarks import gpu as benchmark
-from benchmarks.gpu import bound, exact, nmse, on
+from benchmarks import gpu_suite
+from benchmarks.gpu_suite import bound, exact, nmse, on, served
 from ggjit.cuda import cublas
 from ggjit.cuda import products as products_by
 from ggjit.cuda import simulated_driver as cuda_sim
@@ -38,22 +39,9 @@ CASES_PER_OP = 6
 SLOW = {OP.MUL_MAT: 8, OP.MUL_MAT_ID: 3}       # cases of these, drawn anew in every run, as all are
 
 
-def work_of(y):
-    a = y.src[0] if y.src else y
-    if y.op in (OP.MUL_MAT, OP.MUL_MAT_ID):
-        return math.prod(y.ne) * a.ne[0] / 16
-    if y.op == OP.FLASH_ATTN_EXT:
-        return math.prod(a.ne) * y.src[1].ne[1] / 16
-    return max(math.prod(x.ne) for x in (y, *(s for s in y.src if s is not None)))
-
-
 def small_cases(op):
     """(number, case) of the cases that are small enough and have a kernel; the smallest where none is."""
-    found = []
-    for i, case in enumerate(all_specs()[op].cases()):
-        y = case.build(Inputs(gg.Context(), np.random.default_rng(0)))
-        if launches(y) is not None:
-            found.append((work_of(y), i, case))
+    found = list(served(op))
     most = MAX_WORK * (3 if op is OP.MUL_MAT else 1)
     return [(i, case) for work, i, case in found if work <= max(most, min(found)[0])]
 
@@ -117,6 +105,18 @@ def test_attention_of_one_query_over_shared_keys(gpu, options):
     case = Case(str(options), flash_attn.make_case(**options), 1e-11)
     assert len(launches(case.build(Inputs(gg.Context(), np.random.default_rng(3))))) == 2
     check(gpu, case, 3)
+
+
+# ---------------------------------------------------------------- convolutions
+@pytest.mark.parametrize("kernel, data, q", [
+    ((14, 9, 5, 3), (16, 11, 5, 2), (1, 1, 0, 0, 1, 1)), ((9, 40, 2, 4), (21, 43, 2, 1), (2, 3, 1, 2, 2, 1)),
+    ((3, 3, 70, 2), (1, 1, 70, 3), (1, 1, 1, 1, 1, 1)), ((33, 11, 3, 2), (40, 11, 3, 1), (1, 1, 0, 0, 1, 1))], ids=str)
+def test_long_sums_of_small_planes_are_shared_by_a_block(gpu, kernel, data, q):
+    """As the gradient of a kernel has them: more taps than threads and fewer, taps outside, steps and dilations."""
+    case = Case(str(kernel), lambda inp: gg.conv_2d_direct(inp.new(gg.F32, kernel), inp.new(gg.F32, data), *q), 1e-12)
+    launch, = launches(case.build(Inputs(gg.Context(), np.random.default_rng(0))))
+    assert launch.name.startswith("conv_2d_few")
+    check(gpu, case, random.randrange(1000))
 
 
 # ---------------------------------------------------------------- dense products, codes of columns
@@ -404,12 +404,12 @@ def test_quantisers_are_byte_equal_to_the_cpus(gpu, type):
 # ---------------------------------------------------------------- benchmarks/gpu.py
 def test_the_benchmark_measures_everything_as_small_as_it_goes(gpu):
     """So that nothing but the figures is new to it on a card."""
-    with benchmark.products_by(benchmark.CUBLAS):
-        rows = benchmark.measured(gpu, benchmark.DRY, [], None)
+    with benchmark.products_by(gpu_suite.CUBLAS):
+        rows = benchmark.measured(gpu, dataclasses.replace(benchmark.DRY, n_ops=6), [], None)
     assert all(row.ours.median > 0 for row in rows)
     works = " ".join(row.work for row in rows)
-    for part in "copy", "mat-vec F16", "mat-vec Q4_0", "own kernels", "cuBLAS", "9 columns", "attention", "launch by " \
-            "launch", "CUDA graph", "memory of":
+    for part in ("copy", "mat-vec F16", "mat-vec IQ2_XXS", "own kernels", "cuBLAS", "9 columns", "attention",
+                 "launch by launch", "CUDA graph", "memory of", "op "):
         assert part in works, part
     memory = next(row for row in rows if "memory" in row.work)
     assert memory.passed and memory.ours.median <= memory.peer.median
@@ -435,12 +435,12 @@ def test_the_benchmark_reads_llama_bench(monkeypatch, tmp_path):
 
 def test_the_benchmark_reports_what_the_sanitizer_finds(monkeypatch, tmp_path):
     found = program(tmp_path, "compute-sanitizer", "import sys\nassert sys.argv[1:5] == ['--tool', 'memcheck', "
-                    "'--error-exitcode', '99']\nop = sys.argv[sys.argv.index('--cases') + 1]\n"
+                    "'--error-exitcode', '99']\nop = sys.argv[sys.argv.index('benchmarks.gpu_suite') + 1]\n"
                     "print('Invalid __global__ read')\nsys.exit(99 if op == 'ROPE' else 0)")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert benchmark.sanitizer() == found
-    monkeypatch.setattr(benchmark, "makers", lambda: dict.fromkeys((OP.ROPE, OP.ADD)))
-    n, faults = benchmark.sanitize(found, 2)
+    assert gpu_suite.sanitizer() == found
+    monkeypatch.setattr(gpu_suite, "makers", lambda: dict.fromkeys((OP.ROPE, OP.ADD)))
+    n, faults = gpu_suite.sanitize(found, 2)
     assert n == 2 and len(faults) == 1 and faults[0].startswith("ROPE: exit status 99") and "Invalid" in faults[0]
 
 
