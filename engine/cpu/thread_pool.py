@@ -25,7 +25,7 @@ from ggjit.cpu.ticks import Tracing
 from ggjit.ops.core.errors import NotSupported, ParamError
 from ggjit.ops.core.host_memory import start
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import N_KERNEL, N_TASKS, WORD
+from ggjit.ops.core.record import N_KERNEL, N_TASKS, OK, WORD
 from ggjit.ops.core.whole_numbers import is_whole, whole
 from ggjit.ops.elementwise.custom import IN_PYTHON
 from ggjit.ops.native import jobs
@@ -34,7 +34,7 @@ from ggjit.ops.native.node import S_ABORT, S_COUNT, S_GENERATION, S_INTERVAL, S_
 POLL_SECONDS = 0.010
 SPIN_SECONDS = 150e-6   # how long an idle worker spins before it sleeps, at poll level 50 (ggml's default)
 
-_RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 5)         # engine/cpu/walk.py: run, called without looking for arrays
+_RUN = ctypes.PYFUNCTYPE(*[ctypes.c_int64] * 6)         # engine/cpu/walk.py: run, called without looking for arrays
 _ABORT_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int)       # called by thread 0 while it holds the GIL
 
 
@@ -52,7 +52,7 @@ class Pool:
         self._threads, self._stopped = [], False
         self._native_ids = {}                   # worker number -> the system's thread id
         self.affinity = None                    # cores of the workers; None: wherever the system likes
-        self.tracing = Tracing(self.words, walk.S_TRACE // WORD, walk.walk_traced)
+        self.tracing = Tracing(self.words, walk.S_TRACE // WORD + 1, walk.walk_traced)
         self._work = threading.Event()          # only where there is no futex
         self._per_second = _cycles_per_second()
         self.words[S_INTERVAL // WORD] = int(POLL_SECONDS * self._per_second)
@@ -163,10 +163,10 @@ class Pool:
                 self._work.set()
             if plan is not None:
                 plan.begin()
-            if self.tracing.watchers and j > i:
-                status = self.tracing.run(plan, i, j, self._enter, self.sync, first, end, n_threads)
-            else:
-                status = self._enter(self.sync, first, end, n_threads)
+            sheet = self.tracing.sheet(plan, i, j) if self.tracing.watchers and j > i else None
+            status = self._enter(self.sync, first, end, n_threads, 0 if sheet is None else sheet.page())
+            if sheet is not None and status == OK:
+                sheet.n_runs += 1               # another run would write over its page
         finally:
             self.n_walking = 0
             if callback is not None:            # no call before this: a signal could come in, and the address is stale

@@ -6,13 +6,13 @@
 
 Run r of the plan writes page r % pages.  A sheet begins with two pages, doubles while it may, and is written over from
 then on: its memory stays in the caches, and fresh memory would cost more than the clock does.  What is about to be
-written over is added to sums by jitted code, so that a run costs Python no more than two words and a counter.
+written over is added to sums by jitted code, so that a run costs Python no more than an address and a counter.
 """
 import numpy as np
 
 from ggjit.ops.core.host_memory import empty, zeros
 from ggjit.ops.core.locks import ForkLock
-from ggjit.ops.core.record import OK, WORD
+from ggjit.ops.core.record import WORD
 from ggjit.ops.native.jit import native
 from ggjit.ops.native.mem import ld_i64, st_i64
 
@@ -66,6 +66,10 @@ class Sheet:
         self.address = ticks.__array_interface__["data"][0]
         self.page_nbytes, self.thread_nbytes = ticks.strides[:2]
 
+    def page(self):
+        """Address of the page for the next run."""
+        return self.address + self.n_runs % self.n_pages * self.page_nbytes
+
     def turn(self):
         """All pages but one are written: twice as many, or the first again.  One is free for a run that may fail."""
         sums = self.sums()[0]
@@ -93,13 +97,13 @@ class Tracing:
     """The thread pool's side of profiles.  watchers: the open ones; sheets: {(id of rows, nodes i, j): Sheet}"""
 
     def __init__(self, words, at, walk):
-        """words[at:at + 3]: where the jitted code finds a page's address, the bytes of a thread's part of it, and the
-        address of the walk that fills it (a Native, compiled when first watched)."""
+        """words[at:at + 2]: where the jitted code finds the bytes of a thread's part of a page, and the address of the
+        walk that fills it (a Native, compiled when first watched)."""
         self._words, self._fixed_place, self._walk = memoryview(words), at, walk
         self.watchers, self.sheets, self._last, self._spare = [], {}, None, []
 
     def watch(self, profile):
-        self._words[self._fixed_place + 2] = self._walk.address
+        self._words[self._fixed_place + 1] = self._walk.address
         self.watchers.append(profile)
 
     def leave(self, profile):
@@ -108,26 +112,17 @@ class Tracing:
             self._spare = [s.ticks for s in self.sheets.values()][:MAX_SPARE] or self._spare
             self.sheets, self._last = {}, None
 
-    def run(self, plan, i, j, work, *args):
-        """work(*args), which runs nodes i..j-1 of a plan and returns a status; a run that failed is not counted."""
+    def sheet(self, plan, i, j):
+        """The Sheet of a plan's nodes i..j-1 with a page free for the run that comes next; None: no profile is open."""
         watchers = self.watchers                # another thread may close its profile while this one gets here
         if not watchers:
-            return work(*args)
+            return None
         sheet = self.sheets.get((id(plan.rows), i, j)) or self._new(plan, i, j, watchers[0].facts)
-        n = sheet.n_runs
-        if n == sheet.turn_at:
+        if sheet is not self._last:             # the words first: a signal may come in between
+            self._words[self._fixed_place], self._last = sheet.thread_nbytes, sheet
+        if sheet.n_runs == sheet.turn_at:
             sheet.turn()
-        words, at = self._words, self._fixed_place
-        if sheet is not self._last:
-            self._last, words[at + 1] = sheet, sheet.thread_nbytes
-        words[at] = sheet.address + n % sheet.n_pages * sheet.page_nbytes
-        try:
-            status = work(*args)
-        finally:
-            words[at] = 0
-        if status == OK:
-            sheet.n_runs = n + 1
-        return status
+        return sheet
 
     def _new(self, plan, i, j, facts_of):
         facts = facts_of(plan, i, j)

@@ -226,9 +226,13 @@ def poll(sync):
     return stop
 
 
-@native("i64(i64, i64, i64, i64)", gil=True)
-def run(sync, first, end, nth):
-    """Run a plan as thread 0, releasing the GIL meanwhile.  Returns the status; the NODE is in the sync page."""
+@native("i64(i64, i64, i64, i64, i64)", gil=True)
+def run(sync, first, end, nth, page):
+    """Run a plan as thread 0, releasing the GIL meanwhile.  Returns the status; the NODE is in the sync page.
+
+    page: where to write each node's start and end (engine/cpu/ticks.py); 0: nowhere.
+    """
+    st_i64(sync + S_TRACE, page)
     st_i64(sync + S_ABORT, 0)
     st_i64(sync + S_STOP_AT, 0)
     st_i64(sync + S_STATUS, 0)

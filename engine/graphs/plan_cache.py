@@ -7,6 +7,7 @@
 """
 import collections
 
+from ggjit.core.run_lock import RunLock
 from ggjit.ops.core.weak import WeakKeys
 
 
@@ -14,31 +15,40 @@ class PlanCache:
     """One plan for each owner, used again while its key is what it was when the plan was made.
 
     limit None: owners are held weakly, and a plan goes with its owner.  A number: so many plans are kept, those used
-    last.
+    last; `get` is called under a lock of the cache's user then.
     """
 
     def __init__(self, limit=None):
         self._limit = limit
         self._kept = WeakKeys() if limit is None else collections.OrderedDict()     # owner: (key, plan)
+        self._making = RunLock()
 
     def get(self, owner, key, make):
         """The owner's plan; made by `make()` where there is none or its key has changed.  An error of `make` leaves
-        the cache as it is.
+        the cache as it is.  Threads that ask for one plan at once get the same: all but one wait until it is made.
 
         key(plan): all that the plan depends on besides its owner, as it is now.
         """
-        entry = self._kept.of(owner) if self._limit is None else self._kept.get(owner)
-        if entry is None or entry[0] != key(entry[1]):
-            plan = make()
-            entry = key(plan), plan
-            if self._limit is None:
-                self._kept.put(owner, entry)
+        entry = self._valid(owner, key)
+        if entry is None:
+            with self._making:
+                entry = self._valid(owner, key)
+                if entry is None:
+                    plan = make()
+                    entry = key(plan), plan
+                    if self._limit is None:
+                        self._kept.put(owner, entry)
         if self._limit is not None:
             self._kept[owner] = entry
             self._kept.move_to_end(owner)
             while len(self._kept) > self._limit:
                 self._kept.popitem(last=False)
         return entry[1]
+
+    def _valid(self, owner, key):
+        """(key, plan) of the owner; None if there is none, or its key is another now."""
+        entry = self._kept.of(owner) if self._limit is None else self._kept.get(owner)
+        return entry if entry is not None and entry[0] == key(entry[1]) else None
 
     def plans(self):
         return [plan for _, plan in list(self._kept.values())]

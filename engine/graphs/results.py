@@ -8,19 +8,24 @@ import weakref
 import numpy as np
 
 from ggjit.ops.core.errors import Overwritten
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import FLAG_OUTPUT, VIEW_OPS
 from ggjit.ops.core.shape import describe
 
-_ran_last = weakref.ref(set())     # weak reference to what ran last; dead at first
+_none = weakref.ref(set())          # dead
+_ran_last = _none                   # weak reference to what ran last: all its tensors refer to it
+_marking = ForkLock()
 
 
 def mark_last(run, nodes):
     """`t.numpy()` reads what ran last; a plan replayed in a row has marked its tensors already."""
     global _ran_last
     if _ran_last() is not run:
-        _ran_last = weakref.ref(run)
-        for t in nodes:
-            t._plan = _ran_last
+        with _marking:              # graphs of two threads may share tensors
+            _ran_last, mine = _none, weakref.ref(run)       # none, should a signal come in meanwhile
+            for t in nodes:
+                t._plan = mine
+            _ran_last = mine
 
 
 def ran_last():

@@ -1,11 +1,16 @@
 """A call like an earlier one makes the node that the checked builder makes, and fails as it does."""
+import contextlib
 import gc
+import itertools
+import re
 import sys
 import weakref
 
 import numpy as np
 import pytest
 from helpers.builder_calls import Leaf, calls
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import ggjit as gg
 from ggjit.core.table import TABLE
@@ -14,6 +19,7 @@ from ggjit.ops.core.record import T_SRC
 from ggjit.ops.core.spec import builders as checked_builders
 from ggjit.tensors import repeats
 from ggjit.tensors.tensor import Tensor
+from ggjit.tensors.type_names import with_type_names
 
 LOOKED_AT = ("op", "src", "op_params", "param_floats", "view_src", "view_offs", "base", "flags", "name", "buffer",
              "offs")
@@ -182,3 +188,102 @@ def test_refused_calls_leave_nothing():
     del Mine
     gc.collect()
     assert gone() is None
+
+
+# ---------------------------------------------------------------- random graphs, built by both kinds of builders
+CALLS_FUNCTIONS = {"custom", "custom_inplace", *(f"map_custom{n}{x}" for n in (1, 2, 3) for x in ("", "_inplace"))}
+LAST = (None, None, None, 0, 1, 2, -1, 0.0, -0.0, 1.0, True, "F16", gg.F16, 2 ** 70)   # None: the last argument stays
+
+
+class World:
+    """Contexts and tensors of one kind of builders; two worlds that take the same steps hold the same."""
+
+    def __init__(self, builders):
+        self.builders, self.contexts, self.pool = builders, [gg.Context() for _ in range(3)], []
+
+    def leaf(self, recipe, choice):
+        """A tensor for an argument: of the pool, with the recipe's layout or any; else a new one, perhaps a view."""
+        alike = [t for t in self.pool if (t.type, t.ne) == (recipe.type, recipe.ne)]
+        some = (alike, alike, self.pool, [])[choice % 4]
+        if some:
+            return some[choice // 4 % len(some)]
+        ctx = self.contexts[choice // 4 % 3]
+        t = ctx.new_tensor(recipe.type, recipe.ne if choice % 3 else (*recipe.ne[:3], recipe.ne[3] + 1))
+        with self.contexts[choice // 12 % 3]:           # not the one of what it views
+            t = t if choice % 3 else gg.view_4d(t, *recipe.ne, *t.nb[1:], t.nb[3] * (choice % 2))
+            return gg.permute(t, *recipe.axes) if recipe.axes else t
+
+    def call(self, name, recipes, choices, number, within):
+        """What a call gives: facts of the node, or the error."""
+        choices = itertools.cycle(choices)
+
+        def made(a):
+            if isinstance(a, list):
+                return [made(x) for x in a]
+            return self.leaf(a, next(choices)) if isinstance(a, Leaf) else a
+        try:
+            args = [made(a) for a in recipes]
+            if number is not None and not isinstance(args[-1], Tensor):
+                args[-1] = number
+            with self.contexts[within] if within < 3 else contextlib.nullcontext():
+                t = self.builders[name](*args)
+        except GgjitError as e:
+            return type(e), re.sub(r"%\d+", "%row", str(e))
+        if isinstance(t, Tensor) and not any(t is x for x in self.pool):
+            self.pool.append(t)
+        return self.facts(t)
+
+    def facts(self, t):
+        if not isinstance(t, Tensor):
+            return t
+        row, inner = TABLE.words[t.id].tolist(), [self.place(s) for s in t.src]
+        assert row[20:30] == [*(-1 if s is None else s.id for s in t.src), *(-1,) * (10 - len(t.src))]
+        assert row[30] == (-1 if t.view_src is None else t.view_src.id) and row[34] == t.ctx.id
+        return (row[:3], row[4:T_SRC], row[31:34], t.op, t.type, t.ne, t.nb, t.ndim, t.view_offs, t.name, t._holds,
+                inner, self.place(t.view_src), self.contexts.index(t.ctx))
+
+    def place(self, t):
+        """Where a tensor stands in the pool; what it is, where it is not there."""
+        found = next((i for i, x in enumerate(self.pool) if x is t), None)
+        return self.facts(t) if found is None and t is not None else found
+
+    def change(self, what, i):
+        """Change a tensor or free a context, as a program may between two calls."""
+        if what == "free":
+            self.contexts[i % 3].free()
+            self.contexts[i % 3] = gg.Context()
+            self.pool = [t for t in self.pool if t.ctx.alive]
+        elif self.pool:
+            t = self.pool[i % len(self.pool)]
+            try:
+                if what == "name":
+                    gg.set_name(t, f"t{i}")
+                elif what == "flag":
+                    (gg.set_param, gg.set_output, gg.set_input)[i % 3](t)
+            except GgjitError:
+                return
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_graphs_are_those_of_the_plain_builders(data):
+    """Row for row, in any order of calls, with views, flags, names, equal arguments and contexts that are freed."""
+    def draw(some):
+        return data.draw(st.sampled_from(some))
+
+    def number(n):
+        return data.draw(st.integers(0, n))
+    plain = {name: with_type_names(f) for name, f in checked_builders().items()}
+    names = [draw(sorted(plain.keys() - CALLS_FUNCTIONS)) for _ in range(4)]
+    ours = {x: plain[x] if x in repeats.LOOK_FURTHER else repeats.repeated(plain[x]) for x in names}
+    worlds = World(plain), World(ours)
+    for _ in range(number(40)):
+        if number(7) == 0:
+            what, i = draw(("flag", "name", "flag", "free")), number(99)
+            for world in worlds:
+                world.change(what, i)
+        else:
+            name = draw(names)
+            step = name, draw(calls()[name]), [number(99) for _ in range(4)], draw(LAST), number(5)
+            plainly, repeated = (repr(world.call(*step)) for world in worlds)
+            assert plainly == repeated, step
