@@ -21,7 +21,8 @@ class Engine(engine.Engine):
         self.model = self.prepared = None
 
     def about(self):
-        tuned = ", ".join(f"{t.name} {'repacked' if c.repacked else c.tile}" for t, c in all_kept().items())
+        tuned = ", ".join(f"{t.name} {choices.layout_name(c.layout) if c.layout else c.tile}"
+                          for t, c in all_kept().items())
         rule = ", ".join(t.name for t in repack.LAYOUTS if choices.pays_repacked(t))
         return {"name": "ggjit", "version": ggjit.__version__,
                 "features": f"{isa.ISA}; repacked by default: {rule or 'none'}; measured here: {tuned or 'nothing'}"}

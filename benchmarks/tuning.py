@@ -19,7 +19,8 @@ from ggjit.ops.native import isa
 
 TUNABLE = {t.lower(): BY_NAME[t.lower().replace("_k", "_K")] for t in TYPES
            if tuning.tunable(BY_NAME[t.lower().replace("_k", "_K")])}
-NAMES = (*sorted({str(tile) for type in TUNABLE.values() for tile in choices.candidates(type)}), choices.REPACKED)
+NAMES = (*sorted({str(tile) for type in TUNABLE.values() for tile in choices.candidates(type)}),
+         *sorted({choices.layout_name(tile) for type in TUNABLE.values() for tile in choices.layout_candidates(type)}))
 
 
 def row(type, k, seconds, others):

@@ -1,9 +1,10 @@
 """Tuning: how products read the weights of a type, measured once on a machine (ops/matmul/choices.py keeps it).
 
     candidates   tiles of 1, 2, 4 and for floats 8 rows by one column, one row with every way of prefetching; one whose
-                 results differ from those of one row in any byte is out.  And the layout of CPU_REPACK, where it is one
+                 results differ from those of one row in any byte is out.  And the layout of CPU_REPACK, where there is
+                 one: one group of rows or four, prefetched into the second-level cache or the first
     measured     one thread, weights from memory, rows of two lengths, all taking turns; medians of the rounds
-    chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where it is faster than that tile
+    chosen       the rule's tile unless another is faster by LEAST_GAIN; the layout where one of its tiles is faster
 
 And how much work a node must be to be shared among threads (sharing.py): chains of additions of several sizes, on one
 thread and on all; the least from which on all are faster.
@@ -26,8 +27,18 @@ from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
 from ggjit.ops.elementwise.binary import add
 from ggjit.ops.matmul import choices, repack
-from ggjit.ops.matmul.choices import LEAST_GAIN, ONE_ROW, PLAIN, REPACKED, Choice, candidates
+from ggjit.ops.matmul.choices import (
+    LEAST_GAIN,
+    NEAR,
+    ONE_ROW,
+    PLAIN,
+    Choice,
+    candidates,
+    layout_candidates,
+    layout_name,
+)
 from ggjit.ops.matmul.mul_mat import mul_mat
+from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
@@ -69,16 +80,23 @@ def _products(ctx, where, backend, type, lengths, nbytes):
     return graph
 
 
-def _repacked_plan(ctx, backend, type, lengths, nbytes):
-    """[plan] over repacked weights, [] where the type or a length has no layout."""
+def _repacked_plans(ctx, backend, type, lengths, nbytes, tiles):
+    """{name: plan} over repacked weights, empty where the type or a length has no layout."""
     if type not in repack.LAYOUTS or any(k % repack.unit(type)[0] for k in lengths):
-        return []
-    where = next(b for b in backend.device.extra_buffer_types() if b.name == "CPU_REPACK")
-    return [backend.graph_plan_create(_products(ctx, where, backend, type, lengths, nbytes))]
+        return {}
+    where, plans = next(b for b in backend.device.extra_buffer_types() if b.name == "CPU_REPACK"), {}
+    graph = _products(ctx, where, backend, type, lengths, nbytes)
+    for tile in tiles:
+        with choices.forced(tile):
+            plans[layout_name(tile)] = backend.graph_plan_create(graph)
+    return plans
 
 
-def measure(type, tiles=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS, now=time.perf_counter):
-    """({name: median seconds of a pass over the weights}, names of the tiles with other bytes than one row's)."""
+def measure(type, tiles=None, layouts=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROUNDS,
+            now=time.perf_counter):
+    """({name: median seconds of a pass over the weights}, names of the tiles with other bytes than one row's).
+
+    tiles, layouts: the candidates, all if None."""
     backend, ctx = CPU.init_backend("n_threads=1"), Context()
     try:
         graph, plans, answers = _products(ctx, backend, backend, type, lengths, nbytes), {}, {}
@@ -87,9 +105,10 @@ def measure(type, tiles=None, lengths=LENGTHS, nbytes=WEIGHTS_NBYTES, rounds=ROU
                 plans[str(tile)] = plan = backend.graph_plan_create(graph)
             plan.compute()
             answers[str(tile)] = [plan.numpy(y).tobytes() for y in graph.outputs]
-        for plan in _repacked_plan(ctx, backend, type, lengths, nbytes):
-            plans[REPACKED] = plan
+        repacked = _repacked_plans(ctx, backend, type, lengths, nbytes, layouts or layout_candidates(type))
+        for plan in repacked.values():
             plan.compute()
+        plans |= repacked
         seconds = {name: [] for name in plans}
         for _ in range(rounds):
             for name, plan in plans.items():
@@ -107,9 +126,16 @@ def choose(type, **how):
     seconds, others = measure(type, **how)
     seconds = {name: s for name, s in seconds.items() if name not in others}
     tiles = {t: seconds[str(t)] for t in candidates(type) if str(t) in seconds}
-    best, rule = min(tiles, key=tiles.get), choices.rule(type)
-    tile = best if tiles.get(rule, math.inf) >= LEAST_GAIN * tiles[best] else rule
-    return Choice(tile, seconds.get(REPACKED, math.inf) <= tiles[tile], seconds)
+    tile = _faster(tiles, choices.rule(type))
+    layouts = {t: seconds[layout_name(t)] for t in layout_candidates(type) if layout_name(t) in seconds}
+    layout = _faster(layouts, choices.layout_rule(type)) if layouts else None
+    return Choice(tile, layout if layout and layouts[layout] <= tiles[tile] else None, seconds)
+
+
+def _faster(seconds, rule):
+    """The fastest of {tile: seconds} where it beats the rule's by LEAST_GAIN, else the rule's."""
+    best = min(seconds, key=seconds.get)
+    return best if seconds.get(rule, math.inf) >= LEAST_GAIN * seconds[best] else rule
 
 
 def all_kept():
@@ -136,12 +162,14 @@ def tune(types, again=False, **how):
 
 
 def tune_unknown(types, limit=1.0, now=time.perf_counter):
-    """Where no rule knows the processor: one row with and without prefetching and the layout, of each type that has no
-    choice yet; no further type after `limit` seconds."""
+    """Where no rule knows the processor: one row with and without prefetching and two tiles of the layout, of each type
+    that has no choice yet; no further type after `limit` seconds."""
     made, end = {}, now() + limit
     for type in types if choices.RULE is None else ():
         if now() < end:
-            made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))), **QUICK)
+            made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))),
+                         layouts=dict.fromkeys((choices.layout_rule(type), NEAR if type in FORMATS else ONE_ROW)),
+                         **QUICK)
     return made
 
 

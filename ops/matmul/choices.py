@@ -1,11 +1,12 @@
 """How products read the weights of a type: what was measured to be faster on this processor, else the rule's.
 
-    kernels/reads-q4_0-KEY.json   {"tile": "1 no prefetch", "repacked": true,
-                                   "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked": 0.0152}}
+    kernels/reads-q4_0-KEY.json   {"tile": "1 no prefetch", "layout": "1 near",
+                                   "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked 1 near": 0.0152}}
 
     tile        of one column: so many rows at once, and how weights are prefetched: as the type does it (nothing is
                 said), not at all, near (512 bytes, first-level cache) or far (a tile, second-level cache)
-    repacked    are matrices worth the layout of ops/matmul/repack.py?
+    layout      null, or that matrices are worth the layout of ops/matmul/repack.py, and its tile: so many groups of
+                rows at once for one column, prefetched into the second-level cache or, near, into the first
 
 ggjit.cpu.tuning measures (`ggjit warm-up MODEL` calls it, and `load_model` on a processor that no rule knows); this
 file stores and reads the choice.  KEY is that of a kernel over the type: processor, instruction set, sources.  On
@@ -27,6 +28,16 @@ same seconds (12.9 to 13.2 GB/s, without asking ahead of it):
 
 An AMD Zen 4 reads one faster than two or four, and the software's prefetches get in the way of its own: Q4_0 10.2 GB/s
 with them, 16.4 without.  There the layout decides: a 1.1B model in Q4_0 36 to 46 tokens a second instead of 24 to 28.
+
+An AMD Zen 5 likes prefetches into its first-level cache, and one group of rows of the layout.  GB/s of weights from
+memory, rows of 2048, one thread, where a plain loop reads 41:
+
+              the file's rows                     the layout, groups and prefetching
+              1      1 no prefetch   4            4      1      1 near   4 near
+    Q4_0      35.0   32.0            34.4         28.4   30.1   33.8     33.5
+    Q8_0      39.3   35.1            28.5         34.5     -    40.9     36.3
+    Q4_K      22.8   25.7             8.3         17.2   30.9   34.8     18.7
+    Q6_K      28.1   29.5             8.7           -    26.5   27.8     13.9
 """
 import contextlib
 import contextvars
@@ -38,7 +49,7 @@ from typing import NamedTuple
 
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.traits import module_of, traits_of
-from ggjit.ops.core.types import BY_NAME, F32
+from ggjit.ops.core.types import BF16, BY_NAME, F16, F32
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import sources_key
@@ -51,7 +62,9 @@ LEAST_GAIN = 1.02               # of a choice over the rule's
 
 
 class Tile(NamedTuple):
-    """Rows of weights that a tile of one column takes, and how it asks for the next ones (ops/types/shared/dot.py)."""
+    """Rows of weights that a tile of one column takes, and how it asks for the next ones (ops/types/shared/dot.py).
+
+    The layout's: groups of rows (repack_codes.py)."""
     rows: int
     prefetch: str = OWN
 
@@ -59,21 +72,29 @@ class Tile(NamedTuple):
         return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN = Tile(1), Tile(1, NO_PREFETCH)
+ONE_ROW, PLAIN, NEAR, FOUR = Tile(1), Tile(1, NO_PREFETCH), Tile(1, "near"), Tile(4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a kind of processor does best.  None: as many rows as a tile of floats has."""
+    """What a kind of processor does best.
+
+    blocks      the tile of quantised types
+    tiles       {type: its tile} of those that have another; floats not named: as many rows as their tiles have
+    layout      the layout's tile
+    repacked    types whose layout is faster
+    """
     blocks: Tile
-    halves: Tile | None
-    floats: Tile | None
-    repacked: tuple             # types
+    tiles: dict
+    layout: Tile
+    repacked: tuple
 
 
-AMD = Rule(PLAIN, PLAIN, ONE_ROW, tuple(FORMATS))
-INTEL = Rule(ONE_ROW, None, None, tuple(t for t in FORMATS if t is not BY_NAME["q6_K"]))
-RULES = {"znver": AMD, **dict.fromkeys((
+Q4_K, Q5_K, Q6_K, MXFP4 = (BY_NAME[name] for name in ("q4_K", "q5_K", "q6_K", "mxfp4"))
+ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
+ZEN5 = Rule(ONE_ROW, {F16: ONE_ROW, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS))
+INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
+RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
     "graniterapids"), INTEL)}
 
@@ -100,10 +121,10 @@ SETTING = _setting()
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """tile: the fastest; repacked: is the layout faster still?  seconds: {name: of one pass over the same weights}, a
-    tile's name or "repacked"."""
+    """tile: the fastest; layout: the layout's tile where that is faster still, else None.  seconds: {name: of one pass
+    over the same weights}, a tile's name or layout_name's."""
     tile: Tile
-    repacked: bool
+    layout: Tile | None
     seconds: dict
 
     @property
@@ -113,8 +134,9 @@ class Choice:
 
     @property
     def layout_gain(self):
-        """Seconds of the chosen tile over the layout's; None where it was not measured."""
-        return self.seconds[str(self.tile)] / self.seconds[REPACKED] if REPACKED in self.seconds else None
+        """Seconds of the chosen tile over the layout's fastest; None where that was not measured."""
+        layouts = [s for name, s in self.seconds.items() if name.startswith(REPACKED)]
+        return self.seconds[str(self.tile)] / min(layouts) if layouts else None
 
 
 def candidates(type):
@@ -125,10 +147,28 @@ def candidates(type):
     return (ONE_ROW, *(Tile(1, how) for how in others), *map(Tile, rows[1:]))
 
 
+def layout_candidates(type):
+    """Tiles the layout of the type may have.  Sixteen parts are too long a loop for several groups."""
+    if type not in FORMATS:
+        return (ONE_ROW,)
+    return (ONE_ROW, NEAR) if FORMATS[type].n_parts > 8 else (ONE_ROW, NEAR, FOUR, Tile(4, "near"))
+
+
+def layout_name(tile):
+    """What the layout's tile is called among a type's candidates."""
+    return f"{REPACKED} {tile}"
+
+
 def rule(type):
     """The tile where nothing was measured."""
     rule = RULE or INTEL
-    return (rule.blocks if type.quantized else rule.floats if type is F32 else rule.halves) or candidates(type)[-1]
+    return rule.tiles.get(type) or (rule.blocks if type.quantized else candidates(type)[-1])
+
+
+def layout_rule(type):
+    """The layout's tile where nothing was measured."""
+    tile = (RULE or INTEL).layout
+    return tile if tile in layout_candidates(type) else tile._replace(rows=1) if type in FORMATS else ONE_ROW
 
 
 def tile(type):
@@ -142,10 +182,18 @@ def tile(type):
     return found.tile if found else rule(type)
 
 
+def layout_tile(type):
+    """The tile of products with repacked weights of the type."""
+    forced, found = _forced.get(), None if SETTING else kept(type)
+    if forced in layout_candidates(type):
+        return forced
+    return found.layout if found and found.layout else layout_rule(type)
+
+
 def pays_repacked(type):
     """Are matrices of the type faster in their layout?"""
     found = None if SETTING else kept(type)
-    return found.repacked if found else type in (RULE or INTEL).repacked
+    return found.layout is not None if found else type in (RULE or INTEL).repacked
 
 
 @contextlib.contextmanager
@@ -166,11 +214,11 @@ def _file(type):
 
 def _choice(type, found):
     """The Choice that the file's JSON says.  Errors: ValueError and others where it says none."""
-    names = {str(t): t for t in candidates(type)}
-    choice = Choice(names[found["tile"]], found["repacked"] is True,
+    tiles, layouts = ({str(t): t for t in some(type)} for some in (candidates, layout_candidates))
+    choice = Choice(tiles[found["tile"]], None if found["layout"] is None else layouts[found["layout"]],
                     {str(n): float(s) for n, s in found["seconds"].items()})
-    needed = {str(ONE_ROW), str(choice.tile), *[REPACKED] * choice.repacked}
-    if not needed <= choice.seconds.keys() <= {*names, REPACKED}:
+    needed = {str(ONE_ROW), str(choice.tile), *([layout_name(choice.layout)] if choice.layout else ())}
+    if not needed <= choice.seconds.keys() <= {*tiles, *map(layout_name, layouts.values())}:
         raise ValueError(f"seconds of {', '.join(choice.seconds)}, which do not fit the choice")
     if not all(0 < s < math.inf for s in choice.seconds.values()):
         raise ValueError("seconds must be positive and finite")
@@ -185,8 +233,8 @@ def kept(type):
 
 def keep(type, choice):
     """Write the file; False where that cannot be done, and nothing has changed."""
-    content = {"tile": str(choice.tile), "repacked": choice.repacked, "seconds": choice.seconds}
-    done = _file(type).write(content)
+    layout = choice.layout and str(choice.layout)
+    done = _file(type).write({"tile": str(choice.tile), "layout": layout, "seconds": choice.seconds})
     if done:
         kept.cache_clear()
     return done

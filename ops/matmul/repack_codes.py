@@ -20,7 +20,7 @@ from ggjit.ops.core.record import OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
-from ggjit.ops.matmul import mul_mat_tile
+from ggjit.ops.matmul import choices, mul_mat_tile
 from ggjit.ops.matmul.repack_formats import FORMATS, LANES, Rows
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
@@ -43,11 +43,12 @@ from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64, call_intrinsic, ld_i8, 
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
 from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.shared import blocks_super, quant32
+from ggjit.ops.types.shared.dot import OWN
 
 ROWS = LANES
 FALSE = ir.Constant(ir.IntType(1), 0)
 AHEAD_NBYTES = 6144                 # between a prefetch and its use, of all groups, up to whole blocks
-MOST_GROUPS = 4
+LOCALITY = {OWN: 2, "near": 3}      # the cache it goes into
 MAX_DIRECT_COLUMNS = 32             # of super-blocks: more columns have the integer tile
 MAX_COLUMNS = {"avx512": (12, 8), "avx2": (4, 4), "generic": (0, 0)}[isa.ISA]     # blocks of 32, super-blocks
 
@@ -164,10 +165,10 @@ def _sum_fours_ir(b, sums, weights, four, signed):
     return b.add(sums, madd_ir(b, maddubs_ir(b, weights, four), splat_const("i16", 1, 16)))
 
 
-def make_tile(format, n_columns, n_groups=1):
+def make_tile(format, n_columns, n_groups=1, prefetch=OWN):
     """intrinsic tile(w, y, n_blocks, dst, dst_stride): n_groups L rows x n_columns dot products.
 
-    Each group is a stream of memory of its own.
+    Each group is a stream of memory of its own.  prefetch: one of LOCALITY.
     """
     at, n_runs, n_fours = _Columns(format), len(format.runs), format.n_fours
     floats, one_scale, hide = vec_ir("f32", LANES), format.n_parts == 1, format.n_parts > 1 and n_columns > 2
@@ -205,7 +206,7 @@ def make_tile(format, n_columns, n_groups=1):
                 own = acc[g * n_columns:(g + 1) * n_columns]
                 for part in range(format.n_parts):
                     for r, offs in ahead[part::format.n_parts]:     # a few at a time: bursts fill the load queue
-                        prefetch_ir(b, b.add(group_ps[r], i64(offs)))
+                        prefetch_ir(b, b.add(group_ps[r], i64(offs)), LOCALITY[prefetch])
                     # parts share words: seen as one address they would be kept in registers that the sums need
                     add_part([opaque_ir(b, group_ps[0]), *group_ps[1:]] if hide else group_ps, q, own, part)
                 acc[g * n_columns:(g + 1) * n_columns] = own
@@ -258,9 +259,9 @@ def _panel_nbytes(format, k, n_columns):
     return (k // format.type.block * column_nbytes(format) * n_columns + 63) // 64 * 64
 
 
-def _make(type, n_columns, n_groups):
+def _make(type, n_columns, n_groups, prefetch):
     format, nbytes, block = FORMATS[type], type.nbytes, type.block
-    tile, prepare = make_tile(format, n_columns, n_groups), make_prepare(format)
+    tile, prepare = make_tile(format, n_columns, n_groups, prefetch), make_prepare(format)
     y_nbytes = column_nbytes(format)
 
     @inline
@@ -308,13 +309,15 @@ def _tail_name(tile):
     return f"-spread{tile.tail.spread}" + "-only" * tile.tail.only if tile.tail else ""
 
 
-def groups_of(format, n_columns, m):
-    """Groups of rows that a tile takes at once: one column reads several streams of memory faster than one.
+def groups_of(type, n_columns, m):
+    """(groups of rows that a tile takes at once, how it prefetches).
 
-    Intel Xeon, [2048 x 2048] from memory, one thread, us with 1 / 4 groups: Q4_0 221 / 176, Q8_0 374 / 316, Q4_K
-    253 / 234, Q5_K 344 / 300.  With two columns only Q8_0 gains; sixteen parts (Q2_K 162 / 224) are too long a loop.
+    One column may read several streams of memory faster than one (choices.py).  Intel Xeon, [2048 x 2048] from memory,
+    one thread, us with 1 / 4 groups: Q4_0 221 / 176, Q8_0 374 / 316, Q4_K 253 / 234, Q5_K 344 / 300.  With two columns
+    only Q8_0 gains.
     """
-    return MOST_GROUPS if n_columns == 1 and format.n_parts <= 8 and m // ROWS >= MOST_GROUPS else 1
+    groups, prefetch = choices.layout_tile(type)
+    return (groups if n_columns == 1 and m // ROWS >= groups else 1), prefetch
 
 
 def product(a, b, n_threads):
@@ -325,7 +328,8 @@ def product(a, b, n_threads):
     most = MAX_COLUMNS[format.n_parts > 1]
     columns = -(-n // -(-n // most))                         # 13 columns are 7 + 7, not 12 + 12
     cost = 2 * k * m * n / 300 + a.type.row_nbytes(k) * m / 20
-    n_groups = groups_of(format, columns, m)
+    n_groups, prefetch = groups_of(a.type, columns, m)
     name = f"mul_mat-repacked-{a.type.name}-{columns}" + f"x{n_groups}" * (n_groups > 1)
-    return Kernel(name, lambda: _make(a.type, columns, n_groups), cost,
+    name += f"-{prefetch}" * (prefetch != OWN)
+    return Kernel(name, lambda: _make(a.type, columns, n_groups, prefetch), cost,
                   -(-n // columns) * _panel_nbytes(format, k, columns), (__name__, module_of(a.type)))

@@ -15,8 +15,8 @@ from ggjit.ops.core.record import BAD_INDEX, OK
 from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
+from ggjit.ops.matmul import choices, mul_mat_id_tile
 from ggjit.ops.matmul import mul_mat_id_group as lists
-from ggjit.ops.matmul import mul_mat_id_tile
 from ggjit.ops.matmul.repack_codes import (
     LANES,
     MAX_COLUMNS,
@@ -47,14 +47,15 @@ from ggjit.ops.native.node import (
     next_rows2,
     work,
 )
+from ggjit.ops.types.shared.dot import OWN
 from ggjit.ops.types.shared.moves import move_bytes
 
 GROUP_NBYTES = 4 * LANES                # of a column of the result
 
 
-def _make_one(type):
+def _make_one(type, prefetch):
     format = FORMATS[type]
-    tile, prepare = make_tile(format, 1), make_prepare(format)
+    tile, prepare = make_tile(format, 1, prefetch=prefetch), make_prepare(format)
     nbytes, block, y_nbytes = type.nbytes, type.block, column_nbytes(format)
 
     def kernel(node, ith, nth, sync):
@@ -87,9 +88,9 @@ def _make_one(type):
     return kernel
 
 
-def _make_many(type, n_columns):
+def _make_many(type, n_columns, prefetch):
     format = FORMATS[type]
-    tiles, prepare = {c: make_tile(format, c) for c in (1, 2, n_columns)}, make_prepare(format)
+    tiles, prepare = {c: make_tile(format, c, prefetch=prefetch) for c in (1, 2, n_columns)}, make_prepare(format)
     single, double, wide = tiles[1], tiles[2], tiles[n_columns]
     nbytes, block, y_nbytes = type.nbytes, type.block, column_nbytes(format)
 
@@ -177,9 +178,11 @@ def product(t, n_threads):
     per_expert = -(-n_pairs // n_experts)
     cost = 2 * k * m * n_pairs / 300 + type.row_nbytes(k) * m * min(n_experts, n_pairs) / 20 + 2 * n_pairs
     modules = (__name__, module_of(type))
-    column = k // type.block * column_nbytes(format)
+    column, prefetch = k // type.block * column_nbytes(format), choices.layout_tile(type).prefetch
+    how = "" if prefetch == OWN else f"-{prefetch}"
     if t.ne[2] == 1:
-        return Kernel(f"mul_mat_id-repacked-one-{type.name}", lambda: _make_one(type), cost, b.ne[1] * column, modules)
+        return Kernel(f"mul_mat_id-repacked-one-{type.name}{how}", lambda: _make_one(type, prefetch), cost,
+                      b.ne[1] * column, modules)
     if per_expert > MAX_DIRECT_COLUMNS and format.n_parts > 1:
         tile = code_tile(type) or float_tile(type)
         return Kernel(f"mul_mat_id-repacked-tile-{type.name}",
@@ -187,5 +190,6 @@ def product(t, n_threads):
                       mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads, type.row_nbytes(k)), modules)
     columns = 4 if per_expert <= 4 else MAX_COLUMNS[format.n_parts > 1]         # two kernels a type, not one for each
     own = columns * GROUP_NBYTES
-    return Kernel(f"mul_mat_id-repacked-many-{type.name}-{columns}", lambda: _make_many(type, columns), cost,
+    return Kernel(f"mul_mat_id-repacked-many-{type.name}-{columns}{how}",
+                  lambda: _make_many(type, columns, prefetch), cost,
                   lists.group_nbytes(n_experts, n_pairs) + n_threads * own + 2 * n_pairs * column, modules)

@@ -211,7 +211,7 @@ def text_nbytes(n):
 
 def tiles_json(choices):
     """The JSON of measured choices, from {type: Choice}."""
-    return {t.name: {"rows": c.tile.rows, "prefetch": c.tile.prefetch, "gain": c.gain, "repacked": c.repacked,
+    return {t.name: {"rows": c.tile.rows, "prefetch": c.tile.prefetch, "gain": c.gain, "repacked": c.layout is not None,
                      "layout_gain": c.layout_gain} for t, c in choices.items()}
 
 

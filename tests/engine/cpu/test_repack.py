@@ -252,7 +252,7 @@ def test_large_matrices_of_decoders_are_repacked_where_it_pays(tmp_path, monkeyp
             return m.weights.repacked_nbytes
     assert n_repacked() == 0                                                # few bytes stay in a cache
     monkeypatch.setattr(layout, "LEAST_NBYTES", 1)
-    for rule, pays in ((choices.INTEL, True), (choices.Rule(choices.ONE_ROW, None, None, ()), False)):
+    for rule, pays in ((choices.INTEL, True), (choices.Rule(choices.ONE_ROW, {}, choices.FOUR, ()), False)):
         monkeypatch.setattr(choices, "RULE", rule)
         monkeypatch.setattr(choices, "kept", lambda type: None)
         assert (n_repacked() > 0) == pays == (model_peak(path).kinds["repacked weights"] > 0)
@@ -381,15 +381,18 @@ def test_encoders_are_repacked_unless_told(type, need):
 
 
 @pytest.mark.parametrize("type", ONE_OF_EACH[1:], ids=repr)
-def test_a_tile_of_several_groups_gives_the_bytes_of_one(type):
-    """One column takes several groups of rows at once, the last tile again what is left over; two columns one group."""
+def test_every_tile_of_the_layout_gives_the_same_bytes(type):
+    """Several groups of rows, the last tile again what is left over; all ways of prefetching; two columns."""
     m, k = 5 * repack.unit(type)[1], k_of(type)
     w, _, ctx = matrix(type, k, m)
     x = np.random.default_rng().standard_normal((2, k)).astype(np.float32)
-    results = []
-    for n in (1, 2):
-        y = gg.mul_mat(w, gg.from_numpy(ctx, x[:n]))
-        plan = planned(y)
-        plan.compute()
-        results.append(plan.numpy(y)[:1].tobytes())
-    assert results[0] == results[1]
+    results, names = set(), set()
+    for tile in choices.layout_candidates(type):
+        for n in (1, 2):
+            y = gg.mul_mat(w, gg.from_numpy(ctx, x[:n]))
+            with choices.forced(tile):
+                plan = planned(y)
+            plan.compute()
+            names.add(plan.kernels[0].name)
+            results.add(plan.numpy(y)[:1].tobytes())
+    assert len(results) == 1 and len(names) == len(choices.layout_candidates(type)) + 2

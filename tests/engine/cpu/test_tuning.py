@@ -12,7 +12,7 @@ import ggjit as gg
 from ggjit.cpu import sharing, tuning
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import choices, repack
-from ggjit.ops.matmul.choices import ONE_ROW, PLAIN, REPACKED, ROWS, Choice, Tile, candidates
+from ggjit.ops.matmul.choices import NEAR, ONE_ROW, PLAIN, ROWS, Choice, Tile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
 from ggjit.ops.native import isa, measured
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN
@@ -94,12 +94,16 @@ def test_untuned_machines_follow_the_rule(folder):
 
 
 @pytest.mark.parametrize("processor,blocks,halves,floats,repacked", [
-    ("znver4", PLAIN, PLAIN, ONE_ROW, True), ("sapphirerapids", ONE_ROW, candidates(gg.F16)[-1], candidates(gg.F32)[-1],
-                                              False)], ids=["znver4", "sapphirerapids"])
+    ("znver5", ONE_ROW, ONE_ROW, PLAIN, True), ("znver4", PLAIN, PLAIN, ONE_ROW, True),
+    ("sapphirerapids", ONE_ROW, candidates(gg.F16)[-1], candidates(gg.F32)[-1], False)],
+    ids=["znver5", "znver4", "sapphirerapids"])
 def test_rules_differ_between_processors(folder, monkeypatch, processor, blocks, halves, floats, repacked):
     monkeypatch.setattr(choices, "RULE", choices._rule_of(processor))
-    types = gg.Q8_0, gg.Q4_K, gg.F16, gg.BF16, gg.F32
-    assert [choices.tile(t) for t in types] == [blocks, blocks, halves, halves, floats]
+    types = gg.Q8_0, gg.Q4_0, gg.F16, gg.F32
+    assert [choices.tile(t) for t in types] == [blocks, blocks, halves, floats]
+    layouts = (NEAR, NEAR) if processor == "znver5" else (Tile(4), ONE_ROW)
+    assert [choices.layout_tile(t) for t in (gg.Q4_0, gg.Q6_K)] == list(layouts) or isa.ISA == "generic"
+    assert choices.layout_tile(gg.F32) == ONE_ROW
     assert choices.pays_repacked(gg.Q4_0) == (isa.ISA != "generic" or not repacked)
     assert choices.pays_repacked(gg.Q6_K) == (repacked and gg.Q6_K in repack.LAYOUTS)
     with choices.forced(8):                         # as many as the type's tiles have
@@ -117,14 +121,15 @@ def test_other_widths_are_not_touched():
     assert len(names) == 1
 
 
-def chosen(tile, is_repacked=False, **seconds):
-    """A Choice; seconds: one=, plain=, two=, four=, repacked=."""
-    names = {"one": "1", "plain": "1 no prefetch", "two": "2", "four": "4", "repacked": REPACKED}
-    return Choice(tile, is_repacked, {names[n]: s for n, s in seconds.items()})
+def chosen(tile, layout=None, **seconds):
+    """A Choice; seconds: one=, plain=, two=, four=, repacked= (four groups), near= (one group)."""
+    names = {"one": "1", "plain": "1 no prefetch", "two": "2", "four": "4", "repacked": "repacked 4",
+             "near": "repacked 1 near"}
+    return Choice(tile, layout, {names[n]: s for n, s in seconds.items()})
 
 
 def test_a_choice_is_kept_and_followed(folder):
-    assert choices.keep(gg.Q4_0, chosen(Tile(4), True, one=2e-3, two=1.8e-3, four=1.6e-3, repacked=0.8e-3))
+    assert choices.keep(gg.Q4_0, chosen(Tile(4), Tile(4), one=2e-3, two=1.8e-3, four=1.6e-3, repacked=0.8e-3))
     assert choices.tile(gg.Q4_0) == Tile(4) and choices.pays_repacked(gg.Q4_0)
     assert choices.tile(gg.Q8_0) == choices.rule(gg.Q8_0)
     assert "4x1x4" in plan_of(product(gg.Context(), gg.Q4_0, 64, 8, 0)).dump()
@@ -135,15 +140,19 @@ def test_a_choice_is_kept_and_followed(folder):
         assert choices.tile(gg.Q4_0) == Tile(2)
     assert choices.keep(gg.Q4_0, chosen(PLAIN, one=2e-3, plain=1e-3, repacked=1.5e-3))
     assert choices.tile(gg.Q4_0) == PLAIN and not choices.pays_repacked(gg.Q4_0)
+    assert choices.layout_tile(gg.Q4_0) == choices.layout_rule(gg.Q4_0)
+    assert choices.keep(gg.Q4_0, chosen(PLAIN, NEAR, one=2e-3, plain=1e-3, repacked=1.5e-3, near=0.5e-3))
+    assert choices.layout_tile(gg.Q4_0) == NEAR and choices.kept(gg.Q4_0).layout_gain == pytest.approx(2)
 
 
 @pytest.mark.parametrize("text", [
     "", "{", "null", "[]", "[" * 100_000, '{"tile": "4"}', '{"tile": "3", "seconds": {"1": 1, "3": 1}}',
-    '{"tile": "4", "repacked": false, "seconds": {"1": 1}}', '{"tile": "1", "repacked": true, "seconds": {"1": 1}}',
-    '{"tile": "4", "repacked": false, "seconds": {"4": 1}}', '{"tile": ["1"], "repacked": false, "seconds": {"1": 1}}',
-    '{"tile": "4", "repacked": false, "seconds": {"1": NaN, "4": NaN}}',
-    '{"tile": "1", "repacked": false, "seconds": {"1": Infinity}}',
-    '{"tile": "1", "repacked": false, "seconds": {"1": 0}}', b"\xff\xfe\x00"], ids=range(15))
+    '{"tile": "4", "layout": null, "seconds": {"1": 1}}', '{"tile": "1", "layout": "4", "seconds": {"1": 1}}',
+    '{"tile": "4", "layout": null, "seconds": {"4": 1}}', '{"tile": ["1"], "layout": null, "seconds": {"1": 1}}',
+    '{"tile": "4", "layout": null, "seconds": {"1": NaN, "4": NaN}}',
+    '{"tile": "1", "layout": null, "seconds": {"1": Infinity}}', '{"tile": "1", "seconds": {"1": 1}}',
+    '{"tile": "1", "layout": "3", "seconds": {"1": 1, "repacked 3": 1}}',
+    '{"tile": "1", "layout": null, "seconds": {"1": 0}}', b"\xff\xfe\x00"], ids=range(17))
 def test_a_damaged_file_counts_as_absent(folder, text):
     choices.keep(gg.Q4_0, chosen(Tile(4), one=2.0, four=1.0))
     path = next(folder.iterdir())
@@ -174,16 +183,19 @@ def clock(*seconds):
 def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch):
     """Every candidate and the layout: a processor that likes this, and one that likes the opposite."""
     seconds, others = tuning.measure(gg.Q4_0, **SMALL)
-    assert list(seconds) == ["1", "1 no prefetch", "1 near", "2", "4", REPACKED]
+    assert list(seconds) == ["1", "1 no prefetch", "1 near", "2", "4", "repacked 1", "repacked 1 near", "repacked 4",
+                             "repacked 4 near"]
     assert min(seconds.values()) > 0 and others == []
     monkeypatch.setattr(choices, "RULE", choices.INTEL)
-    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 6, 3, 1, 2))
-    assert (four.tile, four.repacked) == (Tile(4), False) and four.gain == 4
-    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 3, 5, 1))
-    assert (plain.tile, plain.repacked) == (PLAIN, True) and plain.layout_gain == 2
-    near = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 5, 5, 6))
-    assert (near.tile, str(near.tile), near.repacked) == (Tile(1, "near"), "1 near", False)
-    below_least_gain = clock(1.01, 1.01, 1.01, 1.01, 1, 9)
+    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 6, 3, 1, 2, 2, 2, 2))
+    assert (four.tile, four.layout) == (Tile(4), None) and four.gain == 4
+    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 3, 5, 1.5, 1, 1.5, 1.5))
+    assert (plain.tile, plain.layout) == (PLAIN, NEAR) and plain.layout_gain == 2
+    near = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 5, 5, 6, 6, 6, 6))
+    assert (near.tile, str(near.tile), near.layout) == (Tile(1, "near"), "1 near", None)
+    rule = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 5, 5, 1, 1, 1.01, 1))
+    assert rule.layout == Tile(4)
+    below_least_gain = clock(1.01, 1.01, 1.01, 1.01, 1, 9, 9, 9, 9)
     assert tuning.choose(gg.Q4_0, **SMALL, now=below_least_gain).tile == ONE_ROW
 
 
@@ -209,21 +221,23 @@ def test_an_unknown_processor_is_measured_when_a_model_is_loaded(folder, monkeyp
     """Types in turn while there is time; where a rule is known nothing is measured."""
     asked, now = [], iter((0, 0.1, 0.2, 1.1)).__next__
 
-    def measure(type, tiles, **how):
-        asked.append((type, list(tiles), how))
-        return {"1": 2.0, "1 no prefetch": 1.0, REPACKED: 0.5}, []
+    def measure(type, tiles, layouts, **how):
+        asked.append((type, list(tiles), list(layouts), how))
+        return {"1": 2.0, "1 no prefetch": 1.0, "repacked 4": 0.6, "repacked 1 near": 0.5}, []
     monkeypatch.setattr(tuning, "measure", measure)
-    monkeypatch.setattr(choices, "RULE", choices.AMD)
+    monkeypatch.setattr(choices, "RULE", choices.ZEN)
     assert tuning.tune_unknown([gg.Q4_0]) == {} and asked == []
     monkeypatch.setattr(choices, "RULE", None)
     made = tuning.tune_unknown([gg.Q4_0, gg.Q8_0, gg.Q4_K], now=now)
-    assert [a[:2] for a in asked] == [(t, [ONE_ROW, PLAIN]) for t in (gg.Q4_0, gg.Q8_0)] and asked[0][2] == tuning.QUICK
+    layouts = [Tile(4), NEAR] if isa.ISA != "generic" else [ONE_ROW]
+    assert [a[:3] for a in asked] == [(t, [ONE_ROW, PLAIN], layouts) for t in (gg.Q4_0, gg.Q8_0)]
+    assert asked[0][3] == tuning.QUICK
     assert choices.tile(gg.Q4_0) == PLAIN and choices.pays_repacked(gg.Q8_0) and list(made) == [gg.Q4_0, gg.Q8_0]
 
 
 @pytest.mark.parametrize("setting", ["off", 2, 4])
 def test_the_variable_decides_alone(folder, monkeypatch, setting):
-    choices.keep(gg.Q8_0, chosen(Tile(2), True, one=2.0, two=1.0, repacked=0.5))
+    choices.keep(gg.Q8_0, chosen(Tile(2), Tile(4), one=2.0, two=1.0, repacked=0.5))
     monkeypatch.setattr(choices, "SETTING", setting)
     assert choices.tile(gg.Q8_0) == (choices.rule(gg.Q8_0) if setting == "off" else Tile(setting))
     assert tuning.all_kept() == {} and tuning.tune([gg.Q4_0]) == {}
@@ -238,7 +252,7 @@ def test_an_unusable_value_is_a_one_line_error():
 
 
 def test_info_shows_what_was_measured(folder, capsys):
-    choices.keep(gg.Q4_0, chosen(Tile(4), True, one=2.0, four=1.6, repacked=0.8))
+    choices.keep(gg.Q4_0, chosen(Tile(4), Tile(4), one=2.0, four=1.6, repacked=0.8))
     assert main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiles"] == {
         "q4_0": {"rows": 4, "prefetch": OWN, "gain": 1.25, "repacked": True, "layout_gain": 2.0}}
@@ -246,9 +260,9 @@ def test_info_shows_what_was_measured(folder, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["target"] == isa.target() and facts["types"]["q4_0"]["why"] == "measured"
     assert facts["types"]["f32"]["why"] == "rule" and facts["types"]["q4_0"]["seconds"] == {
-        "1": 2.0, "4": 1.6, "repacked": 0.8}
+        "1": 2.0, "4": 1.6, "repacked 4": 0.8}
     assert main(["info", "--tuning"]) == 0
-    assert "1 2.50, 4 2.00, repacked 1.00" in capsys.readouterr().out
+    assert "1 2.50, 4 2.00, repacked 4 1.00" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- threads

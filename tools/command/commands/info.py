@@ -81,7 +81,8 @@ def tuning_info(args):
     for type in filter(tunable, all_traits()):
         found, tile = None if choices.SETTING else choices.kept(type), choices.tile(type)
         repacked = choices.pays_repacked(type) and type in repack.LAYOUTS
-        facts[type.name] = {"rows": tile.rows, "prefetch": tile.prefetch, "repacked": repacked,
+        layout = choices.layout_tile(type)._asdict() if repacked else None
+        facts[type.name] = {"rows": tile.rows, "prefetch": tile.prefetch, "repacked": repacked, "layout": layout,
                             "why": "measured" if found else "GGJIT_TUNE" if choices.SETTING else "rule",
                             "seconds": found.seconds if found else {}}
     threads = {"rule": sharing.RULE_NANOSECONDS, "measured": {} if choices.SETTING == "off" else sharing.kept()}
@@ -89,14 +90,19 @@ def tuning_info(args):
     if not args.json:
         print(f"kernels for {isa.target()}; where nothing was measured the rule is {rule}")
         for name, f in facts.items():
-            tile = f"{f['rows']} row{'s' * (f['rows'] > 1)}{'' if f['prefetch'] == OWN else ', ' + f['prefetch']}"
+            tile, layout = _tile_text(f, "row"), f["layout"] and f"repacked, {_tile_text(f['layout'], 'group')}"
             best = min(f["seconds"].values(), default=0)
             why = ", ".join(f"{n} {s / best:.2f}" for n, s in f["seconds"].items())
-            print(f"{name:8} tile of {tile:24} {'repacked' if f['repacked'] else 'as in the file':15} {f['why']}"
+            print(f"{name:8} tile of {tile:24} {layout or 'as in the file':25} {f['why']}"
                   + (f": times the fastest's seconds, {why}" if why else ""))
         measured = "".join(f", {x / 1000:g} us with {n} (measured)" for n, x in threads["measured"].items())
         print(f"a node is shared among threads from {threads['rule'] / 1000:g} us of work on (rule){measured}")
     return result
+
+
+def _tile_text(tile, what):
+    n, how = tile["rows"], tile["prefetch"]
+    return f"{n} {what}{'s' * (n > 1)}{'' if how == OWN else ', ' + how}"
 
 
 # ---------------------------------------------------------------- a file
