@@ -18,7 +18,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_LOSS, FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous, rows_contiguous, same_shape
 from ggjit.ops.core.spec import all_specs
-from ggjit.ops.core.types import BF16, F16, F32
+from ggjit.ops.core.types import BF16, F16, F32, F64
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.repeats import builders
 from ggjit.tensors.tensor import Tensor
@@ -59,12 +59,6 @@ class Rules:
     def empty(self, ne):
         """A tensor that stands for its shape alone."""
         return self.ctx.new_tensor(F32, ne)
-
-    def without_onto(self, t, n):
-        """The n sources of t; refused where it goes on from another sum."""
-        if len(t.src) > n:
-            raise NotSupported("there is no gradient of a sum that goes on from another")
-        return t.src
 
     def constant(self, array):
         """A leaf that holds `array` (NumPy order)."""
@@ -288,7 +282,7 @@ def _checked(wanted):
 
 
 def _floats(t):
-    return t.type.quantized or t.type in (F32, F16, BF16)
+    return t.type.quantized or t.type in (F32, F16, BF16, F64)
 
 
 def _reached(nodes, leafs, wanted):

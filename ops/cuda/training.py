@@ -99,6 +99,8 @@ ELEMENTS = {OP.SILU_BACK: _silu_back, OP.GET_ROWS_BACK: _get_rows_back, OP.OPT_S
 
 
 def _element(t):
+    if t.op == OP.GET_ROWS_BACK and len(t.src) > 2:
+        return None
     return each_element(t, t.op.name.lower(), lambda: ELEMENTS[t.op](t))
 
 

@@ -176,9 +176,9 @@ def cases():
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
     """d = b^T a: da = dy b^T, db = a dy^T, in ggml's order of dimensions."""
-    a, b = g.without_onto(t, 2)
+    a, b = t.src[:2]
     return (lambda: g.sum_groups(g.out_prod(dy, g.transpose(b)), a),
-            lambda: g.transpose(g.mul_mat(g.f32(a), dy)))
+            lambda: g.transpose(g.mul_mat(g.f32(a), dy)), lambda: dy)
 
 
 # ---------------------------------------------------------------- rows

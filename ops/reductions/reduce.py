@@ -263,8 +263,8 @@ def argmax_cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    a, = g.without_onto(t, 1)
-    return (lambda: g.repeat(g.scale(dy, 1 / a.ne[0]) if t.op == OP.MEAN else dy, a),)
+    a = t.src[0]
+    return lambda: g.repeat(g.scale(dy, 1 / a.ne[0]) if t.op == OP.MEAN else dy, a), lambda: dy
 
 
 # ---------------------------------------------------------------- rows

@@ -92,7 +92,8 @@ def cross_entropy_loss_back(a, b, c, n_rows=None):
     require(n_elements(a) == 1, "cross_entropy_loss_back: the gradient must be one element", a)
     _check("cross_entropy_loss_back", b, c)
     _check_n_rows("cross_entropy_loss_back", b, n_rows)
-    return a.ctx.node(OP.CROSS_ENTROPY_LOSS_BACK, F32, b.ne, (a, b, c), () if n_rows is None else (int(n_rows),))
+    other = n_rows is not None and n_rows != math.prod(b.ne[1:])
+    return a.ctx.node(OP.CROSS_ENTROPY_LOSS_BACK, F32, b.ne, (a, b, c), (int(n_rows),) if other else ())
 
 
 def _shifted(logits):
@@ -212,8 +213,13 @@ def cases(build):
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    logits, labels = g.without_onto(t, 2)
-    return lambda: g.cross_entropy_loss_back(dy, logits, labels), g.missing("of the labels")
+    logits, labels = t.src[:2]
+    own, n_rows = math.prod(logits.ne[1:]), _n_rows(t, logits)
+    if t.type is F64:
+        return (lambda: g.cross_entropy_loss_back(g.scale(dy, -own), logits, labels), g.missing("of the labels"),
+                lambda: dy)
+    return (lambda: g.cross_entropy_loss_back(dy, logits, labels, n_rows), g.missing("of the labels"),
+            lambda: g.scale(dy, -1 / n_rows))
 
 
 # ---------------------------------------------------------------- rows

@@ -99,12 +99,12 @@ def cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    a, ids = g.without_onto(t, 2)
+    a, ids = t.src[:2]
 
     def of_a():
         d = g.get_rows(dy, ids)
         return g.pad(d, 0, a.ne[1] - d.ne[1], 0, 0) if a.ne[1] > d.ne[1] else d
-    return of_a, None
+    return of_a, None, lambda: dy
 
 
 # ---------------------------------------------------------------- rows
