@@ -20,9 +20,10 @@ _INT = set("""ne0 ne1 ne2 ne3 nb1 nb2 nb3 offset axis0 axis1 axis2 axis3 n_dims 
     max_period""".split())
 _FLOAT = set("""eps max_bias logit_softcap min max alpha limit alpha_n alpha_p beta freq_base freq_scale ext_factor
     attn_factor beta_fast beta_slow negative_slope start stop step scale""".split())
-_BOOL = set("masked is_2D swapped inplace left lower uni".split())
+_BOOL = set("masked is_2D swapped inplace left lower uni part".split())
 _OTHER = {"type": "Type | str", "dst_type": "Type | str | None", "ctx": "Context", "ne": "Sequence[int]",
-          "args": "Sequence[Tensor]", "sections": "Sequence[int]", "fun": "Callable[..., Any]", "userdata": "Any"}
+          "args": "Sequence[Tensor]", "sections": "Sequence[int]", "fun": "Callable[..., Any]", "userdata": "Any",
+          "n_rows": "int | None"}
 _OF = {("scale", "s"): "float", ("scale_inplace", "s"): "float", ("scale_bias", "s"): "float",
        ("scale_bias", "b"): "float", ("scale_bias_inplace", "s"): "float", ("scale_bias_inplace", "b"): "float",
        ("fill", "c"): "float", ("fill_inplace", "c"): "float", ("top_k", "k"): "int", ("argsort_top_k", "k"): "int",

@@ -8,12 +8,14 @@ gradient, or the first layer of a large batch.  Where the rows of a node do not 
               +--> dlogits --+--> dh, dW                loss += loss_k        dW += dlogits_k h_k^T
                                                     dh = all dh_k side by side
 
-RULES says for each op along which axis of its sources the rows of its result run.  A region grows from one node over
-such edges, as far as nothing outside lies between two of its nodes.  What is read outside is put together again.
-Where a region may be rounded otherwise, sums over rows become sums over chunks; else they lie outside, and every
-kernel of a chunk is the one that computes all rows.
+The `rows` rule of an op (ops/core/spec.py) says along which axis of its sources the rows of its result run.  A region
+grows from one node over such edges, as far as nothing outside lies between two of its nodes.  What is read outside is
+put together again.  Every kernel of a chunk sums as the one that computes all rows.  Sums that add row after row go on
+from the chunk before, to the same bits; other sums over rows lie outside, or, where a region may be rounded otherwise,
+are formed by chunks and added.
 """
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -22,157 +24,18 @@ from ggjit.core.table import NO_PARAMS, TABLE
 from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.record import FLAG_OUTPUT, OP, VIEW_OPS
-from ggjit.ops.core.shape import is_contiguous
-from ggjit.ops.core.spec import builders
+from ggjit.ops.core.row_axes import SUM, SUM_IN_ORDER, last_axis
+from ggjit.ops.core.spec import all_specs, builders
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context
 
-SUM = -1                        # in place of an axis: the result is a sum over the rows
-
-
-# ---------------------------------------------------------------- where rows run
-def last_axis(t):
-    """The last axis that is longer than 1."""
-    return max((i for i in range(4) if t.ne[i] != 1), default=0)
-
-
-def _along(least):
-    """Rules of ops whose rows do not meet from axis `least` on; sources of one row are read whole."""
-    def rule(t):
-        a = last_axis(t)
-        needs = [None if s is None or s.ne[a] == 1 else a for s in t.src]
-        if a >= least and all(n is None or s.ne[a] == t.ne[a] for s, n in zip(t.src, needs, strict=True)):
-            yield a, needs
-    return rule
-
-
-def _reshape(t):
-    yield last_axis(t), [last_axis(t.src[0])]
-
-
-def _view(t):
-    """The same part of each row."""
-    s, a = t.src[0], last_axis(t)
-    if a >= 1 and a == last_axis(s) and (s.ne[a], s.nb[a]) == (t.ne[a], t.nb[a]) and is_contiguous(s) \
-            and t.view_offs - s.view_offs < s.nb[a]:
-        yield a, [a]
-
-
-def _transpose(t):
-    a = last_axis(t.src[0])
-    yield {0: 1, 1: 0}.get(a, a), [a]
-
-
-def _permute(t):
-    a = last_axis(t.src[0])
-    yield int(t.op_params[a]), [a]
-
-
-def _mul_mat(t):
-    (w, _), a = t.src[:2], last_axis(t)
-    if a == 1 or a > 1 and w.ne[a] in (1, t.ne[a]):
-        yield a, [None if a == 1 or w.ne[a] == 1 else a, a]
-
-
-def _out_prod(t):
-    (a, b), last = t.src[:2], last_axis(t)
-    if last == 1:
-        yield 1, [None, 0]
-    elif last > 1 and b.ne[last] == t.ne[last] and a.ne[last] in (1, t.ne[last]):
-        yield last, [None if a.ne[last] == 1 else last, last]
-    if last_axis(a) == last_axis(b) == 1:
-        yield SUM, [1, 1]
-
-
-def _pictures(t):
-    """A kernel, and pictures along axis 3."""
-    if last_axis(t) == 3:
-        yield 3, [None, 3]
-
-
-def _conv_2d(t):
-    """Pictures; or, where it is the gradient of a kernel, those are the channels that are summed."""
-    yield from _pictures(t)
-    if last_axis(t.src[0]) == 3 and t.src[0].ne[2] > 1:
-        yield SUM, [2, 2]
-
-
-def _im2col_back(t):
-    if last_axis(t) == 3 and t.src[0].ne[3] == t.ne[3]:
-        yield 3, [3, None]
-
-
-def _get_rows(t):
-    if last_axis(t) == 1:
-        yield 1, [None, 0]
-
-
-def _rope(t):
-    a = last_axis(t)
-    if a >= 2:
-        yield a, [a, 0 if a == 2 else None, *(None for _ in t.src[2:])]
-
-
-def _get_rows_back(t):
-    if t.src[0].ne[1] == t.src[1].ne[0]:
-        yield SUM, [1, 0]
-
-
-def _soft_max(t):
-    """A mask is that of all heads and texts, or has one for each."""
-    a, mask = last_axis(t), t.src[1] if len(t.src) > 1 else None
-    slopes = t.op_params[1] != 0                        # which differ from head to head, axis 2
-    if a >= 1 and not (slopes and a == 2) and all(s is None for s in t.src[2:]):
-        if mask is None:
-            yield a, [a]
-        elif a >= 2 and mask.ne[a] in (1, t.ne[a]):
-            yield a, [a, None if mask.ne[a] == 1 else a]
-
-
-def _concat(t):
-    a = last_axis(t)
-    if int(t.op_params[0]) != a:
-        yield a, [a, a]
-
-
-def _repeat_back(t):
-    a = last_axis(t.src[0])
-    yield (SUM, [a]) if t.ne[a] == 1 else (a, [a])
-
-
-def _sum(t):
-    yield SUM, [last_axis(t.src[0])]
-
-
-def _cross_entropy(t):
-    a = last_axis(t.src[0])
-    if a >= 1:
-        yield SUM, [a, a]
-
-
-def _cross_entropy_back(t):
-    a = last_axis(t)
-    if a >= 1:
-        yield a, [None, a, a]
-
-
-RULES = {
-    **dict.fromkeys((OP.ADD, OP.SUB, OP.MUL, OP.DIV, OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS, OP.UNARY, OP.SCALE,
-                     OP.CLAMP, OP.LEAKY_RELU, OP.CONT, OP.DUP, OP.REPEAT), _along(0)),
-    **dict.fromkeys((OP.NORM, OP.RMS_NORM, OP.RMS_NORM_BACK, OP.L2_NORM, OP.SOFT_MAX_BACK, OP.SILU_BACK, OP.GLU,
-                     OP.SUM_ROWS, OP.MEAN), _along(1)),
-    **dict.fromkeys((OP.POOL_2D, OP.POOL_2D_BACK, OP.UPSCALE), _along(2)), OP.GROUP_NORM: _along(3),
-    **dict.fromkeys((OP.CONV_2D_DW, OP.IM2COL), _pictures), OP.CONV_2D: _conv_2d,
-    OP.IM2COL_BACK: _im2col_back, **dict.fromkeys((OP.ROPE, OP.ROPE_BACK), _rope),
-    OP.RESHAPE: _reshape, OP.VIEW: _view, OP.TRANSPOSE: _transpose, OP.PERMUTE: _permute, OP.MUL_MAT: _mul_mat,
-    OP.OUT_PROD: _out_prod, OP.GET_ROWS: _get_rows, OP.GET_ROWS_BACK: _get_rows_back, OP.SOFT_MAX: _soft_max,
-    OP.CONCAT: _concat, OP.REPEAT_BACK: _repeat_back, OP.SUM: _sum,
-    OP.CROSS_ENTROPY_LOSS: _cross_entropy, OP.CROSS_ENTROPY_LOSS_BACK: _cross_entropy_back}
+VECTOR = 16                     # rows that a vector of a processor holds at most
 
 
 # ---------------------------------------------------------------- the region
 class _Region:
-    """`.axis`: {id of a node: the axis of its rows}, `.sums`: ids of sums over them, `.needs`: {id: axes of sources}.
+    """`.axis`: {id of a node: the axis of its rows}, `.sums`: {id of a sum over them: SUM or SUM_IN_ORDER},
+    `.needs`: {id: axes of sources}.
 
     `.level`: {id of a node: 1 where it needs the whole region, else 0}.
     """
@@ -185,7 +48,7 @@ class _Region:
             for s in t.src:
                 if s is not None:
                     self.readers.setdefault(s.id, []).append(t)
-        self.axis, self.sums, self.needs, self.level = {}, set(), {}, {}
+        self.axis, self.sums, self.needs, self.level = {}, {}, {}, {}
         self._grow(start)
         while self.axis and self._shrink(start):
             pass
@@ -196,14 +59,15 @@ class _Region:
 
     def _rule(self, t, result=None, source=None):
         """(axis of the result, those of the sources): with this result, or with source = (number, axis)."""
-        if t.op not in RULES or t.view_src is not None and t.op not in VIEW_OPS or t.id in self.hazards:
+        rows = None if t.op == OP.NONE else all_specs()[t.op].rows
+        if rows is None or t.view_src is not None and t.op not in VIEW_OPS or t.id in self.hazards:
             return None
-        for axis, needs in RULES[t.op](t):
+        for axis, needs in rows(t):
             ok = result is None or axis == result
             ok = ok and (source is None or any(s is not None and s.id == source[0] and n == source[1]
                                                for s, n in zip(t.src, needs, strict=False)))
-            if ok and (self.rounded if axis == SUM else self._fits(t, axis)) and all(
-                    n is None or self._fits(s, n) for s, n in zip(t.src, needs, strict=False)):
+            ok = ok and (self._fits(t, axis) if axis >= 0 else self.rounded or axis == SUM_IN_ORDER)
+            if ok and all(n is None or self._fits(s, n) for s, n in zip(t.src, needs, strict=False)):
                 return axis, needs
         return None
 
@@ -217,8 +81,8 @@ class _Region:
             if found is None:
                 continue
             axis, self.needs[t.id] = found
-            if axis == SUM:
-                self.sums.add(t.id)
+            if axis < 0:
+                self.sums[t.id] = axis
             else:
                 self.axis[t.id] = axis
                 todo += [(reader, None, (t.id, axis)) for reader in self.readers.get(t.id, ())]
@@ -248,7 +112,7 @@ class _Region:
                 near.add(i)
                 todo += [t.id for t in self.readers.get(i, ()) if i not in self.sums]
                 todo += [s.id for s, n in zip(self.node[i].src, self.needs[i], strict=False) if n is not None]
-        near -= self.sums                               # which tie together what they sum
+        near -= set(self.sums)                          # which tie together what they sum
         for i in list(self.needs):
             if i not in near and not (i in self.sums and self._sum_stays(i, near, self.level[start.id])):
                 self._drop(i)
@@ -261,7 +125,7 @@ class _Region:
 
     def _drop(self, i):
         self.axis.pop(i, None)
-        self.sums.discard(i)
+        self.sums.pop(i, None)
         del self.needs[i]
 
     def _find_levels(self):
@@ -303,20 +167,33 @@ def cut(graph, start, n_chunks, rank, hazards, rounded):
     nodes that have to come before it}; they stay as they are.  rounded: whether results may be rounded otherwise.
     """
     n = start.ne[last_axis(start)]
-    size = -(-n // n_chunks)
-    if size >= n:
+    bounds = _bounds(n, n_chunks)
+    if len(bounds) == 2:
         return None
     region = _Region(graph, start, hazards, rounded)
-    found = _Builder(graph, region, n, size, rank).build() if region.axis else None
+    found = _Builder(graph, region, bounds, rank).build() if region.axis else None
     return found if rounded or found and found.same_bits else None
 
 
+def _bounds(n, n_chunks):
+    """Where about n_chunks chunks of n rows begin and end: parts of vectors are left to the last one, which is larger.
+
+    Products of few columns or of parts of vectors sum in orders of their own.
+    """
+    size = -(-n // n_chunks)
+    size += -size % VECTOR if size > VECTOR else 0
+    starts = list(range(0, n, size))
+    if len(starts) > 1 and size > VECTOR > n - starts[-1]:
+        starts.pop()
+    return [*starts, n]
+
+
 class _Builder:
-    def __init__(self, graph, region, n, size, rank):
-        self.graph, self.region, self.n, self.size, self.old_rank = graph, region, n, size, rank
+    def __init__(self, graph, region, bounds, rank):
+        self.graph, self.region, self.n, self.bounds, self.old_rank = graph, region, bounds[-1], bounds, rank
         self.ctx, self.op, self.nodes, self.leafs = Context(), builders(), [], list(graph.leafs)
         self.whole, self.parts, self.came_from, self.rank = {}, {}, {}, {}
-        self.same_bits = not region.sums
+        self.same_bits = SUM not in region.sums.values()
 
     def build(self):
         region, level, last = self.region, self.region.level, max(self.old_rank.values(), default=0)
@@ -328,8 +205,8 @@ class _Builder:
         with self.ctx:
             for t in before:
                 self._put(self._copied(t), self.old_rank.get(t.id, 0))
-            for k, first in enumerate(range(0, self.n, self.size)):
-                self._chunk(cut_nodes, first, min(self.size, self.n - first), last + 1 + k)
+            for k, (first, end) in enumerate(itertools.pairwise(self.bounds)):
+                self._chunk(cut_nodes, first, end - first, last + 1 + k)
             self._moment = last + 2 + k
             for t in after:
                 self._put(self._copied(t), self._moment + self.old_rank.get(t.id, 0))
@@ -392,22 +269,29 @@ class _Builder:
                         self._now(s) if need is None else self._rows(self._now(s), need, first, size, moment)
                         for s, need in zip(t.src, [*needs, *(None,) * len(t.src)], strict=False))
             share = size / self.n
-            if t.op == OP.CROSS_ENTROPY_LOSS_BACK:      # it divides by the rows of its chunk
-                src = (self._put(self.op["scale"](src[0], share), moment), *src[1:])
             if t.id in self.region.sums:
-                part = self._put(self._add(t, t.ne, src), moment)
-                scaled = self._put(self.op["scale"](part, share), moment) if t.op == OP.CROSS_ENTROPY_LOSS else part
-                total = self.whole.get(t.id)
-                self.whole[t.id] = scaled if total is None else self._put(self.op["add"](total, scaled), moment)
+                part = self.whole[t.id] = self._sum(t, src, first, size, moment)
             else:
-                a = self.region.axis[t.id]
-                ne = (*t.ne[:a], t.ne[a] // self.n * size, *t.ne[a + 1:])
-                made[t.id] = self._view_op(t, src[0], ne) if t.op in VIEW_OPS else self._add(t, ne, src)
-                self._put(made[t.id], moment)
-                self.parts.setdefault(t.id, []).append(made[t.id])
-                self.same_bits = self.same_bits and _same_kernel(t, made[t.id])
-                part = made[t.id]
+                part = made[t.id] = self._put(self._part(t, src, size), moment)
+                self.parts.setdefault(t.id, []).append(part)
+                self.same_bits = self.same_bits and _same_kernel(t, part)
             self.came_from[part.id] = t.id, share
+
+    def _sum(self, t, src, first, size, moment):
+        """The sum t of all rows up to those of this chunk."""
+        chunk, so_far = all_specs()[t.op].chunk, self.whole.get(t.id)
+        if self.region.sums[t.id] == SUM_IN_ORDER:
+            return self._put(chunk(t, t.ne, src, so_far, first + size == self.n), moment)
+        part = self._put(self._add(t, t.ne, src), moment)
+        return part if so_far is None else self._put(self.op["add"](so_far, part), moment)
+
+    def _part(self, t, src, size):
+        """Some rows of t."""
+        a, chunk = self.region.axis[t.id], all_specs()[t.op].chunk
+        ne = (*t.ne[:a], t.ne[a] // self.n * size, *t.ne[a + 1:])
+        if t.op in VIEW_OPS:
+            return self._view_op(t, src[0], ne)
+        return self._add(t, ne, src) if chunk is None else chunk(t, ne, src, None, False)
 
     def _rows(self, t, axis, first, size, moment):
         """A view of some rows of a tensor outside."""
@@ -433,11 +317,9 @@ class _Builder:
 
 
 def _same_kernel(t, part):
-    """Whether rows come out bit for bit alike: the kernel is the one that computes all rows."""
+    """Whether rows come out bit for bit alike: the kernel sums as the one that computes all rows."""
     if t.op in VIEW_OPS:
         return True
-    if t.op == OP.CROSS_ENTROPY_LOSS_BACK:              # it divides by the rows, of its chunk
-        return False
     kernels = [kernel_of(x, 1) for x in (t, part)]
-    return all(k is not None for k in kernels) and kernels[0].name == kernels[1].name
+    return all(k is not None for k in kernels) and len({k.sums or k.name for k in kernels}) == 1
 

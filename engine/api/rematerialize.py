@@ -9,7 +9,6 @@ import numpy as np
 
 from ggjit.alloc.report import mib
 from ggjit.api.cut import cut as cut_rows
-from ggjit.api.cut import last_axis
 from ggjit.api.registry import init_backend
 from ggjit.api.units import Units, plan_of
 from ggjit.core.arguments import expect
@@ -23,6 +22,7 @@ from ggjit.ops.core.errors import GgjitError, ParamError, extra
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.record import OP, T_FLAGS, VIEW_OPS
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context

@@ -18,7 +18,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import FLAG_LOSS, FLAG_PARAM, OP, VIEW_OPS
 from ggjit.ops.core.shape import describe, is_contiguous, rows_contiguous, same_shape
 from ggjit.ops.core.spec import all_specs
-from ggjit.ops.core.types import BF16, F16, F32
+from ggjit.ops.core.types import BF16, F16, F32, F64
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.repeats import builders
 from ggjit.tensors.tensor import Tensor
@@ -282,7 +282,7 @@ def _checked(wanted):
 
 
 def _floats(t):
-    return t.type.quantized or t.type in (F32, F16, BF16)
+    return t.type.quantized or t.type in (F32, F16, BF16, F64)
 
 
 def _reached(nodes, leafs, wanted):

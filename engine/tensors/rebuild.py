@@ -16,6 +16,7 @@ from ggjit.ops.core.errors import GgjitError, NotSupported, ShapeError
 from ggjit.ops.core.record import GLU, MAX_PARAMS, OP, UNARY
 from ggjit.ops.core.shape import contiguous_nb, describe
 from ggjit.ops.core.spec import builders
+from ggjit.ops.core.types import F64
 
 CALLS_PYTHON = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}
 _builders = functools.cache(builders)
@@ -105,9 +106,9 @@ def _pool_2d(n, name, data, result):
 
 RECIPES = {
     **{op: _plain(op.name.lower()) for op in (
-        OP.ADD_ID, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS, OP.SUM, OP.SUM_ROWS,
+        OP.ADD_ID, OP.ADD1, OP.SUB, OP.MUL, OP.DIV, OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS, OP.SUM_ROWS,
         OP.CUMSUM, OP.MEAN, OP.ARGMAX, OP.COUNT_EQUAL, OP.SILU_BACK, OP.MUL_MAT_ID, OP.OUT_PROD, OP.DUP, OP.DIAG,
-        OP.TRANSPOSE, OP.GET_ROWS, OP.CROSS_ENTROPY_LOSS, OP.CROSS_ENTROPY_LOSS_BACK, OP.SSM_CONV, OP.RWKV_WKV6,
+        OP.TRANSPOSE, OP.GET_ROWS, OP.SSM_CONV, OP.RWKV_WKV6,
         OP.RWKV_WKV7, OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD, OP.LIGHTNING_INDEXER, OP.ADD_REL_POS, OP.DSV4_HC_POST)},
     **{op: _plain(op.name.lower(), ints=n) for op, n in {
         OP.PERMUTE: 4, OP.CONCAT: 1, OP.DIAG_MASK_INF: 1, OP.DIAG_MASK_ZERO: 1, OP.TRI: 1, OP.ARGSORT: 1, OP.POOL_1D: 4,
@@ -127,8 +128,11 @@ RECIPES = {
     OP.CPY: lambda n: n.call("cpy", *n.src) if n.in_place else n.call("cast", *n.src, n.type),
     OP.CONT: lambda n: n.call("cont_4d", *n.src, *n.ne), OP.RESHAPE: lambda n: n.call("reshape_4d", *n.src, *n.ne),
     OP.REPEAT: lambda n: n.call("repeat_4d", *n.src, *n.ne),
-    OP.REPEAT_BACK: lambda n: n.call("repeat_back", *n.src, n.like()),
-    OP.GET_ROWS_BACK: lambda n: n.call("get_rows_back", *n.src, n.like()),
+    OP.REPEAT_BACK: lambda n: n.call("repeat_back", n.src[0], n.like(), *n.src[1:]),
+    OP.GET_ROWS_BACK: lambda n: n.call("get_rows_back", *n.src[:2], n.like(), *n.src[2:]),
+    OP.SUM: lambda n: n.call("sum", *n.up_to(2), n.type is F64),
+    OP.CROSS_ENTROPY_LOSS: lambda n: n.call("cross_entropy_loss", *n.up_to(3), n.i[0] if n.i[1] else None),
+    OP.CROSS_ENTROPY_LOSS_BACK: lambda n: n.call("cross_entropy_loss_back", *n.src, n.i[0] or None),
     OP.SET_ROWS: lambda n: n.call("set_rows", n.src[2], n.src[0], n.src[1]),
     OP.UPSCALE: lambda n: n.call("interpolate", *n.src, *n.ne, n.i[0]),
     OP.PAD: lambda n: n.call("pad_ext_circular" if n.i[8] else "pad_ext", *n.src, *n.i[:8]),

@@ -15,6 +15,7 @@ from ggjit.ops.attention import flash_attn_decode, flash_attn_prefill
 from ggjit.ops.attention.flash_attn_rows import Variant
 from ggjit.ops.core.errors import NotSupported, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.record import OP
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import module_of, traits_of
@@ -284,6 +285,14 @@ def gradient(g, t, dy):
             of_mask if mask is not None else None, of_sinks if sinks is not None else None)
 
 
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    """Texts; a mask is that of all of them, or has one for each."""
+    q, k, v, mask, sinks = t.src
+    if last_axis(t) == 3 and (mask is None or mask.ne[3] in (1, t.ne[3])):
+        yield 3, [3, 3, 3, None if mask is None or mask.ne[3] == 1 else 3, None]
+
+
 SPECS = (Spec(op=OP.FLASH_ATTN_EXT,
               builders=(flash_attn_ext, flash_attn_ext_set_prec, flash_attn_ext_add_sinks),
-              reference=reference, kernel=kernel, gradient=gradient, cases=cases),)
+              reference=reference, kernel=kernel, gradient=gradient, rows=_rows, cases=cases),)

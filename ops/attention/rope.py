@@ -26,6 +26,7 @@ from ggjit.ops.attention import rope_angles as ra
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32, I32
@@ -392,11 +393,18 @@ def gradient(g, t, dy):
     return turned_back, None, g.missing("of frequency factors") if c is not None else None
 
 
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    """Tokens, each with its position; or texts, which share them."""
+    a = last_axis(t)
+    if a >= 2:
+        yield a, [a, 0 if a == 2 else None, *(None for _ in t.src[2:])]
+
+
 SPECS = (
     Spec(op=OP.ROPE, builders=(rope, rope_inplace, rope_ext, rope_ext_inplace, rope_multi, rope_multi_inplace,
                                rope_set_offset),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-         cases=lambda: cases(OP.ROPE),
-         indexed=1),
+         rows=_rows, cases=lambda: cases(OP.ROPE), indexed=1),
     Spec(op=OP.ROPE_BACK, builders=(rope_ext_back, rope_multi_back), reference=reference, kernel=kernel, in_place=True,
-         gradient=gradient, cases=lambda: cases(OP.ROPE_BACK), indexed=1))
+         gradient=gradient, rows=_rows, cases=lambda: cases(OP.ROPE_BACK), indexed=1))

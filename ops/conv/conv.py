@@ -14,6 +14,7 @@ from ggjit.ops.conv.conv_tile import cost, make_kernel, work_nbytes, write_recor
 from ggjit.ops.conv.im2col import conv_size, steps, under_taps
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OP
+from ggjit.ops.core.row_axes import SUM, last_axis, pictures
 from ggjit.ops.core.shape import require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F16, F32
@@ -238,7 +239,15 @@ def _sources(t):
     return np.moveaxis(patches, 1, 4) - 1
 
 
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    """Pictures; or, where it is the gradient of a kernel, those are the channels that are summed."""
+    yield from pictures(t)
+    if last_axis(t.src[0]) == 3 and t.src[0].ne[2] > 1:
+        yield SUM, [2, 2]
+
+
 SPECS = (Spec(op=OP.CONV_2D, builders=(conv_2d_direct,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases_2d),
+              gradient=gradient, rows=_rows, cases=cases_2d),
          Spec(op=OP.CONV_3D, builders=(conv_3d_direct,), reference=reference, kernel=kernel,
               gradient=gradient, cases=cases_3d))

@@ -14,6 +14,7 @@ from ggjit.ops.conv.conv import convolve
 from ggjit.ops.conv.im2col import conv_size, steps
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import pictures
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F16, F32
@@ -195,4 +196,4 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.CONV_2D_DW, builders=(conv_2d_dw_direct,), reference=reference, kernel=kernel, gradient=gradient,
-              cases=cases),)
+              rows=pictures, cases=cases),)

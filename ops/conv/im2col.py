@@ -23,6 +23,7 @@ from ggjit.ops.copying.view import permute, reshape_2d, reshape_3d, reshape_4d
 from ggjit.ops.core.builders import all_or_nothing
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP
+from ggjit.ops.core.row_axes import last_axis, pictures
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import BF16, F16, F32
@@ -346,11 +347,17 @@ def gradient_3d(g, t, dy):
     return None, of_data
 
 
+# ---------------------------------------------------------------- rows
+def _pictures_back(t):
+    if last_axis(t) == 3 and t.src[0].ne[3] == t.ne[3]:
+        yield 3, [3, None]
+
+
 SPECS = (
     Spec(op=OP.IM2COL, builders=(im2col, conv_1d, conv_1d_ph, conv_1d_dw, conv_1d_dw_ph, conv_2d, conv_2d_sk_p0,
                                  conv_2d_s1_ph, conv_2d_dw), reference=reference, kernel=kernel,
-         gradient=gradient, cases=forward_cases),
+         gradient=gradient, rows=pictures, cases=forward_cases),
     Spec(op=OP.IM2COL_BACK, builders=(im2col_back,), reference=reference_back, kernel=kernel_back,
-         gradient=gradient_back, cases=back_cases),
+         gradient=gradient_back, rows=_pictures_back, cases=back_cases),
     Spec(op=OP.IM2COL_3D, builders=(im2col_3d, conv_3d), reference=reference, kernel=kernel,
          gradient=gradient_3d, cases=cases_3d))

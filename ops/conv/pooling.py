@@ -18,6 +18,7 @@ from numba import types
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import describe, n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F16, F32
@@ -336,6 +337,6 @@ def gradient(g, t, dy):
 SPECS = (Spec(op=OP.POOL_1D, builders=(pool_1d,), reference=reference, kernel=kernel,
               gradient=gradient, cases=cases_1d),
          Spec(op=OP.POOL_2D, builders=(pool_2d,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases_2d),
-         Spec(op=OP.POOL_2D_BACK, builders=(pool_2d_back,), reference=reference_back, kernel=kernel_back,
+              gradient=gradient, rows=along(2), cases=cases_2d),
+         Spec(op=OP.POOL_2D_BACK, builders=(pool_2d_back,), reference=reference_back, kernel=kernel_back, rows=along(2),
               cases=cases_back))

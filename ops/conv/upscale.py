@@ -21,6 +21,7 @@ from numba import types
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import n_elements, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import F32
@@ -279,4 +280,4 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.UPSCALE, builders=(interpolate, upscale, upscale_ext), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases),)
+              gradient=gradient, rows=along(2), cases=cases),)

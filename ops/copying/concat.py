@@ -4,6 +4,7 @@ import numpy as np
 from ggjit.ops.copying.view import permute, view_4d
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import require, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32, I32, I64, Q4_0, Q8_0
@@ -122,4 +123,12 @@ def gradient(g, t, dy):
     return part(a, 0), part(b, a.ne[dim])
 
 
-SPECS = (Spec(op=OP.CONCAT, builders=(concat,), reference=reference, kernel=kernel, gradient=gradient, cases=cases),)
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    a = last_axis(t)
+    if int(t.op_params[0]) != a:
+        yield a, [a, a]
+
+
+SPECS = (Spec(op=OP.CONCAT, builders=(concat,), reference=reference, kernel=kernel, gradient=gradient, rows=_rows,
+              cases=cases),)

@@ -10,7 +10,8 @@ from ggjit.ops.copying.copy_kernels import choose
 from ggjit.ops.copying.view import permute, reshape_4d, view_4d
 from ggjit.ops.core.errors import ShapeError
 from ggjit.ops.core.record import OP
-from ggjit.ops.core.shape import describe, require
+from ggjit.ops.core.row_axes import along, as_many_elements
+from ggjit.ops.core.shape import describe, require, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
 from ggjit.ops.types.shared.moves import SCRATCH_NBYTES, can_move, mover
@@ -181,11 +182,15 @@ def gradient(g, t, dy):
     return lambda: g.reshape(dy, t.src[0]), None
 
 
+# ---------------------------------------------------------------- rows
+def _elements(t):
+    yield from (along(0) if same_shape(t, t.src[0]) else as_many_elements)(t)
+
+
 SPECS = (
     Spec(op=OP.CPY, builders=(cpy, cast), reference=reference, kernel=kernel, gradient=gradient,
          cases=lambda: cases_of(OP.CPY)),
     Spec(op=OP.CONT, builders=(cont, cont_1d, cont_2d, cont_3d, cont_4d), reference=reference, kernel=kernel,
-         gradient=gradient,
-         cases=lambda: cases_of(OP.CONT)),
+         gradient=gradient, rows=_elements, cases=lambda: cases_of(OP.CONT)),
     Spec(op=OP.DUP, builders=(dup, dup_inplace), reference=reference, kernel=kernel, gradient=gradient,
-         cases=lambda: cases_of(OP.DUP)))
+         rows=_elements, cases=lambda: cases_of(OP.DUP)))

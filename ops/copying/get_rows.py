@@ -8,6 +8,7 @@ import numpy as np
 
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.record import BAD_INDEX, OK, OP
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import n_elements, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.types import BF16, F16, F32, I32, Q4_0, Q8_0
@@ -109,5 +110,11 @@ def gradient(g, t, dy):
     return of_a, None
 
 
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    if last_axis(t) == 1:
+        yield 1, [None, 0]
+
+
 SPECS = (Spec(op=OP.GET_ROWS, builders=(get_rows,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases),)
+              gradient=gradient, rows=_rows, cases=cases),)

@@ -4,6 +4,7 @@ import numpy as np
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.errors import ShapeError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import describe, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import BF16, F16, F32, I16, I32
@@ -91,4 +92,4 @@ def gradient(g, t, dy):
 
 
 SPECS = (Spec(op=OP.REPEAT, builders=(repeat, repeat_4d), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases),)
+              gradient=gradient, rows=along(0), cases=cases),)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ggjit.ops.core.errors import IndexRangeError, NotSupported, ParamError, ShapeError
 from ggjit.ops.core.record import OP, VIEW_OPS
+from ggjit.ops.core.row_axes import as_many_elements, last_axis
 from ggjit.ops.core.shape import describe, is_contiguous, require
 from ggjit.ops.core.spec import Spec
 
@@ -244,12 +245,33 @@ def gradient_transpose(g, t, dy):
     return (lambda: g.transpose(dy),)
 
 
+# ---------------------------------------------------------------- rows
+def _rows_of_view(t):
+    """The same part of each row."""
+    s, a = t.src[0], last_axis(t)
+    if a >= 1 and a == last_axis(s) and (s.ne[a], s.nb[a]) == (t.ne[a], t.nb[a]) and is_contiguous(s) \
+            and t.view_offs - s.view_offs < s.nb[a]:
+        yield a, [a]
+
+
+def _rows_of_permute(t):
+    a = last_axis(t.src[0])
+    yield int(t.op_params[a]), [a]
+
+
+def _rows_of_transpose(t):
+    a = last_axis(t.src[0])
+    yield {0: 1, 1: 0}.get(a, a), [a]
+
+
 SPECS = (
     Spec(op=OP.RESHAPE, builders=(reshape, reshape_1d, reshape_2d, reshape_3d, reshape_4d),
          reference=reference_reshape,
-         gradient=gradient_reshape),
+         gradient=gradient_reshape, rows=as_many_elements),
     Spec(op=OP.VIEW, builders=(view_1d, view_2d, view_3d, view_4d, view_tensor), reference=reference_view,
-         gradient=gradient_view),
-    Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute, gradient=gradient_permute),
-    Spec(op=OP.TRANSPOSE, builders=(transpose,), reference=reference_transpose, gradient=gradient_transpose),
+         gradient=gradient_view, rows=_rows_of_view),
+    Spec(op=OP.PERMUTE, builders=(permute,), reference=reference_permute, gradient=gradient_permute,
+         rows=_rows_of_permute),
+    Spec(op=OP.TRANSPOSE, builders=(transpose,), reference=reference_transpose, gradient=gradient_transpose,
+         rows=_rows_of_transpose),
 )

@@ -3,6 +3,7 @@ import math
 
 from ggjit.ops.core.errors import ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.printable import printable
+from ggjit.ops.core.types import F32
 
 
 def describe(t):
@@ -70,6 +71,13 @@ def require_type(op, t, types, role="source"):
     if t.type not in types:
         raise TypeMismatch(f"{op}: {role} {describe(t)} must be one of {', '.join(map(repr, types))}; "
                            f"cast it with gg.cast")
+
+
+def require_sum_so_far(op, onto, ne):
+    """`onto` is what a sum of shape `ne` can go on in."""
+    require_type(op, onto, (F32,), "onto")
+    require(tuple(onto.ne) == (*ne, 1, 1, 1, 1)[:4] and is_contiguous(onto),
+            f"{op}: onto must be contiguous and of the shape of the sum, {list(ne)}", onto)
 
 
 def require_param(ok, message):

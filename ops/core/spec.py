@@ -20,6 +20,12 @@ A gradient is a function of the op's file that builds ordinary nodes:
 One entry a source, called only where that source leads to what is asked for: the gradient with respect to it, F32 of
 its shape whatever its type.  None: the result does not change with it (ids, shapes, steps).  `g` has every op builder
 by name, and helpers (engine/graphs/backward.py); so no op file imports another for its gradient.
+
+`rows(t)` yields the ways in which t is as good a few rows at a time, as pairs (axis of the result, for each source an
+axis or None): row n of the result needs row n of the sources along their axes, and the others as a whole
+(ops/core/row_axes.py).  In place of the result's axis: SUM, SUM_IN_ORDER.  The node of a few rows is the same op on
+them, unless there is a `chunk(t, ne, src, before, is_last)`: ne and src are its shape and its sources, before is the
+node of the chunk before where t is a sum.  The last node of a SUM_IN_ORDER, or all nodes along an axis, have t's bits.
 """
 import dataclasses
 import functools
@@ -43,12 +49,14 @@ class Kernel:
     cost        rough cost of the node in nanoseconds on one thread; cheap nodes run on one thread without a barrier
     work_nbytes scratch memory, shared by all threads
     modules     modules the code depends on besides the op's own (type files)
+    sums        kernels of one `sums` give an element of a result the same bits, whatever their tiles; "": see name
     """
     name: str
     make: Callable
     cost: float
     work_nbytes: int = 0
     modules: tuple = ()
+    sums: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +100,8 @@ class Spec:
     in_place: bool = False                  # may write over its first fitting source (ggml_op_can_inplace)
     in_place_2023: bool = False             # the same in the sources of November 2023
     gradient: Callable | None = None        # (g, t, dy) -> a function or None per source; None: has no gradient
+    rows: Callable | None = None            # (t) -> pairs (axis, axes of the sources); None: its rows meet
+    chunk: Callable | None = None           # (t, ne, src, before, is_last) -> node of some rows; None: same op
     cases: Callable | None = None           # () -> iterable of Case
     indexed: int | None = 0                 # source whose rows the ids name, for the message of a bad id; None: result
     module: str = ""

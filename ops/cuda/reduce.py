@@ -59,7 +59,7 @@ def _make_total(put, n_parts):
 
 def _sum(t):
     a = t.src[0]
-    if a.type not in FLOATS:
+    if a.type not in FLOATS or t.type is not a.type or len(t.src) > 1:
         return None
     parts = 2 if MAX_THREADS < 256 else N_PARTS
     return (Launch(f"sum_parts_{a.type.name}", lambda: _make_parts(ONE[a.type].get), (parts, 1, 1), MAX_THREADS,

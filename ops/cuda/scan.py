@@ -135,7 +135,7 @@ def _outer(get_a):
 
 def _out_prod(t):
     a = floats(SRC0, t.src[0])
-    if a is None or t.src[1].type is not F32:
+    if a is None or t.src[1].type is not F32 or len(t.src) > 2:
         return None
     before, get = a
     return *before, each_element(t, "out_prod", lambda: _outer(get), work_nbytes=max([x.work_nbytes for x in before],

@@ -99,6 +99,8 @@ ELEMENTS = {OP.SILU_BACK: _silu_back, OP.GET_ROWS_BACK: _get_rows_back, OP.OPT_S
 
 
 def _element(t):
+    if t.op == OP.GET_ROWS_BACK and len(t.src) > 2:
+        return None
     return each_element(t, t.op.name.lower(), lambda: ELEMENTS[t.op](t))
 
 
@@ -223,7 +225,7 @@ def _make_loss_back():
 
 def _loss(t):
     a = t.src[0]
-    if any(x.type is not F32 for x in t.src) or not dense(*t.src):
+    if any(x.type is not F32 for x in (t, *t.src)) or not dense(*t.src) or t.op_params[1]:
         return None
     n = a.ne[1] * a.ne[2] * a.ne[3]
     return (over_rows("cross_entropy_rows", _make_losses, n, a.ne[0], 4 * n),
@@ -231,7 +233,7 @@ def _loss(t):
 
 
 def _loss_back(t):
-    if any(x.type is not F32 for x in t.src) or not dense(t, *t.src):
+    if any(x.type is not F32 for x in t.src) or not dense(t, *t.src) or t.op_params[0]:
         return None
     return over_rows("cross_entropy_back", _make_loss_back, t.ne[1] * t.ne[2] * t.ne[3], t.ne[0])
 

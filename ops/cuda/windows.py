@@ -139,6 +139,8 @@ def repeat_back(node, i0, i1, i2, i3):
 
 
 def _sum(t):
+    if t.op == OP.REPEAT_BACK and len(t.src) > 1:
+        return None
     body = add_rel_pos if t.op == OP.ADD_REL_POS else repeat_back
     return each_element(t, t.op.name.lower(), lambda: body)
 

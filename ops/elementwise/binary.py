@@ -17,6 +17,7 @@ from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import (
     can_repeat,
     is_contiguous,
@@ -295,7 +296,7 @@ def gradient(g, t, dy):
 
 SPECS = (*(
     Spec(op=op, builders=fs, reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, cases=lambda op=op: cases(op))
+         gradient=gradient, rows=along(0), cases=lambda op=op: cases(op))
     for op, fs in ((OP.ADD, (add, add_inplace, add_cast)), (OP.SUB, (sub, sub_inplace)), (OP.MUL, (mul, mul_inplace)),
                    (OP.DIV, (div, div_inplace)))),
     Spec(op=OP.ADD1, builders=(add1, add1_inplace), reference=reference, kernel=kernel, in_place=True,

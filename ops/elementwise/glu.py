@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import GLU, OK, OP, UNARY
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import is_contiguous, require, require_type, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32
@@ -331,4 +332,4 @@ ACTIVATIONS = {GLU.REGLU: "relu", GLU.GEGLU: "gelu", GLU.SWIGLU: "silu", GLU.GEG
 
 
 SPECS = (Spec(op=OP.GLU, builders=(glu, glu_split, swiglu_oai, swiglu_clamp, *NAMED.values()), reference=reference,
-              kernel=kernel, gradient=gradient, cases=cases),)
+              kernel=kernel, gradient=gradient, rows=along(1), cases=cases),)

@@ -14,6 +14,7 @@ import numpy as np
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OP, UNARY
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Spec
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE, lift, map_kernel, number, positive
@@ -338,10 +339,10 @@ OF_UNARY = [u.name.lower() for u in UNARY]
 SPECS = (
     Spec(op=OP.UNARY, builders=(unary, unary_inplace, xielu, *(f for n in OF_UNARY if n in SIMPLE for f in SIMPLE[n])),
          reference=reference, kernel=kernel, in_place=True, in_place_2023=True,
-         gradient=gradient, cases=lambda: (c for n in OF_UNARY for c in cases(n))),
+         gradient=gradient, rows=along(0), cases=lambda: (c for n in OF_UNARY for c in cases(n))),
     *(Spec(op=op, builders=SIMPLE[op.name.lower()], reference=reference, kernel=kernel,
            in_place=op in (OP.SQR, OP.SQRT, OP.LOG), in_place_2023=op in (OP.SQR, OP.SQRT, OP.LOG),
-           gradient=gradient, cases=lambda op=op: cases(op.name.lower()))
+           gradient=gradient, rows=along(0), cases=lambda op=op: cases(op.name.lower()))
       for op in (OP.SQR, OP.SQRT, OP.LOG, OP.SIN, OP.COS)),
     Spec(op=OP.LEAKY_RELU, builders=(leaky_relu,), reference=reference, kernel=kernel, gradient=gradient,
-         cases=lambda: cases("leaky_relu")))
+         rows=along(0), cases=lambda: cases("leaky_relu")))

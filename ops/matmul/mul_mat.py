@@ -17,6 +17,7 @@ import numpy as np
 
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import OP
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import describe, require, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
@@ -24,7 +25,7 @@ from ggjit.ops.core.types import BF16, BY_NAME, F16, F32, Q4_0, Q8_0
 from ggjit.ops.matmul import choices, hadamard, mul_mat_dot, mul_mat_short, mul_mat_tile
 from ggjit.ops.matmul.mul_mat_dot import DotShape
 from ggjit.ops.matmul.tile_codes import code_tile
-from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.matmul.tile_float import FLOAT_UNIT, float_tile
 from ggjit.ops.native import isa
 
 Q4_1, Q5_1, Q4_K, Q8_1, Q8_K = (BY_NAME[name] for name in ("q4_1", "q5_1", "q4_K", "q8_1", "q8_K"))
@@ -203,7 +204,14 @@ def _tile_kernel(t, n_threads):
     if tile.tail:
         name += f"-spread{tile.tail.spread}" + "-only" * tile.tail.only
     return Kernel(name, lambda: mul_mat_tile.make_kernel(a.type, b.type, tile, direct, private), _cost(t), work,
-                  (module_of(a.type), module_of(b.type)))
+                  (module_of(a.type), module_of(b.type)), _sums(t, tile))
+
+
+def _sums(t, tile):
+    """Float tiles without a tail add up `kc` elements of k in order, then these sums."""
+    if tile.tail or tile.unit != FLOAT_UNIT or code_tile(t.src[0].type, t.src[1].ne[1]):
+        return ""
+    return f"mul_mat-tile-{t.src[0].type.name}-{t.src[1].type.name}-{min(tile.kc, t.src[0].ne[0])}"
 
 
 def _short_kernel(t):
@@ -282,5 +290,12 @@ def gradient(g, t, dy):
             lambda: g.out_prod(a, g.transpose(dy)))
 
 
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    (w, _), a = t.src[:2], last_axis(t)
+    if a == 1 or a > 1 and w.ne[a] in (1, t.ne[a]):
+        yield a, [None if a == 1 or w.ne[a] == 1 else a, a]
+
+
 SPECS = (Spec(op=OP.MUL_MAT, builders=(mul_mat, mul_mat_set_prec, mul_mat_set_hint), reference=reference,
-              kernel=kernel, gradient=gradient, cases=cases),)
+              kernel=kernel, gradient=gradient, rows=_rows, cases=cases),)

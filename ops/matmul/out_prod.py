@@ -12,7 +12,8 @@ from numba import types
 
 from ggjit.ops.copying.view import permute
 from ggjit.ops.core.record import OK, OP
-from ggjit.ops.core.shape import require, require_type
+from ggjit.ops.core.row_axes import SUM_IN_ORDER, last_axis
+from ggjit.ops.core.shape import require, require_sum_so_far, require_type
 from ggjit.ops.core.spec import Case, Kernel, Spec
 from ggjit.ops.core.traits import all_traits, module_of, traits_of
 from ggjit.ops.core.types import BF16, F16, F32, Q4_0, Q8_0
@@ -31,11 +32,13 @@ def left_types():
     return tuple(t for t, (traits, _) in all_traits().items() if traits.to_float is not None)
 
 
-def out_prod(a, b):
+def out_prod(a, b, onto=None):
     """d[j][i] = sum_k a[k][i] b[k][j]: a [m, n, a2, a3], b [p, n, b2, b3] -> F32 [m, p, b2, b3]; a2 | b2, a3 | b3.
 
     a: any type that converts to floats, rows contiguous (ggml: F32, or quantised without repeating); b: F32, any
-    strides.  NumPy: b.swapaxes(-1, -2) @ a.  Errors: ShapeError, TypeMismatch.  Source: ggml_out_prod.
+    strides.  NumPy: b.swapaxes(-1, -2) @ a.  onto: F32 [m, p, b2, b3], contiguous, to which the products are added in
+    the order of k; the result is a view of it.  So a sum of some k goes on with the bits of the whole sum.
+    Errors: ShapeError, TypeMismatch.  Source: ggml_out_prod, which has no onto.
     """
     require_type("out_prod", a, left_types(), "a")
     require_type("out_prod", b, (F32,), "b")
@@ -43,12 +46,16 @@ def out_prod(a, b):
     require(a.ne[2] > 0 and a.ne[3] > 0 and b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
             "out_prod: dimensions 2 and 3 of a must divide b's", a, b)
     require(a.nb[0] == a.type.nbytes, "out_prod: rows of a must be contiguous", a, remedy="gg.cont it")
-    return a.ctx.node(OP.OUT_PROD, F32, (a.ne[0], b.ne[0], *b.ne[2:]), (a, b), ndim=max(2, a.ndim, b.ndim))
+    ne = a.ne[0], b.ne[0], *b.ne[2:]
+    if onto is None:
+        return a.ctx.node(OP.OUT_PROD, F32, ne, (a, b), ndim=max(2, a.ndim, b.ndim))
+    require_sum_so_far("out_prod", onto, ne)
+    return a.ctx.node(OP.OUT_PROD, F32, ne, (a, b, onto), view_of=onto)
 
 
-def reference(t, a, b):
+def reference(t, a, b, onto=0):
     a = np.repeat(np.repeat(a.astype(np.float64), b.shape[0] // a.shape[0], 0), b.shape[1] // a.shape[1], 1)
-    return b.astype(np.float64).swapaxes(-1, -2) @ a
+    return b.astype(np.float64).swapaxes(-1, -2) @ a + onto
 
 
 @inline
@@ -85,13 +92,14 @@ def _edge(d, ldd, a, lda, b, b0, b1, rows, n_k, n):
             stf_part(d + r * ldd + 4 * i, x, n - i)
 
 
-def _make(ta):
+def _make(ta, onto):
     to_float, plain, block, nbytes = traits_of(ta).to_float, ta is F32, ta.block, ta.nbytes
 
     @inline
     def unit(pa, a1, pb, b0, b1, pd, ldd, cols, rows, n, scratch):
-        for j in range(rows):
-            zero_bytes(pd + j * ldd, 4 * cols)
+        if not onto:
+            for j in range(rows):
+                zero_bytes(pd + j * ldd, 4 * cols)
         for k in range(0, n, KC):
             n_k = min(KC, n - k)
             if plain:
@@ -137,11 +145,11 @@ def _make(ta):
 
 
 def kernel(t, n_threads):
-    a, b = t.src
+    a, b, onto = *t.src[:2], len(t.src) > 2
     if a.type not in left_types() or b.type is not F32:
         return None
     flops = 2 * a.ne[0] * a.ne[1] * b.ne[0] * b.ne[2] * b.ne[3]
-    return Kernel(f"out_prod-{a.type.name}", lambda: _make(a.type), cost=flops / 40 + 100,
+    return Kernel(f"out_prod-{a.type.name}{'-onto' * onto}", lambda: _make(a.type, onto), cost=flops / 40 + 100,
                   work_nbytes=0 if a.type is F32 else n_threads * SCRATCH_NBYTES, modules=(module_of(a.type),))
 
 
@@ -160,15 +168,33 @@ def cases():
             yield Case(name, make(ta, m, n, p, a23, b23, transposed), 5e-4)
     for m, n, p in ((1, 5, 1), (37, 33, 5), (47, 2, 130)):
         yield Case(f"F32 {m} {n} {p}", make(F32, m, n, p, (1, 1), (1, 1), False), 5e-4)
+    for ta in (F32, Q8_0):
+        yield Case(f"{ta!r} onto", lambda inp, ta=ta: out_prod(inp.new(ta, (64, 37, 2)), inp.new(F32, (5, 37, 4)),
+                                                                inp.new(F32, (64, 5, 4))), 5e-4)
 
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
     """d = b^T a: da = dy b^T, db = a dy^T, in ggml's order of dimensions."""
-    a, b = t.src
+    a, b = t.src[:2]
     return (lambda: g.sum_groups(g.out_prod(dy, g.transpose(b)), a),
-            lambda: g.transpose(g.mul_mat(g.f32(a), dy)))
+            lambda: g.transpose(g.mul_mat(g.f32(a), dy)), lambda: dy)
+
+
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    (a, b), last = t.src[:2], last_axis(t)
+    if last == 1:
+        yield 1, [None, 0]
+    elif last > 1 and b.ne[last] == t.ne[last] and a.ne[last] in (1, t.ne[last]):
+        yield last, [None if a.ne[last] == 1 else last, last]
+    if last_axis(a) == last_axis(b) == 1:
+        yield SUM_IN_ORDER, [1, 1]
+
+
+def _chunk(t, ne, src, before, is_last):
+    return out_prod(*src[:2], before)
 
 
 SPECS = (Spec(op=OP.OUT_PROD, builders=(out_prod,), reference=reference, kernel=kernel,
-              gradient=gradient, cases=cases),)
+              gradient=gradient, rows=_rows, chunk=_chunk, cases=cases),)

@@ -10,15 +10,17 @@ from numba.extending import intrinsic
 
 from ggjit.ops.copying.view import permute, view_4d
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import SUM, SUM_IN_ORDER, along, last_axis
 from ggjit.ops.core.shape import require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
-from ggjit.ops.core.types import F32, I32
+from ggjit.ops.core.types import F32, F64, I32
 from ggjit.ops.elementwise.elementwise import FLOATS, TOLERANCE
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f64, st_i32
 from ggjit.ops.native.node import (
     DST,
     SRC0,
+    SRC1,
     addr,
     nb,
     ne,
@@ -28,7 +30,7 @@ from ggjit.ops.native.node import (
 )
 from ggjit.ops.native.row_loops import over_chunks, rows_of_source
 from ggjit.ops.native.simd import W, fadd, hsum, ldf, splat, zerof
-from ggjit.ops.reductions.sums import largest, sum_of, sum_over_rows
+from ggjit.ops.reductions.sums import largest, nothing, require_before, sum_in, sum_of, sum_over_rows
 from ggjit.ops.types.shared.rows import ROW
 
 f32 = types.float32
@@ -40,14 +42,17 @@ def _rows(name, a, allowed):
     require(rows_contiguous(a), f"{name}: elements of a row must lie side by side", a, remedy="use gg.cont first")
 
 
-def sum(a):
+def sum(a, before=None, part=False):
     """Sum of all elements of a (F32, F16, BF16), any strides -> [1] of its type; NumPy: a.sum().
 
+    part: the sum as it is added up, F64 [1].  before: such a sum of what comes before a, from which it goes on with
+    the bits of one sum of all rows.
     (ggml's CPU backend takes rows whose elements do not lie side by side and adds the wrong ones.) Errors:
-    TypeMismatch.  Source: ggml_sum.
+    TypeMismatch, ShapeError.  Source: ggml_sum, which has neither.
     """
     require_type("sum", a, FLOATS)
-    return a.ctx.node(OP.SUM, a.type, (1,), (a,))
+    require_before("sum", before)
+    return a.ctx.node(OP.SUM, F64 if part else a.type, (1,), (a,) if before is None else (a, before))
 
 
 def sum_rows(a):
@@ -89,10 +94,10 @@ def _argmax(row):
     return end - 1 - row[start:end][::-1].argmax()
 
 
-def reference(t, a):
+def reference(t, a, before=0):
     a = a.astype(np.float64)
     if t.op == OP.SUM:
-        return a.sum().reshape(1, 1, 1, 1)
+        return (a.sum() + before).reshape(1, 1, 1, 1)
     if t.op == OP.ARGMAX:
         return np.array([_argmax(row) for row in a.reshape(-1, a.shape[-1])]).reshape(1, 1, 1, -1)
     with np.errstate(invalid="ignore"):
@@ -119,7 +124,7 @@ def _sum_of_type(ty):
     return row_sum
 
 
-def _make_sum(ty):
+def _make_sum(ty, goes_on, part):
     dense_sum, get, put, size = _sum_of_type(ty), ROW[ty].get, ROW[ty].put, ty.nbytes
 
     @inline
@@ -140,8 +145,11 @@ def _make_sum(ty):
 
     @inline
     def finish(node, total):
-        put(addr(node + DST), f32(total))
-    return sum_over_rows(row, finish)
+        if part:
+            st_f64(addr(node + DST), total)
+        else:
+            put(addr(node + DST), f32(total))
+    return sum_over_rows(row, finish, sum_in(SRC1) if goes_on else nothing)
 
 
 @intrinsic
@@ -209,8 +217,9 @@ def kernel(t, n_threads):
         return None
     cost = 0.025 * touched_nbytes(t)
     if op == OP.SUM:
-        rows = a.ne[1] * a.ne[2] * a.ne[3]
-        return Kernel(f"sum-{a.type.name}", lambda: _make_sum(a.type), cost, work_nbytes=8 * rows)
+        rows, goes_on, part = a.ne[1] * a.ne[2] * a.ne[3], len(t.src) > 1, t.type is F64
+        return Kernel(f"sum-{a.type.name}{'-on' * goes_on}{'-part' * part}",
+                      lambda: _make_sum(a.type, goes_on, part), cost, work_nbytes=8 * rows)
     return Kernel(op.name.lower(), lambda: _make_rows(op), cost)
 
 
@@ -233,6 +242,14 @@ def cases(build, types_):
         yield Case(f"{ty!r} sliced", sliced, TOLERANCE[ty])
 
 
+def sum_cases():
+    yield from cases(sum, FLOATS)
+    for ty in FLOATS:
+        yield Case(f"{ty!r} goes on", lambda inp, ty=ty: sum(inp.new(ty, (33, 7), lo=-0.9, hi=1.1),
+                                                             sum(inp.new(ty, (33, 5)), part=True)), TOLERANCE[ty])
+    yield Case("part", lambda inp: sum(inp.new(F32, (33, 7), lo=-0.9, hi=1.1), part=True))
+
+
 def argmax_cases():
     def make(shape, ties):
         def build(inp):
@@ -247,14 +264,24 @@ def argmax_cases():
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
     a = t.src[0]
-    return (lambda: g.repeat(g.scale(dy, 1 / a.ne[0]) if t.op == OP.MEAN else dy, a),)
+    return lambda: g.repeat(g.scale(dy, 1 / a.ne[0]) if t.op == OP.MEAN else dy, a), lambda: dy
+
+
+# ---------------------------------------------------------------- rows
+def _rows_of_sum(t):
+    a = last_axis(t.src[0])
+    yield SUM_IN_ORDER if a >= 1 else SUM, [a, None][:len(t.src)]
+
+
+def _chunk_of_sum(t, ne, src, before, is_last):
+    return sum(src[0], src[1] if before is None and len(src) > 1 else before, not is_last or t.type is F64)
 
 
 SPECS = (
-    Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, gradient=gradient,
-         cases=lambda: cases(sum, FLOATS)),
-    Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel, gradient=gradient,
+    Spec(op=OP.SUM, builders=(sum,), reference=reference, kernel=kernel, gradient=gradient, rows=_rows_of_sum,
+         chunk=_chunk_of_sum, cases=sum_cases),
+    Spec(op=OP.SUM_ROWS, builders=(sum_rows,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
          cases=lambda: cases(sum_rows, (F32,))),
-    Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient,
+    Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
          cases=lambda: cases(mean, (F32,))),
     Spec(op=OP.ARGMAX, builders=(argmax,), reference=reference, kernel=kernel, cases=argmax_cases))

@@ -16,6 +16,7 @@ from numba import types
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import last_axis
 from ggjit.ops.core.shape import is_contiguous, require, require_type, rows_contiguous
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32
@@ -294,7 +295,19 @@ def gradient(g, t, dy):
             of_sinks if sinks is not None else None)
 
 
+# ---------------------------------------------------------------- rows
+def _rows(t):
+    """A mask is that of all heads and texts, or has one for each."""
+    a, mask = last_axis(t), t.src[1] if len(t.src) > 1 else None
+    slopes = t.op_params[1] != 0                        # which differ from head to head, axis 2
+    if a >= 1 and not (slopes and a == 2) and all(s is None for s in t.src[2:]):
+        if mask is None:
+            yield a, [a]
+        elif a >= 2 and mask.ne[a] in (1, t.ne[a]):
+            yield a, [a, None if mask.ne[a] == 1 else a]
+
+
 SPECS = (Spec(op=OP.SOFT_MAX, builders=(soft_max, soft_max_inplace, soft_max_ext, soft_max_ext_inplace,
                                         soft_max_add_sinks),
               reference=reference, kernel=kernel, in_place=True, in_place_2023=True, gradient=gradient,
-              cases=cases),)
+              rows=_rows, cases=cases),)

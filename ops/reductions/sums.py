@@ -3,9 +3,11 @@ import numpy as np
 from numba import types
 
 from ggjit.ops.core.record import OK
+from ggjit.ops.core.shape import n_elements, require, require_type
+from ggjit.ops.core.types import F64
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, ld_f64, st_f32
-from ggjit.ops.native.node import SRC0, barrier, n_rows, work
+from ggjit.ops.native.node import SRC0, addr, barrier, n_rows, work
 from ggjit.ops.native.row_loops import over_rows, rows_of_source
 from ggjit.ops.native.simd import B, W, fadd, fma, fsub, hmax, hsum, keep_part, ldf, ldf_part, splat, vmax, zerof
 
@@ -13,10 +15,15 @@ f32 = types.float32
 LOWEST = np.float32(-np.inf)
 
 
-def sum_over_rows(row, finish):
+@inline
+def nothing(node):
+    return 0.0
+
+
+def sum_over_rows(row, finish, start=nothing):
     """Kernel: row(node, r) leaves a float64 in word r of the scratch memory; one thread calls finish(node, their sum).
 
-    The sum is formed in the order of the rows, whatever the number of threads.
+    The sum starts from start(node) and is formed in the order of the rows, whatever the number of threads.
     """
     each_row = inline(over_rows(row, rows_of_source))
 
@@ -24,12 +31,27 @@ def sum_over_rows(row, finish):
         each_row(node, ith, nth, sync)
         barrier(sync, nth)
         if ith == 0:
-            total = 0.0
+            total = start(node)
             for r in range(n_rows(node + SRC0)):
                 total += ld_f64(work(node) + 8 * r)
             finish(node, total)
         return OK
     return kernel
+
+
+def sum_in(view):
+    """start of sum_over_rows: the float64 that a source holds.  view: SRC0, SRC1, ..."""
+    @inline
+    def start(node):
+        return ld_f64(addr(node + view))
+    return start
+
+
+def require_before(op, before):
+    """`before` is None or a sum that another node of the op left."""
+    if before is not None:
+        require_type(op, before, (F64,), "before")
+        require(n_elements(before) == 1, f"{op}: before must be one element", before)
 
 
 @inline

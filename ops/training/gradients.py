@@ -16,6 +16,7 @@ from ggjit.ops.copying.view import view_4d
 from ggjit.ops.core.builders import in_place_pair
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import OK, OP
+from ggjit.ops.core.row_axes import along
 from ggjit.ops.core.shape import require, require_param, require_type, rows_contiguous, same_shape
 from ggjit.ops.core.spec import Case, Kernel, Spec, touched_nbytes
 from ggjit.ops.core.types import F16, F32
@@ -200,8 +201,8 @@ def soft_max_cases():
 
 SPECS = (
     Spec(op=OP.SILU_BACK, builders=(silu_back,), reference=reference, kernel=kernel, in_place=True,
-         cases=lambda: cases(silu_back, (F32, F16))),
+         rows=along(1), cases=lambda: cases(silu_back, (F32, F16))),
     Spec(op=OP.RMS_NORM_BACK, builders=(rms_norm_back,), reference=reference, kernel=kernel, in_place=True,
-         cases=rms_cases),
+         rows=along(1), cases=rms_cases),
     Spec(op=OP.SOFT_MAX_BACK, builders=(soft_max_ext_back, soft_max_ext_back_inplace), reference=reference,
-         kernel=kernel, in_place=True, cases=soft_max_cases))
+         kernel=kernel, in_place=True, rows=along(1), cases=soft_max_cases))
