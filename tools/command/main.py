@@ -3,6 +3,7 @@
 Exit status: 0 done; 1 could not be done; 2 wrong usage, or an option or setting whose value cannot be used; 130 Ctrl-C.
 1 and 2 come with a line on stderr: what is wrong, and how to mend it.
 """
+import gc
 import json
 import math
 import os
@@ -25,7 +26,9 @@ def main(argv=None):
         print(try_first(), file=sys.stderr)
         return 2
     try:
-        return _status(*Arguments().parse(argv))
+        parsed = Arguments().parse(argv)
+        gc.enable()                         # it may rest until here (ggjit_command.py)
+        return _status(*parsed)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
