@@ -58,7 +58,7 @@ class Tokenizer:
     @asking("encode: the ids of a text")
     def encode(self, text, add_special=True, parse_special=False):
         """Ids of `text`; `add_special`: with the model's begin (and end) token; `parse_special`: "<|im_end|>" written
-        out in the text is that token, which must not be allowed for text from strangers."""
+        out in the text is that token, which must not be allowed for untrusted text."""
         try:
             text.encode()
         except UnicodeEncodeError as e:
@@ -202,7 +202,7 @@ class Tokenizer:
     @functools.cached_property
     def _mergeable(self):
         """Text -> id of what words may become.  llama.cpp lets them become control tokens, too; the models' own
-        tokenizers do not, and text from strangers must not."""
+        tokenizers do not, and untrusted text must not."""
         types = self._types.tolist()
         return {text: id for text, id in self._vocab.items() if types[id] not in (CONTROL, UNKNOWN)}
 
