@@ -33,7 +33,7 @@ For byte-pair encodings `tokenizer.ggml.pre` names how text is cut into words. S
 {groups}
 
 - `m.tokenize(text)` gives the ids, with the begin and end tokens of the model; `special=True` takes "<|im_end|>" in
-  the text for that token, which must not be done with text from strangers. `m.detokenize(ids)` is llama.cpp's
+  the text for that token, which must not be done with untrusted text. `m.detokenize(ids)` is llama.cpp's
   `llama_detokenize`, but that a begin token at the start does not keep the space after it. `m.tokenizer.stream()` gives
   whole characters only.
 - Ids, token texts and the texts of ids were compared with llama.cpp's on 1,000 texts for every name and model, on

@@ -166,7 +166,7 @@ class Registry:
 
 
 def _facts(device, reg):
-    """(name, type, device) of a device, which is told its registry.  Errors: TypeMismatch if it cannot be listed."""
+    """(name, type, device) of a device; sets its `registry`.  Errors: TypeMismatch if it cannot be listed."""
     name, kind = device.name, device.type
     if not isinstance(name, str) or kind not in DEVICE_TYPES:
         raise TypeMismatch(f"a device has .name (a string) and .type ({', '.join(DEVICE_TYPES)}), got {name!r} and "

@@ -79,7 +79,7 @@ def make_certificates(directory):
 
     path = pathlib.Path(directory)
     if (path / CA).exists():
-        raise ParamError(f"{path / CA} exists; nodes that trust it would not know new ones: choose another directory")
+        raise ParamError(f"{path / CA} exists; nodes that trust it would refuse new ones: choose another directory")
     path.mkdir(parents=True, exist_ok=True)
     name = lambda text: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])     # noqa: E731
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""A device on each worker of a Dask cluster: Dask places and restarts workers, the devices talk for themselves."""
+"""A device on each worker of a Dask cluster: Dask places and restarts workers, devices have own connections."""
 import json
 import os
 import signal

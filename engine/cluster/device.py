@@ -38,7 +38,7 @@ _DEVICES = weakref.WeakSet()
 
 
 def _after_fork():
-    """The device stays with the parent; its lock may be held by a thread that there is not here."""
+    """The device stays with the parent; its lock may be held by a thread that does not exist here."""
     for device in list(_DEVICES):
         device._lock = threading.RLock()
         device.stream.leave()
@@ -369,5 +369,5 @@ def _fact(facts, name, low, high):
     """A number that a worker said of itself."""
     value = facts.get(name)
     if type(value) is not int or not low <= value <= high:
-        raise DeviceLost(f"a worker that says its {name} is {value!r:.40}")
+        raise DeviceLost(f"the worker reports {name} = {value!r:.40}, expected an integer from {low} to {high}")
     return value

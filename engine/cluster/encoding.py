@@ -177,7 +177,7 @@ def _place(t, arena, offs, buffers, empty):
         return empty, 0
     buf = buffers.get(arena)
     if buf is None:
-        raise IndexRangeError(f"{describe(t)} lies in arena {arena}, which there is not")
+        raise IndexRangeError(f"{describe(t)} lies in arena {arena}, which does not exist")
     element = t.type.nbytes if t.type.block == 1 else 2
     if offs < 0 or offs % element or offs + t.nbytes > buf.size:
         raise IndexRangeError(f"{describe(t)} at byte {offs} does not fit arena {arena} of {buf.size:,} bytes")

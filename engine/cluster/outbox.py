@@ -11,7 +11,7 @@ import threading
 from ggjit.ops.core.errors import GgjitError
 
 LIMIT_NBYTES = 64 << 20
-PATIENCE_SECONDS = 10.0         # for room
+ROOM_SECONDS = 10.0             # that `put` waits for room
 
 
 class Outbox:
@@ -27,7 +27,7 @@ class Outbox:
         with self._changed:
             n = 0 if raw is None else len(raw)
             has_room = lambda: not self._open or self._nbytes + n <= LIMIT_NBYTES       # noqa: E731
-            if not self._changed.wait_for(has_room, PATIENCE_SECONDS):
+            if not self._changed.wait_for(has_room, ROOM_SECONDS):
                 while self._held and not has_room():
                     self._forget(next(iter(self._held)))
             self._held[number], self._nbytes, self._last = raw, self._nbytes + n, max(self._last, number)
@@ -35,23 +35,23 @@ class Outbox:
 
     def take(self, number, left=lambda: False):
         """The bytes, once; waits until they are there, or it is certain that they will not be.  left: has who asks
-        left?  `wake` looks anew.  Errors: GgjitError."""
+        disconnected?  `wake` asks it again.  Errors: GgjitError."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open or number <= self._last or left())
             raw = self._held.get(number)
             self._forget(number)
         if raw is None:
-            raise GgjitError("what was to be copied to another worker was not computed, or is gone; see the first "
+            raise GgjitError("what was to be copied to another worker was not computed, or was dropped; see the first "
                              "error of the worker it was copied from")
         return raw
 
     def drop(self, number):
-        """Nobody will fetch it."""
+        """Free the bytes; they will not be fetched."""
         with self._changed:
             self._forget(number)
 
     def close(self):
-        """The driver has left: nothing will come."""
+        """The driver has disconnected: no bytes will come, and who waits for them gets an error."""
         with self._changed:
             self._open = False
             self._held.clear()
@@ -59,7 +59,7 @@ class Outbox:
             self._changed.notify_all()
 
     def wake(self):
-        """All who wait look again whether they still have to."""
+        """Every waiting `take` asks again whether its `left` is true."""
         with self._changed:
             self._changed.notify_all()
 

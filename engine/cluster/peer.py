@@ -28,7 +28,7 @@ class Peer:
             status, results, payload = self._answer(into)
         except (OSError, ValueError, TypeError, GgjitError) as e:
             self.close()
-            why = f"nothing was heard of it for {self._timeout:g} s" if isinstance(e, TimeoutError) else e
+            why = f"it sent nothing for {self._timeout:g} s" if isinstance(e, TimeoutError) else e
             raise GgjitError(f"no copy comes from the worker at {self._address}: {why}") from e
         if status != p.OK or len(payload) != len(into):
             raise GgjitError(f"no copy comes from the worker at {self._address}: {results!s:.400}")

@@ -93,7 +93,7 @@ def hello():
 def check_hello(mine, theirs, where):
     """NotSupported where the other side is another ggjit."""
     if not isinstance(theirs, dict) or "protocol" not in theirs:
-        raise BadMessage(f"{where}: the other side does not say who it is")
+        raise BadMessage(f"{where}: the greeting of the other side has no version")
     for key, what in (("ggjit", "version"), ("protocol", "protocol"), ("kernels", "kernels")):
         if theirs.get(key) != mine[key]:
             raise NotSupported(f"{where} runs ggjit {theirs.get('ggjit')!s:.40} with {what} {theirs.get(key)!s:.40}, "

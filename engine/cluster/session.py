@@ -98,29 +98,29 @@ class Session:
         self._peers = {}                # {address: Peer}
         self._placed = False            # the payload of the next message was read to its place
         self.waits = False              # for another worker
-        self.left = False               # the driver has left, while something ran
+        self.left = False               # the driver has disconnected, while something ran
         self._fetches = self.outbox     # it waits for bytes of this Outbox
 
-    def lend(self, greeting):
-        """Workers that name the driver's secret may fetch what it pushes; those it fetches from are given its patience.
-        """
+    def greeted(self, greeting):
+        """Take over what the driver's greeting says: its secret, with which workers may fetch what it pushes, and its
+        heartbeat, the seconds between two signs that something runs."""
         secret = greeting.get("secret")
         self.heartbeat = max(0.02, min(60.0, float(greeting.get("heartbeat", 1.0))))       # 60 for what is no number
         if isinstance(secret, bytes) and len(secret) == p.SECRET_NBYTES:
             if self.machine.outboxes.setdefault(secret, self.outbox) is not self.outbox:
-                raise wire.BadMessage("a secret that another driver uses")
+                raise wire.BadMessage("the secret is in use by another driver")
             self._secret = secret
 
-    def hang_up(self):
-        """The driver has left: what other workers wait for will not come."""
+    def disconnect(self):
+        """The driver has disconnected: end the waits of other workers for its bytes, and the connections to them."""
         self.machine.outboxes.pop(self._secret, None)
         self.outbox.close()
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
 
-    def give_up(self):
-        """The driver has left: what runs waits for no other worker.  From any thread."""
+    def stop_waiting(self):
+        """The driver has disconnected: what runs here waits for no other worker.  From any thread."""
         self.left = True
         self.outbox.close()
         self._fetches.wake()
@@ -145,7 +145,7 @@ class Session:
             try:
                 run, n_payload = self._prepared(op)
                 if at + n_payload > len(payload):
-                    raise wire.BadMessage(f"op {op[0]} wants {n_payload} bytes; {len(payload) - at} are left")
+                    raise wire.BadMessage(f"op {op[0]} needs {n_payload} bytes; {len(payload) - at} are left")
                 piece = payload[at:at + n_payload]
                 at += n_payload
                 if failed is not None and op[0] not in _EVEN_IF_FAILED:
@@ -166,17 +166,17 @@ class Session:
     def _prepared(self, op):
         """(function of the payload and whether the message has failed, bytes of payload) of one op, checked."""
         if not isinstance(op, list) or not op or type(op[0]) is not int or not 0 <= op[0] < len(_OPS):
-            raise wire.BadMessage(f"an op that is none: {op!r:.100}")
+            raise wire.BadMessage(f"unknown op {op!r:.100}")
         name, kinds, n_payload = _OPS[op[0]]
         args = op[1:]
         if len(args) != len(kinds) or not all(_is(kind, a) for kind, a in zip(kinds, args, strict=True)):
-            raise wire.BadMessage(f"{name}: arguments {args!r:.100}")
+            raise wire.BadMessage(f"{name}: bad arguments {args!r:.100}")
         return functools.partial(getattr(self, f"_{name}"), *args), n_payload(*args)
 
     def _span(self, arena, offs, nbytes):
         buf = self.arenas.get(arena)
         if buf is None:
-            raise IndexRangeError(f"there is no arena {arena}")
+            raise IndexRangeError(f"arena {arena} does not exist")
         if offs + nbytes > buf.size:
             raise IndexRangeError(f"bytes {offs}..{offs + nbytes} are outside arena {arena} of {buf.size:,} bytes")
         return Span(buf, offs, nbytes)
@@ -184,7 +184,8 @@ class Session:
     # ------------------------------------------------------------ ops
     def _alloc(self, arena, nbytes, payload, failed):
         if arena in self.arenas or len(self.arenas) >= MAX_ARENAS or not nbytes:
-            raise ParamError(f"arena {arena} of {nbytes} bytes: a number twice, too many, or nothing")
+            raise ParamError(f"arena {arena} of {nbytes} bytes: expected a new number, at least 1 byte, and at most "
+                             f"{MAX_ARENAS:,} arenas")
         self.arenas[arena] = self.machine.alloc(nbytes)
 
     def _free(self, arena, payload, failed):
@@ -299,7 +300,7 @@ class Session:
     def _from_peer(self, address, secret, number, into):
         """Read what another worker pushed."""
         if self.left:
-            raise GgjitError("the driver has left")
+            raise GgjitError("the driver has disconnected")
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(address, self.machine.tls, 5 * self.heartbeat)
@@ -324,7 +325,7 @@ class Session:
     def _fetch(self, secret, number, nbytes, payload, failed):
         outbox = self.machine.outboxes.get(secret)
         if outbox is None:
-            raise ParamError("a driver that is not here, or has left")
+            raise ParamError("the driver whose bytes are asked for is not connected here")
         self._fetches = outbox
         with self._waiting():
             raw = outbox.take(number, lambda: self.left) if nbytes else b""
@@ -356,7 +357,7 @@ _EVEN_IF_FAILED = p.FREE, p.GRAPH, p.RUN, p.PUSH, p.DROP, p.TAKE
 def _checked_message(message):
     if not isinstance(message, list) or len(message) != 2 or type(message[0]) is not int or message[0] < 1 \
             or not isinstance(message[1], list):
-        raise wire.BadMessage(f"no message: {message!r:.100}")
+        raise wire.BadMessage(f"malformed message {message!r:.100}")
     n = sum(op[3] for op in message[1] if isinstance(op, list) and len(op) == 4 and op[0] == p.GET
             and type(op[3]) is int)
     if n > wire.MAX_PAYLOAD_NBYTES:
@@ -366,13 +367,13 @@ def _checked_message(message):
 
 # ---------------------------------------------------------------- one connection
 def serve(conn, machine, gate=None):
-    """Answer one driver until it leaves.  gate: a threading.Event; while it is not set, nothing is executed (tests)."""
+    """Answer one driver until it disconnects.  gate: a threading.Event; nothing is executed until it is set (tests)."""
     session, answers = Session(machine), None
     try:
         conn.write(wire.pack({**p.hello(), **machine.describe()}))
         theirs, _ = conn.read(limit_nbytes=0, seconds=wire.HANDSHAKE_SECONDS)
         p.check_hello(p.hello(), theirs, "the driver")
-        session.lend(theirs)
+        session.greeted(theirs)
         conn.sock.settimeout(None)
         answers = _Answers(conn, session)
         while True:
@@ -382,19 +383,19 @@ def serve(conn, machine, gate=None):
             answers.running = True
             answers.send(*session.execute(message, payload))
     except (OSError, GgjitError, TypeError, ValueError):
-        return                                  # it left, or does not speak our language
+        return                                  # it has disconnected, or is no ggjit of this version
     finally:
         if answers is not None:
             answers.ended.set()
         conn.end()
-        session.hang_up()
+        session.disconnect()
         session.close()
 
 
 class _Answers:
-    """What goes back over one connection; while something runs, another thread says that it does.
+    """What goes back over one connection; while something runs, another thread sends a heartbeat.
 
-    Nobody writes while a message is read but `moved`, in the thread that reads: TLS takes one thread at a time.
+    While a message is read only `moved` writes, in the thread that reads: TLS takes one thread at a time.
     """
 
     def __init__(self, conn, session):
@@ -409,13 +410,13 @@ class _Answers:
             self.conn.write(header, parts)
 
     def moved(self):
-        """A piece of a large message came: over a slow connection the driver hears so."""
+        """A piece of a large message came: over a slow connection that is a heartbeat, too."""
         now = time.monotonic()
         if now - self._moved > self.session.heartbeat:
             self._moved = now
-            self._say(p.BUSY)
+            self._send_status(p.BUSY)
 
-    def _say(self, status):
+    def _send_status(self, status):
         self.conn.write(wire.pack([0, status, []]))
 
     def _beat(self):
@@ -423,11 +424,11 @@ class _Answers:
             while not self.ended.wait(self.session.heartbeat):
                 if self.conn.is_silent():
                     self.conn.end()
-                if self._sending.acquire(blocking=False):       # else the driver is being told something
+                if self._sending.acquire(blocking=False):       # else an answer is being sent
                     try:
                         if self.running:
-                            self._say(p.WAITS if self.session.waits else p.BUSY)
+                            self._send_status(p.WAITS if self.session.waits else p.BUSY)
                     finally:
                         self._sending.release()
         except OSError:
-            self.session.give_up()              # the thread that serves notices when it reads or sends
+            self.session.stop_waiting()              # the thread that serves notices when it reads or sends

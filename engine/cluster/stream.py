@@ -1,10 +1,10 @@
 """The driver's end of one connection: messages go out in order, answers come back in order.
 
     send(ops, parts) -> Answer        returns at once
-    wait(answer)                      until it is there, the worker is lost, or nothing was heard for too long
+    wait(answer)                      until it is there, the worker is lost, or nothing came for too long
 
 There is no thread for it: who waits reads, and what is there for others is theirs.  Who sends while the worker takes
-nothing reads meanwhile, so neither waits for the other in vain.
+nothing reads meanwhile, so the two cannot wait for each other.
 
 Every wait ends: a worker that computes says so every so often, and one that says nothing for `timeout` seconds is lost.
 A graph that ran before has 20 times its last time, at least `timeout`.  Ctrl-C leaves a wait; the answer is dropped
@@ -71,7 +71,7 @@ class Stream:
             why = f"no answer within {CONNECT_SECONDS:g} s" if silent else str(e) or repr(e)
             raise DeviceLost(f"{address}: {why}; is `ggjit worker --listen {address}` running, and do both sides have "
                              f"certificates of one CA (tls=)?", name, epoch, 0) from e
-        self.heard = self.answered = time.monotonic()       # when anything, and when the last answer came
+        self.received_at = self.answered_at = time.monotonic()      # of anything; of the last answer
         weakref.finalize(self, self._conn.sock.close).atexit = False
 
     def _open(self, tls):
@@ -97,7 +97,7 @@ class Stream:
         self.n_messages += 1
         self.n_bytes_out += len(header) + sum(map(len, parts))
         if not self._waiting:
-            self.heard = self.answered = time.monotonic()
+            self.received_at = self.answered_at = time.monotonic()
         self._waiting.append(answer)
         try:
             self._conn.write(header, parts, self._blocked)
@@ -106,11 +106,11 @@ class Stream:
         return answer
 
     def _blocked(self):
-        """The worker takes nothing now: it may wait for us to read."""
+        """The worker takes nothing now: it may wait until its answers are read."""
         began = time.monotonic()
-        self._conn.wait(self._patience(), writing=True)
+        self._conn.wait(self._poll_seconds(), writing=True)
         self.drain()
-        self._judge(began, time.monotonic())
+        self._check_deadlines(began, time.monotonic())
 
     def check(self):
         """DeviceLost, if the worker is known to be gone."""
@@ -143,38 +143,38 @@ class Stream:
         return answer
 
     def _until(self, answer):
-        self.heard = time.monotonic()           # silence counts from here: no thread has read before
+        self.received_at = time.monotonic()           # silence counts from here: no thread has read before
         while not answer.done and self.lost is None:
             began = time.monotonic()
             with self._reading:
                 if answer.done:
                     return
                 self._wait_and_read()
-            self._judge(began, time.monotonic())
+            self._check_deadlines(began, time.monotonic())
             if self._n_waits > 1:
                 time.sleep(1e-4)                # the lock is for the others, too
 
     def _wait_and_read(self):
         try:
-            self._conn.wait(self._patience())
+            self._conn.wait(self._poll_seconds())
         except OSError as e:
             self._lose(f"the connection ended ({e})")
         with not_lost(always):
             self._read()
 
-    def _judge(self, began, now):
-        """Has it been silent for too long?"""
-        if now - began > 2 * self._patience() + 0.5:        # it was this process that stood still
-            self.heard = self.answered = now
+    def _check_deadlines(self, began, now):
+        """Has nothing come for too long?"""
+        if now - began > 2 * self._poll_seconds() + 0.5:        # this process itself was stopped
+            self.received_at = self.answered_at = now
         if self._n_received != self._conn.n_received:       # a large answer, over a slow connection
-            self._n_received, self.heard = self._conn.n_received, now
+            self._n_received, self.received_at = self._conn.n_received, now
         first = self._first()
-        if now - self.heard > self.timeout:
-            self._lose(f"nothing was heard of it for {self.timeout:g} s")
-        elif first is not None and first.limit is not None and now - self.answered > first.limit:
+        if now - self.received_at > self.timeout:
+            self._lose(f"it sent nothing for {self.timeout:g} s")
+        elif first is not None and first.limit is not None and now - self.answered_at > first.limit:
             self._lose(f"a graph that took {first.limit / SLOWER:.3g} s before has run for {first.limit:.3g} s")
 
-    def _patience(self):
+    def _poll_seconds(self):
         return max(0.01, min(self.timeout / 4, 1.0))
 
     def _first(self):
@@ -199,7 +199,7 @@ class Stream:
                 message = self._conn.read(self._sink)
                 if message is None:
                     return
-                self._heard(*message)
+                self._take_answer(*message)
         except Exception as e:
             self._lose(f"the connection ended ({str(e) or type(e).__name__})")
 
@@ -210,22 +210,22 @@ class Stream:
             return first.into
         return None
 
-    def _heard(self, message, payload):
-        self.heard = time.monotonic()
+    def _take_answer(self, message, payload):
+        self.received_at = time.monotonic()
         if not isinstance(message, list) or len(message) != 3 or not isinstance(message[2], list):
-            raise wire.BadMessage(f"an answer that is none: {message!r:.100}")
+            raise wire.BadMessage(f"malformed answer {message!r:.100}")
         seq, status, results = message
         if seq == 0 and status in (BUSY, WAITS):
             if status == WAITS:                 # for another worker: its own time stands still
-                self.answered = self.heard
+                self.answered_at = self.received_at
             return
         answer = self._first()
         if answer is None or seq != answer.seq:
-            raise wire.BadMessage(f"an answer to message {seq!r:.20}, which was not asked")
+            raise wire.BadMessage(f"an answer to message {seq!r:.20}, which does not wait for one")
         if len(payload) != (answer.nbytes if status == OK else 0):
             raise wire.BadMessage(f"{len(payload):,} bytes where {answer.nbytes:,} were asked for")
         self._waiting.popleft()
-        self.answered, self.last_seq = self.heard, seq
+        self.answered_at, self.last_seq = self.received_at, seq
         self.n_bytes_in += len(payload)
         answer.results, answer.payload = results, payload
         if status == FAILED:
@@ -234,7 +234,7 @@ class Stream:
 
     # ------------------------------------------------------------ the end
     def _lose(self, why):
-        """The worker is given up; all who wait are told."""
+        """Count the worker as lost; every Answer that is not there yet gets the error."""
         if self.lost is None:
             self.lost = why
             self._conn.end()
@@ -247,7 +247,7 @@ class Stream:
                 continue
 
     def lose(self, why):
-        """Give the worker up; returns the error to raise."""
+        """Count the worker as lost; returns the error to raise."""
         self._lose(why)
         return self.error()
 

@@ -37,12 +37,12 @@ READ_NBYTES = 1 << 15                   # read at once while it is not known whe
 MAX_CONNECTIONS = 256                   # of a listener
 MAX_HANDSHAKES = 64                     # of them under way at once; with one more the oldest one ends
 HANDSHAKE_SECONDS = 10.0
-SILENT_SECONDS = 20                     # a machine that acknowledges nothing for so long is gone, with its connection
+SILENT_SECONDS = 20                     # a connection whose other machine acknowledges nothing for so long has ended
 SCHEMES = ("inproc", "tcp", "tls")
 
 
 class BadMessage(GgjitError, ValueError):
-    """Bytes from the wire that are no message."""
+    """Bytes from a connection that are no valid message."""
 
 
 # ---------------------------------------------------------------- addresses
@@ -110,7 +110,7 @@ class Connection:
         """Until there is something to read (or room to write), the connection ends, or the time is over."""
         fd = self.sock.fileno()
         if fd < 0:
-            raise ConnectionError("it was closed")
+            raise ConnectionError("the connection was closed here")
         if hasattr(select, "poll"):
             poll = select.poll()
             poll.register(fd, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
@@ -178,7 +178,7 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         if not n:
-            raise ConnectionError("the other side has closed it")
+            raise ConnectionError("the other side has closed the connection")
         self.n_received += n
         return n
 
@@ -211,8 +211,8 @@ class Connection:
         return None
 
     def is_silent(self):
-        """Has the other machine acknowledged nothing for SILENT_SECONDS, though it was asked?  A program there that
-        reads nothing is not silent: its machine acknowledges for it."""
+        """Has the other machine acknowledged nothing for SILENT_SECONDS, though data or probes were sent?  A program
+        there that reads nothing is not silent: its system acknowledges for it."""
         if self.sock.family == getattr(socket, "AF_UNIX", None) or not sys.platform.startswith("linux"):
             return False
         info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)    # struct tcp_info of linux/tcp.h
@@ -220,7 +220,7 @@ class Connection:
         return n_retransmits + n_probes >= 3 and last_ack_ms > 1000 * SILENT_SECONDS
 
     def end(self):
-        """Both sides are told; from any thread, while another one reads or writes too."""
+        """End the connection for both sides; from any thread, also while another one reads or writes."""
         with contextlib.suppress(OSError):      # it has ended
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
@@ -241,7 +241,7 @@ def _sizes(prefix, limit_nbytes):
 
 
 def _tuned(sock, seconds):
-    """Small messages leave at once, and a machine that is gone is noticed."""
+    """Small messages leave at once, and a machine that stopped is noticed."""
     sock.settimeout(seconds)
     options = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": SILENT_SECONDS // 2, "TCP_KEEPINTVL": SILENT_SECONDS // 4,
                "TCP_KEEPCNT": 2}

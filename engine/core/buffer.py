@@ -98,7 +98,7 @@ class Buffer(Handle, HtmlRepr):
         super().__init_subclass__(**kwargs)
         count_writes(cls, _WRITING_SLOTS)
         if "__init__" in vars(cls):
-            cls.__init__ = _noting_that_it_is_made(cls.__init__)
+            cls.__init__ = _sets_made(cls.__init__)
         if "free" in vars(cls):
             cls.free = _free_once(cls.free)
             if cls._owns_memory and "__del__" not in vars(cls):
@@ -257,12 +257,12 @@ count_writes(Buffer, _WRITING_SLOTS)
 
 
 # ---------------------------------------------------------------- the slot `free` of subclasses is called once
-def _noting_that_it_is_made(init):
+def _sets_made(init):
     @functools.wraps(init)
-    def init_noted(self, *args, **kwargs):
+    def init_and_set(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self._made = type(self).__init__ is init_noted          # else a subclass goes on
-    return init_noted
+        self._made = type(self).__init__ is init_and_set          # else a subclass goes on
+    return init_and_set
 
 
 def _free_once(free):

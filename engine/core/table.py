@@ -149,7 +149,7 @@ class Table:
     def watches(self, ctx):
         """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.
 
-        The table holds the list until the context is gone: what is held by garbage alone is not told of deaths.
+        The table holds the list until the context is gone: Python calls no weak reference that only garbage holds.
         """
         watch, mine = Watch(ctx, self.died), []
         watch.number = -1 - ctx.id          # rows are 0 and more

@@ -193,7 +193,7 @@ class GraphAllocator:
     def alloc_graph(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
         """Give every tensor of `graph` without memory its place; buffers grow when they have to.
 
-        After an error, also one of a buffer that is told what lies in it, no tensor has a place that it had not before.
+        After an error, also one of a buffer's init_tensor, no tensor has a place that it had not before.
         """
         plan = self.plan(graph, node_ids, leaf_ids, alloc_deps)
         self._memory.grow(plan.chunk_sizes)

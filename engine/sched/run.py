@@ -255,7 +255,7 @@ class Run(Results):
         try:
             parts = self._prepared()
         except BaseException:
-            self.memory.used_by = self._bound = None        # buffers know part of it: all are told anew
+            self.memory.used_by = self._bound = None        # buffers know part of it: all are notified again
             raise
         self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
         self.failed = ids = None

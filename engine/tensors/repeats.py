@@ -89,7 +89,7 @@ def _kept(t, args):
 
 
 def _key(kinds):
-    """args of these classes -> what decides the node; None where that cannot be told."""
+    """args of these classes -> what decides the node; None where that cannot be said."""
     if Tensor not in kinds or not all(kind in _KINDS for kind in kinds):
         return None                     # not remembered either: a class of the user's must be free to go
     return _key_of(kinds)

@@ -59,4 +59,4 @@ class Config:
         return [kind == "sliding_attention" for kind in kinds]
 
     def refuse(self, what):
-        raise NotSupported(f"{self.path}: {what}, which GGUF has no form for in this architecture; take another model")
+        raise NotSupported(f"{self.path}: {what}, which GGUF cannot express for this architecture; take another model")

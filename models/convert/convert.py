@@ -164,8 +164,8 @@ def _pooling(w, gguf, folder):
         for key, kind in (("mean_tokens", "MEAN"), ("cls_token", "CLS"), ("lasttoken", "LAST")):
             if about.get(f"pooling_mode_{key}"):
                 return w.add_pooling_type(gguf.PoolingType[kind])
-        raise ModelError(f"{folder / path / 'config.json'}: a pooling that GGUF has no form for; mean, cls and last "
-                         f"token have one")
+        raise ModelError(f"{folder / path / 'config.json'}: a pooling that GGUF cannot express; mean, cls and last "
+                         f"token are possible")
 
 
 def _entries(gguf, folder, config, family, sources, kind):

@@ -64,7 +64,7 @@ def _rope_scaling(w, rope, gguf):
                 if value is not None:
                     add(value)
     else:
-        raise NotSupported(f"RoPE scaling {kind!r} has no form in GGUF")
+        raise NotSupported(f"RoPE scaling {kind!r} cannot be expressed in GGUF")
 
 
 def llama(w, c, gguf):

@@ -205,7 +205,8 @@ def _importances(file, infos, types, matrix, mixture):
         found = matrix.sums.get(i.name) if matrix is not None else None
         if found is None:
             if needs_importances(i.name, types[i.name], mixture) and is_quantised(i, False):
-                why = "without an importance matrix" if matrix is None else f"and {matrix.path} knows nothing of it"
+                why = "without an importance matrix" if matrix is None else \
+                    f"without importances ({matrix.path} has none for it)"
                 raise ModelError(f"{file.path}: tensor {i.name!r} would be {types[i.name]!r} {why}, which is garbage; "
                                  f"make one with `ggjit imatrix MODEL --data FILE` and pass it with imatrix= "
                                  f"(--imatrix), or choose a larger type")
@@ -217,8 +218,8 @@ def _importances(file, infos, types, matrix, mixture):
             raise ModelError(f"{matrix.path}: {values.size} importances of {i.name!r}, the tensor in {file.path} needs "
                              f"{want}; the importance matrix is of another model")
     if matrix is not None and changing and not out:
-        raise ModelError(f"{matrix.path}: knows none of the {len(changing)} matrices of {file.path}; it is of another "
-                         f"model")
+        raise ModelError(f"{matrix.path}: has importances for none of the {len(changing)} matrices of {file.path}; it "
+                         f"is of another model")
     return out
 
 

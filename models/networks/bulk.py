@@ -116,11 +116,11 @@ def _in_parts(task, model, texts, cluster, keep, n_part, progress, load, options
     kept = _Kept(keep, task, [job.stamp, n_part, *texts] if task is Vectors else
                  [task.name, job.stamp, n_part, sorted(load.items()), sorted(options.items()), *texts])
     todo = [k for k in range(len(parts)) if not kept.has(k)]
-    tell = progress or (lambda n: None)
-    tell(sum(len(p) for p in parts) - sum(len(parts[k]) for k in todo))
+    advance = progress or (lambda n: None)
+    advance(sum(len(p) for p in parts) - sum(len(parts[k]) for k in todo))
     for k, found in _here(job, parts, todo) if client is None else _on_workers(client, job, parts, todo):
         kept.put(k, found)
-        tell(len(found))
+        advance(len(found))
     return [kept.get(k) for k in range(len(parts))]
 
 

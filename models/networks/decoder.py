@@ -136,7 +136,7 @@ class Decoder(DecoderGraph):
         self.holder, text = None, self.text
         ids = self._checked_ids(ids, self.n_ctx - len(text.ids))
         if text.broken:
-            self._mend(text)
+            self._read_again(text)
         return self._read(text, ids, all_rows, hidden)
 
     def _read(self, text, ids, all_rows=False, hidden=False):
@@ -156,7 +156,7 @@ class Decoder(DecoderGraph):
             raise
         return out
 
-    def _mend(self, text):
+    def _read_again(self, text):
         """Read again what an interrupted call has overwritten: under hooks only what was read under hooks."""
         ids, n_plain = text.ids, min(text.hooked, len(text.ids))
         text.forget()
@@ -269,7 +269,7 @@ class Decoder(DecoderGraph):
         """Iterator over the pieces of the answer to a conversation, as `generate` gives them.
 
         messages, tools, template, variables: as in `chat_prompt`.  options: as in `generate`, but that the temperature
-        is llama.cpp's 0.8 unless told.
+        is llama.cpp's 0.8 unless given.
         """
         ids = self.chat_prompt(messages, tools, template=template, **(variables or {})).ids
         return self.generate(ids, n_predict, **{"temp": OPTIONS["temp"].default, **options})

@@ -74,7 +74,8 @@ class DecoderGraph(Network):
         return integer("n_ctx", n, 1, MAX_CTX)
 
     def _check_positions(self):
-        """Can the positions of the context be told apart?"""
+        """ParamError where the network cannot tell the positions of the context apart; a warning where it was not
+        trained for so many."""
         about, path = self.description, self.file.path
         if self._rope and not any(getattr(piece, "rope", None) for piece in about.pieces):
             raise ParamError(f"{path} has no RoPE; leave {', '.join(self._rope)} out")

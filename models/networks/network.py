@@ -138,7 +138,7 @@ class Network(Inside):
     def tokenize(self, text, special=False, add_special=True):
         """Token ids of `text`, a list of int.  A file without vocabulary raises here.
 
-        special      "<|im_end|>" in the text is that token (llama.cpp: parse_special); never for text from strangers
+        special      "<|im_end|>" in the text is that token (llama.cpp: parse_special); never for untrusted text
         add_special  with the begin and end tokens that the model was trained with
 
             m.tokenize("Once upon a time")

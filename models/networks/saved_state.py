@@ -31,7 +31,7 @@ def save(m, path):
         raise NotSupported(f"save_state: the caches hold {len(m.cells.texts)} texts of a generation that goes on; "
                            f"finish it, or m.reset() and read the one to save")
     if text is not None and text.broken:
-        m._mend(text)
+        m._read_again(text)
     ids = [] if text is None else text.ids
     parts = [np.array(ids, "<i4").tobytes()]
     parts += [leaf.bytes(at * row, n * row) for leaf, row, runs in _rows(m, text) for at, n in runs]

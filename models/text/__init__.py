@@ -5,7 +5,7 @@
     generation.py       a text piece by piece; answer.py: what of it is shown and where it ends
     sampling.py         the choice of each token; samplers.py: the single steps
     grammar.py          what a grammar allows next; gbnf.py: its notation, token_trie.py: the vocabulary as a tree
-    json_schema.py      JSON Schemas as grammars
+    json_schema.py      JSON Schemas as grammars; json_pattern.py: their regular expressions
     chat_template.py    conversations as text; template_worker.py: the process that renders them
 """
 if not __name__.startswith("ggjit"):

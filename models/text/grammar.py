@@ -266,12 +266,12 @@ class Grammar:
 
     def _expected(self, stacks):
         tops = sorted(self._tops[s] for s in stacks if s)
-        words = {f"{_said(self._elements[at])} (rule {self._rules[at].name}, line {self._rules[at].line})": 0
+        words = {f"{_described(self._elements[at])} (rule {self._rules[at].name}, line {self._rules[at].line})": 0
                  for at in tops[:100]}
         return "expected is " + " or ".join([*words][:5]) + (" ..." if len(words) > 5 else "")
 
 
-def _said(e):
+def _described(e):
     if isinstance(e, Token):
         return f"{'any token but' if e.other else 'token'} {e.id}"
     if e.ranges == ((0, gbnf.LAST),):
@@ -402,7 +402,7 @@ class Lazy:
 
     def reset(self):
         self.matcher.reset()
-        self._said, self.waits = b"", True      # what came before the trigger; has none come yet?
+        self._text, self.waits = b"", True      # what came before the trigger; has none come yet?
 
     def copy(self):
         new = object.__new__(Lazy)
@@ -428,12 +428,12 @@ class Lazy:
 
     def accept(self, id):
         if self.waits and id not in self._ids:
-            before, self._said = len(self._said), self._said + self.tokenizer.piece(id, special=True)
+            before, self._text = len(self._text), self._text + self.tokenizer.piece(id, special=True)
             at = self._triggered(before)
             if at is None:
                 return
             self.waits = False
-            self.matcher.accept_text(self._said[at:])
+            self.matcher.accept_text(self._text[at:])
         elif not self.waits or self.matcher.allows(id):
             self.waits = False
             self.matcher.accept(id)
@@ -444,8 +444,8 @@ class Lazy:
     def _triggered(self, before):
         """Where in what was said the grammar begins, in bytes; None: not yet.  before: bytes known without trigger."""
         found = [at for word in map(str.encode, self._texts)
-                 if (at := self._said.find(word, max(before - len(word) + 1, 0))) >= 0]
-        text = self._said.decode("utf-8", "surrogateescape") if self._patterns else ""
+                 if (at := self._text.find(word, max(before - len(word) + 1, 0))) >= 0]
+        text = self._text.decode("utf-8", "surrogateescape") if self._patterns else ""
         for m in filter(None, (pattern.search(text) for pattern in self._patterns)):
             group = next((k for k in range(1, len(m.groups()) + 1) if m.group(k)), 0)
             found.append(len(text[:m.start(group)].encode("utf-8", "surrogateescape")))

@@ -13,6 +13,7 @@ import re
 import urllib.parse
 import warnings
 
+from ggjit.models.text.json_pattern import MAX_DEPTH, Pattern, in_class, literal, repetition
 from ggjit.ops.core.errors import ParamError
 
 CHAR = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})'
@@ -35,7 +36,6 @@ PRIMITIVES = {
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 FORMATS = {"date": "date", "time": "time", "date-time": 'date "T" time'} | {f"uuid{n}": "uuid" for n in ("", *"12345")}
 MAX_DIGITS = 16                 # of an integer
-MAX_DEPTH = 100                 # of schemas in schemas
 # keywords that say nothing of the text, or that are read where their neighbours are
 SILENT = {"title", "description", "default", "examples", "$schema", "$id", "$anchor", "$comment", "$defs",
           "definitions", "deprecated", "readOnly", "writeOnly", "type", "required", "additionalProperties"}
@@ -117,11 +117,11 @@ class _Schema:
         if kind is not None and kind not in TYPES:
             self.fail(at, f"no type {kind!r}; there are {', '.join(TYPES)}")
         if "const" in s:
-            return f"{_literal(_json(s['const']))} space"
+            return f"{literal(_json(s['const']))} space"
         if "enum" in s:
             if not s["enum"]:
                 self.fail(at, "enum has no values")
-            return f"({' | '.join(_literal(_json(v)) for v in s['enum'])}) space"
+            return f"({' | '.join(literal(_json(v)) for v in s['enum'])}) space"
         if kind is None:
             kind = next((k for k, words in (
                 ("object", ("properties", "additionalProperties", "allOf")), ("array", ("items", "prefixItems")),
@@ -178,7 +178,7 @@ class _Schema:
                           f"properties; the text may leave it out", stacklevel=2)
         if not properties and (more is True or not {"properties", "additionalProperties"} & {*s}):
             return "object"         # with empty properties, the arguments of a function without any, it is "{}"
-        names = {key: self.rule(f"{at}-{key}-kv", f'{_literal(_json(key))} space ":" space '
+        names = {key: self.rule(f"{at}-{key}-kv", f'{literal(_json(key))} space ":" space '
                                 + self.rule(f"{at}-{key}", self.visit(value, f"{at}-{key}")))
                  for key, value in properties.items()}
         needed = [names[key] for key in properties if key in required]
@@ -250,14 +250,14 @@ class _Schema:
             self.fail(at, f"minItems {low} is above maxItems {high}")
         if high is not None and int(high) == 0:
             return '"[" space "]" space'
-        more = f'("," space {item})' + _times(max(low - 1, 0), None if high is None else int(high) - 1)
+        more = f'("," space {item})' + repetition(max(low - 1, 0), None if high is None else int(high) - 1)
         return '"[" space ' + (f"{item} {more}" if low else f"({item} {more})?") + ' "]" space'
 
     # ---------------------------------------------------------------- strings and numbers
     def string(self, s, at):
         if "pattern" in s:
             self.unread(s, {"pattern"}, at)
-            return rf'"\"" {_Pattern(s["pattern"], lambda words: self.fail(at, words)).expression} "\"" space'
+            return rf'"\"" {Pattern(s["pattern"], lambda words: self.fail(at, words)).expression} "\"" space'
         if s.get("format") in FORMATS:
             self.unread(s, {"format"}, at)
             return rf'"\"" {FORMATS[s["format"]]} "\"" space'
@@ -265,7 +265,7 @@ class _Schema:
         low, high = int(s.get("minLength", 0)), s.get("maxLength")
         if high is not None and int(high) < low:
             self.fail(at, f"minLength {low} is above maxLength {high}")
-        return rf'"\"" char{_times(low, None if high is None else int(high))} "\"" space'
+        return rf'"\"" char{repetition(low, None if high is None else int(high))} "\"" space'
 
     def integer(self, s, at):
         bounds = {"minimum": 0, "exclusiveMinimum": 1, "maximum": 0, "exclusiveMaximum": -1}
@@ -290,20 +290,6 @@ def _json(value):
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _literal(text):
-    r"""GBNF's literal of a text."""
-    return '"' + "".join(_ESCAPES.get(c, c) for c in text) + '"'
-
-
-_ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-
-
-def _times(low, high):
-    """The repetition of low to high (None: any number)."""
-    return {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high)) or (
-        f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}")
-
-
 def _other_string(names):
     """A JSON string that is none of `names`."""
     trie = {}
@@ -315,8 +301,8 @@ def _other_string(names):
 
     def after(node):
         children = [c for c in node if c]
-        ways = [f"[{_in_class(ord(c))}] ({after(node[c])})" for c in children]
-        ways.append(rf'[^"\\\x7F\x00-\x1F{"".join(_in_class(ord(c)) for c in children)}] char*')
+        ways = [f"[{in_class(ord(c))}] ({after(node[c])})" for c in children]
+        ways.append(rf'[^"\\\x7F\x00-\x1F{"".join(in_class(ord(c)) for c in children)}] char*')
         if "\\" not in children:
             ways.append(r'"\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) char*')
         return " | ".join(ways) + (" | " if "" not in node else "")
@@ -355,151 +341,3 @@ def _digits(low, high):
     if int(low[0]) + 1 < int(high[0]):
         ways.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}] [0-9]{{{n}}}")
     return " | ".join([*ways, f'"{high[0]}" ({_digits("0" * n, high[1:])})'])
-
-
-# ---------------------------------------------------------------- patterns
-def _in_class(c):
-    """A code point as a class writes it."""
-    return {0x5C: r"\\", 0x5D: r"\]", 0x2D: r"\-", 0x5E: r"\x5E", 0x22: r"\x22"}.get(c) or (
-        chr(c) if 0x20 < c < 0x7F else f"\\U{c:08X}")
-
-
-_SETS = {"d": [(48, 57)], "w": [(48, 57), (65, 90), (95, 95), (97, 122)], "s": [(9, 13), (32, 32)]}
-_CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
-_LAST = 0x10FFFF
-_PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, _LAST))      # what a JSON string holds as it is
-_SHORT = {0x22: '"', 0x5C: "\\", 10: "n", 13: "r", 9: "t", 12: "f", 8: "b"}  # ... and behind a backslash
-
-
-def _complement(ranges):
-    out, at = [], 0
-    for low, high in sorted(ranges):
-        if low > at:
-            out.append((at, low - 1))
-        at = max(at, high + 1)
-    return out + ([(at, _LAST)] if at <= _LAST else [])
-
-
-class _Pattern:
-    """A regular expression, ^...$, as GBNF within a JSON string.  .expression"""
-
-    def __init__(self, pattern, fail):
-        self.fail, self.at, self.depth = lambda words: fail(f"pattern {pattern!r}: {words}"), 0, 0
-        if not isinstance(pattern, str) or not re.fullmatch(r"\^.*\$", pattern, re.DOTALL):
-            self.fail("it has to begin with ^ and end with $, since a text is made by it from beginning to end")
-        self.text = pattern[1:-1]
-        self.expression = f"({self.ways()})"
-        if self.at < len(self.text):
-            self.fail(") without (")
-
-    def look(self):
-        return self.text[self.at:self.at + 1]
-
-    def take(self, why="it breaks off"):
-        if self.at >= len(self.text):
-            self.fail(why)
-        self.at += 1
-        return self.text[self.at - 1]
-
-    def ways(self):
-        out = [self.sequence()]
-        while self.look() == "|":
-            self.at += 1
-            out.append(self.sequence())
-        return " | ".join(out)
-
-    def sequence(self):
-        out = []
-        while self.look() not in ("", "|", ")"):
-            out.append(self.atom() + self.times())
-        return " ".join(out)
-
-    def times(self):
-        c = self.look()
-        if c and c in "*+?":
-            self.at += 1
-            words = c
-        elif c == "{":
-            end = self.text.find("}", self.at)
-            found = re.fullmatch(r"(\d+)(,?)(\d*)", self.text[self.at + 1:end]) if end > 0 else None
-            if not found:
-                self.fail("{ without numbers and }")
-            self.at = end + 1
-            low, comma, high = found.groups()
-            words = _times(int(low), int(high) if high else None if comma else int(low))
-        else:
-            return ""
-        if self.look() and self.look() in "?+":         # lazy and possessive ones match the same texts
-            self.at += 1
-        return words
-
-    def atom(self):
-        c = self.take()
-        if c == "(":
-            if self.look() == "?" and not self.text.startswith("?:", self.at):
-                self.fail("(?...) other than (?:...) is not supported")
-            self.at += 2 * self.text.startswith("?:", self.at)
-            self.depth += 1
-            if self.depth > MAX_DEPTH:
-                self.fail("too many groups in each other")
-            inner = self.ways()
-            self.take("( without )")
-            self.depth -= 1
-            return f"({inner})"
-        if c == ".":
-            return _chars(_complement([(10, 10), (13, 13)]))
-        if c == "[":
-            return _chars(self.set_())
-        if c in "*+?{":
-            self.fail(f"{c} without something to repeat")
-        if c in "^$":
-            self.fail(f"{c} in the middle")
-        return _chars(self.escape() if c == "\\" else [(ord(c), ord(c))])
-
-    def escape(self):
-        """Ranges of what stands behind a backslash."""
-        c = self.take("a \\ at its end")
-        if c.lower() in _SETS:
-            return _SETS[c] if c in _SETS else _complement(_SETS[c.lower()])
-        if c in "xu":
-            n = 2 if c == "x" else 4
-            digits = self.text[self.at:self.at + n]
-            if not re.fullmatch(f"[0-9a-fA-F]{{{n}}}", digits):
-                self.fail(f"\\{c} without {n} hexadecimal digits")
-            self.at += n
-            return [(int(digits, 16), int(digits, 16))]
-        if c.isalnum() and c not in _CONTROLS:
-            self.fail(f"\\{c} is not supported")
-        return [(_CONTROLS.get(c, ord(c)),) * 2]
-
-    def set_(self):
-        negated = self.look() == "^"
-        self.at += negated
-        ranges, first = [], True
-        while first or self.look() != "]":
-            first = False
-            if self.look() == "]":                      # "[]" is empty in ECMA's expressions
-                break
-            c = self.take("[ without ]")
-            found = self.escape() if c == "\\" else [(ord(c), ord(c))]
-            if self.look() == "-" and self.text[self.at + 1:self.at + 2] not in ("]", "") and len(found) == 1:
-                self.at += 1
-                c = self.take()
-                end = (self.escape() if c == "\\" else [(ord(c), ord(c))])[0][1]
-                if end < found[0][0]:
-                    self.fail("a range that goes backwards")
-                found = [(found[0][0], end)]
-            ranges += found
-        self.take("[ without ]")
-        return _complement(ranges) if negated else ranges
-
-
-def _chars(ranges):
-    """One character out of ranges, as JSON writes it within a string."""
-    def has(c):
-        return any(low <= c <= high for low, high in ranges)
-    plain = [(max(low, a), min(high, b)) for low, high in ranges for a, b in _PLAIN if max(low, a) <= min(high, b)]
-    ways = ["[" + "".join(_in_class(a) if a == b else f"{_in_class(a)}-{_in_class(b)}" for a, b in plain) + "]"] \
-        if plain else []
-    ways += [_literal("\\" + short) for c, short in _SHORT.items() if has(c)]
-    return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})" if ways else "[]"

@@ -203,7 +203,7 @@ class Sampler:
         found = {}
         for self._xtc, weight in ((False, 1 - often), (True, often)) if often else ((False, 1.0),):
             c = self._kept(c0)
-            for id, p in zip(c.ids.tolist(), self._odds(c.probabilities()).tolist(), strict=True):
+            for id, p in zip(c.ids.tolist(), self._drawn_from(c.probabilities()).tolist(), strict=True):
                 found[id] = found.get(id, 0.0) + weight * p
         ids = [i for i in sorted(found, key=lambda i: -found[i]) if found[i] > 0]
         return np.array(ids, np.int64), np.array([found[i] for i in ids])
@@ -266,15 +266,15 @@ class Sampler:
         self._xtc = self.xtc_probability > 0 and self._random.random() < self.xtc_probability
         c = self._kept(c)
         p = c.probabilities()
-        edges = np.cumsum(self._odds(p))
+        edges = np.cumsum(self._drawn_from(p))
         at = int(np.searchsorted(edges, self._random.random() * edges[-1], side="right"))
         if self.mirostat:
             self._mu -= self.mirostat_eta * (-math.log2(p[at]) - self.mirostat_tau)
         self._drawn = p[at] + self.adaptive_decay * self._drawn[0], 1 + self.adaptive_decay * self._drawn[1]
         return int(c.ids[at])
 
-    def _odds(self, p):
-        """What is drawn from, of probabilities that come out of the chain."""
+    def _drawn_from(self, p):
+        """The weights that a token is drawn by, from the probabilities that come out of the chain."""
         if self.adaptive_target < 0 or self.mirostat:
             return p
         total, n = self._drawn

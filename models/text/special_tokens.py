@@ -58,8 +58,8 @@ def specials(types, vocab, roles):
     return Specials(types, frozenset(stops))
 
 
-def swallowing(pre, arch, model_name, vocab, special_ids):
-    """(ids that swallow the white space to their left, to their right): no file says so, llama.cpp goes by names."""
+def space_stripping(pre, arch, model_name, vocab, special_ids):
+    """(ids without white space to their left, to their right): no file says so, llama.cpp goes by names."""
     def ids(*texts):
         return {vocab[text] for text in texts if text in vocab}
     if any(name in pre for name in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) \

@@ -1,7 +1,8 @@
 """Renders chat templates, in a process of its own: `python template_worker.py`, started by chat_template.py.
 
-A template is a program out of a file from strangers.  Jinja's sandbox keeps it from Python's objects; time, memory and
-output are bounded because the process is: it has MAX_NBYTES of memory and is killed when an answer takes too long.
+A template is a program out of a file that may not be trusted.  Jinja's sandbox keeps it from Python's objects; time,
+memory and output are bounded because the process is: it has MAX_NBYTES of memory and is killed when an answer takes too
+long.
 
     a line in   {"source": the template, "variables": {...}, "most": characters}
     a line out  {"text": ...} or {"error": words, "kind": "refused" | "broken", "line": number or null}

@@ -11,7 +11,7 @@ import numpy as np
 
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import StringArray
-from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, specials, swallowing
+from ggjit.models.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, space_stripping, specials
 from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, extra
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.whole_numbers import is_whole
@@ -58,7 +58,7 @@ class Tokenizer:
     @asking("encode: the ids of a text")
     def encode(self, text, add_special=True, parse_special=False):
         """Ids of `text`; `add_special`: with the model's begin (and end) token; `parse_special`: "<|im_end|>" written
-        out in the text is that token, which must not be allowed for text from strangers."""
+        out in the text is that token, which must not be allowed for untrusted text."""
         try:
             text.encode()
         except UnicodeEncodeError as e:
@@ -86,9 +86,9 @@ class Tokenizer:
         return np.flatnonzero(np.isin(self._types, (CONTROL, USER_DEFINED, UNKNOWN))).tolist()
 
     @functools.cached_property
-    def _swallowing(self):
+    def _space_stripping(self):
         get = functools.partial(self._file.get, default="", kind=str)
-        return swallowing(get(KEY + "pre"), get("general.architecture"), get("general.name"), self._vocab,
+        return space_stripping(get(KEY + "pre"), get("general.architecture"), get("general.name"), self._vocab,
                           self._special_ids)
 
     def _parts(self, text, parse_special):
@@ -96,7 +96,7 @@ class Tokenizer:
         parts, found = [text] if text else [], self._specials_in(text)
         for id, special, always in self._specials if found else ():
             if (always or parse_special) and special in found:
-                strip = [id in ids for ids in self._swallowing]
+                strip = [id in ids for ids in self._space_stripping]
                 parts = [p for part in parts
                          for p in (_cut(part, special, id, *strip) if isinstance(part, str) else (part,))]
         return parts
@@ -202,7 +202,7 @@ class Tokenizer:
     @functools.cached_property
     def _mergeable(self):
         """Text -> id of what words may become.  llama.cpp lets them become control tokens, too; the models' own
-        tokenizers do not, and text from strangers must not."""
+        tokenizers do not, and untrusted text must not."""
         types = self._types.tolist()
         return {text: id for text, id in self._vocab.items() if types[id] not in (CONTROL, UNKNOWN)}
 

@@ -5,8 +5,8 @@
             ...
             step()
 
-Where the line goes is told by `show_in` (engine/display/compile_notice.py); until then, and elsewhere, there is none.
-Of works inside each other only the outermost is told of.
+`show_in` says where the line goes (engine/display/compile_notice.py); until it is called there is none.  Of works
+inside each other only the outermost has a line.
 """
 import contextlib
 import math
@@ -70,7 +70,7 @@ class _Line:
 
 @contextlib.contextmanager
 def quiet():
-    """Work inside is not told of: something else says how far it is."""
+    """Work inside has no line: something else says how far it is."""
     before = getattr(_inside, "work", False)
     _inside.work = True
     try:
@@ -94,7 +94,7 @@ def work(description, total=None):
 
 
 def counted(description, things):
-    """`for x in counted("reading", parts):` is such a work; of one thing nothing is told."""
+    """`for x in counted("reading", parts):` is such a work; one thing alone has no line."""
     return _counted(description, things) if len(things) > 1 else things
 
 

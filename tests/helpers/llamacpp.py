@@ -1,11 +1,28 @@
-"""llamacpp_oracle.py, asked from a test."""
+"""llama.cpp, asked from a test: functions of llamacpp_oracle.py, and the logits of a model file."""
 import json
 import subprocess
 import sys
 
 import pytest
 
-from helpers.paths import TESTS
+from helpers.paths import ROOT, TESTS
+
+_LOGITS = """
+import json, sys
+import numpy as np
+from benchmarks.worker import Worker
+from ggjit.models import load_model
+path, n_vocab = sys.argv[1:]
+ids = np.random.default_rng(3).integers(0, int(n_vocab), 40).tolist()
+nmse = []
+with Worker("peer") as peer, load_model(path, n_threads=1, n_ctx=64) as m:
+    peer.ask("load", path, n_threads=1, n_ctx=64)
+    ours = m.logits(ids).astype(float)
+    for n in (1, 7, 40):
+        theirs = np.array(peer.ask("logits", ids[:n]))
+        nmse.append(((ours[n - 1] - theirs) ** 2).sum() / (theirs ** 2).sum())
+print(json.dumps(nmse))
+"""
 
 
 def asked(*jobs):
@@ -15,3 +32,11 @@ def asked(*jobs):
                        capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr
     return json.loads(r.stdout)
+
+
+def nmse_of_logits(path, n_vocab):
+    """[NMSE of our logits against llama.cpp's, of the same file] after 1, 7 and 40 random tokens."""
+    r = subprocess.run([sys.executable, "-c", _LOGITS, str(path), str(n_vocab)], cwd=ROOT, text=True,
+                       capture_output=True, timeout=600)
+    assert r.returncode == 0, r.stderr[-2000:]
+    return json.loads(r.stdout.splitlines()[-1])

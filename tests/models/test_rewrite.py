@@ -140,9 +140,9 @@ def test_types_that_need_importances(tmp_path):
     with pytest.raises(gg.ModelError, match="'blk.0.ffn_up.weight' would be IQ2_XS without an importance matrix"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "IQ2_XS")
     other = Imatrix({"blk.7.ffn_up.weight": Sums(np.ones((1, 256), np.float32), np.ones(1, np.float32))}, path="x.gguf")
-    with pytest.raises(gg.ModelError, match="x.gguf knows nothing of it"):
+    with pytest.raises(gg.ModelError, match="x.gguf has none for it"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "IQ2_XS", other)
-    with pytest.raises(gg.ModelError, match="x.gguf: knows none of the 2 matrices"):
+    with pytest.raises(gg.ModelError, match="x.gguf: has importances for none of the 2 matrices"):
         quantize_gguf(tmp_path / "m.gguf", tmp_path / "q.gguf", "Q4_0", other)
     wrong = Imatrix({"blk.0.ffn_up.weight": Sums(np.ones((1, 64), np.float32), np.ones(1, np.float32))}, path="x.gguf")
     with pytest.raises(gg.ModelError, match="64 importances of 'blk.0.ffn_up.weight', .* needs 256; .* another model"):

@@ -223,7 +223,7 @@ class Runner:
 
     def _compared(self, built):
         outcome = Outcome(built.case, OK)
-        theirs = self._theirs(built, outcome)
+        theirs = self._ggml_values(built, outcome)
         plan = built.plan()
         if theirs is not None and not affordable(built.nodes):
             plan.compute()
@@ -231,7 +231,7 @@ class Runner:
             self._against_float64(built, plan, outcome)
         results = {t.id: read(plan, t) for t in built.nodes} if theirs is not None else {}
         if not (built.leaves.intact() and built.own.intact()):
-            self._blame(outcome, built.out, "sentinels", np.inf, 0.0, "bytes outside the tensors were written")
+            self._note(outcome, built.out, "sentinels", np.inf, 0.0, "bytes outside the tensors were written")
         for t in (built.result,) if built.case.whole else built.nodes:
             if theirs is not None and t.id in theirs:
                 first = t.src[0] if t.src else None
@@ -239,10 +239,10 @@ class Runner:
                 source = read(plan, first) if source is None and first is not None else source
                 measure = built.case.error if t.id == built.result.id else "nmse"
                 err, complaint = difference(measure, results[t.id], as_array(t, theirs[t.id]), source)
-                self._blame(outcome, t, "ggml", err, built.case.max_err, complaint)
+                self._note(outcome, t, "ggml", err, built.case.max_err, complaint)
         return outcome
 
-    def _theirs(self, built, outcome):
+    def _ggml_values(self, built, outcome):
         """{tensor id: bytes} from the real ggml, or None."""
         if self.peer is None or built.case.wrong:
             return None
@@ -273,10 +273,10 @@ class Runner:
             measure = case.error if t.id == built.result.id and case.error not in ("largest", "sorted") else "nmse"
             want = stored(t.type, want.reshape(got.shape)) if want.size == got.size else want
             err, complaint = difference(measure, got, want, sources[0] if sources else None)
-            self._blame(outcome, t, "float64", err, max(case.max_err, rounding(t.type)), complaint)
+            self._note(outcome, t, "float64", err, max(case.max_err, rounding(t.type)), complaint)
 
     @staticmethod
-    def _blame(outcome, t, against, err, limit, complaint):
+    def _note(outcome, t, against, err, limit, complaint):
         """Note one comparison; the first that fails is the outcome's error."""
         if against not in outcome.checked:
             outcome.checked += (against,)

@@ -65,7 +65,7 @@ def test_a_worker_process_that_is_killed_comes_back():
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_worker_command_works_for_a_scheduler(tls, tmp_path):
-    """Of another program; it lends what it was told to, and with certificates talks to nobody who has none."""
+    """Of another program; it lends what it was told to, and with certificates refuses who has none."""
     certs, addresses, options = tmp_path / "certs", [], []
     if tls:
         gg.cluster.make_certificates(certs)

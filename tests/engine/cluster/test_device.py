@@ -250,7 +250,7 @@ def test_workers_that_do_not_reach_each_other_copy_by_way_of_the_driver(inproc, 
     a, b = (d.init_backend() for d in inproc.devices)
 
     def unreachable(*args):
-        raise OSError("nobody answers there")
+        raise OSError("no answer")
     monkeypatch.setattr(Peer, "_open", unreachable)
     for device in inproc.devices:
         device.reopen()

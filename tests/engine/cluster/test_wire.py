@@ -73,7 +73,7 @@ def test_the_other_side_closes(ends):
     other.sendall(framed([1])[:5])
     assert conn.read() is None
     other.close()
-    with pytest.raises(ConnectionError, match="has closed it"):
+    with pytest.raises(ConnectionError, match="has closed the connection"):
         conn.read()
     conn.close()
     with pytest.raises(ConnectionError, match="was closed"):
@@ -102,7 +102,7 @@ def test_a_program_that_reads_nothing_is_not_silent(monkeypatch):
 
 @pytest.mark.slow
 def test_an_answer_is_read_much_later(monkeypatch):
-    """More of it than a connection holds: nobody waits for it meanwhile."""
+    """More of it than a connection holds: no side waits for it meanwhile."""
     monkeypatch.setattr(wire, "SILENT_SECONDS", 4)
     with workers("tcp", n=1) as cluster:
         backend, n = cluster.devices[0].init_backend(), 1 << 18

@@ -233,7 +233,7 @@ def test_alloc_ctx_tensors_splits_and_is_atomic_A15_08():
 
 
 # ---------------------------------------------------------------- slots of buffers, called where ggml calls them
-class Told(devices.FakeBuffer):
+class Recording(devices.FakeBuffer):
     """Notes resets and the tensors that were initialised since."""
 
     def __init__(self, buft, size):
@@ -249,20 +249,20 @@ class Told(devices.FakeBuffer):
         self.resets += 1
 
 
-class ToldType(devices.FakeBufferType):
+class RecordingType(devices.FakeBufferType):
     def alloc_buffer(self, size):
-        return Told(self, size)
+        return Recording(self, size)
 
 
-def told(**options):
-    """A device whose buffers are Told."""
+def recording(**options):
+    """A device whose buffers are Recording."""
     device = devices.Fake("A", **options)
-    device._buft = ToldType(device, "A", False)
+    device._buft = RecordingType(device, "A", False)
     return device
 
 
 def test_allocators_reset_buffers_before_they_hand_them_out_anew_A3_11_A3_24():
-    buft = told().buffer_type()
+    buft = recording().buffer_type()
     allocator = gg.GraphAllocator(buft)
     graphs = [gg.Graph(gg.silu(gg.Context().new_tensor(gg.F32, (8,)))) for _ in range(2)]
     for n, graph in enumerate(graphs, 1):
@@ -274,7 +274,7 @@ def test_allocators_reset_buffers_before_they_hand_them_out_anew_A3_11_A3_24():
 
 
 def test_a_scheduler_resets_its_buffers_when_another_graph_computes_there_A3_11():
-    backend = told().init_backend()
+    backend = recording().init_backend()
     sched, ctx = gg.Scheduler([backend, CPU]), gg.Context()
     x = ctx.new_tensor(gg.F32, (8,), "x")
     gg.alloc_ctx_tensors(ctx, backend)

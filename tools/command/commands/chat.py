@@ -28,7 +28,7 @@ COMMANDS = {"/reset": "forget the conversation", "/help": "these lines", "/exit"
 
 def add_arguments(c):
     c.add_model("a GGUF")
-    c.add_argument("-sys", "--system-prompt", metavar="TEXT", help="what the model is told first")
+    c.add_argument("-sys", "--system-prompt", metavar="TEXT", help="text that comes before the conversation")
     c.add_argument("-n", "--n-predict", type=n_predict, default=-1, metavar="N",
                    help="tokens of an answer at most, -1: until it ends (-1)")
     c.add_argument("-r", "--reverse-prompt", "--stop", dest="stop", action="append", default=[], metavar="TEXT",
