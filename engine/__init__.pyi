@@ -14,6 +14,7 @@ from ggjit.ops.core import errors as errors
 from ggjit.ops.core.errors import (
     BadFile as BadFile,
     Cancelled as Cancelled,
+    CannotWrite as CannotWrite,
     GgjitError as GgjitError,
     IndexRangeError as IndexRangeError,
     MissingExtra as MissingExtra,

@@ -10,6 +10,7 @@
 alpha 0 stands for alpha = rank.  Source: llama.cpp's llama-adapter.cpp; arXiv 2106.09685.
 """
 import math
+import os
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import save_gguf
 from ggjit.models.files.weights import Weights
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context
 
@@ -132,6 +134,10 @@ def _check_shapes(file, model, name):
         if "output.weight" not in model.tensors:
             raise NotSupported(f"{file.path} changes {name!r}, which {model.path} also makes its logits from; an "
                                f"adapter of both is not defined: train one without it")
+    kinds = {file.tensors[name + end].type for end in (LOW, UP)}
+    if any(not t.quantized and t not in (F32, F16, BF16) for t in kinds):
+        raise BadFile(f"{file.path}: {name}{LOW} and {UP} are {', '.join(map(repr, kinds))}, floats or a quantised "
+                      f"type are expected; train or convert the adapter again")
     if rank_of_low != up[0]:
         raise BadFile(f"{file.path}: {name}{LOW} {list(low)} and {name}{UP} {list(up)} are of different rank; train or "
                       f"convert the adapter again")
@@ -194,6 +200,8 @@ def adapters_of(lora, model, device):
         for item in lora:
             if not isinstance(item, Adapter):
                 path, scale = item if isinstance(item, list | tuple) and len(item) == 2 else (item, 1.0)
+                if not isinstance(path, str | os.PathLike):
+                    raise TypeMismatch(f"lora is a list of paths and of (path, scale), got {item!r} in it")
                 item = read_adapter(path, scale, model, device)
             found.append(item)
     except BaseException:

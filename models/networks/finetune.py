@@ -22,7 +22,7 @@ import ggjit as gg
 from ggjit.alloc.report import mib
 from ggjit.core.arguments import typed_call
 from ggjit.models.core.checks import integer, number, read_text
-from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
 from ggjit.models.networks.load import EMBEDDED, load_model
@@ -167,9 +167,14 @@ class Finetuning:
         steps = math.inf if steps is None else integer("steps", steps, 1, 1 << 62)
         batch, n_ctx = integer("batch", batch, 1, 1 << 20), integer("n_ctx", n_ctx, 2, 1 << 31)
         memory = None if memory is None else integer("memory", memory, 1, 1 << 62, " (bytes)")
+        seed = None if seed is None else integer("seed", seed, 0, 1 << 62)
         file = GGUFFile(model)
         if targets is None:
-            targets = [t for t in TARGETS if any(f".{t}.weight" in name for name in file.tensors)]
+            there = targets_of(file)
+            targets = [t for t in TARGETS if t in there]
+            if not targets:
+                raise NotSupported(f"finetune: {file.path} has no matrix {', '.join(TARGETS)}; networks of attention "
+                                   f"layers can be trained")
         alpha = 2 * rank if alpha is None else number("alpha", alpha)
         self.adapter = new_adapter(file, targets, rank, alpha, seed)
         self.epochs, self.steps = epochs, steps
@@ -240,8 +245,12 @@ def finetune(model=None, data=None, out=None, rank=8, alpha=None, targets=None, 
     """
     if data is None or out is None:
         raise ParamError("finetune: data and out are needed: what to learn from, and the file to write")
-    if not isinstance(out, str | os.PathLike):
-        raise TypeMismatch(f"finetune: out is a path, got {type(out).__name__}")
+    for name, path in (("out", out), ("model", model), ("checkpoint", checkpoint)):
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise TypeMismatch(f"finetune: {name} is a path, got {type(path).__name__}")
+    for name, function in (("callback", callback), ("on_plan", on_plan)):
+        if function is not None and not callable(function):
+            raise TypeMismatch(f"finetune: {name} is a function, got {type(function).__name__}")
     model = EMBEDDED if model is None else model
     _refuse_to_replace(out, model, data, checkpoint, force)
     job = Finetuning(model, data, rank, alpha, targets, n_ctx, memory, epochs, steps, lr,

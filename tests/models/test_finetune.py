@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_model, tiny_moe
+from helpers import arch_files, tiny_model, tiny_moe
 
 import ggjit as gg
 from ggjit.models import finetune, load_model
@@ -219,6 +219,10 @@ def test_no_file_that_is_read_is_replaced(model, tmp_path):
 @pytest.mark.parametrize("options, error, words", [
     (dict(rank=0), gg.ParamError, "rank must be an integer from 1"),
     (dict(targets="attn_q"), gg.TypeMismatch, "targets is a list of names"),
+    (dict(seed=-1), gg.ParamError, "seed must be an integer from 0"),
+    (dict(seed="a"), gg.ParamError, "seed must be"), (dict(model=3), gg.TypeMismatch, "model is a path, got int"),
+    (dict(checkpoint=3), gg.TypeMismatch, "checkpoint is a path"),
+    (dict(callback=3), gg.TypeMismatch, "callback is a function"), (dict(on_plan=3), gg.TypeMismatch, "on_plan is a f"),
     (dict(targets=["w"]), gg.ParamError, "beside 'w'; in .* beside attn_q"),
     (dict(batch=99), gg.ParamError, "do not fill a batch"), (dict(steps=0), gg.ParamError, "steps must be"),
     (dict(data=IDS[:9]), gg.ParamError, "fewer than a row"),
@@ -237,6 +241,13 @@ def test_attention_that_works_on_a_cache_only_is_refused(model, monkeypatch):
         monkeypatch.setattr(type(m.description.blocks[0].mixer), "cached", True, raising=False)
         with pytest.raises(gg.NotSupported, match="attention of the llama network works on a cache"):
             TokenLoss(m, N)
+
+
+@pytest.mark.parametrize("arch", ["mamba", "t5encoder-relu"])
+def test_networks_without_attention_of_their_own_names(arch, tmp_path, shared):
+    arch_files.write(shared("tools"), arch, tmp_path / "m.gguf")
+    with pytest.raises(gg.NotSupported, match="has no matrix attn_q, .*; networks of attention layers can be trained"):
+        finetune(tmp_path / "m.gguf", IDS, tmp_path / "a.gguf")
 
 
 def test_no_tokenizer(model, tmp_path):

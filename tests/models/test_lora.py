@@ -203,12 +203,20 @@ def test_refused(files, tmp_path, case):
 
 @pytest.mark.parametrize("lora, error, words", [
     ("a.gguf", gg.TypeMismatch, "lora is a list"),
+    ([None], gg.TypeMismatch, "got None in it"), ([("a.gguf", 1, 2)], gg.TypeMismatch, "paths and of .path, scale."),
     ([("no such file", 1.0)], gg.BadFile, "check the path"),
     ([("a.gguf", float("nan"))], gg.ParamError, "scale must be a finite number, got nan"),
     ([("a.gguf", "much")], gg.ParamError, "lora: scale must be a finite number")])
 def test_refused_arguments(files, lora, error, words):
     with pytest.raises(error, match=words):
         load_model(files[0], lora=lora)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64])
+def test_numbers_of_a_type_that_is_not_multiplied(files, tmp_path, dtype):
+    save_gguf(tmp_path / "bad.gguf", {n: np.ones(s, dtype) for n, s in PAIR.items()}, KEYS)
+    with pytest.raises(gg.BadFile, match="lora_a and .lora_b are .*, floats or a quantised type are expected"):
+        load_model(files[0], lora=[tmp_path / "bad.gguf"])
 
 
 def test_matrices_that_take_no_adapter_are_named(files, tmp_path):
