@@ -3,7 +3,7 @@
     Cccl(device).prepare(sort)              compiles, makes room; Errors: MissingExtra, NotSupported, OutOfMemory
     Cccl(device).sort(sort, work, stream)   rows of words at `work`, to behind them; work of the stream, also captured
 
-NVRTC compiles it once, for most of a minute; CACHE/cuda/cccl-sm90-VERSION.bin keeps it.  A call submits kernels and
+NVRTC compiles it once, for some 20 seconds; CACHE/cuda/cccl-sm90-VERSION.bin keeps it.  A call submits kernels and
 fills of temporary memory and waits for nothing.  That memory is the backend's, one piece for each length of rows, and
 is kept: a captured graph holds its address.
 
