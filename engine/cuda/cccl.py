@@ -13,6 +13,7 @@ measured, and its scans of float32 give other bits from run to run.
 import contextlib
 import importlib.metadata
 import re
+import threading
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class Cccl:
 
     def __init__(self, device):
         self.device, self.temporary = device, {}        # {length of a row: (buffer, Words)}
+        self._one_at_a_time = threading.RLock()         # the sorter holds the addresses it was called with
         with self._working():
             self.api = extra("cuda.compute", "cccl")
             self.sorter = self._load() or self._compile()
@@ -57,7 +59,8 @@ class Cccl:
         """Whatever the library raises: it has no part for this toolkit or GPU, or its interface is another."""
         self.device.use()
         try:
-            yield
+            with self._one_at_a_time:
+                yield
         except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as e:
             raise NotSupported(f"CCCL does not sort ({e}); GGJIT_CCCL=0 does without it") from e
 

@@ -114,7 +114,7 @@ def _way(backend, t, library, call):
             device.measured[name] = measure(device, t, library)
             _keep(_path(device), device.measured)
         way = min(device.measured[name], key=device.measured[name].get)
-        if way == "cccl":
+        if way == library.name and isinstance(call, Sort):
             backend.cccl.prepare(call)          # what an earlier process measured need not serve in this one
         return way
     except library.forgiven as e:
