@@ -40,11 +40,12 @@ from benchmarks.gpu_suite import CUBLAS, OWN, check_ops, nmse, sanitize, sanitiz
 from benchmarks.report import Row, Spread, markdown
 from benchmarks.synth import model_path
 from benchmarks.worker import Missing
-from ggjit.cuda import products
+from ggjit.cuda import libraries
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
-from ggjit.ops.cuda import mul_mat_dense
+from ggjit.ops.cuda import argsort, mul_mat_dense
+from ggjit.ops.cuda.native.launch import Gemm, Sort
 from ggjit.tools.suite.runner import as_bytes
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -66,6 +67,7 @@ class Scale:
     product_types: tuple = ("F16", "BF16", "F32", "Q8_0", "Q4_0", "Q4_K")
     columns: tuple = (16, 64, 512)              # of products with few columns, and the size of their weights
     attention: tuple = ((128, 32, 1, 4096), (64, 32, 512, 512))
+    sorts: tuple = ((32000, 1), (151936, 1), (1 << 20, 1), (4096, 16))
     chain: int = 200
     flush_nbytes: int = FLUSH_NBYTES
     llamas: tuple = ("F16", "Q4_0")             # of the 1.1B shape
@@ -75,7 +77,7 @@ class Scale:
 
 FULL = Scale()
 QUICK = dataclasses.replace(FULL, repeats=3, products=(1024,))
-DRY = Scale(1, ("F16", "IQ2_XXS"), (256, 4), (16,), ("F16",), (9,), ((16, 1, 1, 16),), 3, 1 << 12, (), True)
+DRY = Scale(1, ("F16", "IQ2_XXS"), (256, 4), (16,), ("F16",), (9,), ((16, 1, 1, 16),), ((70, 2),), 3, 1 << 12, (), True)
 
 
 # ---------------------------------------------------------------- fast
@@ -216,14 +218,26 @@ def product_row(timer, label, name, n, y):
 
 
 def few_columns_rows(timer):
-    """Where own kernels and cuBLAS change places: what engine/cuda/products.py measures and goes by."""
+    """Where own kernels and cuBLAS change places: what engine/cuda/libraries.py measures and goes by."""
     k, columns = timer.scale.products[0], timer.scale.columns if mul_mat_dense.available() else ()
     for name, n in itertools.product(timer.scale.product_types[::4], columns):          # F16, Q4_0
         w, x = (gg.Context().new_tensor(type, ne) for type, ne in ((getattr(gg, name), (k, k)), (gg.F32, (k, n))))
-        seconds = products.measure(timer.gpu.device, gg.mul_mat(w, x))
-        own, cublas = (Spread([seconds[way] * 1e6], "us") for way in products.WAYS)
-        yield Row(f"product {name} {k}, {n} columns", "-", own, cublas, cublas.median / own.median, against="cuBLAS",
-                  note=f"{min(seconds, key=seconds.get)} is chosen")
+        yield beside_library(timer, f"product {name} {k}, {n} columns", gg.mul_mat(w, x), Gemm)
+
+
+def sort_rows(timer):
+    """The same of sorts by CCCL: vocabularies, and as many rows of them as are sorted one after the other."""
+    for ne in timer.scale.sorts if argsort.available() else ():
+        x = gg.Context().new_tensor(gg.F32, ne)
+        yield beside_library(timer, f"argsort of {ne[1]} x {ne[0]}", gg.argsort(x, 0), Sort)
+
+
+def beside_library(timer, work, t, kind):
+    library = libraries.LIBRARIES[kind]
+    seconds = libraries.measure(timer.gpu.device, t, library)
+    own, theirs = (Spread([seconds[way] * 1e6], "us") for way in ("own", library.name))
+    return Row(work, "-", own, theirs, theirs.median / own.median, against=library.name,
+               note=f"{min(seconds, key=seconds.get)} is chosen")
 
 
 def attention_rows(timer):
@@ -360,8 +374,9 @@ def measured(gpu, scale, llamas, embed):
     timer = Timer(gpu, scale)
     peak = timer.copy_bandwidth()
     rows = [Row("device-to-device copy", "-", Spread([peak / 1e9], "GB/s"))]
-    parts = (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), attention_rows(timer),
-             overhead_rows(timer), memory_rows(timer), op_rows(timer, peak), model_rows(timer, llamas, embed))
+    parts = (mat_vec_rows(timer, peak), product_rows(timer), few_columns_rows(timer), sort_rows(timer),
+             attention_rows(timer), overhead_rows(timer), memory_rows(timer), op_rows(timer, peak),
+             model_rows(timer, llamas, embed))
     for part in parts:
         try:
             for row in part:

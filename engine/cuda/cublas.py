@@ -3,7 +3,7 @@
     Cublas(device).multiply(gemm, a, b, d, stream)      addresses on the device; work of the stream, also while captured
 
 These bindings take addresses; nvmath-python's Matmul takes arrays of CuPy, torch or NumPy alone, which ggjit's memory
-is not.  gemm_ex has cuBLASLt's kernels and its choice among them.  products.py measures whether it is worth it.
+is not.  gemm_ex has cuBLASLt's kernels and its choice among them.  libraries.py measures whether it is worth it.
 """
 import weakref
 

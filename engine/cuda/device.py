@@ -18,6 +18,7 @@ import numpy as np
 from ggjit.core.backend import TYPE_GPU, TYPE_IGPU, Backend, Device
 from ggjit.core.buffer import as_bytes
 from ggjit.cpu.device import CPU, parse_params
+from ggjit.cuda.cccl import cccl
 from ggjit.cuda.cublas import cublas
 from ggjit.cuda.driver import INSTALL, CudaError, driver
 from ggjit.cuda.memory import CUDABuffer, CUDABufferType, PinnedBufferType
@@ -50,7 +51,7 @@ class CUDADevice(Device):
         self.n_multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self.type = TYPE_IGPU if attribute("INTEGRATED") else TYPE_GPU
         self.functions, self.modules = {}, []           # compiled kernels by name (engine/cuda/plan.py)
-        self.products = None                            # what was measured of them (engine/cuda/products.py)
+        self.measured = None                            # of libraries (engine/cuda/libraries.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = [], weakref.WeakSet()       # backends: weak references
         self._garbage = collections.deque()             # (function that frees, what is no longer held)
@@ -256,6 +257,11 @@ class CUDABackend(Backend):
     def cublas(self):
         """What multiplies dense matrices on this stream."""
         return cublas(self.device)
+
+    @functools.cached_property
+    def cccl(self):
+        """What sorts long rows on this stream."""
+        return cccl(self.device)
 
     def ran(self, plan):
         """A plan was submitted: `synchronize` asks it how it went."""

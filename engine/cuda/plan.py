@@ -17,13 +17,13 @@ import numpy as np
 
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cuda.driver import CudaError, driver
-from ggjit.cuda.products import chosen
+from ggjit.cuda.libraries import chosen
 from ggjit.graphs.plan import Plan
 from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
 from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
 from ggjit.ops.core.shape import describe
 from ggjit.ops.cuda.compiler.choice import SIMULATED
-from ggjit.ops.cuda.native.launch import Gemm
+from ggjit.ops.cuda.native.launch import Gemm, Sort
 
 STATUS_WORDS = 2                # as in ops/cuda/native/views.py
 GRAPH_MIN_LAUNCHES = 2
@@ -64,15 +64,16 @@ class CUDAPlan(Plan):
             argument = _argument(self._row_base + start * WORD)
             self._arguments.append(argument)
             for launch in kernel.launches:
-                if isinstance(launch, Gemm):
-                    self._launches.append(functools.partial(self._multiply, launch, start))
+                if isinstance(launch, Gemm | Sort):
+                    by_library = self._multiply if isinstance(launch, Gemm) else self._sort
+                    self._launches.append(functools.partial(by_library, launch, start))
                 else:
                     shape = _function(backend.device, launch), *launch.grid, launch.block, 1, 1, 0
                     self._launches.append(functools.partial(_launch, shape, argument[0]))
             self.rows[start + N_CHUNK] = self._row_base + self._status_offs
         self._first_launch.append(len(self._launches))
         self._done_by = _repetitions(self.nodes, self.kernels)
-        self._has_gemms = any(isinstance(x, Gemm) for k in self.kernels for x in k.launches)
+        self._calls_libraries = any(isinstance(x, Gemm | Sort) for k in self.kernels for x in k.launches)
         self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
         self._graph = _Graph()
         weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
@@ -93,7 +94,7 @@ class CUDAPlan(Plan):
 
     def _rows_written(self, memory):
         self._send_rows()
-        if self._has_gemms:                     # a captured product holds the addresses it was captured with
+        if self._calls_libraries:               # a captured call holds the addresses it was captured with
             _free_graph(self.backend.device, self._graph)
 
     def _send_rows(self):
@@ -133,6 +134,10 @@ class CUDAPlan(Plan):
         a, b = (int(self.rows[start + N_SRC + V_WORDS * i + V_ADDR]) if offs is None else work + offs
                 for i, offs in enumerate((gemm.a_offs, gemm.b_offs)))
         self.backend.cublas.multiply(gemm, a, b, int(self.rows[start + N_DST + V_ADDR]), stream)
+
+    def _sort(self, sort, start, stream):
+        """Words sorted by CCCL in the node's scratch memory."""
+        self.backend.cccl.sort(sort, int(self.rows[start + N_WORK]), stream)
 
     def _replay(self):
         """The whole plan as one CUDA graph, captured at its second run."""

@@ -5,9 +5,18 @@
 
         span 2   a-b c-d    span 4   a---d b-c, then a-b c-d    ...      each pair put in order, a barrier after each
                                                                          distance; log2(n) (log2(n) + 1) / 2 of them
+
+    with CCCL       the words of a row after the other are sorted by the whole card (the extra `cccl`,
+                    engine/cuda/cccl.py), where that was measured to be faster
+
+The number makes every word different, or stands in its place where a sort by keys keeps equal ones in order: the
+result is the same, bit by bit.
 """
+import functools
+
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32
+from ggjit.ops.cuda.compiler.choice import library_decided, library_may
 from ggjit.ops.cuda.compiler.core import (
     block,
     device,
@@ -20,12 +29,13 @@ from ggjit.ops.cuda.compiler.core import (
     sync,
     thread,
 )
-from ggjit.ops.cuda.native.launch import MAX_THREADS, SMALL_BLOCKS, Launch, dense, over_rows
-from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, row_addr, row_index, work
+from ggjit.ops.cuda.native.launch import MAX_THREADS, SMALL_BLOCKS, Launch, Sort, dense, over_pieces, over_rows
+from ggjit.ops.cuda.native.views import DST, SRC0, n_rows, nb, ne, param_i32, piece, row_addr, row_index, work
 
 MAX_ROW = 64 if SMALL_BLOCKS else 1024
 SORT_THREADS = MAX_THREADS if SMALL_BLOCKS else 1024
 MAX_SORTS = 2 if SMALL_BLOCKS else 256             # blocks, each with scratch memory for a row
+MAX_CCCL_ROWS = 16
 LAST = (1 << 63) - 1                            # behind all words of the row
 
 
@@ -130,7 +140,68 @@ def _make_long(op_is_top_k):
     return kernel
 
 
+# ---------------------------------------------------------------- by CCCL
+def _make_words(op_is_top_k):
+    """The words of all rows, key above number; no sign: keys are sorted as they are."""
+    def kernel(node):
+        a = node + SRC0
+        n, descending = n_rows(a), op_is_top_k or param_i32(node, 0) == 1
+        r, next_row, first, step = piece(n)
+        while r < n:
+            i1, i2, i3 = row_index(a, r)
+            x, words, i = row_addr(a, i1, i2, i3), work(node) + 8 * ne(a, 0) * r, first
+            while i < ne(a, 0):
+                st_i64(words + 8 * i, (key_of(x + i * nb(a, 0), descending) << 32) | i)
+                i += step
+            r += next_row
+    return kernel
+
+
+def _make_numbers(op_is_top_k):
+    """The numbers in sorted words, which lie behind the words of all rows."""
+    put = _putter(op_is_top_k)
+
+    def kernel(node):
+        a, d = node + SRC0, node + DST
+        n, k = n_rows(d), ne(d, 0)
+        r, next_row, first, step = piece(n)
+        while r < n:
+            i1, i2, i3 = row_index(d, r)
+            to, words, i = row_addr(d, i1, i2, i3), work(node) + 8 * ne(a, 0) * (n + r), first
+            while i < k:
+                put(to, i, k, ld_i64(words + 8 * i) & 0xFFFFFFFF)
+                i += step
+            r += next_row
+    return kernel
+
+
+@functools.cache
+def available():
+    """May CCCL be used?  GGJIT_CCCL=0 says no; in the simulator only GGJIT_CCCL=1 says yes."""
+    return library_may("GGJIT_CCCL", "cuda", "cuda.compute")
+
+
+def decided():
+    return library_decided("GGJIT_CCCL")
+
+
+def _by_cccl(t, name, top):
+    (n, _, _, _), rows = t.src[0].ne, t.ne[1] * t.ne[2] * t.ne[3]
+    nbytes = 16 * n * rows
+    return (over_pieces(f"{name}_words", lambda: _make_words(top), rows, n, nbytes), Sort(n, rows),
+            over_pieces(f"{name}_numbers", lambda: _make_numbers(top), rows, t.ne[0], nbytes))
+
+
 def _argsort(t):
+    """By CCCL where it may be used for rows this long, and there are few of them: it sorts one after the other."""
+    a, rows = t.src[0], t.ne[1] * t.ne[2] * t.ne[3]
+    if MAX_ROW < a.ne[0] and 0 < rows <= MAX_CCCL_ROWS and a.type is F32 and dense(t) and available():
+        return _by_cccl(t, t.op.name.lower(), t.op == OP.TOP_K)
+    return own(t)
+
+
+def own(t):
+    """The launch of our own kernels."""
     a, name, top = t.src[0], t.op.name.lower(), t.op == OP.TOP_K
     n, rows = a.ne[0], t.ne[1] * t.ne[2] * t.ne[3]
     if a.type is not F32 or not dense(t):

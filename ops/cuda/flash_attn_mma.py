@@ -36,22 +36,22 @@ UNIT = f32(1)
 
 
 def _unrolled(n, body, first=0):
-    """run(*args): body(0, *args), body(1, *args), ... body(n - 1, *args), without a loop.
+    """run(o, s, p, x, y): body(0, o, s, p, x, y), ... body(n - 1, o, s, p, x, y), without a loop.
 
-    For local arrays, which stay in registers only where every index is a constant.  How long a loop LLVM unrolls by
-    itself depends on the GPU's generation.
+    For local arrays o and s, which stay in registers only where every index is a constant.  How long a loop LLVM
+    unrolls by itself depends on the GPU's generation.  All bodies take the same: numba-cuda-mlir passes no *args on.
     """
     if n == 1:
         @core.device
-        def run(*args):
-            body(first, *args)
+        def run(o, s, p, x, y):
+            body(first, o, s, p, x, y)
         return run
     low, high = _unrolled(n // 2, body, first), _unrolled(n - n // 2, body, first + n // 2)
 
     @core.device
-    def run_both(*args):
-        low(*args)
-        high(*args)
+    def run_both(o, s, p, x, y):
+        low(o, s, p, x, y)
+        high(o, s, p, x, y)
     return run_both
 
 
@@ -125,7 +125,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
         return rest / total if total > ZERO else ZERO
 
     @core.device
-    def clear_tile(i, o):
+    def clear_tile(i, o, s, p, x, y):
         o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = ZERO, ZERO, ZERO, ZERO
 
     @core.device
@@ -141,11 +141,14 @@ def _make(tq, d, dv, has_mask, has_sinks):
                              c[0], c[1], c[2], c[3])
         o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = c[0], c[1], c[2], c[3]
 
-    @core.device
-    def put_tile(i, o, first, to, f):
-        core.st_f32(to + 32 * i, o[4 * i + first] * f)
-        core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
-    clear, add_values, put_row = (_unrolled(n_values, body) for body in (clear_tile, add_tile, put_tile))
+    def put_tile(first):
+        @core.device
+        def put(i, o, s, to, f, y):
+            core.st_f32(to + 32 * i, o[4 * i + first] * f)
+            core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
+        return put
+    clear, add_values, put_row0, put_row1 = (_unrolled(n_values, body) for body in (
+        clear_tile, add_tile, put_tile(0), put_tile(2)))
 
     def kernel(node):
         q, k, v, out = node + views.SRC0, node + views.SRC1, node + views.SRC2, node + views.DST
@@ -170,7 +173,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
                 at = (16 * i + 8 * half + 2 * t) * q_size
                 qs[4 * i + 2 * half] = core.pack_f16(get_q(q0 + at), get_q(q0 + at + q_size))
                 qs[4 * i + 2 * half + 1] = core.pack_f16(get_q(q1 + at), get_q(q1 + at + q_size))
-        clear(o)
+        clear(o, s, 0, ZERO, ZERO)
         top0, top1, total0, total1 = LOWEST, LOWEST, ZERO, ZERO
         sk, sv, first = shared_k(), shared_v(), 0
         while first < n_kv:
@@ -202,9 +205,9 @@ def _make(tq, d, dv, has_mask, has_sinks):
             first += KEYS
         f0, f1 = factor(node, h, top0, total0), factor(node, h, top1, total1)
         if row0 < n:
-            put_row(o, 0, views.row_addr(out, h, row0, i3) + 8 * t, f0)
+            put_row0(o, s, views.row_addr(out, h, row0, i3) + 8 * t, f0, ZERO)
         if row1 < n:
-            put_row(o, 2, views.row_addr(out, h, row1, i3) + 8 * t, f1)
+            put_row1(o, s, views.row_addr(out, h, row1, i3) + 8 * t, f1, ZERO)
     return kernel
 
 

@@ -9,13 +9,11 @@
 Serves plain matrices only; the others take mul_mat_tile.
 """
 import functools
-import importlib.util
-import os
 
 from ggjit.ops.core.types import BF16, F16, F32
 from ggjit.ops.cuda.blocks import BLOCKS, byte_of
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.compiler.choice import SIMULATED
+from ggjit.ops.cuda.compiler.choice import library_decided, library_may
 from ggjit.ops.cuda.native.launch import Gemm, over_pieces
 from ggjit.ops.cuda.native.views import SRC0, SRC1, nb, ne, piece, row_addr, work
 from ggjit.ops.cuda.rows import FLOATS, ONE
@@ -27,13 +25,11 @@ ALIGNED = 16                    # bytes: what cuBLAS' fast kernels ask of rows
 @functools.cache
 def available():
     """May cuBLAS be used?  GGJIT_CUBLAS=0 says no; in the simulator only GGJIT_CUBLAS=1 says yes."""
-    asked = os.environ.get("GGJIT_CUBLAS", "0" if SIMULATED else "1") != "0"
-    return asked and (SIMULATED or all(importlib.util.find_spec(m) is not None for m in ("nvmath", "cuda")))
+    return library_may("GGJIT_CUBLAS", "nvmath", "cuda")
 
 
 def decided():
-    """Is it used wherever it may be?  Otherwise engine/cuda/products.py measures."""
-    return SIMULATED or "GGJIT_CUBLAS" in os.environ
+    return library_decided("GGJIT_CUBLAS")
 
 
 def _make_columns(get, put, size):

@@ -34,3 +34,15 @@ def missing():
     if absent:
         return MissingExtra(f"{NAME} is not installed (no module {absent[0]})")
     return None
+
+
+def library_may(variable, *modules):
+    """May a library that is asked for by that variable, 0 or 1, and needs these modules be used?  In the simulator
+    only where it is asked for."""
+    asked = os.environ.get(variable, "0" if SIMULATED else "1") != "0"
+    return asked and (SIMULATED or all(importlib.util.find_spec(m) is not None for m in modules))
+
+
+def library_decided(variable):
+    """Is it used wherever it may be?  Otherwise engine/cuda/libraries.py measures."""
+    return SIMULATED or variable in os.environ

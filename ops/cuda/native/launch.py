@@ -59,6 +59,20 @@ class Gemm:
     leaves: tuple = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Sort:
+    """Rows of 64-bit words put in the order of their upper halves, equal ones as they stand, by CCCL.
+
+    The first n_rows x n words of scratch memory, into the same number of words behind them.
+    """
+    n: int
+    n_rows: int
+    name: str = "cccl"
+    work_nbytes: int = 0        # its Launches say what scratch memory they take
+    max_nmse: float = 0.0
+    leaves: tuple = ()
+
+
 def threads_for(n, most=MAX_THREADS):
     """Whole warps for n elements."""
     return min(most, max(32, (n + 31) // 32 * 32))
@@ -96,7 +110,7 @@ def makers():
 
 
 def launches(t, maker=None):
-    """The Launches and Gemms of node `t` as a tuple, of its op's maker or this; None where no kernel serves it."""
+    """The Launches, Gemms and Sorts of node `t`, a tuple, of its op's maker or this; None where no kernel serves it."""
     maker = maker or makers().get(t.op)
     if maker is None or not all(_aligned(x) for x in (t, *(s for s in t.src if s is not None))):
         return None

@@ -1,35 +1,28 @@
 """Every CUDA kernel in the simulator on the Specs' own small cases, against the NumPy references.  Run by
 test_cuda.py; CUDA_CASES=all runs every case that is small enough, else a few of each op."""
-import contextlib
 import dataclasses
 import functools
-import gc
-import importlib.util
-import inspect
 import itertools
 import json
 import os
 import random
 import sys
 
-import gguf
 import numpy as np
 import pytest
+from helpers.random_blocks import decoded, random_blocks
 from helpers.sample import sampled
 
 import ggjit as gg
 from benchmarks import gpu as benchmark
 from benchmarks import gpu_suite
 from benchmarks.gpu_suite import bound, exact, nmse, on, served
-from ggjit.cuda import cublas
-from ggjit.cuda import products as products_by
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.attention import flash_attn
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Case, Inputs, all_specs
-from ggjit.ops.cuda import mul_mat_dense
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.native.launch import Gemm, launches, makers
+from ggjit.ops.cuda.native.launch import launches, makers
 from ggjit.ops.cuda.quantize import QUANTIZE
 
 RNG = np.random.default_rng()
@@ -119,136 +112,7 @@ def test_long_sums_of_small_planes_are_shared_by_a_block(gpu, kernel, data, q):
     check(gpu, case, random.randrange(1000))
 
 
-# ---------------------------------------------------------------- dense products, codes of columns
-def products(gpu, type, n, n_products, k=256, m=12):
-    """(plan, outputs, what they should be) of products of one matrix of columns with several of `type`."""
-    ctx = gg.Context()
-    *ws, x = [*(ctx.new_tensor(type, (k, m)) for _ in range(n_products)), ctx.new_tensor(gg.F32, (k, n))]
-    gg.alloc_ctx_tensors(ctx, gpu)
-    x.set(RNG.standard_normal((n, k)).astype(np.float32))
-    for w in ws:
-        if type.quantized:
-            w.set_bytes(random_blocks(RNG, type, m, k))
-        else:
-            w.set(RNG.standard_normal((m, k)).astype(np.float32))
-    ys = [gg.mul_mat(w, x) for w in ws]
-    want = [np.reshape(all_specs()[y.op].reference(y, exact(w), exact(x)), (n, m)) for y, w in zip(ys, ws, strict=True)]
-    graph = gg.Graph(*ys)
-    gg.GraphAllocator(gpu).alloc_graph(graph)
-    return gpu.graph_plan_create(graph), ys, want
-
-
-@pytest.mark.parametrize("type", random.sample([gg.F32, gg.F16, gg.BF16, *BLOCKS], 4), ids=str)
-def test_products_by_cublas(gpu, monkeypatch, type):
-    monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
-    plan, ys, want = products(gpu, type, 9, 2)
-    for _ in range(3):                          # launched, captured, replayed
-        before = len(cuda_sim.launched)
-        plan.compute()
-        assert all(nmse(plan.numpy(y), w) < (1e-12 if type is gg.F32 else 1e-4) for y, w in zip(ys, want, strict=True))
-        assert cuda_sim.launched[before:].count("cublas") == 2
-
-
-@pytest.mark.parametrize("faster", products_by.WAYS)
-def test_products_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tmp_path, faster):
-    """Measured once for a class of shapes, kept for the next process; a damaged file counts as absent."""
-    measured = []
-
-    def measure(device, t):
-        measured.append(products_by.class_of(t))
-        return {way: 1e-5 if way == faster else 2e-5 for way in products_by.WAYS}
-    monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
-    monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
-    monkeypatch.setattr(products_by, "measure", measure)
-    monkeypatch.setattr(products_by, "cache_dir", lambda: tmp_path)
-    for n_measured, damaged in ((1, False), (1, False), (2, True)):
-        for file in (tmp_path / "cuda").glob("*") if damaged else ():
-            file.write_text("{")
-        monkeypatch.setattr(gpu.device, "products", None)           # as in a new process
-        plan, *_ = products(gpu, gg.F16, 9, 2)
-        assert measured == ["f16 f32 256x16x16"] * n_measured
-        assert all(("cublas" in k.name) == (faster == "cublas") for k in plan.kernels)
-
-
-def test_products_are_measured_on_memory_of_their_own(gpu, monkeypatch, tmp_path):
-    """Both ways run; where there is too little memory cuBLAS multiplies, and nothing is kept."""
-    monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
-    monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
-    monkeypatch.setattr(gpu.device, "products", {})
-    monkeypatch.setattr(products_by, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(products_by, "ROUNDS", 1)
-    y = gg.mul_mat(gg.Context().new_tensor(gg.F32, (16, 8)), gg.Context().new_tensor(gg.F32, (16, 9)))
-    before = len(cuda_sim.launched)
-    assert set(products_by.measure(gpu.device, y)) == set(products_by.WAYS)
-    ran = cuda_sim.launched[before:]
-    assert "cublas" in ran and any(name.startswith("mul_mat_tile") for name in ran)
-    monkeypatch.setitem(cuda_sim.fail, "cuMemAlloc", ("CUDA_ERROR_OUT_OF_MEMORY", 0))
-    assert any(isinstance(x, Gemm) for x in products_by.chosen(gpu, y))
-    assert not gpu.device.products and not list(tmp_path.iterdir())
-
-
-class FakeBindings:
-    """The functions of nvmath.bindings.cublas that ggjit calls; what they were called with."""
-    called = []
-
-    def create():
-        return 7
-
-    def destroy(handle):
-        FakeBindings.called.append(("destroy", handle))
-
-    def set_stream(handle, stream_id):
-        FakeBindings.called.append(("set_stream", handle, stream_id))
-
-    def set_workspace(handle, workspace, workspace_size_in_bytes):
-        FakeBindings.called.append(("set_workspace", handle, workspace, workspace_size_in_bytes))
-
-    def gemm_ex(handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, compute_type,
-                algo):
-        FakeBindings.called.append(("gemm_ex", handle, transa, transb, m, n, k, a, lda, b, ldb, c, ldc))
-
-
-def test_what_cublas_is_called_with(gpu, monkeypatch):
-    """The stream, then the workspace that it takes away, then rows of a transposed; the handle is given back."""
-    monkeypatch.setattr(cublas, "extra", lambda module, name: FakeBindings)
-    made = cublas.Cublas(gpu.device)
-    made.multiply(Gemm(gg.F16, 12, 9, 64, 64, 72, 16, None, None), 100, 200, 300, 5)
-    (_, *stream), (_, *workspace), (_, *gemm) = FakeBindings.called
-    assert stream == [7, 5] and workspace == [7, made.workspace.base, cublas.WORKSPACE_NBYTES]
-    assert gemm == [7, 1, 0, 12, 9, 64, 100, 64, 200, 72, 300, 16]
-    del made
-    gc.collect()
-    gpu.device.collect()
-    assert FakeBindings.called[-1] == ("destroy", 7)
-
-
-def test_the_fake_takes_what_nvmath_takes():
-    bindings = pytest.importorskip("nvmath.bindings.cublas", reason="pip install 'ggjit[cublas]'")
-    for name, f in inspect.getmembers(FakeBindings, inspect.isfunction):
-        real = getattr(bindings, name)
-        assert list(inspect.signature(f).parameters) == list(inspect.signature(real).parameters), name
-
-
-def test_cublas_without_its_extra_names_it(gpu):
-    if importlib.util.find_spec("nvmath") is not None:
-        pytest.skip("nvmath-python is installed")
-    with pytest.raises(gg.MissingExtra, match="nvmath.*pip install 'ggjit.cublas.'"):
-        cublas.Cublas(gpu.device)
-
-
-def test_columns_are_made_once_for_products_that_follow_each_other(gpu):
-    plan, ys, want = products(gpu, gg.Q8_0, 1, 3)
-    for _ in range(3):
-        before = len(cuda_sim.launched)
-        plan.compute()
-        assert all(nmse(plan.numpy(y), w) < 5e-4 for y, w in zip(ys, want, strict=True))
-        assert cuda_sim.launched[before:].count("quantize_columns_f32") == 1
-    before = len(cuda_sim.launched)
-    plan.run_nodes(1, 2)                        # alone: another plan may have used the scratch memory since
-    gpu.synchronize()
-    assert "quantize_columns_f32" in cuda_sim.launched[before:]
-
-
+# ---------------------------------------------------------------- attention
 ATTENTIONS = [dict(d=64, n=9, n_kv=40, heads=1), dict(d=32, dv=40, n=19, n_kv=70, heads=1, rep=2),
               dict(d=16, n=33, n_kv=33, heads=1, mask=False, permuted=True), dict(d=128, n=16, n_kv=32, heads=1),
               dict(d=16, n=12, n_kv=45, heads=1, qt=gg.F16, max_bias=8.0, cap=5.0, sinks=True, ne3=2)]
@@ -279,32 +143,6 @@ def test_attention_with_tensor_cores_where_queries_see_no_key(gpu):
 
 # ---------------------------------------------------------------- quantised types
 QUANTIZED = sorted(BLOCKS, key=lambda t: t.id)
-
-
-SCALES = {"q2_K": (80, 84), "q3_K": (108, 110), "q6_K": (208, 210), "tq2_0": (64, 66), "mxfp4": (0, 0),
-          "nvfp4": (0, 0), "iq1_m": (0, 0), "q4_1": (0, 4), "q5_1": (0, 4), "q4_K": (0, 4), "q5_K": (0, 4)}
-
-
-def random_blocks(rng, type, n, k):
-    """n rows of k values: random bytes, which reach bit patterns that quantisers never write; scales stay numbers."""
-    raw = rng.integers(0, 256, (n, k // type.block, type.nbytes), np.uint8)
-    first, end = SCALES.get(type.name, (0, 2))
-    raw[..., first:end] = rng.uniform(-2, 2, (*raw.shape[:2], (end - first) // 2)).astype(np.float16).view(np.uint8)
-    if type.name == "mxfp4":
-        raw[..., 0] = rng.integers(118, 132, raw.shape[:2])
-    if type.name == "iq1_m":
-        raw[..., 55] = raw[..., 55] & 15 | 0x30         # the top bits of a float16 in pieces
-    return raw
-
-
-def decoded(raw, type):
-    """By gguf's own decoders, by the CPU's where it has none for the type."""
-    with contextlib.suppress(ValueError, NotImplementedError):
-        return gguf.quants.dequantize(raw.reshape(len(raw), -1), gguf.GGMLQuantizationType(type.id))
-    t = gg.Context().new_tensor(type, (raw.shape[1] * type.block, len(raw)))
-    gg.alloc_ctx_tensors(t.ctx, gg.init_backend("CPU"))
-    t.set_bytes(raw)
-    return t.numpy()
 
 
 @pytest.mark.parametrize("type", QUANTIZED, ids=repr)

@@ -12,7 +12,8 @@ import ggjit as gg
 from ggjit.ops.cuda.compiler import choice
 
 HERE = pathlib.Path(__file__).parent
-SUITES = {"cuda_contract": 37, "cuda_errors": 11, "cuda_ops": 150, "cuda_graphs": 7}     # least number of tests in each
+# least number of tests in each
+SUITES = {"cuda_contract": 37, "cuda_errors": 11, "cuda_libraries": 18, "cuda_ops": 140, "cuda_graphs": 7}
 
 
 def simulated(*names, cases="", marks="not slow", blocks="small"):
