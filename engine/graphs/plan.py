@@ -113,7 +113,11 @@ class Plan(Results, HtmlRepr):
         return 0
 
     def _check_place(self, t, buf):
-        """Can `t` be used where it lies?"""
+        """Can `t` be used where it lies?  Asked where tensors are marked or a buffer is particular."""
+
+    def _is_particular(self, buf):
+        """May it hold some tensors only?"""
+        return False
 
     def _memory(self, buf):
         """(what keeps the buffer's memory alive, None if it was freed; its address)"""
@@ -165,7 +169,7 @@ class Plan(Results, HtmlRepr):
         device = self.graph.device if self.graph.placed else self.backend.device
         nodes = [p.t for p in self._singles]
         places = _Places(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
-        sizes = {}
+        sizes, ask = {}, bool(self._marked)
         for x in places.tensors:
             x._check()
             where = places.found[id(x)] = self.where(x)
@@ -175,7 +179,7 @@ class Plan(Results, HtmlRepr):
             buf, offs = where
             size = sizes.get(id(buf))
             if size is None:
-                size = buf.size
+                size, ask = buf.size, ask or self._is_particular(buf)
                 if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
                     sizes[id(buf)] = size               # nothing more to ask of the buffer
                 elif not buf.is_bound(x):
@@ -185,8 +189,9 @@ class Plan(Results, HtmlRepr):
                     self._check_place(x, buf)
                     raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
                                        f"Scheduler")
-            self._check_place(x, buf)
-            if offs < 0 or offs + x.nbytes > size:
+            if ask:
+                self._check_place(x, buf)
+            if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
         if any(buf.read_only for buf in places.buffers().values()):
             for t in nodes:
@@ -271,9 +276,9 @@ class Plan(Results, HtmlRepr):
 
     def _note_written(self):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
-        stored = [t for t in self._stored if t._fixed_place is None]
-        bases = [t.id if t.view_src is None else t.view_src.id for t in stored]
-        bases += [x.id for t in stored if t.op in UPDATED_SOURCES for x in written(t)[1:]]
+        nodes = [t for t in [p.t for p in self._singles] if t._fixed_place is None]
+        bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
+        bases += [x.id for t in nodes if t.op in UPDATED_SOURCES for x in written(t)[1:]]
         ids = np.unique(np.array(bases, np.int64))
         ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
         self._written_ids = ids if len(ids) > 1 else None
