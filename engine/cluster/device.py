@@ -25,7 +25,7 @@ from ggjit.core.backend import TYPE_GPU, Backend, Device, DeviceLost
 from ggjit.core.buffer import USAGE_WEIGHTS, Buffer, BufferType, as_bytes, require_byte
 from ggjit.core.content_key import content_key
 from ggjit.core.table import TABLE
-from ggjit.core.versions import T_VERSION, written
+from ggjit.core.versions import VERSIONS, written
 from ggjit.cpu.device import CPU, parse_params
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotSupported, StaleHandle
@@ -496,7 +496,7 @@ class Work:
         try:
             answer = self.device.run(self)
         finally:
-            TABLE.words[self.written_ids, T_VERSION] += 1
+            VERSIONS[self.written_ids] += 1
         if self.left is not None:
             self.left.ran(answer)
             mark_last(self.left, self.graph.nodes)

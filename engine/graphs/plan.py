@@ -29,7 +29,7 @@ from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, written
+from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, VERSIONS, written
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
@@ -320,7 +320,7 @@ class Plan(Results, HtmlRepr):
                 if self._written_cell is not None:      # NumPy takes 6 us
                     TABLE.cells[self._written_cell] += 1
                 elif self._written_ids is not None:
-                    TABLE.words[self._written_ids, T_VERSION] += 1
+                    VERSIONS[self._written_ids] += 1
         finally:
             try:
                 lock.release()              # no call before it: a signal could come in
@@ -369,7 +369,7 @@ class Plan(Results, HtmlRepr):
                 if self._written_cell is not None:
                     TABLE.cells[self._written_cell] += 1
                 elif self._written_ids is not None:
-                    TABLE.words[self._written_ids, T_VERSION] += 1
+                    VERSIONS[self._written_ids] += 1
 
     def timed(self):
         """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""

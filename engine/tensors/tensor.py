@@ -21,7 +21,7 @@ from ggjit.core.buffer import as_bytes, buffer_by_id, freed
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.pending import IN_FLIGHT, wait_for_writers
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, count_write
+from ggjit.core.versions import VERSIONS, count_write
 from ggjit.ops.core.errors import (
     IndexRangeError,
     NotAllocated,
@@ -122,7 +122,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self._holds[kind] = thing
 
     def _count_write(self):
-        TABLE.words[self.base.id, T_VERSION] += 1
+        VERSIONS[self.base.id] += 1
 
     def _check(self):
         if not self.ctx.alive or TABLE.cells[self.id * T_WORDS + T_GEN] != self.generation:
