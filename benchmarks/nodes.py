@@ -16,6 +16,7 @@ Each figure is the smallest of several rounds, in processor time; of split and r
 """
 import argparse
 import gc
+import itertools
 import time
 import tracemalloc
 
@@ -121,7 +122,7 @@ def _allocated(net, graph):
 def prompt(rounds, shape="smollm-135m"):
     """(nodes, seconds without computing) of a prompt of a new length."""
     with load_model(synth.model_path(shape, "Q4_0"), n_threads=1, n_ctx=256) as m:
-        lengths = iter(range(65, 65 + 2 * rounds))
+        lengths = itertools.count(65)
 
         def step():
             return (next(lengths), m.cells.rounded(128), 1, False, 1)

@@ -9,7 +9,7 @@ from ggjit.cluster.encoding import Encoded
 from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend
 from ggjit.core.table import TABLE
-from ggjit.core.versions import T_VERSION, written
+from ggjit.core.versions import VERSIONS, written
 from ggjit.cpu.device import CPU
 from ggjit.graphs.results import LeftOver, mark_last
 from ggjit.ops.core.errors import NotSupported, StaleHandle
@@ -67,7 +67,7 @@ class Work:
         try:
             answer = self.device.run(self)
         finally:
-            TABLE.words[self.written_ids, T_VERSION] += 1
+            VERSIONS[self.written_ids] += 1
         if self.left is not None:
             self.left.ran(answer)
             mark_last(self.left, self.graph.nodes)

@@ -16,6 +16,7 @@ from ggjit.core.table import TABLE
 from ggjit.ops.core.record import OP, T_CTX
 
 T_VERSION = T_CTX + 1           # a spare word of the TENSOR row; survives recycling, so it only ever grows
+VERSIONS = TABLE.words[:, T_VERSION]    # of all tensors; indexing two axes, NumPy adds 1 in 1.7 instead of 0.7 us
 # numbers of the sources that a node of the op updates besides its result
 UPDATED_SOURCES = {OP.OPT_STEP_ADAMW: (2, 3)}          # m and v
 

@@ -111,6 +111,9 @@ class CPUPlan(Plan):
         if (t.base.id in self._marked) != isinstance(buf, RepackBuffer):
             raise ParamError(f"{describe(t)} moved into or out of CPU_REPACK memory; make the plan again")
 
+    def _is_particular(self, buf):
+        return isinstance(buf, RepackBuffer)
+
     def _memory(self, buf):
         arena = buf._arena
         return arena, 0 if arena is None else address_of(arena)

@@ -20,6 +20,7 @@ from ggjit.ops.core.weak import WeakKeys
 from ggjit.ops.matmul import repack
 from ggjit.ops.native import isa
 
+_NONE = int(OP.NONE)                    # looking a member of an enum up takes as long as the rest of `is_repacked`
 _alive = WeakKeys()                     # while there is none, no tensor is looked at
 
 
@@ -121,7 +122,7 @@ class CPURepackBufferType(BufferType):
 
 def is_repacked(t):
     """Does `t`, or what it is a view of, lie in a CPU_REPACK buffer?"""
-    return bool(_alive) and t is not None and t.base.op == OP.NONE and isinstance(t.buffer, RepackBuffer)
+    return bool(_alive) and t is not None and t.base.op == _NONE and isinstance(t.buffer, RepackBuffer)
 
 
 def repacked_ids(nodes):

@@ -161,4 +161,5 @@ def _file(device):
 def _seconds(found):
     """{class: {way: seconds}} of the file's JSON, those that are positive and finite."""
     found = {name: {str(way): float(s) for way, s in ways.items()} for name, ways in found.items()}
-    return {name: ways for name, ways in found.items() if "own" in ways and all(0 < s < math.inf for s in ways.values())}
+    return {name: ways for name, ways in found.items()
+            if "own" in ways and all(0 < s < math.inf for s in ways.values())}

@@ -128,7 +128,7 @@ def _in_memory_order(nodes, leafs, output_ids):
 
 def visit(outputs):
     """Depth-first, sources left to right; each tensor once.  Iterative: graphs may be deeper than Python's stack."""
-    nodes, leafs, seen = [], [], set()
+    nodes, leafs, seen, none = [], [], set(), int(OP.NONE)
     for y in outputs:
         if y.id in seen:
             continue
@@ -145,6 +145,6 @@ def visit(outputs):
                 seen.add(src[i].id)
                 stack.append((src[i], 0))
                 continue
-            is_leaf = t.op == OP.NONE and not int(TABLE.words[t.id, T_FLAGS]) & FLAG_PARAM
+            is_leaf = t.op == none and not int(TABLE.words[t.id, T_FLAGS]) & FLAG_PARAM
             (leafs if is_leaf else nodes).append(t)
     return nodes, leafs

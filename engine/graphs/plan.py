@@ -29,7 +29,7 @@ from ggjit.core.config import debug
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, written
+from ggjit.core.versions import T_VERSION, UPDATED_SOURCES, VERSIONS, written
 from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
 from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
 from ggjit.ops.core import record as r
@@ -113,7 +113,11 @@ class Plan(Results, HtmlRepr):
         return 0
 
     def _check_place(self, t, buf):
-        """Can `t` be used where it lies?"""
+        """Can `t` be used where it lies?  Asked where tensors are marked or a buffer is particular."""
+
+    def _is_particular(self, buf):
+        """May it hold some tensors only?"""
+        return False
 
     def _memory(self, buf):
         """(what keeps the buffer's memory alive, None if it was freed; its address)"""
@@ -165,7 +169,7 @@ class Plan(Results, HtmlRepr):
         device = self.graph.device if self.graph.placed else self.backend.device
         nodes = [p.t for p in self._singles]
         places = _Places(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
-        sizes = {}
+        sizes, ask = {}, bool(self._marked)
         for x in places.tensors:
             x._check()
             where = places.found[id(x)] = self.where(x)
@@ -175,7 +179,7 @@ class Plan(Results, HtmlRepr):
             buf, offs = where
             size = sizes.get(id(buf))
             if size is None:
-                size = buf.size
+                size, ask = buf.size, ask or self._is_particular(buf)
                 if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
                     sizes[id(buf)] = size               # nothing more to ask of the buffer
                 elif not buf.is_bound(x):
@@ -185,8 +189,9 @@ class Plan(Results, HtmlRepr):
                     self._check_place(x, buf)
                     raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
                                        f"Scheduler")
-            self._check_place(x, buf)
-            if offs < 0 or offs + x.nbytes > size:
+            if ask:
+                self._check_place(x, buf)
+            if offs < 0 or offs + x.layout.nbytes > size:
                 raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
         if any(buf.read_only for buf in places.buffers().values()):
             for t in nodes:
@@ -271,9 +276,9 @@ class Plan(Results, HtmlRepr):
 
     def _note_written(self):
         """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
-        stored = [t for t in self._stored if t._fixed_place is None]
-        bases = [t.id if t.view_src is None else t.view_src.id for t in stored]
-        bases += [x.id for t in stored if t.op in UPDATED_SOURCES for x in written(t)[1:]]
+        nodes = [t for t in [p.t for p in self._singles] if t._fixed_place is None]
+        bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
+        bases += [x.id for t in nodes if t.op in UPDATED_SOURCES for x in written(t)[1:]]
         ids = np.unique(np.array(bases, np.int64))
         ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
         self._written_ids = ids if len(ids) > 1 else None
@@ -315,7 +320,7 @@ class Plan(Results, HtmlRepr):
                 if self._written_cell is not None:      # NumPy takes 6 us
                     TABLE.cells[self._written_cell] += 1
                 elif self._written_ids is not None:
-                    TABLE.words[self._written_ids, T_VERSION] += 1
+                    VERSIONS[self._written_ids] += 1
         finally:
             try:
                 lock.release()              # no call before it: a signal could come in
@@ -364,7 +369,7 @@ class Plan(Results, HtmlRepr):
                 if self._written_cell is not None:
                     TABLE.cells[self._written_cell] += 1
                 elif self._written_ids is not None:
-                    TABLE.words[self._written_ids, T_VERSION] += 1
+                    VERSIONS[self._written_ids] += 1
 
     def timed(self):
         """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""

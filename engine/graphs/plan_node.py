@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from ggjit.core.table import TABLE
-from ggjit.ops.core.record import T_NB, T_NE, T_OP, T_PARAMS, T_TYPE
+from ggjit.ops.core.record import T_NB, T_NE, T_OP, T_PARAMS, T_SRC, T_TYPE, T_VIEW_OFFS, T_VIEW_SRC
 from ggjit.ops.core.spec import all_specs
 from ggjit.tensors.rebuild import CALLS_PYTHON
 
@@ -73,14 +73,12 @@ def signatures(nodes, marked=frozenset()):
     Op, type, sizes, strides and parameters of the node; type, sizes and strides of each source, where it begins in what
     it views, and whether that is one of `marked` (ids).
     """
-    most = max((len(t.src) for t in nodes), default=0)
-    pads = [(None,) * (most - k) for k in range(most + 1)]
-    sources = [s for t in nodes for s in (*t.src, *pads[len(t.src)])]
-    ids = np.array([-1 if s is None else s.id for s in sources], np.int64)
-    facts = TABLE.words[ids[:, None], _SHAPE]
-    facts[ids < 0] = -1
-    views = np.array([-1 if s is None or s.view_src is None else s.view_offs for s in sources], np.int64)
-    marks = np.array([s is not None and s.base.id in marked for s in sources] if marked else [], np.int64)
-    columns = TABLE.words[np.array([t.id for t in nodes], np.int64)[:, None], _NODE], facts, views, marks
-    table = np.concatenate([c.reshape(len(nodes), c.size // max(len(nodes), 1)) for c in columns], 1)
+    rows = TABLE.words[np.array([t.id for t in nodes], np.int64)]
+    sources = rows[:, T_SRC:T_SRC + max((len(t.src) for t in nodes), default=0)]
+    facts = TABLE.words[sources[..., None], (*_SHAPE, T_VIEW_SRC, T_VIEW_OFFS)]
+    view_src, view_offs = facts[..., -2], facts[..., -1]
+    view_offs[view_src < 0] = -1
+    view_src[...] = np.isin(np.where(view_src < 0, sources, view_src), list(marked)) if marked else 0
+    facts[sources < 0] = -1
+    table = np.concatenate([rows[:, _NODE], facts.reshape(len(nodes), facts.shape[1] * facts.shape[2])], 1)
     return table.view((np.void, 8 * table.shape[1])).reshape(-1).tolist()

@@ -9,8 +9,7 @@
 from ggjit.core.buffer import USAGE_WEIGHTS, Buffer
 from ggjit.core.events import event_synchronize
 from ggjit.core.slots import as_bool
-from ggjit.core.table import TABLE
-from ggjit.core.versions import T_VERSION
+from ggjit.core.versions import VERSIONS
 from ggjit.sched.experts import copy_experts
 from ggjit.tensors.transfer import copy_bytes
 
@@ -50,7 +49,7 @@ class Copy:
         if buf is None:
             buf = self.buf = self.src.buffer
         trusted = buf.trusted
-        now = TABLE.words.item(self.base_id, T_VERSION), buf.version
+        now = VERSIONS.item(self.base_id), buf.version
         if self.stamp == now and trusted:
             return True
         self.stamp = now

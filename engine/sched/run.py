@@ -19,7 +19,7 @@ from ggjit.core.config import debug
 from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
-from ggjit.core.versions import T_VERSION
+from ggjit.core.versions import VERSIONS
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
@@ -286,7 +286,7 @@ class Run(Results):
             raise
         finally:
             if self._written_ids.size:
-                TABLE.words[self._written_ids, T_VERSION] += 1
+                VERSIONS[self._written_ids] += 1
             self.runs += 1
             mark_last(self, self.nodes)
 

@@ -127,10 +127,11 @@ def repeated(builder):
             if t is not None:
                 return t
         t = builder(*args)
-        if key not in known:
+        made = _kept(t, args) if node is None else None     # of add(x, x) nothing is kept, of a later add(x, y) it is
+        if made is not None:
             if len(known) >= _MAX_KEPT:
                 known.clear()
-            known[key] = _kept(t, args)
+            known[key] = made
             of_kinds.setdefault(kinds, (key_of, known))
         return t
     return call

@@ -21,7 +21,7 @@ from ggjit.core.buffer import as_bytes, buffer_by_id, freed
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.pending import IN_FLIGHT, wait_for_writers
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import T_VERSION, count_write
+from ggjit.core.versions import VERSIONS, count_write
 from ggjit.ops.core.errors import (
     IndexRangeError,
     NotAllocated,
@@ -44,11 +44,16 @@ from ggjit.tensors.summary import label, op_name, state, values_text
 
 
 class Layout:
-    """What builders look at in a tensor: type, sizes, strides, number of axes.  `layout_of` makes equal ones once."""
-    __slots__ = ("type", "ne", "nb", "ndim")
+    """What builders look at in a tensor: type, sizes, strides, number of axes.  `layout_of` makes equal ones once.
+
+    nbytes: from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted).
+    """
+    __slots__ = ("type", "ne", "nb", "ndim", "nbytes")
 
     def __init__(self, type, ne, nb, ndim):
-        for name, fact in zip(self.__slots__, (type, ne, nb, ndim), strict=True):
+        row = type.nbytes + (ne[0] - 1) * nb[0] if type.block == 1 else ne[0] * nb[0] // type.block
+        nbytes = row + sum([(ne[k] - 1) * nb[k] for k in (1, 2, 3)]) if min(ne) > 0 else 0
+        for name, fact in zip(self.__slots__, (type, ne, nb, ndim, nbytes), strict=True):
             object.__setattr__(self, name, fact)
 
     def __setattr__(self, attribute, value):
@@ -117,7 +122,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         self._holds[kind] = thing
 
     def _count_write(self):
-        TABLE.words[self.base.id, T_VERSION] += 1
+        VERSIONS[self.base.id] += 1
 
     def _check(self):
         if not self.ctx.alive or TABLE.cells[self.id * T_WORDS + T_GEN] != self.generation:
@@ -144,11 +149,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
     @property
     def nbytes(self):
         """Bytes from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted)."""
-        (n0, n1, n2, n3), (b0, b1, b2, b3), block = self.ne, self.nb, self.type.block
-        if n0 <= 0 or n1 <= 0 or n2 <= 0 or n3 <= 0:
-            return 0
-        row = self.type.nbytes + (n0 - 1) * b0 if block == 1 else n0 * b0 // block
-        return row + (n1 - 1) * b1 + (n2 - 1) * b2 + (n3 - 1) * b3
+        return self.layout.nbytes
 
     @property
     def flags(self):
@@ -193,11 +194,12 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         """(buffer, byte offset) or None."""
         self._check()
         base = self.base
-        row = TABLE.words[base.id]
-        if row[T_BUFFER] >= 0:
-            return buffer_by_id(int(row[T_BUFFER]), base), int(row[T_OFFS]) + self.view_offs
+        row, cells = base.id * T_WORDS, TABLE.cells
+        buffer_id = cells[row + T_BUFFER]
+        if buffer_id >= 0:
+            return buffer_by_id(buffer_id, base), cells[row + T_OFFS] + self.view_offs
         plan = self._plan() if self._plan is not None else None
-        if plan is None and row[T_BUFFER] == FREED:
+        if plan is None and buffer_id == FREED:
             raise freed(base)
         return plan.where(self) if plan is not None else None
 

@@ -180,6 +180,15 @@ def test_what_is_kept_stays_small(monkeypatch):
     assert [len(nodes) for _, nodes in known.values()] == [8]
 
 
+def test_equal_arguments_do_not_keep_others_from_being_remembered():
+    add, x = repeats.repeated(checked_builders()["add"]), gg.Context().new_tensor(gg.F32, (4,))
+    y = x.ctx.new_tensor(gg.F32, (4,))
+    of_kinds = add.__closure__[[c for c in add.__code__.co_freevars].index("of_kinds")].cell_contents
+    assert add(x, x).src == (x, x) and not of_kinds
+    assert add(x, y).src == (x, y) and add(y, y).src == (y, y)
+    assert [len(nodes) for _, nodes in of_kinds.values()] == [1]
+
+
 def test_refused_calls_leave_nothing():
     Mine = type("Mine", (), {})                         # noqa: N806
     gone = weakref.ref(Mine)
@@ -220,6 +229,8 @@ class World:
         def made(a):
             if isinstance(a, list):
                 return [made(x) for x in a]
+            if isinstance(a, gg.Context):
+                return self.contexts[0]
             return self.leaf(a, next(choices)) if isinstance(a, Leaf) else a
         try:
             args = [made(a) for a in recipes]
