@@ -70,17 +70,17 @@ def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, flip, int
     for row in range(m):
         group, lane = repacked + row // ROWS * (n_blocks * block_nbytes * ROWS), row % ROWS
         for i in range(n_blocks):
-            here, region = file + (row * n_blocks + i) * block_nbytes, group
+            here, run = file + (row * n_blocks + i) * block_nbytes, group + i * block_nbytes * ROWS
             for r in range(n_runs):
                 width, offs, count = ld_i32(runs + 12 * r), ld_i32(runs + 12 * r + 4), ld_i32(runs + 12 * r + 8)
-                x, there = flip if width == 4 else 0, region + width * ROWS * count * i
+                x = flip if width == 4 else 0
                 for c in range(count):
-                    field, slot = here + offs + width * c, there + width * (ROWS * c + lane)
+                    field, slot = here + offs + width * c, run + width * (ROWS * c + lane)
                     if into:
                         _copy(slot, field, width, x)
                     else:
                         _copy(field, slot, width, x)
-                region += width * ROWS * count * n_blocks
+                run += width * ROWS * count
     return 0
 
 
@@ -170,20 +170,20 @@ def make_tile(format, n_columns, n_groups=1, prefetch=OWN):
 
     Each group is a stream of memory of its own.  prefetch: one of LOCALITY.
     """
-    at, n_runs, n_fours = _Columns(format), len(format.runs), format.n_fours
+    at, n_fours, n_parts = _Columns(format), format.n_fours, format.n_parts
     floats, one_scale, hide = vec_ir("f32", LANES), format.n_parts == 1, format.n_parts > 1 and n_columns > 2
-    type_nbytes = format.type.nbytes * LANES
-    n_ahead = -(-AHEAD_NBYTES // (n_groups * type_nbytes))
-    ahead = [(r, n_ahead * nbytes + line)
-             for r, nbytes in enumerate(format.run_nbytes) for line in range(0, nbytes, 64)]
+    nbytes = format.type.nbytes * LANES
+    first_ahead = -(-AHEAD_NBYTES // (n_groups * nbytes)) * nbytes
+    ahead = range(first_ahead, first_ahead + nbytes, 64)
 
     @ir_function
     def tile(b, w, y, n_blocks, dst, dst_stride):
         def load(q, j, offs, irty):
             return load_ir(b, b.add(q, i64(at.nbytes * j + offs)), irty)
 
-        def add_part(ps, q, acc, part):
-            rows = Rows(b, format, ps)
+        def add_part(p, q, acc, part):
+            # parts share words: seen as one address they would be kept in registers that the sums need
+            rows = Rows(b, format, p, opaque_ir(b, p) if hide else p)
             sums = [splat_ir(b, load(q, j, at.zero_sums + 4 * part, IR_I32), LANES) if format.zero_point
                     else zero("i32", LANES) for j in range(n_columns)]
             for f, codes in enumerate(format.fours_ir(b, rows, part)):
@@ -200,22 +200,20 @@ def make_tile(format, n_columns, n_groups=1, prefetch=OWN):
                     acc[j] = fma_ir(b, offset, splat_ir(b, load(q, j, at.sums + 4 * part, IR_F32), LANES), acc[j])
 
         def body(b, state):
-            ps, q, acc = state[:n_runs], state[n_runs], list(state[n_runs + 1:])
+            p, q, *acc = state
             for g in range(n_groups):
-                group_ps = [b.add(p, far[g]) if g else p for p in ps]
+                here = b.add(p, far[g]) if g else p
                 own = acc[g * n_columns:(g + 1) * n_columns]
-                for part in range(format.n_parts):
-                    for r, offs in ahead[part::format.n_parts]:     # a few at a time: bursts fill the load queue
-                        prefetch_ir(b, b.add(group_ps[r], i64(offs)), LOCALITY[prefetch])
-                    # parts share words: seen as one address they would be kept in registers that the sums need
-                    add_part([opaque_ir(b, group_ps[0]), *group_ps[1:]] if hide else group_ps, q, own, part)
+                for part in range(n_parts):
+                    # a few at a time and in order: bursts fill the load queue
+                    for offs in ahead[len(ahead) * part // n_parts:len(ahead) * (part + 1) // n_parts]:
+                        prefetch_ir(b, b.add(here, i64(offs)), LOCALITY[prefetch])
+                    add_part(here, q, own, part)
                 acc[g * n_columns:(g + 1) * n_columns] = own
-            return [*(b.add(p, i64(n)) for p, n in zip(ps, format.run_nbytes, strict=True)),
-                    b.add(q, i64(at.nbytes * n_columns)), *acc]
-        regions = [b.add(w, b.mul(n_blocks, i64(sum(format.run_nbytes[:r])))) for r in range(n_runs)]
-        far = [b.mul(n_blocks, i64(g * type_nbytes)) for g in range(n_groups)]
+            return [b.add(p, i64(nbytes)), b.add(q, i64(at.nbytes * n_columns)), *acc]
+        far = [b.mul(n_blocks, i64(g * nbytes)) for g in range(n_groups)]
         zeros = [(floats, splat_const("f32", 0.0, LANES))] * (n_columns * n_groups)
-        sums = for_ir(b, n_blocks, [(IR_I64, x) for x in (*regions, y)] + zeros, body)[n_runs + 1:]
+        sums = for_ir(b, n_blocks, [(IR_I64, x) for x in (w, y)] + zeros, body)[2:]
         for i, v in enumerate(sums):
             g, j = divmod(i, n_columns)
             store_ir(b, v, b.add(dst, b.add(b.mul(dst_stride, i64(j)), i64(4 * LANES * g))))
@@ -228,15 +226,13 @@ def make_rows_of(format):
     nbytes, elements = format.type.nbytes, format.type.block
 
     @ir_function
-    def rows_of_block(b, group, n_blocks, i, dst, row_nbytes):      # words are transposed L x L at a time
+    def rows_of_block(b, block, dst, row_nbytes):                   # words are transposed L x L at a time
         to = [b.add(dst, b.mul(row_nbytes, i64(r))) for r in range(LANES)]
-        for (width, offs, count), nbytes in zip(format.runs, format.run_nbytes, strict=True):
-            p = b.add(group, b.mul(i, i64(nbytes)))
-            group = b.add(group, b.mul(n_blocks, i64(nbytes)))
+        for (width, offs, count), start in zip(format.runs, format.starts, strict=True):
             for first in range(0, count, LANES):
                 n = min(LANES, count - first)
-                fields = [load_ir(b, b.add(p, i64(width * LANES * (first + f))), vec_ir(f"i{8 * width}", LANES))
-                          for f in range(n)]
+                fields = [load_ir(b, b.add(block, i64(start + width * LANES * (first + f))),
+                                  vec_ir(f"i{8 * width}", LANES)) for f in range(n)]
                 if format.flip and width == 4:
                     fields = [b.xor(x, splat_const("i32", _flip(format), LANES)) for x in fields]
                 lines = transpose_ir(b, fields + [zero(f"i{8 * width}", LANES)] * (LANES - n))
@@ -249,7 +245,8 @@ def make_rows_of(format):
         row_nbytes = n_blocks * nbytes
         for r in range(0, rows, ROWS):
             for i in range(n_blocks):
-                rows_of_block(a + (first + r) * row_nbytes, n_blocks, i, dst + r * row_nbytes + i * nbytes, row_nbytes)
+                rows_of_block(a + (first + r) * row_nbytes + i * ROWS * nbytes, dst + r * row_nbytes + i * nbytes,
+                              row_nbytes)
     return rows_of
 
 
