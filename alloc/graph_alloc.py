@@ -32,7 +32,8 @@ def _per_buffer(value, n, name):
 
 @asking("a memory plan")
 def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
-               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=()):
+               n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=(), capacity=None,
+               node_limit=None):
     """Place every tensor of a graph that has no memory yet.
 
     table        int64 matrix, one TENSOR record per row (ggjit.ops.core.record); a tensor is external when it, or the
@@ -45,6 +46,8 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     in_place     bool array by op number; default: the set of the chosen ggml version
     parse_seq    "ggml-2023" only: node positions, -1 for barriers
     time_limit   seconds "best" may search
+    capacity     bytes; "best" stops at the first plan that fits
+    node_limit   search nodes of "best" in place of time: the same call gives the same plan everywhere
     outputs      table rows that are kept to the end, as those with FLAG_OUTPUT are
 
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
@@ -65,11 +68,11 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
                              in_place, outputs=outputs)
     if planner == "best":
         with busy("planning memory", time_limit):
-            return best_plan(make, limits, time_limit)
+            return best_plan(make, limits, time_limit, capacity, node_limit)
     return ggml_plan(make(), planner, limits, parse_seq)
 
 
-def best_plan(make, limits, time_limit):
+def best_plan(make, limits, time_limit, capacity=None, node_limit=None):
     """GraphPlan of the lowest peak.  make() gives a fresh Problem; limits are the chunk limits per buffer."""
     clock = Clock(time_limit)
     best, ggml_peak = None, None
@@ -79,26 +82,29 @@ def best_plan(make, limits, time_limit):
         ggml_peak = online.peak if ggml_peak is None else ggml_peak
         if best is not None and online.lower_bound >= best.peak:
             break
-        plan = _improve(p, online, limits, clock)
+        plan = _improve(p, online, limits, clock, capacity or 0, node_limit)
         if best is None or plan.peak < best.peak:
             best = plan
+        if capacity is not None and best.peak <= capacity:
+            break
     best.ggml_peak, best.seconds = ggml_peak, clock.used
     return best
 
 
-def _improve(p, plan, limits, clock):
+def _improve(p, plan, limits, clock, goal, node_limit):
     """Plan every buffer of `plan` offline; returns a plan that is nowhere above it."""
     sizes, how = [list(c) for c in plan.chunk_sizes], set()
     chunk, offs = p.col(col.A_CHUNK), p.col(col.A_OFFS)
     for b in range(p.n_buffers):
         keep = np.flatnonzero(plan.a_buffer == b)
-        if not len(keep) or sum(sizes[b]) <= plan.lower_bounds[b]:
+        if not len(keep) or sum(sizes[b]) <= max(plan.lower_bounds[b], goal if p.n_buffers == 1 else 0):
             how.add("ggml")
             continue
         problem, alignment = (plan.a_lo[keep], plan.a_hi[keep], plan.a_size[keep]), int(p.alignments[b])
         left = max(clock.left, 0.0)
         lay = plan_offsets(*problem, alignment, time_limit=left if limits[b] is None else left / 2,
-                           events=_signed_events(plan, keep))
+                           events=_signed_events(plan, keep), node_limit=node_limit,
+                           capacity=max(goal, plan.lower_bounds[b]) if goal and p.n_buffers == 1 else None)
         found, by = (0, lay.offsets, [lay.peak]), lay.planner
         if limits[b] is not None and lay.peak > limits[b]:
             found, by = plan_chunks(*problem, lay.offsets, limits[b], alignment, max(clock.left, 0.0)), "chunks"

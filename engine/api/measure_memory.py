@@ -72,7 +72,8 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
         sizes[0] = np.array([buft.alloc_size(tensors[i]) for i in node_ids.tolist()], np.int64)
     args = TABLE.words, node_ids, graph.leaf_ids, sizes
     options = dict(alignment=buft.alignment(), max_size=buft.max_size(), planner=planner, in_place=in_place,
-                   time_limit=time_limit, outputs=graph.output_ids)
+                   time_limit=time_limit, outputs=graph.output_ids,
+                   **graph.search if (planner, order) == (graph.planner, "graph") else {})
     plan = plan_graph(*args, **options)
     report = report_of(graph, plan, node_ids, kinds, title)
     if what_if:

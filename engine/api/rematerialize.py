@@ -27,13 +27,11 @@ from ggjit.ops.core.shape import describe
 from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
-PLAN_SECONDS = 0.1                      # of the search for offsets: it mostly ends at the bound at once, and where it
-                                        # does not, users' allocators have more time
+PLAN_NODES = 2000                       # of a search for offsets, about 10 ms: it mostly ends at the budget at once
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
-ALLOCATOR_SECONDS = 1.0                 # of a GraphAllocator, for the same
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
@@ -53,8 +51,9 @@ class BudgetError(GgjitError, MemoryError):
 class Rematerialized(Graph):
     """A graph in which some results are computed again.
 
-    peak: bytes the planner "best" needs for it at most.  extra: cost of what is made again, as a share of one run.
-    n_again: nodes that are made again.  n_chunks: parts that the largest nodes are computed in, 1 where none is cut.
+    peak: bytes of its arena; the planner "best" finds the same offsets for it everywhere.  extra: cost of what is made
+    again, as a share of one run.  n_again: nodes that are made again.  n_chunks: parts that the largest nodes are
+    computed in, 1 where none is cut.
     same_bits: results are those of the original bit for bit; False where sums over rows are formed by chunks.
     of(t): the tensor that stands for `t` of the original.
     """
@@ -99,14 +98,8 @@ class _Problem:
         new = _Copy(self.units).run(schedule.events, self.graph)
         new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
         new._numbers, new._limit = self.numbers, limit
-        plan = plan_of(new, self.buft, PLAN_SECONDS)
-        new.peak, new._at_bound = plan.peak, plan.peak <= plan.lower_bound
-        return new
-
-    def settled(self, new):
-        """The graph with the peak that its allocator will plan, which takes more time where offsets leave gaps."""
-        if not new._at_bound:
-            new.peak, new._at_bound = min(new.peak, plan_of(new, self.buft, ALLOCATOR_SECONDS).peak), True
+        new.search = {"capacity": limit, "node_limit": PLAN_NODES}
+        new.peak = plan_of(new, self.buft).peak
         return new
 
 
@@ -213,15 +206,20 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
     if given.numbers.plain.peak <= budget:
         as_it_is = given.graph_of(given.numbers.plain, int(budget))
         if as_it_is.peak <= budget:
-            return given.settled(as_it_is)
+            return as_it_is
     for p in problems:
         new = _within(p, int(budget))
         if new is not None:
             return new
     least = _least(problems, int(budget))
+    if least.peak <= budget:
+        return least
     for rounded in _CUTS[cut]:
-        in_rows = _in_rows(problems.units, int(budget), rounded) if least.peak > budget else None
-        least = in_rows if in_rows is not None and in_rows.peak < least.peak else least
+        new, pieces = _in_rows(problems.units, int(budget), rounded)
+        if new is not None:
+            return new
+        smallest = least if pieces is None else pieces.told(_least(_Orders(pieces.units), int(budget)))
+        least = min(least, smallest, key=lambda new: new.peak)
     if least.peak <= budget:
         return least
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
@@ -231,10 +229,8 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
 
 def _remedy(units, budget, cut):
     """What may need fewer bytes."""
-    if cut != "rounded":
-        rounded = _in_rows(units, budget, rounded=True)
-        if rounded is not None and rounded.peak <= budget:
-            return "cut='rounded' meets it, where sums over rows may be rounded otherwise"
+    if cut != "rounded" and _in_rows(units, budget, rounded=True)[0] is not None:
+        return "cut='rounded' meets it, where sums over rows may be rounded otherwise"
     return "smaller batches need less"
 
 
@@ -247,11 +243,11 @@ def _units(graph, target, profile):
 
 
 def _least(problems, budget):
-    return min((p.settled(p.graph_of(p.numbers.least(), budget)) for p in problems), key=lambda new: new.peak)
+    return min((p.graph_of(p.numbers.least(), budget) for p in problems), key=lambda new: new.peak)
 
 
 def _in_rows(units, budget, rounded):
-    """The graph with its largest nodes cut by rows that fits into `budget`, else the smallest found; None: none is cut.
+    """(graph with its largest nodes cut by rows that fits into `budget`, the last _Pieces); None: there is none.
 
     The first cut that fits, or the one after it if that is cheaper.
     """
@@ -259,9 +255,9 @@ def _in_rows(units, budget, rounded):
     for pieces in _cuts(_Pieces(units, rounded)):
         new = pieces.within(budget) if pieces.floor <= budget else None
         if found is not None and (new is None or new.extra >= found.extra):
-            return found
+            break
         found = new
-    return found or pieces and pieces.told(_least(_Orders(pieces.units), budget))
+    return found, pieces
 
 
 def _cuts(pieces):
@@ -367,7 +363,7 @@ def _within(problem, budget):
             return None
         new = problem.graph_of(schedule, budget)
         if new.peak <= budget:
-            return problem.settled(new)
+            return new
         limit -= max(new.peak - budget, budget // 200)  # what the offsets lose
     return None
 

@@ -54,12 +54,12 @@ def sizes_of(buft, tensors, ids):
     return np.array([checked_int(buft, "alloc_size", t, least=t.nbytes) for t in tensors], np.int64)
 
 
-def plan_of(graph, buft, time_limit):
+def plan_of(graph, buft):
     """The plan of the planner "best" for a graph in one buffer type, as a GraphAllocator makes it."""
     sizes = sizes_of(buft, graph.nodes, graph.node_ids), sizes_of(buft, graph.leafs, graph.leaf_ids)
     return plan_graph(TABLE.words, graph.node_ids, graph.leaf_ids, sizes, alignment=checked_int(buft, "alignment"),
                       max_size=checked_int(buft, "max_size"), planner="best", in_place=in_place_table(),
-                      time_limit=time_limit, outputs=graph.output_ids)
+                      outputs=graph.output_ids, **graph.search)
 
 
 # ---------------------------------------------------------------- costs

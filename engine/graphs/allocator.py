@@ -167,7 +167,8 @@ class GraphAllocator:
                               max_size=[checked_int(b, "max_size") for b in self.bufts],
                               node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
                               planner=planner, in_place=in_place_table(planner != "ggml-2023"),
-                              time_limit=self.time_limit, outputs=graph.output_ids)
+                              time_limit=self.time_limit, outputs=graph.output_ids,
+                              **graph.search if planner == graph.planner else {})
         finally:
             for t, where in zip(placed, before, strict=True):
                 TABLE.place(t.id, *where)

@@ -33,6 +33,7 @@ class Graph(HtmlRepr):
     outputs, nodes, leafs, node_ids, leaf_ids, output_ids = (
         Fixed("a graph never changes: make another, gg.Graph(*tensors)") for _ in range(6))
     planner = None                      # what GraphAllocator has to use, where offsets are part of the graph's promise
+    search = {}                         # and how it searches: capacity, node_limit of plan_graph  # noqa: RUF012
     placed = False                      # True for what a scheduler hands to a backend (engine/graphs/placed.py)
 
     @typed_call
