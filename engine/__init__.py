@@ -43,8 +43,10 @@ def __getattr__(name):
         return _import_module(f"ggjit.{name}")
     if name == "__all__":
         return [n for n in __dir__() if not n.startswith("__") and n not in _LATER]
-    if not name.startswith("__") and "Tensor" not in globals():
-        globals().update((n, x) for n, x in vars(_import_module("ggjit.names")).items() if not n.startswith("_"))
+    if not name.startswith("__"):
+        if "Tensor" not in globals():
+            names = vars(_import_module("ggjit.names"))
+            globals().update({n: x for n, x in names.items() if not n.startswith("_")})     # at once, for other threads
         if name in globals():
             return globals()[name]
     raise AttributeError(f"module 'ggjit' has no attribute {name!r}")

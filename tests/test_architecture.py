@@ -188,7 +188,8 @@ def test_every_spec_is_whole():
 
 
 def test_import_compiles_nothing_and_is_light(python, tmp_path):
-    code = ("import time; t0 = time.process_time(); import numba, numpy, sys; t1 = time.process_time(); import ggjit\n"
+    code = ("import time; t0 = time.process_time(); import numba, numpy, sys; t1 = time.process_time()\n"
+            "import ggjit; ggjit.Tensor\n"
             "t2 = time.process_time()\n"
             "from ggjit.ops.native.jit import CACHE\n"
             "print((t2 - t1) / (t1 - t0), CACHE.compiled + CACHE.loaded, *(m for m in ('matplotlib', 'gguf',"
@@ -205,6 +206,25 @@ def test_import_compiles_nothing_and_is_light(python, tmp_path):
         if len(shares) > 1 and min(shares) < 0.6:
             break
     assert min(shares) < 0.6                            # of what numba and numpy take: a ratio on any machine
+
+
+def test_the_first_name_brings_the_others(python):
+    """`import ggjit` alone imports neither Numba nor NumPy; any name, dir() and * then give the whole API."""
+    code = ("import sys, ggjit\nprint(*sorted(sys.modules.keys() & {'numba', 'llvmlite', 'numpy', 'ggjit.names'}))\n"
+            "try: ggjit.no_such_name\nexcept AttributeError as e: print(e)\n"
+            "before, ggjit.compute = ggjit.compute, 7\nassert not hasattr(ggjit, 'neither') and ggjit.compute == 7\n"
+            "assert {*ggjit.__all__} < {*dir(ggjit)} and 'F32' in dir(ggjit)\n"
+            "from ggjit import *\nassert mul_mat is ggjit.mul_mat\n"
+            "print('cluster' in globals(), 'ggjit.cluster' in sys.modules)")
+    r = python(code)
+    assert r.returncode == 0, r.stderr
+    assert r.stdout.splitlines() == ["", "module 'ggjit' has no attribute 'no_such_name'", "False False"]
+
+
+@pytest.mark.parametrize("first", ["ggjit.models", "ggjit.cpu.plan", "ggjit.train", "ggjit.tools.command.main"])
+def test_any_module_may_be_imported_first(first, python):
+    r = python(f"import {first}; import ggjit as gg; print(gg.Graph.__name__)")
+    assert (r.returncode, r.stdout) == (0, "Graph\n"), r.stderr
 
 
 def test_what_the_demo_needs_needs_no_other_extra(python):

@@ -110,7 +110,7 @@ def compile_all(pack, only=""):
 
 def ship(level, folder):
     """Make the pack of a level in the folder, for processors of Intel and AMD: a line that says so."""
-    family = isa.MODELS[level.removesuffix("bf16")]         # as LLVM schedules: the key of all kernels of the level
+    family = isa.MODELS[level]                              # as LLVM schedules: the key of all kernels of the level
     with tempfile.TemporaryDirectory(prefix="ggjit-ship-") as cache:
         for processor in (family, "znver4"):
             env = {"NUMBA_CPU_FEATURES": isa.features_text(isa.LEVELS[level]), "NUMBA_CPU_NAME": processor,

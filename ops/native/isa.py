@@ -14,8 +14,8 @@ machine code made on one runs on all, from a cache or a kernel pack (ggjit.ops.n
 Where no level fits (another architecture, a virtual machine that hides features) they use what is there.
 
 The processor whose pipeline LLVM schedules for is fixed by the level, too.  With LLVM's models of AMD's processors the
-register tiles of float32 and float16 spill accumulators (half the speed at 64 columns on a Zen 4); with a model of
-Intel's they do not.
+register tiles of float32 and float16 spill accumulators (half the speed at 64 columns on Zen 4 and Zen 5); with a model
+of Intel's they do not.
 
 Numba's NUMBA_CPU_FEATURES says what the processor has, NUMBA_CPU_NAME which one it is; with a name, code is scheduled
 for that one.
@@ -36,7 +36,7 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512v
 LEVELS = {"avx512bf16": _V4 | {"avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2",
                                "avx512vpopcntdq", "gfni"}, "avx512": _V4, "avx2": _V3}
 _NEEDED = {"avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}, "avx2": {"avx2", "fma", "f16c"}}
-MODELS = {"avx512": "icelake-server", "avx2": "haswell"}   # what LLVM schedules for
+MODELS = {"avx512bf16": "sapphirerapids", "avx512": "icelake-server", "avx2": "haswell"}      # what LLVM schedules for
 
 
 def features_text(on):
@@ -81,9 +81,8 @@ PROCESSOR = numba.config.CPU_NAME or llvm.get_host_cpu_name()           # what r
 HOST_FEATURES = _host_features()                        # what it has; of these kernels use FEATURES
 ISA = _choose(HOST_FEATURES)
 LEVEL, FEATURES = _level(ISA, HOST_FEATURES)
-SCHEDULED_AS = numba.config.CPU_NAME or MODELS.get(ISA, PROCESSOR)     # what LLVM is told
-if SCHEDULED_AS.startswith("znver"):
-    SCHEDULED_AS = MODELS.get(ISA, PROCESSOR)
+_MODEL = MODELS.get(LEVEL) or MODELS.get(ISA, PROCESSOR)
+SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL     # what LLVM is told
 if ISA in MODELS:
     _tell_numba(SCHEDULED_AS, FEATURES)
 W = {"avx512": 16, "avx2": 8, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
