@@ -69,7 +69,7 @@ def test_products_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tm
     monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
     monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
     monkeypatch.setattr(libraries, "measure", measure)
-    monkeypatch.setattr(libraries, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("ggjit.ops.native.measured.cache_dir", lambda: tmp_path)
     for n_measured, damaged in ((1, False), (1, False), (2, True)):
         for file in (tmp_path / "cuda").glob("*") if damaged else ():
             file.write_text("{")
@@ -84,7 +84,7 @@ def test_products_are_measured_on_memory_of_their_own(gpu, monkeypatch, tmp_path
     monkeypatch.setattr(mul_mat_dense, "available", lambda: True)
     monkeypatch.setattr(mul_mat_dense, "decided", lambda: False)
     monkeypatch.setattr(gpu.device, "measured", {})
-    monkeypatch.setattr(libraries, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("ggjit.ops.native.measured.cache_dir", lambda: tmp_path)
     monkeypatch.setattr(libraries, "ROUNDS", 1)
     y = gg.mul_mat(gg.Context().new_tensor(gg.F32, (16, 8)), gg.Context().new_tensor(gg.F32, (16, 9)))
     before = len(cuda_sim.launched)
@@ -187,7 +187,7 @@ def test_sorts_go_the_way_that_was_measured_to_be_faster(gpu, monkeypatch, tmp_p
     monkeypatch.setattr(argsort, "available", lambda: True)
     monkeypatch.setattr(argsort, "decided", lambda: False)
     monkeypatch.setattr(libraries, "measure", measure)
-    monkeypatch.setattr(libraries, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("ggjit.ops.native.measured.cache_dir", lambda: tmp_path)
     monkeypatch.setattr(gpu.device, "measured", None)
     y = gg.argsort(gg.Context().new_tensor(gg.F32, (300, 3)), 1)
     for _ in range(2):
