@@ -30,10 +30,10 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
 from ggjit.core import config as _config  # checks GGJIT_DEBUG
-from ggjit.ops.core.settings import asked_isa as _asked_isa
+from ggjit.ops.core import settings as _settings
 
 __version__ = "0.1.0"
-_asked_isa()                    # a wrong name is an error here, not in the middle of a program
+_settings.asked_isa(), _settings.asked_tuning()     # a wrong value is an error here, not in the middle of a program
 _LATER = "train", "cluster"     # most programs do not train, on one machine
 _MODULES = {"ops", "alloc", "errors", "models", *_LATER}        # that belong to the API
 

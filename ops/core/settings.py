@@ -1,12 +1,14 @@
-"""GGJIT_CPU: which instruction set kernels are written for, as asked; ops/native/isa.py chooses.
+"""What the environment asks of kernels, checked here, where no compiler has to be imported for it.
 
-The value is checked here, where no compiler has to be imported for it.
+    GGJIT_CPU       the instruction set they are written for; ops/native/isa.py chooses
+    GGJIT_TUNE      how they read weights; ops/matmul/choices.py
 """
 import os
 
 from ggjit.ops.core.errors import ParamError
 
 ISAS = "avx512", "avx2", "generic"              # the best first
+TILE_ROWS = 1, 2, 4, 8
 
 
 def asked_isa():
@@ -15,3 +17,13 @@ def asked_isa():
     if asked and asked not in ISAS:
         raise ParamError(f"GGJIT_CPU={asked!r}: expected one of {', '.join(ISAS)}")
     return asked
+
+
+def asked_tuning():
+    """One of TILE_ROWS, "off", or "" where nothing is asked for.  Errors: ParamError."""
+    asked = os.environ.get("GGJIT_TUNE", "")
+    if asked in ("", "off"):
+        return asked
+    if asked not in map(str, TILE_ROWS):
+        raise ParamError(f"GGJIT_TUNE={asked!r}: expected off or one of {', '.join(map(str, TILE_ROWS))}")
+    return int(asked)

@@ -44,10 +44,9 @@ import contextvars
 import dataclasses
 import functools
 import math
-import os
 from typing import NamedTuple
 
-from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.settings import TILE_ROWS, asked_tuning
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32
 from ggjit.ops.matmul.repack_formats import FORMATS
@@ -56,7 +55,6 @@ from ggjit.ops.native.jit import sources_key
 from ggjit.ops.native.measured import MeasuredFile
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
-ROWS = 1, 2, 4, 8
 REPACKED = "repacked"
 LEAST_GAIN = 1.02               # of a choice over the rule's
 
@@ -104,19 +102,8 @@ def _rule_of(processor):
 
 
 RULE = _rule_of(isa.PROCESSOR)                  # None: no rule is known, Intel's serves until something was measured
+SETTING = asked_tuning()
 _forced = contextvars.ContextVar("tile", default=None)
-
-
-def _setting():
-    value = os.environ.get("GGJIT_TUNE", "")
-    if value in ("", "off"):
-        return value
-    if value not in map(str, ROWS):
-        raise ParamError(f"GGJIT_TUNE={value!r}: expected off or one of {', '.join(map(str, ROWS))}")
-    return int(value)
-
-
-SETTING = _setting()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +128,7 @@ class Choice:
 
 def candidates(type):
     """Tiles the type may have.  Eight rows of blocks, or of AVX2, have too few registers."""
-    rows = ROWS if isa.ISA == "avx512" and not type.quantized else ROWS[:3]
+    rows = TILE_ROWS if isa.ISA == "avx512" and not type.quantized else TILE_ROWS[:3]
     dot = traits_of(type).dot
     others = [how for how in PREFETCHES if prefetching(dot, how) != prefetching(dot, OWN)]
     return (ONE_ROW, *(Tile(1, how) for how in others), *map(Tile, rows[1:]))

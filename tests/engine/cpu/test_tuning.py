@@ -10,9 +10,10 @@ from helpers.commands import START
 
 import ggjit as gg
 from ggjit.cpu import sharing, tuning
+from ggjit.ops.core.settings import TILE_ROWS
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import choices, repack
-from ggjit.ops.matmul.choices import NEAR, ONE_ROW, PLAIN, ROWS, Choice, Tile, candidates
+from ggjit.ops.matmul.choices import NEAR, ONE_ROW, PLAIN, Choice, Tile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
 from ggjit.ops.native import isa, measured
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN
@@ -115,7 +116,7 @@ def test_other_widths_are_not_touched():
     x = gg.from_numpy(ctx, np.zeros((3, 256), np.float32))
     y = gg.mul_mat(gg.from_numpy(ctx, np.zeros((8, 256), np.float32), type=gg.Q4_0), x)
     names = set()
-    for n in (*ROWS, PLAIN):
+    for n in (*TILE_ROWS, PLAIN):
         with choices.forced(n):
             names.add(plan_of(y).kernels[0].name)
     assert len(names) == 1
