@@ -259,7 +259,7 @@ class World:
         return self.facts(t) if found is None and t is not None else found
 
     def change(self, what, i):
-        """Change a tensor or free a context, as a program may between two calls; tensors that are gone stay in the pool."""
+        """Change a tensor or free a context, as a program may between two calls; its tensors stay in the pool."""
         if what == "free":
             self.contexts[i % 3].free()
             self.contexts[i % 3] = gg.Context()
