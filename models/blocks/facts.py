@@ -1,5 +1,6 @@
 """Hyperparameters of a file, each read from its metadata and checked where it is read."""
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -39,7 +40,7 @@ class Rope:
         grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
         return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
 
-    @property
+    @functools.cached_property
     def parameters(self):
         """What gg.rope_ext takes after its tensors."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("parameter", True))

@@ -259,11 +259,10 @@ class World:
         return self.facts(t) if found is None and t is not None else found
 
     def change(self, what, i):
-        """Change a tensor or free a context, as a program may between two calls."""
+        """Change a tensor or free a context, as a program may between two calls; its tensors stay in the pool."""
         if what == "free":
             self.contexts[i % 3].free()
             self.contexts[i % 3] = gg.Context()
-            self.pool = [t for t in self.pool if t.ctx.alive]
         elif self.pool:
             t = self.pool[i % len(self.pool)]
             try:
