@@ -17,6 +17,7 @@ from ggjit.ops.native.jit import exact, i64s, native
 
 DENSE = 2048                    # bytes (in the common unit of the sizes) up to which every offset has a price
 MAX_TABLE = 1 << 22             # prices of buffers at offsets
+RISE = 16                       # of a pair's price a byte, which is 1 at first, in the table
 WALKS = 1                       # layouts that are repaired at a time
 PATIENCE = 1_000_000            # moves of a walk without success before it starts anew, with another capacity
 MAX_PAIRS = 8_000_000           # that meet, in problems that are tried
@@ -224,10 +225,10 @@ def repair_by_table(ptr_, adj_, back_, size_, n, cap, n_moves, off_, weight_, st
                 i = list_[c]
                 for k in range(ptr[i], ptr[i + 1]):
                     if place[adj[k]] >= 0 and _meet(i, off[i], adj[k], size, off):
-                        weight[k] += 1
-                        weight[back[k]] += 1
+                        weight[k] += RISE
+                        weight[back[k]] += RISE
                         for one, other in ((i, adj[k]), (adj[k], i)):
-                            _charge(prices, one * width, cap - size[one], off[other], size[other], size[one], 1)
+                            _charge(prices, one * width, cap - size[one], off[other], size[other], size[one], RISE)
                             least[one] = -1
     return m
 
