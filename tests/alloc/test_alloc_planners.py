@@ -254,6 +254,21 @@ def test_zero_sizes_and_nothing_at_all():
     assert lay.peak == 5 and lay.offsets.tolist() == [0, 0, 0] and lay.gap == 1.0
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_degenerate_problems_are_laid_out_alike_by_any_number_of_threads(seed):
+    """Empty buffers, one buffer, one step, equal sizes, large units and alignments."""
+    rng = np.random.default_rng(seed)
+    n, steps, unit = int(rng.integers(1, 60)), int(rng.integers(1, 25)), int(rng.choice([1, 7, 1 << 20, 1 << 40]))
+    lo = rng.integers(0, steps, n)
+    hi, size = lo + rng.integers(1, 8, n), rng.integers(0, int(rng.choice([2, 5, 70])), n) * unit
+    alignment, limit = 1 << int(rng.integers(0, 9)), int(rng.choice([0, 1, 50, 3000, 20_000]))
+    one, three = (plan_offsets(lo, hi, size, alignment, node_limit=limit, n_threads=k) for k in (1, 3))
+    assert check_layout(lo, hi, size, one.offsets, alignment) <= one.peak and one.lower_bound <= one.peak
+    assert np.array_equal(one.offsets, three.offsets)
+    assert (one.peak, one.nodes, one.proved_bound, one.planner) == (three.peak, three.nodes, three.proved_bound,
+                                                                    three.planner)
+
+
 def test_large_numbers_do_not_wrap():
     big = 1 << 60
     lay = plan_offsets([0, 0, big], [big, 5, big + 1], [big, big, big])
