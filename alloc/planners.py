@@ -21,7 +21,8 @@ import time
 import numpy as np
 
 from ggjit.alloc import greedy, repair
-from ggjit.alloc.free_list import UNBOUNDED, list_alloc, list_free, new_states, reset_to_block
+from ggjit.alloc.best_fit import ggml_best_fit
+from ggjit.alloc.free_list import UNBOUNDED
 from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
 from ggjit.alloc.search import FOUND, INFEASIBLE, RULES, CanonicalSearch
 from ggjit.alloc.search import KERNELS as SEARCH_KERNELS
@@ -29,7 +30,7 @@ from ggjit.alloc.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.ops.native.jit import CACHE, i64s, native
+from ggjit.ops.native.jit import CACHE
 
 COARSE = 32                     # the bisection's node limit is that much smaller than the one at the goal
 SHARE = 2                       # of the moves of local search, over the nodes of the searches between
@@ -100,32 +101,6 @@ class Alarm:
     def __exit__(self, *_):
         self.over.set()
         self.thread.join()
-
-
-@native("i64(i64, i64, i64, i64, i64, i64, i64)")
-def _bestfit(events, n_ev, size, n, state, words, off):
-    """ggml's free list over signed events; returns the peak, -1 when the list is full."""
-    ev, z, st, o = i64s(events, n_ev), i64s(size, n), i64s(state, words), i64s(off, n)
-    reset_to_block(st, 0, 0, UNBOUNDED)
-    peak = np.int64(0)
-    for k in range(n_ev):
-        i = abs(ev[k]) - 1
-        if ev[k] > 0:
-            o[i] = list_alloc(st, 0, z[i])[1]
-            peak = max(peak, o[i] + z[i])
-        elif not list_free(st, 0, 0, o[i], z[i]):
-            return np.int64(-1)
-    return peak
-
-
-def ggml_best_fit(inst, events=None):
-    """(peak, offsets) of ggml's online allocator on `events` (+i+1 take, -i-1 release; default: time order)."""
-    events = inst.events() if events is None else events
-    state, words = new_states(1, inst.n + 2, None, 1)
-    off = np.zeros(inst.n, np.int64)
-    peak = _bestfit(events, len(events), inst.size, inst.n, state, words, off)
-    assert peak >= 0
-    return peak, off
 
 
 class Planner:
@@ -285,6 +260,15 @@ def _columns(lower, upper, size):
     return lo, hi, z
 
 
+def _signed(events, n):
+    """Checked events of n buffers."""
+    events = np.asarray(events)
+    whole = events.ndim == 1 and (events.dtype.kind in "iu" or not events.size)
+    if not whole or np.any((np.abs(events) < 1) | (np.abs(events) > n)):
+        raise ParamError(f"events: expected whole numbers, i + 1 to take buffer i and -i - 1 to release it, i < {n}")
+    return events.astype(np.int64)
+
+
 @asking("a layout of buffers")
 def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0, events=None, node_limit=None, seed=0,
                  n_threads=1):
@@ -299,7 +283,7 @@ def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0,
     seed        of the local search's random orders, a whole number >= 0
     n_threads   threads that search at a time
     Returns a Layout.  Errors: ShapeError (negative or overflowing sizes, lower >= upper, lengths), ParamError
-    (capacity below the largest buffer, alignment, limits, seed, threads).
+    (capacity below the largest buffer, events, alignment, limits, seed, threads).
 
     >>> plan_offsets([0, 0, 2], [2, 3, 3], [10, 20, 15], node_limit=1000).peak
     35
@@ -324,9 +308,9 @@ def plan_offsets(lower, upper, size, alignment=1, capacity=None, time_limit=1.0,
         return Layout(offsets, 0, 0, 0, FITS, "empty", 0.0)
     unit = int(np.gcd.reduce(z[used]))          # peaks are sums of sizes: search in their common unit
     if events is not None:
+        events = _signed(events, len(z))
         number = np.zeros(len(z), np.int64)
         number[used] = np.arange(1, len(used) + 1)
-        events = np.asarray(events, np.int64)
         events = np.sign(events) * number[np.abs(events) - 1]
         events = np.ascontiguousarray(events[events != 0])
     inst = Instance(lo[used], hi[used], z[used] // unit)

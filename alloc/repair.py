@@ -1,22 +1,25 @@
 """Local search for hard problems: all buffers lie within a capacity, some on others, and one by one they move away.
 
     cap ^   +---a---+                 a lies on b for as many bytes as the two share, at a price a byte that grows for
-        |   |  +----+-b--+            the pairs that stay on one another; the next to move is drawn from those that lie
-        |   +--+----+    |            on something, and goes where its price is lowest
+        |   |  +----+-b--+            the pairs that stay on one another
+        |   +--+----+    |
         |      +---------+
 
-A layout is found once nothing lies on anything; then the capacity is lowered.  Idea: guided local search for packing
-(Faroe, Pisinger and Zachariasen, INFORMS Journal on Computing, 2003).  It proves nothing and often finds what a search
-in depth misses, which never comes back to what it did early.
+A layout is found once nothing lies on anything; then the capacity is lowered.  Small capacities have a table of prices
+and make the move that gains most of all (`repair_by_table`); others draw one that lies on something, and it goes to
+its cheapest end (`repair`).  Idea: guided local search for packing (Faroe, Pisinger and Zachariasen, INFORMS Journal on
+Computing, 2003).  It proves nothing and often finds what a search in depth misses, which never comes back to what it
+did early.
 """
 import numpy as np
 
 from ggjit.ops.native.jit import exact, i64s, native
 
-DENSE = 2048                    # bytes (in the common unit of the sizes) up to which every offset is looked at
-TURN = 1000                     # moves by which looking at every offset and at the ends of others alone take turns
+DENSE = 2048                    # bytes (in the common unit of the sizes) up to which every offset has a price
+MAX_TABLE = 1 << 22             # prices of buffers at offsets
+RISE = 16                       # of a pair's price a byte, which is 1 at first, in the table
 WALKS = 1                       # layouts that are repaired at a time
-PATIENCE = 1_000_000               # moves of a walk without success before it starts anew, with another capacity
+PATIENCE = 1_000_000            # moves of a walk without success before it starts anew, with another capacity
 MAX_PAIRS = 8_000_000           # that meet, in problems that are tried
 FAR = np.int64(1) << np.int64(62)
 MAX_CAP = 1 << 36               # in the common unit of the sizes: prices stay below 63 bits
@@ -83,45 +86,18 @@ def _cheapest_end(i, cap, size, off, ptr, adj, weight, state):
 
 
 @exact
-def _cheapest(i, cap, ends, size, off, ptr, adj, weight, turns, state):
-    """The same over every offset, or, with `ends`, those at which the slope of the price turns.  turns: 0s."""
-    top, price, slope = cap - size[i], _price(i, 0, size, off, ptr, adj, weight), np.int64(0)
-    for k in range(ptr[i], ptr[i + 1]):
-        j, w = adj[k], weight[k]
-        low, high = off[j] - size[i], off[j] + size[j]
-        a, b = min(off[j], high - size[i]), max(off[j], high - size[i])
-        for turn, by in ((low, w), (a, -w), (b, -w), (high, w)):
-            if turn < 0:
-                slope += by
-            elif turn <= top:
-                turns[turn] += by
-    best, at, n_ties = FAR, np.int64(-1), 0
-    for x in range(top + 1):
-        turned = turns[x] != 0 or x == 0 or x == top
-        slope += turns[x]
-        turns[x] = 0
-        if x != off[i] and price <= best and (turned or not ends):
-            n_ties = n_ties + 1 if price == best else 1
-            if n_ties == 1 or _draw(state, n_ties) == 0:
-                best, at = price, x
-        price += slope
-    return best, at
-
-
-@exact
 def _meet(i, o, j, size, off):
     """Whether buffer i at offset o lies on j."""
     return o < off[j] + size[j] and off[j] < o + size[i]
 
 
 @exact
-def _count(i, by, n_under, list_, place, m):
-    """Change the number of those that i lies on, and the list of those that lie on something; its new length."""
-    n_under[i] += by
-    if n_under[i] > 0 and place[i] < 0:
+def _list(i, lies, list_, place, m):
+    """Bring the list of those that lie on something up to date for buffer i; its new length."""
+    if lies and place[i] < 0:
         place[i], list_[m] = m, i
         return m + 1
-    if n_under[i] == 0 and place[i] >= 0:
+    if not lies and place[i] >= 0:
         last = list_[m - 1]
         list_[place[i]], place[last], place[i] = last, place[i], -1
         return m - 1
@@ -130,36 +106,35 @@ def _count(i, by, n_under, list_, place, m):
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def repair(ptr_, adj_, back_, size_, n, cap, n_moves, off_, weight_, state_, stop_):
-    """Move buffers until none lies on another, at most n_moves times; returns how many still do.
+    """Move buffers until none lies on another, at most n_moves times; returns how many still do.  One that lies on
+    something is drawn, goes to its cheapest end, and pays more for what it lies on when that gains nothing.
 
     off, weight, state: go on from call to call; state: of the draws, moves made."""
     ptr, size, off, state, stop = i64s(ptr_, n + 1), i64s(size_, n), i64s(off_, n), i64s(state_, 2), i64s(stop_, 1)
     adj, back, weight = i64s(adj_, ptr[n]), i64s(back_, ptr[n]), i64s(weight_, ptr[n])
-    n_under, list_, place = np.zeros(n, np.int64), np.empty(n, np.int64), np.full(n, -1, np.int64)
-    turns, m = np.zeros(cap + 1 if cap <= DENSE else 1, np.int64), 0
+    n_under, list_, place, m = np.zeros(n, np.int64), np.empty(n, np.int64), np.full(n, -1, np.int64), 0
     for i in range(n):
         off[i] = min(off[i], cap - size[i])
     for i in range(n):
         for k in range(ptr[i], ptr[i + 1]):
-            if _meet(i, off[i], adj[k], size, off):
-                m = _count(i, 1, n_under, list_, place, m)
+            n_under[i] += int(_meet(i, off[i], adj[k], size, off))
+        m = _list(i, n_under[i] > 0, list_, place, m)
     for _ in range(n_moves):
         if m == 0 or stop[0] != 0:
             break
         i = list_[_draw(state, m)]
-        now, ends = _price(i, off[i], size, off, ptr, adj, weight), (state[1] // TURN) & 1 == 0
-        if cap <= DENSE:
-            price, o = _cheapest(i, cap, ends, size, off, ptr, adj, weight, turns, state)
-        else:
-            price, o = _cheapest_end(i, cap, size, off, ptr, adj, weight, state)
+        now = _price(i, off[i], size, off, ptr, adj, weight)
+        price, o = _cheapest_end(i, cap, size, off, ptr, adj, weight, state)
         state[1] += 1
         if o >= 0 and price <= now:
             for k in range(ptr[i], ptr[i + 1]):
                 j = adj[k]
                 by = int(_meet(i, o, j, size, off)) - int(_meet(i, off[i], j, size, off))
                 if by != 0:
-                    m = _count(i, by, n_under, list_, place, m)
-                    m = _count(j, by, n_under, list_, place, m)
+                    n_under[i] += by
+                    n_under[j] += by
+                    m = _list(j, n_under[j] > 0, list_, place, m)
+            m = _list(i, n_under[i] > 0, list_, place, m)
             off[i] = o
         if price >= now:
             for k in range(ptr[i], ptr[i + 1]):
@@ -169,7 +144,96 @@ def repair(ptr_, adj_, back_, size_, n, cap, n_moves, off_, weight_, state_, sto
     return m
 
 
-KERNELS = (link_lists, repair)
+@exact
+def _charge(prices, row, top, y, size_j, size_i, by):
+    """Add to the row of buffer i, at each of its offsets 0..top, `by` for every byte shared with one at y."""
+    least = min(size_i, size_j)
+    for x in range(max(y - size_i + 1, 0), min(y + size_j - 1, top) + 1):
+        prices[row + x] += by * min(x + size_i - y, y + size_j - x, least)
+
+
+@exact
+def _least(prices, row, top, here):
+    """The lowest price of a row at another offset than `here`."""
+    now, least = prices[row + here], FAR
+    prices[row + here] = FAR
+    for x in range(top + 1):
+        least = min(least, prices[row + x])
+    prices[row + here] = now
+    return least
+
+
+@exact
+def _one_at(prices, row, top, here, price, state):
+    """One of the offsets of a row, but `here`, with that price."""
+    n_ties, at = np.int64(0), np.int64(-1)
+    for x in range(top + 1):
+        if prices[row + x] == price and x != here:
+            n_ties += 1
+            if n_ties == 1 or _draw(state, n_ties) == 0:
+                at = x
+    return at
+
+
+@exact
+def _best_mover(list_, m, cap, size, off, prices, least, state):
+    """(buffer whose move gains most, minus that gain), (-1, 0) when none can move.  least: -1 where it is not known."""
+    width, best, change, n_ties = cap + 1, np.int64(-1), FAR, 0
+    for k in range(m):
+        i = list_[k]
+        if least[i] < 0:
+            least[i] = _least(prices, i * width, cap - size[i], off[i])
+        by = least[i] - prices[i * width + off[i]]
+        if least[i] < FAR and by <= change:
+            n_ties = n_ties + 1 if by == change else 1
+            if n_ties == 1 or _draw(state, n_ties) == 0:
+                best, change = i, by
+    return (best, change) if best >= 0 else (best, np.int64(0))
+
+
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def repair_by_table(ptr_, adj_, back_, size_, n, cap, n_moves, off_, weight_, state_, stop_):
+    """As `repair`, with a table of every buffer's price at every offset: the move that gains most is made, and when
+    none gains anything every pair that lies on one another pays more (breakout: Morris, AAAI 1993)."""
+    ptr, size, off, state, stop = i64s(ptr_, n + 1), i64s(size_, n), i64s(off_, n), i64s(state_, 2), i64s(stop_, 1)
+    adj, back, weight = i64s(adj_, ptr[n]), i64s(back_, ptr[n]), i64s(weight_, ptr[n])
+    width, prices, least = cap + 1, np.zeros(n * (cap + 1), np.int64), np.full(n, -1, np.int64)
+    list_, place, m = np.empty(n, np.int64), np.full(n, -1, np.int64), 0
+    for i in range(n):
+        off[i] = min(off[i], cap - size[i])
+    for i in range(n):
+        for k in range(ptr[i], ptr[i + 1]):
+            _charge(prices, i * width, cap - size[i], off[adj[k]], size[adj[k]], size[i], weight[k])
+        m = _list(i, prices[i * width + off[i]] > 0, list_, place, m)
+    for _ in range(n_moves):
+        if m == 0 or stop[0] != 0:
+            break
+        state[1] += 1
+        i, change = _best_mover(list_, m, cap, size, off, prices, least, state)
+        if i >= 0 and change <= 0:
+            old, new = off[i], _one_at(prices, i * width, cap - size[i], off[i], least[i], state)
+            off[i], least[i] = new, -1
+            for k in range(ptr[i], ptr[i + 1]):
+                j = adj[k]
+                _charge(prices, j * width, cap - size[j], old, size[i], size[j], -weight[k])
+                _charge(prices, j * width, cap - size[j], new, size[i], size[j], weight[k])
+                least[j] = -1
+                m = _list(j, prices[j * width + off[j]] > 0, list_, place, m)
+            m = _list(i, prices[i * width + new] > 0, list_, place, m)
+        if change >= 0:
+            for c in range(m):
+                i = list_[c]
+                for k in range(ptr[i], ptr[i + 1]):
+                    if place[adj[k]] >= 0 and _meet(i, off[i], adj[k], size, off):
+                        weight[k] += RISE
+                        weight[back[k]] += RISE
+                        for one, other in ((i, adj[k]), (adj[k], i)):
+                            _charge(prices, one * width, cap - size[one], off[other], size[other], size[one], RISE)
+                            least[one] = -1
+    return m
+
+
+KERNELS = (link_lists, repair, repair_by_table)
 
 
 class Walk:
@@ -192,8 +256,9 @@ class Walk:
     def run(self, cap, n_moves, stop):
         """(moves made, whether the offsets are a layout within cap)."""
         at, x = self.state[1], self.lists
-        left = repair(x.ptr, x.adj, x.back, x.size, len(x.size), cap, n_moves, self.offsets, self.weight, self.state,
-                      stop)
+        small = cap <= DENSE and len(x.size) * (cap + 1) <= MAX_TABLE
+        left = (repair_by_table if small else repair)(x.ptr, x.adj, x.back, x.size, len(x.size), cap, n_moves,
+                                                      self.offsets, self.weight, self.state, stop)
         made = int(self.state[1] - at)
         self.stale += made
         return made, left == 0

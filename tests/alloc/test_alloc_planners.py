@@ -8,10 +8,12 @@ from helpers.requirements import benchmark
 from helpers.timing import processor_time
 
 from ggjit.alloc import greedy, planners, repair
+from ggjit.alloc.best_fit import ggml_best_fit
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
 from ggjit.alloc.search import FOUND, INFEASIBLE, KEEP, RULES, TRAIL_FULL, CanonicalSearch
 from ggjit.alloc.sections import Instance
+from ggjit.alloc.tensor_alloc import BestFit
 from ggjit.alloc.validate import check_layout
 from ggjit.ops.core.errors import BadFile, ParamError, ShapeError
 
@@ -208,10 +210,63 @@ def test_events_give_ggmls_own_plan():
     assert lay.planner == "ggml" and lay.offsets.tolist() == [20, 0, 20] and lay.peak == 35
 
 
+@pytest.mark.parametrize("events", [[1, 2, -1, -2, 3, 3], [1, 2, -1, -1, 3], [-1, 1, 2, 3], [1, 2, -1], [1, 2, 4],
+                                    [1, 2, 0], [[1, 2, 3]], [1.0, 2.0, 3.0]])
+def test_bad_events(events):
+    with pytest.raises(ParamError, match="events"):
+        plan_offsets([0, 0, 2], [2, 3, 3], [10, 20, 15], events=events)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_tree_of_holes_places_as_the_free_list_does(seed):
+    """Few sizes (many equal holes) and many, short lives and long ones."""
+    rng = np.random.default_rng(seed)
+    n, kinds = int(rng.integers(1, 400)), int(rng.integers(1, 60))
+    lo = rng.integers(0, int(rng.integers(1, 200)), n)
+    inst = Instance(lo, lo + rng.integers(1, int(rng.integers(2, 80)), n), rng.integers(1, kinds + 1, n))
+    peak, off = ggml_best_fit(inst)
+    plain = BestFit(None, 1, base=0)
+    for e in inst.events().tolist():
+        if e > 0:
+            assert plain.alloc(e - 1, int(inst.size[e - 1])) == off[e - 1]
+        else:
+            plain.free_id(-e - 1)
+    assert plain.max_size == peak
+
+
+def test_the_table_of_prices_ends_with_a_layout_or_with_buffers_that_lie_on_others():
+    """Also where a buffer fills the capacity, where nothing can move, and where no layout exists."""
+    for (lo, hi, size), cap, whole in (
+            (([0, 1, 2], [1, 2, 3], [4, 4, 4]), 4, True), (([0, 0], [1, 1], [4, 4]), 4, False),
+            (([0, 0, 0, 1], [2, 1, 1, 2], [2, 1, 1, 2]), 4, True), (([0], [1], [1]), 1, True),
+            (([0, 0, 0], [1, 1, 1], [2, 2, 1]), 4, False)):
+        inst = Instance(*(np.array(x) for x in (lo, hi, size)))
+        local = repair.Repair(CanonicalSearch(inst), np.zeros(inst.n, np.int64))
+        made, done = local.walks[0].run(cap, 500, greedy.NEVER)
+        off = local.walks[0].offsets
+        assert done is whole and made <= 500 and off.min() >= 0 and (off + inst.size).max() <= cap
+        assert not whole or check_layout(inst.lo, inst.hi, inst.size, off) <= cap
+
+
 def test_zero_sizes_and_nothing_at_all():
     assert plan_offsets([], [], []).peak == 0
     lay = plan_offsets([0, 0, 1], [2, 2, 2], [0, 5, 0])
     assert lay.peak == 5 and lay.offsets.tolist() == [0, 0, 0] and lay.gap == 1.0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_degenerate_problems_are_laid_out_alike_by_any_number_of_threads(seed):
+    """Empty buffers, one buffer, one step, equal sizes, large units and alignments."""
+    rng = np.random.default_rng(seed)
+    n, steps, unit = int(rng.integers(1, 60)), int(rng.integers(1, 25)), int(rng.choice([1, 7, 1 << 20, 1 << 40]))
+    lo = rng.integers(0, steps, n)
+    hi, size = lo + rng.integers(1, 8, n), rng.integers(0, int(rng.choice([2, 5, 70])), n) * unit
+    alignment, limit = 1 << int(rng.integers(0, 9)), int(rng.choice([0, 1, 50, 3000, 20_000]))
+    one, three = (plan_offsets(lo, hi, size, alignment, node_limit=limit, n_threads=k) for k in (1, 3))
+    assert check_layout(lo, hi, size, one.offsets, alignment) <= one.peak and one.lower_bound <= one.peak
+    assert np.array_equal(one.offsets, three.offsets)
+    assert (one.peak, one.nodes, one.proved_bound, one.planner) == (three.peak, three.nodes, three.proved_bound,
+                                                                    three.planner)
 
 
 def test_large_numbers_do_not_wrap():
