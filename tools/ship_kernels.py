@@ -34,7 +34,8 @@ from ggjit.tools.suite.sample import balanced
 
 WEIGHTS = ("F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4").split()
 COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")        # of these, prompts of many lengths
-PROMPTS, MANY = (1, 4, 64), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 512)
+PROMPTS, MANY = (1, 4, 16, 64), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 512)
+SENTENCES = (*range(3, 33), 48, 64, 96, 128, 192, 256)  # tokens of MiniLM's; tiles differ with every number
 HEADS = 64, 128
 GROUPS = range(1, 9)                                    # heads of Q that share one of K and V
 D, FF, VOCABULARY, CONTEXT = 1024, 2816, 256, 1024      # of the llamas
@@ -79,7 +80,7 @@ def kernels_of_models(folder):
             os.unlink(path)
     for type in TYPES:
         with load_model(minilm_path(type), n_threads=1, reserve=False) as network:
-            for n in (4, 8, 12, 16, 20, 24, 32, 48, 64, 128, 256):
+            for n in SENTENCES:
                 yield from _needs(network.graph(n))
 
 
