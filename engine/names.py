@@ -1,7 +1,6 @@
 """The names of `ggjit`: all of the API but `train` and `cluster`.  Imported when the first of them is used.
 
-What has to be known to others is registered here too: what a forked child does, how Graphs are pickled, what notebooks
-show.
+What has to be known to others is registered here too: how Graphs are pickled, what notebooks show.
 """
 # ruff: noqa: F401
 import ggjit.alloc as alloc
@@ -11,7 +10,6 @@ from ggjit.api.explore import explore
 from ggjit.api.measure_memory import measure
 from ggjit.api.registry import init_backend, registry
 from ggjit.api.rematerialize import BudgetError, rematerialize
-from ggjit.core import forking as _forking  # registers what a forked child has to do
 from ggjit.core.backend import Backend, Device, DeviceLost
 from ggjit.core.buffer import USAGE_ANY, USAGE_COMPUTE, USAGE_WEIGHTS, Buffer, BufferType, MultiBuffer, tensor_alloc
 from ggjit.core.events import Event, event_free, event_new, event_record, event_synchronize, event_wait

@@ -12,7 +12,7 @@ description of pieces; networks/: what runs them; core/: checks of arguments and
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
 
-import ggjit.names  # what using ggjit registers: a line while kernels are compiled, pictures of graphs, forks
+import ggjit.names  # what using ggjit registers: a line while kernels are compiled, pictures of graphs
 from ggjit.models.convert.convert import convert_folder
 from ggjit.models.files.imatrix import load_imatrix
 from ggjit.models.files.load_tensors import load_gguf, load_safetensors

@@ -2,14 +2,16 @@
 
 One for each level (ggjit.ops.native.isa) and for the Python that runs this, where ggjit.ops.native.kernel_pack looks.
 
-In them are the kernels of MiniLM, of llamas with weights of every type and heads of 64 and 128, and of one case of
-every class of ops.  Which tile reads a type best is one choice on AMD's processors and another on Intel's: both are in.
-Planning is jitted, too, and runs while this does, so a level needs a processor that has it.
+In them are the kernels of MiniLM, of llamas with weights of every type and heads of 64 and 128, of attention with one
+to eight heads a head of K and V, and of one case of every class of ops.  Which tile reads a type best is one choice on
+AMD's processors and another on Intel's: both are in.  Planning is jitted, too, and runs while this does, so a level
+needs a processor that has it.
 """
 import argparse
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import tempfile
 import numpy as np
 
 import ggjit as gg
+from ggjit.cpu import walk
 from ggjit.cpu.plan import likely_parts
 from ggjit.models.files.minilm import TYPES, minilm_path
 from ggjit.models.files.save import Entry, encoded, write_gguf
@@ -31,8 +34,10 @@ from ggjit.tools.suite.sample import balanced
 
 WEIGHTS = ("F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4").split()
 COMMON = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")        # of these, prompts of many lengths
-PROMPTS, MANY = (1, 4, 64), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 512)
+PROMPTS, MANY = (1, 4, 16, 64), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, 512)
+SENTENCES = (*range(3, 33), 48, 64, 96, 128, 192, 256)  # tokens of MiniLM's; tiles differ with every number
 HEADS = 64, 128
+GROUPS = range(1, 9)                                    # heads of Q that share one of K and V
 D, FF, VOCABULARY, CONTEXT = 1024, 2816, 256, 1024      # of the llamas
 N_SUITE = 300                                           # kernels of single ops
 
@@ -75,8 +80,16 @@ def kernels_of_models(folder):
             os.unlink(path)
     for type in TYPES:
         with load_model(minilm_path(type), n_threads=1, reserve=False) as network:
-            for n in (8, 16, 32, 64, 128, 256):
+            for n in SENTENCES:
                 yield from _needs(network.graph(n))
+
+
+def kernels_of_attention():
+    """The same of attention to a cache, from one token."""
+    ctx = gg.Context()
+    for d_head, group in itertools.product(HEADS, GROUPS):
+        q, kv = ctx.new_tensor(gg.F32, (d_head, 1, 2 * group)), ctx.new_tensor(gg.F16, (d_head, 256, 2))
+        yield from _needs(gg.Graph(gg.flash_attn_ext(q, kv, kv, ctx.new_tensor(gg.F16, (256, 1)), d_head ** -0.5)))
 
 
 def _needs(graph):
@@ -98,13 +111,14 @@ def compile_all(pack, only=""):
     The caller chose the cache; it holds nothing else.
     """
     with tempfile.TemporaryDirectory() as folder:
-        found = {(name, modules): make for source in (kernels_of_models(folder), kernels_of_ops())
-                 for name, make, modules in source if only in name}
+        sources = kernels_of_models(folder), kernels_of_attention(), kernels_of_ops()
+        found = {(name, modules): make for source in sources for name, make, modules in source if only in name}
         small = os.path.join(folder, "small.gguf")
         llama(small, "Q4_0", HEADS[0])
         command(["bench", small, "-p", "4", "-n", "1", "-t", "2", "-r", "1", "--json"])     # jitted planning
     for (name, modules), make in found.items():
         kernel_address(name, make, modules)
+    _ = walk.quit_workers.address                           # the last that a process needs
     return export(pack)
 
 

@@ -16,6 +16,11 @@ def test_common_models_are_in(tmp_path, monkeypatch):
     assert any("repacked-q4_0" in name for name in names) == (isa.ISA != "generic")
 
 
+def test_attention_is_in_for_every_group_of_heads():
+    names = {name for name, _, _ in ship_kernels.kernels_of_attention()}
+    assert {f"flash_attn-decode{n}-f32-f16-f16-{d}-{d}" for n in range(1, 9) for d in (64, 128)} <= names
+
+
 def test_a_level_that_the_processor_lacks_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         ship_kernels.main(["avx1024"])
