@@ -278,12 +278,13 @@ _inproc, _numbers = {}, itertools.count(1)      # {location: Listener} of this p
 class Listener:
     """Calls `handler` with every new connection, in a thread of its own.  `address`: with the port that was chosen.
 
-    Errors: ParamError, OSError (the address is taken).
+    Errors: ParamError (also for certificates that cannot be used), OSError (the address is taken).
     """
 
     def __init__(self, address, handler, tls=None):
         scheme, location = checked_address(address, tls)
-        self._handler, self._tls, self._room = handler, tls, threading.Semaphore(MAX_CONNECTIONS)
+        self._handler, self._room = handler, threading.Semaphore(MAX_CONNECTIONS)
+        self._tls_context = tls.listener_context if scheme == "tls" else None
         self._handshakes = collections.deque()  # connections under TLS's handshake, the oldest first
         self._lock = threading.Lock()           # of _handshakes; a connection there is open while it is held
         self._scheme, self.sock = scheme, None
@@ -320,7 +321,7 @@ class Listener:
             if self._scheme != "inproc":
                 _tuned(sock, HANDSHAKE_SECONDS)
             if self._scheme == "tls":
-                sock = self._tls.listener_context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                sock = self._tls_context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             conn = Connection(sock)
             self._begin_handshake(conn)
             threading.Thread(target=self._serve, args=(conn,), daemon=True, name="ggjit-session").start()
