@@ -1,12 +1,14 @@
 """Proof and speed of the CUDA backend on a real GPU, in one call.
 
     python -m benchmarks.gpu [--quick] [--model PATH ...] [--embed-model PATH] [--only ops|speed] [--share 0.1]
-    GGJIT_CUDA_COMPILER=simulator python -m benchmarks.gpu --dry        every measurement once, as small as they go
+    GGJIT_CUDA_COMPILER=simulator GGJIT_CUBLAS=1 GGJIT_CCCL=1 python -m benchmarks.gpu --dry
+                                            every measurement once, as small as they go; libraries by their stand-ins
 
 1. the op suite (gpu_suite.py): every case of every op that has a CUDA kernel, against the NumPy reference and the CPU;
    the first cases of each op under compute-sanitizer, where it is installed;
 2. timings by events: a measured copy, mat-vec of every weight type against it, F16 products against torch (cuBLAS),
-   int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns;
+   int8 prefill, attention against torch's scaled_dot_product_attention, own kernels against cuBLAS for few columns and
+   against CCCL for sorts;
 3. launch overhead with and without CUDA graphs; memory taken against gg.measure;
    every other op on the largest of its cases (gpu_ops.py);
 4. MiniLM, stories260K and a 1.1B shape: against the CPU, tokens a second, beside llama-bench where one is found.

@@ -190,7 +190,8 @@ def _make(tq, d, dv, has_mask, has_sinks):
                 key = first + 8 * j + 2 * t
                 s[4 * j], s[4 * j + 1] = score(node, c[0], m0, key, slope), score(node, c[1], m0, key + 1, slope)
                 s[4 * j + 2], s[4 * j + 3] = score(node, c[2], m1, key, slope), score(node, c[3], m1, key + 1, slope)
-                high0, high1 = max(high0, s[4 * j], s[4 * j + 1]), max(high1, s[4 * j + 2], s[4 * j + 3])
+                high0, high1 = max(high0, s[4 * j]), max(high1, s[4 * j + 2])
+                high0, high1 = max(high0, s[4 * j + 1]), max(high1, s[4 * j + 3])
             high0, high1 = over_quad_max(high0), over_quad_max(high1)
             base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO     # all hidden so far
             shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)

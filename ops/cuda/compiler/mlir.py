@@ -35,7 +35,9 @@ def emits(result, *parameters):
 
 def _values(builder, variable, type):
     value = builder.load_var(variable)
-    return value if isinstance(type, types.BaseTuple) else builder.mlir_convert(value, builder.get_mlir_type(type))
+    if isinstance(type, types.UniTuple):
+        return [builder.mlir_convert(value[i], builder.get_mlir_type(type.dtype)) for i in range(type.count)]
+    return builder.mlir_convert(value, builder.get_mlir_type(type))
 
 
 # ---------------------------------------------------------------- MLIR's types, operations

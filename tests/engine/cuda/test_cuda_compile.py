@@ -65,8 +65,9 @@ HOT = {
 
 
 def launches_of(t):
-    from ggjit.ops.cuda.native.launch import launches
-    return launches(t)
+    """The kernels of a node, without what libraries do."""
+    from ggjit.ops.cuda.native.launch import Launch, launches
+    return [x for x in launches(t) or () if isinstance(x, Launch)]
 
 
 def built(launch, cc):
@@ -89,6 +90,14 @@ def test_hot_kernels_spill_nothing(name):
         assert b.cubin[:4] == b"\x7fELF" and b.symbol.encode() in b.cubin
 
 
+@pytest.mark.parametrize("build", [lambda a: gg.argsort(a, 0), lambda a: gg.top_k(a, 7)])
+def test_kernels_beside_a_sort_by_cccl_spill_nothing(monkeypatch, build):
+    from ggjit.ops.cuda import argsort
+    monkeypatch.setattr(argsort, "available", lambda: True)
+    before, after = launches_of(build(leaf(gg.F32, 5000)))
+    assert all(built(x, random.choice(ARCHITECTURES)).spill_nbytes == 0 for x in (before, after))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cc", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 @pytest.mark.parametrize("name", HOT)
@@ -101,7 +110,7 @@ def kernels_of(op):
     """One launch of each name that the op's cases ask for."""
     found = {}
     for case in all_specs()[op].cases():
-        for launch in launches_of(case.build(Inputs(gg.Context(), np.random.default_rng(0)))) or ():
+        for launch in launches_of(case.build(Inputs(gg.Context(), np.random.default_rng(0)))):
             found.setdefault(launch.name, launch)
     return found
 
@@ -161,9 +170,11 @@ def test_numba_cuda_serves_the_seam(name):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda_mlir") is None, reason="pip install 'ggjit[gpu-mlir]'")
 def test_numba_cuda_mlir_serves_the_seam(python):
-    """All ten, and a sample of what runs on devices, in a process where it is the compiler."""
+    """All ten, attention with tensor cores and a sample of what runs on devices, in a process where it is the
+    compiler."""
     r = python(f"import sys; sys.path += {[str(ROOT / 'tests'), str(HERE)]!r}\n"
                f"import test_cuda_compile as t; t.conforms(t.CONFORMANCE.split())\n"
+               f"[t.built(x, (9, 0)) for x in t.launches_of(t.attention(64, 64))]\n"
                f"t.test_a_sample_of_all_kernels_compiles()",
                GGJIT_CUDA_COMPILER="numba-cuda-mlir")
     assert r.returncode == 0, r.stderr[-3000:]
