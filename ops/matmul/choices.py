@@ -163,9 +163,10 @@ def candidates(type):
 
 def layout_candidates(type):
     """Tiles the layout of the type may have.  Sixteen parts are too long a loop for several groups."""
-    if type not in FORMATS:
+    if type is F32:
         return (ONE_ROW,)
-    return (ONE_ROW, NEAR) if FORMATS[type].n_parts > 8 else (ONE_ROW, NEAR, FOUR, Tile(4, "near"))
+    long = type in FORMATS and FORMATS[type].n_parts > 8
+    return (ONE_ROW, NEAR) if long else (ONE_ROW, NEAR, FOUR, Tile(4, "near"))
 
 
 def layout_name(tile):
@@ -182,7 +183,7 @@ def rule(type):
 def layout_rule(type):
     """The layout's tile where nothing was measured."""
     tile = (RULE or INTEL).layout
-    return tile if tile in layout_candidates(type) else tile._replace(rows=1) if type in FORMATS else ONE_ROW
+    return tile if tile in layout_candidates(type) else ONE_ROW if type is F32 else tile._replace(rows=1)
 
 
 def tile(type):
