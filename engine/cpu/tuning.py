@@ -25,6 +25,7 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.progress import work
 from ggjit.ops.core.traits import all_traits, traits_of
+from ggjit.ops.core.types import F32
 from ggjit.ops.elementwise.binary import add
 from ggjit.ops.matmul import choices, repack
 from ggjit.ops.matmul.choices import (
@@ -38,7 +39,6 @@ from ggjit.ops.matmul.choices import (
     layout_name,
 )
 from ggjit.ops.matmul.mul_mat import mul_mat
-from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.tensors.arrays import from_numpy
 from ggjit.tensors.context import Context, alloc_ctx_tensors
 
@@ -168,7 +168,7 @@ def tune_unknown(types, limit=1.0, now=time.perf_counter):
     for type in types if choices.RULE is None else ():
         if now() < end:
             made |= tune([type], tiles=dict.fromkeys((ONE_ROW, PLAIN, choices.rule(type))),
-                         layouts=dict.fromkeys((choices.layout_rule(type), NEAR if type in FORMATS else ONE_ROW)),
+                         layouts=dict.fromkeys((choices.layout_rule(type), ONE_ROW if type is F32 else NEAR)),
                          **QUICK)
     return made
 

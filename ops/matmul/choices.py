@@ -30,14 +30,17 @@ An AMD Zen 4 reads one faster than two or four, and the software's prefetches ge
 with them, 16.4 without.  There the layout decides: a 1.1B model in Q4_0 36 to 46 tokens a second instead of 24 to 28.
 
 An AMD Zen 5 likes prefetches into its first-level cache, and one group of rows of the layout.  GB/s of weights from
-memory, rows of 2048, one thread, where a plain loop reads 41:
+memory, rows of 2048, one thread, where a plain loop reads 41 to 43:
 
-              the file's rows                     the layout, groups and prefetching
-              1      1 no prefetch   4            4      1      1 near   4 near
-    Q4_0      35.0   32.0            34.4         28.4   30.1   33.8     33.5
-    Q8_0      39.3   35.1            28.5         34.5     -    40.9     36.3
-    Q4_K      22.8   25.7             8.3         17.2   30.9   34.8     18.7
-    Q6_K      28.1   29.5             8.7           -    26.5   27.8     13.9
+              the file's rows                     the layout, prefetching into the second level, the first
+              1      1 no prefetch   4            1      1 near
+    Q4_0      35.0   32.0            34.4         35.7   43.1
+    Q8_0      39.3   35.1            28.5         40.1   43.1
+    Q4_K      22.8   25.7             8.3         30.6   38.2
+    Q6_K      28.1   29.5             8.7         29.4   35.4
+
+Its tiles of many columns multiply one after the other: activations that several columns take from as many cache lines
+in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level cache).
 """
 import contextlib
 import contextvars
@@ -81,16 +84,25 @@ class Rule:
     tiles       {type: its tile} of those that have another; floats not named: as many rows as their tiles have
     layout      the layout's tile
     repacked    types whose layout is faster
+    columns     of the widest tile of the layout, AVX-512: of blocks of 32, of super-blocks
+    in_turn     whether such a tile multiplies one column after the other (repack_codes.make_tile)
+    direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile; GFLOP/s
+                with 33, 64, 128 columns, Zen 5: Q4_K 503 / 341, 544 / 464, 551 / 535, Q6_K 361 / 320, 435 / 463,
+                437 / 527
     """
     blocks: Tile
     tiles: dict
     layout: Tile
     repacked: tuple
+    columns: tuple = (12, 8)
+    in_turn: bool = False
+    direct: int = 32
 
 
 Q4_K, Q5_K, Q6_K, MXFP4 = (BY_NAME[name] for name in ("q4_K", "q5_K", "q6_K", "mxfp4"))
 ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
-ZEN5 = Rule(ONE_ROW, {F16: ONE_ROW, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS))
+ZEN5 = Rule(ONE_ROW, {F16: ONE_ROW, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
+            (16, 16), True, 80)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
@@ -136,9 +148,10 @@ def candidates(type):
 
 def layout_candidates(type):
     """Tiles the layout of the type may have.  Sixteen parts are too long a loop for several groups."""
-    if type not in FORMATS:
+    if type is F32:
         return (ONE_ROW,)
-    return (ONE_ROW, NEAR) if FORMATS[type].n_parts > 8 else (ONE_ROW, NEAR, FOUR, Tile(4, "near"))
+    long = type in FORMATS and FORMATS[type].n_parts > 8
+    return (ONE_ROW, NEAR) if long else (ONE_ROW, NEAR, FOUR, Tile(4, "near"))
 
 
 def layout_name(tile):
@@ -155,7 +168,7 @@ def rule(type):
 def layout_rule(type):
     """The layout's tile where nothing was measured."""
     tile = (RULE or INTEL).layout
-    return tile if tile in layout_candidates(type) else tile._replace(rows=1) if type in FORMATS else ONE_ROW
+    return tile if tile in layout_candidates(type) else ONE_ROW if type is F32 else tile._replace(rows=1)
 
 
 def tile(type):

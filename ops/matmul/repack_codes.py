@@ -41,7 +41,7 @@ from ggjit.ops.native.lanes import (
 )
 from ggjit.ops.native.mem import IR_F32, IR_I32, IR_I64, call_intrinsic, ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
-from ggjit.ops.native.simd import fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
+from ggjit.ops.native.simd import after_ir, fma_ir, load_ir, opaque_ir, shuffle_ir, splat_ir, store_ir, vec_ir
 from ggjit.ops.types.shared import blocks_super, quant32
 from ggjit.ops.types.shared.dot import OWN
 
@@ -49,8 +49,8 @@ ROWS = LANES
 FALSE = ir.Constant(ir.IntType(1), 0)
 AHEAD_NBYTES = 6144                 # between a prefetch and its use, of all groups, up to whole blocks
 LOCALITY = {OWN: 2, "near": 3}      # the cache it goes into
-MAX_DIRECT_COLUMNS = 32             # of super-blocks: more columns have the integer tile
-MAX_COLUMNS = {"avx512": (12, 8), "avx2": (4, 4), "generic": (0, 0)}[isa.ISA]     # blocks of 32, super-blocks
+CHUNK_NBYTES = 64 << 10             # of weights, where there are enough: [576 x 1536] Q4_0, two threads, 1.1 x (Zen 5)
+MAX_COLUMNS = 4                     # of AVX2
 
 
 # ---------------------------------------------------------------- the layout
@@ -165,13 +165,17 @@ def _sum_fours_ir(b, sums, weights, four, signed):
     return b.add(sums, madd_ir(b, maddubs_ir(b, weights, four), splat_const("i16", 1, 16)))
 
 
-def make_tile(format, n_columns, n_groups=1, prefetch=OWN):
+def make_tile(format, n_columns, n_groups=1, prefetch=OWN, in_turn=False):
     """intrinsic tile(w, y, n_blocks, dst, dst_stride): n_groups L rows x n_columns dot products.
 
-    Each group is a stream of memory of its own.  prefetch: one of LOCALITY.
+    Each group is a stream of memory of its own.  prefetch: one of LOCALITY.  in_turn: one column of a part after the
+    other, its activations from one or two cache lines, all codes in registers; else each vector of codes times all
+    columns.
     """
     at, n_fours, n_parts = _Columns(format), format.n_fours, format.n_parts
     floats, one_scale, hide = vec_ir("f32", LANES), format.n_parts == 1, format.n_parts > 1 and n_columns > 2
+    columns = range(n_columns)
+    together = [[j] for j in columns] if in_turn else [columns]
     nbytes = format.type.nbytes * LANES
     first_ahead = -(-AHEAD_NBYTES // (n_groups * nbytes)) * nbytes
     ahead = range(first_ahead, first_ahead + nbytes, 64)
@@ -184,20 +188,25 @@ def make_tile(format, n_columns, n_groups=1, prefetch=OWN):
         def add_part(p, q, acc, part):
             # parts share words: seen as one address they would be kept in registers that the sums need
             rows = Rows(b, format, p, opaque_ir(b, p) if hide else p)
-            sums = [splat_ir(b, load(q, j, at.zero_sums + 4 * part, IR_I32), LANES) if format.zero_point
-                    else zero("i32", LANES) for j in range(n_columns)]
-            for f, codes in enumerate(format.fours_ir(b, rows, part)):
-                for j in range(n_columns):
-                    four = load(q, j, 4 * (n_fours * part + f), IR_I32)
-                    sums[j] = _sum_fours_ir(b, sums[j], codes, four, format.signed)
-            d = format.scale_ir(b, rows, part)
-            offset = b.fneg(format.offset_ir(b, rows, part)) if format.offset_ir else None
-            for j in range(n_columns):
-                dy = splat_ir(b, load(q, j, at.scale, IR_F32), LANES)
-                x = int_to_float_ir(b, sums[j])
-                acc[j] = fma_ir(b, b.fmul(d, dy), x, acc[j]) if one_scale else fma_ir(b, b.fmul(d, x), dy, acc[j])
-                if offset is not None:
-                    acc[j] = fma_ir(b, offset, splat_ir(b, load(q, j, at.sums + 4 * part, IR_F32), LANES), acc[j])
+            fours, d, offset = format.fours_ir(b, rows, part), None, None
+            for some in together:
+                if one_scale and some[0]:               # LLVM would mix the columns, and spill
+                    q = after_ir(b, q, acc[some[0] - 1])
+                sums = {j: splat_ir(b, load(q, j, at.zero_sums + 4 * part, IR_I32), LANES) if format.zero_point
+                        else zero("i32", LANES) for j in some}
+                for f, codes in enumerate(fours):
+                    for j in some:
+                        four = load(q, j, 4 * (n_fours * part + f), IR_I32)
+                        sums[j] = _sum_fours_ir(b, sums[j], codes, four, format.signed)
+                if d is None:
+                    d = format.scale_ir(b, rows, part)
+                    offset = b.fneg(format.offset_ir(b, rows, part)) if format.offset_ir else None
+                for j in some:
+                    x, dy = int_to_float_ir(b, sums[j]), splat_ir(b, load(q, j, at.scale, IR_F32), LANES)
+                    acc[j] = fma_ir(b, b.fmul(d, dy), x, acc[j]) if one_scale else fma_ir(b, b.fmul(d, x), dy, acc[j])
+                    if offset is not None:
+                        sum_y = splat_ir(b, load(q, j, at.sums + 4 * part, IR_F32), LANES)
+                        acc[j] = fma_ir(b, offset, sum_y, acc[j])
 
         def body(b, state):
             p, q, *acc = state
@@ -256,9 +265,9 @@ def _panel_nbytes(format, k, n_columns):
     return (k // format.type.block * column_nbytes(format) * n_columns + 63) // 64 * 64
 
 
-def _make(type, n_columns, n_groups, prefetch):
+def _make(type, n_columns, n_groups, prefetch, in_turn):
     format, nbytes, block = FORMATS[type], type.nbytes, type.block
-    tile, prepare = make_tile(format, n_columns, n_groups, prefetch), make_prepare(format)
+    tile, prepare = make_tile(format, n_columns, n_groups, prefetch, in_turn), make_prepare(format)
     y_nbytes = column_nbytes(format)
 
     @inline
@@ -279,7 +288,8 @@ def _make(type, n_columns, n_groups, prefetch):
                     n_columns * y_nbytes)
         barrier(sync, nth)
         groups, group_nbytes = m // ROWS, ROWS * (k // block) * nbytes
-        chunk = (chunk_rows(groups, nth) + n_groups - 1) // n_groups * n_groups
+        chunk = max(chunk_rows(groups, nth), min(CHUNK_NBYTES // group_nbytes, groups // (2 * nth)))
+        chunk = (chunk + n_groups - 1) // n_groups * n_groups
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, groups)
             if start >= groups:
@@ -317,16 +327,27 @@ def groups_of(type, n_columns, m):
     return (groups if n_columns == 1 and m // ROWS >= groups else 1), prefetch
 
 
+def direct(format, n_columns):
+    """Do products of so many columns use the layout's tile?"""
+    return format.n_parts == 1 or n_columns <= (choices.RULE or choices.INTEL).direct
+
+
+def widest(format):
+    """(columns of the widest tile, whether they are multiplied in turn)."""
+    rule = choices.RULE or choices.INTEL
+    return (rule.columns[format.n_parts > 1], rule.in_turn) if isa.ISA == "avx512" else (MAX_COLUMNS, False)
+
+
 def product(a, b, n_threads):
     """The Kernel of repacked weights a times float32 columns b."""
     k, m, n, format = a.ne[0], a.ne[1], b.ne[1], FORMATS[a.type]
-    if n > MAX_DIRECT_COLUMNS and format.n_parts > 1:
+    if not direct(format, n):
         return _tile_product(a, b, format, n_threads)
-    most = MAX_COLUMNS[format.n_parts > 1]
+    most, in_turn = widest(format)
     columns = -(-n // -(-n // most))                         # 13 columns are 7 + 7, not 12 + 12
     cost = 2 * k * m * n / 300 + a.type.row_nbytes(k) * m / 20
     n_groups, prefetch = groups_of(a.type, columns, m)
     name = f"mul_mat-repacked-{a.type.name}-{columns}" + f"x{n_groups}" * (n_groups > 1)
-    name += f"-{prefetch}" * (prefetch != OWN)
-    return Kernel(name, lambda: _make(a.type, columns, n_groups, prefetch), cost,
+    name += f"-{prefetch}" * (prefetch != OWN) + "-in_turn" * in_turn
+    return Kernel(name, lambda: _make(a.type, columns, n_groups, prefetch, in_turn), cost,
                   -(-n // columns) * _panel_nbytes(format, k, columns), (__name__, module_of(a.type)))

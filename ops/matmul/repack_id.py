@@ -19,13 +19,13 @@ from ggjit.ops.matmul import choices, mul_mat_id_tile
 from ggjit.ops.matmul import mul_mat_id_group as lists
 from ggjit.ops.matmul.repack_codes import (
     LANES,
-    MAX_COLUMNS,
-    MAX_DIRECT_COLUMNS,
     ROWS,
     column_nbytes,
+    direct,
     make_prepare,
     make_rows_of,
     make_tile,
+    widest,
 )
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.matmul.tile_codes import code_tile
@@ -88,9 +88,10 @@ def _make_one(type, prefetch):
     return kernel
 
 
-def _make_many(type, n_columns, prefetch):
+def _make_many(type, n_columns, prefetch, in_turn):
     format = FORMATS[type]
-    tiles, prepare = {c: make_tile(format, c, prefetch=prefetch) for c in (1, 2, n_columns)}, make_prepare(format)
+    tiles = {c: make_tile(format, c, 1, prefetch, in_turn) for c in (1, 2, n_columns)}
+    prepare = make_prepare(format)
     single, double, wide = tiles[1], tiles[2], tiles[n_columns]
     nbytes, block, y_nbytes = type.nbytes, type.block, column_nbytes(format)
 
@@ -183,13 +184,15 @@ def product(t, n_threads):
     if t.ne[2] == 1:
         return Kernel(f"mul_mat_id-repacked-one-{type.name}{how}", lambda: _make_one(type, prefetch), cost,
                       b.ne[1] * column, modules)
-    if per_expert > MAX_DIRECT_COLUMNS and format.n_parts > 1:
+    if not direct(format, per_expert):
         tile = code_tile(type) or float_tile(type)
         return Kernel(f"mul_mat_id-repacked-tile-{type.name}",
                       lambda: mul_mat_id_tile.make_kernel(type, F32, tile, make_rows_of(format)), cost,
                       mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads, type.row_nbytes(k)), modules)
-    columns = 4 if per_expert <= 4 else MAX_COLUMNS[format.n_parts > 1]         # two kernels a type, not one for each
+    most, in_turn = widest(format)
+    columns = 4 if per_expert <= 4 else min(most, 12)           # two kernels a type, not one for each
+    how += "-in_turn" * in_turn
     own = columns * GROUP_NBYTES
     return Kernel(f"mul_mat_id-repacked-many-{type.name}-{columns}{how}",
-                  lambda: _make_many(type, columns, prefetch), cost,
+                  lambda: _make_many(type, columns, prefetch, in_turn), cost,
                   lists.group_nbytes(n_experts, n_pairs) + n_threads * own + 2 * n_pairs * column, modules)

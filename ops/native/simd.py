@@ -108,6 +108,11 @@ def opaque_ir(b, value):
     return b.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
 
 
+def after_ir(b, value, other):
+    """`value`, which LLVM may only use once it has `other`, a vector; no instruction, a processor waits for nothing."""
+    return b.asm(ir.FunctionType(value.type, [value.type, other.type]), "", "=r,0,v", [value, other], False)
+
+
 def counted_loop_ir(b, count, carried, body):
     """`for _ in range(count)` (count >= 1) with the loop-carried values as phi nodes, that is, in registers.
 

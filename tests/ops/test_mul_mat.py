@@ -282,7 +282,7 @@ def test_errors_name_the_shapes():
 
 # ---------------------------------------------------------------- the machine code
 PRODUCTS = list(itertools.product((gg.F32, gg.F16, gg.Q8_0, gg.Q4_0), (1, 18, 64)))
-PROCESSORS = "znver4", "sapphirerapids"
+PROCESSORS = "znver4", "znver5", "sapphirerapids"
 READ_BACK = """
 import sys
 import ggjit as gg

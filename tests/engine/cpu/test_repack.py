@@ -396,3 +396,19 @@ def test_every_tile_of_the_layout_gives_the_same_bytes(type):
             names.add(plan.kernels[0].name)
             results.add(plan.numpy(y)[:1].tobytes())
     assert len(results) == 1 and len(names) == len(choices.layout_candidates(type)) + 2
+
+
+@pytest.mark.parametrize("type", ONE_OF_EACH[1:], ids=repr)
+def test_every_processors_tiles_of_columns_give_the_same_bytes(type, monkeypatch):
+    """Tiles of as many columns as its rule says, multiplied in turn or side by side."""
+    m, k = 3 * repack.unit(type)[1], k_of(type)
+    w, _, ctx = matrix(type, k, m)
+    y = gg.mul_mat(w, gg.from_numpy(ctx, np.random.default_rng().standard_normal((17, k)).astype(np.float32)))
+    results, names = set(), set()
+    for rule in (choices.INTEL, choices.ZEN5):
+        monkeypatch.setattr(choices, "RULE", rule)
+        plan = planned(y)
+        plan.compute()
+        names.add(plan.kernels[0].name)
+        results.add(plan.numpy(y).tobytes())
+    assert len(results) == 1 and len(names) == 2

@@ -105,7 +105,7 @@ def test_rules_differ_between_processors(folder, monkeypatch, processor, blocks,
     layouts = (NEAR, NEAR) if processor == "znver5" else (Tile(4), ONE_ROW)
     assert [choices.layout_tile(t) for t in (gg.Q4_0, gg.Q6_K)] == list(layouts) or isa.ISA == "generic"
     assert choices.layout_tile(gg.F32) == ONE_ROW
-    assert choices.pays_repacked(gg.Q4_0) == (isa.ISA != "generic" or not repacked)
+    assert choices.pays_repacked(gg.Q4_0) == (isa.ISA != "generic")
     assert choices.pays_repacked(gg.Q6_K) == (repacked and gg.Q6_K in repack.LAYOUTS)
     with choices.forced(8):                         # as many as the type's tiles have
         assert choices.tile(gg.Q8_0) == Tile(4) and choices.tile(gg.F16) == candidates(gg.F16)[-1]
@@ -230,7 +230,7 @@ def test_an_unknown_processor_is_measured_when_a_model_is_loaded(folder, monkeyp
     assert tuning.tune_unknown([gg.Q4_0]) == {} and asked == []
     monkeypatch.setattr(choices, "RULE", None)
     made = tuning.tune_unknown([gg.Q4_0, gg.Q8_0, gg.Q4_K], now=now)
-    layouts = [Tile(4), NEAR] if isa.ISA != "generic" else [ONE_ROW]
+    layouts = [Tile(4), NEAR]
     assert [a[:3] for a in asked] == [(t, [ONE_ROW, PLAIN], layouts) for t in (gg.Q4_0, gg.Q8_0)]
     assert asked[0][3] == tuning.QUICK
     assert choices.tile(gg.Q4_0) == PLAIN and choices.pays_repacked(gg.Q8_0) and list(made) == [gg.Q4_0, gg.Q8_0]
