@@ -21,7 +21,7 @@ from types import BuiltinFunctionType
 import llvmlite.binding as llvm
 from numba import types
 from numba.core import cgutils, ir
-from numba.core.codegen import JITCodeLibrary
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import CompilerBase
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.dispatcher import Dispatcher
@@ -46,6 +46,7 @@ from numba.core.untyped_passes import (
 )
 
 from ggjit.ops.core.errors import NotSupported
+from ggjit.ops.native import isa
 
 
 def _link(module, library):
@@ -63,6 +64,28 @@ def _link(module, library):
             theirs.append(callee)
     for callee in theirs:                               # last: of these LLVM takes what is referred to by now
         module.link_in(callee._get_module_for_linking(), preserve=True)
+
+
+class _Codegen(JITCPUCodegen):
+    """Machine code for the level of isa.py.  Other jitted code of the process has Numba's own code generator."""
+
+    def _get_host_cpu_name(self):
+        return isa.SCHEDULED_AS if isa.ISA in isa.MODELS else super()._get_host_cpu_name()
+
+    def _get_host_cpu_features(self):
+        return isa.features_text(isa.FEATURES) if isa.ISA in isa.MODELS else super()._get_host_cpu_features()
+
+
+@functools.cache
+def codegen():
+    """The code generator of all kernels."""
+    return _Codegen("ggjit.exec")
+
+
+@functools.cache
+def _own_context(targetctx):
+    """Numba's target context with that code generator, and with internal functions compiled by it."""
+    return targetctx.subtarget(_internal_codegen=codegen())
 
 
 def unknown(names):
@@ -234,6 +257,9 @@ PASSES = (TranslateByteCode, FixupArgs, IRProcessing, DeadBranchPrune, _Rewrites
 
 class _Compiler(CompilerBase):
     library = None              # class of the result
+
+    def __init__(self, typingctx, targetctx, *args):
+        super().__init__(typingctx, _own_context(targetctx), *args)
 
     def compile_extra(self, func):
         self.state.typingctx = _typing_context(self.state.typingctx)

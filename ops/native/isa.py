@@ -22,8 +22,6 @@ for that one.
 """
 import numba
 from llvmlite import binding as llvm
-from numba.core.codegen import JITCPUCodegen
-from numba.core.registry import cpu_target
 
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.settings import ISAS as NAMES
@@ -61,13 +59,6 @@ def _choose(features):
     return asked
 
 
-def _tell_numba(model, features):
-    """Numba reads its settings once; where it was woken before, it gets a new code generator."""
-    numba.config.CPU_NAME, numba.config.CPU_FEATURES = model, features_text(features)
-    if "_toplevel_target_context" in vars(cpu_target):
-        cpu_target.target_context._internal_codegen = JITCPUCodegen("numba.exec")
-
-
 def _level(isa, features):
     """(name, features that kernels use)."""
     of_isa = {name: level for name, level in LEVELS.items() if name.startswith(isa)}
@@ -83,8 +74,6 @@ ISA = _choose(HOST_FEATURES)
 LEVEL, FEATURES = _level(ISA, HOST_FEATURES)
 _MODEL = MODELS.get(LEVEL) or MODELS.get(ISA, PROCESSOR)
 SCHEDULED_AS = _MODEL if PROCESSOR.startswith("znver") else numba.config.CPU_NAME or _MODEL     # what LLVM is told
-if ISA in MODELS:
-    _tell_numba(SCHEDULED_AS, FEATURES)
 W = {"avx512": 16, "avx2": 8, "generic": 8 if "avx" in FEATURES else 4}[ISA]    # f32 lanes of a vector
 X86 = any(f.startswith("sse") for f in FEATURES)
 BF16_DOT = ISA == "avx512" and "avx512bf16" in FEATURES

@@ -41,7 +41,7 @@ from ggjit.ops.core.errors import TypeMismatch
 from ggjit.ops.core.interrupts import not_lost
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.native import cache_files, isa
-from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, unknown
+from ggjit.ops.native.compiler import HelperCompiler, KernelCompiler, by_type, codegen, unknown
 from ggjit.ops.native.kernel_pack import SHIPPED
 
 # nnan and ninf stay out: they turn isnan, isinf and comparisons with -inf (masks) into constants.
@@ -221,7 +221,7 @@ class _ObjectCache:
         rtsys.initialize(cpu_target.target_context)      # objects refer to NRT symbols; LLVM aborts without them
         for name in ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals"):
             llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
-        return cpu_target.target_context.codegen()
+        return codegen()
 
     @functools.cached_property
     def codegen(self):

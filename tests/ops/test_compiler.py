@@ -207,3 +207,12 @@ def test_the_collector_rests_while_a_kernel_is_compiled(monkeypatch, tmp_path):
         finally:
             gc.enable()
     assert resting == [True, True]
+
+
+def test_other_jitted_code_is_compiled_as_without_ggjit(python):
+    """Numba's target and the key of its caches stay as they are, whether ggjit is imported first or last."""
+    target = "from numba.core.registry import cpu_target\nprint(cpu_target.target_context.codegen().magic_tuple())\n"
+    used = "import ggjit as gg, numpy as np\ngg.compute(gg.silu(gg.from_numpy(gg.Context(), np.ones(5, np.float32))))\n"
+    alone, last, first = (python(code) for code in (target, target + used, used + target))
+    assert alone.returncode == last.returncode == first.returncode == 0, last.stderr + first.stderr
+    assert alone.stdout == last.stdout == first.stdout
