@@ -46,7 +46,8 @@ from ggjit.cuda import libraries
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.ops.core.errors import GgjitError
-from ggjit.ops.cuda import argsort, mul_mat_dense
+from ggjit.ops.cuda import argsort
+from ggjit.ops.cuda.matmul import mul_mat_dense
 from ggjit.ops.cuda.native.launch import Gemm, Sort
 from ggjit.tools.suite.runner import as_bytes
 

@@ -18,7 +18,7 @@ import ggjit as gg
 from ggjit.cuda.driver import DeviceLost
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import Inputs, all_specs
-from ggjit.ops.cuda import mul_mat_dense
+from ggjit.ops.cuda.matmul import mul_mat_dense
 from ggjit.ops.cuda.native.launch import launches, makers
 
 CASES_A_PROCESS, PROCESS_SECONDS = 40, 120

@@ -19,7 +19,7 @@ FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "model
 LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
     ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
     ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.compiler ggjit.ops.cuda.native
-    ggjit.ops.cuda ggjit.alloc
+    ggjit.ops.cuda ggjit.ops.cuda.matmul ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
     ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
     ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks

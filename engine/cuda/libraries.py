@@ -24,7 +24,8 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import MissingExtra, NotSupported, OutOfMemory
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda import argsort, mul_mat, mul_mat_dense
+from ggjit.ops.cuda import argsort
+from ggjit.ops.cuda.matmul import mul_mat, mul_mat_dense
 from ggjit.ops.cuda.native.launch import Gemm, Sort, launches
 from ggjit.ops.matmul.mul_mat import mul_mat as product
 from ggjit.ops.native.jit import sources_digest

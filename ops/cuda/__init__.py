@@ -3,7 +3,7 @@
 A module ends with `CUDA = {OP.X: maker, ...}`; `maker(t)` gives the launches of node `t`, or None where there is no
 kernel for its types (ops/cuda/native/launch.py).  Imported only when a CUDA device is used.
 
-Read `native/launch`, `native/views`, `elementwise`, then `mul_mat` with `mul_mat_vec` and `mul_mat_tile`.
+Read `native/launch`, `native/views`, `elementwise`, then `matmul`.
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

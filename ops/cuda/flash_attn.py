@@ -18,11 +18,10 @@ from ggjit.ops.cuda.block_bits import LOW
 from ggjit.ops.cuda.block_points import named_iq4
 from ggjit.ops.cuda.blocks import byte_of
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.mul_mat_vec import WIDE
 from ggjit.ops.cuda.native import views
 from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, dense
 from ggjit.ops.cuda.native.sums import LOWEST
-from ggjit.ops.cuda.rows import FLOATS, ONE
+from ggjit.ops.cuda.rows import FLOATS, ONE, WIDE
 from ggjit.ops.cuda.soft_max import slope_of
 
 THREADS = 64 if SMALL_BLOCKS else 128

@@ -1,4 +1,5 @@
-"""One element by type: ONE[type].get(addr) -> float32, .put(addr, x); COPY[nbytes] moves an element as it is."""
+"""One element by type: ONE[type].get(addr) -> float32, .put(addr, x); WIDE[type](addr) -> eight of 16 bits as float32;
+MOVE[nbytes] moves an element as it is."""
 import dataclasses
 from collections.abc import Callable
 
@@ -27,6 +28,17 @@ def _put_i32(addr, x):
 ONE = {F32: One(core.ld_f32, core.st_f32), F16: One(core.ld_f16, core.st_f16), BF16: One(core.ld_bf16, core.st_bf16),
        I32: One(_get_i32, _put_i32)}
 FLOATS = (F32, F16, BF16)
+
+
+def _eight(low, high):
+    @core.device
+    def eight(p):
+        w0, w1, w2, w3 = core.ld_i32x4(p)
+        return low(w0), high(w0), low(w1), high(w1), low(w2), high(w2), low(w3), high(w3)
+    return eight
+
+
+WIDE = {F16: _eight(core.low_f16, core.high_f16), BF16: _eight(core.low_bf16, core.high_bf16)}
 
 
 # elements as they are, by their size: (load, store), of integers

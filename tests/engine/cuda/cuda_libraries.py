@@ -17,8 +17,9 @@ from benchmarks.gpu_suite import exact, nmse
 from ggjit.cuda import cccl, cublas, libraries
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.core.spec import all_specs
-from ggjit.ops.cuda import argsort, mul_mat_dense
+from ggjit.ops.cuda import argsort
 from ggjit.ops.cuda.blocks import BLOCKS
+from ggjit.ops.cuda.matmul import mul_mat_dense
 from ggjit.ops.cuda.native.launch import Gemm, Sort
 
 RNG = np.random.default_rng()

@@ -14,13 +14,13 @@ mul_mat_id is the same with the matrix named by an id: `experts`.
 """
 from numpy import float32 as f32
 
-from ggjit.ops.core.types import BF16, F16, F32
+from ggjit.ops.core.types import F32
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
 from ggjit.ops.cuda.native.launch import SMALL_BLOCKS, Launch, threads_for
 from ggjit.ops.cuda.native.sums import block_sum
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, bad_index, nb, ne, row_addr, work
-from ggjit.ops.cuda.rows import ONE
+from ggjit.ops.cuda.rows import ONE, WIDE
 
 MAX_THREADS = 64 if SMALL_BLOCKS else 128
 MANY_ROWS = 8192                # blocks of one warp keep a GPU busy
@@ -186,17 +186,6 @@ def _make_quantized(type, at_once, experts, rows=ROWS, unroll=UNROLL):
 
 
 # ---------------------------------------------------------------- float weights
-def _eight(low, high):
-    @core.device
-    def eight(p):
-        w0, w1, w2, w3 = core.ld_i32x4(p)
-        return low(w0), high(w0), low(w1), high(w1), low(w2), high(w2), low(w3), high(w3)
-    return eight
-
-
-WIDE = {F16: _eight(core.low_f16, core.high_f16), BF16: _eight(core.low_bf16, core.high_bf16)}
-
-
 def _piece_of(type):
     """piece(p, x): the sum of products of 16 bytes of weights with as many float32."""
     if type is F32:

@@ -8,9 +8,9 @@ With the extra `cublas` plain matrices with many columns may be cuBLAS' (mul_mat
 MAX_VEC tokens groups its columns by expert first (mul_mat_group).
 """
 from ggjit.ops.core.record import OP
-from ggjit.ops.cuda import mul_mat_dense, mul_mat_tile, quantize_columns
 from ggjit.ops.cuda.blocks import BLOCKS
-from ggjit.ops.cuda.mul_mat_vec import product
+from ggjit.ops.cuda.matmul import mul_mat_dense, mul_mat_tile, quantize_columns
+from ggjit.ops.cuda.matmul.mul_mat_vec import product
 from ggjit.ops.cuda.native.launch import dense
 from ggjit.ops.cuda.rows import FLOATS
 

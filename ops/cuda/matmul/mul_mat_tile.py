@@ -15,10 +15,10 @@
 from numpy import float32 as f32
 
 from ggjit.ops.core.types import F16, F32
-from ggjit.ops.cuda import mul_mat_group
 from ggjit.ops.cuda.blocks import BLOCKS
 from ggjit.ops.cuda.compiler import core
-from ggjit.ops.cuda.mul_mat_columns import columns, store_pair
+from ggjit.ops.cuda.matmul import mul_mat_group
+from ggjit.ops.cuda.matmul.mul_mat_columns import columns, store_pair
 from ggjit.ops.cuda.native.launch import Launch
 from ggjit.ops.cuda.native.views import SRC0, SRC1, n_rows, nb, ne, work
 from ggjit.ops.cuda.rows import ONE

@@ -11,7 +11,6 @@ A block looks its columns up once and keeps what it needs of them in shared memo
 import dataclasses
 from collections.abc import Callable
 
-from ggjit.ops.cuda import mul_mat_group
 from ggjit.ops.cuda.compiler.core import (
     block_y,
     block_z,
@@ -24,6 +23,7 @@ from ggjit.ops.cuda.compiler.core import (
     sync,
     thread,
 )
+from ggjit.ops.cuda.matmul import mul_mat_group
 from ggjit.ops.cuda.native.views import DST, SRC0, SRC1, SRC2, addr, nb, ne, row_addr
 
 

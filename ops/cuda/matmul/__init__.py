@@ -1,0 +1,13 @@
+"""CUDA kernels of matrix products.
+
+    mul_mat             the op and the choice of its kernel
+    mul_mat_vec         one column: a row of weights is read as it lies
+    mul_mat_tile        many columns: tiles of tensor cores (mul_mat_columns: what a tile reads and writes)
+    mul_mat_dense       by a library, weights unpacked first
+    mul_mat_group       mul_mat_id: columns by expert
+    quantize_columns    columns as 8-bit codes
+
+Read in this order.
+"""
+if not __name__.startswith("ggjit"):
+    raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
