@@ -201,7 +201,7 @@ add_id(one(2, 2, 4), one(3, 4), gg.tensor([[0, 2], [1, 0]])) | a + b[ids]
 conv_3d(one(1, 2, 2, 2), one(1, 3, 3, 3), 1, 1, 1, 1, 0, 0, 0, 1, 1, 1) | sums of windows of 2 x 2 x 2
 conv_3d_direct(one(1, 2, 2, 2), one(1, 3, 3, 3), 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1) | sums of windows of 2 x 2 x 2
 im2col_3d(one(1, 2, 2, 2), one(1, 3, 3, 3), 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, "F32") | windows of 2 x 2 x 2 as rows
-im2col_back(one(1, 1, 2, 2), one(1, 2, 2, 4), (3, 3, 1, 1), 1, 1, 0, 0, 1, 1, True) | windows added up where they came from
+im2col_back(one(1, 2, 2, 4), one(1, 1, 2, 2), (3, 3, 1, 1), 1, 1, 0, 0, 1, 1, True) | windows added up where they came from
 col2im_1d(one(3, 4), 1, 2, 0) | rows added up, one step on each
 pool_2d_back(one(1, 1, 1, 1), one(1, 1, 2, 2), 1, 2, 2, 2, 2, 0.0, 0.0) | each mean spread over its window
 win_unpart(one(1, 2, 2, 3), 2, 2, 2) | windows put together again
@@ -209,7 +209,7 @@ ssm_conv(one(1, 4, 6), one(4, 3)) | x[t:t + 3] times c, summed, for every t
 opt_step_sgd(gg.set_param(one(2, 3)), one(2, 3), gg.tensor([0.1, 0.0])) | a -= 0.1 * grad
 opt_step_adamw(gg.set_param(one(2, 3)), one(2, 3), one(2, 3), one(2, 3), gg.tensor([0.1, 0.9, 0.99, 1e-8, 0.0, 1.0, 1.0])) | one step of AdamW
 dsv4_hc_pre(one(2, 4, 8), one(2, 4)) | (x * weights[..., None]).sum(1)
-dsv4_hc_pre_gated(one(2, 4, 8), one(2, 4, 8), one(1)) | (x / (1 + np.exp(-gate))).sum(1) * scale
+dsv4_hc_pre_gated(one(2, 4, 8), one(2, 4, 8), 0.5) | (x / (1 + np.exp(-gate))).sum(1) * scale
 dsv4_hc_post(one(2, 8), one(2, 4, 8), one(2, 4)) | x[:, None] * post[..., None] + residual
 dsv4_hc_comb(one(2, 24), one(3), one(24), 1e-6, 4) | 4 x 4 matrices whose rows and columns sum to 1
 get_rel_pos(gg.tensor(np.ones((3, 4)), type="F16"), 2, 2) | a[i - j + 1] for i, j < 2

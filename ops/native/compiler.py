@@ -79,7 +79,7 @@ class _Codegen(JITCPUCodegen):
 @functools.cache
 def codegen():
     """The code generator of all kernels."""
-    return _Codegen("ggjit.exec")
+    return _Codegen("ggjit")
 
 
 @functools.cache

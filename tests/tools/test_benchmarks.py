@@ -15,7 +15,6 @@ from helpers.paths import ROOT
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.files.gguf import GGUFFile
-from ggjit.ops.native import isa
 
 
 @pytest.fixture(scope="module")
@@ -351,9 +350,11 @@ def test_fusion_patterns_are_compared_with_the_plan_without_any(bench, tiny):
 
 
 def test_tiles_with_other_bytes_are_marked(bench):
-    line = bench("tuning").row(gg.Q4_0, 64, {"1": 3e-6, "1 no prefetch": 4e-6, "2": 2e-6, "4": 1e-6}, ["4"])
-    eight = " - |" * (isa.ISA == "avx512")                              # no eight rows for blocks; far is Q4_0's own
-    assert line == f"| Q4_0 | 64 | 3 | - | - | 4 | 2 | 1 (other bytes) |{eight} - | 2 | 1.500 |"
+    tuning = bench("tuning")
+    line = tuning.row(gg.Q4_0, 64, {"1": 3e-6, "1 no prefetch": 4e-6, "2": 2e-6, "4": 1e-6}, ["4"])
+    assert tuning.NAMES[:6] == ("1", "1 far", "1 near", "1 no prefetch", "2", "4")
+    more = " - |" * len(tuning.NAMES[6:])           # no eight rows for blocks; far is Q4_0's own; layouts
+    assert line == f"| Q4_0 | 64 | 3 | - | - | 4 | 2 | 1 (other bytes) |{more} 2 | 1.500 |"
 
 
 def test_the_command_lists_its_rows():
