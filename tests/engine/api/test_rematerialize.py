@@ -1,4 +1,6 @@
 """gg.rematerialize: the same bits within a number of bytes, and what is proved about the price."""
+import heapq
+import itertools
 import pickle
 
 import hypothesis
@@ -253,3 +255,42 @@ def test_the_least_is_between_the_largest_node_and_the_plain_peak():
 def test_an_output_in_place_of_an_input_counts_once():
     plain, in_place = (Recomputation([8, 8, 8], [1] * 3, [[], [0], [1]], [0, flag, flag | KEEP]) for flag in (0, TAKE))
     assert (plain.plain.peak, in_place.plain.peak) == (16, 8)
+
+
+def cheapest_by_hand(p, limit):
+    """The least extra cost of any schedule within `limit` bytes, in any order: all states are visited."""
+    reads = [p.idx[p.ptr[v]:p.ptr[v + 1]].tolist() for v in range(p.n)]
+    leaves = [v for v in range(p.n) if not reads[v] and not p.flags[v] & AGAIN]
+    kept = {v for v in range(p.n) if p.flags[v] & KEEP}
+    start = frozenset(leaves), frozenset(leaves)                    # made, alive
+    queue, done, number = [(0, 0, start)], set(), itertools.count(1)
+    while queue:
+        cost, _, (made, alive) = heapq.heappop(queue)
+        if (made, alive) in done:
+            continue
+        done.add((made, alive))
+        if len(made) == p.n and kept <= alive:
+            return cost
+        for drop in alive:
+            heapq.heappush(queue, (cost, next(number), (made, alive - {drop})))
+        for v in range(p.n):
+            takes = p.flags[v] & TAKE and any(p.size[x] == p.size[v] for x in reads[v])
+            room = sum(p.size[x] for x in alive) + (0 if takes else p.size[v])
+            may = v not in alive and (v not in made or p.flags[v] & AGAIN)
+            if may and alive.issuperset(reads[v]) and room <= limit:
+                again = int(p.cost[v]) if v in made else 0
+                heapq.heappush(queue, (cost + again, next(number), (made | {v}, alive | {v})))
+    return None
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_schedule_in_any_order_is_cheaper_than_the_bound(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(4, 9))
+    reads = [sorted(rng.choice(v, min(v, rng.integers(1, 3)), replace=False).tolist()) for v in range(n)]
+    flags = [AGAIN * int(v < n // 2 and rng.random() < 0.9) | TAKE * int(rng.random() < 0.2) for v in range(n)]
+    flags[-1] = KEEP
+    p = Recomputation(rng.integers(1, 6, n), rng.integers(1, 9, n), reads, flags)
+    for limit in range(p.least_node, p.plain.peak):
+        least = cheapest_by_hand(p, limit)
+        assert least is None or p.bound(limit) <= least / p.total + 1e-9
