@@ -29,6 +29,7 @@ from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
 PLAN_NODES = 2000                       # of a search for offsets, about 10 ms: it mostly ends at the budget at once
+LEAST_NODES = 8000                      # of the search for the least peak, up to a second
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
@@ -94,12 +95,12 @@ class _Problem:
         self.graph, self.buft = units.graph, units.buft
         self.units, self.numbers = [units.tensors[k] for k in order.tolist()], units.numbers.in_order(order)
 
-    def graph_of(self, schedule, limit):
+    def graph_of(self, schedule, limit, n_nodes=PLAN_NODES):
         """The Rematerialized graph that runs the schedule."""
         new = _Copy(self.units).run(schedule.events, self.graph)
         new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
         new._numbers, new._limit = self.numbers, limit
-        new.search = {"capacity": limit, "node_limit": PLAN_NODES}
+        new.search = {"capacity": limit, "node_limit": n_nodes}
         new.peak = plan_of(new, self.buft).peak
         return new
 
@@ -244,7 +245,7 @@ def _units(graph, target, profile):
 
 
 def _least(problems, budget):
-    return min((p.graph_of(p.numbers.least(), budget) for p in problems), key=lambda new: new.peak)
+    return min((p.graph_of(p.numbers.least(), budget, LEAST_NODES) for p in problems), key=lambda new: new.peak)
 
 
 def _in_rows(units, budget, rounded):

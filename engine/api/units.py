@@ -115,7 +115,10 @@ class Units:
         self.written = np.zeros(number.n + 1, np.bool_)
         self.written[base[at[views[at]]]] = True
         ptr, idx = _reads(unit[self.storages])
-        keep = np.isin(ids[at], graph.output_ids) | (own[:, T_FLAGS] & FLAG_OUTPUT > 0)
+        keep = np.zeros(n + 1, np.bool_)                # outputs, and the memory they lie in; the last one: no unit
+        shown = root[np.flatnonzero(np.isin(ids, graph.output_ids) | (words[:, T_FLAGS] & FLAG_OUTPUT > 0))]
+        keep[unit[np.concatenate([shown, base[shown]])]] = True
+        keep = keep[:n]
         self.behind = np.zeros(n, np.int64)             # what depends on a scalar: gradients, where that is a loss
         scalar = (own[:, T_NE:T_NE + 4].prod(1) == 1).astype(np.int64)
         reaches(n, ptr, idx, scalar, self.behind)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.alloc.recompute import Recomputation
 from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
+from ggjit.api.units import Units
 
 
 def leaf(ctx, *shape, name="", seed=0):
@@ -97,6 +98,25 @@ def test_what_is_written_in_place_is_written_once():
     assert got == want and small.n_again and (total.numpy() - before == added).all()
     writers = [t for t in small.nodes if t.op.name in ("CPY",) or t.view_src is not None and t.view_src.id == total.id]
     assert len(writers) == 2
+
+
+def test_outputs_that_are_views_or_written_in_place_stay_alive_to_the_end():
+    """What is planned as alive is what the offsets need."""
+    ctx = gg.Context()
+    x, w = leaf(ctx, 64, 16, name="x"), gg.set_param(leaf(ctx, 16, 16, name="w"))
+    with ctx:
+        a = gg.silu(gg.mul_mat(w, x))
+        b = gg.scale_inplace(gg.mul(a, x), 3.0)
+        c = gg.transpose(gg.tanh(a))
+        loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.gelu(gg.mul_mat(w, a)))))
+        graph = gg.Graph(b, c, loss, gg.grad(loss, w))
+    units = Units(graph, gg.init_backend("CPU").default_buffer_type, {})
+    kept = {t.op.name for t, flag in zip(units.tensors, units.numbers.flags, strict=True) if flag & KEEP}
+    assert {"MUL", "SCALE", "UNARY", "SUM"} < kept
+    want, _ = run(graph, graph.outputs)
+    small = gg.rematerialize(graph, int(0.8 * gg.measure(graph).peak))
+    got, arena = run(small, small.outputs)
+    assert got == want and arena == small.peak == gg.measure(small).peak
 
 
 @st.composite
