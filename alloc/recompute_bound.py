@@ -4,7 +4,7 @@ import numpy as np
 from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
 from ggjit.ops.native.jit import exact, i64s, native
 
-MOMENTS = 24                            # parts of the order; in each the node that most bytes wait for is looked at
+MOMENTS = 48                            # parts of the order; in each the node that most bytes wait for is looked at
 
 
 # ---------------------------------------------------------------- minimum cut

@@ -134,3 +134,15 @@ def reaches(n, ptr_, idx_, from_, found_):
                 found[v] = 1
                 break
     return 0
+
+
+@native("i64(i64, i64, i64, i64, i64)")
+def leads(n, ptr_, idx_, to_, found_):
+    """found[v]: whether a node of `to` depends on v, in graph order."""
+    ptr, end, found = i64s(ptr_, n + 1), i64s(to_, n), i64s(found_, n)
+    idx = i64s(idx_, ptr[n])
+    for v in range(n - 1, -1, -1):
+        if end[v] or found[v]:
+            for k in range(ptr[v], ptr[v + 1]):
+                found[idx[k]] = 1
+    return 0

@@ -4,6 +4,7 @@
 """
 import collections
 import functools
+import itertools
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from ggjit.ops.core.whole_numbers import whole
 from ggjit.tensors.context import Context
 
 PLAN_NODES = 2000                       # of a search for offsets, about 10 ms: it mostly ends at the budget at once
+LEAST_NODES = 8000                      # of the search for the least peak, up to a second
 MAX_CUTS, MAX_HALVINGS = 3, 6           # regions that are cut, and how often their chunks are halved
 MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whose cut helps most is taken
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
@@ -93,12 +95,12 @@ class _Problem:
         self.graph, self.buft = units.graph, units.buft
         self.units, self.numbers = [units.tensors[k] for k in order.tolist()], units.numbers.in_order(order)
 
-    def graph_of(self, schedule, limit):
+    def graph_of(self, schedule, limit, n_nodes=PLAN_NODES):
         """The Rematerialized graph that runs the schedule."""
         new = _Copy(self.units).run(schedule.events, self.graph)
         new.extra, new.n_again = schedule.extra, len(schedule.events) - len(self.units)
         new._numbers, new._limit = self.numbers, limit
-        new.search = {"capacity": limit, "node_limit": PLAN_NODES}
+        new.search = {"capacity": limit, "node_limit": n_nodes}
         new.peak = plan_of(new, self.buft).peak
         return new
 
@@ -108,6 +110,7 @@ class _Orders:
 
     def __init__(self, units):
         self.units, self._found = units, []
+        self._makers = iter((units.sorted, units.sorted_late, units.memory_order, lambda: None))
 
     @functools.cached_property
     def given(self):
@@ -115,7 +118,7 @@ class _Orders:
 
     def __iter__(self):
         yield from self._found
-        for make in (self.units.sorted, self.units.memory_order, lambda: None)[len(self._found):]:
+        for make in self._makers:
             order = make()
             problem = self.given if order is None else _Problem(self.units, order)
             if not any(problem.units == p.units for p in self._found):
@@ -185,9 +188,9 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
 
     Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
-    the first of three orders that meets the budget.  `small.bound` says how much any plan pays at least.  A
-    GraphAllocator uses the planner "best" for it.  Its outputs, in the order of graph.outputs, may be new tensors;
-    small.of(t) finds them.  Leaves that lie in memory count nothing.
+    each of two orders, or, where none meets the budget, in the first of two more that does.  `small.bound` says how
+    much any plan pays at least.  A GraphAllocator uses the planner "best" for it.  Its outputs, in the order of
+    graph.outputs, may be new tensors; small.of(t) finds them.  Leaves that lie in memory count nothing.
     cut: where no plan of whole nodes meets the budget, the largest are computed for some rows at a time, as
     `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows (gradients of weights, a mean loss) may
     be formed by chunks too; that needs fewest bytes, rounds otherwise, and `small.same_bits` says whether it was done.
@@ -207,10 +210,9 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         as_it_is = given.graph_of(given.numbers.plain, int(budget))
         if as_it_is.peak <= budget:
             return as_it_is
-    for p in problems:
-        new = _within(p, int(budget))
-        if new is not None:
-            return new
+    new = _cheapest(problems, int(budget))
+    if new is not None:
+        return new
     least = _least(problems, int(budget))
     if least.peak <= budget:
         return least
@@ -243,7 +245,7 @@ def _units(graph, target, profile):
 
 
 def _least(problems, budget):
-    return min((p.graph_of(p.numbers.least(), budget) for p in problems), key=lambda new: new.peak)
+    return min((p.graph_of(p.numbers.least(), budget, LEAST_NODES) for p in problems), key=lambda new: new.peak)
 
 
 def _in_rows(units, budget, rounded):
@@ -331,12 +333,9 @@ class _Pieces:
         return new
 
     def within(self, budget):
-        """The graph of the first order that fits into `budget`; None."""
-        for problem in _Orders(self.units):
-            new = _within(problem, budget)
-            if new is not None:
-                return self.told(new)
-        return None
+        """The cheapest graph that fits into `budget`; None."""
+        new = _cheapest(_Orders(self.units), budget)
+        return None if new is None else self.told(new)
 
     def told(self, graph):
         """A Rematerialized graph of these units as one of the original."""
@@ -354,17 +353,30 @@ def _seconds(profile):
     return profile.seconds_by_tensor()
 
 
-def _within(problem, budget):
-    """The graph of the cheapest schedule whose plan fits into `budget`; None."""
+def _cheapest(problems, budget):
+    """The graph of the cheapest schedule whose plan fits into `budget`, of the two sorted orders; else of the first
+    of the others, which take longer to make; None."""
+    problems = iter(problems)
+    for some in itertools.chain([itertools.islice(problems, 2)], ([p] for p in problems)):
+        found = [(s.extra, k, p, s) for k, p in enumerate(some) for s in [p.numbers.fit(budget)] if s is not None]
+        for _extra, _k, problem, schedule in sorted(found, key=lambda x: x[:2]):
+            new = _within(problem, budget, schedule)
+            if new is not None:
+                return new
+    return None
+
+
+def _within(problem, budget, schedule):
+    """The graph of a schedule, or of one of fewer bytes, whose plan fits into `budget`; None."""
     limit = budget
     for _ in range(MAX_TRIES):
-        schedule = problem.numbers.fit(limit)
-        if schedule is None:
-            return None
         new = problem.graph_of(schedule, budget)
         if new.peak <= budget:
             return new
         limit -= max(new.peak - budget, budget // 200)  # what the offsets lose
+        schedule = problem.numbers.fit(limit)
+        if schedule is None:
+            return None
     return None
 
 
@@ -397,7 +409,7 @@ def pareto(graph, n=12, target=None, profile=None):
     found = []
     with work("schedules within fewer bytes", n) as step:
         for limit in np.linspace(most, least, n):
-            found += [_within(p, int(limit)) for p in problems]
+            found.append(_cheapest(problems, int(limit)))
             step()
     points = [Point(new.peak, new.extra) for new in found if new is not None]
     best, cheapest = Pareto(), float("inf")

@@ -10,7 +10,7 @@ import numpy as np
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.order import VIEW_OP, reorder
 from ggjit.alloc.recompute import Recomputation
-from ggjit.alloc.schedules import AGAIN, KEEP, TAKE, reaches
+from ggjit.alloc.schedules import AGAIN, KEEP, TAKE, leads, reaches
 from ggjit.core.buffer import BufferType
 from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
@@ -92,7 +92,8 @@ def costs_of(units, words, seconds):
 class Units:
     """`.tensors`: the units of a graph in its order.  `.numbers`: the Recomputation of that order.
 
-    rank: {tensor id: a number}, units of lower ones first in a sorted order; default: what does not depend on a scalar.
+    rank: {tensor id: a number}, units of lower ones first in a sorted order; default: what leads to
+    a scalar, a loss that is, then the gradients and what they alone read.
     """
 
     def __init__(self, graph, buft, seconds, rank=None):
@@ -114,10 +115,15 @@ class Units:
         self.written = np.zeros(number.n + 1, np.bool_)
         self.written[base[at[views[at]]]] = True
         ptr, idx = _reads(unit[self.storages])
-        keep = np.isin(ids[at], graph.output_ids) | (own[:, T_FLAGS] & FLAG_OUTPUT > 0)
+        keep = np.zeros(n + 1, np.bool_)                # outputs, and the memory they lie in; the last one: no unit
+        shown = root[np.flatnonzero(np.isin(ids, graph.output_ids) | (words[:, T_FLAGS] & FLAG_OUTPUT > 0))]
+        keep[unit[np.concatenate([shown, base[shown]])]] = True
+        keep = keep[:n]
         self.behind = np.zeros(n, np.int64)             # what depends on a scalar: gradients, where that is a loss
         scalar = (own[:, T_NE:T_NE + 4].prod(1) == 1).astype(np.int64)
         reaches(n, ptr, idx, scalar, self.behind)
+        forward, first = np.zeros(n, np.int64), scalar * (self.behind == 0)
+        leads(n, ptr, idx, first, forward)
         again = ~(self.behind.astype(bool) | keep | np.isin(op[at], (OP.NONE, *USERS)) | views[at] | has_memory[at]
                   | self.written[at] | self.written[self.storages].any(1))
         takes = in_place_table()[op[at]] & ~views[at]
@@ -129,7 +135,7 @@ class Units:
         self.numbers = Recomputation(size, costs_of(self.tensors, own, seconds), (ptr, idx),
                                      AGAIN * again | KEEP * keep | TAKE * takes)
         self._ids = ids[at].tolist()
-        self.ranks = rank or dict(zip(self._ids, self.behind.tolist(), strict=True))
+        self.ranks = rank or dict(zip(self._ids, (1 - (forward | first)).tolist(), strict=True))
         self._rank = np.where(op[at] == OP.NONE, -1, np.array([self.ranks.get(i, 0) for i in self._ids], np.int64))
 
     def _hazards(self, at, base, views):
@@ -160,6 +166,10 @@ class Units:
     def sorted(self):
         """Positions of the units in an order of few live bytes, lower ranks first."""
         return self.numbers.order(self._rank, self.after)
+
+    def sorted_late(self):
+        """The same with all that does not depend on a scalar first."""
+        return self.numbers.order(np.where(self._rank == 1, self.behind, self._rank), self.after)
 
     def memory_order(self):
         """Positions of the units in the order of Graph(order="memory")."""
