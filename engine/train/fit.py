@@ -26,7 +26,7 @@ from ggjit.train import losses
 from ggjit.train.dataset import Dataset, as_dataset
 from ggjit.train.history import History
 from ggjit.train.network import Network
-from ggjit.train.optimizers import SGD, AdamW
+from ggjit.train.optimizers import AdamW
 from ggjit.train.parallel import checked_devices
 from ggjit.train.training import NotFinite, Training, uninterrupted
 
@@ -61,7 +61,7 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     Source: ggml_opt_fit.
     """
     data = as_dataset(dataset)
-    optimizer = expect(AdamW() if optimizer is None else optimizer, (AdamW, SGD), "fit: optimizer")
+    optimizer = AdamW() if optimizer is None else optimizer
     seed = None if seed is None else whole(seed, "fit: seed")
     if seed is not None and seed < 0:
         raise ParamError(f"fit: seed must not be negative, got {seed}")

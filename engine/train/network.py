@@ -73,6 +73,8 @@ class Network:
         self.forward = Graph(self.loss, outputs)
 
     def _check_inputs(self):
+        if len({t.id for t in self.inputs}) < len(self.inputs):
+            raise ParamError(f"fit: inputs names a tensor twice: {', '.join(map(describe, self.inputs))}")
         leafs = {t.id for tensors in visit((self.outputs,)) for t in tensors if t.op == OP.NONE}
         for t in self.inputs:
             if t.op != OP.NONE or t.id not in leafs:

@@ -11,6 +11,7 @@ import contextlib
 import math
 import numbers
 import signal
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import F32
 from ggjit.tensors.tensor import Tensor
 from ggjit.train.network import Network
+from ggjit.train.optimizers import SGD, AdamW
 from ggjit.train.parallel import Replicas, added
 
 
@@ -55,7 +57,7 @@ class Training(Network):
 
     def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None, devices=None):
         super().__init__(inputs, outputs, loss, target)
-        self.optimizer, self.period = optimizer, period
+        self.optimizer, self.period = expect(optimizer, (AdamW, SGD), "fit: optimizer"), period
         self.params = self._params(params)
         found = self.gradients = gradients(self.loss, self.params)
         op = builders()
@@ -114,7 +116,11 @@ class Training(Network):
     def _params(self, params):
         nodes, _ = visit((self.loss,))
         marked = [t for t in nodes if t.op == OP.NONE and t.flags & FLAG_PARAM]
-        chosen = marked if params is None else [params] if isinstance(params, Tensor) else list(params)
+        if isinstance(params, Tensor):
+            params = [params]
+        elif not isinstance(params, Iterable | None):
+            raise TypeMismatch(f"fit: params takes a list of tensors, got {type(params).__name__}")
+        chosen = marked if params is None else list(params)
         for w in chosen:
             expect(w, Tensor, "fit: params")
         if len({w.id for w in chosen}) < len(chosen):

@@ -196,6 +196,7 @@ def test_nothing_but_the_optimiser_writes_parameters():
     (dict(data=(X, np.zeros((48, 3), np.float32))), "each row sums to 1"),
     (dict(data=(X, np.ones((48, 1, 3, 2), np.float32)), loss="mse"), "do not fit outputs"),
     (dict(optimizer="adam"), "fit: optimizer takes"), (dict(params=[3]), "fit: params takes"),
+    (dict(params=3), "params takes a list of tensors, got int"),
     (dict(backend=3), "backend takes"), (dict(seed=-1), "seed must not be negative"),
     (dict(callback=3), "is a function"),
     (dict(early_stop=0, val_split=0.25), "1 or more"), (dict(checkpoint="/no such folder/a"), "there is no folder"),
@@ -421,6 +422,14 @@ def test_a_loss_function_of_ones_own_sees_whole_batches():
     with pytest.raises(gg.ParamError, match="5 rows to evaluate do not fill a batch of 8"):
         net.fit((X, target), loss=worst, val_split=0.1)
     assert all((a == b).all() for a, b in zip(net.values(), before, strict=True))
+
+
+def test_an_input_stands_once():
+    net = Net()
+    with pytest.raises(gg.ParamError, match="inputs names a tensor twice: x"):
+        gg.train.fit((net.x, net.x), net.y, ((X, X), Y))
+    with pytest.raises(gg.TypeMismatch, match="fit: optimizer takes"):
+        gg.train.measure(net.x, net.y, optimizer="adam")
 
 
 def test_rows_to_predict_are_inputs_alone():
