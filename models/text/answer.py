@@ -21,7 +21,7 @@ class Answer:
                     "stop_string"   a text of `stop`
                     "length"        n_predict tokens
                     "grammar"       the grammar allows nothing more
-                    "context"       no room for another token (whoever computes the logits says so)
+                    "context"       no room for another token (the code that computes the logits says so)
 
     No piece ever holds a part of a stop string: text that may become one is held back until that is decided.
     Errors: ParamError, TypeMismatch for `stop`; those of the sampler.

@@ -131,7 +131,7 @@ class _Worker:
                 line = process.stdout.readline()
             except OSError:
                 line = ""
-            except BaseException:               # Ctrl-C: what it answers later is nobody's
+            except BaseException:               # Ctrl-C: its late answer belongs to no later question
                 self._end()
                 raise
             finally:

@@ -124,7 +124,7 @@ def _opened(path):
 
 
 def _content(path):
-    """The bytes of the file, which must be this user's and writable by nobody else."""
+    """The bytes of the file, which must be this user's and writable by no other user."""
     with open(path, "rb") as f:
         found = os.fstat(f.fileno())
         if not stat.S_ISREG(found.st_mode):
