@@ -287,7 +287,7 @@ print("inside")
 
 
 def product_beside_guards(k, m, n):
-    """Weights, columns and result each end where a page begins that nobody may read or write."""
+    """Weights, columns and result each end where a page begins that may be neither read nor written."""
     rng = np.random.default_rng()
     w, x = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
     ctx = gg.Context()

@@ -1,5 +1,5 @@
 """The CUDA device in the simulator: memory, streams, events, plans.  Run by test_cuda.py in a process of
-its own (NUMBA_ENABLE_CUDASIM=1); streams there do their work only when somebody waits, so a missing wait shows."""
+its own (NUMBA_ENABLE_CUDASIM=1); streams there do their work only when a thread waits, so a missing wait shows."""
 import concurrent.futures
 import gc
 import inspect
