@@ -5,6 +5,7 @@
                          canonical search at the goal, its three rules by turns
                          bisection between the proved bound and the best plan (both are complete: they can prove that
                          nothing fits)
+                         where nearly every section is full: tiling at the goal (ggjit.alloc.tiling)
                          local search (ggjit.alloc.repair: finds what depth first misses)
 
 The goal is the lower bound, or `capacity` where that is given.  ggml's plan is always among the candidates, so the
@@ -20,7 +21,7 @@ import time
 
 import numpy as np
 
-from ggjit.alloc import greedy, repair
+from ggjit.alloc import greedy, repair, tiling
 from ggjit.alloc.best_fit import ggml_best_fit
 from ggjit.alloc.free_list import UNBOUNDED
 from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
@@ -34,6 +35,7 @@ from ggjit.ops.native.jit import CACHE
 
 COARSE = 32                     # the bisection's node limit is that much smaller than the one at the goal
 SHARE = 2                       # of the moves of local search, over the nodes of the searches between
+TILES = 16                      # nodes of the tiling search over those of the searches between
 MOVES = 2000                    # of a walk of the local search before results are looked at
 
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
@@ -147,7 +149,8 @@ class Planner:
             self.trace.append((self.clock.used, self.best, how))
 
     def run(self):
-        for kernels, phase in ((greedy.KERNELS, self._greedy), (SEARCH_KERNELS + repair.KERNELS, self._search)):
+        searching = SEARCH_KERNELS + tiling.KERNELS + repair.KERNELS
+        for kernels, phase in ((greedy.KERNELS, self._greedy), (searching, self._search)):
             if self.done or self.node_limit is None and self.short:
                 return
             for kernel in kernels:
@@ -207,6 +210,19 @@ class Planner:
             if self._try(cap, limit) != FOUND:
                 soft = cap + 1
 
+    def _tile(self, tiles, nodes):
+        """The tiling search at the goal with so many nodes; its state, which serves one capacity."""
+        goal = max(self.proved, self.goal)
+        if tiles is None or tiles.cap != goal:
+            tiles = tiling.Tiling(self.inst, goal, self.seed)
+        if not self.done and not self.spent:
+            nodes = nodes if self.node_limit is None else min(nodes, self.node_limit - self.nodes)
+            made, offsets = tiles.run(nodes, self.stop)
+            self.nodes += made
+            if offsets is not None:
+                self._keep(int((offsets + self.inst.size).max()), offsets, "tiling")
+        return tiles
+
     def _climb(self, local, nodes):
         """Local search with so many nodes."""
         end = self.nodes + nodes
@@ -225,14 +241,16 @@ class Planner:
         with contextlib.ExitStack() as held:
             self.pool = held.enter_context(concurrent.futures.ThreadPoolExecutor(self.n_threads)) \
                 if self.n_threads > 1 else None
-            limit, local = 2 * self.inst.n, None
+            limit, local, tiles = 2 * self.inst.n, None, None
             while not self.done and not self.spent:
                 before = self.nodes
                 self._try(max(self.proved, self.goal), limit)
                 self._bisect(max(limit // COARSE, 2 * self.inst.n))
+                spent = self.nodes - before
+                tiles = self._tile(tiles, TILES * spent)
                 if not self.done and not self.spent and len(self.search.adj) <= repair.MAX_PAIRS:
                     local = local or repair.Repair(self.search, self.offsets, self.seed)
-                    self._climb(local, SHARE * (self.nodes - before))
+                    self._climb(local, SHARE * spent)
                 limit *= 2
 
 

@@ -7,7 +7,7 @@ import pytest
 from helpers.requirements import benchmark
 from helpers.timing import processor_time
 
-from ggjit.alloc import greedy, planners, repair
+from ggjit.alloc import greedy, planners, repair, tiling
 from ggjit.alloc.best_fit import ggml_best_fit
 from ggjit.alloc.csvio import read_problem, run_plan_csv
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, NOT_FOUND, plan_offsets
@@ -124,6 +124,54 @@ def test_ranking_parts_anew_needs_fewer_nodes():
     kept, anew = (s.solve(inst.lower_bound, order, 20_000, rule) for rule in (KEEP, RULES["TAW"]))
     assert kept.status == anew.status == FOUND and anew.nodes < kept.nodes
     assert check_layout(lo, hi, size, anew.offsets * unit) == inst.lower_bound * unit
+
+
+@pytest.mark.parametrize("n, seed", [(40, 0), (80, 1), (120, 2), (154, 1000)])
+def test_tiling_finds_layouts_without_holes(n, seed):
+    lo, hi, size = instances.accelerator(n, seed, **instances.STYLES["tiles"])
+    unit = int(np.gcd.reduce(size))
+    inst = Instance(lo, hi, size // unit)
+    nodes, offsets = tiling.Tiling(inst, inst.lower_bound, seed).run(3_000_000)
+    assert check_layout(lo, hi, size, offsets * unit) == inst.lower_bound * unit and nodes < 3_000_000
+    again, same = tiling.Tiling(inst, inst.lower_bound, seed).run(3_000_000)
+    assert again == nodes and (same == offsets).all()
+
+
+def near_the_gap(rng):
+    """A small problem: GAP with sizes moved and buffers added, so that about every third has no layout at its bound."""
+    lo, hi, size = GAP.copy()
+    size = np.maximum(size * rng.integers(1, 3) + np.where(rng.random(8) < 0.2, rng.integers(-1, 2, 8), 0), 1)
+    more = rng.integers(0, 5, rng.integers(0, 4))
+    added = more, rng.integers(more + 1, 7), rng.integers(1, 5, len(more))
+    return (np.concatenate(pair) for pair in zip((lo, hi, size), added, strict=True))
+
+
+def test_tiling_misses_no_layout_and_finds_none_that_is_not_there(monkeypatch):
+    """With any number of bytes to spare it decides what the canonical search decides."""
+    monkeypatch.setattr(tiling, "MAX_SPARE", 1.0)
+    rng, decided = np.random.default_rng(), set()
+    for seed in range(150):
+        lo, hi, size = near_the_gap(rng)
+        inst = Instance(lo, hi, size)
+        for cap in (inst.lower_bound, inst.lower_bound + 1):
+            want = CanonicalSearch(inst).solve(cap, np.argsort(-size), 1_000_000).status
+            tiles = tiling.Tiling(inst, cap, seed)
+            _, offsets = tiles.run(1_000_000)
+            assert (offsets is None) == (want == INFEASIBLE) == (not tiles.possible), (lo, hi, size, cap)
+            assert offsets is None or check_layout(lo, hi, size, offsets) <= cap
+            decided.add(want)
+    assert decided == {FOUND, INFEASIBLE}
+
+
+def test_tiling_is_left_to_full_problems():
+    lo, hi, size = instances.accelerator(100, 3, **instances.STYLES["tiles"])
+    full = Instance(lo, hi, size)
+    assert tiling.Tiling(full, full.lower_bound).possible
+    assert not tiling.Tiling(full, 2 * full.lower_bound).possible
+    assert not tiling.Tiling(full, full.lower_bound - 1).possible
+    lo, hi, size = instances.random_lifetimes(tiling.MAX_BUFFERS + 1)
+    large = Instance(lo, hi, size)
+    assert not tiling.Tiling(large, large.lower_bound).possible
 
 
 def test_an_alarm_that_rings_early_leaves_the_search_whole(monkeypatch):
