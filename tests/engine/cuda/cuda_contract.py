@@ -19,17 +19,6 @@ from ggjit.ops.cuda.compiler import contract as contract_of_the_seam
 from ggjit.ops.cuda.compiler import simulated, simulator
 
 
-@pytest.fixture
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
-@pytest.fixture
-def failing():
-    yield cuda_sim.fail
-    cuda_sim.fail.clear()
-
-
 # ---------------------------------------------------------------- devices
 def test_devices_are_found_in_order():
     assert [d.name for d in gg.registry.devices()] == ["CUDA0", "CUDA1", "CPU", "NULL"]

@@ -16,11 +16,6 @@ RNG = np.random.default_rng(11)
 
 
 @pytest.fixture
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
-@pytest.fixture
 def cpu():
     return gg.init_backend("CPU", n_threads=1)
 

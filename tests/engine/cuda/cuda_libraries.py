@@ -25,11 +25,6 @@ from ggjit.ops.cuda.native.launch import Gemm, Sort
 RNG = np.random.default_rng()
 
 
-@pytest.fixture(scope="module")
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
 # ---------------------------------------------------------------- dense products, codes of columns
 def products(gpu, type, n, n_products, k=256, m=12):
     """(plan, outputs, what they should be) of products of one matrix of columns with several of `type`."""

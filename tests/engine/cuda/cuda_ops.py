@@ -40,11 +40,6 @@ def small_cases(op):
     return [(i, case) for work, i, case in found if work <= max(most, min(found)[0])]
 
 
-@pytest.fixture(scope="module")
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
 def check(gpu, case, seed):
     y, sources, got = on(gpu, case, seed)
     want = all_specs()[y.op].reference(y, *sources)
