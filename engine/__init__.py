@@ -30,7 +30,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
 from ggjit.core import config as _config  # checks GGJIT_DEBUG
-from ggjit.core import forking as _forking  # registers what a forked child has to do
+from ggjit.ops.core import locks as _locks  # registers what a forked child has to do
 from ggjit.ops.core import settings as _settings
 
 __version__ = "0.1.0"
