@@ -35,7 +35,7 @@ def decoded(raw, type):
 
 def in_8_bits(x):
     """Rows of x as CUDA's products with quantised weights take them: codes -127 to 127, a scale for each 32 values."""
-    blocks = np.reshape(x, (-1, 32))
+    blocks = np.asarray(x, np.float32).reshape(-1, 32)              # in float32 as there: which codes ties become
     scale = abs(blocks).max(1, keepdims=True) / np.float32(127)
     size = np.floor(abs(blocks / scale) + np.float32(0.5))
     return (np.copysign(size, blocks) * np.float64(scale)).reshape(x.shape)
