@@ -88,7 +88,6 @@ def kernel(t, n_threads):
 
 
 def cases():
-
     def leaf(inp, ty, shape, view):
         wide = tuple(n * (1 + view * (i == 1)) for i, n in enumerate(shape))
         a = inp.new(ty, wide) if ty.dtype is None or ty.dtype.kind == "f" else inp.ids(ty, wide, 1000)
