@@ -21,7 +21,7 @@ Folders, lowest first; each imports only itself and those before it:
     train           gradients, optimiser and data in a loop
     cluster         devices that are other processes and machines
 
-Importing it reads settings and nothing else; Numba and the kernels come with the first name that is used.
+Importing it reads settings and nothing else; Numba and the kernels come with the first name that is used (names).
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
