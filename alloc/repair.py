@@ -22,7 +22,6 @@ WALKS = 1                       # layouts that are repaired at a time
 PATIENCE = 1_000_000            # moves of a walk without success before it starts anew, with another capacity
 MAX_PAIRS = 8_000_000           # that meet, in problems that are tried
 FAR = np.int64(1) << np.int64(62)
-MAX_CAP = 1 << 36               # in the common unit of the sizes: prices stay below 63 bits
 
 
 @exact

@@ -21,7 +21,7 @@ Folders, lowest first; each imports only itself and those before it:
     train           gradients, optimiser and data in a loop
     cluster         devices that are other processes and machines
 
-Importing it reads settings and nothing else; Numba and the kernels come with the first name that is used.
+Importing it reads settings and nothing else; Numba and the kernels come with the first name that is used (names).
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")
@@ -30,7 +30,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
 from ggjit.core import config as _config  # checks GGJIT_DEBUG
-from ggjit.core import forking as _forking  # registers what a forked child has to do
+from ggjit.ops.core import locks as _locks  # registers what a forked child has to do
 from ggjit.ops.core import settings as _settings
 
 __version__ = "0.1.0"

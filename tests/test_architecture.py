@@ -160,6 +160,20 @@ def test_packages_hold_only_a_guard():
             assert not imports(module), f"{path} imports"
 
 
+BY_RULE = {"ggjit.ops.cuda", "ggjit.models.families", "ggjit.tools.command.commands", "ggjit.tools.suite.cases"}
+
+
+def test_every_folder_names_its_files():
+    """For a reader who opens it; BY_RULE are folders of many files of one kind, whose names say what is in them."""
+    missing = []
+    for module, path in MODULES.items():
+        folder = module.rpartition(".")[0]
+        if path.name != "__init__.py" and folder not in BY_RULE:
+            text = ast.get_docstring(ast.parse((path.parent / "__init__.py").read_text(encoding="utf-8")))
+            missing += [] if re.search(rf"\b{path.stem}\b", text) else [module]
+    assert not missing
+
+
 def test_no_test_imports_a_test():
     """What two of them need is in tests/helpers."""
     for path in (ROOT / "tests").rglob("*.py"):

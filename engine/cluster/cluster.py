@@ -5,13 +5,13 @@ import os
 from ggjit.cluster.certificates import certificates
 from ggjit.cluster.device import RemoteDevice
 from ggjit.cluster.server import Server
-from ggjit.cluster.session import available_nbytes
 from ggjit.cluster.wire import BadMessage, checked_address
 from ggjit.core.arguments import typed_call
 from ggjit.core.backend import DeviceLost
 from ggjit.core.html_repr import HtmlRepr
 from ggjit.core.lifetime import Handle, call_all
 from ggjit.ops.core.errors import ParamError
+from ggjit.ops.core.host_memory import available_nbytes
 from ggjit.ops.core.whole_numbers import is_whole
 
 MAX_WORKERS = 256

@@ -18,19 +18,11 @@ from ggjit.cluster.peer import Peer
 from ggjit.core.buffer import EmptyBuffer
 from ggjit.cpu.device import CPU
 from ggjit.ops.core.errors import GgjitError, IndexRangeError, OutOfMemory, ParamError
+from ggjit.ops.core.host_memory import available_nbytes
 from ggjit.ops.core.record import WORD
 from ggjit.ops.native import isa
 
 MAX_ARENAS = 1 << 16
-
-
-def available_nbytes():
-    """Memory that processes can still have: what is free, and what the system keeps of files."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return CPU.memory()[1]
 
 
 class Span:
@@ -54,7 +46,7 @@ class Machine:
     def __init__(self, memory_nbytes=None, n_threads=None, keep_nbytes=0, tls=None, own=None):
         self.device, self.tls, self.own = CPU, tls, own
         self.backend = CPU.init_backend("fuse=0" + (f",n_threads={n_threads}" if n_threads else ""))
-        self.memory_nbytes = memory_nbytes or available_nbytes()
+        self.memory_nbytes = memory_nbytes or available_nbytes() or CPU.memory()[1]
         self.used_nbytes = 0
         self.kept = KeptWeights(keep_nbytes) if keep_nbytes else None
         self.counters = collections.Counter()       # messages, bytes_in, bytes_out, graphs, runs, fetched

@@ -9,7 +9,7 @@ Read in this order:
     run_lock, pending               errors instead of deadlocks; asynchronous work that may still write
     arguments, slots                checks of what callers pass, and of what third-party devices return
     config, lifetime, html_repr     settings; handles and clean-up; how objects look in notebooks
-    forking                         locks that a forked child finds open
+    kernels_ahead, content_key      how many kernels are still to be compiled; what bytes are known by
     fixed                           attributes and lists that stay as they were made
 """
 if not __name__.startswith("ggjit"):

@@ -46,6 +46,30 @@ def type_of(value, what):
     return _TYPES[value.lower()]
 
 
+_TAKES = ("type", "dst_type")
+_OTHERS = ("tri",)                      # its `type` is a number that says which triangle
+
+
+def with_type_names(builder):
+    """The builder, or, if it takes a tensor type, one that takes its name as well: gg.cast(x, "F16")."""
+    code = inspect.unwrap(builder).__code__         # inspect.signature takes a fiftieth of the time of importing ggjit
+    parameters = code.co_varnames[:code.co_argcount]
+    at = [(i, p) for i, p in enumerate(parameters) if p in _TAKES and builder.__name__ not in _OTHERS]
+    if not at:
+        return builder
+
+    @functools.wraps(builder)
+    def call(*args, **kwargs):
+        for i, name in at:
+            what = f"{builder.__name__}: {name}"
+            if i < len(args) and isinstance(args[i], str):
+                args = (*args[:i], type_of(args[i], what), *args[i + 1:])
+            elif isinstance(kwargs.get(name), str):
+                kwargs[name] = type_of(kwargs[name], what)
+        return builder(*args, **kwargs)
+    return call
+
+
 def typed_call(function):
     """Decorator: a call with missing or unknown arguments is a TypeMismatch that shows how it is called."""
     signature = inspect.signature(function)

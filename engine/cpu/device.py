@@ -1,7 +1,6 @@
 """The CPU device: host memory, kernels from the op specs, plans on the process-wide thread pool."""
 import os
 import platform
-import re
 
 from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
@@ -10,21 +9,12 @@ from ggjit.core.host_buffer import HOST, HostBufferType
 from ggjit.cpu.plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
+from ggjit.ops.core.host_memory import available_nbytes
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import isa
 
 MAX_THREADS = 512
-
-
-def _available_nbytes():
-    """Memory that programs may take without swapping: free, or holding files that can be read again; 0: unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            found = re.search(r"^MemAvailable: +(\d+) kB", f.read(), re.MULTILINE)
-        return int(found[1]) << 10 if found else 0
-    except OSError:
-        return 0
 
 
 class CPUPrivateBufferType(HostBufferType):
@@ -58,7 +48,7 @@ class CPUDevice(HostMemory, Device):
     def memory(self):
         page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
         total = page * os.sysconf("SC_PHYS_PAGES") if page else 0
-        return _available_nbytes() or (page * os.sysconf("SC_AVPHYS_PAGES") if page else 0), total
+        return available_nbytes(), total
 
     def init_backend(self, params=""):
         """params: "n_threads=2,fuse=0"."""

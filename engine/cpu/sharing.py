@@ -6,14 +6,13 @@ A barrier costs 0.3 us, and fetching what another core has written more: how muc
 whether two threads are two cores.  `ggjit warm-up` measures it (ggjit.cpu.tuning); KEY is that of the thread pool's
 kernels: processor and sources.  Results do not depend on it.  GGJIT_TUNE=off: the rule, whatever was measured.
 """
-import contextlib
 import contextvars
 import functools
 import math
 
 from ggjit.ops.matmul import choices
+from ggjit.ops.native import measured
 from ggjit.ops.native.jit import sources_key
-from ggjit.ops.native.measured import MeasuredFile
 
 RULE_NANOSECONDS = 4000.0
 CANDIDATES = (1000.0, 2000.0, 4000.0, 8000.0, 16000.0, 32000.0)
@@ -28,19 +27,14 @@ def least_nanoseconds(n_threads):
     return RULE_NANOSECONDS if choices.SETTING == "off" else kept().get(n_threads, RULE_NANOSECONDS)
 
 
-@contextlib.contextmanager
 def forced(nanoseconds):
-    """Inside the block this thread makes plans with that limit."""
-    token = _forced.set(nanoseconds)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    """A block inside which this thread makes plans with that limit."""
+    return measured.forced(_forced, nanoseconds)
 
 
 # ---------------------------------------------------------------- files
 def _file():
-    return MeasuredFile("kernels", "threads", sources_key(("ggjit.cpu.walk",)), _limits)
+    return measured.MeasuredFile("kernels", "threads", sources_key(("ggjit.cpu.walk",)), _limits)
 
 
 def _limits(found):

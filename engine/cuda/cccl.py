@@ -37,6 +37,8 @@ class Words:
 
 
 class Stream:
+    """A stream by its handle, as cuda.compute takes them."""
+
     def __init__(self, handle):
         self.handle = int(handle)
 

@@ -54,6 +54,7 @@ class CUDADevice(Device):
         self.measured = None                            # of libraries (engine/cuda/libraries.py)
         self._buffer_type, self._pinned = CUDABufferType(self), PinnedBufferType(self)
         self._backends, self._met = [], weakref.WeakSet()       # backends: weak references
+        self._streams = []                              # of backends, until destroyed: those of backends that are gone
         self._garbage = collections.deque()             # (function that frees, what is no longer held)
         self._lock = threading.Lock()                   # who frees garbage, or adds a backend
 
@@ -140,6 +141,7 @@ class CUDADevice(Device):
     def add_backend(self, backend):
         with self._lock:
             self._backends = [ref for ref in self._backends if ref() is not None] + [weakref.ref(backend)]
+            self._streams.append(backend.stream)
 
     def _living(self):
         return [backend for ref in self._backends if (backend := ref()) is not None]
@@ -148,9 +150,9 @@ class CUDADevice(Device):
         """Wait for all backends of this device; their errors come out here."""
         for backend in self._living():
             backend.synchronize()
+        self.collect()                          # waits for what backends that are gone have submitted
 
     # ------------------------------------------------------------ synchronous copies
-
     def copy_in(self, address, raw):
         """Bytes of a flat host array to a device address."""
         self.finish()
@@ -225,11 +227,18 @@ class CUDADevice(Device):
             if n == 0:
                 return
             self.use()
-            for backend in self._living():
-                driver().cuStreamSynchronize(backend.stream)
+            for stream in self._streams:
+                driver().cuStreamSynchronize(stream)
             for _ in range(n):
                 function, held = self._garbage.popleft()
                 (function if callable(function) else getattr(driver(), function))(held)
+
+    def destroy_stream(self, of_backend):
+        """For `release`.  of_backend: (stream, [host memory that its work may use])."""
+        stream, held = of_backend
+        self._streams.remove(stream)
+        driver().cuStreamDestroy(stream)
+        held.clear()
 
 
 class CUDABackend(Backend):
@@ -241,10 +250,10 @@ class CUDABackend(Backend):
         self._plan_class, self.use_graphs, self.cuda = CUDAPlan, bool(graphs), driver()
         device.use()
         self.stream = self.cuda.cuStreamCreate(self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        weakref.finalize(self, device.release, "cuStreamDestroy", self.stream).atexit = False
         self.lock = threading.RLock()           # plans share scratch memory: one submits at a time
         self._work = None
         self._ran, self._held = {}, []          # plans run and host memory in use since the last synchronize
+        weakref.finalize(self, device.release, device.destroy_stream, (self.stream, self._held)).atexit = False
         device.add_backend(self)
 
     def work(self, nbytes):
@@ -271,12 +280,14 @@ class CUDABackend(Backend):
         """Wait for everything submitted.  Errors: IndexRangeError (an id out of range), DeviceLost."""
         self.device.use()
         with self.lock:                         # what other threads submit from here on is the next call's
-            ran, self._ran, held, self._held = self._ran, {}, self._held, []
+            ran, self._ran, held = self._ran, {}, self._held[:]
+            self._held.clear()
         try:
             self.cuda.cuStreamSynchronize(self.stream)
         except BaseException:                   # a Ctrl-C: the work goes on, and is waited for again
             with self.lock:
-                self._ran, self._held = ran | self._ran, held + self._held
+                self._ran = ran | self._ran
+                self._held[:0] = held
             raise
         held.clear()
         failures = [e for e in (plan.failure() for plan in ran.values()) if e is not None]

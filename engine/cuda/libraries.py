@@ -10,7 +10,6 @@ made, on memory of its own.  Where it cannot be measured nothing is kept: with t
 (it unpacks quantised weights first, so own kernels win where few columns meet many weights), and a sort that CCCL
 does not serve is our own.  KEY is of the kernels' sources, DEVICE the card's name (ops/native/measured.py).
 """
-import contextlib
 import contextvars
 import dataclasses
 import hashlib
@@ -28,8 +27,8 @@ from ggjit.ops.cuda import argsort
 from ggjit.ops.cuda.matmul import mul_mat, mul_mat_dense
 from ggjit.ops.cuda.native.launch import Gemm, Sort, launches
 from ggjit.ops.matmul.mul_mat import mul_mat as product
+from ggjit.ops.native import measured
 from ggjit.ops.native.jit import sources_digest
-from ggjit.ops.native.measured import MeasuredFile
 from ggjit.ops.reductions.argsort import argsort as sort
 from ggjit.ops.reductions.argsort import top_k
 from ggjit.tensors.context import Context, alloc_ctx_tensors
@@ -143,20 +142,15 @@ def measure(device, t, library):
         ctx.free()
 
 
-@contextlib.contextmanager
 def forced(way):
-    """Inside the block this thread makes plans whose nodes go that way."""
-    token = _forced.set(way)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    """A block inside which this thread makes plans whose nodes go that way."""
+    return measured.forced(_forced, way)
 
 
 # ---------------------------------------------------------------- files
 def _file(device):
     key = hashlib.sha256(sources_digest((mul_mat.__name__, argsort.__name__)).encode()).hexdigest()[:20]
-    return MeasuredFile("cuda", f"libraries-{re.sub('[^a-zA-Z0-9]+', '-', device.description)}", key, _seconds)
+    return measured.MeasuredFile("cuda", f"libraries-{re.sub('[^a-zA-Z0-9]+', '-', device.description)}", key, _seconds)
 
 
 def _seconds(found):

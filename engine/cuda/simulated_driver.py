@@ -12,7 +12,7 @@ import types
 
 import numpy as np
 
-from ggjit.ops.cuda.compiler.simulator import Launch, expose, withdraw
+from ggjit.ops.cuda.compiler.simulator import Launch, check, expose, withdraw
 
 N_DEVICES = 2
 MEMORY_NBYTES = 1 << 30         # of each device
@@ -166,33 +166,41 @@ def _bytes_at(address, n):
     return np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(int(address)))
 
 
-def _copy(stream, dst, src, n):
-    stream.submit(lambda: np.copyto(_bytes_at(dst, n), _bytes_at(src, n)))
+def _copy(stream, dst, src, n, on_device):
+    """on_device: those of the addresses that are device memory, when the work is done too."""
+    def copy():
+        for address in on_device:
+            check(int(address), n)
+        np.copyto(_bytes_at(dst, n), _bytes_at(src, n))
+    stream.submit(copy)
 
 
 @_call
 def cuMemcpyHtoDAsync(dstDevice, srcHost, ByteCount, hStream):
-    _copy(hStream, dstDevice, srcHost, ByteCount)
+    _copy(hStream, dstDevice, srcHost, ByteCount, (dstDevice,))
 
 
 @_call
 def cuMemcpyDtoHAsync(dstHost, srcDevice, ByteCount, hStream):
-    _copy(hStream, dstHost, srcDevice, ByteCount)
+    _copy(hStream, dstHost, srcDevice, ByteCount, (srcDevice,))
 
 
 @_call
 def cuMemcpyDtoDAsync(dstDevice, srcDevice, ByteCount, hStream):
-    _copy(hStream, dstDevice, srcDevice, ByteCount)
+    _copy(hStream, dstDevice, srcDevice, ByteCount, (dstDevice, srcDevice))
 
 
 @_call
 def cuMemcpyPeerAsync(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream):
-    _copy(hStream, dstDevice, srcDevice, ByteCount)
+    _copy(hStream, dstDevice, srcDevice, ByteCount, (dstDevice, srcDevice))
 
 
 @_call
 def cuMemsetD8Async(dstDevice, uc, N, hStream):
-    hStream.submit(lambda: _bytes_at(dstDevice, N).fill(uc))
+    def fill():
+        check(int(dstDevice), N)
+        _bytes_at(dstDevice, N).fill(uc)
+    hStream.submit(fill)
 
 
 # ---------------------------------------------------------------- streams and events

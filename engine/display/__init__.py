@@ -7,7 +7,8 @@ Read in this order:
     layered_layout      where boxes and arrows lie
     drawing             the picture as SVG, HTML and dot
     explorer            the interactive page of gg.explore, whose script is explore.js
-    progress            bars on a terminal
+    progress            bars on a terminal; compile_notice: a line while kernels are compiled
+    tracebacks          what a notebook shows of a typed error
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

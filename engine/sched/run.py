@@ -52,7 +52,7 @@ class Run(Results):
         self.nodes, self.tensors, self._output_ids = assigned.nodes, assigned.tensors, assigned.output_ids
         self.instance = 0
         self.parts = [None] * self.n_instances
-        self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
+        self.copied_nbytes = self.elided_nbytes = 0
         self.runs = 0
         self.failed = None                      # why there are no results: the error of the last run
         self._shown = None                      # the node an eval callback is looking at
@@ -257,7 +257,7 @@ class Run(Results):
         except BaseException:
             self.memory.used_by = self._bound = None        # buffers know part of it: all are notified again
             raise
-        self.n_copied = self.n_elided = self.copied_nbytes = self.elided_nbytes = 0
+        self.copied_nbytes = self.elided_nbytes = 0
         self.failed = ids = None
         try:
             for part in parts:
@@ -267,11 +267,9 @@ class Run(Results):
                 copies = part.copies            # a copy callback may read the split's other inputs: weights come last
                 for copy in copies if self.copy_callback is None else sorted(copies, key=Copy.is_host_weight):
                     if copy.kept and copy.still_good():
-                        self.n_elided += 1
                         self.elided_nbytes += copy.nbytes
                     else:
                         nbytes, ids = copy.make(self, part, ids)
-                        self.n_copied += 1
                         self.copied_nbytes += nbytes
                 t1 = time.perf_counter_ns()
                 if callback is None:

@@ -10,6 +10,7 @@ The work is done elsewhere, in this order: `support` (what devices can), `assign
 (memory), `run` (copies and computes).  The user's tensors and graph are never edited, so a graph may be computed
 any number of times, on several schedulers, from several threads.
 """
+import contextlib
 import functools
 import sys
 import weakref
@@ -294,10 +295,8 @@ class Scheduler(Handle):
     def _bring_to_rest(self):
         """After an error: let every stream come to rest; their own errors follow from the first."""
         for b in self.support.backends:
-            try:
+            with contextlib.suppress(Exception):
                 b.synchronize()
-            except Exception as e:
-                self.last_secondary_error = e
 
     def synchronize(self):
         """Wait for all backends.  Errors of asynchronous work come out here."""

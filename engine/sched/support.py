@@ -101,7 +101,6 @@ class Support:
         self.memo = np.full(3 * MEMO_SLOTS, -1, np.int64)
         self.support, self.offload = np.ones((64, nb), np.uint8), np.zeros((64, nb), np.uint8)
         self.n_signatures = 1                   # row 0: views and leaves, which every backend "computes"
-        self.n_asked = 0
 
     def make_room(self, n):
         """Room for n more signatures.  A memo that would fill up is forgotten: devices are asked again."""
@@ -125,7 +124,6 @@ class Support:
                     self.support[k, b] = checked_bool(backend, "supports_op", t)
                     self.offload[k, b] = (self.op_offload and self.support[k, b]
                                           and checked_bool(backend, "offload_op", t))
-                    self.n_asked += 1
         except BaseException:
             self._forget()
             raise

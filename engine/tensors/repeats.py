@@ -15,13 +15,13 @@ import operator
 import struct
 import sys
 
+from ggjit.core.arguments import with_type_names
 from ggjit.core.table import TABLE
 from ggjit.ops.core.record import T_FLAGS
 from ggjit.ops.core.spec import builders as checked_builders
 from ggjit.ops.core.types import Type
 from ggjit.tensors.context import caller, innermost
 from ggjit.tensors.tensor import Tensor
-from ggjit.tensors.type_names import with_type_names
 
 _NUMBERS = {int: "q", float: "d", bool: "?"}           # by their bits: 0.0 is not -0.0
 _NAMES = (str, Type)

@@ -169,6 +169,7 @@ class _Cursor:
         return n
 
     def value(self, kind, key, depth=0):
+        """The value of `key`, which begins here and is of GGUF's type `kind`."""
         if kind in SCALARS:
             return self.number(kind, key)
         if kind == STRING:
@@ -189,6 +190,7 @@ class _Cursor:
         return [self.value(ARRAY, key, depth + 1) for _ in range(n)]
 
     def numbers(self, kind, key):
+        """An array of numbers, read-only, in the file's memory."""
         dtype = SCALARS[kind]
         n = self.count(dtype.itemsize, key)
         a = np.frombuffer(self.data, np.uint8, n * dtype.itemsize, self.pos).view(dtype)
@@ -199,6 +201,7 @@ class _Cursor:
         return a
 
     def strings(self, key):
+        """An array of strings, which stay in the file's memory: only where each begins is kept."""
         n = self.count(8, key)
         self.spend(n, key)
         pos, last, data, unpack = self.pos, self.end - 8, self.data, UNPACK[U64]

@@ -148,6 +148,7 @@ class _Rules:
         self.seen = dict.fromkeys(("values", "ffn_down", "ffn_gate", "ffn_up"), 0)
 
     def type_of(self, info):
+        """The type of a tensor; asked in the order of the file.  Errors: ParamError."""
         role, choice = role_of(info.name), self.choice
         if role == "embd" and choice.embedding is not None:
             return choice.embedding

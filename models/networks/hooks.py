@@ -26,6 +26,7 @@ import numpy as np
 
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
+from ggjit.ops.core import host_memory
 from ggjit.ops.core.errors import GgjitError, OutOfMemory, ParamError, ShapeError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.record import OP, VIEW_OPS
@@ -412,11 +413,7 @@ def _nameless():
 
 def available_nbytes():
     """Bytes of memory that can be had without swapping; where the system does not say, more than there is."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 1 << 62
+    return host_memory.available_nbytes() or 1 << 62
 
 
 def free_nbytes():

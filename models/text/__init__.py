@@ -1,8 +1,9 @@
 """Text <-> token ids, and the choice of the next token.
 
-    tokenizer.py        the vocabularies of GGUF files, all kinds; vocabulary.py: what the kinds share
+    tokenizer.py        the vocabularies of GGUF files; vocabulary.py: what the kinds share, which are bpe.py,
+                        sentencepiece.py, unigram.py, wordpiece.py and prefixes.py
     special_tokens.py   which tokens end a text or are cut out whole; pre_tokenizers.py: how text is split into words
-    generation.py       a text piece by piece; answer.py: what of it is shown and where it ends
+    generation.py       a text piece by piece; generations.py: many at once; answer.py: what is shown, and the end
     sampling.py         the choice of each token; samplers.py: the single steps
     grammar.py          what a grammar allows next; gbnf.py: its notation, token_trie.py: the vocabulary as a tree
     json_schema.py      JSON Schemas as grammars; json_pattern.py: their regular expressions

@@ -98,11 +98,15 @@ class BPE(Tokenizer, models=("gpt2",)):
 
 
 class Gemma4(BPE, models=("gemma4",)):
+    """Its files name no pre-tokenizer."""
+
     def _named_pre(self, file):
         return "gemma4"
 
 
 class Whitespace(BPE, models=("whitespace",)):
+    """Words between white space, which itself is no token."""
+
     def _build(self):
         run = super()._build()
         lower = self._file.get(KEY + "normalizer.lowercase", self._pre_name != "whitespace", kind=bool)
@@ -114,6 +118,8 @@ class Whitespace(BPE, models=("whitespace",)):
 
 
 class HybridDNA(BPE, models=("hybriddna",)):
+    """Groups of bases are the last tokens of the vocabulary, behind <oov>; a group that is cut off is filled with A."""
+
     @functools.cached_property
     def _first_kmer(self):
         return self._vocab.get("<oov>", self.n_vocab) + 1

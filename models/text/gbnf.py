@@ -120,6 +120,7 @@ class _Parser:
         return int(self.text[start:self.at])
 
     def rules_(self):
+        """name ::= alternates, line after line, into `rules`."""
         self.space(True)
         while self.at < len(self.text) - 1:
             rule = Rule(self.name(), self.line())
@@ -140,6 +141,7 @@ class _Parser:
             rule.alternates.append(self.sequence(owner, nested))
 
     def sequence(self, owner, nested):
+        """Elements with their repetitions, up to | or ) or the end of the rule."""
         out, last = [], None                                # last: what a repetition would repeat
         while True:
             c = self.text[self.at]
@@ -254,6 +256,7 @@ class _Parser:
         return int(digits, 16)
 
     def char_class(self):
+        """[a-z], [^...]"""
         self.at += 1
         negated = self.look("^")
         self.at += negated
@@ -270,6 +273,7 @@ class _Parser:
         return Chars(_without(_merged(ranges)) if negated else _merged(ranges))
 
     def token(self):
+        """<a token's text>, or any other one: !<...>"""
         other = self.look("!")
         self.at += other
         self.skip("<", "<, a token")

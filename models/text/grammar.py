@@ -427,6 +427,7 @@ class Lazy:
         return np.ones(self.n_vocab, bool) if self.waits else self.matcher.mask()
 
     def accept(self, id):
+        """Take the token.  The one that completes a trigger gives the grammar the text from the trigger on."""
         if self.waits and id not in self._ids:
             before, self._text = len(self._text), self._text + self.tokenizer.piece(id, special=True)
             at = self._triggered(before)

@@ -81,6 +81,7 @@ class Pattern:
         return " ".join(out)
 
     def times(self):
+        """The repetition behind an atom, as GBNF writes it; "" for none."""
         c = self.look()
         if c and c in "*+?":
             self.at += 1
@@ -100,6 +101,7 @@ class Pattern:
         return words
 
     def atom(self):
+        """One character, set, escape or group."""
         c = self.take()
         if c == "(":
             if self.look() == "?" and not self.text.startswith("?:", self.at):
@@ -139,6 +141,7 @@ class Pattern:
         return [(_CONTROLS.get(c, ord(c)),) * 2]
 
     def set_(self):
+        """Ranges of the characters of [...]."""
         negated = self.look() == "^"
         self.at += negated
         ranges, first = [], True

@@ -107,6 +107,7 @@ class _Schema:
             self.depth -= 1
 
     def expression(self, s, at):
+        """That of a schema that is an object: by its reference, its alternatives, its values or its type."""
         kind = s.get("type")
         for keyword, read in (("$ref", self.reference), ("oneOf", self.union), ("anyOf", self.union)):
             if keyword in s:
@@ -166,6 +167,7 @@ class _Schema:
 
     # ---------------------------------------------------------------- objects and arrays
     def object(self, s, at):
+        """{"a": ..., "b": ...}: the names in the order of the schema, then others where they are allowed."""
         s = self.joined(s, at)
         if "enum" in s:
             return self.expression({"enum": s["enum"]}, at)
@@ -221,6 +223,7 @@ class _Schema:
         return out
 
     def join(self, out, part, is_needed, at):
+        """Add a part of an allOf to the schema `out`.  is_needed: are its properties required where it does not say?"""
         seen = set()
         while "$ref" in part and part["$ref"] not in seen:
             seen.add(part["$ref"])
@@ -236,6 +239,7 @@ class _Schema:
         self.unread(part, {"properties", "enum"}, at)
 
     def array(self, s, at):
+        """[...]: one schema for all items, or one for each."""
         self.unread(s, {"items", "prefixItems", "minItems", "maxItems"}, at)
         items = s.get("items", s.get("prefixItems"))
         if "prefixItems" in s or isinstance(items, list):
@@ -255,6 +259,7 @@ class _Schema:
 
     # ---------------------------------------------------------------- strings and numbers
     def string(self, s, at):
+        """"...": of a pattern, a format or a length."""
         if "pattern" in s:
             self.unread(s, {"pattern"}, at)
             return rf'"\"" {Pattern(s["pattern"], lambda words: self.fail(at, words)).expression} "\"" space'
@@ -268,6 +273,7 @@ class _Schema:
         return rf'"\"" char{repetition(low, None if high is None else int(high))} "\"" space'
 
     def integer(self, s, at):
+        """A whole number within its bounds."""
         bounds = {"minimum": 0, "exclusiveMinimum": 1, "maximum": 0, "exclusiveMaximum": -1}
         self.unread(s, set(bounds), at)
         if not bounds.keys() & s.keys():

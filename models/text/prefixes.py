@@ -43,6 +43,8 @@ class Prefixes(dict):
 
 
 class ByPrefix(Tokenizer):
+    """Kinds whose tokens are found as prefixes of the text."""
+
     def piece(self, id, special=False):
         kind = self._types[id := self._check_id(id)]
         return b"" if kind in (CONTROL, UNKNOWN) and not special else self._bytes(id, kind)

@@ -43,6 +43,7 @@ class Option:
     metavar: str = "X"
 
     def checked(self, value):
+        """`value` as the option's kind.  Errors: ParamError, TypeMismatch."""
         if self.kind not in (int, float):
             return self.kind(self.name, value)
         if self.kind is float:

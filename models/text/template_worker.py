@@ -68,6 +68,7 @@ def render(env, source, variables, most):
 
 
 def answer(env, job):
+    """{"text": ...}, or {"kind": "refused" or "broken", "error": why, "line": of the template or None}."""
     try:
         return {"text": render(env, **job)}
     except Refused as e:
@@ -84,6 +85,7 @@ def answer(env, job):
 
 
 def main():
+    """Answer jobs, a line of JSON each, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is the other process's affair
     try:
         import resource

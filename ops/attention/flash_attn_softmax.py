@@ -149,6 +149,42 @@ class Rows:
         return tuple(self.__dict__.values())
 
 
+@inline
+def _row_max(s, block, slope, cap, nv, m):
+    """Capped and masked scores in place; the largest of them and m."""
+    top = simd.splat(m)
+    k = simd.splat(slope)
+    for i in range(0, nv * B, B):
+        x = simd.ldf(s + i)
+        if cap != simd.f32(0.0):
+            x = simd.fmul(simd.splat(cap), vtanh(x))
+        if block != 0:
+            x = masked(x, k, simd.ldf(block + i))
+        simd.stf(s + i, x)
+        top = simd.vmax(x, top)
+    return simd.hmax(top)
+
+
+@inline
+def _row_exp(s, m, nv):
+    """exp(score - m) in place; their sum."""
+    t = simd.splat(m)
+    a = simd.zerof()
+    for i in range(0, nv * B, B):
+        e = vexp_neg(simd.fsub(simd.ldf(s + i), t))
+        simd.stf(s + i, e)
+        a = simd.fadd(a, e)
+    return simd.hsum(a)
+
+
+@inline
+def _any_nan(s, nv):
+    bits = 0
+    for i in range(0, nv * B, B):
+        bits |= nans(simd.ldf(s + i))
+    return bits != 0
+
+
 def make_row_stages(rows):
     """(start, see, softmax) for a Rows layout; `wk` is the thread's scratch, n the rows in use."""
     return _row_stages(*rows.key())
@@ -183,43 +219,12 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
         return everyone
 
     @inline
-    def row_max(s, block, slope, cap, nv, m):
-        top = simd.splat(m)
-        k = simd.splat(slope)
-        for i in range(0, nv * B, B):
-            x = simd.ldf(s + i)
-            if cap != simd.f32(0.0):
-                x = simd.fmul(simd.splat(cap), vtanh(x))
-            if block != 0:
-                x = masked(x, k, simd.ldf(block + i))
-            simd.stf(s + i, x)
-            top = simd.vmax(x, top)
-        return simd.hmax(top)
-
-    @inline
-    def row_exp(s, m, nv):
-        t = simd.splat(m)
-        a = simd.zerof()
-        for i in range(0, nv * B, B):
-            e = vexp_neg(simd.fsub(simd.ldf(s + i), t))
-            simd.stf(s + i, e)
-            a = simd.fadd(a, e)
-        return simd.hsum(a)
-
-    @inline
-    def any_nan(s, nv):
-        bits = 0
-        for i in range(0, nv * B, B):
-            bits |= nans(simd.ldf(s + i))
-        return bits != 0
-
-    @inline
     def softmax(wk, n, nj, cap):
         """Scores of the block -> weights exp(score - m), in place; updates m, l and the factor c of what is older."""
         nv = (nj + W - 1) // W
         for r in range(n):
             if ld_i64(wk + bits_ + 8 * r) != 0:
-                m = row_max(wk + scores_ + r * ROW_NBYTES, ld_i64(wk + block_ + 8 * r), ld_f32(wk + slope_ + 4 * r),
+                m = _row_max(wk + scores_ + r * ROW_NBYTES, ld_i64(wk + block_ + 8 * r), ld_f32(wk + slope_ + 4 * r),
                             cap, nv, ld_f32(wk + m_ + 4 * r))
                 st_f32(wk + new_ + 4 * r, m)
         for i in range(0, 4 * n, B):
@@ -230,12 +235,12 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
             s = wk + scores_ + r * ROW_NBYTES
             m, c = ld_f32(wk + new_ + 4 * r), ld_f32(wk + c_ + 4 * r)
             if ld_i64(wk + bits_ + 8 * r) == 0 or m == NEG_INF:         # the row sees nothing here
-                if ld_i64(wk + bits_ + 8 * r) != 0 and any_nan(s, nv):  # or nothing but NaN, which no maximum shows
+                if ld_i64(wk + bits_ + 8 * r) != 0 and _any_nan(s, nv):  # or nothing but NaN, which no maximum shows
                     st_f32(wk + l_ + 4 * r, NAN)
                 for i in range(0, nv * B, B):
                     simd.stf(s + i, simd.zerof())
             else:
-                st_f32(wk + l_ + 4 * r, ld_f32(wk + l_ + 4 * r) * c + row_exp(s, m, nv))
+                st_f32(wk + l_ + 4 * r, ld_f32(wk + l_ + 4 * r) * c + _row_exp(s, m, nv))
     return start, see, softmax
 
 

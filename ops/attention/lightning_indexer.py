@@ -58,6 +58,38 @@ def reference(t, q, k, w, mask):
     return np.einsum("sthk,syth->sytk", s, w.astype(np.float64)) + np.tile(mask.astype(np.float64), (reps, 1, 1, 1))
 
 
+@inline
+def _score(keys, q, q1, w, n_head, d):
+    """Of W keys at once: the heads of one query, rectified, weighted and added."""
+    total, h = zerof(), 0
+    while h + HEADS <= n_head:
+        s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()
+        p = q + h * q1
+        for e in range(d):
+            x = ldf(keys + B * e)
+            s0 = fma(splat(ld_f32(p + 4 * e)), x, s0)
+            s1 = fma(splat(ld_f32(p + q1 + 4 * e)), x, s1)
+            s2 = fma(splat(ld_f32(p + 2 * q1 + 4 * e)), x, s2)
+            s3 = fma(splat(ld_f32(p + 3 * q1 + 4 * e)), x, s3)
+        total = fma(splat(ld_f32(w + 4 * h)), vmax(s0, zerof()), total)
+        total = fma(splat(ld_f32(w + 4 * h + 4)), vmax(s1, zerof()), total)
+        total = fma(splat(ld_f32(w + 4 * h + 8)), vmax(s2, zerof()), total)
+        total = fma(splat(ld_f32(w + 4 * h + 12)), vmax(s3, zerof()), total)
+        h += HEADS
+    while h < n_head:
+        s0 = zerof()
+        for e in range(d):
+            s0 = fma(splat(ld_f32(q + h * q1 + 4 * e)), ldf(keys + B * e), s0)
+        total = fma(splat(ld_f32(w + 4 * h)), vmax(s0, zerof()), total)
+        h += 1
+    return total
+
+
+@inline
+def _blocks(node):
+    return (ne(node + SRC1, 2) + W - 1) // W * ne(node + SRC0, 3)
+
+
 def _make(tk):
     to_float, load_mask, load_mask_part = traits_of(tk).to_float, ROW[F16].load, ROW[F16].load_part
 
@@ -71,35 +103,6 @@ def _make(tk):
                 st_f32(dst + B * e + 4 * i, ld_f32(tmp + 4 * e))
 
     @inline
-    def score(keys, q, q1, w, n_head, d):
-        total, h = zerof(), 0
-        while h + HEADS <= n_head:
-            s0, s1, s2, s3 = zerof(), zerof(), zerof(), zerof()
-            p = q + h * q1
-            for e in range(d):
-                x = ldf(keys + B * e)
-                s0 = fma(splat(ld_f32(p + 4 * e)), x, s0)
-                s1 = fma(splat(ld_f32(p + q1 + 4 * e)), x, s1)
-                s2 = fma(splat(ld_f32(p + 2 * q1 + 4 * e)), x, s2)
-                s3 = fma(splat(ld_f32(p + 3 * q1 + 4 * e)), x, s3)
-            total = fma(splat(ld_f32(w + 4 * h)), vmax(s0, zerof()), total)
-            total = fma(splat(ld_f32(w + 4 * h + 4)), vmax(s1, zerof()), total)
-            total = fma(splat(ld_f32(w + 4 * h + 8)), vmax(s2, zerof()), total)
-            total = fma(splat(ld_f32(w + 4 * h + 12)), vmax(s3, zerof()), total)
-            h += HEADS
-        while h < n_head:
-            s0 = zerof()
-            for e in range(d):
-                s0 = fma(splat(ld_f32(q + h * q1 + 4 * e)), ldf(keys + B * e), s0)
-            total = fma(splat(ld_f32(w + 4 * h)), vmax(s0, zerof()), total)
-            h += 1
-        return total
-
-    @inline
-    def count(node):
-        return (ne(node + SRC1, 2) + W - 1) // W * ne(node + SRC0, 3)
-
-    @inline
     def rows(node, ith, start, stop):
         q, k, w, m, out = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + DST
         d, n_head, n_batch, n_kv = ne(q, 0), ne(q, 1), ne(q, 2), ne(k, 2)
@@ -111,7 +114,7 @@ def _make(tk):
             n = n_kv - i
             transpose_keys(keys, addr(k) + i * nb(k, 2) + s * nb(k, 3), nb(k, 2), min(n, W), d)
             for t in range(n_batch):
-                y = score(keys, addr(q) + t * nb(q, 2) + s * nb(q, 3), nb(q, 1),
+                y = _score(keys, addr(q) + t * nb(q, 2) + s * nb(q, 3), nb(q, 1),
                           addr(w) + t * nb(w, 1) + s * nb(w, 3), n_head, d)
                 pm = addr(m) + 2 * i + t * nb(m, 1) + s % ne(m, 3) * nb(m, 3)
                 po = addr(out) + 4 * i + t * nb(out, 1) + s * nb(out, 3)
@@ -120,7 +123,7 @@ def _make(tk):
                 else:
                     stf_part(po, fadd(y, load_mask_part(pm, n)), n)
         return OK
-    return over_chunks(rows, count)
+    return over_chunks(rows, _blocks)
 
 
 def kernel(t, n_threads):

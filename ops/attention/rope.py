@@ -259,12 +259,10 @@ def too_far(positions):
     return types.int64(0)
 
 
-def _make(mode, ty, backward, has_factors):
+def _make_rotations(ty):
+    """Rotations of n pairs of type ty, side by side or `apart`, by cosines and sines at cs."""
     access, size = ROW[ty], ty.nbytes
     ld, ld_part, st, st_part = access.load, access.load_part, access.store, access.store_part
-    pairs_adjacent, sections = mode == ra.NORMAL, bool(mode & ra.MROPE)
-    interleaved, anew = mode == ra.IMROPE, mode == ra.VISION
-    cos_sin = ra.make_cos_sin(pairs_adjacent, backward, has_factors)
 
     @inline
     def rotate_adjacent(d, x, cs, n):
@@ -290,6 +288,14 @@ def _make(mode, ty, backward, has_factors):
             u, v = ld_part(x + i * size, n - i), ld_part(x + (i + apart) * size, n - i)
             st_part(d + i * size, fma(u, c, fneg(fmul(v, s))), n - i)
             st_part(d + (i + apart) * size, fma(u, s, fmul(v, c)), n - i)
+    return rotate_adjacent, rotate_apart
+
+
+def _make(mode, ty, backward, has_factors):
+    size, (rotate_adjacent, rotate_apart) = ty.nbytes, _make_rotations(ty)
+    pairs_adjacent, sections = mode == ra.NORMAL, bool(mode & ra.MROPE)
+    interleaved, anew = mode == ra.IMROPE, mode == ra.VISION
+    cos_sin = ra.make_cos_sin(pairs_adjacent, backward, has_factors)
 
     def kernel(node, ith, nth, sync):
         x, positions, d = node + SRC0, node + SRC1, node + DST

@@ -111,14 +111,8 @@ def multiply(b, tile, patch, weights, k):
         store_ir(b, s, b.add(tile, i64(B * i)))
 
 
-def make_kernel(describe, shape, ta, tb, td):
-    """describe(node, c, g) writes the record of class c to g.
-
-    shape(node) -> number of classes; of the largest: taps (with channels), pixels; channels out; pictures.
-    """
-    weight, load, load_part, pixel = ROW[ta].get, ROW[tb].load, ROW[tb].load_part, ROW[tb].get
-    store_part, one = ROW[td].store_part, ROW[td].put
-    sb, sd = tb.nbytes, td.nbytes
+def _make_pack(ta):
+    weight = ROW[ta].get
 
     @inline
     def pack(g, group, to):
@@ -137,11 +131,16 @@ def make_kernel(describe, shape, ta, tb, td):
                             st_f32(at, weight(w))
                             at += 4 * G
                             w += nb_x
+    return pack
+
+
+def _make_unfold(tb):
+    load, load_part, pixel, nbytes = ROW[tb].load, ROW[tb].load_part, ROW[tb].get, tb.nbytes
 
     @inline
     def line(to, x, step, first, end, n):
         """n pixels of a tap: zeros, inputs `step` bytes apart, zeros."""
-        if step == sb and n < W:
+        if step == nbytes and n < W:
             if end - first < n:
                 stf_part(to, zerof(), n)
             if end > first:
@@ -150,9 +149,9 @@ def make_kernel(describe, shape, ta, tb, td):
         if first > 0:
             zero_bytes(to, 4 * first)
         i = first
-        if step == sb:
+        if step == nbytes:
             while i + W <= end:
-                stf(to + 4 * i, load(x + (i - first) * sb))
+                stf(to + 4 * i, load(x + (i - first) * nbytes))
                 i += W
         while i < end:
             st_f32(to + 4 * i, pixel(x + (i - first) * step))
@@ -195,23 +194,37 @@ def make_kernel(describe, shape, ta, tb, td):
             run = min(n - done, nx - ox)
             unfold_run(g, to + 4 * done, ox, q - oz * ny, oz, run, batch)
             done += run
+    return unfold
+
+
+def _make_deliver(td):
+    store_part, one, nbytes = ROW[td].store_part, ROW[td].put, td.nbytes
 
     @inline
     def deliver(g, tile, group, first, n, batch):
         """The tile's channels and pixels to where they belong."""
         nx, ny, nb_x = get(g, OUT), get(g, OUT + 1), get(g, OUT_NB)
-        dense = nb_x == sd and get(g, OUT_NB + 1) == sd * nx and get(g, OUT_NB + 2) == sd * nx * ny
+        dense = nb_x == nbytes and get(g, OUT_NB + 1) == nbytes * nx and get(g, OUT_NB + 2) == nbytes * nx * ny
         for j in range(min(G, get(g, N_OUT) - group * G)):
             to = get(g, OUT_ADDR) + (group * G + j) * get(g, OUT_NB_OC) + batch * get(g, OUT_NB_N)
             if dense:
                 for i in range(0, n, W):
-                    store_part(to + (first + i) * sd, ldf(tile + 4 * (j * P + i)), min(W, n - i))
+                    store_part(to + (first + i) * nbytes, ldf(tile + 4 * (j * P + i)), min(W, n - i))
                 continue
             for i in range(n):
                 q = (first + i) // nx
                 z = q // ny
                 at = to + (first + i - q * nx) * nb_x + (q - z * ny) * get(g, OUT_NB + 1) + z * get(g, OUT_NB + 2)
                 one(at, ld_f32(tile + 4 * (j * P + i)))
+    return deliver
+
+
+def make_kernel(describe, shape, ta, tb, td):
+    """describe(node, c, g) writes the record of class c to g.
+
+    shape(node) -> number of classes; of the largest: taps (with channels), pixels; channels out; pictures.
+    """
+    pack, unfold, deliver = _make_pack(ta), _make_unfold(tb), _make_deliver(td)
 
     def kernel(node, ith, nth, sync):
         classes, most, pixels, n_out, batches = shape(node)

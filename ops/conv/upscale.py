@@ -154,9 +154,23 @@ def _span(kind, antialias):
     return lambda n_in, n_out: most
 
 
-def _make(kind, antialias):
-    span = inline(_span(kind, antialias))
+@inline
+def _add_row(to, x, step, n, w, first):
+    """to = w x, or to += w x."""
+    if step != 4:
+        for i in range(n):
+            st_f32(to + 4 * i, ld_f32(x + i * step) * w + (f32(0.0) if first else ld_f32(to + 4 * i)))
+        return
+    i, v = 0, splat(w)
+    while i + W <= n:
+        stf(to + 4 * i, fmul(ldf(x + 4 * i), v) if first else fma(ldf(x + 4 * i), v, ldf(to + 4 * i)))
+        i += W
+    if i < n:
+        y, m = ldf_part(x + 4 * i, n - i), n - i
+        stf_part(to + 4 * i, fmul(y, v) if first else fma(y, v, ldf_part(to + 4 * i, m)), m)
 
+
+def _make_taps(kind, antialias):
     @inline
     def taps_of(node, k, i, at):
         """Writes the taps of output i along dimension k (0 or 1) to `at`; returns their number."""
@@ -190,21 +204,11 @@ def _make(kind, antialias):
         _tap(at + 16, x0 + 1, n, _cubic(f32(1.0) - f))
         _tap(at + 24, x0 + 2, n, _cubic(f32(2.0) - f))
         return 4
+    return taps_of
 
-    @inline
-    def add_row(to, x, step, n, w, first):
-        """to = w x, or to += w x."""
-        if step != 4:
-            for i in range(n):
-                st_f32(to + 4 * i, ld_f32(x + i * step) * w + (f32(0.0) if first else ld_f32(to + 4 * i)))
-            return
-        i, v = 0, splat(w)
-        while i + W <= n:
-            stf(to + 4 * i, fmul(ldf(x + 4 * i), v) if first else fma(ldf(x + 4 * i), v, ldf(to + 4 * i)))
-            i += W
-        if i < n:
-            y, m = ldf_part(x + 4 * i, n - i), n - i
-            stf_part(to + 4 * i, fmul(y, v) if first else fma(y, v, ldf_part(to + 4 * i, m)), m)
+
+def _make(kind, antialias):
+    span, taps_of = inline(_span(kind, antialias)), _make_taps(kind, antialias)
 
     def kernel(node, ith, nth, sync):
         a, d = node + SRC0, node + DST
@@ -229,7 +233,7 @@ def _make(kind, antialias):
                 j2, j3, to = _nearest(node, 2, i2), _nearest(node, 3, i3), row_addr(d, i1, i2, i3)
                 for k in range(taps_of(node, 1, i1, ytaps)):
                     x = row_addr(a, types.int64(ld_i32(ytaps + 8 * k)), j2, j3)
-                    add_row(mixed, x, nb(a, 0), m0, ld_f32(ytaps + 8 * k + 4), k == 0)
+                    _add_row(mixed, x, nb(a, 0), m0, ld_f32(ytaps + 8 * k + 4), k == 0)
                 for i in range(n0):
                     at, y = table + 8 * span0 * i, f32(0.0)
                     for k in range(ld_i32(counts + 8 * i)):

@@ -49,6 +49,14 @@ def _make(ty, by_rows):
     move, element = mover(ty, ty).move, element_mover(ty, ty).move if not ty.quantized else None
 
     @inline
+    def copy_row(to, x, n, step):
+        if by_rows:
+            move(to, x, n, 0)
+        else:
+            for i in range(n):
+                element(to + i * size, x + i * step, 0)
+
+    @inline
     def rows(node, ith, start, stop):
         a, b, d = node + SRC0, node + SRC1, node + DST
         dim = param_i32(node, 0)
@@ -61,21 +69,11 @@ def _make(ty, by_rows):
             to = row_addr(d, i1, i2, i3)
             in_a = i1 < edge1 and i2 < edge2 and i3 < edge3
             if in_a:
-                x = row_addr(a, i1, i2, i3)
-                if by_rows:
-                    move(to, x, a_n, 0)
-                else:
-                    for i in range(a_n):
-                        element(to + i * size, x + i * nb(a, 0), 0)
+                copy_row(to, row_addr(a, i1, i2, i3), a_n, nb(a, 0))
                 to += a_n // block * size
             if not in_a or dim == 0:
                 j1, j2 = i1 - (edge1 if dim == 1 else 0), i2 - (edge2 if dim == 2 else 0)
-                x = row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0))
-                if by_rows:
-                    move(to, x, b_n, 0)
-                else:
-                    for i in range(b_n):
-                        element(to + i * size, x + i * nb(b, 0), 0)
+                copy_row(to, row_addr(b, j1, j2, i3 - (edge3 if dim == 3 else 0)), b_n, nb(b, 0))
         return OK
     return over_chunks(rows)
 
@@ -90,7 +88,6 @@ def kernel(t, n_threads):
 
 
 def cases():
-
     def leaf(inp, ty, shape, view):
         wide = tuple(n * (1 + view * (i == 1)) for i, n in enumerate(shape))
         a = inp.new(ty, wide) if ty.dtype is None or ty.dtype.kind == "f" else inp.ids(ty, wide, 1000)

@@ -29,6 +29,7 @@ ZERO = f32(0)
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
+    """A type's words, scale and at; see above."""
     type: Type
     segments: int               # of a unit: 2 of 16 values, or 4 of 8
     words: Callable

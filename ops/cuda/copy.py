@@ -44,6 +44,7 @@ from ggjit.ops.cuda.rows import FLOATS, MOVE, ONE
 
 @dataclasses.dataclass(frozen=True)
 class Mover:
+    """move(pd, ps, i): piece i of a row at ps, of per_piece elements, to its place in the row at pd."""
     move: Callable
     per_piece: int = 1
 

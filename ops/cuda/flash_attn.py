@@ -221,16 +221,9 @@ def _group_sum(lanes):
     return total
 
 
-def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks):
-    """key, value: eight() of K and V; pieces_k, pieces_v: eights of a lane; ragged: some lanes have fewer.
-
-    The loop has no branches, so that the loads of four keys and values are under way together.
-    """
-    get_q, get_m, group_sum = _float_element(tq), ONE[F16].get, _group_sum(lanes)
-    n_groups, shares = THREADS // lanes, core.device(n_shares)
-    n_q, n_acc = 8 * pieces_k, 8 * pieces_v
-    shared_records = core.shared(4 * n_groups * (8 * lanes * pieces_v + 2))
-    put_result, (top_of, scaled) = _result(core.lds_f32, has_sinks), _merging(core.lds_f32)
+def _make_steps(key, value, lanes, pieces_k, pieces_v, ragged, has_mask):
+    """product, score and add_value of a lane; see _make."""
+    get_m = ONE[F16].get
 
     @core.device
     def product(q, pk, j, node, lane):
@@ -274,6 +267,20 @@ def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks
             acc[8 * c + 5] += p * x[5] if counts else ZERO
             acc[8 * c + 6] += p * x[6] if counts else ZERO
             acc[8 * c + 7] += p * x[7] if counts else ZERO
+    return product, score, add_value
+
+
+def _make(tq, key, value, lanes, pieces_k, pieces_v, ragged, has_mask, has_sinks):
+    """key, value: eight() of K and V; pieces_k, pieces_v: eights of a lane; ragged: some lanes have fewer.
+
+    The loop has no branches, so that the loads of four keys and values are under way together.
+    """
+    get_q, group_sum = _float_element(tq), _group_sum(lanes)
+    n_groups, shares = THREADS // lanes, core.device(n_shares)
+    n_q, n_acc = 8 * pieces_k, 8 * pieces_v
+    shared_records = core.shared(4 * n_groups * (8 * lanes * pieces_v + 2))
+    put_result, (top_of, scaled) = _result(core.lds_f32, has_sinks), _merging(core.lds_f32)
+    product, score, add_value = _make_steps(key, value, lanes, pieces_k, pieces_v, ragged, has_mask)
 
     def kernel(node):
         q, k, v = node + views.SRC0, node + views.SRC1, node + views.SRC2

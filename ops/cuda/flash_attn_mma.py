@@ -26,7 +26,7 @@ from ggjit.ops.cuda.soft_max import slope_of
 WARPS = 1 if SMALL_BLOCKS else 4
 THREADS = 32 * WARPS
 KEYS = 32                       # of a tile
-V_STRIDE = 2 * KEYS + 16        # bytes between dims in shared memory
+V_STRIDE = 2 * KEYS + 16        # bytes between dims of values in shared memory
 MAX_HEAD = 128                  # longer heads would not fit the registers
 MIN_QUERIES = 9
 MAX_NMSE = 5e-4                 # ggml's own bound for this op: q and p are rounded
@@ -55,25 +55,30 @@ def _unrolled(n, body, first=0):
     return run_both
 
 
-def _make(tq, d, dv, has_mask, has_sinks):
-    n_steps, n_values, n_scores, k_stride = d // 16, dv // 8, KEYS // 8, 2 * d + 16
-    n_q, n_s, n_o = 4 * n_steps, 4 * n_scores, 4 * n_values             # words of q, scores and results of a lane
-    get_q, q_size = ONE[tq].get, tq.nbytes
-    shared_k, shared_v = core.shared(KEYS * k_stride), core.shared(dv * V_STRIDE)
+# ---------------------------------------------------------------- into shared memory
+def _k_stride(d):
+    """Bytes between keys."""
+    return 2 * d + 16
 
-    @core.device
-    def row_of_keys(p, first, n_kv, step, piece):
-        """16 bytes of a row of the cache, zeros behind its end."""
-        if first < n_kv:
-            return core.ld_i32x4(p + first * step + 16 * piece)
-        return ZEROS
+
+@core.device
+def _row_of_keys(p, first, n_kv, step, piece):
+    """16 bytes of a row of the cache, zeros behind its end."""
+    if first < n_kv:
+        return core.ld_i32x4(p + first * step + 16 * piece)
+    return ZEROS
+
+
+def _make_loads(d, dv):
+    """load_k, load_v: a tile's keys, by keys, and its values, by dims, into shared memory."""
+    k_stride = _k_stride(d)
 
     @core.device
     def load_k(sk, p, step, first, n_kv):
         i = core.thread()
         while i < KEYS * (d // 8):
             key, piece = i // (d // 8), i % (d // 8)
-            core.sts_i32x4(sk + key * k_stride + 16 * piece, row_of_keys(p, first + key, n_kv, step, piece))
+            core.sts_i32x4(sk + key * k_stride + 16 * piece, _row_of_keys(p, first + key, n_kv, step, piece))
             i += THREADS
 
     @core.device
@@ -82,14 +87,18 @@ def _make(tq, d, dv, has_mask, has_sinks):
         i = core.thread()
         while i < KEYS // 2 * (dv // 8):
             pair, piece = i % (KEYS // 2), i // (KEYS // 2)
-            x = row_of_keys(p, first + 2 * pair, n_kv, step, piece)
-            y = row_of_keys(p, first + 2 * pair + 1, n_kv, step, piece)
+            x = _row_of_keys(p, first + 2 * pair, n_kv, step, piece)
+            y = _row_of_keys(p, first + 2 * pair + 1, n_kv, step, piece)
             for w in range(4):
                 to = sv + (8 * piece + 2 * w) * V_STRIDE + 4 * pair
                 core.sts_i32(to, (x[w] & LOW_HALF) | (y[w] << 16))
                 core.sts_i32(to + V_STRIDE, (x[w] >> 16 & LOW_HALF) | (y[w] & HIGH_HALF))
             i += THREADS
+    return load_k, load_v
 
+
+# ---------------------------------------------------------------- rows of scores
+def _make_score(has_mask):
     @core.device
     def score(node, s, pm, key, slope):
         """Scaled, capped and masked; -inf behind the end."""
@@ -102,53 +111,72 @@ def _make(tq, d, dv, has_mask, has_sinks):
         if has_mask:
             s += slope * core.ld_f16(pm + 2 * key)
         return s
+    return score
 
-    @core.device
-    def over_quad_max(x):
-        x = max(x, core.shfl_xor(x, 1))
-        return max(x, core.shfl_xor(x, 2))
 
-    @core.device
-    def over_quad_sum(x):
-        x += core.shfl_xor(x, 1)
-        return x + core.shfl_xor(x, 2)
+@core.device
+def _over_quad_max(x):
+    x = max(x, core.shfl_xor(x, 1))
+    return max(x, core.shfl_xor(x, 2))
 
+
+@core.device
+def _over_quad_sum(x):
+    x += core.shfl_xor(x, 1)
+    return x + core.shfl_xor(x, 2)
+
+
+def _make_factor(has_sinks):
     @core.device
     def factor(node, h, top, total):
         """What the sums of a row are multiplied by; a query that sees no key gives zeros."""
-        total, rest = over_quad_sum(total), UNIT
+        total, rest = _over_quad_sum(total), UNIT
         if has_sinks:
             sink = core.ld_f32(views.addr(node + views.SRC4) + 4 * h)
             both = max(top, sink)
             rest = core.exp(top - both)
             total = total * rest + core.exp(sink - both)
         return rest / total if total > ZERO else ZERO
+    return factor
 
+
+# ---------------------------------------------------------------- tiles of results
+@core.device
+def _clear_tile(i, o, s, p, x, y):
+    o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = ZERO, ZERO, ZERO, ZERO
+
+
+@core.device
+def _add_tile(i, o, s, sv, shrink0, shrink1):
+    """The tile's share so far, shrunk, and p times these keys' values."""
+    c = (o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1, o[4 * i + 3] * shrink1)
+    p = sv + 8 * i * V_STRIDE
+    for j in range(KEYS // 16):
+        x = 8 * j
+        p0, p1 = core.pack_f16(s[x], s[x + 1]), core.pack_f16(s[x + 2], s[x + 3])
+        p2, p3 = core.pack_f16(s[x + 4], s[x + 5]), core.pack_f16(s[x + 6], s[x + 7])
+        c = core.mma_f16(p0, p1, p2, p3, core.lds_i32(p + 32 * j), core.lds_i32(p + 32 * j + 16),
+                         c[0], c[1], c[2], c[3])
+    o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = c[0], c[1], c[2], c[3]
+
+
+def _put_tile(first):
     @core.device
-    def clear_tile(i, o, s, p, x, y):
-        o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = ZERO, ZERO, ZERO, ZERO
+    def put(i, o, s, to, f, y):
+        core.st_f32(to + 32 * i, o[4 * i + first] * f)
+        core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
+    return put
 
-    @core.device
-    def add_tile(i, o, s, sv, shrink0, shrink1):
-        """The tile's share so far, shrunk, and p times these keys' values."""
-        c = (o[4 * i] * shrink0, o[4 * i + 1] * shrink0, o[4 * i + 2] * shrink1, o[4 * i + 3] * shrink1)
-        p = sv + 8 * i * V_STRIDE
-        for j in range(KEYS // 16):
-            x = 8 * j
-            p0, p1 = core.pack_f16(s[x], s[x + 1]), core.pack_f16(s[x + 2], s[x + 3])
-            p2, p3 = core.pack_f16(s[x + 4], s[x + 5]), core.pack_f16(s[x + 6], s[x + 7])
-            c = core.mma_f16(p0, p1, p2, p3, core.lds_i32(p + 32 * j), core.lds_i32(p + 32 * j + 16),
-                             c[0], c[1], c[2], c[3])
-        o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3] = c[0], c[1], c[2], c[3]
 
-    def put_tile(first):
-        @core.device
-        def put(i, o, s, to, f, y):
-            core.st_f32(to + 32 * i, o[4 * i + first] * f)
-            core.st_f32(to + 32 * i + 4, o[4 * i + first + 1] * f)
-        return put
+# ---------------------------------------------------------------- the kernel
+def _make(tq, d, dv, has_mask, has_sinks):
+    n_steps, n_values, n_scores, k_stride = d // 16, dv // 8, KEYS // 8, _k_stride(d)
+    n_q, n_s, n_o = 4 * n_steps, 4 * n_scores, 4 * n_values             # words of q, scores and results of a lane
+    get_q, q_size = ONE[tq].get, tq.nbytes
+    shared_k, shared_v = core.shared(KEYS * k_stride), core.shared(dv * V_STRIDE)
+    (load_k, load_v), score, factor = _make_loads(d, dv), _make_score(has_mask), _make_factor(has_sinks)
     clear, add_values, put_row0, put_row1 = (_unrolled(n_values, body) for body in (
-        clear_tile, add_tile, put_tile(0), put_tile(2)))
+        _clear_tile, _add_tile, _put_tile(0), _put_tile(2)))
 
     def kernel(node):
         q, k, v, out = node + views.SRC0, node + views.SRC1, node + views.SRC2, node + views.DST
@@ -192,7 +220,7 @@ def _make(tq, d, dv, has_mask, has_sinks):
                 s[4 * j + 2], s[4 * j + 3] = score(node, c[2], m1, key, slope), score(node, c[3], m1, key + 1, slope)
                 high0, high1 = max(high0, s[4 * j]), max(high1, s[4 * j + 2])
                 high0, high1 = max(high0, s[4 * j + 1]), max(high1, s[4 * j + 3])
-            high0, high1 = over_quad_max(high0), over_quad_max(high1)
+            high0, high1 = _over_quad_max(high0), _over_quad_max(high1)
             base0, base1 = high0 if high0 > LOWEST else ZERO, high1 if high1 > LOWEST else ZERO     # all hidden so far
             shrink0, shrink1 = core.exp(top0 - base0), core.exp(top1 - base1)
             top0, top1, total0, total1 = high0, high1, total0 * shrink0, total1 * shrink1

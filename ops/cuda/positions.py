@@ -2,6 +2,7 @@
 (ops/conv/upscale.py)."""
 from numpy import float32 as f32
 
+from ggjit.ops.conv.upscale import ALIGN_CORNERS, ANTIALIAS, BILINEAR, NEAREST
 from ggjit.ops.core.record import OP
 from ggjit.ops.cuda.compiler.core import (
     cos,
@@ -58,10 +59,6 @@ def _element(t):
 
 
 # ---------------------------------------------------------------- interpolation
-NEAREST, BILINEAR, BICUBIC, ANTIALIAS = 0, 1, 2, 1 << 9
-ALIGN_CORNERS = 1 << 8
-
-
 @device
 def factor(node, k):
     """Outputs to inputs along dimension k."""

@@ -67,6 +67,7 @@ def scan_rows(node):
 
 @device
 def scan_row(node, u):
+    """All tokens of row u of the state: of element i of head h of sequence i3."""
     s, x, dt, a, b, c = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + SRC4, node + SRC5
     n, dim, heads, n_t, n_s = ne(s, 0), ne(x, 0), ne(x, 1), ne(x, 2), ne(x, 3)
     i, q = u % dim, u // dim
@@ -164,6 +165,7 @@ def delta_rows(node):
 
 @device
 def delta_row(node, u):
+    """All tokens of row u of the state: of value j of head h of sequence i3."""
     q, k, v, g, beta = node + SRC0, node + SRC1, node + SRC2, node + SRC3, node + SRC4
     n, heads, n_t, n_s, n_keep = ne(v, 0), ne(v, 1), ne(v, 2), ne(v, 3), param_i32(node, 0)
     j, hs = u % n, u // n
@@ -246,6 +248,7 @@ def divide(m, line, step, eps):
 
 @device
 def pre(node, i0, t, i2, i3):
+    """Element i0 of token t: the weighted or gated sum of its streams."""
     x, w, s, gated = node + SRC0, node + SRC1, ZERO, param_i32(node, 1) != 0
     for h in range(ne(x, 1)):
         v = ld_f32(at(x, i0, h, t, 0))

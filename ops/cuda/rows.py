@@ -11,6 +11,7 @@ from ggjit.ops.cuda.compiler import core
 
 @dataclasses.dataclass(frozen=True)
 class One:
+    """How an element of a type is read and written; see above."""
     get: Callable
     put: Callable
 

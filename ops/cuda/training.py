@@ -77,6 +77,7 @@ def setting(view, i):
 
 @device
 def adamw(node, i0, i1, i2, i3):
+    """One weight and its two moments; settings as in ops/training/opt_step.py."""
     w, g, s = at(node + DST, i0, i1, i2, i3), ld_f32(at(node + SRC1, i0, i1, i2, i3)), node + SRC4
     pm, pv = at(node + SRC2, i0, i1, i2, i3), at(node + SRC3, i0, i1, i2, i3)
     alpha, beta1, beta2 = setting(s, 0), setting(s, 1), setting(s, 2)

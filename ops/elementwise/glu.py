@@ -33,6 +33,7 @@ from ggjit.ops.types.shared.rows import ROW
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
+    """A gated unit: y = f(x, g), element by element."""
     formula: str
     numpy: Callable             # (x, g, alpha, limit) float64
     build: Callable             # (b, x, g, alpha, limit) LLVM values

@@ -26,6 +26,7 @@ from ggjit.ops.native.simd import fma_ir, suffix
 
 @dataclasses.dataclass(frozen=True)
 class Function:
+    """An elementwise function: what it is called with, in float64 and in vectors, and what it costs."""
     formula: str
     numpy: Callable                     # float64 array, then params p1.. -> float64 array
     vector: Callable                    # f(x, p0..p4), see elementwise.py

@@ -4,8 +4,10 @@
     mul_mat_dot     few columns: rows of weights are multiplied as they lie (choices: how many at once)
     mul_mat_tile    many columns: packed panels (tile: geometry; tile_float, tile_codes: register tiles)
     mul_mat_short   few rows;  hadamard: a Hadamard matrix
-    mul_mat_id      the product of a mixture of experts (_group: columns by expert; _dot, _tile: kernels)
-    repack          weights in a layout of their own (repack_float, repack_codes; repack_formats: bits of the types)
+    mul_mat_id      the product of a mixture of experts (mul_mat_id_group: columns by expert;
+                    mul_mat_id_dot, mul_mat_id_tile: kernels)
+    repack          weights in a layout of their own (repack_float, repack_codes, repack_id: kernels;
+                    repack_formats: bits of the types)
     choices         what differs per processor: by a rule, or measured
 
 Read in this order.

@@ -42,7 +42,6 @@ memory, rows of 2048, one thread, where a plain loop reads 41 to 43:
 Its tiles of many columns multiply one after the other: activations that several columns take from as many cache lines
 in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level cache).
 """
-import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -53,9 +52,8 @@ from ggjit.ops.core.settings import TILE_ROWS, asked_tuning
 from ggjit.ops.core.traits import module_of, traits_of
 from ggjit.ops.core.types import BF16, BY_NAME, F16, F32
 from ggjit.ops.matmul.repack_formats import FORMATS
-from ggjit.ops.native import isa
+from ggjit.ops.native import isa, measured
 from ggjit.ops.native.jit import sources_key
-from ggjit.ops.native.measured import MeasuredFile
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN, PREFETCHES, prefetching
 
 REPACKED = "repacked"
@@ -196,20 +194,15 @@ def pays_repacked(type):
     return found.layout is not None if found else type in (RULE or INTEL).repacked
 
 
-@contextlib.contextmanager
 def forced(tile):
-    """Inside the block this thread chooses kernels with that tile, or that many rows."""
-    token = _forced.set(tile)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    """A block inside which this thread chooses kernels with that tile, or that many rows."""
+    return measured.forced(_forced, tile)
 
 
 # ---------------------------------------------------------------- files
 def _file(type):
     key = sources_key(("ggjit.ops.matmul.mul_mat", "ggjit.ops.matmul.repack", module_of(type)))
-    return MeasuredFile("kernels", f"reads-{type.name}", key, functools.partial(_choice, type))
+    return measured.MeasuredFile("kernels", f"reads-{type.name}", key, functools.partial(_choice, type))
 
 
 def _choice(type, found):

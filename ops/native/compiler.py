@@ -178,7 +178,6 @@ class _TypingContext:
                 self._resolved[key] = found
         return found
 
-
     def resolve_value_type(self, value):
         if not isinstance(value, BuiltinFunctionType):
             return self._context.resolve_value_type(value)
@@ -205,7 +204,6 @@ class _Lower(Lower):
         found = typing.resolve_function_type(op, signature.args, {})
         result = context.get_function(op, found)(builder, operands)
         return context.cast(builder, result, signature.return_type, result_type)
-
 
     def alloca_lltype(self, name, lltype, datamodel=None):
         """Numba also asks LLVM for the size, for debuggers."""
@@ -276,10 +274,12 @@ class _Compiler(CompilerBase):
 
 
 class HelperCompiler(_Compiler):
+    """Of functions that only jitted code calls."""
     library = HelperLibrary
 
 
 class KernelCompiler(_Compiler):
+    """Of entry points."""
     library = KernelLibrary
 
 

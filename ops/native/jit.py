@@ -104,6 +104,7 @@ def _parse(signature):
 
 # ---------------------------------------------------------------- arrays inside jitted code
 def array_maker(numba_type):
+    """view(addr, n) for jitted code: the n elements at an address as an array."""
     @intrinsic
     def pointer(typingctx, addr):
         def codegen(context, builder, sig, args):

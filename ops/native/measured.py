@@ -66,6 +66,16 @@ class MeasuredFile:
 
 
 @contextlib.contextmanager
+def forced(variable, way):
+    """Inside the block the context variable of a choice is `way`, in this thread alone."""
+    token = variable.set(way)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
 def _in_turn(folder):
     """Of the processes and threads that write in the folder one at a time is inside."""
     if fcntl is None:

@@ -43,6 +43,7 @@ def param(node, i):
 
 # ---------------------------------------------------------------- the loop
 class Chunking(NamedTuple):
+    """How rows are handed to threads."""
     length: Callable            # jitted (node, n, nth) -> rows of a chunk
     take: Callable              # jitted (node, ith, nth, sync, chunk, n) -> first row of a thread's next chunk, or >= n
 

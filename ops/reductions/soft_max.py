@@ -157,7 +157,8 @@ def slope_of(h, n_head, max_bias):
     return f32(math.pow(m0, f32(h + 1))) if h < n else f32(math.pow(m1, f32(2 * (h - n) + 1)))
 
 
-def _make(mask_type, has_sinks):
+def _make_row(mask_type, has_sinks):
+    """row(d, x, m, n, scale, slope, sink): one row of n scores at x, their mask at m."""
     has_mask = mask_type is not None
     size = mask_type.nbytes if has_mask else 0
     access = ROW[mask_type or F32]
@@ -217,6 +218,11 @@ def _make(mask_type, has_sinks):
             i += W
         if i < n:
             stf_part(d + 4 * i, fmul(tail, k), n - i)
+    return row
+
+
+def _make(mask_type, has_sinks):
+    has_mask, row = mask_type is not None, _make_row(mask_type, has_sinks)
 
     @inline
     def rows(node, ith, start, stop):

@@ -72,6 +72,7 @@ def quantize_weighted(src, dst, k, weights):
 
 
 def np_from_float(x):
+    """Rows of floats -> rows of blocks, uint8, with the bytes of ggml's reference quantiser."""
     x = np.asarray(x, np.float32)
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     m = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)

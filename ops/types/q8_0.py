@@ -57,6 +57,7 @@ from_float, quantize = _rows_of(quant32.activation_ir), _rows_of(_reference_ir)
 
 
 def np_from_float(x):
+    """Rows of floats -> rows of blocks, uint8, with the bytes of ggml's reference quantiser."""
     x = np.asarray(x, np.float32)
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     d = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)

@@ -1,6 +1,6 @@
 """What several tests need; no test module imports another one.
 
-    paths, requirements, processes, timing, commands    folders, reference data, Python and `ggjit` processes, clocks
+    paths, requirements, processes, timing              folders, reference data, Python and `ggjit` processes, clocks
     cases                                               an op's test case between sentinel bytes, against float64
     sample                                              which cases of a long sweep run, by the seed of the run
     devices, placed                                     devices that look like accelerators; tensors with memory

@@ -1,4 +1,4 @@
-"""Quantised rows with random codes, and what they mean."""
+"""Quantised rows with random codes, and what they mean; columns as 8-bit codes."""
 import contextlib
 
 import gguf
@@ -31,3 +31,11 @@ def decoded(raw, type):
     gg.alloc_ctx_tensors(t.ctx, gg.init_backend("CPU"))
     t.set_bytes(raw)
     return t.numpy()
+
+
+def in_8_bits(x):
+    """Rows of x as CUDA's products with quantised weights take them: codes -127 to 127, a scale for each 32 values."""
+    blocks = np.asarray(x, np.float32).reshape(-1, 32)              # in float32 as there: which codes ties become
+    scale = abs(blocks).max(1, keepdims=True) / np.float32(127)
+    size = np.floor(abs(blocks / scale) + np.float32(0.5))
+    return (np.copysign(size, blocks) * np.float64(scale)).reshape(x.shape)

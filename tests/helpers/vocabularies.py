@@ -15,10 +15,13 @@ import zlib
 
 import numpy as np
 
+from ggjit.models.text.tokenizer import BYTE_OF_CHAR
+
 GOLDENS = pathlib.Path(__file__).parents[1] / "models" / "tokenizer_goldens.json"
 ORACLE = pathlib.Path(__file__).with_name("tokenizer_oracle.py")
 UNK, CTRL, USER, BYTE = 2, 3, 4, 6
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
+CHAR_OF_BYTE = {byte: c for c, byte in BYTE_OF_CHAR.items()}
 BASES = ["ACGT"[i // 4] + "ACGT"[i % 4] for i in range(16)]
 
 POOLS = ["abcdefghijklmnopqrstuvwxyz" * 2 + "ABCXYZ", "     ", "0123456789", ".,;:!?'\"()-[]{}", "$+<=>^~|`#@&*/\\_%",
@@ -32,10 +35,37 @@ WORDS = ["don't", "I'LL", "we've", "'s", "it's", "Hello", "world", " the", "123"
 
 def write(path, model, tokens=None, types=None, scores=None, merges=None, arch="llama", name=None, arrays=(), **keys):
     """A GGUF file with a vocabulary and just enough of a model for llama.cpp to accept it."""
-    import gguf
-    w = gguf.GGUFWriter(path, arch)
+    w = _writer(path, arch, model)
     if name is not None:
         w.add_name(name)
+    for key, value in dict(tokens=tokens, token_type=types, scores=scores, merges=merges, **dict(arrays)).items():
+        if value is not None:
+            w.add_array("tokenizer.ggml." + key, value)
+    for key, value in keys.items():
+        {str: w.add_string, bool: w.add_bool, int: w.add_uint32}[type(value)](
+            "tokenizer.ggml." + key.replace("normalizer_", "normalizer."), value)
+    return _written(w, path)
+
+
+def write_bytes(path, special=(), words=(), **keys):
+    """A byte-level one: ids 0 to 255 are the bytes, then come `special` (the first is bos, the second eos) and `words`,
+    as bytes; keys: further metadata below "tokenizer."."""
+    w = _writer(path, "llama", "gpt2")
+    words = ["".join(CHAR_OF_BYTE[b] for b in word) for word in words]
+    w.add_tokenizer_pre("default")
+    w.add_token_list([CHAR_OF_BYTE[b] for b in range(256)] + [*special] + words)
+    w.add_token_types([1] * 256 + [3] * len(special) + [1] * len(words))
+    w.add_token_merges(["q z"])
+    w.add_bos_token_id(256)
+    w.add_eos_token_id(257)
+    for key, value in keys.items():
+        {str: w.add_string, bool: w.add_bool, list: w.add_array}[type(value)]("tokenizer." + key, value)
+    return _written(w, path)
+
+
+def _writer(path, arch, model):
+    import gguf
+    w = gguf.GGUFWriter(path, arch)
     w.add_context_length(64)
     w.add_embedding_length(8)
     w.add_block_count(1)
@@ -43,12 +73,10 @@ def write(path, model, tokens=None, types=None, scores=None, merges=None, arch="
     w.add_head_count(1)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_tokenizer_model(model)
-    for key, value in dict(tokens=tokens, token_type=types, scores=scores, merges=merges, **dict(arrays)).items():
-        if value is not None:
-            w.add_array("tokenizer.ggml." + key, value)
-    for key, value in keys.items():
-        {str: w.add_string, bool: w.add_bool, int: w.add_uint32}[type(value)](
-            "tokenizer.ggml." + key.replace("normalizer_", "normalizer."), value)
+    return w
+
+
+def _written(w, path):
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

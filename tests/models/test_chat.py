@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_vocabulary
+from helpers import vocabularies
 from helpers.paths import TESTS
 
 from ggjit.models.files.gguf import GGUFFile
@@ -105,7 +105,7 @@ def prompt(path, messages=SAID, **options):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return tiny_vocabulary.write(tmp_path_factory.mktemp("chat") / "plain.gguf", SPECIAL)
+    return vocabularies.write_bytes(tmp_path_factory.mktemp("chat") / "plain.gguf", SPECIAL)
 
 
 @pytest.mark.parametrize("style", RENDERED)
@@ -116,19 +116,19 @@ def test_templates_in_the_style_of(style, plain):
 
 def test_ids_have_special_tokens_and_one_beginning(tmp_path):
     source = "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}{% endfor %}"
-    path = tiny_vocabulary.write(tmp_path / "m.gguf", SPECIAL, chat_template=source, **{"ggml.add_bos_token": True})
+    path = vocabularies.write_bytes(tmp_path / "m.gguf", SPECIAL, chat_template=source, **{"ggml.add_bos_token": True})
     text, ids = prompt(path, SAID[2:3])
     assert text == "<s>[INST]Hello." and ids == [256, 260, *b"Hello."]
     ids = prompt(path, SAID[2:3], template="chatml").ids
     assert ids == [256, 258, *b"assistant\nHello.", 259, 10, 258, *b"assistant\n"]
-    unasked = tiny_vocabulary.write(tmp_path / "n.gguf", SPECIAL, chat_template="{{ messages[0].content }}")
+    unasked = vocabularies.write_bytes(tmp_path / "n.gguf", SPECIAL, chat_template="{{ messages[0].content }}")
     assert prompt(unasked, SAID[2:3]).ids == [*b"Hello."]
 
 
 def test_named_templates(tmp_path):
     keys = {"chat_template": "plain", "chat_templates": ["tool_use", "rag"],
             "chat_template.tool_use": "with {{ tools }}", "chat_template.rag": "rag {{ documents | join }}"}
-    path = tiny_vocabulary.write(tmp_path / "m.gguf", SPECIAL, **keys)
+    path = vocabularies.write_bytes(tmp_path / "m.gguf", SPECIAL, **keys)
     assert prompt(path).text == "plain" and prompt(path, tools=[]).text == "plain"
     assert prompt(path, tools=["t"]).text == "with ['t']"
     assert prompt(path, tools=["t"], template="default").text == "plain"
@@ -147,7 +147,7 @@ def test_named_templates(tmp_path):
     ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "longer than 16,777,216 characters"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"), ("{{ range(10**9) }}", "Range too big")])
 def test_a_template_that_misbehaves(source, words, plain, tmp_path):
-    path = tiny_vocabulary.write(tmp_path / "m.gguf", SPECIAL, chat_template=source)
+    path = vocabularies.write_bytes(tmp_path / "m.gguf", SPECIAL, chat_template=source)
     with pytest.raises(ModelError, match="m.gguf: tokenizer.chat_template") as e:
         prompt(path)
     assert words in str(e.value) and "template='chatml'" in str(e.value)

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from helpers import tiny_vocabulary
+from helpers import vocabularies
 from helpers.byte_tokenizer import ID, PIECES, TOKENIZER, WORDS, matches
 from helpers.llamacpp import asked
 from hypothesis import given, settings
@@ -298,7 +298,7 @@ def whole(ids, cut):
 def test_masks_are_those_of_llama_cpp(n, tmp_path):
     """A walk through each of n random grammars."""
     words = [w for w in WORDS if split(w)[0] is not None]
-    path = str(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>"], words))
+    path = str(vocabularies.write_bytes(tmp_path / "m.gguf", ["<s>", "</s>"], words))
     tokenizer = Tokenizer.from_gguf(GGUFFile(path))
     rng, jobs, ours = random.Random(n), [], []
     for _ in range(n):
@@ -322,7 +322,7 @@ def test_masks_are_those_of_llama_cpp(n, tmp_path):
 @pytest.mark.peer
 def test_lazy_grammars_are_those_of_llama_cpp(tmp_path):
     """Random texts with words, patterns and tokens that set the grammar off."""
-    path = str(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>"], [b"ab", b"xb1", b"1 b", b"yy"]))
+    path = str(vocabularies.write_bytes(tmp_path / "m.gguf", ["<s>", "</s>"], [b"ab", b"xb1", b"1 b", b"yy"]))
     tokenizer, rng, jobs, ours = Tokenizer.from_gguf(GGUFFile(path)), random.Random(4), [], []
     text = 'root ::= ("b1" | "a" | "yy") [ab1]* "." | "b" [ab1]+'
     for patterns, ids in ((["b1"], []), (["x(b)", "aa(a)"], []), ([], [261]), (["b1", "(a)[ab]"], [261])):

@@ -23,18 +23,6 @@ from ggjit.models.networks import hooks, inside
 from ggjit.models.networks.pictures import labels_of
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("model") / "tiny.gguf",
-                            shapes={"output.weight": (VOCAB, DIM)})
-
-
-@pytest.fixture(scope="module")
-def model(path):
-    with load_model(path, n_threads=1, kv_type="F32") as m:
-        yield m
-
-
 # ---------------------------------------------------------------- names
 def test_names_and_shapes(model):
     names = model.names()

@@ -4,24 +4,12 @@ import pytest
 from helpers import arch_files, devices, tiny_model
 from helpers.numpy_llama import IDS, forward, near, weights
 from helpers.requirements import shared
-from helpers.tiny_model import DIM, LAYERS, VOCAB
+from helpers.tiny_model import DIM, LAYERS
 
 import ggjit as gg
 from ggjit.models import load_model
 from ggjit.models.files.adapter import new_adapter
 from ggjit.models.files.gguf import GGUFFile
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("model") / "tiny.gguf",
-                            shapes={"output.weight": (VOCAB, DIM)})
-
-
-@pytest.fixture(scope="module")
-def model(path):
-    with load_model(path, n_threads=1, kv_type="F32") as m:
-        yield m
 
 
 def test_nothing_patched_is_the_same_plan(model):

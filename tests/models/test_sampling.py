@@ -1,7 +1,7 @@
 """The sampler: distributions against the definitions in float64, and against llama.cpp; determinism, refusals."""
 import numpy as np
 import pytest
-from helpers import sampler_reference, tiny_vocabulary
+from helpers import sampler_reference, vocabularies
 from helpers.llamacpp import asked
 
 from ggjit.models.files.gguf import GGUFFile
@@ -290,7 +290,7 @@ def test_adaptive_p_draws_near_its_target():
 def test_dry_breakers_are_those_of_llama_cpp(tmp_path):
     """Breakers within tokens, at their ends and across several of them."""
     words = [b"a:", b":b", b"x\n", b"end of", b" page", b"en", b"d o", b'"*"']
-    path = str(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>"], words))
+    path = str(vocabularies.write_bytes(tmp_path / "m.gguf", ["<s>", "</s>"], words))
     tokenizer, rng, jobs, ours = Tokenizer.from_gguf(GGUFFile(path)), np.random.default_rng(2), [], []
     ids = [97, 98, 58, *range(258, 266), 120]
     for breakers in (["\n", ":", '"', "*"], ["end of page", "b"], ["of p", "d", ":b"], ["n", "e"]):

@@ -7,10 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import tiny_vocabulary
 from helpers.sample import rank
 from helpers.timing import processor_time
-from helpers.vocabularies import ask_llamacpp, write
+from helpers.vocabularies import ask_llamacpp, write, write_bytes
 
 from ggjit.models.files import minilm
 from ggjit.models.files.gguf import GGUFFile
@@ -198,7 +197,7 @@ def test_text_never_becomes_a_control_token(tmp_path):
 
 
 def test_special_tokens_are_looked_for_where_they_may_begin(tmp_path):
-    t = Tokenizer.from_gguf(GGUFFile(tiny_vocabulary.write(tmp_path / "m.gguf", ["<s>", "</s>", "<s>a", "[x]"])))
+    t = Tokenizer.from_gguf(GGUFFile(write_bytes(tmp_path / "m.gguf", ["<s>", "</s>", "<s>a", "[x]"])))
     assert t._specials_in("plain s>") == t._specials_in("") == set()
     assert t._specials_in("a<s><s>ab [x [x]") == {"<s>", "<s>a", "[x]"}
     assert t.encode("<s>a<s>[x]<", add_special=False, parse_special=True) == [258, 256, 259, 60]

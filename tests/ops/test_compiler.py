@@ -102,7 +102,9 @@ def in_a_process(program, folder, **env):
     return done.stdout.split()
 
 
-def test_literals_share_one_version_and_helpers_stay_bitcode():
+def test_literals_share_one_version_and_helpers_stay_bitcode(tmp_path, monkeypatch):
+    monkeypatch.setenv("GGJIT_CACHE_DIR", str(tmp_path))        # an empty cache: compiled in this process
+    CACHE.address("literals", "i64(i64, i64)", lambda: lambda a, b: sum_of_two(a) + word(b, 2), (__name__,))
     a, b = np.array([3, 4, 5]), np.array([30, 40, 50])
     assert store_sum(a, b) == 57 and a.tolist() == [57, 4, 5]
     assert [str(s) for s in word.overloads] == ["(int64, int64)"]

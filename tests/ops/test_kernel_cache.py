@@ -1,6 +1,4 @@
 """Kernels on disk: loaded by other processes; files that are damaged or cannot be written."""
-import sys
-
 from helpers.chains import PREAMBLE
 
 
@@ -47,4 +45,3 @@ print([times(k)(7) for k in range(12)] == [7 * k for k in range(12)])
 def test_symbols_of_two_processes_do_not_clash():
     from numba.core.bytecode import FunctionIdentity
     assert next(FunctionIdentity._unique_ids) > 1 << 8
-    assert sys.version_info >= (3, 11)

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 import pytest
 from helpers import oracle
+from helpers.cases import nmse
 from helpers.interpreter import Interpreter
 from helpers.machine_code import product_faults
 from helpers.paths import TESTS_PATH
@@ -44,12 +45,6 @@ def rounded(type, x):
 
 def weights(type, a):
     return gg.dequantize(type, gg.quantize(type, a), a.shape)
-
-
-def nmse(got, want):
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert np.isfinite(got).all()
-    return np.square(got - want).sum() / np.square(want).sum()
 
 
 def product(type, a, b, b_type=None, n_threads=1):

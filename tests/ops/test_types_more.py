@@ -4,6 +4,7 @@ import itertools
 import numpy as np
 import pytest
 from helpers import oracle
+from helpers.cases import nmse
 from helpers.sample import sampled
 
 import ggjit as gg
@@ -102,12 +103,6 @@ def test_values_are_those_of_the_gguf_package(need):
 
 
 # ---------------------------------------------------------------- products
-def nmse(got, want):
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert np.isfinite(got).all()
-    return np.square(got - want).sum() / np.square(want).sum()
-
-
 def product(name, raw, y):
     """Rows of blocks times the rows of y."""
     t, ctx, backend = getattr(gg, name), gg.Context(), gg.init_backend("CPU")

@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 from helpers import tiny_model
-from helpers.commands import START, ggjit, result
+from helpers.processes import START, ggjit, result
 
 import ggjit as gg
 from ggjit.display.progress import _Display, shortened

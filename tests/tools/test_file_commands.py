@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from helpers import tiny_model
-from helpers.commands import result
+from helpers.processes import result
 
 from ggjit.models import edit_gguf, quantize_gguf
 from ggjit.models.files.gguf import GGUFFile

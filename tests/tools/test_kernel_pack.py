@@ -5,7 +5,7 @@ import lzma
 import os
 
 import pytest
-from helpers.commands import result
+from helpers.processes import result
 
 from ggjit.ops.native import cache_files, isa, jit, kernel_pack
 from ggjit.tools.command.commands import info

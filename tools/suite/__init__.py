@@ -9,9 +9,11 @@
     oracle.py       its caller
     compare.py      error measures
     report.py       a row per class as it ends, the file a stopped run resumes from
-    perf.py         time per run beside the real ggml's
+    sample.py       a sample that tells much in little time
+    perf.py         time per run beside the real ggml's; flops.py: arithmetic and bytes of a node
     float64.py      whole graphs in float64, and slopes by differences
     grad.py         gradients of the cases against those, and against ggml's
+    ggml_cuda.py    what ggml's CUDA backend serves
     command.py      `ggjit ops test | perf | support | grad`
 """
 if not __name__.startswith("ggjit"):

@@ -132,5 +132,5 @@ sin, cos, tanh, erf, erfc = (_of_one(f) for f in (
     libdevice.sinf, libdevice.cosf, libdevice.tanhf, libdevice.erff, libdevice.erfcf))
 fabs, floor, ceil, trunc, round_away = (_of_one(f) for f in (
     libdevice.fabsf, libdevice.floorf, libdevice.ceilf, libdevice.truncf, libdevice.roundf))
-power, atan2 = _of_two(libdevice.powf), _of_two(libdevice.atan2f)
+power = _of_two(libdevice.powf)
 fmin, fmax = _of_two(libdevice.fminf), _of_two(libdevice.fmaxf)               # the number where the other is NaN

@@ -51,8 +51,8 @@ ARITHMETIC = """
     mma_i8(i, i, i) -> i4                   m16n8k16 of signed bytes, sums from 0
     exp(f) -> f         expm1(f) -> f       log(f) -> f         log1p(f) -> f       sqrt(f) -> f
     sin(f) -> f         cos(f) -> f         tanh(f) -> f        erf(f) -> f         erfc(f) -> f
-    power(f, f) -> f    atan2(f, f) -> f    fabs(f) -> f        floor(f) -> f       ceil(f) -> f
-    trunc(f) -> f       round_away(f) -> f  halves away from 0
+    power(f, f) -> f    fabs(f) -> f        floor(f) -> f       ceil(f) -> f        trunc(f) -> f
+    round_away(f) -> f                      halves away from 0
     fmin(f, f) -> f     fmax(f, f) -> f     the number where the other is NaN
 """
 # outside kernels, while one is made: device(f) a function that kernels call, shared(nbytes) -> a function that gives

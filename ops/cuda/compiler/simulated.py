@@ -331,7 +331,7 @@ def _of_two(f):
 
 exp, expm1, log, log1p = (_function(f) for f in (np.exp, np.expm1, np.log, np.log1p))
 sqrt, sin, cos, tanh = (_function(f) for f in (np.sqrt, np.sin, np.cos, np.tanh))
-power, atan2 = _of_two(np.power), _of_two(np.arctan2)
+power = _of_two(np.power)
 fabs, floor, ceil, trunc = (_function(f) for f in (np.abs, np.floor, np.ceil, np.trunc))
 fmin, fmax = _of_two(np.fmin), _of_two(np.fmax)
 

@@ -44,6 +44,7 @@ class Columns:
 
 
 def columns(grouped, quantized, width):
+    """The Columns of tiles of `width` columns.  grouped: of a mul_mat_id; quantized: source gives numbers."""
     matrix, span, index = _grouped(quantized) if grouped else _plain(width)
 
     @device

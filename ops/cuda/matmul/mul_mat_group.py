@@ -44,31 +44,46 @@ def scratch(quantized):
     return behind_columns
 
 
+@core.device
+def _flatten(node, flat, n_slots):
+    """The ids into `flat`; those that name no expert are reported."""
+    ids = node + SRC2
+    i = core.thread()
+    while i < n_slots:
+        token = i // ne(ids, 0)
+        id = core.ld_i32(addr(ids) + (i - token * ne(ids, 0)) * nb(ids, 0) + token * nb(ids, 1))
+        if id < 0 or id >= ne(node + SRC0, 2):
+            bad_index(node, id)
+        core.st_i32(flat + 4 * i, id)
+        i += core.n_threads()
+
+
+@core.device
+def _count(flat, expert, n_slots):
+    """Slots of an expert; in every lane of the warp."""
+    n, i = 0, core.thread() & 31
+    while i < n_slots:
+        if core.ld_i32(flat + 4 * i) == expert:
+            n += 1
+        i += 32
+    return core.warp_sum(n)
+
+
+@core.device
+def _put_slots(order, flat, expert, first, n_slots):
+    """The numbers of an expert's slots, in their order, to place `first` of `order` and on."""
+    lane, start = core.thread() & 31, 0
+    while start < n_slots:
+        hit = start + lane < n_slots and core.ld_i32(flat + 4 * (start + lane)) == expert
+        mask = core.ballot(hit)
+        if hit:
+            core.st_i32(order + 4 * (first + core.popcount(mask & ((1 << lane) - 1))), start + lane)
+        first += core.popcount(mask)
+        start += 32
+
+
 def _make(quantized, width):
     order_of, counts_at = scratch(quantized), core.shared(4 * MAX_EXPERTS)
-
-    @core.device
-    def flatten(node, flat, n_slots):
-        """The ids into `flat`; those that name no expert are reported."""
-        ids = node + SRC2
-        i = core.thread()
-        while i < n_slots:
-            token = i // ne(ids, 0)
-            id = core.ld_i32(addr(ids) + (i - token * ne(ids, 0)) * nb(ids, 0) + token * nb(ids, 1))
-            if id < 0 or id >= ne(node + SRC0, 2):
-                bad_index(node, id)
-            core.st_i32(flat + 4 * i, id)
-            i += core.n_threads()
-
-    @core.device
-    def count(flat, expert, n_slots):
-        """Slots of an expert; in every lane of the warp."""
-        n, i = 0, core.thread() & 31
-        while i < n_slots:
-            if core.ld_i32(flat + 4 * i) == expert:
-                n += 1
-            i += 32
-        return core.warp_sum(n)
 
     @core.device
     def before(counts, expert):
@@ -80,17 +95,6 @@ def _make(quantized, width):
             tiles += (n + width - 1) // width
             e += 32
         return core.warp_sum(slots), core.warp_sum(tiles)
-
-    @core.device
-    def put_slots(order, flat, expert, first, n_slots):
-        lane, start = core.thread() & 31, 0
-        while start < n_slots:
-            hit = start + lane < n_slots and core.ld_i32(flat + 4 * (start + lane)) == expert
-            mask = core.ballot(hit)
-            if hit:
-                core.st_i32(order + 4 * (first + core.popcount(mask & ((1 << lane) - 1))), start + lane)
-            first += core.popcount(mask)
-            start += 32
 
     @core.device
     def put_tiles(tiles, expert, number, first, end):
@@ -107,11 +111,11 @@ def _make(quantized, width):
         order, counts, warp = order_of(node), counts_at(), core.thread() >> 5
         flat = order + 4 * n_slots
         tiles = flat + 4 * n_slots
-        flatten(node, flat, n_slots)
+        _flatten(node, flat, n_slots)
         core.sync()
         e = warp
         while e < n_expert:
-            n = count(flat, e, n_slots)
+            n = _count(flat, e, n_slots)
             if core.thread() & 31 == 0:
                 core.sts_i32(counts + 4 * e, n)
             e += core.n_threads() >> 5
@@ -119,7 +123,7 @@ def _make(quantized, width):
         e = warp
         while e < n_expert:
             first, number = before(counts, e)
-            put_slots(order, flat, e, first, n_slots)
+            _put_slots(order, flat, e, first, n_slots)
             put_tiles(tiles, e, number, first, first + core.lds_i32(counts + 4 * e))
             e += core.n_threads() >> 5
         _, i = before(counts, n_expert)

@@ -33,20 +33,19 @@ HALF_M, HALF_N, HALF_STEP, HALF_STRIDE = 64, 64, 32, 80     # stride in bytes: 3
 HALF_SUMS = 2 * 4 * 4           # a warp has 2 x 4 mma tiles of 4 results a lane
 
 
-def _make_half(ta, tb, wide, grouped):
-    mma, pack = (core.mma_f16, core.pack_f16) if ta is F16 else (core.mma_bf16, core.pack_bf16)
-    c = columns(grouped, False, HALF_N)
-    matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
-    shared_a, shared_b = core.shared(HALF_M * HALF_STRIDE), core.shared(HALF_N * HALF_STRIDE)
+@core.device
+def _load_wide(to, p, stride, first, n, k0):
+    """16 bytes a thread and round; rows beyond the end are the last one again."""
+    for r in range(HALF_M * HALF_STEP // 8 // THREADS):
+        i = r * THREADS + core.thread()
+        row, piece = i >> 2, i & 3
+        core.sts_i32x4(to + row * HALF_STRIDE + 16 * piece,
+                       core.ld_i32x4(p + min(first + row, n - 1) * stride + 2 * k0 + 16 * piece))
 
-    @core.device
-    def load_wide(to, p, stride, first, n, k0):
-        """16 bytes a thread and round; rows beyond the end are the last one again."""
-        for r in range(HALF_M * HALF_STEP // 8 // THREADS):
-            i = r * THREADS + core.thread()
-            row, piece = i >> 2, i & 3
-            core.sts_i32x4(to + row * HALF_STRIDE + 16 * piece,
-                           core.ld_i32x4(p + min(first + row, n - 1) * stride + 2 * k0 + 16 * piece))
+
+def _make_half_loads(ta, tb, source):
+    """load_a, load_b: values of any layout into shared memory, as 16 bits of type ta."""
+    pack = core.pack_f16 if ta is F16 else core.pack_bf16
 
     def packing(get):
         @core.device
@@ -74,6 +73,15 @@ def _make_half(ta, tb, wide, grouped):
             i = r * THREADS + core.thread()
             column, pair = i >> 4, i & 15
             two_of_b(to + column * HALF_STRIDE + 4 * pair, source(sc, column), step, k0 + 2 * pair, k)
+    return load_a, load_b
+
+
+def _make_half(ta, tb, wide, grouped):
+    mma = core.mma_f16 if ta is F16 else core.mma_bf16
+    c = columns(grouped, False, HALF_N)
+    matrix, shared_c, fill, target = c.matrix, c.shared, c.fill, c.target
+    load_a, load_b = _make_half_loads(ta, tb, c.source)
+    shared_a, shared_b = core.shared(HALF_M * HALF_STRIDE), core.shared(HALF_N * HALF_STRIDE)
 
     def kernel(node):
         a, b = node + SRC0, node + SRC1
@@ -92,7 +100,7 @@ def _make_half(ta, tb, wide, grouped):
         k0 = 0
         while k0 < k:
             if wide:
-                load_wide(sa, pa, nb(a, 1), m0, m, k0)
+                _load_wide(sa, pa, nb(a, 1), m0, m, k0)
             else:
                 load_a(sa, pa, nb(a, 1), nb(a, 0), m0, m, k0, k)
             load_b(sb, sc, nb(b, 0), k0, k)
@@ -124,19 +132,17 @@ CODE_M, CODE_N = 64, 32
 CODE_SUMS = 4 * 4               # a warp has 1 x 4 mma tiles
 
 
-def _make_codes(type, grouped):
-    """Step of 256 values for K-quants, 128 for the others; scales are kept for each 16 values."""
-    b = BLOCKS[type]
+def _code_step(type):
+    """Values of k at a time."""
+    return 256 if type.block == 256 else 128
+
+
+def _make_code_loads(type, source):
+    """load_a, load_b: codes into shared memory, with scales and what else a product needs for each 16 values."""
+    b, step = BLOCKS[type], _code_step(type)
     words, scale, at, segments = b.words, b.scale, b.at, b.segments
-    step = 256 if type.block == 256 else 128
-    stride, groups = step + 16, step // 16
-    per_row, block_units, block_nbytes = step // 32, type.block // 32, type.nbytes
-    n_words = 8 // segments
-    c = columns(grouped, True, CODE_N)
-    matrix, shared_c, fill, source, target = c.matrix, c.shared, c.fill, c.source, c.target
-    shared_a, shared_b = core.shared(CODE_M * stride), core.shared(CODE_N * stride)
-    shared_d, shared_m = core.shared(CODE_M * groups * 4), core.shared(CODE_M * groups * 4)
-    shared_x, shared_sum = core.shared(CODE_N * groups * 4), core.shared(CODE_N * groups * 4)
+    stride, groups, n_words = step + 16, step // 16, 8 // segments
+    per_row, type_block, block_units, block_nbytes = step // 32, type.block, type.block // 32, type.nbytes
 
     @core.device
     def put_unit(codes, ds, ms, p, u, first):
@@ -171,7 +177,6 @@ def _make_codes(type, grouped):
                          unit - q * block_units, q * type_block - k0)
             else:
                 put_nothing(codes, ds, ms, 32 * u)
-    type_block = type.block
 
     @core.device
     def load_b(sb, sx, ss, sc, codes, scales, k0, k):
@@ -189,6 +194,18 @@ def _make_codes(type, grouped):
             core.sts_i32x4(sb + column * stride + 16 * group, w)
             core.sts_f32(sx + (column * groups + group) * 4, x)
             core.sts_f32(ss + (column * groups + group) * 4, x * f32(total))
+    return load_a, load_b
+
+
+def _make_codes(type, grouped):
+    step = _code_step(type)
+    stride, groups = step + 16, step // 16
+    c = columns(grouped, True, CODE_N)
+    matrix, shared_c, fill, target = c.matrix, c.shared, c.fill, c.target
+    load_a, load_b = _make_code_loads(type, c.source)
+    shared_a, shared_b = core.shared(CODE_M * stride), core.shared(CODE_N * stride)
+    shared_d, shared_m = core.shared(CODE_M * groups * 4), core.shared(CODE_M * groups * 4)
+    shared_x, shared_sum = core.shared(CODE_N * groups * 4), core.shared(CODE_N * groups * 4)
 
     def kernel(node):
         a = node + SRC0

@@ -23,6 +23,7 @@ from ggjit.ops.native.simd import W, bf16_ir, ldb, ldf, ldf_part, ldh, load_ir, 
 
 @dataclasses.dataclass(frozen=True)
 class RowAccess:
+    """The functions of one type; see above."""
     load: Callable
     load_part: Callable
     store: Callable

@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 from helpers import tiny_model, tiny_moe
-from helpers.commands import ggjit, result
 from helpers.paths import TESTS_PATH
+from helpers.processes import ggjit, result
 from helpers.sample import sampled
 
 import ggjit as gg

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.commands import START
+from helpers.processes import START
 
 import ggjit as gg
 from ggjit.cpu import sharing, tuning

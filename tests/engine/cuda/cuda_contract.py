@@ -4,6 +4,7 @@ import concurrent.futures
 import gc
 import inspect
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -17,17 +18,6 @@ from ggjit.core.table import TABLE
 from ggjit.cuda import simulated_driver as cuda_sim
 from ggjit.ops.cuda.compiler import contract as contract_of_the_seam
 from ggjit.ops.cuda.compiler import simulated, simulator
-
-
-@pytest.fixture
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
-@pytest.fixture
-def failing():
-    yield cuda_sim.fail
-    cuda_sim.fail.clear()
 
 
 # ---------------------------------------------------------------- devices
@@ -217,6 +207,28 @@ def test_what_is_given_up_is_freed_at_the_next_wait(gpu):
     assert base in cuda_sim._memory
     gpu.synchronize()
     assert base not in cuda_sim._memory and t.bytes() == raw.tobytes()
+
+
+def test_work_of_a_backend_that_is_gone_is_done_before_its_memory_goes(gpu):
+    """A plan has sent its rows when it and its backend go: the rows' memory goes first, the stream later."""
+    device, backend = gpu.device, gg.init_backend("CUDA0")
+    a = on(backend, gg.F32, (8,), floats(8))
+    _, _, plan = planned(backend, gg.neg(a))
+    rows = weakref.ref(plan)
+    del plan, backend
+    gc.collect()
+    assert rows() is None and device._garbage
+    device.collect()
+    assert not device._garbage and all(not stream.jobs for stream in device._streams)
+
+
+def test_what_a_backend_that_is_gone_wrote_is_read():
+    backend, raw = gg.init_backend("CUDA0"), floats(8)
+    device, t = backend.device, on(backend, gg.F32, (8,))
+    gg.tensor_set_async(backend, t, raw.view(np.uint8).copy())
+    del backend
+    gc.collect()
+    assert not device._living() and t.bytes() == raw.tobytes()
 
 
 def test_threads_that_free_at_once_free_each_thing_once(gpu, monkeypatch):

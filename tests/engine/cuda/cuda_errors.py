@@ -20,17 +20,6 @@ from ggjit.cuda.driver import DeviceLost
 from ggjit.models import load_model
 
 
-@pytest.fixture
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
-@pytest.fixture
-def failing():
-    yield cuda_sim.fail
-    cuda_sim.fail.clear()
-
-
 def the_cpu_goes_on():
     x = floats(3)
     np.testing.assert_array_equal(gg.compute(gg.neg(gg.from_numpy(gg.Context(), x))), -x)

@@ -8,6 +8,7 @@ from helpers import tiny_model
 from helpers.sample import sampled
 
 import ggjit as gg
+from benchmarks.gpu_suite import nmse
 from ggjit.cuda import simulated_driver
 from ggjit.models import load_model
 from ggjit.ops.core.record import OP
@@ -16,17 +17,8 @@ RNG = np.random.default_rng(11)
 
 
 @pytest.fixture
-def gpu():
-    return gg.init_backend("CUDA0")
-
-
-@pytest.fixture
 def cpu():
     return gg.init_backend("CPU", n_threads=1)
-
-
-def nmse(got, want):
-    return float(np.square(np.subtract(got, want, dtype=np.float64)).sum() / np.square(want, dtype=np.float64).sum())
 
 
 def leaves(backend, arrays, types=None):

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.random_blocks import decoded, random_blocks
+from helpers.random_blocks import decoded, in_8_bits, random_blocks
 from helpers.sample import sampled
 
 import ggjit as gg
@@ -38,11 +38,6 @@ def small_cases(op):
     found = list(served(op))
     most = MAX_WORK * (3 if op is OP.MUL_MAT else 1)
     return [(i, case) for work, i, case in found if work <= max(most, min(found)[0])]
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    return gg.init_backend("CUDA0")
 
 
 def check(gpu, case, seed):
@@ -164,7 +159,7 @@ def test_blocks_are_unpacked_as_gguf_does(gpu, type):
 @pytest.mark.parametrize("type,n", sampled(itertools.product(QUANTIZED, (1, 3, 9)), lambda case: [
     case[1], case[0].name[:2] + str(case[1] > 8)]))
 def test_products_with_quantised_weights(gpu, type, n):
-    """8-bit columns: as close to the unrounded product as ggml's own suite asks for."""
+    """Of columns in 8 bits.  To the product of unrounded columns the distance has no bound: sums may cancel."""
     rng = np.random.default_rng()
     ctx, k = gg.Context(), 160 if type.block == 32 else 256
     w, x = ctx.new_tensor(type, (k, 5)), ctx.new_tensor(gg.F32, (k, n))
@@ -173,8 +168,7 @@ def test_products_with_quantised_weights(gpu, type, n):
     w.set_bytes(raw)
     x.set(rng.uniform(-1, 1, (n, k)))
     got = gg.compute(gg.mul_mat(w, x), backend=gpu)
-    want = x.numpy().astype(np.float64) @ decoded(raw, type).T
-    assert nmse(got, want) <= 5e-4
+    assert nmse(got, in_8_bits(x.numpy()) @ decoded(raw, type).T) <= 1e-11
 
 
 @pytest.mark.parametrize("type", sampled([(t,) for t in (gg.F32, gg.F16, gg.BF16, gg.Q4_0, gg.Q4_K)],
@@ -194,9 +188,10 @@ def test_experts_meet_their_columns_in_tiles(gpu, type):
             .astype(np.int32))
     y = gg.mul_mat_id(w, x, ids)
     assert any(launch.name.startswith("group_slots") for launch in launches(y))
-    want = all_specs()[OP.MUL_MAT_ID].reference(y, *map(exact, y.src))
+    columns = in_8_bits(exact(x)) if type.quantized else exact(x)
+    want = all_specs()[OP.MUL_MAT_ID].reference(y, exact(w), columns, exact(ids))
     got = gg.compute(y, backend=gpu)
-    assert nmse(got, want) <= (1e-10 if type is gg.F32 else 5e-4)
+    assert nmse(got, want) <= (5e-5 if type in (gg.F16, gg.BF16) else 1e-10)
     if type is gg.F32:
         bad = ids.numpy().copy()
         bad[tokens // 2, 0] = n_expert

@@ -6,7 +6,7 @@ copied and is read shows; byte counts show that the others did not move.
 import numpy as np
 import pytest
 from helpers import devices
-from helpers.schedulers import poison, weight
+from helpers.schedulers import outputs_alone, poison, weight
 
 import ggjit as gg
 from ggjit.ops.core.record import OP
@@ -44,15 +44,6 @@ def draw_ids(ids, among=N_EXPERT):
     ids.set(np.stack([RNG.permutation(among)[:N_USED] for _ in range(N_TOKENS)]).astype(np.int32))
 
 
-def alone(graph):
-    cpu = gg.init_backend("CPU:n_threads=1")
-    copy = gg.graph_copy(cpu, graph)
-    cpu.graph_compute(copy.graph)
-    found = [copy.of(t).numpy() for t in graph.outputs]
-    copy.free()
-    return found
-
-
 def moved_nbytes(w, ids):
     """Bytes of the experts in use, each run of neighbours with the padding behind it."""
     used, size, total = np.unique(ids), w.nb[2], 0
@@ -63,7 +54,7 @@ def moved_nbytes(w, ids):
 
 
 def run_and_compare(sched, graph, message=""):
-    values = alone(graph)               # first: the graph may write to its inputs
+    values = outputs_alone(graph)               # first: the graph may write to its inputs
     sched.alloc_graph(graph)
     poison(sched)
     sched.graph_compute(graph)

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ggjit as gg
+from ggjit.core.arguments import with_type_names
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import GgjitError
 from ggjit.ops.core.record import T_SRC
 from ggjit.ops.core.spec import builders as checked_builders
 from ggjit.tensors import repeats
 from ggjit.tensors.tensor import Tensor
-from ggjit.tensors.type_names import with_type_names
 
 LOOKED_AT = ("op", "src", "op_params", "param_floats", "view_src", "view_offs", "base", "flags", "name", "buffer",
              "offs")

@@ -2,29 +2,21 @@
 import numpy as np
 import pytest
 from helpers.clusters import workers
+from helpers.small_net import Net
 
 import ggjit as gg
 
-RNG = np.random.default_rng(0)
-X = RNG.standard_normal((48, 6)).astype(np.float32)
-Y = (X @ RNG.standard_normal((6, 3))).argmax(1)
 
-
-class Net:
-    """x -> relu -> classes, four rows at once."""
+class Quarters(Net):
+    """Four rows at once: a batch is four parts."""
 
     def __init__(self):
-        self.ctx, rng = gg.Context(), np.random.default_rng(1)
-        self.x = self.ctx.new_tensor(gg.F32, (6, 4), name="x")
-        self.params = [gg.set_param(gg.from_numpy(self.ctx, rng.normal(0, 0.3, shape).astype(np.float32), name))
-                       for name, shape in (("w1", (5, 6)), ("w2", (3, 5)))]
-        with self.ctx:
-            self.y = gg.mul_mat(self.params[1], gg.relu(gg.mul_mat(self.params[0], self.x)))
+        super().__init__(4)
 
     def fit(self, **options):
         """(history, parameters)"""
-        history = gg.train.fit(self.x, self.y, (X, Y), **{"batch": 16, "epochs": 2, "progress": False, **options})
-        return history, [w.numpy() for w in self.params]
+        history = super().fit(**{"batch": 16, "epochs": 2, "progress": False, **options})
+        return history, self.values()
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +26,10 @@ def cluster():
 
 
 def test_one_two_and_four_workers_give_the_same_bits(cluster):
-    want, local = Net().fit(clip=1.0, val_split=0.25)
+    want, local = Quarters().fit(clip=1.0, val_split=0.25)
     for n in (1, 2, 4):
         runs = [s.machine.counters["runs"] for s in cluster.servers]
-        h, params = Net().fit(clip=1.0, val_split=0.25, devices=cluster.devices[:n])
+        h, params = Quarters().fit(clip=1.0, val_split=0.25, devices=cluster.devices[:n])
         assert (h.steps, h.loss, h.val_loss, h.accuracy) == (want.steps, want.loss, want.val_loss, want.accuracy)
         for a, b in zip(params, local, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -48,7 +40,7 @@ def test_one_two_and_four_workers_give_the_same_bits(cluster):
 def test_a_batch_sends_one_message_a_part_and_gives_all_memory_back(cluster):
     device, machine = cluster.devices[0], cluster.servers[0].machine
     n = []
-    Net().fit(devices=[device], epochs=3, callback=lambda h: n.append(device.stream.n_messages))
+    Quarters().fit(devices=[device], epochs=3, callback=lambda h: n.append(device.stream.n_messages))
     assert np.diff(n)[2:].tolist() == [4] * (len(n) - 3)
     device.memory()
     assert not machine.used_nbytes
@@ -59,7 +51,7 @@ def test_a_lost_worker_leaves_the_parameters_of_the_last_whole_step():
         if len(history.steps) == 2:
             params.extend(w.numpy() for w in net.params)
             cluster.servers[1].drop()
-    net, params = Net(), []
+    net, params = Quarters(), []
     with workers(n=2, timeout=2.0) as cluster:
         with pytest.raises(gg.DeviceLost, match="worker1.*is lost"):
             net.fit(devices=cluster.devices, callback=lose)
@@ -74,7 +66,7 @@ def test_devices_that_are_none(cluster):
                                 ([gg.registry.device("CPU")], gg.ParamError, "without them the CPU"),
                                 (cluster.devices[:1] * 2, gg.ParamError, "each once")):
         with pytest.raises(error, match=match):
-            Net().fit(devices=given)
+            Quarters().fit(devices=given)
     for options in ({"backend": "CPU"}, {"budget": 1 << 20}):
         with pytest.raises(gg.ParamError, match="leave backend and budget away"):
-            Net().fit(devices=cluster.devices, **options)
+            Quarters().fit(devices=cluster.devices, **options)

@@ -25,6 +25,19 @@ CURRENT = {
     "E3": """eval callback stops | stale copies | edits the user's graph | reserve_n | context buffer | last backend |
         count inputs | hash sized | ROPE | always synchronizes | NONE nodes | multi-buffer | no device | unloaded |
         meta device | barrier | dot dump"""}
+ALLOC_ROWS = [f"A{part}.{k:02d}" for part in (9, 10, 11) for k in range(1, PARTS[part] + 1)]
+# rows of B3 about allocators, by the test that pins them down
+ALLOC_B3 = {
+    "tallocr bump pointer": "test_b3_bump_allocator",
+    "reserve_n: ids per node and leaf, several buffer types": "test_chunks_and_several_buffer_types",
+    "chunks: max size, oversized tensors, 16th unlimited": "test_chunks_and_several_buffer_types",
+    "dynamic best fit over chunks": "test_chunks_and_several_buffer_types",
+    "leafs first, INPUT-flagged next": "test_random_graphs",
+    "OUTPUT never freed, never reused": "test_a10_16_outputs_survive_only_as_last_node_in_2023",
+    "in-place and free_extra_space": "test_random_graphs",
+    "NONE-op views in nodes do not count as views": "test_none_op_views_in_nodes_do_not_count",
+    "plan without allocation (reserve_n_size)": "test_model_graphs",
+}
 
 
 def test_the_ledger_is_complete_and_true():
@@ -46,3 +59,12 @@ def test_every_named_test_exists():
     files = {p.name: p.read_text(encoding="utf-8") for p in TESTS.rglob("test_*.py")}
     missing = [(f, t) for f, t in named if f"def {t}(" not in files.get(f, "")]
     assert not missing
+
+
+def test_every_row_of_the_allocators_stands_in_the_name_of_a_test():
+    files = [*TESTS.rglob("test_*alloc*.py")]
+    assert len(files) > 1
+    names = re.findall(r"^def (test_\w+)", "\n".join(p.read_text(encoding="utf-8") for p in files), re.M)
+    said = {f"A{a}.{b}" for n in names for a, b in re.findall(r"[aA](\d+)_(\d\d)(?=_|$)", n)}
+    assert [r for r in ALLOC_ROWS if r not in said] == []
+    assert [t for t in ALLOC_B3.values() if t not in names] == []
