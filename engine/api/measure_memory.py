@@ -38,11 +38,11 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     (peak, extra operations), with a picture (gg.rematerialize).
 
     what_if: other ways with the memory, in `report.what_if`: a name, several, {name: value}, or "all".  Each row has
-    .before and .nbytes, the bytes as things are and if:
+    .before and .nbytes, the bytes as things are and if, planned with this planner by what would do it:
         "freed"      weights lie in the arena too, and are given back after their last use
         "streamed"   the same, and each is brought that many nodes ahead of its first use (1)
         "grown"      what the graph writes into (KV caches) grows in so many steps (4); .nbytes is the mean over a
-                     cache that fills evenly, .parts what is held at each step
+                     cache that fills evenly, .parts what is held at each step; parameters of a training do not
         "devices"    the nodes run on so many devices one after the other (2); .nbytes is the largest share, .parts all
         "in_place"   .before: without any node in the memory of its source
         "work"       work buffers of kernels with so many threads (1) lie in the arena instead of beside it
@@ -78,8 +78,9 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     report = report_of(graph, plan, node_ids, kinds, title)
     if what_if:
         by_id = {t.id: t for t in graph.nodes}
-        report.what_if = rows(what_if, plan, [by_id[i] for i in np.asarray(node_ids).tolist()], graph.leafs, buft,
-                              (args, options), time_limit)
+        ordered = graph if order == "graph" else Graph._in_order(
+            graph.outputs, [by_id[i] for i in node_ids.tolist()], graph.leafs)
+        report.what_if = rows(what_if, plan, ordered, buft, (args, options), time_limit)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 

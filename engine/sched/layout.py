@@ -62,7 +62,7 @@ class Layout:
         slots = np.array(s.slots, np.int64)[backend]
         sizes = self._sizes(assigned, source, slots[:first_work])
         if work:
-            order = _add_work(table, order, work, first_work)
+            order = add_work(table, order, work, first_work)
             sizes = np.append(sizes, np.repeat(list(room.values()), 2))
         bufts = s.own_bufts
         outputs = [assigned.local[i] for i in assigned.output_ids.tolist() if i in assigned.local]
@@ -145,7 +145,7 @@ def _work_nbytes(assigned):
     return {i: nbytes for i, nbytes in found.items() if nbytes}
 
 
-def _add_work(table, order, nodes, first):
+def add_work(table, order, nodes, first):
     """`order` with the work memory of each of these nodes before it and, behind it, a view that reads it, so that it
     lives for that node alone; in the rows of `table` from `first` on, in turn."""
     rows = np.arange(first, first + 2 * len(nodes))
