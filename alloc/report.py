@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import html
 import json
+import time
 
 import numpy as np
 
@@ -57,6 +58,41 @@ def mib(nbytes):
     return f"{nbytes} B"
 
 
+class Saving(int):
+    """Bytes less that planner "best" takes than another one; shown as a line that says so, and what planning costs.
+
+    planner: the other; peaks, seconds: of both, {planner: bytes}, {planner: seconds to plan}
+    """
+
+    def __new__(cls, planner, peaks, seconds):
+        out = super().__new__(cls, max(peaks[planner] - peaks["best"], 0))
+        out.planner, out.peaks, out.seconds = planner, peaks, seconds
+        return out
+
+    def __str__(self):
+        if self.planner == "best":
+            return f"in use: {mib(self.peaks['best'])}, nothing more to save"
+        now, best, ms = self.peaks[self.planner], self.peaks["best"], {k: 1e3 * s for k, s in self.seconds.items()}
+        found = f"{mib(best)} instead of {self.planner}'s {mib(now)}"
+        less = f"{mib(int(self))} ({self / now:.1%}) less" if self else "nothing less"
+        return f"{found}, {less}; planned in {ms['best']:.1f} ms instead of {ms[self.planner]:.1f}"
+
+    __repr__ = __str__
+
+
+def saving(planner, plan_with, best=None):
+    """The Saving of "best" over `planner`.  plan_with(planner) -> GraphPlan; best: that of "best" where it is known."""
+    best = plan_with("best") if best is None else best
+    if planner == "best":
+        return Saving(planner, {"best": best.peak}, {"best": best.seconds})
+    plans, seconds = {planner: plan_with(planner), "best": best}, {"best": best.seconds}
+    for name in (planner, "best")[:1 + (best.peak == best.lower_bound)]:        # above it, the search took its time
+        t0 = time.thread_time()                 # of a second call: the first loads code
+        plan_with(name)
+        seconds[name] = time.thread_time() - t0
+    return Saving(planner, {name: plan.peak for name, plan in plans.items()}, seconds)
+
+
 class MeasureReport:
     """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; rows: the planned tensors, in order of birth;
     kinds: {"weights": bytes, ...}; chunk_sizes: bytes per buffer and chunk; seconds: planning time."""
@@ -64,6 +100,7 @@ class MeasureReport:
     def __init__(self, plan, rows, kinds=None, title=""):
         self.rows, self.kinds, self.title, self._pareto = rows, dict(kinds or {}), title, None
         self.what_if = []               # of gg.measure(graph, what_if=...)
+        self.saving = None              # of gg.measure: what planner "best" saves beside ggml's or this one
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
@@ -179,7 +216,8 @@ class MeasureReport:
     def summary(self):
         """(key, value) strings of the numbers."""
         out = [("peak", f"{mib(self.peak)} ({self.peak:,} bytes)"), ("lower bound", f"{mib(self.lower_bound)}"),
-               ("gap", f"{self.gap:.4f}"), ("ggml's plan", mib(self.ggml_peak)),
+               ("gap", f"{self.gap:.4f}"),
+               ("ggml's plan", mib(self.ggml_peak)) if self.saving is None else ("planner best", str(self.saving)),
                ("planner", f"{self.planner} ({self.how}, aliasing {self.rule})"),
                ("nodes / allocations / in place", f"{self.n_nodes} / {self.n_buffers} / {self.n_in_place}"),
                ("chunks", "; ".join(" + ".join(map(mib, c)) or "none" for c in self.chunk_sizes))]

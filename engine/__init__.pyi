@@ -455,6 +455,7 @@ class _Profile:
     def plot(self, ax: Any = None, path: str | PathLike[str] | None = None, run: int = -1) -> Any: ...
 
 class _MeasureReport:
+    saving: int | None
     rows: list[Any]
     peak: int
     lower_bound: int

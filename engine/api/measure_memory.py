@@ -9,7 +9,7 @@ import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.order import reorder
-from ggjit.alloc.report import MeasureReport
+from ggjit.alloc.report import MeasureReport, saving
 from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto
 from ggjit.api.what_if import checked, rows
@@ -35,7 +35,8 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     planner: "best" (never above ggml's), "ggml" (ggml's offsets), "ggml-2023".  order: "graph", or "memory" for an
     execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
     the search of "best".  Nothing is allocated or computed.  `report.pareto(n=12)` is what less memory costs: pairs
-    (peak, extra operations), with a picture (gg.rematerialize).
+    (peak, extra operations), with a picture (gg.rematerialize).  `report.saving` is what "best" saves beside this
+    planner, beside "ggml" where this is "best": bytes, shown as a line that also says how long both plan.
 
     what_if: other ways with the memory, in `report.what_if`: a name, several, {name: value}, or "all".  Each row has
     .before and .nbytes, the bytes as things are and if, planned with this planner by what would do it:
@@ -54,6 +55,12 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     >>> print(*report.what_if, sep="\\n")
     """
     what_if = checked(what_if)
+    return measured(graph, planner, target, order, time_limit, kinds, title, what_if, compared=True)
+
+
+def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=(),
+             compared=False):
+    """As `measure`, of checked(what_if).  compared: plan with "best" and another planner, for `report.saving`."""
     if not isinstance(graph, Graph):
         raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
     if planner not in PLANNERS:
@@ -76,6 +83,11 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
                    **graph.search if (planner, order) == (graph.planner, "graph") else {})
     plan = plan_graph(*args, **options)
     report = report_of(graph, plan, node_ids, kinds, title)
+    if compared:
+        others = {k: v for k, v in options.items() if k not in graph.search}
+        report.saving = saving(planner if planner != "best" else "ggml", lambda name: plan_graph(
+            *args, **others | {"planner": name, "in_place": in_place_table(name != "ggml-2023")}),
+            plan if planner == "best" else None)
     if what_if:
         by_id = {t.id: t for t in graph.nodes}
         ordered = graph if order == "graph" else Graph._in_order(

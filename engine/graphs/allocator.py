@@ -10,6 +10,7 @@ import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.problem import check_time_limit
+from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.backend import Backend
@@ -154,16 +155,16 @@ class GraphAllocator:
 
     @asking("a memory plan")
     def saving(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
-        """Bytes less that planner="best" would take for `graph` than this allocator's planner; allocates nothing.
+        """What planner="best" would save for `graph`: a number, the bytes less that it would take than this allocator's
+        planner, shown as a line that also says how long both plan.  Allocates nothing.
 
-        >>> gg.GraphAllocator(gg.init_backend("CPU")).saving(gg.Graph(gg.sqr(gg.Context().new_tensor(gg.F32, (64,)))))
-        0
+            gg.GraphAllocator(backend).saving(graph)
+            # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8 %) less; planned in 0.8 ms instead of 0.1
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
         marks = _markers(graph, alloc_deps)
-        now, best = (self._planned(graph, planner, self.time_limit, node_ids, leaf_ids, marks)[0].peak
-                     for planner in (graph.planner or self.planner, "best"))
-        return max(now - best, 0)
+        return saving(graph.planner or self.planner, lambda planner: self._planned(
+            graph, planner, self.time_limit, node_ids, leaf_ids, marks)[0])
 
     def _planned(self, graph, planner, seconds, node_ids, leaf_ids, marks):
         """(the plan of a graph that is alive, {id of a marker: (chunk, offset)})."""

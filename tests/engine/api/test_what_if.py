@@ -6,7 +6,6 @@ from helpers import devices
 import ggjit as gg
 from ggjit.core.table import TABLE
 from ggjit.cpu.device import CPU
-from ggjit.graphs.backward import gradients
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.record import OP, VIEW_OPS
 
@@ -185,7 +184,7 @@ def training():
     params = [gg.set_param(ctx.new_tensor(gg.F32, shape, f"w{k}")) for k, shape in enumerate(((32, 64), (64, 8)))]
     gg.alloc_ctx_tensors(ctx, gg.init_backend("CPU"))
     loss = gg.cross_entropy_loss(gg.mul_mat(params[1], gg.silu(gg.mul_mat(params[0], x))), labels)
-    return gg.Graph(loss, *gradients(loss, params)), params
+    return gg.Graph(loss, *gg.grad(loss, params)), params
 
 
 @pytest.mark.parametrize("order", ["graph", "memory"])
