@@ -22,7 +22,7 @@ from ggjit.ops.core.whole_file import whole_file, write_whole
 
 MAX_TWICE = 500                 # buffers of a plan whose picture a notebook gets in both colourings
 CROWDED = 60                    # buffers of a plan whose picture has more to see than fits beside each other
-LISTED = 10                     # tensors that a Diff's text names one by one
+LISTED, MOVES = 10, 200         # tensors that a Diff names one by one in a text, and in a notebook
 
 
 @dataclasses.dataclass(slots=True)
@@ -223,7 +223,7 @@ class MeasureReport:
                ("chunks", "; ".join(" + ".join(map(mib, c)) or "none" for c in self.chunk_sizes))]
         return out + [(f"memory: {k}", mib(v)) for k, v in self.kinds.items()] + (
             [("memory: total", mib(sum(self.kinds.values())))] if self.kinds else []) + [
-            (f"what if: {w.name}={w.value}", str(w)) for w in self.what_if]
+            (f"what if: {w.name}{'' if w.value is True else f'={w.value}'}", str(w)) for w in self.what_if]
 
     def __str__(self):
         head, lines = self.table()
@@ -253,20 +253,23 @@ class MeasureReport:
 
     def _repr_html_(self):
         """Rendering in a notebook: numbers, pictures, table; no script, no server."""
-        e, lifetimes, closer, draw = html.escape, "", "", plots.svg
+        e, lifetimes, closer = html.escape, "", ""
         if self.rows and len(self.boxes) > CROWDED:
-            draw = plots.zoomable
             closer = "<p><small>To step through it: <code>gg.explore(graph)</code></small></p>"
         if self.rows and len(self.boxes) <= MAX_TWICE:
-            lifetimes = f"<details><summary>coloured by lifetime</summary>{draw(self, 'lifetime')}</details>"
+            lifetimes = f"<details><summary>coloured by lifetime</summary>{self.drawing('lifetime')}</details>"
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
         return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
-                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{draw(self)}"
+                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{self.drawing()}"
                 f"{closer}{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
+    def drawing(self, colour="op"):
+        """The picture for a page, as HTML: one that zooms where there is more to see than fits beside each other."""
+        return (plots.zoomable if self.rows and len(self.boxes) > CROWDED else plots.svg)(self, colour)
+
     def plot(self, ax=None, path=None, colour="op"):
         """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes.
 
@@ -337,6 +340,7 @@ class Diff:
         self.resized = {n: (a[n].nbytes, b[n].nbytes) for n in both if a[n].nbytes != b[n].nbytes}
         place = lambda r: (r.buffer, r.chunk, r.offs)                                       # noqa: E731
         self.moved = {n: (a[n].offs, b[n].offs) for n in both if place(a[n]) != place(b[n])}
+        self._own = [n for n in self.moved if not a[n].alias_of or not b[n].alias_of]       # the rest lies in those
         peaks = []
         for rows, report in ((a, before), (b, after)):
             alive = set(map(id, report.at_peak))
@@ -358,8 +362,28 @@ class Diff:
                 out.append(f"{what:12s} {len(names)}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}")
         grown = sorted(self.resized.items(), key=lambda x: -abs(x[1][1] - x[1][0]))
         out += [f"resized      {n}: {mib(x)} -> {mib(y)}" for n, (x, y) in grown[:6]]
-        out += [f"moved        {n}: offset {x:,} -> {y:,}" for n, (x, y) in [*self.moved.items()][:LISTED]]
-        out += [f"moved        ... {len(self.moved) - LISTED} more"] if len(self.moved) > LISTED else []
+        out += [f"moved        {self._move(n)}" for n in self._own[:LISTED]]
+        out += [f"moved        {rest}"] if (rest := self._not_listed(LISTED)) else []
         return "\n".join(out)
 
     __repr__ = __str__
+
+    def _move(self, name):
+        before, after = self.moved[name]
+        return f"{name}: offset {before:,} -> {after:,}"
+
+    def _not_listed(self, limit):
+        more, inside = len(self._own) - limit, len(self.moved) - len(self._own)
+        parts = [f"... {more} more"] if more > 0 else []
+        return ", ".join([*parts, f"{inside} in the memory of others"] if inside else parts)
+
+    def _repr_html_(self):
+        """Rendering in a notebook: the text, what moved, and both pictures."""
+        e, names = html.escape, self._own[:MOVES]
+        rows = "".join(f"<li>{e(self._move(n))}</li>" for n in names)
+        rest = self._not_listed(MOVES)
+        text = "\n".join(line for line in str(self).splitlines() if not line.startswith("moved "))
+        moved = f"<details><summary>{len(self.moved)} moved</summary><ul>{rows}</ul>{e(rest)}</details>" if rows else ""
+        pictures = "".join(f"<p><b>{what}</b></p>{r.drawing()}" for what, r in (("before", self.before),
+                                                                               ("after", self.after)) if r.rows)
+        return f"<div><pre>{e(text)}</pre>{moved}{pictures}</div>"

@@ -104,7 +104,7 @@ def report_of(graph, plan, node_ids, kinds=None, title=""):
 
     def describe(i):
         t = tensors[i]
-        return {"name": names.get(i) or label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
+        return {"name": names.get(i) or label(t), "op": t.op.name, "type": repr(t.type), "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
     return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
 

@@ -72,7 +72,7 @@ def _checked(name, value):
         hint = "; \"all\" stands alone or in a list" if name == "all" else ""
         raise ParamError(f"what_if {name!r}{nearest(str(name), DEFAULTS)}{hint}; names: all, {', '.join(DEFAULTS)}")
     if value is True:
-        return int(DEFAULTS[name])
+        return DEFAULTS[name]
     if DEFAULTS[name] is True:
         raise ParamError(f"what_if {name}={value!r}: takes no number; give {name}=True, or leave it out")
     least = int(name != "streamed")
