@@ -81,7 +81,7 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
     options = dict(alignment=buft.alignment(), max_size=buft.max_size(), planner=planner, in_place=in_place,
                    time_limit=time_limit, outputs=graph.output_ids,
                    **graph.search if (planner, order) == (graph.planner, "graph") else {})
-    plan = plan_graph(*args, **options)
+    plan = plan_graph(*args, **options, remember=True)
     report = report_of(graph, plan, node_ids, kinds, title)
     if compared:
         others = {k: v for k, v in options.items() if k not in graph.search}

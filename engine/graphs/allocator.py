@@ -164,10 +164,10 @@ class GraphAllocator:
         expect(graph, Graph, "GraphAllocator").check_alive()
         marks = _markers(graph, alloc_deps)
         return saving(graph.planner or self.planner, lambda planner: self._planned(
-            graph, planner, self.time_limit, node_ids, leaf_ids, marks)[0])
+            graph, planner, self.time_limit, node_ids, leaf_ids, marks, remember=False)[0])
 
-    def _planned(self, graph, planner, seconds, node_ids, leaf_ids, marks):
-        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)})."""
+    def _planned(self, graph, planner, seconds, node_ids, leaf_ids, marks, remember=True):
+        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)}); remember: as of plan_graph."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [alloc_sizes(self.bufts, ids, tensors)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
@@ -186,7 +186,7 @@ class GraphAllocator:
                               max_size=[checked_int(b, "max_size") for b in self.bufts],
                               node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
                               planner=planner, in_place=in_place_table(planner != "ggml-2023"),
-                              time_limit=seconds, outputs=graph.output_ids,
+                              time_limit=seconds, outputs=graph.output_ids, remember=remember,
                               **graph.search if planner == graph.planner else {})
         finally:
             for t, where in zip(placed, before, strict=True):
