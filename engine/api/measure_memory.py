@@ -12,19 +12,16 @@ from ggjit.alloc.order import reorder
 from ggjit.alloc.report import MeasureReport, saving
 from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto
-from ggjit.api.what_if import checked, rows
+from ggjit.api.what_if import checked, rows, works
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
-from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph, visit
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
-from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
-from ggjit.ops.matmul import repack
 from ggjit.tensors.summary import label, op_name, source_line
 
 
@@ -59,8 +56,9 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
 
 
 def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=(),
-             compared=False):
-    """As `measure`, of checked(what_if).  compared: plan with "best" and another planner, for `report.saving`."""
+             compared=False, repacked=()):
+    """As `measure`, of checked(what_if).  compared: plan with "best" and another planner, for `report.saving`;
+    repacked: as of kernel_work_nbytes."""
     if not isinstance(graph, Graph):
         raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
     if planner not in PLANNERS:
@@ -92,7 +90,7 @@ def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=N
         by_id = {t.id: t for t in graph.nodes}
         ordered = graph if order == "graph" else Graph._in_order(
             graph.outputs, [by_id[i] for i in node_ids.tolist()], graph.leafs)
-        report.what_if = rows(what_if, plan, ordered, buft, (args, options), time_limit)
+        report.what_if = rows(what_if, plan, ordered, buft, (args, options), time_limit, repacked)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 
@@ -122,6 +120,4 @@ def kernel_work_nbytes(graph, n_threads=1, repacked=()):
 
     repacked: ids of leaves that will lie in CPU_REPACK, where nothing lies yet.
     """
-    kernels = (repack.kernel(t, n_threads) if any(s is not None and s.id in repacked for s in t.src)
-               else kernel_of(t, n_threads) for t in graph.nodes if t.op not in VIEW_OPS)
-    return max((k.work_nbytes for k in kernels if k is not None), default=0)
+    return max(works(graph.nodes, n_threads, repacked), default=0)

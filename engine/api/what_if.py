@@ -26,6 +26,7 @@ from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import FLAG_INPUT, MAX_SRC, OP, T_BUFFER, T_FLAGS, T_SRC, T_VIEW_SRC, VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
+from ggjit.ops.matmul import repack
 from ggjit.sched.layout import add_work
 from ggjit.sched.scheduler import Scheduler
 
@@ -132,8 +133,9 @@ class Usage:
     touched   per node: ids of the outside tensors it touches, views left out
     """
 
-    def __init__(self, graph, plan, buft, rows):
+    def __init__(self, graph, plan, buft, rows, repacked):
         self.graph, self.plan, self.nodes, self.buft, self.rows = graph, plan, graph.nodes, buft, rows
+        self.repacked = repacked
         nodes, leafs = graph.nodes, graph.leafs
         placed = {t.id for t, a in zip(nodes, plan.node_alloc.tolist(), strict=True) if a >= 0}
         self.placed_leafs = {t.id for t, a in zip(leafs, plan.leaf_alloc.tolist(), strict=True)
@@ -291,11 +293,21 @@ def _devices(u, n, seconds):
     return whole, max(shares), shares, f"the largest share of {_n(n, 'device')}, {at}"
 
 
+def works(nodes, n_threads, repacked=()):
+    """[bytes that the CPU's kernel of each node works in]; repacked: ids of leaves that will lie in CPU_REPACK."""
+    backend, out = CPU.init_backend(f"n_threads={n_threads}"), []
+    for t in nodes:
+        if repacked and t.op not in VIEW_OPS and any(s is not None and s.id in repacked for s in t.src):
+            kernel = repack.kernel(t, n_threads)
+            out.append(0 if kernel is None else kernel.work_nbytes)
+        else:
+            out.append(work_nbytes(backend, t))
+    return out
+
+
 def _work(u, n_threads, seconds):
     """What the CPU's kernels work in, of each node for itself."""
-    backend = CPU.init_backend()
-    backend.n_threads = n_threads
-    nbytes = [0 if t.op in VIEW_OPS else work_nbytes(backend, t) for t in u.nodes]
+    nbytes = works(u.nodes, n_threads, u.repacked)
     most, rows = max(nbytes, default=0), u.rows.copy()
     workers = [i for i, n in enumerate(nbytes) if n]
     first = len(rows.table)
@@ -319,10 +331,10 @@ ROWS = {"freed": _freed, "streamed": _streamed, "grown": _grown, "devices": _dev
         "work": _work}
 
 
-def rows(asked, plan, graph, buft, arguments, time_limit):
+def rows(asked, plan, graph, buft, arguments, time_limit, repacked=()):
     """[WhatIf] for checked(what_if).  arguments: (arguments, options) of the plan_graph call that made `plan`; graph:
-    in the order of that plan."""
+    in the order of that plan; repacked: ids of leaves that will lie in CPU_REPACK."""
     (table, node_ids, leaf_ids, sizes), options = arguments
-    usage = Usage(graph, plan, buft, Rows(table, node_ids, leaf_ids, sizes, options))
+    usage = Usage(graph, plan, buft, Rows(table, node_ids, leaf_ids, sizes, options), repacked)
     seconds = time_limit / max(len(asked), 1)
     return [WhatIf(name, value, *ROWS[name](usage, value, seconds)) for name, value in asked.items()]

@@ -127,6 +127,8 @@ def test_a_models_measured_memory_is_what_it_takes(tmp_path):
         m.decode(list(range(32)))
         assert report.kinds["KV cache"] == m.kv_nbytes and report.kinds["weights"] == m.weights.nbytes
         assert report.peak <= m.compute_nbytes
+    report = model_peak(path, n_ctx=64, n_batch=32, n_threads=2, what_if={"work": 2})
+    assert report.what_if[0].before == report.peak + report.kinds["kernel work"], "repacked where the model is"
     assert model_peak(path, n_ctx=64, n_batch=32, flash=False).peak >= report.lower_bound
 
 
