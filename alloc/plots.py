@@ -119,15 +119,17 @@ FOOT_HEIGHT = 36                # pixels: steps below a picture that zooms
 ROOMY = 3                       # pixels that a step has where the curve of live bytes is drawn as a line on a rim
 
 
-def svg(report, colour="op"):
-    """The picture as one SVG element, with axes, a legend and a tooltip per box."""
+def svg(report, colour="op", top=None):
+    """The picture as one SVG element, with axes, a legend and a tooltip per box.  top: bytes that the axis goes up to,
+    the peak by default."""
     boxes = [b for b in boxes_of(report) if b.nbytes]
     if not boxes or report.peak == 0:
         return "<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'></svg>"
     keys, legend = coloured(boxes, colour)
-    sx, sy = WIDTH / report.n_steps, HEIGHT / report.peak
+    top = top or report.peak
+    sx, sy = WIDTH / report.n_steps, HEIGHT / top
     out = [f"<svg viewBox='0 0 {LEFT + WIDTH + 12} {TOP + HEIGHT + FOOT}' width='{LEFT + WIDTH + 12}' "
-           f"style='max-width:100%;height:auto' {FONT}>", _axes(report, sx, sy),
+           f"style='max-width:100%;height:auto' {FONT}>", _axes(report, sx, sy, top),
            f"<g transform='translate({LEFT} {TOP})'>"]
     labels = []
     for b, key in zip(boxes, keys, strict=True):
@@ -150,18 +152,19 @@ def _halo(key):
             "paint-order='stroke' pointer-events='none'")
 
 
-def zoomable(report, colour="op"):
+def zoomable(report, colour="op", top=None):
     """The picture to be made wider and higher, and moved by scrolling: HTML without a script, so that no page has to
     trust it.  Lengths are shares of the picture, so letters and lines keep their size; labels that fit from a zoom on
     are a group of class `gz<number of the zoom>`, ticks of one zoom a group `gt<number>`."""
     boxes = [b for b in boxes_of(report) if b.nbytes]
     keys, legend = coloured(boxes, colour)
     mark, name = "gz" + secrets.token_hex(6), unit_of(report.peak)[1]
-    rects, labels = _shares_of(report, boxes, keys)
-    grid, offsets, steps = _ticks_of_zooms(report)
+    top = top or report.peak
+    rects, labels = _shares_of(report, boxes, keys, top)
+    grid, offsets, steps = _ticks_of_zooms(report, top)
     choice = "".join(f"<input type='radio' name='{mark}' id='{mark}{k}'{'' if k else ' checked'}>"
                      f"<label for='{mark}{k}'>{kx} x&#160;</label>" for k, (kx, _) in enumerate(ZOOMS))
-    y = 100 - 100 * report.lower_bound / report.peak
+    y = 100 - 100 * report.lower_bound / top
     bound = "".join(f"<line x2='100%' y1='{y:.2f}%' y2='{y:.2f}%' {line}/>" for line in (
         f"stroke='{RIM}' stroke-width='3'", f"stroke='{BOUND}' stroke-width='1.4' stroke-dasharray='5 4'"))
     frame = ("<line x2='100%' y1='100%' y2='100%' stroke='currentColor' stroke-width='2'/>"
@@ -174,19 +177,19 @@ def zoomable(report, colour="op"):
         f"<div class='gp' style='display:flex;flex-direction:column-reverse;overflow-y:auto;padding-top:6px;"
         f"max-height:{HEIGHT + FOOT_HEIGHT + 18}px'><div style='display:flex'>"
         f"<svg class='gy' width='{LEFT}' style='flex:none;overflow:visible' {FONT}>{offsets}<text x='13' y='100%' "
-        f"dy='-{HEIGHT // 2}' text-anchor='middle' class='gr'>offset, {name}</text></svg>"
+        f"dy='-{HEIGHT // 2}' text-anchor='middle' class='ggjit-turned'>offset, {name}</text></svg>"
         f"<div style='flex:1;min-width:0;overflow-x:auto;overflow-y:hidden'><svg class='gx gy' style='display:block' "
-        f"{FONT}>{grid}{''.join(rects)}{bound}{_shared_curve(report, mark)}{''.join(labels)}{frame}</svg>"
+        f"{FONT}>{grid}{''.join(rects)}{bound}{_shared_curve(report, mark, top)}{''.join(labels)}{frame}</svg>"
         f"<svg class='gx' height='20' style='display:block' {FONT}>{steps}</svg></div></div></div>"
         f"<svg width='{LEFT + WIDTH}' height='{FOOT_HEIGHT}' style='max-width:100%' {FONT}><text "
         f"x='{LEFT + WIDTH / 2}' y='10' text-anchor='middle'>{STEP}</text>{_legend(legend, 30)}</svg></div>")
 
 
-def _ticks_of_zooms(report):
+def _ticks_of_zooms(report, top):
     """(grid, offsets beside it, steps below it): a group for each zoom."""
     unit, parts = unit_of(report.peak)[0], ([], [], [])
     for kx, ky in ZOOMS:
-        heights = [(v, 100 - 100 * v * unit / report.peak) for v in round_ticks(report.peak / unit, 5 * ky)]
+        heights = [(v, 100 - 100 * v * unit / top) for v in round_ticks(top / unit, 5 * ky)]
         steps = [(v, 100 * v / report.n_steps) for v in round_ticks(report.n_steps, 10 * kx) if v == int(v)]
         parts[0].append("".join(f"<line x2='100%' y1='{y:.2f}%' y2='{y:.2f}%' stroke='currentColor' "
                                 "stroke-opacity='.25'/>" for _, y in heights))
@@ -207,12 +210,12 @@ def _zoom_rules(report, mark):
         if kx * WIDTH / report.n_steps >= ROOMY:
             rules += [f"{mine}.gc{{stroke:{LIVE};stroke-width:1.2;stroke-opacity:1}}", f"{mine}.gb{{display:inline}}",
                       f"{mine}rect{{stroke:{RIM};stroke-width:.5}}"]
-    return "".join(rules) + ".gr{transform-box:fill-box;transform-origin:center;transform:rotate(-90deg)}"
+    return "".join(rules) + ".ggjit-turned{transform-box:fill-box;transform-origin:center;transform:rotate(-90deg)}"
 
 
-def _shares_of(report, boxes, keys):
+def _shares_of(report, boxes, keys, top):
     """(rectangles, groups of labels) in shares of the picture."""
-    sx, sy, rects, labels = 100 / report.n_steps, 100 / report.peak, [], [[] for _ in ZOOMS]
+    sx, sy, rects, labels = 100 / report.n_steps, 100 / top, [], [[] for _ in ZOOMS]
     for b, key in zip(boxes, keys, strict=True):
         x, w, h = b.lo * sx, (b.hi - b.lo) * sx, b.nbytes * sy
         y = 100 - b.bottom * sy - h
@@ -222,16 +225,16 @@ def _shares_of(report, boxes, keys):
         for k, (kx, ky) in enumerate(ZOOMS) if name else ():
             turn = turned(w * kx * WIDTH / 100, h * ky * HEIGHT / 100, CHAR * len(name) + 4, 11)
             if turn is not None:
-                turned_round = " class='gr'" if turn else ""
+                turned_round = " class='ggjit-turned'" if turn else ""
                 labels[k].append(f"<text x='{x + w / 2:.4f}%' y='{y + h / 2:.3f}%' dy='3.5' {_halo(key)}"
                                  f"{turned_round}>{html.escape(name)}</text>")
                 break
     return rects, [f"<g class='gz{k}' display='none'>{''.join(texts)}</g>" for k, texts in enumerate(labels)]
 
 
-def _shared_curve(report, mark):
+def _shared_curve(report, mark, top):
     """Live bytes in shares of the picture: a faint line where a step is narrower than the line would be."""
-    scale = HEIGHT / report.peak
+    scale = HEIGHT / top
     path = "".join(f"{'V' if k else 'M0 '}{HEIGHT - v * scale:.2f}H{k + 1}"
                    for k, v in enumerate(report.live.tolist()))
     return (f"<svg width='100%' height='100%' viewBox='0 0 {report.n_steps} {HEIGHT}' preserveAspectRatio='none' "
@@ -256,11 +259,11 @@ def _numbers(report):
             f"{report.planner}")
 
 
-def _axes(report, sx, sy):
+def _axes(report, sx, sy, top):
     """Ticks, grid, names of the axes and the numbers of the plan above."""
     (unit, name), foot = unit_of(report.peak), TOP + HEIGHT
     out = [f"<text x='{LEFT}' y='13' font-weight='bold'>{html.escape(_numbers(report))}</text>"]
-    for v in round_ticks(report.peak / unit):
+    for v in round_ticks(top / unit):
         y = foot - v * unit * sy
         out.append(f"<path d='M{LEFT - 4} {y:.1f}H{LEFT + WIDTH}' stroke='currentColor' stroke-opacity='.25'/>"
                    f"<text x='{LEFT - 7}' y='{y + 3.5:.1f}' text-anchor='end'>{v:g}</text>")

@@ -266,9 +266,12 @@ class MeasureReport:
                 f"{closer}{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
-    def drawing(self, colour="op"):
-        """The picture for a page, as HTML: one that zooms where there is more to see than fits beside each other."""
-        return (plots.zoomable if self.rows and len(self.boxes) > CROWDED else plots.svg)(self, colour)
+    def drawing(self, colour="op", top=None):
+        """The picture for a page, as HTML: one that zooms where there is more to see than fits beside each other.
+
+        top: bytes that the axis goes up to, the peak by default.
+        """
+        return (plots.zoomable if self.rows and len(self.boxes) > CROWDED else plots.svg)(self, colour, top)
 
     def plot(self, ax=None, path=None, colour="op"):
         """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes.
@@ -384,6 +387,6 @@ class Diff:
         rest = self._not_listed(MOVES)
         text = "\n".join(line for line in str(self).splitlines() if not line.startswith("moved "))
         moved = f"<details><summary>{len(self.moved)} moved</summary><ul>{rows}</ul>{e(rest)}</details>" if rows else ""
-        pictures = "".join(f"<p><b>{what}</b></p>{r.drawing()}" for what, r in (("before", self.before),
-                                                                               ("after", self.after)) if r.rows)
+        both, top = (("before", self.before), ("after", self.after)), max(self.before.peak, self.after.peak)
+        pictures = "".join(f"<p><b>{what}</b></p>{r.drawing(top=top)}" for what, r in both if r.rows)
         return f"<div><pre>{e(text)}</pre>{moved}{pictures}</div>"

@@ -159,6 +159,8 @@ def test_a_difference_lists_what_moved():
     page = d._repr_html_()
     assert f"{len(d.moved)} moved</summary>" in page and f"<li>{first}: offset {x:,} -&gt; {y:,}</li>" in page
     assert page.count("<svg") == 2 and page.index("before") < page.index("<svg") < page.index("after")
+    heights = [re.findall(rf"height='([0-9.]+)'[^>]*><title>{first}: ", x) for x in (b.svg(), page)]
+    assert len(heights[1]) == 2 and heights[1][0] == heights[1][1] <= heights[0][0], "one scale on both sides"
     assert d.at_peak[0] and f"peak left    {len(d.at_peak[0])}: " in str(d)
 
 
