@@ -10,20 +10,25 @@ from ggjit.cpu.plan import CPUPlan
 from ggjit.graphs.placed import PlacedGraph
 from ggjit.ops.core.record import OP, VIEW_OPS
 
-BYTES_OF_JUNK = 800
+BYTES_OF_JUNK = 300
 POOL = [OP.MUL_MAT, OP.ADD, OP.MUL, OP.UNARY, OP.SCALE, OP.RMS_NORM, OP.CONT, OP.SOFT_MAX, OP.SUB, OP.CPY, OP.CONCAT]
 
 
-class Scribbler(devices.FakeBackend):
-    """Fills the work memory of every node with NaN bytes right before and right after it computes the node."""
+class Scribbles:
+    """A backend that fills the work memory of every node with NaN bytes right before and right after it computes it."""
 
     def __init__(self, device, seed):
         super().__init__(device)
         self.rng, self.wants, self.scribbled = np.random.default_rng(seed), {}, 0
 
     def work_nbytes(self, node):
-        drawn = int(self.rng.integers(-BYTES_OF_JUNK // 2, BYTES_OF_JUNK))
-        return 0 if node.op in VIEW_OPS else self.wants.setdefault(node.id, max(drawn, 0))
+        if node.op in VIEW_OPS:
+            return 0
+        wanted = self.wants.get(node.id)
+        if wanted is None:              # one that wants much, so that room beside is not for nothing
+            most = BYTES_OF_JUNK if any(n > BYTES_OF_JUNK for n in self.wants.values()) else 20 * BYTES_OF_JUNK
+            wanted = self.wants[node.id] = max(int(self.rng.integers(-most // 2, most)), 0)
+        return wanted
 
     def graph_compute(self, graph):
         for k, t in enumerate(graph.nodes):
@@ -56,6 +61,17 @@ def beside(sched):
     """Bytes of work memory that the plans of the last graph take beside the compute buffers."""
     plans = [p for part in sched._run.parts[0] for p in part.graph.plans.plans()]
     return max((p.work_nbytes for p in plans), default=0)
+
+
+class Scribbler(Scribbles, devices.FakeBackend):
+    """At once."""
+
+
+class LateScribbler(Scribbles, devices.AsyncBackend):
+    """A stream: the work is done later, by a thread."""
+
+    def graph_compute(self, graph):
+        self.submit(lambda: Scribbles.graph_compute(self, graph))
 
 
 def rows_and_order(n=512):
@@ -143,10 +159,12 @@ def draw(seed):
     rng = np.random.default_rng(seed)
     fakes = [devices.Fake(name, ops=None if rng.random() < 0.4 else {op for op in POOL if rng.random() < 0.7},
                           host=bool(rng.random() < 0.25), alignment=int(rng.choice([32, 64, 128])),
-                          max_size=4096 if rng.random() < 0.3 else None)
+                          max_size=4096 if rng.random() < 0.3 else None,
+                          delay=1e-4 if rng.random() < 0.4 else None)
              for name in "AB"[:int(rng.integers(1, 3))]]
     last = devices.Fake("C", host=True, reads=[CPU.buffer_type()], type="cpu")
-    backends = [Scribbler(f, seed + k) for k, f in enumerate([*fakes, last])]
+    listed = [*fakes, *fakes[:int(rng.integers(2))], last]       # two backends of one device share its memory
+    backends = [(Scribbler if f.delay is None else LateScribbler)(f, seed + k) for k, f in enumerate(listed)]
     sched = gg.Scheduler(backends, rules=("2023", "2024", "modern")[seed % 3],
                          parallel=bool(rng.random() < 0.3), motion=bool(rng.random() < 0.3),
                          keep_weights=bool(rng.random() < 0.3),
@@ -183,7 +201,8 @@ def check(seed):
         plan.compute()
         sched.alloc_graph(drawn.graph)
         poison(sched)
-        sched.graph_compute(drawn.graph)
+        sched.graph_compute_async(drawn.graph)
+        sched.synchronize()
         want = [plan.numpy(t).tobytes() for t in alone.graph.outputs] + [t.bytes() for t in alone.caches]
         got = [sched.numpy(t).tobytes() for t in drawn.graph.outputs] + [t.bytes() for t in drawn.caches]
         assert got == want, f"seed {seed} run {run}\n{sched.explain()}"
@@ -192,18 +211,21 @@ def check(seed):
         devices.check_guards(*fakes)
     if sched.planner == "ggml":
         assert sizes == [sched.buffer_size(b) for b in sched.backends]
+    sched.free()
+    for b in sched.backends:
+        b.free()
     return sum(b.scribbled for b in sched.backends)
 
 
 @pytest.mark.parametrize("seeds", [range(k, 60, 6) for k in range(6)], ids=str)
 def test_kernels_that_spoil_their_work_memory(seeds):
-    assert sum(map(check, seeds)) > 0
+    assert sum(bool(check(seed)) for seed in seeds) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
 def test_six_hundred_that_spoil_their_work_memory(block):
-    assert sum(map(check, range(60 + 60 * block, 120 + 60 * block))) > 0
+    assert sum(bool(check(seed)) for seed in range(60 + 60 * block, 120 + 60 * block)) > 20
 
 
 def test_a_wrong_answer_about_work_memory_is_named():
