@@ -7,6 +7,7 @@ from helpers.schedulers import poison
 import ggjit as gg
 from ggjit.cpu.device import CPU
 from ggjit.cpu.plan import CPUPlan
+from ggjit.graphs.allocator import work_begin, work_room
 from ggjit.graphs.placed import PlacedGraph
 from ggjit.ops.core.record import OP, VIEW_OPS
 
@@ -226,6 +227,14 @@ def test_kernels_that_spoil_their_work_memory(seeds):
 @pytest.mark.parametrize("block", range(10))
 def test_six_hundred_that_spoil_their_work_memory(block):
     assert sum(bool(check(seed)) for seed in range(60 + 60 * block, 120 + 60 * block)) > 20
+
+
+@pytest.mark.parametrize("alignment", [1, 32, 64, 256])
+def test_work_memory_fits_its_room_wherever_it_lies(alignment):
+    buft = devices.Fake("A", alignment=alignment).buffer_type()
+    for offs in range(0, 4 * max(alignment, 64), alignment):
+        assert work_begin(offs) % 64 == 0 and offs <= work_begin(offs)
+        assert work_begin(offs) + 1000 <= offs + work_room(1000, buft) <= offs + 1064
 
 
 def test_a_wrong_answer_about_work_memory_is_named():
