@@ -181,7 +181,8 @@ def zoomable(report, colour="op", top=None):
         f"<div style='flex:1;min-width:0;overflow-x:auto;overflow-y:hidden'><svg class='gx gy' style='display:block' "
         f"{FONT}>{grid}{''.join(rects)}{bound}{_shared_curve(report, mark, top)}{''.join(labels)}{frame}</svg>"
         f"<svg class='gx' height='20' style='display:block' {FONT}>{steps}</svg></div></div></div>"
-        f"<svg width='{LEFT + WIDTH}' height='{FOOT_HEIGHT}' style='max-width:100%' {FONT}><text "
+        f"<svg viewBox='0 0 {LEFT + WIDTH} {FOOT_HEIGHT}' width='{LEFT + WIDTH}' "
+        f"style='max-width:100%;height:auto' {FONT}><text "
         f"x='{LEFT + WIDTH / 2}' y='10' text-anchor='middle'>{STEP}</text>{_legend(legend, 30)}</svg></div>")
 
 
