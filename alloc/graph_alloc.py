@@ -7,7 +7,10 @@ planner="best" is the lowest plan over both aliasing rules and never above ggml'
 online free list can get worse with it and even the lower bound may differ, so both rules are planned and the better
 result is returned together with its own bound.
 """
+import collections
+import dataclasses
 import functools
+import hashlib
 
 import numpy as np
 
@@ -18,9 +21,16 @@ from ggjit.alloc.planners import Clock, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
+from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 PLANNERS = ("ggml", "ggml-2023", "best")
+REMEMBERED = 8                  # plans of "best" that are kept
+LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]       # what aliasing reads of a table row
+
+_remembered = collections.OrderedDict()         # {what was asked: GraphPlan}, the one used last at the end
+_remembering = ForkLock()
 
 
 def _per_buffer(value, n, name):
@@ -33,7 +43,7 @@ def _per_buffer(value, n, name):
 @asking("a memory plan")
 def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None, node_buffers=None, leaf_buffers=None,
                n_buffers=1, planner="ggml", in_place=None, parse_seq=None, time_limit=1.0, outputs=(), capacity=None,
-               node_limit=None):
+               node_limit=None, remember=False):
     """Place every tensor of a graph that has no memory yet.
 
     table        int64 matrix, one TENSOR record per row (ggjit.ops.core.record); a tensor is external when it, or the
@@ -49,6 +59,8 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     capacity     bytes; "best" stops at the first plan that fits
     node_limit   search nodes of "best" in place of time: the same call gives the same plan everywhere
     outputs      table rows that are kept to the end, as those with FLAG_OUTPUT are
+    remember     "best": the plan found when the same was asked last, so that what was announced is what is taken,
+                 however busy the machine was in either search
 
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
     """
@@ -67,9 +79,27 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
     make = functools.partial(Problem, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers,
                              in_place, outputs=outputs)
     if planner == "best":
+        search = functools.partial(best_plan, make, limits, time_limit, capacity, node_limit)
         with busy("planning memory", time_limit):
-            return best_plan(make, limits, time_limit, capacity, node_limit)
+            options = alignments, limits, time_limit, capacity, node_limit
+            return _once(make(), options, search) if remember else search()
     return ggml_plan(make(), planner, limits, parse_seq)
+
+
+def _once(p, options, search):
+    """The plan that was found for an equal Problem and options, else that of search()."""
+    asked = (col.column(p.ws, p.m, col.ID, col.BUFT + 1 - col.ID), p.table[p.col(col.ID)][:, LAYOUT],
+             col.column(p.ws, p.m, col.SRC, MAX_SRC)[:p.n_nodes * MAX_SRC])
+    key = hashlib.blake2b(repr((p.n_nodes, options)).encode() + b"|".join(a.tobytes() for a in asked)).digest()
+    with _remembering:
+        plan = _remembered.get(key)
+    plan = search() if plan is None else plan
+    with _remembering:
+        _remembered[key] = plan
+        _remembered.move_to_end(key)
+        while len(_remembered) > REMEMBERED:
+            _remembered.popitem(last=False)
+    return dataclasses.replace(plan)
 
 
 def best_plan(make, limits, time_limit, capacity=None, node_limit=None):

@@ -81,12 +81,6 @@ def turned(width, height, length, line):
     return 90 if height > length and width > line else None
 
 
-def fitting(width, height, length, line):
-    """The scale, 1 at most, at which a label of that length fits into a box; negative where it is turned for that."""
-    flat, up = (min(1.0, a / length, b / line) for a, b in ((width, height), (height, width)))
-    return flat if flat >= min(up, 1.0) else -up
-
-
 def round_ticks(end, n=5):
     """About n round numbers from 0 up to `end`: steps of 1, 2 or 5 times a power of ten."""
     rough = max(end, 1e-9) / n
@@ -117,54 +111,138 @@ def text_plot(report, width=72, height=14):
 
 
 # ---------------------------------------------------------------- SVG
+FONT = "xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' font-size='10' fill='currentColor'"
+STEP = "step (node in the order of computing)"
 LEFT, TOP, WIDTH, HEIGHT, FOOT, CHAR = 62, 22, 790, 300, 62, 5.6           # pixels; CHAR: width of a letter
-ZOOMS = (1, 2, 4, 8, 16)        # of `zoomable`
+ZOOMS = ((1, 1), (2, 1), (4, 2), (8, 2), (16, 4), (32, 8), (64, 16))       # of `zoomable`: times as wide, times as high
+FOOT_HEIGHT = 36                # pixels: steps below a picture that zooms
+ROOMY = 3                       # pixels that a step has where the curve of live bytes is drawn as a line on a rim
 
 
-def svg(report, colour="op", zooms=(1,)):
-    """The picture as one SVG element, with axes, a legend and a tooltip per box.
-
-    zooms: how often it will be enlarged; labels that fit from one of them on are a group of class `gz<zoom>`, hidden.
-    """
+def svg(report, colour="op", top=None):
+    """The picture as one SVG element, with axes, a legend and a tooltip per box.  top: bytes that the axis goes up to,
+    the peak by default."""
     boxes = [b for b in boxes_of(report) if b.nbytes]
     if not boxes or report.peak == 0:
         return "<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'></svg>"
     keys, legend = coloured(boxes, colour)
-    sx, sy = WIDTH / report.n_steps, HEIGHT / report.peak
+    top = top or report.peak
+    sx, sy = WIDTH / report.n_steps, HEIGHT / top
     out = [f"<svg viewBox='0 0 {LEFT + WIDTH + 12} {TOP + HEIGHT + FOOT}' width='{LEFT + WIDTH + 12}' "
-           "style='max-width:100%;height:auto' xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' "
-           "font-size='10' fill='currentColor'>", _axes(report, sx, sy), f"<g transform='translate({LEFT} {TOP})'>"]
-    labels = {zoom: [] for zoom in zooms}
+           f"style='max-width:100%;height:auto' {FONT}>", _axes(report, sx, sy, top),
+           f"<g transform='translate({LEFT} {TOP})'>"]
+    labels = []
     for b, key in zip(boxes, keys, strict=True):
         x, w, h = b.lo * sx, max((b.hi - b.lo) * sx, 0.4), max(b.nbytes * sy, 0.3)
         y = HEIGHT - b.bottom * sy - h
         out.append(f"<rect x='{x:.2f}' y='{y:.2f}' width='{w:.2f}' height='{h:.2f}' fill='{key.colour}' stroke='{RIM}' "
                    f"stroke-width='{0.5 if len(boxes) < 500 else 0.1}'><title>{_tooltip(b)}</title></rect>")
         name = b.rows[0].name if b.rows else ""
-        scale = fitting(w, h, CHAR * len(name) + 4, 11)
-        if name and abs(scale) >= 1 / zooms[-1]:
-            at = f"translate({x + w / 2:.2f} {y + h / 2:.2f})" + (" rotate(-90)" if scale < 0 else "")
-            at += f" scale({abs(scale):.2f})" if abs(scale) < 1 else ""
-            zoom = next(z for z in zooms if abs(scale) >= 1 / z)
-            labels[zoom].append(f"<text transform='{at}' y='3.5' text-anchor='middle' "
-                          f"fill='{ink(key.colour)}' stroke='{key.colour}' stroke-width='4' paint-order='stroke' "
-                          f"pointer-events='none'>{html.escape(name)}</text>")
-    hidden = [f"<g class='gz{z}' display='none'>{''.join(labels[z])}</g>" for z in zooms[1:]]
-    out += [_curve(report, sx, sy), *labels[zooms[0]], *hidden, "</g>", _legend(legend), "</svg>"]
+        turn = turned(w, h, CHAR * len(name) + 4, 11)
+        if name and turn is not None:
+            at = f"translate({x + w / 2:.2f} {y + h / 2:.2f})" + (" rotate(-90)" if turn else "")
+            labels.append(f"<text transform='{at}' y='3.5' {_halo(key)}>{html.escape(name)}</text>")
+    out += [_curve(report, sx, sy), *labels, "</g>", _legend(legend, TOP + HEIGHT + 50), "</svg>"]
     return "".join(out)
 
 
-def zoomable(report, colour="op"):
-    """The picture to be enlarged, and moved by scrolling: HTML without a script, so that no page has to trust it."""
-    mark = "gz" + secrets.token_hex(6)
-    rules = "".join(f"#{mark}x{k}:checked~div>svg{{width:{100 * k}%!important;max-width:none!important}}" +
-                    "".join(f"#{mark}x{k}:checked~div .gz{z}{{display:inline}}" for z in ZOOMS if 1 < z <= k)
-                    for k in ZOOMS)
-    choice = "".join(f"<input type='radio' name='{mark}' id='{mark}x{k}'{' checked' if k == 1 else ''}>"
-                     f"<label for='{mark}x{k}'>{k} x&#160;</label>" for k in ZOOMS)
-    width, height = LEFT + WIDTH + 28, TOP + HEIGHT + FOOT + 20
-    return (f"<div style='max-width:{width}px'><style>{rules}</style><small>zoom </small>{choice}"
-            f"<div style='overflow:auto;max-height:{height}px'>{svg(report, colour, ZOOMS)}</div></div>")
+def _halo(key):
+    """Attributes of a label on a box: readable on it and on the curve."""
+    return (f"text-anchor='middle' fill='{ink(key.colour)}' stroke='{key.colour}' stroke-width='4' "
+            "paint-order='stroke' pointer-events='none'")
+
+
+def zoomable(report, colour="op", top=None):
+    """The picture to be made wider and higher, and moved by scrolling: HTML without a script, so that no page has to
+    trust it.  Lengths are shares of the picture, so letters and lines keep their size; labels that fit from a zoom on
+    are a group of class `gz<number of the zoom>`, ticks of one zoom a group `gt<number>`."""
+    boxes = [b for b in boxes_of(report) if b.nbytes]
+    keys, legend = coloured(boxes, colour)
+    mark, name = "gz" + secrets.token_hex(6), unit_of(report.peak)[1]
+    top = top or report.peak
+    rects, labels = _shares_of(report, boxes, keys, top)
+    grid, offsets, steps = _ticks_of_zooms(report, top)
+    choice = "".join(f"<input type='radio' name='{mark}' id='{mark}{k}'{'' if k else ' checked'}>"
+                     f"<label for='{mark}{k}'>{kx} x&#160;</label>" for k, (kx, _) in enumerate(ZOOMS))
+    y = 100 - 100 * report.lower_bound / top
+    bound = "".join(f"<line x2='100%' y1='{y:.2f}%' y2='{y:.2f}%' {line}/>" for line in (
+        f"stroke='{RIM}' stroke-width='3'", f"stroke='{BOUND}' stroke-width='1.4' stroke-dasharray='5 4'"))
+    frame = ("<line x2='100%' y1='100%' y2='100%' stroke='currentColor' stroke-width='2'/>"
+             "<line y2='100%' stroke='currentColor' stroke-width='2'/>")
+    return (
+        f"<div style='max-width:{LEFT + WIDTH + 28}px'><style>{_zoom_rules(report, mark)}</style>"
+        f"<small>zoom </small>{choice}<div style='font:bold 10px sans-serif;padding:4px 0 8px {LEFT}px'>"
+        f"{html.escape(_numbers(report))}</div>"
+        # a column turned round shows its end first: the lowest addresses
+        f"<div class='gp' style='display:flex;flex-direction:column-reverse;overflow-y:auto;padding-top:6px;"
+        f"max-height:{HEIGHT + FOOT_HEIGHT + 18}px'><div style='display:flex'>"
+        f"<svg class='gy' width='{LEFT}' style='flex:none;overflow:visible' {FONT}>{offsets}<text x='13' y='100%' "
+        f"dy='-{HEIGHT // 2}' text-anchor='middle' class='ggjit-turned'>offset, {name}</text></svg>"
+        f"<div style='flex:1;min-width:0;overflow-x:auto;overflow-y:hidden'><svg class='gx gy' style='display:block' "
+        f"{FONT}>{grid}{''.join(rects)}{bound}{_shared_curve(report, mark, top)}{''.join(labels)}{frame}</svg>"
+        f"<svg class='gx' height='20' style='display:block' {FONT}>{steps}</svg></div></div></div>"
+        f"<svg viewBox='0 0 {LEFT + WIDTH} {FOOT_HEIGHT}' width='{LEFT + WIDTH}' "
+        f"style='max-width:100%;height:auto' {FONT}><text "
+        f"x='{LEFT + WIDTH / 2}' y='10' text-anchor='middle'>{STEP}</text>{_legend(legend, 30)}</svg></div>")
+
+
+def _ticks_of_zooms(report, top):
+    """(grid, offsets beside it, steps below it): a group for each zoom."""
+    unit, parts = unit_of(report.peak)[0], ([], [], [])
+    for kx, ky in ZOOMS:
+        heights = [(v, 100 - 100 * v * unit / top) for v in round_ticks(top / unit, 5 * ky)]
+        steps = [(v, 100 * v / report.n_steps) for v in round_ticks(report.n_steps, 10 * kx) if v == int(v)]
+        parts[0].append("".join(f"<line x2='100%' y1='{y:.2f}%' y2='{y:.2f}%' stroke='currentColor' "
+                                "stroke-opacity='.25'/>" for _, y in heights))
+        parts[1].append("".join(f"<text x='{LEFT - 7}' y='{y:.2f}%' dy='3.5' text-anchor='end'>{v:g}</text>"
+                                for v, y in heights))
+        parts[2].append("".join(f"<line x1='{x:.3f}%' x2='{x:.3f}%' y2='4' stroke='currentColor'/><text x='{x:.3f}%' "
+                                f"y='15' text-anchor='{'middle' if v else 'start'}'>{v:g}</text>" for v, x in steps))
+    return ["".join(f"<g class='gt{k}' display='none'>{x}</g>" for k, x in enumerate(part)) for part in parts]
+
+
+def _zoom_rules(report, mark):
+    """CSS: what the chosen zoom shows, and how large."""
+    rules = []
+    for k, (kx, ky) in enumerate(ZOOMS):
+        mine = f"#{mark}{k}:checked~.gp "
+        rules += [f"{mine}.gx{{width:{100 * kx}%}}", f"{mine}.gy{{height:{HEIGHT * ky}px}}",
+                  f"{mine}.gt{k}{{display:inline}}", *(f"{mine}.gz{z}{{display:inline}}" for z in range(k + 1))]
+        if kx * WIDTH / report.n_steps >= ROOMY:
+            rules += [f"{mine}.gc{{stroke:{LIVE};stroke-width:1.2;stroke-opacity:1}}", f"{mine}.gb{{display:inline}}",
+                      f"{mine}rect{{stroke:{RIM};stroke-width:.5}}"]
+    return "".join(rules) + ".ggjit-turned{transform-box:fill-box;transform-origin:center;transform:rotate(-90deg)}"
+
+
+def _shares_of(report, boxes, keys, top):
+    """(rectangles, groups of labels) in shares of the picture."""
+    sx, sy, rects, labels = 100 / report.n_steps, 100 / top, [], [[] for _ in ZOOMS]
+    for b, key in zip(boxes, keys, strict=True):
+        x, w, h = b.lo * sx, (b.hi - b.lo) * sx, b.nbytes * sy
+        y = 100 - b.bottom * sy - h
+        rects.append(f"<rect x='{x:.4f}%' y='{y:.3f}%' width='{w:.4f}%' height='{h:.3f}%' fill='{key.colour}'>"
+                     f"<title>{_tooltip(b)}</title></rect>")
+        name = b.rows[0].name if b.rows else ""
+        for k, (kx, ky) in enumerate(ZOOMS) if name else ():
+            turn = turned(w * kx * WIDTH / 100, h * ky * HEIGHT / 100, CHAR * len(name) + 4, 11)
+            if turn is not None:
+                turned_round = " class='ggjit-turned'" if turn else ""
+                labels[k].append(f"<text x='{x + w / 2:.4f}%' y='{y + h / 2:.3f}%' dy='3.5' {_halo(key)}"
+                                 f"{turned_round}>{html.escape(name)}</text>")
+                break
+    return rects, [f"<g class='gz{k}' display='none'>{''.join(texts)}</g>" for k, texts in enumerate(labels)]
+
+
+def _shared_curve(report, mark, top):
+    """Live bytes in shares of the picture: a faint line where a step is narrower than the line would be."""
+    scale = HEIGHT / top
+    path = "".join(f"{'V' if k else 'M0 '}{HEIGHT - v * scale:.2f}H{k + 1}"
+                   for k, v in enumerate(report.live.tolist()))
+    return (f"<svg width='100%' height='100%' viewBox='0 0 {report.n_steps} {HEIGHT}' preserveAspectRatio='none' "
+            f"fill='none' pointer-events='none'><defs><path id='{mark}c' d='{path}' "
+            f"vector-effect='non-scaling-stroke'/></defs><use class='gb' href='#{mark}c' stroke='{RIM}' "
+            f"stroke-width='3' display='none'/><use class='gc' "
+            f"href='#{mark}c' stroke='currentColor' stroke-width='.5' stroke-opacity='.5'/></svg>")
 
 
 def _tooltip(box):
@@ -176,12 +254,17 @@ def _tooltip(box):
     return html.escape("\n".join(lines), quote=True)
 
 
-def _axes(report, sx, sy):
+def _numbers(report):
+    unit, name = unit_of(report.peak)
+    return (f"peak {report.peak / unit:.2f} {name}, lower bound {report.lower_bound / unit:.2f} {name}, planner "
+            f"{report.planner}")
+
+
+def _axes(report, sx, sy, top):
     """Ticks, grid, names of the axes and the numbers of the plan above."""
     (unit, name), foot = unit_of(report.peak), TOP + HEIGHT
-    out = [f"<text x='{LEFT}' y='13' font-weight='bold'>peak {report.peak / unit:.2f} {name}, lower bound "
-           f"{report.lower_bound / unit:.2f} {name}, planner {html.escape(report.planner)}</text>"]
-    for v in round_ticks(report.peak / unit):
+    out = [f"<text x='{LEFT}' y='13' font-weight='bold'>{html.escape(_numbers(report))}</text>"]
+    for v in round_ticks(top / unit):
         y = foot - v * unit * sy
         out.append(f"<path d='M{LEFT - 4} {y:.1f}H{LEFT + WIDTH}' stroke='currentColor' stroke-opacity='.25'/>"
                    f"<text x='{LEFT - 7}' y='{y + 3.5:.1f}' text-anchor='end'>{v:g}</text>")
@@ -191,9 +274,9 @@ def _axes(report, sx, sy):
             out.append(f"<path d='M{x:.1f} {foot}v4' stroke='currentColor'/>"
                        f"<text x='{x:.1f}' y='{foot + 15}' text-anchor='middle'>{v:g}</text>")
     out.append(f"<path d='M{LEFT} {TOP}V{foot}H{LEFT + WIDTH}' fill='none' stroke='currentColor'/>"
-               f"<text x='{LEFT + WIDTH / 2}' y='{foot + 29}' text-anchor='middle'>step (node in the order of "
-               f"computing)</text><text x='13' y='{TOP + HEIGHT / 2}' text-anchor='middle' transform='rotate(-90 13 "
-               f"{TOP + HEIGHT / 2})'>offset, {name}</text>")
+               f"<text x='{LEFT + WIDTH / 2}' y='{foot + 29}' text-anchor='middle'>{STEP}</text><text x='13' "
+               f"y='{TOP + HEIGHT / 2}' text-anchor='middle' transform='rotate(-90 13 {TOP + HEIGHT / 2})'>offset, "
+               f"{name}</text>")
     return "".join(out)
 
 
@@ -208,8 +291,8 @@ def _curve(report, sx, sy):
             f"<polyline points='{points}' stroke='{LIVE}' stroke-width='{1.2 if fine else 0.7}'/></g>")
 
 
-def _legend(keys):
-    out, x, y = [], LEFT, TOP + HEIGHT + 50
+def _legend(keys, y):
+    out, x = [], LEFT
     for text, colour, dash in (*((k.text, k.colour, None) for k in keys), ("live bytes", LIVE, ""),
                                ("lower bound", BOUND, "5 4")):
         if dash is None:
@@ -218,7 +301,7 @@ def _legend(keys):
             out.append(f"<path d='M{x - 2} {y - 3.5}h20' stroke='{RIM}' stroke-width='4'/><path d='M{x} {y - 3.5}h16' "
                        f"stroke='{colour}' stroke-width='1.5' stroke-dasharray='{dash}'/>")
         out.append(f"<text x='{x + (15 if dash is None else 22)}' y='{y}'>{html.escape(text)}</text>")
-        x += round((30 if dash is None else 40) + 6.3 * len(text))
+        x += round((30 if dash is None else 37) + (7 if text.isupper() else 5.4) * len(text))
     return "".join(out)
 
 
@@ -256,9 +339,9 @@ def plot(report, ax=None, path=None, colour="op"):
         turn = turned((b.hi - b.lo) / report.n_steps * width, b.nbytes / report.peak * height, 4.2 * len(text), 9)
         if text and turn is not None:
             ax.text((b.lo + b.hi) / 2, (b.bottom + b.nbytes / 2) / unit, text, ha="center", va="center", fontsize=7,
-                    rotation=turn, clip_on=True, color=ink(key.colour),
-                    path_effects=[withStroke(linewidth=3, foreground=key.colour)])
-    ax.set_xlabel("step (node in the order of computing)")
+                    rotation=turn, clip_on=True, color=ink(key.colour),         # above the curve, spaces too
+                    bbox={"facecolor": key.colour, "edgecolor": "none", "pad": 0.8})
+    ax.set_xlabel(STEP)
     ax.set_ylabel(f"offset, {name}")
     ax.set_title(f"{report.title or 'memory plan'}: peak {report.peak / unit:.2f} {name}, lower bound "
                  f"{report.lower_bound / unit:.2f} {name}, planner {report.planner}")

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import html
 import json
+import time
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ggjit.ops.core.whole_file import whole_file, write_whole
 
 MAX_TWICE = 500                 # buffers of a plan whose picture a notebook gets in both colourings
 CROWDED = 60                    # buffers of a plan whose picture has more to see than fits beside each other
-LISTED = 10                     # tensors that a Diff's text names one by one
+LISTED, MOVES = 10, 200         # tensors that a Diff names one by one in a text, and in a notebook
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,6 +58,41 @@ def mib(nbytes):
     return f"{nbytes} B"
 
 
+class Saving(int):
+    """Bytes less that planner "best" takes than another one; shown as a line that says so, and what planning costs.
+
+    planner: the other; peaks, seconds: of both, {planner: bytes}, {planner: seconds to plan}
+    """
+
+    def __new__(cls, planner, peaks, seconds):
+        out = super().__new__(cls, max(peaks[planner] - peaks["best"], 0))
+        out.planner, out.peaks, out.seconds = planner, peaks, seconds
+        return out
+
+    def __str__(self):
+        if self.planner == "best":
+            return f"in use: {mib(self.peaks['best'])}, nothing more to save"
+        now, best, ms = self.peaks[self.planner], self.peaks["best"], {k: 1e3 * s for k, s in self.seconds.items()}
+        found = f"{mib(best)} instead of {self.planner}'s {mib(now)}"
+        less = f"{mib(int(self))} ({self / now:.1%}) less" if self else "nothing less"
+        return f"{found}, {less}; planned in {ms['best']:.1f} ms instead of {ms[self.planner]:.1f}"
+
+    __repr__ = __str__
+
+
+def saving(planner, plan_with, best=None):
+    """The Saving of "best" over `planner`.  plan_with(planner) -> GraphPlan; best: that of "best" where it is known."""
+    best = plan_with("best") if best is None else best
+    if planner == "best":
+        return Saving(planner, {"best": best.peak}, {"best": best.seconds})
+    plans, seconds = {planner: plan_with(planner), "best": best}, {"best": best.seconds}
+    for name in (planner, "best")[:1 + (best.peak == best.lower_bound)]:        # above it, the search took its time
+        t0 = time.thread_time()                 # of a second call: the first loads code
+        plan_with(name)
+        seconds[name] = time.thread_time() - t0
+    return Saving(planner, {name: plan.peak for name, plan in plans.items()}, seconds)
+
+
 class MeasureReport:
     """peak, lower_bound, ggml_peak: bytes; live: bytes at every step; rows: the planned tensors, in order of birth;
     kinds: {"weights": bytes, ...}; chunk_sizes: bytes per buffer and chunk; seconds: planning time."""
@@ -64,6 +100,7 @@ class MeasureReport:
     def __init__(self, plan, rows, kinds=None, title=""):
         self.rows, self.kinds, self.title, self._pareto = rows, dict(kinds or {}), title, None
         self.what_if = []               # of gg.measure(graph, what_if=...)
+        self.saving = None              # of gg.measure: what planner "best" saves beside ggml's or this one
         self.planner, self.rule, self.how = plan.planner, plan.rule, plan.how
         self.peak, self.lower_bound, self.ggml_peak = plan.peak, plan.lower_bound, plan.ggml_peak
         self.chunk_sizes, self.seconds = [list(c) for c in plan.chunk_sizes], plan.seconds
@@ -179,13 +216,14 @@ class MeasureReport:
     def summary(self):
         """(key, value) strings of the numbers."""
         out = [("peak", f"{mib(self.peak)} ({self.peak:,} bytes)"), ("lower bound", f"{mib(self.lower_bound)}"),
-               ("gap", f"{self.gap:.4f}"), ("ggml's plan", mib(self.ggml_peak)),
+               ("gap", f"{self.gap:.4f}"),
+               ("ggml's plan", mib(self.ggml_peak)) if self.saving is None else ("planner best", str(self.saving)),
                ("planner", f"{self.planner} ({self.how}, aliasing {self.rule})"),
                ("nodes / allocations / in place", f"{self.n_nodes} / {self.n_buffers} / {self.n_in_place}"),
                ("chunks", "; ".join(" + ".join(map(mib, c)) or "none" for c in self.chunk_sizes))]
         return out + [(f"memory: {k}", mib(v)) for k, v in self.kinds.items()] + (
             [("memory: total", mib(sum(self.kinds.values())))] if self.kinds else []) + [
-            (f"what if: {w.name}={w.value}", str(w)) for w in self.what_if]
+            (f"what if: {w.name}{'' if w.value is True else f'={w.value}'}", str(w)) for w in self.what_if]
 
     def __str__(self):
         head, lines = self.table()
@@ -215,20 +253,26 @@ class MeasureReport:
 
     def _repr_html_(self):
         """Rendering in a notebook: numbers, pictures, table; no script, no server."""
-        e, lifetimes, closer, draw = html.escape, "", "", plots.svg
+        e, lifetimes, closer = html.escape, "", ""
         if self.rows and len(self.boxes) > CROWDED:
-            draw = plots.zoomable
             closer = "<p><small>To step through it: <code>gg.explore(graph)</code></small></p>"
         if self.rows and len(self.boxes) <= MAX_TWICE:
-            lifetimes = f"<details><summary>coloured by lifetime</summary>{draw(self, 'lifetime')}</details>"
+            lifetimes = f"<details><summary>coloured by lifetime</summary>{self.drawing('lifetime')}</details>"
         head, lines = self.table()
         numbers = "".join(f"<tr><th style='text-align:left'>{e(k)}</th><td>{e(v)}</td></tr>" for k, v in self.summary())
         cells = "".join("<tr>" + "".join(f"<td>{e(x)}</td>" for x in line) + "</tr>" for line in lines)
         return (f"<div><b>{e(self.title or 'Memory')}</b><table>{numbers}</table>"
-                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{draw(self)}"
+                f"<p>{'<br>'.join(map(e, self.advice()))}</p>{self.drawing()}"
                 f"{closer}{lifetimes}<table><tr>{''.join(f'<th>{e(h)}</th>' for h in head)}</tr>{cells}</table></div>")
 
     # ---- pictures and files
+    def drawing(self, colour="op", top=None):
+        """The picture for a page, as HTML: one that zooms where there is more to see than fits beside each other.
+
+        top: bytes that the axis goes up to, the peak by default.
+        """
+        return (plots.zoomable if self.rows and len(self.boxes) > CROWDED else plots.svg)(self, colour, top)
+
     def plot(self, ax=None, path=None, colour="op"):
         """Offset by time with the live-bytes curve and the lower bound (matplotlib); returns the axes.
 
@@ -299,6 +343,7 @@ class Diff:
         self.resized = {n: (a[n].nbytes, b[n].nbytes) for n in both if a[n].nbytes != b[n].nbytes}
         place = lambda r: (r.buffer, r.chunk, r.offs)                                       # noqa: E731
         self.moved = {n: (a[n].offs, b[n].offs) for n in both if place(a[n]) != place(b[n])}
+        self._own = [n for n in self.moved if not a[n].alias_of or not b[n].alias_of]       # the rest lies in those
         peaks = []
         for rows, report in ((a, before), (b, after)):
             alive = set(map(id, report.at_peak))
@@ -320,8 +365,28 @@ class Diff:
                 out.append(f"{what:12s} {len(names)}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}")
         grown = sorted(self.resized.items(), key=lambda x: -abs(x[1][1] - x[1][0]))
         out += [f"resized      {n}: {mib(x)} -> {mib(y)}" for n, (x, y) in grown[:6]]
-        out += [f"moved        {n}: offset {x:,} -> {y:,}" for n, (x, y) in [*self.moved.items()][:LISTED]]
-        out += [f"moved        ... {len(self.moved) - LISTED} more"] if len(self.moved) > LISTED else []
+        out += [f"moved        {self._move(n)}" for n in self._own[:LISTED]]
+        out += [f"moved        {rest}"] if (rest := self._not_listed(LISTED)) else []
         return "\n".join(out)
 
     __repr__ = __str__
+
+    def _move(self, name):
+        before, after = self.moved[name]
+        return f"{name}: offset {before:,} -> {after:,}"
+
+    def _not_listed(self, limit):
+        more, inside = len(self._own) - limit, len(self.moved) - len(self._own)
+        parts = [f"... {more} more"] if more > 0 else []
+        return ", ".join([*parts, f"{inside} in the memory of others"] if inside else parts)
+
+    def _repr_html_(self):
+        """Rendering in a notebook: the text, what moved, and both pictures."""
+        e, names = html.escape, self._own[:MOVES]
+        rows = "".join(f"<li>{e(self._move(n))}</li>" for n in names)
+        rest = self._not_listed(MOVES)
+        text = "\n".join(line for line in str(self).splitlines() if not line.startswith("moved "))
+        moved = f"<details><summary>{len(self.moved)} moved</summary><ul>{rows}</ul>{e(rest)}</details>" if rows else ""
+        both, top = (("before", self.before), ("after", self.after)), max(self.before.peak, self.after.peak)
+        pictures = "".join(f"<p><b>{what}</b></p>{r.drawing(top=top)}" for what, r in both if r.rows)
+        return f"<div><pre>{e(text)}</pre>{moved}{pictures}</div>"

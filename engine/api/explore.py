@@ -13,7 +13,7 @@ import numpy as np
 
 from ggjit.alloc.plots import boxes_of
 from ggjit.api.compute import default_backend, need_values
-from ggjit.api.measure_memory import graph_labels, measure, report_of
+from ggjit.api.measure_memory import graph_labels, measured, report_of
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.display.explorer import Explorer
@@ -74,7 +74,7 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
                 if run and not page.data["plans"]:
                     report = page.run(made, name, backend, time_limit)
                 else:
-                    report = measure(made, name, time_limit=time_limit)
+                    report = measured(made, name, time_limit=time_limit)
                 page.add_plan(number, report, name, kinds)
             step()
     page.data["axes"] = [{"name": k, "values": v} for k, v in axes.items() if len(v) > 1]

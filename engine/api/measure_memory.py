@@ -9,22 +9,19 @@ import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.order import reorder
-from ggjit.alloc.report import MeasureReport
+from ggjit.alloc.report import MeasureReport, saving
 from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto
-from ggjit.api.what_if import checked, rows
+from ggjit.api.what_if import checked, rows, works
 from ggjit.core.arguments import expect
 from ggjit.core.backend import Backend
 from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
-from ggjit.cpu.repacked import kernel_of
 from ggjit.graphs.graph import Graph, visit
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
-from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
-from ggjit.ops.matmul import repack
 from ggjit.tensors.summary import label, op_name, source_line
 
 
@@ -35,14 +32,15 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     planner: "best" (never above ggml's), "ggml" (ggml's offsets), "ggml-2023".  order: "graph", or "memory" for an
     execution order with a lower peak.  kinds: {"weights": bytes...} to show beside the peak.  time_limit: seconds for
     the search of "best".  Nothing is allocated or computed.  `report.pareto(n=12)` is what less memory costs: pairs
-    (peak, extra operations), with a picture (gg.rematerialize).
+    (peak, extra operations), with a picture (gg.rematerialize).  `report.saving` is what "best" saves beside this
+    planner, beside "ggml" where this is "best": bytes, shown as a line that also says how long both plan.
 
     what_if: other ways with the memory, in `report.what_if`: a name, several, {name: value}, or "all".  Each row has
-    .before and .nbytes, the bytes as things are and if:
+    .before and .nbytes, the bytes as things are and if, planned with this planner by what would do it:
         "freed"      weights lie in the arena too, and are given back after their last use
         "streamed"   the same, and each is brought that many nodes ahead of its first use (1)
         "grown"      what the graph writes into (KV caches) grows in so many steps (4); .nbytes is the mean over a
-                     cache that fills evenly, .parts what is held at each step
+                     cache that fills evenly, .parts what is held at each step; parameters of a training do not
         "devices"    the nodes run on so many devices one after the other (2); .nbytes is the largest share, .parts all
         "in_place"   .before: without any node in the memory of its source
         "work"       work buffers of kernels with so many threads (1) lie in the arena instead of beside it
@@ -54,6 +52,13 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     >>> print(*report.what_if, sep="\\n")
     """
     what_if = checked(what_if)
+    return measured(graph, planner, target, order, time_limit, kinds, title, what_if, compared=True)
+
+
+def measured(graph, planner, target=None, order="graph", time_limit=1.0, kinds=None, title="", what_if=(),
+             compared=False, repacked=()):
+    """As `measure`, of checked(what_if).  compared: plan with "best" and another planner, for `report.saving`;
+    repacked: as of kernel_work_nbytes."""
     if not isinstance(graph, Graph):
         raise TypeMismatch(f"measure takes a Graph, got {type(graph).__name__}; use gg.measure(gg.Graph(y))")
     if planner not in PLANNERS:
@@ -74,12 +79,18 @@ def measure(graph, planner="best", target=None, order="graph", time_limit=1.0, k
     options = dict(alignment=buft.alignment(), max_size=buft.max_size(), planner=planner, in_place=in_place,
                    time_limit=time_limit, outputs=graph.output_ids,
                    **graph.search if (planner, order) == (graph.planner, "graph") else {})
-    plan = plan_graph(*args, **options)
+    plan = plan_graph(*args, **options, remember=True)
     report = report_of(graph, plan, node_ids, kinds, title)
+    if compared:
+        others = {k: v for k, v in options.items() if k not in graph.search}
+        report.saving = saving(planner if planner != "best" else "ggml", lambda name: plan_graph(
+            *args, **others | {"planner": name, "in_place": in_place_table(name != "ggml-2023")}),
+            plan if planner == "best" else None)
     if what_if:
         by_id = {t.id: t for t in graph.nodes}
-        report.what_if = rows(what_if, plan, [by_id[i] for i in np.asarray(node_ids).tolist()], graph.leafs, buft,
-                              (args, options), time_limit)
+        ordered = graph if order == "graph" else Graph._in_order(
+            graph.outputs, [by_id[i] for i in node_ids.tolist()], graph.leafs)
+        report.what_if = rows(what_if, plan, ordered, buft, (args, options), time_limit, repacked)
     report._pareto = functools.partial(pareto, graph, target=buft)
     return report
 
@@ -91,7 +102,7 @@ def report_of(graph, plan, node_ids, kinds=None, title=""):
 
     def describe(i):
         t = tensors[i]
-        return {"name": names.get(i) or label(t), "op": t.op.name, "type": t.type.name, "shape": t.shape,
+        return {"name": names.get(i) or label(t), "op": t.op.name, "type": repr(t.type), "shape": t.shape,
                 "nbytes": t.nbytes, "where": source_line(t)}
     return MeasureReport.from_plan(plan, node_ids, graph.leaf_ids, describe, kinds, title)
 
@@ -109,6 +120,4 @@ def kernel_work_nbytes(graph, n_threads=1, repacked=()):
 
     repacked: ids of leaves that will lie in CPU_REPACK, where nothing lies yet.
     """
-    kernels = (repack.kernel(t, n_threads) if any(s is not None and s.id in repacked for s in t.src)
-               else kernel_of(t, n_threads) for t in graph.nodes if t.op not in VIEW_OPS)
-    return max((k.work_nbytes for k in kernels if k is not None), default=0)
+    return max(works(graph.nodes, n_threads, repacked), default=0)

@@ -5,7 +5,8 @@
     freed     [==== weight ==)            in the arena, given back behind the last node that reads it
     streamed       [= weight =)           in the arena, brought `streamed` nodes ahead of the first that reads it
 
-Every row is a plan of numbers (ggjit.alloc.plan_offsets); nothing is moved, allocated or computed.
+Every row is planned by what would do it (plan_graph, Scheduler), on a copy of the graph's rows of the tensor table;
+nothing is moved, allocated or computed.
 """
 import collections
 import dataclasses
@@ -13,19 +14,29 @@ import dataclasses
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.planners import plan_offsets
 from ggjit.alloc.report import mib
+from ggjit.api.null_device import NullDevice
 from ggjit.core.arguments import nearest
+from ggjit.core.buffer import BufferType
 from ggjit.core.table import TABLE
-from ggjit.cpu.repacked import kernel_of
+from ggjit.core.versions import written
+from ggjit.cpu.device import CPU, MAX_THREADS
+from ggjit.graphs.allocator import work_nbytes, work_room
 from ggjit.ops.core.errors import ParamError, TypeMismatch
-from ggjit.ops.core.record import FLAG_INPUT, OP, T_FLAGS, VIEW_OPS
+from ggjit.ops.core.record import FLAG_INPUT, MAX_SRC, OP, T_BUFFER, T_FLAGS, T_SRC, T_VIEW_SRC, VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
+from ggjit.ops.matmul import repack
+from ggjit.sched.layout import add_work
+from ggjit.sched.scheduler import Scheduler
 
 DEFAULTS = {"freed": True, "streamed": 1, "grown": 4, "devices": 2, "in_place": True, "work": 1}   # what_if="all"
+MOST = {"streamed": 1 << 20, "grown": 1 << 20, "devices": 64, "work": MAX_THREADS}
 HALVINGS = 40                           # of the interval in which the largest share lies
-Outside = collections.namedtuple("Outside", "nbytes first last written is_input")
+OPTIMISERS = (OP.OPT_STEP_ADAMW, OP.OPT_STEP_SGD)
+LINKS = [T_VIEW_SRC, *range(T_SRC, T_SRC + MAX_SRC)]            # words of a table row that are rows
+# bytes in memory of its own, and in the arena; nodes that touch it, views left out; is it written, as a cache is?
+Outside = collections.namedtuple("Outside", "tensor nbytes size first written is_cache")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,113 +55,175 @@ class WhatIf:
 
 def checked(what_if):
     """{name: value} of the argument what_if.  Errors: TypeMismatch, ParamError."""
-    if isinstance(what_if, str):
-        what_if = DEFAULTS if what_if == "all" else [what_if]
-    if not isinstance(what_if, dict | list | tuple | set):
-        raise TypeMismatch(f"what_if takes names or {{name: value}}, got {what_if!r}; names: {', '.join(DEFAULTS)}")
-    asked = what_if if isinstance(what_if, dict) else {name: DEFAULTS.get(name) for name in what_if}
-    for name, value in asked.items():
-        if name not in DEFAULTS:
-            raise ParamError(f"what_if {name!r}{nearest(str(name), DEFAULTS)}; names: all, {', '.join(DEFAULTS)}")
-        if value is not True and not is_whole(value, 0 if name == "streamed" else 1, 1 << 20):
-            raise ParamError(f"what_if {name}={value!r}: expected a whole number >= {int(name != 'streamed')}")
-    return {name: int(DEFAULTS[name] if value is True else value) for name, value in asked.items()}
+    names = [what_if] if isinstance(what_if, str) else what_if
+    if not isinstance(names, dict | list | tuple | set):
+        raise TypeMismatch(f"what_if takes names or {{name: value}}, got {what_if!r}; names: all, "
+                           f"{', '.join(DEFAULTS)}")
+    asked = dict(names) if isinstance(names, dict) else {}
+    for name in () if isinstance(names, dict) else names:
+        if not isinstance(name, str):
+            raise TypeMismatch(f"what_if: {name!r} is no name; names: all, {', '.join(DEFAULTS)}; with values: "
+                               f"what_if={{\"devices\": 4}}")
+        asked |= DEFAULTS if name == "all" else {name: True}
+    return {name: _checked(name, value) for name, value in asked.items()}
+
+
+def _checked(name, value):
+    if name not in DEFAULTS:
+        hint = "; \"all\" stands alone or in a list" if name == "all" else ""
+        raise ParamError(f"what_if {name!r}{nearest(str(name), DEFAULTS)}{hint}; names: all, {', '.join(DEFAULTS)}")
+    if value is True:
+        return DEFAULTS[name]
+    if DEFAULTS[name] is True:
+        raise ParamError(f"what_if {name}={value!r}: takes no number; give {name}=True, or leave it out")
+    least = int(name != "streamed")
+    if not is_whole(value, least, MOST[name]):
+        raise ParamError(f"what_if {name}={value!r}: expected a whole number from {least} to {MOST[name]:,}; True for "
+                         f"{DEFAULTS[name]}")
+    return int(value)
+
+
+def _n(count, thing):
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+class Rows:
+    """The rows of the tensor table that a graph refers to, copied, and the plan_graph call on them.
+
+    ids: row here -> row of the table; table, node_ids, leaf_ids, sizes: as plan_graph takes them
+    """
+
+    def __init__(self, table, node_ids, leaf_ids, sizes, options):
+        ids, new = np.empty(0, np.int64), np.union1d(node_ids, leaf_ids)
+        while len(new):
+            ids = np.union1d(ids, new)
+            links = table[new][:, LINKS]
+            new = np.setdiff1d(links[links >= 0], ids)
+        self.ids, self.table = ids, table[ids]
+        links = self.table[:, LINKS]
+        self.table[:, LINKS] = np.where(links >= 0, np.searchsorted(ids, links), links)
+        self.node_ids, self.leaf_ids = np.searchsorted(ids, node_ids), np.searchsorted(ids, leaf_ids)
+        self.sizes = [np.array(s, np.int64) for s in sizes]
+        self.options = options | {"outputs": self.rows_of(np.intersect1d(options["outputs"], ids))}
+
+    def rows_of(self, ids):
+        return np.searchsorted(self.ids, np.array(ids, np.int64))
+
+    def copy(self):
+        out = object.__new__(Rows)
+        out.__dict__.update(self.__dict__, table=self.table.copy())
+        return out
+
+    def without(self, rows):
+        """Take rows out of the nodes and leaves."""
+        for name, k in (("node_ids", 0), ("leaf_ids", 1)):
+            keep = ~np.isin(getattr(self, name), rows)
+            setattr(self, name, getattr(self, name)[keep])
+            self.sizes = [s[keep] if j == k else s for j, s in enumerate(self.sizes)]
+
+    def plan(self, seconds, **changes):
+        return plan_graph(self.table, self.node_ids, self.leaf_ids, self.sizes,
+                          **self.options | {"time_limit": seconds} | changes)
+
+
+class Usage:
+    """Which memory a graph's nodes touch.
+
+    outside   {id of a tensor with memory of its own: Outside}
+    touched   per node: ids of the outside tensors it touches, views left out
+    """
+
+    def __init__(self, graph, plan, buft, rows, repacked):
+        self.graph, self.plan, self.nodes, self.buft, self.rows = graph, plan, graph.nodes, buft, rows
+        self.repacked = repacked
+        nodes, leafs = graph.nodes, graph.leafs
+        placed = {t.id for t, a in zip(nodes, plan.node_alloc.tolist(), strict=True) if a >= 0}
+        self.placed_leafs = {t.id for t, a in zip(leafs, plan.leaf_alloc.tolist(), strict=True)
+                             if a >= 0 and t.view_src is None}
+        placed |= self.placed_leafs
+        self.outside, self.touched = {}, []
+        for step, t in enumerate(nodes):
+            beyond = [x for x in (t, *(s for s in t.src if s is not None)) if x.base.id not in placed]
+            changed = {x.id for x in written(t)}
+            self.touched.append(set() if t.op in VIEW_OPS else {x.base.id for x in beyond})
+            for x in beyond if t.op not in VIEW_OPS else ():
+                self._meet(x.base, step, x.base.id in changed, t.op not in OPTIMISERS)
+
+    def _meet(self, base, step, is_written, grows):
+        now = self.outside.get(base.id)
+        if now is None:
+            own, target = (self.padded(b, base) for b in (getattr(base.buffer, "buft", self.buft), self.buft))
+            now = Outside(base, own, target, step, False, False)
+        self.outside[base.id] = now._replace(written=now.written or is_written,
+                                             is_cache=now.is_cache or is_written and grows)
+
+    @staticmethod
+    def padded(buft, t):
+        return -(-buft.alloc_size(t) // buft.alignment()) * buft.alignment()
+
+    @property
+    def weights(self):
+        """Outside tensors that the graph only reads, inputs left out."""
+        return [o for o in self.outside.values() if not o.written and not _is_input(o.tensor)]
+
+    def caches(self):
+        """Bytes outside that the graph writes, parameters and their moments left out."""
+        return sum(o.nbytes for o in self.outside.values() if o.is_cache)
 
 
 def _is_input(t):
     return bool(TABLE.words[t.id, T_FLAGS] & FLAG_INPUT)
 
 
-class Usage:
-    """Which memory a graph's nodes touch.
-
-    boxes     (3, n) first step, end and bytes of the arena's allocations
-    outside   {id of a tensor with memory of its own: Outside}
-    touched   per node: (allocations, ids of outside tensors)
-    """
-
-    def __init__(self, plan, nodes, leafs, buft):
-        self.plan, self.nodes, self.leafs, self.buft = plan, nodes, leafs, buft
-        self.boxes = np.stack([plan.a_lo, plan.a_hi, plan.a_size])
-        self.alloc = dict(zip([t.id for t in (*nodes, *leafs)],
-                              [*plan.node_alloc.tolist(), *plan.leaf_alloc.tolist()], strict=True))
-        self.outside, self.touched = {}, []
-        for step, t in enumerate(nodes):
-            inside, beyond = set(), set()
-            for x in (t, *(s for s in t.src if s is not None)):
-                a = self.alloc.get(x.base.id, -1)
-                if a >= 0:
-                    inside.add(a)
-                elif t.op not in VIEW_OPS:
-                    beyond.add(x.base.id)
-                    self._meet(x.base, step, x is t)
-            self.touched.append((inside, beyond))
-
-    def _meet(self, base, step, written):
-        now = self.outside.get(base.id) or Outside(self._padded(self.buft.alloc_size(base)), step, step, False,
-                                                   _is_input(base))
-        self.outside[base.id] = now._replace(last=step, written=now.written or written)
-
-    def _padded(self, nbytes):
-        return -(-nbytes // self.buft.alignment()) * self.buft.alignment()
-
-    @property
-    def weights(self):
-        """Outside tensors that the graph only reads, inputs left out."""
-        return [o for o in self.outside.values() if not o.written and not o.is_input]
-
-    def caches(self):
-        """Bytes outside that the graph writes."""
-        return sum(o.nbytes for o in self.outside.values() if o.written)
-
-    def streamed(self, ahead):
-        """The boxes, those of leaves beginning so many nodes ahead of their first reader."""
-        boxes = self.boxes.copy()
-        first = {}
-        for step, (inside, _) in enumerate(self.touched):
-            for a in inside:
-                first.setdefault(a, step)
-        for t in self.leafs:
-            a = self.alloc[t.id]
-            if a >= 0 and not _is_input(t):
-                boxes[0, a] = max(boxes[0, a], first.get(a, 0) - ahead)
-        return boxes
-
-
-def _placed(boxes, seconds):
-    return plan_offsets(*boxes, time_limit=seconds).peak
-
-
-def _with(boxes, more):
-    return np.concatenate([boxes, np.array(more, np.int64).reshape(-1, 3).T], axis=1)
-
-
 def _freed(u, _, seconds):
-    weights = sum(o.nbytes for o in u.weights)
-    after = _placed(_with(u.boxes, [(0, o.last + 1, o.nbytes) for o in u.weights]), seconds)
-    return u.plan.peak + weights, after, (), f"{len(u.weights)} weights in the arena, given back after their last use"
+    weights, rows = u.weights, u.rows.copy()
+    at = rows.rows_of([o.tensor.id for o in weights])
+    rows.table[at, T_BUFFER] = -1
+    rows.without(at)
+    rows.leaf_ids = np.append(rows.leaf_ids, at)
+    rows.sizes[1] = np.append(rows.sizes[1], [o.size for o in weights]).astype(np.int64)
+    return (u.plan.peak + sum(o.nbytes for o in weights), rows.plan(seconds).peak, (),
+            f"{_n(len(weights), 'weight')} in the arena, given back after their last use")
 
 
 def _streamed(u, ahead, seconds):
-    weights = sum(o.nbytes for o in u.weights)
-    boxes = _with(u.streamed(ahead), [(max(o.first - ahead, 0), o.last + 1, o.nbytes) for o in u.weights])
-    return (u.plan.peak + weights, _placed(boxes, seconds), (),
-            f"{len(u.weights)} weights brought {ahead} nodes ahead of their first use")
+    """Weights, and leaves of the arena that are no inputs, are nodes that stand ahead of their first reader."""
+    weights, rows = u.weights, u.rows.copy()
+    sizes = {o.tensor.id: o.size for o in weights}
+    sizes |= {t.id: n for t, n in zip(u.graph.leafs, rows.sizes[1].tolist(), strict=True)
+              if t.id in u.placed_leafs and not _is_input(t)}
+    first, viewed = {}, {}
+    for step, t in enumerate(u.nodes):
+        for x in (t, *(s for s in t.src if s is not None)):
+            (viewed if t.op in VIEW_OPS else first).setdefault(x.base.id, step)
+    where = {i: min(max(first.get(i, 0) - ahead, 0), viewed.get(i, len(u.nodes))) for i in sizes}
+    moved = sorted(sizes, key=where.get)
+    at = rows.rows_of(moved)
+    steps = np.array([where[i] for i in moved], np.int64)
+    steps -= np.searchsorted(np.sort(np.flatnonzero(np.isin(rows.node_ids, at))), steps)        # parameters are nodes
+    rows.table[at, T_BUFFER] = -1
+    rows.without(at)
+    rows.node_ids = np.insert(rows.node_ids, steps, at)
+    rows.sizes[0] = np.insert(rows.sizes[0], steps, [sizes[i] for i in moved])
+    return (u.plan.peak + sum(o.nbytes for o in weights), rows.plan(seconds).peak, (),
+            f"{_n(len(weights), 'weight')} brought {_n(ahead, 'node')} ahead of their first use")
 
 
 def _grown(u, n, _):
     kv, arena = u.caches(), u.plan.peak
+    if not kv:
+        return arena, arena, (0,) * n, "the graph writes into no cache: nothing grows"
     steps = tuple(-(-kv * k // n) for k in range(1, n + 1))
     moving = steps[-1] + (steps[-2] if n > 1 else 0)
     return (arena + kv, arena + sum(steps) // n, steps,
-            f"what the graph writes into, {mib(kv)}, in {n} steps: the mean while it fills; "
+            f"what the graph writes into, {mib(kv)}, in {_n(n, 'step')}: the mean while it fills; "
             f"{mib(moving)} while the last step is copied")
 
 
 def _cut(u, limit, n):
-    """[end of each run of nodes] of at most n runs whose share is at most limit, or None."""
+    """[end of each run of nodes] of at most n runs whose share is about limit at most, or None."""
     live, ends, held, most = u.plan.live().tolist(), [], set(), 0
-    for step, (_, beyond) in enumerate(u.touched):
+    for step, beyond in enumerate(u.touched):
         new = held | beyond
         top = max(most, live[step])
         if sum(u.outside[i].nbytes for i in new) + top > limit and step > (ends[-1] if ends else 0):
@@ -162,17 +235,45 @@ def _cut(u, limit, n):
     return [*ends, len(u.touched)]
 
 
-def _share(u, lo, hi, seconds):
-    """Bytes of a device that computes nodes lo..hi - 1: what they touch outside, and an arena of their own."""
-    last, held, boxes = {}, set(), []
-    for step in range(lo, hi):
-        inside, beyond = u.touched[step]
-        held |= beyond
-        for a in inside:
-            last[a] = (last[a][0] if a in last else step, step)
-    for a, (first, end) in last.items():
-        boxes.append((min(first, max(int(u.boxes[0, a]), lo)), hi if u.boxes[1, a] > hi else end + 1, u.boxes[2, a]))
-    return sum(u.outside[i].nbytes for i in held) + _placed(np.array(boxes, np.int64).reshape(-1, 3).T, seconds)
+class _Share(NullDevice):
+    """One of several devices: it reads what lies outside, but no other one's arena.  like: the buffer type."""
+
+    def __init__(self, like):
+        super().__init__()
+        self._buffer_type = _ShareType(self, like)
+
+    def supports_buft(self, buft):
+        return buft is self._buffer_type or not isinstance(buft, _ShareType)
+
+
+class _ShareType(BufferType):
+    name = "share"
+
+    def __init__(self, device, like):
+        self.device = device
+        self.alignment, self.max_size, self.alloc_size = like.alignment, like.max_size, like.alloc_size
+
+    def is_host(self):
+        return False
+
+
+def _shares(u, cuts, seconds):
+    """Bytes of each device, the nodes cut behind `cuts`: what they touch outside, and an arena of their own."""
+    planner = "best" if u.plan.planner == "best" else "ggml"
+    backends = [_Share(u.buft).init_backend() for _ in cuts]
+    sched = Scheduler(backends, planner=planner, time_limit=seconds, op_offload=False)
+    held, pinned = [{} for _ in cuts], set()
+    device_of = np.searchsorted(cuts, np.arange(len(u.nodes)), side="right").tolist()
+    for t, k, beyond in zip(u.nodes, device_of, u.touched, strict=True):
+        held[k] |= {i: u.outside[i].nbytes for i in beyond}
+        for leaf in (s for s in t.src if s is not None and s.id in u.placed_leafs and s.id not in pinned):
+            held[k][leaf.id] = u.padded(u.buft, leaf)           # on the first device that reads it; copies elsewhere
+            sched.set_tensor_backend(leaf, backends[k])
+            pinned.add(leaf.id)
+        if t.view_src is None or t.base.id in u.outside:        # the rest works in place on another node
+            sched.set_tensor_backend(t, backends[k])
+    arenas = sched.reserve_size(u.graph)
+    return tuple(sum(own.values()) + arena for own, arena in zip(held, arenas, strict=True))
 
 
 def _devices(u, n, seconds):
@@ -184,37 +285,56 @@ def _devices(u, n, seconds):
         limit = (low + high) // 2
         found = _cut(u, limit, n)
         low, high, cuts = (limit, high, cuts) if found is None else (low, limit, found)
-    shares = tuple(_share(u, lo, hi, seconds / n) for lo, hi in zip([0, *cuts[:-1]], cuts, strict=True))
-    return (whole, max(shares), shares, f"the largest share of {len(shares)} devices, cut behind nodes "
-            f"{', '.join(str(c - 1) for c in cuts[:-1]) or 'none'}: {', '.join(map(mib, shares))}")
+    shares = _shares(u, cuts, seconds) if len(cuts) > 1 else (whole,)
+    if max(shares) >= whole:
+        cuts, shares = cuts[-1:], (whole,)
+    at = f"cut behind {'nodes' if len(cuts) > 2 else 'node'} {', '.join(str(c - 1) for c in cuts[:-1])}: " \
+         f"{', '.join(map(mib, shares))}" if len(cuts) > 1 else "no cut makes it smaller"
+    return whole, max(shares), shares, f"the largest share of {_n(n, 'device')}, {at}"
+
+
+def works(nodes, n_threads, repacked=()):
+    """[bytes that the CPU's kernel of each node works in]; repacked: ids of leaves that will lie in CPU_REPACK."""
+    backend, out = CPU.init_backend(f"n_threads={n_threads}"), []
+    for t in nodes:
+        if repacked and t.op not in VIEW_OPS and any(s is not None and s.id in repacked for s in t.src):
+            kernel = repack.kernel(t, n_threads)
+            out.append(0 if kernel is None else kernel.work_nbytes)
+        else:
+            out.append(work_nbytes(backend, t))
+    return out
 
 
 def _work(u, n_threads, seconds):
-    """Work buffers of the CPU's kernels, each live for its own node."""
-    work = []
-    for step, t in enumerate(u.nodes):
-        kernel = kernel_of(t, n_threads) if t.op not in VIEW_OPS and t.op != OP.NONE else None
-        if kernel is not None and kernel.work_nbytes:
-            work.append((step, step + 1, -(-kernel.work_nbytes // u.buft.alignment()) * u.buft.alignment()))
-    most = max((w[2] for w in work), default=0)
-    return (u.plan.peak + most, min(_placed(_with(u.boxes, work), seconds), u.plan.peak + most), (),
-            f"work buffers of kernels with {n_threads} threads, {mib(most)} at most, in the arena instead of beside it")
+    """What the CPU's kernels work in, of each node for itself."""
+    nbytes = works(u.nodes, n_threads, u.repacked)
+    most, rows = max(nbytes, default=0), u.rows.copy()
+    workers = [i for i, n in enumerate(nbytes) if n]
+    first = len(rows.table)
+    rows.table = np.concatenate([rows.table, np.empty((2 * len(workers), rows.table.shape[1]), np.int64)])
+    room = np.zeros(len(rows.table), np.int64)
+    room[rows.node_ids] = rows.sizes[0]
+    room[first:] = np.repeat([work_room(nbytes[i], u.buft) for i in workers], 2)
+    rows.node_ids = add_work(rows.table, rows.node_ids, rows.node_ids[workers].tolist(), first)
+    rows.sizes = [room[rows.node_ids], rows.sizes[1]]
+    beside = u.plan.peak + most
+    return (beside, min(rows.plan(seconds).peak, beside) if workers else beside, (),
+            f"what kernels with {_n(n_threads, 'thread')} work in, {mib(most)} at most, in the arena instead of beside")
 
 
-ROWS = {"freed": _freed, "streamed": _streamed, "grown": _grown, "devices": _devices, "work": _work}
+def _in_place(u, _, seconds):
+    apart = u.rows.plan(seconds, in_place=np.zeros_like(in_place_table()))
+    return apart.peak, u.plan.peak, (), f"{_n(u.plan.n_in_place, 'node')} in the memory of a source, none before"
 
 
-def rows(asked, plan, nodes, leafs, buft, arguments, time_limit):
-    """[WhatIf] for checked(what_if).  arguments: (arguments, options) of the plan_graph call that made `plan`."""
-    usage, out = Usage(plan, nodes, leafs, buft), []
+ROWS = {"freed": _freed, "streamed": _streamed, "grown": _grown, "devices": _devices, "in_place": _in_place,
+        "work": _work}
+
+
+def rows(asked, plan, graph, buft, arguments, time_limit, repacked=()):
+    """[WhatIf] for checked(what_if).  arguments: (arguments, options) of the plan_graph call that made `plan`; graph:
+    in the order of that plan; repacked: ids of leaves that will lie in CPU_REPACK."""
+    (table, node_ids, leaf_ids, sizes), options = arguments
+    usage = Usage(graph, plan, buft, Rows(table, node_ids, leaf_ids, sizes, options), repacked)
     seconds = time_limit / max(len(asked), 1)
-    for name, value in asked.items():
-        if name == "in_place":
-            args, options = arguments
-            apart = plan_graph(*args, **options | {"planner": "best", "in_place": np.zeros_like(in_place_table()),
-                                                   "time_limit": seconds})
-            found = (apart.peak, plan.peak, (), f"{plan.n_in_place} nodes in the memory of a source, none before")
-        else:
-            found = ROWS[name](usage, value, seconds)
-        out.append(WhatIf(name, value, *found))
-    return out
+    return [WhatIf(name, value, *ROWS[name](usage, value, seconds)) for name, value in asked.items()]

@@ -11,11 +11,13 @@ from ggjit.ops.core.whole_numbers import is_whole
 MAX_SIZE = (1 << 63) - 1
 
 
-def checked_int(buft, slot, *args, least=1):
-    """The result of an integer slot of a buffer type ("alignment", "max_size", "alloc_size"); at most MAX_SIZE."""
-    n = getattr(buft, slot)(*args)
+def checked_int(owner, slot, *args, least=1):
+    """The result of an integer slot of a buffer type ("alignment", "max_size", "alloc_size") or of a backend
+    ("work_nbytes"); at most MAX_SIZE."""
+    n = getattr(owner, slot)(*args)
     if not is_whole(n, least):
-        raise GgjitError(f"buffer type {buft.name}: {slot} must be an integer of at least {least}, got {n!r}")
+        kind = "buffer type" if isinstance(owner, BufferType) else "backend"
+        raise GgjitError(f"{kind} {owner.name}: {slot} must be an integer of at least {least}, got {n!r}")
     return min(int(n), MAX_SIZE)
 
 

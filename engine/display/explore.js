@@ -101,7 +101,7 @@ function ggjitExplore(root, data) {
         seen.add(key);
       }
       boxes.push(`<rect data-box="${b}" x="${x.toFixed(1)}" y="${y.toFixed(1)}" width="${w.toFixed(1)}" height="${h.toFixed(1)}" ` +
-                 `fill="${c}" stroke="${now ? data.live : data.rim}" stroke-width="${now ? 1.2 : 0.4}"/>`);
+                 `fill="${c}" stroke="${now ? data.live : data.rim}" stroke-width="${now ? 1.2 : w < 2 ? 0 : 0.4}"/>`);
       const text = p.holders[b].length ? name(p, now ? holder(p, b, state.step) : p.holders[b][0]) : "";
       const left = Math.max(x, 0), right = Math.min(x + w, WIDTH), top = Math.max(y, 0), foot = Math.min(y + h, HEIGHT);
       const length = wide(text) + 4, flat = right - left > length && foot - top > 12;
@@ -112,7 +112,7 @@ function ggjitExplore(root, data) {
     const line = [];
     for (let s = Math.max(0, Math.floor(v.x0)); s < Math.min(p.nSteps, Math.ceil(v.x1)); s++)
       line.push(`${X(s).toFixed(1)},${Y(p.live[s]).toFixed(1)} ${X(s + 1).toFixed(1)},${Y(p.live[s]).toFixed(1)}`);
-    const thin = v.x1 - v.x0 > 400;
+    const thin = v.x1 - v.x0 > 400, crowded = sx < 3;           // then lines on rims would hide the boxes
     const both = (shape, colour, extra) => `<${shape} stroke="${data.rim}" stroke-width="${thin ? 1.8 : 3}"/><${shape} stroke="${colour}" stroke-width="${thin ? 0.7 : 1.3}" ${extra}/>`;
     for (const y of ticks(v.y0 / unit, v.y1 / unit, 6, false))
       axes.push(`<path d="M${LEFT - 4} ${TOP + Y(y * unit)}H${LEFT + WIDTH}" stroke="currentColor" stroke-opacity=".25"/>` +
@@ -128,7 +128,7 @@ function ggjitExplore(root, data) {
       `<text x="13" y="${TOP + HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 13 ${TOP + HEIGHT / 2})">offset, ${unitName}</text>` +
       `<svg x="${LEFT}" y="${TOP}" width="${WIDTH}" height="${HEIGHT}"><rect width="${WIDTH}" height="${HEIGHT}" fill-opacity="0"/>` +
       `${boxes.join("")}<g fill="none" pointer-events="none">${both(`path d="M0 ${Y(p.bound)}H${WIDTH}"`, data.bound, 'stroke-dasharray="5 4"')}` +
-      `${both(`polyline points="${line.join(" ")}"`, data.live, "")}${both(`path d="M${X(state.step + 0.5)} 0V${HEIGHT}"`, data.live, 'stroke-dasharray="2 3"')}</g>` +
+      `${crowded ? `<polyline points="${line.join(" ")}" stroke="currentColor" stroke-width=".5" stroke-opacity=".5"/>` : both(`polyline points="${line.join(" ")}"`, data.live, "")}${both(`path d="M${X(state.step + 0.5)} 0V${HEIGHT}"`, data.live, 'stroke-dasharray="2 3"')}</g>` +
       `<g pointer-events="none">${labels.join("")}<rect data-part="frame" fill="none" stroke="${data.bound}" stroke-width="2" visibility="hidden"/></g></svg></svg>`;
     $("legend").innerHTML = [...k.legend.map(([text, c]) => [text, `background:${c};height:11px;width:11px`]),
       ["live bytes", `background:${data.live};height:2px;width:16px;outline:1px solid ${data.rim}`],

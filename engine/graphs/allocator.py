@@ -10,6 +10,7 @@ import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
 from ggjit.alloc.problem import check_time_limit
+from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.backend import Backend
@@ -62,13 +63,28 @@ def _markers(graph, alloc_deps):
     return marks
 
 
-def _work_markers(nbytes):
+def work_nbytes(backend, node):
+    """Bytes that the node's kernel works in and that may lie with the graph's tensors.  Errors: GgjitError."""
+    return checked_int(backend, "work_nbytes", node, least=0)
+
+
+def work_room(nbytes, buft):
+    """Bytes to place for `nbytes` of work memory: it begins at a multiple of WORK_ALIGNMENT (`work_begin`)."""
+    return nbytes + max(WORK_ALIGNMENT - checked_int(buft, "alignment"), 0)
+
+
+def work_begin(offs):
+    """Where the work memory in a place at `offs` begins, a byte offset as well."""
+    return -(-offs // WORK_ALIGNMENT) * WORK_ALIGNMENT
+
+
+def _work_markers(room):
     """[(number of the node it stands before, marker)]: the work memory of every node that has some, and behind the
-    node a view that reads it, so that it lives for that node alone.  nbytes: of each node."""
+    node a view that reads it, so that it lives for that node alone.  room: bytes of each node, 0 for none."""
     ctx, marks = Context(), []
-    for i, n in enumerate(nbytes):
+    for i, n in enumerate(room):
         if n:
-            work = ctx.new_tensor(I8, (n + WORK_ALIGNMENT,))        # it begins inside, at a multiple of that
+            work = ctx.new_tensor(I8, (n,))
             end = ctx._add(I8, OP.NONE, work.ne, work.nb, work.ndim, NO_PARAMS, (work,), work, 0, "")
             marks += [(i, work), (i + 1, end)]
     return marks
@@ -125,11 +141,13 @@ class GraphAllocator:
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
         planner, self._work = graph.planner or self.planner, {}
-        self.last, _ = self._planned(graph, planner, node_ids, leaf_ids, _markers(graph, alloc_deps))
-        nbytes = [] if self._worker is None else [self._worker.work_nbytes(t) for t in graph.nodes]
+        nbytes = [] if self._worker is None else [work_nbytes(self._worker, t) for t in graph.nodes]
+        seconds = self.time_limit / (1 + any(nbytes))
+        self.last, _ = self._planned(graph, planner, seconds, node_ids, leaf_ids, _markers(graph, alloc_deps))
         if any(nbytes):
-            marks = _work_markers(nbytes)
-            plan, places = self._planned(graph, planner, node_ids, leaf_ids, [*_markers(graph, alloc_deps), *marks])
+            marks = _work_markers([n and work_room(n, self.bufts[0]) for n in nbytes])
+            plan, places = self._planned(graph, planner, seconds, node_ids, leaf_ids,
+                                         [*_markers(graph, alloc_deps), *marks])
             if plan.peak < self.last.peak + max(nbytes):
                 self.last = plan
                 self._work = {graph.nodes[i].id: (*places[m.id], nbytes[i]) for i, m in marks if m.view_src is None}
@@ -137,18 +155,19 @@ class GraphAllocator:
 
     @asking("a memory plan")
     def saving(self, graph, node_ids=None, leaf_ids=None, alloc_deps=()):
-        """Bytes less that planner="best" would take for `graph` than this allocator's planner; allocates nothing.
+        """What planner="best" would save for `graph`: a number, the bytes less that it would take than this allocator's
+        planner, shown as a line that also says how long both plan.  Allocates nothing.
 
-        >>> gg.GraphAllocator(gg.init_backend("CPU")).saving(gg.Graph(gg.sqr(gg.Context().new_tensor(gg.F32, (64,)))))
-        0
+            gg.GraphAllocator(backend).saving(graph)
+            # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8 %) less; planned in 0.8 ms instead of 0.1
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
-        now, best = (self._planned(graph, planner, node_ids, leaf_ids, _markers(graph, alloc_deps))[0].peak
-                     for planner in (graph.planner or self.planner, "best"))
-        return max(now - best, 0)
+        marks = _markers(graph, alloc_deps)
+        return saving(graph.planner or self.planner, lambda planner: self._planned(
+            graph, planner, self.time_limit, node_ids, leaf_ids, marks, remember=False)[0])
 
-    def _planned(self, graph, planner, node_ids, leaf_ids, marks):
-        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)})."""
+    def _planned(self, graph, planner, seconds, node_ids, leaf_ids, marks, remember=True):
+        """(the plan of a graph that is alive, {id of a marker: (chunk, offset)}); remember: as of plan_graph."""
         which = [self._ids(ids, tensors) for ids, tensors in ((node_ids, graph.nodes), (leaf_ids, graph.leafs))]
         sizes = [alloc_sizes(self.bufts, ids, tensors)
                  for ids, tensors in zip(which, (graph.nodes, graph.leafs), strict=True)]
@@ -167,7 +186,7 @@ class GraphAllocator:
                               max_size=[checked_int(b, "max_size") for b in self.bufts],
                               node_buffers=node_buffers, leaf_buffers=which[1], n_buffers=len(self.bufts),
                               planner=planner, in_place=in_place_table(planner != "ggml-2023"),
-                              time_limit=self.time_limit, outputs=graph.output_ids,
+                              time_limit=seconds, outputs=graph.output_ids, remember=remember,
                               **graph.search if planner == graph.planner else {})
         finally:
             for t, where in zip(placed, before, strict=True):
@@ -211,7 +230,7 @@ class GraphAllocator:
         self._where = {t.id: where[t.id] for t in graph.nodes if t.id in where}
         self._lives = dict(zip(ids.tolist(), TABLE.words[ids, T_GEN].tolist(), strict=True))
         graph.placement = Placement(self._where, {
-            i: (self._memory.chunks[0][c], -(-o // WORK_ALIGNMENT) * WORK_ALIGNMENT, n)
+            i: (self._memory.chunks[0][c], work_begin(o), n)
             for i, (c, o, n) in self._work.items()})
 
     def _place_leaves(self, leafs, where, then):

@@ -39,8 +39,9 @@ class PlacedGraph:
     """
     placed, output_ids = True, ()
 
-    def __init__(self, device, nodes, key):
-        self.device, self.nodes, self.key = device, nodes, key
+    def __init__(self, device, nodes, key, placement=None):
+        """placement: where the work memory of its kernels lies, if not beside the tensors (Placement.work)."""
+        self.device, self.nodes, self.key, self.placement = device, nodes, key, placement
         seen = {id(t) for t in nodes}
         self.leafs = []
         for t in nodes:
@@ -49,7 +50,6 @@ class PlacedGraph:
                     seen.add(id(s))
                     self.leafs.append(s)
         self.outputs = tuple(nodes[-1:])
-        self.placement = None
         self.plans = PlanCache()
 
     _for_plan = Graph._for_plan

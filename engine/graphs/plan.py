@@ -206,10 +206,10 @@ class Plan(Results, HtmlRepr):
         self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
         starts = np.cumsum([0, *(r.node_words(len(p.reads)) for p in self.parts)], dtype=np.int64)
         placed = getattr(self.placement, "work", {})
-        self._work_places = [(i, *placed[p.t.id][:2]) for i, p in enumerate(self.parts)
-                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]]
-        apart = {i for i, _, _ in self._work_places}
-        self.work_nbytes = max((k.work_nbytes for i, k in enumerate(self.kernels) if i not in apart), default=0)
+        self._placed_work = {i: p.t.id for i, p in enumerate(self.parts)
+                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]}
+        self.work_nbytes = max((k.work_nbytes for i, k in enumerate(self.kernels) if i not in self._placed_work),
+                               default=0)
         store = np.zeros(starts[-1] + 8, np.int64)
         skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
         self.rows = store[skip:skip + starts[-1]]
@@ -250,6 +250,7 @@ class Plan(Results, HtmlRepr):
     def _resolve(self, places):
         """Write the address of every view; called again when something moved."""
         views = places.of(self._views)
+        self._work_places = [(i, *self.placement.work[id_][:2]) for i, id_ in self._placed_work.items()]
         buffers = {id(b): b for b in (*(b for b, _ in views), *(b for _, b, _ in self._work_places))}
         # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
         memory = {k: self._memory(b) for k, b in buffers.items()}

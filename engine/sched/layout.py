@@ -14,6 +14,8 @@ from ggjit.core.config import debug
 from ggjit.core.placing import place_tensors
 from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE
+from ggjit.graphs.allocator import work_nbytes, work_room
+from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import (
     MAX_SRC,
@@ -33,33 +35,42 @@ _placing = ForkLock()             # two schedulers may find the same leaf withou
 
 
 class Layout:
-    """Places of all rows: `slot` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`."""
+    """Places of all rows: `slot` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`.
 
-    def __init__(self, assigned, planner, time_limit):
+    work: {number of a node: row of its kernel's work memory}, where that lies with the rest.
+    """
+
+    def __init__(self, assigned, planner, time_limit, room=None):
+        """room: {number of a node: bytes to place for what its kernel works in}"""
         s, n = assigned.support, assigned.n
         copies, n_instances, rows = assigned.copies, s.n_instances, assigned.rows
         first_kept = n + len(copies) * n_instances + 2 * len(assigned.uses)
-        kept = _kept_rows(assigned)
-        self.n_rows = n_rows = first_kept + len(kept)
+        kept, work = _kept_rows(assigned), list(room or ())
+        first_work = first_kept + len(kept)
+        self.n_rows = n_rows = first_work + 2 * len(work)
         table = s.scratch("table", n_rows, T_WORDS)
         order, leafs, counts = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64), np.zeros(2, np.int64)
         planner_graph(assigned.params.words, table, order, leafs, counts)
         order, leafs = _keep_longer(table, order[:counts[0]], kept, first_kept), leafs[:counts[1]]
         marked = np.repeat(copies["src"][assigned.uses["copy"]], 2)
         kept = np.array(kept, np.int64).reshape(-1, 3)
+        worked = np.repeat(np.array(work, np.int64), 2)
         source = np.concatenate([np.arange(n), np.repeat(copies["src"], n_instances), marked, kept[:, 2]])
         backend = np.concatenate([rows["backend"], np.repeat(copies["backend"], n_instances),
-                                  rows["backend"][marked], rows["backend"][kept[:, 1]]])
+                                  rows["backend"][marked], rows["backend"][kept[:, 1]], rows["backend"][worked]])
         # source: row -> tensor it looks like
         slots = np.array(s.slots, np.int64)[backend]
-        sizes = self._sizes(assigned, source, slots)
+        sizes = self._sizes(assigned, source, slots[:first_work])
+        if work:
+            order = add_work(table, order, work, first_work)
+            sizes = np.append(sizes, np.repeat(list(room.values()), 2))
         bufts = s.own_bufts
         outputs = [assigned.local[i] for i in assigned.output_ids.tolist() if i in assigned.local]
         plan = plan_graph(table, order, leafs, (sizes[order], sizes[leafs]),
                           alignment=[checked_int(b, "alignment") for b in bufts],
                           max_size=[checked_int(b, "max_size") for b in bufts],
                           node_buffers=slots[order], leaf_buffers=slots[leafs], n_buffers=len(bufts), planner=planner,
-                          in_place=in_place_table(), time_limit=time_limit, outputs=outputs)
+                          in_place=in_place_table(), time_limit=time_limit, outputs=outputs, remember=True)
         if "validate" in debug:
             validate_plan(plan)
         self.slot, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))
@@ -68,7 +79,19 @@ class Layout:
             self.chunk[rows] = getattr(plan, side + "_chunk")
             self.offs[rows] = getattr(plan, side + "_offs")
         self.order, self.plan, self.sizes = order, plan, sizes
+        self.work = dict(zip(work, range(first_work, n_rows, 2), strict=True))
         self.chunk_sizes = [np.asarray(s).tolist() for s in plan.chunk_sizes]
+
+    @classmethod
+    def lowest(cls, assigned, planner, time_limit, work):
+        """The Layout; work: with the work memory of the kernels, where that takes fewer bytes than a buffer beside."""
+        nbytes = _work_nbytes(assigned) if work else {}
+        if not nbytes:
+            return cls(assigned, planner, time_limit)
+        backend, bufts = assigned.rows["backend"], assigned.support.own_bufts
+        room = {i: work_room(n, bufts[backend[i]]) for i, n in nbytes.items()}
+        beside, placed = (cls(assigned, planner, time_limit / 2, x) for x in (None, room))
+        return placed if placed.plan.peak < beside.plan.peak + max(nbytes.values()) else beside
 
     @staticmethod
     def _sizes(assigned, source, slots):
@@ -108,6 +131,30 @@ def _keep_longer(table, order, kept, first):
         if row == base:
             table[marker, T_VIEW_OFFS] = 0
     return np.insert(order, [at[until] + 1 for _, until, _ in kept], range(first, first + len(kept))) if kept else order
+
+
+def _work_nbytes(assigned):
+    """{number of a node: bytes that its kernel works in and that may lie with the graph's tensors}"""
+    found = {}
+    for i, (t, b) in enumerate(zip(assigned.nodes, assigned.rows["backend"].tolist(), strict=False)):
+        copies = assigned.rows["copy"][i, :len(t.src)].tolist()
+        if max(copies, default=-1) >= 0:            # a copy lies in plain memory, whatever its original lies in
+            t = PlacedTensor(t, tuple(s if c < 0 else PlacedTensor(s, (), None)
+                                      for s, c in zip(t.src, copies, strict=True)), None)
+        found[i] = work_nbytes(assigned.support.backends[b], t)
+    return {i: nbytes for i, nbytes in found.items() if nbytes}
+
+
+def add_work(table, order, nodes, first):
+    """`order` with the work memory of each of these nodes before it and, behind it, a view that reads it, so that it
+    lives for that node alone; in the rows of `table` from `first` on, in turn."""
+    rows = np.arange(first, first + 2 * len(nodes))
+    table[rows] = 0
+    table[rows, T_SRC:T_SRC + MAX_SRC] = -1
+    table[rows, T_BUFFER] = table[rows, T_VIEW_SRC] = -1
+    table[rows[1::2], T_VIEW_SRC] = table[rows[1::2], T_SRC] = rows[::2]
+    at = {row: k for k, row in enumerate(order.tolist())}
+    return np.insert(order, [at[i] + behind for i in nodes for behind in (0, 1)], rows)
 
 
 def place_leaves(assigned):

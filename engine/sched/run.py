@@ -20,6 +20,7 @@ from ggjit.core.events import event_record, event_wait
 from ggjit.core.slots import as_bool
 from ggjit.core.table import TABLE
 from ggjit.core.versions import VERSIONS
+from ggjit.graphs.allocator import Placement, work_begin
 from ggjit.graphs.placed import PlacedGraph, PlacedTensor
 from ggjit.graphs.results import Results, mark_last
 from ggjit.ops.core.errors import Cancelled, NotAllocated
@@ -57,6 +58,7 @@ class Run(Results):
         self.failed = None                      # why there are no results: the error of the last run
         self._shown = None                      # the node an eval callback is looking at
         self._handles = {}                      # row -> PlacedTensor, for rows placed by the layout
+        self._placement = Placement({}) if layout.work else None        # of the work memory
         self._bound = None
         self._places = None, None               # version of the table, which buffers the tensors lay in
         self.copy_callback = None               # Scheduler.set_copy_callback
@@ -128,17 +130,20 @@ class Run(Results):
 
     @functools.cached_property
     def _written_rows(self):
-        """(places in the layout's order, rows) of nodes and copies: markers and views write nothing."""
-        order, assigned = self.layout.order, self.assigned
-        writes = [r >= assigned.n or self.tensors[r].op not in VIEW_OPS for r in order.tolist()]
-        at = np.flatnonzero(np.array(writes, bool) & (order < assigned.n + len(assigned.copies) * self.n_instances))
-        return at, order[at]
+        """(places in the layout's order, rows) of nodes, copies and work memory: markers and views write nothing."""
+        n, lay = self.assigned.n, self.layout
+        writes = np.zeros(lay.n_rows, bool)
+        writes[:n] = [t.op not in VIEW_OPS for t in self.tensors]
+        writes[n:n + len(self.assigned.copies) * self.n_instances] = writes[list(lay.work.values())] = True
+        at = np.flatnonzero(writes[lay.order])
+        return at, lay.order[at]
 
     @functools.cached_property
     def _spans(self):
         (at, rows), lay = self._written_rows, self.layout
         spans = np.stack([_memory_number(lay, rows), lay.offs[rows], lay.offs[rows] + lay.sizes[rows]], 1)
-        return at.tolist(), spans, [self.tensors[r] if r < self.assigned.n else None for r in rows.tolist()]
+        workers = {row: self.tensors[i] for i, row in lay.work.items()}
+        return at.tolist(), spans, [self.tensors[r] if r < self.assigned.n else workers.get(r) for r in rows.tolist()]
 
     def _undefined(self):
         """All that is computed or copied anew in every run."""
@@ -192,6 +197,10 @@ class Run(Results):
                 if x._fixed_place is None:
                     raise NotAllocated(f"{describe(x)} lost its memory; allocate it again")
                 _init(x)
+        for i, row in self.layout.work.items():
+            buf, offs = self.place(row)
+            begin, end = work_begin(offs), offs + int(self.layout.sizes[row])
+            self._placement.work[self.tensors[i].id] = buf, begin, end - begin
         for parts in self.parts:
             for part in parts or ():
                 for c in part.copies:
@@ -213,7 +222,7 @@ class Run(Results):
                     copies.append(made[c])
             backend = self.support.backends[b]
             seen = [self._placed(i, instance) for i in range(start, end)]
-            graph = PlacedGraph(backend.device, seen, (k, instance))
+            graph = PlacedGraph(backend.device, seen, (k, instance), self._placement)
             parts.append(Part(backend, b, copies, self.nodes[start:end], graph, self.events[b][instance]))
             for c in copies:
                 c.experts = expert_ids(assigned, c, seen)
@@ -338,7 +347,8 @@ class Run(Results):
                 need = as_bool(callback(part.nodes[j1], True), "the eval callback")
             piece = part.ranges.get((j0, j1))
             if piece is None:
-                piece = PlacedGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1))
+                piece = PlacedGraph(part.graph.device, part.graph.nodes[j0:j1 + 1], (*part.graph.key, j0, j1),
+                                    self._placement)
                 part.ranges[j0, j1] = piece
             part.backend.graph_compute(piece)
             part.backend.synchronize()

@@ -63,16 +63,18 @@ class Scheduler(Handle):
     planner       memory planner: "ggml" or "best" ("ggml-2023" does not keep outputs apart, which copies need);
                   `reserve_size(graph, "best")` says what "best" would take
     time_limit    seconds "best" may search
+    work          place the work memory of the kernels with the rest, each live for its own node, where that takes
+                  fewer bytes than a buffer beside it (that of backends whose `work_nbytes` says so: the CPU's)
     """
 
     @typed_call
     def __init__(self, backends, bufts=None, rules="modern", parallel=False, op_offload=True, motion=False,
-                 keep_weights=False, planner="ggml", time_limit=1.0):
+                 keep_weights=False, planner="ggml", time_limit=1.0, work=False):
         _check_planner(planner)
         check_time_limit(time_limit)
         self._n_copies = PIPELINE_COPIES if parallel else 1
         self.support = Support(backends, bufts, rules, op_offload, self._n_copies, keep_weights)
-        self.motion, self.planner, self.time_limit = motion, planner, time_limit
+        self.motion, self.planner, self.time_limit, self.work = motion, planner, time_limit, work
         self.memory = ComputeBuffers(self.support.own_bufts)
         self.events = []
         self._end = AtEnd(functools.partial(_release, self.memory, self.events))
@@ -216,15 +218,15 @@ class Scheduler(Handle):
             self._assigned = self._assign(graph)
             self.memory.grow(self._layout(self._assigned).chunk_sizes, self.synchronize)
 
-    def reserve_size(self, graph, planner=None):
-        """Bytes per backend that `reserve` would hold; allocates nothing.  planner: as if it were this one."""
+    def reserve_size(self, graph, planner=None, work=None):
+        """Bytes per backend that `reserve` would hold; allocates nothing.  planner, work: as if they were these."""
         _check_planner(planner or self.planner)
         with self._lock:
-            sizes = self._layout(self._assign(graph), planner).chunk_sizes
+            sizes = self._layout(self._assign(graph), planner, work).chunk_sizes
         return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
 
-    def _layout(self, assigned, planner=None):
-        return Layout(assigned, planner or self.planner, self.time_limit)
+    def _layout(self, assigned, planner=None, work=None):
+        return Layout.lowest(assigned, planner or self.planner, self.time_limit, self.work if work is None else work)
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
@@ -245,7 +247,8 @@ class Scheduler(Handle):
     def _key(self, run):
         """What a run depends on besides its graph."""
         usages = tuple([b.usage for b in run.assigned.buffers])
-        return self._pin_version, self.motion, self.planner, usages, run.places()
+        threads = self.work and tuple([b.plan_settings for b in self.support.backends])     # work memory depends on it
+        return self._pin_version, self.motion, self.planner, threads, usages, run.places()
 
     @asking("a run of a graph")
     def _make_run(self, graph):

@@ -12,7 +12,8 @@ import time
 import numpy as np
 
 from ggjit.api.explore import explore
-from ggjit.api.measure_memory import kernel_work_nbytes, measure
+from ggjit.api.measure_memory import kernel_work_nbytes, measured
+from ggjit.api.what_if import checked
 from ggjit.core.arguments import nearest
 from ggjit.models.files.gguf import GGUFFile, TensorInfo
 from ggjit.models.networks.load import network_of
@@ -97,7 +98,8 @@ def model_peak(model, n_ctx=None, n_batch=512, flash=False, planner="best", orde
     options = dict(n_ctx=n_ctx, n_batch=n_batch, flash=flash, kv_type=kv_type, repack=repack)
     with network_of(_file(model), options, backend="NULL", strict=strict) as m:
         graph = m.largest_graph(all_logits)
-        report = measure(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path), what_if=what_if)
+        report = measured(graph, planner, order=order, time_limit=time_limit, title=str(m.file.path),
+                          what_if=checked(what_if), compared=True, repacked=m.weights.repacked)
         repacked = m.weights.repacked_nbytes
         report.kinds = {"weights": m.weights.nbytes - repacked, "repacked weights": repacked,
                         "KV cache": getattr(m, "kv_nbytes", 0), "compute": report.peak,

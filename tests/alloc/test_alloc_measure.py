@@ -7,9 +7,11 @@ import xml.dom.minidom
 
 import numpy as np
 import pytest
+from helpers.browser import in_browser
 from helpers.requirements import benchmark
 
 import ggjit as gg
+from ggjit.alloc import plots
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.report import MeasureReport, mib
 from ggjit.ops.core.record import OP, T_OP
@@ -62,9 +64,41 @@ def test_pictures_at_sixty_and_at_three_thousand_tensors(name, tmp_path):
     assert ax.get_ylim()[1] > 0 and len(ax.texts) < 400
     page = r._repr_html_()
     assert len(page) < 2_000_000 and ("gg.explore(graph)" in page) == (len(r.boxes) > 60)
-    levels = [page.count(f"class='gz{z}'") for z in (2, 16)]        # labels that are shown from that zoom on
+    levels = [page.count(f"class='gz{k}'") for k in (1, 6)]         # labels that are shown from that zoom on
     assert levels == ([1 + (len(r.boxes) <= 500)] * 2 if len(r.boxes) > 60 else [0, 0])
-    assert page.count("type='radio'") == 5 * levels[0] and "<script" not in page
+    assert page.count("type='radio'") == 7 * levels[0] and "<script" not in page
+
+
+ZOOMED = """
+const found = [], box = e => e.getBoundingClientRect(), shown = e => box(e).width > 0;
+const plot = document.querySelector(".gx.gy"), boxes = [...plot.querySelectorAll("rect")].map(box);
+for (const radio of document.querySelectorAll("input[type=radio]")) {
+  radio.checked = true;
+  const area = [...plot.querySelectorAll("rect")].map(box), whole = box(plot);
+  const texts = [...plot.querySelectorAll("g[class^=gz] text")].filter(shown).map(box);
+  const ticks = [...document.querySelectorAll(".gx:not(.gy) text")].filter(shown).map(box);
+  found.push({labels: texts.length, width: whole.width, height: whole.height, page: document.body.scrollWidth,
+    strays: texts.filter(t => !area.some(b => b.left - 2 <= t.left && t.right <= b.right + 2 && b.top - 2 <= t.top &&
+                                              t.bottom <= b.bottom + 2)).length,
+    struck: ticks.slice(1).filter((t, k) => t.left < ticks[k].right).length, ticks: ticks.length,
+    letters: Math.max(...texts.map(t => Math.min(t.width, t.height)), 0)});
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_three_thousand_tensors_enlarged_in_a_browser(dark, tmp_path):
+    """Letters keep their size, every label lies in a box, ticks do not touch, the page does not grow."""
+    r, _ = report(graphs.SUITE["train unet small"]())
+    page = f"<!doctype html><html><head></head><body>{r._repr_html_()}</body></html>"
+    found = in_browser(page, ZOOMED, tmp_path, dark)
+    n_labels = [zoom["labels"] for zoom in found]
+    assert n_labels == sorted(n_labels) and n_labels[-1] >= 50
+    for zoom, (kx, ky) in zip(found, plots.ZOOMS, strict=True):
+        assert abs(zoom["width"] - kx * found[0]["width"]) < 1 and abs(zoom["height"] - ky * 300) < 1
+        assert zoom["strays"] == zoom["struck"] == 0 and zoom["letters"] < 16 and zoom["ticks"] >= 5
+        assert zoom["page"] == found[0]["page"] <= 1300
 
 
 def test_files_round_trip(tmp_path):
@@ -119,8 +153,14 @@ def test_a_difference_lists_what_moved():
     d = a.diff(b)
     place = {r.name: r.offs for r in a.rows}, {r.name: r.offs for r in b.rows}
     assert d.moved == {n: (place[0][n], place[1][n]) for n in place[0] if place[0][n] != place[1][n]} != {}
-    first, (x, y) = next(iter(d.moved.items()))
+    first = next(n for n in d.moved if not {r.name: r.alias_of for r in a.rows}[n])
+    x, y = d.moved[first]
     assert f"moved        {first}: offset {x:,} -> {y:,}" in str(d) and a.diff(a).moved == {}
+    page = d._repr_html_()
+    assert f"{len(d.moved)} moved</summary>" in page and f"<li>{first}: offset {x:,} -&gt; {y:,}</li>" in page
+    assert page.count("<svg") == 2 and page.index("before") < page.index("<svg") < page.index("after")
+    heights = [re.findall(rf"height='([0-9.]+)'[^>]*><title>{first}: ", x) for x in (b.svg(), page)]
+    assert len(heights[1]) == 2 and heights[1][0] == heights[1][1] <= heights[0][0], "one scale on both sides"
     assert d.at_peak[0] and f"peak left    {len(d.at_peak[0])}: " in str(d)
 
 

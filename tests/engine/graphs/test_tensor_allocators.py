@@ -1,4 +1,7 @@
 """Allocators that place tensors (rows A9, A11 of ggml's behaviour, the bump pointer of B3)."""
+import html
+import re
+
 import numpy as np
 import pytest
 from helpers import devices
@@ -277,7 +280,15 @@ def test_what_the_best_planner_would_save():
         saving = allocator.saving(graph)
         assert saving == (peaks["ggml"] - gg.measure(graph).peak if planner == "ggml" else 0)
         assert allocator.last is last and allocator.buffer_size() == 0
+        line = r"[\d.]+ KiB instead of ggml's [\d.]+ KiB, .*B \([\d.]+%\) less; planned in [\d.]+ ms instead of [\d.]+$"
+        assert re.match(line if planner == "ggml" else "in use: .* nothing more to save", repr(saving))
+        report = gg.measure(graph, planner=planner)
+        assert report.saving == peaks["ggml"] - gg.measure(graph).peak and re.match(line, str(report.saving))
+        for text in (str(report), html.unescape(report._repr_html_())):
+            assert str(report.saving) in text
     assert peaks["ggml"] > peaks["best"]
+    equal = gg.measure(gg.Graph(gg.silu(a))).saving
+    assert equal == 0 and "256 B instead of ggml's 256 B, nothing less; planned in" in str(equal)
     with pytest.raises(gg.TypeMismatch, match="GraphAllocator"):
         allocator.saving(3)
 
