@@ -5,7 +5,8 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     problem.py          checks a graph and holds it in columns.py's columns; localize.py fills them from the table
     alias.py            which tensors share memory, as events over allocations; alias_2023.py: ggml's older rules
     free_list.py        ggml's best-fit list; placement.py runs the events through it and places the tensors
-    planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search), sections.py (lower bound)
+    planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search), crowded.py
+                        (moments near the bound first), sections.py (lower bound)
     chunked.py          the same where buffers have a largest size
     order.py            execution orders that need less memory; exact_order.py: the best one, proved
     recompute.py        schedules that make results again (schedules.py), within a number of bytes: recompute_plans.py
