@@ -16,7 +16,7 @@ from ggjit.alloc.search import FOUND, RULES, CanonicalSearch
 from ggjit.alloc.sections import Instance
 
 SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)   # of the goal, from which on a moment is crowded: the next where a search fails
-MANY = 2000                     # buffers from which on it pays to look for stretches
+MANY = 512                      # buffers from which on it pays to look for stretches
 MOST = 1000                     # buffers of a stretch that is searched as one
 NODES = 4                       # of a search, per buffer
 
