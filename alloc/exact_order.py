@@ -14,47 +14,65 @@ import collections
 
 import numpy as np
 
-from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, NONE, OUTPUT, SIZE, SRC, VIEW
+from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, ID, INPUT, MARKER, NONE, OUTPUT, SIZE, SRC, VIEW, VOFFS
 from ggjit.alloc.order_bound import Reach, fewest_before, forced
-from ggjit.ops.core.record import MAX_SRC
+from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
 CUTS = 64                       # nodes at peaks to look at for a better order
+LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
 LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
 
 
 class Bytes:
-    """What running a node does to the live bytes: its own come, those of sources it reads last go."""
+    """What running a node does to the live bytes: its own come, those of sources it reads last go.
+
+    Storages are local numbers: a tensor and all views of it.  own: bytes; given: whether it is there before the first
+    node runs; reads: storages of a node; readers: nodes of a storage, as a set; stays: whether it is alive to the end,
+    as an output, as what nobody reads, or under a view that nobody reads; takes: sources a node may be computed in.
+    """
 
     def __init__(self, p):
         n, m = p.n_nodes, p.m
         flags, view = p.col(FLAGS).tolist(), p.col(VIEW).tolist()
         src = np.asarray(p.ws[SRC * m:(SRC + MAX_SRC) * m]).reshape(m, MAX_SRC)[:n].tolist()
         self.own = [0 if flags[i] & EXTERNAL or view[i] != NONE else z for i, z in enumerate(p.col(SIZE).tolist())]
-        self.start = sum(self.own[n:])
+        self.given = [i >= n or flags[i] & (INPUT | CAN_INPLACE) == INPUT for i in range(m)]
+        self.start = sum(z for z, given in zip(self.own, self.given, strict=True) if given)
         base = lambda i: view[i] if view[i] >= 0 else i                                     # noqa: E731
-        self.reads = [sorted({base(s) for s in row if s >= 0 and s != i}) for i, row in enumerate(src)]
+        slots = [[s for s in row if s >= 0 and s != i] for i, row in enumerate(src)]
+        self.reads = [sorted(set(map(base, row))) for row in slots]
         self.readers = [0] * m
         for i, row in enumerate(self.reads):
             for s in row:
                 self.readers[s] |= 1 << i
-        self.kept = [bool(f & OUTPUT) for f in flags]
-        self.may_take = [bool(f & CAN_INPLACE) for f in flags]
+        read = {s for row in slots for s in row}
+        self.stays = [bool(f & OUTPUT) or i not in read and view[i] < 0 for i, f in enumerate(flags)]
+        for i in range(m):
+            if view[i] >= 0 and i not in read and (i >= n or not flags[i] & MARKER):
+                self.stays[view[i]] = True
+        layout = p.table[p.col(ID)][:, LAYOUT].tolist()
+        offs, size = p.col(VOFFS).tolist(), p.col(SIZE).tolist()
 
-    def stays(self, s):
-        """Whether storage s is alive to the end: an output, or read by none."""
-        return self.kept[s] or not self.readers[s]
+        def may_take(i, s):
+            return (self.own[base(s)] and not (flags[s] | flags[base(s)]) & OUTPUT and layout[s] == layout[i]
+                    and [base(x) for x in slots[i]].count(base(s)) == 1
+                    and (s == base(s) or offs[s] == 0 and size[i] <= self.own[base(s)]))
+        self.takes = [{base(s) for s in slots[i] if may_take(i, s)}
+                      if flags[i] & CAN_INPLACE and self.own[i] and not self.given[i] else () for i in range(n)]
+
+    def needs(self, i):
+        """The fewest bytes that come with node i."""
+        return 0 if self.given[i] or self.takes[i] else self.own[i]
 
     def run(self, i, done, live):
         """(live bytes while node i runs after the set `done`, and behind it)."""
-        freed, taken, need = 0, False, self.own[i]
+        freed, taken, need = 0, False, 0 if self.given[i] else self.own[i]
         for s in self.reads[i]:
-            if not self.kept[s] and self.readers[s] & ~done == 1 << i:
-                if not taken and need and self.may_take[i] and self.own[s] == need:
-                    taken = True
-                else:
-                    freed += self.own[s]
-        return (live, live - freed) if taken else (live + need, live + need - freed)
+            if not self.stays[s] and self.readers[s] & ~done == 1 << i:
+                freed += self.own[s]
+                taken = taken or s in self.takes[i]
+        return (live if taken else live + need), live + need - freed
 
     def tops(self, order):
         """Bytes alive while each node runs, in this order."""
@@ -132,13 +150,14 @@ def _higher(nbytes, reach, orders, bound):
     return bound
 
 
-def least_peak(p, edges, orders, max_states=10_000):
-    """A Proof for Problem p.  edges: pairs (before, after) of node positions; orders: those known.
+def least_peak(nbytes, edges, orders, max_states=10_000):
+    """A Proof for the Bytes of a problem.  edges: pairs (before, after) of node positions; orders: those known.
 
     order: the best found or known; peak: its bytes; bound: bytes that no order goes below, equal to peak where that
     was proved.  max_states: sets of nodes to look at, a quarter of them for one question.
     """
-    n, nbytes, reach = p.n_nodes, Bytes(p), Reach(p.n_nodes, edges)
+    n = len(nbytes.reads)
+    reach = Reach(n, edges)
     bound = max([nbytes.start, *forced(nbytes, reach).tolist()])
     order, bound = _by_cuts(nbytes, reach, min(orders, key=nbytes.peak), bound)
     if bound < nbytes.peak(order):

@@ -20,7 +20,7 @@ import itertools
 import numpy as np
 
 from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
-from ggjit.alloc.exact_order import least_peak
+from ggjit.alloc.exact_order import Bytes, least_peak
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
 from ggjit.ops.core.host_memory import asking
@@ -333,14 +333,15 @@ def memory_order(p, beam=8, max_states=10_000):
 
     Never above the given order.  Beams look first, both ways; what they found is where the exact search begins.
     """
-    n = p.n_nodes
+    n, nbytes = p.n_nodes, Bytes(p)
+    p.col(FLAGS)[np.flatnonzero(nbytes.stays)] |= OUTPUT        # to a schedule they are what outputs are
     edges = legal_edges(p)
     orders, stats = [np.arange(n)], np.zeros(1, np.int64)
     for backward, width in itertools.product((0, 1), sorted({1, beam})):
         order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
         schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
         orders.append(order)
-    return least_peak(p, edges, orders, max_states)
+    return least_peak(nbytes, edges, orders, max_states)
 
 
 @asking("an order of nodes")

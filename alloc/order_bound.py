@@ -44,16 +44,16 @@ def members(bits):
 def forced(nbytes, reach):
     """(n,) bytes alive in every order while each node runs."""
     n, whole = reach.n, (1 << reach.n) - 1
-    out = np.array([0 if nbytes.may_take[i] else nbytes.own[i] for i in range(n)], np.int64)
+    out = np.array([nbytes.needs(i) for i in range(n)], np.int64)
     for s, size in enumerate(nbytes.own):
         if not size:
             continue
         until = whole
-        if not nbytes.stays(s):
+        if not nbytes.stays[s]:
             until = 0
             for r in members(nbytes.readers[s]):
                 until |= reach.above[r] | 1 << r
-        at = until & (whole if s >= n else reach.below[s])
+        at = until & (whole if nbytes.given[s] else reach.below[s])
         if at:
             bits = np.frombuffer(at.to_bytes((n + 7) // 8, "little"), np.uint8)
             out[np.unpackbits(bits, count=n, bitorder="little").view(bool)] += size
@@ -102,16 +102,16 @@ def fewest_before(i, nbytes, reach):
     n, have, not_yet = reach.n, reach.above[i], reach.below[i] | 1 << i
     free = list(members((1 << n) - 1 & ~(have | not_yet)))
     point = dict(zip(free, range(2, 2 + len(free)), strict=True))
-    place = lambda v: point[v] if v in point else 0 if v >= n or have >> v & 1 else 1       # noqa: E731
-    arcs, n_points, alive = [], 2 + len(free), 0 if nbytes.may_take[i] else nbytes.own[i]
+    place = lambda v: point[v] if v in point else 0 if have >> v & 1 else 1       # noqa: E731
+    arcs, n_points, alive = [], 2 + len(free), nbytes.needs(i)
     for v in free:                              # what has run has run all that comes before it
         arcs += [(point[v], place(a), NEVER_CUT) for a in reach.before[v] if place(a) != 0]
         arcs += [(place(b), point[v], NEVER_CUT) for b in reach.after[v] if b not in point and place(b) == 0]
     for s, size in enumerate(nbytes.own):
-        made = place(s)
+        made = 0 if nbytes.given[s] else place(s)
         if not size or made == 1:
             continue
-        if nbytes.stays(s) or nbytes.readers[s] & not_yet:
+        if nbytes.stays[s] or nbytes.readers[s] & not_yet:
             arcs += [(made, 1, size)]
         elif readers := [point[r] for r in members(nbytes.readers[s] & ~have)]:
             arcs += [(made, n_points, size), *((n_points, r, NEVER_CUT) for r in readers)]
