@@ -10,6 +10,7 @@ from ggjit.alloc.exact_order import Bytes, least_peak
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.order import VIEW_OP, legal_edges, memory_order, reorder
 from ggjit.alloc.order_bound import Reach, fewest_before, forced, members
+from ggjit.alloc.order_variants import variants
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem, ggml_plan
 from ggjit.ops.core.record import OP, T_OP, T_SRC, T_VIEW_SRC
 
@@ -205,6 +206,33 @@ def test_no_order_is_placed_below_the_proved_bound(seeds):
         assert placed(g, proof.order) == proof.bound
         met += 1
     assert met > 5
+
+
+def test_an_order_whose_offsets_have_a_gap_is_changed_at_equal_live_bytes():
+    g = graphs.randwire(23, 1288, 6)
+    p = problem(g)
+    nbytes, edges, proof = Bytes(p), legal_edges(p), memory_order(problem(g))
+    assert placed(g, proof.order) > proof.peak == proof.bound       # no layout of this order is at its bound
+    others = list(variants(nbytes, edges, proof.order, 8, 100))
+    for order in others:
+        assert sorted(order) == list(range(p.n_nodes)) and nbytes.peak(order) == proof.peak
+        assert all(np.argsort(order)[a] < np.argsort(order)[b] for a, b in edges.tolist())
+    assert len({tuple(order) for order in others}) > 4
+    size = dict(zip(g.nodes, g.sizes[0].tolist(), strict=True))
+    new = reorder(g.table, g.nodes, g.leafs, g.sizes).tolist()
+    plan = plan_graph(g.table, new, g.leafs, (np.array([size[i] for i in new]), g.sizes[1]), planner="best")
+    assert plan.peak == plan.lower_bound == proof.bound and values(g, new) == values(g, g.nodes)
+
+
+def test_the_moves_of_variants_keep_what_bytes_count():
+    """Live bytes as the compiled count has them are those of Bytes: no order above the limit, whatever the graph."""
+    for seed in range(60):
+        p = problem(graphs.random_graph(seed))
+        nbytes, edges, given = Bytes(p), legal_edges(p), np.arange(p.n_nodes)
+        for order in variants(nbytes, edges, given, 3, 30) if p.n_nodes else ():
+            assert nbytes.peak(order) <= nbytes.peak(given)
+            where = np.argsort(order)
+            assert all(where[a] < where[b] for a, b in edges.tolist())
 
 
 def test_orders_are_never_planned_above_the_given_one():
