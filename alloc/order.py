@@ -329,7 +329,7 @@ def legal_edges(p):
         cap *= 2
 
 
-def memory_order(p, beam=8, max_states=10_000):
+def memory_order(p, beam=8):
     """A Proof (exact_order.py) for Problem p: .order, node positions of the best order found, .peak, its live bytes,
     .bound, bytes that no order goes below.
 
@@ -343,7 +343,7 @@ def memory_order(p, beam=8, max_states=10_000):
         order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
         schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
         orders.append(order)
-    return least_peak(nbytes, edges, orders, max_states)
+    return least_peak(nbytes, edges, orders)
 
 
 @asking("an order of nodes")
