@@ -6,10 +6,11 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     alias.py            which tensors share memory, as events over allocations; alias_2023.py: ggml's older rules
     free_list.py        ggml's best-fit list; placement.py runs the events through it and places the tensors;
                         best_fit.py: the same offsets, found quickly
-    planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search),
-                        repair.py (local search), sections.py (lower bound)
+    planners.py         lower offsets: greedy.py (fixed orders), crowded.py (moments near the bound first), search.py
+                        (canonical search), tiling.py (full problems), repair.py (local search), sections.py (bound)
     chunked.py          the same where buffers have a largest size
-    order.py            execution orders that need less memory; exact_order.py: the best one, proved
+    order.py            execution orders that need less memory; exact_order.py: the best one, proved by search;
+                        order_bound.py: what any order needs; order_variants.py: others with as few live bytes
     recompute.py        schedules that make results again (schedules.py), within a number of bytes: recompute_plans.py
                         finds them, recompute_bound.py proves what they cost at least
     validate.py         checks plans, independently of the planners

@@ -111,20 +111,25 @@ def births_csr(a, n, ns):
     return bp, by
 
 
-@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
-def first_fit_sparse(order, slo, shi, size, n, ns, off, limit, stop_):
-    """first_fit_dense for many short-lived buffers: neighbours are those live at the birth and those born later."""
+@native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64)")
+def first_fit_sparse(order, slo, shi, size, n, ns, off, n_placed, limit, stop_):
+    """first_fit_dense for many short-lived buffers: neighbours are those live at the birth and those born later.
+
+    The first n_placed of the order keep their offsets."""
     stop = i64s(stop_, 1)
     q, a, b, z, o = i64s(order, n), i64s(slo, n), i64s(shi, n), i64s(size, n), i64s(off, n)
     sp, sm = members_csr(a, b, n, ns, stop)
     bp, by = births_csr(a, n, ns)
     key, end = np.empty(n, np.int64), np.empty(n, np.int64)
-    for i in range(n):
-        o[i] = -1
     peak = np.int64(0)
+    for x in range(n):
+        if x < n_placed:
+            peak = max(peak, o[q[x]] + z[q[x]])
+        else:
+            o[q[x]] = -1
     if stop[0] != 0:
         return limit
-    for x in range(n):
+    for x in range(n_placed, n):
         i = q[x]
         m = 0
         for k in range(sp[a[i]], sp[a[i] + 1]):
@@ -427,7 +432,15 @@ def first_fit(inst, order, off, limit=BIG, stop=NEVER):
     """Peak of first fit in `order`, offsets into off; `limit` when it gets there, or when the word `stop` is set."""
     if inst.n <= DENSE:
         return first_fit_dense(order, inst.slo, inst.shi, inst.size, inst.n, off, int(limit), stop)
-    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, int(limit), stop)
+    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, 0, int(limit), stop)
+
+
+def first_fit_around(inst, placed, order, off, limit=BIG, stop=NEVER):
+    """first_fit of the others, in `order`, where the buffers `placed` have offsets in off."""
+    rest = np.ones(inst.n, bool)
+    rest[placed] = False
+    order = np.concatenate([placed, order[rest[order]]])
+    return first_fit_sparse(order, inst.slo, inst.shi, inst.size, inst.n, inst.ns, off, len(placed), int(limit), stop)
 
 
 def canonical(inst, order, off, limit=BIG, stop=NEVER):
