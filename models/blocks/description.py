@@ -1,7 +1,9 @@
 """What a network is: blocks in their order, and what comes before and after them.
 
     x = scale embd[ids] (+ positions) (normed)
+    x = frame.before(x)
     per block:   x += mixer(norm x),  x += feed_forward(norm x)         (with norms after them, scales, or in parallel)
+    x = frame.after(x)
     logits = cap(scale Wout norm x)
 
 Pieces are given a Loader to take their tensors from, and a Scope to build their part of a graph in.
@@ -19,9 +21,9 @@ class Loader:
     `beside(name)`: [(A, B, factor)] of the adapters of a weight.
     """
 
-    def __init__(self, weights, n_embd):
-        self.want, self.n_embd, self.matrices = weights.want, n_embd, []
-        self._used, self.beside = weights.used, weights.beside
+    def __init__(self, weights, n_embd, n_vocab=0):
+        self.want, self.n_embd, self.n_vocab, self.matrices = weights.want, n_embd, n_vocab, []
+        self._used, self.beside, self._names = weights.used, weights.beside, weights.file.tensors
         self.tables = []                        # of relative positions: the first serves layers that have none
 
     def linear(self, name, n_in, n_out, bias=None):
@@ -36,9 +38,10 @@ class Loader:
         self._used.update(names)
 
     def norm(self, name, kind, *ne):
-        """The parameters of a norm of that kind."""
+        """The parameters of a norm of that kind.  Some converters write its name without ".weight"."""
         ne = ne or (self.n_embd,)
-        return (self.want(name + ".weight", *ne) if kind != "bare" else None,
+        weight = name if name in self._names else name + ".weight"
+        return (self.want(weight, *ne) if not kind.endswith("bare") else None,
                 self.want(name + ".bias", *ne) if kind in ("layer", "rms biased") else None)
 
 
@@ -64,10 +67,11 @@ class Scope:
     states: list = dataclasses.field(default_factory=list)      # nodes that write states: nothing reads them
     shared: dict = dataclasses.field(default_factory=dict)      # what one layer leaves for the others
     whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
+    block_input: Any = None             # what the block began with, for feed-forwards that read it (reads_input)
 
     def norm(self, x, kind, params):
-        """kind: rms: x / rms(x) * w (+ b: rms biased);  layer: (x - mean) / std * w + b;  centred: without b;  bare:
-        without both."""
+        """kind: rms: x / rms(x) * w (+ b: rms biased; rms bare: without w);  layer: (x - mean) / std * w + b;  centred:
+        without b;  bare: without both."""
         w, b = params
         x = gg.rms_norm(x, self.eps) if kind.startswith("rms") else gg.norm(x, self.eps)
         x = x if w is None else gg.mul(x, w)
@@ -86,13 +90,17 @@ class Scope:
         """Tokens of each text."""
         return self.n_tokens // self.n_seqs
 
+    def states_of(self, i, k):
+        """State k of layer i of all texts: [n, n_slots]."""
+        return next(leaf for leaf in self.cache[i] if leaf.name == f"state {k} {i}")
+
     def state(self, i, k):
         """State k of layer i before these tokens: [n, n_seqs]."""
-        return gg.get_rows(self.cache[i][k], self.leaf["slot"])
+        return gg.get_rows(self.states_of(i, k), self.leaf["slot"])
 
     def keep(self, i, k, new):
         """Store state k of layer i."""
-        kept = self.cache[i][k]
+        kept = self.states_of(i, k)
         new = gg.set_name(gg.reshape_2d(new, kept.ne[0], self.n_seqs), f"state_{k}-{i}")
         self.states.append(gg.set_rows(kept, new, self.leaf["next_slot"]))
 
@@ -129,12 +137,15 @@ class Block:
     ffn_post: str = ""
     parallel: bool = False
     residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
+    finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
         names = [self.attn_norm, self.attn_post] + ([self.ffn_norm, self.ffn_post] if self.feed_forward else [])
         w = self.mixer.load(loader, p)
         if self.feed_forward:
             w |= self.feed_forward.load(loader, p)
+        if self.finish:
+            w |= self.finish.load(loader, p)
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
     def cache(self, sizes):
@@ -163,11 +174,36 @@ class Block:
         if self.parallel:
             m, a, x = picked(normed(x, self.ffn_norm) if self.ffn_norm else n), picked(a), picked(x)
         else:
+            if getattr(self.feed_forward, "reads_input", False):
+                g.block_input = picked(x)
             x = picked(named(gg.add(a, x), "ffn_inp"))
             m = normed(x, self.ffn_norm)
         f = scaled(normed(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post))
         y = gg.add(gg.add(f, a), x) if self.parallel else gg.add(f, x)
+        if self.finish:
+            y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """A mixer of two that read the same and whose results are added: attention, and one with states."""
+    attention: Any
+    other: Any
+
+    window = property(lambda self: self.attention.window)
+    rope = property(lambda self: self.attention.rope)
+    d_head = property(lambda self: self.attention.d_head)
+    d_head_v = property(lambda self: self.attention.d_head_v)
+
+    def cache(self, sizes):
+        return self.attention.cache(sizes) + self.other.cache(sizes)
+
+    def load(self, loader, p):
+        return self.attention.load(loader, p) | self.other.load(loader, p)
+
+    def build(self, g, n, w, i):
+        return gg.add(self.attention.build(g, n, w, i), self.other.build(g, n, w, i))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +251,7 @@ class Description:
     output_bias: bool = False
     prefix: str = "blk."
     temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
+    frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
 
     @functools.cached_property
     def pieces(self):

@@ -1,6 +1,7 @@
 """Dense feed-forward networks.
 
-    gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu: act is SiLU, GELU; gate and up may be one matrix
+    gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu, reglu: act is SiLU, GELU, ReLU; gate and up may be one
+                                                matrix
     plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
 """
 import dataclasses
@@ -17,7 +18,7 @@ PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": 
          "xielu": gg.xielu}
 # name -> (of gate and up, of both in one: the gate's half first)
 GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
-         "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf)}
+         "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf), "reglu": (gg.reglu_split, gg.reglu)}
 
 
 @dataclasses.dataclass(frozen=True)

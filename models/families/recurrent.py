@@ -13,19 +13,19 @@ from ggjit.models.families.llama import dense_or_experts, granite_shared
 NO_ATTENTION = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 
 
-def _ssm(facts):
+def ssm(facts):
     """(d_inner, d_state, d_conv, dt_rank)"""
     return [facts.positive("ssm." + key) for key in ("inner_size", "state_size", "conv_kernel", "time_step_rank")]
 
 
 def mamba(facts):
     facts.ignore(*NO_ATTENTION)
-    mixer = Mamba(*_ssm(facts), normed=facts.get("ssm.dt_b_c_rms", False, bool))
+    mixer = Mamba(*ssm(facts), norms="rms bare" if facts.get("ssm.dt_b_c_rms", False, bool) else "")
     return Description([Block(mixer)] * facts.n_layer, facts.eps())
 
 
-def _mamba2(facts):
-    sizes, groups = _ssm(facts), facts.positive("ssm.group_count")
+def mamba2_of(facts):
+    sizes, groups = ssm(facts), facts.positive("ssm.group_count")
     if sizes[0] % sizes[3] or sizes[3] % groups or sizes[0] % groups:
         raise facts.wrong("ssm.time_step_rank", sizes[3],
                           f"a divisor of the inner size {sizes[0]}, and a multiple of the {groups} groups")
@@ -34,7 +34,7 @@ def _mamba2(facts):
 
 def mamba2(facts):
     facts.ignore(*NO_ATTENTION)
-    return Description([Block(_mamba2(facts))] * facts.n_layer, facts.eps())
+    return Description([Block(mamba2_of(facts))] * facts.n_layer, facts.eps())
 
 
 def rwkv7(facts):
@@ -50,10 +50,10 @@ def rwkv7(facts):
                        tied=False)
 
 
-def _with_heads(facts, n_head_kv):
+def with_heads(facts, n_head_kv):
     """The sizes of Attention in a layer with so many heads of keys; other layers have none."""
-    n_head = max(facts.per_layer("attention.head_count"))
-    if not n_head or not n_head_kv or n_head % n_head_kv or facts.n_embd % n_head:
+    n_head, stated = max(facts.per_layer("attention.head_count")), facts.get("attention.key_length", 0, int)
+    if not n_head or not n_head_kv or n_head % n_head_kv or (facts.n_embd % n_head and not stated):
         raise facts.wrong("attention.head_count", n_head, f"a multiple of {n_head_kv}, and a divisor of "
                                                           f"{facts.n_embd}")
     d_head = facts.positive("attention.key_length", facts.n_embd // n_head)
@@ -68,7 +68,7 @@ def lfm2(facts):
     for n_head_kv in facts.per_layer("attention.head_count_kv"):
         mixer = conv
         if n_head_kv:
-            sizes = _with_heads(facts, n_head_kv)
+            sizes = with_heads(facts, n_head_kv)
             mixer = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), qk_norm="rms",
                               window=window, out_bias=False)
         blocks.append(Block(mixer, Dense(facts.n_ff, bias=False)))
@@ -82,11 +82,11 @@ def granite_hybrid(facts):
     blocks = []
     for n_head_kv in facts.per_layer("attention.head_count_kv"):
         if n_head_kv:
-            sizes = _with_heads(facts, n_head_kv)
+            sizes = with_heads(facts, n_head_kv)
             rope = facts.rope(ROPE_NORMAL, sizes["d_head"])
             mixer = Attention(**sizes, rope=rope if rotates else None, scale=facts.scale("attention.scale"))
         else:
-            mixer = _mamba2(facts)
+            mixer = mamba2_of(facts)
         blocks.append(Block(mixer, dense_or_experts(facts, **granite_shared(shared)),
                             residual_scale=facts.scale("residual_scale")))
     logit_scale = facts.scale("logit_scale")
@@ -119,7 +119,7 @@ def qwen35moe(facts):
 
 
 def _delta(facts, feed_forward, apart=False):
-    d_inner, d_state, d_conv, n_head = _ssm(facts)
+    d_inner, d_state, d_conv, n_head = ssm(facts)
     groups = facts.positive("ssm.group_count")
     if n_head % groups or d_inner != n_head * d_state:
         raise facts.wrong("ssm.inner_size", d_inner, f"{n_head} heads of {d_state} in {groups} groups")

@@ -19,7 +19,7 @@ from ggjit.models.networks.load import ARCHITECTURES
 
 FAMILIES = DECODERS | ENCODERS
 KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "experts": "experts",
-         "recurrent": "recurrent"}
+         "recurrent": "recurrent", "hybrid": "recurrent"}
 
 
 def kind(name):
@@ -36,8 +36,8 @@ def written(tmp_path, need):
     """written(name): path of the file, llama.cpp's results."""
     def run(name):
         need("xllamacpp", "llama.cpp is the oracle")
-        command = [sys.executable, str(TESTS / "helpers" / "arch_files.py"), str(shared("tools")), name, str(tmp_path)]
-        r = subprocess.run(command, text=True, capture_output=True, timeout=300)
+        command = [sys.executable, "-m", "helpers.arch_files", str(shared("tools")), name, str(tmp_path)]
+        r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
         assert r.returncode == 0, r.stderr[-2000:]
         return tmp_path / "model.gguf", np.load(tmp_path / "results.npz")
     return run
