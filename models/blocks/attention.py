@@ -17,6 +17,8 @@ import ggjit as gg
 from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.facts import Rope
 
+GATES = {"sigmoid": gg.sigmoid, "softplus": gg.softplus}
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
@@ -33,11 +35,15 @@ class Attention:
     clamp: float = 0.0                  # q, k and v are kept within -clamp .. clamp; 0: not
     sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
     gated: bool = False                 # half of each head of Wq is a gate: o * sigmoid(gate)
+    gate: str = ""                      # of GATES: o * act(attn_gate n)
+    gate_by_head: bool = False          # that gate is one number for each head
+    out_scale: float = 0.0              # of the result; 0: none
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
     bias: bool | None = None            # of q, k, v: must be there, must not, may
     out_bias: bool | None = None
     qk_norm: str = ""                   # kind, as Scope.norm has them; "": none
-    qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all"
+    qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all";
+                                        # "query": a head, with one weight for each head of queries, none for keys
     norm_after_rope: bool = False
     v_norm: bool = False                # every head's value is divided by its RMS
     v_is_k: bool = False                # there is no Wv: values are the keys as projected
@@ -77,10 +83,15 @@ class Attention:
                 loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
             w = {n: loader.linear(p + n, d, ne, self.bias) for n, ne in sizes.items()}
         w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
+        if self.gate:
+            n_gates = self.n_head * (1 if self.gate_by_head else self.d_head_v)
+            w["attn_gate"] = loader.linear(p + "attn_gate", d, n_gates, False)
         for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
             if self.qk_norm and (n == "attn_q_norm" or self.kv_of is None):
-                ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,)}
-                w[n] = loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
+                ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,),
+                      "query": (1, n_heads)}
+                bare = self.qk_norm_over == "query" and n == "attn_k_norm"
+                w[n] = (None, None) if bare else loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
         if self.rel_buckets:
             table = loader.want(p + "attn_rel_b.weight", self.n_head, self.rel_buckets, optional=bool(loader.tables))
             loader.tables.extend([] if table is None else [table])
@@ -88,7 +99,7 @@ class Attention:
         if self.sinks:
             w["attn_sinks"] = loader.want(p + "attn_sinks.weight", self.n_head)
         if self.rope:
-            factors = [loader.want(n, self.rope.n_dims // 2, optional=True)
+            factors = [loader.want(n, self.rope.n_factors or self.rope.n_dims // 2, optional=True)
                        for n in (self.rope.factors, *self.rope.unused) if n]
             w["rope_factors"] = factors[0] if factors else None
         return w
@@ -111,7 +122,15 @@ class Attention:
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
-        return linear(w[self.out], o)
+        y = linear(w[self.out], self._gated(g, o, n, w, i) if self.gate else o)
+        return gg.scale(y, self.out_scale) if self.out_scale else y
+
+    def _gated(self, g, o, n, w, i):
+        gate = GATES[self.gate](gg.set_name(linear(w["attn_gate"], n), f"attn_gate-{i}"))
+        if self.gate_by_head:
+            o = gg.reshape_3d(o, self.d_head_v, self.n_head, g.n_tokens)
+            gate = gg.reshape_3d(gate, 1, self.n_head, g.n_tokens)
+        return gg.reshape_2d(gg.mul(o, gate), self.d_head_v * self.n_head, g.n_tokens)
 
     def _reading(self, g, n, w, i):
         """With the keys and values of another layer."""

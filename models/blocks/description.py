@@ -23,7 +23,7 @@ class Loader:
 
     def __init__(self, weights, n_embd, n_vocab=0):
         self.want, self.n_embd, self.n_vocab, self.matrices = weights.want, n_embd, n_vocab, []
-        self._used, self.beside, self._names = weights.used, weights.beside, weights.file.tensors
+        self._used, self.beside, self._tensors = weights.used, weights.beside, weights.file.tensors
         self.tables = []                        # of relative positions: the first serves layers that have none
 
     def linear(self, name, n_in, n_out, bias=None):
@@ -33,6 +33,10 @@ class Loader:
         bias = None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
         return weight, bias, *self.beside(name + ".weight")
 
+    def has(self, name):
+        """Does the file hold a tensor of that name?"""
+        return name in self._tensors
+
     def ignore(self, *names):
         """These tensors change nothing."""
         self._used.update(names)
@@ -40,7 +44,7 @@ class Loader:
     def norm(self, name, kind, *ne):
         """The parameters of a norm of that kind.  Some converters write its name without ".weight"."""
         ne = ne or (self.n_embd,)
-        weight = name if name in self._names else name + ".weight"
+        weight = name if self.has(name) else name + ".weight"
         return (self.want(weight, *ne) if not kind.endswith("bare") else None,
                 self.want(name + ".bias", *ne) if kind in ("layer", "rms biased") else None)
 
@@ -183,6 +187,28 @@ class Block:
         if self.finish:
             y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingSkip:
+    """A Block.finish: the embeddings are added to what a layer gives on, times a number of the layer (Talkie)."""
+
+    def load(self, loader, p):
+        return {"layer_output_scale": loader.want(p + "layer_output_scale.weight", 1)}
+
+    def build(self, g, y, w, i, picked):
+        return gg.add(y, gg.mul(picked(g.shared["embd"]), w["layer_output_scale"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """A Block.finish: what a layer gives on is halved (RWKV 6, whose later weights are larger for it)."""
+
+    def load(self, loader, p):
+        return {}
+
+    def build(self, g, y, w, i, picked):
+        return gg.scale(y, 0.5)
 
 
 @dataclasses.dataclass(frozen=True)

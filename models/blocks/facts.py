@@ -33,6 +33,7 @@ class Rope:
     beta_slow: float = 1.0
     factors: str = dataclasses.field(default="", metadata={"parameter": False})     # "": none
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
+    n_factors: int = dataclasses.field(default=0, metadata={"parameter": False})    # in the file; 0: of n_dims
 
     @property
     def turning(self):
@@ -149,6 +150,24 @@ class Facts:
             raise self.wrong(key, value, f"a number at least 0, or {n} of them")
         return values[:self.n_layer]
 
+    def numbers_per_layer(self, key):
+        """[a number at least 0 for every layer], from a number or an array of all layers of the file; 0 where none is
+        stated."""
+        value, n = self.get(key, 0.0), self.n_layer + self.n_predicting
+        values = value.tolist() if isinstance(value, np.ndarray) else [value] * n
+        if len(values) != n or not all(type(v) in (int, float) and 0 <= v < math.inf for v in values):
+            raise self.wrong(key, value, f"a number at least 0, or {n} of them")
+        return values[:self.n_layer]
+
+    def flags_per_layer(self, key, default):
+        """[true or false for every layer], from an array of all layers of the file."""
+        value, n = self.get(key, None), self.n_layer + self.n_predicting
+        if value is None:
+            return [default] * self.n_layer
+        if not isinstance(value, np.ndarray) or len(value) != n:
+            raise self.wrong(key, value, f"{n} times true or false")
+        return value.astype(bool).tolist()[:self.n_layer]
+
     def floats_per_layer(self, key):
         """[a number for every layer], from a number or an array under a key without the architecture's name."""
         value = self.file.get(key)
@@ -260,7 +279,8 @@ class Facts:
         """[how many tokens a layer looks back on, itself included; 0: all].
 
         `attention.sliding_window_pattern` overrides the period: of so many layers one looks at everything, the last
-        (or the first); or an array with true for a window.  default: of the width; ...: the file has to state one.
+        (or the first); or an array with true for a window.  ... as period: the file has to state an array.  default: of
+        the width; ...: the file has to state one.
         """
         window, n = self.get("attention.sliding_window", default, int), self.n_layer
         if default is ... and window < 1:
@@ -268,6 +288,7 @@ class Facts:
         pattern = self.get("attention.sliding_window_pattern", period)
         if isinstance(pattern, np.ndarray):
             flags = pattern.astype(bool).tolist()
+            flags = flags[:n] if len(flags) == n + self.n_predicting else flags
         elif type(pattern) is int and pattern >= 0:
             flags = [pattern == 0 or (i % pattern != 0 if dense_first else i % pattern < pattern - 1)
                      for i in range(n)]

@@ -1,10 +1,11 @@
 """Dense feed-forward networks.
 
     gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu, reglu: act is SiLU, GELU, ReLU; gate and up may be one
-                                                matrix
+                                                matrix; with a limit both factors are kept below it
     plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
 """
 import dataclasses
+import math
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
@@ -21,6 +22,12 @@ GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.ge
          "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf), "reglu": (gg.reglu_split, gg.reglu)}
 
 
+def limited(gate, up, limit):
+    """min(silu(gate), limit) * up, up within -limit .. limit."""
+    gate = gg.clamp(gg.silu(gate), -math.inf, limit)
+    return gg.mul(gate, gg.clamp(up, -limit, limit))
+
+
 @dataclasses.dataclass(frozen=True)
 class Dense:
     """`act`: a name of PLAIN or GATED."""
@@ -31,6 +38,7 @@ class Dense:
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
     shape: tuple = ()                   # of xielu: alpha_n, alpha_p, beta, eps
+    limit: float = 0.0                  # of swiglu's factors; 0: none
 
     @property
     def gated(self):
@@ -54,7 +62,7 @@ class Dense:
             return gg.set_name(linear(w[name], x), f"{called or name}-{i}")
         if self.gated and not self.fused:
             gate, up = product("ffn_gate", m), product("ffn_up", m)
-            h = GATED[self.act][0](gate, up)
+            h = limited(gate, up, self.limit) if self.limit else GATED[self.act][0](gate, up)
         else:
             h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m), *self.shape)
         return product("ffn_down", gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}"), "ffn_out" + self.suffix)

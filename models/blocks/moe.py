@@ -16,7 +16,7 @@ from typing import Any
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.feed_forward import GATED, PLAIN, Dense
+from ggjit.models.blocks.feed_forward import GATED, PLAIN, Dense, limited
 from ggjit.ops.core.errors import ModelError
 from ggjit.tensors.tensor import Tensor
 
@@ -44,6 +44,7 @@ class Experts:
     act: str = "swiglu"
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
     factors: Any = None                 # of what each expert gives, [n_expert]
+    limit: float = 0.0                  # of swiglu's factors; 0: none
 
 
 def is_mixture(facts):
@@ -65,6 +66,7 @@ class Mixture:
     n_groups_used: int = 1
     biased: bool = False
     act: str = "swiglu"
+    limit: float = 0.0                  # of swiglu's factors; 0: none
     n_latent: int = 0                   # numbers that experts read and give; 0: n_embd
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
@@ -76,7 +78,8 @@ class Mixture:
         d, f, n, want, p_ = loader.n_embd, self.n_ff, self.n_expert, loader.want, p + "ffn_"
         names, e = ("gate_inp", "gate_exps", "up_exps", "down_exps"), self.n_latent or d
         router, gate, down = want(p_ + "gate_inp.weight", d, n), None, want(p_ + "down_exps.weight", f, e, n)
-        up = want(p_ + "gate_up_exps.weight", e, 2 * f, n, optional=True) if self.act in GATED else None
+        up = want(p_ + "gate_up_exps.weight", e, 2 * f, n, optional=True) \
+            if self.act in GATED and not self.limit else None
         if up is not None:
             names = "gate_inp", "", "gate_up_exps", "down_exps"
         else:
@@ -87,11 +90,13 @@ class Mixture:
         if self.biased:
             biases = tuple(want(f"{p_}{k}.bias", *ne) for k, ne in
                            zip(names, ((n,), (f, n), (f, n), (d, n)), strict=True))
-        pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
+        bias = p + "exp_probs_b.bias"
+        pick_bias = want(bias if loader.has(bias) else p + "exp_probs_b", n) if self.pick_bias else None
         factors = None if self.biased else want(p_ + "down_exps.scale", n, optional=True)
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
                                 self.n_groups, self.n_groups_used, biases, self.act,
-                                tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors)}
+                                tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors,
+                                self.limit)}
         if self.n_latent:
             w |= {"latent_down": loader.linear(p_ + "latent_down", d, e, False),
                   "latent_up": loader.linear(p_ + "latent_up", e, d, False)}
@@ -116,6 +121,41 @@ class Mixture:
             gate = w["ffn_gate_inp_shexp"]
             s = gg.mul(s, gg.sigmoid(gg.mul_mat(gg.reshape_2d(gate, gate.ne[0], 1), m)))
         return gg.set_name(gg.add(y, s), f"ffn_out-{i}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutedByInput:
+    """Experts that are picked by what the block began with, before attention and norms (SmallThinker)."""
+    experts: Mixture
+    reads_input = True
+
+    def cache(self, sizes):
+        return []
+
+    def load(self, loader, p):
+        return self.experts.load(loader, p)
+
+    def build(self, g, m, w, i):
+        return self.experts.build(g, m, w, i, g.block_input)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseBesideExperts:
+    """A dense network, and experts that read what the block began with, through a norm of their own (Arctic)."""
+    dense: Dense
+    experts: Mixture
+    reads_input = True
+
+    def cache(self, sizes):
+        return []
+
+    def load(self, loader, p):
+        return self.dense.load(loader, p) | self.experts.load(loader, p) | {
+            "ffn_norm_exps": loader.norm(p + "ffn_norm_exps", "rms")}
+
+    def build(self, g, m, w, i):
+        routed = self.experts.build(g, g.norm(g.block_input, "rms", w["ffn_norm_exps"]), w, i)
+        return gg.add(self.dense.build(g, m, w, i), routed)
 
 
 def mixture(facts, n_ff, n_used=None, **switches):
@@ -154,22 +194,27 @@ def feed_forward(m, experts, layer, routed):
     """
     def named(t, name):
         return gg.set_name(t, f"ffn_moe_{name}-{layer}")
+    return through_experts(m, experts, *_route(routed, experts, named), named)
 
+
+def through_experts(m, experts, ids, weights, named):
+    """The weighted sum of what the picked experts make of m.  ids, weights: as of `_route`."""
     def product(weights, x, k):
         y = gg.mul_mat_id(weights, x, ids)
         for low, up, factor in experts.adapters[k]:
             y = gg.add(y, gg.scale(gg.mul_mat_id(up, gg.mul_mat_id(low, x, ids), ids), factor))
         return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
     n_embd, n_tokens = m.ne[:2]
-    ids, weights = _route(routed, experts, named)
     m = gg.reshape_3d(m, n_embd, 1, n_tokens)
     up = named(product(experts.up, m, 2), "up" if experts.gate is not None or experts.act in PLAIN else "gate_up")
     if experts.gate is None:
         h = (PLAIN[experts.act] if experts.act in PLAIN else GATED[experts.act][1])(up)
     else:
         gate = named(product(experts.gate, m, 1), "gate")
-        h = gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT) if experts.act == "swiglu_oai" else \
-            GATED[experts.act][0](gate, up)
+        if experts.act == "swiglu_oai":
+            h = gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT)
+        else:
+            h = limited(gate, up, experts.limit) if experts.limit else GATED[experts.act][0](gate, up)
     h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
     y = named(gg.mul(y, weights), "weighted")

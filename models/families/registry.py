@@ -10,9 +10,10 @@ from ggjit.models.families import (
     qwen,
     recurrent,
     rms_norm,
+    windowed_experts,
 )
 
 DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY, **deepseek.FAMILY,
-            **experts.FAMILY, **recurrent.FAMILY, **hybrid.FAMILY}
+            **experts.FAMILY, **recurrent.FAMILY, **hybrid.FAMILY, **windowed_experts.FAMILY}
 
 ENCODERS = encoders.FAMILY

@@ -211,7 +211,7 @@ class DecoderGraph(Network):
     def _through_blocks(self, g, x, rows=None):
         """rows: of the tokens, those that are wanted: after the last layer no others are read."""
         about = self.description
-        x = about.frame.before(g, x, self.frame) if about.frame else x
+        x = g.shared["embd"] = about.frame.before(g, x, self.frame) if about.frame else x
         for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
             x = block.build(g, x, w, i, rows if i == self.n_layer - 1 else None)
         return about.frame.after(g, x, self.frame, rows) if about.frame else x

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 
-from helpers import arch_hybrids
+from helpers import arch_experts, arch_hybrids
 from helpers.arch_notation import (
     DELTA_SIZES,
     DENSE_FIRST,
@@ -41,7 +41,7 @@ from helpers.arch_notation import (
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn", *arch_hybrids.VARIANTS)
+            "glm4moe-nextn", *arch_hybrids.VARIANTS, *arch_experts.VARIANTS)
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
@@ -150,6 +150,7 @@ MORE = {
     "orion": (NORMS_B + QKV + GATED, dict(top=TOP_B, eps="ln", square=True, must_untie=True)),
     "starcoder": (NORMS_B + FUSED_B, dict(top=TOP_B + "position_embd=C,D ", eps="ln", square=True, kvh=1, rot=0)),
     **arch_hybrids.MORE,
+    **arch_experts.MORE,
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
@@ -165,7 +166,7 @@ def write(tools, name, path, **sizes):
         if more not in make_arch_gguf.ARCHS:
             make_arch_gguf.arch(more, "", block, **options)
     make_arch_gguf.RULES[:0] = [(re.compile(name), getattr(make_arch_gguf, rule)(*numbers))
-                                for name, rule, *numbers in arch_hybrids.RULES]
+                                for name, rule, *numbers in arch_hybrids.RULES + arch_experts.RULES]
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
     sizes = sizes if name in ROUND else SMALL | sizes
     if name.startswith("qwen35"):               # the tools make its inner size twice that of the model

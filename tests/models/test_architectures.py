@@ -19,7 +19,7 @@ from ggjit.models.networks.load import ARCHITECTURES
 
 FAMILIES = DECODERS | ENCODERS
 KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "experts": "experts",
-         "recurrent": "recurrent", "hybrid": "recurrent"}
+         "windowed_experts": "experts", "recurrent": "recurrent", "hybrid": "recurrent"}
 
 
 def kind(name):
