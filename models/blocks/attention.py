@@ -61,6 +61,10 @@ class Attention:
         return self.d_head * self.n_head_kv
 
     @property
+    def n_o(self):
+        return self.d_head_v * self.n_head
+
+    @property
     def n_v(self):
         return self.d_head_v * self.n_head_kv
 
@@ -84,8 +88,7 @@ class Attention:
             w = {n: loader.linear(p + n, d, ne, self.bias) for n, ne in sizes.items()}
         w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
         if self.gate:
-            n_gates = self.n_head * (1 if self.gate_by_head else self.d_head_v)
-            w["attn_gate"] = loader.linear(p + "attn_gate", d, n_gates, False)
+            w["attn_gate"] = loader.linear(p + "attn_gate", d, self.n_head if self.gate_by_head else self.n_o, False)
         for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
             if self.qk_norm and (n == "attn_q_norm" or self.kv_of is None):
                 ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,),
@@ -122,15 +125,10 @@ class Attention:
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
-        y = linear(w[self.out], self._gated(g, o, n, w, i) if self.gate else o)
+        if self.gate:
+            o = gated(o, self.gate, w["attn_gate"], n, i, self.n_head if self.gate_by_head else 0)
+        y = linear(w[self.out], o)
         return gg.scale(y, self.out_scale) if self.out_scale else y
-
-    def _gated(self, g, o, n, w, i):
-        gate = GATES[self.gate](gg.set_name(linear(w["attn_gate"], n), f"attn_gate-{i}"))
-        if self.gate_by_head:
-            o = gg.reshape_3d(o, self.d_head_v, self.n_head, g.n_tokens)
-            gate = gg.reshape_3d(gate, 1, self.n_head, g.n_tokens)
-        return gg.reshape_2d(gg.mul(o, gate), self.d_head_v * self.n_head, g.n_tokens)
 
     def _reading(self, g, n, w, i):
         """With the keys and values of another layer."""
@@ -217,6 +215,15 @@ class Attention:
         t = g.n_tokens
         scores = gg.reshape_3d(gg.get_rows(table, g.leaf["buckets"]), self.n_head, t, t)
         return gg.cont(gg.permute(scores, 2, 0, 1, 3))
+
+
+def gated(o, act, weights, n, i, n_head=0):
+    """o times act(W n).  n_head: of o, where there is one number for each; 0: one for each number of o."""
+    gate = GATES[act](gg.set_name(linear(weights, n), f"attn_gate-{i}"))
+    if not n_head:
+        return gg.mul(o, gate)
+    heads = gg.reshape_3d(o, o.ne[0] // n_head, n_head, o.ne[1])
+    return gg.reshape_2d(gg.mul(heads, gg.reshape_3d(gate, 1, n_head, o.ne[1])), *o.ne[:2])
 
 
 def rows_by_head(g, cache, d, n_head_kv):

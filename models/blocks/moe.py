@@ -16,7 +16,7 @@ from typing import Any
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.feed_forward import GATED, PLAIN, Dense, limited
+from ggjit.models.blocks.feed_forward import GATED, PLAIN, Dense
 from ggjit.ops.core.errors import ModelError
 from ggjit.tensors.tensor import Tensor
 
@@ -44,7 +44,7 @@ class Experts:
     act: str = "swiglu"
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
     factors: Any = None                 # of what each expert gives, [n_expert]
-    limit: float = 0.0                  # of swiglu's factors; 0: none
+    shape: tuple = ()                   # numbers of act, as Dense has them
 
 
 def is_mixture(facts):
@@ -66,8 +66,9 @@ class Mixture:
     n_groups_used: int = 1
     biased: bool = False
     act: str = "swiglu"
-    limit: float = 0.0                  # of swiglu's factors; 0: none
+    shape: tuple = ()                   # numbers of act, as Dense has them
     n_latent: int = 0                   # numbers that experts read and give; 0: n_embd
+    latent: str = "latent"              # tensors ffn_latent_down, ffn_latent_up; a norm between, where the file has one
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
 
@@ -79,7 +80,7 @@ class Mixture:
         names, e = ("gate_inp", "gate_exps", "up_exps", "down_exps"), self.n_latent or d
         router, gate, down = want(p_ + "gate_inp.weight", d, n), None, want(p_ + "down_exps.weight", f, e, n)
         up = want(p_ + "gate_up_exps.weight", e, 2 * f, n, optional=True) \
-            if self.act in GATED and not self.limit else None
+            if self.act in GATED and GATED[self.act][1] else None
         if up is not None:
             names = "gate_inp", "", "gate_up_exps", "down_exps"
         else:
@@ -96,10 +97,13 @@ class Mixture:
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
                                 self.n_groups, self.n_groups_used, biases, self.act,
                                 tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors,
-                                self.limit)}
+                                self.shape)}
         if self.n_latent:
-            w |= {"latent_down": loader.linear(p_ + "latent_down", d, e, False),
-                  "latent_up": loader.linear(p_ + "latent_up", e, d, False)}
+            name = p_ + self.latent
+            w |= {"latent_down": loader.linear(name + "_down", d, e, False),
+                  "latent_up": loader.linear(name + "_up", e, d, False)}
+            if loader.has(name + "_norm.weight"):
+                w["latent_norm"] = loader.norm(name + "_norm", "rms", e)
         if self.shared:
             w |= self.shared.load(loader, p)
         if self.shared_gate:
@@ -111,7 +115,8 @@ class Mixture:
         routed = m if routed is None else routed
         if self.n_latent:
             low = gg.set_name(linear(w["latent_down"], m), f"ffn_latent-{i}")
-            y = linear(w["latent_up"], feed_forward(low, w["experts"], i, routed))
+            low = feed_forward(low, w["experts"], i, routed)
+            y = linear(w["latent_up"], g.norm(low, "rms", w["latent_norm"]) if "latent_norm" in w else low)
         else:
             y = feed_forward(m, w["experts"], i, routed)
         if self.shared is None:
@@ -214,7 +219,7 @@ def through_experts(m, experts, ids, weights, named):
         if experts.act == "swiglu_oai":
             h = gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT)
         else:
-            h = limited(gate, up, experts.limit) if experts.limit else GATED[experts.act][0](gate, up)
+            h = GATED[experts.act][0](gate, up, *experts.shape)
     h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
     y = named(gg.mul(y, weights), "weighted")

@@ -5,6 +5,7 @@ from ggjit.models.families import (
     experts,
     gemma,
     hybrid,
+    kimi,
     layer_norm,
     llama,
     qwen,
@@ -14,6 +15,7 @@ from ggjit.models.families import (
 )
 
 DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY, **deepseek.FAMILY,
-            **experts.FAMILY, **recurrent.FAMILY, **hybrid.FAMILY, **windowed_experts.FAMILY}
+            **experts.FAMILY, **recurrent.FAMILY, **hybrid.FAMILY, **windowed_experts.FAMILY,
+            **kimi.FAMILY}
 
 ENCODERS = encoders.FAMILY

@@ -56,6 +56,11 @@ def _routed_layers(facts, experts):
             if facts.has(f"blk.{i}.ffn_gate_inp.weight") else Dense(facts.n_ff) for i in range(facts.n_layer)]
 
 
+def limited(limit):
+    """The switches of a feed-forward with such a limit; 0: none."""
+    return {"act": "swiglu_limited", "shape": (limit,)} if limit else {}
+
+
 def mimo2(facts):
     """Heads by layer, sinks where the file has them, results of attention are scaled."""
     facts.leave_predicting()
@@ -81,11 +86,11 @@ def step35(facts):
     n_shared, kind = facts.positive("expert_shared_feed_forward_length"), gating(facts, SIGMOID)
 
     def experts(i):
-        shared = Dense(n_shared, suffix="_shexp", bias=False, limit=shared_limits[i])
+        shared = Dense(n_shared, suffix="_shexp", bias=False, **limited(shared_limits[i]))
         return mixture(facts, n_ff, gating=kind, normed=facts.get("expert_weights_norm", False, bool), shared=shared,
-                       limit=limits[i], **groups(facts))
+                       **limited(limits[i]), **groups(facts))
     blocks = []
-    layers = [dataclasses.replace(f, limit=limits_of_dense) if isinstance(f, Dense) else f for f, limits_of_dense in
+    layers = [dataclasses.replace(f, **limited(limit)) if isinstance(f, Dense) else f for f, limit in
               zip(_routed_layers(facts, experts), shared_limits, strict=True)]
     for i, (w, sizes, f) in enumerate(zip(windows, facts.heads_per_layer(), layers, strict=True)):
         normed = "rms" if facts.has(f"blk.{i}.attn_q_norm.weight") else ""
