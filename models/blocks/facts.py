@@ -164,7 +164,7 @@ class Facts:
         value, n = self.get(key, None), self.n_layer + self.n_predicting
         if value is None:
             return [default] * self.n_layer
-        if not isinstance(value, np.ndarray) or len(value) != n:
+        if not isinstance(value, np.ndarray) or len(value) not in (n, self.n_layer):
             raise self.wrong(key, value, f"{n} times true or false")
         return value.astype(bool).tolist()[:self.n_layer]
 

@@ -85,4 +85,9 @@ def turning(m, ctx, counts):
         keys = gg.get_rows(kept, leaf[f"from_{window}"])
         turned = block.mixer.turned(keys, leaf[f"back_{window}"], rope.turning, w)
         nodes.append(gg.set_rows(kept, turned, leaf[f"to_{window}"]))
+        indexer = getattr(block.mixer, "indexer", None)
+        if indexer and not indexer.shared:
+            keys = gg.get_rows(m.cache[i][-1], leaf[f"from_{window}"])
+            turned = indexer.turned(keys, leaf[f"back_{window}"], rope.turning)
+            nodes.append(gg.set_rows(m.cache[i][-1], turned, leaf[f"to_{window}"]))
     return inputs, *nodes

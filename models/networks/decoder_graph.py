@@ -58,7 +58,7 @@ class DecoderGraph(Network):
 
     def _check_kv_type(self):
         for block in self.description.blocks:
-            d = getattr(block.mixer, "d_head", 0), getattr(block.mixer, "d_head_v", 0)
+            d = [getattr(block.mixer, name, 0) for name in ("d_head", "d_head_v", "d_index")]
             if any(n % self.kv_type.block for n in d):
                 raise ParamError(f"kv_type {self.kv_type!r} stores blocks of {self.kv_type.block}, the heads of this "
                                  f"model have {d[0]}; use F16 or F32")

@@ -15,7 +15,7 @@ from helpers.arch_notation import (
 )
 
 VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
-            "plamo3-full")
+            "plamo3-full", "glm-dsa-shared")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = (r"layer_output_scale", "near", 0.5, 0.2),
 WINDOW = {"attention.sliding_window": "W"}
@@ -55,7 +55,29 @@ STEP = (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + 
         "expert_weights_scale": 1.7, "expert_weights_norm": True, "rope.freq_base_swa": 500.0}))
 PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F " + HEAD_NORMS +
           POSTS.replace("=", "!="))
+INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
+MLA = ("attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL attn_k_b=H,KL,NOPE attn_v_b=H,VD,KL attn_kv_a_mqa=KL+R,D "
+       "attn_kv_a_norm=KL attn_output=D,H*VD ")
+SPARSE = dict(hd=48, vd=32, rot=.34, one_kv=True, shexp=2)
+SPARSE_KV = {**MOE, "expert_shared_count": 2, "expert_weights_scale": 1.7, "leading_dense_block_count": 1,
+             "expert_weights_norm": True, "attention.kv_lora_rank": "KL", "attention.q_lora_rank": "QL",
+             "attention.key_length_mla": "hd", "attention.value_length_mla": "VD", "attention.key_length": "KL+R",
+             "attention.value_length": "KL", "attention.indexer.head_count": 8, "attention.indexer.key_length": 64,
+             "attention.indexer.top_k": 6}
+
+
+def _sparse(own):
+    """own(i): has layer i an indexer?"""
+    return lambda c, i: NORMS + MLA + INDEXER * own(i) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
 MORE = {
+    "deepseek32": (_sparse(lambda i: True), dict(SPARSE, rope="yarn", kv=SPARSE_KV | {
+        "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4,
+        "expert_group_used_count": 2})),
+    "glm-dsa": (_sparse(lambda i: True), dict(SPARSE, kv=SPARSE_KV)),
+    "glm-dsa-shared": (_sparse(lambda i: i % 2 == 0), dict(SPARSE, of="glm-dsa", rope="yarn", kv=SPARSE_KV | {
+        "expert_gating_func": 2, "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)]})),
     "mellum": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="yarn",
                                                           kv={**MOE, **WINDOW})),
     "smallthinker": (NORMS + QKV + EXPERTS_X, dict(layers=5, hd=32, tied=True, kv={
