@@ -1,7 +1,8 @@
 """Dense feed-forward networks.
 
     gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu, reglu: act is SiLU, GELU, ReLU; gate and up may be one
-                                                matrix; swiglu_limited, situ: both factors are kept below limits
+                                                matrix; swiglu_limited, swiglu_clamp, situ: both factors are
+                                                kept below limits
     plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
 """
 import dataclasses
@@ -32,7 +33,7 @@ PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": 
 # name -> (of gate and up, of both in one: the gate's half first; None: there is none)
 GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
          "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf), "reglu": (gg.reglu_split, gg.reglu),
-         "swiglu_limited": (_limited, None), "situ": (_situ, None)}
+         "swiglu_limited": (_limited, None), "swiglu_clamp": (gg.swiglu_clamp, None), "situ": (_situ, None)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Dense:
     bias: bool | None = None            # of all matrices: must be there, must not, may
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
-    shape: tuple = ()                   # of xielu: alpha_n, alpha_p, beta, eps; swiglu_limited: limit; situ: its betas
+    shape: tuple = ()                   # numbers of act: alpha_n, alpha_p, beta, eps of xielu; the limit; situ's betas
 
     @property
     def gated(self):

@@ -39,10 +39,10 @@ class Indexer:
                 "index_norm": loader.norm(p + "k_norm", "layer", s),
                 "index_proj": loader.linear(p + "proj", d, self.n_head, False)}
 
-    def mask(self, g, n, low, cache, w, i):
+    def mask(self, g, n, low, cache, w):
         """The mask of this layer, [n_kv, n_tokens].  n: what attention reads, low: the low-rank vector of queries."""
         if not self.shared:
-            g.shared[MASK] = self._picked(g, self._scores(g, n, low, cache, w), i)
+            g.shared[MASK] = self._picked(g, self._scores(g, n, low, cache, w))
         return g.shared[MASK]
 
     def _scores(self, g, n, low, cache, w):
@@ -56,10 +56,10 @@ class Indexer:
         weights = gg.scale(linear(w["index_proj"], n), 1.0 / math.sqrt(s * h))
         return gg.lightning_indexer(q, keys, weights, g.mask(0))
 
-    def _picked(self, g, scores, i):
+    def _picked(self, g, scores):
         mask, n_kv, t = g.mask(0), scores.ne[0], g.n_tokens
         n = min(self.n_top, n_kv)
-        ids = gg.set_name(gg.reshape_2d(gg.top_k(scores, n), n, t), f"indexer_top_k-{i}")
+        ids = gg.reshape_2d(gg.top_k(scores, n), n, t)
         hidden = gg.reshape_3d(gg.fill(mask, -math.inf), 1, n_kv, t)
         zeros = gg.fill(gg.view_3d(scores, 1, n, t, scores.nb[0], scores.nb[1], 0), 0.0)
         return gg.add(gg.reshape_2d(gg.set_rows(hidden, zeros, ids), n_kv, t), mask)

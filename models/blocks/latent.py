@@ -93,7 +93,7 @@ class Latent:
                               for v in (q_rope, k_rope))
         latent = gg.set_name(g.norm(latent, "rms", w["kv_norm"]), f"kv_cmpr-{i}")
         build = self._absorbed if self.absorbed else self._expanded
-        mask = self.indexer.mask(g, n, x, g.cache[i][-1], w, i) if self.indexer else g.mask(0)
+        mask = self.indexer.mask(g, n, x, g.cache[i][-1], w) if self.indexer else g.mask(0)
         o = gg.reshape_2d(build(g, q_nope, q_rope, latent, k_rope, mask, w, i), self.d_value * h, t)
         if self.gate:
             o = gated(o, self.gate, w["gate"], n, i, h if self.gate_by_head else 0)

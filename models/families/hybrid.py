@@ -1,10 +1,12 @@
-"""Decoders that mix attention with states: Nemotron H, Falcon H1, Jamba, LFM2 with experts, PLaMo 2."""
+"""Decoders that mix attention with states: Nemotron H, Falcon H1, Jamba, LFM2 with experts, PLaMo 2,
+MiniMax 01."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Beside, Block, Description
 from ggjit.models.blocks.facts import ROPE_NEOX
 from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.lightning import Lightning, NormResidualBlock
 from ggjit.models.blocks.moe import SIGMOID, gating, groups, mixture
 from ggjit.models.blocks.short_conv import ShortConv
 from ggjit.models.blocks.state_space import Mamba, MambaByHead
@@ -97,5 +99,24 @@ def plamo2(facts):
     return Description(blocks, facts.eps())
 
 
+def minimax_01(facts):
+    """Linear attention with fixed decays in seven layers of eight; experts."""
+    n, sizes = facts.n_layer, facts.heads()
+    if n < 2:
+        raise facts.wrong("block_count", n, "at least 2")
+    if sizes["d_head"] != sizes["d_head_v"]:
+        raise facts.wrong("attention.value_length", sizes["d_head_v"], f"attention.key_length, {sizes['d_head']}")
+    every = facts.positive("full_attention_interval", 8)
+    linear = facts.flags_per_layer("attention.recurrent_layers", None)
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=False)
+    feed_forward, scale = mixture(facts, facts.n_ff), facts.between("residual_scale", 0.0, 1e6)
+    blocks = []
+    for i in range(n):
+        is_linear = (i + 1) % every != 0 if linear[i] is None else linear[i]
+        mixer = Lightning(sizes["n_head"], sizes["d_head"], 1.0 - i / (n - 1) + 1e-5) if is_linear else attention
+        blocks.append(NormResidualBlock(mixer, feed_forward, scale))
+    return Description(blocks, facts.eps())
+
+
 FAMILY = {"nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "falcon-h1": falcon_h1, "lfm2moe": lfm2moe,
-          "jamba": jamba, "plamo2": plamo2}
+          "jamba": jamba, "plamo2": plamo2, "minimax-01": minimax_01}

@@ -1,4 +1,5 @@
-"""Decoders of experts with windows on some layers: Mellum 2, SmallThinker, MiMo 2, Step 3.5, Laguna, Granite."""
+"""Decoders with windows on some layers, mostly of experts: Mellum 2, SmallThinker, MiMo 2, Step 3.5, Laguna, Granite,
+Maple, Spark 2.5."""
 import dataclasses
 
 from ggjit.models.blocks.attention import Attention
@@ -150,5 +151,34 @@ def granite_swa(facts):
                        logit_scale=1.0 / facts.between("logit_scale", 1e-6, 1e6))
 
 
+def maple(facts):
+    """Norms of heads; RoPE in layers with windows only; SwiGLU within limits."""
+    facts.ignore("feed_forward_length")
+    sizes, n_ff = facts.heads(), facts.positive("expert_feed_forward_length")
+    rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
+    near = dataclasses.replace(rope, freq_base=_base_swa(facts, facts.freq_base), freq_scale=facts.freq_scale,
+                               n_dims=facts.rope_dims("rope.dimension_count_swa", rope.n_dims, sizes["d_head"]))
+    blocks = []
+    for w, limit in zip(facts.windows(..., default=...), facts.numbers_per_layer("swiglu_clamp_exp"), strict=True):
+        act = {"act": "swiglu_clamp", "shape": (limit,)} if limit else {}
+        blocks.append(Block(Attention(**sizes, rope=near if w else None, window=w, qk_norm="rms", out_bias=False),
+                            mixture(facts, n_ff, **act)))
+    return Description(blocks, facts.eps(), tied=False)
+
+
+def spark2_5(facts):
+    """Heads by layer, a gate for each of them, a GELU gate in the feed-forward; no experts."""
+    blocks = []
+    for w, sizes in zip(facts.windows(..., default=...), facts.heads_per_layer(), strict=True):
+        rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
+        if w:
+            rope = dataclasses.replace(
+                rope, freq_base=_base_swa(facts, facts.freq_base), freq_scale=facts.freq_scale,
+                n_dims=facts.rope_dims("rope.dimension_count_swa", rope.n_dims, sizes["d_head"]))
+        blocks.append(Block(Attention(**sizes, rope=rope, window=w, out_bias=False, gate="sigmoid", gate_by_head=True),
+                            Dense(facts.n_ff, "geglu", bias=False)))
+    return Description(blocks, facts.eps())
+
+
 FAMILY = {"mellum": mellum, "smallthinker": smallthinker, "mimo2": mimo2, "step35": step35, "laguna": laguna,
-          "granite_swa": granite_swa}
+          "granite_swa": granite_swa, "maple": maple, "spark2_5": spark2_5}

@@ -125,6 +125,11 @@ MORE = {
             64 + 16 * i for i in range(c.layers)]})),
     "plamo3": (PLAMO3, dict(layers=9, hd=32, rope="linear", kv={**WINDOW, "rope.freq_base_swa": 500.0})),
     "plamo3-full": (PLAMO3, dict(of="plamo3", hd=32, tied=True)),
+    "maple": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="linear", kv={
+        **MOE, **WINDOW, **EVERY_FOURTH, "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 16,
+        "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
+    "spark2_5": (_by_layer(QKV_HK + "attn_gate=H,D ", GATED), dict(layers=5, hd=32, kv={
+        **WINDOW, **EVERY_FOURTH, **COUNTS, "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 16})),
     "plm": (NORMS + "attn_q=Q,D attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_kv_b=H*(NOPE+VD),KL attn_output=D,H*VD "
             "ffn_up=F,D ffn_down=D,F ", dict(hd=48, vd=32, rot=.34, mha=True, must_tie=True, tied=True, kv={
                 "attention.kv_lora_rank": "KL", "attention.value_length": "VD"})),

@@ -2,7 +2,8 @@
 from helpers.arch_notation import EXPERTS_X, GATED, HEAD_NORMS, MAMBA2, MOE, NORMS, PICKED, POSTS, QKV, SHARED, SSM
 
 VARIANTS = ("nemotron_h_moe-latent", "falcon-h1-plain", "rwkv6-parts", "rwkv6qwen2-groups", "arwkv7-plain",
-            "kimi-k3-plain", "bailingmoe3-limits")
+            "kimi-k3-plain", "bailingmoe3-limits",
+            "minimax-01-listed")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = ((r"norm$", "near", 1.0, 0.2), (r"time_mix_decay\.", "between", -4.0, 1.0),
          (r"time_mix_first", "near", 0.0, 0.5))
@@ -58,6 +59,9 @@ KIMI_KV = {**MOE, "attention.key_length_mla": "hd", "attention.value_length_mla"
            "kda.head_dim": 32, "expert_shared_count": 2, "leading_dense_block_count": 1, "expert_gating_func": 2,
            "expert_weights_scale": 1.7,
            "attention.head_count_kv": lambda c: [int(i % 3 == 2) for i in range(c.layers)]}
+
+
+LIGHTNING = "attn_norm_2=Q attn_qkv=3*Q,D attn_gate=Q,D attn_output=D,Q "
 
 
 def _every(n, of=lambda c: c.kvh):
@@ -125,6 +129,13 @@ MORE = {
                                "kda.gate_lower_bound": -3.0, "kda.safe_gate": True,
                                "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)],
                                "swiglu_clamp_shexp": lambda c: [0.5 + 0.3 * i for i in range(c.layers)]})),
+    "minimax-01": (lambda c, i: NORMS + EXPERTS_X.replace("FX", "F") + (QKV if i % 3 == 2 else LIGHTNING), dict(
+        layers=5, hd=32, rot=.5, kv={"expert_count": "X", "expert_used_count": "U", "residual_scale": 1.4,
+                                     "full_attention_interval": 3})),
+    "minimax-01-listed": (lambda c, i: NORMS + EXPERTS_X.replace("FX", "F") + (LIGHTNING if i % 2 else QKV), dict(
+        of="minimax-01", layers=4, hd=32, tied=True, kv={
+            "expert_count": "X", "expert_used_count": "U", "residual_scale": 0.7,
+            "attention.recurrent_layers": lambda c: [i % 2 == 1 for i in range(c.layers)]})),
     "plamo2": (lambda c, i: "attn_norm=D ffn_norm=D ffn_up=2*F,D ffn_down=D,F " + POSTS.replace("=", "!=") + (
         "attn_qkv=Q+2*KV,D attn_output=D,Q attn_q_norm=H,hd attn_k_norm=K,hd " if i % 2 else BY_HEAD), dict(
         hd=32, rot=.5, ranks=8, kv={**SSM, "ssm.group_count": 0, "attention.head_count_kv": _every(2)})),
