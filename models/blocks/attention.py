@@ -212,8 +212,8 @@ class Attention:
 
     def _relative(self, g, table):
         """[n_kv, n_tokens, n_head]: what the distance of two tokens adds to their score."""
-        t = g.n_tokens
-        scores = gg.reshape_3d(gg.get_rows(table, g.leaf["buckets"]), self.n_head, t, t)
+        t, buckets = g.n_tokens, g.leaf["buckets"]
+        scores = gg.reshape_3d(gg.get_rows(table, buckets), self.n_head, buckets.ne[0] // t, t)
         return gg.cont(gg.permute(scores, 2, 0, 1, 3))
 
 

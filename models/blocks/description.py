@@ -14,6 +14,8 @@ from typing import Any
 
 import ggjit as gg
 
+WHOLE = "whole"                         # names of what a layer keeps begin with it that belongs to no token of the text
+
 
 class Loader:
     """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read.
@@ -281,7 +283,8 @@ class Description:
 
     @functools.cached_property
     def pieces(self):
-        return [piece for b in self.blocks for piece in (b.mixer, b.feed_forward) if piece is not None]
+        return [piece for b in self.blocks for piece in (b.mixer, getattr(b, "cross", None), b.feed_forward)
+                if piece is not None]
 
     @functools.cached_property
     def windows(self):

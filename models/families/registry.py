@@ -11,11 +11,12 @@ from ggjit.models.families import (
     qwen,
     recurrent,
     rms_norm,
+    t5,
     windowed_experts,
 )
 
 DECODERS = {**llama.FAMILY, **qwen.FAMILY, **gemma.FAMILY, **rms_norm.FAMILY, **layer_norm.FAMILY, **deepseek.FAMILY,
             **experts.FAMILY, **recurrent.FAMILY, **hybrid.FAMILY, **windowed_experts.FAMILY,
-            **kimi.FAMILY}
+            **kimi.FAMILY, **t5.FAMILY}
 
 ENCODERS = encoders.FAMILY

@@ -3,7 +3,7 @@
     load.py             load_model: a GGUF file -> the network of its architecture
     network.py          what the architectures share: weights, plans by shape, ids
     decoder_graph.py    decoders as graphs, from a description; decoder.py: texts that they read and continue
-    encoder.py          encoders; bert.py: BERT
+    encoder.py          encoders; bert.py: BERT; t5.py: an encoder and a decoder
     inside.py           named values of all networks: read, replaced, drawn; hooks.py: how; pictures.py: what is drawn
     offload.py          layers on a GPU; spread.py: over several devices
     bulk.py             many texts, in parts, on the workers of a cluster

@@ -48,7 +48,7 @@ class DecoderGraph(Network):
         self.n_embd, self.n_layer, self.n_ctx_train = facts.n_embd, facts.n_layer, facts.n_ctx_train
         self.n_ctx = facts.n_ctx = self._context_size()
         self.description = DECODERS[self.file.arch](facts)
-        self.n_layer, self._n_left = facts.n_layer, facts.n_predicting
+        self.n_layer, self._n_left = len(self.description.blocks), facts.n_predicting
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()

@@ -42,6 +42,7 @@ VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llam
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
             "glm4moe-nextn", *arch_hybrids.VARIANTS, *arch_experts.VARIANTS)
+ENCODED = [5, 90, 41, 7, 7, 66, 2, 33, 12, 80, 1]         # the text that encoders of encoder-decoders read
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
@@ -187,7 +188,7 @@ def main(tools, name, folder, named=None):
     if named:
         ids = np.random.default_rng(7).integers(0, sizes.vocab, 7).tolist()
         path, out = (os.path.join(folder, name) for name in ("model.gguf", "named.npz"))
-        np.savez(out, ids=ids, **named_values(LlamaLib(), path, ids))
+        np.savez(out, ids=ids, **named_values(LlamaLib(), path, ids, name))
         return
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
     path, other = (os.path.join(folder, name) for name in ("model.gguf", "moved.gguf"))
@@ -197,13 +198,20 @@ def main(tools, name, folder, named=None):
         whole, again = encoded(lib, path, ids), encoded(lib, other, ids)
     else:
         c = lib.load(path).context(n_ctx=256, flash=0, kv=0)
+        encode(c, name)
         whole = c.decode(ids, all_logits=True)
         c.reset()
         again = np.concatenate([c.decode([i]) for i in ids])
     np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again)
 
 
-def named_values(lib, path, ids):
+def encode(c, name):
+    """What the decoder of an encoder-decoder looks at."""
+    if name.startswith("t5") and not name.startswith("t5encoder"):
+        c.decode_embed(ENCODED)
+
+
+def named_values(lib, path, ids, name):
     """{"NAME|k": the F32 values}"""
     import ctypes
     c, found = lib.load(path).context(n_ctx=256, flash=0, kv=0, trace=True), {}
@@ -215,6 +223,7 @@ def named_values(lib, path, ids):
             raw = ctypes.string_at(x.data, 4 + sum((n - 1) * b for n, b in zip(ne, nb, strict=True)))
             a = np.ndarray(ne[::-1], np.float32, raw, 0, nb[::-1]).copy()
             found.setdefault(x.name.decode(), []).append(a)
+    encode(c, name)
     c.on_tensor = seen
     c.decode(ids, all_logits=True)
     return {f"{name}|{k}": a for name, values in found.items() for k, a in enumerate(values)}

@@ -3,7 +3,7 @@ from helpers.arch_notation import EXPERTS_X, GATED, HEAD_NORMS, MAMBA2, MOE, NOR
 
 VARIANTS = ("nemotron_h_moe-latent", "falcon-h1-plain", "rwkv6-parts", "rwkv6qwen2-groups", "arwkv7-plain",
             "kimi-k3-plain", "bailingmoe3-limits",
-            "minimax-01-listed")
+            "minimax-01-listed", "t5-relu")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = ((r"norm$", "near", 1.0, 0.2), (r"time_mix_decay\.", "between", -4.0, 1.0),
          (r"time_mix_first", "near", 0.0, 0.5))
@@ -83,6 +83,23 @@ NEMOTRON = dict(layers=6, hd=32, ranks=8, rot=0)
 NEMOTRON_MOE = {**MOE, "expert_gating_func": 2, "expert_shared_feed_forward_length": "FS", "expert_weights_norm": True,
                 "expert_weights_scale": 1.7, "attention.layer_norm_epsilon": 1e-5, "expert_group_count": 4,
                 "expert_group_used_count": 2}
+T5_LAYER = "attn_norm=D attn_q=Q,D attn_k=Q,D attn_v=Q,D attn_o=D,Q ffn_norm=D "
+CROSS = "".join(f"cross_attn_{n} " for n in ("norm=D", "q=Q,D", "k=Q,D", "v=Q,D", "o=D,Q"))
+
+
+def _t5_top(n_layer, feed_forward):
+    """The encoder and what belongs to no layer."""
+    layers = ((i, T5_LAYER + feed_forward + "attn_rel_b=32,H " * (i == 0)) for i in range(n_layer))
+    encoder = "".join(f"enc.blk.{i}.{t} " for i, tensors in layers for t in tensors.split())
+    return "token_embd=V,D output^=V,D enc.output_norm=D dec.output_norm=D " + encoder
+
+
+def _t5(feed_forward):
+    return lambda c, i: T5_LAYER + CROSS + feed_forward + "attn_rel_b=32,H " * (i == 0)
+
+
+T5 = dict(hd=32, mha=True, rot=0, must_untie=True, pre="dec.blk.")
+T5_KV = {"attention.relative_buckets_count": 32, "decoder_start_token_id": 3}
 MORE = {
     "nemotron_h": (_nemotron("ffn_up+b=F,D ffn_down+b=D,F "), dict(NEMOTRON, eps="ln", kv=_nemotron_kv())),
     "nemotron_h_moe": (_nemotron(SQUARED_EXPERTS.replace("E", "D")), dict(NEMOTRON, kv=_nemotron_kv(**NEMOTRON_MOE))),
@@ -136,6 +153,10 @@ MORE = {
         of="minimax-01", layers=4, hd=32, tied=True, kv={
             "expert_count": "X", "expert_used_count": "U", "residual_scale": 0.7,
             "attention.recurrent_layers": lambda c: [i % 2 == 1 for i in range(c.layers)]})),
+    "t5": (_t5(GATED), dict(T5, top=_t5_top(4, GATED), kv=T5_KV)),
+    "t5-relu": (_t5(SQUARED + "cross_attn_rel_b=32,H "), dict(
+        T5, of="t5", layers=3, top=_t5_top(4, SQUARED), kv=T5_KV | {
+            "block_count": 4, "decoder_block_count": lambda c: c.layers})),
     "plamo2": (lambda c, i: "attn_norm=D ffn_norm=D ffn_up=2*F,D ffn_down=D,F " + POSTS.replace("=", "!=") + (
         "attn_qkv=Q+2*KV,D attn_output=D,Q attn_q_norm=H,hd attn_k_norm=K,hd " if i % 2 else BY_HEAD), dict(
         hd=32, rot=.5, ranks=8, kv={**SSM, "ssm.group_count": 0, "attention.head_count_kv": _every(2)})),
