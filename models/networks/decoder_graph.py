@@ -59,9 +59,10 @@ class DecoderGraph(Network):
     def _check_kv_type(self):
         for block in self.description.blocks:
             d = [getattr(block.mixer, name, 0) for name in ("d_head", "d_head_v", "d_index")]
-            if any(n % self.kv_type.block for n in d):
+            wrong = [n for n in d if n % self.kv_type.block]
+            if wrong:
                 raise ParamError(f"kv_type {self.kv_type!r} stores blocks of {self.kv_type.block}, the heads of this "
-                                 f"model have {d[0]}; use F16 or F32")
+                                 f"model have {wrong[0]}; use F16 or F32")
 
     def _reserve(self):
         """For the largest graph, so that the arena never has to move."""

@@ -58,7 +58,7 @@ PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F "
 INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
 MLA = ("attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL attn_k_b=H,KL,NOPE attn_v_b=H,VD,KL attn_kv_a_mqa=KL+R,D "
        "attn_kv_a_norm=KL attn_output=D,H*VD ")
-SPARSE = dict(hd=48, vd=32, rot=.34, one_kv=True, shexp=2)
+SPARSE = dict(hd=64, vd=32, rot=.5, one_kv=True, shexp=2)
 SPARSE_KV = {**MOE, "expert_shared_count": 2, "expert_weights_scale": 1.7, "leading_dense_block_count": 1,
              "expert_weights_norm": True, "attention.kv_lora_rank": "KL", "attention.q_lora_rank": "QL",
              "attention.key_length_mla": "hd", "attention.value_length_mla": "VD", "attention.key_length": "KL+R",
@@ -85,18 +85,18 @@ MORE = {
     "smallthinker-full": (NORMS + QKV + EXPERTS_X, dict(of="smallthinker", layers=5, hd=32, kv={
         **MOE, "expert_gating_func": 1})),
     "mimo2": (lambda c, i: _by_layer(QKV_HK + "attn_sinks=H " * (i % 2), _dense_first(PICKED))(c, i), dict(
-        layers=5, hd=32, vd=16, must_untie=True, kv={
+        layers=5, hd=64, vd=32, must_untie=True, kv={
             **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "rope.freq_base_swa": 500.0, "attention.value_scale": 0.7,
             "attention.value_length": "VD"})),
     "mimo2-fused": (_by_layer(FUSED_HK, _dense_first(PICKED)), dict(
-        of="mimo2", layers=5, hd=32, vd=16, rot=.5, must_untie=True, kv={
+        of="mimo2", layers=5, hd=64, vd=32, rot=.5, must_untie=True, kv={
             **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "attention.value_length": "VD"})),
     "step35": STEP,
     "step35-limits": (STEP[0], dict(STEP[1], of="step35", kv=STEP[1]["kv"] | {
         "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)],
         "swiglu_clamp_shexp": lambda c: [0.5 + 0.3 * i for i in range(c.layers)]})),
     "laguna": (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + SHARED)), dict(
-        layers=5, hd=32, rope="yarn", rot=.5, kv={**MOE_FIRST, **WINDOW, **COUNTS, "rope.freq_base_swa": 500.0,
+        layers=5, hd=32, used=5, rope="yarn", rot=.5, kv={**MOE_FIRST, **WINDOW, **COUNTS, "rope.freq_base_swa": 500.0,
                                                   "rope.dimension_count_swa": "hd"})),
     "laguna-plain": (NORMS + QKV + HEAD_NORMS + "attn_gate=Q,D " + EXPERTS_X + PICKED + SHARED, dict(
         of="laguna", hd=32, tied=True, kv={**MOE_FIRST, "leading_dense_block_count": 0, "expert_gating_func": 2})),
@@ -131,7 +131,7 @@ MORE = {
     "spark2_5": (_by_layer(QKV_HK + "attn_gate=H,D ", GATED), dict(layers=5, hd=32, kv={
         **WINDOW, **EVERY_FOURTH, **COUNTS, "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 16})),
     "plm": (NORMS + "attn_q=Q,D attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_kv_b=H*(NOPE+VD),KL attn_output=D,H*VD "
-            "ffn_up=F,D ffn_down=D,F ", dict(hd=48, vd=32, rot=.34, mha=True, must_tie=True, tied=True, kv={
+            "ffn_up=F,D ffn_down=D,F ", dict(hd=64, vd=32, rot=.5, mha=True, must_tie=True, tied=True, kv={
                 "attention.kv_lora_rank": "KL", "attention.value_length": "VD"})),
     "talkie": (QKV + "attn_q_norm=H,1 layer_output_scale=1 " + GATED, dict(
         top="token_embd=V,D output=V,D ", hd=32, must_untie=True, kv={"logit_scale": 2.0})),

@@ -205,6 +205,13 @@ def main(tools, name, folder, named=None):
     np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again)
 
 
+def prepared(m):
+    """A network, with a text encoded where it looks at one."""
+    if hasattr(m, "encode"):
+        m.encode(ENCODED)
+    return m
+
+
 def encode(c, name):
     """What the decoder of an encoder-decoder looks at."""
     if name.startswith("t5") and not name.startswith("t5encoder"):

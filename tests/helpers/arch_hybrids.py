@@ -3,10 +3,10 @@ from helpers.arch_notation import EXPERTS_X, GATED, HEAD_NORMS, MAMBA2, MOE, NOR
 
 VARIANTS = ("nemotron_h_moe-latent", "falcon-h1-plain", "rwkv6-parts", "rwkv6qwen2-groups", "arwkv7-plain",
             "kimi-k3-plain", "bailingmoe3-limits",
-            "minimax-01-listed", "t5-relu")
+            "minimax-01-listed", "t5-gated")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = ((r"norm$", "near", 1.0, 0.2), (r"time_mix_decay\.", "between", -4.0, 1.0),
-         (r"time_mix_first", "near", 0.0, 0.5))
+         (r"time_mix_first", "near", 0.0, 0.5), (r"^dec\.blk\.\d+\.(cross_)?attn_q\.", "lin", 0.25))
 SQUARED = "ffn_up=F,D ffn_down=D,F "
 SQUARED_EXPERTS = ("ffn_gate_inp=X,D exp_probs_b.bias!=X ffn_up_exps=X,FX,E ffn_down_exps=X,E,FX ffn_up_shexp=FS,D "
                    "ffn_down_shexp=D,FS ")
@@ -53,7 +53,7 @@ def _mixed(delta, latent, first=GATED, experts=EXPERTS_X + SHARED + PICKED):
     return lambda c, i: NORMS + (latent if i % 3 == 2 else delta) + (experts if i else first)
 
 
-KIMI = dict(layers=5, least=3, hd=48, vd=32, rot=.34, shexp=2, must_untie=True)
+KIMI = dict(layers=5, least=3, hd=64, vd=32, rot=.5, shexp=2, must_untie=True)
 KIMI_KV = {**MOE, "attention.key_length_mla": "hd", "attention.value_length_mla": "VD", "attention.key_length": "KL+R",
            "attention.value_length": "KL", "attention.kv_lora_rank": "KL", "ssm.conv_kernel": "CK",
            "kda.head_dim": 32, "expert_shared_count": 2, "leading_dense_block_count": 1, "expert_gating_func": 2,
@@ -153,10 +153,9 @@ MORE = {
         of="minimax-01", layers=4, hd=32, tied=True, kv={
             "expert_count": "X", "expert_used_count": "U", "residual_scale": 0.7,
             "attention.recurrent_layers": lambda c: [i % 2 == 1 for i in range(c.layers)]})),
-    "t5": (_t5(GATED), dict(T5, top=_t5_top(4, GATED), kv=T5_KV)),
-    "t5-relu": (_t5(SQUARED + "cross_attn_rel_b=32,H "), dict(
-        T5, of="t5", layers=3, top=_t5_top(4, SQUARED), kv=T5_KV | {
-            "block_count": 4, "decoder_block_count": lambda c: c.layers})),
+    "t5": (_t5(SQUARED + "cross_attn_rel_b=32,H "), dict(T5, layers=3, top=_t5_top(4, SQUARED), kv=T5_KV | {
+        "block_count": 4, "decoder_block_count": lambda c: c.layers})),
+    "t5-gated": (_t5(GATED), dict(T5, of="t5", top=_t5_top(4, GATED), kv=T5_KV)),
     "plamo2": (lambda c, i: "attn_norm=D ffn_norm=D ffn_up=2*F,D ffn_down=D,F " + POSTS.replace("=", "!=") + (
         "attn_qkv=Q+2*KV,D attn_output=D,Q attn_q_norm=H,hd attn_k_norm=K,hd " if i % 2 else BY_HEAD), dict(
         hd=32, rot=.5, ranks=8, kv={**SSM, "ssm.group_count": 0, "attention.head_count_kv": _every(2)})),

@@ -59,12 +59,6 @@ def table(monkeypatch):
     monkeypatch.setitem(feed_forward.GATED, "geglu", (lambda a, b: gg.mul(gelu_of_ggml(a), b), whole))
 
 
-def encode(m):
-    """What the decoder of an encoder-decoder looks at."""
-    if hasattr(m, "encode"):
-        m.encode(arch_files.ENCODED)
-
-
 @pytest.mark.peer
 @pytest.mark.parametrize("name", sampled([(n,) for n in NAMES], lambda case: [kind(case[0])]))
 def test_against_llamacpp(name, written, table):
@@ -72,7 +66,7 @@ def test_against_llamacpp(name, written, table):
     path, want = written(name)
     ids = want["ids"].tolist()
     with load_model(path, n_threads=1, reserve=False) as m:
-        encode(m)
+        arch_files.prepared(m)
         hidden = m.hidden(ids)
         assert hidden.shape == (len(ids), m.n_embd) and np.isfinite(hidden).all()
         # BERT's own GELU is the exact one
@@ -83,7 +77,7 @@ def test_against_llamacpp(name, written, table):
             assert abs(np.linalg.norm(m.embed_ids(ids)) - 1) < 1e-5
             return
     with load_model(path, n_threads=1, n_ctx=64, n_batch=16, kv_type="F32", flash=False, reserve=False) as m:
-        encode(m)
+        arch_files.prepared(m)
         whole = m.logits(ids)                           # in batches of 16, 16 and 8
         m.reset()
         single = np.stack([m.decode([i]) for i in ids])

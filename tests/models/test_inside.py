@@ -278,7 +278,7 @@ def test_families(name, tmp_path):
     arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
     options = {"n_ctx": 64} if name in DECODERS else {}
     with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False, **options) as m:
-        run = m.logits if m.CAUSAL else m.embed_ids
+        run = arch_files.prepared(m).logits if m.CAUSAL else m.embed_ids
         plain = run(IDS)
         found = {s.name for s in m.names()}
         for i in range(m.n_layer):
@@ -313,8 +313,7 @@ def test_values_are_those_of_llamacpp(name, tmp_path, need):
     theirs, n_equal = np.load(tmp_path / "named.npz"), 0
     otherwise = OTHERWISE_IN_LLAMACPP | OTHERWISE_IN.get(name, set())
     with load_model(tmp_path / "model.gguf", n_threads=1, n_ctx=64, kv_type="F32", flash=False, reserve=False) as m:
-        if hasattr(m, "encode"):
-            m.encode(arch_files.ENCODED)
+        arch_files.prepared(m)
         for key, a in m.capture("*", theirs["ids"]).items():
             blk, _, what = key.rpartition(".")
             called = f"{what.removesuffix('_roped') + 'cur' * what.endswith('_roped')}-{blk[4:]}" if blk else \

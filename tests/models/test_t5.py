@@ -14,7 +14,7 @@ LONG = [9, 8, 7, 6, 5, 4, 3, 2] * 3
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("t5") / "m.gguf"
-    arch_files.write(shared("tools"), "t5-relu", path)
+    arch_files.write(shared("tools"), "t5", path)
     return path
 
 
@@ -70,7 +70,7 @@ def test_encoder_results(path):
 
 def test_tokens_behind_dropped_ones_move_forward(tmp_path):
     """With one layer, keys and values know no other tokens: it is as if those that stay had been read alone."""
-    arch_files.write(shared("tools"), "t5-relu", tmp_path / "m.gguf", layers=1)
+    arch_files.write(shared("tools"), "t5", tmp_path / "m.gguf", layers=1)
     with loaded(tmp_path / "m.gguf", n_batch=8) as m:
         m.encode(LONG)
         ids = [m.start_id, *range(20, 50)]
