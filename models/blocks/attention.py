@@ -232,11 +232,16 @@ def rows_by_head(g, cache, d, n_head_kv):
 
 
 def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None):
-    """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens]."""
+    """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens].
+
+    i: of the layer, in the names of what is computed; None: they get none.
+    """
+    def named(x, name):
+        return x if i is None else gg.set_name(x, f"{name}-{i}")
     if g.flash and not max_bias and bias is None:
         o = gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap)
-        return gg.set_name(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), f"attn-{i}")
-    kq = gg.set_name(gg.mul_mat(k, q), f"kq-{i}")
+        return named(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), "attn")
+    kq = named(gg.mul_mat(k, q), "kq")
     if softcap:
         kq = gg.scale(gg.tanh(gg.scale(kq, scale / softcap)), softcap)
         scale = 1.0
@@ -244,7 +249,7 @@ def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bi
         kq = gg.add(kq if scale == 1.0 else gg.scale(kq, scale), bias)
         scale = 1.0
     p = gg.soft_max_ext(kq, mask, scale, max_bias)
-    p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")
+    p = named(p if sinks is None else gg.soft_max_add_sinks(p, sinks), "kq_soft_max")
     v = gg.cast(v, gg.F32) if v.type.quantized else v       # blocks cannot be transposed
-    o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v)), p), f"kqv-{i}")    # [d_head_v, n_tokens, n_head]
-    return gg.set_name(gg.cont(gg.permute(o, 0, 2, 1, 3)), f"attn-{i}")
+    o = named(gg.mul_mat(gg.cont(gg.transpose(v)), p), "kqv")     # [d_head_v, n_tokens, n_head]
+    return named(gg.cont(gg.permute(o, 0, 2, 1, 3)), "attn")

@@ -48,7 +48,7 @@ class CrossAttention:
         k, v = (gg.view_3d(kept, self.d_head, rows, self.n_head, kept.nb[1], kept.type.row_nbytes(self.d_head), 0)
                 for kept in cache[:2])
         mask = gg.repeat_4d(gg.reshape_2d(cache[2], rows, 1), rows, t, 1, 1)
-        o = attend(g, gg.permute(q, 0, 2, 1, 3), k, v, mask, 1.0, f"cross-{i}")
+        o = attend(g, gg.permute(q, 0, 2, 1, 3), k, v, mask, 1.0, None)
         return linear(w["cross_o"], gg.reshape_2d(o, self.n, t))
 
 
