@@ -286,7 +286,8 @@ def test_families(name, tmp_path):
         assert "embd" in found and len(found) == len(m.names())
         kept = m.capture([s.name for s in m.names() if s.name not in m._hooks.without_flash], IDS)
         for key, want in node_by_node(m).items():
-            near(kept[key], want, 2e-4)
+            scores = key.rpartition(".")[2] in ("kq", "kq_soft_max")        # of the text's keys, not of all cache rows
+            near(kept[key], want[..., :kept[key].shape[-1]] if scores else want, 2e-4)
         for key, a in m.capture(weights_of_attention(m), IDS).items() if weights_of_attention(m) else ():
             assert (a >= 0).all() and (a.sum(-1) <= 1 + 1e-5).all(), key
         with m.patch({"*_out": lambda x: None}):
