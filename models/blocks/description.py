@@ -143,6 +143,7 @@ class Block:
     ffn_post: str = ""
     parallel: bool = False
     residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
+    post_eps: float = 0.0               # of the norms after mixer and feed_forward; 0: as of the others
     finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
@@ -171,10 +172,14 @@ class Block:
         def picked(x, now=not late):
             return gg.get_rows(x, rows) if now and rows is not None else x
 
-        def scaled(y):
+        def scaled(y, name):
+            if self.post_eps and name:
+                y = named(gg.mul(gg.rms_norm(y, self.post_eps), w[name][0]), name)
+            else:
+                y = normed(y, name)
             return gg.scale(y, self.residual_scale) if self.residual_scale else y
         n = normed(x, self.attn_norm)
-        a = scaled(normed(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post))
+        a = scaled(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post)
         if self.feed_forward is None:
             return picked(named(gg.add(a, x), "l_out"), True)
         if self.parallel:
@@ -184,11 +189,25 @@ class Block:
                 g.block_input = picked(x)
             x = picked(named(gg.add(a, x), "ffn_inp"))
             m = normed(x, self.ffn_norm)
-        f = scaled(normed(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post))
+        f = scaled(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post)
         y = gg.add(gg.add(f, a), x) if self.parallel else gg.add(f, x)
         if self.finish:
             y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
+
+
+@dataclasses.dataclass(frozen=True)
+class BareStart:
+    """A Description.frame: the embeddings pass an RMS norm without weights (Muse Glimmer)."""
+
+    def load(self, loader):
+        return {}
+
+    def before(self, g, x, w):
+        return gg.rms_norm(x, g.eps)
+
+    def after(self, g, x, w, rows):
+        return x
 
 
 @dataclasses.dataclass(frozen=True)

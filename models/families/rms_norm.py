@@ -1,12 +1,12 @@
 """Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss, Mistral 3,
 MiniCPM, Apertus, EXAONE 4; and those that differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE
 4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo 1 and 3, Refact, XVERSE, Pangu, Maincoder,
-OpenELM, PLM, Talkie."""
+OpenELM, PLM, Talkie, Muse Glimmer."""
 import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
-from ggjit.models.blocks.description import Block, Description, EmbeddingSkip
+from ggjit.models.blocks.description import BareStart, Block, Description, EmbeddingSkip
 from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.latent import Latent
@@ -247,9 +247,24 @@ def talkie(facts):
                       logit_scale=facts.between("logit_scale", 1e-6, 1e6))
 
 
+def muse_glimmer(facts):
+    """Norms before and after, gates behind attention, RoPE in layers with windows only."""
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
+    base = facts.between("rope.freq_base_swa", *ROPE_BASES, facts.freq_base)
+    near = dataclasses.replace(rope, freq_base=base, freq_scale=1.0)
+    blocks = [Block(Attention(**sizes, rope=near if w else None, window=w, qk_norm="rms", out_bias=False,
+                              gate="sigmoid"), Dense(facts.n_ff, bias=False), post_eps=1e-8, **POSTS)
+              for w in facts.windows(4, default=...)]
+    return Description(blocks, facts.eps(), frame=BareStart(), tied=False,
+                       logit_scale=facts.between("logit_scale", 1e-6, 1e6),
+                       softcap=facts.scale("final_logit_softcapping"))
+
+
 FAMILY = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
           "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
           "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
           "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
           "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder,
-          "openelm": openelm, "plamo3": plamo3, "plm": plm, "talkie": talkie}
+          "openelm": openelm, "plamo3": plamo3, "plm": plm, "talkie": talkie,
+          "muse-glimmer": muse_glimmer}

@@ -130,6 +130,9 @@ MORE = {
         "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
     "spark2_5": (_by_layer(QKV_HK + "attn_gate=H,D ", GATED), dict(layers=5, hd=32, kv={
         **WINDOW, **EVERY_FOURTH, **COUNTS, "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 16})),
+    "muse-glimmer": (NORMS + QKV + HEAD_NORMS + "attn_gate=Q,D " + POSTS + GATED, dict(
+        layers=5, hd=32, must_untie=True, rope="linear", kv={
+            **WINDOW, "rope.freq_base_swa": 500.0, "logit_scale": 2.0, "final_logit_softcapping": 6.0})),
     "plm": (NORMS + "attn_q=Q,D attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_kv_b=H*(NOPE+VD),KL attn_output=D,H*VD "
             "ffn_up=F,D ffn_down=D,F ", dict(hd=64, vd=32, rot=.5, mha=True, must_tie=True, tied=True, kv={
                 "attention.kv_lora_rank": "KL", "attention.value_length": "VD"})),
