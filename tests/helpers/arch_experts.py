@@ -52,7 +52,8 @@ def _dense_first(more):
 STEP = (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + SHARED)), dict(
     layers=5, hd=32, must_untie=True, rope="freqs", ropes=("freqs",), kv={
         **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "expert_shared_feed_forward_length": "FS", "expert_gating_func": 2,
-        "expert_weights_scale": 1.7, "expert_weights_norm": True, "rope.freq_base_swa": 500.0}))
+        "expert_weights_scale": 1.7, "expert_weights_norm": True, "leading_dense_block_count": 1,
+        "moe_every_n_layers": 1, "rope.freq_base_swa": 500.0}))
 PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F " + HEAD_NORMS +
           POSTS.replace("=", "!="))
 INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
