@@ -300,7 +300,7 @@ def test_families(name, tmp_path):
 OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of values before or after RoPE or a scale
     "embd", "kq", "wqkv", "ffn_up", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_down", "Qcur", "Q_roped", "K_roped"}
 OTHERWISE_IN = {"nemotron_h": {"l_out"}, "nemotron_h_moe": {"l_out"}, "falcon-h1": {"attn_out"}, "jamba": {"ffn_inp"},
-                "arctic": {"ffn_out"}, "mimo2": {"attn_out"}, "spark2_5": {"attn_gate"}}
+                "arctic": {"ffn_out"}, "mimo2": {"attn_out"}, "spark2_5": {"attn_gate"}, "nanbeige": {"l_out"}}
 
 
 @pytest.mark.peer
