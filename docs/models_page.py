@@ -15,7 +15,8 @@ the list of these; a file of a known architecture with tensors or settings that 
 with their names ([How to](how-to.md#run-a-model)).
 
 Decoders have `m.logits(ids)`, `m.decode(ids)`, `m.generate(prompt)`; encoders have `m.embed(texts)`. Both have
-`m.hidden(ids)`: the last hidden states, (n_tokens, dim), neither pooled nor normalised.
+`m.hidden(ids)`: the last hidden states, (n_tokens, dim), neither pooled nor normalised. T5 is both: `m.encode(text)`
+reads a text, `m.decode(ids)` goes on with another one about it, and `m.generate(text)` does the two.
 """
 
 TEXT = """\
@@ -57,7 +58,8 @@ For every architecture, and for variants of some (RoPE scalings, experts, window
 random weights is loaded by llama.cpp and by ggjit: F32 weights and cache, no flash attention. The logits of a text,
 read in batches and token by token, may differ by four times what llama.cpp's own two ways of reading it differ (of an
 encoder: its results with every weight moved by one float32 step), or by 3e-4 of the largest number
-(`tests/models/test_architectures.py`; `pytest -m slow` for all of them).
+(`tests/models/test_architectures.py`; `pytest -m slow` for all of them). Of those with states, experts or windows a
+change of any tensor has to change the logits (`tests/models/test_kept.py`).
 
 - Speed beside llama.cpp on the same files: `python -m benchmarks.families`
   ([results](../benchmarks/results/families.md)).
@@ -67,9 +69,14 @@ encoder: its results with every weight moved by one float32 step), or by 3e-4 of
 - Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)).
 - phi3 looks at everything, as in llama.cpp, though its file may name a window.
 - `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, phi3, phimoe and minicpm.
-- qwen2vl, qwen35 and qwen35moe are computed for text, where the parts of a position are equal. llama.cpp leaves the
-  epsilon of qwen2vl's norms out.
-- Layers that guess tokens further on (`nextn_predict_layers` of glm4moe, bailingmoe2, qwen35) are left out.
+- qwen2vl, qwen35, qwen35moe, glm-dsa, deepseek32 and bailingmoe3 are computed for text, where the parts of a position
+  are equal. llama.cpp leaves the epsilon of qwen2vl's norms out.
+- Layers that guess tokens further on (`nextn_predict_layers`) are left out.
+- deepseek32 and glm-dsa leave the Hadamard matrix of their indexer out: products of what it turns are the same.
+- kimi-linear, kimi-k3 and bailingmoe3 need `attn_k_b` and `attn_v_b`; files with `attn_kv_b` instead are refused.
+- A mellum file's base of RoPE for windows is taken; llama.cpp takes that of the other layers.
+- A t5 file without an output matrix divides its logits by the root of `n_embd`, as the model was trained; llama.cpp
+  leaves that out.
 - A minicpm file without scales divides its logits by `n_embd` / 256, as the model was trained; llama.cpp multiplies
   them.
 - Recurrent layers keep two states for each text, and one, so that an interrupted call leaves the text as it was.

@@ -5,9 +5,12 @@ tokens, and adds its part to a graph.
     description.py      Description and Block: which pieces a network has, in which order; what pieces are given
     attention.py        attention with norms, biases, windows, sinks, soft caps, RoPE or ALiBi
     feed_forward.py     dense feed-forward networks; moe.py: routers and experts
-    latent.py           attention over low-rank keys and values (MLA)
+    latent.py           attention over low-rank keys and values (MLA); indexer.py: which keys a token looks at
+    cross.py            attention over what an encoder made of another text
+    grove.py            experts with small ones beside them
+    residual_attention.py   attention over what earlier layers left
     state_space.py      Mamba 1 and 2; short_conv.py: gated short convolutions
-    delta.py            the gated delta rule; rwkv.py: RWKV-7
+    delta.py            the gated delta rule; rwkv.py: RWKV 6 and 7; lightning.py: linear attention with fixed decays
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

@@ -7,6 +7,8 @@
 
     cache of one layer                         which row holds which token: networks/cells.py
     K, V  [n_embd_kv, n_rows]                  set_rows writes the new rows, attention views rows 0 .. n_kv-1
+
+A layer with `kv_of` has no keys and values of its own: it reads those of an earlier layer.
 """
 import dataclasses
 import math
@@ -14,6 +16,8 @@ import math
 import ggjit as gg
 from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.facts import Rope
+
+GATES = {"sigmoid": gg.sigmoid, "softplus": gg.softplus}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +35,19 @@ class Attention:
     clamp: float = 0.0                  # q, k and v are kept within -clamp .. clamp; 0: not
     sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
     gated: bool = False                 # half of each head of Wq is a gate: o * sigmoid(gate)
+    gate: str = ""                      # of GATES: o * act(attn_gate n)
+    gate_by_head: bool = False          # that gate is one number for each head
+    out_scale: float = 0.0              # of the result; 0: none
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
     bias: bool | None = None            # of q, k, v: must be there, must not, may
     out_bias: bool | None = None
     qk_norm: str = ""                   # kind, as Scope.norm has them; "": none
-    qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all"
+    qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all";
+                                        # "query": a head, with one weight for each head of queries, none for keys
     norm_after_rope: bool = False
+    v_norm: bool = False                # every head's value is divided by its RMS
+    v_is_k: bool = False                # there is no Wv: values are the keys as projected
+    kv_of: int | None = None            # the layer whose keys and values are read, instead of own ones
     out: str = "attn_output"
     temperature: bool = False           # queries are scaled by position: input "temperature"
     rel_buckets: int = 0                # of relative positions, each with a score per head; 0: none
@@ -50,11 +61,17 @@ class Attention:
         return self.d_head * self.n_head_kv
 
     @property
+    def n_o(self):
+        return self.d_head_v * self.n_head
+
+    @property
     def n_v(self):
         return self.d_head_v * self.n_head_kv
 
     def cache(self, sizes):
         """[(name, type, ne)] of what is kept between tokens."""
+        if self.kv_of is not None:
+            return []
         n, type_ = sizes.rows[self.window], sizes.kv_type
         return [("k cache", type_, (self.n_k, n)), ("v cache", type_, (self.n_v, n))]
 
@@ -63,13 +80,21 @@ class Attention:
         if self.fused:
             w = {"attn_qkv": loader.linear(p + "attn_qkv", d, n_q + self.n_k + self.n_v, self.bias)}
         else:
-            w = {n: loader.linear(p + n, d, ne, self.bias)
-                 for n, ne in (("attn_q", n_q), ("attn_k", self.n_k), ("attn_v", self.n_v))}
+            sizes = {"attn_q": n_q}
+            if self.kv_of is None:
+                sizes |= {"attn_k": self.n_k} | ({} if self.v_is_k else {"attn_v": self.n_v})
+            else:                       # some files hold them all the same
+                loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
+            w = {n: loader.linear(p + n, d, ne, self.bias) for n, ne in sizes.items()}
         w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
+        if self.gate:
+            w["attn_gate"] = loader.linear(p + "attn_gate", d, self.n_head if self.gate_by_head else self.n_o, False)
         for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
-            if self.qk_norm:
-                ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,)}
-                w[n] = loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
+            if self.qk_norm and (n == "attn_q_norm" or self.kv_of is None):
+                ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,),
+                      "query": (1, n_heads)}
+                bare = self.qk_norm_over == "query" and n == "attn_k_norm"
+                w[n] = (None, None) if bare else loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
         if self.rel_buckets:
             table = loader.want(p + "attn_rel_b.weight", self.n_head, self.rel_buckets, optional=bool(loader.tables))
             loader.tables.extend([] if table is None else [table])
@@ -77,27 +102,46 @@ class Attention:
         if self.sinks:
             w["attn_sinks"] = loader.want(p + "attn_sinks.weight", self.n_head)
         if self.rope:
-            factors = [loader.want(n, self.rope.n_dims // 2, optional=True)
+            factors = [loader.want(n, self.rope.n_factors or self.rope.n_dims // 2, optional=True)
                        for n in (self.rope.factors, *self.rope.unused) if n]
             w["rope_factors"] = factors[0] if factors else None
         return w
 
     # ------------------------------------------------------------ the graph
     def build(self, g, n, w, i):
+        if self.kv_of is not None:
+            return self._reading(g, n, w, i)
         q, k, v, gate = self._project(g, n, w, i)
-        if self.rope:
-            q, k = (gg.set_name(gg.rope_ext(t, g.leaf["positions"], w["rope_factors"], *self.rope.parameters),
-                                f"{name}_roped-{i}") for t, name in ((q, "Q"), (k, "K")))
+        q, k = self._rotated(g, q, "Q", w, i), self._rotated(g, k, "K", w, i)
         if self.norm_after_rope:
-            q, k = self._normed(g, q, k, w, i)
+            q, k = (self._normed(g, t, name, w, i) for t, name in ((q, "Q"), (k, "K")))
         if self.temperature:
             q = gg.mul(q, g.leaf["temperature"])
-        k, v = self._keys_and_values(g, k, v, i)
+        if self.v_norm:
+            v = gg.view_3d(v, self.d_head_v, self.n_head_kv, g.n_tokens, self.d_head_v * v.nb[0], v.nb[1], 0)
+            v = gg.reshape_2d(gg.rms_norm(v, g.eps), self.n_v, g.n_tokens)
+        k, v = g.shared["keys and values", i] = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
-        return linear(w[self.out], o)
+        if self.gate:
+            o = gated(o, self.gate, w["attn_gate"], n, i, self.n_head if self.gate_by_head else 0)
+        y = linear(w[self.out], o)
+        return gg.scale(y, self.out_scale) if self.out_scale else y
+
+    def _reading(self, g, n, w, i):
+        """With the keys and values of another layer."""
+        q = gg.reshape_3d(gg.set_name(linear(w["attn_q"], n), f"Qcur-{i}"), self.d_head, self.n_head, g.n_tokens)
+        q = self._rotated(g, self._normed(g, q, "Q", w, i) if self.qk_norm else q, "Q", w, i)
+        o = self._attend(g, gg.permute(q, 0, 2, 1, 3), *g.shared["keys and values", self.kv_of], w, i)
+        return linear(w[self.out], gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens))
+
+    def _rotated(self, g, x, name, w, i):
+        if not self.rope:
+            return x
+        x = gg.rope_ext(x, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
+        return gg.set_name(x, f"{name}_roped-{i}")
 
     def turned(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further."""
@@ -129,21 +173,20 @@ class Attention:
             q, gate = gg.set_name(q, f"Qcur-{i}"), gg.set_name(gg.reshape_2d(gate, self.n_q, g.n_tokens), f"gate-{i}")
         q = q if self.qk_norm_over == "all" else gg.reshape_3d(q, self.d_head, self.n_head, g.n_tokens)
         k = gg.set_name(clamped(linear(w["attn_k"], n)), f"Kcur-{i}")
+        v = k if self.v_is_k else gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
         k = k if self.qk_norm_over == "all" else gg.reshape_3d(k, self.d_head, self.n_head_kv, g.n_tokens)
-        v = gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
         return *self._by_head(g, q, k, w, i), v, gate
 
     def _by_head(self, g, q, k, w, i):
         """q and k, normed where that comes before RoPE, as [d_head, heads, n_tokens]."""
         if self.qk_norm and not self.norm_after_rope:
-            q, k = self._normed(g, q, k, w, i)
+            q, k = (self._normed(g, t, name, w, i) for t, name in ((q, "Q"), (k, "K")))
         if self.qk_norm_over == "all":
             q, k = (gg.reshape_3d(t, self.d_head, h, g.n_tokens) for t, h in ((q, self.n_head), (k, self.n_head_kv)))
         return q, k
 
-    def _normed(self, g, q, k, w, i):
-        return (gg.set_name(g.norm(t, self.qk_norm, w[f"attn_{name.lower()}_norm"]), f"{name}cur_normed-{i}")
-                for name, t in (("Q", q), ("K", k)))
+    def _normed(self, g, x, name, w, i):
+        return gg.set_name(g.norm(x, self.qk_norm, w[f"attn_{name.lower()}_norm"]), f"{name}cur_normed-{i}")
 
     def _keys_and_values(self, g, k, v, i):
         """As [d, n_kv, n_head_kv]: out of the cache, or of these tokens alone."""
@@ -169,9 +212,18 @@ class Attention:
 
     def _relative(self, g, table):
         """[n_kv, n_tokens, n_head]: what the distance of two tokens adds to their score."""
-        t = g.n_tokens
-        scores = gg.reshape_3d(gg.get_rows(table, g.leaf["buckets"]), self.n_head, t, t)
+        t, buckets = g.n_tokens, g.leaf["buckets"]
+        scores = gg.reshape_3d(gg.get_rows(table, buckets), self.n_head, buckets.ne[0] // t, t)
         return gg.cont(gg.permute(scores, 2, 0, 1, 3))
+
+
+def gated(o, act, weights, n, i, n_head=0):
+    """o times act(W n).  n_head: of o, where there is one number for each; 0: one for each number of o."""
+    gate = GATES[act](gg.set_name(linear(weights, n), f"attn_gate-{i}"))
+    if not n_head:
+        return gg.mul(o, gate)
+    heads = gg.reshape_3d(o, o.ne[0] // n_head, n_head, o.ne[1])
+    return gg.reshape_2d(gg.mul(heads, gg.reshape_3d(gate, 1, n_head, o.ne[1])), *o.ne[:2])
 
 
 def rows_by_head(g, cache, d, n_head_kv):
@@ -180,11 +232,16 @@ def rows_by_head(g, cache, d, n_head_kv):
 
 
 def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bias=None):
-    """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens]."""
+    """q [d, n_tokens, n_head], k [d, n_kv, n_head_kv], v [d_v, n_kv, n_head_kv] -> [d_v, n_head, n_tokens].
+
+    i: of the layer, in the names of what is computed; None: they get none.
+    """
+    def named(x, name):
+        return x if i is None else gg.set_name(x, f"{name}-{i}")
     if g.flash and not max_bias and bias is None:
         o = gg.flash_attn_ext(q, k, v, mask, scale, 0.0, softcap)
-        return gg.set_name(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), f"attn-{i}")
-    kq = gg.set_name(gg.mul_mat(k, q), f"kq-{i}")
+        return named(o if sinks is None else gg.flash_attn_ext_add_sinks(o, sinks), "attn")
+    kq = named(gg.mul_mat(k, q), "kq")
     if softcap:
         kq = gg.scale(gg.tanh(gg.scale(kq, scale / softcap)), softcap)
         scale = 1.0
@@ -192,7 +249,7 @@ def attend(g, q, k, v, mask, scale, i, softcap=0.0, max_bias=0.0, sinks=None, bi
         kq = gg.add(kq if scale == 1.0 else gg.scale(kq, scale), bias)
         scale = 1.0
     p = gg.soft_max_ext(kq, mask, scale, max_bias)
-    p = gg.set_name(p if sinks is None else gg.soft_max_add_sinks(p, sinks), f"kq_soft_max-{i}")
+    p = named(p if sinks is None else gg.soft_max_add_sinks(p, sinks), "kq_soft_max")
     v = gg.cast(v, gg.F32) if v.type.quantized else v       # blocks cannot be transposed
-    o = gg.set_name(gg.mul_mat(gg.cont(gg.transpose(v)), p), f"kqv-{i}")    # [d_head_v, n_tokens, n_head]
-    return gg.set_name(gg.cont(gg.permute(o, 0, 2, 1, 3)), f"attn-{i}")
+    o = named(gg.mul_mat(gg.cont(gg.transpose(v)), p), "kqv")     # [d_head_v, n_tokens, n_head]
+    return named(gg.cont(gg.permute(o, 0, 2, 1, 3)), "attn")

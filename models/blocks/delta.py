@@ -1,4 +1,4 @@
-"""Qwen3-Next's linear attention: the gated delta rule.  Source: arXiv 2412.06464.
+"""Linear attention by the gated delta rule: Qwen3-Next's and Kimi's.  Source: arXiv 2412.06464, 2510.26692.
 
     q, k, v = silu(conv(Wqkv n));   q, k divided by their norms, each of n_group heads serves a run of value heads
     beta, a = sigmoid(Wb n), exp(A softplus(Wa n + dt))
@@ -10,6 +10,12 @@ import dataclasses
 import ggjit as gg
 from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.short_conv import convolved, state
+
+
+def _unit(x, eps):
+    """x / sqrt(sum x^2 + eps) of every row"""
+    n = x.ne[0]
+    return gg.scale(gg.rms_norm(x, eps / n), n ** -0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +94,73 @@ class DeltaRule:
         """x [d_state, n_group, n_tokens] over its norms, each head as often as it serves value heads."""
         s, times, t = self.d_state, self.n_head // self.n_group, g.n_tokens
         if self.apart:
-            return gg.reshape_4d(gg.l2_norm(x, g.eps), s, self.n_group, g.n_each, g.n_seqs)
-        x = gg.reshape_4d(gg.l2_norm(x, g.eps), s, 1, self.n_group, t)
+            return gg.reshape_4d(_unit(x, g.eps), s, self.n_group, g.n_each, g.n_seqs)
+        x = gg.reshape_4d(_unit(x, g.eps), s, 1, self.n_group, t)
         return gg.reshape_4d(gg.repeat_4d(x, s, times, self.n_group, t), s, self.n_head, g.n_each, g.n_seqs)
+
+
+@dataclasses.dataclass(frozen=True)
+class KimiDelta:
+    """Kimi's linear attention: the delta rule with a decay of its own for every number of a key.
+
+    q, k, v = silu(conv(W n));   decay = exp(A softplus(Wf n + dt)), or exp(lower sigmoid(sign A (Wf n + dt)))
+    result  = Wout (rms_norm(o) * g * sigmoid(Wg n));   Wf and Wg may each be two matrices, [a] with [b] behind it
+    """
+    n_head: int
+    d_head: int
+    d_conv: int
+    decay_rank: int = 0                 # 0: Wf is one matrix
+    gate_rank: int = 0
+    gate: str = "ssm_g_a"               # the tensor of Wg, or of its first matrix
+    flat: bool = False                  # A lies in the file as one row
+    lower: float = 0.0                  # 0: the decay is that of softplus
+    sign: float = 1.0
+
+    def cache(self, sizes):
+        n = self.n_head * self.d_head
+        convs = [state(sizes, k, (self.d_conv - 1) * n) for k in range(3)]
+        return [*convs, state(sizes, 3, self.d_head * n)]
+
+    def load(self, loader, p):
+        d, h, n, want = loader.n_embd, self.n_head, self.n_head * self.d_head, loader.want
+
+        def in_two(name, rank):
+            """[weights of one product after the other]"""
+            if not rank:
+                return [loader.linear(p + name, d, n, False)]
+            return [loader.linear(p + name, d, rank, False), loader.linear(p + name[:-1] + "b", rank, n, False)]
+        w = {c: loader.linear(f"{p}attn_{c}", d, n, False) for c in "qkv"}
+        w |= {"conv_" + c: want(f"{p}ssm_conv1d_{c}.weight", self.d_conv, 1, n) for c in "qkv"}
+        return w | {"f": in_two("ssm_f_a", self.decay_rank), "g": in_two(self.gate, self.gate_rank),
+                    "beta": loader.linear(p + "ssm_beta", d, h, False), "a": want(p + "ssm_a", *(() if self.flat else
+                                                                                               (1,)), h),
+                    "dt": want(p + "ssm_dt.bias", n), "ssm_norm": want(p + "ssm_norm.weight", self.d_head),
+                    "out": loader.linear(p + "attn_output", n, d, False)}
+
+    def build(self, g, n, w, i):
+        t, s, h, each = g.n_tokens, self.d_head, self.n_head, (g.n_each, g.n_seqs)
+
+        def product(name):
+            x = n
+            for weights in w[name]:
+                x = linear(weights, x)
+            return x
+        q, k, v = (gg.reshape_4d(gg.silu(convolved(g, i, j, linear(w[c], n), gg.reshape_2d(w["conv_" + c], self.d_conv,
+                                                                                          s * h))), s, h, *each)
+                   for j, c in enumerate("qkv"))
+        q, k = (_unit(x, g.eps) for x in (q, k))
+        decay = self._decay(gg.add(product("f"), w["dt"]), gg.reshape_3d(w["a"], 1, h, 1))
+        beta = gg.reshape_4d(gg.sigmoid(linear(w["beta"], n)), 1, h, *each)
+        before = gg.reshape_4d(g.state(i, 3), s, s, h, g.n_seqs)
+        out = gg.gated_delta_net(q, k, v, gg.reshape_4d(decay, s, h, *each), beta, before)
+        g.keep(i, 3, gg.view_1d(out, s * s * h * g.n_seqs, s * h * t * out.nb[0]))
+        o = gg.set_name(gg.view_3d(out, s, h, t, s * out.nb[0], s * h * out.nb[0], 0), f"scan-{i}")
+        o = gg.mul(gg.mul(gg.rms_norm(o, g.eps), w["ssm_norm"]), gg.sigmoid(gg.reshape_3d(product("g"), s, h, t)))
+        return linear(w["out"], gg.reshape_2d(o, s * h, t))
+
+    def _decay(self, x, a):
+        """The logarithm of what is left of the state, [d_head, n_head, n_tokens]."""
+        if not self.lower:
+            return gg.mul(gg.reshape_3d(gg.softplus(x), self.d_head, self.n_head, x.ne[1]), a)
+        x = gg.mul(gg.reshape_3d(x, self.d_head, self.n_head, x.ne[1]), a)
+        return gg.scale(gg.sigmoid(gg.scale(x, self.sign) if self.sign != 1.0 else x), self.lower)

@@ -1,7 +1,9 @@
 """What a network is: blocks in their order, and what comes before and after them.
 
     x = scale embd[ids] (+ positions) (normed)
+    x = frame.before(x)
     per block:   x += mixer(norm x),  x += feed_forward(norm x)         (with norms after them, scales, or in parallel)
+    x = frame.after(x)
     logits = cap(scale Wout norm x)
 
 Pieces are given a Loader to take their tensors from, and a Scope to build their part of a graph in.
@@ -12,6 +14,8 @@ from typing import Any
 
 import ggjit as gg
 
+WHOLE = "whole"                         # names of what a layer keeps begin with it that belongs to no token of the text
+
 
 class Loader:
     """Tensors of a file by name and shape, as `Weights.want`; `matrices`: those that only products read.
@@ -19,9 +23,9 @@ class Loader:
     `beside(name)`: [(A, B, factor)] of the adapters of a weight.
     """
 
-    def __init__(self, weights, n_embd):
-        self.want, self.n_embd, self.matrices = weights.want, n_embd, []
-        self._used, self.beside = weights.used, weights.beside
+    def __init__(self, weights, n_embd, n_vocab=0):
+        self.want, self.n_embd, self.n_vocab, self.matrices = weights.want, n_embd, n_vocab, []
+        self._used, self.beside, self._tensors = weights.used, weights.beside, weights.file.tensors
         self.tables = []                        # of relative positions: the first serves layers that have none
 
     def linear(self, name, n_in, n_out, bias=None):
@@ -31,14 +35,19 @@ class Loader:
         bias = None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
         return weight, bias, *self.beside(name + ".weight")
 
+    def has(self, name):
+        """Does the file hold a tensor of that name?"""
+        return name in self._tensors
+
     def ignore(self, *names):
         """These tensors change nothing."""
         self._used.update(names)
 
     def norm(self, name, kind, *ne):
-        """The parameters of a norm of that kind."""
+        """The parameters of a norm of that kind.  Some converters write its name without ".weight"."""
         ne = ne or (self.n_embd,)
-        return (self.want(name + ".weight", *ne) if kind != "bare" else None,
+        weight = name if self.has(name) else name + ".weight"
+        return (self.want(weight, *ne) if not kind.endswith("bare") else None,
                 self.want(name + ".bias", *ne) if kind in ("layer", "rms biased") else None)
 
 
@@ -64,10 +73,11 @@ class Scope:
     states: list = dataclasses.field(default_factory=list)      # nodes that write states: nothing reads them
     shared: dict = dataclasses.field(default_factory=dict)      # what one layer leaves for the others
     whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
+    block_input: Any = None             # what the block began with, for feed-forwards that read it (reads_input)
 
     def norm(self, x, kind, params):
-        """kind: rms: x / rms(x) * w (+ b: rms biased);  layer: (x - mean) / std * w + b;  centred: without b;  bare:
-        without both."""
+        """kind: rms: x / rms(x) * w (+ b: rms biased; rms bare: without w);  layer: (x - mean) / std * w + b;  centred:
+        without b;  bare: without both."""
         w, b = params
         x = gg.rms_norm(x, self.eps) if kind.startswith("rms") else gg.norm(x, self.eps)
         x = x if w is None else gg.mul(x, w)
@@ -86,13 +96,17 @@ class Scope:
         """Tokens of each text."""
         return self.n_tokens // self.n_seqs
 
+    def states_of(self, i, k):
+        """State k of layer i of all texts: [n, n_slots]."""
+        return next(leaf for leaf in self.cache[i] if leaf.name == f"state {k} {i}")
+
     def state(self, i, k):
         """State k of layer i before these tokens: [n, n_seqs]."""
-        return gg.get_rows(self.cache[i][k], self.leaf["slot"])
+        return gg.get_rows(self.states_of(i, k), self.leaf["slot"])
 
     def keep(self, i, k, new):
         """Store state k of layer i."""
-        kept = self.cache[i][k]
+        kept = self.states_of(i, k)
         new = gg.set_name(gg.reshape_2d(new, kept.ne[0], self.n_seqs), f"state_{k}-{i}")
         self.states.append(gg.set_rows(kept, new, self.leaf["next_slot"]))
 
@@ -129,12 +143,16 @@ class Block:
     ffn_post: str = ""
     parallel: bool = False
     residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
+    post_eps: float = 0.0               # of the norms after mixer and feed_forward; 0: as of the others
+    finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
         names = [self.attn_norm, self.attn_post] + ([self.ffn_norm, self.ffn_post] if self.feed_forward else [])
         w = self.mixer.load(loader, p)
         if self.feed_forward:
             w |= self.feed_forward.load(loader, p)
+        if self.finish:
+            w |= self.finish.load(loader, p)
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
     def cache(self, sizes):
@@ -154,20 +172,96 @@ class Block:
         def picked(x, now=not late):
             return gg.get_rows(x, rows) if now and rows is not None else x
 
-        def scaled(y):
+        def scaled(y, name):
+            if self.post_eps and name:
+                y = named(gg.mul(gg.rms_norm(y, self.post_eps), w[name][0]), name)
+            else:
+                y = normed(y, name)
             return gg.scale(y, self.residual_scale) if self.residual_scale else y
         n = normed(x, self.attn_norm)
-        a = scaled(normed(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post))
+        a = scaled(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post)
         if self.feed_forward is None:
             return picked(named(gg.add(a, x), "l_out"), True)
         if self.parallel:
             m, a, x = picked(normed(x, self.ffn_norm) if self.ffn_norm else n), picked(a), picked(x)
         else:
+            if getattr(self.feed_forward, "reads_input", False):
+                g.block_input = picked(x)
             x = picked(named(gg.add(a, x), "ffn_inp"))
             m = normed(x, self.ffn_norm)
-        f = scaled(normed(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post))
+        f = scaled(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post)
         y = gg.add(gg.add(f, a), x) if self.parallel else gg.add(f, x)
+        if self.finish:
+            y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
+
+
+@dataclasses.dataclass(frozen=True)
+class BareStart:
+    """A Description.frame: the embeddings pass an RMS norm without weights (Muse Glimmer)."""
+
+    def load(self, loader):
+        return {}
+
+    def before(self, g, x, w):
+        return gg.rms_norm(x, g.eps)
+
+    def after(self, g, x, w, rows):
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingSkip:
+    """A Block.finish: the embeddings are added to what a layer gives on, times a number of the layer (Talkie)."""
+
+    def load(self, loader, p):
+        return {"layer_output_scale": loader.want(p + "layer_output_scale.weight", 1)}
+
+    def build(self, g, y, w, i, picked):
+        return gg.add(y, gg.mul(picked(g.shared["embd"]), w["layer_output_scale"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class NormedAgain:
+    """A Block.finish: the last norm, before the blocks are passed again (Nanbeige)."""
+
+    def load(self, loader, p):
+        return {"again": loader.norm("output_norm", "rms")}
+
+    def build(self, g, y, w, i, picked):
+        return g.norm(y, "rms", w["again"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """A Block.finish: what a layer gives on is halved (RWKV 6, whose later weights are larger for it)."""
+
+    def load(self, loader, p):
+        return {}
+
+    def build(self, g, y, w, i, picked):
+        return gg.scale(y, 0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """A mixer of two that read the same and whose results are added: attention, and one with states."""
+    attention: Any
+    other: Any
+
+    window = property(lambda self: self.attention.window)
+    rope = property(lambda self: self.attention.rope)
+    d_head = property(lambda self: self.attention.d_head)
+    d_head_v = property(lambda self: self.attention.d_head_v)
+
+    def cache(self, sizes):
+        return self.attention.cache(sizes) + self.other.cache(sizes)
+
+    def load(self, loader, p):
+        return self.attention.load(loader, p) | self.other.load(loader, p)
+
+    def build(self, g, n, w, i):
+        return gg.add(self.attention.build(g, n, w, i), self.other.build(g, n, w, i))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,11 +308,14 @@ class Description:
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
     output_bias: bool = False
     prefix: str = "blk."
+    n_stored: int = 0                   # blocks in the file, which are passed again and again; 0: all
     temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
+    frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
 
     @functools.cached_property
     def pieces(self):
-        return [piece for b in self.blocks for piece in (b.mixer, b.feed_forward) if piece is not None]
+        return [piece for b in self.blocks for piece in (b.mixer, getattr(b, "cross", None), b.feed_forward)
+                if piece is not None]
 
     @functools.cached_property
     def windows(self):

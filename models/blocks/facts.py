@@ -33,6 +33,7 @@ class Rope:
     beta_slow: float = 1.0
     factors: str = dataclasses.field(default="", metadata={"parameter": False})     # "": none
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
+    n_factors: int = dataclasses.field(default=0, metadata={"parameter": False})    # in the file; 0: of n_dims
 
     @property
     def turning(self):
@@ -130,18 +131,42 @@ class Facts:
         """Does the file hold a tensor of that name?"""
         return tensor in self.file.tensors
 
+    def require(self, tensor):
+        """Errors: ModelError, where the file has no such tensor."""
+        if not self.has(tensor):
+            raise ModelError(f"{self.file.path}: tensor {tensor!r} is missing, the {self.file.arch} architecture needs "
+                             f"it; convert the model again")
+
     def ignore(self, *keys):
         """Mark keys as read that say nothing about this architecture."""
         for key in keys:
             self.get(key, None)
 
     def per_layer(self, key, default=...):
-        """[an integer at least 0 for every layer], from a number or an array."""
-        value, n = self.get(key, default), self.n_layer
+        """[an integer at least 0 for every layer], from a number or an array of all layers of the file."""
+        value, n = self.get(key, default), self.n_layer + self.n_predicting
         values = [value] * n if not isinstance(value, np.ndarray) else value.tolist()
         if len(values) != n or not all(type(v) is int and v >= 0 for v in values):
             raise self.wrong(key, value, f"a number at least 0, or {n} of them")
-        return values
+        return values[:self.n_layer]
+
+    def numbers_per_layer(self, key):
+        """[a number at least 0 for every layer], from a number or an array of all layers of the file; 0 where none is
+        stated."""
+        value, n = self.get(key, 0.0), self.n_layer + self.n_predicting
+        values = value.tolist() if isinstance(value, np.ndarray) else [value] * n
+        if len(values) != n or not all(type(v) in (int, float) and 0 <= v < math.inf for v in values):
+            raise self.wrong(key, value, f"a number at least 0, or {n} of them")
+        return values[:self.n_layer]
+
+    def flags_per_layer(self, key, default):
+        """[true or false for every layer], from an array of all layers of the file."""
+        value, n = self.get(key, None), self.n_layer + self.n_predicting
+        if value is None:
+            return [default] * self.n_layer
+        if not isinstance(value, np.ndarray) or len(value) not in (n, self.n_layer):
+            raise self.wrong(key, value, f"{n} times true or false")
+        return value.astype(bool).tolist()[:self.n_layer]
 
     def floats_per_layer(self, key):
         """[a number for every layer], from a number or an array under a key without the architecture's name."""
@@ -185,23 +210,35 @@ class Facts:
     def heads(self):
         """{n_head, n_head_kv, d_head, d_head_v}: the sizes of Attention."""
         n_head = self.positive("attention.head_count")
-        n_head_kv = self.positive("attention.head_count_kv", n_head)
-        d_head = self.get("attention.key_length", 0, int)
-        if n_head % n_head_kv or (self.n_embd % n_head and not d_head):
+        return self._heads(n_head, self.positive("attention.head_count_kv", n_head))
+
+    def heads_per_layer(self, near=()):
+        """[`heads` of every layer, or None where it has none], from numbers or arrays.
+
+        near: [is it a layer with a window?]; those have sizes of their own, where the file states such.
+        """
+        n_head = self.per_layer("attention.head_count")
+        n_head_kv = self.per_layer("attention.head_count_kv", self.get("attention.head_count"))
+        suffixes = ["_swa" if has_window else "" for has_window in near] or [""] * len(n_head)
+        return [self._heads(h, kv, s) if h and kv else None
+                for h, kv, s in zip(n_head, n_head_kv, suffixes, strict=True)]
+
+    def _heads(self, n_head, n_head_kv, suffix=""):
+        def length(key, default):
+            default = self.positive(f"attention.{key}", default) if suffix else default
+            return self.positive(f"attention.{key}{suffix}", default)
+        if n_head % n_head_kv or (self.n_embd % n_head and not self.get("attention.key_length", 0, int)):
             raise ModelError(f"{self.file.path}: {n_head} heads, {n_head_kv} kv heads and embedding_length "
                              f"{self.n_embd} do not fit together")
-        d_head = self.positive("attention.key_length", self.n_embd // n_head)
-        return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head,
-                "d_head_v": self.positive("attention.value_length", d_head)}
+        d_head = length("key_length", self.n_embd // n_head)
+        return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head, "d_head_v": length("value_length", d_head)}
 
     def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1]):
         """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
 
         kinds: of scaling that are served.
         """
-        n_dims = self.get("rope.dimension_count", d_head, int)
-        if not 0 < n_dims <= d_head or n_dims % 2:
-            raise ModelError(f"{self.file.path}: rope.dimension_count {n_dims} does not fit heads of {d_head}")
+        n_dims = self.rope_dims("rope.dimension_count", d_head, d_head)
         kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
         if kind not in kinds:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
@@ -220,6 +257,13 @@ class Facts:
         return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", 1.0 if kind == "yarn" else 0.0), attn,
                     given("yarn_beta_fast", 32.0), given("yarn_beta_slow", 1.0), factors, tuple(unused))
 
+    def rope_dims(self, key, default, d_head):
+        """How many numbers of a head are rotated."""
+        n_dims = self.get(key, default, int)
+        if not 0 < n_dims <= d_head or n_dims % 2:
+            raise ModelError(f"{self.file.path}: {key} {n_dims} does not fit heads of {d_head}")
+        return n_dims
+
     @property
     def freq_base(self):
         """RoPE's base as the file has it, for layers that options leave alone."""
@@ -235,7 +279,8 @@ class Facts:
         """[how many tokens a layer looks back on, itself included; 0: all].
 
         `attention.sliding_window_pattern` overrides the period: of so many layers one looks at everything, the last
-        (or the first); or an array with true for a window.  default: of the width; ...: the file has to state one.
+        (or the first); or an array with true for a window.  ... as period: the file has to state an array.  default: of
+        the width; ...: the file has to state one.
         """
         window, n = self.get("attention.sliding_window", default, int), self.n_layer
         if default is ... and window < 1:
@@ -243,6 +288,7 @@ class Facts:
         pattern = self.get("attention.sliding_window_pattern", period)
         if isinstance(pattern, np.ndarray):
             flags = pattern.astype(bool).tolist()
+            flags = flags[:n] if len(flags) == n + self.n_predicting else flags
         elif type(pattern) is int and pattern >= 0:
             flags = [pattern == 0 or (i % pattern != 0 if dense_first else i % pattern < pattern - 1)
                      for i in range(n)]

@@ -1,9 +1,12 @@
 """Dense feed-forward networks.
 
-    gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu: act is SiLU, GELU; gate and up may be one matrix
+    gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu, reglu: act is SiLU, GELU, ReLU; gate and up may be one
+                                                matrix; swiglu_limited, swiglu_clamp, situ: both factors are
+                                                kept below limits
     plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
 """
 import dataclasses
+import math
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
@@ -13,11 +16,24 @@ def _relu_sqr(x):
     return gg.sqr(gg.relu(x))
 
 
+def _limited(gate, up, limit):
+    """min(silu(gate), limit) * up, up within -limit .. limit."""
+    gate = gg.clamp(gg.silu(gate), -math.inf, limit)
+    return gg.mul(gate, gg.clamp(up, -limit, limit))
+
+
+def _situ(gate, up, beta, linear_beta):
+    """beta tanh(gate / beta) sigmoid(gate) * b tanh(up / b), b = linear_beta; 0: up as it is."""
+    factor = gg.mul(gg.scale(gg.tanh(gg.scale(gate, 1.0 / beta)), beta), gg.sigmoid(gate))
+    return gg.mul(factor, gg.scale(gg.tanh(gg.scale(up, 1.0 / linear_beta)), linear_beta) if linear_beta else up)
+
+
 PLAIN = {"gelu": gg.gelu, "gelu_erf": gg.gelu_erf, "relu": gg.relu, "relu_sqr": _relu_sqr, "silu": gg.silu,
          "xielu": gg.xielu}
-# name -> (of gate and up, of both in one: the gate's half first)
+# name -> (of gate and up, of both in one: the gate's half first; None: there is none)
 GATED = {"swiglu": (gg.swiglu_split, gg.swiglu), "geglu": (gg.geglu_split, gg.geglu),
-         "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf)}
+         "geglu_erf": (gg.geglu_erf_split, gg.geglu_erf), "reglu": (gg.reglu_split, gg.reglu),
+         "swiglu_limited": (_limited, None), "swiglu_clamp": (gg.swiglu_clamp, None), "situ": (_situ, None)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +45,7 @@ class Dense:
     bias: bool | None = None            # of all matrices: must be there, must not, may
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
-    shape: tuple = ()                   # of xielu: alpha_n, alpha_p, beta, eps
+    shape: tuple = ()                   # numbers of act: alpha_n, alpha_p, beta, eps of xielu; the limit; situ's betas
 
     @property
     def gated(self):
@@ -53,7 +69,7 @@ class Dense:
             return gg.set_name(linear(w[name], x), f"{called or name}-{i}")
         if self.gated and not self.fused:
             gate, up = product("ffn_gate", m), product("ffn_up", m)
-            h = GATED[self.act][0](gate, up)
+            h = GATED[self.act][0](gate, up, *self.shape)
         else:
             h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m), *self.shape)
         return product("ffn_down", gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}"), "ffn_out" + self.suffix)

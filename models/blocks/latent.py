@@ -10,9 +10,10 @@
 import dataclasses
 
 import ggjit as gg
-from ggjit.models.blocks.attention import attend, rows_by_head
+from ggjit.models.blocks.attention import attend, gated, rows_by_head
 from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.facts import Rope
+from ggjit.models.blocks.indexer import Indexer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,20 +23,32 @@ class Latent:
     d_value: int
     kv_rank: int
     q_rank: int                         # 0: Wq in one piece
-    rope: Rope
+    rope: Rope | None
     scale: float
     absorbed: bool
     temperature: bool = False           # queries are scaled by position: input "temperature"
+    d_shared: int = 0                   # without RoPE: of a head, the part that would be rotated
+    gate: str = ""                      # of attention.GATES: o * act(attn_gate n)
+    gate_by_head: bool = False          # that gate is one number for each head
+    indexer: Indexer | None = None      # which keys a token looks at; None: all
     window = 0
     cached = True                       # writes keys into the cache and reads them there
 
     @property
+    def n_rot(self):
+        return self.rope.n_dims if self.rope else self.d_shared
+
+    @property
     def d_nope(self):
-        return self.d_key - self.rope.n_dims
+        return self.d_key - self.n_rot
 
     @property
     def d_head(self):
-        return self.kv_rank + self.rope.n_dims if self.absorbed else self.d_key
+        return self.kv_rank + self.n_rot if self.absorbed else self.d_key
+
+    @property
+    def d_index(self):
+        return self.indexer.d_head if self.indexer else 0
 
     @property
     def d_head_v(self):
@@ -43,13 +56,14 @@ class Latent:
 
     def cache(self, sizes):
         if self.absorbed:
-            return [("k cache", sizes.kv_type, (self.d_head, sizes.rows[0]))]
+            index = self.indexer.cache(sizes) if self.indexer else []
+            return [("k cache", sizes.kv_type, (self.d_head, sizes.rows[0])), *index]
         return [("k cache", sizes.kv_type, (self.d_key * self.n_head, sizes.rows[0])),
                 ("v cache", sizes.kv_type, (self.d_value * self.n_head, sizes.rows[0]))]
 
     def load(self, loader, p):
         d, h, c, want, p = loader.n_embd, self.n_head, self.kv_rank, loader.want, p + "attn_"
-        w = {"kv_a": loader.linear(p + "kv_a_mqa", d, c + self.rope.n_dims, False),
+        w = {"kv_a": loader.linear(p + "kv_a_mqa", d, c + self.n_rot, False),
              "kv_norm": loader.norm(p + "kv_a_norm", "rms", c),
              "out": loader.linear(p + "output", h * self.d_value, d, False)}
         if self.q_rank:
@@ -58,27 +72,36 @@ class Latent:
                   "q": loader.linear(p + "q_b", self.q_rank, h * self.d_key, False)}
         else:
             w["q"] = loader.linear(p + "q", d, h * self.d_key, False)
+        if self.indexer:
+            w |= self.indexer.load(loader, p.removesuffix("attn_"))
+        if self.gate:
+            w["gate"] = loader.linear(p + "gate", d, h if self.gate_by_head else h * self.d_value, False)
         if self.absorbed:
             return w | {"k_b": want(p + "k_b.weight", self.d_nope, c, h),
                         "v_b": want(p + "v_b.weight", c, self.d_value, h)}
         return w | {"kv_b": loader.linear(p + "kv_b", c, h * (self.d_nope + self.d_value), False)}
 
     def build(self, g, n, w, i):
-        t, h, rot, c = g.n_tokens, self.n_head, self.rope.n_dims, self.kv_rank
+        t, h, rot, c = g.n_tokens, self.n_head, self.n_rot, self.kv_rank
         x = g.norm(linear(w["q_a"], n), "rms", w["q_norm"]) if self.q_rank else n
         q = gg.reshape_3d(gg.set_name(linear(w["q"], x), f"q-{i}"), self.d_key, h, t)
         q_nope, q_rope = self._split(q, self.d_nope, rot)
         kv = gg.reshape_3d(gg.set_name(linear(w["kv_a"], n), f"kv_cmpr_pe-{i}"), c + rot, 1, t)
         latent, k_rope = self._split(kv, c, rot)
-        q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], None, *self.rope.parameters) for v in (q_rope, k_rope))
+        if self.rope:
+            q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], None, *self.rope.parameters)
+                              for v in (q_rope, k_rope))
         latent = gg.set_name(g.norm(latent, "rms", w["kv_norm"]), f"kv_cmpr-{i}")
         build = self._absorbed if self.absorbed else self._expanded
-        o = build(g, q_nope, q_rope, latent, k_rope, w, i)
-        return linear(w["out"], gg.reshape_2d(o, self.d_value * h, t))
+        mask = self.indexer.mask(g, n, x, g.cache[i][-1], w) if self.indexer else g.mask(0)
+        o = gg.reshape_2d(build(g, q_nope, q_rope, latent, k_rope, mask, w, i), self.d_value * h, t)
+        if self.gate:
+            o = gated(o, self.gate, w["gate"], n, i, h if self.gate_by_head else 0)
+        return linear(w["out"], o)
 
     def turned(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further: the last part of every head."""
-        rot, t = self.rope.n_dims, k.ne[1]
+        rot, t = self.n_rot, k.ne[1]
         heads = gg.reshape_3d(k, self.d_head, k.ne[0] // self.d_head, t)
         still, rope = self._split(heads, self.d_head - rot, rot)
         return gg.reshape_2d(gg.concat(still, gg.rope_ext(rope, positions, None, *parameters), 0), *k.ne[:2])
@@ -92,23 +115,23 @@ class Latent:
         q = gg.concat(nope, rope, 0)
         return gg.permute(gg.mul(q, g.leaf["temperature"]) if self.temperature else q, 0, 2, 1, 3)
 
-    def _absorbed(self, g, q_nope, q_rope, latent, k_rope, w, i):
+    def _absorbed(self, g, q_nope, q_rope, latent, k_rope, mask, w, i):
         q_nope = gg.mul_mat(w["k_b"], gg.permute(q_nope, 0, 2, 1, 3))           # [kv_rank, n_tokens, n_head]
         q = self._query(g, gg.permute(q_nope, 0, 2, 1, 3), q_rope)
         new = gg.reshape_2d(gg.concat(latent, k_rope, 0), self.d_head, g.n_tokens)
         kept = gg.set_rows(g.cache[i][0], new, g.rows(0))
         k = rows_by_head(g, kept, self.d_head, 1)
         v = rows_by_head(g, kept, self.kv_rank, 1)
-        o = attend(g, q, k, v, g.mask(0), self.scale, i)                        # [kv_rank, n_head, n_tokens]
+        o = attend(g, q, k, v, mask, self.scale, i)                        # [kv_rank, n_head, n_tokens]
         o = gg.mul_mat(w["v_b"], gg.permute(o, 0, 2, 1, 3))
         return gg.cont(gg.permute(o, 0, 2, 1, 3))
 
-    def _expanded(self, g, q_nope, q_rope, latent, k_rope, w, i):
+    def _expanded(self, g, q_nope, q_rope, latent, k_rope, mask, w, i):
         t, h = g.n_tokens, self.n_head
         kv = linear(w["kv_b"], gg.reshape_2d(latent, self.kv_rank, t))
         k_nope, v = self._split(gg.reshape_3d(kv, self.d_nope + self.d_value, h, t), self.d_nope, self.d_value)
-        k = gg.concat(k_nope, gg.repeat_4d(k_rope, self.rope.n_dims, h, t, 1), 0)
+        k = gg.concat(k_nope, gg.repeat_4d(k_rope, self.n_rot, h, t, 1), 0)
         k = gg.set_rows(g.cache[i][0], gg.reshape_2d(k, self.d_key * h, t), g.rows(0))
         v = gg.set_rows(g.cache[i][1], gg.reshape_2d(gg.cont(v), self.d_value * h, t), g.rows(0))
         return attend(g, self._query(g, q_nope, q_rope), rows_by_head(g, k, self.d_key, h),
-                      rows_by_head(g, v, self.d_value, h), g.mask(0), self.scale, i)
+                      rows_by_head(g, v, self.d_value, h), mask, self.scale, i)

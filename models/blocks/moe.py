@@ -4,10 +4,11 @@
     p       = softmax(s), or sigmoid(s)
     ids     = the n_used largest of p (+ b), in descending order                [n_used, n_tokens]
     w       = p[ids] / sum p[ids], or p[ids];  or softmax(s[ids])
-    result  = sum_u w[u] Wdown[ids[u]] (silu(Wgate[ids[u]] m) * Wup[ids[u]] m)  (+ a shared expert that all pass)
+    result  = sum_u w[u] Wdown[ids[u]] (act(Wgate[ids[u]] m) * Wup[ids[u]] m)   (+ a shared expert that all pass)
 
-The weights of all experts of a layer are one tensor each: ffn_gate_exps and ffn_up_exps [n_embd, n_ff, n_expert],
-ffn_down_exps [n_ff, n_embd, n_expert]; mul_mat_id reads only the experts in use.
+The weights of all experts of a layer are one tensor each: ffn_gate_exps and ffn_up_exps [n_embd, n_ff, n_expert], or
+both in ffn_gate_up_exps; ffn_down_exps [n_ff, n_embd, n_expert]; mul_mat_id reads only the experts in use.  Latent
+experts read Wlow m, which is shorter, and Wup makes their result as long as m again.
 """
 import dataclasses
 import math
@@ -15,7 +16,7 @@ from typing import Any
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.feed_forward import GATED, PLAIN, Dense
 from ggjit.ops.core.errors import ModelError
 from ggjit.tensors.tensor import Tensor
 
@@ -29,7 +30,7 @@ OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # of gpt-oss's clamped SwiGLU
 class Experts:
     """One layer's router and experts."""
     router: Tensor
-    gate: Tensor
+    gate: Tensor | None                 # None: gate and up are one tensor, or there is no gate
     up: Tensor
     down: Tensor
     n_used: int
@@ -42,6 +43,8 @@ class Experts:
     biases: Any = None                  # (of router, gate, up, down)
     act: str = "swiglu"
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
+    factors: Any = None                 # of what each expert gives, [n_expert]
+    shape: tuple = ()                   # numbers of act, as Dense has them
 
 
 def is_mixture(facts):
@@ -63,6 +66,9 @@ class Mixture:
     n_groups_used: int = 1
     biased: bool = False
     act: str = "swiglu"
+    shape: tuple = ()                   # numbers of act, as Dense has them
+    n_latent: int = 0                   # numbers that experts read and give; 0: n_embd
+    latent: str = "latent"              # tensors ffn_latent_down, ffn_latent_up; a norm between, where the file has one
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
 
@@ -71,26 +77,48 @@ class Mixture:
 
     def load(self, loader, p):
         d, f, n, want, p_ = loader.n_embd, self.n_ff, self.n_expert, loader.want, p + "ffn_"
-        names = "gate_inp", "gate_exps", "up_exps", "down_exps"
-        router, gate, up, down = (want(f"{p_}{k}.weight", *ne) for k, ne in
-                                  zip(names, ((d, n), (d, f, n), (d, f, n), (f, d, n)), strict=True))
-        loader.matrices += gate, up, down
+        names, e = ("gate_inp", "gate_exps", "up_exps", "down_exps"), self.n_latent or d
+        router, gate, down = want(p_ + "gate_inp.weight", d, n), None, want(p_ + "down_exps.weight", f, e, n)
+        up = want(p_ + "gate_up_exps.weight", e, 2 * f, n, optional=True) \
+            if self.act in GATED and GATED[self.act][1] else None
+        if up is not None:
+            names = "gate_inp", "", "gate_up_exps", "down_exps"
+        else:
+            gate = want(p_ + "gate_exps.weight", e, f, n) if self.act not in PLAIN else None
+            up = want(p_ + "up_exps.weight", e, f, n)
+        loader.matrices += [t for t in (gate, up, down) if t is not None]
         biases = None
         if self.biased:
             biases = tuple(want(f"{p_}{k}.bias", *ne) for k, ne in
                            zip(names, ((n,), (f, n), (f, n), (d, n)), strict=True))
-        pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
+        bias = p + "exp_probs_b.bias"
+        pick_bias = want(bias if loader.has(bias) else p + "exp_probs_b", n) if self.pick_bias else None
+        factors = None if self.biased else want(p_ + "down_exps.scale", n, optional=True)
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
                                 self.n_groups, self.n_groups_used, biases, self.act,
-                                tuple(loader.beside(f"{p_}{k}.weight") for k in names))}
+                                tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors,
+                                self.shape)}
+        if self.n_latent:
+            name = p_ + self.latent
+            w |= {"latent_down": loader.linear(name + "_down", d, e, False),
+                  "latent_up": loader.linear(name + "_up", e, d, False)}
+            if loader.has(name + "_norm.weight"):
+                w["latent_norm"] = loader.norm(name + "_norm", "rms", e)
         if self.shared:
             w |= self.shared.load(loader, p)
         if self.shared_gate:
             w["ffn_gate_inp_shexp"] = want(p_ + "gate_inp_shexp.weight", d)
         return w
 
-    def build(self, g, m, w, i):
-        y = feed_forward(m, w["experts"], i)
+    def build(self, g, m, w, i, routed=None):
+        """routed: what the router reads instead of m."""
+        routed = m if routed is None else routed
+        if self.n_latent:
+            low = gg.set_name(linear(w["latent_down"], m), f"ffn_latent-{i}")
+            low = feed_forward(low, w["experts"], i, routed)
+            y = linear(w["latent_up"], g.norm(low, "rms", w["latent_norm"]) if "latent_norm" in w else low)
+        else:
+            y = feed_forward(m, w["experts"], i, routed)
         if self.shared is None:
             return y
         s = self.shared.build(g, m, w, i)
@@ -100,9 +128,45 @@ class Mixture:
         return gg.set_name(gg.add(y, s), f"ffn_out-{i}")
 
 
-def mixture(facts, n_ff, **switches):
+@dataclasses.dataclass(frozen=True)
+class RoutedByInput:
+    """Experts that are picked by what the block began with, before attention and norms (SmallThinker)."""
+    experts: Mixture
+    reads_input = True
+
+    def cache(self, sizes):
+        return []
+
+    def load(self, loader, p):
+        return self.experts.load(loader, p)
+
+    def build(self, g, m, w, i):
+        return self.experts.build(g, m, w, i, g.block_input)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseBesideExperts:
+    """A dense network, and experts that read what the block began with, through a norm of their own (Arctic)."""
+    dense: Dense
+    experts: Mixture
+    reads_input = True
+
+    def cache(self, sizes):
+        return []
+
+    def load(self, loader, p):
+        return self.dense.load(loader, p) | self.experts.load(loader, p) | {
+            "ffn_norm_exps": loader.norm(p + "ffn_norm_exps", "rms")}
+
+    def build(self, g, m, w, i):
+        routed = self.experts.build(g, g.norm(g.block_input, "rms", w["ffn_norm_exps"]), w, i)
+        return gg.add(self.dense.build(g, m, w, i), routed)
+
+
+def mixture(facts, n_ff, n_used=None, **switches):
     """The Mixture whose counts and scale stand in the metadata.  Errors: ModelError."""
-    n_expert, n_used = (facts.get(key, kind=int) for key in ("expert_count", "expert_used_count"))
+    n_expert = facts.get("expert_count", kind=int)
+    n_used = facts.get("expert_used_count", kind=int) if n_used is None else n_used
     path, arch = facts.file.path, facts.file.arch
     if not 1 <= n_used <= n_expert:
         raise ModelError(f"{path}: {arch}.expert_used_count = {n_used} does not fit {n_expert} experts")
@@ -128,25 +192,35 @@ def gating(facts, default):
     return kind
 
 
-def feed_forward(m, experts, layer):
-    """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names."""
+def feed_forward(m, experts, layer, routed):
+    """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names.
+
+    routed [n_embd, n_tokens]: what the router reads.
+    """
     def named(t, name):
         return gg.set_name(t, f"ffn_moe_{name}-{layer}")
+    return through_experts(m, experts, *_route(routed, experts, named), named)
 
+
+def through_experts(m, experts, ids, weights, named):
+    """The weighted sum of what the picked experts make of m.  ids, weights: as of `_route`."""
     def product(weights, x, k):
         y = gg.mul_mat_id(weights, x, ids)
         for low, up, factor in experts.adapters[k]:
             y = gg.add(y, gg.scale(gg.mul_mat_id(up, gg.mul_mat_id(low, x, ids), ids), factor))
         return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
     n_embd, n_tokens = m.ne[:2]
-    ids, weights = _route(m, experts, named)
     m = gg.reshape_3d(m, n_embd, 1, n_tokens)
-    up = named(product(experts.up, m, 2), "up")
-    gate = named(product(experts.gate, m, 1), "gate")
-    if experts.act == "swiglu_oai":
-        h = named(gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT), "swiglu_oai")
+    up = named(product(experts.up, m, 2), "up" if experts.gate is not None or experts.act in PLAIN else "gate_up")
+    if experts.gate is None:
+        h = (PLAIN[experts.act] if experts.act in PLAIN else GATED[experts.act][1])(up)
     else:
-        h = named(gg.swiglu_split(gate, up), "swiglu")
+        gate = named(product(experts.gate, m, 1), "gate")
+        if experts.act == "swiglu_oai":
+            h = gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT)
+        else:
+            h = GATED[experts.act][0](gate, up, *experts.shape)
+    h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
     y = named(gg.mul(y, weights), "weighted")
     slots = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
@@ -177,6 +251,9 @@ def _route(m, experts, named):
         w = named(gg.div(w, total), "weights_norm")
     if experts.scale not in (0.0, 1.0):
         w = named(gg.scale(w, experts.scale), "weights_scaled")
+    if experts.factors is not None:
+        of_all = gg.repeat_4d(gg.reshape_3d(experts.factors, 1, n_expert, 1), 1, n_expert, n_tokens, 1)
+        w = gg.mul(w, gg.reshape_2d(gg.get_rows(of_all, ids), n_used, n_tokens))
     return ids, gg.reshape_3d(w, 1, n_used, n_tokens)
 
 

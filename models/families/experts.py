@@ -1,6 +1,6 @@
 """Decoders of experts: some dense layers first, then a router's choice, mostly beside an expert that all tokens pass.
 
-DeepSeek 1, dots1, GLM 4.5, Ling (bailingmoe), ERNIE 4.5, MiniMax M2, Hunyuan, Phi 3.5 MoE, DBRX.
+DeepSeek 1, dots1, GLM 4.5, Ling (bailingmoe), ERNIE 4.5, MiniMax M2, Hunyuan, Phi 3.5 MoE, DBRX, HY V3, Arctic, Grove.
 """
 import dataclasses
 
@@ -8,7 +8,8 @@ from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import LONG, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, gating, groups, mixture
+from ggjit.models.blocks.grove import Grove
+from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, DenseBesideExperts, gating, groups, mixture
 
 
 def after_dense(facts, attention, feed_forward, every=1, **block):
@@ -122,6 +123,39 @@ def dbrx(facts):
     return Description([block] * facts.n_layer, facts.eps("layer"), norm="centred", tied=False)
 
 
+def hy_v3(facts):
+    """Norms of heads, a shared expert; layers without a router are dense."""
+    facts.leave_predicting()
+    facts.ignore("leading_dense_block_count", "expert_shared_count", "feed_forward_length")
+    attention = _rotated(facts, ROPE_NEOX, qk_norm="rms")
+    n_shared = facts.get("expert_shared_feed_forward_length", 0, int) or facts.positive("expert_feed_forward_length")
+    experts = routed(facts, SIGMOID, n_shared=0, shared=Dense(n_shared, suffix="_shexp", bias=False), **groups(facts))
+    blocks = []
+    for i in range(facts.n_layer):
+        f = dataclasses.replace(experts, pick_bias=facts.has(f"blk.{i}.exp_probs_b"))
+        blocks.append(Block(attention, f if facts.has(f"blk.{i}.ffn_gate_inp.weight") else
+                            Dense(facts.n_ff, bias=False)))
+    return Description(blocks, facts.eps())
+
+
+def arctic(facts):
+    """A dense feed-forward, and experts beside the whole layer."""
+    attention = _rotated(facts, ROPE_NORMAL, out_bias=False)
+    feed_forward = DenseBesideExperts(Dense(facts.n_embd, bias=False), mixture(facts, facts.n_ff, **groups(facts)))
+    return Description([Block(attention, feed_forward)] * facts.n_layer, facts.eps())
+
+
+def grovemoe(facts):
+    """Qwen 3's experts, and small ones that groups of them share, which read what the first gave."""
+    facts.ignore("feed_forward_length")
+    attention = _rotated(facts, ROPE_NEOX, qk_norm="rms")
+    small = facts.get("expert_chunk_feed_forward_length", 0, int) or attention.d_head
+    feed_forward = Grove(mixture(facts, facts.positive("expert_feed_forward_length")), small,
+                         facts.positive("experts_per_group"), facts.between("expert_group_scale", 0.0, 1e6))
+    return Description([Block(attention, feed_forward)] * facts.n_layer, facts.eps())
+
+
 FAMILY = {"deepseek": deepseek, "dots1": dots1, "glm4moe": glm4moe, "bailingmoe": bailingmoe,
           "bailingmoe2": bailingmoe2, "ernie4_5-moe": ernie4_5_moe, "minimax-m2": minimax_m2,
-          "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx}
+          "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx, "hy_v3": hy_v3,
+          "arctic": arctic, "grovemoe": grovemoe}

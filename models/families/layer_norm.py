@@ -1,5 +1,5 @@
-"""With layer norms: GPT-2, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT, Jais,
-CodeShell, Orion."""
+"""With layer norms: GPT-2, GPT-NeoX, StarCoder, Falcon, Phi 2, StableLM, Command R, BLOOM, OLMo, Nemotron, MPT, Jais 1
+and 2, CodeShell, Orion."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
@@ -137,7 +137,14 @@ def orion(facts):
     return _described(facts, attention, Dense(facts.n_ff, bias=False), tied=False)
 
 
+def jais2(facts):
+    """Squared ReLU, biases everywhere, RoPE."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), out_bias=True)
+    return _described(facts, attention, Dense(facts.n_ff, "relu_sqr", bias=True))
+
+
 FAMILY = {"gpt2": gpt2, "starcoder2": starcoder2, "gptneox": gptneox, "falcon": falcon, "phi2": phi2,
           "stablelm": stablelm, "command-r": command_r, "cohere2": cohere2, "bloom": bloom, "olmo": olmo,
           "nemotron": nemotron, "starcoder": gpt2, "mpt": mpt,
-          "jais": jais, "codeshell": codeshell, "orion": orion}
+          "jais": jais, "codeshell": codeshell, "orion": orion, "jais2": jais2}

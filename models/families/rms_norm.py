@@ -1,13 +1,15 @@
 """Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss, Mistral 3,
 MiniCPM, Apertus, EXAONE 4; and those that differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE
-4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo, Refact, XVERSE, Pangu, Maincoder."""
+4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo 1 and 3, Refact, XVERSE, Pangu, Maincoder,
+OpenELM, PLM, Talkie, Muse Glimmer."""
 import dataclasses
 import math
 
 from ggjit.models.blocks.attention import Attention
-from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.description import BareStart, Block, Description, EmbeddingSkip
 from ggjit.models.blocks.facts import LONG, ROPE_BASES, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import SOFTMAX_OF_PICKED, mixture
 from ggjit.models.families.llama import dense_or_experts
 
@@ -203,8 +205,66 @@ def maincoder(facts):
                       Dense(facts.n_ff, bias=False))
 
 
+def openelm(facts):
+    """Heads and widths by layer; norms of every head's query and key."""
+    blocks = []
+    for sizes, n_ff in zip(facts.heads_per_layer(), facts.per_layer("feed_forward_length"), strict=True):
+        attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), fused=True, bias=False,
+                              out_bias=False, qk_norm="rms")
+        blocks.append(Block(attention, Dense(n_ff, bias=False)))
+    return Description(blocks, facts.eps(), tied=True)
+
+
+def plamo3(facts):
+    """Norms before and after; layers with windows have a RoPE of their own."""
+    blocks, windows = [], facts.windows(8)
+    layers = zip(windows, facts.heads_per_layer(), facts.per_layer("feed_forward_length"), strict=True)
+    for w, sizes, n_ff in layers:
+        rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
+        if w:
+            base = facts.between("rope.freq_base_swa", *ROPE_BASES, 10000.0)
+            rope = dataclasses.replace(rope, freq_base=base, freq_scale=1.0, ext_factor=0.0)
+        attention = Attention(**sizes, rope=rope, window=w, fused=True, bias=False, out_bias=False, qk_norm="rms")
+        blocks.append(Block(attention, Dense(n_ff, fused=True, bias=False), **POSTS))
+    return Description(blocks, facts.eps())
+
+
+def plm(facts):
+    """Latent attention with whole queries, squared ReLU."""
+    n_head, d_key = facts.positive("attention.head_count"), facts.heads()["d_head"]
+    facts.same("attention.head_count_kv", n_head)
+    rope = facts.rope(ROPE_NORMAL, d_key, factors="")
+    attention = Latent(n_head, d_key, facts.heads()["d_head_v"], facts.positive("attention.kv_lora_rank"), 0, rope,
+                       1.0 / math.sqrt(d_key), absorbed=False)
+    return _described(facts, attention, Dense(facts.n_ff, "relu_sqr", bias=False), tied=True)
+
+
+def talkie(facts):
+    """Norms without weights, but one for every head of queries; every layer adds the embeddings again."""
+    attention = _rotated(facts, ROPE_NEOX, out_bias=False, qk_norm="rms", qk_norm_over="query", norm_after_rope=True)
+    return _described(facts, attention, Dense(facts.n_ff, bias=False), {"norm": "rms bare", "finish": EmbeddingSkip()},
+                      norm="rms bare", embd_norm="token_embd_norm", tied=False,
+                      logit_scale=facts.between("logit_scale", 1e-6, 1e6))
+
+
+def muse_glimmer(facts):
+    """Norms before and after, gates behind attention, RoPE in layers with windows only."""
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"], factors="")
+    base = facts.between("rope.freq_base_swa", *ROPE_BASES, facts.freq_base)
+    near = dataclasses.replace(rope, freq_base=base, freq_scale=1.0)
+    blocks = [Block(Attention(**sizes, rope=near if w else None, window=w, qk_norm="rms", out_bias=False,
+                              gate="sigmoid"), Dense(facts.n_ff, bias=False), post_eps=1e-8, **POSTS)
+              for w in facts.windows(4, default=...)]
+    return Description(blocks, facts.eps(), frame=BareStart(), tied=False,
+                       logit_scale=facts.between("logit_scale", 1e-6, 1e6),
+                       softcap=facts.scale("final_logit_softcapping"))
+
+
 FAMILY = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe": olmoe, "internlm2": internlm2,
           "exaone": exaone, "seed_oss": seed_oss, "ernie4_5": ernie4_5, "arcee": arcee,
           "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
           "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
-          "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder}
+          "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder,
+          "openelm": openelm, "plamo3": plamo3, "plm": plm, "talkie": talkie,
+          "muse-glimmer": muse_glimmer}

@@ -79,10 +79,15 @@ def turning(m, ctx, counts):
     leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
     for i, (block, w) in enumerate(zip(m.description.blocks, m.layers, strict=True)):
         rope, window = getattr(block.mixer, "rope", None), getattr(block.mixer, "window", None)
-        if rope is None or f"from_{window}" not in leaf:
+        if rope is None or not m.cache[i] or f"from_{window}" not in leaf:
             continue
         kept = m.cache[i][0]
         keys = gg.get_rows(kept, leaf[f"from_{window}"])
         turned = block.mixer.turned(keys, leaf[f"back_{window}"], rope.turning, w)
         nodes.append(gg.set_rows(kept, turned, leaf[f"to_{window}"]))
+        indexer = getattr(block.mixer, "indexer", None)
+        if indexer and not indexer.shared:
+            keys = gg.get_rows(m.cache[i][-1], leaf[f"from_{window}"])
+            turned = indexer.turned(keys, leaf[f"back_{window}"], rope.turning)
+            nodes.append(gg.set_rows(m.cache[i][-1], turned, leaf[f"to_{window}"]))
     return inputs, *nodes

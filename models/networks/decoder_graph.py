@@ -48,7 +48,7 @@ class DecoderGraph(Network):
         self.n_embd, self.n_layer, self.n_ctx_train = facts.n_embd, facts.n_layer, facts.n_ctx_train
         self.n_ctx = facts.n_ctx = self._context_size()
         self.description = DECODERS[self.file.arch](facts)
-        self.n_layer, self._n_left = facts.n_layer, facts.n_predicting
+        self.n_layer, self._n_left = len(self.description.blocks), facts.n_predicting
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()
@@ -58,10 +58,11 @@ class DecoderGraph(Network):
 
     def _check_kv_type(self):
         for block in self.description.blocks:
-            d = getattr(block.mixer, "d_head", 0), getattr(block.mixer, "d_head_v", 0)
-            if any(n % self.kv_type.block for n in d):
+            d = [getattr(block.mixer, name, 0) for name in ("d_head", "d_head_v", "d_index")]
+            wrong = [n for n in d if n % self.kv_type.block]
+            if wrong:
                 raise ParamError(f"kv_type {self.kv_type!r} stores blocks of {self.kv_type.block}, the heads of this "
-                                 f"model have {d[0]}; use F16 or F32")
+                                 f"model have {wrong[0]}; use F16 or F32")
 
     def _reserve(self):
         """For the largest graph, so that the arena never has to move."""
@@ -96,16 +97,18 @@ class DecoderGraph(Network):
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         if table and not self.n_vocab:
             raise ModelError(f"{file.path}: token_embd.weight {list(table.ne)} holds no vocabulary")
-        loader = Loader(self.weights, d)
+        loader = Loader(self.weights, d, self.n_vocab)
         self.embd = want("token_embd.weight", d, self.n_vocab)
         self._embd_adapters = self.weights.beside("token_embd.weight")
         self.positions = want("position_embd.weight", d, self.n_ctx_train) if about.positions else None
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm)
+        self.frame = about.frame.load(loader) if about.frame else {}
         self._load_output(want, d)
         self.out_bias = want("output.bias", self.n_vocab) if about.output_bias else None
         self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
-        self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
+        stored = about.n_stored or len(about.blocks)
+        self.layers = [block.load(loader, f"{about.prefix}{i % stored}.") for i, block in enumerate(about.blocks)]
         adapters = [t for adapter in self.weights.adapters for pair in adapter.pairs.values() for t in pair]
         loader.ignore(*(name for name in file.tensors for i in range(self._n_left)
                         if name.startswith(f"{about.prefix}{self.n_layer + i}.")))
@@ -177,10 +180,7 @@ class DecoderGraph(Network):
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
         g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
                   whole=self._hooks.wanted is not None)
-        x = self._embedded(g)
-        for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
-            # after the last layer the other rows are not read
-            x = block.build(g, x, w, i, leaf.get("out_rows") if i == self.n_layer - 1 else None)
+        x = self._through_blocks(g, self._embedded(g), leaf.get("out_rows"))
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         return inputs, (x if hidden else self._logits(x)), *g.states
 
@@ -209,6 +209,14 @@ class DecoderGraph(Network):
         if self.positions is not None:
             x = gg.add(x, gg.get_rows(self.positions, g.leaf["positions"]))
         return gg.set_name(x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm), "embd")
+
+    def _through_blocks(self, g, x, rows=None):
+        """rows: of the tokens, those that are wanted: after the last layer no others are read."""
+        about = self.description
+        x = g.shared["embd"] = about.frame.before(g, x, self.frame) if about.frame else x
+        for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
+            x = block.build(g, x, w, i, rows if i == self.n_layer - 1 else None)
+        return about.frame.after(g, x, self.frame, rows) if about.frame else x
 
     def _logits(self, x):
         about = self.description

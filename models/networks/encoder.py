@@ -68,13 +68,15 @@ class Encoder(Bert):
         return out
 
 
-def relative_buckets(apart, n_buckets):
+def relative_buckets(apart, n_buckets, both=True):
     """T5's bucket of every distance, int32: half of them for keys after the query; near ones alone, then logarithmic.
+
+    both: are there keys after the query?
 
     Source: arXiv 1910.10683; transformers' T5Attention.
     """
-    half = n_buckets // 2
-    exact, distance = half // 2, abs(apart)
+    half = n_buckets // 2 if both else n_buckets
+    exact, distance = half // 2, abs(apart) if both else -np.minimum(apart, 0)
     far = np.log(np.maximum(distance, 1) / max(exact, 1)) / np.log(FARTHEST / max(exact, 1)) * (half - exact)
     far = np.minimum(exact + far.astype(np.float32).astype(np.int32), half - 1)
-    return ((apart > 0) * half + np.where(distance < exact, distance, far)).astype(np.int32)
+    return ((apart > 0) * half * both + np.where(distance < exact, distance, far)).astype(np.int32)

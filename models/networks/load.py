@@ -11,13 +11,14 @@ from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.networks.bert import Bert
 from ggjit.models.networks.decoder import Decoder
 from ggjit.models.networks.encoder import Encoder
+from ggjit.models.networks.t5 import T5
 from ggjit.ops.core.errors import ModelError, ParamError, TypeMismatch
 
 LLAMA_OPTIONS = ("n_ctx", "n_batch", "kv_type", "flash", "n_seqs", *ROPE_OPTIONS)
 OPTIONS = (*LLAMA_OPTIONS, "repack")
 EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/austen.md
 # {general.architecture: class}
-ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder)}
+ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5}
 
 
 def network_of(file, options, **kw):

@@ -4,7 +4,8 @@
 
     header      model: a hash of its description, tensors and some of their bytes;  kv_type;  n_past;  n_bytes behind;
                 n_exact: of how many tokens this is what the network computes of them alone (Text.exact of cells.py)
-    rows        of keys and values: those that the layer looks back on, in the order of positions;  of states: one
+    rows        of keys and values: those that the layer looks back on, in the order of positions;  of states: one;
+                of what belongs to no token of the text: all
 """
 import hashlib
 import json
@@ -14,6 +15,7 @@ import zlib
 
 import numpy as np
 
+from ggjit.models.blocks.description import WHOLE
 from ggjit.models.networks.cells import ALL
 from ggjit.ops.core.errors import BadFile, ModelError, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.whole_file import whole_file
@@ -98,7 +100,9 @@ def _rows(m, text):
     for block, kept in zip(m.description.blocks, m.cache, strict=True):
         window = getattr(block.mixer, "window", 0)
         for leaf in kept:
-            if leaf.name.startswith("state"):
+            if leaf.name.startswith(WHOLE):
+                rows = np.arange(leaf.ne[1])
+            elif leaf.name.startswith("state"):
                 rows = np.array([text.slot] if n else [], np.int64)
             else:
                 rows = text.lays[window].at(_first(n, window), n) if n else np.array([], np.int64)
@@ -159,6 +163,7 @@ def _expected_nbytes(m, n):
     total = 0
     for block, kept in zip(m.description.blocks, m.cache, strict=True):
         window = getattr(block.mixer, "window", 0)
-        total += sum(leaf.nb[1] * (min(n, 1) if leaf.name.startswith("state") else n - _first(n, window))
-                     for leaf in kept)
+        for leaf in kept:
+            n_rows = min(n, 1) if leaf.name.startswith("state") else n - _first(n, window)
+            total += leaf.nb[1] * (leaf.ne[1] if leaf.name.startswith(WHOLE) else n_rows)
     return total

@@ -1,51 +1,53 @@
 """Small random-weight GGUFs of every architecture, and llama.cpp's results on them, by the tools of the reference data.
 
-    python arch_files.py TOOLS NAME FOLDER              writes model.gguf, and results.npz: ids, and llama.cpp's results
-    python arch_files.py TOOLS NAME FOLDER named        writes model.gguf, and named.npz: ids, and `NAME|k`, the k-th
-                                                        tensor that has that name in llama.cpp's graph
+    python -m helpers.arch_files TOOLS NAME FOLDER          writes model.gguf, and results.npz: ids, llama.cpp's results
+    python -m helpers.arch_files TOOLS NAME FOLDER named    writes model.gguf, and named.npz: ids, and `NAME|k`, the
+                                                            k-th tensor that has that name in llama.cpp's graph
 
 A process of its own, so that no two ggml libraries meet.  results.npz holds `whole`, the text read at once, and
 `again`: token by token, or, of an encoder, with every weight moved by one float32 step.  F32 cache, no flash attention.
 """
 import os
+import re
 import sys
 from types import SimpleNamespace
 
 import gguf
 import numpy as np
 
+from helpers import arch_experts, arch_hybrids
+from helpers.arch_notation import (
+    DELTA_SIZES,
+    DENSE_FIRST,
+    EXPERTS,
+    EXPERTS_X,
+    FUSED_B,
+    GATED,
+    HEAD_NORMS,
+    MAMBA2,
+    MOE,
+    NORMS,
+    NORMS_B,
+    PICKED,
+    POSTS,
+    QKV,
+    QKV_B,
+    SHARED,
+    SSM,
+    TOP_B,
+)
+
 # entries of the tools besides the architectures' names
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn")
+            "glm4moe-nextn", *arch_hybrids.VARIANTS, *arch_experts.VARIANTS)
+ENCODED = [5, 90, 41, 7, 7, 66, 2, 33, 12, 80, 1]         # the text that encoders of encoder-decoders read
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
-# the tools' notation: name=ROWS,COLS; +b: with a bias, !: no ".weight" added, ^: only when the output is not tied
-NORMS_B = "attn_norm+b=D ffn_norm+b=D "
-FUSED_B = "attn_qkv+b=Q+2*KV,D attn_output+b=D,Q ffn_up+b=F,D ffn_down+b=D,F "
-NORMS, QKV = "attn_norm=D ffn_norm=D ", "attn_q=Q,D attn_k=KV,D attn_v=KV,D attn_output=D,Q "
-GATED = "ffn_gate=F,D ffn_up=F,D ffn_down=D,F "
-EXPERTS = "ffn_gate_inp=X,D ffn_gate_exps=X,F,D ffn_up_exps=X,F,D ffn_down_exps=X,D,F "
-TOP_B = "token_embd=V,D output_norm+b=D output^=V,D "
-MAMBA2 = ("ssm_in=2*I+2*G*S+TR,D ssm_conv1d=I+2*G*S,CK ssm_conv1d.bias!=I+2*G*S ssm_dt.bias!=TR "
-          "ssm_a!=TR,1 ssm_d!=TR,1 ssm_norm=G,I//G ssm_out=D,I ")
-SSM = {"ssm.conv_kernel": "CK", "ssm.inner_size": "I", "ssm.state_size": "S", "ssm.time_step_rank": "TR",
-       "ssm.group_count": "G"}
-
-
 def _hybrid(c, i):
     return NORMS + (QKV if i % 2 else MAMBA2) + GATED
-
-
-QKV_B = "attn_q+b=Q,D attn_k+b=KV,D attn_v+b=KV,D attn_output=D,Q "
-HEAD_NORMS, POSTS = "attn_q_norm=hd attn_k_norm=hd ", "post_attention_norm=D post_ffw_norm=D "
-EXPERTS_X = EXPERTS.replace("F", "FX")
-SHARED, PICKED = "ffn_gate_shexp=FS,D ffn_up_shexp=FS,D ffn_down_shexp=D,FS ", "exp_probs_b.bias!=X "
-MOE = {"expert_count": "X", "expert_used_count": "U", "expert_feed_forward_length": "FX"}
-DENSE_FIRST = {**MOE, "leading_dense_block_count": 1, "expert_shared_count": 2}
-DELTA_SIZES = dict(layers=5, least=4, hd=32, rot=.5, state=32, groups=2, ranks=4)
 
 
 def _after_dense(attention, more=""):
@@ -148,6 +150,8 @@ MORE = {
     "codeshell": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True)),
     "orion": (NORMS_B + QKV + GATED, dict(top=TOP_B, eps="ln", square=True, must_untie=True)),
     "starcoder": (NORMS_B + FUSED_B, dict(top=TOP_B + "position_embd=C,D ", eps="ln", square=True, kvh=1, rot=0)),
+    **arch_hybrids.MORE,
+    **arch_experts.MORE,
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
@@ -162,6 +166,8 @@ def write(tools, name, path, **sizes):
     for more, (block, options) in MORE.items():
         if more not in make_arch_gguf.ARCHS:
             make_arch_gguf.arch(more, "", block, **options)
+    make_arch_gguf.RULES[:0] = [(re.compile(name), getattr(make_arch_gguf, rule)(*numbers))
+                                for name, rule, *numbers in arch_hybrids.RULES + arch_experts.RULES]
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
     sizes = sizes if name in ROUND else SMALL | sizes
     if name.startswith("qwen35"):               # the tools make its inner size twice that of the model
@@ -182,7 +188,7 @@ def main(tools, name, folder, named=None):
     if named:
         ids = np.random.default_rng(7).integers(0, sizes.vocab, 7).tolist()
         path, out = (os.path.join(folder, name) for name in ("model.gguf", "named.npz"))
-        np.savez(out, ids=ids, **named_values(LlamaLib(), path, ids))
+        np.savez(out, ids=ids, **named_values(LlamaLib(), path, ids, name))
         return
     lib = LlamaLib()                        # owns the log callback, so it has to live as long as the library is used
     path, other = (os.path.join(folder, name) for name in ("model.gguf", "moved.gguf"))
@@ -192,13 +198,27 @@ def main(tools, name, folder, named=None):
         whole, again = encoded(lib, path, ids), encoded(lib, other, ids)
     else:
         c = lib.load(path).context(n_ctx=256, flash=0, kv=0)
+        encode(c, name)
         whole = c.decode(ids, all_logits=True)
         c.reset()
         again = np.concatenate([c.decode([i]) for i in ids])
     np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again)
 
 
-def named_values(lib, path, ids):
+def prepared(m):
+    """A network, with a text encoded where it looks at one."""
+    if hasattr(m, "encode"):
+        m.encode(ENCODED)
+    return m
+
+
+def encode(c, name):
+    """What the decoder of an encoder-decoder looks at."""
+    if name.startswith("t5") and not name.startswith("t5encoder"):
+        c.decode_embed(ENCODED)
+
+
+def named_values(lib, path, ids, name):
     """{"NAME|k": the F32 values}"""
     import ctypes
     c, found = lib.load(path).context(n_ctx=256, flash=0, kv=0, trace=True), {}
@@ -210,6 +230,7 @@ def named_values(lib, path, ids):
             raw = ctypes.string_at(x.data, 4 + sum((n - 1) * b for n, b in zip(ne, nb, strict=True)))
             a = np.ndarray(ne[::-1], np.float32, raw, 0, nb[::-1]).copy()
             found.setdefault(x.name.decode(), []).append(a)
+    encode(c, name)
     c.on_tensor = seen
     c.decode(ids, all_logits=True)
     return {f"{name}|{k}": a for name, values in found.items() for k, a in enumerate(values)}

@@ -19,7 +19,7 @@ from ggjit.models.networks.load import ARCHITECTURES
 
 FAMILIES = DECODERS | ENCODERS
 KINDS = {"layer_norm": "layer norm", "encoders": "encoder", "deepseek": "experts", "experts": "experts",
-         "recurrent": "recurrent"}
+         "windowed_experts": "experts", "recurrent": "recurrent", "hybrid": "recurrent"}
 
 
 def kind(name):
@@ -36,8 +36,8 @@ def written(tmp_path, need):
     """written(name): path of the file, llama.cpp's results."""
     def run(name):
         need("xllamacpp", "llama.cpp is the oracle")
-        command = [sys.executable, str(TESTS / "helpers" / "arch_files.py"), str(shared("tools")), name, str(tmp_path)]
-        r = subprocess.run(command, text=True, capture_output=True, timeout=300)
+        command = [sys.executable, "-m", "helpers.arch_files", str(shared("tools")), name, str(tmp_path)]
+        r = subprocess.run(command, cwd=TESTS, text=True, capture_output=True, timeout=300)
         assert r.returncode == 0, r.stderr[-2000:]
         return tmp_path / "model.gguf", np.load(tmp_path / "results.npz")
     return run
@@ -66,6 +66,7 @@ def test_against_llamacpp(name, written, table):
     path, want = written(name)
     ids = want["ids"].tolist()
     with load_model(path, n_threads=1, reserve=False) as m:
+        arch_files.prepared(m)
         hidden = m.hidden(ids)
         assert hidden.shape == (len(ids), m.n_embd) and np.isfinite(hidden).all()
         # BERT's own GELU is the exact one
@@ -76,6 +77,7 @@ def test_against_llamacpp(name, written, table):
             assert abs(np.linalg.norm(m.embed_ids(ids)) - 1) < 1e-5
             return
     with load_model(path, n_threads=1, n_ctx=64, n_batch=16, kv_type="F32", flash=False, reserve=False) as m:
+        arch_files.prepared(m)
         whole = m.logits(ids)                           # in batches of 16, 16 and 8
         m.reset()
         single = np.stack([m.decode([i]) for i in ids])

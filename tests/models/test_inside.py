@@ -266,7 +266,7 @@ def test_families(name, tmp_path):
     arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
     options = {"n_ctx": 64} if name in DECODERS else {}
     with load_model(tmp_path / "m.gguf", n_threads=1, reserve=False, **options) as m:
-        run = m.logits if m.CAUSAL else m.embed_ids
+        run = arch_files.prepared(m).logits if m.CAUSAL else m.embed_ids
         plain = run(IDS)
         found = {s.name for s in m.names()}
         for i in range(m.n_layer):
@@ -274,7 +274,8 @@ def test_families(name, tmp_path):
         assert "embd" in found and len(found) == len(m.names())
         kept = m.capture([s.name for s in m.names() if s.name not in m._hooks.without_flash], IDS)
         for key, want in node_by_node(m).items():
-            near(kept[key], want, 2e-4)
+            scores = key.rpartition(".")[2] in ("kq", "kq_soft_max")        # of the text's keys, not of all cache rows
+            near(kept[key], want[..., :kept[key].shape[-1]] if scores else want, 2e-4)
         for key, a in m.capture(weights_of_attention(m), IDS).items() if weights_of_attention(m) else ():
             assert (a >= 0).all() and (a.sum(-1) <= 1 + 1e-5).all(), key
         with m.patch({"*_out": lambda x: None}):
@@ -286,6 +287,8 @@ def test_families(name, tmp_path):
 
 OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of values before or after RoPE or a scale
     "embd", "kq", "wqkv", "ffn_up", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_down", "Qcur", "Q_roped", "K_roped"}
+OTHERWISE_IN = {"nemotron_h": {"l_out"}, "nemotron_h_moe": {"l_out"}, "falcon-h1": {"attn_out"}, "jamba": {"ffn_inp"},
+                "arctic": {"ffn_out"}, "mimo2": {"attn_out"}, "spark2_5": {"attn_gate"}, "nanbeige": {"l_out"}}
 
 
 @pytest.mark.peer
@@ -293,11 +296,13 @@ OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of va
 def test_values_are_those_of_llamacpp(name, tmp_path, need):
     """By name, wherever llama.cpp has a tensor of that name."""
     need("xllamacpp", "llama.cpp is the oracle")
-    command = [sys.executable, str(TESTS / "helpers" / "arch_files.py"), str(shared("tools")), name, str(tmp_path)]
-    r = subprocess.run([*command, "named"], text=True, capture_output=True, timeout=300)
+    command = [sys.executable, "-m", "helpers.arch_files", str(shared("tools")), name, str(tmp_path)]
+    r = subprocess.run([*command, "named"], cwd=TESTS, text=True, capture_output=True, timeout=300)
     assert r.returncode == 0, r.stderr[-2000:]
     theirs, n_equal = np.load(tmp_path / "named.npz"), 0
+    otherwise = OTHERWISE_IN_LLAMACPP | OTHERWISE_IN.get(name, set())
     with load_model(tmp_path / "model.gguf", n_threads=1, n_ctx=64, kv_type="F32", flash=False, reserve=False) as m:
+        arch_files.prepared(m)
         for key, a in m.capture("*", theirs["ids"]).items():
             blk, _, what = key.rpartition(".")
             called = f"{what.removesuffix('_roped') + 'cur' * what.endswith('_roped')}-{blk[4:]}" if blk else \
@@ -308,7 +313,7 @@ def test_values_are_those_of_llamacpp(name, tmp_path, need):
             if what == "kq":
                 a, found = np.tril(a), [np.tril(b) for b in found]
             away = [abs(a.ravel() - b.ravel()).max() / max(1, abs(b).max()) for b in found if b.size == a.size]
-            assert not away or what in OTHERWISE_IN_LLAMACPP or min(away) < 3e-3, (key, away)
+            assert not away or what in otherwise or min(away) < 3e-3, (key, away)
             n_equal += any(x < 3e-3 for x in away)
     assert n_equal >= 2 * m.n_layer
 

@@ -1,0 +1,30 @@
+"""T5, an encoder and a decoder: models/networks/t5.py.  Scores of relative positions instead of RoPE, and no scale."""
+from ggjit.models.blocks.attention import Attention
+from ggjit.models.blocks.cross import CrossAttention, CrossBlock
+from ggjit.models.blocks.description import Description
+from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.families.encoders import t5encoder
+
+
+def encoder(facts):
+    """The encoder's blocks, under "enc.blk."."""
+    return t5encoder(facts)
+
+
+def t5(facts):
+    """The decoder's blocks.  Where the file has no output matrix, logits are divided by the root of n_embd, as the
+    model was trained; llama.cpp leaves that out."""
+    sizes = facts.heads()
+    if sizes["n_head"] != sizes["n_head_kv"] or sizes["d_head"] != sizes["d_head_v"]:
+        raise facts.wrong("attention.head_count_kv", sizes["n_head_kv"], f"{sizes['n_head']} heads of one size")
+    attention = Attention(**sizes, scale=1.0, bias=False, out_bias=False, out="attn_o",
+                          rel_buckets=facts.positive("attention.relative_buckets_count"))
+    gated = facts.has("dec.blk.0.ffn_gate.weight")
+    block = CrossBlock(attention, CrossAttention(sizes["n_head"], sizes["d_head"]),
+                       Dense(facts.n_ff, "geglu" if gated else "relu", bias=False))
+    n_layer = facts.positive("decoder_block_count", facts.n_layer)
+    return Description([block] * n_layer, facts.eps(), out_norm="dec.output_norm", prefix="dec.blk.",
+                       logit_scale=0.0 if facts.has("output.weight") else facts.n_embd ** -0.5)
+
+
+FAMILY = {"t5": t5}

@@ -1,0 +1,148 @@
+"""T5: an encoder reads a text once, a decoder writes another one about it.
+
+    e       = the encoder's results, of blocks as in networks/encoder.py
+    K, V    = Wk e, Wv e of every layer of the decoder, kept until the next text is encoded
+    logits  = the decoder's, whose layers look at what it wrote so far and at K and V
+
+    m = load_model("flan-t5-small.gguf")
+    "".join(m.generate("translate English to German: How are you?"))
+"""
+import numpy as np
+
+import ggjit as gg
+from ggjit.models.blocks.description import WHOLE, Loader, Scope
+from ggjit.models.blocks.facts import Facts
+from ggjit.models.families.t5 import encoder
+from ggjit.models.networks.cells import _band
+from ggjit.models.networks.decoder import Decoder
+from ggjit.models.networks.encoder import relative_buckets
+from ggjit.models.text.generation import Generation
+from ggjit.models.text.generations import is_many
+from ggjit.ops.core.errors import IndexRangeError, ParamError
+
+ENCODE = "encode"                       # of the graph's shape: (ENCODE, tokens)
+
+
+class T5(Decoder):
+    """`m.encode(text)`, then `m.decode(ids)`; `m.generate(text)` does both.  One text at a time."""
+
+    def __init__(self, file, backend="CPU", n_threads=None, n_seqs=1, **kw):
+        if n_seqs != 1:
+            raise ParamError(f"n_seqs = {n_seqs}: {file.arch} models write one text at a time; leave n_seqs out")
+        super().__init__(file, backend, n_threads, n_seqs=1, **kw)
+
+    # ------------------------------------------------------------ loading
+    def _load_weights(self):
+        super()._load_weights()
+        about = self._encoder = encoder(Facts(self.file))
+        loader = Loader(self.weights, self.n_embd, self.n_vocab)
+        self._encoder_layers = [b.load(loader, f"{about.prefix}{i}.") for i, b in enumerate(about.blocks)]
+        self._encoder_norm = loader.norm(about.out_norm, about.norm)
+        self._products = [*self._products, *loader.matrices]
+
+    def _load(self):
+        super()._load()
+        n = self.n_ctx
+        self.start_id = self.file.arch_get("decoder_start_token_id", 0, int)
+        if not 0 <= self.start_id < self.n_vocab:
+            raise IndexRangeError(f"{self.file.path}: decoder_start_token_id {self.start_id} is outside the vocabulary "
+                                  f"0..{self.n_vocab - 1}")
+        self._n_buckets = self.description.blocks[0].mixer.rel_buckets
+        self._buckets = relative_buckets(np.arange(1 - n, n + 1), self._n_buckets, both=False)
+        self._say_encoded(0)
+
+    # ------------------------------------------------------------ the encoder
+    @property
+    def n_encoded(self):
+        """Tokens of the text that was encoded; 0: none was."""
+        if self._n_encoded is None:
+            masks = self._whole("mask")
+            self._n_encoded = int((masks[0].numpy() == 0).sum()) if masks else 0
+        return self._n_encoded
+
+    def encode(self, text):
+        """Read a text, or its token ids: (n, dim) float32, the encoder's results.  What was decoded is forgotten.
+
+        Errors: ParamError for weights that are NaN or a text longer than the context, IndexRangeError for ids outside
+        the vocabulary.
+        """
+        with self._lock:
+            ids = self._checked_ids(self.tokenize(text) if isinstance(text, str) else text, self.n_ctx)
+            self.reset()
+            self._say_encoded(0)
+            with self._hooks.none_wanted():
+                step = self._step((ENCODE, len(ids)))
+                step.inputs["tokens"][:] = ids
+                out = step.run().reshape(-1, self.n_embd).copy()
+            self._say_encoded(len(ids))
+            return self._finite(out, "the encoder's results")
+
+    def _whole(self, name):
+        return [leaf for kept in self.cache for leaf in kept if leaf.name.startswith(f"{WHOLE} {name}")]
+
+    def _say_encoded(self, n):
+        for mask in self._whole("mask"):
+            mask.set(np.where(np.arange(self.n_ctx) < n, 0, -np.inf).astype(np.float32).reshape(-1, 1))
+        self._n_encoded = n
+
+    def _build(self, ctx, shape):
+        if shape[0] != ENCODE:
+            return super()._build(ctx, shape)
+        n, about = shape[1], self._encoder
+        at = np.arange(n, dtype=np.int32)
+        inputs = {"tokens": np.zeros(n, np.int32), "rows": at.astype(np.int64),
+                  "buckets": relative_buckets(at[None, :] - at[:, None], self._n_buckets).reshape(-1)}
+        leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
+        g, x = Scope(leaf, n, n, about.eps, self._flash, None), gg.get_rows(self.embd, leaf["tokens"])
+        for i, (block, w) in enumerate(zip(about.blocks, self._encoder_layers, strict=True)):
+            x = block.build(g, x, w, i)
+        x = g.norm(x, about.norm, self._encoder_norm)
+        written = [node for block, w, kept in zip(self.description.blocks, self.layers, self.cache, strict=True)
+                   for node in block.cross.written(kept[-3:], x, leaf["rows"], w)]
+        return inputs, x, *written
+
+    # ------------------------------------------------------------ the decoder
+    def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
+        inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
+        return inputs | {"buckets": np.zeros(inputs["mask"].size, np.int32)}
+
+    def _fill(self, inputs, runs, slots):
+        super()._fill(inputs, runs, slots)
+        (text, ids), = runs
+        n, past = len(ids), len(text.ids)
+        buckets = inputs["buckets"].reshape(n, -1)
+        buckets[:, text.lays[0].at(0, past + n)] = _band(self._buckets, self.n_ctx - 1 - past, n, past + n)
+
+    def _fed(self, ids, all_rows, hidden=False):
+        if not self.n_encoded:
+            raise ParamError(f"{self.file.path}: nothing was encoded that the decoder could look at; call "
+                             f"m.encode(text) first, or m.generate(text)")
+        return super()._fed(ids, all_rows, hidden)
+
+    def load_state(self, state):
+        super().load_state(state)
+        self._n_encoded = None
+
+    def generate(self, prompt, n_predict=64, temp=0.0, stop=(), ignore_eos=False, **options):
+        """Iterator over pieces of the text that the decoder writes about `prompt`, which the encoder reads.
+
+        Options: as Decoder.generate's.  Errors: ParamError for a list of prompts.
+        """
+        if is_many(prompt):
+            raise ParamError(f"{self.file.arch} models write one text at a time; call generate for each of the "
+                             f"{len(prompt)} prompts")
+        return Answering(self, prompt, n_predict, stop, ignore_eos, temp=temp, **options)
+
+
+class Answering(Generation):
+    """A Generation that begins with the decoder's start token, about a text that is encoded where it was not last."""
+
+    def __init__(self, model, prompt, n_predict, stop, ignore_eos, **options):
+        self.encoded_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        super().__init__(model, [model.start_id], n_predict, stop, ignore_eos, **options)
+
+    def _decode(self, ids):
+        with self.model._lock:
+            if self.model.holder is not self._mark:
+                self.model.encode(self.encoded_ids)
+            return super()._decode(ids)

@@ -1,0 +1,147 @@
+"""Entries of arch_files.py: decoders of experts, with and without windows; others with sizes by layer."""
+from helpers.arch_notation import (
+    EXPERTS,
+    EXPERTS_X,
+    GATED,
+    HEAD_NORMS,
+    MOE,
+    NORMS,
+    NORMS_B,
+    PICKED,
+    POSTS,
+    QKV,
+    SHARED,
+    TOP_B,
+)
+
+VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
+            "plamo3-full", "glm-dsa-shared", "nanbeige-bare")
+# (name of a tensor, rule of the tools and its numbers)
+RULES = (r"layer_output_scale", "near", 0.5, 0.2),
+WINDOW = {"attention.sliding_window": "W"}
+EVERY_FOURTH = {"attention.sliding_window_pattern": lambda c: [i % 4 != 0 for i in range(c.layers)]}
+MOE_FIRST = {**MOE, "leading_dense_block_count": 1, "expert_shared_feed_forward_length": "FS",
+             "expert_weights_scale": 1.7, "expert_weights_norm": True}
+GRANITE = {"logit_scale": 2.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention.scale": 0.28}
+
+
+def _heads(c, i):
+    """(heads of queries, of keys) of layers that differ."""
+    return (c.heads, c.kvh) if i % 2 else (2 * c.heads, c.heads)
+
+
+def _by_layer(attention, feed_forward, norms=NORMS):
+    """Attention with H heads, K of keys."""
+    def block(c, i):
+        h, k = _heads(c, i)
+        rest = feed_forward(c, i) if callable(feed_forward) else feed_forward
+        return norms + attention.replace("H", str(h)).replace("K", str(k)) + rest
+    return block
+
+
+COUNTS = {"attention.head_count": lambda c: [_heads(c, i)[0] for i in range(c.layers)],
+          "attention.head_count_kv": lambda c: [_heads(c, i)[1] for i in range(c.layers)]}
+QKV_HK = "attn_q=H*hd,D attn_k=K*hd,D attn_v=K*VD,D attn_output=D,H*VD "
+FUSED_HK = "attn_qkv=H*hd+K*hd+K*VD,D attn_output=D,H*VD "
+
+
+def _dense_first(more):
+    return lambda c, i: EXPERTS_X + more if i else GATED
+
+
+STEP = (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + SHARED)), dict(
+    layers=5, hd=32, must_untie=True, rope="freqs", ropes=("freqs",), kv={
+        **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "expert_shared_feed_forward_length": "FS", "expert_gating_func": 2,
+        "expert_weights_scale": 1.7, "expert_weights_norm": True, "leading_dense_block_count": 1,
+        "moe_every_n_layers": 1, "rope.freq_base_swa": 500.0}))
+PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F " + HEAD_NORMS +
+          POSTS.replace("=", "!="))
+INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
+MLA = ("attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL attn_k_b=H,KL,NOPE attn_v_b=H,VD,KL attn_kv_a_mqa=KL+R,D "
+       "attn_kv_a_norm=KL attn_output=D,H*VD ")
+SPARSE = dict(hd=64, vd=32, rot=.5, one_kv=True, shexp=2)
+SPARSE_KV = {**MOE, "expert_shared_count": 2, "expert_weights_scale": 1.7, "leading_dense_block_count": 1,
+             "expert_weights_norm": True, "attention.kv_lora_rank": "KL", "attention.q_lora_rank": "QL",
+             "attention.key_length_mla": "hd", "attention.value_length_mla": "VD", "attention.key_length": "KL+R",
+             "attention.value_length": "KL", "attention.indexer.head_count": 8, "attention.indexer.key_length": 64,
+             "attention.indexer.top_k": 6}
+
+
+def _sparse(own):
+    """own(i): has layer i an indexer?"""
+    return lambda c, i: NORMS + MLA + INDEXER * own(i) + (EXPERTS_X + SHARED + PICKED if i else GATED)
+
+
+MORE = {
+    "deepseek32": (_sparse(lambda i: True), dict(SPARSE, rope="yarn", kv=SPARSE_KV | {
+        "expert_gating_func": 2, "rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4,
+        "expert_group_used_count": 2})),
+    "glm-dsa": (_sparse(lambda i: True), dict(SPARSE, kv=SPARSE_KV)),
+    "glm-dsa-shared": (_sparse(lambda i: i % 2 == 0), dict(SPARSE, of="glm-dsa", rope="yarn", kv=SPARSE_KV | {
+        "expert_gating_func": 2, "attention.indexer.types": lambda c: [i % 2 == 0 for i in range(c.layers)]})),
+    "mellum": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="yarn",
+                                                          kv={**MOE, **WINDOW})),
+    "smallthinker": (NORMS + QKV + EXPERTS_X, dict(layers=5, hd=32, tied=True, kv={
+        **MOE, "expert_gating_func": 2, "attention.sliding_window": 4096, "rope.freq_base_swa": 500.0})),
+    "smallthinker-full": (NORMS + QKV + EXPERTS_X, dict(of="smallthinker", layers=5, hd=32, kv={
+        **MOE, "expert_gating_func": 1})),
+    "mimo2": (lambda c, i: _by_layer(QKV_HK + "attn_sinks=H " * (i % 2), _dense_first(PICKED))(c, i), dict(
+        layers=5, hd=64, vd=32, must_untie=True, kv={
+            **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "rope.freq_base_swa": 500.0, "attention.value_scale": 0.7,
+            "attention.value_length": "VD"})),
+    "mimo2-fused": (_by_layer(FUSED_HK, _dense_first(PICKED)), dict(
+        of="mimo2", layers=5, hd=64, vd=32, rot=.5, must_untie=True, kv={
+            **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "attention.value_length": "VD"})),
+    "step35": STEP,
+    "step35-limits": (STEP[0], dict(STEP[1], of="step35", kv=STEP[1]["kv"] | {
+        "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)],
+        "swiglu_clamp_shexp": lambda c: [0.5 + 0.3 * i for i in range(c.layers)]})),
+    "laguna": (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + SHARED)), dict(
+        layers=5, hd=32, used=5, rope="yarn", rot=.5, kv={**MOE_FIRST, **WINDOW, **COUNTS, "rope.freq_base_swa": 500.0,
+                                                  "rope.dimension_count_swa": "hd"})),
+    "laguna-plain": (NORMS + QKV + HEAD_NORMS + "attn_gate=Q,D " + EXPERTS_X + PICKED + SHARED, dict(
+        of="laguna", hd=32, tied=True, kv={**MOE_FIRST, "leading_dense_block_count": 0, "expert_gating_func": 2})),
+    "granite_swa": (NORMS + QKV + "attn_sinks=H " + GATED, dict(
+        layers=5, tied=True, std=2.0, kv={
+            **GRANITE, **WINDOW, **EVERY_FOURTH,
+            "attention.rope_pattern": lambda c: [i != 1 for i in range(c.layers)]})),
+    "granite_swa-moe": (NORMS + QKV + "attn_sinks=H " + EXPERTS + "ffn_up_shexp=2*FS,D ffn_down_shexp=D,FS ", dict(
+        of="granite_swa", hd=32, ff_is_ffx=True, std=2.0, kv={
+            **GRANITE, **WINDOW, **EVERY_FOURTH, "expert_count": "X", "expert_used_count": "U",
+            "expert_shared_feed_forward_length": "FS"})),
+    "hy_v3": (lambda c, i: NORMS + QKV + HEAD_NORMS + (EXPERTS_X + SHARED + "exp_probs_b!=X " if i else GATED), dict(
+        hd=32, kv={**MOE_FIRST, "expert_gating_func": 2})),
+    "hy_v3-fused": (NORMS + QKV + HEAD_NORMS + EXPERTS_X.replace("ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D",
+                                                                 "ffn_gate_up_exps=X,2*FX,D") + SHARED, dict(
+        of="hy_v3", hd=32, tied=True, kv={**MOE_FIRST, "expert_weights_norm": False})),
+    "arctic": (NORMS + "ffn_norm_exps=D " + QKV + EXPERTS + "ffn_gate=D,D ffn_up=D,D ffn_down=D,D ", dict(
+        square=True, ff_is_ffx=True, tied=True, kv={"expert_count": "X", "expert_used_count": "U"})),
+    "grovemoe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X + "ffn_gate_chexps=X//2,24,D ffn_up_chexps=X//2,24,D "
+                 "ffn_down_chexps=X//2,D,24 ", dict(hd=32, kv={
+                     **MOE, "experts_per_group": 2, "expert_group_scale": 0.7,
+                     "expert_chunk_feed_forward_length": 24})),
+    "openelm": (lambda c, i: _by_layer(FUSED_HK + HEAD_NORMS, f"ffn_gate={64 + 16 * i},D ffn_up={64 + 16 * i},D "
+                                                             f"ffn_down=D,{64 + 16 * i} ")(c, i), dict(
+        hd=32, must_tie=True, tied=True, kv={**COUNTS, "feed_forward_length": lambda c: [
+            64 + 16 * i for i in range(c.layers)]})),
+    "plamo3": (PLAMO3, dict(layers=9, hd=32, rope="linear", kv={**WINDOW, "rope.freq_base_swa": 500.0})),
+    "plamo3-full": (PLAMO3, dict(of="plamo3", hd=32, tied=True)),
+    "maple": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(layers=5, hd=32, must_untie=True, rope="linear", kv={
+        **MOE, **WINDOW, **EVERY_FOURTH, "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 16,
+        "swiglu_clamp_exp": lambda c: [0.4 * i for i in range(c.layers)]})),
+    "spark2_5": (_by_layer(QKV_HK + "attn_gate=H,D ", GATED), dict(layers=5, hd=32, kv={
+        **WINDOW, **EVERY_FOURTH, **COUNTS, "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 16})),
+    "muse-glimmer": (NORMS + QKV + HEAD_NORMS + "attn_gate=Q,D " + POSTS + GATED, dict(
+        layers=5, hd=32, must_untie=True, rope="linear", kv={
+            **WINDOW, "rope.freq_base_swa": 500.0, "logit_scale": 2.0, "final_logit_softcapping": 6.0})),
+    "nanbeige": (NORMS + QKV + GATED, dict(layers=2, hd=32, kv={"num_loops": 3})),
+    "nanbeige-bare": (NORMS + QKV + GATED, dict(of="nanbeige", layers=2, hd=32, tied=True, ropes=("freqs",),
+                                                rope="freqs", kv={"num_loops": 2, "skip_loop_final_norm": True})),
+    "plm": (NORMS + "attn_q=Q,D attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_kv_b=H*(NOPE+VD),KL attn_output=D,H*VD "
+            "ffn_up=F,D ffn_down=D,F ", dict(hd=64, vd=32, rot=.5, mha=True, must_tie=True, tied=True, kv={
+                "attention.kv_lora_rank": "KL", "attention.value_length": "VD"})),
+    "talkie": (QKV + "attn_q_norm=H,1 layer_output_scale=1 " + GATED, dict(
+        top="token_embd=V,D output=V,D ", hd=32, must_untie=True, kv={"logit_scale": 2.0})),
+    "jais2": (NORMS_B + QKV.replace("=Q,D", "+b=Q,D", 1).replace("output=", "output+b=") +
+              "ffn_up+b=F,D ffn_down+b=D,F ", dict(top=TOP_B, eps="ln", square=True)),
+}
