@@ -75,17 +75,26 @@ class Recomputation:
                  if s is not None and s.peak <= limit]
         return min(found, key=lambda s: s.extra, default=None)
 
-    def least(self):
-        """The Schedule of the least peak that was found, by bisection."""
-        best, low, high = self.plain, self.least_node, self.plain.peak
-        while high - low > max(self.plain.peak // LEAST_STEP, 1):
+    def least(self, below=None):
+        """The Schedule of the least peak that was found, by bisection; None where that is not less than `below`."""
+        step = max(self.plain.peak // LEAST_STEP, 1)
+        low, high = self.least_node, self.plain.peak
+        if below is not None and high >= below:
+            if below - step < low or not self._can(below - step):
+                return None
+            high = below - step
+        while high - low > step:
             middle = (low + high) // 2
-            found = self.fit(middle)
-            if found is None:
-                low = middle
+            if self._can(middle):
+                high = middle
             else:
-                best, high = found, found.peak
-        return best
+                low = middle
+        return self.fit(high)
+
+    def _can(self, limit):
+        """Whether a schedule of at most `limit` bytes is found."""
+        events = self._room()
+        return any(make(limit, events) for make in (*map(self._rule, RULES), self._greedy))
 
     def node_nbytes(self):
         """Bytes of each node with its inputs."""
@@ -104,8 +113,11 @@ class Recomputation:
         return lambda limit, events: execute(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.cptr,
                                              self.cidx, self.flags, *rule, events, len(events))
 
+    def _room(self):
+        return np.empty(EVENTS_PER_NODE * self.n + 1, np.int64)
+
     def _polished(self, limit, make):
-        events = np.empty(EVENTS_PER_NODE * self.n + 1, np.int64)
+        events = self._room()
         m = make(limit, events)
         if m == 0:
             return None

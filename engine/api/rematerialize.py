@@ -220,8 +220,8 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         new, pieces = _in_rows(problems.units, int(budget), rounded)
         if new is not None:
             return new
-        smallest = least if pieces is None else pieces.told(_least(_Orders(pieces.units), int(budget)))
-        least = min(least, smallest, key=lambda new: new.peak)
+        smaller = None if pieces is None else _least(_Orders(pieces.units), int(budget), least.peak)
+        least = least if smaller is None else pieces.told(smaller)
     if least.peak <= budget:
         return least
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
@@ -244,8 +244,15 @@ def _units(graph, target, profile):
     return Units(graph, buft, {} if profile is None else _seconds(profile))
 
 
-def _least(problems, budget):
-    return min((p.graph_of(p.numbers.least(), budget, LEAST_NODES) for p in problems), key=lambda new: new.peak)
+def _least(problems, budget, below=None):
+    """The graph of the least peak that was found; None where that is not less than `below`."""
+    best = None
+    for p in problems:
+        schedule = p.numbers.least(below)
+        new = None if schedule is None else p.graph_of(schedule, budget, LEAST_NODES)
+        if new is not None and (below is None or new.peak < below):
+            best, below = new, new.peak
+    return best
 
 
 def _in_rows(units, budget, rounded):

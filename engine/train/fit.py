@@ -78,7 +78,8 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
         if backend is not None or budget is not None:
             raise ParamError("fit: with devices, leave backend and budget away: gradients are computed on the devices, "
                              "the step on the CPU of this process")
-    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget, devices)
+    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget, devices,
+                        evaluates=bool(len(held_out)))
     _check_data(training, train, held_out, early_stop, epochs)
     try:
         loop = Loop(training, train, held_out, seed, checkpoint, callback)
@@ -254,13 +255,13 @@ class Loop:
         for k in range(t.period):
             inputs, labels = self.train.rows(rows[k * t.batch:(k + 1) * t.batch])
             parts.append((inputs, t.targets_of(labels, t.batch)))
-        for (_, target), (loss, outputs) in zip(parts, t.summed(parts), strict=True):
+        for (_, target), (loss, classes) in zip(parts, t.summed(parts), strict=True):
             if not math.isfinite(loss):
                 t.check_params(number - 1)
                 raise NotFinite(f"step {number}: the loss is {loss}; {t.culprit()}")
             losses_.append(loss)
             if t.loss_kind == "cross_entropy":
-                hits, n = losses.n_correct(outputs(), target)
+                hits, n = losses.n_correct(classes(), target)
                 right, seen = right + hits, seen + n
         loss = sum(losses_) / (1 if t.loss_kind == "sum" else len(losses_))
         with uninterrupted():           # parameters and what is said of them belong together

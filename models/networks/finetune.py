@@ -194,7 +194,7 @@ class Finetuning:
 
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
-                                1.0, budget)
+                                1.0, budget, evaluates=False)
             planned = _Memory(m, make, memory)
             self.peak, training = planned.peak, planned.training
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
