@@ -479,31 +479,3 @@ def test_parameters_that_cannot_be_trained():
     empty = gg.set_param(ctx.new_tensor(gg.F32, (32, 3), name="empty"))
     with pytest.raises(gg.NotAllocated, match="parameter empty .* has no values"):
         gg.train.fit(x, gg.mul_mat(empty, x), data)
-
-
-# ---------------------------------------------------------------- within a number of bytes
-class Deep(Net):
-    """A residual net whose activations outweigh its weights."""
-
-    def __init__(self, rows=64):
-        self.ctx = gg.Context()
-        self.x = self.ctx.new_tensor(gg.F32, (16, rows), name="x")
-        self.params = [dense(self.ctx, 16, 16, i, f"w{i}") for i in range(5)] + [dense(self.ctx, 3, 16, 9, "last")]
-        with self.ctx:
-            h = self.x
-            for w in self.params[:-1]:
-                h = gg.add(h, gg.silu(gg.mul_mat(w, gg.norm(h, 1e-5))))
-            self.y = gg.mul_mat(self.params[-1], h)
-
-
-def test_a_budget_changes_no_bit():
-    data = (np.tile(np.pad(X, ((0, 0), (0, 10))), (3, 1))[:128], np.tile(Y, 3)[:128])
-    free, tight = Deep(), Deep()
-    want = free.fit(data, epochs=2, batch=128, clip=1.0)
-    with pytest.raises(gg.BudgetError, match="stay in memory .* computing takes .* at least; use") as error:
-        tight.fit(data, epochs=2, batch=128, clip=1.0, budget=10_000)
-    got = tight.fit(data, epochs=2, batch=128, clip=1.0, budget=error.value.minimum)
-    assert got.steps == want.steps
-    assert all((a == b).all() for a, b in zip(free.values(), tight.values(), strict=True))
-    with pytest.raises(gg.NotSupported, match="kept on one backend"):
-        Deep().fit(data, budget=1 << 20, backend=gg.Scheduler([gg.init_backend("CPU")]))
