@@ -402,27 +402,31 @@ class Pareto(PlotRepr, list):
         return axes
 
 
-
 def pareto(graph, n=12, target=None, profile=None):
-    """The Pareto of a graph: about n budgets from its peak down to the least one that is reached.
+    """The Pareto of a graph: about n budgets from its peak down to the least one that is reached by whole nodes.
 
-    target, profile and errors as `rematerialize`.
+    Of points whose peaks are nearly the same, the cheaper one stays.  target, profile and errors as `rematerialize`.
     """
     if whole(n, "pareto: n") < 2:
         raise ParamError(f"pareto: n is a number of points, 2 or more, got {n}")
     problems = list(_Orders(_units(graph, target, profile)))
-    least = min(p.numbers.least().peak for p in problems)
-    most = min(p.numbers.plain.peak for p in problems)
-    found = []
     with work("schedules within fewer bytes", n) as step:
-        for limit in np.linspace(most, least, n):
+        most = min((p.graph_of(p.numbers.plain, 0) for p in problems), key=lambda new: new.peak)
+        found = [most, _least(problems, 0)]
+        for limit in np.linspace(most.peak, found[-1].peak, n)[1:-1]:
             found.append(_cheapest(problems, int(limit)))
             step()
-    points = [Point(new.peak, new.extra) for new in found if new is not None]
-    best, cheapest = Pareto(), float("inf")
-    for p in sorted(points):                            # from the smallest peak on: only what is cheaper stays
-        if p.extra < cheapest:
+    return _thinned([Point(new.peak, new.extra) for new in found if new is not None], n)
+
+
+def _thinned(points, n):
+    """Points of which each costs less than the smaller ones, and whose peaks are not nearly the same."""
+    points.sort()
+    gap, best = (points[-1].peak - points[0].peak) / (3 * n), Pareto()
+    for p in points:
+        if not best or p.extra < best[-1].extra:
+            if best and p.peak - best[-1].peak < gap:
+                best.pop()
             best.append(p)
-            cheapest = p.extra
     best.reverse()
     return best

@@ -115,7 +115,7 @@ def cases():
 def gradient(g, t, dy):
     """db: the products with the same experts, transposed; das: the sums over the columns that chose each expert.
 
-    db needs the experts as floats, which are many bytes: it is made of strips of ne0, each with its part of the experts.
+    db needs the experts as floats, which are many bytes: it is made of strips of ne0, each from its part of them.
     """
     experts, b, ids = t.src
     k, m, n_experts = experts.ne[:3]

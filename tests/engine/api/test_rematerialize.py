@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.alloc.recompute import Recomputation
 from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
+from ggjit.api.rematerialize import Point, _thinned
 from ggjit.api.units import Units
 
 
@@ -189,6 +190,21 @@ def test_pareto():
     assert points._repr_png_().startswith(b"\x89PNG") and points.plot().get_xlabel() == "peak, MiB"
     with pytest.raises(gg.ParamError, match="n is a number of points"):
         gg.measure(graph).pareto(1)
+
+
+def test_points_of_nearly_one_peak_are_thinned():
+    """The ends stay, or what is cheaper beside them; no point costs more than a larger one."""
+    graph, *_ = deep()
+    n = 12
+    points = gg.measure(graph).pareto(n)
+    gaps = -np.diff([p.peak for p in points])
+    assert gaps.min() >= (points[0].peak - points[-1].peak) / (4 * n)
+    least = pytest.raises(gg.BudgetError, gg.rematerialize, graph, 0, cut=False).value.minimum
+    assert points[-1].peak <= least + points[0].peak / n
+    thin = _thinned([Point(*p) for p in ((100, 0.5), (120, 0.2), (500, 0.2), (900, 0.0),
+                                                                     (910, 0.01), (868, 0.1))], 10)
+    assert [tuple(p) for p in thin] == [(900, 0.0), (868, 0.1), (120, 0.2)]
+    assert _thinned([Point(7, 0.0)] * 2, 2) == [(7, 0.0)]
 
 
 def test_mistakes():
