@@ -1,8 +1,8 @@
 """Which results to compute again, and when, so that a graph runs within a number of bytes.
 
 Wanted: a schedule (alloc/schedules.py) with at most `limit` bytes alive at every event, at the least extra cost.  Three
-plans are made (alloc/recompute_plans.py) and the cheapest is taken; `bound` proves how much any schedule pays at least
-(alloc/recompute_bound.py).
+plans are made (alloc/recompute_plans.py), seven where greedy's is not the best, and the cheapest is taken; `bound`
+proves how much any schedule pays at least (alloc/recompute_bound.py).
 """
 import dataclasses
 import functools
@@ -15,6 +15,7 @@ from ggjit.alloc.schedules import AGAIN, SOURCE, TAKE, list_order, live_bytes
 from ggjit.ops.core.errors import ParamError
 
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # (a, b, c) of the executor
+MORE = ((0.0, 0.15, 0.0), (0.0, 0.5, 0.0), (0.0, 1.0, 0.25), (0.25, 0.15, 0.25))        # where greedy is not best
 LEAST_STEP = 500                        # the least reachable peak is found to 1 / this of the peak
 
 
@@ -69,11 +70,17 @@ class Recomputation:
 
     def fit(self, limit):
         """The cheapest Schedule found whose peak is at most `limit` bytes; None: none was found."""
+        return next(iter(self.fits(limit)), None)
+
+    def fits(self, limit):
+        """Schedules whose peak is at most `limit` bytes, the cheapest first."""
         if self.plain.peak <= limit:
-            return self.plain
-        found = [s for s in (self._polished(limit, make) for make in (self._greedy, *map(self._rule, RULES)))
-                 if s is not None and s.peak <= limit]
-        return min(found, key=lambda s: s.extra, default=None)
+            return [self.plain]
+        greedy = self._polished(limit, self._greedy)
+        found = [greedy, *(self._polished(limit, self._rule(rule)) for rule in RULES)]
+        if greedy is None or any(s is not None and s.extra < greedy.extra for s in found):  # sizes differ by much
+            found += [self._polished(limit, self._rule(rule)) for rule in MORE]
+        return sorted((s for s in found if s is not None), key=lambda s: s.extra)
 
     def least(self, below=None):
         """The Schedule of the least peak that was found, by bisection; None where that is not less than `below`."""
@@ -94,7 +101,7 @@ class Recomputation:
     def _can(self, limit):
         """Whether a schedule of at most `limit` bytes is found."""
         events = self._room()
-        return any(make(limit, events) for make in (*map(self._rule, RULES), self._greedy))
+        return any(make(limit, events) for make in (*map(self._rule, RULES + MORE), self._greedy))
 
     def node_nbytes(self):
         """Bytes of each node with its inputs."""
@@ -122,7 +129,8 @@ class Recomputation:
         if m == 0:
             return None
         m = polish(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.cptr, self.flags, events, m)
-        return self._schedule(events[:m].copy())
+        schedule = self._schedule(events[:m].copy())
+        return schedule if schedule.peak <= limit else None
 
     def bound(self, limit):
         """The least extra share that any schedule within `limit` bytes pays, in any order of the nodes."""

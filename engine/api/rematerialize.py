@@ -35,6 +35,7 @@ MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whos
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
+DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
 MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -106,11 +107,11 @@ class _Problem:
 
 
 class _Orders:
-    """A graph in orders of few live bytes and as it is: _Problems, each made when it is asked for."""
+    """A graph in orders of few live bytes and as it is: lists of _Problems, each list made when it is asked for."""
 
     def __init__(self, units):
         self.units, self._found = units, []
-        self._makers = iter((units.sorted, units.sorted_late, units.memory_order, lambda: None))
+        self._makers = iter((units.sorted, lambda: [units.memory_order()], lambda: [None]))
 
     @functools.cached_property
     def given(self):
@@ -119,11 +120,13 @@ class _Orders:
     def __iter__(self):
         yield from self._found
         for make in self._makers:
-            order = make()
-            problem = self.given if order is None else _Problem(self.units, order)
-            if not any(problem.units == p.units for p in self._found):
-                self._found.append(problem)
-                yield problem
+            new = []
+            for order in make():
+                problem = self.given if order is None else _Problem(self.units, order)
+                if not any(problem.units == p.units for p in itertools.chain(*self._found, new)):
+                    new.append(problem)
+            self._found.append(new)
+            yield new
 
 
 class _Copy:
@@ -187,13 +190,14 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         small = gg.rematerialize(graph, 2_000_000)
         gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
 
-    Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
-    each of two orders, or, where none meets the budget, in the first of two more that does.  `small.bound` says how
+    Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of some plans in
+    each of some orders, or, where none meets the budget, in the first of two more that does.  `small.bound` says how
     much any plan pays at least.  A GraphAllocator uses the planner "best" for it.  Its outputs, in the order of
     graph.outputs, may be new tensors; small.of(t) finds them.  Leaves that lie in memory count nothing.
-    cut: where no plan of whole nodes meets the budget, the largest are computed for some rows at a time, as
-    `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows (gradients of weights, a mean loss) may
-    be formed by chunks too; that needs fewest bytes, rounds otherwise, and `small.same_bits` says whether it was done.
+    cut: where no plan of whole nodes meets the budget, or it costs over 20 % and rows cost less, the largest are computed
+    for some rows at a time, as `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows (gradients of
+    weights, a mean loss) may be formed by chunks too; that needs fewest bytes, rounds otherwise, and `small.same_bits`
+    says whether it was done.
     cut=False: only plans of whole nodes.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.
@@ -212,7 +216,7 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
             return as_it_is
     new = _cheapest(problems, int(budget))
     if new is not None:
-        return new
+        return new if new.extra < DEAR or not cut else _or_in_rows(new, problems.units, int(budget), cut)
     least = _least(problems, int(budget))
     if least.peak <= budget:
         return least
@@ -227,6 +231,12 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
                       f"{mib(least.peak)} ({least.peak} bytes), at {least.extra:.1%} more operations; "
                       f"{_remedy(problems.units, int(budget), cut)}", least.peak)
+
+
+def _or_in_rows(new, units, budget, cut):
+    """A graph that fits, or the same in rows if that is cheaper."""
+    found = [_in_rows(units, budget, rounded)[0] for rounded in _CUTS[cut]]
+    return min((new, *(g for g in found if g is not None)), key=lambda g: g.extra)
 
 
 def _remedy(units, budget, cut):
@@ -247,7 +257,7 @@ def _units(graph, target, profile):
 def _least(problems, budget, below=None):
     """The graph of the least peak that was found; None where that is not less than `below`."""
     best = None
-    for p in problems:
+    for p in itertools.chain.from_iterable(problems):
         schedule = p.numbers.least(below)
         new = None if schedule is None else p.graph_of(schedule, budget, LEAST_NODES)
         if new is not None and (below is None or new.peak < below):
@@ -361,30 +371,38 @@ def _seconds(profile):
 
 
 def _cheapest(problems, budget):
-    """The graph of the cheapest schedule whose plan fits into `budget`, of the two sorted orders; else of the first
-    of the others, which take longer to make; None."""
-    problems = iter(problems)
-    for some in itertools.chain([itertools.islice(problems, 2)], ([p] for p in problems)):
-        found = [(s.extra, k, p, s) for k, p in enumerate(some) for s in [p.numbers.fit(budget)] if s is not None]
-        for _extra, _k, problem, schedule in sorted(found, key=lambda x: x[:2]):
-            new = _within(problem, budget, schedule)
-            if new is not None:
-                return new
+    """The graph of the cheapest schedule whose plan fits into `budget`, of the sorted orders; else of the first of the
+    others, which take longer to make; None."""
+    for some in problems:
+        found = [(s.extra, k, p, s) for k, p in enumerate(some) for s in p.numbers.fits(budget)]
+        found.sort(key=lambda x: x[:2])
+        best, missed = None, 0
+        for _extra, _k, problem, schedule in found[:MAX_TRIES]:
+            new = problem.graph_of(schedule, budget)
+            if new.peak <= budget:
+                best = new
+                break
+            missed = missed or new.peak - budget
+        if missed:
+            best = _lower(found[0][2], budget, missed, best)
+        if best is not None:
+            return best
     return None
 
 
-def _within(problem, budget, schedule):
-    """The graph of a schedule, or of one of fewer bytes, whose plan fits into `budget`; None."""
+def _lower(problem, budget, missed, best):
+    """The graph of a schedule of fewer bytes, as the offsets lose some, if it is cheaper than `best`; else that."""
     limit = budget
     for _ in range(MAX_TRIES):
+        limit -= max(missed, budget // 200)
+        schedule = problem.numbers.fit(limit)
+        if schedule is None or best is not None and schedule.extra >= best.extra:
+            return best
         new = problem.graph_of(schedule, budget)
         if new.peak <= budget:
             return new
-        limit -= max(new.peak - budget, budget // 200)  # what the offsets lose
-        schedule = problem.numbers.fit(limit)
-        if schedule is None:
-            return None
-    return None
+        missed = new.peak - budget
+    return best
 
 
 class Pareto(PlotRepr, list):
@@ -411,7 +429,7 @@ def pareto(graph, n=12, target=None, profile=None):
         raise ParamError(f"pareto: n is a number of points, 2 or more, got {n}")
     problems = list(_Orders(_units(graph, target, profile)))
     with work("schedules within fewer bytes", n) as step:
-        most = min((p.graph_of(p.numbers.plain, 0) for p in problems), key=lambda new: new.peak)
+        most = min((p.graph_of(p.numbers.plain, 0) for p in itertools.chain(*problems)), key=lambda new: new.peak)
         found = [most, _least(problems, 0)]
         for limit in np.linspace(most.peak, found[-1].peak, n)[1:-1]:
             found.append(_cheapest(problems, int(limit)))
