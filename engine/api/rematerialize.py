@@ -36,7 +36,7 @@ MAX_ON_TRIAL = 8                        # chunks by which that is found out, few
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
-MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
+MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
 
 
@@ -194,11 +194,10 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
     each of some orders, or, where none meets the budget, in the first of two more that does.  `small.bound` says how
     much any plan pays at least.  A GraphAllocator uses the planner "best" for it.  Its outputs, in the order of
     graph.outputs, may be new tensors; small.of(t) finds them.  Leaves that lie in memory count nothing.
-    cut: where no plan of whole nodes meets the budget, or it costs over 20 % and rows cost less, the largest are computed
-    for some rows at a time, as `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows (gradients of
-    weights, a mean loss) may be formed by chunks too; that needs fewest bytes, rounds otherwise, and `small.same_bits`
-    says whether it was done.
-    cut=False: only plans of whole nodes.
+    cut: where no plan of whole nodes meets the budget, or it costs over 20 % and rows cost less, the largest are
+    computed for some rows at a time, as `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows
+    (gradients of weights, a mean loss) may be formed by chunks too; that needs fewest bytes, rounds otherwise, and
+    `small.same_bits` says whether it was done.  cut=False: only plans of whole nodes.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.
     Errors: BudgetError, whose `.minimum` is the fewest bytes that were reached; TypeMismatch, ParamError.
@@ -374,34 +373,27 @@ def _cheapest(problems, budget):
     """The graph of the cheapest schedule whose plan fits into `budget`, of the sorted orders; else of the first of the
     others, which take longer to make; None."""
     for some in problems:
-        found = [(s.extra, k, p, s) for k, p in enumerate(some) for s in p.numbers.fits(budget)]
-        found.sort(key=lambda x: x[:2])
-        best, missed = None, 0
-        for _extra, _k, problem, schedule in found[:MAX_TRIES]:
-            new = problem.graph_of(schedule, budget)
-            if new.peak <= budget:
-                best = new
+        limit = budget
+        for _ in range(MAX_TRIES):                      # of fewer bytes, for the offsets lose some
+            new = _laid_out(some, limit, budget)
+            if new is None:
                 break
-            missed = missed or new.peak - budget
-        if missed:
-            best = _lower(found[0][2], budget, missed, best)
-        if best is not None:
-            return best
+            if new.peak <= budget:
+                return new
+            limit -= max((new.peak - budget) // 3, budget // 100)
     return None
 
 
-def _lower(problem, budget, missed, best):
-    """The graph of a schedule of fewer bytes, as the offsets lose some, if it is cheaper than `best`; else that."""
-    limit = budget
-    for _ in range(MAX_TRIES):
-        limit -= max(missed, budget // 200)
-        schedule = problem.numbers.fit(limit)
-        if schedule is None or best is not None and schedule.extra >= best.extra:
-            return best
+def _laid_out(problems, limit, budget):
+    """The graph of the cheapest schedule within `limit` whose plan fits into `budget`; else of one that nearly does;
+    None: there is no schedule."""
+    found = [(s.extra, k, p, s) for k, p in enumerate(problems) for s in p.numbers.fits(limit)]
+    best = None
+    for _extra, _k, problem, schedule in sorted(found, key=lambda x: x[:2])[:MAX_LAID_OUT]:
         new = problem.graph_of(schedule, budget)
+        best = new if best is None or new.peak < best.peak else best
         if new.peak <= budget:
-            return new
-        missed = new.peak - budget
+            break
     return best
 
 

@@ -64,6 +64,27 @@ def test_the_same_bits_in_fewer_bytes(share):
     assert len(small.nodes) > len([t for t in graph.nodes if t.id in {x.id for x in small.nodes}])
 
 
+def test_gradients_larger_than_what_they_are_made_of_wait_for_the_end():
+    """Wide rows first, then a layer of large weights and few rows, as in a network of pictures."""
+    ctx = gg.Context()
+    x, w, ws = leaf(ctx, 512, 16, name="x"), gg.set_param(leaf(ctx, 64, 2048, name="large")), []
+    with ctx:
+        h = x
+        for i in range(4):
+            ws.append(gg.set_param(leaf(ctx, 16, 16, name=f"w{i}", seed=i)))
+            h = gg.add(h, gg.silu(gg.mul_mat(ws[-1], gg.norm(h, 1e-5))))
+        loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.reshape_2d(h, 2048, 4))))
+        graph = gg.Graph(loss, *gg.grad(loss, [w, *ws]))
+    units = Units(graph, gg.init_backend("CPU").default_buffer_type, {})
+    late = [units.tensors[k] for k in np.flatnonzero(units.apart)]
+    assert [t.id for t in late] == [graph.outputs[1].id] and late[0].nbytes == w.nbytes
+    least = [units.numbers.in_order(order).least().peak for order in units.sorted()]
+    assert len(least) == 4 and min(least[2:]) < 0.9 * min(least[:2])
+    want, _ = run(graph, graph.outputs)
+    small = gg.rematerialize(graph, int(0.9 * min(least[:2])), cut=False)
+    assert run(small, small.outputs)[0] == want
+
+
 def test_nothing_is_made_again_where_there_is_room():
     graph, loss, _ = deep()
     small = gg.rematerialize(graph, gg.measure(graph).peak)
