@@ -11,7 +11,7 @@ import numpy as np
 
 from ggjit.alloc import recompute_bound
 from ggjit.alloc.recompute_plans import EVENTS_PER_NODE, execute, greedy, polish
-from ggjit.alloc.schedules import AGAIN, SOURCE, TAKE, list_order, live_bytes
+from ggjit.alloc.schedules import AGAIN, KEEP, SOURCE, TAKE, list_order, live_bytes
 from ggjit.ops.core.errors import ParamError
 
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # (a, b, c) of the executor
@@ -101,7 +101,7 @@ class Recomputation:
     def _can(self, limit):
         """Whether a schedule of at most `limit` bytes is found."""
         events = self._room()
-        return any(make(limit, events) for make in (*map(self._rule, RULES + MORE), self._greedy))
+        return any(make(limit, events) for make in (*map(self._rule, RULES + MORE[:1]), self._greedy))
 
     def node_nbytes(self):
         """Bytes of each node with its inputs."""
@@ -112,6 +112,11 @@ class Recomputation:
     def least_node(self):
         """Bytes of the largest node with its inputs: no schedule needs less."""
         return int(self.node_nbytes().max(initial=0))
+
+    @property
+    def kept_nbytes(self):
+        """Bytes of the outputs, which are alive together at the end: no schedule needs less."""
+        return int(self.size[self.flags & KEEP > 0].sum())
 
     def _greedy(self, limit, events):
         return greedy(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.flags, events, len(events))

@@ -240,7 +240,8 @@ def _or_in_rows(new, units, budget, cut):
 
 def _remedy(units, budget, cut):
     """What may need fewer bytes."""
-    if cut != "rounded" and _in_rows(units, budget, rounded=True)[0] is not None:
+    possible = cut != "rounded" and units.numbers.kept_nbytes <= budget
+    if possible and _in_rows(units, budget, rounded=True)[0] is not None:
         return "cut='rounded' meets it, where sums over rows may be rounded otherwise"
     return "smaller batches need less"
 
