@@ -36,6 +36,7 @@ MAX_ON_TRIAL = 8                        # chunks by which that is found out, few
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
+WORTH = 0.97                            # a graph whose price times this is that of the cheapest schedule is taken
 MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -374,28 +375,34 @@ def _cheapest(problems, budget):
     """The graph of the cheapest schedule whose plan fits into `budget`, of the sorted orders; else of the first of the
     others, which take longer to make; None."""
     for some in problems:
-        limit = budget
+        limit, best, least = budget, None, 0.0
         for _ in range(MAX_TRIES):                      # of fewer bytes, for the offsets lose some
-            new = _laid_out(some, limit, budget)
+            new, price = _laid_out(some, limit, budget)
+            least = least or price
             if new is None:
                 break
-            if new.peak <= budget:
-                return new
-            limit -= max((new.peak - budget) // 3, budget // 100)
+            if new.peak <= budget and (best is None or new.extra < best.extra):
+                best = new
+            if best is not None and WORTH * best.extra <= least:
+                break
+            limit -= max((new.peak - budget) // 3, budget // 200)
+        if best is not None:
+            return best
     return None
 
 
 def _laid_out(problems, limit, budget):
-    """The graph of the cheapest schedule within `limit` whose plan fits into `budget`; else of one that nearly does;
-    None: there is no schedule."""
-    found = [(s.extra, k, p, s) for k, p in enumerate(problems) for s in p.numbers.fits(limit)]
+    """(graph of the cheapest schedule within `limit` whose plan fits into `budget`, else of one that nearly does; the
+    extra share of the cheapest).  (None, 0): there is no schedule."""
+    found = sorted(((s.extra, k, p, s) for k, p in enumerate(problems) for s in p.numbers.fits(limit)),
+                   key=lambda x: x[:2])
     best = None
-    for _extra, _k, problem, schedule in sorted(found, key=lambda x: x[:2])[:MAX_LAID_OUT]:
+    for _extra, _k, problem, schedule in found[:MAX_LAID_OUT]:
         new = problem.graph_of(schedule, budget)
         best = new if best is None or new.peak < best.peak else best
         if new.peak <= budget:
             break
-    return best
+    return best, found[0][0] if found else 0.0
 
 
 class Pareto(PlotRepr, list):
