@@ -36,7 +36,8 @@ MAX_ON_TRIAL = 8                        # chunks by which that is found out, few
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
-WORTH = 0.97                            # a graph whose price times this is that of the cheapest schedule is taken
+WORTH = 0.97                            # a graph is taken whose price times this is that of the cheapest schedule, else
+                                        # one more limit is tried
 MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
 
@@ -378,12 +379,12 @@ def _cheapest(problems, budget):
         limit, best, least = budget, None, 0.0
         for _ in range(MAX_TRIES):                      # of fewer bytes, for the offsets lose some
             new, price = _laid_out(some, limit, budget)
-            least = least or price
+            least, again = least or price, best is not None
             if new is None:
                 break
             if new.peak <= budget and (best is None or new.extra < best.extra):
                 best = new
-            if best is not None and WORTH * best.extra <= least:
+            if again or best is not None and WORTH * best.extra <= least:
                 break
             limit -= max((new.peak - budget) // 3, budget // 200)
         if best is not None:
