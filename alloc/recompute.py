@@ -1,8 +1,8 @@
 """Which results to compute again, and when, so that a graph runs within a number of bytes.
 
 Wanted: a schedule (alloc/schedules.py) with at most `limit` bytes alive at every event, at the least extra cost.  Three
-plans are made (alloc/recompute_plans.py) and the cheapest is taken; `bound` proves how much any schedule pays at least
-(alloc/recompute_bound.py).
+plans are made (alloc/recompute_plans.py), seven where greedy's is not the best, and the cheapest is taken; `bound`
+proves how much any schedule pays at least (alloc/recompute_bound.py).
 """
 import dataclasses
 import functools
@@ -11,10 +11,11 @@ import numpy as np
 
 from ggjit.alloc import recompute_bound
 from ggjit.alloc.recompute_plans import EVENTS_PER_NODE, execute, greedy, polish
-from ggjit.alloc.schedules import AGAIN, SOURCE, TAKE, list_order, live_bytes
+from ggjit.alloc.schedules import AGAIN, KEEP, SOURCE, TAKE, list_order, live_bytes
 from ggjit.ops.core.errors import ParamError
 
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # (a, b, c) of the executor
+MORE = ((0.0, 0.15, 0.0), (0.0, 0.5, 0.0), (0.0, 1.0, 0.25), (0.25, 0.15, 0.25))        # where greedy is not best
 LEAST_STEP = 500                        # the least reachable peak is found to 1 / this of the peak
 
 
@@ -69,23 +70,38 @@ class Recomputation:
 
     def fit(self, limit):
         """The cheapest Schedule found whose peak is at most `limit` bytes; None: none was found."""
-        if self.plain.peak <= limit:
-            return self.plain
-        found = [s for s in (self._polished(limit, make) for make in (self._greedy, *map(self._rule, RULES)))
-                 if s is not None and s.peak <= limit]
-        return min(found, key=lambda s: s.extra, default=None)
+        return next(iter(self.fits(limit)), None)
 
-    def least(self):
-        """The Schedule of the least peak that was found, by bisection."""
-        best, low, high = self.plain, self.least_node, self.plain.peak
-        while high - low > max(self.plain.peak // LEAST_STEP, 1):
+    def fits(self, limit):
+        """Schedules whose peak is at most `limit` bytes, the cheapest first."""
+        if self.plain.peak <= limit:
+            return [self.plain]
+        greedy = self._polished(limit, self._greedy)
+        found = [greedy, *(self._polished(limit, self._rule(rule)) for rule in RULES)]
+        if greedy is None or any(s is not None and s.extra < greedy.extra for s in found):  # sizes differ by much
+            found += [self._polished(limit, self._rule(rule)) for rule in MORE]
+        return sorted((s for s in found if s is not None), key=lambda s: s.extra)
+
+    def least(self, below=None):
+        """The Schedule of the least peak that was found, by bisection; None where that is not less than `below`."""
+        step = max(self.plain.peak // LEAST_STEP, 1)
+        low, high = self.least_node, self.plain.peak
+        if below is not None and high >= below:
+            if below - step < low or not self._can(below - step):
+                return None
+            high = below - step
+        while high - low > step:
             middle = (low + high) // 2
-            found = self.fit(middle)
-            if found is None:
-                low = middle
+            if self._can(middle):
+                high = middle
             else:
-                best, high = found, found.peak
-        return best
+                low = middle
+        return self.fit(high)
+
+    def _can(self, limit):
+        """Whether a schedule of at most `limit` bytes is found."""
+        events = self._room()
+        return any(make(limit, events) for make in (*map(self._rule, RULES + MORE[:1]), self._greedy))
 
     def node_nbytes(self):
         """Bytes of each node with its inputs."""
@@ -97,6 +113,11 @@ class Recomputation:
         """Bytes of the largest node with its inputs: no schedule needs less."""
         return int(self.node_nbytes().max(initial=0))
 
+    @property
+    def kept_nbytes(self):
+        """Bytes of the outputs, which are alive together at the end: no schedule needs less."""
+        return int(self.size[self.flags & KEEP > 0].sum())
+
     def _greedy(self, limit, events):
         return greedy(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.flags, events, len(events))
 
@@ -104,13 +125,17 @@ class Recomputation:
         return lambda limit, events: execute(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.cptr,
                                              self.cidx, self.flags, *rule, events, len(events))
 
+    def _room(self):
+        return np.empty(EVENTS_PER_NODE * self.n + 1, np.int64)
+
     def _polished(self, limit, make):
-        events = np.empty(EVENTS_PER_NODE * self.n + 1, np.int64)
+        events = self._room()
         m = make(limit, events)
         if m == 0:
             return None
         m = polish(limit, self.n, self.size, self.cost, self.ptr, self.idx, self.cptr, self.flags, events, m)
-        return self._schedule(events[:m].copy())
+        schedule = self._schedule(events[:m].copy())
+        return schedule if schedule.peak <= limit else None
 
     def bound(self, limit):
         """The least extra share that any schedule within `limit` bytes pays, in any order of the nodes."""

@@ -11,6 +11,7 @@ from ggjit.alloc.schedules import AGAIN, KEEP, SOURCE, TAKE, instances, live_at
 from ggjit.ops.native.jit import exact, i64s, native
 
 EVENTS_PER_NODE = 12                    # longest schedule that is looked for
+MAX_STALL = 32                          # rooms made without a lower peak: greedy goes in circles (found plans: 3)
 
 
 # ---------------------------------------------------------------- executor
@@ -159,8 +160,10 @@ def execute(limit, n, size_, cost_, ptr_, idx_, cptr_, cidx_, flags_, a, b, c, e
 
 # ---------------------------------------------------------------- greedy
 @exact
-def _gone(v, p, b, ev, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue):
-    """(how many, cost): v and what has to be made with it just before event b; queue holds them.  0: impossible."""
+def _gone(v, p, b, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue):
+    """(how many, cost): v and what has to be made with it just before event b; queue holds them.  0: impossible.
+
+    at, later: the last event before p that makes a node, and the first from p on."""
     head, tail, total = 0, 1, 0.0
     queue[0] = v
     stamp[v] = tick
@@ -172,15 +175,7 @@ def _gone(v, p, b, ev, at, end, later, flags, ptr, idx, size, cost, stamp, tick,
         total += cost[y]
         for k in range(ptr[y], ptr[y + 1]):
             x = idx[k]
-            if stamp[x] == tick or size[x] == 0 and at[x] >= 0 or at[x] >= 0 and end[at[x]] > p:
-                continue
-            found = False
-            if later[x]:
-                for j in range(p, b):
-                    if ev[j] == x:
-                        found = True
-                        break
-            if not found:
+            if stamp[x] != tick and later[x] >= b and (at[x] < 0 or size[x] > 0 and end[at[x]] <= p):
                 stamp[x] = tick
                 queue[tail] = x
                 tail += 1
@@ -192,32 +187,34 @@ def greedy(limit, n, size_, cost_, ptr_, idx_, flags_, events, cap):
     """While the peak is above `limit`: make room at it.  The number of events, 0: no way found."""
     size, cost, ptr, flags, ev = i64s(size_, n), i64s(cost_, n), i64s(ptr_, n + 1), i64s(flags_, n), i64s(events, cap)
     idx, stamp, queue, tick = i64s(idx_, ptr[n]), np.zeros(n, np.int64), np.empty(n + 1, np.int64), 0
-    end, live, later = np.empty(cap, np.int64), np.empty(cap + 1, np.int64), np.empty(n, np.bool_)
+    end, live, later = np.empty(cap, np.int64), np.empty(cap + 1, np.int64), np.empty(n, np.int64)
     at, nxt = np.empty(n, np.int64), np.empty(n, np.int64)
-    m = np.int64(n)
+    m, lowest, stalled = np.int64(n), np.int64(1) << 60, 0
     for v in range(n):
         ev[v] = v
-    for _ in range(EVENTS_PER_NODE * n):
+    while stalled < MAX_STALL:
         instances(ev, m, n, size, ptr, idx, flags, end)
         live_at(ev, m, size, end, live)
         p = np.argmax(live[:m])
         if live[p] <= limit:
             return m
-        at[:], nxt[:], later[:] = -1, -1, False
+        stalled = 0 if live[p] < lowest else stalled + 1
+        lowest = min(lowest, live[p])
+        at[:], nxt[:], later[:] = -1, -1, m
         for j in range(p):
             at[ev[j]] = j
         for j in range(p, m):
             for k in range(ptr[ev[j]], ptr[ev[j] + 1]):
                 x = idx[k]
-                if nxt[x] < 0 and not later[x]:
+                if nxt[x] < 0 and later[x] == m:
                     nxt[x] = j
-            later[ev[j]] = True
+            later[ev[j]] = min(later[ev[j]], j)
         best, least = -1, 1e300
         for v in range(n):
             if not flags[v] & AGAIN or flags[v] & KEEP or at[v] < 0 or size[v] == 0 or nxt[v] <= p or end[at[v]] <= p:
                 continue
             tick += 1
-            count, total = _gone(v, p, nxt[v], ev, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue)
+            count, total = _gone(v, p, nxt[v], at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue)
             score = total / min(size[v], 2 * (live[p] - limit))
             if count > 0 and score < least:
                 best, least = v, score
@@ -225,7 +222,7 @@ def greedy(limit, n, size_, cost_, ptr_, idx_, flags_, events, cap):
             return 0
         tick += 1
         b = nxt[best]
-        count, _t = _gone(best, p, b, ev, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue)
+        count, _t = _gone(best, p, b, at, end, later, flags, ptr, idx, size, cost, stamp, tick, queue)
         if m + count > cap:
             return 0
         for j in range(m - 1, b - 1, -1):

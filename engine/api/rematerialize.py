@@ -35,7 +35,10 @@ MAX_LOOKED_AT = 8                       # numbers of rows, of which the one whos
 MAX_ON_TRIAL = 8                        # chunks by which that is found out, fewer in large graphs
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
-MAX_TRIES = 8                           # of a smaller limit, where the planner left gaps
+DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
+WORTH = 0.97                            # a graph is taken whose price times this is that of the cheapest schedule, else
+                                        # one more limit is tried
+MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
 
 
@@ -106,11 +109,11 @@ class _Problem:
 
 
 class _Orders:
-    """A graph in orders of few live bytes and as it is: _Problems, each made when it is asked for."""
+    """A graph in orders of few live bytes and as it is: lists of _Problems, each list made when it is asked for."""
 
     def __init__(self, units):
         self.units, self._found = units, []
-        self._makers = iter((units.sorted, units.sorted_late, units.memory_order, lambda: None))
+        self._makers = iter((units.sorted, lambda: [units.memory_order()], lambda: [None]))
 
     @functools.cached_property
     def given(self):
@@ -119,11 +122,13 @@ class _Orders:
     def __iter__(self):
         yield from self._found
         for make in self._makers:
-            order = make()
-            problem = self.given if order is None else _Problem(self.units, order)
-            if not any(problem.units == p.units for p in self._found):
-                self._found.append(problem)
-                yield problem
+            new = []
+            for order in make():
+                problem = self.given if order is None else _Problem(self.units, order)
+                if not any(problem.units == p.units for p in itertools.chain(*self._found, new)):
+                    new.append(problem)
+            self._found.append(new)
+            yield new
 
 
 class _Copy:
@@ -187,14 +192,14 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         small = gg.rematerialize(graph, 2_000_000)
         gg.measure(small).peak, small.extra             # bytes; more operations, as a share of one run
 
-    Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of three plans in
-    each of two orders, or, where none meets the budget, in the first of two more that does.  `small.bound` says how
+    Which results are made again, the order of nodes and the offsets are chosen together: the cheapest of some plans in
+    each of some orders, or, where none meets the budget, in the first of two more that does.  `small.bound` says how
     much any plan pays at least.  A GraphAllocator uses the planner "best" for it.  Its outputs, in the order of
     graph.outputs, may be new tensors; small.of(t) finds them.  Leaves that lie in memory count nothing.
-    cut: where no plan of whole nodes meets the budget, the largest are computed for some rows at a time, as
-    `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows (gradients of weights, a mean loss) may
-    be formed by chunks too; that needs fewest bytes, rounds otherwise, and `small.same_bits` says whether it was done.
-    cut=False: only plans of whole nodes.
+    cut: where no plan of whole nodes meets the budget, or it costs over 20 % and rows cost less, the largest are
+    computed for some rows at a time, as `small.n_chunks` says, with the same bits.  cut="rounded": sums over rows
+    (gradients of weights, a mean loss) may be formed by chunks too; that needs fewest bytes, rounds otherwise, and
+    `small.same_bits` says whether it was done.  cut=False: only plans of whole nodes.
     target: a backend or buffer type (default the CPU's), whose sizes and alignment count.  profile: a gg.profile() of a
     run, whose measured times are the costs; without it they are the kernels' estimates.
     Errors: BudgetError, whose `.minimum` is the fewest bytes that were reached; TypeMismatch, ParamError.
@@ -212,7 +217,7 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
             return as_it_is
     new = _cheapest(problems, int(budget))
     if new is not None:
-        return new
+        return new if new.extra < DEAR or not cut else _or_in_rows(new, problems.units, int(budget), cut)
     least = _least(problems, int(budget))
     if least.peak <= budget:
         return least
@@ -220,8 +225,8 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
         new, pieces = _in_rows(problems.units, int(budget), rounded)
         if new is not None:
             return new
-        smallest = least if pieces is None else pieces.told(_least(_Orders(pieces.units), int(budget)))
-        least = min(least, smallest, key=lambda new: new.peak)
+        smaller = None if pieces is None else _least(_Orders(pieces.units), int(budget), least.peak)
+        least = least if smaller is None else pieces.told(smaller)
     if least.peak <= budget:
         return least
     raise BudgetError(f"rematerialize: {mib(budget)} are too few for {len(graph)} nodes: the least peak found is "
@@ -229,9 +234,16 @@ def rematerialize(graph, budget, target=None, profile=None, cut=True):
                       f"{_remedy(problems.units, int(budget), cut)}", least.peak)
 
 
+def _or_in_rows(new, units, budget, cut):
+    """A graph that fits, or the same in rows if that is cheaper."""
+    found = [_in_rows(units, budget, rounded)[0] for rounded in _CUTS[cut]]
+    return min((new, *(g for g in found if g is not None)), key=lambda g: g.extra)
+
+
 def _remedy(units, budget, cut):
     """What may need fewer bytes."""
-    if cut != "rounded" and _in_rows(units, budget, rounded=True)[0] is not None:
+    possible = cut != "rounded" and units.numbers.kept_nbytes <= budget
+    if possible and _in_rows(units, budget, rounded=True)[0] is not None:
         return "cut='rounded' meets it, where sums over rows may be rounded otherwise"
     return "smaller batches need less"
 
@@ -244,8 +256,15 @@ def _units(graph, target, profile):
     return Units(graph, buft, {} if profile is None else _seconds(profile))
 
 
-def _least(problems, budget):
-    return min((p.graph_of(p.numbers.least(), budget, LEAST_NODES) for p in problems), key=lambda new: new.peak)
+def _least(problems, budget, below=None):
+    """The graph of the least peak that was found; None where that is not less than `below`."""
+    best = None
+    for p in itertools.chain.from_iterable(problems):
+        schedule = p.numbers.least(below)
+        new = None if schedule is None else p.graph_of(schedule, budget, LEAST_NODES)
+        if new is not None and (below is None or new.peak < below):
+            best, below = new, new.peak
+    return best
 
 
 def _in_rows(units, budget, rounded):
@@ -354,30 +373,37 @@ def _seconds(profile):
 
 
 def _cheapest(problems, budget):
-    """The graph of the cheapest schedule whose plan fits into `budget`, of the two sorted orders; else of the first
-    of the others, which take longer to make; None."""
-    problems = iter(problems)
-    for some in itertools.chain([itertools.islice(problems, 2)], ([p] for p in problems)):
-        found = [(s.extra, k, p, s) for k, p in enumerate(some) for s in [p.numbers.fit(budget)] if s is not None]
-        for _extra, _k, problem, schedule in sorted(found, key=lambda x: x[:2]):
-            new = _within(problem, budget, schedule)
-            if new is not None:
-                return new
+    """The graph of the cheapest schedule whose plan fits into `budget`, of the sorted orders; else of the first of the
+    others, which take longer to make; None."""
+    for some in problems:
+        limit, best, least = budget, None, 0.0
+        for _ in range(MAX_TRIES):                      # of fewer bytes, for the offsets lose some
+            new, price = _laid_out(some, limit, budget)
+            least, again = least or price, best is not None
+            if new is None:
+                break
+            if new.peak <= budget and (best is None or new.extra < best.extra):
+                best = new
+            if again or best is not None and WORTH * best.extra <= least:
+                break
+            limit -= max((new.peak - budget) // 3, budget // 200)
+        if best is not None:
+            return best
     return None
 
 
-def _within(problem, budget, schedule):
-    """The graph of a schedule, or of one of fewer bytes, whose plan fits into `budget`; None."""
-    limit = budget
-    for _ in range(MAX_TRIES):
+def _laid_out(problems, limit, budget):
+    """(graph of the cheapest schedule within `limit` whose plan fits into `budget`, else of one that nearly does; the
+    extra share of the cheapest).  (None, 0): there is no schedule."""
+    found = sorted(((s.extra, k, p, s) for k, p in enumerate(problems) for s in p.numbers.fits(limit)),
+                   key=lambda x: x[:2])
+    best = None
+    for _extra, _k, problem, schedule in found[:MAX_LAID_OUT]:
         new = problem.graph_of(schedule, budget)
+        best = new if best is None or new.peak < best.peak else best
         if new.peak <= budget:
-            return new
-        limit -= max(new.peak - budget, budget // 200)  # what the offsets lose
-        schedule = problem.numbers.fit(limit)
-        if schedule is None:
-            return None
-    return None
+            break
+    return best, found[0][0] if found else 0.0
 
 
 class Pareto(PlotRepr, list):
@@ -395,27 +421,31 @@ class Pareto(PlotRepr, list):
         return axes
 
 
-
 def pareto(graph, n=12, target=None, profile=None):
-    """The Pareto of a graph: about n budgets from its peak down to the least one that is reached.
+    """The Pareto of a graph: about n budgets from its peak down to the least one that is reached by whole nodes.
 
-    target, profile and errors as `rematerialize`.
+    Of points whose peaks are nearly the same, the cheaper one stays.  target, profile and errors as `rematerialize`.
     """
     if whole(n, "pareto: n") < 2:
         raise ParamError(f"pareto: n is a number of points, 2 or more, got {n}")
     problems = list(_Orders(_units(graph, target, profile)))
-    least = min(p.numbers.least().peak for p in problems)
-    most = min(p.numbers.plain.peak for p in problems)
-    found = []
     with work("schedules within fewer bytes", n) as step:
-        for limit in np.linspace(most, least, n):
+        most = min((p.graph_of(p.numbers.plain, 0) for p in itertools.chain(*problems)), key=lambda new: new.peak)
+        found = [most, _least(problems, 0)]
+        for limit in np.linspace(most.peak, found[-1].peak, n)[1:-1]:
             found.append(_cheapest(problems, int(limit)))
             step()
-    points = [Point(new.peak, new.extra) for new in found if new is not None]
-    best, cheapest = Pareto(), float("inf")
-    for p in sorted(points):                            # from the smallest peak on: only what is cheaper stays
-        if p.extra < cheapest:
+    return _thinned([Point(new.peak, new.extra) for new in found if new is not None], n)
+
+
+def _thinned(points, n):
+    """Points of which each costs less than the smaller ones, and whose peaks are not nearly the same."""
+    points.sort()
+    gap, best = (points[-1].peak - points[0].peak) / (3 * n), Pareto()
+    for p in points:
+        if not best or p.extra < best[-1].extra:
+            if best and p.peak - best[-1].peak < gap:
+                best.pop()
             best.append(p)
-            cheapest = p.extra
     best.reverse()
     return best

@@ -5,6 +5,8 @@ and a node that writes in place is a unit without bytes that keeps what it write
 depend on nothing that is written meanwhile, so every value has the same bits; and none behind a scalar: gradients,
 which depend on the loss, are read soon after they are made.
 """
+import functools
+
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
@@ -164,12 +166,36 @@ class Units:
         return found
 
     def sorted(self):
-        """Positions of the units in an order of few live bytes, lower ranks first."""
-        return self.numbers.order(self._rank, self.after)
+        """Orders of few live bytes, lower ranks first: as ranked; with all that does not depend on a scalar first; and
+        both with `apart` at the end."""
+        late = np.where(self._rank == 1, self.behind, self._rank)
+        ranks = [self._rank, late]
+        if self.apart.any():
+            ranks += [np.where(self.apart, rank.max() + 1, rank) for rank in (self._rank, late)]
+        return [self.numbers.order(rank, self.after) for rank in ranks]
 
-    def sorted_late(self):
-        """The same with all that does not depend on a scalar first."""
-        return self.numbers.order(np.where(self._rank == 1, self.behind, self._rank), self.after)
+    @functools.cached_property
+    def apart(self):
+        """Units that lead to nothing but an output, where that is larger than what they read of others.
+
+        The gradient of a weight is larger than the activations of a deep, narrow layer: those wait in its place.
+        """
+        p, found = self.numbers, np.zeros(len(self.tensors), np.bool_)
+        for k in np.flatnonzero((p.flags & KEEP > 0) & (p.size > 0) & (self.behind > 0)).tolist():
+            own, todo, beside = {k}, [k], {}
+            while todo:
+                v = todo.pop()
+                for x in p.idx[p.ptr[v]:p.ptr[v + 1]].tolist():
+                    inside = not p.flags[x] & KEEP and all(r in own for r in p.cidx[p.cptr[x]:p.cptr[x + 1]].tolist())
+                    if inside and self.tensors[x].op != OP.NONE:
+                        own.add(x)
+                        todo.append(x)
+                        beside.pop(x, None)
+                    elif x not in own:
+                        beside[x] = int(p.size[x])
+            if sum(beside.values()) < p.size[k]:
+                found[list(own)] = True
+        return found
 
     def memory_order(self):
         """Positions of the units in the order of Graph(order="memory")."""

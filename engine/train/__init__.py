@@ -9,6 +9,7 @@
     history         what a training was like, as numbers and a picture
     checkpoint      parameters, moments and place in the data, in a safetensors file
     parallel        gradients of the parts of a batch on several devices
+    in_use          two threads that train one network are refused
     network         inputs, outputs, loss: evaluation
     training        a network with gradients and an optimiser
     fit             the loop
@@ -19,8 +20,10 @@ if not __name__.startswith("ggjit"):
 from ggjit.train.dataset import Dataset
 from ggjit.train.fit import evaluate, fit, measure, predict
 from ggjit.train.history import History
+from ggjit.train.in_use import InUse
 from ggjit.train.losses import mean_in_chunks
 from ggjit.train.optimizers import SGD, AdamW
 from ggjit.train.training import NotFinite
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure", "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "History", "InUse", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure",
+           "predict"]

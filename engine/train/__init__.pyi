@@ -9,13 +9,16 @@ import numpy.typing as npt
 from ggjit import Backend, Device, Scheduler, Tensor
 from ggjit.ops.core.errors import GgjitError
 
-__all__ = ["SGD", "AdamW", "Dataset", "History", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure", "predict"]
+__all__ = ["SGD", "AdamW", "Dataset", "History", "InUse", "NotFinite", "evaluate", "fit", "mean_in_chunks", "measure",
+           "predict"]
 
 _Rate = float | Callable[[int], float]
 _Loss = Literal["cross_entropy", "mse", "mean", "sum"] | Callable[[Tensor, Tensor], Tensor]
 _Target = Backend | Scheduler | str | None
 
 class NotFinite(GgjitError, ArithmeticError): ...
+
+class InUse(GgjitError, RuntimeError): ...
 
 class AdamW:
     lr: _Rate

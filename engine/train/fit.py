@@ -6,6 +6,7 @@ whole step.
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from ggjit.train import checkpoint as checkpoints
 from ggjit.train import losses
 from ggjit.train.dataset import Dataset, as_dataset
 from ggjit.train.history import History
+from ggjit.train.in_use import used
 from ggjit.train.network import Network
 from ggjit.train.optimizers import AdamW
 from ggjit.train.parallel import checked_devices
@@ -55,9 +57,11 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
     devices: such as cl.devices of gg.cluster: the parts of a batch (`batch` over the rows of `inputs`) are computed
     there in turn, their gradients summed here in the order of the parts: any number of devices gives the same bits.
     budget: bytes for parameters, gradients, moments, a batch and what is computed between (scratch of kernels is not
-    counted); what does not fit is computed again when it is read (gg.rematerialize), and the numbers stay the same.
+    counted); what does not fit is computed again when it is read, or for some rows at a time (gg.rematerialize), and
+    the numbers stay the same.
     Rows that do not fill a batch are left out of the epoch; another order leaves out others.
-    Errors: typed ones before anything changes; NotFinite for a loss that is not a number, naming step and node.
+    Errors: typed ones before anything changes, InUse where another thread uses these tensors; NotFinite for a loss
+    that is not a number, naming step and node.
     Source: ggml_opt_fit.
     """
     data = as_dataset(dataset)
@@ -78,14 +82,17 @@ def fit(inputs, outputs, dataset, loss="cross_entropy", optimizer=None, epochs=1
         if backend is not None or budget is not None:
             raise ParamError("fit: with devices, leave backend and budget away: gradients are computed on the devices, "
                              "the step on the CPU of this process")
-    training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget, devices)
-    _check_data(training, train, held_out, early_stop, epochs)
-    try:
-        loop = Loop(training, train, held_out, seed, checkpoint, callback)
-        loop.run(epochs, early_stop, progress)
-    finally:
-        if training.replicas is not None:
-            training.replicas.free()
+    params = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else params
+    with used("fit", inputs, outputs, params):
+        training = Training(inputs, outputs, loss, _target(backend), optimizer, params, period, clip, budget, devices,
+                            evaluates=bool(len(held_out)))
+        _check_data(training, train, held_out, early_stop, epochs)
+        try:
+            loop = Loop(training, train, held_out, seed, checkpoint, callback)
+            loop.run(epochs, early_stop, progress)
+        finally:
+            if training.replicas is not None:
+                training.replicas.free()
     return loop.history
 
 
@@ -96,9 +103,10 @@ def evaluate(inputs, outputs, dataset, loss="cross_entropy", backend=None):
 
     Arguments and errors as `fit`.  Source: ggml_opt_epoch.
     """
-    network = Network(inputs, outputs, loss, _target(backend))
-    network.place()
-    return network.evaluate(as_dataset(dataset))
+    with used("evaluate", inputs, outputs):
+        network = Network(inputs, outputs, loss, _target(backend))
+        network.place()
+        return network.evaluate(as_dataset(dataset))
 
 
 def predict(inputs, outputs, rows, backend=None):
@@ -108,14 +116,15 @@ def predict(inputs, outputs, rows, backend=None):
 
     Errors as `fit`.
     """
-    network = Network(inputs, outputs, "mean", _target(backend))
-    network.place()
-    rows = rows if isinstance(rows, Dataset) else Dataset(rows)
     found = []
-    with work("predicting", -(-len(rows) // network.batch)) as step:
-        for y, *_ in network.results(rows, labelled=False):
-            found.append(y)
-            step()
+    with used("predict", inputs, outputs):
+        network = Network(inputs, outputs, "mean", _target(backend))
+        network.place()
+        rows = rows if isinstance(rows, Dataset) else Dataset(rows)
+        with work("predicting", -(-len(rows) // network.batch)) as step:
+            for y, *_ in network.results(rows, labelled=False):
+                found.append(y)
+                step()
     return np.concatenate(found)
 
 
@@ -254,13 +263,13 @@ class Loop:
         for k in range(t.period):
             inputs, labels = self.train.rows(rows[k * t.batch:(k + 1) * t.batch])
             parts.append((inputs, t.targets_of(labels, t.batch)))
-        for (_, target), (loss, outputs) in zip(parts, t.summed(parts), strict=True):
+        for (_, target), (loss, classes) in zip(parts, t.summed(parts), strict=True):
             if not math.isfinite(loss):
                 t.check_params(number - 1)
                 raise NotFinite(f"step {number}: the loss is {loss}; {t.culprit()}")
             losses_.append(loss)
             if t.loss_kind == "cross_entropy":
-                hits, n = losses.n_correct(outputs(), target)
+                hits, n = losses.n_correct(classes(), target)
                 right, seen = right + hits, seen + n
         loss = sum(losses_) / (1 if t.loss_kind == "sum" else len(losses_))
         with uninterrupted():           # parameters and what is said of them belong together

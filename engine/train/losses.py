@@ -129,7 +129,12 @@ def on_host(loss, outputs, target):
     return float(x.mean() if loss == "mean" else x.sum())
 
 
-def n_correct(outputs, target):
-    """(rows whose largest output is the largest target, rows)."""
-    hits = outputs.argmax(-1) == target.argmax(-1)
+def classes_of(outputs):
+    """The number of the largest of each row, the last one among equals, as gg.argmax has it."""
+    return (outputs.shape[-1] - 1 - outputs[..., ::-1].argmax(-1)).reshape(-1)
+
+
+def n_correct(classes, target):
+    """(rows whose class is that of the largest target, rows)."""
+    hits = classes == classes_of(target)
     return int(hits.sum()), hits.size

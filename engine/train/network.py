@@ -155,7 +155,7 @@ class Network:
             loss = batch_loss if callable(self.loss_kind) else losses.on_host(self.loss_kind, y, target)
             total, n_rows = total + loss * (1 if self.loss_kind == "sum" else len(y)), n_rows + len(y)
             if self.loss_kind == "cross_entropy":
-                hits, n = losses.n_correct(y, target)
+                hits, n = losses.n_correct(losses.classes_of(y), target)
                 right, seen = right + hits, seen + n
         return total if self.loss_kind == "sum" else total / n_rows, right / seen if seen else None
 

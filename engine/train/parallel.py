@@ -22,11 +22,11 @@ from ggjit.tensors.tensor import set_input
 class Replicas:
     """The gradient graph of a training on several devices."""
 
-    def __init__(self, devices, loss, outputs, gradients, inputs):
-        self._loss, self._outputs, self._gradients = loss, outputs, gradients
+    def __init__(self, devices, loss, classes, gradients, inputs):
+        self._loss, self._classes, self._gradients = loss, classes, gradients
         for t in inputs:
             set_input(t)                        # copied when a part is submitted: then the next one can be fed
-        self._graph, cpu = Graph(loss, outputs, *gradients), init_backend("CPU")
+        self._graph, cpu = Graph(loss, classes, *gradients), init_backend("CPU")
         self._scheds = [Scheduler([device.init_backend(), cpu]) for device in devices]
         for sched in self._scheds:
             for t in self._graph.nodes:
@@ -34,7 +34,7 @@ class Replicas:
                     sched.set_tensor_backend(t, sched.backends[0])
 
     def results(self, parts, feed):
-        """(loss, outputs, gradients) of each part, in order; one part a device is on its way.
+        """(loss, classes, gradients) of each part, in order; one part a device is on its way.
 
         parts: arguments of feed(*part), which sets inputs and labels.
         """
@@ -53,7 +53,7 @@ class Replicas:
 
     def _read(self, k):
         read = self._scheds[k].numpy
-        return read(self._loss).item(), read(self._outputs), [read(d) for d in self._gradients]
+        return read(self._loss).item(), read(self._classes), [read(d) for d in self._gradients]
 
     def free(self):
         call_all(*(sched.free for sched in self._scheds))

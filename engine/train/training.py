@@ -1,8 +1,8 @@
 """A network with gradients and an optimiser: the four graphs of a training.
 
     forward      outputs and loss                             evaluation
-    first        the same, and gradients copied to where they are summed
-    further      the same, and gradients added there          batches of the device that make up one batch of the step
+    first        loss, classes, and gradients copied to where they are summed
+    further      the same, but gradients are added there      batches of the device that make up one batch of the step
     step         optimiser nodes over the summed gradients
 
 Gradient sums and moments are leaves in one buffer, on the device of their parameters.
@@ -26,7 +26,7 @@ from ggjit.graphs.placed import PlacedTensor
 from ggjit.ops.core.errors import GgjitError, NotAllocated, NotSupported, ParamError, TypeMismatch
 from ggjit.ops.core.interrupts import KeepInterrupts
 from ggjit.ops.core.record import FLAG_PARAM, OP, VIEW_OPS
-from ggjit.ops.core.shape import describe
+from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import F32
 from ggjit.tensors.tensor import Tensor
@@ -53,15 +53,25 @@ def uninterrupted():
 
 
 class Training(Network):
-    """A Network with gradients, their sums, and an optimiser."""
+    """A Network with gradients, their sums, and an optimiser.
 
-    def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None, devices=None):
+    `.classes`: numbers of the largest outputs, where the loss is of classes; else the loss.
+    evaluates: whether there are rows to evaluate, which needs all outputs at once.
+    """
+
+    def __init__(self, inputs, outputs, loss, target, optimizer, params, period, clip, budget=None, devices=None,
+                 evaluates=True):
         super().__init__(inputs, outputs, loss, target)
+        self.evaluates = evaluates
         self.optimizer, self.period = expect(optimizer, (AdamW, SGD), "fit: optimizer"), period
         self.params = self._params(params)
         found = self.gradients = gradients(self.loss, self.params)
         op = builders()
         with self.ctx:
+            self.classes = self.loss
+            if loss == "cross_entropy":
+                rows = outputs if is_contiguous(outputs) else op["cont"](outputs)
+                self.classes = op["argmax"](op["reshape_2d"](rows, outputs.ne[0], math.prod(outputs.ne[1:])))
             if period > 1 and loss != "sum":
                 found = [op["scale"](d, 1 / period) for d in found]
             self.sums = [self._like(w, f"gradient of {w.name}") for w in self.params]
@@ -69,9 +79,9 @@ class Training(Network):
                            for w in self.params]
             self.settings = self.ctx.new_tensor(F32, (optimizer.n_settings,), name="settings")
             pairs = list(zip(found, self.sums, strict=True))
-            self.first = Graph(self.loss, outputs, *(op["cpy"](d, g) for d, g in pairs))
+            self.first = Graph(self.loss, self.classes, *(op["cpy"](d, g) for d, g in pairs))
             self.further = None if period == 1 else Graph(
-                self.loss, outputs, *(op["add_inplace"](g, d) for d, g in pairs))
+                self.loss, self.classes, *(op["add_inplace"](g, d) for d, g in pairs))
             factor = self._factor(clip) if clip is not None else None
             used = self.sums if factor is None else [op["mul"](g, factor) for g in self.sums]
             self.step_graph = Graph(*(optimizer.step(w, g, own, self.settings)
@@ -83,15 +93,19 @@ class Training(Network):
         self.place()
         if budget is not None:
             self._keep_within(budget)
-        self.runs.reserve([g for g in (self.first, self.further, self.forward, self.step_graph) if g is not None],
-                          "ggml" if budget is None else "best")
+        self.runs.reserve([graph for _, graph in self._graphs()], "ggml" if budget is None else "best")
         for own in self.states:
             for m in own:
                 m.set_bytes(bytes(m.nbytes))
         self.replicas = None
         if devices is not None:
             fed = self.inputs if self.labels is None else (*self.inputs, self.labels)
-            self.replicas = Replicas(devices, self.loss, outputs, found, fed)
+            self.replicas = Replicas(devices, self.loss, self.classes, found, fed)
+
+    def _graphs(self):
+        """(name, graph) of those that will run."""
+        names = ("first", "further", "step_graph") + ("forward",) * self.evaluates
+        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
 
     def _keep_within(self, budget):
         """Graphs that fit, with all that stays in memory beside them, into `budget` bytes.  Errors: BudgetError."""
@@ -102,16 +116,16 @@ class Training(Network):
         buft = self.runs.backend.default_buffer_type
         alignment = buft.alignment()
         stays = sum(-(-buft.alloc_size(t) // alignment) * alignment for t in own)
-        try:
-            for name in ("first", "further", "forward", "step_graph"):
-                graph = getattr(self, name)
-                if graph is not None:
-                    setattr(self, name, rematerialize(graph, max(budget - stays, 0), buft, cut=False))
-        except BudgetError as e:
-            least = stays + e.minimum
+        least = 0
+        for name, graph in self._graphs():
+            try:
+                setattr(self, name, rematerialize(graph, max(budget - stays, 0), buft))
+            except BudgetError as e:
+                least = max(least, e.minimum)
+        if least:
             raise BudgetError(f"fit: budget of {budget} bytes: {stays} stay in memory (parameters, gradients, moments, "
-                              f"a batch), and computing takes {e.minimum} at least; use {least} or more, or fewer rows "
-                              f"at once", least) from None
+                              f"a batch), and computing takes {least} at least; use {stays + least} or more, or fewer "
+                              f"rows at once", stays + least)
 
     def _params(self, params):
         nodes, _ = visit((self.loss,))
@@ -154,7 +168,7 @@ class Training(Network):
     def summed(self, parts):
         """Sum the gradients of the parts of a batch up, in their order.
 
-        parts: [(inputs, target)].  Yields after each part (loss, function that reads the outputs).
+        parts: [(inputs, target)].  Yields after each part (loss, function that reads the classes).
         """
         if self.replicas is not None:
             yield from self._summed_of_replicas(parts)
@@ -163,13 +177,13 @@ class Training(Network):
             graph = self.first if k == 0 else self.further
             self.feed(*part)
             self.runs.compute(graph)
-            yield self.runs.numpy(graph, self.loss).item(), lambda graph=graph: self.runs.numpy(graph, self.outputs)
+            yield self.runs.numpy(graph, self.loss).item(), lambda graph=graph: self.runs.numpy(graph, self.classes)
 
     def _summed_of_replicas(self, parts):
         sums = None
-        for loss, outputs, gradients_ in self.replicas.results(parts, self.feed):
+        for loss, classes, gradients_ in self.replicas.results(parts, self.feed):
             sums = added(sums, gradients_)
-            yield loss, lambda outputs=outputs: outputs
+            yield loss, lambda classes=classes: classes
         for g, value in zip(self.sums, sums, strict=True):
             g.set(value)
 

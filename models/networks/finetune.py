@@ -37,6 +37,7 @@ from ggjit.train.training import Training, uninterrupted
 TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 MAX_TRIES = 4                   # of a smaller arena, where planning itself took memory
 SLACK, SLACK_NBYTES = 0.005, 4 << 20    # for small arrays that come and go
+KERNELS_NBYTES = 40 << 20       # that planning and loaded kernels take at most, not known while nothing is planned
 
 
 # ---------------------------------------------------------------- texts
@@ -93,26 +94,22 @@ class _Memory:
             if limit is not None:
                 free = limit - resident_nbytes() - network.weights.nbytes - SLACK_NBYTES
                 budget = free if budget is None else budget - k * (self.peak - limit) - SLACK_NBYTES
-                self._require(budget, limit)
             self.training = None                        # its arena goes before the next one comes
             gc.collect()
             try:
-                self.training = make(budget)
+                self.training = make(None if budget is None else max(budget, 1))
             except gg.BudgetError as e:
-                raise self._too_few(limit, e.minimum - budget) from None
+                gc.collect()
+                nbytes = resident_nbytes() + network.weights.nbytes + e.minimum
+                raise self._too_few(limit, int(nbytes * (1 + SLACK)) + KERNELS_NBYTES) from None
             self.peak = self._peak()
             if limit is None or self.peak <= limit:
                 return
-        raise self._too_few(limit, self.peak - limit)
+        raise self._too_few(limit, self.peak)
 
-    def _require(self, budget, limit):
-        if budget < 1:
-            raise self._too_few(limit, 1 - budget)
-
-    def _too_few(self, limit, missing):
-        least = limit + missing
+    def _too_few(self, limit, least):
         return gg.BudgetError(
-            f"finetune: memory of {mib(limit)} is {mib(missing)} too little: the weights take "
+            f"finetune: memory of {mib(limit)} is {mib(least - limit)} too little: the weights take "
             f"{mib(self.network.weights.nbytes)} of it and the process {mib(resident_nbytes())}; use {least} bytes or "
             f"more, a shorter context, or fewer targets", least)
 
@@ -194,7 +191,7 @@ class Finetuning:
 
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
-                                1.0, budget)
+                                1.0, budget, evaluates=False)
             planned = _Memory(m, make, memory)
             self.peak, training = planned.peak, planned.training
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,

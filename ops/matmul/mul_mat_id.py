@@ -6,6 +6,8 @@ ggml order: as [k, m, E], b [k, nb, t], ids [u, t] -> d F32 [m, u, t].  Columns 
 expert's weights are read once, by the tiles of mul_mat; b is rounded as there.  Kernels: mul_mat_id_dot (one token;
 few columns an expert) and mul_mat_id_tile (many).  Ids are checked before anything is written.
 """
+import math
+
 import numpy as np
 
 from ggjit.ops.copying.view import view_2d
@@ -18,6 +20,8 @@ from ggjit.ops.matmul import mul_mat_dot, mul_mat_id_dot, mul_mat_id_tile
 from ggjit.ops.matmul.mul_mat import MAX_NMSE, column_types, dot_shape, max_dot_columns, weight_types
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
+
+STRIP, STRIP_NBYTES = 16, 32 << 20      # of experts as floats on the way back: whole vectors; bytes at once
 
 
 def mul_mat_id(as_, b, ids):
@@ -109,7 +113,10 @@ def cases():
 
 # ---------------------------------------------------------------- gradient
 def gradient(g, t, dy):
-    """db: the products with the same experts, transposed; das: the sums over the columns that chose each expert."""
+    """db: the products with the same experts, transposed; das: the sums over the columns that chose each expert.
+
+    db needs the experts as floats, which are many bytes: it is made of strips of ne0, each from its part of them.
+    """
     experts, b, ids = t.src
     k, m, n_experts = experts.ne[:3]
     n = ids.ne[0] * ids.ne[1]
@@ -122,8 +129,26 @@ def gradient(g, t, dy):
         return g.out_prod(g.reshape_3d(columns, k, n, 1), per_expert)
 
     def of_b():
-        return g.fit(g.mul_mat_id(g.cont(g.transpose(g.f32(experts))), dy, ids), b)
+        strips = [g.mul_mat_id(g.cont(g.transpose(g.f32(part))), dy, ids) for part in _strips(g, experts)]
+        while len(strips) > 1:                  # pairs of pairs: each is copied log2(strips) times
+            strips = [g.concat(*strips[i:i + 2], 0) if i + 1 < len(strips) else strips[i]
+                      for i in range(0, len(strips), 2)]
+        return g.fit(strips[0], b)
     return of_experts, of_b, None
+
+
+def _strips(g, experts):
+    """Views of some elements of every row, whole blocks, that take at most STRIP_NBYTES as floats, if a block does."""
+    k, m, n_experts = experts.ne[:3]
+    step = math.lcm(experts.type.block, STRIP)
+    width = max(STRIP_NBYTES // (4 * max(m * n_experts, 1)) // step * step, step)
+    if width >= k:
+        return [experts]
+    starts = range(0, k - k % step if k > step else k, width)
+    ends = [*starts[1:], k]
+    return [g.view_3d(experts, end - first, m, n_experts, *experts.nb[1:3],
+                      first // experts.type.block * experts.type.nbytes)
+            for first, end in zip(starts, ends, strict=True)]
 
 
 SPECS = (Spec(op=OP.MUL_MAT_ID, builders=(mul_mat_id,), reference=reference, kernel=kernel,

@@ -273,6 +273,10 @@ def _rows_of_sum(t):
     yield SUM_IN_ORDER if a >= 1 else SUM, [a, None][:len(t.src)]
 
 
+def _rows_of_argmax(t):
+    yield 0, [1]
+
+
 def _chunk_of_sum(t, ne, src, before, is_last):
     return sum(src[0], src[1] if before is None and len(src) > 1 else before, not is_last or t.type is F64)
 
@@ -284,4 +288,5 @@ SPECS = (
          cases=lambda: cases(sum_rows, (F32,))),
     Spec(op=OP.MEAN, builders=(mean,), reference=reference, kernel=kernel, gradient=gradient, rows=along(1),
          cases=lambda: cases(mean, (F32,))),
-    Spec(op=OP.ARGMAX, builders=(argmax,), reference=reference, kernel=kernel, cases=argmax_cases))
+    Spec(op=OP.ARGMAX, builders=(argmax,), reference=reference, kernel=kernel, rows=_rows_of_argmax,
+         cases=argmax_cases))

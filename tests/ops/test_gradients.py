@@ -82,6 +82,31 @@ def test_rule(op):
     assert checked
 
 
+# ---------------------------------------------------------------- experts
+@pytest.mark.parametrize("type", [gg.F32, gg.F16, gg.Q4_0, gg.Q4_K], ids=repr)
+@pytest.mark.parametrize("n", [2, 40])
+def test_frozen_experts_are_converted_a_strip_at_a_time(type, n, monkeypatch):
+    """The gradient of what they are multiplied with: float64's, the bits of one strip, in fewer bytes."""
+    from ggjit.ops.matmul import mul_mat_id
+    rng = np.random.default_rng(n)
+    k, m, n_experts, used = 512 + 256 * (type.block == 256) + 7 * (type.block == 1), 37, 5, 3
+    ids = np.stack([rng.permutation(n_experts)[:used] for _ in range(n)]).astype(np.int32)
+    w, x, dy = (rng.standard_normal(s).astype(np.float32) for s in ((n_experts, m, k), (n, used, k), (n, used, m)))
+    found = []
+    for nbytes in (1 << 40, 1 << 16, 1):
+        monkeypatch.setattr(mul_mat_id, "STRIP_NBYTES", nbytes)
+        ctx = gg.Context()
+        experts = gg.from_numpy(ctx, w, type=type)
+        b, chosen, pull = (gg.from_numpy(ctx, a) for a in (x, ids, dy))
+        with ctx:
+            d = gg.grad(gg.sum(gg.mul(gg.mul_mat_id(experts, b, chosen), pull)), b)
+        found.append((gg.compute(d).copy(), gg.measure(gg.Graph(d)).peak))
+    want = np.einsum("tumk,tum->tuk", experts.numpy().astype(np.float64)[ids], dy)
+    assert np.abs(found[0][0] - want).max() < 1e-5 * np.abs(want).max()
+    assert all((got == found[0][0]).all() for got, _ in found)
+    assert found[1][1] < 0.8 * found[0][1]
+
+
 # ---------------------------------------------------------------- the suite
 def test_a_sample_of_the_suite_agrees_with_ggml():
     """Rules against differences, and ggml's own gradients (ggml_build_backward_expand) against them."""

@@ -105,6 +105,13 @@ def test_training_steps_are_cut_with_the_same_bits(name):
     assert [t.op for t in again.nodes] == [t.op for t in small.nodes]
 
 
+def test_rows_are_cut_where_whole_nodes_fit_but_are_dear():
+    net = Net(mlp, **NETS["mlp"][1])
+    dear = gg.rematerialize(net.graph, int(0.8 * net.peak), cut=False)
+    small = net.within(0.8)
+    assert dear.n_chunks == 1 and dear.extra > 0.2 and small.n_chunks > 1 and small.same_bits and small.extra < 0.05
+
+
 def test_sums_that_are_not_in_order_are_rounded_where_that_is_allowed():
     build, arrays, share = NETS["pictures"]
     net = Net(build, **arrays)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ggjit as gg
 from ggjit.alloc.recompute import Recomputation
 from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
+from ggjit.api.rematerialize import Point, _thinned
 from ggjit.api.units import Units
 
 
@@ -61,6 +62,27 @@ def test_the_same_bits_in_fewer_bytes(share):
     assert small.n_again > 0 and 0 <= small.bound <= small.extra < 1
     assert small.of(loss) is small.outputs[0] and small.of(grads[1]) is small.outputs[2]
     assert len(small.nodes) > len([t for t in graph.nodes if t.id in {x.id for x in small.nodes}])
+
+
+def test_gradients_larger_than_what_they_are_made_of_wait_for_the_end():
+    """Wide rows first, then a layer of large weights and few rows, as in a network of pictures."""
+    ctx = gg.Context()
+    x, w, ws = leaf(ctx, 512, 16, name="x"), gg.set_param(leaf(ctx, 64, 2048, name="large")), []
+    with ctx:
+        h = x
+        for i in range(4):
+            ws.append(gg.set_param(leaf(ctx, 16, 16, name=f"w{i}", seed=i)))
+            h = gg.add(h, gg.silu(gg.mul_mat(ws[-1], gg.norm(h, 1e-5))))
+        loss = gg.sum(gg.sqr(gg.mul_mat(w, gg.reshape_2d(h, 2048, 4))))
+        graph = gg.Graph(loss, *gg.grad(loss, [w, *ws]))
+    units = Units(graph, gg.init_backend("CPU").default_buffer_type, {})
+    late = [units.tensors[k] for k in np.flatnonzero(units.apart)]
+    assert [t.id for t in late] == [graph.outputs[1].id] and late[0].nbytes == w.nbytes
+    least = [units.numbers.in_order(order).least().peak for order in units.sorted()]
+    assert len(least) == 4 and min(least[2:]) < 0.9 * min(least[:2])
+    want, _ = run(graph, graph.outputs)
+    small = gg.rematerialize(graph, int(0.9 * min(least[:2])), cut=False)
+    assert run(small, small.outputs)[0] == want
 
 
 def test_nothing_is_made_again_where_there_is_room():
@@ -189,6 +211,21 @@ def test_pareto():
     assert points._repr_png_().startswith(b"\x89PNG") and points.plot().get_xlabel() == "peak, MiB"
     with pytest.raises(gg.ParamError, match="n is a number of points"):
         gg.measure(graph).pareto(1)
+
+
+def test_points_of_nearly_one_peak_are_thinned():
+    """The ends stay, or what is cheaper beside them; no point costs more than a larger one."""
+    graph, *_ = deep()
+    n = 12
+    points = gg.measure(graph).pareto(n)
+    gaps = -np.diff([p.peak for p in points])
+    assert gaps.min() >= (points[0].peak - points[-1].peak) / (4 * n)
+    least = pytest.raises(gg.BudgetError, gg.rematerialize, graph, 0, cut=False).value.minimum
+    assert points[-1].peak <= least + points[0].peak / n
+    thin = _thinned([Point(*p) for p in ((100, 0.5), (120, 0.2), (500, 0.2), (900, 0.0),
+                                                                     (910, 0.01), (868, 0.1))], 10)
+    assert [tuple(p) for p in thin] == [(900, 0.0), (868, 0.1), (120, 0.2)]
+    assert _thinned([Point(7, 0.0)] * 2, 2) == [(7, 0.0)]
 
 
 def test_mistakes():

@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import devices
-from helpers.small_net import BATCH, Net, X, Y, dense, equal
+from helpers.small_net import BATCH, Net, X, Y, equal
 
 import ggjit as gg
 
@@ -162,31 +162,3 @@ def test_rows_that_fill_no_batch_are_left_out(n):
 def test_classes_may_be_truth_values():
     a, b = Net(), Net()
     assert a.fit((X, Y > 0)).steps == b.fit((X, (Y > 0).astype(int))).steps
-
-
-# ---------------------------------------------------------------- within a number of bytes
-class Deep(Net):
-    """A residual net whose activations outweigh its weights."""
-
-    def __init__(self, rows=64):
-        self.ctx = gg.Context()
-        self.x = self.ctx.new_tensor(gg.F32, (16, rows), name="x")
-        self.params = [dense(self.ctx, 16, 16, i, f"w{i}") for i in range(5)] + [dense(self.ctx, 3, 16, 9, "last")]
-        with self.ctx:
-            h = self.x
-            for w in self.params[:-1]:
-                h = gg.add(h, gg.silu(gg.mul_mat(w, gg.norm(h, 1e-5))))
-            self.y = gg.mul_mat(self.params[-1], h)
-
-
-def test_a_budget_changes_no_bit():
-    data = (np.tile(np.pad(X, ((0, 0), (0, 10))), (3, 1))[:128], np.tile(Y, 3)[:128])
-    free, tight = Deep(), Deep()
-    want = free.fit(data, epochs=2, batch=128, clip=1.0)
-    with pytest.raises(gg.BudgetError, match="stay in memory .* computing takes .* at least; use") as error:
-        tight.fit(data, epochs=2, batch=128, clip=1.0, budget=10_000)
-    got = tight.fit(data, epochs=2, batch=128, clip=1.0, budget=error.value.minimum)
-    assert got.steps == want.steps
-    assert equal(free.values(), tight.values())
-    with pytest.raises(gg.NotSupported, match="kept on one backend"):
-        Deep().fit(data, budget=1 << 20, backend=gg.Scheduler([gg.init_backend("CPU")]))
