@@ -49,7 +49,9 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     """
     folder, gguf = pathlib.Path(folder), extra("gguf", "models")
     config = Config(folder / "config.json", read_json(folder / "config.json"))
-    family, sources = family_of(config), _sources(folder)
+    with _readable(config):
+        family = family_of(config)
+    sources = _sources(folder)
     kind = _type(one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES)), sources)
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
@@ -79,7 +81,7 @@ def _readable(config):
         yield
     except GgjitError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError) as e:
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as e:
         raise ModelError(f"{config.path}: a value is not what it has to be ({type(e).__name__}: {e}); fetch the folder "
                          f"again") from e
 
@@ -115,7 +117,10 @@ def _encoded(key, v):
     """(kind, bytes) of a value as the gguf package holds it."""
     kind = int(v.type)
     if kind in SCALARS:
-        return encoded(SCALARS[kind].type(v.value), key)
+        try:
+            return encoded(SCALARS[kind].type(v.value), key)
+        except OverflowError:
+            raise ValueError(f"{v.value} for {key}") from None
     if isinstance(v.value, list) and v.value and isinstance(v.value[0], bytes):
         return encoded([text.decode("utf-8", "replace") for text in v.value], key)
     return encoded(v.value, key)
