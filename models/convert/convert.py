@@ -175,6 +175,9 @@ def _pooling(w, gguf, folder):
 
 def _entries(gguf, folder, config, family, sources, kind):
     """An Entry for each tensor of the new file, in the order of the source."""
+    if config.n_layer > len(sources):           # names are made for every layer
+        raise ModelError(f"{config.path}: {config.n_layer} layers, but the folder has {len(sources)} tensors; fetch it "
+                         f"again")
     arch = gguf.MODEL_ARCH[family.arch]
     names, groups, out = gguf.get_tensor_name_map(arch, config.n_layer), {}, []
     stay = {gguf.TENSOR_NAMES[gguf.MODEL_TENSOR[n]].format(bid=i) + ".weight" for n in STAY_F32
@@ -223,7 +226,7 @@ def _stacked(folder, config, target, members):
         return members[0][0].shape, [(name, made) for made, name in members]
     members = sorted(((made, name) for made, name in members), key=lambda m: m[0].index)
     n = config.n_expert if "_exps" in target else len(members)
-    if [made.index for made, _ in members] != list(range(n)):
+    if len(members) != n or any(made.index != i for i, (made, _) in enumerate(members)):
         raise ModelError(f"{folder}: {len(members)} experts like {members[0][1]!r}, config.json says {n}; fetch the "
                          f"folder again")
     shape = members[0][0].shape
