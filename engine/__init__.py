@@ -50,7 +50,8 @@ def __getattr__(name):
             globals().update({n: x for n, x in names.items() if not n.startswith("_")})     # at once, for other threads
         if name in globals():
             return globals()[name]
-    raise AttributeError(f"module 'ggjit' has no attribute {name!r}")
+    hint = "" if name.startswith("_") else _import_module("ggjit.core.other_names").of_the_module(name, __dir__())
+    raise AttributeError(f"module 'ggjit' has no attribute {name!r}{hint}")
 
 
 def __dir__():

@@ -65,7 +65,7 @@ from ggjit.tensors.transfer import (
     view_init,
 )
 
-for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "explore", "from_numpy",
+for _name in ("alloc_ctx_tensors", "alloc_ctx_tensors_from_buft_size", "dequantize", "from_numpy",
               "init_backend", "measure", "new_f32", "new_i32", "rematerialize", "tensor",
               "quantize", "set_input", "set_name", "set_output", "set_param", "set_zero", "tensor_alloc", "tensor_set",
               "tensor_get", "tensor_memset", "tensor_set_async", "tensor_get_async", "tensor_set_2d", "tensor_get_2d",

@@ -11,6 +11,9 @@ from helpers.paths import ROOT
 
 import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf, save_safetensors
+from ggjit.models.files.adapter import new_adapter
+from ggjit.models.files.gguf import GGUFFile
+from ggjit.models.networks.load import EMBEDDED
 from ggjit.tools.command.parser import COMMANDS, Arguments
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -95,6 +98,13 @@ def computed(graph):
     return cpu, allocator
 
 
+def adapter(folder):
+    """Of the model in the package."""
+    made = new_adapter(GGUFFile(EMBEDDED), ["attn_q"], 2, 4)
+    made.save(folder / "a.gguf")
+    return folder / "a.gguf"
+
+
 def kept(made):
     graph = gg.Graph(gg.sqr(gg.sqr(gg.sqr(gg.set_output(made[0])))))
     return computed(graph), made[0].numpy()
@@ -129,6 +139,11 @@ REMEDIES = {
                               "transpose and cont one of them",
                               lambda x: gg.compute(gg.mul_mat(x[0], gg.cont(gg.transpose(x[1]))))),
     "a truth value": (lambda f: tensor(1), bool, r"neither true nor false", lambda t: bool(gg.compute(t))),
+    "an array": (lambda f: X, gg.relu, r"gg.tensor\(values\) makes one", lambda a: gg.compute(gg.relu(gg.tensor(a)))),
+    "written in place": (lambda f: gg.sqr(tensor(4)), lambda t: gg.compute(t, gg.scale_inplace(t, 2.0)),
+                         "without _inplace", lambda t: gg.compute(t, gg.scale(t, 2.0))),
+    "an adapter": (adapter, load_model, r"load the model with lora=\[\(path, 1.0\)\]",
+                   lambda path: load_model(lora=[(path, 1.0)]).free()),
     "overwritten": (intermediate, overwritten, "gg.set_output", kept),
     "no template": (lambda f: load_model(n_ctx=64), lambda m: m.chat([{"role": "user", "content": "x"}]),
                     "give one: template='chatml'",

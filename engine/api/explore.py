@@ -14,7 +14,7 @@ import numpy as np
 from ggjit.alloc.plots import boxes_of
 from ggjit.api.compute import default_backend, need_values
 from ggjit.api.measure_memory import graph_labels, measured, report_of
-from ggjit.core.arguments import expect
+from ggjit.core.arguments import expect, typed_call
 from ggjit.core.backend import Backend
 from ggjit.display.explorer import Explorer
 from ggjit.graphs.allocator import GraphAllocator
@@ -32,6 +32,7 @@ EDGE = 2                        # values shown at each end of a row and a column
 MAX_READ_NBYTES = 64 << 20      # results with more are not read for their values
 
 
+@typed_call
 @asking("explore")
 def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit=0.5, title="", **settings):
     """An Explorer: an interactive view of a graph's memory plan and, with run=True, of its run node by node.
@@ -51,11 +52,11 @@ def explore(graph, planner=("best", "ggml"), run=False, backend=None, time_limit
     planners = _values(planner, "planner")
     expect(title, str, "explore: title")
     axes = {k: _values(v, k) for k, v in settings.items()} | {"planner": planners}
-    if run and not isinstance(graph, Graph):
-        raise ParamError("explore: run=True takes one Graph; a function of settings is shown without values")
     if not isinstance(graph, Graph) and not callable(graph):
         raise TypeMismatch(f"explore takes a Graph or a function that makes one, got {type(graph).__name__}; "
                            f"use gg.explore(gg.Graph(y))")
+    if run and not isinstance(graph, Graph):
+        raise ParamError("explore: run=True takes one Graph; a function of settings is shown without values")
     if isinstance(graph, Graph) and settings:
         raise ParamError(f"explore: the settings {', '.join(settings)} go to a function that makes the graph; give "
                          f"it in place of the graph, e.g. gg.explore(lambda batch: gg.Graph(...), batch=(1, 8))")

@@ -62,9 +62,10 @@ def with_type_names(builder):
     def call(*args, **kwargs):
         for i, name in at:
             what = f"{builder.__name__}: {name}"
-            if i < len(args) and isinstance(args[i], str):
-                args = (*args[:i], type_of(args[i], what), *args[i + 1:])
-            elif isinstance(kwargs.get(name), str):
+            if i < len(args):
+                if args[i].__class__ is not Type:
+                    args = (*args[:i], type_of(args[i], what), *args[i + 1:])
+            elif name in kwargs:
                 kwargs[name] = type_of(kwargs[name], what)
         return builder(*args, **kwargs)
     return call

@@ -15,6 +15,7 @@ import os
 from ggjit.ops.core.errors import ParamError
 
 DEBUG_SWITCHES = {"plan", "poison", "validate", "check", "sched", "copies", "registry"}
+MAX_THREADS = 512               # of one backend
 
 
 def _debug():
@@ -38,8 +39,8 @@ def available_cores():
 
 def default_threads():
     value = os.environ.get("GGJIT_THREADS")
-    if value is None:
+    if not value:
         return available_cores()
-    if not value.isdigit() or int(value) < 1:
-        raise ParamError(f"GGJIT_THREADS={value!r}: expected a positive integer")
+    if not value.isdigit() or not 1 <= int(value) <= MAX_THREADS:
+        raise ParamError(f"GGJIT_THREADS={value!r}: expected an integer from 1 to {MAX_THREADS}")
     return int(value)

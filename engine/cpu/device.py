@@ -4,7 +4,7 @@ import platform
 
 from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
-from ggjit.core.config import available_cores, debug, default_threads
+from ggjit.core.config import MAX_THREADS, available_cores, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
 from ggjit.cpu.plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
@@ -13,8 +13,6 @@ from ggjit.ops.core.host_memory import available_nbytes
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native import isa
-
-MAX_THREADS = 512
 
 
 class CPUPrivateBufferType(HostBufferType):

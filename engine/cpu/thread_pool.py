@@ -51,7 +51,7 @@ class Pool:
         self.n_walking = 0                      # threads of the run under way
         self._threads, self._stopped = [], False
         self._native_ids = {}                   # worker number -> the system's thread id
-        self.affinity = None                    # cores of the workers; None: wherever the system likes
+        self._affinity = None
         self.tracing = Tracing(self.words, walk.S_TRACE // WORD + 1, walk.walk_traced)
         self._work = threading.Event()          # only where there is no futex
         self._per_second = _cycles_per_second()
@@ -72,6 +72,19 @@ class Pool:
         self._poll = int(level)
         self.words[walk.S_SPIN // WORD] = int(SPIN_SECONDS * level / 50 * self._per_second)
 
+    @property
+    def affinity(self):
+        """Cores of the workers, a list; None: wherever the system likes.  Setting it is `set_affinity`."""
+        return self._affinity
+
+    @affinity.setter
+    def affinity(self, cores):
+        self.set_affinity(cores)
+
+    def __repr__(self):
+        where = "any core" if self._affinity is None else f"cores {self._affinity}"
+        return f"<Pool of the caller and {len(self._threads)} workers on {where}, poll={self._poll}>"
+
     def pause(self):
         """Put idle workers to sleep at once; they still answer computes (17-90 us later than spinning ones)."""
         self.words[walk.S_SPIN // WORD] = 0
@@ -91,12 +104,12 @@ class Pool:
         wanted = sorted(allowed) if cores is None else cores
         if not wanted or not set(wanted) <= allowed:
             raise ParamError(f"affinity {cores!r}: this process may use the cores {sorted(allowed)}")
-        self.affinity = None if cores is None else wanted
+        self._affinity = None if cores is None else wanted
         for ith in list(self._native_ids):
             self._pin(ith)
 
     def _pin(self, ith):
-        cores = {self.affinity[ith % len(self.affinity)]} if self.affinity else os.sched_getaffinity(0)
+        cores = {self._affinity[ith % len(self._affinity)]} if self._affinity else os.sched_getaffinity(0)
         os.sched_setaffinity(self._native_ids[ith], cores)
 
     def _grow(self, n_threads):
@@ -108,7 +121,7 @@ class Pool:
 
     def _live(self, ith):
         self._native_ids[ith] = threading.get_native_id()
-        if self.affinity:
+        if self._affinity:
             self._pin(ith)
         KERNEL_THREADS.add(threading.get_ident())
         while not walk.worker(self.sync, ith):

@@ -77,11 +77,17 @@ class Results:
         for k in np.flatnonzero((rows[:, 0] == memory) & (rows[:, 1] < end) & (lo < rows[:, 2])).tolist():
             writer = writers[later + k]
             if self._overwrites(writer, t):
-                is_output = t.flags & FLAG_OUTPUT or t.id in self._output_ids
-                remedy = "read it in a plan of another planner: this one (ggml-2023) keeps only the last results" \
-                    if is_output else "call gg.set_output on it before building the graph"
                 by = "a copy between backends" if writer is None else self._name(writer)
-                raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {remedy}")
+                raise Overwritten(f"the memory of {describe(t)} was reused by {by}; {self._remedy(t, writer)}")
+
+    def _remedy(self, t, writer):
+        """What keeps the values of `t`, which `writer` overwrote."""
+        writer = writer() if isinstance(writer, weakref.ref) else writer
+        if writer is not None and writer.base is t.base:
+            return "it works in place: use the op without _inplace to keep both"
+        if t.flags & FLAG_OUTPUT or t.id in self._output_ids:
+            return "read it in a plan of another planner: this one (ggml-2023) keeps only the last results"
+        return "call gg.set_output on it before building the graph"
 
     def values(self, t):
         """The values of a tensor of the graph as an array: what `t.numpy()` gives."""

@@ -10,9 +10,11 @@ memory and quantised types are copied; BF16, which NumPy lacks, is shared by DLP
 too, because the plan's next run overwrites them; `copy=False` gives the memory itself.
 """
 import ctypes
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ggjit.core.other_names import of_a_tensor
 from ggjit.core.table import TABLE
 from ggjit.ops.core.errors import GgjitError, ParamError, TypeMismatch
 from ggjit.ops.core.record import T_BUFFER
@@ -95,6 +97,12 @@ def is_stable(t):
 class ArrayProtocols:
     """Mixin of Tensor: the protocols of NumPy and DLPack."""
     __slots__ = ()
+
+    if not TYPE_CHECKING:               # checkers would take every attribute for granted
+        def __getattr__(self, name):
+            """Only of what a tensor lacks: t.sum() is gg.sum(t)."""
+            hint = "" if name.startswith("_") else of_a_tensor(name)
+            raise AttributeError(f"a tensor has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property
     def __array_interface__(self):

@@ -273,9 +273,10 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
                 raise ShapeError(f"set: {describe(self)} is a strided view; set rows of its base {describe(self.base)}")
             buf.set_tensor(self, quantize(self.type, a).reshape(-1), 0)
         elif self.type.dtype.kind == "i" and a.dtype.kind == "f":
-            raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}")
+            raise TypeMismatch(f"set: cannot store {a.dtype} values in {describe(self)}; round them to integers first")
         elif self.type.dtype.kind == "i" and a.size and not _in_range(a, self.type.dtype):
-            raise ParamError(f"set: values from {a.min()} to {a.max()} do not fit {describe(self)}")
+            raise ParamError(f"set: values from {a.min()} to {a.max()} do not fit {describe(self)}; use a wider "
+                             f"type, or clip them")
         elif buf.buft.is_host():
             self._elements(buf.host_bytes(self.offs, nbytes, write=True))[...] = a
             count_write(self)

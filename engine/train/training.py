@@ -201,7 +201,8 @@ class Training(Network):
         for w in self.params:
             if not _is_finite(w):
                 raise NotFinite(f"step {number} left {describe(w)} with values that are not finite; use a smaller "
-                                f"learning rate and start from the last checkpoint or new values")
+                                f"learning rate and start from the last checkpoint or new values" if number else
+                                f"{describe(w)} holds values that are not finite before the first step; set it anew")
 
     def culprit(self):
         """Where the first value that is not finite appeared, in words."""

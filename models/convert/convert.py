@@ -49,7 +49,9 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     """
     folder, gguf = pathlib.Path(folder), extra("gguf", "models")
     config = Config(folder / "config.json", read_json(folder / "config.json"))
-    family, sources = family_of(config), _sources(folder)
+    with _readable(config):
+        family = family_of(config)
+    sources = _sources(folder)
     kind = _type(one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES)), sources)
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
@@ -79,7 +81,7 @@ def _readable(config):
         yield
     except GgjitError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError) as e:
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError) as e:
         raise ModelError(f"{config.path}: a value is not what it has to be ({type(e).__name__}: {e}); fetch the folder "
                          f"again") from e
 
@@ -115,7 +117,10 @@ def _encoded(key, v):
     """(kind, bytes) of a value as the gguf package holds it."""
     kind = int(v.type)
     if kind in SCALARS:
-        return encoded(SCALARS[kind].type(v.value), key)
+        try:
+            return encoded(SCALARS[kind].type(v.value), key)
+        except OverflowError:
+            raise ValueError(f"{v.value} for {key}") from None
     if isinstance(v.value, list) and v.value and isinstance(v.value[0], bytes):
         return encoded([text.decode("utf-8", "replace") for text in v.value], key)
     return encoded(v.value, key)
@@ -170,6 +175,9 @@ def _pooling(w, gguf, folder):
 
 def _entries(gguf, folder, config, family, sources, kind):
     """An Entry for each tensor of the new file, in the order of the source."""
+    if config.n_layer > len(sources):           # names are made for every layer
+        raise ModelError(f"{config.path}: {config.n_layer} layers, but the folder has {len(sources)} tensors; fetch it "
+                         f"again")
     arch = gguf.MODEL_ARCH[family.arch]
     names, groups, out = gguf.get_tensor_name_map(arch, config.n_layer), {}, []
     stay = {gguf.TENSOR_NAMES[gguf.MODEL_TENSOR[n]].format(bid=i) + ".weight" for n in STAY_F32
@@ -218,7 +226,7 @@ def _stacked(folder, config, target, members):
         return members[0][0].shape, [(name, made) for made, name in members]
     members = sorted(((made, name) for made, name in members), key=lambda m: m[0].index)
     n = config.n_expert if "_exps" in target else len(members)
-    if [made.index for made, _ in members] != list(range(n)):
+    if len(members) != n or any(made.index != i for i, (made, _) in enumerate(members)):
         raise ModelError(f"{folder}: {len(members)} experts like {members[0][1]!r}, config.json says {n}; fetch the "
                          f"folder again")
     shape = members[0][0].shape

@@ -6,6 +6,8 @@ from ggjit.core.arguments import nearest
 from ggjit.ops.core.errors import BadFile, ModelError, ParamError
 from ggjit.ops.core.whole_numbers import is_whole
 
+FIND_BROKEN = "load_model(path, validate=True) finds a broken weight, GGJIT_DEBUG=check a node that is wrong"
+
 
 class BrokenValues(ModelError, ParamError):
     """Results that are no numbers: the file's fault, or of values that were put into its weights."""

@@ -88,7 +88,7 @@ class DecoderGraph(Network):
         if about.windows and not self._rope:
             times = self.n_ctx / self.n_ctx_train
             warnings.warn(f"{path} was trained for contexts of {self.n_ctx_train} tokens, not of {self.n_ctx}: what "
-                          f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={times:g} may help)",
+                          f"comes later may be poor (rope_scaling=\"yarn\", rope_scale={min(times, 1e6):g} may help)",
                           stacklevel=2)
 
     def _load_weights(self):
@@ -152,9 +152,14 @@ class DecoderGraph(Network):
         """{window: array}: what a mask holds by distance; that of position p begins at n_ctx - 1 - p."""
         bias = self.description.alibi()
         with asking(f"the masks of a context of {self.n_ctx} (less with a smaller n_ctx)"):
-            back = np.arange(1 - self.n_ctx, self.n_ctx + 1)                # key's position less the token's
-            return {window: np.where((back <= 0) & (back > -(window or self.n_ctx)), back if bias else 0, -np.inf)
-                    .astype(self._mask_dtype()) for window in self.description.windows}
+            return {window: self._seen(window or self.n_ctx, bias) for window in self.description.windows}
+
+    def _seen(self, window, bias):
+        """What one mask holds: of the keys from window - 1 positions before the token to its own, 0 or ALiBi's bias."""
+        values = np.full(2 * self.n_ctx, -np.inf, self._mask_dtype())
+        n = min(window, self.n_ctx)
+        values[self.n_ctx - n:self.n_ctx] = np.arange(1 - n, 1) if bias else 0
+        return values
 
     def _mask_dtype(self):
         return np.float32 if self.description.alibi() else np.float16      # distances above 2048 have no F16

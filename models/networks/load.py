@@ -20,9 +20,15 @@ EMBEDDED = pathlib.Path(__file__).parent.parent / "austen.gguf"         # docs/a
 # {general.architecture: class}
 ARCHITECTURES = {"bert": Bert, **dict.fromkeys(ENCODERS, Encoder), **dict.fromkeys(DECODERS, Decoder), "t5": T5}
 
+# {general.type: what such a file is}
+NO_MODELS = {"adapter": "an adapter, which changes a model: load the model with lora=[(path, 1.0)] (--lora)",
+             "imatrix": "importances for `ggjit quantize --imatrix`, no model"}
+
 
 def network_of(file, options, **kw):
     """The network of an opened file; those of LLAMA_OPTIONS that its architecture has no use for are left out."""
+    if other := NO_MODELS.get(str(file.metadata.get("general.type"))):
+        raise ModelError(f"{file.path}: {other}")
     if file.arch not in ARCHITECTURES:
         raise ModelError(f"{file.path}: architecture {file.arch!r} is not supported; supported: "
                          f"{', '.join(ARCHITECTURES)}")

@@ -10,7 +10,7 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.models.blocks.facts import Facts
-from ggjit.models.core.checks import BrokenValues
+from ggjit.models.core.checks import FIND_BROKEN, BrokenValues
 from ggjit.models.files.adapter import adapters_of
 from ggjit.models.files.weights import Weights
 from ggjit.models.networks.hooks import Hooks
@@ -20,7 +20,7 @@ from ggjit.models.networks.offload import choose_backends, offload, scheduler_of
 from ggjit.models.networks.spread import Spread
 from ggjit.models.networks.strict import refuse_unused
 from ggjit.models.text.tokenizer import Tokenizer
-from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, TypeMismatch
+from ggjit.ops.core.errors import IndexRangeError, ModelError, NotSupported, ParamError, StaleHandle, TypeMismatch
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
@@ -71,6 +71,7 @@ class Network(Inside):
         self._steps = PlanCache(MAX_KEPT_PLANS)
         self._lock = RunLock()
         self._hooks = Hooks()
+        self._freed = False
         self._tokenizer = None
         self._allocator = GraphAllocator(self.backend)
         try:
@@ -160,6 +161,8 @@ class Network(Inside):
     def _checked_ids(self, ids, n_max):
         """`ids` as int32, each inside the vocabulary and all inside the context."""
         self._hooks.refuse_nesting()
+        if self._freed:
+            raise StaleHandle(f"{self!r} was freed; load the model again")
         if type(ids) is list and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < self.n_vocab and n_max > 0:
             return np.array(ids, np.int32)      # a decode step: the checks below would take a third of its Python
         try:
@@ -170,7 +173,8 @@ class Network(Inside):
             raise ParamError(f"token ids must be a non-empty list of integers, got shape {a.shape} {a.dtype}")
         if a.size > n_max:
             more = f" or load the model with a larger n_ctx (trained for {self.n_ctx_train})" if self.CAUSAL else ""
-            raise ParamError(f"{a.size} tokens do not fit the context of {max(n_max, 0)}; shorten the text{more}")
+            past = f" behind the {self.n_ctx - n_max} it holds (m.reset() forgets them)" if n_max < self.n_ctx else ""
+            raise ParamError(f"{a.size} tokens do not fit the context of {self.n_ctx}{past}; shorten the text{more}")
         values = a.tolist()
         if min(values) < 0 or max(values) >= self.n_vocab:
             at = next(i for i, value in enumerate(values) if not 0 <= value < self.n_vocab)
@@ -244,6 +248,7 @@ class Network(Inside):
         """Give weights, caches and plans back; waits for a computation.  A second call does nothing."""
         with self._lock:
             self._hooks.refuse_nesting()
+            self._freed = True
             self._steps.clear()
             (self.scheduler or self._allocator).free()
             for part in (*self.weights.adapters, self.weights):
@@ -269,7 +274,8 @@ class Network(Inside):
     def _finite(self, values, what):
         """`values`, or the error that `generate` gives for weights that are not numbers."""
         if not np.isfinite(values.max()):               # of NaN and others it is NaN
-            raise BrokenValues(f"{what} hold NaN or infinity: the weights or the computation are broken")
+            raise BrokenValues(f"{what} hold NaN or infinity: the weights or the computation are broken; "
+                               f"{FIND_BROKEN}")
         return values
 
     def __reduce__(self):

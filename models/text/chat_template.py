@@ -83,8 +83,9 @@ def _source(file, template, tools):
     if template is None:
         name = "tool_use" if tools and "tool_use" in known else "default"
         if name not in known:
-            raise ModelError(f"{file.path}: the file holds no chat template ({KEY}); give one: template='chatml', or "
-                             f"the text of the model's own{', or one of ' + ', '.join(known) if known else ''}")
+            raise ModelError(f"{file.path}: the file holds no chat template ({KEY}); give one: template='chatml' "
+                             f"(--chat-template chatml), or the text of the model's own"
+                             f"{', or one of ' + ', '.join(known) if known else ''}")
     elif not isinstance(template, str):
         raise ParamError(f"template is {_short(template)}, expected Jinja text or a name")
     elif template in known:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggjit.models.core.checks import BrokenValues, is_encodable, known_options, number
+from ggjit.models.core.checks import FIND_BROKEN, BrokenValues, is_encodable, known_options, number
 from ggjit.models.text import samplers
 from ggjit.models.text.samplers import Candidates
 from ggjit.ops.core.errors import ParamError, ShapeError
@@ -222,7 +222,7 @@ class Sampler:
             row[ids] += biases
         best = int(np.argmax(row))              # a NaN or +inf is what argmax finds first
         if not np.isfinite(row[best]):
-            raise BrokenValues(f"logit {best} is {row[best]}: the weights or the computation are broken")
+            raise BrokenValues(f"logit {best} is {row[best]}: the weights or the computation are broken; {FIND_BROKEN}")
         return row, best
 
     def _candidates(self, row):

@@ -38,6 +38,14 @@ def typed_errors(function, takes_arrays=False):
             raise
         except (TypeError, AttributeError, ValueError, OverflowError, LookupError, ArithmeticError) as e:
             shown = ", ".join([*map(_shown, args), *(f"{k}={_shown(v)}" for k, v in kwargs.items())])
-            raise TypeMismatch(f"{function.__name__}({shown}): the arguments do not fit ({e}); see "
-                               f"help(ggjit.{function.__name__})") from e
+            why = _not_a_tensor(e, [*args, *kwargs.values()]) or f"the arguments do not fit ({e})"
+            raise TypeMismatch(f"{function.__name__}({shown}): {why}; see help(ggjit.{function.__name__})") from e
     return call
+
+
+def _not_a_tensor(error, given):
+    """What to say of an array or list that stands where a tensor is expected, or None."""
+    if isinstance(error, AttributeError) and any(error.obj is x for x in given) and hasattr(error.obj, "__len__") \
+            and not isinstance(error.obj, str | bytes | dict):
+        return f"a tensor is expected, not {type(error.obj).__name__}: gg.tensor(values) makes one"
+    return None

@@ -219,7 +219,16 @@ def test_broken_json_names_the_file(path, command, tmp_path):
     source = tmp_path / "a.jsonl"
     source.write_text('{"text": ')
     r = command("embed", "-m", path, "--input", source, "--output", tmp_path / "o.npy")
-    assert r.returncode == 1 and "a.jsonl" in r.stderr and "UTF-8 text of a .jsonl file" in r.stderr
+    assert r.returncode == 1 and "a.jsonl line 1" in r.stderr and "UTF-8 text of a .jsonl file" in r.stderr
+
+
+def test_results_do_not_replace_the_texts(path, command, tmp_path):
+    source, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    source.write_text('{"text": "a"}\n')
+    link.symlink_to(source)
+    for out in (source, link):
+        r = command("embed", "-m", path, "--input", source, "--output", out)
+        assert r.returncode == 2 and "is the --input" in r.stderr and source.read_text() == '{"text": "a"}\n'
 
 
 @pytest.mark.slow

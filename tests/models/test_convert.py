@@ -370,6 +370,10 @@ def test_sizes_that_do_not_fit(tmp_path, need):
     (lambda s: changed(s, quantization_config={"bits": 4}), {}, gg.NotSupported, "quantised already"),
     (lambda s: changed(s, hidden_act="gelu"), {}, gg.NotSupported, "hidden_act is 'gelu'; GGUF's qwen3 always"),
     (lambda s: changed(s, num_hidden_layers=[2]), {}, gg.ModelError, "config.json: a value is not what it .*list"),
+    (lambda s: changed(s, num_hidden_layers=2**40), {}, gg.ModelError, "1099511627776 layers, but the folder has"),
+    (lambda s: changed(s, architectures=3), {}, gg.ModelError, "config.json: a value is not what it .*int"),
+    (lambda s: changed(s, max_position_embeddings=-1), {}, gg.ModelError, "it has to be .*: -1 for .*context_length"),
+    (lambda s: changed(s, vocab_size=2**40), {}, gg.ModelError, "it has to be .*: 1099511627776 for .*vocab_size"),
     (lambda s: (s / "config.json").unlink(), {}, gg.BadFile, "config.json: no such file"),
     (lambda s: (s / "config.json").write_text("{"), {}, gg.BadFile, "config.json: no JSON"),
     (lambda s: (s / INDEX).write_text('{"weight_map": ["a"]}'), {}, gg.BadFile, "weight_map has to map names"),
@@ -407,5 +411,8 @@ def test_broken_numbers_and_experts(tmp_path, need):
     save_safetensors(source / "model.safetensors", x)
     with pytest.raises(gg.ModelError, match="3 experts like 'model.layers.1.mlp.experts.0.up_proj.weight', "):
         convert(source, tmp_path / "m.gguf", type="BF16")
+    with pytest.raises(gg.ModelError, match="3 experts like .* config.json says 1099511627776"):
+        convert(changed(source, **dict.fromkeys(("num_experts", "num_local_experts"), 2**40)), tmp_path / "m.gguf",
+                type="BF16")
     with pytest.raises(gg.NotSupported, match="norm_topk_prob is false"):
         convert(changed(folder(tmp_path, "qwen3_moe"), norm_topk_prob=False), tmp_path / "m.gguf")

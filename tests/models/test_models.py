@@ -209,13 +209,17 @@ def test_bad_ids_and_full_contexts(stories):
         with pytest.raises(error, match=text):
             m.logits(bad)
     m.logits([1] * 64)
-    with pytest.raises(gg.ParamError, match="context"):
+    with pytest.raises(gg.ParamError, match=r"1 tokens do not fit the context of 64 behind the 64 it holds \(m.reset"):
         m.decode([1])
     run = m.generate([1] * 60, 50, temp=0)
     assert len(run.stats["tokens"]) == 0 and len("".join(run)) > 5
     assert 60 + len(run.stats["tokens"]) <= 65 and run.stats["stop_reason"] == "context"
     with pytest.raises(gg.NotSupported, match="bert"):
         m.embed(["x"])
+    m.free()
+    for call in (lambda: m.logits([1]), lambda: m.decode([1]), lambda: "".join(m.generate("a"))):
+        with pytest.raises(gg.StaleHandle, match="Decoder .* was freed; load the model again"):
+            call()
 
 
 @pytest.mark.parametrize("type,options", [("F32", {"kv_type": "F32"}), ("F16", {})])

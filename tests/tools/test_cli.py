@@ -185,7 +185,8 @@ def test_a_bar_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("name,value,status", [("GGJIT_CPU", "mmx", 2), ("GGJIT_DEBUG", "everything", 2),
-                                               ("GGJIT_THREADS", "many", 2), ("GGJIT_THREADS", "0", 2)])
+                                               ("GGJIT_THREADS", "many", 2), ("GGJIT_THREADS", "0", 2),
+                                               ("GGJIT_THREADS", "513", 2)])
 def test_unusable_settings_are_one_line_errors(name, value, status, tiny):
     command = [sys.executable, START, "bench", tiny, "-p", "0", "-n", "1", "-r", "1"]
     r = subprocess.run(command, text=True, capture_output=True, timeout=300, env={**os.environ, name: value})

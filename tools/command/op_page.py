@@ -140,7 +140,7 @@ def op_page(op, on=None):
     lines += ["", number_note(op) + "```text"]
     for i, b in enumerate(spec.builders):
         lines += [""] * (i > 0) + [signature(b), *("    " + line if line else "" for line in
-                                                    doc_of(b).splitlines())]
+                                                    (doc_of(b) or "").splitlines())]
     return "\n".join([*lines, "```", ""])
 
 

@@ -35,9 +35,14 @@ def compute_file(args, kinds, compute, write):
     compute(texts, cluster, keep, progress): the results; write(path, texts, results): the file, of one of `kinds`.
     Errors: ParamError, BadFile, those of both.
     """
-    kind = None if args.output is None else os.path.splitext(args.output)[1]
+    wanted = f"a file {', '.join(kinds[:-1])} or {kinds[-1]}"
+    if args.output is None:
+        raise ParamError(f"--output is missing: expected {wanted}")
+    kind = os.path.splitext(args.output)[1]
     if kind not in kinds:
-        raise ParamError(f"--output {args.output}: expected a file {', '.join(kinds[:-1])} or {kinds[-1]}")
+        raise ParamError(f"--output {args.output}: expected {wanted}")
+    if os.path.exists(args.output) and os.path.exists(args.input) and os.path.samefile(args.input, args.output):
+        raise ParamError(f"--output {args.output} is the --input; choose another file for the results")
     if kind == ".parquet":
         extra("pyarrow", "parquet")             # before anything is computed
     texts, keep = texts_of(args.input, args.column), f"{args.output}.parts"
@@ -69,9 +74,16 @@ def texts_of(path, column):
             if kind == ".csv":
                 rows = csv.DictReader(f, strict=True)
                 return [_text(row, column, path, rows.line_num) for row in rows]
-            return [_text(json.loads(line), column, path, k) for k, line in enumerate(f, 1) if line.strip()]
-        except (UnicodeDecodeError, json.JSONDecodeError, csv.Error, RecursionError) as e:
+            return [_text(_json(line, path, k), column, path, k) for k, line in enumerate(f, 1) if line.strip()]
+        except (UnicodeDecodeError, csv.Error) as e:
             raise BadFile(f"{path}: {e}; expected UTF-8 text of a {kind} file") from None
+
+
+def _json(line, path, k):
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as e:
+        raise BadFile(f"{path} line {k}: {e}; expected UTF-8 text of a .jsonl file, a JSON object a line") from None
 
 
 def _of_parquet(path, column):

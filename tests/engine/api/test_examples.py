@@ -1,5 +1,7 @@
 """The examples of the builders' docstrings: every builder has one, and they run."""
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +21,12 @@ def test_every_builder_has_an_example_and_shows_it():
         doc, (code, numpy) = inspect.getdoc(getattr(gg, name)), example(name)
         assert all(f"\n    {line}" in doc for line in code.splitlines()), name
         assert (f"gg.{name}(" in code or name in INSTEAD) and f"# NumPy: {numpy}" in doc, name
+
+
+def test_without_docstrings_everything_is_there():
+    code = "import ggjit as gg; print(gg.add.__doc__, gg.compute(gg.add(gg.tensor([1.0]), gg.tensor([2.0]))))"
+    r = subprocess.run([sys.executable, "-OO", "-c", code], text=True, capture_output=True)
+    assert r.stdout == "None [3.]\n", r.stderr
 
 
 def run(names):

@@ -217,3 +217,14 @@ def test_a_run_counts_as_a_write():
     page = gg.explore(graph, run=True).html()
     assert a.numpy().tolist() == [2] * 4 and TABLE.words[a.id, T_VERSION] > before
     assert json.loads(re.search(r"const data = (.*);\n", page)[1])["run"][0]["values"] == [["2", "2", "2", "2"]]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, TypeError, KeyError, AttributeError])
+def test_what_the_function_raises_comes_out_as_it_is(error):
+    raised = error("mine")
+
+    def graph(n):
+        raise raised
+    with pytest.raises(error) as e:
+        gg.explore(graph, n=(1, 2))
+    assert e.value is raised

@@ -421,6 +421,11 @@ def test_pool_settings_change_waiting_and_place_not_results():
         if cores:
             pool.set_affinity(cores[:1])
             assert os.sched_getaffinity(pool._native_ids[1]) == set(cores[:1])
+            assert pool.affinity == cores[:1] and f"workers on cores {cores[:1]}, poll=" in repr(pool)
+            pool.affinity = None
+            assert os.sched_getaffinity(pool._native_ids[1]) == set(cores) and "any core" in repr(pool)
+            with pytest.raises(gg.TypeMismatch, match="set_affinity takes"):
+                pool.affinity = "all"
             with pytest.raises(gg.ParamError, match="may use"):
                 pool.set_affinity([9999])
         for bad in (-1, 101, "fast", True):

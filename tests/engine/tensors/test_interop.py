@@ -2,6 +2,7 @@
 import copy
 import gc
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ggjit as gg
+from ggjit.core import other_names
 
 CPU = gg.init_backend("CPU:n_threads=1")
 RNG = np.random.default_rng()
@@ -458,3 +460,21 @@ def test_bf16_goes_through_dlpack():
     np.testing.assert_array_equal(gg.from_dlpack(Foreign(t)).numpy(), x)
     np.testing.assert_array_equal(gg.from_dlpack(t[:, 1:3]).numpy(), x[:, 1:3])
     np.testing.assert_array_equal(gg.compute(gg.cast(u, "F32")), x)
+
+
+# ---------------------------------------------------------------- names of other libraries
+def test_names_of_other_libraries_are_answered_with_ours():
+    t = gg.tensor([1.0, 2.0])
+    for names, thing in ((other_names.OF_TENSORS, t), (other_names.OF_MODULE, gg)):
+        for name, instead in names.items():
+            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; write {instead}")):
+                getattr(thing, name)
+            for ours in re.findall(r"\b(gg|t)\.(\w+)", instead):
+                assert hasattr({"gg": gg, "t": t}[ours[0]], ours[1]), instead
+    with pytest.raises(AttributeError, match=r"no attribute 'relu'; write gg.relu\(t\)"):
+        t.relu()
+    with pytest.raises(AttributeError, match=r"no attribute 'softmax' \(did you mean soft_max\?\)"):
+        gg.softmax(t)
+    for thing, name in ((t, "_private"), (gg, "_private"), (gg, "no_such_name")):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'$"):
+            getattr(thing, name)

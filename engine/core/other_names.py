@@ -1,0 +1,35 @@
+"""Names of NumPy and PyTorch, and what stands for them here: for the AttributeError of who writes them."""
+import difflib
+
+from ggjit.ops.core.spec import builders
+
+OF_TENSORS = {
+    "astype": 'gg.cast(t, "F16")', "to": 'gg.cast(t, "F16")', "dtype": "t.type", "copy": "gg.dup(t)",
+    "clone": "gg.dup(t)", "contiguous": "gg.cont(t)", "flatten": "t.reshape(-1)", "ravel": "t.reshape(-1)",
+    "view": "t.reshape(...)", "permute": "t.transpose(...)", "swapaxes": "t.transpose(...)",
+    "squeeze": "t.reshape(...)", "unsqueeze": "t[None]", "tolist": "gg.compute(t).tolist()",
+    "max": "gg.compute(t).max()", "min": "gg.compute(t).min()", "std": "gg.compute(t).std()",
+    "sum": "gg.sum(t), or gg.sum_rows(t) of each row", "mean": "gg.mean(t) of each row", "softmax": "gg.soft_max(t)",
+    "matmul": "t @ u", "dot": "t @ u", "backward": "gg.grad(t, [w])", "grad": "gg.grad(loss, [t])"}
+OF_MODULE = {
+    "matmul": "gg.mul_mat(w, x), which is x @ w.T", "linear": "gg.mul_mat(w, x)", "dot": "gg.mul_mat(w, x)",
+    "einsum": "gg.mul_mat(w, x)", "concatenate": "gg.concat(a, b, dim)", "cat": "gg.concat(a, b, dim)",
+    "array": "gg.tensor(values)", "zeros": "gg.tensor(np.zeros(...))",
+    "ones": "gg.tensor(np.ones(...))", "embedding": "gg.get_rows(table, ids)", "layer_norm": "gg.norm(x, eps)",
+    "where": "gg.compute(t) and NumPy", "max": "gg.compute(t).max()", "min": "gg.compute(t).min()",
+    "no_grad": "nothing: gradients are asked for, by gg.grad(loss, [w])", "float16": "gg.F16", "float32": "gg.F32",
+    "bfloat16": "gg.BF16", "int32": "gg.I32", "int64": "gg.I64"}
+
+
+def of_a_tensor(name):
+    """"; write ..." for a name that tensors lack, or ""."""
+    instead = OF_TENSORS.get(name) or name in builders() and f"gg.{name}(t)"
+    return f"; write {instead}" if instead else ""
+
+
+def of_the_module(name, known):
+    """"; write ..." or the nearest of the known names, for one that the module lacks."""
+    if name in OF_MODULE:
+        return f"; write {OF_MODULE[name]}"
+    close = difflib.get_close_matches(name, known, 1, 0.75)
+    return f" (did you mean {close[0]}?)" if close else ""
