@@ -7,6 +7,8 @@
 
     cache of one layer                         which row holds which token: networks/cells.py
     K, V  [n_embd_kv, n_rows]                  set_rows writes the new rows, attention views rows 0 .. n_kv-1
+
+A layer with `kv_of` has no keys and values of its own: it reads those of an earlier layer.
 """
 import dataclasses
 import math
@@ -37,6 +39,9 @@ class Attention:
     qk_norm: str = ""                   # kind, as Scope.norm has them; "": none
     qk_norm_over: str = "head"          # "head": one head with weights for all; "heads": weights per head; "all"
     norm_after_rope: bool = False
+    v_norm: bool = False                # every head's value is divided by its RMS
+    v_is_k: bool = False                # there is no Wv: values are the keys as projected
+    kv_of: int | None = None            # the layer whose keys and values are read, instead of own ones
     out: str = "attn_output"
     temperature: bool = False           # queries are scaled by position: input "temperature"
     rel_buckets: int = 0                # of relative positions, each with a score per head; 0: none
@@ -55,6 +60,8 @@ class Attention:
 
     def cache(self, sizes):
         """[(name, type, ne)] of what is kept between tokens."""
+        if self.kv_of is not None:
+            return []
         n, type_ = sizes.rows[self.window], sizes.kv_type
         return [("k cache", type_, (self.n_k, n)), ("v cache", type_, (self.n_v, n))]
 
@@ -63,11 +70,15 @@ class Attention:
         if self.fused:
             w = {"attn_qkv": loader.linear(p + "attn_qkv", d, n_q + self.n_k + self.n_v, self.bias)}
         else:
-            w = {n: loader.linear(p + n, d, ne, self.bias)
-                 for n, ne in (("attn_q", n_q), ("attn_k", self.n_k), ("attn_v", self.n_v))}
+            sizes = {"attn_q": n_q}
+            if self.kv_of is None:
+                sizes |= {"attn_k": self.n_k} | ({} if self.v_is_k else {"attn_v": self.n_v})
+            else:                       # some files hold them all the same
+                loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
+            w = {n: loader.linear(p + n, d, ne, self.bias) for n, ne in sizes.items()}
         w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
         for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
-            if self.qk_norm:
+            if self.qk_norm and (n == "attn_q_norm" or self.kv_of is None):
                 ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,)}
                 w[n] = loader.norm(p + n, self.qk_norm, *ne[self.qk_norm_over])
         if self.rel_buckets:
@@ -84,20 +95,36 @@ class Attention:
 
     # ------------------------------------------------------------ the graph
     def build(self, g, n, w, i):
+        if self.kv_of is not None:
+            return self._reading(g, n, w, i)
         q, k, v, gate = self._project(g, n, w, i)
-        if self.rope:
-            q, k = (gg.set_name(gg.rope_ext(t, g.leaf["positions"], w["rope_factors"], *self.rope.parameters),
-                                f"{name}_roped-{i}") for t, name in ((q, "Q"), (k, "K")))
+        q, k = self._rotated(g, q, "Q", w, i), self._rotated(g, k, "K", w, i)
         if self.norm_after_rope:
-            q, k = self._normed(g, q, k, w, i)
+            q, k = (self._normed(g, t, name, w, i) for t, name in ((q, "Q"), (k, "K")))
         if self.temperature:
             q = gg.mul(q, g.leaf["temperature"])
-        k, v = self._keys_and_values(g, k, v, i)
+        if self.v_norm:
+            v = gg.view_3d(v, self.d_head_v, self.n_head_kv, g.n_tokens, self.d_head_v * v.nb[0], v.nb[1], 0)
+            v = gg.reshape_2d(gg.rms_norm(v, g.eps), self.n_v, g.n_tokens)
+        k, v = g.shared["keys and values", i] = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
         return linear(w[self.out], o)
+
+    def _reading(self, g, n, w, i):
+        """With the keys and values of another layer."""
+        q = gg.reshape_3d(gg.set_name(linear(w["attn_q"], n), f"Qcur-{i}"), self.d_head, self.n_head, g.n_tokens)
+        q = self._rotated(g, self._normed(g, q, "Q", w, i) if self.qk_norm else q, "Q", w, i)
+        o = self._attend(g, gg.permute(q, 0, 2, 1, 3), *g.shared["keys and values", self.kv_of], w, i)
+        return linear(w[self.out], gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens))
+
+    def _rotated(self, g, x, name, w, i):
+        if not self.rope:
+            return x
+        x = gg.rope_ext(x, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
+        return gg.set_name(x, f"{name}_roped-{i}")
 
     def turned(self, k, positions, parameters, w):
         """Rows of the K cache, rotated further."""
@@ -129,21 +156,20 @@ class Attention:
             q, gate = gg.set_name(q, f"Qcur-{i}"), gg.set_name(gg.reshape_2d(gate, self.n_q, g.n_tokens), f"gate-{i}")
         q = q if self.qk_norm_over == "all" else gg.reshape_3d(q, self.d_head, self.n_head, g.n_tokens)
         k = gg.set_name(clamped(linear(w["attn_k"], n)), f"Kcur-{i}")
+        v = k if self.v_is_k else gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
         k = k if self.qk_norm_over == "all" else gg.reshape_3d(k, self.d_head, self.n_head_kv, g.n_tokens)
-        v = gg.set_name(clamped(linear(w["attn_v"], n)), f"Vcur-{i}")
         return *self._by_head(g, q, k, w, i), v, gate
 
     def _by_head(self, g, q, k, w, i):
         """q and k, normed where that comes before RoPE, as [d_head, heads, n_tokens]."""
         if self.qk_norm and not self.norm_after_rope:
-            q, k = self._normed(g, q, k, w, i)
+            q, k = (self._normed(g, t, name, w, i) for t, name in ((q, "Q"), (k, "K")))
         if self.qk_norm_over == "all":
             q, k = (gg.reshape_3d(t, self.d_head, h, g.n_tokens) for t, h in ((q, self.n_head), (k, self.n_head_kv)))
         return q, k
 
-    def _normed(self, g, q, k, w, i):
-        return (gg.set_name(g.norm(t, self.qk_norm, w[f"attn_{name.lower()}_norm"]), f"{name}cur_normed-{i}")
-                for name, t in (("Q", q), ("K", k)))
+    def _normed(self, g, x, name, w, i):
+        return gg.set_name(g.norm(x, self.qk_norm, w[f"attn_{name.lower()}_norm"]), f"{name}cur_normed-{i}")
 
     def _keys_and_values(self, g, k, v, i):
         """As [d, n_kv, n_head_kv]: out of the cache, or of these tokens alone."""

@@ -1,7 +1,9 @@
 """What a network is: blocks in their order, and what comes before and after them.
 
     x = scale embd[ids] (+ positions) (normed)
+    x = frame.before(x)
     per block:   x += mixer(norm x),  x += feed_forward(norm x)         (with norms after them, scales, or in parallel)
+    x = frame.after(x)
     logits = cap(scale Wout norm x)
 
 Pieces are given a Loader to take their tensors from, and a Scope to build their part of a graph in.
@@ -19,8 +21,8 @@ class Loader:
     `beside(name)`: [(A, B, factor)] of the adapters of a weight.
     """
 
-    def __init__(self, weights, n_embd):
-        self.want, self.n_embd, self.matrices = weights.want, n_embd, []
+    def __init__(self, weights, n_embd, n_vocab=0):
+        self.want, self.n_embd, self.n_vocab, self.matrices = weights.want, n_embd, n_vocab, []
         self._used, self.beside = weights.used, weights.beside
         self.tables = []                        # of relative positions: the first serves layers that have none
 
@@ -129,12 +131,15 @@ class Block:
     ffn_post: str = ""
     parallel: bool = False
     residual_scale: float = 0.0         # of what mixer and feed_forward add; 0: none
+    finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
         names = [self.attn_norm, self.attn_post] + ([self.ffn_norm, self.ffn_post] if self.feed_forward else [])
         w = self.mixer.load(loader, p)
         if self.feed_forward:
             w |= self.feed_forward.load(loader, p)
+        if self.finish:
+            w |= self.finish.load(loader, p)
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
     def cache(self, sizes):
@@ -167,6 +172,8 @@ class Block:
             m = normed(x, self.ffn_norm)
         f = scaled(normed(named(self.feed_forward.build(g, m, w, i), "ffn_out"), self.ffn_post))
         y = gg.add(gg.add(f, a), x) if self.parallel else gg.add(f, x)
+        if self.finish:
+            y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
 
 
@@ -215,6 +222,7 @@ class Description:
     output_bias: bool = False
     prefix: str = "blk."
     temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
+    frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
 
     @functools.cached_property
     def pieces(self):

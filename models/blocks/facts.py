@@ -130,6 +130,12 @@ class Facts:
         """Does the file hold a tensor of that name?"""
         return tensor in self.file.tensors
 
+    def require(self, tensor):
+        """Errors: ModelError, where the file has no such tensor."""
+        if not self.has(tensor):
+            raise ModelError(f"{self.file.path}: tensor {tensor!r} is missing, the {self.file.arch} architecture needs "
+                             f"it; convert the model again")
+
     def ignore(self, *keys):
         """Mark keys as read that say nothing about this architecture."""
         for key in keys:
@@ -145,8 +151,15 @@ class Facts:
 
     def floats_per_layer(self, key):
         """[a number for every layer], from a number or an array under a key without the architecture's name."""
-        value = self.file.get(key)
-        values = value.tolist() if isinstance(value, np.ndarray) else [value] * self.n_layer
+        return self._floats(key, self.file.get(key))
+
+    def floats(self, key, default):
+        """[a number for every layer], from a number or an array."""
+        return self._floats(f"{self.file.arch}.{key}", self.get(key, default))
+
+    def _floats(self, key, value):
+        values = value if isinstance(value, list) else \
+            value.tolist() if isinstance(value, np.ndarray) else [value] * self.n_layer
         if len(values) != self.n_layer or not all(type(v) is float and math.isfinite(v) for v in values):
             raise ModelError(f"{self.file.path}: {key} = {value}, expected a number, or {self.n_layer} of them")
         return values
@@ -185,23 +198,35 @@ class Facts:
     def heads(self):
         """{n_head, n_head_kv, d_head, d_head_v}: the sizes of Attention."""
         n_head = self.positive("attention.head_count")
-        n_head_kv = self.positive("attention.head_count_kv", n_head)
-        d_head = self.get("attention.key_length", 0, int)
-        if n_head % n_head_kv or (self.n_embd % n_head and not d_head):
+        return self._heads(n_head, self.positive("attention.head_count_kv", n_head))
+
+    def heads_per_layer(self, near=()):
+        """[`heads` of every layer, or None where it has none], from numbers or arrays.
+
+        near: [is it a layer with a window?]; those have sizes of their own, where the file states such.
+        """
+        n_head = self.per_layer("attention.head_count")
+        n_head_kv = self.per_layer("attention.head_count_kv", self.get("attention.head_count"))
+        suffixes = ["_swa" if has_window else "" for has_window in near] or [""] * len(n_head)
+        return [self._heads(h, kv, s) if h and kv else None
+                for h, kv, s in zip(n_head, n_head_kv, suffixes, strict=True)]
+
+    def _heads(self, n_head, n_head_kv, suffix=""):
+        def length(key, default):
+            default = self.positive(f"attention.{key}", default) if suffix else default
+            return self.positive(f"attention.{key}{suffix}", default)
+        if n_head % n_head_kv or (self.n_embd % n_head and not self.get("attention.key_length", 0, int)):
             raise ModelError(f"{self.file.path}: {n_head} heads, {n_head_kv} kv heads and embedding_length "
                              f"{self.n_embd} do not fit together")
-        d_head = self.positive("attention.key_length", self.n_embd // n_head)
-        return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head,
-                "d_head_v": self.positive("attention.value_length", d_head)}
+        d_head = length("key_length", self.n_embd // n_head)
+        return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head, "d_head_v": length("value_length", d_head)}
 
     def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1]):
         """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
 
         kinds: of scaling that are served.
         """
-        n_dims = self.get("rope.dimension_count", d_head, int)
-        if not 0 < n_dims <= d_head or n_dims % 2:
-            raise ModelError(f"{self.file.path}: rope.dimension_count {n_dims} does not fit heads of {d_head}")
+        n_dims = self.rope_dims("rope.dimension_count", d_head, d_head)
         kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
         if kind not in kinds:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
@@ -219,6 +244,13 @@ class Facts:
             factors, *unused = (LONG, SHORT) if self.n_ctx and self.n_ctx > n_orig else (SHORT, LONG)
         return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", 1.0 if kind == "yarn" else 0.0), attn,
                     given("yarn_beta_fast", 32.0), given("yarn_beta_slow", 1.0), factors, tuple(unused))
+
+    def rope_dims(self, key, default, d_head):
+        """How many numbers of a head are rotated."""
+        n_dims = self.get(key, default, int)
+        if not 0 < n_dims <= d_head or n_dims % 2:
+            raise ModelError(f"{self.file.path}: {key} {n_dims} does not fit heads of {d_head}")
+        return n_dims
 
     @property
     def freq_base(self):

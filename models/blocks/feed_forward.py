@@ -2,6 +2,7 @@
 
     gated:  Wdown (act(Wgate m) * Wup m)        swiglu, geglu: act is SiLU, GELU; gate and up may be one matrix
     plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
+    cutoff: gates lose their mean and so many standard deviations, and at least 0 is left
 """
 import dataclasses
 
@@ -30,6 +31,7 @@ class Dense:
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
     shape: tuple = ()                   # of xielu: alpha_n, alpha_p, beta, eps
+    cutoff: float = 0.0                 # of gates, in standard deviations; 0: none
 
     @property
     def gated(self):
@@ -53,7 +55,15 @@ class Dense:
             return gg.set_name(linear(w[name], x), f"{called or name}-{i}")
         if self.gated and not self.fused:
             gate, up = product("ffn_gate", m), product("ffn_up", m)
+            gate = _largest(gate, self.cutoff) if self.cutoff else gate
             h = GATED[self.act][0](gate, up)
         else:
             h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m), *self.shape)
         return product("ffn_down", gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}"), "ffn_out" + self.suffix)
+
+
+def _largest(x, cutoff):
+    """max(x - mean - cutoff std, 0) of every row."""
+    apart = gg.sub(x, gg.mean(x))
+    std = gg.sqrt(gg.scale(gg.sum_rows(gg.sqr(apart)), 1.0 / (x.ne[0] - 1)))
+    return gg.relu(gg.sub(apart, gg.scale(std, cutoff)))

@@ -4,10 +4,10 @@
     p       = softmax(s), or sigmoid(s)
     ids     = the n_used largest of p (+ b), in descending order                [n_used, n_tokens]
     w       = p[ids] / sum p[ids], or p[ids];  or softmax(s[ids])
-    result  = sum_u w[u] Wdown[ids[u]] (silu(Wgate[ids[u]] m) * Wup[ids[u]] m)  (+ a shared expert that all pass)
+    result  = sum_u w[u] Wdown[ids[u]] (act(Wgate[ids[u]] m) * Wup[ids[u]] m)   (+ a shared expert that all pass)
 
-The weights of all experts of a layer are one tensor each: ffn_gate_exps and ffn_up_exps [n_embd, n_ff, n_expert],
-ffn_down_exps [n_ff, n_embd, n_expert]; mul_mat_id reads only the experts in use.
+The weights of all experts of a layer are one tensor each: ffn_gate_exps and ffn_up_exps [n_embd, n_ff, n_expert], or
+both in ffn_gate_up_exps; ffn_down_exps [n_ff, n_embd, n_expert]; mul_mat_id reads only the experts in use.
 """
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from typing import Any
 
 import ggjit as gg
 from ggjit.models.blocks.description import linear
-from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.feed_forward import GATED, PLAIN, Dense
 from ggjit.ops.core.errors import ModelError
 from ggjit.tensors.tensor import Tensor
 
@@ -29,7 +29,7 @@ OAI_ALPHA, OAI_LIMIT = 1.702, 7.0       # of gpt-oss's clamped SwiGLU
 class Experts:
     """One layer's router and experts."""
     router: Tensor
-    gate: Tensor
+    gate: Tensor | None                 # None: gate and up are one tensor, or there is no gate
     up: Tensor
     down: Tensor
     n_used: int
@@ -42,6 +42,7 @@ class Experts:
     biases: Any = None                  # (of router, gate, up, down)
     act: str = "swiglu"
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
+    factors: Any = None                 # of what each expert gives, [n_expert]
 
 
 def is_mixture(facts):
@@ -72,25 +73,32 @@ class Mixture:
     def load(self, loader, p):
         d, f, n, want, p_ = loader.n_embd, self.n_ff, self.n_expert, loader.want, p + "ffn_"
         names = "gate_inp", "gate_exps", "up_exps", "down_exps"
-        router, gate, up, down = (want(f"{p_}{k}.weight", *ne) for k, ne in
-                                  zip(names, ((d, n), (d, f, n), (d, f, n), (f, d, n)), strict=True))
-        loader.matrices += gate, up, down
+        router, gate, down = want(p_ + "gate_inp.weight", d, n), None, want(p_ + "down_exps.weight", f, d, n)
+        up = want(p_ + "gate_up_exps.weight", d, 2 * f, n, optional=True) if self.act in GATED else None
+        if up is not None:
+            names = "gate_inp", "", "gate_up_exps", "down_exps"
+        else:
+            gate = want(p_ + "gate_exps.weight", d, f, n) if self.act not in PLAIN else None
+            up = want(p_ + "up_exps.weight", d, f, n)
+        loader.matrices += [t for t in (gate, up, down) if t is not None]
         biases = None
         if self.biased:
             biases = tuple(want(f"{p_}{k}.bias", *ne) for k, ne in
                            zip(names, ((n,), (f, n), (f, n), (d, n)), strict=True))
         pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
+        factors = None if self.biased else want(p_ + "down_exps.scale", n, optional=True)
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
                                 self.n_groups, self.n_groups_used, biases, self.act,
-                                tuple(loader.beside(f"{p_}{k}.weight") for k in names))}
+                                tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors)}
         if self.shared:
             w |= self.shared.load(loader, p)
         if self.shared_gate:
             w["ffn_gate_inp_shexp"] = want(p_ + "gate_inp_shexp.weight", d)
         return w
 
-    def build(self, g, m, w, i):
-        y = feed_forward(m, w["experts"], i)
+    def build(self, g, m, w, i, routed=None):
+        """routed: what the router reads instead of m."""
+        y = feed_forward(m, w["experts"], i, routed)
         if self.shared is None:
             return y
         s = self.shared.build(g, m, w, i)
@@ -128,8 +136,11 @@ def gating(facts, default):
     return kind
 
 
-def feed_forward(m, experts, layer):
-    """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names."""
+def feed_forward(m, experts, layer, routed=None):
+    """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names.
+
+    routed [n_embd, n_tokens]: what the router reads instead of m.
+    """
     def named(t, name):
         return gg.set_name(t, f"ffn_moe_{name}-{layer}")
 
@@ -139,14 +150,16 @@ def feed_forward(m, experts, layer):
             y = gg.add(y, gg.scale(gg.mul_mat_id(up, gg.mul_mat_id(low, x, ids), ids), factor))
         return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
     n_embd, n_tokens = m.ne[:2]
-    ids, weights = _route(m, experts, named)
+    ids, weights = _route(m if routed is None else routed, experts, named)
     m = gg.reshape_3d(m, n_embd, 1, n_tokens)
-    up = named(product(experts.up, m, 2), "up")
-    gate = named(product(experts.gate, m, 1), "gate")
-    if experts.act == "swiglu_oai":
-        h = named(gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT), "swiglu_oai")
+    up = named(product(experts.up, m, 2), "up" if experts.gate is not None or experts.act in PLAIN else "gate_up")
+    if experts.gate is None:
+        h = (PLAIN[experts.act] if experts.act in PLAIN else GATED[experts.act][1])(up)
     else:
-        h = named(gg.swiglu_split(gate, up), "swiglu")
+        gate = named(product(experts.gate, m, 1), "gate")
+        h = gg.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT) if experts.act == "swiglu_oai" else \
+            GATED[experts.act][0](gate, up)
+    h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
     y = named(gg.mul(y, weights), "weighted")
     slots = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
@@ -177,6 +190,9 @@ def _route(m, experts, named):
         w = named(gg.div(w, total), "weights_norm")
     if experts.scale not in (0.0, 1.0):
         w = named(gg.scale(w, experts.scale), "weights_scaled")
+    if experts.factors is not None:
+        of_all = gg.repeat_4d(gg.reshape_3d(experts.factors, 1, n_expert, 1), 1, n_expert, n_tokens, 1)
+        w = gg.mul(w, gg.reshape_2d(gg.get_rows(of_all, ids), n_used, n_tokens))
     return ids, gg.reshape_3d(w, 1, n_used, n_tokens)
 
 

@@ -79,7 +79,7 @@ def turning(m, ctx, counts):
     leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
     for i, (block, w) in enumerate(zip(m.description.blocks, m.layers, strict=True)):
         rope, window = getattr(block.mixer, "rope", None), getattr(block.mixer, "window", None)
-        if rope is None or f"from_{window}" not in leaf:
+        if rope is None or not m.cache[i] or f"from_{window}" not in leaf:
             continue
         kept = m.cache[i][0]
         keys = gg.get_rows(kept, leaf[f"from_{window}"])

@@ -96,12 +96,13 @@ class DecoderGraph(Network):
         self.n_vocab = table.ne[1] if table and len(table.ne) > 1 else 0
         if table and not self.n_vocab:
             raise ModelError(f"{file.path}: token_embd.weight {list(table.ne)} holds no vocabulary")
-        loader = Loader(self.weights, d)
+        loader = Loader(self.weights, d, self.n_vocab)
         self.embd = want("token_embd.weight", d, self.n_vocab)
         self._embd_adapters = self.weights.beside("token_embd.weight")
         self.positions = want("position_embd.weight", d, self.n_ctx_train) if about.positions else None
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm)
+        self.frame = about.frame.load(loader) if about.frame else {}
         self._load_output(want, d)
         self.out_bias = want("output.bias", self.n_vocab) if about.output_bias else None
         self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
@@ -177,10 +178,7 @@ class DecoderGraph(Network):
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
         g = Scope(leaf, n_tokens, n_kv, about.eps, self._flash, self.cache, n_seqs,
                   whole=self._hooks.wanted is not None)
-        x = self._embedded(g)
-        for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
-            # after the last layer the other rows are not read
-            x = block.build(g, x, w, i, leaf.get("out_rows") if i == self.n_layer - 1 else None)
+        x = self._through_blocks(g, self._embedded(g), leaf.get("out_rows"))
         x = gg.set_name(g.norm(x, about.norm, self.out_norm), "result_norm")
         return inputs, (x if hidden else self._logits(x)), *g.states
 
@@ -209,6 +207,14 @@ class DecoderGraph(Network):
         if self.positions is not None:
             x = gg.add(x, gg.get_rows(self.positions, g.leaf["positions"]))
         return gg.set_name(x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm), "embd")
+
+    def _through_blocks(self, g, x, rows=None):
+        """rows: of the tokens, those that are wanted: after the last layer no others are read."""
+        about = self.description
+        x = about.frame.before(g, x, self.frame) if about.frame else x
+        for i, (block, w) in enumerate(zip(about.blocks, self.layers, strict=True)):
+            x = block.build(g, x, w, i, rows if i == self.n_layer - 1 else None)
+        return about.frame.after(g, x, self.frame, rows) if about.frame else x
 
     def _logits(self, x):
         about = self.description

@@ -56,9 +56,7 @@ class TokenLoss:
             values = 1 + scale * np.log1p(np.arange(n) // length)
             leaf["temperature"] = gg.from_numpy(self.ctx, values.astype(np.float32).reshape(n, 1, 1), "temperature")
         g = Scope(leaf, n, n, about.eps, False, None)
-        x = network._embedded(g)
-        for i, (block, w) in enumerate(zip(about.blocks, network.layers, strict=True)):
-            x = block.build(g, x, w, i)
+        x = network._through_blocks(g, network._embedded(g))
         return gg.set_name(g.norm(x, about.norm, network.out_norm), "result_norm")
 
     def _loss(self, network, x):

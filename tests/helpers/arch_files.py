@@ -8,6 +8,7 @@ A process of its own, so that no two ggml libraries meet.  results.npz holds `wh
 `again`: token by token, or, of an encoder, with every weight moved by one float32 step.  F32 cache, no flash attention.
 """
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -18,8 +19,9 @@ import numpy as np
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn")
+            "glm4moe-nextn", "gemma4-moe")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
+UNSCALED = {"gemma3n", "gemma4"}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
 # the tools' notation: name=ROWS,COLS; +b: with a bias, !: no ".weight" added, ^: only when the output is not tied
@@ -67,6 +69,26 @@ def _delta(feed_forward):
     return lambda c, i: "attn_norm=D post_attention_norm=D " + (full if i % 4 == 3 else linear) + feed_forward
 
 
+GEMMA4_WINDOWS = [True, True, False, True, False, True, False]
+GEMMA4 = {"attention.sliding_window": "W", "rope.freq_base_swa": 500.0, "final_logit_softcapping": 6.0,
+          "attention.sliding_window_pattern": lambda c: GEMMA4_WINDOWS[:c.layers],
+          "attention.key_length_swa": 32, "attention.value_length_swa": 32, "rope.dimension_count_swa": 16,
+          "attention.head_count_kv": lambda c: [2 if near else 1 for near in GEMMA4_WINDOWS[:c.layers]]}
+
+
+def _gemma4(n_shared, feed_forward):
+    """Heads of 32, 2 of keys, where there is a window; else as stated, with values that are the keys."""
+    def block(c, i):
+        near = GEMMA4_WINDOWS[i]
+        d, n_kv = (32, 2) if near else (c.hd, 1)
+        kv = f"attn_k={n_kv * d},D " + f"attn_v={n_kv * d},D " * near + f"attn_k_norm={d} "
+        return (f"attn_norm=D attn_q=H*{d},D attn_output=D,H*{d} attn_q_norm={d} " + POSTS + "ffn_norm=D " +
+                kv * (i < c.layers - n_shared) + feed_forward(c, i) + "layer_output_scale=1 ")
+    return block
+
+
+PER_LAYER = "per_layer_token_embd=V,16*{n} per_layer_model_proj=16*{n},D per_layer_proj_norm=16 "
+LAYER_INPUT = "inp_gate=16,D proj=D,16 post_norm=D "
 # name: (tensors of a block, options of the tools' arch())
 MORE = {
     "gptneox": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True, mha=True, rot=.5, must_untie=True,
@@ -148,6 +170,26 @@ MORE = {
     "codeshell": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True)),
     "orion": (NORMS_B + QKV + GATED, dict(top=TOP_B, eps="ln", square=True, must_untie=True)),
     "starcoder": (NORMS_B + FUSED_B, dict(top=TOP_B + "position_embd=C,D ", eps="ln", square=True, kvh=1, rot=0)),
+    "gemma4": (_gemma4(2, lambda c, i: GATED.replace("F", "2*F" if i > 4 else "F") + LAYER_INPUT), dict(
+        top="token_embd=V,D output_norm=D " + PER_LAYER.format(n=7), layers=7, hd=64, tied=True, std=1.0,
+        must_tie=True, ropes=("freqs",), rope="freqs", kv={
+            **GEMMA4, "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 16,
+            "feed_forward_length": lambda c: [c.ff * (2 if i > 4 else 1) for i in range(c.layers)]})),
+    "gemma4-moe": (_gemma4(0, lambda c, i: GATED + "post_ffw_norm_1=D pre_ffw_norm_2=D post_ffw_norm_2=D "
+                           "ffn_gate_inp=X,D ffn_gate_inp.scale!=D ffn_down_exps=X,D,FX ffn_down_exps.scale!=X " + (
+                               "ffn_gate_up_exps=X,2*FX,D " if i % 2 else "ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D ")),
+                   dict(of="gemma4", layers=5, hd=64, tied=True, std=1.0, must_tie=True, ropes=("freqs",),
+                        rope="freqs", kv={**GEMMA4, **MOE, "embedding_length_per_layer_input": 0})),
+    "gemma3n": (NORMS + QKV + HEAD_NORMS + POSTS + GATED + "inp_gate=256,D proj=D,256 post_norm=D laurel_l=64,D "
+                "laurel_r=D,64 laurel_post_norm=D altup_router=4,D altup_router_norm=D altup_predict_coef=16,4 "
+                "altup_correct_coef=4,4 altup_correct_scale=D ", dict(
+        top="token_embd=V,D output_norm=D altup_proj=3,D,D altup_unembd_proj=3,D,D per_layer_token_embd=V,256*22 "
+        "per_layer_model_proj=256*22,D per_layer_proj_norm=256 ", layers=22, least=22, hd=32, tied=True, std=1.0,
+        must_tie=True, kv={
+            "attention.sliding_window": "W", "rope.freq_base_swa": 500.0, "attention.shared_kv_layers": 2,
+            "attention.sliding_window_pattern": lambda c: [i not in (4, 9, 14, 19, 20) for i in range(c.layers)],
+            "altup.num_inputs": 4, "altup.active_idx": 0, "embedding_length_per_layer_input": 256,
+            "activation_sparsity_scale": [1.6448533535003662] * 10 + [0.0] * 12})),
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
@@ -159,14 +201,20 @@ def write(tools, name, path, **sizes):
     if str(tools) not in sys.path:
         sys.path.insert(0, str(tools))
     import make_arch_gguf
-    for more, (block, options) in MORE.items():
-        if more not in make_arch_gguf.ARCHS:
+    if not MORE.keys() <= make_arch_gguf.ARCHS.keys():
+        for more, (block, options) in MORE.items():
             make_arch_gguf.arch(more, "", block, **options)
+        make_arch_gguf.RULES.insert(0, (re.compile(r"attn_q_norm\.weight$"), _query_norm(make_arch_gguf.near(1.2, 0.2))))
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
     sizes = sizes if name in ROUND else SMALL | sizes
     if name.startswith("qwen35"):               # the tools make its inner size twice that of the model
         sizes = {"ranks": 2 * sizes["embd"] // DELTA_SIZES["state"]} | sizes
     return make_arch_gguf.write(name, str(path), **sizes)
+
+
+def _query_norm(near):
+    """Where scores are not scaled, the norms of queries keep them small."""
+    return lambda rng, shape, c: near(rng, shape, c) * np.float32(shape[-1] ** -.5 if c.a.arch in UNSCALED else 1)
 
 
 class Writer(gguf.GGUFWriter):

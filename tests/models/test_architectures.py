@@ -53,7 +53,7 @@ def table(monkeypatch):
     """Networks compute GELU as ggml's CPU code does; whole(x): gate and up in one tensor."""
     def whole(x):
         n = x.ne[0] // 2
-        gate, up = (gg.view_2d(x, n, x.ne[1], x.nb[1], j * n * x.nb[0]) for j in range(2))
+        gate, up = (gg.view_3d(x, n, *x.ne[1:3], *x.nb[1:3], j * n * x.nb[0]) for j in range(2))
         return gg.mul(gelu_of_ggml(gg.cont(gate)), up)
     monkeypatch.setitem(feed_forward.PLAIN, "gelu", gelu_of_ggml)
     monkeypatch.setitem(feed_forward.GATED, "geglu", (lambda a, b: gg.mul(gelu_of_ggml(a), b), whole))
@@ -105,8 +105,9 @@ def test_an_interrupted_call_leaves_states_as_they_were(name, tmp_path, monkeypa
         np.testing.assert_array_equal(m.decode([4, 5, 6, 7, 8, 9, 10, 11, 12]), want)
 
 
-def test_layers_with_states_on_a_gpu(tmp_path):
-    arch_files.write(shared("tools"), "lfm2", tmp_path / "m.gguf")
+@pytest.mark.parametrize("name", ["lfm2", "gemma4", "gemma3n"])
+def test_layers_that_know_of_others_on_a_gpu(name, tmp_path):
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
     results = []
     for options in ({}, {"backend": devices.Fake("A").init_backend(), "n_gpu_layers": 2}):
         with load_model(tmp_path / "m.gguf", n_threads=1, n_ctx=64, **options) as m:
