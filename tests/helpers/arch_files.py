@@ -204,7 +204,8 @@ def write(tools, name, path, **sizes):
     if not MORE.keys() <= make_arch_gguf.ARCHS.keys():
         for more, (block, options) in MORE.items():
             make_arch_gguf.arch(more, "", block, **options)
-        make_arch_gguf.RULES.insert(0, (re.compile(r"attn_q_norm\.weight$"), _query_norm(make_arch_gguf.near(1.2, 0.2))))
+        near = make_arch_gguf.near(1.2, 0.2)
+        make_arch_gguf.RULES.insert(0, (re.compile(r"attn_q_norm\.weight$"), _query_norm(near)))
     make_arch_gguf.gguf = SimpleNamespace(**{**vars(gguf), "GGUFWriter": Writer})
     sizes = sizes if name in ROUND else SMALL | sizes
     if name.startswith("qwen35"):               # the tools make its inner size twice that of the model
