@@ -60,7 +60,7 @@ class LayerInput:
         of_all = g.shared["layer embeddings"]
         own = picked(gg.view_2d(of_all, *of_all.ne[:2], of_all.nb[1], i * of_all.nb[2]))
         y = linear(w["proj"], gg.mul(PLAIN["gelu"](linear(w["inp_gate"], x)), own))
-        return gg.set_name(g.norm(y, "rms", w["post_norm"]), f"per_layer_embd_out-{i}")
+        return gg.set_name(g.norm(y, "rms", w["post_norm"]), f"layer_input-{i}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn", "gemma4-moe")
+            "glm4moe-nextn", "gemma3n-shared", "gemma4-moe")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
 UNSCALED = {"gemma3n", "gemma4"}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
@@ -89,6 +89,22 @@ def _gemma4(n_shared, feed_forward):
 
 PER_LAYER = "per_layer_token_embd=V,16*{n} per_layer_model_proj=16*{n},D per_layer_proj_norm=16 "
 LAYER_INPUT = "inp_gate=16,D proj=D,16 post_norm=D "
+
+
+def _gemma3n(layers, windows, **options):
+    """llama.cpp shares keys from layer 20 on."""
+    block = (NORMS + QKV + HEAD_NORMS + POSTS + GATED + "inp_gate=256,D proj=D,256 post_norm=D laurel_l=64,D "
+             "laurel_r=D,64 laurel_post_norm=D altup_router=4,D altup_router_norm=D altup_predict_coef=16,4 "
+             "altup_correct_coef=4,4 altup_correct_scale=D ")
+    top = (f"token_embd=V,D output_norm=D altup_proj=3,D,D altup_unembd_proj=3,D,D "
+           f"per_layer_token_embd=V,256*{layers} per_layer_model_proj=256*{layers},D per_layer_proj_norm=256 ")
+    return block, dict(top=top, layers=layers, hd=32, tied=True, std=1.0, must_tie=True, kv={
+        "attention.sliding_window": "W", "rope.freq_base_swa": 500.0, "altup.num_inputs": 4, "altup.active_idx": 0,
+        "attention.shared_kv_layers": max(layers - 20, 0), "attention.sliding_window_pattern": windows,
+        "embedding_length_per_layer_input": 256,
+        "activation_sparsity_scale": [1.6448533535003662 * (i < 10) for i in range(layers)]}, **options)
+
+
 # name: (tensors of a block, options of the tools' arch())
 MORE = {
     "gptneox": (NORMS_B + FUSED_B, dict(top=TOP_B, eps="ln", square=True, mha=True, rot=.5, must_untie=True,
@@ -180,16 +196,8 @@ MORE = {
                                "ffn_gate_up_exps=X,2*FX,D " if i % 2 else "ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D ")),
                    dict(of="gemma4", layers=5, hd=64, tied=True, std=1.0, must_tie=True, ropes=("freqs",),
                         rope="freqs", kv={**GEMMA4, **MOE, "embedding_length_per_layer_input": 0})),
-    "gemma3n": (NORMS + QKV + HEAD_NORMS + POSTS + GATED + "inp_gate=256,D proj=D,256 post_norm=D laurel_l=64,D "
-                "laurel_r=D,64 laurel_post_norm=D altup_router=4,D altup_router_norm=D altup_predict_coef=16,4 "
-                "altup_correct_coef=4,4 altup_correct_scale=D ", dict(
-        top="token_embd=V,D output_norm=D altup_proj=3,D,D altup_unembd_proj=3,D,D per_layer_token_embd=V,256*22 "
-        "per_layer_model_proj=256*22,D per_layer_proj_norm=256 ", layers=22, least=22, hd=32, tied=True, std=1.0,
-        must_tie=True, kv={
-            "attention.sliding_window": "W", "rope.freq_base_swa": 500.0, "attention.shared_kv_layers": 2,
-            "attention.sliding_window_pattern": lambda c: [i not in (4, 9, 14, 19, 20) for i in range(c.layers)],
-            "altup.num_inputs": 4, "altup.active_idx": 0, "embedding_length_per_layer_input": 256,
-            "activation_sparsity_scale": [1.6448533535003662] * 10 + [0.0] * 12})),
+    "gemma3n": _gemma3n(5, [True, True, False, True, True]),
+    "gemma3n-shared": _gemma3n(22, [i not in (4, 9, 14, 19, 20) for i in range(22)], of="gemma3n"),
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
