@@ -33,6 +33,9 @@ class Attention:
     clamp: float = 0.0                  # q, k and v are kept within -clamp .. clamp; 0: not
     sinks: bool = False                 # a learned score per head that takes part in the softmax, with value 0
     gated: bool = False                 # half of each head of Wq is a gate: o * sigmoid(gate)
+    gate: str = ""                      # name of a matrix for such a gate; "": none
+    sub_norm: bool = False              # o is normed before Wo
+    scaled: bool = False                # matrices may have a factor
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
     bias: bool | None = None            # of q, k, v: must be there, must not, may
     out_bias: bool | None = None
@@ -75,8 +78,15 @@ class Attention:
                 sizes |= {"attn_k": self.n_k} | ({} if self.v_is_k else {"attn_v": self.n_v})
             else:                       # some files hold them all the same
                 loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
-            w = {n: loader.linear(p + n, d, ne, self.bias) for n, ne in sizes.items()}
-        w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
+            w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, self.bias)
+                 for n, ne in sizes.items()}
+        n_out = self.d_head_v * self.n_head
+        w[self.out] = loader.scaled(p + self.out, n_out, d) if self.scaled else \
+            loader.linear(p + self.out, n_out, d, self.out_bias)
+        if self.gate:
+            w[self.gate] = loader.linear(p + self.gate, d, n_out, False)
+        if self.sub_norm:
+            w["attn_sub_norm"] = loader.norm(p + "attn_sub_norm", "rms", n_out)
         for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
             if self.qk_norm and (n == "attn_q_norm" or self.kv_of is None):
                 ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,)}
@@ -88,9 +98,7 @@ class Attention:
         if self.sinks:
             w["attn_sinks"] = loader.want(p + "attn_sinks.weight", self.n_head)
         if self.rope:
-            factors = [loader.want(n, self.rope.n_dims // 2, optional=True)
-                       for n in (self.rope.factors, *self.rope.unused) if n]
-            w["rope_factors"] = factors[0] if factors else None
+            w["rope_factors"] = loader.rope_factors(self.rope)
         return w
 
     # ------------------------------------------------------------ the graph
@@ -109,8 +117,11 @@ class Attention:
         k, v = g.shared["keys and values", i] = self._keys_and_values(g, k, v, i)
         o = self._attend(g, gg.permute(q, 0, 2, 1, 3), k, v, w, i)      # q [d_head, n_tokens, n_head]
         o = gg.reshape_2d(o, self.d_head_v * self.n_head, g.n_tokens)
+        gate = linear(w[self.gate], n) if self.gate else gate
         if gate is not None:
             o = gg.mul(o, gg.sigmoid(gate))
+        if self.sub_norm:
+            o = gg.set_name(g.norm(o, "rms", w["attn_sub_norm"]), f"attn_sub_norm-{i}")
         return linear(w[self.out], o)
 
     def _reading(self, g, n, w, i):

@@ -33,9 +33,20 @@ class Loader:
         bias = None if bias is False else self.want(name + ".bias", n_out, optional=not bias)
         return weight, bias, *self.beside(name + ".weight")
 
+    def scaled(self, name, n_in, n_out):
+        """As `linear`, without a bias; the file may hold a factor of the product."""
+        factor = self.want(name + ".scale", 1, optional=True)
+        weight, bias, *adapters = self.linear(name, n_in, n_out, False)
+        return weight, bias, *([] if factor is None else [(None, factor, 1.0)]), *adapters
+
     def ignore(self, *names):
         """These tensors change nothing."""
         self._used.update(names)
+
+    def rope_factors(self, rope):
+        """The tensor of factors of a Rope, or None."""
+        factors = [self.want(n, rope.n_dims // 2, optional=True) for n in (rope.factors, *rope.unused) if n]
+        return factors[0] if factors else None
 
     def norm(self, name, kind, *ne):
         """The parameters of a norm of that kind."""
@@ -108,17 +119,21 @@ def rows_name(window):
 
 
 def linear(weights, x):
-    """W x (+ factor B (A x) of every adapter) (+ b); weights: (W, b or None, then A, B, factor of each adapter)."""
+    """W x (+ factor B (A x) of every adapter) (+ b); weights: (W, b or None, then A, B, factor of each adapter).
+
+    Without an A, B is a factor of W x.
+    """
     a, bias, *adapters = weights
     y = gg.mul_mat(a, x)
     for low, up, factor in adapters:
-        y = gg.add(y, gg.scale(gg.mul_mat(up, gg.mul_mat(low, x)), factor))
+        y = gg.mul(y, up) if low is None else gg.add(y, gg.scale(gg.mul_mat(up, gg.mul_mat(low, x)), factor))
     return y if bias is None else gg.add(y, bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One layer.  Norms are tensor names without ".weight"; "": there is none.
+    """One layer.  Norms are tensor names without ".weight"; "": there is none.  Without mixer and feed_forward it
+    gives x on.
 
     parallel: x + mixer(n) + feed_forward(m), n and m both norms of x; without an ffn_norm m is n.
     """
@@ -134,12 +149,11 @@ class Block:
     finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
-        names = [self.attn_norm, self.attn_post] + ([self.ffn_norm, self.ffn_post] if self.feed_forward else [])
-        w = self.mixer.load(loader, p)
-        if self.feed_forward:
-            w |= self.feed_forward.load(loader, p)
-        if self.finish:
-            w |= self.finish.load(loader, p)
+        names = [self.attn_norm, self.attn_post] if self.mixer else []
+        names += [self.ffn_norm, self.ffn_post] if self.feed_forward else []
+        w = {}
+        for piece in (self.mixer, self.feed_forward, self.finish):
+            w |= piece.load(loader, p) if piece else {}
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
     def cache(self, sizes):
@@ -161,6 +175,8 @@ class Block:
 
         def scaled(y):
             return gg.scale(y, self.residual_scale) if self.residual_scale else y
+        if self.mixer is None:
+            return self._unmixed(g, x, w, i, picked, scaled)
         n = normed(x, self.attn_norm)
         a = scaled(normed(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post))
         if self.feed_forward is None:
@@ -175,6 +191,15 @@ class Block:
         if self.finish:
             y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
+
+    def _unmixed(self, g, x, w, i, picked, scaled):
+        """Without a mixer."""
+        x = picked(x, True)
+        if self.feed_forward is None:
+            return gg.set_name(gg.cont(x), f"l_out-{i}")
+        m = gg.set_name(g.norm(x, self.norm, w[self.ffn_norm]), f"{self.ffn_norm}-{i}")
+        return gg.set_name(gg.add(scaled(gg.set_name(self.feed_forward.build(g, m, w, i), f"ffn_out-{i}")), x),
+                           f"l_out-{i}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # factors that models state
+MAX_BETA = 1e6                  # of YaRN's numbers of rotations
 ROPE_KINDS = "none", "linear", "yarn", "longrope"       # of scaling
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -221,12 +222,14 @@ class Facts:
         d_head = length("key_length", self.n_embd // n_head)
         return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head, "d_head_v": length("value_length", d_head)}
 
-    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1]):
+    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1], n_dims=None,
+             beta_fast=None):
         """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
 
-        kinds: of scaling that are served.
+        kinds: of scaling that are served.  n_dims: of a head, where it is not what the file says.  beta_fast: of YaRN,
+        where the file may state its numbers, and leaves this one out.
         """
-        n_dims = self.rope_dims("rope.dimension_count", d_head, d_head)
+        n_dims = n_dims or self.rope_dims("rope.dimension_count", d_head, d_head)
         kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
         if kind not in kinds:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
@@ -239,11 +242,16 @@ class Facts:
         n_orig = given("yarn_orig_ctx", n_orig)
         base = given("rope_freq_base", self.freq_base)
         attn = self.between("rope.scaling.attn_factor", *SCALES, 1.0) * given("yarn_attn_factor", 1.0)
+        ext, fast, slow = 1.0 if kind == "yarn" else 0.0, 32.0, 1.0
+        if beta_fast is not None:
+            ext = self.scale("rope.scaling.yarn_ext_factor", ext)
+            fast, slow = (self.between(f"rope.scaling.yarn_beta_{name}", 0.0, MAX_BETA, value)
+                          for name, value in (("fast", beta_fast), ("slow", slow)))
         unused = ()
         if kind == "longrope" or factors == LONG:
             factors, *unused = (LONG, SHORT) if self.n_ctx and self.n_ctx > n_orig else (SHORT, LONG)
-        return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", 1.0 if kind == "yarn" else 0.0), attn,
-                    given("yarn_beta_fast", 32.0), given("yarn_beta_slow", 1.0), factors, tuple(unused))
+        return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", ext), attn,
+                    given("yarn_beta_fast", fast), given("yarn_beta_slow", slow), factors, tuple(unused))
 
     def rope_dims(self, key, default, d_head):
         """How many numbers of a head are rotated."""

@@ -66,6 +66,7 @@ class Mixture:
     act: str = "swiglu"
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
+    sum_scale: float = 0.0              # of the sum with the shared expert; 0: none
 
     def cache(self, sizes):
         return []
@@ -105,7 +106,8 @@ class Mixture:
         if self.shared_gate:
             gate = w["ffn_gate_inp_shexp"]
             s = gg.mul(s, gg.sigmoid(gg.mul_mat(gg.reshape_2d(gate, gate.ne[0], 1), m)))
-        return gg.set_name(gg.add(y, s), f"ffn_out-{i}")
+        y = gg.add(y, s)
+        return gg.set_name(gg.scale(y, self.sum_scale) if self.sum_scale else y, f"ffn_out-{i}")
 
 
 def mixture(facts, n_ff, **switches):

@@ -1,9 +1,11 @@
-"""DeepSeek 2 and 3: latent attention, some dense layers, then experts with a shared one."""
+"""DeepSeek 2 and 3, Mistral 4: latent attention, some dense layers, then experts with a shared one; MiniCPM 3: latent
+attention and dense layers."""
 import dataclasses
 import math
 
-from ggjit.models.blocks.description import Description
-from ggjit.models.blocks.facts import ROPE_NORMAL
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import LONG, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import groups
 from ggjit.models.families.experts import after_dense, routed
@@ -38,10 +40,22 @@ def _scaled_rope(facts, d_key):
     rope = facts.rope(ROPE_NORMAL, d_key, factors="")
     multiplier = facts.get("rope.scaling.yarn_log_multiplier", 0.0, float) / 0.1     # the converter multiplies by 0.1
     grown = math.log(1.0 / rope.freq_scale)
-    attn = rope.attn_factor / (1.0 + 0.1 * grown) if rope.ext_factor and multiplier else rope.attn_factor
+    taken = 1.0 if facts.file.arch == "deepseek2" else multiplier
+    attn = rope.attn_factor / (1.0 + 0.1 * taken * grown) if rope.ext_factor and multiplier else rope.attn_factor
     whole = attn * (1.0 + 0.1 * grown)
     scale = (whole * (1.0 + 0.1 * multiplier * grown)) ** 2 / math.sqrt(d_key)
     return dataclasses.replace(rope, attn_factor=attn), scale
 
 
-FAMILY = {"deepseek2": deepseek2}
+def minicpm3(facts):
+    """The scales of the first MiniCPM, and its RoPE with factors by context size."""
+    sizes, kv_rank = facts.heads(), facts.positive("attention.kv_lora_rank")
+    facts.same("attention.head_count_kv", sizes["n_head"])
+    rope = facts.rope(ROPE_NEOX, sizes["d_head"], LONG, ROPE_KINDS)
+    attention = Latent(sizes["n_head"], sizes["d_head"], sizes["d_head_v"], kv_rank,
+                       facts.positive("attention.q_lora_rank"), rope, 1.0 / math.sqrt(sizes["d_head"]), absorbed=False)
+    block = Block(attention, Dense(facts.n_ff, bias=False), residual_scale=1.4 / math.sqrt(facts.n_layer))
+    return Description([block] * facts.n_layer, facts.eps(), embd_scale=12.0, logit_scale=256.0 / facts.n_embd)
+
+
+FAMILY = {"deepseek2": deepseek2, "mistral4": deepseek2, "minicpm3": minicpm3}

@@ -19,8 +19,13 @@ import numpy as np
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn", "gemma3n-shared", "gemma4-moe")
+            "glm4moe-nextn", "gemma3n-shared", "gemma4-moe", "grok-1", "cohere2moe-rms")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
+# heads, heads of keys, feed-forward widths: attention, a matrix in its place, neither of both, nothing
+DECI = [4, 4, 0, 4, 0, 4], [2, 0, 0, 1, 0, 2], [96, 64, 128, 64, 0, 96]
+LOW_RANK_Q = "attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL "
+LATENT = "attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_output=D,H*VD "
+LATENT_SIZES = {"attention.q_lora_rank": "QL", "attention.kv_lora_rank": "KL"}
 UNSCALED = {"gemma3n", "gemma4"}
 ROUND = {"phi3", "stablelm", "stablelm-parallel", "phi2", "qwen3next", "qwen3next-in"}     # need the sizes they have
 
@@ -198,6 +203,52 @@ MORE = {
                         rope="freqs", kv={**GEMMA4, **MOE, "embedding_length_per_layer_input": 0})),
     "gemma3n": _gemma3n(5, [True, True, False, True, True]),
     "gemma3n-shared": _gemma3n(22, [i not in (4, 9, 14, 19, 20) for i in range(22)], of="gemma3n"),
+    "qwen3vl": (NORMS + QKV + HEAD_NORMS + GATED, dict(hd=32, tied=True, kv={
+        "rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 0})),
+    "qwen3vlmoe": (NORMS + QKV + HEAD_NORMS + EXPERTS_X, dict(hd=32, kv={
+        **MOE, "rope.dimension_sections": [6, 5, 5, 0]})),
+    "mistral4": (_after_dense(NORMS + LOW_RANK_Q + LATENT + "attn_k_b=H,KL,NOPE attn_v_b=H,VD,KL "), dict(
+        hd=64, rot=.5, vd=32, rope="yarn", one_kv=True, shexp=2, kv={
+            **DENSE_FIRST, **LATENT_SIZES, "expert_gating_func": 1, "attention.key_length": "KL+R",
+            "attention.value_length": "KL", "attention.key_length_mla": "hd", "attention.value_length_mla": "VD",
+            "rope.scaling.yarn_log_multiplier": 0.0707, "attention.temperature_scale": 0.3,
+            "attention.temperature_length": 16})),
+    "minicpm3": (NORMS + LOW_RANK_Q + LATENT + "attn_kv_b=H*(NOPE+VD),KL " + GATED, dict(
+        hd=64, rot=.5, vd=32, mha=True, tied=True, std=.2, rope="longrope", ropes=("longrope",), kv={
+            **LATENT_SIZES, "attention.value_length": "VD"})),
+    "deepseek2-ocr": (_after_dense(NORMS + QKV), dict(square=True, mha=True, shexp=2, kv=DENSE_FIRST)),
+    "exaone-moe": (_after_dense(NORMS + QKV + HEAD_NORMS, PICKED), dict(
+        hd=32, must_untie=True, layers=5, ropes=("freqs",), rope="freqs", kv={
+            **DENSE_FIRST, "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.7,
+            "expert_shared_feed_forward_length": "FS", "attention.sliding_window": "W"})),
+    "afmoe": (_after_dense(NORMS + QKV + HEAD_NORMS + POSTS + "attn_gate=Q,D ", PICKED), dict(
+        hd=32, layers=5, shexp=2, std=1.0, kv={
+            **DENSE_FIRST, "expert_weights_norm": True, "expert_weights_scale": 1.7, "attention.sliding_window": "W",
+            "rope.freq_base_swa": 500.0})),
+    "grok": (NORMS + QKV + "attn_output_norm=D post_ffw_norm=D " + GATED + EXPERTS_X, dict(
+        square=True, rope="yarn", kv={
+            **MOE, "embedding_scale": 5.0, "logit_scale": 0.7, "attention.output_scale": 0.2,
+            "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0, "router_logit_softcapping": 30.0,
+            "attention.temperature_length": 1024, "rope.scaling.yarn_ext_factor": 0.5,
+            "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_beta_fast": 10.0,
+            "rope.scaling.yarn_beta_slow": 0.5})),
+    "grok-1": (NORMS + QKV + "attn_output_norm=D layer_output_norm=D " + EXPERTS, dict(
+        of="grok", square=True, kv={"expert_count": "X", "expert_used_count": "U"})),
+    "cohere2moe": (_after_dense("attn_norm=D " + QKV), dict(eps="ln", square=True, layers=6, shexp=2, kv={
+        **DENSE_FIRST, "logit_scale": 0.5, "attention.sliding_window": "W",
+        "expert_weights_norm": True})),
+    "cohere2moe-rms": (_after_dense("attn_norm=D " + QKV), dict(of="cohere2moe", square=True, layers=5, kv={
+        **DENSE_FIRST, "logit_scale": 0.5, "attention.sliding_window": "W", "expert_shared_count": 1,
+        "expert_shared_feed_forward_length": "FS", "expert_gating_func": 1})),
+    "bitnet": ("attn_norm=D ffn_norm=D attn_sub_norm=D ffn_sub_norm=F " + QKV + GATED + " ".join(
+        f"{n}.scale!=1" for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")),
+        dict(square=True, tied=True, must_tie=True)),
+    "deci": (lambda c, i: (
+        ("attn_norm=D " + (QKV.replace("KV", f"{DECI[1][i]}*hd") if DECI[1][i] else "attn_output=D,D ")) * (
+            DECI[0][i] > 0) + ("ffn_norm=D " + GATED.replace("F", str(DECI[2][i]))) * (DECI[2][i] > 0)), dict(
+        square=True, layers=6, ropes=("freqs",), rope="freqs", kv={
+            "attention.head_count": lambda c: DECI[0], "attention.head_count_kv": lambda c: DECI[1],
+            "feed_forward_length": lambda c: DECI[2]})),
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
