@@ -246,6 +246,7 @@ class Description:
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
     output_bias: bool = False
     prefix: str = "blk."
+    projections: tuple = ()             # (name, n_in, n_out) of matrices that the pooled embedding of an encoder passes
     temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
 

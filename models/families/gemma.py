@@ -37,13 +37,21 @@ def gemma2(facts):
 
 def gemma3(facts):
     """Five layers with windows and a RoPE of their own to one without; norms of queries and keys."""
+    scale = _scale(facts, facts.heads(), n_layer_of_27b=62)
+    return _described(facts, _five_near(facts, scale=scale), softcap=facts.scale("final_logit_softcapping"))
+
+
+def encoder_blocks(facts):
+    """Gemma 3's, of EmbeddingGemma."""
+    return _five_near(facts, bias=None, out_bias=False)
+
+
+def _five_near(facts, **switches):
     sizes = facts.heads()
     rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
     near = _near(facts, rope)
-    attention = dict(sizes, qk_norm="rms", scale=_scale(facts, sizes, n_layer_of_27b=62))
-    blocks = [Block(Attention(**attention, window=w, rope=near if w else rope), _geglu(facts), **POSTS)
-              for w in facts.windows(6)]
-    return _described(facts, blocks, softcap=facts.scale("final_logit_softcapping"))
+    return [Block(Attention(**sizes, window=w, rope=near if w else rope, qk_norm="rms", **switches), _geglu(facts),
+                  **POSTS) for w in facts.windows(6)]
 
 
 def gemma3n(facts):

@@ -5,7 +5,8 @@
                                                         tensor that has that name in llama.cpp's graph
 
 A process of its own, so that no two ggml libraries meet.  results.npz holds `whole`, the text read at once, and
-`again`: token by token, or, of an encoder, with every weight moved by one float32 step.  F32 cache, no flash attention.
+`again`: token by token, or, of an encoder, with every weight moved by one float32 step.  `pooled`: the embedding of an
+encoder.  F32 cache, no flash attention.
 """
 import os
 import re
@@ -19,8 +20,11 @@ import numpy as np
 VARIANTS = ("llama-yarn", "llama-linear", "llama-freqs", "llama-longrope", "llama-moe", "deepseek2-lite",
             "deepseek2-temp", "falcon-mqa", "stablelm-parallel", "jina-bert-v2-fused", "modern-bert-swiglu",
             "mamba-rms", "lfm2-window", "qwen3next-in", "t5encoder-relu", "baichuan-13b", "exaone4-window",
-            "glm4moe-nextn", "gemma3n-shared", "gemma4-moe", "grok-1", "cohere2moe-rms")
+            "glm4moe-nextn", "gemma3n-shared", "gemma4-moe", "grok-1", "cohere2moe-rms", "gemma-embedding-dense")
 SMALL = {"embd": 64, "ff": 96, "vocab": 96}
+ENCODER = {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2}
+LAST_NORMS = "attn_output_norm+b=D layer_output_norm+b=D "
+BERT = dict(top="token_embd=V,D token_types=2,D token_embd_norm+b=D ", eps="ln", square=True, mha=True, embed=True)
 # heads, heads of keys, feed-forward widths: attention, a matrix in its place, neither of both, nothing
 DECI = [4, 4, 0, 4, 0, 4], [2, 0, 0, 1, 0, 2], [96, 64, 128, 64, 0, 96]
 LOW_RANK_Q = "attn_q_a=QL,D attn_q_a_norm=QL attn_q_b=H*hd,QL "
@@ -249,6 +253,22 @@ MORE = {
         square=True, layers=6, ropes=("freqs",), rope="freqs", kv={
             "attention.head_count": lambda c: DECI[0], "attention.head_count_kv": lambda c: DECI[1],
             "feed_forward_length": lambda c: DECI[2]})),
+    "nomic-bert-moe": (lambda c, i: FUSED_B.partition("ffn")[0] + LAST_NORMS + (
+        "ffn_gate_inp=X,D ffn_up_exps=X,F,D ffn_down_exps=X,D,F " if i % 2 else "ffn_up+b=F,D ffn_down+b=D,F "), dict(
+        BERT, kv={**ENCODER, "expert_count": "X", "expert_used_count": "U", "moe_every_n_layers": 2})),
+    "jina-bert-v3": (FUSED_B + LAST_NORMS, dict(BERT, kv=ENCODER)),
+    "neo-bert": (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F ", dict(
+        top="token_embd=V,D enc.output_norm=D ", square=True, mha=True, embed=True, kv=ENCODER)),
+    "eurobert": (NORMS + QKV + GATED, dict(square=True, embed=True, tied=True, kv={**ENCODER, "pooling_type": 3})),
+    "llama-embed": (NORMS + QKV + GATED, dict(hd=32, embed=True, ropes=("freqs",), rope="freqs", kv=ENCODER)),
+    "gemma-embedding": (NORMS + QKV + HEAD_NORMS + POSTS + GATED, dict(
+        top="token_embd=V,D output_norm=D ", layers=6, hd=32, std=1.0, embed=True, kv={
+            **ENCODER, "attention.sliding_window": "W", "rope.freq_base_swa": 1000.0})),
+    "gemma-embedding-dense": (NORMS + QKV + HEAD_NORMS + POSTS + GATED, dict(
+        of="gemma-embedding", top="token_embd=V,D output_norm=D dense_2=96,D dense_3=D,96 ", layers=6, hd=32, std=1.0,
+        embed=True, kv={
+            **ENCODER, "attention.sliding_window": "W", "dense_2_feat_in": "D", "dense_2_feat_out": 96,
+            "dense_3_feat_in": 96, "dense_3_feat_out": "D"})),
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),
@@ -297,13 +317,14 @@ def main(tools, name, folder, named=None):
     ids = np.random.default_rng(7).integers(0, sizes.vocab, 40).tolist()
     if sizes.embed:
         move(path, other)
-        whole, again = encoded(lib, path, ids), encoded(lib, other, ids)
+        whole, again, pooled = encoded(lib, path, ids), encoded(lib, other, ids), embedding(lib, path, ids)
     else:
         c = lib.load(path).context(n_ctx=256, flash=0, kv=0)
         whole = c.decode(ids, all_logits=True)
         c.reset()
         again = np.concatenate([c.decode([i]) for i in ids])
-    np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again)
+        pooled = ()
+    np.savez(os.path.join(folder, "results.npz"), ids=ids, whole=whole, again=again, pooled=pooled)
 
 
 def named_values(lib, path, ids):
@@ -328,6 +349,14 @@ def encoded(lib, path, ids):
     c = m.context(n_ctx=256, flash=0, kv=0, embeddings=True, pooling=0)
     c.decode_embed(ids)
     return np.ctypeslib.as_array(c.L.llama_get_embeddings(c.h), (len(ids), m.n_embd)).copy()
+
+
+def embedding(lib, path, ids):
+    """Of the whole text, pooled as the file says."""
+    m = lib.load(path)
+    c = m.context(n_ctx=256, flash=0, kv=0, embeddings=True)
+    c.decode_embed(ids)
+    return np.ctypeslib.as_array(c.L.llama_get_embeddings_seq(c.h, 0), (m.n_embd,)).copy()
 
 
 def move(path, other):

@@ -72,8 +72,11 @@ def test_against_llamacpp(name, written, table):
         bound = max(4 * abs(want["whole"] - want["again"]).max(),
                     (1e-3 if name == "bert" else 3e-4) * abs(want["whole"]).max())
         if not m.CAUSAL:
-            assert abs(hidden - want["whole"]).max() <= bound
-            assert abs(np.linalg.norm(m.embed_ids(ids)) - 1) < 1e-5
+            # with matrices behind the pooling, llama.cpp's hidden states have passed them
+            assert abs(hidden - want["whole"]).max() <= bound or m.projections
+            got, unit = m.embed_ids(ids), want["pooled"] / np.linalg.norm(want["pooled"])
+            assert abs(np.linalg.norm(got) - 1) < 1e-5
+            assert abs(got - unit).max() <= (3e-3 if name == "bert" else 1e-3) * abs(unit).max()
             return
     with load_model(path, n_threads=1, n_ctx=64, n_batch=16, kv_type="F32", flash=False, reserve=False) as m:
         whole = m.logits(ids)                           # in batches of 16, 16 and 8
