@@ -134,7 +134,8 @@ class Attention:
     def _rotated(self, g, x, name, w, i):
         if not self.rope:
             return x
-        x = gg.rope_ext(x, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
+        factors = g.leaf[self.rope.still_name] if self.rope.n_still else w["rope_factors"]
+        x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
         return gg.set_name(x, f"{name}_roped-{i}")
 
     def turned(self, k, positions, parameters, w):

@@ -12,6 +12,8 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
+
 import ggjit as gg
 
 
@@ -51,7 +53,7 @@ class Loader:
     def norm(self, name, kind, *ne):
         """The parameters of a norm of that kind."""
         ne = ne or (self.n_embd,)
-        return (self.want(name + ".weight", *ne) if kind != "bare" else None,
+        return (self.want(name + ".weight", *ne) if "bare" not in kind else None,
                 self.want(name + ".bias", *ne) if kind in ("layer", "rms biased") else None)
 
 
@@ -79,8 +81,8 @@ class Scope:
     whole: bool = False                 # do all tokens pass the last layer, also those whose result is not wanted?
 
     def norm(self, x, kind, params):
-        """kind: rms: x / rms(x) * w (+ b: rms biased);  layer: (x - mean) / std * w + b;  centred: without b;  bare:
-        without both."""
+        """kind: rms: x / rms(x) * w (+ b: rms biased; without w: rms bare);  layer: (x - mean) / std * w + b;  centred:
+        without b;  bare: without both."""
         w, b = params
         x = gg.rms_norm(x, self.eps) if kind.startswith("rms") else gg.norm(x, self.eps)
         x = x if w is None else gg.mul(x, w)
@@ -247,7 +249,8 @@ class Description:
     output_bias: bool = False
     prefix: str = "blk."
     projections: tuple = ()             # (name, n_in, n_out) of matrices that the pooled embedding of an encoder passes
-    temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
+    temperature: tuple | None = None    # (scale, length, first), see `temperatures`
+    chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
 
     @functools.cached_property
@@ -258,6 +261,17 @@ class Description:
     def windows(self):
         """Windows of all layers: each has a mask of its own; 0 is the whole text."""
         return sorted({p.window for p in self.pieces if hasattr(p, "window")})
+
+    def temperatures(self, past, n):
+        """What queries of the n positions from `past` on are multiplied by."""
+        scale, length, first = self.temperature
+        return 1 + scale * np.log1p((np.arange(past, past + n) + first) // length)
+
+    @functools.cached_property
+    def constants(self):
+        """{name: array} that pieces read as inputs."""
+        ropes = [p.rope for p in self.pieces if getattr(p, "rope", None) is not None]
+        return {rope.still_name: rope.still_factors for rope in ropes if rope.n_still}
 
     def alibi(self):
         return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)

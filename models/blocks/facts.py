@@ -15,6 +15,7 @@ MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # factors that models state
+STILL = 1e30                    # a factor that leaves nothing of an angle
 MAX_BETA = 1e6                  # of YaRN's numbers of rotations
 ROPE_KINDS = "none", "linear", "yarn", "longrope"       # of scaling
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -34,12 +35,23 @@ class Rope:
     beta_slow: float = 1.0
     factors: str = dataclasses.field(default="", metadata={"parameter": False})     # "": none
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
+    n_still: int = dataclasses.field(default=0, metadata={"parameter": False})      # pairs at the end: not rotated
 
     @property
     def turning(self):
         """Parameters that rotate further what was rotated: YaRN's growth, which is in it, is taken out."""
         grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
         return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
+
+    @property
+    def still_name(self):
+        """Of the input that holds `still_factors`."""
+        return f"rope_still_{self.n_still}"
+
+    @property
+    def still_factors(self):
+        """What angles are divided by: the last pairs do not turn."""
+        return np.repeat(np.float32([1.0, STILL]), [self.n_dims // 2 - self.n_still, self.n_still])
 
     @functools.cached_property
     def parameters(self):
@@ -223,11 +235,11 @@ class Facts:
         return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head, "d_head_v": length("value_length", d_head)}
 
     def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1], n_dims=None,
-             beta_fast=None):
+             beta_fast=None, freq_base=None):
         """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
 
         kinds: of scaling that are served.  n_dims: of a head, where it is not what the file says.  beta_fast: of YaRN,
-        where the file may state its numbers, and leaves this one out.
+        where the file may state its numbers, and leaves this one out.  freq_base: where it is not what the file says.
         """
         n_dims = n_dims or self.rope_dims("rope.dimension_count", d_head, d_head)
         kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
@@ -240,7 +252,7 @@ class Facts:
         if not 0 < n_orig <= MAX_CTX:
             raise ModelError(f"{self.file.path}: rope.scaling.original_context_length {n_orig} is out of range")
         n_orig = given("yarn_orig_ctx", n_orig)
-        base = given("rope_freq_base", self.freq_base)
+        base = given("rope_freq_base", freq_base or self.freq_base)
         attn = self.between("rope.scaling.attn_factor", *SCALES, 1.0) * given("yarn_attn_factor", 1.0)
         ext, fast, slow = 1.0 if kind == "yarn" else 0.0, 32.0, 1.0
         if beta_fast is not None:
@@ -252,6 +264,16 @@ class Facts:
             factors, *unused = (LONG, SHORT) if self.n_ctx and self.n_ctx > n_orig else (SHORT, LONG)
         return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", ext), attn,
                     given("yarn_beta_fast", fast), given("yarn_beta_slow", slow), factors, tuple(unused))
+
+    def n_still(self, n_dims):
+        """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
+        sections = self.get("rope.dimension_sections", None)
+        if not isinstance(sections, np.ndarray) or len(sections) < 4 or not (sections[:2] > 0).all():
+            return 0
+        sections = sections[:4].tolist()
+        if min(sections) < 0 or sum(sections) != n_dims // 2:
+            raise self.wrong("rope.dimension_sections", sections, f"four parts of {n_dims // 2} pairs")
+        return sections[3]
 
     def rope_dims(self, key, default, d_head):
         """How many numbers of a head are rotated."""

@@ -43,6 +43,7 @@ class Experts:
     act: str = "swiglu"
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
     factors: Any = None                 # of what each expert gives, [n_expert]
+    before: bool = False                # are tokens weighted before the experts, instead of what these give?
 
 
 def is_mixture(facts):
@@ -66,6 +67,7 @@ class Mixture:
     act: str = "swiglu"
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
+    before: bool = False                # tokens are weighted before the experts, instead of what these give
     sum_scale: float = 0.0              # of the sum with the shared expert; 0: none
 
     def cache(self, sizes):
@@ -88,9 +90,9 @@ class Mixture:
                            zip(names, ((n,), (f, n), (f, n), (d, n)), strict=True))
         pick_bias = want(p + "exp_probs_b.bias", n) if self.pick_bias else None
         factors = None if self.biased else want(p_ + "down_exps.scale", n, optional=True)
+        adapters = tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names)
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
-                                self.n_groups, self.n_groups_used, biases, self.act,
-                                tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors)}
+                                self.n_groups, self.n_groups_used, biases, self.act, adapters, factors, self.before)}
         if self.shared:
             w |= self.shared.load(loader, p)
         if self.shared_gate:
@@ -154,6 +156,8 @@ def feed_forward(m, experts, layer, routed=None):
     n_embd, n_tokens = m.ne[:2]
     ids, weights = _route(m if routed is None else routed, experts, named)
     m = gg.reshape_3d(m, n_embd, 1, n_tokens)
+    if experts.before:
+        m = named(gg.mul(gg.repeat_4d(m, n_embd, experts.n_used, n_tokens, 1), weights), "weighted")
     up = named(product(experts.up, m, 2), "up" if experts.gate is not None or experts.act in PLAIN else "gate_up")
     if experts.gate is None:
         h = (PLAIN[experts.act] if experts.act in PLAIN else GATED[experts.act][1])(up)
@@ -163,7 +167,7 @@ def feed_forward(m, experts, layer, routed=None):
             GATED[experts.act][0](gate, up)
     h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
-    y = named(gg.mul(y, weights), "weighted")
+    y = y if experts.before else named(gg.mul(y, weights), "weighted")
     slots = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
     out = slots[0] if len(slots) > 1 else gg.cont(slots[0])
     for slot in slots[1:]:

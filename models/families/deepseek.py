@@ -23,7 +23,7 @@ def deepseek2(facts):
         facts.same("attention.value_length", kv_rank)
     attention = Latent(n_head, d_key, d_value, kv_rank, _q_rank(facts), rope, scale, absorbed,
                        temperature=bool(facts.scale("attention.temperature_scale")))
-    temperature = (facts.scale("attention.temperature_scale"), facts.positive("attention.temperature_length")) \
+    temperature = (facts.scale("attention.temperature_scale"), facts.positive("attention.temperature_length"), 0) \
         if attention.temperature else None
     blocks = after_dense(facts, attention, routed(facts, **groups(facts)))
     return Description(blocks, facts.eps(), temperature=temperature)

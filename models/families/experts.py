@@ -1,7 +1,7 @@
 """Decoders of experts: some dense layers first, then a router's choice, mostly beside an expert that all tokens pass.
 
 DeepSeek 1 and its OCR model, dots1, GLM 4.5, Ling (bailingmoe), ERNIE 4.5, MiniMax M2, Hunyuan, Phi 3.5 MoE, DBRX,
-Grok, and the experts of EXAONE, Arcee (afmoe) and Cohere.
+Grok, LLaMA 4, and the experts of EXAONE, Arcee (afmoe) and Cohere.
 """
 import dataclasses
 import math
@@ -13,6 +13,8 @@ from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.moe import SIGMOID, SOFTMAX, gating, groups, mixture
 
 OCR_BASE = 10000.0              # of DeepSeek-OCR's RoPE
+CHUNK = 8192                    # positions that LLaMA 4's layers with RoPE look at; its files do not say
+MAVERICK = 128                  # experts of the LLaMA 4 without norms of queries and keys
 
 
 def after_dense(facts, attention, feed_forward, every=1, **block):
@@ -127,6 +129,24 @@ def cohere2moe(facts):
                        logit_scale=facts.scale("logit_scale", ...))
 
 
+def llama4(facts):
+    """Chunks and RoPE in three layers of four; the fourth sees all, with a temperature by position instead of RoPE."""
+    facts.same("attention.sliding_window", CHUNK)
+    sizes = facts.heads()
+    rope = facts.rope(ROPE_NORMAL, sizes["d_head"])
+    near = dataclasses.replace(rope, freq_base=facts.between("rope.freq_base_swa", *ROPE_BASES, rope.freq_base))
+    qk_norm = "" if facts.get("expert_count", kind=int) == MAVERICK else "rms bare"
+    attentions = []
+    for i, w in enumerate(facts.windows(4, default=CHUNK)):
+        rotated = dict(rope=near if w else rope, qk_norm=qk_norm, norm_after_rope=bool(qk_norm))
+        attentions.append(Attention(**sizes, window=w, **({"temperature": True} if i % 4 == 3 else rotated)))
+    n_ff = facts.positive("expert_feed_forward_length")
+    experts = mixture(facts, n_ff, gating=SIGMOID, normed=False, before=True,
+                      shared=Dense(n_ff, suffix="_shexp", bias=False))
+    blocks = after_dense(facts, attentions, experts, facts.positive("interleave_moe_layer_step"))
+    return Description(blocks, facts.eps(), temperature=(0.1, CHUNK, 1), chunked=True)
+
+
 def dots1(facts):
     """Norms of every head's query and key."""
     attention = _rotated(facts, ROPE_NEOX, bias=False, out_bias=False, qk_norm="rms")
@@ -206,4 +226,5 @@ def dbrx(facts):
 FAMILY = {"deepseek": deepseek, "dots1": dots1, "glm4moe": glm4moe, "bailingmoe": bailingmoe,
           "bailingmoe2": bailingmoe2, "ernie4_5-moe": ernie4_5_moe, "minimax-m2": minimax_m2,
           "hunyuan-moe": hunyuan_moe, "phimoe": phimoe, "dbrx": dbrx, "deepseek2-ocr": deepseek2_ocr,
-          "exaone-moe": exaone_moe, "afmoe": afmoe, "grok": grok, "cohere2moe": cohere2moe}
+          "exaone-moe": exaone_moe, "afmoe": afmoe, "grok": grok, "cohere2moe": cohere2moe,
+          "llama4": llama4}

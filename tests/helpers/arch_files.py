@@ -269,6 +269,12 @@ MORE = {
         embed=True, kv={
             **ENCODER, "attention.sliding_window": "W", "dense_2_feat_in": "D", "dense_2_feat_out": 96,
             "dense_3_feat_in": 96, "dense_3_feat_out": "D"})),
+    "hunyuan_vl": (NORMS + QKV + HEAD_NORMS + GATED, dict(hd=32, tied=True, kv={
+        "rope.dimension_sections": [4, 4, 4, 4], "rope.scaling.alpha": 20.0, "rope.scaling.type": lambda c: "none",
+        "rope.scaling.factor": 1.0})),
+    "paddleocr": (NORMS + QKV_B + GATED, dict(hd=32, kv={"rope.dimension_sections": [4, 6, 6, 0]})),
+    "llama4": (lambda c, i: NORMS + QKV + (EXPERTS_X + SHARED if i % 2 else GATED), dict(
+        hd=32, layers=5, ffs=64, ropes=("freqs",), rope="freqs", kv={**MOE, "interleave_moe_layer_step": 2})),
     "qwen35": (_delta(GATED), dict(DELTA_SIZES, kv={**SSM, "rope.dimension_sections": [3, 3, 2, 0]})),
     "qwen35moe": (_delta(EXPERTS_X + "ffn_gate_inp_shexp=D " + SHARED), dict(DELTA_SIZES, kv={
         **SSM, **MOE, "expert_shared_feed_forward_length": "FS", "rope.dimension_sections": [3, 3, 2, 0]})),

@@ -13,6 +13,7 @@ import ggjit as gg
 from ggjit.models import load_gguf, load_model, save_gguf
 from ggjit.models.blocks import feed_forward
 from ggjit.models.blocks.facts import Facts
+from ggjit.models.families import experts
 from ggjit.models.families.registry import DECODERS, ENCODERS
 from ggjit.models.networks.encoder import relative_buckets
 from ggjit.models.networks.load import ARCHITECTURES
@@ -181,6 +182,22 @@ def test_what_a_file_leaves_out_is_what_llamacpp_takes():
     for keys in ({}, {"attention__sliding_window": 0}):
         with pytest.raises(gg.ModelError, match="attention.sliding_window"):
             Facts(Stated(**keys)).windows(2, default=...)
+
+
+def test_a_token_sees_its_chunk(tmp_path, monkeypatch):
+    """Where all layers have chunks and RoPE, a chunk is what it is alone."""
+    monkeypatch.setattr(experts, "CHUNK", 16)
+    arch_files.write(shared("tools"), "llama4", tmp_path / "m.gguf", layers=3)
+    ids = np.random.default_rng(3).integers(0, 96, 40).tolist()
+    for options in ({"n_batch": 7}, {"n_batch": 64}, {"n_batch": 16, "n_ctx": 41, "flash": False}):
+        with load_model(tmp_path / "m.gguf", n_threads=1, **{"n_ctx": 64, "kv_type": "F32", **options}) as m:
+            want = np.concatenate([m.logits(ids[at:at + 16]) for at in (0, 16, 32)])
+            np.testing.assert_allclose(m.logits(ids), want, atol=1e-4)
+            m.reset()
+            single = np.stack([m.decode([i]) for i in ids])
+            np.testing.assert_allclose(single, want, atol=1e-4)
+            seen = m.cells.mask(16, 40) == 0
+    assert (seen == [[j <= i and i // 16 == j // 16 for j in range(40)] for i in range(40)]).all()
 
 
 def test_relative_buckets():

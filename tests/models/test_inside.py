@@ -300,6 +300,7 @@ def test_families(name, tmp_path):
 OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of values before or after RoPE or a scale
     ("gemma4", "attn_out"),     # theirs is after the addition
     ("bitnet", "ffn_gate"),     # theirs is before the factor
+    ("llama4", "ffn_norm"),     # theirs is what attention gave
     "embd", "kq", "wqkv", "ffn_up", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_down", "Qcur", "Q_roped", "K_roped"}
 
 
