@@ -167,13 +167,14 @@ class Facts:
         return self._floats(key, self.file.get(key))
 
     def floats(self, key, default):
-        """[a number for every layer], from a number or an array."""
-        return self._floats(f"{self.file.arch}.{key}", self.get(key, default))
+        """[a number for every layer, or minus infinity], from a number or an array."""
+        return self._floats(f"{self.file.arch}.{key}", self.get(key, default), -math.inf)
 
-    def _floats(self, key, value):
+    def _floats(self, key, value, *infinite):
         values = value if isinstance(value, list) else \
             value.tolist() if isinstance(value, np.ndarray) else [value] * self.n_layer
-        if len(values) != self.n_layer or not all(type(v) is float and math.isfinite(v) for v in values):
+        if len(values) != self.n_layer or not all(type(v) is float and (math.isfinite(v) or v in infinite)
+                                              for v in values):
             raise ModelError(f"{self.file.path}: {key} = {value}, expected a number, or {self.n_layer} of them")
         return values
 

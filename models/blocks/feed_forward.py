@@ -31,7 +31,7 @@ class Dense:
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
     shape: tuple = ()                   # of xielu: alpha_n, alpha_p, beta, eps
-    cutoff: float = 0.0                 # of gates, in standard deviations; 0: none
+    cutoff: float | None = None         # of gates, in standard deviations
     sub_norm: bool = False              # what Wdown reads is normed before
     scaled: bool = False                # matrices may have a factor
 
@@ -57,7 +57,7 @@ class Dense:
             return gg.set_name(linear(w[name], x), f"{called or name}-{i}")
         if self.gated and not self.fused:
             gate, up = product("ffn_gate", m), product("ffn_up", m)
-            gate = _largest(gate, self.cutoff) if self.cutoff else gate
+            gate = _largest(gate, self.cutoff) if self.cutoff is not None else gate
             h = GATED[self.act][0](gate, up)
         else:
             h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m), *self.shape)

@@ -111,7 +111,7 @@ def _gemma3n(layers, windows, **options):
         "attention.sliding_window": "W", "rope.freq_base_swa": 500.0, "altup.num_inputs": 4, "altup.active_idx": 0,
         "attention.shared_kv_layers": max(layers - 20, 0), "attention.sliding_window_pattern": windows,
         "embedding_length_per_layer_input": 256,
-        "activation_sparsity_scale": [1.6448533535003662 * (i < 10) for i in range(layers)]}, **options)
+        "activation_sparsity_scale": [1.6448533535003662 if i < 10 else -np.inf for i in range(layers)]}, **options)
 
 
 # name: (tensors of a block, options of the tools' arch())
