@@ -74,6 +74,7 @@ change of any tensor has to change the logits (`tests/models/test_kept.py`).
 - Layers that guess tokens further on (`nextn_predict_layers`) are left out.
 - deepseek32 and glm-dsa leave the Hadamard matrix of their indexer out: products of what it turns are the same.
 - kimi-linear, kimi-k3 and bailingmoe3 need `attn_k_b` and `attn_v_b`; files with `attn_kv_b` instead are refused.
+- A mellum file's base of RoPE for windows is taken; llama.cpp takes that of the other layers.
 - A t5 file without an output matrix divides its logits by the root of `n_embd`, as the model was trained; llama.cpp
   leaves that out.
 - A minicpm file without scales divides its logits by `n_embd` / 256, as the model was trained; llama.cpp multiplies

@@ -250,6 +250,17 @@ class EmbeddingSkip:
 
 
 @dataclasses.dataclass(frozen=True)
+class NormedAgain:
+    """A Block.finish: the last norm, before the blocks are passed again (Nanbeige)."""
+
+    def load(self, loader, p):
+        return {"again": loader.norm("output_norm", "rms")}
+
+    def build(self, g, y, w, i, picked):
+        return g.norm(y, "rms", w["again"])
+
+
+@dataclasses.dataclass(frozen=True)
 class Halved:
     """A Block.finish: what a layer gives on is halved (RWKV 6, whose later weights are larger for it)."""
 
@@ -325,6 +336,7 @@ class Description:
     tied: bool | None = None            # does the embedding give the logits?  None: where there is no output matrix
     output_bias: bool = False
     prefix: str = "blk."
+    n_stored: int = 0                   # blocks in the file, which are passed again and again; 0: all
     projections: tuple = ()             # (name, n_in, n_out) of matrices that the pooled embedding of an encoder passes
     temperature: tuple | None = None    # (scale, length, first), see `temperatures`
     chunked: bool = False               # windows are chunks: a token sees those of its own

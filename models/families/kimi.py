@@ -19,7 +19,7 @@ def _latent(facts, q_rank, **switches):
     rank = facts.positive("attention.kv_lora_rank")
     n_rot = facts.positive("rope.dimension_count")
     facts.same("attention.key_length", rank + n_rot)
-    facts.same("attention.value_length", rank)
+    facts.ignore("attention.value_length")              # some files state another one, there are no values of their own
     return Latent(n_head, d_key, d_value, rank, q_rank, scale=1.0 / math.sqrt(d_key), absorbed=True,
                   **{"rope": None, "d_shared": n_rot, **switches})
 

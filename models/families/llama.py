@@ -1,12 +1,14 @@
-"""LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2, BitNet, and
-Deci (Nemotron).
+"""LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2, BitNet,
+Nanbeige, and Deci (Nemotron).
 
     x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x) * g
     x += Wdown (silu(Wgate m) * Wup m),               m = rms_norm(x) * h
 """
+import dataclasses
+
 from ggjit.models.blocks.attention import Attention
-from ggjit.models.blocks.description import Block, Description
-from ggjit.models.blocks.facts import ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.description import Block, Description, NormedAgain
+from ggjit.models.blocks.facts import MAX_LAYERS, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
 from ggjit.models.blocks.feed_forward import Dense, Projection
 from ggjit.models.blocks.moe import is_mixture, mixture
 
@@ -75,5 +77,18 @@ def deci(facts):
     return Description(blocks, facts.eps())
 
 
+def nanbeige(facts):
+    """The layers are passed several times, with the last norm in between."""
+    sizes, n = facts.heads(), facts.n_layer
+    n_times = facts.positive("num_loops", 1)
+    if n * n_times > MAX_LAYERS:
+        raise facts.wrong("num_loops", n_times, f"at most {MAX_LAYERS // n}")
+    block = Block(Attention(**sizes, rope=facts.rope(ROPE_NORMAL, sizes["d_head"]), out_bias=False),
+                  Dense(facts.n_ff, bias=False))
+    last = block if facts.get("skip_loop_final_norm", False, bool) else dataclasses.replace(block, finish=NormedAgain())
+    blocks = ([block] * (n - 1) + [last]) * (n_times - 1) + [block] * n
+    return Description(blocks, facts.eps(), n_stored=n)
+
+
 FAMILY = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3,
-          "bitnet": bitnet, "deci": deci}
+          "bitnet": bitnet, "deci": deci, "nanbeige": nanbeige}

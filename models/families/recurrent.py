@@ -62,7 +62,8 @@ def arwkv7(facts):
     facts.ignore("attention.head_count", "attention.head_count_kv")
     facts.same("token_shift_count", 1)
     ranks = tuple(facts.positive(f"attention.{key}_lora_rank") for key in ("decay", "iclr", "value_residual_mix"))
-    ranks += facts.get("attention.gate_lora_rank", 0, int) if facts.has("blk.0.time_mix_g1.weight") else 0,
+    gate_rank = facts.get("attention.gate_lora_rank", 0, int)
+    ranks += gate_rank if facts.has("blk.0.time_mix_g1.weight") else 0,
     mixer = TimeMix(facts.n_embd, _wkv_head(facts), ranks, facts.has("blk.0.time_mix_ln.weight"))
     return Description([Block(mixer, Dense(facts.n_ff, bias=False))] * facts.n_layer, facts.eps(), tied=False)
 

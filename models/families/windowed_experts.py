@@ -22,13 +22,14 @@ def _base_swa(facts, default):
 
 
 def mellum(facts):
-    """Qwen 3's experts; layers with windows have RoPE without scaling."""
+    """Qwen 3's experts; layers with windows have RoPE without scaling.
+
+    Where a file states a base for these, it is taken; llama.cpp takes that of the others.
+    """
     facts.ignore("feed_forward_length")
-    sizes, near_base = facts.heads(), _base_swa(facts, facts.freq_base)
-    if near_base != facts.freq_base:
-        raise facts.wrong("rope.freq_base_swa", near_base, f"rope.freq_base, {facts.freq_base}")
+    sizes = facts.heads()
     rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
-    near = dataclasses.replace(_unscaled(rope, rope.freq_base), attn_factor=1.0)
+    near = dataclasses.replace(_unscaled(rope, _base_swa(facts, rope.freq_base)), attn_factor=1.0)
     feed_forward = mixture(facts, facts.positive("expert_feed_forward_length"))
     blocks = [Block(Attention(**sizes, rope=near if w else rope, window=w, qk_norm="rms"), feed_forward)
               for w in facts.windows(4)]
@@ -82,6 +83,7 @@ def mimo2(facts):
 def step35(facts):
     """Heads by layer, a gate for each head of attention; full layers rotate half as much as those with windows."""
     facts.leave_predicting()
+    facts.ignore("leading_dense_block_count", "moe_every_n_layers")         # layers with a router have experts
     windows, n_ff = facts.windows(..., default=...), facts.positive("expert_feed_forward_length")
     limits, shared_limits = (facts.numbers_per_layer(f"swiglu_clamp_{name}") for name in ("exp", "shexp"))
     n_shared, kind = facts.positive("expert_shared_feed_forward_length"), gating(facts, SIGMOID)

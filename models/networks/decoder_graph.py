@@ -108,7 +108,8 @@ class DecoderGraph(Network):
         self._load_output(want, d)
         self.out_bias = want("output.bias", self.n_vocab) if about.output_bias else None
         self._out_adapters = [] if self.out is self.embd else self.weights.beside("output.weight")
-        self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
+        stored = about.n_stored or len(about.blocks)
+        self.layers = [block.load(loader, f"{about.prefix}{i % stored}.") for i, block in enumerate(about.blocks)]
         adapters = [t for adapter in self.weights.adapters for pair in adapter.pairs.values() for t in pair]
         loader.ignore(*(name for name in file.tensors for i in range(self._n_left)
                         if name.startswith(f"{about.prefix}{self.n_layer + i}.")))

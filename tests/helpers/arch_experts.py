@@ -15,7 +15,7 @@ from helpers.arch_notation import (
 )
 
 VARIANTS = ("step35-limits", "mimo2-fused", "laguna-plain", "granite_swa-moe", "smallthinker-full", "hy_v3-fused",
-            "plamo3-full", "glm-dsa-shared")
+            "plamo3-full", "glm-dsa-shared", "nanbeige-bare")
 # (name of a tensor, rule of the tools and its numbers)
 RULES = (r"layer_output_scale", "near", 0.5, 0.2),
 WINDOW = {"attention.sliding_window": "W"}
@@ -52,7 +52,8 @@ def _dense_first(more):
 STEP = (_by_layer(QKV_HK + HEAD_NORMS + "attn_gate=H,D ", _dense_first(PICKED + SHARED)), dict(
     layers=5, hd=32, must_untie=True, rope="freqs", ropes=("freqs",), kv={
         **MOE, **WINDOW, **EVERY_FOURTH, **COUNTS, "expert_shared_feed_forward_length": "FS", "expert_gating_func": 2,
-        "expert_weights_scale": 1.7, "expert_weights_norm": True, "rope.freq_base_swa": 500.0}))
+        "expert_weights_scale": 1.7, "expert_weights_norm": True, "leading_dense_block_count": 1,
+        "moe_every_n_layers": 1, "rope.freq_base_swa": 500.0}))
 PLAMO3 = (NORMS + "attn_qkv=Q+2*KV,D attn_output=D,Q ffn_up=2*F,D ffn_down=D,F " + HEAD_NORMS +
           POSTS.replace("=", "!="))
 INDEXER = "indexer.k_norm+b=64 indexer.proj=8,D indexer.attn_k=64,D indexer.attn_q_b=8*64,QL "
@@ -133,6 +134,9 @@ MORE = {
     "muse-glimmer": (NORMS + QKV + HEAD_NORMS + "attn_gate=Q,D " + POSTS + GATED, dict(
         layers=5, hd=32, must_untie=True, rope="linear", kv={
             **WINDOW, "rope.freq_base_swa": 500.0, "logit_scale": 2.0, "final_logit_softcapping": 6.0})),
+    "nanbeige": (NORMS + QKV + GATED, dict(layers=2, hd=32, kv={"num_loops": 3})),
+    "nanbeige-bare": (NORMS + QKV + GATED, dict(of="nanbeige", layers=2, hd=32, tied=True, ropes=("freqs",),
+                                                rope="freqs", kv={"num_loops": 2, "skip_loop_final_norm": True})),
     "plm": (NORMS + "attn_q=Q,D attn_kv_a_mqa=KL+R,D attn_kv_a_norm=KL attn_kv_b=H*(NOPE+VD),KL attn_output=D,H*VD "
             "ffn_up=F,D ffn_down=D,F ", dict(hd=64, vd=32, rot=.5, mha=True, must_tie=True, tied=True, kv={
                 "attention.kv_lora_rank": "KL", "attention.value_length": "VD"})),

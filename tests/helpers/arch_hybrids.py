@@ -130,8 +130,8 @@ MORE = {
     "arwkv7": (lambda c, i: NORMS + TIME7.replace("VR", "VR" if i else "24") + GATED, dict(RWKV_QWEN, kv=RWKV7_KV)),
     "arwkv7-plain": (lambda c, i: NORMS + GATED + TIME7.replace("VR", "VR" if i else "24").replace(
         "time_mix_g1=32,D time_mix_g2=D,32 ", "").replace("time_mix_ln+b=D ", "").replace("fused=6", "fused=5"), dict(
-        RWKV_QWEN, of="arwkv7", kv={k: v for k, v in RWKV7_KV.items() if "gate" not in k})),
-    "kimi-linear": (_mixed(KDA + KIMI_PAIRS, WHOLE_Q + MLA), dict(KIMI, kv=KIMI_KV)),
+        RWKV_QWEN, of="arwkv7", kv=RWKV7_KV | {"attention.gate_lora_rank": 0})),
+    "kimi-linear": (_mixed(KDA + KIMI_PAIRS, WHOLE_Q + MLA), dict(KIMI, kv=KIMI_KV | {"attention.value_length": 72})),
     "kimi-k3": (_mixed(KDA + "ssm_f_a=32,D ssm_f_b=H*32,32 ssm_a!=H ssm_g=H*32,D " + RES,
                        LOW_Q + MLA + "attn_gate=H*VD,D " + RES, experts=K3_EXPERTS), dict(
         KIMI, top="token_embd=V,D output_norm=D output=V,D output_res_score=D ",

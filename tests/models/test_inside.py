@@ -302,6 +302,7 @@ OTHERWISE_IN_LLAMACPP = {       # names of products before their bias, and of va
     ("nemotron_h", "l_out"), ("nemotron_h_moe", "l_out"), ("jamba", "ffn_inp"),         # theirs is before the addition
     ("arctic", "ffn_out"), ("falcon-h1", "attn_out"), ("mimo2", "attn_out"),            # ours is of all that is added
     ("spark2_5", "attn_gate"),  # theirs is after the sigmoid
+    ("nanbeige", "l_out"),      # theirs is before the norm
     ("gemma4", "attn_out"),     # theirs is after the addition
     ("bitnet", "ffn_gate"),     # theirs is before the factor
     ("llama4", "ffn_norm"),     # theirs is what attention gave
