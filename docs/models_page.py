@@ -66,10 +66,16 @@ encoder: its results with every weight moved by one float32 step), or by 3e-4 of
 - BERT's GELU is the exact one (erf), as the model was trained; llama.cpp takes the tanh form.
 - Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)).
 - phi3 looks at everything, as in llama.cpp, though its file may name a window.
-- `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, phi3, phimoe and minicpm.
-- qwen2vl, qwen35 and qwen35moe are computed for text, where the parts of a position are equal. llama.cpp leaves the
-  epsilon of qwen2vl's norms out.
-- Layers that guess tokens further on (`nextn_predict_layers` of glm4moe, bailingmoe2, qwen35) are left out.
+- `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, deci, phi3, phimoe, minicpm and
+  minicpm3.
+- qwen2vl, qwen3vl, qwen3vlmoe, qwen35, qwen35moe, hunyuan_vl, paddleocr and deepseek2-ocr are computed for text, where
+  the parts of a position are equal (a fourth one is 0). llama.cpp leaves the epsilon of qwen2vl's norms out.
+- Layers that guess tokens further on (`nextn_predict_layers` of glm4moe, bailingmoe2, qwen35, exaone-moe, cohere2moe)
+  are left out.
+- gemma3n's cutoff of gates takes the standard deviation as the model was trained, over n; llama.cpp divides by n - 1,
+  and takes the cutoffs of the released models whatever the file says.
+- As in llama.cpp: llama4's chunks are 8192 tokens, its files do not say; grok's router has no soft cap; jina-bert-v3
+  and nomic-bert-moe have the tanh form of GELU.
 - A minicpm file without scales divides its logits by `n_embd` / 256, as the model was trained; llama.cpp multiplies
   them.
 - Recurrent layers keep two states for each text, and one, so that an interrupted call leaves the text as it was.
