@@ -101,5 +101,5 @@ class Projection:
 def _largest(x, cutoff):
     """max(x - mean - cutoff std, 0) of every row."""
     apart = gg.sub(x, gg.mean(x))
-    std = gg.sqrt(gg.scale(gg.sum_rows(gg.sqr(apart)), 1.0 / (x.ne[0] - 1)))
+    std = gg.sqrt(gg.scale(gg.sum_rows(gg.sqr(apart)), 1.0 / x.ne[0]))
     return gg.relu(gg.sub(apart, gg.scale(std, cutoff)))

@@ -64,12 +64,11 @@ def gemma3n(facts):
     sources = _sources(facts, windows, [sizes] * len(windows), max(facts.n_layer - OWN_KEYS_OF_3N, 0))
     rope = facts.rope(ROPE_NEOX, sizes["d_head"], factors="")
     near, n_ff = _near(facts, rope), facts.per_layer("feed_forward_length")
-    sparse = facts.floats("activation_sparsity_scale", [SPARSITY_OF_3N if i < 10 else NO_CUTOFF
-                                                        for i in range(facts.n_layer)])
+    sparse = [None if cutoff == NO_CUTOFF else cutoff for cutoff in facts.floats(
+        "activation_sparsity_scale", [SPARSITY_OF_3N if i < 10 else NO_CUTOFF for i in range(facts.n_layer)])]
     blocks = [StreamsBlock(Attention(**sizes, rope=near if w else rope, window=w, scale=1.0, qk_norm="rms", v_norm=True,
                                      kv_of=source, bias=False, out_bias=False),
-                           Dense(n_ff[i], "geglu", bias=False, cutoff=None if sparse[i] == NO_CUTOFF else sparse[i]),
-                           LayerInput(n), N_STREAMS, LOW_RANK)
+                           Dense(n_ff[i], "geglu", bias=False, cutoff=sparse[i]), LayerInput(n), N_STREAMS, LOW_RANK)
               for i, (w, source) in enumerate(zip(windows, sources, strict=True))]
     return _described(facts, blocks, softcap=facts.scale("final_logit_softcapping", 30.0),
                       frame=Streams(n, facts.n_layer, N_STREAMS))

@@ -113,7 +113,9 @@ def _gemma3n(layers, windows, **options):
         "attention.sliding_window": "W", "rope.freq_base_swa": 500.0, "altup.num_inputs": 4, "altup.active_idx": 0,
         "attention.shared_kv_layers": max(layers - 20, 0), "attention.sliding_window_pattern": windows,
         "embedding_length_per_layer_input": 256,
-        "activation_sparsity_scale": [1.6448533535003662 if i < 10 else -np.inf for i in range(layers)]}, **options)
+        # llama.cpp does not read it, and divides squares by n - 1
+        "activation_sparsity_scale": lambda c: [1.6448533535003662 * (c.ff / (c.ff - 1)) ** .5 if i < 10 else -np.inf
+                                                for i in range(layers)]}, **options)
 
 
 # name: (tensors of a block, options of the tools' arch())
@@ -209,7 +211,7 @@ MORE = {
                                "ffn_gate_up_exps=X,2*FX,D " if i % 2 else "ffn_gate_exps=X,FX,D ffn_up_exps=X,FX,D ")),
                    dict(of="gemma4", layers=5, hd=64, tied=True, std=1.0, must_tie=True, ropes=("freqs",),
                         rope="freqs", kv={**GEMMA4, **MOE, "embedding_length_per_layer_input": 0})),
-    "gemma3n": _gemma3n(5, [True, True, False, True, True]),
+    "gemma3n": _gemma3n(3, [True, False, True]),
     "gemma3n-shared": _gemma3n(22, [i not in (4, 9, 14, 19, 20) for i in range(22)], of="gemma3n"),
     "qwen3vl": (NORMS + QKV + HEAD_NORMS + GATED, dict(hd=32, tied=True, kv={
         "rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 0})),
