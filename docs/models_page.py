@@ -66,7 +66,8 @@ change of any tensor has to change the logits (`tests/models/test_kept.py`).
 - GELU is computed as its formula says. llama.cpp's CPU code reads it from a table of F16 values: in those networks its
   results are up to 2e-3 away. The test computes GELU as that table has it.
 - BERT's GELU is the exact one (erf), as the model was trained; llama.cpp takes the tanh form.
-- Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)).
+- Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)). Layers of gemma3n
+  and gemma4 that read the keys and values of earlier ones keep none.
 - phi3 looks at everything, as in llama.cpp, though its file may name a window.
 - `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, deci, phi3, phimoe, minicpm and
   minicpm3.

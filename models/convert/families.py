@@ -63,7 +63,7 @@ def phi3_extra(c):
 
 def gemma4_extra(c):
     """Factors of RoPE in layers without a window: its later pairs are not rotated."""
-    d = meta.gemma4_full(c, "head_dim", "global_head_dim")
+    d = c.full("head_dim")
     n = int(d * c.rope()["full_attention"].get("partial_rotary_factor", 1.0) / 2)
     return {"rope_freqs.weight": np.repeat(np.float32([1.0, 1e30]), [n, d // 2 - n])}
 

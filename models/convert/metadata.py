@@ -167,8 +167,7 @@ def gemma3n(w, c, gguf):
 def gemma4(w, c, gguf):
     gemma3(w, c, gguf)
     near, n_shared, d_near = c.near(6), c.get("num_kv_shared_layers", default=0), c["head_dim"]
-    d_full, n_kv_full = gemma4_full(c, "head_dim", "global_head_dim"), gemma4_full(
-        c, "num_key_value_heads", "num_global_key_value_heads")
+    d_full, n_kv_full = c.full("head_dim"), c.full("num_key_value_heads")
     w.add_shared_kv_layers(n_shared)
     w.add_embedding_length_per_layer_input(c.get("hidden_size_per_layer_input", default=0))
     w.add_sliding_window_pattern(near)
@@ -182,15 +181,6 @@ def gemma4(w, c, gguf):
         w.add_feed_forward_length([n_ff * (1 + (i >= c.n_layer - n_shared)) for i in range(c.n_layer)])
     if c.get("enable_moe_block"):
         stated(w, c, ("expert_used_count", "top_k_experts"), ("expert_feed_forward_length", "moe_intermediate_size"))
-
-
-def gemma4_full(c, key, whole):
-    """What layers without a window have of their own: under a key for all, or layer by layer."""
-    of_layers = {int(i): about for i, about in (c.get("per_layer_config") or {}).items()}
-    stated = {of_layers[i][key] for i, near in enumerate(c.near(6)) if not near and key in of_layers.get(i, ())}
-    if len(stated) > 1:
-        c.refuse(f"{key} differs between layers without a window")
-    return c.get(whole) or next(iter(stated), c[key])
 
 
 def qwen3vl(w, c, gguf):

@@ -161,6 +161,28 @@ def test_settings_of_other_architectures_are_refused(key, value, tmp_path):
         load_model(tmp_path / "n.gguf")
 
 
+@pytest.mark.parametrize(("name", "key", "value", "words"), [
+    ("gemma4", "attention.shared_kv_layers", 6, "shared_kv_layers = 6, expected 0 to 5"),
+    ("gemma4", "attention.shared_kv_layers", 3, "expected a window at layer 2, not at 3"),
+    ("gemma4", "attention.head_count_kv", [2, 2, 1, 2, 1, 2, 2], "expected at layer 6 that of layer 4"),
+    ("gemma3n", "altup.num_inputs", 5, "only 4 is served"), ("llama4", "attention.sliding_window", 99, "only 8192"),
+    ("deci", "feed_forward_length", [96, 0, 128, 64, 0, 96], "at layer 1, which has attention"),
+    ("deepseek2-ocr", "rope.freq_base", 5e5, "expected 10000"),
+    ("exaone-moe", "attention.sliding_window", 0, "a positive number"),
+    ("hunyuan_vl", "rope.dimension_sections", [4, 4, 4, 3], "four parts of 16 pairs"),
+    ("nomic-bert-moe", "moe_every_n_layers", 1, "at least 2"), ("eurobert", "pooling_type", 4, "is not supported"),
+    ("gemma-embedding-dense", "dense_2_feat_in", 65, "only 64 is served"),
+    ("grok", "rope.scaling.yarn_beta_fast", -1.0, "a number above 0"),
+    ("gemma3n", "activation_sparsity_scale", [1.0, float("nan"), 1.0], "expected a number, or 3 of them")])
+def test_what_makes_no_network_is_refused(name, key, value, words, tmp_path):
+    arch_files.write(shared("tools"), name, tmp_path / "m.gguf")
+    tensors, metadata = load_gguf(tmp_path / "m.gguf")
+    arch = metadata["general.architecture"]
+    save_gguf(tmp_path / "n.gguf", tensors, {**metadata, f"{arch}.{key}": value})
+    with pytest.raises(gg.ModelError, match=words):
+        load_model(tmp_path / "n.gguf", reserve=False)
+
+
 class Stated:
     """A file of nothing but metadata."""
     path, arch, tensors = "m.gguf", "any", {}
