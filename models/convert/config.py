@@ -59,7 +59,7 @@ class Config:
         return [kind == "sliding_attention" for kind in kinds]
 
     def full(self, key, every=6):
-        """The value of a key in layers without a window, which may have one of their own: for all, or layer by layer."""
+        """The value of a key in layers without a window, which may have their own: one for all, or layer by layer."""
         of_layers = {int(i): about for i, about in self.get("per_layer_config", default={}).items()}
         full = [i for i, near in enumerate(self.near(every)) if not near]
         own = {of_layers[i][key] for i in full if key in of_layers.get(i, ())}
