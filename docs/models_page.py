@@ -66,12 +66,19 @@ change of any tensor has to change the logits (`tests/models/test_kept.py`).
 - GELU is computed as its formula says. llama.cpp's CPU code reads it from a table of F16 values: in those networks its
   results are up to 2e-3 away. The test computes GELU as that table has it.
 - BERT's GELU is the exact one (erf), as the model was trained; llama.cpp takes the tanh form.
-- Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)).
+- Windows are masks, and the cache of such layers keeps what they look at ([Contexts](contexts.md)). Layers of gemma3n
+  and gemma4 that read the keys and values of earlier ones keep none.
 - phi3 looks at everything, as in llama.cpp, though its file may name a window.
-- `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, phi3, phimoe and minicpm.
-- qwen2vl, qwen35, qwen35moe, glm-dsa, deepseek32 and bailingmoe3 are computed for text, where the parts of a position
-  are equal. llama.cpp leaves the epsilon of qwen2vl's norms out.
+- `rope.scaling.type` may be none, linear or yarn; longrope for llama, granite, deci, phi3, phimoe, minicpm and
+  minicpm3.
+- qwen2vl, qwen3vl, qwen3vlmoe, qwen35, qwen35moe, hunyuan_vl, paddleocr, deepseek2-ocr, glm-dsa, deepseek32 and
+  bailingmoe3 are computed for text, where the parts of a position are equal (a fourth one is 0). llama.cpp leaves the
+  epsilon of qwen2vl's norms out.
 - Layers that guess tokens further on (`nextn_predict_layers`) are left out.
+- gemma3n's cutoff of gates takes the standard deviation as the model was trained, over n; llama.cpp divides by n - 1,
+  and takes the cutoffs of the released models whatever the file says.
+- As in llama.cpp: llama4's chunks are 8192 tokens, its files do not say; grok's router has no soft cap; jina-bert-v3
+  and nomic-bert-moe have the tanh form of GELU.
 - deepseek32 and glm-dsa leave the Hadamard matrix of their indexer out: products of what it turns are the same.
 - kimi-linear, kimi-k3 and bailingmoe3 need `attn_k_b` and `attn_v_b`; files with `attn_kv_b` instead are refused.
 - A mellum file's base of RoPE for windows is taken; llama.cpp takes that of the other layers.

@@ -11,6 +11,7 @@ tokens, and adds its part to a graph.
     residual_attention.py   attention over what earlier layers left
     state_space.py      Mamba 1 and 2; short_conv.py: gated short convolutions
     delta.py            the gated delta rule; rwkv.py: RWKV 6 and 7; lightning.py: linear attention with fixed decays
+    gemma.py            embeddings for every layer, streams, experts beside a dense network
 """
 if not __name__.startswith("ggjit"):
     raise ImportError("import ggjit, not a folder of the checkout: the repository root is on sys.path")

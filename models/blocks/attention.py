@@ -38,6 +38,8 @@ class Attention:
     gate: str = ""                      # of GATES: o * act(attn_gate n)
     gate_by_head: bool = False          # that gate is one number for each head
     out_scale: float = 0.0              # of the result; 0: none
+    sub_norm: bool = False              # o is normed before Wo
+    scaled: bool = False                # matrices may have a factor
     fused: bool = False                 # attn_qkv instead of attn_q, attn_k, attn_v
     bias: bool | None = None            # of q, k, v: must be there, must not, may
     out_bias: bool | None = None
@@ -85,10 +87,14 @@ class Attention:
                 sizes |= {"attn_k": self.n_k} | ({} if self.v_is_k else {"attn_v": self.n_v})
             else:                       # some files hold them all the same
                 loader.ignore(*(f"{p}attn_{n}.weight" for n in ("k", "v", "k_norm")))
-            w = {n: loader.linear(p + n, d, ne, self.bias) for n, ne in sizes.items()}
-        w[self.out] = loader.linear(p + self.out, self.d_head_v * self.n_head, d, self.out_bias)
+            w = {n: loader.scaled(p + n, d, ne) if self.scaled else loader.linear(p + n, d, ne, self.bias)
+                 for n, ne in sizes.items()}
+        w[self.out] = loader.scaled(p + self.out, self.n_o, d) if self.scaled else \
+            loader.linear(p + self.out, self.n_o, d, self.out_bias)
         if self.gate:
             w["attn_gate"] = loader.linear(p + "attn_gate", d, self.n_head if self.gate_by_head else self.n_o, False)
+        if self.sub_norm:
+            w["attn_sub_norm"] = loader.norm(p + "attn_sub_norm", "rms", self.n_o)
         for n, n_heads in (("attn_q_norm", self.n_head), ("attn_k_norm", self.n_head_kv)):
             if self.qk_norm and (n == "attn_q_norm" or self.kv_of is None):
                 ne = {"head": (self.d_head,), "heads": (self.d_head, n_heads), "all": (self.d_head * n_heads,),
@@ -102,9 +108,7 @@ class Attention:
         if self.sinks:
             w["attn_sinks"] = loader.want(p + "attn_sinks.weight", self.n_head)
         if self.rope:
-            factors = [loader.want(n, self.rope.n_factors or self.rope.n_dims // 2, optional=True)
-                       for n in (self.rope.factors, *self.rope.unused) if n]
-            w["rope_factors"] = factors[0] if factors else None
+            w["rope_factors"] = loader.rope_factors(self.rope)
         return w
 
     # ------------------------------------------------------------ the graph
@@ -127,6 +131,8 @@ class Attention:
             o = gg.mul(o, gg.sigmoid(gate))
         if self.gate:
             o = gated(o, self.gate, w["attn_gate"], n, i, self.n_head if self.gate_by_head else 0)
+        if self.sub_norm:
+            o = gg.set_name(g.norm(o, "rms", w["attn_sub_norm"]), f"attn_sub_norm-{i}")
         y = linear(w[self.out], o)
         return gg.scale(y, self.out_scale) if self.out_scale else y
 
@@ -140,7 +146,8 @@ class Attention:
     def _rotated(self, g, x, name, w, i):
         if not self.rope:
             return x
-        x = gg.rope_ext(x, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
+        factors = g.leaf[self.rope.still_name] if self.rope.n_still else w["rope_factors"]
+        x = gg.rope_ext(x, g.leaf["positions"], factors, *self.rope.parameters)
         return gg.set_name(x, f"{name}_roped-{i}")
 
     def turned(self, k, positions, parameters, w):

@@ -12,6 +12,8 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
+
 import ggjit as gg
 
 WHOLE = "whole"                         # names of what a layer keeps begin with it that belongs to no token of the text
@@ -39,15 +41,27 @@ class Loader:
         """Does the file hold a tensor of that name?"""
         return name in self._tensors
 
+    def scaled(self, name, n_in, n_out):
+        """As `linear`, without a bias; the file may hold a factor of the product."""
+        factor = self.want(name + ".scale", 1, optional=True)
+        weight, bias, *adapters = self.linear(name, n_in, n_out, False)
+        return weight, bias, *([] if factor is None else [(None, factor, 1.0)]), *adapters
+
     def ignore(self, *names):
         """These tensors change nothing."""
         self._used.update(names)
+
+    def rope_factors(self, rope):
+        """The tensor of factors of a Rope, or None."""
+        n_factors = rope.n_factors or rope.n_dims // 2
+        factors = [self.want(n, n_factors, optional=True) for n in (rope.factors, *rope.unused) if n]
+        return factors[0] if factors else None
 
     def norm(self, name, kind, *ne):
         """The parameters of a norm of that kind.  Some converters write its name without ".weight"."""
         ne = ne or (self.n_embd,)
         weight = name if self.has(name) else name + ".weight"
-        return (self.want(weight, *ne) if not kind.endswith("bare") else None,
+        return (self.want(weight, *ne) if "bare" not in kind else None,
                 self.want(name + ".bias", *ne) if kind in ("layer", "rms biased") else None)
 
 
@@ -120,17 +134,21 @@ def rows_name(window):
 
 
 def linear(weights, x):
-    """W x (+ factor B (A x) of every adapter) (+ b); weights: (W, b or None, then A, B, factor of each adapter)."""
+    """W x (+ factor B (A x) of every adapter) (+ b); weights: (W, b or None, then A, B, factor of each adapter).
+
+    Without an A, B is a factor of W x.
+    """
     a, bias, *adapters = weights
     y = gg.mul_mat(a, x)
     for low, up, factor in adapters:
-        y = gg.add(y, gg.scale(gg.mul_mat(up, gg.mul_mat(low, x)), factor))
+        y = gg.mul(y, up) if low is None else gg.add(y, gg.scale(gg.mul_mat(up, gg.mul_mat(low, x)), factor))
     return y if bias is None else gg.add(y, bias)
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One layer.  Norms are tensor names without ".weight"; "": there is none.
+    """One layer.  Norms are tensor names without ".weight"; "": there is none.  Without mixer and feed_forward it
+    gives x on.
 
     parallel: x + mixer(n) + feed_forward(m), n and m both norms of x; without an ffn_norm m is n.
     """
@@ -147,12 +165,11 @@ class Block:
     finish: Any = None                  # a piece that takes what mixer and feed_forward made of x
 
     def load(self, loader, p):
-        names = [self.attn_norm, self.attn_post] + ([self.ffn_norm, self.ffn_post] if self.feed_forward else [])
-        w = self.mixer.load(loader, p)
-        if self.feed_forward:
-            w |= self.feed_forward.load(loader, p)
-        if self.finish:
-            w |= self.finish.load(loader, p)
+        names = [self.attn_norm, self.attn_post] if self.mixer else []
+        names += [self.ffn_norm, self.ffn_post] if self.feed_forward else []
+        w = {}
+        for piece in (self.mixer, self.feed_forward, self.finish):
+            w |= piece.load(loader, p) if piece else {}
         return w | {n: loader.norm(p + n, self.norm) for n in names if n}
 
     def cache(self, sizes):
@@ -178,6 +195,8 @@ class Block:
             else:
                 y = normed(y, name)
             return gg.scale(y, self.residual_scale) if self.residual_scale else y
+        if self.mixer is None:
+            return self._unmixed(g, x, w, i, picked, scaled)
         n = normed(x, self.attn_norm)
         a = scaled(named(self.mixer.build(g, n, w, i), "attn_out"), self.attn_post)
         if self.feed_forward is None:
@@ -194,6 +213,15 @@ class Block:
         if self.finish:
             y = self.finish.build(g, y, w, i, picked)
         return picked(named(y, "l_out"), late)
+
+    def _unmixed(self, g, x, w, i, picked, scaled):
+        """Without a mixer."""
+        x = picked(x, True)
+        if self.feed_forward is None:
+            return gg.set_name(gg.cont(x), f"l_out-{i}")
+        m = gg.set_name(g.norm(x, self.norm, w[self.ffn_norm]), f"{self.ffn_norm}-{i}")
+        return gg.set_name(gg.add(scaled(gg.set_name(self.feed_forward.build(g, m, w, i), f"ffn_out-{i}"), ""), x),
+                           f"l_out-{i}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +337,9 @@ class Description:
     output_bias: bool = False
     prefix: str = "blk."
     n_stored: int = 0                   # blocks in the file, which are passed again and again; 0: all
-    temperature: tuple | None = None    # (scale, length): queries times 1 + scale ln(1 + position // length)
+    projections: tuple = ()             # (name, n_in, n_out) of matrices that the pooled embedding of an encoder passes
+    temperature: tuple | None = None    # (scale, length, first), see `temperatures`
+    chunked: bool = False               # windows are chunks: a token sees those of its own
     frame: Any = None                   # a piece around the blocks: .before(g, x, w), .after(g, x, w, rows)
 
     @functools.cached_property
@@ -321,6 +351,17 @@ class Description:
     def windows(self):
         """Windows of all layers: each has a mask of its own; 0 is the whole text."""
         return sorted({p.window for p in self.pieces if hasattr(p, "window")})
+
+    def temperatures(self, past, n):
+        """What queries of the n positions from `past` on are multiplied by."""
+        scale, length, first = self.temperature
+        return 1 + scale * np.log1p((np.arange(past, past + n) + first) // length)
+
+    @functools.cached_property
+    def constants(self):
+        """{name: array} that pieces read as inputs."""
+        ropes = [p.rope for p in self.pieces if getattr(p, "rope", None) is not None]
+        return {rope.still_name: rope.still_factors for rope in ropes if rope.n_still}
 
     def alibi(self):
         return any(getattr(p, "max_alibi_bias", 0) for p in self.pieces)

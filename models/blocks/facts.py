@@ -15,6 +15,8 @@ MAX_EPS = 1.0                   # of a norm; models have 1e-12 to 1e-3
 MAX_LAYERS = 1 << 16            # of which a list is made; files have at most as many tensors
 ROPE_BASES = 1.0, 1e15          # models have 1e3 to 1e9; up to 1 the angles of later pairs grow instead of shrinking
 SCALES = 1e-6, 1e6              # factors that models state
+STILL = 1e30                    # a factor that leaves nothing of an angle
+MAX_BETA = 1e6                  # of YaRN's numbers of rotations
 ROPE_KINDS = "none", "linear", "yarn", "longrope"       # of scaling
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -34,12 +36,23 @@ class Rope:
     factors: str = dataclasses.field(default="", metadata={"parameter": False})     # "": none
     unused: tuple = dataclasses.field(default=(), metadata={"parameter": False})    # of other context sizes
     n_factors: int = dataclasses.field(default=0, metadata={"parameter": False})    # in the file; 0: of n_dims
+    n_still: int = dataclasses.field(default=0, metadata={"parameter": False})      # pairs at the end: not rotated
 
     @property
     def turning(self):
         """Parameters that rotate further what was rotated: YaRN's growth, which is in it, is taken out."""
         grown = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0
         return dataclasses.replace(self, attn_factor=1.0 / grown).parameters
+
+    @property
+    def still_name(self):
+        """Of the input that holds `still_factors`."""
+        return f"rope_still_{self.n_still}"
+
+    @property
+    def still_factors(self):
+        """What angles are divided by: the last pairs do not turn."""
+        return np.repeat(np.float32([1.0, STILL]), [self.n_dims // 2 - self.n_still, self.n_still])
 
     @functools.cached_property
     def parameters(self):
@@ -170,9 +183,17 @@ class Facts:
 
     def floats_per_layer(self, key):
         """[a number for every layer], from a number or an array under a key without the architecture's name."""
-        value = self.file.get(key)
-        values = value.tolist() if isinstance(value, np.ndarray) else [value] * self.n_layer
-        if len(values) != self.n_layer or not all(type(v) is float and math.isfinite(v) for v in values):
+        return self._floats(key, self.file.get(key))
+
+    def floats(self, key, default):
+        """[a number for every layer, or minus infinity], from a number or an array."""
+        return self._floats(f"{self.file.arch}.{key}", self.get(key, default), -math.inf)
+
+    def _floats(self, key, value, *infinite):
+        values = value if isinstance(value, list) else \
+            value.tolist() if isinstance(value, np.ndarray) else [value] * self.n_layer
+        if len(values) != self.n_layer or not all(type(v) is float and (math.isfinite(v) or v in infinite)
+                                              for v in values):
             raise ModelError(f"{self.file.path}: {key} = {value}, expected a number, or {self.n_layer} of them")
         return values
 
@@ -233,12 +254,14 @@ class Facts:
         d_head = length("key_length", self.n_embd // n_head)
         return {"n_head": n_head, "n_head_kv": n_head_kv, "d_head": d_head, "d_head_v": length("value_length", d_head)}
 
-    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1]):
+    def rope(self, mode, d_head, factors="rope_freqs.weight", kinds=ROPE_KINDS[:-1], n_dims=None,
+             beta_fast=None, freq_base=None):
         """The Rope of full attention.  factors: a tensor that may be there (LONG: two, by context size).
 
-        kinds: of scaling that are served.
+        kinds: of scaling that are served.  n_dims: of a head, where it is not what the file says.  beta_fast: of YaRN,
+        where the file may state its numbers, and leaves this one out.  freq_base: where it is not what the file says.
         """
-        n_dims = self.rope_dims("rope.dimension_count", d_head, d_head)
+        n_dims = n_dims or self.rope_dims("rope.dimension_count", d_head, d_head)
         kind = self.get("rope.scaling.type", "linear", str)     # llama.cpp's: a factor alone counts
         if kind not in kinds:
             raise ModelError(f"{self.file.path}: rope.scaling.type {kind!r} is not supported")
@@ -249,13 +272,28 @@ class Facts:
         if not 0 < n_orig <= MAX_CTX:
             raise ModelError(f"{self.file.path}: rope.scaling.original_context_length {n_orig} is out of range")
         n_orig = given("yarn_orig_ctx", n_orig)
-        base = given("rope_freq_base", self.freq_base)
+        base = given("rope_freq_base", freq_base or self.freq_base)
         attn = self.between("rope.scaling.attn_factor", *SCALES, 1.0) * given("yarn_attn_factor", 1.0)
+        ext, fast, slow = 1.0 if kind == "yarn" else 0.0, 32.0, 1.0
+        if beta_fast is not None:
+            ext = self.scale("rope.scaling.yarn_ext_factor", ext)
+            fast, slow = (self.between(f"rope.scaling.yarn_beta_{name}", 0.0, MAX_BETA, value)
+                          for name, value in (("fast", beta_fast), ("slow", slow)))
         unused = ()
         if kind == "longrope" or factors == LONG:
             factors, *unused = (LONG, SHORT) if self.n_ctx and self.n_ctx > n_orig else (SHORT, LONG)
-        return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", 1.0 if kind == "yarn" else 0.0), attn,
-                    given("yarn_beta_fast", 32.0), given("yarn_beta_slow", 1.0), factors, tuple(unused))
+        return Rope(n_dims, mode, n_orig, base, scale, given("yarn_ext_factor", ext), attn,
+                    given("yarn_beta_fast", fast), given("yarn_beta_slow", slow), factors, tuple(unused))
+
+    def n_still(self, n_dims):
+        """Pairs that RoPE leaves alone in a text: parts of its positions are equal, but the fourth is 0."""
+        sections = self.get("rope.dimension_sections", None)
+        if not isinstance(sections, np.ndarray) or len(sections) < 4 or not (sections[:2] > 0).all():
+            return 0
+        sections = sections[:4].tolist()
+        if min(sections) < 0 or sum(sections) != n_dims // 2:
+            raise self.wrong("rope.dimension_sections", sections, f"four parts of {n_dims // 2} pairs")
+        return sections[3]
 
     def rope_dims(self, key, default, d_head):
         """How many numbers of a head are rotated."""

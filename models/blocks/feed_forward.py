@@ -4,6 +4,7 @@
                                                 matrix; swiglu_limited, swiglu_clamp, situ: both factors are
                                                 kept below limits
     plain:  Wdown act(Wup m)                    gelu, relu, relu_sqr, xielu
+    cutoff: gates lose their mean and so many standard deviations, and at least 0 is left
 """
 import dataclasses
 import math
@@ -46,6 +47,9 @@ class Dense:
     suffix: str = ""                    # of the tensors' names
     out_bias: bool | None = None        # of ffn_down, where it differs
     shape: tuple = ()                   # numbers of act: alpha_n, alpha_p, beta, eps of xielu; the limit; situ's betas
+    cutoff: float | None = None         # of gates, in standard deviations
+    sub_norm: bool = False              # what Wdown reads is normed before
+    scaled: bool = False                # matrices may have a factor
 
     @property
     def gated(self):
@@ -56,12 +60,12 @@ class Dense:
 
     def load(self, loader, p):
         d, f, s = loader.n_embd, self.n_ff, self.suffix
-        down_bias = self.bias if self.out_bias is None else self.out_bias
-        w = {}
-        if self.gated and not self.fused:
-            w["ffn_gate" + s] = loader.linear(f"{p}ffn_gate{s}", d, f, self.bias)
-        w["ffn_up" + s] = loader.linear(f"{p}ffn_up{s}", d, 2 * f if self.fused else f, self.bias)
-        return w | {"ffn_down" + s: loader.linear(f"{p}ffn_down{s}", f, d, down_bias)}
+        sizes = {"ffn_gate": (d, f)} if self.gated and not self.fused else {}
+        sizes |= {"ffn_up": (d, 2 * f if self.fused else f), "ffn_down": (f, d)}
+        biases = {"ffn_down": self.bias if self.out_bias is None else self.out_bias}
+        w = {name + s: loader.scaled(p + name + s, *ne) if self.scaled else
+             loader.linear(p + name + s, *ne, biases.get(name, self.bias)) for name, ne in sizes.items()}
+        return w | ({"ffn_sub_norm": loader.norm(p + "ffn_sub_norm", "rms", f)} if self.sub_norm else {})
 
     def build(self, g, m, w, i):
         def product(name, x, called=None):
@@ -69,7 +73,33 @@ class Dense:
             return gg.set_name(linear(w[name], x), f"{called or name}-{i}")
         if self.gated and not self.fused:
             gate, up = product("ffn_gate", m), product("ffn_up", m)
+            gate = _largest(gate, self.cutoff) if self.cutoff is not None else gate
             h = GATED[self.act][0](gate, up, *self.shape)
         else:
             h = (GATED[self.act][1] if self.gated else PLAIN[self.act])(product("ffn_up", m), *self.shape)
-        return product("ffn_down", gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}"), "ffn_out" + self.suffix)
+        h = gg.set_name(h, f"ffn_{self.act}{self.suffix}-{i}")
+        if self.sub_norm:
+            h = gg.set_name(g.norm(h, "rms", w["ffn_sub_norm"]), f"ffn_sub_norm-{i}")
+        return product("ffn_down", h, "ffn_out" + self.suffix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """One matrix, in the place of attention."""
+    out: str = "attn_output"
+
+    def cache(self, sizes):
+        return []
+
+    def load(self, loader, p):
+        return {self.out: loader.linear(p + self.out, loader.n_embd, loader.n_embd)}
+
+    def build(self, g, n, w, i):
+        return linear(w[self.out], n)
+
+
+def _largest(x, cutoff):
+    """max(x - mean - cutoff std, 0) of every row."""
+    apart = gg.sub(x, gg.mean(x))
+    std = gg.sqrt(gg.scale(gg.sum_rows(gg.sqr(apart)), 1.0 / x.ne[0]))
+    return gg.relu(gg.sub(apart, gg.scale(std, cutoff)))

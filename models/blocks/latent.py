@@ -65,7 +65,8 @@ class Latent:
         d, h, c, want, p = loader.n_embd, self.n_head, self.kv_rank, loader.want, p + "attn_"
         w = {"kv_a": loader.linear(p + "kv_a_mqa", d, c + self.n_rot, False),
              "kv_norm": loader.norm(p + "kv_a_norm", "rms", c),
-             "out": loader.linear(p + "output", h * self.d_value, d, False)}
+             "out": loader.linear(p + "output", h * self.d_value, d, False),
+             "rope_factors": loader.rope_factors(self.rope) if self.rope else None}
         if self.q_rank:
             w |= {"q_a": loader.linear(p + "q_a", d, self.q_rank, False),
                   "q_norm": loader.norm(p + "q_a_norm", "rms", self.q_rank),
@@ -89,7 +90,7 @@ class Latent:
         kv = gg.reshape_3d(gg.set_name(linear(w["kv_a"], n), f"kv_cmpr_pe-{i}"), c + rot, 1, t)
         latent, k_rope = self._split(kv, c, rot)
         if self.rope:
-            q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], None, *self.rope.parameters)
+            q_rope, k_rope = (gg.rope_ext(v, g.leaf["positions"], w["rope_factors"], *self.rope.parameters)
                               for v in (q_rope, k_rope))
         latent = gg.set_name(g.norm(latent, "rms", w["kv_norm"]), f"kv_cmpr-{i}")
         build = self._absorbed if self.absorbed else self._expanded
@@ -104,7 +105,8 @@ class Latent:
         rot, t = self.n_rot, k.ne[1]
         heads = gg.reshape_3d(k, self.d_head, k.ne[0] // self.d_head, t)
         still, rope = self._split(heads, self.d_head - rot, rot)
-        return gg.reshape_2d(gg.concat(still, gg.rope_ext(rope, positions, None, *parameters), 0), *k.ne[:2])
+        rope = gg.rope_ext(rope, positions, w["rope_factors"], *parameters)
+        return gg.reshape_2d(gg.concat(still, rope, 0), *k.ne[:2])
 
     @staticmethod
     def _split(x, a, b):

@@ -45,6 +45,7 @@ class Experts:
     adapters: tuple = ((), (), (), ())  # (A, B, factor) of each LoRA adapter of router, gate, up, down
     factors: Any = None                 # of what each expert gives, [n_expert]
     shape: tuple = ()                   # numbers of act, as Dense has them
+    before: bool = False                # are tokens weighted before the experts, instead of what these give?
 
 
 def is_mixture(facts):
@@ -71,6 +72,8 @@ class Mixture:
     latent: str = "latent"              # tensors ffn_latent_down, ffn_latent_up; a norm between, where the file has one
     shared: Dense | None = None         # an expert that all tokens pass
     shared_gate: bool = False           # the shared expert's result is weighted with a sigmoid
+    before: bool = False                # tokens are weighted before the experts, instead of what these give
+    sum_scale: float = 0.0              # of the sum with the shared expert; 0: none
 
     def cache(self, sizes):
         return []
@@ -94,10 +97,10 @@ class Mixture:
         bias = p + "exp_probs_b.bias"
         pick_bias = want(bias if loader.has(bias) else p + "exp_probs_b", n) if self.pick_bias else None
         factors = None if self.biased else want(p_ + "down_exps.scale", n, optional=True)
+        adapters = tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names)
         w = {"experts": Experts(router, gate, up, down, self.n_used, self.scale, self.gating, self.normed, pick_bias,
-                                self.n_groups, self.n_groups_used, biases, self.act,
-                                tuple(loader.beside(f"{p_}{k}.weight") if k else () for k in names), factors,
-                                self.shape)}
+                                self.n_groups, self.n_groups_used, biases, self.act, adapters, factors, self.shape,
+                                self.before)}
         if self.n_latent:
             name = p_ + self.latent
             w |= {"latent_down": loader.linear(name + "_down", d, e, False),
@@ -112,10 +115,9 @@ class Mixture:
 
     def build(self, g, m, w, i, routed=None):
         """routed: what the router reads instead of m."""
-        routed = m if routed is None else routed
         if self.n_latent:
             low = gg.set_name(linear(w["latent_down"], m), f"ffn_latent-{i}")
-            low = feed_forward(low, w["experts"], i, routed)
+            low = feed_forward(low, w["experts"], i, m if routed is None else routed)
             y = linear(w["latent_up"], g.norm(low, "rms", w["latent_norm"]) if "latent_norm" in w else low)
         else:
             y = feed_forward(m, w["experts"], i, routed)
@@ -125,7 +127,8 @@ class Mixture:
         if self.shared_gate:
             gate = w["ffn_gate_inp_shexp"]
             s = gg.mul(s, gg.sigmoid(gg.mul_mat(gg.reshape_2d(gate, gate.ne[0], 1), m)))
-        return gg.set_name(gg.add(y, s), f"ffn_out-{i}")
+        y = gg.add(y, s)
+        return gg.set_name(gg.scale(y, self.sum_scale) if self.sum_scale else y, f"ffn_out-{i}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,14 +195,14 @@ def gating(facts, default):
     return kind
 
 
-def feed_forward(m, experts, layer, routed):
+def feed_forward(m, experts, layer, routed=None):
     """m [n_embd, n_tokens] through the experts of a layer -> [n_embd, n_tokens]; results carry llama.cpp's names.
 
-    routed [n_embd, n_tokens]: what the router reads.
+    routed [n_embd, n_tokens]: what the router reads instead of m.
     """
     def named(t, name):
         return gg.set_name(t, f"ffn_moe_{name}-{layer}")
-    return through_experts(m, experts, *_route(routed, experts, named), named)
+    return through_experts(m, experts, *_route(m if routed is None else routed, experts, named), named)
 
 
 def through_experts(m, experts, ids, weights, named):
@@ -211,6 +214,8 @@ def through_experts(m, experts, ids, weights, named):
         return y if experts.biases is None else gg.add_id(y, experts.biases[k], ids)
     n_embd, n_tokens = m.ne[:2]
     m = gg.reshape_3d(m, n_embd, 1, n_tokens)
+    if experts.before:
+        m = named(gg.mul(gg.repeat_4d(m, n_embd, experts.n_used, n_tokens, 1), weights), "weighted")
     up = named(product(experts.up, m, 2), "up" if experts.gate is not None or experts.act in PLAIN else "gate_up")
     if experts.gate is None:
         h = (PLAIN[experts.act] if experts.act in PLAIN else GATED[experts.act][1])(up)
@@ -222,7 +227,7 @@ def through_experts(m, experts, ids, weights, named):
             h = GATED[experts.act][0](gate, up, *experts.shape)
     h = named(h, experts.act)
     y = named(product(experts.down, h, 3), "down")
-    y = named(gg.mul(y, weights), "weighted")
+    y = y if experts.before else named(gg.mul(y, weights), "weighted")
     slots = [gg.view_2d(y, n_embd, n_tokens, y.nb[2], u * y.nb[1]) for u in range(experts.n_used)]
     out = slots[0] if len(slots) > 1 else gg.cont(slots[0])
     for slot in slots[1:]:

@@ -58,5 +58,15 @@ class Config:
                                                  for i in range(self.n_layer)])
         return [kind == "sliding_attention" for kind in kinds]
 
+    def full(self, key, every=6):
+        """The value of a key in layers without a window, which may have their own: one for all, or layer by layer."""
+        of_layers = {int(i): about for i, about in self.get("per_layer_config", default={}).items()}
+        full = [i for i, near in enumerate(self.near(every)) if not near]
+        own = {of_layers[i][key] for i in full if key in of_layers.get(i, ())}
+        if len(own) > 1:
+            self.refuse(f"{key} differs between layers without a window")
+        name = "global_head_dim" if key == "head_dim" else key.replace("num_", "num_global_")
+        return self.get(name, default=next(iter(own), self[key]))
+
     def refuse(self, what):
         raise NotSupported(f"{self.path}: {what}, which GGUF cannot express for this architecture; take another model")

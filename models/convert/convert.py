@@ -21,7 +21,7 @@ from ggjit.models.convert.tensors import float32, pieces
 from ggjit.models.convert.vocabulary import add_vocabulary, read_json
 from ggjit.models.core.checks import one_of
 from ggjit.models.files.gguf import SCALARS, give_back
-from ggjit.models.files.load_tensors import load_safetensors, mapped_numbers
+from ggjit.models.files.load_tensors import mapped_numbers, safetensors_leaves
 from ggjit.models.files.save import Entry, encoded, write_gguf
 from ggjit.ops.core.errors import BadFile, GgjitError, ModelError, extra
 from ggjit.ops.core.types import BF16, F16, F32, F64, Q8_0
@@ -51,7 +51,7 @@ def convert_folder(folder, out, type="AUTO", pre=None, vocabulary=True, force=Fa
     config = Config(folder / "config.json", read_json(folder / "config.json"))
     with _readable(config):
         family = family_of(config)
-    sources = _sources(folder)
+    sources = _sources(folder, lambda name: not name.endswith(NOT_WEIGHTS) and family.rename(name) is not None)
     kind = _type(one_of("type", str(getattr(type, "name", type)).upper(), ("AUTO", *TYPES)), sources)
     config.file_type = TYPES[kind][1]
     arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]]
@@ -126,8 +126,8 @@ def _encoded(key, v):
     return encoded(v.value, key)
 
 
-def _sources(folder):
-    """{name: Tensor} of all .safetensors files of the folder."""
+def _sources(folder, wanted):
+    """{name: Tensor} of all .safetensors files of the folder, those that are wanted."""
     index = read_json(folder / INDEX, needed=False).get("weight_map", {})
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise BadFile(f"{folder / INDEX}: weight_map has to map names of tensors to names of files; fetch it again")
@@ -138,13 +138,13 @@ def _sources(folder):
     for name in paths:
         if not (folder / name).is_file():
             raise BadFile(f"{folder / name}: no such file, but {INDEX} names it; fetch it")
-        found = load_safetensors(folder / name)
+        found = safetensors_leaves(folder / name, wanted=wanted)
         double = sorted(found.keys() & out.keys())
         if double:
             raise ModelError(f"{folder / name}: tensor {double[0]!r} is in another file of the folder too; leave only "
                              f"the files of one model there")
         out |= found
-    missing = [name for name in index if name not in out]
+    missing = [name for name in index if name not in out and wanted(name)]
     if missing:
         raise BadFile(f"{folder}: tensor {missing[0]!r} is in no file, but {INDEX} names it; "
                       f"fetch the folder again")
@@ -187,8 +187,8 @@ def _entries(gguf, folder, config, family, sources, kind):
     for name, array in family.extra(config).items():
         out.append(Entry(name, F32, array.shape[::-1], lambda array=array: iter([array.tobytes()])))
     for name, tensor in sources.items():
-        new = None if name.endswith(NOT_WEIGHTS) else family.rename(name)
-        if new is None or (new == "lm_head.weight" and (family.tied_head or config.get("tie_word_embeddings"))):
+        new = family.rename(name)
+        if new == "lm_head.weight" and (family.tied_head or config.get("tie_word_embeddings")):
             continue
         try:
             for made in family.change(config, new, _numbers(folder, name, tensor)):
@@ -199,7 +199,7 @@ def _entries(gguf, folder, config, family, sources, kind):
             raise ModelError(f"{folder}: tensor {name!r} of shape {tensor.shape} does not fit config.json ({e}); the "
                              f"files are not of one model") from None
     for old, members in groups.items():
-        target = old if old in own else names.get_name(old, try_suffixes=(".weight", ".bias"))
+        target = old if old in own else names.get_name(old, try_suffixes=(".weight", ".bias", ".scale"))
         if target is None:
             raise ModelError(f"{folder}: tensor {members[0][1]!r} has no place in a GGUF of architecture "
                              f"{family.arch.lower()}; the folder holds another model than config.json says")

@@ -16,6 +16,8 @@ from ggjit.models.convert.tensors import (
     fused_experts,
     fused_qkv,
     gated_layers,
+    gemma3n_change,
+    gemma4_change,
     gpt_oss_change,
     granite_experts,
     internlm_qkv,
@@ -59,6 +61,13 @@ def phi3_extra(c):
             for kind in ("long", "short") if rope.get(f"{kind}_factor")}
 
 
+def gemma4_extra(c):
+    """Factors of RoPE in layers without a window: its later pairs are not rotated."""
+    d = c.full("head_dim")
+    n = int(d * c.rope()["full_attention"].get("partial_rotary_factor", 1.0) / 2)
+    return {"rope_freqs.weight": np.repeat(np.float32([1.0, 1e30]), [n, d // 2 - n])}
+
+
 # ---------------------------------------------------------------- the table
 SILU = (None, "silu", "swish")
 
@@ -96,6 +105,13 @@ def without(*prefixes):
     return lambda name: None if name.startswith(prefixes) else name
 
 
+def text_part(name):
+    """Of a model that also sees or hears."""
+    others = "vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "visual."
+    name = name.replace("model.language_model.", "model.")
+    return None if name.startswith(tuple("model." + part for part in others)) else name
+
+
 def replaced(old, new):
     return lambda name: name.replace(old, new)
 
@@ -114,7 +130,8 @@ def granite_hybrid_family(c):
     return Family("GRANITE_MOE" if c.n_expert else "GRANITE", meta.granite, change)
 
 
-_WHOLE = {"rename": whole("model.")}
+_WHOLE, _TEXT = {"rename": whole("model.")}, {"rename": text_part}
+_GEMMA_TEXT = {**_TEXT, "tied_head": True, "acts": ()}
 _PAIRS, _NORMS = chain(pairs_change), chain(norms_change)
 _LLAMA = Family("LLAMA", meta.llama, _PAIRS, llama_extra, **_WHOLE)
 _GEMMA = {"change": _NORMS, "tied_head": True, "acts": (), **_WHOLE}
@@ -134,6 +151,11 @@ FAMILIES = {
     "GemmaForCausalLM": Family("GEMMA", meta.gemma, **_GEMMA),
     "Gemma2ForCausalLM": Family("GEMMA2", meta.gemma2, **_GEMMA),
     "Gemma3ForCausalLM": Family("GEMMA3", meta.gemma3, **_GEMMA),
+    **dict.fromkeys(("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+                    Family("GEMMA3N", meta.gemma3n, chain(gemma3n_change), **_GEMMA_TEXT)),
+    **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+                    Family("GEMMA4", meta.gemma4, chain(gemma4_change), gemma4_extra, **_GEMMA_TEXT)),
+    "Qwen3VLForConditionalGeneration": Family("QWEN3VL", meta.qwen3vl, **_TEXT),
     "Phi3ForCausalLM": Family("PHI3", meta.phi3, extra=phi3_extra),
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), Family("OLMO2", meta.olmo2)),
     "OlmoeForCausalLM": Family("OLMOE", meta.olmoe, **_EXPERTS),
@@ -167,6 +189,7 @@ FAMILIES = {
     "Qwen3NextForCausalLM": Family("QWEN3NEXT", meta.qwen3next, chain(qwen3next_change, fused_experts),
                                    rename=without("mtp.")),
     **dict.fromkeys(("BertModel", "BertForMaskedLM"), Family("BERT", meta.bert, **_BERT)),
+    "EuroBertModel": Family("EUROBERT", meta.bert, **_WHOLE),
     "NomicBertModel": Family("NOMIC_BERT", meta.nomic_bert, **_BERT),
     **dict.fromkeys(("JinaBertModel", "JinaBertForMaskedLM"),
                     Family("JINA_BERT_V2", meta.bert, chain(gated_layers), **_BERT)),

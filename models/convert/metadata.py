@@ -3,6 +3,7 @@
     def llama(w, c, gguf)       w: the gguf package's GGUFWriter; c: a Config; gguf: the package
 """
 import math
+import statistics
 
 from ggjit.models.convert.tensors import falcon_heads_kv
 from ggjit.ops.core.errors import NotSupported
@@ -47,7 +48,7 @@ def common(w, c, gguf):
 
 def _rope_scaling(w, rope, gguf):
     kind, factor = rope.get("rope_type"), rope.get("factor")
-    if kind in (None, "default", "dynamic", "llama3"):
+    if kind in (None, "default", "dynamic", "llama3", "proportional"):      # some have a tensor of factors
         return
     if kind in ("su", "longrope"):
         w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
@@ -147,6 +148,46 @@ def gemma3(w, c, gguf):
     if c.get("sliding_window_pattern") != 1:
         w.add_sliding_window(c["sliding_window"])
     w.add_head_count_kv(c.get("num_key_value_heads", default=4))
+
+
+def gemma3n(w, c, gguf):
+    for key, only in (("altup_num_inputs", 4), ("altup_active_idx", 0), ("laurel_rank", 64)):
+        if c[key] != only:
+            c.refuse(f"{key} is {c[key]}")
+    gemma3(w, c, gguf)
+    w.add_altup_active_idx(c["altup_active_idx"])
+    w.add_altup_num_inputs(c["altup_num_inputs"])
+    w.add_embedding_length_per_layer_input(c["hidden_size_per_layer_input"])
+    w.add_shared_kv_layers(c["num_kv_shared_layers"])
+    w.add_sliding_window_pattern(c.near(5))
+    w.add_activation_sparsity_scale([statistics.NormalDist().inv_cdf(part) if part else -math.inf
+                                     for part in c["activation_sparsity_pattern"]])
+
+
+def gemma4(w, c, gguf):
+    gemma3(w, c, gguf)
+    near, n_shared, d_near = c.near(6), c.get("num_kv_shared_layers", default=0), c["head_dim"]
+    d_full, n_kv_full = c.full("head_dim"), c.full("num_key_value_heads")
+    w.add_shared_kv_layers(n_shared)
+    w.add_embedding_length_per_layer_input(c.get("hidden_size_per_layer_input", default=0))
+    w.add_sliding_window_pattern(near)
+    for add, d in ((w.add_key_length, d_full), (w.add_value_length, d_full), (w.add_key_length_swa, d_near),
+                   (w.add_value_length_swa, d_near), (w.add_rope_dimension_count, d_full)):
+        add(d)
+    w.add_rope_dimension_count_swa(int(d_near * c.rope()["sliding_attention"].get("partial_rotary_factor", 1.0)))
+    w.add_head_count_kv([c["num_key_value_heads"] if n else n_kv_full for n in near])
+    n_ff = c["intermediate_size"]
+    if c.get("use_double_wide_mlp"):
+        w.add_feed_forward_length([n_ff * (1 + (i >= c.n_layer - n_shared)) for i in range(c.n_layer)])
+    if c.get("enable_moe_block"):
+        stated(w, c, ("expert_used_count", "top_k_experts"), ("expert_feed_forward_length", "moe_intermediate_size"))
+
+
+def qwen3vl(w, c, gguf):
+    """For text: images add what the first layers are given beside them."""
+    common(w, c, gguf)
+    w.add_rope_dimension_sections([*c.rope()["mrope_section"], 0][:4])
+    w.add_num_deepstack_layers(len(c.get("vision_config", default={}).get("deepstack_visual_indexes", ())))
 
 
 def phi3(w, c, gguf):

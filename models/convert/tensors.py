@@ -100,6 +100,29 @@ def norms_change(c, name, x):
     return same(name, x, plus_one) if name.endswith("norm.weight") else None
 
 
+def gemma3n_change(c, name, x):
+    """Matrices of the streams in one tensor; tokens without an embedding for every layer have zeros."""
+    stream = re.fullmatch(r"(.*\.altup_(?:unembed_)?projections)\.(\d+)(\.weight)", name)
+    if stream:
+        return [Made(stream[1] + stream[3], x.shape, (x,), None, int(stream[2]))]
+    if name.endswith("correct_output_scale"):
+        return same(name + ".weight", x)
+    if name.endswith("embed_tokens_per_layer.weight") and len(x) < c["vocab_size"]:
+        missing = np.broadcast_to(x.dtype.type(0), (c["vocab_size"] - len(x), x.shape[1]))
+        return [Made(name, (c["vocab_size"], x.shape[1]), (x, missing))]
+    return None
+
+
+def gemma4_change(c, name, x):
+    """Names: factors of the router's input, of what experts give, of a layer."""
+    for old, new in ((".router.scale", ".router.proj.scale"), (".router.per_expert_scale", ".experts.down_proj.scale")):
+        if name.endswith(old):
+            return same(name.removesuffix(old) + new, x)
+    if name.endswith((".layer_scalar", ".experts.gate_up_proj", ".experts.down_proj")):
+        return same(name + ".weight", x)
+    return gemma3n_change(c, name, x)
+
+
 def transposed(*suffixes):
     """Matrices that are stored with rows for inputs."""
     def change(c, name, x):

@@ -1,10 +1,11 @@
-"""DeepSeek 2 to 3.2 and GLM 5: latent attention, some dense layers, then experts with a shared one; from DeepSeek 3.2
-on an indexer picks the keys that a token looks at."""
+"""DeepSeek 2 to 3.2, Mistral 4 and GLM 5: latent attention, some dense layers, then experts with a shared one; from
+DeepSeek 3.2 on an indexer picks the keys that a token looks at.  MiniCPM 3: latent attention and dense layers."""
 import dataclasses
 import math
 
-from ggjit.models.blocks.description import Description
-from ggjit.models.blocks.facts import ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.description import Block, Description
+from ggjit.models.blocks.facts import LONG, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
+from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.blocks.indexer import Indexer
 from ggjit.models.blocks.latent import Latent
 from ggjit.models.blocks.moe import SIGMOID, gating, groups
@@ -26,7 +27,7 @@ def deepseek2(facts):
         facts.same("attention.value_length", kv_rank)
     attention = Latent(n_head, d_key, d_value, kv_rank, _q_rank(facts), rope, scale, absorbed,
                        temperature=bool(facts.scale("attention.temperature_scale")))
-    temperature = (facts.scale("attention.temperature_scale"), facts.positive("attention.temperature_length")) \
+    temperature = (facts.scale("attention.temperature_scale"), facts.positive("attention.temperature_length"), 0) \
         if attention.temperature else None
     blocks = after_dense(facts, attention, routed(facts, **groups(facts)))
     return Description(blocks, facts.eps(), temperature=temperature)
@@ -38,16 +39,13 @@ def _q_rank(facts):
     return 0 if facts.has("blk.0.attn_q.weight") else rank
 
 
-def _scaled_rope(facts, d_key, of_2=True):
-    """(Rope, scale of the scores): YaRN's growth of the scores is taken from RoPE, and squared into their scale.
-
-    of_2: the growth that is taken is YaRN's own, as in DeepSeek 2, not that times the file's multiplier.
-    """
+def _scaled_rope(facts, d_key):
+    """(Rope, scale of the scores): YaRN's growth of the scores is taken from RoPE, and squared into their scale."""
     rope = facts.rope(ROPE_NORMAL, d_key, factors="")
     multiplier = facts.get("rope.scaling.yarn_log_multiplier", 0.0, float) / 0.1     # the converter multiplies by 0.1
     grown = math.log(1.0 / rope.freq_scale)
-    taken = 1.0 + 0.1 * grown * (1.0 if of_2 else multiplier)
-    attn = rope.attn_factor / taken if rope.ext_factor and multiplier else rope.attn_factor
+    taken = 1.0 if facts.file.arch == "deepseek2" else multiplier
+    attn = rope.attn_factor / (1.0 + 0.1 * taken * grown) if rope.ext_factor and multiplier else rope.attn_factor
     whole = attn * (1.0 + 0.1 * grown)
     scale = (whole * (1.0 + 0.1 * multiplier * grown)) ** 2 / math.sqrt(d_key)
     return dataclasses.replace(rope, attn_factor=attn), scale
@@ -79,7 +77,7 @@ def _indexed(facts, rope, scale, index_mode, eps):
 
 def deepseek32(facts):
     facts.leave_predicting()
-    rope, scale = _scaled_rope(facts, facts.positive("attention.key_length_mla"), of_2=False)
+    rope, scale = _scaled_rope(facts, facts.positive("attention.key_length_mla"))
     attention, _ = _indexed(facts, rope, scale, ROPE_NEOX, 1e-6)
     return _sparse(facts, [attention] * facts.n_layer, gating(facts, 0))
 
@@ -105,4 +103,16 @@ def _own_indexers(facts):
     return own
 
 
-FAMILY = {"deepseek2": deepseek2, "deepseek32": deepseek32, "glm-dsa": glm_dsa}
+def minicpm3(facts):
+    """The scales of the first MiniCPM, and its RoPE with factors by context size."""
+    sizes, kv_rank = facts.heads(), facts.positive("attention.kv_lora_rank")
+    facts.same("attention.head_count_kv", sizes["n_head"])
+    rope = facts.rope(ROPE_NEOX, sizes["d_head"], LONG, ROPE_KINDS)
+    attention = Latent(sizes["n_head"], sizes["d_head"], sizes["d_head_v"], kv_rank,
+                       facts.positive("attention.q_lora_rank"), rope, 1.0 / math.sqrt(sizes["d_head"]), absorbed=False)
+    block = Block(attention, Dense(facts.n_ff, bias=False), residual_scale=1.4 / math.sqrt(facts.n_layer))
+    return Description([block] * facts.n_layer, facts.eps(), embd_scale=12.0, logit_scale=256.0 / facts.n_embd)
+
+
+FAMILY = {"deepseek2": deepseek2, "mistral4": deepseek2, "minicpm3": minicpm3, "deepseek32": deepseek32,
+          "glm-dsa": glm_dsa}

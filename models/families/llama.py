@@ -1,4 +1,5 @@
-"""LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2, Nanbeige.
+"""LLaMA and those that change one thing of it: Mistral and Mixtral (llama too), Granite, SmolLM3, Qwen 2, BitNet,
+Nanbeige, and Deci (Nemotron).
 
     x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rms_norm(x) * g
     x += Wdown (silu(Wgate m) * Wup m),               m = rms_norm(x) * h
@@ -8,7 +9,7 @@ import dataclasses
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description, NormedAgain
 from ggjit.models.blocks.facts import MAX_LAYERS, ROPE_KINDS, ROPE_NEOX, ROPE_NORMAL
-from ggjit.models.blocks.feed_forward import Dense
+from ggjit.models.blocks.feed_forward import Dense, Projection
 from ggjit.models.blocks.moe import is_mixture, mixture
 
 
@@ -54,6 +55,28 @@ def smollm3(facts):
     return Description(blocks, facts.eps())
 
 
+def bitnet(facts):
+    """Norms inside attention and feed-forward, before their last matrix."""
+    sizes = facts.heads()
+    attention = Attention(**sizes, rope=facts.rope(ROPE_NEOX, sizes["d_head"], factors=""), sub_norm=True, scaled=True)
+    block = Block(attention, Dense(facts.n_ff, sub_norm=True, scaled=True))
+    return Description([block] * facts.n_layer, facts.eps(), tied=True)
+
+
+def deci(facts):
+    """Layers of different sizes; some have a matrix instead of attention, no attention, or nothing at all."""
+    heads, blocks = facts.heads_per_layer(), []
+    n_heads, n_ffs = facts.per_layer("attention.head_count"), facts.per_layer("feed_forward_length")
+    rope = facts.rope(ROPE_NORMAL, facts.positive("attention.key_length", facts.n_embd // max(*n_heads, 1)),
+                      kinds=ROPE_KINDS)
+    for i, (sizes, n_head, n_ff) in enumerate(zip(heads, n_heads, n_ffs, strict=True)):
+        mixer = Attention(**sizes, rope=rope) if sizes else Projection() if n_head else None
+        if mixer and not n_ff:
+            raise facts.wrong("feed_forward_length", 0, f"a positive number at layer {i}, which has attention")
+        blocks.append(Block(mixer, Dense(n_ff) if n_ff else None))
+    return Description(blocks, facts.eps())
+
+
 def nanbeige(facts):
     """The layers are passed several times, with the last norm in between."""
     sizes, n = facts.heads(), facts.n_layer
@@ -68,4 +91,4 @@ def nanbeige(facts):
 
 
 FAMILY = {"llama": llama, "qwen2": qwen2, "granite": granite, "granitemoe": granite, "smollm3": smollm3,
-          "nanbeige": nanbeige}
+          "bitnet": bitnet, "deci": deci, "nanbeige": nanbeige}

@@ -1,4 +1,4 @@
-"""Qwen 3 and the Qwens with experts."""
+"""Qwen 3, also VL, and the Qwens with experts."""
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.description import Block, Description
 from ggjit.models.blocks.facts import ROPE_NEOX
@@ -29,4 +29,16 @@ def qwen2moe(facts):
     return Description([Block(attention, feed_forward)] * facts.n_layer, facts.eps(), tied=False)
 
 
-FAMILY = {"qwen3": qwen3, "qwen3moe": qwen3moe, "qwen2moe": qwen2moe}
+def qwen3vl(facts):
+    """Qwen 3 for text: the parts of a position are equal there, and no layer adds what an image gives it."""
+    facts.ignore("rope.dimension_sections", "n_deepstack_layers")
+    return qwen3(facts)
+
+
+def qwen3vlmoe(facts):
+    facts.ignore("rope.dimension_sections", "n_deepstack_layers")
+    return qwen3moe(facts)
+
+
+FAMILY = {"qwen3": qwen3, "qwen3moe": qwen3moe, "qwen2moe": qwen2moe, "qwen3vl": qwen3vl,
+          "qwen3vlmoe": qwen3vlmoe}

@@ -1,7 +1,7 @@
 """Decoders with RMS norms that differ from LLaMA in more than one thing: Phi 3, OLMo 2, GLM 4, gpt-oss, Mistral 3,
 MiniCPM, Apertus, EXAONE 4; and those that differ in RoPE's pairs or an option only: InternLM 2, EXAONE, Seed OSS, ERNIE
 4.5, Arcee, OLMoE, Hunyuan, Baichuan, ChatGLM, Qwen 1 and 2 VL, PLaMo 1 and 3, Refact, XVERSE, Pangu, Maincoder,
-OpenELM, PLM, Talkie, Muse Glimmer."""
+OpenELM, PLM, Talkie, Muse Glimmer, PaddleOCR."""
 import dataclasses
 import math
 
@@ -101,10 +101,19 @@ def arcee(facts):
     return _described(facts, attention, Dense(facts.n_ff, "relu_sqr", bias=False))
 
 
-def hunyuan_dense(facts):
-    """Norms of heads after RoPE."""
-    attention = _rotated(facts, ROPE_NEOX, out_bias=False, qk_norm="rms", norm_after_rope=True)
+def hunyuan_dense(facts, n_still=0):
+    """Norms of heads after RoPE, whose base grows by `rope.scaling.alpha`."""
+    sizes, alpha = facts.heads(), facts.scale("rope.scaling.alpha")
+    d = sizes["d_head"]
+    base = min(facts.freq_base * alpha ** (d / (d - 2)), ROPE_BASES[1]) if alpha and d > 2 else None
+    rope = dataclasses.replace(facts.rope(ROPE_NEOX, d, factors="", freq_base=base), n_still=n_still)
+    attention = Attention(**sizes, rope=rope, out_bias=False, qk_norm="rms", norm_after_rope=True)
     return _described(facts, attention, Dense(facts.n_ff, bias=False))
+
+
+def hunyuan_vl(facts):
+    """Hunyuan for text."""
+    return hunyuan_dense(facts, facts.n_still(facts.heads()["d_head"]))
 
 
 def mistral3(facts):
@@ -117,7 +126,7 @@ def mistral3(facts):
         rope = dataclasses.replace(rope, attn_factor=rope.attn_factor / grown)
     attention = Attention(**sizes, rope=rope, scale=facts.scale("attention.scale"), temperature=bool(scale))
     return _described(facts, attention, dense_or_experts(facts),
-                      temperature=(scale, rope.n_ctx_orig) if scale else None)
+                      temperature=(scale, rope.n_ctx_orig, 0) if scale else None)
 
 
 def baichuan(facts):
@@ -176,6 +185,14 @@ def qwen2vl(facts):
     """Qwen 2 for text: the three parts of a position are equal there."""
     facts.ignore("rope.dimension_sections")
     return _described(facts, _rotated(facts, ROPE_NEOX, out_bias=False), Dense(facts.n_ff, bias=False))
+
+
+def paddleocr(facts):
+    """The text part of PaddleOCR: ERNIE 4.5 with other pairs."""
+    attention = _rotated(facts, ROPE_NEOX)
+    n_still = facts.n_still(attention.rope.n_dims)
+    attention = dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, n_still=n_still))
+    return _described(facts, attention, Dense(facts.n_ff, bias=False))
 
 
 def plamo(facts):
@@ -266,5 +283,5 @@ FAMILY = {"phi3": phi3, "olmo2": olmo2, "glm4": glm4, "gpt-oss": gpt_oss, "olmoe
           "hunyuan-dense": hunyuan_dense, "mistral3": mistral3, "baichuan": baichuan, "minicpm": minicpm,
           "apertus": apertus, "exaone4": exaone4, "chatglm": chatglm, "qwen": qwen, "qwen2vl": qwen2vl,
           "plamo": plamo, "refact": refact, "xverse": xverse, "pangu-embedded": pangu, "maincoder": maincoder,
-          "openelm": openelm, "plamo3": plamo3, "plm": plm, "talkie": talkie,
-          "muse-glimmer": muse_glimmer}
+          "hunyuan_vl": hunyuan_vl, "paddleocr": paddleocr, "openelm": openelm, "plamo3": plamo3, "plm": plm,
+          "talkie": talkie, "muse-glimmer": muse_glimmer}

@@ -38,6 +38,11 @@ def load_safetensors(path, ctx=None):
 
     Errors: BadFile (damaged, truncated, hostile), NotSupported (dtypes ggjit has no type for, more than 4 dimensions).
     """
+    return safetensors_leaves(path, ctx)
+
+
+def safetensors_leaves(path, ctx=None, wanted=lambda name: True):
+    """As load_safetensors, of the tensors whose names are wanted."""
     try:
         data = _map_private(path)
     except (OSError, ValueError) as e:          # ValueError: an empty file cannot be mapped
@@ -45,7 +50,7 @@ def load_safetensors(path, ctx=None):
     header, start = _header(path, data)
     infos, used = [], []
     for name, about in header.items():
-        if name == "__metadata__":
+        if name == "__metadata__" or not wanted(name):
             continue
         type, shape, lo, hi = _tensor(path, name, about, data.size - start)
         infos.append((name, type, shape[::-1], 0, start + lo))

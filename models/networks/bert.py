@@ -17,7 +17,7 @@ from ggjit.ops.core.errors import ModelError, TypeMismatch
 from ggjit.ops.core.host_memory import empty
 from ggjit.ops.core.progress import work
 
-MEAN, CLS = 1, 2                # bert.pooling_type
+MEAN, CLS, LAST = 1, 2, 3       # bert.pooling_type
 LINEAR = "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"
 
 
@@ -25,6 +25,7 @@ class Bert(Network):
     """`m.embed(["a text", ...])` -> (n, dim) float32."""
     REPACKS = True                  # many columns at a time: every layout is faster then
     CAUSAL = False
+    projections = ()                # matrices that the pooled embedding passes
 
     def _load(self):
         facts = Facts(self.file)
@@ -58,9 +59,9 @@ class Bert(Network):
 
     def _pooling(self, facts):
         kind = facts.get("pooling_type", MEAN, int)
-        if kind not in (MEAN, CLS):
+        if kind not in (MEAN, CLS, LAST):
             raise ModelError(f"{self.file.path}: {self.file.arch}.pooling_type {kind} is not supported; supported: "
-                             f"mean (1), cls (2)")
+                             f"mean (1), cls (2), last (3)")
         return kind
 
     def _matrices(self):
@@ -78,11 +79,13 @@ class Bert(Network):
         x = self._states(ctx, gg.from_numpy(ctx, ids, "tokens"), n_tokens)
         if hidden:
             return {"tokens": ids}, x
-        if self.pooling == CLS:
-            e = gg.view_2d(x, self.n_embd, 1, x.nb[1], 0)
+        if self.pooling in (CLS, LAST):
+            e = gg.view_2d(x, self.n_embd, 1, x.nb[1], (n_tokens - 1) * x.nb[1] if self.pooling == LAST else 0)
         else:
             weights = gg.from_numpy(ctx, np.full((1, n_tokens), 1 / n_tokens, np.float32), "mean weights")
             e = gg.mul_mat(gg.cont(gg.transpose(x)), weights)
+        for w in self.projections:
+            e = gg.mul_mat(w, e)
         return {"tokens": ids}, gg.set_name(gg.l2_norm(e, 1e-12), "embedding")
 
     def _states(self, ctx, tokens, n_tokens):

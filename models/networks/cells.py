@@ -6,6 +6,8 @@
 Texts that begin alike may share the rows of their beginning: no text writes to them any more.  A row is free when no
 text has it.
 
+Where windows are chunks, a token sees those of the w positions from the last multiple of w on.
+
 A layer that looks back w tokens needs these and the batch that is being read.  Where that is less than the context, the
 caches of such layers have w - 1 + n_batch rows for each text, used in turn.  Masks tell every token the rows it sees.
 
@@ -85,10 +87,13 @@ class Text:
 
 
 class Cells:
-    """The rows of all caches.  values: {window: what a mask holds by distance, from 1 - n_ctx to n_ctx}."""
+    """The rows of all caches.  values: {window: what a mask holds by distance, from 1 - n_ctx to n_ctx}.
 
-    def __init__(self, n_ctx, windows, n_batch, n_seqs, values):
-        self.n_ctx, self.n_seqs, self.values = n_ctx, n_seqs, values
+    chunked: are windows chunks?
+    """
+
+    def __init__(self, n_ctx, windows, n_batch, n_seqs, values, chunked=False):
+        self.n_ctx, self.n_seqs, self.values, self.chunked = n_ctx, n_seqs, values, chunked
         each = {w: min(n_ctx, w - 1 + n_batch) if w else n_ctx for w in windows}
         self.n_rows = {w: min(n_ctx, n_seqs * n) for w, n in each.items()}
         self._each = {w: n if self.n_rows[w] < n_ctx else n_ctx for w, n in each.items()}
@@ -163,6 +168,7 @@ class Cells:
             text.written = end
         for window, rows, mask, values in self._windows:
             lay, mask = text.lays[window], inputs[mask]
+            seen = max(past - window + 1, 0) if window else 0
             if lay.first == 0 and end <= lay.n:                 # rows are positions
                 if n == 1:
                     inputs[rows][at] = past
@@ -170,12 +176,30 @@ class Cells:
                 else:
                     inputs[rows][at:at + n] = lay.rows[past:end]
                     mask[at:at + n] = _band(values, lowest, n, mask.shape[1])
-                continue
-            inputs[rows][at:at + n] = lay.at(past, end)
-            seen = max(past - window + 1, 0) if window else 0
-            columns = lay.at(seen, end) if lay.first < 0 or end > lay.n else slice(lay.first + seen, lay.first + end)
-            mask[at:at + n] = -np.inf
-            mask[at:at + n, columns] = _band(values, lowest + seen, n, end - seen)
+            else:
+                inputs[rows][at:at + n] = lay.at(past, end)
+                columns = lay.at(seen, end) if lay.first < 0 or end > lay.n else \
+                    slice(lay.first + seen, lay.first + end)
+                mask[at:at + n] = -np.inf
+                mask[at:at + n, columns] = _band(values, lowest + seen, n, end - seen)
+            if self.chunked and window:
+                for i, stop, start in chunks(past, n, window):
+                    if start > seen:
+                        mask[at + i:at + stop, lay.at(seen, start)] = -np.inf
+
+    def mask(self, window, n):
+        """(n, n): what the first n tokens of a text see of each other."""
+        values = self.values[window]
+        mask = np.array([values[self.n_ctx - 1 - i:][:n] for i in range(n)], np.float32)
+        for i, stop, start in chunks(0, n, window) if self.chunked and window else ():
+            mask[i:stop, :start] = -np.inf
+        return mask
+
+
+def chunks(past, n, window):
+    """(first, stop, start) of the runs of the n tokens that lie in one chunk, which begins at position `start`."""
+    for start in range(past // window * window, past + n, window):
+        yield max(start - past, 0), min(start + window - past, n), start
 
 
 def _first_fit(free, n):

@@ -7,8 +7,8 @@ Keys lie in the cache rotated by their positions: rotating them by -n_discard ma
 know no positions, and rows only change hands.  As in llama.cpp, keys and values of what stays still know the tokens
 that were dropped.
 
-Where keys cannot be turned (states of recurrent layers, learned positions, norms after RoPE, windows that would reach
-into what was dropped), the tokens that stay are read again with the next ones.
+Where keys cannot be turned (states of recurrent layers, learned positions, norms after RoPE, pairs that stay still,
+windows that would reach into what was dropped), the tokens that stay are read again with the next ones.
 """
 import numpy as np
 
@@ -44,7 +44,8 @@ def shift(m, n_keep, n_discard):
 
 def _can_turn(m):
     about = m.description
-    return not (m.recurrent or about.positions or any(getattr(p, "norm_after_rope", False) for p in about.pieces))
+    return not (m.recurrent or about.positions or about.constants or
+                any(getattr(p, "norm_after_rope", False) for p in about.pieces))
 
 
 def _moved(lay, n_keep, n_discard, n, since, whole):

@@ -52,7 +52,8 @@ class DecoderGraph(Network):
         self._check_positions()
         self.n_batch = min(self.n_batch, self.n_ctx)
         self._check_kv_type()
-        self.cells = Cells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, self._mask_values())
+        self.cells = Cells(self.n_ctx, self.description.windows, self.n_batch, self.n_seqs, self._mask_values(),
+                           self.description.chunked)
         self._load_weights()
         self._make_cache()
 
@@ -190,7 +191,7 @@ class DecoderGraph(Network):
         return inputs, (x if hidden else self._logits(x)), *g.states
 
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
-        inputs = {"tokens": np.zeros(n_tokens, np.int32)}
+        inputs = {"tokens": np.zeros(n_tokens, np.int32), **self.description.constants}
         if self.description.rotates:
             inputs["positions"] = np.zeros(n_tokens, np.int32)
         for window, n_rows in self.cells.n_rows.items():
@@ -275,8 +276,7 @@ class DecoderGraph(Network):
                 else:
                     positions[at:end] = np.arange(past, past + n)
             if "temperature" in inputs:
-                scale, length = self.description.temperature
-                inputs["temperature"][at:end, 0, 0] = 1 + scale * np.log1p(np.arange(past, past + n) // length)
+                inputs["temperature"][at:end, 0, 0] = self.description.temperatures(past, n)
             self.cells.place(inputs, at, text, n)
             at = end
         if self.recurrent:

@@ -35,7 +35,9 @@ class Encoder(Bert):
         self.embd_norm = loader.norm(about.embd_norm, about.norm) if about.embd_norm else None
         self.out_norm = loader.norm(about.out_norm, about.norm) if about.out_norm else None
         self.layers = [block.load(loader, f"{about.prefix}{i}.") for i, block in enumerate(about.blocks)]
-        self._products = loader.matrices
+        self.projections = [loader.want(name + ".weight", *ne) for name, *ne in about.projections]
+        self._products = [*loader.matrices, *self.projections]
+        loader.ignore("output.weight")              # of a decoder that the encoder was made of
 
     def _matrices(self):
         return self._products
@@ -45,6 +47,7 @@ class Encoder(Bert):
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in self._constants(n_tokens).items()}
         g = Scope(leaf, n_tokens, n_tokens, about.eps, self._flash, None)
         x = gg.get_rows(self.embd, tokens)
+        x = gg.scale(x, about.embd_scale) if about.embd_scale else x
         if self.type is not None:
             x = gg.add(x, gg.view_2d(self.type, self.n_embd, 1, self.type.nb[1], 0))
         x = gg.set_name(x if self.embd_norm is None else g.norm(x, about.norm, self.embd_norm), "embd")

@@ -45,16 +45,15 @@ class TokenLoss:
 
     def _hidden(self, network):
         about, n = network.description, self.n_tokens
-        leaf = {"tokens": gg.reshape_1d(self.tokens, n)}
+        leaf = {name: gg.from_numpy(self.ctx, a, name) for name, a in about.constants.items()}
+        leaf["tokens"] = gg.reshape_1d(self.tokens, n)
         if about.rotates:
             leaf["positions"] = gg.from_numpy(self.ctx, np.arange(n, dtype=np.int32), "positions")
-        for window, values in network.cells.values.items():
-            rows = [values[network.n_ctx - 1 - i:][:n] for i in range(n)]
-            leaf[mask_name(window)] = gg.from_numpy(self.ctx, np.array(rows, np.float32), mask_name(window))
+        for window in network.cells.values:
+            leaf[mask_name(window)] = gg.from_numpy(self.ctx, network.cells.mask(window, n), mask_name(window))
         if about.temperature:
-            scale, length = about.temperature
-            values = 1 + scale * np.log1p(np.arange(n) // length)
-            leaf["temperature"] = gg.from_numpy(self.ctx, values.astype(np.float32).reshape(n, 1, 1), "temperature")
+            values = about.temperatures(0, n).astype(np.float32).reshape(n, 1, 1)
+            leaf["temperature"] = gg.from_numpy(self.ctx, values, "temperature")
         g = Scope(leaf, n, n, about.eps, False, None)
         x = network._through_blocks(g, network._embedded(g))
         return gg.set_name(g.norm(x, about.norm, network.out_norm), "result_norm")

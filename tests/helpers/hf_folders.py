@@ -97,6 +97,10 @@ _SCALES = {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_m
 _LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 _GRANITE4 = {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16,
              "mamba_n_groups": 1, "mamba_expand": 2, "shared_intermediate_size": 24, "position_embedding_type": "nope"}
+_NEAR_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "head_dim": HD,
+                  "sliding_window": 4}
+_TEXT_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+               "vocab_size", "max_position_embeddings", "head_dim", "tie_word_embeddings")
 MORE = {
     "llama_square": ("LlamaForCausalLM", {}), "granite": ("GraniteForCausalLM", _SCALES),
     "granitemoeshared": ("GraniteMoeSharedForCausalLM", _SCALES | _EXPERTS | {"shared_intermediate_size": 24}),
@@ -132,12 +136,28 @@ MORE = {
                                        "sep_token_id": 2}),
     "t5": ("T5EncoderModel", {"d_model": D, "d_kv": 8, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS,
                               "feed_forward_proj": "gated-gelu"}),
-    "nomic_bert": ("NomicBertModel", {})}
+    "nomic_bert": ("NomicBertModel", {}), "eurobert": ("EuroBertModel", {}),
+    "gemma3n_text": ("Gemma3nForCausalLM", _NEAR_AND_FULL | {
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB - 3,
+        "activation_sparsity_pattern": [0.95, 0.9, 0.0, 0.0, 0.0, 0.0], "laurel_rank": 64}),
+    "gemma4_text": ("Gemma4ForCausalLM", _NEAR_AND_FULL | {
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+        "use_double_wide_mlp": True, "global_head_dim": 32, "final_logit_softcapping": 6.0}),
+    "gemma4_moe": ("Gemma4ForCausalLM", _NEAR_AND_FULL | {
+        "hidden_size_per_layer_input": 0, "global_head_dim": 32, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": 2,
+        "moe_intermediate_size": 24}),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", {
+        "text_config": {k: v for k, v in SIZES.items() if k in _TEXT_SIZES} | {"rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+        "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": D,
+                          "deepstack_visual_indexes": [0], "num_position_embeddings": 4}})}
 # sizes these do not have
 _UNKNOWN = {"gpt_neox": ("num_key_value_heads",), "nomic_bert": ("num_key_value_heads",),
             "modernbert": ("num_key_value_heads",), "mamba": ("intermediate_size",),
-            "falcon_mamba": ("intermediate_size",), "mamba2": ("intermediate_size", "num_key_value_heads")}
-ENCODERS = {"bert", "modernbert", "t5", "nomic_bert"}
+            "falcon_mamba": ("intermediate_size",), "mamba2": ("intermediate_size", "num_key_value_heads"),
+            "qwen3_vl": tuple(SIZES)}
+ENCODERS = {"bert", "modernbert", "t5", "nomic_bert", "eurobert"}
 NAMES = [*FOLDERS, *MORE]
 FROM_ONE = ("nemotron", "qwen3_next")       # norms are stored as what they differ from 1
 

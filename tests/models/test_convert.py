@@ -126,7 +126,8 @@ def test_llamacpp_reads_them_alike(tmp_path, need):
     """Logits of the converted files, here and in llama.cpp, which reads GELU from a table of F16 values."""
     need("gguf", "names of keys and tensors")
     need("xllamacpp", "llama.cpp is the oracle")
-    made = {n: folder(tmp_path, n) for n in NAMES if n != "deepseek_v2"}        # without low rank: 27 layers only there
+    # there, deepseek_v2 without low rank has 27 layers, and gemma3n has 20 with keys, and embeddings of 256
+    made = {n: folder(tmp_path, n) for n in NAMES if n not in ("deepseek_v2", "gemma3n_text")}
     made |= {n: renamed_llama(tmp_path / n, n, save_safetensors) for n in ("exaone", "internlm2")}
     made["rwkv7"], _ = rwkv7(tmp_path / "rwkv7", save_safetensors, d=64, d_head=32)
     made["jina"], _ = jina_bert(tmp_path / "jina", save_safetensors)
@@ -140,7 +141,9 @@ def test_llamacpp_reads_them_alike(tmp_path, need):
     r = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, timeout=300, env=env)
     assert r.returncode == 0, r.stderr[-2000:]
     nmse = json.loads(r.stdout.splitlines()[-1])
-    assert {name: x for name, x in nmse.items() if x > 1e-6} == {} and len(nmse) == len(made)
+    # gemma4's layers are scaled by small numbers here, so that GELU's table weighs more
+    most = {"gemma4_text": 1e-3, "gemma4_moe": 1e-3}
+    assert {name: x for name, x in nmse.items() if x > most.get(name, 1e-6)} == {} and len(nmse) == len(made)
 
 
 PEER = """
