@@ -8,7 +8,8 @@ Read graph_alloc.py first.  What a graph's plan passes through, in this order:
     planners.py         lower offsets: greedy.py (fixed orders), search.py (canonical search), crowded.py
                         (moments near the bound first), sections.py (lower bound)
     chunked.py          the same where buffers have a largest size
-    order.py            execution orders that need less memory; exact_order.py: the best one, proved
+    order.py            execution orders that need less memory; exact_order.py: the best one, proved by search;
+                        order_bound.py: what any order needs; order_variants.py: others with as few live bytes
     recompute.py        schedules that make results again (schedules.py), within a number of bytes: recompute_plans.py
                         finds them, recompute_bound.py proves what they cost at least
     validate.py         checks plans, independently of the planners

@@ -14,54 +14,77 @@ import collections
 
 import numpy as np
 
-from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, NONE, OUTPUT, SIZE, SRC, VIEW
-from ggjit.ops.core.record import MAX_SRC
+from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, ID, INPUT, MARKER, NONE, OUTPUT, SIZE, SRC, VIEW, VOFFS
+from ggjit.alloc.order_bound import Reach, fewest_before, forced
+from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
+CUTS = 64                       # nodes at peaks to look at for a better order
+LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
+LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
 
 
 class Bytes:
-    """What running a node does to the live bytes: its own come, those of sources it reads last go."""
+    """What running a node does to the live bytes: its own come, those of sources it reads last go.
+
+    Storages are local numbers: a tensor and all views of it.  own: bytes; given: whether it is there before the first
+    node runs; reads: storages of a node; readers: nodes of a storage, as a set; stays: whether it is alive to the end,
+    as an output, as what nobody reads, or under a view that nobody reads; takes: sources a node may be computed in.
+    """
 
     def __init__(self, p):
         n, m = p.n_nodes, p.m
         flags, view = p.col(FLAGS).tolist(), p.col(VIEW).tolist()
         src = np.asarray(p.ws[SRC * m:(SRC + MAX_SRC) * m]).reshape(m, MAX_SRC)[:n].tolist()
         self.own = [0 if flags[i] & EXTERNAL or view[i] != NONE else z for i, z in enumerate(p.col(SIZE).tolist())]
-        self.start = sum(self.own[n:])
+        self.given = [i >= n or flags[i] & (INPUT | CAN_INPLACE) == INPUT for i in range(m)]
+        self.start = sum(z for z, given in zip(self.own, self.given, strict=True) if given)
         base = lambda i: view[i] if view[i] >= 0 else i                                     # noqa: E731
-        self.reads = [sorted({base(s) for s in row if s >= 0 and s != i}) for i, row in enumerate(src)]
+        slots = [[s for s in row if s >= 0 and s != i] for i, row in enumerate(src)]
+        self.reads = [sorted(set(map(base, row))) for row in slots]
         self.readers = [0] * m
         for i, row in enumerate(self.reads):
             for s in row:
                 self.readers[s] |= 1 << i
-        self.kept = [bool(f & OUTPUT) for f in flags]
-        self.may_take = [bool(f & CAN_INPLACE) for f in flags]
+        read = {s for row in slots for s in row}
+        self.stays = [bool(f & OUTPUT) or i not in read and view[i] < 0 for i, f in enumerate(flags)]
+        for i in range(m):
+            if view[i] >= 0 and i not in read and (i >= n or not flags[i] & MARKER):
+                self.stays[view[i]] = True
+        layout = p.table[p.col(ID)][:, LAYOUT].tolist()
+        offs, size = p.col(VOFFS).tolist(), p.col(SIZE).tolist()
+
+        def may_take(i, s):
+            return (self.own[base(s)] and not (flags[s] | flags[base(s)]) & OUTPUT and layout[s] == layout[i]
+                    and [base(x) for x in slots[i]].count(base(s)) == 1
+                    and (s == base(s) or offs[s] == 0 and size[i] <= self.own[base(s)]))
+        self.takes = [{base(s) for s in slots[i] if may_take(i, s)}
+                      if flags[i] & CAN_INPLACE and self.own[i] and not self.given[i] else () for i in range(n)]
+
+    def needs(self, i):
+        """The fewest bytes that come with node i."""
+        return 0 if self.given[i] or self.takes[i] else self.own[i]
 
     def run(self, i, done, live):
         """(live bytes while node i runs after the set `done`, and behind it)."""
-        freed, taken, need = 0, False, self.own[i]
+        freed, taken, need = 0, False, 0 if self.given[i] else self.own[i]
         for s in self.reads[i]:
-            if not self.kept[s] and self.readers[s] & ~done == 1 << i:
-                if not taken and need and self.may_take[i] and self.own[s] == need:
-                    taken = True
-                else:
-                    freed += self.own[s]
-        return (live, live - freed) if taken else (live + need, live + need - freed)
+            if not self.stays[s] and self.readers[s] & ~done == 1 << i:
+                freed += self.own[s]
+                taken = taken or s in self.takes[i]
+        return (live if taken else live + need), live + need - freed
 
+    def tops(self, order):
+        """Bytes alive while each node runs, in this order."""
+        done, live, out = 0, self.start, np.zeros(len(order), np.int64)
+        for k, i in enumerate(map(int, order)):
+            out[k], live = self.run(i, done, live)
+            done |= 1 << i
+        return out
 
     def peak(self, order):
         """Most bytes live at once when the nodes run in this order."""
-        done, live, peak = 0, self.start, self.start
-        for i in map(int, order):
-            top, live = self.run(i, done, live)
-            done, peak = done | 1 << i, max(peak, top)
-        return peak
-
-    def floor(self, n):
-        """The most bytes of a node with all it reads."""
-        return max([self.start, *(sum(self.own[s] for s in self.reads[i]) + (0 if self.may_take[i] else self.own[i])
-                                  for i in range(n))])
+        return max(self.start, int(self.tops(order).max(initial=0)))
 
 
 def _within(limit, n, nbytes, before, after, max_states):
@@ -90,19 +113,58 @@ def _within(limit, n, nbytes, before, after, max_states):
     return None, True, len(seen)
 
 
-def least_peak(p, edges, orders, max_states=10_000):
-    """A Proof for Problem p.  edges: pairs (before, after) of node positions; orders: those known.
+def _sooner(order, first, i):
+    """The nodes of the set `first`, then i, then the others, each in their order."""
+    place = [(0 if first >> j & 1 else 1 if j == i else 2) for j in order.tolist()]
+    return order[np.argsort(place, kind="stable")]
 
-    order: the best found or known; peak: its bytes; bound: bytes that no order goes below, equal to peak where the
-    search came to its end.  max_states: sets of nodes to look at, a quarter of them for one question.
+
+def _by_cuts(nbytes, reach, order, bound):
+    """(order, bound): what must be alive at the peak of an order proves it, or says what to run after the peak."""
+    best, looks, k = _height(nbytes.tops(order)), CUTS, 0
+    while k < best[1] and max(best[0], nbytes.start) > bound and looks:
+        i = int(order[np.flatnonzero(nbytes.tops(order) == best[0])[k]])
+        least, first = fewest_before(i, nbytes, reach)
+        new = _sooner(order, first, i)
+        bound, height, k, looks = max(bound, least), _height(nbytes.tops(new)), k + 1, looks - 1
+        if height < best:
+            order, best, k = new, height, 0
+    return order, bound
+
+
+def _height(tops):
+    """(most bytes, at how many nodes)."""
+    most = tops.max(initial=0)
+    return int(most), int((tops == most).sum())
+
+
+def _higher(nbytes, reach, orders, bound):
+    """A bound that is `bound` or higher, from the nodes at which every known order has more bytes alive."""
+    tops = np.full(reach.n, np.iinfo(np.int64).max)
+    for order in orders:
+        tops[order] = np.minimum(tops[order], nbytes.tops(order))
+    for i in np.argsort(-tops)[:LOOKS // max(reach.n, 1)].tolist():
+        if tops[i] <= bound:
+            break
+        bound = max(bound, fewest_before(i, nbytes, reach)[0])
+    return bound
+
+
+def least_peak(nbytes, edges, orders, max_states=10_000):
+    """A Proof for the Bytes of a problem.  edges: pairs (before, after) of node positions; orders: those known.
+
+    order: the best found or known; peak: its bytes; bound: bytes that no order goes below, equal to peak where that
+    was proved.  max_states: sets of nodes to look at, a quarter of them for one question.
     """
-    n, nbytes = p.n_nodes, Bytes(p)
-    before, after = [0] * n, [[] for _ in range(n)]
-    for a, b in edges.tolist():
-        before[b] |= 1 << a
-        after[a].append(b)
-    peak, k = min((nbytes.peak(order), k) for k, order in enumerate(orders))
-    order, bound, states, limit = orders[k], min(nbytes.floor(n), peak), 0, peak - 1
+    n = len(nbytes.reads)
+    reach = Reach(n, edges)
+    bound = max([nbytes.start, *forced(nbytes, reach).tolist()])
+    order, bound = _by_cuts(nbytes, reach, min(orders, key=nbytes.peak), bound)
+    if bound < nbytes.peak(order):
+        bound = _higher(nbytes, reach, [order, *orders], bound)
+    before, after = [sum(1 << a for a in x) for x in reach.before], reach.after
+    peak, states = nbytes.peak(order), 0
+    limit = peak - 1
     while bound < peak and states < max_states:
         found, whole, looked = _within(limit, n, nbytes, before, after, -(-max_states // 4))
         states += looked

@@ -20,8 +20,9 @@ import itertools
 import numpy as np
 
 from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
-from ggjit.alloc.exact_order import least_peak
+from ggjit.alloc.exact_order import Bytes, least_peak
 from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.order_variants import variants
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
 from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
@@ -31,6 +32,7 @@ VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
 EDGES_PER_NODE = 4 * MAX_SRC
 PLAN_SECONDS = 0.2              # of the search for offsets of an order; most are at their bound at once
+VARIANTS, MOVES = 8, 500        # orders with as few live bytes that are placed where the first has a gap
 
 
 @exact
@@ -333,14 +335,15 @@ def memory_order(p, beam=8, max_states=10_000):
 
     Never above the given order.  Beams look first, both ways; what they found is where the exact search begins.
     """
-    n = p.n_nodes
+    n, nbytes = p.n_nodes, Bytes(p)
+    p.col(FLAGS)[np.flatnonzero(nbytes.stays)] |= OUTPUT        # to a schedule they are what outputs are
     edges = legal_edges(p)
     orders, stats = [np.arange(n)], np.zeros(1, np.int64)
     for backward, width in itertools.product((0, 1), sorted({1, beam})):
         order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
         schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
         orders.append(order)
-    return least_peak(p, edges, orders, max_states)
+    return least_peak(nbytes, edges, orders, max_states)
 
 
 @asking("an order of nodes")
@@ -351,17 +354,26 @@ def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=())
     """
     in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
     node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
-    found = memory_order(Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place, outputs=outputs), beam)
+    problem = Problem(table, node_ids, leaf_ids, sizes, [1], None, None, in_place, outputs=outputs)
+    found = memory_order(problem, beam)
 
     def planned(pick, **settings):
         return plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place,
                           outputs=outputs, **settings)
-    given = np.arange(len(node_ids))
-    if (found.order == given).all():
+    given, order = np.arange(len(node_ids)), found.order
+    old, new = planned(given), planned(order)
+    if new.lower_bound >= old.peak:
         return node_ids
-    old, new = planned(given), planned(found.order)
-    better = new.peak < old.lower_bound         # sure without a search
-    if not better and new.lower_bound < old.peak:
-        old, new = (planned(pick, planner="best", time_limit=PLAN_SECONDS) for pick in (given, found.order))
-        better = new.peak < old.peak
-    return node_ids[found.order] if better else node_ids
+    if new.peak > new.lower_bound:
+        new = planned(order, planner="best", time_limit=PLAN_SECONDS)
+    least = new.lower_bound
+    others = variants(Bytes(problem), legal_edges(problem), order, VARIANTS, min(len(order), MOVES))
+    for other in others if new.peak > least else ():
+        plan = planned(other, planner="best", time_limit=PLAN_SECONDS / VARIANTS)
+        if plan.peak < new.peak:
+            new, order = plan, other
+        if new.peak <= least:
+            break
+    if new.peak >= old.lower_bound:             # else sure without a search
+        old = planned(given, planner="best", time_limit=PLAN_SECONDS)
+    return node_ids[order] if new.peak < old.peak else node_ids
