@@ -8,7 +8,8 @@ known: yes gives a better one, no proves it the best.
                  +--+     b? would pass the limit: not now
              +---+  |
           ---+      +---  a: within the limit, and no more bytes alive after it than before it: run at once, without
-                          alternatives, because doing it first makes no other step worse
+                          alternatives, because doing it first makes no other step worse.  So with several nodes that
+                          wait for each other in a row, where that is so after the last
 """
 import collections
 
@@ -19,6 +20,7 @@ from ggjit.alloc.order_bound import Reach, fewest_before, forced
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
+DEEP = 64                       # nodes to look at for a run that ends with no more bytes alive
 CUTS = 64                       # nodes at peaks to look at for a better order
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
 LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
@@ -87,6 +89,22 @@ class Bytes:
         return max(self.start, int(self.tops(order).max(initial=0)))
 
 
+def _run_down(limit, nbytes, done, live, ready, before, after):
+    """(nodes, each waiting for the one before, after which no more bytes are alive than now; those bytes), or None."""
+    looks, stack = DEEP, [((i,), done, live) for i in ready]
+    while stack and looks:
+        path, was, now_live = stack.pop()
+        i, looks = path[-1], looks - 1
+        top, left = nbytes.run(i, was, now_live)
+        if top > limit:
+            continue
+        if left <= live:
+            return path, left
+        now = was | 1 << i
+        stack += [((*path, j), now, left) for j in after[i] if before[j] & ~now == 0]
+    return None
+
+
 def _within(limit, n, nbytes, before, after, max_states):
     """(order that stays within limit bytes or None, whether all was looked at, states)."""
     whole, seen = (1 << n) - 1, set()
@@ -96,20 +114,21 @@ def _within(limit, n, nbytes, before, after, max_states):
         if done == whole:
             order = []
             while way is not None:
-                way, i = way
-                order.append(i)
+                way, path = way
+                order += reversed(path)
             return np.array(order[::-1], np.int64), True, len(seen)
         if done in seen:
             continue
         if len(seen) >= max_states:
             return None, False, len(seen)
         seen.add(done)
-        steps = [(left, i) for i in ready for top, left in [nbytes.run(i, done, live)] if top <= limit]
-        free = next((s for s in steps if s[0] <= live), None)
-        for left, i in sorted(steps, reverse=True) if free is None else [free]:     # the fewest bytes alive come next
-            now = done | 1 << i
-            come = [j for j in after[i] if before[j] & ~now == 0]
-            stack.append((now, left, [j for j in ready if j != i] + come, (way, i)))
+        free = _run_down(limit, nbytes, done, live, ready, before, after)
+        steps = [free] if free else [((i,), left) for i in ready for top, left in [nbytes.run(i, done, live)]
+                                     if top <= limit]
+        for path, left in sorted(steps, key=lambda x: (x[1], x[0]), reverse=True):  # the fewest bytes alive come next
+            now = done | sum(1 << i for i in path)
+            come = {j for i in path for j in after[i] if before[j] & ~now == 0 and not now >> j & 1}
+            stack.append((now, left, [j for j in ready if not now >> j & 1] + sorted(come), (way, path)))
     return None, True, len(seen)
 
 
