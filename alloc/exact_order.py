@@ -16,13 +16,14 @@ import collections
 import numpy as np
 
 from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, ID, INPUT, MARKER, NONE, OUTPUT, SIZE, SRC, VIEW, VOFFS
-from ggjit.alloc.order_bound import Reach, fewest_before, forced
+from ggjit.alloc.order_bound import NEVER_CUT, Reach, fewest_before, forced
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
 DEEP = 64                       # nodes to look at for a run that ends with no more bytes alive
-CUTS = 64                       # nodes at peaks to look at for a better order
+CUTS = 64                       # nodes at the peaks of an order to look at for a better one, fewer in large graphs
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
+MAX_STATES = 60_000             # of sets to look at
 LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
 
 
@@ -132,19 +133,31 @@ def _within(limit, n, nbytes, before, after, max_states):
     return None, True, len(seen)
 
 
-def _sooner(order, first, i):
-    """The nodes of the set `first`, then i, then the others, each in their order."""
-    place = [(0 if first >> j & 1 else 1 if j == i else 2) for j in order.tolist()]
-    return order[np.argsort(place, kind="stable")]
+def _anew(nbytes, reach, order, i, first):
+    """The order in which the nodes of the set `first`, and no others, have run before node i.
+
+    What comes sooner for it runs at the step where the fewest bytes are alive."""
+    order = order.tolist()
+    at = order.index(i)
+    early, held = [j for j in order[:at] if first >> j & 1], [j for j in order[:at] if not first >> j & 1]
+    moved, rest = [j for j in order[at + 1:] if first >> j & 1], [j for j in order[at + 1:] if not first >> j & 1]
+    done, live, lives, own, needed = 0, nbytes.start, [], 0, 0
+    for j in moved:
+        own, needed = own | 1 << j, needed | reach.above[j]
+    for j in early:
+        lives.append(NEVER_CUT if needed & ~(done | own) else live)
+        done, live = done | 1 << j, nbytes.run(j, done, live)[1]
+    k = int(np.argmin([*lives, live]))
+    return np.array([*early[:k], *moved, *early[k:], i, *held, *rest], np.int64)
 
 
 def _by_cuts(nbytes, reach, order, bound):
-    """(order, bound): what must be alive at the peak of an order proves it, or says what to run after the peak."""
-    best, looks, k = _height(nbytes.tops(order)), CUTS, 0
+    """(order, bound): what must be alive at the peak of an order proves it, or says what to run sooner and later."""
+    best, looks, k = _height(nbytes.tops(order)), min(CUTS, LOOKS // (10 * len(order) + 1)), 0
     while k < best[1] and max(best[0], nbytes.start) > bound and looks:
         i = int(order[np.flatnonzero(nbytes.tops(order) == best[0])[k]])
         least, first = fewest_before(i, nbytes, reach)
-        new = _sooner(order, first, i)
+        new = _anew(nbytes, reach, order, i, first)
         bound, height, k, looks = max(bound, least), _height(nbytes.tops(new)), k + 1, looks - 1
         if height < best:
             order, best, k = new, height, 0
@@ -169,23 +182,28 @@ def _higher(nbytes, reach, orders, bound):
     return bound
 
 
-def least_peak(nbytes, edges, orders, max_states=10_000):
+def least_peak(nbytes, edges, orders, max_states=MAX_STATES):
     """A Proof for the Bytes of a problem.  edges: pairs (before, after) of node positions; orders: those known.
 
     order: the best found or known; peak: its bytes; bound: bytes that no order goes below, equal to peak where that
-    was proved.  max_states: sets of nodes to look at, a quarter of them for one question.
+    was proved.  max_states: sets of nodes to look at, a quarter of them for one question but the last.
     """
     n = len(nbytes.reads)
     reach = Reach(n, edges)
     bound = max([nbytes.start, *forced(nbytes, reach).tolist()])
-    order, bound = _by_cuts(nbytes, reach, min(orders, key=nbytes.peak), bound)
+    orders = sorted(orders, key=nbytes.peak)
+    for k, order in enumerate(orders):
+        orders[k], bound = _by_cuts(nbytes, reach, order, bound)
+        if nbytes.peak(orders[k]) == bound:
+            break
+    order = min(orders, key=nbytes.peak)
     if bound < nbytes.peak(order):
-        bound = _higher(nbytes, reach, [order, *orders], bound)
+        bound = _higher(nbytes, reach, orders, bound)
     before, after = [sum(1 << a for a in x) for x in reach.before], reach.after
     peak, states = nbytes.peak(order), 0
-    limit = peak - 1
+    limit, share = peak - 1, -(-max_states // 4)
     while bound < peak and states < max_states:
-        found, whole, looked = _within(limit, n, nbytes, before, after, -(-max_states // 4))
+        found, whole, looked = _within(limit, n, nbytes, before, after, min(share, max_states - states))
         states += looked
         if found is not None:
             order, peak = found, nbytes.peak(found)
@@ -196,5 +214,5 @@ def least_peak(nbytes, edges, orders, max_states=10_000):
         elif limit - bound > peak // 256:       # too much to look at: a lower limit is decided sooner
             limit = (bound + limit) // 2
         else:
-            break
+            limit, share = peak - 1, max_states
     return Proof(order, peak, bound, states)

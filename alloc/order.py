@@ -31,7 +31,7 @@ from ggjit.ops.native.jit import exact, i64s, native, u8s
 VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
 EDGES_PER_NODE = 4 * MAX_SRC
-PLAN_SECONDS = 0.2              # of the search for offsets of an order; most are at their bound at once
+PLAN_NODES = 5000               # of the search for offsets of an order; most are at their bound at once
 VARIANTS, MOVES = 8, 500        # orders with as few live bytes that are placed where the first has a gap
 
 
@@ -329,7 +329,7 @@ def legal_edges(p):
         cap *= 2
 
 
-def memory_order(p, beam=8, max_states=10_000):
+def memory_order(p, beam=8):
     """A Proof (exact_order.py) for Problem p: .order, node positions of the best order found, .peak, its live bytes,
     .bound, bytes that no order goes below.
 
@@ -343,7 +343,7 @@ def memory_order(p, beam=8, max_states=10_000):
         order, pairs = np.empty(n, np.int64), np.ascontiguousarray(edges[:, ::-1] if backward else edges)
         schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
         orders.append(order)
-    return least_peak(nbytes, edges, orders, max_states)
+    return least_peak(nbytes, edges, orders)
 
 
 @asking("an order of nodes")
@@ -365,15 +365,15 @@ def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=())
     if new.lower_bound >= old.peak:
         return node_ids
     if new.peak > new.lower_bound:
-        new = planned(order, planner="best", time_limit=PLAN_SECONDS)
+        new = planned(order, planner="best", node_limit=PLAN_NODES)
     least = new.lower_bound
     others = variants(Bytes(problem), legal_edges(problem), order, VARIANTS, min(len(order), MOVES))
     for other in others if new.peak > least else ():
-        plan = planned(other, planner="best", time_limit=PLAN_SECONDS / VARIANTS)
+        plan = planned(other, planner="best", node_limit=PLAN_NODES // 5)
         if plan.peak < new.peak:
             new, order = plan, other
         if new.peak <= least:
             break
     if new.peak >= old.lower_bound:             # else sure without a search
-        old = planned(given, planner="best", time_limit=PLAN_SECONDS)
+        old = planned(given, planner="best", node_limit=PLAN_NODES)
     return node_ids[order] if new.peak < old.peak else node_ids

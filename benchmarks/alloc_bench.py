@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import alloc_families
 import alloc_graphs
 import alloc_instances
 import alloc_recorded
@@ -81,18 +82,21 @@ def by_size(lo, hi, size):
     return greedy.first_fit(inst, greedy.order(inst, "size"), np.zeros(inst.n, np.int64))
 
 
-def graph_table(nets):
-    print("\n## Graphs: planner `best` against ggml, greedy by size and the lower bound\n")
+def graph_table(nets, binary):
+    print("\n## Graphs: planner `best` against ggml, greedy by size, the lower bound and MiniMalloc\n")
+    print(f"MiniMalloc: wall time until it fits the same buffers into the bound, starting it included; -: not within "
+          f"{MINIMALLOC_SECONDS} s.\n")
     show("graph", "nodes", "buffers", "ggml / bound", "by size / bound", "best / bound", "best / ggml", "rule, planner",
-         "ms")
-    show(*["---"] * 9)
+         "ms", "MiniMalloc")
+    show(*["---"] * 10)
     for name, g in nets:
         a = args(g)
         t, p = best_of(lambda a=a: graph_alloc.plan_graph(*a, planner="best"), 3)
         m = graph_alloc.plan_graph(*a)
         show(name, len(g.nodes), len(p.a_id), f"{m.peak / m.lower_bound:.3f}",
              f"{by_size(p.a_lo, p.a_hi, p.a_size) / p.lower_bound:.3f}", f"{p.peak / p.lower_bound:.4f}",
-             f"{p.peak / p.ggml_peak:.3f}", f"{p.rule}, {p.how}", f"{t * 1e3:.1f}")
+             f"{p.peak / p.ggml_peak:.3f}", f"{p.rule}, {p.how}", f"{t * 1e3:.1f}",
+             minimalloc(binary, p.a_lo, p.a_hi, p.a_size, p.lower_bound) if binary else "")
 
 
 def chunk_table(nets):
@@ -125,17 +129,18 @@ def args_cache(g):
     return _ARGS[id(g)]
 
 
-def random_table(sizes):
+def random_table(sizes, binary):
     print("\n## Random lifetimes (targets: 10,000 in 1 s at the bound; a million within 0.5 % in 10 s)\n")
-    show("problem", "buffers", "peak / bound", "ms")
-    show(*["---"] * 4)
+    show("problem", "buffers", "peak / bound", "ms", "planner", "MiniMalloc: bound")
+    show(*["---"] * 6)
     for name, make in (("pareto", alloc_instances.random_lifetimes), ("uniform", alloc_instances.uniform_lifetimes)):
         for n in sizes:
             lo, hi, size = make(n)
             t, (p, inst, unit) = best_of(lambda lo=lo, hi=hi, size=size: planned(lo, hi, size, 10), 1)
             if n <= 100_000:
                 validate.check_layout(lo, hi, size, p.offsets * unit, unit)
-            show(name, n, f"{p.best / inst.lower_bound:.4f}", f"{t * 1e3:.1f}")
+            theirs = minimalloc(binary, lo, hi, size, inst.lower_bound * unit) if binary and n <= 100_000 else ""
+            show(name, n, f"{p.best / inst.lower_bound:.4f}", f"{t * 1e3:.1f}", p.how, theirs)
 
 
 def limit_table(sizes):
@@ -174,7 +179,7 @@ def hard_problems(folder):
 
 
 def minimalloc(binary, lo, hi, size, capacity):
-    """"1.23 s", or "-": seconds MiniMalloc takes to fit the buffers into `capacity` bytes."""
+    """"1.234 s", or "-": seconds MiniMalloc takes to fit the buffers into `capacity` bytes."""
     with tempfile.TemporaryDirectory() as folder:
         files = [pathlib.Path(folder) / name for name in ("in.csv", "out.csv")]
         with open(files[0], "w", newline="") as f:
@@ -182,7 +187,7 @@ def minimalloc(binary, lo, hi, size, capacity):
         t = time.perf_counter()
         done = subprocess.run([binary, f"--capacity={capacity}", f"--input={files[0]}", f"--output={files[1]}",
                                f"--timeout={MINIMALLOC_SECONDS}s"], capture_output=True, check=False)
-        return f"{time.perf_counter() - t:.2f} s" if done.returncode == 0 else "-"
+        return f"{time.perf_counter() - t:.3f} s" if done.returncode == 0 else "-"
 
 
 def hard_table(folder, limits, binary, quick):
@@ -220,6 +225,38 @@ def order_table(nets):
              f"{b.peak / b.lower_bound:.4f}", f"{proof.peak / proof.bound:.4f}", proof.states, f"{t * 1e3:.0f}")
 
 
+def unpadded_peak(g, order):
+    """Bytes of an order's plan whose tensors are not padded."""
+    return graph_alloc.plan_graph(g.table, order, g.leafs, (g.nbytes(order), g.sizes[1]), planner="best", alignment=1,
+                                  time_limit=0.2).peak
+
+
+def family_table(n_seeds):
+    print("\n## Order and offsets of random graphs: is any order's plan lower?\n")
+    print("No plan of any order is below the proved bound. Proved: graphs whose order has no more live bytes than it. "
+          "First order: graphs that order is placed at its live bytes in; at the bound: graphs whose plan is, after "
+          "other orders with as few live bytes were placed where the first had a gap.\n")
+    show("family", "graphs", "nodes", "given / bound, mean", "proved", "first order", "at the bound",
+         "largest peak / bound", "slowest ms")
+    show(*["---"] * 9)
+    for name, make in alloc_families.FAMILIES.items():
+        rows = []
+        for seed in range(n_seeds):
+            g = make(seed)
+            if len(g.nodes) < 3:
+                continue
+            p = Problem(*args(g), [1], None, None, IN_PLACE_OPS.astype(np.uint8))
+            proof = memory_order(p)
+            t, new = best_of(lambda g=g: reorder(*args(g)), 1)
+            orders = (np.array(g.nodes)[proof.order], g.nodes, new)
+            first, given, peak = (unpadded_peak(g, order) for order in orders)
+            rows.append((len(g.nodes), given / proof.bound, proof.peak == proof.bound, first == proof.peak,
+                         peak == proof.bound, peak / proof.bound, 1e3 * t))
+        n, given, proved, first, reached, over, ms = map(np.array, zip(*rows, strict=True))
+        show(name, len(rows), f"{n.min()}-{n.max()}", f"{given.mean():.3f}", proved.sum(), first.sum(), reached.sum(),
+             f"{over.max():.4f}", f"{ms.max():.0f}")
+
+
 def what_if_table(models):
     print("\n## What if: bytes as things are and otherwise\n")
     show("model", "what if", "before -> then")
@@ -243,13 +280,14 @@ def main(argv):
     for _, g in chunks[:1]:
         graph_alloc.plan_graph(*args(g), planner="best", max_size=1 << 20)
         reorder(*args(g))
-    graph_table(nets + seen)
+    graph_table(nets + seen, opts.minimalloc)
     chunk_table(chunks)
     pass_table(nets + seen)
-    random_table((1000, 10_000, 100_000) if opts.quick else (1000, 10_000, 100_000, 1_000_000))
+    random_table((1000, 10_000, 100_000) if opts.quick else (1000, 10_000, 100_000, 1_000_000), opts.minimalloc)
     limit_table((10, 1000, 10_000, 100_000) if opts.quick else (10, 100, 1000, 10_000, 100_000, 1_000_000))
     hard_table(opts.folder, LIMITS, opts.minimalloc, opts.quick)
     order_table(nets)
+    family_table(60 if opts.quick else 300)
     what_if_table(("tinyllama-1.1b",))
 
 
