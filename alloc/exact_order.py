@@ -21,7 +21,7 @@ from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")
 DEEP = 64                       # nodes to look at for a run that ends with no more bytes alive
-CUTS = 64                       # nodes at the peaks of an order to look at for a better one, fewer in large graphs
+CUTS = 16                       # nodes at the peaks of an order to look at for a better one, fewer in large graphs
 LAYOUT = [T_TYPE, *range(T_NE, T_NE + 4), *range(T_NB, T_NB + 4)]
 MAX_STATES = 60_000             # of sets to look at
 LOOKS = 400_000                 # over the number of nodes: those to look at for a higher bound
@@ -153,7 +153,7 @@ def _anew(nbytes, reach, order, i, first):
 
 def _by_cuts(nbytes, reach, order, bound):
     """(order, bound): what must be alive at the peak of an order proves it, or says what to run sooner and later."""
-    best, looks, k = _height(nbytes.tops(order)), min(CUTS, LOOKS // (10 * len(order) + 1)), 0
+    best, looks, k = _height(nbytes.tops(order)), min(CUTS, LOOKS // (40 * len(order) + 1)), 0
     while k < best[1] and max(best[0], nbytes.start) > bound and looks:
         i = int(order[np.flatnonzero(nbytes.tops(order) == best[0])[k]])
         least, first = fewest_before(i, nbytes, reach)

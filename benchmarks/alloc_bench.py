@@ -287,7 +287,7 @@ def main(argv):
     limit_table((10, 1000, 10_000, 100_000) if opts.quick else (10, 100, 1000, 10_000, 100_000, 1_000_000))
     hard_table(opts.folder, LIMITS, opts.minimalloc, opts.quick)
     order_table(nets)
-    family_table(60 if opts.quick else 300)
+    family_table(30 if opts.quick else 100)
     what_if_table(("tinyllama-1.1b",))
 
 
