@@ -22,7 +22,7 @@ import alloc_recorded
 
 from ggjit.alloc import graph_alloc, greedy, plan_offsets, planners, validate
 from ggjit.alloc.csvio import read_problem, write_problem
-from ggjit.alloc.order import memory_order, reorder
+from ggjit.alloc.order import memory_order, padded, reorder
 from ggjit.alloc.planners import Clock, Planner
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
 from ggjit.alloc.report import mib
@@ -225,12 +225,6 @@ def order_table(nets):
              f"{b.peak / b.lower_bound:.4f}", f"{proof.peak / proof.bound:.4f}", proof.states, f"{t * 1e3:.0f}")
 
 
-def unpadded_peak(g, order):
-    """Bytes of an order's plan whose tensors are not padded."""
-    return graph_alloc.plan_graph(g.table, order, g.leafs, (g.nbytes(order), g.sizes[1]), planner="best", alignment=1,
-                                  time_limit=0.2).peak
-
-
 def family_table(n_seeds):
     print("\n## Order and offsets of random graphs: is any order's plan lower?\n")
     print("No plan of any order is below the proved bound. Proved: graphs whose order has no more live bytes than it. "
@@ -245,11 +239,12 @@ def family_table(n_seeds):
             g = make(seed)
             if len(g.nodes) < 3:
                 continue
-            p = Problem(*args(g), [1], None, None, IN_PLACE_OPS.astype(np.uint8))
+            p = Problem(*args(g)[:3], padded(g.sizes), [1], None, None, IN_PLACE_OPS.astype(np.uint8))
             proof = memory_order(p)
             t, new = best_of(lambda g=g: reorder(*args(g)), 1)
-            orders = (np.array(g.nodes)[proof.order], g.nodes, new)
-            first, given, peak = (unpadded_peak(g, order) for order in orders)
+            first, given, peak = (graph_alloc.plan_graph(g.table, order, g.leafs, (g.nbytes(order), g.sizes[1]),
+                                                         planner="best", time_limit=0.2).peak
+                                  for order in (np.array(g.nodes)[proof.order], g.nodes, new))
             rows.append((len(g.nodes), given / proof.bound, proof.peak == proof.bound, first == proof.peak,
                          peak == proof.bound, peak / proof.bound, 1e3 * t))
         n, given, proved, first, reached, over, ms = map(np.array, zip(*rows, strict=True))
