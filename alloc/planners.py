@@ -1,6 +1,7 @@
 """`plan_offsets`: buffers with lifetimes -> offsets, as low as time, or a number of search nodes, allows.
 
     section bound -> ggml's best fit -> free canonical descents -> first fit in four orders
+                  -> where many short buffers make stretches near the goal: those first, the rest around them
                   -> by turns, with node limits that double, until the goal is met or all is spent:
                          canonical search at the goal, its three rules by turns
                          bisection between the proved bound and the best plan (both are complete: they can prove that
@@ -23,6 +24,7 @@ import numpy as np
 
 from ggjit.alloc import greedy, repair, tiling
 from ggjit.alloc.best_fit import ggml_best_fit
+from ggjit.alloc.crowded import crowded_first
 from ggjit.alloc.free_list import UNBOUNDED
 from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
 from ggjit.alloc.search import FOUND, INFEASIBLE, RULES, CanonicalSearch
@@ -234,7 +236,16 @@ class Planner:
             for offsets in found:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
 
+    def _crowded(self):
+        peak, offsets, nodes = crowded_first(self.inst, max(self.proved, self.goal), self.best, self.stop)
+        self.nodes += nodes
+        self._keep(peak, offsets, "crowded first")
+
     def _search(self):
+        if not self.spent:
+            self._crowded()
+        if self.done or self.spent:
+            return
         self.search = CanonicalSearch(self.inst, self.stop)
         if not self.search.possible:
             return
