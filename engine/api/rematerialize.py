@@ -36,7 +36,7 @@ MAX_ON_TRIAL = 8                        # chunks by which that is found out, few
 MAX_UNITS = 3000                        # of a cut graph: planning larger ones takes many seconds
 _CUTS = {False: (), True: (False,), "rounded": (False, True)}       # option: whether results may be rounded otherwise
 DEAR = 0.2                              # extra share of whole nodes from which a cut is tried, too
-WORTH = 0.97                            # a graph is taken whose price times this is that of the cheapest schedule, else
+WORTH = 0.95                            # a graph is taken whose price times this is that of the cheapest schedule, else
                                         # one more limit is tried
 MAX_TRIES, MAX_LAID_OUT = 8, 3          # smaller limits, where the planner left gaps, and schedules of each
 Point = collections.namedtuple("Point", "peak extra")
