@@ -10,6 +10,7 @@ Read in this order:
     arguments, slots                checks of what callers pass, and of what third-party devices return
     config, lifetime, html_repr     settings; handles and clean-up; how objects look in notebooks
     kernels_ahead, content_key      how many kernels are still to be compiled; what bytes are known by
+    other_names                     names of NumPy and PyTorch, and what stands for them here
     fixed                           attributes and lists that stay as they were made
 """
 if not __name__.startswith("ggjit"):
