@@ -1,5 +1,6 @@
 """Errors tell what helps: functions, commands, options and extras they name exist, and doing what they say helps."""
 import ast
+import copy
 import functools
 import pathlib
 import re
@@ -139,6 +140,9 @@ REMEDIES = {
                               "transpose and cont one of them",
                               lambda x: gg.compute(gg.mul_mat(x[0], gg.cont(gg.transpose(x[1]))))),
     "a truth value": (lambda f: tensor(1), bool, r"neither true nor false", lambda t: bool(gg.compute(t))),
+    "a list of results": (lambda f: [gg.relu(tensor(4)), gg.tanh(tensor(4))], gg.compute, r"write \*list",
+                          lambda ys: gg.compute(*ys)),
+    "a copy": (lambda f: tensor(4), copy.copy, "gg.dup copies it", lambda t: gg.compute(gg.dup(t))),
     "an array": (lambda f: X, gg.relu, r"gg.tensor\(values\) makes one", lambda a: gg.compute(gg.relu(gg.tensor(a)))),
     "written in place": (lambda f: gg.sqr(tensor(4)), lambda t: gg.compute(t, gg.scale_inplace(t, 2.0)),
                          "without _inplace", lambda t: gg.compute(t, gg.scale(t, 2.0))),

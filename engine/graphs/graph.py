@@ -48,7 +48,8 @@ class Graph(HtmlRepr):
             raise ParamError("Graph needs at least one tensor to compute")
         for y in outputs:
             if not isinstance(y, Tensor):
-                raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}")
+                several = "; of a list, write *list" if isinstance(y, list | tuple) else ""
+                raise TypeMismatch(f"Graph takes tensors, got {type(y).__name__}{several}")
             y._check()
         self._set_up(outputs, *visit(outputs), order)
 

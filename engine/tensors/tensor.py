@@ -212,8 +212,8 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         return values_text(self)
 
     def __reduce__(self):
-        raise TypeMismatch(f"{describe(self)} cannot be pickled by itself; pickle its Graph, or save the values with "
-                           f"ggjit.models.save_gguf")
+        raise TypeMismatch(f"{describe(self)} cannot be copied or pickled by itself; gg.dup copies it in a graph; "
+                           f"pickle its Graph, or save the values with ggjit.models.save_gguf")
 
     # ------------------------------------------------------------ data
     def _checked_range(self, offset=0, nbytes=None):

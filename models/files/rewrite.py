@@ -321,8 +321,16 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
 
 
 def _same_kind(file, key, value):
-    """A number as the file's kind of number, if it has that key."""
-    if key not in file.metadata or isinstance(value, bool) or not isinstance(value, int | float):
+    """A number as the file's kind of number, if it has that key.
+
+    Errors: ParamError for a text in a number's place, or a number in a text's.
+    """
+    before, plain = file.metadata.get(key), str | bool | int | float
+    if isinstance(before, plain) and isinstance(value, plain) and isinstance(before, str) != isinstance(value, str):
+        raise ParamError(f"{file.path}: key {key!r} holds {before!r}, and {value!r} is of another kind; a text of "
+                         f"digits is KEY='\"7\"', another kind goes in after an edit that removes the key "
+                         f"(--remove-key)")
+    if before is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value
     dtype = NUMBERS.get(int.from_bytes(file.raw_value(key)[:4], "little"))
     if dtype is None:

@@ -414,7 +414,7 @@ def test_broken_numbers_and_experts(tmp_path, need):
     save_safetensors(source / "model.safetensors", x)
     with pytest.raises(gg.ModelError, match="3 experts like 'model.layers.1.mlp.experts.0.up_proj.weight', "):
         convert(source, tmp_path / "m.gguf", type="BF16")
-    with pytest.raises(gg.ModelError, match="3 experts like .* config.json says 1099511627776"):
+    with pytest.raises(gg.ModelError, match="4 experts like .* config.json says 1099511627776"):
         convert(changed(source, **dict.fromkeys(("num_experts", "num_local_experts"), 2**40)), tmp_path / "m.gguf",
                 type="BF16")
     with pytest.raises(gg.NotSupported, match="norm_topk_prob is false"):

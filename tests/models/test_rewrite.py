@@ -346,6 +346,8 @@ def test_edits(tiny, tmp_path):
     (dict(set_keys={"llama.block_count": 3}, remove_keys=["llama.block_count"]), "removed and to be set; leave"),
     (dict(set_types={"blk.0.ffn_up.weight": "i32"}), "no tensor type 'i32'"),
     (dict(set_types={"blk.0.ffn_up.weight": "iq2_xxs"}), "IQ2_XXS without importances, which is garbage"),
+    (dict(set_keys={"llama.block_count": "three"}), "'llama.block_count' holds .*, and 'three' is of another kind"),
+    (dict(set_keys={"general.architecture": 7}), "holds 'llama', and 7 is of another kind"),
     (dict(set_keys={"general.alignment": 1 << 40}), "must be a power of two, got 1099511627776"),
     (dict(set_keys={"general.alignment": 3}), "must be a power of two, got 3")])
 def test_edits_that_cannot_be(call, message, tiny, tmp_path):
