@@ -39,8 +39,15 @@ memory, rows of 2048, one thread, where a plain loop reads 41 to 43:
     Q4_K      22.8   25.7             8.3         30.6   38.2
     Q6_K      28.1   29.5             8.7         29.4   35.4
 
-Its tiles of many columns multiply one after the other: activations that several columns take from as many cache lines
-in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level cache).
+Its tiles of up to sixteen columns multiply one after the other: activations that several columns take from as many
+cache lines in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level
+cache).
+More columns take tiles of six columns times two groups, which broadcast half as often, and unpack super-blocks
+beforehand: GFLOP/s of [2048 x 2048], one thread, in the cache, where the processor multiplies bytes at 1,101
+
+    columns                                     17 (from memory)        512
+    one tile after the other; integer tile      626, 496, 351, 331      759, 732, 668, 628      Q4_0 Q8_0 Q4_K Q6_K
+    six columns, two groups                     725, 650, 589, 440      801, 822, 800, 793
 """
 import contextlib
 import contextvars
@@ -85,10 +92,9 @@ class Rule:
     layout      the layout's tile
     repacked    types whose layout is faster
     columns     of the widest tile of the layout, AVX-512: of blocks of 32, of super-blocks
-    in_turn     whether such a tile multiplies one column after the other (repack_codes.make_tile)
-    direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile; GFLOP/s
-                with 33, 64, 128 columns, Zen 5: Q4_K 503 / 341, 544 / 464, 551 / 535, Q6_K 361 / 320, 435 / 463,
-                437 / 527
+    in_turn     whether such a tile multiplies one column after the other (repack_tile.make_tile)
+    direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile
+    pairs       columns of a tile over two groups of rows, which serves more columns than one tile as above; None: none
     """
     blocks: Tile
     tiles: dict
@@ -97,12 +103,13 @@ class Rule:
     columns: tuple = (12, 8)
     in_turn: bool = False
     direct: int = 32
+    pairs: int | None = None
 
 
 Q4_K, Q5_K, Q6_K, MXFP4 = (BY_NAME[name] for name in ("q4_K", "q5_K", "q6_K", "mxfp4"))
 ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
 ZEN5 = Rule(ONE_ROW, {F16: ONE_ROW, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
-            (16, 16), True, 80)
+            (16, 16), True, 80, 6)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",
