@@ -5,8 +5,8 @@
     mul_mat_tile    many columns: packed panels (tile: geometry; tile_float, tile_codes: register tiles)
     mul_mat_short   few rows;  hadamard: a Hadamard matrix
     mul_mat_id      the product of a mixture of experts (_group: columns by expert; _dot, _tile: kernels)
-    repack          weights in a layout of their own (repack_float; repack_codes with repack_tile, its register tile, and
-                    repack_formats, bits of the types)
+    repack          weights in a layout of their own: repack_float; repack_codes with repack_tile, its register tile,
+                    and repack_formats, bits of the types
     choices         what differs per processor: by a rule, or measured
 
 Read in this order.
