@@ -49,8 +49,8 @@ More columns take tiles of six columns times two groups, which broadcast half as
 beforehand: GFLOP/s of [2048 x 2048], one thread, in the cache, where the processor multiplies bytes at 1,101
 
     columns                                     17 (from memory)        512
-    one tile after the other; integer tile      626, 496, 351, 331      759, 732, 668, 628      Q4_0 Q8_0 Q4_K Q6_K
-    six columns, two groups                     725, 650, 589, 440      801, 822, 800, 793
+    one after the other; the integer tile       645, 506, 489, 310      759, 732, 668, 628      Q4_0 Q8_0 Q4_K Q6_K
+    six columns, two groups                     744, 644, 571, 445      801, 822, 800, 793
 """
 import contextlib
 import contextvars
