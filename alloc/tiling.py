@@ -27,7 +27,7 @@ from ggjit.ops.native.jit import array_maker, i64s, inlined, native
 f64s = array_maker(types.float64)
 
 MAX_BUFFERS = 4096              # a node looks at every section of its part
-MAX_SPARE = 1 / 8               # of all bytes of all sections: with more to spare, other searches do better
+MAX_SPARE = 1 / 50              # of all bytes of all sections: with more to spare, other searches do better
 TRY_NODES, GROWTH, TRIES = 2000, 1.5, 64        # nodes of a try, that grow so after so many tries
 NOISE = 1.5                     # of a buffer's preference, in units of the logarithm of its area
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour

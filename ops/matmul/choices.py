@@ -4,7 +4,7 @@
                                    "seconds": {"1": 0.0213, "1 no prefetch": 0.0171, ..., "repacked 1 near": 0.0152}}
 
     tile        of one column: so many rows at once, and how weights are prefetched: as the type does it (nothing is
-                said), not at all, near (512 bytes, first-level cache) or far (a tile, second-level cache)
+                said), not at all, near (512 bytes, first-level cache), ahead (6 KB, the same) or far (a tile, second)
     layout      null, or that matrices are worth the layout of ops/matmul/repack.py, and its tile: so many groups of
                 rows at once for one column, prefetched into the second-level cache or, near, into the first
 
@@ -39,8 +39,18 @@ memory, rows of 2048, one thread, where a plain loop reads 41 to 43:
     Q4_K      22.8   25.7             8.3         30.6   38.2
     Q6_K      28.1   29.5             8.7         29.4   35.4
 
-Its tiles of many columns multiply one after the other: activations that several columns take from as many cache lines
-in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level cache).
+Its tiles of up to sixteen columns multiply one after the other: activations that several columns take from as many
+cache lines in one cycle cost Q8_0 with 12 columns a third of its speed (417 instead of 605 GFLOP/s in the second-level
+cache).
+Rows of float16 from memory, one thread: 37.7 GB/s as the type prefetches, a row ahead, 38.5 with 6 KB; two threads,
+when 84 GB/s were to be had: 63 to 70, and 68 to 74.
+
+More columns take tiles of six columns times two groups, which broadcast half as often, and unpack super-blocks
+beforehand: GFLOP/s of [2048 x 2048], one thread, in the cache, where the processor multiplies bytes at 1,101
+
+    columns                                     17 (from memory)        512
+    one after the other; the integer tile       645, 506, 489, 310      759, 732, 668, 628      Q4_0 Q8_0 Q4_K Q6_K
+    six columns, two groups                     744, 644, 571, 445      801, 822, 800, 793
 """
 import contextvars
 import dataclasses
@@ -71,7 +81,7 @@ class Tile(NamedTuple):
         return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN, NEAR, FOUR = Tile(1), Tile(1, NO_PREFETCH), Tile(1, "near"), Tile(4)
+ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = Tile(1), Tile(1, NO_PREFETCH), Tile(1, "near"), Tile(1, "ahead"), Tile(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +93,9 @@ class Rule:
     layout      the layout's tile
     repacked    types whose layout is faster
     columns     of the widest tile of the layout, AVX-512: of blocks of 32, of super-blocks
-    in_turn     whether such a tile multiplies one column after the other (repack_codes.make_tile)
-    direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile; GFLOP/s
-                with 33, 64, 128 columns, Zen 5: Q4_K 503 / 341, 544 / 464, 551 / 535, Q6_K 361 / 320, 435 / 463,
-                437 / 527
+    in_turn     whether such a tile multiplies one column after the other (repack_tile.make_tile)
+    direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile
+    pairs       columns of a tile over two groups of rows, which serves more columns than one tile as above; None: none
     """
     blocks: Tile
     tiles: dict
@@ -95,12 +104,13 @@ class Rule:
     columns: tuple = (12, 8)
     in_turn: bool = False
     direct: int = 32
+    pairs: int | None = None
 
 
 Q4_K, Q5_K, Q6_K, MXFP4 = (BY_NAME[name] for name in ("q4_K", "q5_K", "q6_K", "mxfp4"))
 ZEN = Rule(PLAIN, {F16: PLAIN, BF16: PLAIN, F32: ONE_ROW}, FOUR, tuple(FORMATS))
-ZEN5 = Rule(ONE_ROW, {F16: ONE_ROW, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
-            (16, 16), True, 80)
+ZEN5 = Rule(ONE_ROW, {F16: AHEAD, **dict.fromkeys((BF16, F32, Q4_K, Q5_K, Q6_K, MXFP4), PLAIN)}, NEAR, tuple(FORMATS),
+            (16, 16), True, 80, 6)
 INTEL = Rule(ONE_ROW, {}, FOUR, tuple(t for t in FORMATS if t is not Q6_K))
 RULES = {"znver5": ZEN5, "znver": ZEN, **dict.fromkeys((
     "skylake-avx512", "cascadelake", "cooperlake", "icelake", "rocketlake", "sapphirerapids", "emeraldrapids",

@@ -33,11 +33,14 @@ class Format:
 
     runs        ((bytes a field, first byte in the file's block, fields), ...) in the order of the layout, words first
     n_parts     parts of a block
-    fours_ir    (b, rows, part) -> vectors of four codes a lane, in the order of k
+    fours_ir    (b, rows, part) -> pairs (which four of the part, vector of four codes a lane), each asked for when it
+                is multiplied: those of one word one after the other, so that no word waits in a register
     scale_ir    (b, rows, part) -> <L x float>
-    offset_ir   the same of what is subtracted, or None
+    offset_ir   (b, rows) -> <L x float>, the offset of a block of one part, or what its mins are multiplied with; None
+    mins_ir     (b, rows, pair) -> <L x i32>, of parts 2 pair and 2 pair + 1, 16 bits each; or None
     signed      codes are signed bytes; else unsigned, and zero_point is subtracted
     flip        xor of every byte of codes while packing
+    part_nbytes of L rows, where all parts lie alike and fours_ir and scale_ir of part 0 serve all; else 0
     """
     type: Type
     runs: tuple
@@ -45,14 +48,21 @@ class Format:
     fours_ir: Callable
     scale_ir: Callable
     offset_ir: Callable | None = None
+    mins_ir: Callable | None = None
     zero_point: int = 0
     signed: bool = False
     flip: int = 0
+    part_nbytes: int = 0
 
     @property
     def n_fours(self):
         """Of a part."""
         return self.type.block // self.n_parts // 4
+
+    @property
+    def nbytes(self):
+        """Of a block of L rows."""
+        return LANES * sum(width * n for width, _, n in self.runs)
 
     @property
     def starts(self):
@@ -77,6 +87,10 @@ class Rows:
     def word32(self, i):
         """<L x i32>"""
         return self._load(WORD, i, "i32", LANES)
+
+    def floats(self, i):
+        """<L x float>"""
+        return self._load(WORD, i, "f32", LANES)
 
     def half(self, i):
         """<L x float> of float16"""
@@ -128,32 +142,36 @@ def _levels(b, levels, index):
 def _nibbles(first):
     """Codes of four bits: byte l of 16 holds elements l and l + 16."""
     def fours(b, rows, part):
-        both = [nibbles_ir(b, rows.word(first + 4 * part + c)) for c in range(4)]
-        return [low for low, _ in both] + [high for _, high in both]
+        for c in range(4):
+            low, high = nibbles_ir(b, rows.word(first + 4 * part + c))
+            yield from ((c, low), (c + 4, high))
     return fours
 
 
 def _five_bits(b, rows, part):
     """Word 0 holds the fifth bits, bit l that of element l."""
-    fifth, n, out = rows.word(0), 4 * LANES, []
-    for c, four in enumerate(_nibbles(1)(b, rows, part)):
+    fifth, n = rows.word(0), 4 * LANES
+    for c, four in _nibbles(1)(b, rows, part):
         spread = shuffle_ir(b, fifth, fifth, [i // 4 * 4 + c // 2 for i in range(n)])
         bit = b.and_(spread, const_ir("i8", [1 << (4 * (c % 2) + i % 4) for i in range(n)]))
         is_set = b.icmp_unsigned("!=", bit, splat_const("i8", 0, n))
-        out.append(b.or_(four, b.select(is_set, splat_const("i8", 16, n), splat_const("i8", 0, n))))
-    return out
+        yield c, b.or_(four, b.select(is_set, splat_const("i8", 16, n), splat_const("i8", 0, n)))
 
 
 def _level_nibbles(levels, first):
-    return lambda b, rows, part: [_levels(b, levels, x) for x in _nibbles(first)(b, rows, part)]
+    return lambda b, rows, part: ((f, _levels(b, levels, x)) for f, x in _nibbles(first)(b, rows, part))
 
 
 def _half_scale(i):
     return lambda b, rows, part: rows.half(i)
 
 
+def _half_offset(i):
+    return lambda b, rows: rows.half(i)
+
+
 def _minus_half(i):
-    return lambda b, rows, part: b.fneg(rows.half(i))
+    return lambda b, rows: b.fneg(rows.half(i))
 
 
 def _e8m0_scale(b, rows, part):
@@ -168,8 +186,14 @@ def _e8m0_scale(b, rows, part):
 
 
 # ---------------------------------------------------------------- super-blocks of 256
+def _pairs(min_ir):
+    """The mins of two parts as words, from those of one."""
+    return lambda b, rows, pair: b.or_(min_ir(b, rows, 2 * pair), b.shl(min_ir(b, rows, 2 * pair + 1),
+                                                                      splat_const("i32", 16, LANES)))
+
+
 def _k4(first):
-    """Scale and offset of part j < 8, six bits each, from three words (k_quants.k4_scales_ir has the bytes)."""
+    """Scale and min of part j < 8, six bits each, from three words (k_quants.k4_scales_ir has the bytes)."""
     def pair(b, rows, j):
         scales, mins, rest = (rows.word32(first + i) for i in range(3))
         at = 8 * (j % 4)
@@ -178,25 +202,25 @@ def _k4(first):
         return (b.or_(_bits(b, rest, at, 15), _bits(b, scales, at + 6, 3, 4)),
                 b.or_(_bits(b, rest, at + 4, 15), _bits(b, mins, at + 6, 3, 4)))
     return (lambda b, rows, j: _times(b, rows.half(0), pair(b, rows, j)[0]),
-            lambda b, rows, j: _times(b, rows.half(1), pair(b, rows, j)[1]))
+            _pairs(lambda b, rows, j: pair(b, rows, j)[1]))
 
 
 def _k_nibbles(first):
     """Codes of four bits: byte l of each 32 holds elements l and l + 32 of 64."""
-    return lambda b, rows, j: [_bits(b, rows.word(first + 8 * (j // 2) + c), 4 * (j % 2), 15) for c in range(8)]
+    return lambda b, rows, j: ((c, _bits(b, rows.word(first + 8 * (j // 2) + c), 4 * (j % 2), 15)) for c in range(8))
 
 
 def _q5_fours(b, rows, j):
     """Bit j of byte l of the words 3 ... 10 is the fifth bit of element l of part j."""
-    return [b.or_(four, _bits(b, rows.word(3 + c), j, 1, 4)) for c, four in enumerate(_k_nibbles(11)(b, rows, j))]
+    return ((c, b.or_(four, _bits(b, rows.word(3 + c), j, 1, 4))) for c, four in _k_nibbles(11)(b, rows, j))
 
 
 def _two_bits(first):
     """Codes of two bits, parts of 16: byte l of each half of a super-block holds elements l, l + 32, l + 64, l + 96."""
     def fours(b, rows, part):
         group, half = part // 2, part % 2
-        words = [rows.word(first + 8 * (group // 4) + 4 * half + c) for c in range(4)]
-        return [_bits(b, w, 2 * (group % 4), 3) for w in words]
+        words = ((c, rows.word(first + 8 * (group // 4) + 4 * half + c)) for c in range(4))
+        return ((c, _bits(b, w, 2 * (group % 4), 3)) for c, w in words)
     return fours
 
 
@@ -204,14 +228,14 @@ def _q2_scale(b, rows, j):
     return _times(b, rows.half(0), _bits(b, rows.word32(j // 4), 8 * (j % 4), 15))
 
 
-def _q2_offset(b, rows, j):
-    return _times(b, rows.half(1), _bits(b, rows.word32(j // 4), 8 * (j % 4) + 4, 15))
+def _q2_min(b, rows, j):
+    return _bits(b, rows.word32(j // 4), 8 * (j % 4) + 4, 15)
 
 
 def _q3_fours(b, rows, part):
     group, half = part // 2, part % 2
-    return [b.or_(low, _bits(b, rows.word(4 * half + c), group, 1, 2))
-            for c, low in enumerate(_two_bits(8)(b, rows, part))]
+    return ((c, b.or_(low, _bits(b, rows.word(4 * half + c), group, 1, 2)))
+            for c, low in _two_bits(8)(b, rows, part))
 
 
 def _q3_scale(b, rows, j):
@@ -224,11 +248,9 @@ def _q6_fours(b, rows, part):
     """Nibbles in the words 0 ... 31, upper two bits in 32 ... 47 (ops/types/q6_K.py)."""
     group, half = part // 2, part % 2
     n, q = group // 4, group % 4
-    out = []
-    for c in range(4 * half, 4 * half + 4):
-        low = _bits(b, rows.word(16 * n + 8 * (q % 2) + c), 4 * (q // 2), 15)
-        out.append(b.or_(low, _bits(b, rows.word(32 + 8 * n + c), 2 * q, 3, 4)))
-    return out
+    for c in range(4):
+        low = _bits(b, rows.word(16 * n + 8 * (q % 2) + 4 * half + c), 4 * (q // 2), 15)
+        yield c, b.or_(low, _bits(b, rows.word(32 + 8 * n + 4 * half + c), 2 * q, 3, 4))
 
 
 def _q6_scale(b, rows, j):
@@ -252,19 +274,19 @@ def _formats():
         "q5_1": dict(runs=((WORD, 4, 5), (HALF, 0, 2)), fours_ir=_five_bits, scale_ir=_half_scale(0),
                      offset_ir=_minus_half(1)),
         "q8_0": dict(runs=((WORD, 2, 8), (HALF, 0, 1)), scale_ir=_half_scale(0), flip=0x80 * UNSIGNED, **signed,
-                     fours_ir=lambda b, rows, part: [rows.word(c) for c in range(8)]),
+                     fours_ir=lambda b, rows, part: ((c, rows.word(c)) for c in range(8))),
         "iq4_nl": dict(runs=((WORD, 2, 4), (HALF, 0, 1)), scale_ir=_half_scale(0), **signed,
                        fours_ir=_level_nibbles(iq4_nl.LEVELS, 0)),
         "mxfp4": dict(runs=((WORD, 1, 4), (BYTE, 0, 1)), scale_ir=_e8m0_scale, **signed,
                       fours_ir=_level_nibbles(fp4.LEVELS, 0)),
         "q2_K": dict(runs=((WORD, 0, 20), (HALF, 80, 2)), n_parts=16, fours_ir=_two_bits(4), scale_ir=_q2_scale,
-                     offset_ir=_q2_offset),
+                     offset_ir=_half_offset(1), mins_ir=_pairs(_q2_min)),
         "q3_K": dict(runs=((WORD, 0, 27), (HALF, 108, 1)), n_parts=16, fours_ir=_q3_fours, scale_ir=_q3_scale,
                      zero_point=4),
         "q4_K": dict(runs=((WORD, 4, 35), (HALF, 0, 2)), n_parts=8, fours_ir=_k_nibbles(3), scale_ir=k4[0],
-                     offset_ir=k4[1]),
+                     offset_ir=_half_offset(1), mins_ir=k4[1]),
         "q5_K": dict(runs=((WORD, 4, 43), (HALF, 0, 2)), n_parts=8, fours_ir=_q5_fours, scale_ir=k4[0],
-                     offset_ir=k4[1]),
+                     offset_ir=_half_offset(1), mins_ir=k4[1]),
         "q6_K": dict(runs=((WORD, 0, 52), (HALF, 208, 1)), n_parts=16, fours_ir=_q6_fours, scale_ir=_q6_scale,
                      zero_point=32),
         "iq4_xs": dict(runs=((WORD, 4, 33), (HALF, 0, 2)), n_parts=8, scale_ir=_xs_scale, **signed,
@@ -277,3 +299,28 @@ def _formats():
 
 
 FORMATS = _formats() if isa.ISA != "generic" else {}
+
+
+# ---------------------------------------------------------------- unpacked: codes as bytes, factors as float32
+def unpacked(format):
+    """The Format of its blocks unpacked: for each part its codes and its scale, then mins and offset, 32 bits each."""
+    n, parts = format.n_fours, format.n_parts
+    mins = (n + 1) * parts
+    offset = mins + parts // 2 * bool(format.mins_ir)
+    return dataclasses.replace(
+        format, runs=((WORD, 0, offset + bool(format.offset_ir)),), flip=0, part_nbytes=4 * LANES * (n + 1),
+        fours_ir=lambda b, rows, part: ((c, rows.word((n + 1) * part + c)) for c in range(n)),
+        scale_ir=lambda b, rows, part: rows.floats((n + 1) * part + n),
+        offset_ir=format.offset_ir and (lambda b, rows: rows.floats(offset)),
+        mins_ir=format.mins_ir and (lambda b, rows, pair: rows.word32(mins + pair)))
+
+
+def unpacked_words_ir(b, format, rows):
+    """The words of a block of `unpacked(format)`, in their order."""
+    for part in range(format.n_parts):
+        yield from (codes for _, codes in sorted(format.fours_ir(b, rows, part), key=lambda four: four[0]))
+        yield format.scale_ir(b, rows, part)
+    if format.mins_ir:
+        yield from (format.mins_ir(b, rows, pair) for pair in range(format.n_parts // 2))
+    if format.offset_ir:
+        yield format.offset_ir(b, rows)

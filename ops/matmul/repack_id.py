@@ -20,16 +20,15 @@ from ggjit.ops.matmul import mul_mat_id_group as lists
 from ggjit.ops.matmul.repack_codes import (
     LANES,
     ROWS,
-    column_nbytes,
     direct,
-    make_prepare,
     make_rows_of,
-    make_tile,
     widest,
 )
 from ggjit.ops.matmul.repack_formats import FORMATS
+from ggjit.ops.matmul.repack_tile import column_nbytes, make_prepare, make_tile
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
+from ggjit.ops.native import isa
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i64
 from ggjit.ops.native.node import (
@@ -71,7 +70,7 @@ def _make_one(type, prefetch):
             j = next_rows(node, ith, nth, sync, 1, n_b)
             if j >= n_b:
                 break
-            prepare(addr(b) + j * nb(b, 1), columns + j * column, k, y_nbytes)
+            prepare(addr(b) + j * nb(b, 1), k, columns + j * column, 0, 1)
         barrier(sync, nth)
         groups = m // ROWS
         total = groups * slots
@@ -84,13 +83,13 @@ def _make_one(type, prefetch):
                 s = item // groups
                 g = item - s * groups
                 w = addr(a) + (lists.expert_id(ids, s, 0) * groups + g) * group_nbytes
-                tile(w, columns + s % n_b * column, n_blocks, addr(d) + s * nb(d, 1) + GROUP_NBYTES * g, 0)
+                tile(w, columns + s % n_b * column, n_blocks, addr(d) + s * nb(d, 1) + GROUP_NBYTES * g, 0, w)
     return kernel
 
 
-def _make_many(type, n_columns, prefetch, in_turn):
-    format = FORMATS[type]
-    tiles = {c: make_tile(format, c, 1, prefetch, in_turn) for c in (1, 2, n_columns)}
+def _make_many(type, n_columns, n_groups, prefetch, in_turn):
+    format, sums_nbytes = FORMATS[type], n_groups * GROUP_NBYTES
+    tiles = {c: make_tile(format, c, n_groups, prefetch, in_turn) for c in (1, 2, n_columns)}
     prepare = make_prepare(format)
     single, double, wide = tiles[1], tiles[2], tiles[n_columns]
     nbytes, block, y_nbytes = type.nbytes, type.block, column_nbytes(format)
@@ -103,11 +102,11 @@ def _make_many(type, n_columns, prefetch, in_turn):
     @inline
     def multiply(w, y, n_blocks, sums, c):
         if c == n_columns:
-            wide(w, y, n_blocks, sums, GROUP_NBYTES)
+            wide(w, y, n_blocks, sums, sums_nbytes, w)
         elif c == 2:
-            double(w, y, n_blocks, sums, GROUP_NBYTES)
+            double(w, y, n_blocks, sums, sums_nbytes, w)
         else:
-            single(w, y, n_blocks, sums, GROUP_NBYTES)
+            single(w, y, n_blocks, sums, sums_nbytes, w)
 
     @inline
     def prepare_pair(b, src, k, position, n, columns, column):
@@ -116,13 +115,13 @@ def _make_many(type, n_columns, prefetch, in_turn):
         last = (n + c - 1) // c - 1
         t = position // c
         if t < last:
-            prepare(src, columns + t * c * column + (position - t * c) * y_nbytes, k, c * y_nbytes)
+            prepare(src, k, columns + t * c * column, position - t * c, c)
         if position >= n - c:
-            prepare(src, columns + last * c * column + (position - n + c) * y_nbytes, k, c * y_nbytes)
+            prepare(src, k, columns + last * c * column, position - n + c, c)
 
     @inline
     def expert_group(w, columns, column, n_blocks, n, pairs, d, slots, g, sums):
-        """L rows of an expert times its n columns."""
+        """Groups g ... of an expert times its n columns."""
         c = width(n)
         for t in range((n + c - 1) // c):
             first = min(t * c, n - c)
@@ -130,7 +129,7 @@ def _make_many(type, n_columns, prefetch, in_turn):
             for j in range(c):
                 pair = ld_i64(pairs + 8 * (first + j))
                 to = addr(d) + pair % slots * nb(d, 1) + pair // slots * nb(d, 2)
-                move_bytes(to + GROUP_NBYTES * g, sums + GROUP_NBYTES * j, GROUP_NBYTES)
+                move_bytes(to + GROUP_NBYTES * g, sums + sums_nbytes * j, sums_nbytes)
 
     def kernel(node, ith, nth, sync):
         a, b, ids, d = node + SRC0, node + SRC1, node + SRC2, node + DST
@@ -143,8 +142,8 @@ def _make_many(type, n_columns, prefetch, in_turn):
         column, group_nbytes = n_blocks * y_nbytes, ROWS * (k // block) * nbytes
         starts, experts = lists.starts_of(node), lists.experts_of(node, n_experts)
         pairs, sums = lists.pairs_of(node, n_experts), lists.lists_end(node, n_experts, n_pairs)
-        columns = sums + nth * n_columns * GROUP_NBYTES
-        sums += ith * n_columns * GROUP_NBYTES
+        columns = sums + nth * n_columns * sums_nbytes
+        sums += ith * n_columns * sums_nbytes
         while True:
             r = next_rows(node, ith, nth, sync, 1, n_pairs)
             if r >= n_pairs:
@@ -155,15 +154,16 @@ def _make_many(type, n_columns, prefetch, in_turn):
             src = addr(b) + pair % slots % n_b * nb(b, 1) + pair // slots * nb(b, 2)
             prepare_pair(b, src, k, r - first, ld_i64(starts + 8 * e + 8) - first, columns + 2 * first * column, column)
         barrier(sync, nth)
-        total = groups * lists.n_active(node)
+        bunches = (groups + n_groups - 1) // n_groups
+        total = bunches * lists.n_active(node)
         chunk = chunk_rows(total, nth)
         while True:
             start = next_rows2(node, ith, nth, sync, chunk, total)
             if start >= total:
                 return OK
             for item in range(start, min(total, start + chunk)):
-                i = item // groups
-                g = item - i * groups
+                i = item // bunches
+                g = min((item - i * bunches) * n_groups, groups - n_groups)     # the last may overlap
                 e = ld_i64(experts + 8 * i)
                 first = ld_i64(starts + 8 * e)
                 expert_group(addr(a) + (e * groups + g) * group_nbytes, columns + 2 * first * column, column, n_blocks,
@@ -191,8 +191,12 @@ def product(t, n_threads):
                       mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads, type.row_nbytes(k)), modules)
     most, in_turn = widest(format)
     columns = 4 if per_expert <= 4 else min(most, 12)           # two kernels a type, not one for each
-    how += "-in_turn" * in_turn
-    own = columns * GROUP_NBYTES
+    pairs = (choices.RULE or choices.INTEL).pairs if isa.ISA == "avx512" and m >= 2 * ROWS else None
+    n_groups = 2 if pairs and per_expert > most else 1
+    if n_groups > 1:
+        columns, in_turn = pairs, False
+    how += f"x{n_groups}" * (n_groups > 1) + "-in_turn" * in_turn
+    own = columns * n_groups * GROUP_NBYTES
     return Kernel(f"mul_mat_id-repacked-many-{type.name}-{columns}{how}",
-                  lambda: _make_many(type, columns, prefetch, in_turn), cost,
+                  lambda: _make_many(type, columns, n_groups, prefetch, in_turn), cost,
                   lists.group_nbytes(n_experts, n_pairs) + n_threads * own + 2 * n_pairs * column, modules)

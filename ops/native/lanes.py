@@ -236,6 +236,14 @@ def madd_ir(b, x, y):
     return call_intrinsic(b, "llvm.x86.avx2.pmadd.wd", vec_ir("i32", 8), [x, y])
 
 
+def madd_to_ir(b, acc, x, y):
+    """acc.i32 += i16 x i16, adjacent pairs; x, y: vectors of 32-bit words."""
+    x, y = (b.bitcast(v, vec_ir("i16", 2 * v.type.count)) for v in (x, y))
+    if acc.type.count == 16:
+        return call_intrinsic(b, "llvm.x86.avx512.vpdpwssd.512", acc.type, [acc, x, y])
+    return b.add(acc, madd_ir(b, x, y))
+
+
 def int_to_float_ir(b, v):
     return b.sitofp(v, vec_ir("f32", v.type.count))
 

@@ -108,9 +108,10 @@ def opaque_ir(b, value):
     return b.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
 
 
-def after_ir(b, value, other):
-    """`value`, which LLVM may only use once it has `other`, a vector; no instruction, a processor waits for nothing."""
-    return b.asm(ir.FunctionType(value.type, [value.type, other.type]), "", "=r,0,v", [value, other], False)
+def after_ir(b, value, vectors):
+    """`value`, which LLVM may only use once it has the vectors; no instruction, a processor waits for nothing."""
+    signature = ir.FunctionType(value.type, [value.type, *(v.type for v in vectors)])
+    return b.asm(signature, "", "=r,0" + ",v" * len(vectors), [value, *vectors], False)
 
 
 def counted_loop_ir(b, count, carried, body):

@@ -89,7 +89,7 @@ def store_sums_ir(b, sums, n_rows, n_cols, columns, index, rows):
 # Ways to ask for weights ahead of their use: (locality, bytes ahead or None: a tile).  A processor may like another one
 # than "own", the type's.
 OWN, NO_PREFETCH = "own", "no prefetch"
-PREFETCHES = {NO_PREFETCH: None, "near": (3, 512), "far": (2, None)}
+PREFETCHES = {NO_PREFETCH: None, "near": (3, 512), "ahead": (3, 6144), "far": (2, None)}
 
 
 def prefetching(dot, how):

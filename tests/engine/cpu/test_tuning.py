@@ -13,7 +13,7 @@ from ggjit.cpu import sharing, tuning
 from ggjit.ops.core.settings import TILE_ROWS
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import choices, repack
-from ggjit.ops.matmul.choices import NEAR, ONE_ROW, PLAIN, Choice, Tile, candidates
+from ggjit.ops.matmul.choices import AHEAD, NEAR, ONE_ROW, PLAIN, Choice, Tile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
 from ggjit.ops.native import isa, measured
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN
@@ -95,7 +95,7 @@ def test_untuned_machines_follow_the_rule(folder):
 
 
 @pytest.mark.parametrize("processor,blocks,halves,floats,repacked", [
-    ("znver5", ONE_ROW, ONE_ROW, PLAIN, True), ("znver4", PLAIN, PLAIN, ONE_ROW, True),
+    ("znver5", ONE_ROW, AHEAD, PLAIN, True), ("znver4", PLAIN, PLAIN, ONE_ROW, True),
     ("sapphirerapids", ONE_ROW, candidates(gg.F16)[-1], candidates(gg.F32)[-1], False)],
     ids=["znver5", "znver4", "sapphirerapids"])
 def test_rules_differ_between_processors(folder, monkeypatch, processor, blocks, halves, floats, repacked):
@@ -184,19 +184,19 @@ def clock(*seconds):
 def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch):
     """Every candidate and the layout: a processor that likes this, and one that likes the opposite."""
     seconds, others = tuning.measure(gg.Q4_0, **SMALL)
-    assert list(seconds) == ["1", "1 no prefetch", "1 near", "2", "4", "repacked 1", "repacked 1 near", "repacked 4",
-                             "repacked 4 near"]
+    assert list(seconds) == ["1", "1 no prefetch", "1 near", "1 ahead", "2", "4", "repacked 1", "repacked 1 near",
+                             "repacked 4", "repacked 4 near"]
     assert min(seconds.values()) > 0 and others == []
     monkeypatch.setattr(choices, "RULE", choices.INTEL)
-    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 6, 3, 1, 2, 2, 2, 2))
+    four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 6, 6, 3, 1, 2, 2, 2, 2))
     assert (four.tile, four.layout) == (Tile(4), None) and four.gain == 4
-    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 3, 5, 1.5, 1, 1.5, 1.5))
+    plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 3, 3, 5, 1.5, 1, 1.5, 1.5))
     assert (plain.tile, plain.layout) == (PLAIN, NEAR) and plain.layout_gain == 2
-    near = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 5, 5, 6, 6, 6, 6))
+    near = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 3, 5, 5, 6, 6, 6, 6))
     assert (near.tile, str(near.tile), near.layout) == (Tile(1, "near"), "1 near", None)
-    rule = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 5, 5, 1, 1, 1.01, 1))
+    rule = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 3, 5, 5, 1, 1, 1.01, 1))
     assert rule.layout == Tile(4)
-    below_least_gain = clock(1.01, 1.01, 1.01, 1.01, 1, 9, 9, 9, 9)
+    below_least_gain = clock(1.01, 1.01, 1.01, 1.01, 1.01, 1, 9, 9, 9, 9)
     assert tuning.choose(gg.Q4_0, **SMALL, now=below_least_gain).tile == ONE_ROW
 
 
