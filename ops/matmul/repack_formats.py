@@ -106,10 +106,6 @@ class Rows:
 
 
 # ---------------------------------------------------------------- bits
-def _and(b, v, x):
-    return b.and_(v, splat_const("i8" if v.type.count == 4 * LANES else "i32", x, v.type.count))
-
-
 def _bits(b, v, shift, mask, to=0):
     """Bits of every lane: `mask` of them from bit `shift` on, moved to bit `to`."""
     elem, n = ("i8" if v.type.count == 4 * LANES else "i32"), v.type.count
