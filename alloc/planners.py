@@ -6,7 +6,8 @@
                          canonical search at the goal, its three rules by turns
                          bisection between the proved bound and the best plan (both are complete: they can prove that
                          nothing fits)
-                         where nearly every section is full: tiling at the goal (ggjit.alloc.tiling)
+                         where sections are nearly full: tiling, at the goal and between it and the best plan
+                         (ggjit.alloc.tiling)
                          local search (ggjit.alloc.repair: finds what depth first misses)
 
 The goal is the lower bound, or `capacity` where that is given.  ggml's plan is always among the candidates, so the
@@ -36,8 +37,9 @@ from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import CACHE
 
 COARSE = 32                     # the bisection's node limit is that much smaller than the one at the goal
-SHARE = 2                       # of the moves of local search, over the nodes of the searches between
-TILES = 16                      # nodes of the tiling search over those of the searches between
+LOCAL = 2                       # of the moves of local search, over the nodes of the searches between
+LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search takes part, which finds more
+TILES = 16                      # nodes of the tiling search at a capacity, over those of a rule's search
 MOVES = 2000                    # of a walk of the local search before results are looked at
 
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
@@ -212,18 +214,27 @@ class Planner:
             if self._try(cap, limit) != FOUND:
                 soft = cap + 1
 
-    def _tile(self, tiles, nodes):
-        """The tiling search at the goal with so many nodes; its state, which serves one capacity."""
-        goal = max(self.proved, self.goal)
-        if tiles is None or tiles.cap != goal:
-            tiles = tiling.Tiling(self.inst, goal, self.seed)
-        if not self.done and not self.spent:
-            nodes = nodes if self.node_limit is None else min(nodes, self.node_limit - self.nodes)
-            made, offsets = tiles.run(nodes, self.stop)
+    def _tile(self, limit):
+        """The tiling search at the goal, then between it and the best plan, with `limit` nodes at each capacity.
+        Returns whether the problem suits it."""
+        soft = cap = max(self.proved, self.goal)
+        while not self.done and not self.spent:
+            if cap not in self.tiles:
+                self.tiles = {c: t for c, t in self.tiles.items() if c < self.best} | {
+                    cap: tiling.Tiling(self.inst, cap, self.seed)}
+            if not self.tiles[cap].suits and cap == max(self.proved, self.goal):
+                return False
+            nodes = limit if self.node_limit is None else min(limit, self.node_limit - self.nodes)
+            made, offsets = self.tiles[cap].run(nodes, self.stop)
             self.nodes += made
-            if offsets is not None:
+            if offsets is None:
+                soft = cap + 1
+            else:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "tiling")
-        return tiles
+            if self.best - soft <= self.best // 256:
+                break
+            cap = (soft + self.best) // 2
+        return True
 
     def _climb(self, local, nodes):
         """Local search with so many nodes."""
@@ -252,16 +263,16 @@ class Planner:
         with contextlib.ExitStack() as held:
             self.pool = held.enter_context(concurrent.futures.ThreadPoolExecutor(self.n_threads)) \
                 if self.n_threads > 1 else None
-            limit, local, tiles = 2 * self.inst.n, None, None
+            limit, local, self.tiles = 2 * self.inst.n, None, {}
             while not self.done and not self.spent:
                 before = self.nodes
                 self._try(max(self.proved, self.goal), limit)
                 self._bisect(max(limit // COARSE, 2 * self.inst.n))
                 spent = self.nodes - before
-                tiles = self._tile(tiles, TILES * spent)
+                full = self._tile(TILES * limit)
                 if not self.done and not self.spent and len(self.search.adj) <= repair.MAX_PAIRS:
                     local = local or repair.Repair(self.search, self.offsets, self.seed)
-                    self._climb(local, SHARE * spent)
+                    self._climb(local, int((LOCAL_BESIDE_TILES if full else LOCAL) * spent))
                 limit *= 2
 
 

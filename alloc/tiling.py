@@ -27,11 +27,11 @@ from ggjit.ops.native.jit import array_maker, i64s, inlined, native
 f64s = array_maker(types.float64)
 
 MAX_BUFFERS = 4096              # a node looks at every section of its part
-MAX_SPARE = 1 / 50              # of all bytes of all sections: with more to spare, other searches do better
+MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
 TRY_NODES, GROWTH, TRIES = 2000, 1.5, 64        # nodes of a try, that grow so after so many tries
 NOISE = 1.5                     # of a buffer's preference, in units of the logarithm of its area
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
-N_KEYS = 1 << 18                # failed parts that are remembered, a power of two
+N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
 
 MANY = np.int64(1) << np.int64(40)
@@ -62,9 +62,9 @@ def _level_above(p, q, side, lo, hi, cap, front, begins, b, size, placed, enough
 
 
 @inlined
-def _choices(p, q, side, begins, ends, a, b, size, placed, out, n, most):
-    """Write at most so many of the buffers that fit into the valley [p, q) from its left or right end to out[n:]; the
-    new n.  One of equals."""
+def _choices(p, q, side, begins, ends, a, b, size, placed, out, n):
+    """Write the buffers that fit into the valley [p, q) from its left or right end to out[n:]; the new n.  One of
+    equals."""
     at, ptr, ids = (q, ends[0], ends[1]) if side == 1 else (p, begins[0], begins[1])
     before = np.int64(-1)
     for k in range(ptr[at], ptr[at + 1]):
@@ -76,16 +76,15 @@ def _choices(p, q, side, begins, ends, a, b, size, placed, out, n, most):
         before = i
         out[n] = i
         n += 1
-        most -= 1
-        if most == 0:
-            break
     return n
 
 
 @inlined
-def _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, placed, out, n):
+def _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, placed, counted, n_choices, out, n):
     """(choices, p, q, side) of the end with the fewest choices in the part [lo, hi), short valleys first among equals;
-    0 choices: nothing can lie at one end; -1: the part is full."""
+    0 choices: nothing can lie at one end; -1: the part is full.
+
+    counted, n_choices: per side and end, the other end of the valley whose choices were counted, and their number."""
     least, best_p, best_q, best_side = MANY, lo, lo, 0
     p = lo
     while p < hi:
@@ -94,9 +93,11 @@ def _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, place
             q += 1
         if front[p] < cap and (p == lo or front[p - 1] > front[p]) and (q == hi or front[q] > front[p]):
             for side in range(2):
-                m = _choices(p, q, side, begins, ends, a, b, size, placed, out, n, least + 1) - n
-                end = q - 1 if side == 1 else p
-                spared = spare[end]
+                at, end, spared = (len(front) + 1 + q, p, spare[q - 1]) if side == 1 else (p, q, spare[p])
+                if counted[at] != end:
+                    counted[at] = end
+                    n_choices[at] = _choices(p, q, side, begins, ends, a, b, size, placed, out, n) - n
+                m = n_choices[at]
                 if m <= least and spared > 0:
                     m += spared >= _level_above(p, q, side, lo, hi, cap, front, begins, b, size, placed, spared)
                 if m == 0:
@@ -108,17 +109,10 @@ def _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, place
 
 
 @inlined
-def _key(lo, hi, begins, placed, spare, buffer_keys, section_keys):
-    """What a part is known by: its unplaced buffers and spare bytes."""
-    key = np.int64(1)
-    for s in range(lo, hi):
-        for k in range(begins[0][s], begins[0][s + 1]):
-            i = begins[1][k]
-            if placed[i] == 0:
-                key ^= buffer_keys[i]
-        x = section_keys[s] * (2 * spare[s] + 1)
-        key ^= x ^ ((x >> np.int64(29)) & np.int64(0x7FFFFFFFF))
-    return key
+def _spare_key(s, spare, section_keys):
+    """What a section's spare bytes add to the key of its part."""
+    x = section_keys[s] * (2 * spare[s] + 1)
+    return x ^ ((x >> np.int64(29)) & np.int64(0x7FFFFFFFF))
 
 
 @inlined
@@ -140,15 +134,19 @@ def _sort_choices(fr, f, front, size, a, b, like, out, score):
 
 
 @inlined
-def _apply(fr, f, sign, front, spare, crossing, a, b, size, placed):
-    """Make (sign 1) or take back (-1) the move of frame f."""
+def _apply(fr, f, sign, front, spare, crossing, a, b, placed, counted, key_of, buffer_keys, section_keys):
+    """Make (sign 1) or take back (-1) the move of frame f; what was counted at the ends of its buffer holds no more."""
     i, amount = fr[f, MOVE], fr[f, BYTES]
     if i == LIFT:
         end = fr[f, Q] - 1 if fr[f, SIDE] == 1 else fr[f, P]
+        key_of[end] ^= _spare_key(end, spare, section_keys)
         front[end] += sign * amount
         spare[end] -= sign * amount
+        key_of[end] ^= _spare_key(end, spare, section_keys)
     elif i >= 0:
+        key_of[a[i]] ^= buffer_keys[i]
         placed[i] += sign
+        counted[a[i]] = counted[len(front) + 1 + b[i]] = -1
         for s in range(a[i], b[i]):
             front[s] += sign * amount
         for s in range(a[i] + 1, b[i]):
@@ -184,9 +182,14 @@ def tile(slo, shi, size_, n, ns, spare_, cap, by_begin, by_end, like_, keys_, fa
     like, buffer_keys, section_keys = f64s(like_, n), i64s(keys_, n), i64s(keys_ + 8 * n, ns)
     failed, spare = i64s(failed_, N_KEYS), i64s(spare_, ns).copy()
     front, crossing, placed = np.zeros(ns, np.int64), np.zeros(ns + 1, np.int64), np.zeros(n, np.int64)
+    counted, n_choices = np.full(2 * ns + 2, -1, np.int64), np.zeros(2 * ns + 2, np.int64)
+    key_of = np.zeros(ns, np.int64)             # what a part is known by: its unplaced buffers and its spare bytes
     for i in range(n):
+        key_of[a[i]] ^= buffer_keys[i]
         for s in range(a[i] + 1, b[i]):
             crossing[s] += 1
+    for s in range(ns):
+        key_of[s] ^= _spare_key(s, spare, section_keys)
     max_frames, max_choices = 4 * n + 64, 16 * n + 256
     fr = np.zeros((max_frames, 13), np.int64)
     choice, score = np.zeros(max_choices + 2 * n, np.int64), np.zeros(max_choices + 2 * n, np.float64)
@@ -206,19 +209,21 @@ def tile(slo, shi, size_, n, ns, spare_, cap, by_begin, by_end, like_, keys_, fa
         if nodes > node_limit or stop[0] != 0 or top + 1 == max_frames or first >= max_choices:
             out[n] = nodes
             return NODE_LIMIT
-        m, p, q, side = _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, placed, choice, first)
+        m, p, q, side = _narrowest_choice(lo, hi, cap, front, spare, begins, ends, a, b, size, placed, counted,
+                                          n_choices, choice, first)
         if m < 0:
             continue
         f, key = parent, np.int64(0)
         if m > 0:
             if m > 1:
-                key = _key(lo, hi, begins, placed, spare, buffer_keys, section_keys)
+                for s in range(lo, hi):
+                    key ^= key_of[s]
             if m == 1 or failed[key & (N_KEYS - 1)] != key:
                 top += 1
                 f = top
                 fr[f, PARENT], fr[f, LO], fr[f, HI], fr[f, P], fr[f, Q], fr[f, SIDE] = parent, lo, hi, p, q, side
                 fr[f, FIRST], fr[f, AT], fr[f, KEY], fr[f, MOVE] = first, first, key, NONE
-                fr[f, LAST] = _choices(p, q, side, begins, ends, a, b, size, placed, choice, first, MANY)
+                fr[f, LAST] = _choices(p, q, side, begins, ends, a, b, size, placed, choice, first)
                 _sort_choices(fr, f, front, size, a, b, like, choice, score)
                 if fr[f, LAST] - first < m:
                     choice[fr[f, LAST]] = LIFT
@@ -229,7 +234,8 @@ def tile(slo, shi, size_, n, ns, spare_, cap, by_begin, by_end, like_, keys_, fa
                 out[n] = nodes
                 return EXHAUSTED
             while top > f or fr[f, MOVE] != NONE:
-                _apply(fr, top, -1, front, spare, crossing, a, b, size, placed)
+                _apply(fr, top, -1, front, spare, crossing, a, b, placed, counted, key_of, buffer_keys,
+                       section_keys)
                 fr[top, MOVE] = NONE
                 if top > f:
                     top -= 1
@@ -246,7 +252,7 @@ def tile(slo, shi, size_, n, ns, spare_, cap, by_begin, by_end, like_, keys_, fa
             fr[f, BYTES] = _level_above(fr[f, P], fr[f, Q], fr[f, SIDE], fr[f, LO], fr[f, HI], cap, front, begins, b,
                                         size, placed, 0)
         fr[f, MOVE], fr[f, DONE] = i, 0
-        _apply(fr, f, 1, front, spare, crossing, a, b, size, placed)
+        _apply(fr, f, 1, front, spare, crossing, a, b, placed, counted, key_of, buffer_keys, section_keys)
         parent = f
 
 
@@ -265,9 +271,10 @@ class Tiling:
     def __init__(self, inst, cap, seed=0):
         self.inst, self.cap = inst, int(cap)
         self.spare = self.cap - inst.totals
-        self.possible = inst.n <= MAX_BUFFERS and int(self.spare.min(initial=0)) >= 0 \
+        self.exhausted = False                  # whether there is no layout
+        self.suits = inst.n <= MAX_BUFFERS and int(self.spare.min(initial=0)) >= 0 \
             and float(self.spare.sum()) <= MAX_SPARE * self.cap * inst.ns
-        if not self.possible:
+        if not self.suits:
             return
         order = np.lexsort((inst.size, inst.shi, inst.slo))
         self.begins, self.ends = (_lists(at, order, inst.ns) for at in (inst.slo, inst.shi))
@@ -279,14 +286,14 @@ class Tiling:
     def run(self, n_nodes, stop=NEVER):
         """(nodes taken, offsets or None): tries until so many nodes are spent or one fits."""
         i, out, spent = self.inst, np.empty(self.inst.n + 1, np.int64), 0
-        while self.possible and spent < n_nodes and not stop[0]:
+        while self.suits and not self.exhausted and spent < n_nodes and not stop[0]:
             like = self.area + NOISE * self.rng.random(i.n)
             status = tile(i.slo, i.shi, i.size, i.n, i.ns, self.spare, self.cap, self.begins, self.ends, like,
                           self.keys, self.failed, min(int(self.try_nodes), n_nodes - spent), stop, out)
             spent += int(out[-1])
             if status == FOUND:
                 return spent, out[:-1].copy()
-            self.possible = status != EXHAUSTED
+            self.exhausted = status == EXHAUSTED
             self.n_tries += 1
             if self.n_tries % TRIES == 0:
                 self.try_nodes *= GROWTH

@@ -197,16 +197,17 @@ def hard_table(folder, limits, binary, quick):
     show("instance", "buffers", "one unit", "ggml", "by size", *[f"{x} s" for x in limits], "planner",
          "MiniMalloc: bound", "our peak")
     show(*["---"] * (8 + len(limits)))
-    total = []
+    total = {}
     for name, (lo, hi, size) in list(hard_problems(folder))[::2 if quick else 1]:
         p, inst, unit = planned(lo, hi, size, limits[-1])
         validate.check_layout(lo, hi, size, p.offsets * unit)
         at = [min(peak for t, peak, _ in p.trace if t <= x) / inst.lower_bound for x in limits]
         greatest = [p.ggml_peak / inst.lower_bound, by_size(lo, hi, size // unit) / inst.lower_bound]
-        total.append([*greatest, *at])
+        total.setdefault(name.split()[0], []).append([*greatest, *at])
         theirs = [minimalloc(binary, lo, hi, size, x * unit) if binary else "" for x in (inst.lower_bound, p.best)]
         show(name, inst.n, f"{1 / inst.lower_bound:.4f}", *[f"{x:.3f}" for x in (*greatest, *at)], p.how, *theirs)
-    show("mean", "", "", *[f"{x:.4f}" for x in np.mean(total, axis=0)], "", "", "")
+    for style in dict.fromkeys(total):
+        show(f"mean of {style}", "", "", *[f"{x:.4f}" for x in np.mean(total[style], axis=0)], "", "", "")
 
 
 def order_table(nets):

@@ -157,7 +157,7 @@ def test_tiling_misses_no_layout_and_finds_none_that_is_not_there(monkeypatch):
             want = CanonicalSearch(inst).solve(cap, np.argsort(-size), 1_000_000).status
             tiles = tiling.Tiling(inst, cap, seed)
             _, offsets = tiles.run(1_000_000)
-            assert (offsets is None) == (want == INFEASIBLE) == (not tiles.possible), (lo, hi, size, cap)
+            assert (offsets is None) == (want == INFEASIBLE) == tiles.exhausted, (lo, hi, size, cap)
             assert offsets is None or check_layout(lo, hi, size, offsets) <= cap
             decided.add(want)
     assert decided == {FOUND, INFEASIBLE}
@@ -166,12 +166,12 @@ def test_tiling_misses_no_layout_and_finds_none_that_is_not_there(monkeypatch):
 def test_tiling_is_left_to_full_problems():
     lo, hi, size = instances.accelerator(100, 3, **instances.STYLES["tiles"])
     full = Instance(lo, hi, size)
-    assert tiling.Tiling(full, full.lower_bound).possible
-    assert not tiling.Tiling(full, 2 * full.lower_bound).possible
-    assert not tiling.Tiling(full, full.lower_bound - 1).possible
+    assert tiling.Tiling(full, full.lower_bound).suits
+    assert not tiling.Tiling(full, 2 * full.lower_bound).suits
+    assert not tiling.Tiling(full, full.lower_bound - 1).suits
     lo, hi, size = instances.random_lifetimes(tiling.MAX_BUFFERS + 1)
     large = Instance(lo, hi, size)
-    assert not tiling.Tiling(large, large.lower_bound).possible
+    assert not tiling.Tiling(large, large.lower_bound).suits
 
 
 def test_an_alarm_that_rings_early_leaves_the_search_whole(monkeypatch):
