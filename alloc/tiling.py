@@ -4,11 +4,10 @@ What is placed has a front, the lowest free address of every section.  A valley 
 one level between higher neighbours.  The first free byte at either end of a valley is covered by a buffer that begins
 (or ends) exactly there and fits into the valley, or by nothing at all, for which its section must have bytes to spare:
 
-    front   ____            c begins where the valley begins; b does not, so it cannot come first unless the bytes
-                |      __   below it at the left end stay unused.  Then the front is lifted there to the next level at
-                |_____|     which something can lie: a neighbour, or the top of what still fits beside it.
-                ^     ^
-              begin  end    every end of every valley is a choice to make
+    ____
+        |         ____      c begins where the valley begins, a choice for its left end; b ends where it ends, one for
+        |ccc  bbbb|         its right end.  Where an end stays free, the front is lifted there to the next level at
+        ^         ^         which something can lie: a neighbour, or the top of what still fits beside it.
 
 The end with the fewest choices is decided first; one without any ends the branch.  A border that no unplaced buffer
 crosses makes two parts that are searched apart.  What is left to place fixes the front, so a part that failed is known
