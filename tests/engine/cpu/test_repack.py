@@ -18,7 +18,7 @@ from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import layout
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, ParamError
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices, repack, repack_codes
 from ggjit.ops.native import isa
 
 pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
@@ -88,6 +88,14 @@ def test_products_are_those_of_the_file(type, n):
     file.set_bytes(raw)
     usual = gg.compute(gg.mul_mat(file, b))
     assert np.square(got - usual).sum() <= 1e-10 * np.square(usual).sum()
+
+
+@pytest.mark.parametrize("rule,type,n", sampled(itertools.product(("INTEL", "ZEN", "ZEN5"), CODES, (1, 9, 17, 40)),
+                                                enumerate))
+def test_products_are_those_of_the_file_by_every_processors_rule(monkeypatch, rule, type, n):
+    monkeypatch.setattr(choices, "RULE", getattr(choices, rule))
+    monkeypatch.setattr(choices, "kept", lambda type: None)
+    test_products_are_those_of_the_file(type, n)
 
 
 def drawn_experts(type, n_slots, n_tokens, broadcast):
@@ -412,3 +420,22 @@ def test_every_processors_tiles_of_columns_give_the_same_bytes(type, monkeypatch
         names.add(plan.kernels[0].name)
         results.add(plan.numpy(y).tobytes())
     assert len(results) == 1 and len(names) == 2
+
+
+@pytest.mark.parametrize("type", ONE_OF_EACH[1:], ids=repr)
+def test_tiles_of_every_shape_give_the_same_bytes(type, monkeypatch):
+    """Also those that no rule asks for: columns in turn over two groups, unpacked rows without a prefetch."""
+    m, k, parts = 5 * repack.unit(type)[1], 3 * k_of(type), repack_codes.FORMATS[type].n_parts > 1
+    w, _, ctx = matrix(type, k, m)
+    y = gg.mul_mat(w, gg.from_numpy(ctx, np.random.default_rng().standard_normal((5, k)).astype(np.float32)))
+    plan = planned(y)
+    plan.compute()
+    want = plan.numpy(y)
+    for how in (dict(n_groups=2, in_turn=True), dict(n_groups=2, unpacks=parts, n_lines=1),
+                dict(n_groups=1, in_turn=True, unpacks=parts)):
+        shape = repack_codes._Shape(**{"n_columns": 3, "narrower": True, "prefetch": "near", **how})
+        monkeypatch.setattr(repack_codes, "_shape", lambda *args, shape=shape: shape)
+        plan = planned(y)
+        assert str(shape) in plan.kernels[0].name
+        plan.compute()
+        assert plan.numpy(y).tobytes() == want.tobytes(), how
