@@ -29,12 +29,7 @@ from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
-from ggjit.ops.native.lanes import (
-    i64,
-    splat_const,
-    transpose_ir,
-    zero,
-)
+from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
 from ggjit.ops.native.mem import ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
 from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir

@@ -17,14 +17,7 @@ from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import choices, mul_mat_id_tile
 from ggjit.ops.matmul import mul_mat_id_group as lists
-from ggjit.ops.matmul.repack_codes import (
-    LANES,
-    ROWS,
-    columns_of_pairs,
-    direct,
-    make_rows_of,
-    widest,
-)
+from ggjit.ops.matmul.repack_codes import LANES, ROWS, columns_of_pairs, direct, make_rows_of, widest
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.matmul.repack_tile import column_nbytes, make_prepare, make_tile
 from ggjit.ops.matmul.tile_codes import code_tile
