@@ -225,7 +225,7 @@ def _row_stages(capacity, m_, l_, c_, new_, slope_, mask_, block_, bits_, values
         for r in range(n):
             if ld_i64(wk + bits_ + 8 * r) != 0:
                 m = _row_max(wk + scores_ + r * ROW_NBYTES, ld_i64(wk + block_ + 8 * r), ld_f32(wk + slope_ + 4 * r),
-                            cap, nv, ld_f32(wk + m_ + 4 * r))
+                             cap, nv, ld_f32(wk + m_ + 4 * r))
                 st_f32(wk + new_ + 4 * r, m)
         for i in range(0, 4 * n, B):
             new = simd.ldf(wk + new_ + i)

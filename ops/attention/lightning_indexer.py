@@ -115,7 +115,7 @@ def _make(tk):
             transpose_keys(keys, addr(k) + i * nb(k, 2) + s * nb(k, 3), nb(k, 2), min(n, W), d)
             for t in range(n_batch):
                 y = _score(keys, addr(q) + t * nb(q, 2) + s * nb(q, 3), nb(q, 1),
-                          addr(w) + t * nb(w, 1) + s * nb(w, 3), n_head, d)
+                           addr(w) + t * nb(w, 1) + s * nb(w, 3), n_head, d)
                 pm = addr(m) + 2 * i + t * nb(m, 1) + s % ne(m, 3) * nb(m, 3)
                 po = addr(out) + 4 * i + t * nb(out, 1) + s * nb(out, 3)
                 if n >= W:

@@ -11,7 +11,7 @@ first: then super-blocks are unpacked to bytes, a chunk of rows at a time, once 
 Measured in benchmarks/repack.py.  AVX-512 with VNNI, and AVX2; k a multiple of the type's block, rows a multiple of L.
 Activations are rounded as ggml rounds them next to the type: codes of 8 bits with a scale for 32 (Q8_0) or 256 elements
 (Q8_K).  Every element of a result is summed in the order of k: results depend neither on threads nor on the number of
-columns.
+columns, but where the integer tile takes over (`_shape`), whose order is its own.
 """
 import functools
 from typing import NamedTuple
@@ -29,12 +29,7 @@ from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function, native
-from ggjit.ops.native.lanes import (
-    i64,
-    splat_const,
-    transpose_ir,
-    zero,
-)
+from ggjit.ops.native.lanes import i64, splat_const, transpose_ir, zero
 from ggjit.ops.native.mem import ld_i8, ld_i16, ld_i32, st_i8, st_i16, st_i32
 from ggjit.ops.native.node import DST, SRC0, SRC1, addr, barrier, chunk_rows, nb, ne, next_rows, next_rows2, work
 from ggjit.ops.native.simd import load_ir, shuffle_ir, store_ir, vec_ir
@@ -59,7 +54,7 @@ def _copy(to, here, width, flip):
 
 @native("i64(i64, i64, i64, i64, i64, i64, i64, i64, i64)")
 def move_rows(file, repacked, n_blocks, m, block_nbytes, runs, n_runs, flip, into):
-    """Blocks of m rows in the file's order -> interleaved, or back (into 0).  runs: (width, offset, count) as int64."""
+    """Blocks of m rows in the file's order -> interleaved, or back (into 0).  runs: (width, offset, count) as int32."""
     for row in range(m):
         group, lane = repacked + row // ROWS * (n_blocks * block_nbytes * ROWS), row % ROWS
         for i in range(n_blocks):
@@ -170,7 +165,7 @@ def _make(type, shape):
         chunk = chunk_rows(groups, nth)
         if n_lines > 1:                         # few tiles: a chunk is soon done, and the next one asked for meanwhile
             return n_groups
-        if n_lines:
+        if n_lines or unpacks:                  # unpacked rows have to fit their memory
             chunk = min((groups + 2 * nth - 1) // (2 * nth), UNPACKED_NBYTES // (n_blocks * seen_nbytes))
             return max(1, chunk // n_groups) * n_groups
         chunk = max(chunk, min(CHUNK_NBYTES // (n_blocks * nbytes), groups // (2 * nth)))
@@ -250,13 +245,18 @@ def widest(format):
     return (rule.columns[format.n_parts > 1], rule.in_turn) if isa.ISA == "avx512" else (MAX_COLUMNS, False)
 
 
+def columns_of_pairs(m):
+    """Columns of a tile over two groups of rows; None where that is no tile of the processor's, or of so few rows."""
+    return (choices.RULE or choices.INTEL).pairs if isa.ISA == "avx512" and m >= 2 * ROWS else None
+
+
 def _shape(type, m, n):
     """The _Shape of n columns; None where these tiles are not the fastest."""
-    format, rule, (most, in_turn) = FORMATS[type], choices.RULE or choices.INTEL, widest(FORMATS[type])
-    pairs = isa.ISA == "avx512" and rule.pairs and n > most and m >= 2 * ROWS
+    format, (most, in_turn) = FORMATS[type], widest(FORMATS[type])
+    pairs = columns_of_pairs(m) if n > most else None
     if not (pairs or direct(format, n)):
         return None
-    tiles = max(1, -(-n // (rule.pairs if pairs else most)))
+    tiles = max(1, -(-n // (pairs or most)))
     n_columns, narrower = max(1, -(-n // tiles)), n % tiles > 0         # 13 columns are 5 + 4 + 4, not 6 + 6 + 1
     n_groups, prefetch = groups_of(type, n_columns, m)
     if pairs:

@@ -17,18 +17,11 @@ from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import choices, mul_mat_id_tile
 from ggjit.ops.matmul import mul_mat_id_group as lists
-from ggjit.ops.matmul.repack_codes import (
-    LANES,
-    ROWS,
-    direct,
-    make_rows_of,
-    widest,
-)
+from ggjit.ops.matmul.repack_codes import LANES, ROWS, columns_of_pairs, direct, make_rows_of, widest
 from ggjit.ops.matmul.repack_formats import FORMATS
 from ggjit.ops.matmul.repack_tile import column_nbytes, make_prepare, make_tile
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
-from ggjit.ops.native import isa
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_i64
 from ggjit.ops.native.node import (
@@ -191,10 +184,9 @@ def product(t, n_threads):
                       mul_mat_id_tile.work_nbytes(tile, k, n_experts, n_pairs, n_threads, type.row_nbytes(k)), modules)
     most, in_turn = widest(format)
     columns = 4 if per_expert <= 4 else min(most, 12)           # two kernels a type, not one for each
-    pairs = (choices.RULE or choices.INTEL).pairs if isa.ISA == "avx512" and m >= 2 * ROWS else None
-    n_groups = 2 if pairs and per_expert > most else 1
-    if n_groups > 1:
-        columns, in_turn = pairs, False
+    n_groups, pairs = 1, columns_of_pairs(m)
+    if pairs and per_expert > most:
+        columns, n_groups, in_turn = pairs, 2, False
     how += f"x{n_groups}" * (n_groups > 1) + "-in_turn" * in_turn
     own = columns * n_groups * GROUP_NBYTES
     return Kernel(f"mul_mat_id-repacked-many-{type.name}-{columns}{how}",

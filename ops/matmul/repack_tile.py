@@ -11,10 +11,18 @@ groups of L rows; a vector of codes serves all columns, four codes of a column, 
     blocks of one scale     c += scale d (sum(code q) - zero_point sum(q)) - offset d sum(q)
     super-blocks            c += d (sum of scale[part] sum(code q) - offset sum of min[part] sum(q))
 
-The second line is how every tile adds super-blocks, so results do not depend on the tile.  On AMD's Zen 5 two units
-multiply, and both sums of products and scaling are theirs: 8 + 2 instructions for 32 elements of blocks (80 % of the
-peak at most), 8 + 1.75 of Q4_K, 8 + 2.25 of Q6_K.  Its processors fetch ahead by the address of the instruction that
-loads: a loop over alike parts reads the second-level cache a tenth faster than the same parts one after the other.
+The second line is how every tile adds super-blocks, so results do not depend on the tile.  Integer sums are exact,
+whatever bytes a file holds: codes of finite activations are -127 ... 127 (values of at most amax times 127 / amax), so
+
+    AVX2's pairs of products    2 x 128 x 127 = 32,512                  16 bits, saturating
+    a part and its zero point   32 x (255 + 128) x 127 = 1,556,512      32 bits; below 2^24, so exact as float32
+    sums of activations         32 x 127 = 4,064                        two in a word
+    mins of a super-block       8 x 63 x 4,064 = 2,048,256              32 bits, as above
+
+On AMD's Zen 5 two units multiply, and both sums of products and scaling are theirs: 8 + 2 instructions for 32 elements
+of blocks (80 % of the peak at most), 8 + 1.75 of Q4_K, 8 + 2.25 of Q6_K.  It fetches ahead by the address of the
+instruction that loads: a loop over alike parts reads the second-level cache a tenth faster than the same parts one
+after the other.
 """
 import itertools
 
@@ -163,7 +171,7 @@ class _Block:
         """Yields (group, column, sum of a part, float32); its fours are `first` and the next ones."""
         b, format = self.b, self.format
         fours = zip(*(format.fours_ir(b, r, part) for r in rows), strict=True)
-        fours = list(fours) if len(rows) == 1 else fours
+        fours = list(fours) if len(rows) == 1 or self.in_turn else fours
         for some in [[j] for j in self.columns] if self.in_turn else [self.columns]:
             if some[0]:                             # LLVM would mix the columns, and spill
                 q = after_ir(b, q, [c[some[0] - 1] for c in acc])

@@ -13,12 +13,13 @@ from helpers.sample import sampled
 
 import ggjit as gg
 from ggjit.core.table import TABLE
+from ggjit.cpu import sharing
 from ggjit.models import load_model
 from ggjit.models.files.minilm import minilm_path
 from ggjit.models.networks import layout
 from ggjit.models.networks.peak import model_peak
 from ggjit.ops.core.errors import IndexRangeError, NotAllocated, NotSupported, ParamError
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices, repack, repack_codes
 from ggjit.ops.native import isa
 
 pytestmark = pytest.mark.skipif(not repack.LAYOUTS, reason=f"no layout for {isa.ISA}")
@@ -90,6 +91,14 @@ def test_products_are_those_of_the_file(type, n):
     assert np.square(got - usual).sum() <= 1e-10 * np.square(usual).sum()
 
 
+@pytest.mark.parametrize("rule,type,n", sampled(itertools.product(("INTEL", "ZEN", "ZEN5"), CODES, (1, 9, 17, 40)),
+                                                enumerate))
+def test_products_are_those_of_the_file_by_every_processors_rule(monkeypatch, rule, type, n):
+    monkeypatch.setattr(choices, "RULE", getattr(choices, rule))
+    monkeypatch.setattr(choices, "kept", lambda type: None)
+    test_products_are_those_of_the_file(type, n)
+
+
 def drawn_experts(type, n_slots, n_tokens, broadcast):
     """(experts in CPU_REPACK, the same in a CPU buffer, columns, ids), drawn."""
     rng, (block, rows), ctx, n_experts = np.random.default_rng(), repack.unit(type), gg.Context(), 5
@@ -134,7 +143,7 @@ def test_repacked_experts_refuse_what_they_cannot_do():
             columns = b if n == 3 else gg.cont(gg.view_3d(b, *b.ne[:2], 1, *b.nb[1:3], 0))
             with pytest.raises(IndexRangeError, match=f"{bad}"):
                 gg.compute(gg.mul_mat_id(packed, columns, ids))
-    with pytest.raises(NotSupported, match="lies in CPU_REPACK"):
+    with pytest.raises(NotSupported, match="lies in CPU_REPACK.*one batch"):
         gg.compute(gg.mul_mat(packed, gg.from_numpy(packed.ctx, np.ones((5, 4, packed.ne[0]), np.float32))))
 
 
@@ -144,7 +153,8 @@ def test_threads_and_columns_do_not_change_the_bytes(type):
     x = np.random.default_rng().standard_normal((17, 1024)).astype(np.float32)
     answers = []
     for n_threads in (1, 2, 3):
-        plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
+        with sharing.forced(sharing.RULE_NANOSECONDS):      # whatever was measured on this machine
+            plan = planned(y := gg.mul_mat(t, gg.from_numpy(ctx, x)), n_threads)
         plan.compute()
         assert plan.n_used == n_threads
         answers.append(plan.numpy(y))
@@ -412,3 +422,22 @@ def test_every_processors_tiles_of_columns_give_the_same_bytes(type, monkeypatch
         names.add(plan.kernels[0].name)
         results.add(plan.numpy(y).tobytes())
     assert len(results) == 1 and len(names) == 2
+
+
+@pytest.mark.parametrize("type", ONE_OF_EACH[1:], ids=repr)
+def test_tiles_of_every_shape_give_the_same_bytes(type, monkeypatch):
+    """Also those that no rule asks for: columns in turn over two groups, unpacked rows without a prefetch."""
+    m, k, parts = 5 * repack.unit(type)[1], 3 * k_of(type), repack_codes.FORMATS[type].n_parts > 1
+    w, _, ctx = matrix(type, k, m)
+    y = gg.mul_mat(w, gg.from_numpy(ctx, np.random.default_rng().standard_normal((5, k)).astype(np.float32)))
+    plan = planned(y)
+    plan.compute()
+    want = plan.numpy(y)
+    for how in (dict(n_groups=2, in_turn=True), dict(n_groups=2, unpacks=parts, n_lines=1),
+                dict(n_groups=1, in_turn=True, unpacks=parts)):
+        shape = repack_codes._Shape(**{"n_columns": 3, "narrower": True, "prefetch": "near", **how})
+        monkeypatch.setattr(repack_codes, "_shape", lambda *args, shape=shape: shape)
+        plan = planned(y)
+        assert str(shape) in plan.kernels[0].name
+        plan.compute()
+        assert plan.numpy(y).tobytes() == want.tobytes(), how
