@@ -2,6 +2,7 @@
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.cross import CrossAttention, CrossBlock
 from ggjit.models.blocks.description import Description
+from ggjit.models.blocks.facts import MAX_LAYERS
 from ggjit.models.blocks.feed_forward import Dense
 from ggjit.models.families.encoders import t5encoder
 
@@ -23,6 +24,8 @@ def t5(facts):
     block = CrossBlock(attention, CrossAttention(sizes["n_head"], sizes["d_head"]),
                        Dense(facts.n_ff, "geglu" if gated else "relu", bias=False))
     n_layer = facts.positive("decoder_block_count", facts.n_layer)
+    if n_layer > MAX_LAYERS:
+        raise facts.wrong("decoder_block_count", n_layer, f"at most {MAX_LAYERS}")
     return Description([block] * n_layer, facts.eps(), out_norm="dec.output_norm", prefix="dec.blk.",
                        logit_scale=0.0 if facts.has("output.weight") else facts.n_embd ** -0.5)
 
