@@ -236,7 +236,8 @@ class Facts:
     def heads_per_layer(self, near=(), may_lack=False):
         """[`heads` of every layer], from numbers or arrays.
 
-        may_lack: None stands for a layer with 0 heads of queries or keys, which is refused else.  near: [is it a layer with a window?]; those have sizes of their own, where the file states such.
+        may_lack: None stands for a layer with 0 heads of queries or keys, which is refused else.  near: [is it a layer
+        with a window?]; those have sizes of their own, where the file states such.
         """
         n_head = self.per_layer("attention.head_count")
         n_head_kv = self.per_layer("attention.head_count_kv", self.get("attention.head_count"))

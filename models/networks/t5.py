@@ -138,7 +138,8 @@ class Answering(Generation):
     """A Generation that begins with the decoder's start token, about a text that is encoded where it was not last."""
 
     def __init__(self, model, prompt, n_predict, stop, ignore_eos, **options):
-        self.encoded_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt
+        self.encoded_ids = model._checked_ids(ids, model.n_ctx).tolist()
         super().__init__(model, [model.start_id], n_predict, stop, ignore_eos, **options)
 
     def _decode(self, ids):

@@ -58,6 +58,8 @@ def test_what_was_encoded_is_part_of_a_saved_state(path):
         m.load_state(state)
         assert m.n_encoded == len(LONG)
         np.testing.assert_array_equal(m.decode([17, 5]), want)
+    with loaded(path, n_ctx=80) as m, pytest.raises(gg.ParamError, match="n_ctx=64"):
+        m.load_state(state)
 
 
 def test_encoder_results(path):
@@ -103,6 +105,9 @@ def test_what_does_not_fit_is_refused(path, tmp_path):
             m.encode([96])
         with pytest.raises(gg.ParamError, match="65 tokens do not fit"):
             m.encode([1] * 65)
+        for prompt in (5, None, [], [3.5]):
+            with pytest.raises(gg.ParamError, match="a non-empty list of integers"):
+                m.generate(prompt)
         assert m.n_encoded == 0
     with pytest.raises(gg.ParamError, match="n_seqs = 2"):
         loaded(path, n_seqs=2)
