@@ -101,6 +101,11 @@ class T5(Decoder):
                    for node in block.cross.written(kept[-3:], x, leaf["rows"], w)]
         return inputs, x, *written
 
+    def largest_graph(self, all_logits=False):
+        """The encoder's of a text as long as the context, or the decoder's of a full batch: which computes more."""
+        graphs = self.graph(ENCODE, self.n_ctx), super().largest_graph(all_logits)
+        return max(graphs, key=lambda graph: self._allocator.plan(graph).peak)
+
     # ------------------------------------------------------------ the decoder
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
         inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
@@ -116,7 +121,7 @@ class T5(Decoder):
     def _fed(self, ids, all_rows, hidden=False):
         if not self.n_encoded:
             raise ParamError(f"{self.file.path}: nothing was encoded that the decoder could look at; call "
-                             f"m.encode(text) first, or m.generate(text)")
+                             f"m.encode(text) first, or m.generate(text); of the commands generate and chat do so")
         return super()._fed(ids, all_rows, hidden)
 
     def load_state(self, state):
