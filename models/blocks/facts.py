@@ -233,13 +233,17 @@ class Facts:
         n_head = self.positive("attention.head_count")
         return self._heads(n_head, self.positive("attention.head_count_kv", n_head))
 
-    def heads_per_layer(self, near=()):
-        """[`heads` of every layer, or None where it has none], from numbers or arrays.
+    def heads_per_layer(self, near=(), may_lack=False):
+        """[`heads` of every layer], from numbers or arrays.
 
-        near: [is it a layer with a window?]; those have sizes of their own, where the file states such.
+        may_lack: None stands for a layer with 0 heads of queries or keys, which is refused else.  near: [is it a layer
+        with a window?]; those have sizes of their own, where the file states such.
         """
         n_head = self.per_layer("attention.head_count")
         n_head_kv = self.per_layer("attention.head_count_kv", self.get("attention.head_count"))
+        for key, counts in (("head_count", n_head), ("head_count_kv", n_head_kv)):
+            if 0 in counts and not may_lack:
+                raise self.wrong(f"attention.{key}", counts, "a positive number for every layer")
         suffixes = ["_swa" if has_window else "" for has_window in near] or [""] * len(n_head)
         return [self._heads(h, kv, s) if h and kv else None
                 for h, kv, s in zip(n_head, n_head_kv, suffixes, strict=True)]

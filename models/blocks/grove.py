@@ -9,6 +9,7 @@ import dataclasses
 import math
 
 import ggjit as gg
+from ggjit.models.blocks.description import linear
 from ggjit.models.blocks.moe import SMALLEST_SUM, Experts, Mixture, through_experts
 from ggjit.ops.core.types import BY_NAME
 
@@ -43,7 +44,7 @@ class Grove:
     def build(self, g, m, w, i):
         y = self.experts.build(g, m, w, i)
         small, t = w["small"], m.ne[1]
-        s = gg.mul_mat(small.router, m)
+        s = linear((small.router, None, *w["experts"].adapters[0]), m)
         ids = gg.cast(gg.argsort_top_k(s, small.n_used), F32)
         ids = gg.cast(gg.scale(ids, 1.0 / self.n_each), I32)
         weights = gg.get_rows(gg.reshape_3d(gg.soft_max(s), 1, self.experts.n_expert, t), ids)

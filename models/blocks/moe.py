@@ -182,8 +182,10 @@ def mixture(facts, n_ff, n_used=None, **switches):
 def groups(facts):
     """{n_groups, n_groups_used} of a Mixture.  Errors: ModelError."""
     n, used = (max(facts.get(key, 1, int), 1) for key in ("expert_group_count", "expert_group_used_count"))
-    if not 1 <= used <= n or facts.get("expert_count", kind=int) % n:
-        raise facts.wrong("expert_group_count", n, f"a divisor of the experts, and at least the {used} groups used")
+    n_expert = facts.get("expert_count", kind=int)
+    if not 1 <= used <= n or n_expert % n or (n > 1 and n_expert < 2 * n):
+        raise facts.wrong("expert_group_count", n, f"a divisor of the {n_expert} experts that leaves two or more to a "
+                                                   f"group, and at least the {used} groups used")
     return {"n_groups": n, "n_groups_used": used}
 
 

@@ -42,7 +42,7 @@ def _q_rank(facts):
 def _scaled_rope(facts, d_key):
     """(Rope, scale of the scores): YaRN's growth of the scores is taken from RoPE, and squared into their scale."""
     rope = facts.rope(ROPE_NORMAL, d_key, factors="")
-    multiplier = facts.get("rope.scaling.yarn_log_multiplier", 0.0, float) / 0.1     # the converter multiplies by 0.1
+    multiplier = facts.scale("rope.scaling.yarn_log_multiplier") / 0.1     # the converter multiplies by 0.1
     grown = math.log(1.0 / rope.freq_scale)
     taken = 1.0 if facts.file.arch == "deepseek2" else multiplier
     attn = rope.attn_factor / (1.0 + 0.1 * taken * grown) if rope.ext_factor and multiplier else rope.attn_factor

@@ -14,6 +14,8 @@ from ggjit.models.blocks.moe import mixture
 from ggjit.models.families.gemma import encoder_blocks
 from ggjit.models.families.llama import llama
 
+MAX_BUCKETS = 255               # half of them are of single distances, which end before networks/encoder.py's FARTHEST
+
 
 def _post_norm(facts, attention, *feed_forwards, **switches):
     """feed_forwards: of the layers, in turn."""
@@ -97,10 +99,18 @@ def gemma_embedding(facts):
                        projections=tuple(projections))
 
 
+def buckets(facts):
+    """Of T5's relative positions."""
+    n = facts.positive("attention.relative_buckets_count")
+    if not 2 <= n <= MAX_BUCKETS:
+        raise facts.wrong("attention.relative_buckets_count", n, f"2 to {MAX_BUCKETS}")
+    return n
+
+
 def t5encoder(facts):
     """Scores of relative positions instead of RoPE, unscaled; RMS norms; a GELU gate or, in the first T5, ReLU."""
     attention = Attention(**facts.heads(), scale=1.0, bias=False, out_bias=False, out="attn_o",
-                          rel_buckets=facts.positive("attention.relative_buckets_count"))
+                          rel_buckets=buckets(facts))
     gated = facts.has("enc.blk.0.ffn_gate.weight")
     block = Block(attention, Dense(facts.n_ff, "geglu" if gated else "relu", bias=False))
     return Description([block] * facts.n_layer, facts.eps(), out_norm="enc.output_norm", prefix="enc.blk.", tied=True)

@@ -251,8 +251,10 @@ def grovemoe(facts):
     facts.ignore("feed_forward_length")
     attention = _rotated(facts, ROPE_NEOX, qk_norm="rms")
     small = facts.get("expert_chunk_feed_forward_length", 0, int) or attention.d_head
-    feed_forward = Grove(mixture(facts, facts.positive("expert_feed_forward_length")), small,
-                         facts.positive("experts_per_group"), facts.between("expert_group_scale", 0.0, 1e6))
+    experts, n_each = mixture(facts, facts.positive("expert_feed_forward_length")), facts.positive("experts_per_group")
+    if experts.n_expert % n_each:
+        raise facts.wrong("experts_per_group", n_each, f"a divisor of the {experts.n_expert} experts")
+    feed_forward = Grove(experts, small, n_each, facts.between("expert_group_scale", 0.0, 1e6))
     return Description([Block(attention, feed_forward)] * facts.n_layer, facts.eps())
 
 

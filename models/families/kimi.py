@@ -29,6 +29,14 @@ def _delta(facts, **switches):
                      facts.positive("ssm.conv_kernel"), **switches)
 
 
+def _lower(facts, default):
+    """The least logarithm of a decay; 0: none."""
+    lower = facts.get("kda.gate_lower_bound", default, float)
+    if not -1e6 < lower <= 0:
+        raise facts.wrong("kda.gate_lower_bound", lower, "a number below 0, or 0 for none")
+    return lower
+
+
 def _experts(facts, **switches):
     """Picked with a bias, beside shared ones."""
     n_ff = facts.positive("expert_feed_forward_length")
@@ -58,10 +66,10 @@ def kimi_linear(facts):
 def kimi_k3(facts):
     """Attention over residuals, gates behind attention, experts of a shorter vector, no RoPE."""
     facts.ignore("rope.freq_base", "feed_forward_length")
-    lower, every = facts.get("kda.gate_lower_bound", 0.0, float), facts.positive("attn_res.block_size")
+    lower, every = _lower(facts, 0.0), facts.positive("attn_res.block_size")
     delta = _delta(facts, decay_rank=facts.positive("kda.head_dim"), gate="ssm_g", flat=True, lower=lower, sign=-1.0)
-    shape = facts.between("activation.situ_beta", 0.0, 1e6), max(facts.get("activation.situ_linear_beta", ..., float),
-                                                                0.0)
+    shape = (facts.between("activation.situ_beta", 0.0, 1e6),
+             max(facts.between("activation.situ_linear_beta", -1e6, 1e6), 0.0))
     q_rank = facts.get("attention.q_lora_rank", 0, int)
     n_dense = facts.get("leading_dense_block_count", 0, int)
     shared_width = facts.positive("expert_feed_forward_length") * max(facts.get("expert_shared_count", 1, int), 1)
@@ -86,8 +94,8 @@ def bailingmoe3(facts):
     facts.ignore("rope.dimension_sections", "feed_forward_length")
     if not facts.get("kda.safe_gate", True, bool):
         raise facts.wrong("kda.safe_gate", False, "true")
-    lower = facts.get("kda.gate_lower_bound", ..., float)
-    if not -1e6 < lower < 0:
+    lower = _lower(facts, ...)
+    if not lower:
         raise facts.wrong("kda.gate_lower_bound", lower, "a number below 0")
     rope = facts.rope(ROPE_NORMAL, facts.positive("attention.key_length_mla"), factors="")
     latent = _latent(facts, facts.get("attention.q_lora_rank", 0, int), rope=rope, gate="sigmoid", gate_by_head=True)

@@ -65,7 +65,7 @@ def bitnet(facts):
 
 def deci(facts):
     """Layers of different sizes; some have a matrix instead of attention, no attention, or nothing at all."""
-    heads, blocks = facts.heads_per_layer(), []
+    heads, blocks = facts.heads_per_layer(may_lack=True), []
     n_heads, n_ffs = facts.per_layer("attention.head_count"), facts.per_layer("feed_forward_length")
     rope = facts.rope(ROPE_NORMAL, facts.positive("attention.key_length", facts.n_embd // max(*n_heads, 1)),
                       kinds=ROPE_KINDS)

@@ -73,6 +73,8 @@ def rwkv6(facts):
     facts.ignore("attention.head_count", "attention.head_count_kv")
     facts.same("token_shift_count", 2)
     d_head, every = _wkv_head(facts), facts.get("rescale_every_n_layers", 0, int)
+    if every < 0:
+        raise facts.wrong("rescale_every_n_layers", every, "a number at least 0")
     mixer = TimeMix6(facts.n_embd, d_head, facts.n_embd // d_head, facts.positive("time_mix_extra_dim"),
                      facts.positive("time_decay_extra_dim"))
     block = Block(mixer, ChannelMix(facts.n_ff, gated=True), norm="layer", ffn_norm="attn_norm_2")

@@ -120,7 +120,7 @@ def mistral3(facts):
     """LLaMA with YaRN that does not grow the scores, and a temperature of queries by position."""
     sizes, scale = facts.heads(), facts.scale("attention.temperature_scale")
     rope = facts.rope(ROPE_NORMAL, sizes["d_head"])
-    multiplier = facts.get("rope.scaling.yarn_log_multiplier", 0.0, float)
+    multiplier = facts.scale("rope.scaling.yarn_log_multiplier")
     if rope.ext_factor and multiplier:
         grown = 1.0 + 0.1 * multiplier * math.log(1.0 / rope.freq_scale)
         rope = dataclasses.replace(rope, attn_factor=rope.attn_factor / grown)

@@ -2,8 +2,9 @@
 from ggjit.models.blocks.attention import Attention
 from ggjit.models.blocks.cross import CrossAttention, CrossBlock
 from ggjit.models.blocks.description import Description
+from ggjit.models.blocks.facts import MAX_LAYERS
 from ggjit.models.blocks.feed_forward import Dense
-from ggjit.models.families.encoders import t5encoder
+from ggjit.models.families.encoders import buckets, t5encoder
 
 
 def encoder(facts):
@@ -18,11 +19,13 @@ def t5(facts):
     if sizes["n_head"] != sizes["n_head_kv"] or sizes["d_head"] != sizes["d_head_v"]:
         raise facts.wrong("attention.head_count_kv", sizes["n_head_kv"], f"{sizes['n_head']} heads of one size")
     attention = Attention(**sizes, scale=1.0, bias=False, out_bias=False, out="attn_o",
-                          rel_buckets=facts.positive("attention.relative_buckets_count"))
+                          rel_buckets=buckets(facts))
     gated = facts.has("dec.blk.0.ffn_gate.weight")
     block = CrossBlock(attention, CrossAttention(sizes["n_head"], sizes["d_head"]),
                        Dense(facts.n_ff, "geglu" if gated else "relu", bias=False))
     n_layer = facts.positive("decoder_block_count", facts.n_layer)
+    if n_layer > MAX_LAYERS:
+        raise facts.wrong("decoder_block_count", n_layer, f"at most {MAX_LAYERS}")
     return Description([block] * n_layer, facts.eps(), out_norm="dec.output_norm", prefix="dec.blk.",
                        logit_scale=0.0 if facts.has("output.weight") else facts.n_embd ** -0.5)
 

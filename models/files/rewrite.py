@@ -297,8 +297,7 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
     double = next((n for n in names if names.count(n) > 1), None) if rename else None
     if double is not None:
         raise ParamError(f"{file.path}: two tensors would be called {double!r}; rename the other one too")
-    added = {name: [pair for a in adapters for pair in a.added(name)]
-             for name in file.tensors}
+    added = {name: _added(file, name, adapters) for name in file.tensors}
     types = {name: info.type for name, info in file.tensors.items()} | {
         name: tensor_type(t) for name, t in set_types.items()}
     poor = next((name for name in types if types[name].name in NEED_IMPORTANCES and (name in set_types or added[name])),
@@ -318,6 +317,23 @@ def _edited(file, out, set_keys, remove_keys, rename, set_types, max_nbytes, for
     paths = write_gguf(out, _metadata(file, new, remove_keys), parts_of(entries, _part_size(max_nbytes)), align, force,
                        "writing" if progress else None)
     return {"paths": paths, "nbytes": sum(e.nbytes for e in entries)}
+
+
+def _added(file, name, adapters):
+    """[(A, B, factor)] of the adapters of a tensor.
+
+    Where the file has a scale of the matrix's products (BitNet), an adapter's are not multiplied by it: what is added
+    to the matrix is divided by it.
+    """
+    pairs = [pair for a in adapters for pair in a.added(name)]
+    scale = file.tensors.get(name.removesuffix("weight") + "scale") if pairs else None
+    if scale is None or math.prod(scale.ne) != 1:
+        return pairs
+    by = float(dequantize(scale.type, file.tensor_bytes(scale.name), (1, 1))[0, 0])
+    if not by:
+        raise ModelError(f"{file.path}: {scale.name!r} is 0, so nothing that is added to {name!r} would count; leave "
+                         f"the adapter beside the model")
+    return [(low, up, factor / by) for low, up, factor in pairs]
 
 
 def _same_kind(file, key, value):

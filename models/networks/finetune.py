@@ -25,7 +25,7 @@ from ggjit.models.core.checks import integer, number, read_text
 from ggjit.models.files.adapter import new_adapter, targets_of
 from ggjit.models.files.gguf import GGUFFile
 from ggjit.models.files.save import refuse_existing
-from ggjit.models.networks.load import EMBEDDED, load_model
+from ggjit.models.networks.load import ARCHITECTURES, EMBEDDED, load_model
 from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.train import checkpoint as checkpoints
@@ -166,6 +166,9 @@ class Finetuning:
         memory = None if memory is None else integer("memory", memory, 1, 1 << 62, " (bytes)")
         seed = None if seed is None else integer("seed", seed, 0, 1 << 62)
         file = GGUFFile(model)
+        if hasattr(ARCHITECTURES.get(file.arch), "encode"):
+            raise NotSupported(f"finetune: {file.arch} models write about another text, which a text alone does not "
+                               f"give; use a decoder")
         if targets is None:
             there = targets_of(file)
             targets = [t for t in TARGETS if t in there]

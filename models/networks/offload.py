@@ -20,7 +20,7 @@ from ggjit.ops.core.errors import ParamError
 from ggjit.sched.plan import ScheduledPlan
 from ggjit.sched.scheduler import Scheduler
 
-LAYER = re.compile(r"(?:enc\.)?blk\.(\d+)\.")
+LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
 EXPERTS = "_exps."              # weights of all experts of a layer, by their names
 MAX_LAYERS = (1 << 31) - 1
 

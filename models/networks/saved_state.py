@@ -153,7 +153,12 @@ def _checked(m, state, source):
     if n_past > m.n_ctx:
         raise ParamError(f"{source} has {n_past} tokens, the context {m.n_ctx}; load the model with n_ctx={n_past} or "
                          f"more")
-    if n_bytes != 4 * n_past + _expected_nbytes(m, n_past):
+    more = n_bytes - 4 * n_past - _expected_nbytes(m, n_past)
+    each = sum(leaf.nb[1] for kept in m.cache for leaf in kept if leaf.name.startswith(WHOLE))
+    if more and each and more % each == 0 and -more // each < m.n_ctx:
+        raise ParamError(f"{source} was saved with another context, what it holds of an encoded text is as long; load "
+                         f"the model with n_ctx={m.n_ctx + more // each}")
+    if more:
         raise broken(f"{n_bytes} bytes are not what {n_past} tokens take")
     return header, body
 

@@ -101,6 +101,11 @@ class T5(Decoder):
                    for node in block.cross.written(kept[-3:], x, leaf["rows"], w)]
         return inputs, x, *written
 
+    def largest_graph(self, all_logits=False):
+        """The encoder's of a text as long as the context, or the decoder's of a full batch: which computes more."""
+        graphs = self.graph(ENCODE, self.n_ctx), super().largest_graph(all_logits)
+        return max(graphs, key=lambda graph: self._allocator.plan(graph).peak)
+
     # ------------------------------------------------------------ the decoder
     def _inputs(self, n_tokens, n_kv, n_out, n_seqs):
         inputs = super()._inputs(n_tokens, n_kv, n_out, n_seqs)
@@ -116,7 +121,7 @@ class T5(Decoder):
     def _fed(self, ids, all_rows, hidden=False):
         if not self.n_encoded:
             raise ParamError(f"{self.file.path}: nothing was encoded that the decoder could look at; call "
-                             f"m.encode(text) first, or m.generate(text)")
+                             f"m.encode(text) first, or m.generate(text); of the commands generate and chat do so")
         return super()._fed(ids, all_rows, hidden)
 
     def load_state(self, state):
@@ -138,7 +143,8 @@ class Answering(Generation):
     """A Generation that begins with the decoder's start token, about a text that is encoded where it was not last."""
 
     def __init__(self, model, prompt, n_predict, stop, ignore_eos, **options):
-        self.encoded_ids = model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt
+        self.encoded_ids = model._checked_ids(ids, model.n_ctx).tolist()
         super().__init__(model, [model.start_id], n_predict, stop, ignore_eos, **options)
 
     def _decode(self, ids):

@@ -173,6 +173,17 @@ def test_settings_of_other_architectures_are_refused(key, value, tmp_path):
     ("nomic-bert-moe", "moe_every_n_layers", 1, "at least 2"), ("eurobert", "pooling_type", 4, "is not supported"),
     ("gemma-embedding-dense", "dense_2_feat_in", 65, "only 64 is served"),
     ("grok", "rope.scaling.yarn_beta_fast", -1.0, "a number above 0"),
+    ("grovemoe", "experts_per_group", 3, "a divisor of the 8 experts"),
+    ("nemotron_h_moe", "expert_group_count", 8, "leaves two or more to a group"),
+    ("t5", "attention.relative_buckets_count", 1, "expected 2 to 255"),
+    ("t5encoder", "attention.relative_buckets_count", 512, "expected 2 to 255"),
+    ("laguna", "attention.head_count", 0, "head_count = .0.*a positive number for every layer"),
+    ("openelm", "attention.head_count_kv", [4, 4, 0, 4], "head_count_kv = .4, 4, 0, 4., expected a positive number"),
+    ("t5", "decoder_block_count", 2**31 - 1, "expected at most 65536"),
+    ("rwkv6", "rescale_every_n_layers", -1, "a number at least 0"),
+    ("kimi-k3", "kda.gate_lower_bound", 3.0, "a number below 0, or 0 for none"),
+    ("kimi-k3", "activation.situ_linear_beta", float("nan"), "a number above"),
+    ("deepseek32", "rope.scaling.yarn_log_multiplier", float("inf"), "a number above 1e-06"),
     ("gemma3n", "activation_sparsity_scale", [1.0, float("nan"), 1.0], "expected a number, or 3 of them")])
 def test_what_makes_no_network_is_refused(name, key, value, words, tmp_path):
     arch_files.write(shared("tools"), name, tmp_path / "m.gguf")

@@ -5,7 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from helpers import devices, tiny_model
+from helpers import arch_files, devices, tiny_model
+from helpers.requirements import shared
 from helpers.tiny_moe import write as write_moe
 
 import ggjit as gg
@@ -134,6 +135,12 @@ def test_experts_stay_on_the_host_when_asked(tmp_path):
             assert ("blk.1.ffn_up_exps.weight" in found) != cpu_moe
             assert {"blk.1.ffn_gate_inp.weight", "blk.1.attn_q.weight"} <= found
             assert not any(name.startswith("blk.0.") for name in found)
+
+
+def test_layers_of_an_encoder_and_of_a_decoder(tmp_path):
+    arch_files.write(shared("tools"), "t5", tmp_path / "m.gguf")
+    with load_model(tmp_path / "m.gguf", backend=devices.Fake("A").init_backend(), n_gpu_layers=-1) as m:
+        assert {"enc.blk.0.attn_q.weight", "dec.blk.0.attn_q.weight", "dec.blk.1.cross_attn_k.weight"} <= on_gpu(m)
 
 
 def test_threads_are_the_cpus(path):

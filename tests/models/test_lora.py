@@ -74,6 +74,16 @@ def test_adapters_are_merged_into_a_file(files, tmp_path):
     assert not (tmp_path / "no.gguf").exists()
 
 
+def test_what_is_merged_into_a_matrix_with_a_scale(tmp_path, shared):
+    """BitNet's: products are multiplied by it, those of adapters are not."""
+    model, merged = tmp_path / "m.gguf", tmp_path / "merged.gguf"
+    arch_files.write(shared("tools"), "bitnet", model)
+    adapter = write_adapter(model, tmp_path / "a.gguf", targets=("attn_q", "ffn_up", "ffn_down"))
+    edit_gguf(model, merged, lora=[(adapter, 0.5)], progress=False)
+    want = logits(model, lora=[(adapter, 0.5)])
+    assert abs(want - logits(model)).max() > 0.1 and abs(want - logits(merged)).max() < 1e-3 * abs(want).max()
+
+
 @pytest.fixture(scope="module")
 def of_experts(tmp_path_factory):
     """(a model of experts with an output of its own, an adapter of them, of routers, the embedding and the output)"""
@@ -145,7 +155,7 @@ def test_as_llama_cpp(kind, request, need):
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("arch", ["qwen2", "qwen3moe", "gemma", "gemma3", "gpt2", "gpt-oss"])
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3moe", "gemma", "gemma3", "gpt2", "gpt-oss", "grovemoe"])
 def test_every_matrix_of_an_architecture_as_llama_cpp(arch, tmp_path, shared, need):
     need("xllamacpp", "llama.cpp is the oracle")
     model = tmp_path / "m.gguf"

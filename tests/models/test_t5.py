@@ -6,7 +6,8 @@ from helpers.requirements import shared
 from helpers.tiny_model import Words
 
 import ggjit as gg
-from ggjit.models import load_gguf, load_model, save_gguf
+from ggjit.models import finetune, load_gguf, load_model, save_gguf
+from ggjit.models.networks.peak import model_peak
 
 LONG = [9, 8, 7, 6, 5, 4, 3, 2] * 3
 
@@ -58,6 +59,8 @@ def test_what_was_encoded_is_part_of_a_saved_state(path):
         m.load_state(state)
         assert m.n_encoded == len(LONG)
         np.testing.assert_array_equal(m.decode([17, 5]), want)
+    with loaded(path, n_ctx=80) as m, pytest.raises(gg.ParamError, match="n_ctx=64"):
+        m.load_state(state)
 
 
 def test_encoder_results(path):
@@ -82,6 +85,17 @@ def test_tokens_behind_dropped_ones_move_forward(tmp_path):
         np.testing.assert_allclose(got, m.decode([60]), atol=1e-4)
 
 
+@pytest.mark.parametrize("n_batch", [4, 64])
+def test_memory_is_set_aside_for_the_encoder_too(path, n_batch):
+    with loaded(path, n_batch=n_batch, reserve=True) as m:
+        held = m.compute_nbytes
+        m.encode([3] * 64)
+        m.decode([4] * 64)
+        assert m.compute_nbytes == held
+    peak = model_peak(path, n_ctx=64, n_batch=n_batch, flash=True, kv_type="F32", planner="ggml").kinds["compute"]
+    assert peak <= held <= 1.3 * peak
+
+
 def test_values_inside(path):
     with loaded(path) as m:
         m.encode(LONG)
@@ -97,12 +111,17 @@ def test_what_does_not_fit_is_refused(path, tmp_path):
     with loaded(path) as m:
         with pytest.raises(gg.ParamError, match="nothing was encoded.*m.encode"):
             m.decode([3])
+        with pytest.raises(gg.NotSupported, match="t5 models write about another text"):
+            finetune(path, tmp_path / "text.txt", tmp_path / "out.gguf")
         with pytest.raises(gg.ParamError, match="one text at a time; call generate for each of the 2 prompts"):
             m.generate([[1, 2], [3]])
         with pytest.raises(gg.IndexRangeError, match="token id 96"):
             m.encode([96])
         with pytest.raises(gg.ParamError, match="65 tokens do not fit"):
             m.encode([1] * 65)
+        for prompt in (5, None, [], [3.5]):
+            with pytest.raises(gg.ParamError, match="a non-empty list of integers"):
+                m.generate(prompt)
         assert m.n_encoded == 0
     with pytest.raises(gg.ParamError, match="n_seqs = 2"):
         loaded(path, n_seqs=2)
