@@ -8,7 +8,7 @@ online free list can get worse with it and even the lower bound may differ, so b
 result is returned together with its own bound.
 """
 import collections
-import dataclasses
+import copy
 import functools
 import hashlib
 
@@ -87,7 +87,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
 
 
 def _once(p, options, search):
-    """The plan that was found for an equal Problem and options, else that of search()."""
+    """The plan that was found for an equal Problem and options, else that of search(); a copy, which may be changed."""
     asked = (col.column(p.ws, p.m, col.ID, col.BUFT + 1 - col.ID), p.table[p.col(col.ID)][:, LAYOUT],
              col.column(p.ws, p.m, col.SRC, MAX_SRC)[:p.n_nodes * MAX_SRC])
     key = hashlib.blake2b(repr((p.n_nodes, options)).encode() + b"|".join(a.tobytes() for a in asked)).digest()
@@ -95,11 +95,11 @@ def _once(p, options, search):
         plan = _remembered.get(key)
     plan = search() if plan is None else plan
     with _remembering:
-        _remembered[key] = plan
+        plan = _remembered.setdefault(key, plan)        # another thread may have found one meanwhile
         _remembered.move_to_end(key)
         while len(_remembered) > REMEMBERED:
             _remembered.popitem(last=False)
-    return dataclasses.replace(plan)
+    return copy.deepcopy(plan)
 
 
 def best_plan(make, limits, time_limit, capacity=None, node_limit=None):
