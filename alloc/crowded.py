@@ -37,29 +37,31 @@ def _part(inst, ids):
     return Instance(inst.slo[ids], inst.shi[ids], inst.size[ids])
 
 
-def _solve(inst, cap, stop):
+def _solve(inst, cap, max_nodes, stop):
     """(offsets within cap or None, search nodes) of one stretch."""
     found, nodes = CanonicalSearch(inst, stop), 0
     for name, rule in RULES.items() if found.possible else ():
-        out = found.solve(cap, greedy.rank(inst, name), NODES * inst.n, rule, stop)
+        if nodes >= max_nodes:
+            break
+        out = found.solve(cap, greedy.rank(inst, name), min(NODES * inst.n, max_nodes - nodes), rule, stop)
         nodes += out.nodes
         if out.status == FOUND:
             return out.offsets, nodes
     return None, nodes
 
 
-def crowded_first(inst, cap, limit, stop=greedy.NEVER):
+def crowded_first(inst, cap, limit, stop=greedy.NEVER, max_nodes=1 << 60):
     """(peak, offsets, search nodes) of a layout meant to end within cap bytes; (limit, None, nodes): none below limit.
 
-    stop: a word, set when time is up."""
+    stop: a word, set when time is up; max_nodes: nodes after which no stretch is searched."""
     off, placed, nodes = np.zeros(inst.n, np.int64), np.zeros(inst.n, bool), 0
     todo = [(np.arange(inst.n), 0)] if inst.n >= MANY else []
     while todo and stop[0] == 0:
         ids, k = todo.pop()
         for part in stretches(_part(inst, ids), SHARES[k] * cap):
             part, found = ids[part], None
-            if len(part) <= MOST:
-                found, n = _solve(_part(inst, part), cap, stop)
+            if len(part) <= MOST and nodes < max_nodes:
+                found, n = _solve(_part(inst, part), cap, max_nodes - nodes, stop)
                 nodes += n
             if found is not None:
                 off[part], placed[part] = found, True

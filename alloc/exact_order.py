@@ -8,8 +8,8 @@ known: yes gives a better one, no proves it the best.
                  +--+     b? would pass the limit: not now
              +---+  |
           ---+      +---  a: within the limit, and no more bytes alive after it than before it: run at once, without
-                          alternatives, because doing it first makes no other step worse.  So with several nodes that
-                          wait for each other in a row, where that is so after the last
+                          alternatives, because doing it first makes no other step worse.  The same holds for a run
+                          of nodes, each waiting for the one before, if no more bytes are alive after the last
 """
 import collections
 
@@ -136,7 +136,7 @@ def _within(limit, n, nbytes, before, after, max_states):
 def _anew(nbytes, reach, order, i, first):
     """The order in which the nodes of the set `first`, and no others, have run before node i.
 
-    What comes sooner for it runs at the step where the fewest bytes are alive."""
+    Nodes of the set that stood behind i run together, at the step before i at which the fewest bytes are alive."""
     order = order.tolist()
     at = order.index(i)
     early, held = [j for j in order[:at] if first >> j & 1], [j for j in order[:at] if not first >> j & 1]

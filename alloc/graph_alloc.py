@@ -8,7 +8,7 @@ online free list can get worse with it and even the lower bound may differ, so b
 result is returned together with its own bound.
 """
 import collections
-import dataclasses
+import copy
 import functools
 import hashlib
 
@@ -24,6 +24,7 @@ from ggjit.ops.core.host_memory import asking
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
+from ggjit.ops.core.whole_numbers import is_whole
 
 PLANNERS = ("ggml", "ggml-2023", "best")
 REMEMBERED = 8                  # plans of "best" that are kept
@@ -71,8 +72,11 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
         raise ParamError(f"parse_seq belongs to planner 'ggml-2023', not to {planner!r}")
     alignments = [check_alignment(a) for a in _per_buffer(alignment, n_buffers, "alignment")]
     limits = _per_buffer(max_size, n_buffers, "max_size")
-    if any(x is not None and x <= 0 for x in limits):
-        raise ParamError(f"max_size {max_size}: expected positive bytes")
+    if not all(x is None or is_whole(x, 1) for x in limits):
+        raise ParamError(f"max_size {max_size!r}: expected positive bytes")
+    for name, value, unit in (("capacity", capacity, "bytes"), ("node_limit", node_limit, "nodes of the search")):
+        if value is not None and not is_whole(value, 0):
+            raise ParamError(f"{name} {value!r}: expected {unit}, a whole number >= 0, or None")
     if in_place is None:
         in_place = IN_PLACE_2023 if planner == "ggml-2023" else IN_PLACE_OPS
     in_place = np.ascontiguousarray(in_place, np.uint8)
@@ -87,7 +91,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
 
 
 def _once(p, options, search):
-    """The plan that was found for an equal Problem and options, else that of search()."""
+    """The plan that was found for an equal Problem and options, else that of search(); a copy, which may be changed."""
     asked = (col.column(p.ws, p.m, col.ID, col.BUFT + 1 - col.ID), p.table[p.col(col.ID)][:, LAYOUT],
              col.column(p.ws, p.m, col.SRC, MAX_SRC)[:p.n_nodes * MAX_SRC])
     key = hashlib.blake2b(repr((p.n_nodes, options)).encode() + b"|".join(a.tobytes() for a in asked)).digest()
@@ -95,11 +99,11 @@ def _once(p, options, search):
         plan = _remembered.get(key)
     plan = search() if plan is None else plan
     with _remembering:
-        _remembered[key] = plan
+        plan = _remembered.setdefault(key, plan)        # another thread may have found one meanwhile
         _remembered.move_to_end(key)
         while len(_remembered) > REMEMBERED:
             _remembered.popitem(last=False)
-    return dataclasses.replace(plan)
+    return copy.deepcopy(plan)
 
 
 def best_plan(make, limits, time_limit, capacity=None, node_limit=None):

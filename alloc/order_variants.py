@@ -1,4 +1,4 @@
-"""Other orders with the same most live bytes, at random: what one order cannot be placed in, another often can.
+"""Random other orders with no more bytes live at once: where the offsets of one leave a gap, another's often do not.
 
     step    0  1  2  3  4  5        a node moves to any step between the last it waits for and the first that waits
             a  b  c  d  e  f        for it; the move stays when no more bytes are live at once than before

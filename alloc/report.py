@@ -69,6 +69,9 @@ class Saving(int):
         out.planner, out.peaks, out.seconds = planner, peaks, seconds
         return out
 
+    def __getnewargs__(self):
+        return self.planner, self.peaks, self.seconds       # for copies and pickles
+
     def __str__(self):
         if self.planner == "best":
             return f"in use: {mib(self.peaks['best'])}, nothing more to save"

@@ -206,7 +206,7 @@ def _streamed(u, ahead, seconds):
     rows.node_ids = np.insert(rows.node_ids, steps, at)
     rows.sizes[0] = np.insert(rows.sizes[0], steps, [sizes[i] for i in moved])
     return (u.plan.peak + sum(o.nbytes for o in weights), rows.plan(seconds).peak, (),
-            f"{_n(len(weights), 'weight')} brought {_n(ahead, 'node')} ahead of their first use")
+            f"{_n(len(sizes), 'weight')} brought {_n(ahead, 'node')} ahead of their first use")
 
 
 def _grown(u, n, _):
@@ -222,16 +222,17 @@ def _grown(u, n, _):
 
 def _cut(u, limit, n):
     """[end of each run of nodes] of at most n runs whose share is about limit at most, or None."""
-    live, ends, held, most = u.plan.live().tolist(), [], set(), 0
+    live, ends, held, outside, most = u.plan.live().tolist(), [], set(), 0, 0
     for step, beyond in enumerate(u.touched):
-        new = held | beyond
-        top = max(most, live[step])
-        if sum(u.outside[i].nbytes for i in new) + top > limit and step > (ends[-1] if ends else 0):
+        added, top = sum(u.outside[i].nbytes for i in beyond - held), max(most, live[step])
+        if outside + added + top > limit and step > (ends[-1] if ends else 0):
             ends.append(step)
-            new, top = set(beyond), live[step]
-        if sum(u.outside[i].nbytes for i in new) + top > limit or len(ends) >= n:
+            held, outside, top = set(), 0, live[step]
+            added = sum(u.outside[i].nbytes for i in beyond)
+        if outside + added + top > limit or len(ends) >= n:
             return None
-        held, most = new, top
+        held |= beyond
+        outside, most = outside + added, top
     return [*ends, len(u.touched)]
 
 

@@ -159,7 +159,7 @@ class GraphAllocator:
         planner, shown as a line that also says how long both plan.  Allocates nothing.
 
             gg.GraphAllocator(backend).saving(graph)
-            # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8 %) less; planned in 0.8 ms instead of 0.1
+            # 2.31 KiB instead of ggml's 2.81 KiB, 512 B (17.8%) less; planned in 0.8 ms instead of 0.1
         """
         expect(graph, Graph, "GraphAllocator").check_alive()
         marks = _markers(graph, alloc_deps)

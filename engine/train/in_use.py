@@ -4,18 +4,20 @@
     evaluate, predict       write inputs, read the other leaves
 
 Two threads may read the same frozen weights.  Calls inside one another, in one thread, take turns: a callback may
-evaluate what is being trained.
+evaluate what is being trained.  Threads that another process left behind in a fork count for nothing.
 """
 import contextlib
+import os
 import threading
 
 from ggjit.graphs.graph import visit
 from ggjit.ops.core.errors import GgjitError
+from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import FLAG_PARAM, OP
 from ggjit.ops.core.shape import describe
 from ggjit.tensors.tensor import Tensor
 
-_LOCK, _USERS = threading.Lock(), []
+_LOCK, _USERS = ForkLock(), []
 
 
 class InUse(GgjitError, RuntimeError):
@@ -26,7 +28,7 @@ class _User:
     """`.written`, `.read`: {id of a leaf: (leaf, address of its first byte, behind its last one)} of a call."""
 
     def __init__(self, call, written, read):
-        self.call, self.thread = call, threading.get_ident()
+        self.call, self.at = call, (os.getpid(), threading.get_ident())
         self.written, self.read = ({t.id: (t, *_span(t)) for t in tensors} for tensors in (written, read))
 
     def shares(self, other):
@@ -65,7 +67,7 @@ def used(call, inputs, outputs, params=()):
     user = _User(call, written, [t for i, t in leafs.items() if i not in ids])
     with _LOCK:
         for other in _USERS:
-            shared = None if other.thread == user.thread else user.shares(other)
+            shared = user.shares(other) if other.at[0] == user.at[0] and other.at[1] != user.at[1] else None
             if shared is not None:
                 raise InUse(f"{call}: {describe(shared)} is used by {other.call} in another thread; wait until it has "
                             f"ended, or build a network of its own for each thread")

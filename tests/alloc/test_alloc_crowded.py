@@ -63,6 +63,17 @@ def test_a_word_that_is_set_ends_it():
     assert crowded_first(inst, inst.lower_bound, greedy.BIG, stop)[1] is None
 
 
+@pytest.mark.parametrize("share", [0, 0.01, 0.5])
+def test_no_more_nodes_are_spent_than_given(share, rng):
+    """But the one at which a search sees that its nodes are spent."""
+    lo, hi, size = instances.uniform_lifetimes(5000, seed=int(rng.integers(1 << 30)))
+    inst = Instance(lo, hi, size)
+    max_nodes = int(share * crowded_first(inst, inst.lower_bound, greedy.BIG)[2])
+    peak, offsets, nodes = crowded_first(inst, inst.lower_bound, greedy.BIG, max_nodes=max_nodes)
+    assert nodes <= max_nodes + (max_nodes > 0)
+    assert offsets is None or peak == check_layout(lo, hi, size, offsets)
+
+
 def test_first_fit_keeps_what_is_placed(rng):
     lo, hi, size = instances.uniform_lifetimes(400, seed=int(rng.integers(1 << 30)))
     inst = Instance(lo, hi, size)

@@ -12,6 +12,7 @@ from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
+from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import T_FLAGS, T_SRC
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -150,3 +151,14 @@ def test_broken_graph_plans_are_refused():
                     check_graph_plan(g.table, g.nodes, g.leafs, g.sizes, bad)
                 found += 1
     assert found > 20
+
+
+@pytest.mark.parametrize(("name", "bad"), [("capacity", -1), ("capacity", 1.5), ("capacity", "1"), ("capacity", True),
+                                           ("node_limit", -1), ("node_limit", 2.0), ("max_size", 1.5),
+                                           ("max_size", "1"), ("max_size", [0])])
+def test_limits_of_a_plan_are_whole_numbers(name, bad):
+    """Also where the planner would not look at them."""
+    g = graphs.random_graph(3)
+    for planner in ("ggml", "best"):
+        with pytest.raises(ParamError, match=f"{name} .*expected"):
+            plan_graph(g.table, g.nodes, g.leafs, g.sizes, planner=planner, **{name: bad})

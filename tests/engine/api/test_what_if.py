@@ -1,9 +1,13 @@
 """gg.measure(graph, what_if=...): what is announced is what happens where one does it."""
+import itertools
+import types
+
 import numpy as np
 import pytest
 from helpers import devices
 
 import ggjit as gg
+from ggjit.api.what_if import _cut
 from ggjit.core.table import TABLE
 from ggjit.cpu.device import CPU
 from ggjit.graphs.graph import Graph
@@ -105,6 +109,41 @@ def test_weights_that_are_streamed(planner, ahead):
     want, _ = computed(kept, weights, x, planner)
     got, arena = computed(streaming(kept, weights, ahead), weights, x, planner)
     assert got == want and arena == announced.nbytes < announced.before
+
+
+def test_weights_in_the_arena_are_streamed_and_counted():
+    """Weights without memory of their own are leaves of the arena."""
+    graph, weights, _ = network(lambda ctx: None, 1)
+    n_read = len({s.base.id for t in graph.nodes for s in t.src if s is not None} & {w.id for w in weights})
+    announced = row(graph, "streamed")
+    assert announced.text.startswith(f"{n_read} weights brought") and announced.nbytes < announced.before
+
+
+class Counted(dict):
+    """A dict that counts how often it is looked at."""
+    looks = 0
+
+    def __getitem__(self, key):
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_runs_of_nodes_are_cut_in_one_pass():
+    """Every run is as long as it can be, and each node's weights are looked up at most twice."""
+    rng, n = np.random.default_rng(), 300
+    outside = Counted({i: types.SimpleNamespace(nbytes=int(rng.integers(1, 100))) for i in range(n)})
+    live = rng.integers(0, 300, n)
+    touched = [set(rng.choice(n, int(rng.integers(0, 4)), replace=False).tolist()) for _ in range(n)]
+    usage = types.SimpleNamespace(outside=outside, touched=touched, plan=types.SimpleNamespace(live=lambda: live))
+
+    def share(first, end):
+        return sum(dict.__getitem__(outside, i).nbytes for i in set().union(*touched[first:end])) + max(live[first:end])
+    limit = share(0, n) // 3
+    ends = _cut(usage, limit, n)
+    assert outside.looks <= 2 * sum(map(len, touched)) and ends[-1] == n
+    for first, end in itertools.pairwise([0, *ends]):
+        assert share(first, end) <= limit and (end == n or share(first, end + 1) > limit)
+    assert _cut(usage, limit, len(ends) - 1) is None
 
 
 def cuts_of(announced):

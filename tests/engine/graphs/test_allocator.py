@@ -269,3 +269,26 @@ def test_work_memory_is_placed_for_a_backend_alone():
     graph, allocator = gg.Graph(gg.sqr(gg.from_numpy(ctx, array(4)))), gg.GraphAllocator(backend, work=True)
     allocator.alloc_graph(graph)
     assert graph.placement.work == {} and allocator.saving(graph) == 0
+
+
+def test_a_plan_that_is_found_again_is_a_copy():
+    """What somebody does to the plan in their hands is of no other allocator, nor of a report."""
+    ctx = gg.Context()
+    y = x = gg.set_input(ctx.new_tensor(gg.F32, (64, 64)))
+    for _ in range(4):
+        y = gg.add(gg.sqr(y), gg.sqrt(y))
+    graph, backend = gg.Graph(y), gg.init_backend("CPU")
+    first = gg.GraphAllocator(backend, "best").plan(graph)
+    offs, peak = first.node_offs.copy(), first.peak
+    first.node_offs[:] = 0
+    first.chunk_sizes[0][0] = 1
+    allocator = gg.GraphAllocator(backend, "best")
+    allocator.alloc_graph(graph)
+    np.testing.assert_array_equal(allocator.last.node_offs, offs)
+    assert allocator.buffer_size() == peak == gg.measure(graph).peak
+    x.set(np.full((64, 64), 2, np.float32))
+    backend.graph_compute(graph)
+    want = np.float32(2)
+    for _ in range(4):
+        want = want * want + np.sqrt(want)
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-6)

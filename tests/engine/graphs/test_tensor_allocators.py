@@ -1,5 +1,7 @@
 """Allocators that place tensors (rows A9, A11 of ggml's behaviour, the bump pointer of B3)."""
+import copy
 import html
+import pickle
 import re
 
 import numpy as np
@@ -287,6 +289,8 @@ def test_what_the_best_planner_would_save():
         for text in (str(report), html.unescape(report._repr_html_())):
             assert str(report.saving) in text
     assert peaks["ggml"] > peaks["best"]
+    for again in (copy.copy(report.saving), pickle.loads(pickle.dumps(report.saving))):
+        assert again == report.saving and str(again) == str(report.saving)
     equal = gg.measure(gg.Graph(gg.silu(a))).saving
     assert equal == 0 and "256 B instead of ggml's 256 B, nothing less; planned in" in str(equal)
     with pytest.raises(gg.TypeMismatch, match="GraphAllocator"):

@@ -1,10 +1,12 @@
 """Two threads that use one network: what one of them writes is refused to the other, before anything changes."""
+import os
 import threading
 
 import numpy as np
 import pytest
 
 import ggjit as gg
+from ggjit.train.in_use import used
 
 X = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
 Y = np.arange(32) % 3
@@ -95,3 +97,21 @@ def test_a_call_that_failed_leaves_nothing_in_use():
     thread.start()
     thread.join()
     assert errors and net.fit(callback=lambda h: net.predict() is None).steps
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_what_a_fork_left_behind_trains_nothing():
+    """The child has no thread but its own, which may use what the parent trains."""
+    net = Net()
+    with Elsewhere(net):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                with used("predict", net.x, net.y):
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        with pytest.raises(gg.train.InUse):
+            net.predict()
