@@ -40,6 +40,7 @@ COARSE = 32                     # the bisection's node limit is that much smalle
 LOCAL = 2                       # of the moves of local search, over the nodes of the searches between
 LOCAL_BESIDE_TILES = 1 / 4      # the same where the tiling search takes part, which finds more
 TILES = 16                      # nodes of the tiling search at a capacity, over those of a rule's search
+KEPT = 7                        # capacities whose tries go on where they ended
 MOVES = 2000                    # of a walk of the local search before results are looked at
 
 FITS, DOES_NOT_FIT, NOT_FOUND = "fits", "does not fit", "not found in time"
@@ -220,8 +221,8 @@ class Planner:
         soft = cap = max(self.proved, self.goal)
         while not self.done and not self.spent:
             if cap not in self.tiles:
-                self.tiles = {c: t for c, t in self.tiles.items() if c < self.best} | {
-                    cap: tiling.Tiling(self.inst, cap, self.seed)}
+                kept = sorted(c for c in self.tiles if c < self.best)[:KEPT]       # half a megabyte each
+                self.tiles = {c: self.tiles[c] for c in kept} | {cap: tiling.Tiling(self.inst, cap, self.seed)}
             if not self.tiles[cap].suits and cap == max(self.proved, self.goal):
                 return False
             nodes = limit if self.node_limit is None else min(limit, self.node_limit - self.nodes)
@@ -248,7 +249,8 @@ class Planner:
                 self._keep(int((offsets + self.inst.size).max()), offsets, "local search")
 
     def _crowded(self):
-        peak, offsets, nodes = crowded_first(self.inst, max(self.proved, self.goal), self.best, self.stop)
+        left = greedy.BIG if self.node_limit is None else self.node_limit - self.nodes
+        peak, offsets, nodes = crowded_first(self.inst, max(self.proved, self.goal), self.best, self.stop, left)
         self.nodes += nodes
         self._keep(peak, offsets, "crowded first")
 

@@ -272,7 +272,7 @@ class Tiling:
         self.spare = self.cap - inst.totals
         self.exhausted = False                  # whether there is no layout
         self.suits = inst.n <= MAX_BUFFERS and int(self.spare.min(initial=0)) >= 0 \
-            and float(self.spare.sum()) <= MAX_SPARE * self.cap * inst.ns
+            and self.spare.astype(float).sum() <= MAX_SPARE * self.cap * inst.ns
         if not self.suits:
             return
         order = np.lexsort((inst.size, inst.shi, inst.slo))

@@ -106,6 +106,13 @@ def test_a_node_limit_gives_the_same_answer_for_any_number_of_threads(seed):
     assert one.nodes <= 20_000 + 60
 
 
+@pytest.mark.parametrize("limit", [1, 30, 1000])
+def test_a_node_limit_is_kept_by_every_phase(limit):
+    """But for the node at which each of three searches notices it."""
+    lo, hi, size = instances.uniform_lifetimes(900)
+    assert plan_offsets(lo, hi, size, node_limit=limit).nodes <= limit + 5
+
+
 def test_every_rule_finds_layouts_and_proves_that_there_is_none():
     lo, hi, size = GAP
     inst = Instance(lo, hi, size)
