@@ -431,7 +431,9 @@ def pareto(graph, n=12, target=None, profile=None):
     problems = list(_Orders(_units(graph, target, profile)))
     with work("schedules within fewer bytes", n) as step:
         most = min((p.graph_of(p.numbers.plain, 0) for p in itertools.chain(*problems)), key=lambda new: new.peak)
+        step()
         found = [most, _least(problems, 0)]
+        step()
         for limit in np.linspace(most.peak, found[-1].peak, n)[1:-1]:
             found.append(_cheapest(problems, int(limit)))
             step()

@@ -352,9 +352,9 @@ def test_fusion_patterns_are_compared_with_the_plan_without_any(bench, tiny):
 def test_tiles_with_other_bytes_are_marked(bench):
     tuning = bench("tuning")
     line = tuning.row(gg.Q4_0, 64, {"1": 3e-6, "1 no prefetch": 4e-6, "2": 2e-6, "4": 1e-6}, ["4"])
-    assert tuning.NAMES[:6] == ("1", "1 far", "1 near", "1 no prefetch", "2", "4")
-    more = " - |" * len(tuning.NAMES[6:])           # no eight rows for blocks; far is Q4_0's own; layouts
-    assert line == f"| Q4_0 | 64 | 3 | - | - | 4 | 2 | 1 (other bytes) |{more} 2 | 1.500 |"
+    assert tuning.NAMES[:7] == ("1", "1 ahead", "1 far", "1 near", "1 no prefetch", "2", "4")
+    more = " - |" * len(tuning.NAMES[7:])           # no eight rows for blocks; far is Q4_0's own; layouts
+    assert line == f"| Q4_0 | 64 | 3 | - | - | - | 4 | 2 | 1 (other bytes) |{more} 2 | 1.500 |"
 
 
 def test_the_command_lists_its_rows():
