@@ -32,7 +32,8 @@ class Bytes:
 
     Storages are local numbers: a tensor and all views of it.  own: bytes; given: whether it is there before the first
     node runs; reads: storages of a node; readers: nodes of a storage, as a set; stays: whether it is alive to the end,
-    as an output, as what nobody reads, or under a view that nobody reads; takes: sources a node may be computed in.
+    as an output, as a result that no node reads, or under a view that none reads; takes: sources a node may be computed
+    in.
     """
 
     def __init__(self, p):

@@ -32,8 +32,7 @@ NOISE = 1.5                     # of a buffer's preference, in units of the loga
 FLUSH = 2.0                     # preference, in the same units, for a top that ends level with a neighbour
 N_KEYS = 1 << 16                # failed parts that are remembered, a power of two
 FOUND, NODE_LIMIT, EXHAUSTED = 1, -1, 0
-
-MANY = np.int64(1) << np.int64(40)
+MANY = np.int64(1) << np.int64(40)              # more choices than any end has
 LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifted at an end; nothing was done yet
 # columns of the frame table: a frame is one decision about the end at SIDE (0 left, 1 right) of the valley [P, Q)
 PARENT, LO, HI, DONE, P, Q, SIDE, FIRST, LAST, AT, MOVE, BYTES, KEY = range(13)

@@ -272,7 +272,7 @@ def test_work_memory_is_placed_for_a_backend_alone():
 
 
 def test_a_plan_that_is_found_again_is_a_copy():
-    """What somebody does to the plan in their hands is of no other allocator, nor of a report."""
+    """A caller that changes the arrays of its plan changes no other allocator's plan and no report."""
     ctx = gg.Context()
     y = x = gg.set_input(ctx.new_tensor(gg.F32, (64, 64)))
     for _ in range(4):

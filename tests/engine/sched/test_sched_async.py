@@ -62,7 +62,7 @@ def test_a_copy_waits_for_tensor_set_async(rules):
         sched.graph_compute(reads)
         assert value(sched, reads) == new + 1
         sched.graph_compute(reads)              # the write counted twice: when it was submitted, when it was done
-        assert sched._run.elided_nbytes == c.nbytes, "nobody wrote: the copy is still good"
+        assert sched._run.elided_nbytes == c.nbytes, "c was not written again: its copy is still good"
 
 
 def test_weights_that_nobody_writes_are_copied_without_a_wait():

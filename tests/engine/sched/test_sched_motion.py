@@ -104,7 +104,7 @@ def draw(rng):
                 if t.name[0] in "xr" and flags[i] < 0.5:
                     gg.set_input(t)
                     continue
-                buft = able[int(where[i] * len(able))]      # whoever holds a leaf may have to write it
+                buft = able[int(where[i] * len(able))]      # the backend that holds a leaf may have to write it
                 buf = buft.alloc_buffer(t.nbytes)
                 buf.set_usage(gg.USAGE_WEIGHTS if t.name[0] == "w" and weights[i] < 0.7 else gg.USAGE_ANY)
                 gg.tensor_alloc(buf, t, 0)

@@ -48,7 +48,7 @@ def places(rng, sched, reach=False):
                 if rng.random() < 0.7:
                     gg.set_input(t)
                 continue
-            choice = writers if t in caches else bufts          # a cache lies where somebody can write it
+            choice = writers if t in caches else bufts          # a cache lies where a backend can write it
             choice = [HOST] if reach and t in caches and rng.random() < 0.6 else choice
             buf = choice[int(rng.integers(len(choice)))].alloc_buffer(t.nbytes)
             buf.set_usage(gg.USAGE_WEIGHTS if t in weights and rng.random() < 0.8 else gg.USAGE_ANY)
