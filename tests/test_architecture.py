@@ -148,6 +148,17 @@ def test_no_import_circles():
     assert not circles()
 
 
+def test_a_class_name_is_used_once():
+    places = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"each of these names means several classes: {twice}"
+    assert len(places) > 300
+
+
 def test_imports_inside_functions_are_for_what_may_be_absent():
     inside = {(m, name) for m in MODULES for name, deferred in imports(m).items() if deferred}
     assert inside == DEFERRED

@@ -81,7 +81,8 @@ class RowTile(NamedTuple):
         return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"), RowTile(4)
+ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = (RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"),
+                                    RowTile(4))
 
 
 @dataclasses.dataclass(frozen=True)
