@@ -1,4 +1,4 @@
-"""The buffer type CPU_REPACK: weights in the layout their products read fastest (ops/matmul/repack.py).
+"""The buffer type CPU_REPACK: weights in the layout their products read fastest (ops/matmul/repack).
 
 What goes in and comes out are a tensor's own bytes; inside they lie rearranged, so only matrix products of the CPU can
 use them.  Matrices the layout cannot take do not belong here.
@@ -17,7 +17,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.shape import describe
 from ggjit.ops.core.spec import Kernel, all_specs
 from ggjit.ops.core.weak import WeakKeys
-from ggjit.ops.matmul import repack
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.ops.native import isa
 
 _NONE = int(OP.NONE)                    # looking a member of an enum up takes as long as the rest of `is_repacked`
