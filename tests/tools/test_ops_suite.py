@@ -317,11 +317,11 @@ def test_what_a_ggml_lacks_is_refused_before_it_is_asked():
     for case, (op, sources, type, params) in LACKING.items():
         asked = ggml.Asked(op, type.id, tuple(params.get(i, 0) for i in range(16)),
                            tuple((t.id, *rest) for t, *rest in sources))
-        assert ggml.Library.lacks(nothing, asked).startswith(case + " (this is ggml 0.9")
-        assert ggml.Library.lacks(everything, asked) == ""
+        assert ggml.GgmlLibrary.lacks(nothing, asked).startswith(case + " (this is ggml 0.9")
+        assert ggml.GgmlLibrary.lacks(everything, asked) == ""
     for case, (name, shapes, params) in CALLS.items():
         asked = ggml.Asked(name, None, params, tuple((0, s[::-1]) for s in shapes))
-        assert ggml.Library.lacks(nothing, asked).startswith(case) and not ggml.Library.lacks(everything, asked)
+        assert ggml.GgmlLibrary.lacks(nothing, asked).startswith(case) and not ggml.Library.lacks(everything, asked)
 
 
 @pytest.mark.parametrize("wheel", oracle.WHEELS)
