@@ -1,6 +1,6 @@
 """Where tensors live: plans of memory, made from numbers alone; no memory is touched here.
 
-Read graph_alloc.py first.  What a graph's plan passes through, in this order:
+Read plan_request.py and graph_alloc.py first.  What a graph's plan passes through, in this order:
 
     problem.py          checks a graph and holds it in columns.py's columns; localize.py fills them from the table
     alias.py            which tensors share memory, as events over allocations; alias_2023.py: ggml's older rules
@@ -24,6 +24,7 @@ if not __name__.startswith("ggjit"):
 import sys as _sys
 
 from ggjit.alloc.graph_alloc import plan_graph
+from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.alloc.planners import Layout, plan_offsets
 from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, GraphError, GraphPlan
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
