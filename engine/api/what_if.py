@@ -86,7 +86,7 @@ def _n(count, thing):
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-class Rows:
+class GraphRows:
     """A PlanRequest on its own copy of the rows of the tensor table, and how it is planned.
 
     ids: row here -> row of the table; table, node_ids, leaf_ids, sizes: of the request
@@ -101,7 +101,7 @@ class Rows:
         return np.searchsorted(self.ids, np.array(ids, np.int64))
 
     def copy(self):
-        out = object.__new__(Rows)
+        out = object.__new__(GraphRows)
         out.__dict__.update(self.__dict__, table=self.table.copy())
         return out
 
@@ -327,6 +327,6 @@ ROWS = {"freed": _freed, "streamed": _streamed, "grown": _grown, "devices": _dev
 def rows(asked, plan, graph, buft, request, options, repacked=()):
     """[WhatIf] for checked(what_if).  request, options: what `plan` was made of; graph: in the order of that plan;
     repacked: ids of leaves that will lie in CPU_REPACK."""
-    usage = Usage(graph, plan, buft, Rows(request, options), repacked)
+    usage = Usage(graph, plan, buft, GraphRows(request, options), repacked)
     seconds = options.time_limit / max(len(asked), 1)
     return [WhatIf(name, value, *ROWS[name](usage, value, seconds)) for name, value in asked.items()]
