@@ -20,7 +20,7 @@ from ggjit.alloc.chunked import plan_chunks
 from ggjit.alloc.plan_request import PlanOptions
 from ggjit.alloc.planners import Clock, plan_offsets
 from ggjit.alloc.problem import ggml_plan
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
@@ -33,7 +33,7 @@ _remembered = collections.OrderedDict()         # {what was asked: GraphPlan}, t
 _remembering = ForkLock()
 
 
-@asking("a memory plan")
+@oom_guard("a memory plan")
 def plan_graph(request, options=_GGML):
     """The GraphPlan of a PlanRequest: a place for every tensor that has no memory yet.
 

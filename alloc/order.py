@@ -25,7 +25,7 @@ from ggjit.alloc.exact_order import Bytes, least_peak
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.order_variants import variants
 from ggjit.alloc.plan_request import PlanOptions, PlanRequest
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
 from ggjit.ops.native.jit import exact, i64s, native, u8s
 
@@ -353,7 +353,7 @@ def padded(sizes):
     return [-(-np.asarray(z, np.int64) // ALIGNMENT) * ALIGNMENT for z in sizes]
 
 
-@asking("an order of nodes")
+@oom_guard("an order of nodes")
 def reorder(request, beam=8, in_place=None):
     """node_ids of a PlanRequest in a legal order whose plan by "best" is below that of the given one, or as given."""
     options = PlanOptions(in_place=in_place)

@@ -17,7 +17,7 @@ from ggjit.alloc import plots
 from ggjit.alloc.alias import CAUSE_TEXT, NOTHING_TO_PLACE
 from ggjit.alloc.csvio import defused, write_problem
 from ggjit.ops.core.errors import ParamError
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable
 from ggjit.ops.core.whole_file import whole_file, write_whole
 
@@ -146,7 +146,7 @@ class MeasureReport:
     @functools.cached_property
     def rows(self):
         """The planned tensors, in order of birth."""
-        with asking("a report of a memory plan"):
+        with oom_guard("a report of a memory plan"):
             return self._make_rows()
 
     @functools.cached_property
@@ -163,7 +163,7 @@ class MeasureReport:
         return self.find_saving()
 
     @classmethod
-    @asking("a report of a memory plan")
+    @oom_guard("a report of a memory plan")
     def from_plan(cls, plan, node_ids, leaf_ids, describe, kinds=None, title=""):
         """describe(id) -> {"name", "op", "type", "shape", "nbytes", "where"} for any tensor of the graph, asked when
         the rows are looked at."""
