@@ -20,7 +20,7 @@ from ggjit.ops.core.spec import all_specs, builders, ops_with
 _builders = functools.cache(builders)
 
 
-class _Node:
+class _RecipeNode:
     """The node `t` as a `rebuild` reads it: .src, .i parameters as ints, .f as floats, .ne, .type; .ctx for leaves."""
 
     def __init__(self, t, ctx):
@@ -46,7 +46,7 @@ class _Node:
 
 @functools.cache
 def _recipe(op):
-    """(n: _Node) -> the node that a builder makes, from the op's spec; None where no builder makes such nodes."""
+    """(n: _RecipeNode) -> the node that a builder makes, from the op's spec; None where no builder makes such nodes."""
     spec = all_specs().get(op)
     if spec is None or spec.calls_python or callable(spec.rebuild):
         return None if spec is None or spec.calls_python else spec.rebuild
@@ -74,7 +74,7 @@ def check_node(t, ctx):
                            + (f"use {names}" if t.op in ops_with("calls_python") else "it has no builder"))
     with ctx:
         try:
-            made = recipe(_Node(t, ctx))
+            made = recipe(_RecipeNode(t, ctx))
         except GgjitError:
             raise
         except (IndexError, AttributeError) as e:       # a source is missing
