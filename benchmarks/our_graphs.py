@@ -12,7 +12,8 @@ import ggjit as gg
 from benchmarks.work import Leaves, content
 from ggjit.ops.core.record import VIEW_OPS
 from ggjit.ops.core.spec import flops, moved_nbytes
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.profiling.machine_limits import BUFFER_NBYTES
 from ggjit.tools.suite.oracle import records_of
 
