@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from helpers.builder_calls import Leaf, calls
+from helpers.builder_calls import Leaf, Result, calls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +36,8 @@ def looked_at(name, seen):
 def arguments(recipes):
     """Each tensor in a context of its own."""
     def made(a):
+        if isinstance(a, Result):
+            return checked_builders()[a.name](*arguments(a.args))
         if not isinstance(a, Leaf):
             return [made(x) for x in a] if isinstance(a, list) else a
         t = gg.Context().new_tensor(a.type, a.ne)
