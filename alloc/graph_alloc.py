@@ -14,12 +14,13 @@ import hashlib
 
 import numpy as np
 
-from ggjit.alloc import columns as col
-from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
-from ggjit.alloc.chunked import plan_chunks
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
+from ggjit.alloc.ggml.legacy.graph_alloc_2023 import plan_2023
+from ggjit.alloc.ggml.problem import ggml_plan
+from ggjit.alloc.offsets.chunked import plan_chunks
+from ggjit.alloc.offsets.planners import Clock, plan_offsets
 from ggjit.alloc.plan_request import PlanOptions
-from ggjit.alloc.planners import Clock, plan_offsets
-from ggjit.alloc.problem import ggml_plan
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
@@ -40,8 +41,10 @@ def plan_graph(request, options=_GGML):
     Errors: GraphError (cycle, foreign or repeated tensor), ShapeError (sizes), IndexRangeError (ids), ParamError.
     """
     make = functools.partial(request.problem, options.in_place_ops)
-    if options.planner != "best":
-        return ggml_plan(make(), options.planner, request.max_size, options.parse_seq)
+    if options.planner == "ggml-2023":
+        return plan_2023(make(), options.parse_seq)
+    if options.planner == "ggml":
+        return ggml_plan(make(), "ggml", request.max_size)
     search = functools.partial(best_plan, make, request.max_size, options)
     with busy("planning memory", options.time_limit):
         return _once(make(), request, options, search) if options.remember else search()

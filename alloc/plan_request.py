@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit
+from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.record import MAX_SRC, T_SRC, T_VIEW_SRC
 from ggjit.ops.core.whole_numbers import is_whole

@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order import reorder
 from ggjit.alloc.plan_request import PlanOptions, PlanRequest
+from ggjit.alloc.reorder import reorder
 from ggjit.ops.core.record import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -486,7 +486,7 @@ def random_graph(seed):
             y = g.new(PLAIN[rng.integers(len(PLAIN))], shape(), (a, pick()))
         if rng.random() < 0.05:
             g.rows[y][T_FLAGS] |= FLAG_OUTPUT
-        if rng.random() < 0.03 and g.rows[y][T_OP] not in IN_PLACE:    # ggml may corrupt those: see alloc/alias.py
+        if rng.random() < 0.03 and g.rows[y][T_OP] not in IN_PLACE:    # ggml may corrupt those: see alloc/ggml/alias.py
             g.rows[y][T_FLAGS] |= FLAG_INPUT
         ids.append(y)
     for q in ids[-3:]:

@@ -8,8 +8,8 @@ import functools
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order import reorder
 from ggjit.alloc.plan_request import PLANNERS
+from ggjit.alloc.reorder import reorder
 from ggjit.alloc.report import MeasureReport, saving
 from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto

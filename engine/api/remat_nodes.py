@@ -11,9 +11,10 @@ import functools
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order import VIEW_OP, reorder
-from ggjit.alloc.recompute import Recomputation
-from ggjit.alloc.schedules import AGAIN, KEEP, TAKE, leads, reaches
+from ggjit.alloc.orders.memory_order import VIEW_OP
+from ggjit.alloc.orders.recompute import Recomputation
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE, leads, reaches
+from ggjit.alloc.reorder import reorder
 from ggjit.core.slots import alloc_sizes, checked_int
 from ggjit.core.table import TABLE
 from ggjit.cpu.repacked import is_repacked, kernel_of
@@ -31,9 +32,7 @@ from ggjit.ops.core.record import (
     T_TYPE,
     T_VIEW_SRC,
 )
-from ggjit.ops.core.spec import in_place_table
-
-USERS = (OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM)     # functions that may have effects of their own
+from ggjit.ops.core.spec import in_place_table, ops_with
 
 
 def plan_of(graph, buft):
@@ -103,7 +102,8 @@ class RematNodes:
         reaches(n, ptr, idx, scalar, self.behind)
         forward, first = np.zeros(n, np.int64), scalar * (self.behind == 0)
         leads(n, ptr, idx, first, forward)
-        again = ~(self.behind.astype(bool) | keep | np.isin(op[at], (OP.NONE, *USERS)) | views[at] | has_memory[at]
+        fixed = OP.NONE, *ops_with("calls_python")      # functions of the user's may have effects of their own
+        again = ~(self.behind.astype(bool) | keep | np.isin(op[at], fixed) | views[at] | has_memory[at]
                   | self.written[at] | self.written[self.storages].any(1))
         takes = in_place_table()[op[at]] & ~views[at]
         self.after = self._hazards(at, base, views)
