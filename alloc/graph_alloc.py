@@ -14,11 +14,12 @@ import hashlib
 
 import numpy as np
 
-from ggjit.alloc import columns as col
-from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
-from ggjit.alloc.chunked import plan_chunks
-from ggjit.alloc.planners import Clock, plan_offsets
-from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
+from ggjit.alloc.ggml.legacy.graph_alloc_2023 import plan_2023
+from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
+from ggjit.alloc.offsets.chunked import plan_chunks
+from ggjit.alloc.offsets.planners import Clock, plan_offsets
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.locks import ForkLock
@@ -87,7 +88,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
         with busy("planning memory", time_limit):
             options = alignments, limits, time_limit, capacity, node_limit
             return _once(make(), options, search) if remember else search()
-    return ggml_plan(make(), planner, limits, parse_seq)
+    return plan_2023(make(), parse_seq) if planner == "ggml-2023" else ggml_plan(make(), planner, limits)
 
 
 def _once(p, options, search):

@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from ggjit.alloc import plots
-from ggjit.alloc.alias import CAUSE_TEXT, NOTHING_TO_PLACE
 from ggjit.alloc.csvio import defused, write_problem
+from ggjit.alloc.ggml.alias import CAUSE_TEXT, NOTHING_TO_PLACE
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.printable import printable

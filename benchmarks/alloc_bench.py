@@ -20,13 +20,15 @@ import alloc_graphs
 import alloc_instances
 import alloc_recorded
 
-from ggjit.alloc import graph_alloc, greedy, plan_offsets, planners, validate
+from ggjit.alloc import graph_alloc, plan_offsets, validate
 from ggjit.alloc.csvio import read_problem, write_problem
-from ggjit.alloc.order import memory_order, padded, reorder
-from ggjit.alloc.planners import Clock, Planner
-from ggjit.alloc.problem import IN_PLACE_OPS, Problem
+from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem
+from ggjit.alloc.offsets import greedy, planners
+from ggjit.alloc.offsets.planners import Clock, Planner
+from ggjit.alloc.offsets.sections import Instance
+from ggjit.alloc.orders.memory_order import memory_order
+from ggjit.alloc.reorder import padded, reorder
 from ggjit.alloc.report import mib
-from ggjit.alloc.sections import Instance
 from ggjit.models.networks.peak import model_peak
 
 LIMITS = (0.05, 0.2, 1.0)

@@ -469,7 +469,7 @@ def random_graph(seed):
             y = g.new(PLAIN[rng.integers(len(PLAIN))], shape(), (a, pick()))
         if rng.random() < 0.05:
             g.rows[y][T_FLAGS] |= FLAG_OUTPUT
-        if rng.random() < 0.03 and g.rows[y][T_OP] not in IN_PLACE:    # ggml may corrupt those: see alloc/alias.py
+        if rng.random() < 0.03 and g.rows[y][T_OP] not in IN_PLACE:    # ggml may corrupt those: see alloc/ggml/alias.py
             g.rows[y][T_FLAGS] |= FLAG_INPUT
         ids.append(y)
     for q in ids[-3:]:

@@ -11,7 +11,8 @@ import numpy as np
 import ggjit as gg
 from benchmarks.work import Leaves, content
 from ggjit.ops.core.record import VIEW_OPS
-from ggjit.ops.matmul import choices, repack
+from ggjit.ops.matmul import choices
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.profiling.machine_limits import BUFFER_NBYTES
 from ggjit.profiling.nodes import operations, traffic
 from ggjit.tools.suite.oracle import records_of

@@ -17,9 +17,10 @@ FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "model
            "tools": "ggjit.tools"}
 # folders, lowest first: each imports only itself and those before it
 LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
-    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
-    ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.compiler ggjit.ops.cuda.native
-    ggjit.ops.cuda ggjit.ops.cuda.matmul ggjit.alloc
+    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.matmul.repack
+    ggjit.ops.attention ggjit.ops.conv ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused
+    ggjit.ops.cuda.compiler ggjit.ops.cuda.native ggjit.ops.cuda ggjit.ops.cuda.matmul
+    ggjit.alloc.ggml ggjit.alloc.offsets ggjit.alloc.orders ggjit.alloc.ggml.legacy ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
     ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
     ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
-from ggjit.alloc.order import reorder
+from ggjit.alloc.reorder import reorder
 from ggjit.alloc.report import MeasureReport, saving
 from ggjit.api.registry import init_backend
 from ggjit.api.rematerialize import pareto

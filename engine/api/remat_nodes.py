@@ -10,9 +10,10 @@ import functools
 import numpy as np
 
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order import VIEW_OP, reorder
-from ggjit.alloc.recompute import Recomputation
-from ggjit.alloc.schedules import AGAIN, KEEP, TAKE, leads, reaches
+from ggjit.alloc.orders.memory_order import VIEW_OP
+from ggjit.alloc.orders.recompute import Recomputation
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE, leads, reaches
+from ggjit.alloc.reorder import reorder
 from ggjit.core.buffer import BufferType
 from ggjit.core.slots import checked_int
 from ggjit.core.table import TABLE

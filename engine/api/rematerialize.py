@@ -1,7 +1,6 @@
 """Less memory for more operations: the same graph, with some results computed again before a later reader.
 
-    graph --remat_nodes.py--> numbers -- alloc/recompute.py --> schedule --> nodes, some of them twice --planner-->
-    offsets
+    graph --remat_nodes.py--> numbers -- alloc/orders --> schedule --> nodes, some of them twice --planner--> offsets
 """
 import collections
 import functools

@@ -26,7 +26,7 @@ from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.record import FLAG_INPUT, MAX_SRC, OP, T_BUFFER, T_FLAGS, T_SRC, T_VIEW_SRC, VIEW_OPS
 from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.ops.matmul import repack
+from ggjit.ops.matmul.repack import layouts as repack
 from ggjit.sched.layout import add_work
 from ggjit.sched.scheduler import Scheduler
 

@@ -8,8 +8,8 @@ import weakref
 
 import numpy as np
 
+from ggjit.alloc.ggml.problem import check_time_limit
 from ggjit.alloc.graph_alloc import PLANNERS, plan_graph
-from ggjit.alloc.problem import check_time_limit
 from ggjit.alloc.report import saving
 from ggjit.alloc.validate import validate_plan
 from ggjit.core.arguments import expect, typed_call

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from ggjit.alloc.order import reorder
+from ggjit.alloc.reorder import reorder
 from ggjit.core.arguments import typed_call
 from ggjit.core.fixed import Fixed, FixedList, fixed_array
 from ggjit.core.html_repr import HtmlRepr, drawing_of

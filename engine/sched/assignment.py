@@ -3,7 +3,7 @@ import functools
 
 import numpy as np
 
-from ggjit.alloc.problem import GraphError
+from ggjit.alloc.ggml.problem import GraphError
 from ggjit.core.buffer import USAGE_WEIGHTS, buffer_by_id, freed
 from ggjit.core.table import FREED, TABLE
 from ggjit.core.versions import UPDATED_SOURCES, written

@@ -77,7 +77,8 @@ def _node(op, a, b, c, n_dims, sections, mode, n_ctx_orig, floats, n_offs=0, in_
         require_type(name, c, (F32,), "freq_factors")
         require(rows_contiguous(c), f"{name}: freq_factors must lie side by side", c, remedy="use gg.cont first")
         n_pairs = n_dims if mode == ra.VISION else n_dims // 2
-        require(c.ne[0] >= n_pairs, f"{name}: freq_factors must hold one value for each of the {n_pairs} pairs", c)
+        require(c.ne[0] >= n_pairs and c.ne[1:] == (1, 1, 1),
+                f"{name}: freq_factors must be one row with a value for each of the {n_pairs} pairs", c)
     params = (0, n_dims, mode, 0, n_ctx_orig, *(float(x) for x in floats), *sections, n_offs)
     return a.ctx.node(op, a.type, a.ne, (a, b) if c is None else (a, b, c), params, view_of=a if in_place else None)
 

@@ -117,7 +117,7 @@ def _few(t, n_threads):
     (a, b), p = t.src, [int(x) for x in t.op_params]
     n_taps, n_pixels = a.ne[0] * a.ne[1], t.ne[0] * t.ne[1]
     inputs = math.prod((t.ne[i] - 1) * p[i] + (a.ne[i] - 1) * p[4 + i] + 1 for i in (0, 1))
-    if a.type is b.type is F32 and n_pixels <= min(n_taps, MAX_FEW) and inputs <= 16 * n_taps:
+    if a.type is b.type is F32 and a.ne[2] > 0 and n_pixels <= min(n_taps, MAX_FEW) and inputs <= 16 * n_taps:
         return Kernel("conv_2d_few", conv_few.make_kernel, conv_few.cost(n_taps * a.ne[2], n_pixels * t.ne[3], t.ne[2]),
                       conv_few.work_nbytes(n_threads, n_taps, a.ne[2], t.ne[2], n_pixels, inputs))
 

@@ -28,7 +28,7 @@ from ggjit.ops.native.node import (
     row_addr,
     row_index,
 )
-from ggjit.ops.native.row_loops import PIECE, over_chunks, param, pieces_of_result, whole
+from ggjit.ops.native.row_loops import PIECE, over_chunks, param, pieces_of_result, rows_with_elements, whole
 from ggjit.ops.native.simd import fadd
 from ggjit.ops.types.shared.moves import move_bytes
 from ggjit.ops.types.shared.rows import pair_row
@@ -112,7 +112,7 @@ def _copy(node, ith, start, stop):
 
 @inline
 def _rows_of_b(node):
-    return n_rows(node + SRC1)
+    return rows_with_elements(node + SRC1)
 
 
 _add_row = pair_row(fadd)

@@ -3,6 +3,8 @@
 Row sums run in float32 vectors; `sum` adds the rows' sums in float64 and in order, so the result does not depend on the
 number of threads.
 """
+import math
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -22,13 +24,14 @@ from ggjit.ops.native.node import (
     SRC0,
     SRC1,
     addr,
+    n_rows,
     nb,
     ne,
     row_addr,
     row_index,
     work,
 )
-from ggjit.ops.native.row_loops import over_chunks, rows_of_source
+from ggjit.ops.native.row_loops import over_chunks
 from ggjit.ops.native.simd import W, fadd, hsum, ldf, splat, zerof
 from ggjit.ops.reductions.sums import largest, nothing, require_before, sum_in, sum_of, sum_over_rows
 from ggjit.ops.types.shared.rows import ROW
@@ -208,7 +211,11 @@ def _make_rows(op):
             else:
                 put(row_addr(d, i1, i2, i3), sum_of(x, n0))
         return OK
-    return over_chunks(rows, rows_of_source)
+
+    @inline
+    def every_row(node):
+        return n_rows(node + SRC0)
+    return over_chunks(rows, every_row)             # a row without elements has a sum, too
 
 
 def kernel(t, n_threads):
@@ -217,7 +224,7 @@ def kernel(t, n_threads):
         return None
     cost = 0.025 * touched_nbytes(t)
     if op == OP.SUM:
-        rows, goes_on, part = a.ne[1] * a.ne[2] * a.ne[3], len(t.src) > 1, t.type is F64
+        rows, goes_on, part = math.prod(a.ne[1:]) if a.ne[0] else 0, len(t.src) > 1, t.type is F64
         return Kernel(f"sum-{a.type.name}{'-on' * goes_on}{'-part' * part}",
                       lambda: _make_sum(a.type, goes_on, part), cost, work_nbytes=8 * rows)
     return Kernel(op.name.lower(), lambda: _make_rows(op), cost)

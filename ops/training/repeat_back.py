@@ -10,7 +10,7 @@ from ggjit.ops.core.types import F32
 from ggjit.ops.native.jit import inline
 from ggjit.ops.native.mem import ld_f32, st_f32, zero_bytes
 from ggjit.ops.native.node import DST, SRC0, nb, ne, row_addr, row_index
-from ggjit.ops.native.row_loops import over_rows
+from ggjit.ops.native.row_loops import has_elements, over_rows
 from ggjit.ops.native.simd import W, fadd, ldf, stf
 
 
@@ -57,6 +57,8 @@ def _make(onto):
         n0, to, step = ne(d, 0), row_addr(d, i1, i2, i3), nb(a, 0)
         if not onto:
             zero_bytes(to, 4 * n0)
+        if not has_elements(a):
+            return OK
         for j3 in range(i3, ne(a, 3), ne(d, 3)):
             for j2 in range(i2, ne(a, 2), ne(d, 2)):
                 for j1 in range(i1, ne(a, 1), ne(d, 1)):

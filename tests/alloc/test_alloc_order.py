@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from helpers.requirements import benchmark
 
-from ggjit.alloc.alias import MODERN, THROUGH_VIEWS
-from ggjit.alloc.exact_order import Bytes, least_peak
+from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
+from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem, ggml_plan
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order import VIEW_OP, legal_edges, memory_order, reorder
-from ggjit.alloc.order_bound import Reach, fewest_before, forced, members
-from ggjit.alloc.order_variants import variants
-from ggjit.alloc.problem import IN_PLACE_OPS, Problem, ggml_plan
+from ggjit.alloc.orders.exact_order import Bytes, least_peak
+from ggjit.alloc.orders.memory_order import VIEW_OP, legal_edges, memory_order
+from ggjit.alloc.orders.order_bound import Reach, fewest_before, forced, members
+from ggjit.alloc.orders.order_variants import variants
+from ggjit.alloc.reorder import reorder
 from ggjit.ops.core.record import OP, T_OP, T_SRC, T_VIEW_SRC
 
 graphs = benchmark("alloc_graphs")

@@ -7,10 +7,10 @@ from helpers.requirements import benchmark
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ggjit.alloc.chunked import plan_chunks
+from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS
 from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.planners import DOES_NOT_FIT, FITS, plan_offsets
-from ggjit.alloc.problem import IN_PLACE_2023, IN_PLACE_OPS
+from ggjit.alloc.offsets.chunked import plan_chunks
+from ggjit.alloc.offsets.planners import DOES_NOT_FIT, FITS, plan_offsets
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout, validate_plan
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.record import T_FLAGS, T_SRC

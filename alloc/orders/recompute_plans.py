@@ -7,7 +7,7 @@
 """
 import numpy as np
 
-from ggjit.alloc.schedules import AGAIN, KEEP, SOURCE, TAKE, instances, live_at
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, SOURCE, TAKE, instances, live_at
 from ggjit.ops.native.jit import exact, i64s, native
 
 EVENTS_PER_NODE = 12                    # longest schedule that is looked for

@@ -1,12 +1,34 @@
 """The graph allocator of 2023, which goes on from the state that places for single tensors are in (rows A10.*)."""
 import numpy as np
 
-from ggjit.alloc import columns as col
-from ggjit.alloc.placement import chunk_sizes
-from ggjit.alloc.problem import IN_PLACE_2023, Problem, check_ids
-from ggjit.alloc.tensor_alloc import stacked
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states, reset_to_block
+from ggjit.alloc.ggml.legacy.alias_2023 import alias_as_in_2023
+from ggjit.alloc.ggml.legacy.tensor_alloc import stacked
+from ggjit.alloc.ggml.placement import chunk_sizes
+from ggjit.alloc.ggml.problem import IN_PLACE_2023, Problem, check_ids
 from ggjit.ops.core.errors import ShapeError
 from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.native.jit import i64s, native
+
+
+@native("i64(i64, i64, i64, i64, i64)")
+def _reset_all(states, words, n, offs, size):
+    st = i64s(states, n * words)
+    o, s = i64s(offs, n), i64s(size, n)
+    for b in range(n):
+        reset_to_block(st, b * words, o[b], s[b])
+    return 0
+
+
+def plan_2023(p, parse_seq=None):
+    """Plan of a fresh Problem by allocators that measure, one of a single chunk for each buffer."""
+    alias_as_in_2023(p, parse_seq)
+    states, words = new_states(p.n_buffers, p.m + 2, None, 1)
+    zero = np.zeros(p.n_buffers, np.int64)
+    _reset_all(states, words, p.n_buffers, zero, zero + UNBOUNDED)
+    p.replay(states, words)
+    return p.plan("ggml-2023", "2023", chunk_sizes(states, words, p.n_buffers))
 
 
 class GraphAllocator2023:
@@ -52,7 +74,7 @@ class GraphAllocator2023:
                 placed.append((k, need, offs))
         p = Problem(table, node_ids, leaf_ids, sizes, [t.alignment for t in tallocs], want[:len(node_ids)],
                     want[len(node_ids):], IN_PLACE_2023, own)
-        p.alias_2023(self.parse_seq, placed)
+        alias_as_in_2023(p, self.parse_seq, placed)
         states, words = stacked(tallocs, p.m + 2)
         p.replay(states, words)
         plan = p.plan("ggml-2023", "2023", chunk_sizes(states, words, p.n_buffers))

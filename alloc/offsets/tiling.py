@@ -15,12 +15,12 @@ by its unplaced buffers and spare bytes, and is not searched again.  Tries end a
 random order, for most of their length is decided by their first choices.
 
 The search visits every layout in which no buffer can sink, so it misses none but for two parts with one 64-bit key.
-It complements `ggjit.alloc.search`, which is at its best where the sections are not full.
+It complements `ggjit.alloc.offsets.search`, which is at its best where the sections are not full.
 """
 import numpy as np
 from numba import types
 
-from ggjit.alloc.greedy import NEVER
+from ggjit.alloc.offsets.greedy import NEVER
 from ggjit.ops.native.jit import array_maker, i64s, inlined, native
 
 f64s = array_maker(types.float64)

@@ -1,7 +1,7 @@
 """What any schedule within a number of bytes pays at least: a minimum cut at each of some nodes."""
 import numpy as np
 
-from ggjit.alloc.schedules import AGAIN, KEEP, TAKE
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, TAKE
 from ggjit.ops.native.jit import exact, i64s, native
 
 MOMENTS = 48                            # parts of the order; in each the node that most bytes wait for is looked at

@@ -1,4 +1,4 @@
-"""ggml's best fit for many buffers: the offsets that `ggjit.alloc.free_list` gives with one chunk, without its scans.
+"""ggml's best fit for many buffers: the offsets that free_list.py gives with one chunk, without its scans.
 
     address   | a |  hole x  | b | c |  hole y  | d |   tail without end
     list      a <-> x <-> b <-> c <-> y <-> d <-> tail      in address order: a hole that is given back merges

@@ -1,17 +1,17 @@
 """Which results to compute again, and when, so that a graph runs within a number of bytes.
 
-Wanted: a schedule (alloc/schedules.py) with at most `limit` bytes alive at every event, at the least extra cost.  Three
-plans are made (alloc/recompute_plans.py), seven where greedy's is not the best, and the cheapest is taken; `bound`
-proves how much any schedule pays at least (alloc/recompute_bound.py).
+Wanted: a schedule (schedules.py) with at most `limit` bytes alive at every event, at the least extra cost.  Three plans
+are made (recompute_plans.py), seven where greedy's is not the best, and the cheapest is taken; `bound` proves how much
+any schedule pays at least (recompute_bound.py).
 """
 import dataclasses
 import functools
 
 import numpy as np
 
-from ggjit.alloc import recompute_bound
-from ggjit.alloc.recompute_plans import EVENTS_PER_NODE, execute, greedy, polish
-from ggjit.alloc.schedules import AGAIN, KEEP, SOURCE, TAKE, list_order, live_bytes
+from ggjit.alloc.orders import recompute_bound
+from ggjit.alloc.orders.recompute_plans import EVENTS_PER_NODE, execute, greedy, polish
+from ggjit.alloc.orders.schedules import AGAIN, KEEP, SOURCE, TAKE, list_order, live_bytes
 from ggjit.ops.core.errors import ParamError
 
 RULES = ((0.0, 0.5, 0.5), (1.0, 0.5, 0.5))      # (a, b, c) of the executor

@@ -1,10 +1,10 @@
 """From an aliasing pass's events to places: ggml's free list gives allocations their offsets, tensors follow them."""
 import numpy as np
 
-from ggjit.alloc import columns as col
-from ggjit.alloc.alias import IN_PLACE
-from ggjit.alloc.columns import base_of, pad
-from ggjit.alloc.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, list_alloc, list_free
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.alias import IN_PLACE
+from ggjit.alloc.ggml.columns import base_of, pad
+from ggjit.alloc.ggml.free_list import CAP_BLOCKS, CHUNK_HEAD, HEAD, N_CHUNKS, list_alloc, list_free
 from ggjit.ops.core.record import T_VIEW_SRC, T_WORDS
 from ggjit.ops.native.jit import i64s, native
 

@@ -15,8 +15,21 @@ import collections
 
 import numpy as np
 
-from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, ID, INPUT, MARKER, NONE, OUTPUT, SIZE, SRC, VIEW, VOFFS
-from ggjit.alloc.order_bound import NEVER_CUT, Reach, fewest_before, forced
+from ggjit.alloc.ggml.columns import (
+    CAN_INPLACE,
+    EXTERNAL,
+    FLAGS,
+    ID,
+    INPUT,
+    MARKER,
+    NONE,
+    OUTPUT,
+    SIZE,
+    SRC,
+    VIEW,
+    VOFFS,
+)
+from ggjit.alloc.orders.order_bound import NEVER_CUT, Reach, fewest_before, forced
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
 
 Proof = collections.namedtuple("Proof", "order peak bound states")

@@ -7,17 +7,14 @@ import dataclasses
 
 import numpy as np
 
-from ggjit.alloc import columns as col
-from ggjit.alloc.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
-from ggjit.alloc.alias_2023 import alias_2023
-from ggjit.alloc.free_list import UNBOUNDED, new_states, reset_to_block
-from ggjit.alloc.localize import localize
-from ggjit.alloc.placement import P_ROWS, chunk_sizes, replay, resolve
-from ggjit.alloc.sections import live_bytes
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.alias import CAUSE_TEXT, IN_PLACE, MODERN, THROUGH_VIEWS, alias_modern
+from ggjit.alloc.ggml.free_list import UNBOUNDED, new_states
+from ggjit.alloc.ggml.localize import localize
+from ggjit.alloc.ggml.placement import P_ROWS, chunk_sizes, replay, resolve
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.record import OP, T_WORDS
 from ggjit.ops.core.whole_numbers import is_whole
-from ggjit.ops.native.jit import i64s, native
 
 N_OPS = len(OP)
 
@@ -110,15 +107,6 @@ class GraphPlan:
         return live_bytes(self.a_lo[keep], self.a_hi[keep], self.a_size[keep], self.n_steps)
 
 
-@native("i64(i64, i64, i64, i64, i64)")
-def _reset_all(states, words, n, offs, size):
-    st = i64s(states, n * words)
-    o, s = i64s(offs, n), i64s(size, n)
-    for b in range(n):
-        reset_to_block(st, b * words, o[b], s[b])
-    return 0
-
-
 def check_ids(name, a):
     """A 1-D int64 array.  Errors: ParamError, ShapeError."""
     a = np.asarray(a)
@@ -203,7 +191,7 @@ class Problem:
         info = np.zeros(3, np.int64)
         own = 0 if own is None else np.ascontiguousarray(own, np.int64)
         outputs = check_ids("outputs", outputs)
-        self._raise(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
+        self.raise_for(localize(table, self.n_rows, self.ws, m, self.n_nodes, in_place, len(in_place), self.n_buffers,
                              own, outputs, len(outputs), info), info)
 
     def col(self, k):
@@ -212,7 +200,8 @@ class Problem:
     def alloc_col(self, k):
         return col.column(self.ws, self.m, k)[:self.n_alloc].copy()
 
-    def _raise(self, status, info):
+    def raise_for(self, status, info):
+        """The typed error of a pass that did not end with OK; info: what it left."""
         if status != col.OK:
             error, text = _REFUSALS[status]
             a, b, at = info.tolist()
@@ -223,21 +212,9 @@ class Problem:
     def alias(self, rule):
         """Run the modern aliasing pass on fresh columns (localize left the counters at zero)."""
         counts = np.zeros(3, np.int64)
-        self._raise(alias_modern(self.table, self.n_rows, self.ws, self.m, self.n_nodes, rule, self.alignments,
+        self.raise_for(alias_modern(self.table, self.n_rows, self.ws, self.m, self.n_nodes, rule, self.alignments,
                                  self.n_buffers, counts), counts)
         self.n_alloc, self.n_events, self.n_steps = int(counts[0]), int(counts[1]), max(self.n_nodes, 1)
-
-    def alias_2023(self, seq=None, placed=()):
-        """Run the 2023 pass.  placed: (local tensor, padded bytes, offs) of tensors already in our allocators."""
-        seq = np.ascontiguousarray(() if seq is None else seq, np.int64)
-        before = np.array([p[:2] for p in placed], np.int64).reshape(-1, 2)
-        counts = np.zeros(3, np.int64)
-        self._raise(alias_2023(self.table, self.n_rows, self.ws, self.m, self.n_nodes, seq, len(seq), self.alignments,
-                               self.n_buffers, before, len(before), counts), counts)
-        self.n_alloc, self.n_events = int(counts[0]), int(counts[1])
-        self.n_steps = max(len(seq) or self.n_nodes, 1)
-        for k, p in enumerate(placed):
-            self.col(col.A_CHUNK)[k], self.col(col.A_OFFS)[k] = 0, p[2]
 
     def replay(self, states, words):
         """ggml's free list; raises OutOfMemory when an allocator is bounded and too small (A9.13)."""
@@ -267,6 +244,14 @@ class Problem:
             ggml_peak=sum(map(sum, sizes)) if ggml_peak is None else ggml_peak)
 
 
+def live_bytes(lo, hi, size, n_steps):
+    """Bytes live at each of n_steps steps."""
+    d = np.zeros(n_steps + 1, np.int64)
+    np.add.at(d, np.minimum(lo, n_steps), size)
+    np.subtract.at(d, np.minimum(hi, n_steps), size)
+    return np.cumsum(d)[:n_steps]
+
+
 def _most_live(events, a_size, keep):
     """Most bytes live at once among the allocations in `keep`, trims counted."""
     ev = events[keep[events[:, 1]]]
@@ -279,17 +264,9 @@ def _most_live(events, a_size, keep):
     return int(np.cumsum(delta).max(initial=0))
 
 
-def ggml_plan(p, planner, limits, parse_seq=None, rule=MODERN):
+def ggml_plan(p, planner, limits, rule=MODERN):
     """Plan of a fresh Problem by ggml's own free list."""
-    if planner == "ggml-2023":
-        p.alias_2023(parse_seq)
-        states, words = new_states(p.n_buffers, p.m + 2, None, 1)
-        zero = np.zeros(p.n_buffers, np.int64)
-        _reset_all(states, words, p.n_buffers, zero, zero + UNBOUNDED)
-        name = "2023"
-    else:
-        p.alias(rule)
-        states, words = new_states(p.n_buffers, p.m + 2, limits)
-        name = "views" if rule == THROUGH_VIEWS else "modern"
+    p.alias(rule)
+    states, words = new_states(p.n_buffers, p.m + 2, limits)
     p.replay(states, words)
-    return p.plan(planner, name, chunk_sizes(states, words, p.n_buffers))
+    return p.plan(planner, "views" if rule == THROUGH_VIEWS else "modern", chunk_sizes(states, words, p.n_buffers))

@@ -1,24 +1,24 @@
 """Repacked weights, which only matrix products read: which types have such a layout, and the kernel over it.
 
-    F32                         panels of rows, a lane a row        repack_float
-    blocks of 32, super-blocks  blocks of a vector's rows           repack_codes, repack_formats
+    F32                         panels of rows, a lane a row        floats
+    blocks of 32, super-blocks  blocks of a vector's rows           codes, over interleaved.Format
 
 AVX-512 and AVX2.  A layout takes as many bytes as the file's.  It is a module with ROWS (a matrix has a multiple of
 them), `pack_rows`, `unpack_rows` and `product`.  The matrices of experts, [k, m, E], are packed as one of m E rows, and
-mul_mat_id reads them (repack_id).
+mul_mat_id reads them (experts).
 """
 from ggjit.ops.core.record import OP
 from ggjit.ops.core.types import F32, I32
-from ggjit.ops.matmul import repack_codes, repack_float, repack_id
-from ggjit.ops.matmul.repack_formats import FORMATS
+from ggjit.ops.matmul.interleaved import FORMATS
+from ggjit.ops.matmul.repack import codes, experts, floats
 from ggjit.ops.native import isa
 
-LAYOUTS = {} if isa.ISA == "generic" else {F32: repack_float, **dict.fromkeys(FORMATS, repack_codes)}
+LAYOUTS = {} if isa.ISA == "generic" else {F32: floats, **dict.fromkeys(FORMATS, codes)}
 
 
 def unit(type):
     """(elements of a row, rows) that a matrix of the type comes in multiples of."""
-    return (repack_float.BLOCK if type is F32 else type.block), LAYOUTS[type].ROWS
+    return (floats.BLOCK if type is F32 else type.block), LAYOUTS[type].ROWS
 
 
 def takes(type, ne):
@@ -48,7 +48,7 @@ def kernel(t, n_threads):
     if b.type is not F32 or b.nb[0] != 4 or not takes(a.type, a.ne) or a.view_src is not None:
         return None
     if t.op == OP.MUL_MAT_ID:
-        return repack_id.product(t, n_threads) if ids[0].type is I32 and a.type is not F32 else None
+        return experts.product(t, n_threads) if ids[0].type is I32 and a.type is not F32 else None
     if ids or t.op_params[1] or a.ne[2] * b.ne[2] * b.ne[3] != 1:
         return None
     return LAYOUTS[a.type].product(a, b, n_threads)

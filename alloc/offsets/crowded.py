@@ -11,9 +11,9 @@ is room, which first fit may waste.
 """
 import numpy as np
 
-from ggjit.alloc import greedy
-from ggjit.alloc.search import FOUND, RULES, CanonicalSearch
-from ggjit.alloc.sections import Instance
+from ggjit.alloc.offsets import greedy
+from ggjit.alloc.offsets.search import FOUND, RULES, CanonicalSearch
+from ggjit.alloc.offsets.sections import Instance
 
 SHARES = (0.75, 0.8, 0.85, 0.9, 0.95)   # of the goal, from which on a moment is crowded: the next where a search fails
 MANY = 512                      # buffers from which on it pays to look for stretches

@@ -10,10 +10,10 @@ What differs from `alias.py`:
 """
 import numpy as np
 
-from ggjit.alloc import alias
-from ggjit.alloc import columns as col
-from ggjit.alloc.alias import new_allocation, same_layout
-from ggjit.alloc.columns import pad, put_event
+from ggjit.alloc.ggml import alias
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.alias import new_allocation, same_layout
+from ggjit.alloc.ggml.columns import pad, put_event
 from ggjit.ops.core import record as rec
 from ggjit.ops.native.jit import exact, i64s, native
 
@@ -211,3 +211,15 @@ def alias_2023(table, n_rows, ws, m, n_nodes, seq, n_seq, alignments, n_buffers,
                 _release_sources(w, m, cnt, order[q], k)
             start = k + 1
     return col.OK
+
+
+def alias_as_in_2023(p, seq=None, placed=()):
+    """Run the pass over a Problem.  placed: (local tensor, padded bytes, offs) of tensors already in our allocators."""
+    seq = np.ascontiguousarray(() if seq is None else seq, np.int64)
+    before = np.array([x[:2] for x in placed], np.int64).reshape(-1, 2)
+    counts = np.zeros(3, np.int64)
+    p.raise_for(alias_2023(p.table, p.n_rows, p.ws, p.m, p.n_nodes, seq, len(seq), p.alignments, p.n_buffers, before,
+                           len(before), counts), counts)
+    p.n_alloc, p.n_events, p.n_steps = int(counts[0]), int(counts[1]), max(len(seq) or p.n_nodes, 1)
+    for k, x in enumerate(placed):
+        p.col(col.A_CHUNK)[k], p.col(col.A_OFFS)[k] = 0, x[2]

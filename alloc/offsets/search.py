@@ -29,7 +29,7 @@ import collections
 
 import numpy as np
 
-from ggjit.alloc.greedy import NEVER, births_csr, members_csr
+from ggjit.alloc.offsets.greedy import NEVER, births_csr, members_csr
 from ggjit.ops.native.jit import exact, i64s, native
 
 FOUND, INFEASIBLE, NODE_LIMIT, TRAIL_FULL = 1, 0, -1, -2

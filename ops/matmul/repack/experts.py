@@ -1,4 +1,4 @@
-"""mul_mat_id with repacked experts: the register tiles of repack_codes, columns sorted by expert.
+"""mul_mat_id with repacked experts: the register tiles of codes.py, columns sorted by expert.
 
 The matrices of all experts lie in the layout one after the other, as one matrix of m E rows.
 
@@ -17,9 +17,9 @@ from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import choices, mul_mat_id_tile
 from ggjit.ops.matmul import mul_mat_id_group as lists
-from ggjit.ops.matmul.repack_codes import LANES, ROWS, columns_of_pairs, direct, make_rows_of, widest
-from ggjit.ops.matmul.repack_formats import FORMATS
-from ggjit.ops.matmul.repack_tile import column_nbytes, make_prepare, make_tile
+from ggjit.ops.matmul.interleaved import FORMATS
+from ggjit.ops.matmul.repack.codes import LANES, ROWS, columns_of_pairs, direct, make_rows_of, widest
+from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native.jit import inline

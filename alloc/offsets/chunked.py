@@ -10,10 +10,10 @@ planned again, chunk by chunk, by `plan_offsets`.
 """
 import numpy as np
 
-from ggjit.alloc import greedy
-from ggjit.alloc.free_list import MAX_CHUNKS
-from ggjit.alloc.planners import Clock, plan_offsets
-from ggjit.alloc.sections import Instance
+from ggjit.alloc.ggml.free_list import MAX_CHUNKS
+from ggjit.alloc.offsets import greedy
+from ggjit.alloc.offsets.planners import Clock, plan_offsets
+from ggjit.alloc.offsets.sections import Instance
 from ggjit.ops.native.jit import i64s, native
 
 

@@ -7,8 +7,8 @@
                          bisection between the proved bound and the best plan (both are complete: they can prove that
                          nothing fits)
                          where sections are nearly full: tiling, at the goal and between it and the best plan
-                         (ggjit.alloc.tiling)
-                         local search (ggjit.alloc.repair: finds what depth first misses)
+                         (ggjit.alloc.offsets.tiling)
+                         local search (ggjit.alloc.offsets.repair: finds what depth first misses)
 
 The goal is the lower bound, or `capacity` where that is given.  ggml's plan is always among the candidates, so the
 result is never above it.  Searches run in batches whose results are read in a fixed order: `n_threads` changes how long
@@ -23,14 +23,14 @@ import time
 
 import numpy as np
 
-from ggjit.alloc import greedy, repair, tiling
-from ggjit.alloc.best_fit import ggml_best_fit
-from ggjit.alloc.crowded import crowded_first
-from ggjit.alloc.free_list import UNBOUNDED
-from ggjit.alloc.problem import check_alignment, check_time_limit, check_total
-from ggjit.alloc.search import FOUND, INFEASIBLE, RULES, CanonicalSearch
-from ggjit.alloc.search import KERNELS as SEARCH_KERNELS
-from ggjit.alloc.sections import Instance
+from ggjit.alloc.ggml.best_fit import ggml_best_fit
+from ggjit.alloc.ggml.free_list import UNBOUNDED
+from ggjit.alloc.ggml.problem import check_alignment, check_time_limit, check_total
+from ggjit.alloc.offsets import greedy, repair, tiling
+from ggjit.alloc.offsets.crowded import crowded_first
+from ggjit.alloc.offsets.search import FOUND, INFEASIBLE, RULES, CanonicalSearch
+from ggjit.alloc.offsets.search import KERNELS as SEARCH_KERNELS
+from ggjit.alloc.offsets.sections import Instance
 from ggjit.ops.core.errors import ParamError, ShapeError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.whole_numbers import is_whole

@@ -1,7 +1,7 @@
 """Table ids -> dense local numbers, and every check on the graph's structure, before anything is planned."""
 import numpy as np
 
-from ggjit.alloc import columns as col
+from ggjit.alloc.ggml import columns as col
 from ggjit.ops.core import record as rec
 from ggjit.ops.native.jit import i64s, inlined, native, u8s
 

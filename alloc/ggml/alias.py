@@ -7,11 +7,11 @@ reuse, flags.  It never looks at the free list, so its result, a list of events 
 Three rules:
     MODERN   current ggml.  A view is never "own", so ops behind a reshape never work in place.
     VIEWS    MODERN with that branch alive: a whole view at offset 0 whose root has no other user may be reused.
-    2023     `alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
+    2023     `legacy/alias_2023.py`: the allocator of ggml's November 2023 sources (rows A10.*).
 """
 
-from ggjit.alloc import columns as col
-from ggjit.alloc.columns import base_of, pad, put_event
+from ggjit.alloc.ggml import columns as col
+from ggjit.alloc.ggml.columns import base_of, pad, put_event
 from ggjit.ops.core import record as rec
 from ggjit.ops.native.jit import i64s, inlined, native
 

@@ -19,21 +19,14 @@ import itertools
 
 import numpy as np
 
-from ggjit.alloc.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
-from ggjit.alloc.exact_order import Bytes, least_peak
-from ggjit.alloc.graph_alloc import plan_graph
-from ggjit.alloc.order_variants import variants
-from ggjit.alloc.problem import IN_PLACE_OPS, Problem
-from ggjit.ops.core.host_memory import oom_guard
+from ggjit.alloc.ggml.columns import CAN_INPLACE, EXTERNAL, FLAGS, FOREIGN, ID, NONE, OUTPUT, SIZE, SRC, VIEW, base_of
+from ggjit.alloc.orders.exact_order import Bytes, least_peak
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
 from ggjit.ops.native.jit import exact, i64s, native, u8s
 
 VIEW_OP = np.zeros(256, np.uint8)
 VIEW_OP[[int(op) for op in VIEW_OPS]] = 1
 EDGES_PER_NODE = 4 * MAX_SRC
-ALIGNMENT = 32                  # bytes; what plan_graph pads to
-PLAN_NODES = 5000               # of the search for offsets of an order; most are at their bound at once
-VARIANTS, MOVES = 8, 500        # orders with as few live bytes that are placed where the first has a gap
 
 
 @exact
@@ -345,40 +338,3 @@ def memory_order(p, beam=8):
         schedule(p.ws, p.m, n, pairs, len(pairs), width, backward, order, stats)
         orders.append(order)
     return least_peak(nbytes, edges, orders)
-
-
-def padded(sizes):
-    """(node sizes, leaf sizes) as a plan of them has them."""
-    return [-(-np.asarray(z, np.int64) // ALIGNMENT) * ALIGNMENT for z in sizes]
-
-
-@oom_guard("an order of nodes")
-def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
-    """node_ids in a legal order whose plan by "best" is below that of the given one, or the given one.
-
-    Arguments as plan_graph's; sizes = (node sizes, leaf sizes).
-    """
-    in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
-    node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
-    problem = Problem(table, node_ids, leaf_ids, padded(sizes), [1], None, None, in_place, outputs=outputs)
-    found = memory_order(problem, beam)
-
-    def planned(pick, **settings):
-        return plan_graph(table, node_ids[pick], leaf_ids, (node_sizes[pick], sizes[1]), in_place=in_place,
-                          outputs=outputs, **settings)
-    given, order, nbytes = np.arange(len(node_ids)), found.order, Bytes(problem)
-    old, new = planned(given), planned(order)
-    if found.peak >= old.peak:
-        return node_ids
-    if new.peak > found.peak:
-        new = planned(order, planner="best", node_limit=PLAN_NODES)
-    others = variants(nbytes, legal_edges(problem), order, VARIANTS, min(len(order), MOVES))
-    for other in others if new.peak > found.peak else ():
-        plan = planned(other, planner="best", node_limit=PLAN_NODES // 5)
-        if plan.peak < new.peak:
-            new, order = plan, other
-        if new.peak == found.peak:
-            break
-    if new.peak >= nbytes.peak(given):          # else sure without a search
-        old = planned(given, planner="best", node_limit=PLAN_NODES)
-    return node_ids[order] if new.peak < old.peak else node_ids

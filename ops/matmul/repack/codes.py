@@ -1,7 +1,7 @@
-"""Products with quantised weights whose rows are interleaved (repack_formats.py has the layout).
+"""Products with quantised weights whose rows are interleaved (ops/matmul/interleaved.py has the layout).
 
 A product needs no sums over lanes and no packing of weights: the scales of all rows are one load and one conversion,
-activations are broadcast from memory (repack_tile.py has the tile).  Few columns are one tile of L rows.  More columns
+activations are broadcast from memory (lane_tile.py has the tile).  Few columns are one tile of L rows.  More columns
 are tiles of a few columns times two groups of L rows where that is a processor's rule (choices.py), else tiles like the
 first: then super-blocks are unpacked to bytes, a chunk of rows at a time, once for all columns.
 
@@ -23,8 +23,8 @@ from ggjit.ops.core.spec import Kernel
 from ggjit.ops.core.traits import module_of
 from ggjit.ops.core.types import F32
 from ggjit.ops.matmul import choices, mul_mat_tile
-from ggjit.ops.matmul.repack_formats import FORMATS, LANES, unpacked
-from ggjit.ops.matmul.repack_tile import column_nbytes, make_prepare, make_tile, make_unpack
+from ggjit.ops.matmul.interleaved import FORMATS, LANES, unpacked
+from ggjit.ops.matmul.repack.lane_tile import column_nbytes, make_prepare, make_tile, make_unpack
 from ggjit.ops.matmul.tile_codes import code_tile
 from ggjit.ops.matmul.tile_float import float_tile
 from ggjit.ops.native import isa

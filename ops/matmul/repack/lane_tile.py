@@ -1,4 +1,4 @@
-"""The register tile of repacked weights of codes, and the activations as it reads them (repack_codes has the kernel).
+"""The register tile of repacked weights of codes, and the activations as it reads them (codes.py has the kernel).
 
     a block of n prepared columns    fours 0 ... 3 of column 0, of column 1 ... | fours 4 ... 7 of column 0 ...
                                      | words of 32 bits, each of column 0, of column 1 ...
@@ -28,7 +28,7 @@ import itertools
 
 from llvmlite import ir
 
-from ggjit.ops.matmul.repack_formats import LANES, InterleavedRows, unpacked, unpacked_words_ir
+from ggjit.ops.matmul.interleaved import LANES, InterleavedRows, unpacked, unpacked_words_ir
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function
 from ggjit.ops.native.lanes import (

@@ -1,4 +1,4 @@
-"""Places for one tensor at a time: ggml's best fit of 2023 (rows A9.*) and its modern bump pointer (B3).
+"""Places for one tensor at a time: ggml's best fit of 2023 (rows A9.*).
 
 Tensors are known by id, memory by byte offsets from the buffer's base; nothing here touches memory.  The allocators
 that place tensors stand on these: engine/graphs/tensor_allocators.py.
@@ -9,7 +9,8 @@ that place tensors stand on these: engine/graphs/tensor_allocators.py.
 """
 import numpy as np
 
-from ggjit.alloc.free_list import (
+from ggjit.alloc.ggml.bump import aligned_offset
+from ggjit.alloc.ggml.free_list import (
     CAP_BLOCKS,
     CHUNK_HEAD,
     FULL,
@@ -22,19 +23,13 @@ from ggjit.alloc.free_list import (
     new_states,
     reset_to_block,
 )
-from ggjit.alloc.problem import check_alignment
+from ggjit.alloc.ggml.problem import check_alignment
 from ggjit.ops.core.errors import IndexRangeError, OutOfMemory, ParamError, ShapeError
 from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import T_BUFFER, T_VIEW_SRC
 from ggjit.ops.native.jit import i64s, native
 
 MEASURE_BASE = 0x1000           # ggml_tallocr_new_measure's fake address
-
-
-def aligned_offset(base, offs, alignment):
-    """offs rounded up so that base + offs is a multiple of alignment; base 0 rounds a size up (A9.01)."""
-    alignment = check_alignment(alignment)
-    return offs + -(base + offs) % alignment
 
 
 @native("i64(i64, i64, i64)")
@@ -51,28 +46,6 @@ def _give(state, words, offs, size):
 def _reset(state, words, offs, size):
     reset_to_block(i64s(state, words), 0, offs, size)
     return 0
-
-
-class Bump:
-    """Modern `ggml_tallocr`: a pointer that only moves up.
-
-    size, base, alignment in bytes.  alloc(nbytes) returns the offset from base; OutOfMemory leaves it where it was.
-    """
-
-    def __init__(self, size, alignment=32, base=0):
-        self.size, self.base, self.alignment = int(size), int(base), check_alignment(alignment)
-        self.offs = aligned_offset(self.base, 0, self.alignment)
-
-    def alloc(self, nbytes, name="tensor"):
-        """Offset of nbytes bytes, padded to the alignment."""
-        if nbytes < 0:
-            raise ShapeError(f"{name}: {nbytes} bytes")
-        need = aligned_offset(0, int(nbytes), self.alignment)
-        if self.offs + need > self.size:
-            raise OutOfMemory(f"not enough space in the buffer for {name}: needs {need} bytes, "
-                              f"{max(self.size - self.offs, 0)} of {self.size} are left")
-        offs, self.offs = self.offs, self.offs + need
-        return offs
 
 
 class BestFit:

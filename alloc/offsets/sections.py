@@ -15,15 +15,6 @@ import numpy as np
 
 from ggjit.ops.native.jit import i64s, native
 
-
-def live_bytes(lo, hi, size, n_steps):
-    """Bytes live at each of n_steps steps."""
-    d = np.zeros(n_steps + 1, np.int64)
-    np.add.at(d, np.minimum(lo, n_steps), size)
-    np.subtract.at(d, np.minimum(hi, n_steps), size)
-    return np.cumsum(d)[:n_steps]
-
-
 SPARSE = 4                      # steps per buffer from which on steps without birth or death are left out
 
 
