@@ -32,10 +32,9 @@ from ggjit.ops.core.record import (
     T_TYPE,
     T_VIEW_SRC,
 )
-from ggjit.ops.core.spec import in_place_table
+from ggjit.ops.core.spec import in_place_table, ops_with
 from ggjit.ops.core.types import TYPE_INFO
 
-USERS = (OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM)     # functions that may have effects of their own
 BLOCK, BLOCK_NBYTES = (np.zeros(max(t.id for t in TYPE_INFO.values()) + 1, np.int64) for _ in range(2))
 for _t in TYPE_INFO.values():
     BLOCK[_t.id], BLOCK_NBYTES[_t.id] = _t.block, _t.nbytes
@@ -127,7 +126,8 @@ class RematNodes:
         reaches(n, ptr, idx, scalar, self.behind)
         forward, first = np.zeros(n, np.int64), scalar * (self.behind == 0)
         leads(n, ptr, idx, first, forward)
-        again = ~(self.behind.astype(bool) | keep | np.isin(op[at], (OP.NONE, *USERS)) | views[at] | has_memory[at]
+        fixed = OP.NONE, *ops_with("calls_python")      # functions of the user's may have effects of their own
+        again = ~(self.behind.astype(bool) | keep | np.isin(op[at], fixed) | views[at] | has_memory[at]
                   | self.written[at] | self.written[self.storages].any(1))
         takes = in_place_table()[op[at]] & ~views[at]
         self.after = self._hazards(at, base, views)

@@ -6,10 +6,11 @@ import numpy as np
 from ggjit.alloc.ggml.problem import GraphError
 from ggjit.core.buffer import USAGE_WEIGHTS, buffer_by_id, freed
 from ggjit.core.table import FREED, TABLE
-from ggjit.core.versions import UPDATED_SOURCES, written
+from ggjit.core.versions import written
 from ggjit.ops.core.errors import GgjitError, NotSupported
 from ggjit.ops.core.record import MAX_SRC, T_BUFFER, T_OP
 from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import ops_with
 from ggjit.ops.core.types import TYPE_INFO
 from ggjit.sched import causes
 from ggjit.sched import records as rec
@@ -106,7 +107,7 @@ class Assignment:
                 break
             ids = np.append(ids, self._adopt(self.params["failed"], self.params["missing"]))
         ops = TABLE.words[self.ids[:self.n_nodes], T_OP]
-        for op, sources in UPDATED_SOURCES.items():
+        for op, sources in ops_with("updates").items():
             self.rows["bits"][:self.n_nodes][ops == op] |= sum(1 << rec.UPDATES + j for j in sources)
 
     def _adopt(self, i, missing):
