@@ -142,7 +142,7 @@ class Scheduler(Handle):
     def buffer_size(self, backend):
         """Bytes of compute memory held for `backend`; backends of equal buffer types share it, the first one counts."""
         i = self._number(backend)
-        return self.memory.size(i) if self.support.slots[i] == i else 0
+        return self.memory.size(i) if self.support.buft_ids[i] == i else 0
 
     def _number(self, backend):
         for i, b in enumerate(self.support.backends):
@@ -231,7 +231,7 @@ class Scheduler(Handle):
         with self._lock:
             self._check_graph(graph)
             sizes = lay_out(settings, assign(settings, graph)).chunk_sizes
-        return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
+        return [sum(sizes[buft_id]) if buft_id == i else 0 for i, buft_id in enumerate(self.support.buft_ids)]
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
