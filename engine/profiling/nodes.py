@@ -120,8 +120,8 @@ class Record:
 
     def __init__(self, trace_buffer, before=None):
         """before: the trace_buffer's sums when the profile was opened."""
-        self.facts, self.nodes = trace_buffer.facts, trace_buffer.facts.nodes
-        self.backend, self.n_threads, self.title = trace_buffer.facts.backend, trace_buffer.facts.n_threads, trace_buffer.facts.title
+        self.facts = facts = trace_buffer.facts
+        self.nodes, self.backend, self.n_threads, self.title = facts.nodes, facts.backend, facts.n_threads, facts.title
         n0, wall, busy = before or (0, 0, 0)
         n, self.wall, self.busy = trace_buffer.sums()
         self.n_runs = n - n0
