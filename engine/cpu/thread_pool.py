@@ -181,12 +181,12 @@ class Pool:
                 self.words[walk.S_CALLBACK // WORD] = ctypes.cast(callback, ctypes.c_void_p).value
             if plan is not None:
                 plan.begin()
-            sheet = self.tracing.sheet(plan, i, j) if self.tracing.watchers and j > i else None
+            trace_buffer = self.tracing.trace_buffer(plan, i, j) if self.tracing.watchers and j > i else None
             if n_threads > 1 and not self.words[walk.S_CAN_SLEEP // WORD]:
                 self._post()
-            status = self._enter(self.sync, first, end, n_threads, 0 if sheet is None else sheet.page())
-            if sheet is not None and status == OK:
-                sheet.n_runs += 1               # another run would write over its page
+            status = self._enter(self.sync, first, end, n_threads, 0 if trace_buffer is None else trace_buffer.page())
+            if trace_buffer is not None and status == OK:
+                trace_buffer.n_runs += 1        # another run would write over its page
         finally:
             self.n_walking = 0
             self._posted = self.words[walk.S_JOB // WORD] >> walk.JOB_SHIFT         # a signal may have come between
