@@ -70,8 +70,8 @@ class GraphLayout:
                           alignment=[checked_int(b, "alignment") for b in bufts],
                           max_size=[checked_int(b, "max_size") for b in bufts],
                           node_buffers=buft_ids[order], leaf_buffers=buft_ids[leafs], n_buffers=len(bufts),
-                          planner=planner,
-                          in_place=in_place_table(), time_limit=time_limit, outputs=outputs, remember=True)
+                          planner=planner, in_place=in_place_table(), time_limit=time_limit, outputs=outputs,
+                          remember=True)
         if "validate" in debug:
             validate_plan(plan)
         self.buft_id, self.chunk, self.offs = (np.full(n_rows, -1, np.int64) for _ in range(3))
