@@ -1,8 +1,9 @@
 """The nodes of a plan as a profile sees them, and what it measured of them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
-    Record(trace_buffer, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last
-    runs record.rows(hz)             a NodeTime per node
+    Record(trace_buffer, before)    the runs of these nodes while one profile was open: sums of clock ticks, the last
+                                    runs
+    record.rows(hz)                 a NodeTime per node
 """
 import dataclasses
 
@@ -119,8 +120,8 @@ class Record:
     """
 
     def __init__(self, trace_buffer, before=None):
-        """before: the trace_buffer's sums when the profile was opened."""
-        self.facts = facts = trace_buffer.facts
+        """before: sums of the trace buffer when the profile was opened."""
+        facts = self.facts = trace_buffer.facts
         self.nodes, self.backend, self.n_threads, self.title = facts.nodes, facts.backend, facts.n_threads, facts.title
         n0, wall, busy = before or (0, 0, 0)
         n, self.wall, self.busy = trace_buffer.sums()
