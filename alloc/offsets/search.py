@@ -31,7 +31,7 @@ import numpy as np
 
 from ggjit.alloc.offsets.greedy import NEVER, births_csr, members_csr
 from ggjit.ops.native.jit import exact, i64s, native
-from ggjit.ops.native.records import Record, row
+from ggjit.ops.native.records import JitRecord, row
 
 FOUND, INFEASIBLE, NODE_LIMIT, TRAIL_FULL = 1, 0, -1, -2
 KEEP, TWA, WAT, TAW = range(4)  # rules: keep the given order, or rank each part anew
@@ -48,7 +48,7 @@ GO_ON = 2                       # no status yet
 FRAME = row("parent", "lo", "hi", "first", "end", "key", "pos", "passed", "above", "next", "next_end", "split", "left",
             "list_top", "n_lifts", "n_floors", "n_placed")
 KEY = np.dtype([("by", "f8", 3)])
-SEARCH = Record(
+SEARCH = JitRecord(
     "SearchRecord",
     n="i64", ns="i64", lower="i64[n]", upper="i64[n]", size="i64[n]", width="i64[n]",       # sections [lower, upper)
     adj_ptr="i64[n + 1]", adj="i64[adj_ptr[n]]",                    # who meets buffer i
@@ -64,7 +64,7 @@ SEARCH = Record(
     n_floors="i64", floors=(row("section", "floor", "buffer"), "n_floors"),
     count=row("lifts", "floors", "placed", "list", "frames", "stamp", "nodes", "most_placed"))
 
-LISTS = Record(
+LISTS = JitRecord(
     "ListsRecord", n="i64", ns="i64", n_pairs="i64", n_members="i64", lower="i64[n]", upper="i64[n]", stop="i64[1]",
     adj_ptr="i64[n + 1]", adj="i64[max(n_pairs, 1)]", member_ptr="i64[ns + 1]", member="i64[n_members]")
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ggjit.alloc.offsets.greedy import NEVER
 from ggjit.ops.native.jit import exact, native
-from ggjit.ops.native.records import Record, row
+from ggjit.ops.native.records import JitRecord, row
 
 MAX_BUFFERS = 4096              # a node looks at every section of its part
 MAX_SPARE = 1 / 4               # of all bytes of all sections: with more to spare, other searches do better
@@ -38,7 +38,7 @@ LIFT, NONE = -1, -2             # moves that place no buffer: the front is lifte
 # choice[first:last], the next one at `at`; move: the one made, which takes nbytes; key: of the part; done: of the parts
 # below, the last that was opened
 FRAME = row("parent", "lo", "hi", "done", "p", "q", "side", "first", "last", "at", "move", "nbytes", "key")
-TILING = Record(
+TILING = JitRecord(
     "TilingRecord",
     n="i64", ns="i64", cap="i64", lower="i64[n]", upper="i64[n]", size="i64[n]",
     begin_ptr="i64[ns + 2]", begin="i64[n]", end_ptr="i64[ns + 2]", end="i64[n]",   # by section, equals together

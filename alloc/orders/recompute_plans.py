@@ -10,13 +10,13 @@ from numba import carray
 
 from ggjit.alloc.orders.schedules import AGAIN, KEEP, SOURCE, TAKE, instances, live_at, recompute_at
 from ggjit.ops.native.jit import exact, native
-from ggjit.ops.native.records import Record, row
+from ggjit.ops.native.records import JitRecord, row
 
 EVENTS_PER_NODE = 12                    # longest schedule that is looked for
 MAX_STALL = 32                          # rooms made without a lower peak: greedy goes in circles (found plans: 3)
 
 # what the executor, and greedy, know beside the schedule
-EXECUTOR = Record(
+EXECUTOR = JitRecord(
     "ExecutorRecord",
     n="i64", a="f64", b="f64", c="f64",
     here="u8[n] = 0", made="u8[n] = 0", lock="i64[n] = 0",          # alive, made before, readers that wait for it

@@ -11,14 +11,14 @@ made anew:
 import numpy as np
 
 from ggjit.ops.native.jit import exact, i64s, native
-from ggjit.ops.native.records import Record
+from ggjit.ops.native.records import JitRecord
 
 # flags: may be made again; an output; may lie in place of an input; read by a node that may be made again
 AGAIN, KEEP, TAKE, SOURCE = 1, 2, 4, 8
 
 
 # A graph as numbers, and a schedule of it: what the passes of this folder work on
-RECOMPUTE = Record(
+RECOMPUTE = JitRecord(
     "RecomputeRecord",
     n="i64", size="i64[n]", cost="i64[n]", flags="i64[n]",
     ptr="i64[n + 1]", idx="i64[ptr[n]]",                # the nodes that node v reads

@@ -1,7 +1,7 @@
 """Records: what a jitted pass works on, fields by name, handed over as one address.
 
-    WALK = Record("WalkRecord", n="i64", price="f64", size="i64[n]", step=(STEP, "n"), count=COUNT)
-    walk_at = WALK.at                   # jitted code knows no Record, but its functions
+    WALK = JitRecord("WalkRecord", n="i64", price="f64", size="i64[n]", step=(STEP, "n"), count=COUNT)
+    walk_at = WALK.at                   # jitted code knows no JitRecord, but its functions
 
     @native("i64(i64)")
     def walk(address):
@@ -111,7 +111,7 @@ def row(*fields):
     return np.dtype([(field, "i8") for field in fields])
 
 
-class Record:
+class JitRecord:
     """A layout of fields; `at(address)`, for jitted code, gives them by name."""
 
     def __init__(self, name, **fields):
