@@ -17,9 +17,10 @@ FOLDERS = {"engine": "ggjit", "ops": "ggjit.ops", "alloc": "ggjit.alloc", "model
            "tools": "ggjit.tools"}
 # folders, lowest first: each imports only itself and those before it
 LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.types ggjit.ops.copying
-    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.attention ggjit.ops.conv
-    ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused ggjit.ops.cuda.compiler ggjit.ops.cuda.native
-    ggjit.ops.cuda ggjit.ops.cuda.matmul ggjit.alloc
+    ggjit.ops.elementwise ggjit.ops.reductions ggjit.ops.matmul ggjit.ops.matmul.repack
+    ggjit.ops.attention ggjit.ops.conv ggjit.ops.recurrent ggjit.ops.training ggjit.ops.fused
+    ggjit.ops.cuda.compiler ggjit.ops.cuda.native ggjit.ops.cuda ggjit.ops.cuda.matmul
+    ggjit.alloc.ggml ggjit.alloc.offsets ggjit.alloc.orders ggjit.alloc.ggml.legacy ggjit.alloc
     ggjit.core ggjit.tensors ggjit.graphs ggjit.cpu ggjit.profiling ggjit.display ggjit.sched ggjit.cuda
     ggjit.api ggjit.train ggjit.cluster ggjit ggjit.models.core ggjit.models.files ggjit.models.text
     ggjit.models.convert ggjit.models.blocks ggjit.models.families ggjit.models.networks
@@ -27,7 +28,7 @@ LAYERS = """ggjit.ops.core ggjit.ops.native ggjit.ops.types.shared ggjit.ops.typ
     ggjit.tools""".split()
 # imports inside functions: code that is loaded only where its device or extra is there
 DEFERRED = {("ggjit.api.registry", "ggjit.cuda.device"), ("ggjit.cuda.driver", "ggjit.cuda.simulated_driver"),
-            ("ggjit.cuda.plan", "ggjit.ops.cuda.compiler.build"),
+            ("ggjit.cuda.cuda_plan", "ggjit.ops.cuda.compiler.build"),
             *((f"ggjit.cluster.{name}", "ggjit.cluster.dask_worker") for name in ("cluster", "serving"))}
 NAMES = """Context from_numpy init_backend alloc_ctx_tensors Graph GraphAllocator HostBuffer BufferType Buffer Device
     Backend OutOfMemory registry set_input set_output set_param set_name quantize dequantize compute Tensor
@@ -147,6 +148,17 @@ def test_no_import_circles():
     assert not circles()
 
 
+def test_a_class_name_is_used_once():
+    places = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, f"each of these names means several classes: {twice}"
+    assert len(places) > 300
+
+
 def test_imports_inside_functions_are_for_what_may_be_absent():
     inside = {(m, name) for m in MODULES for name, deferred in imports(m).items() if deferred}
     assert inside == DEFERRED
@@ -235,7 +247,7 @@ def test_the_first_name_brings_the_others(python):
     assert r.stdout.splitlines() == ["", "module 'ggjit' has no attribute 'no_such_name'", "False False"]
 
 
-@pytest.mark.parametrize("first", ["ggjit.models", "ggjit.cpu.plan", "ggjit.train", "ggjit.tools.command.main"])
+@pytest.mark.parametrize("first", ["ggjit.models", "ggjit.cpu.cpu_plan", "ggjit.train", "ggjit.tools.command.main"])
 def test_any_module_may_be_imported_first(first, python):
     r = python(f"import {first}; import ggjit as gg; print(gg.Graph.__name__)")
     assert (r.returncode, r.stdout) == (0, "Graph\n"), r.stderr

@@ -21,14 +21,14 @@ from ggjit.cluster.protocol import BUSY, FAILED, OK, SECRET_NBYTES, WAITS, check
 from ggjit.core.backend import DeviceLost
 from ggjit.ops.core import errors
 from ggjit.ops.core.errors import GgjitError
-from ggjit.ops.core.interrupts import not_lost
+from ggjit.ops.core.interrupts import defer_interrupts
 
 CONNECT_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
 SLOWER = 20                     # times its last time that a graph may take
 
 
-class Answer:
+class PendingReply:
     """The answer to one message, which may not be there yet."""
     __slots__ = ("seq", "done", "into", "nbytes", "results", "payload", "error", "limit", "seen", "fills")
 
@@ -92,7 +92,7 @@ class Stream:
         take beyond those before it."""
         self.check()
         self.seq += 1
-        answer = Answer(self.seq, into, nbytes, limit)
+        answer = PendingReply(self.seq, into, nbytes, limit)
         header = wire.pack([self.seq, ops])
         self.n_messages += 1
         self.n_bytes_out += len(header) + sum(map(len, parts))
@@ -159,7 +159,7 @@ class Stream:
             self._conn.wait(self._poll_seconds())
         except OSError as e:
             self._lose(f"the connection ended ({e})")
-        with not_lost(always):
+        with defer_interrupts(always):
             self._read()
 
     def _check_deadlines(self, began, now):
@@ -188,7 +188,7 @@ class Stream:
         """Take the answers that are here, without waiting; nothing, while another thread does."""
         if self._reading.acquire(blocking=False):
             try:
-                with not_lost(always):
+                with defer_interrupts(always):
                     self._read()
             finally:
                 self._reading.release()
@@ -234,7 +234,7 @@ class Stream:
 
     # ------------------------------------------------------------ the end
     def _lose(self, why):
-        """Count the worker as lost; every Answer that is not there yet gets the error."""
+        """Count the worker as lost; every PendingReply that is not there yet gets the error."""
         if self.lost is None:
             self.lost = why
             self._conn.end()

@@ -28,7 +28,7 @@ import numpy as np
 from ggjit.ops.core.errors import OutOfMemory, ParamError
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.record import MAX_PARAMS, MAX_SRC, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_SRC, T_WORDS, TENSOR, WORD
-from ggjit.ops.core.weak import Watch
+from ggjit.ops.core.weak import NumberedRef
 
 FREED = -2                      # buffer word of a tensor whose buffer was freed; -1: never had one
 CAPACITY = 1 << 21              # rows; 640 MB of address space, used page by page
@@ -47,7 +47,7 @@ def _reserve(nbytes):
     return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
 
 
-class Stencil:
+class RowTemplate:
     """What rows of nodes that differ in their sources have in common, from row `row`: op, type, shape, parameters.
 
     write(memory, at, head, generation, body, *ids of the sources, rest, ctx id); of a view, `rest` is
@@ -82,9 +82,9 @@ class Table:
         self.placement_version = 0          # goes up whenever any tensor or buffer may have moved
         self._top = 0                       # rows below it were used or are free
         self._free = []                     # rows with no buffer
-        self._dead = collections.deque()    # Watches of handles and contexts that are gone
-        self.died = self._dead.append
-        self._contexts = {}                 # id of a context -> (its Watch, those of its tensors)
+        self._dead = collections.deque()    # NumberedRefs of handles and contexts that are gone
+        self.note_dead = self._dead.append
+        self._contexts = {}                 # id of a context -> (its NumberedRef, those of its tensors)
         self._lock = ForkLock()
 
     def new(self, type_id, op, flags, ne, nb, params, src, view_src, view_offs, buffer, offs, ctx_id):
@@ -100,8 +100,8 @@ class Table:
                              f" nb {list(nb)}, view offset {view_offs}, params {list(params)}") from None
         return row, generation
 
-    def like(self, stencil, src, ctx_id, view_src=-1, view_offs=0):
-        """Write one row as `stencil` says, with these sources; returns its id and generation."""
+    def like(self, template, src, ctx_id, view_src=-1, view_offs=0):
+        """Write one row as `template` says, with these sources; returns its id and generation."""
         if len(self._dead) > _AT_ONCE:
             self._recycle_now()
         try:
@@ -110,11 +110,11 @@ class Table:
             row = self._new_row()
         generation = self.cells[row * T_WORDS + T_GEN]
         if view_src < 0:
-            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
-                          ctx_id)
+            template.write(self._memory, row * _ROW_NBYTES, template.head, generation, template.body, *src,
+                           template.no_src, ctx_id)
         else:
-            stencil.write(self._memory, row * _ROW_NBYTES, stencil.head, generation, stencil.body, *src, stencil.no_src,
-                          view_src, view_offs, stencil.unplaced, ctx_id)
+            template.write(self._memory, row * _ROW_NBYTES, template.head, generation, template.body, *src,
+                           template.no_src, view_src, view_offs, template.unplaced, ctx_id)
         return row, generation
 
     def _row(self):
@@ -144,31 +144,32 @@ class Table:
             self._free[:0] = range(self._top - 1, first, -1)
             return first
 
-    def stencil(self, row, n_src, view):
-        return Stencil(self._memory, row, n_src, view)
+    def template(self, row, n_src, view):
+        return RowTemplate(self._memory, row, n_src, view)
 
-    def watches(self, ctx):
-        """A list for the Watches of a new context's tensors, each Watch(t, TABLE.died) with its row as number.
+    def refs(self, ctx):
+        """A list for the NumberedRefs of a new context's tensors, each NumberedRef(t, TABLE.note_dead) with its row as
+        number.
 
         The table holds the list until the context is gone: Python calls no weak reference that only garbage holds.
         """
-        watch, mine = Watch(ctx, self.died), []
-        watch.number = -1 - ctx.id          # rows are 0 and more
-        self._contexts[ctx.id] = watch, mine
+        ref, mine = NumberedRef(ctx, self.note_dead), []
+        ref.number = -1 - ctx.id            # rows are 0 and more
+        self._contexts[ctx.id] = ref, mine
         return mine
 
-    def release(self, watches):
+    def release(self, refs):
         """These rows may be used again, though handles on them are left."""
         with self._lock:
-            self._recycle(watches)
-            watches.clear()
+            self._recycle(refs)
+            refs.clear()
             self.placement_version += 1     # plans of these tensors notice that they are gone
 
     def _recycle(self, dead=()):
         dead, rows = [*dead, *(self._dead.popleft() for _ in range(len(self._dead)))], []
-        for watch in dead:
-            number = getattr(watch, "number", None)         # None: its row was given back before, or it has none yet
-            watch.number = None
+        for ref in dead:
+            number = getattr(ref, "number", None)           # None: its row was given back before, or it has none yet
+            ref.number = None
             if number is not None:
                 if number >= 0:
                     rows.append(number)

@@ -6,7 +6,7 @@ from ggjit.core.arguments import expect_slot
 from ggjit.core.backend import Backend, Device, HostMemory
 from ggjit.core.config import MAX_THREADS, available_cores, debug, default_threads
 from ggjit.core.host_buffer import HOST, HostBufferType
-from ggjit.cpu.plan import CPUPlan
+from ggjit.cpu.cpu_plan import CPUPlan
 from ggjit.cpu.repacked import CPURepackBufferType, kernel_of
 from ggjit.ops.core.errors import ParamError, TypeMismatch
 from ggjit.ops.core.host_memory import available_nbytes
@@ -103,7 +103,7 @@ class CPUBackend(Backend):
         return self.n_threads, bool(self.fuse), "check" in debug
 
     def work_nbytes(self, node):
-        kernel = None if node.op in VIEW_OPS or 0 in node.ne else kernel_of(node, self.n_threads)
+        kernel = None if node.op in VIEW_OPS else kernel_of(node, self.n_threads)
         return kernel.work_nbytes if kernel is not None else 0
 
     def graph_plan_create(self, graph, placement=None, fuse=None):

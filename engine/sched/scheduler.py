@@ -17,7 +17,7 @@ import weakref
 
 import numpy as np
 
-from ggjit.alloc.problem import check_time_limit
+from ggjit.alloc.ggml.problem import check_time_limit
 from ggjit.core.arguments import expect, typed_call
 from ggjit.core.compute_buffers import ComputeBuffers
 from ggjit.core.config import debug
@@ -31,12 +31,12 @@ from ggjit.graphs.graph import Graph
 from ggjit.graphs.placed import PlacedTensor
 from ggjit.graphs.plan_cache import PlanCache
 from ggjit.ops.core.errors import GgjitError, NotAllocated, ParamError, StaleHandle, TypeMismatch
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.sched.assignment import Assignment
 from ggjit.sched.explain import Explanation, scheduler_html
-from ggjit.sched.layout import Layout, place_leaves
+from ggjit.sched.layout import GraphLayout, place_leaves
 from ggjit.sched.run import Run
 from ggjit.sched.support import Support
 from ggjit.tensors.tensor import Tensor
@@ -128,7 +128,7 @@ class Scheduler(Handle):
     def buffer_size(self, backend):
         """Bytes of compute memory held for `backend`; backends of equal buffer types share it, the first one counts."""
         i = self._number(backend)
-        return self.memory.size(i) if self.support.slots[i] == i else 0
+        return self.memory.size(i) if self.support.buft_ids[i] == i else 0
 
     def _number(self, backend):
         for i, b in enumerate(self.support.backends):
@@ -198,7 +198,7 @@ class Scheduler(Handle):
             raise TypeMismatch(f"a Scheduler computes graphs (gg.Graph), got {type(graph).__name__}")
         graph.check_alive()
 
-    @asking("the assignment of a graph to backends")
+    @oom_guard("the assignment of a graph to backends")
     def _assign(self, graph):
         self._check(graph)
         self._owned = [leaves for leaves in self._owned if leaves.alive]
@@ -223,10 +223,11 @@ class Scheduler(Handle):
         _check_planner(planner or self.planner)
         with self._lock:
             sizes = self._layout(self._assign(graph), planner, work).chunk_sizes
-        return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
+        return [sum(sizes[buft_id]) if buft_id == i else 0 for i, buft_id in enumerate(self.support.buft_ids)]
 
     def _layout(self, assigned, planner=None, work=None):
-        return Layout.lowest(assigned, planner or self.planner, self.time_limit, self.work if work is None else work)
+        return GraphLayout.lowest(assigned, planner or self.planner, self.time_limit,
+                                  self.work if work is None else work)
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""
@@ -250,7 +251,7 @@ class Scheduler(Handle):
         threads = self.work and tuple([b.plan_settings for b in self.support.backends])     # work memory depends on it
         return self._pin_version, self.motion, self.planner, threads, usages, run.places()
 
-    @asking("a run of a graph")
+    @oom_guard("a run of a graph")
     def _make_run(self, graph):
         made = None
         while made is None:                                 # until no other thread moves a leaf meanwhile

@@ -31,7 +31,7 @@ from ggjit.ops.core.errors import (
     StaleHandle,
     TypeMismatch,
 )
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM, T_BUFFER, T_FLAGS, T_GEN, T_OFFS, T_WORDS
 from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.types import BF16
@@ -43,7 +43,7 @@ from ggjit.tensors.operators import Operators
 from ggjit.tensors.summary import label, op_name, state, values_text
 
 
-class Layout:
+class TensorLayout:
     """What builders look at in a tensor: type, sizes, strides, number of axes.  `layout_of` makes equal ones once.
 
     nbytes: from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted).
@@ -65,12 +65,12 @@ _MAX_LAYOUTS = 1 << 14          # then they are forgotten; tensors keep theirs
 
 
 def layout_of(*facts):
-    """The Layout of type, ne, nb, ndim."""
+    """The TensorLayout of type, ne, nb, ndim."""
     found = _layouts.get(facts)
     if found is None:
         if len(_layouts) >= _MAX_LAYOUTS:
             _layouts.clear()
-        found = _layouts.setdefault(facts, Layout(*facts))
+        found = _layouts.setdefault(facts, TensorLayout(*facts))
     return found
 
 
@@ -248,18 +248,18 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
 
     def bytes(self, offset=0, nbytes=None):
         """A copy of its raw bytes (for a view with gaps: from the first element to the last)."""
-        with asking("bytes of", self):
+        with oom_guard("bytes of", self):
             return self._bytes_view(offset, nbytes).tobytes()
 
     def set_bytes(self, data, offset=0):
         """Write raw bytes at byte `offset` of the tensor."""
-        with asking("set_bytes", self):
+        with oom_guard("set_bytes", self):
             raw = as_bytes(data)
             self._checked_range(offset, raw.size)[0].set_tensor(self, raw, offset)
 
     def set(self, array):
         """Write `array` (NumPy order; same number of elements per dimension), converted or quantised to the type."""
-        with asking("set", self):
+        with oom_guard("set", self):
             self._set(array)
 
     def _set(self, array):
@@ -303,7 +303,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         host = buf.buft.is_host()
         if IN_FLIGHT:
             wait_for_writers(buf)
-        with asking("write", self):
+        with oom_guard("write", self):
             raw = buf.host_bytes(self.offs, nbytes, write=True) if host else self._bytes_view().copy()
         a = self._elements(raw).reshape(self.shape)         # only axes of length 1 go: never a copy
         a = buf.write_view(a) if host else a
@@ -323,7 +323,7 @@ class Tensor(Operators, ArrayProtocols, HtmlRepr):
         Waits for schedulers whose asynchronous work may still write them.
         """
         run = self._plan() if self._plan is not None else None
-        with asking("numpy", self):
+        with oom_guard("numpy", self):
             if run is not None and TABLE.words[self.base.id, T_BUFFER] < 0:
                 return run.values(self)
             return self._decoded(self._bytes_view())

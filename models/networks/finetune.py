@@ -30,7 +30,7 @@ from ggjit.models.networks.training import TokenLoss
 from ggjit.ops.core.errors import BadFile, NotSupported, ParamError, TypeMismatch
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train.dataset import Dataset
-from ggjit.train.fit import Loop
+from ggjit.train.fit import TrainingLoop
 from ggjit.train.optimizers import AdamW
 from ggjit.train.training import Training, uninterrupted
 
@@ -84,7 +84,7 @@ def resident_nbytes():
     return 0
 
 
-class _Memory:
+class _FittingTraining:
     """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
 
     def __init__(self, network, make, limit):
@@ -195,11 +195,11 @@ class Finetuning:
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
                                 1.0, budget, evaluates=False)
-            planned = _Memory(m, make, memory)
+            planned = _FittingTraining(m, make, memory)
             self.peak, training = planned.peak, planned.training
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
                      "alpha": alpha}
-            self.loop = Loop(training, data, data.first(0), seed, checkpoint, callback, about)
+            self.loop = TrainingLoop(training, data, data.first(0), seed, checkpoint, callback, about)
             self.n_steps = min(epochs * (len(data) // batch), steps)
             self._close = stack.pop_all().close
 

@@ -66,13 +66,13 @@ class Wanted(NamedTuple):
 
 
 class Hooks:
-    """The sessions of a network: `Keeping` and `Replacing`, in the order in which they began."""
+    """The sessions of a network: `CaptureSession` and `PatchSession`, in the order in which they began."""
 
     def __init__(self):
         self.sessions, self.wanted = [], None
         self.running = 0                        # ident of the thread in whose run functions replace values
         self.n_batch = None                     # of the network, while sessions lower it
-        self.specs = None                       # {name: Spec}, once it is known
+        self.specs = None                       # {name: TensorSpec}, once it is known
         self.without_flash = frozenset()        # names that are there when no single kernel computes attention
 
     def refuse_nesting(self):
@@ -100,7 +100,7 @@ class Hooks:
 
     def _gather(self):
         both = [frozenset().union(*(s.names for s in self.sessions if isinstance(s, kind)))
-                for kind in (Keeping, Replacing)]
+                for kind in (CaptureSession, PatchSession)]
         self.wanted = Wanted(*both, all(s.flash for s in self.sessions)) if self.sessions else None
 
 
@@ -197,7 +197,9 @@ class HookedPlan:
     """Runs a plan for the sessions of a network; otherwise like the plan."""
 
     def __init__(self, hooks, plan, inputs, named, wanted, specs, key_rows):
-        """named: {name: tensor} of what is wanted; specs: {name: Spec}; key_rows: a Decoder's, held weakly, or None."""
+        """named: {name: tensor} of what is wanted; specs: {name: TensorSpec}; key_rows: a Decoder's, held weakly, or
+        None.
+        """
         self._hooks, self._plan, self._inputs, self._named, self._specs = hooks, plan, inputs, named, specs
         self._key_rows = key_rows
         self._kept = sorted(wanted.kept & named.keys())
@@ -215,7 +217,7 @@ class HookedPlan:
             self._plan.compute(lambda t: self._replace(t, sessions))
         finally:
             self._hooks.running = 0
-        self._keep([s for s in sessions if isinstance(s, Keeping)])
+        self._keep([s for s in sessions if isinstance(s, CaptureSession)])
 
     def _columns(self, name):
         """(first position, columns of the key axis from it on) of a tensor that looks at keys.
@@ -242,7 +244,7 @@ class HookedPlan:
         whole = placed.numpy()
         x = before = self._by_position(name, whole)
         for s in sessions:
-            if isinstance(s, Replacing) and name in s.names:
+            if isinstance(s, PatchSession) and name in s.names:
                 x = s.replaced(name, x)
         if x is not before:
             axis = self._specs[name].key_axis
@@ -253,7 +255,7 @@ class HookedPlan:
             placed.set(x if axis is None else whole)
 
     def _keep(self, keeping):
-        n, n_texts, values = self._n_tokens(), len(self._inputs.get("next_slot", ())), {}
+        n, n_texts, values = self._n_tokens(), len(self._inputs.get("next_state_row", ())), {}
         for name in self._kept if keeping else ():
             axis, a = self._specs[name].token_axis, self._by_position(name, self._plan.view(self._named[name]))
             if axis is None:
@@ -266,14 +268,14 @@ class HookedPlan:
     def _n_tokens(self):
         """Tokens of the step without copies of the last one, which fill a batch of texts up."""
         for name, a in self._inputs.items():
-            if name.startswith("rows") or name == "next_slot" and len(a) > 1:
+            if name.startswith("rows") or name == "next_state_row" and len(a) > 1:
                 others = np.flatnonzero(a != a[-1])
                 return int(others[-1]) + 2 if len(others) else 1
         return len(self._inputs.get("tokens", ()))
 
 
 # ---------------------------------------------------------------- what is known of a name
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """A named tensor: `shape` in NumPy order, with "n_tokens" and "n_kv" for sizes that a step decides.
 
     token_axis: the first that counts tokens; key_axis: another that counts tokens or cache rows; None: there is none.
@@ -295,7 +297,7 @@ class Spec(NamedTuple):
         return math.prod(self.row_shape(n_keys)) * self.dtype.itemsize
 
 
-class Rows:
+class TokenRows:
     """Values of one tensor, token by token; the first axis counts tokens here.
 
     n_expected: how many will come, where that is known; n_keys: the most columns that the axis of keys can have.
@@ -429,12 +431,12 @@ def too_large(names, nbytes):
 
 
 # ---------------------------------------------------------------- sessions
-class Keeping:
+class CaptureSession:
     """Keeps the values of tensors.  Errors of a run leave what was kept before it."""
 
     def __init__(self, specs, rows, flash):
         self.names, self.flash = frozenset(specs), flash
-        self.rows, self.tokens = rows, []               # {name: Rows}
+        self.rows, self.tokens = rows, []               # {name: TokenRows}
 
     n_batch = 1 << 31                   # tokens that a step may have
 
@@ -445,7 +447,7 @@ class Keeping:
         self.tokens.extend(() if tokens is None else tokens.tolist())
 
 
-class Replacing:
+class PatchSession:
     """Replaces the values of tensors.  given: {name: [function or value]}, in the order of the patterns."""
 
     def __init__(self, given, flash):

@@ -23,12 +23,12 @@ from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import BrokenValues, integer
 from ggjit.models.networks.hooks import (
     CalledPlan,
+    CaptureSession,
     CutPlan,
     HookedPlan,
-    Keeping,
-    Replacing,
-    Rows,
-    Spec,
+    PatchSession,
+    TensorSpec,
+    TokenRows,
     Wanted,
     WholePlan,
     available_nbytes,
@@ -64,7 +64,7 @@ class Names(tuple):
 
 
 def matched(specs, patterns, arch):
-    """{name: Spec} of what the patterns name, in the order of `specs`.  Errors: ParamError, TypeMismatch."""
+    """{name: TensorSpec} of what the patterns name, in the order of `specs`.  Errors: ParamError, TypeMismatch."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in patterns):
         raise TypeMismatch(f"names of tensors are a string or a list of strings, such as \"blk.*.ffn_out\", got "
@@ -106,12 +106,14 @@ class Inside:
         return Names(self._matched(pattern).values())
 
     def _matched(self, patterns):
-        """{name: Spec} of what the patterns name, in the order of the graph.  Errors: ParamError, TypeMismatch."""
+        """{name: TensorSpec} of what the patterns name, in the order of the graph.  Errors: ParamError,
+        TypeMismatch.
+        """
         return matched(self._specs, patterns, self.file.arch)
 
     @property
     def _specs(self):
-        """{name: Spec} of everything that has a name."""
+        """{name: TensorSpec} of everything that has a name."""
         hooks = self._hooks
         if hooks.specs is None:
             with self._lock:
@@ -141,12 +143,12 @@ class Inside:
         tokens, keys = np.flatnonzero(steps[0]).tolist(), np.flatnonzero(steps[1]).tolist()
         token_axis, *others = tokens or [None]
         dtype = np.dtype(np.int32 if t.type.dtype.kind == "i" else np.float32)
-        return Spec(name, op_name(t), tuple(shape), self._where_of(name), token_axis, ([*keys, *others] or [None])[0],
-                    dtype)
+        return TensorSpec(name, op_name(t), tuple(shape), self._where_of(name), token_axis,
+                          ([*keys, *others] or [None])[0], dtype)
 
     def _where_of(self, name):
         weight = {"logits": "output.weight", "result_norm": "output_norm.weight"}.get(name, name)
-        return (self.offload.home(weight) or self.backend).name
+        return (self.offload.backend_of(weight) or self.backend).name
 
     def _compared_shapes(self):
         """Shapes of the graphs of one token, of two, and of one that looks at two cache rows, so far as there are."""
@@ -204,7 +206,7 @@ class Inside:
         return Capturing(self, self._matched(patterns), out)
 
     def _keeping(self, specs, n_expected, n_keys, out):
-        """A Keeping for those tensors.  n_expected: tokens, n_keys: cache rows, where they are known."""
+        """A CaptureSession for those tensors.  n_expected: tokens, n_keys: cache rows, where they are known."""
         n_most = n_keys or self.n_ctx
         nbytes = sum((n_expected or 1) * spec.row_nbytes(n_most if n_expected else 1) for spec in specs.values())
         to_file = out is None and nbytes > available_nbytes()
@@ -213,12 +215,12 @@ class Inside:
         rows = {}
         try:
             for name, spec in specs.items():
-                rows[name] = Rows(spec, n_expected, n_most, out if out is None else _path(out, name), to_file)
+                rows[name] = TokenRows(spec, n_expected, n_most, out if out is None else _path(out, name), to_file)
         except BaseException:
             for made in rows.values():
                 made.discard()
             raise
-        keeping = Keeping(specs, rows, not self._hooks.without_flash & specs.keys())
+        keeping = CaptureSession(specs, rows, not self._hooks.without_flash & specs.keys())
         keeping.n_batch = max(1, KEPT_NBYTES // max(1, sum(spec.row_nbytes(n_most) for spec in specs.values())))
         return keeping
 
@@ -248,7 +250,7 @@ class Inside:
                 given.setdefault(name, []).append(change)
         if not given:
             raise ParamError("patch was given nothing to change; m.names() lists what there is")
-        return self._during(Replacing(given, not self._hooks.without_flash & given.keys()))
+        return self._during(PatchSession(given, not self._hooks.without_flash & given.keys()))
 
     @contextlib.contextmanager
     def _during(self, session):
@@ -274,7 +276,7 @@ class Inside:
             return
         hooks = self._hooks
         hooks.n_batch = hooks.n_batch or self.n_batch
-        self.n_batch = min([hooks.n_batch, *(s.n_batch for s in hooks.sessions if isinstance(s, Keeping))])
+        self.n_batch = min([hooks.n_batch, *(s.n_batch for s in hooks.sessions if isinstance(s, CaptureSession))])
         if not hooks.sessions:
             hooks.n_batch = None
 

@@ -25,12 +25,12 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import one_of
 from ggjit.models.files.silero_file import read_silero
-from ggjit.models.networks.hooks import Spec, named_nodes
+from ggjit.models.networks.hooks import TensorSpec, named_nodes
 from ggjit.models.networks.inside import Names, matched
 from ggjit.models.networks.network import Step
 from ggjit.models.networks.speech import find_segments
 from ggjit.ops.core.errors import ModelError, ParamError, ShapeError, TypeMismatch
-from ggjit.ops.core.host_memory import asking, empty, zeros
+from ggjit.ops.core.host_memory import empty, oom_guard, zeros
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.printable import printable
 from ggjit.tensors.context import Context
@@ -198,7 +198,7 @@ class SileroVad:
 
         reset=False goes on from the state that the samples before left (whisper_vad_detect_speech_no_reset).
         """
-        with asking("probabilities: the samples as float32"):
+        with oom_guard("probabilities: the samples as float32"):
             a = _samples(samples)
         windows = self._windows(a)
         out = empty(len(windows), np.float32, "probabilities")
@@ -231,7 +231,7 @@ class SileroVad:
         with self._lock, Context():
             self._check_loaded()
             named = named_nodes(self._build())
-        return matched({name: Spec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
+        return matched({name: TensorSpec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
                         for name, t in named.items()}, patterns, self.file.kind)
 
     def capture(self, patterns, samples):

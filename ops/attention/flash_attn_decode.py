@@ -5,7 +5,7 @@ scratch and a second phase joins them in order: long contexts feed many threads 
 not depend on the number of threads, because the chunks do not.
 """
 from ggjit.ops.attention import flash_attn_rows as fr
-from ggjit.ops.attention.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
+from ggjit.ops.attention.flash_attn_softmax import Scratch, SoftmaxRows, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, make_dots, make_look_ahead, make_weighted, padded
 from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
@@ -25,12 +25,12 @@ def rows_at_once(per_group, n_batch):
     return n if n_batch == 1 else 1 << (n - 1).bit_length()
 
 
-class Layout(Scratch):
+class DecodeScratch(Scratch):
     """A thread's scratch, and a partial result: m, l, then acc."""
 
     def __init__(self, variant, n_rows):
         super().__init__()
-        self.rows = Rows(self, n_rows)
+        self.rows = SoftmaxRows(self, n_rows)
         self.q_stride, self.acc_stride = 4 * padded(variant.d), 4 * padded(variant.dv)
         self.q = self.area(n_rows * self.q_stride)
         self.acc = self.area(n_rows * self.acc_stride)
@@ -42,7 +42,7 @@ class Layout(Scratch):
 
 
 def work_nbytes(variant, n_rows, n_threads, n_out_rows, n_kv):
-    layout = Layout(variant, n_rows)
+    layout = DecodeScratch(variant, n_rows)
     n_chunks = -(-n_kv // CHUNK)
     return n_threads * layout.nbytes + (n_out_rows * n_chunks * layout.partial_nbytes if n_chunks > 1 else 0)
 
@@ -148,7 +148,7 @@ def _make_emit(variant, layout):
 
 def make(variant, n_rows):
     """The kernel for sets of up to `n_rows` rows.  (Few functions: each level of calls is optimised once more.)"""
-    layout = Layout(variant, n_rows)
+    layout = DecodeScratch(variant, n_rows)
     begin = fr.make_begin(variant, layout.rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, n_rows, layout)
     emit, emit_joined = _make_emit(variant, layout)

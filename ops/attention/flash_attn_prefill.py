@@ -15,7 +15,7 @@ Under a causal mask a tile of rows works only up to the last key that one of its
 """
 from ggjit.ops.attention import flash_attn_rows as fr
 from ggjit.ops.attention.flash_attn_matrix import MR, NV, make_tile, make_transpose
-from ggjit.ops.attention.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
+from ggjit.ops.attention.flash_attn_softmax import Scratch, SoftmaxRows, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES, lanes, padded
 from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
@@ -28,12 +28,12 @@ R = -(-64 // MR) * MR           # rows of an item
 PANEL = NV * W                  # keys of a panel of the transposed block
 
 
-class Layout(Scratch):
+class PrefillScratch(Scratch):
     """A thread's scratch."""
 
     def __init__(self, variant):
         super().__init__()
-        self.rows = Rows(self, R)
+        self.rows = SoftmaxRows(self, R)
         self.q_stride, self.acc_stride = 4 * padded(variant.d), 4 * padded(variant.dv)
         self.k_stride = 4 * -(-variant.d // W) * W
         self.q = self.area(R * self.q_stride)
@@ -45,7 +45,7 @@ class Layout(Scratch):
 
 
 def work_nbytes(variant, n_threads):
-    return n_threads * Layout(variant).nbytes
+    return n_threads * PrefillScratch(variant).nbytes
 
 
 def _make_pack(variant, layout):
@@ -149,7 +149,7 @@ def _make_attend(variant, layout):
 
 def make(variant):
     """The kernel."""
-    layout = Layout(variant)
+    layout = PrefillScratch(variant)
     rows = layout.rows
     begin = fr.make_begin(variant, rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, layout)

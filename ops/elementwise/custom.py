@@ -27,6 +27,8 @@ import re
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from ggjit.ops.core.errors import GgjitError, ParamError, ShapeError, StaleHandl
 from ggjit.ops.core.record import MAX_SRC, OP, V_WORDS, WORD
 from ggjit.ops.core.shape import describe, require_param
 from ggjit.ops.core.spec import Case, Kernel, Spec
-from ggjit.ops.core.types import F32
+from ggjit.ops.core.types import F32, Tensor, Type
 from ggjit.ops.core.weak import WeakValues
 from ggjit.ops.core.whole_numbers import is_whole
 from ggjit.ops.native.jit import array_maker
@@ -45,12 +47,12 @@ RAISED = 64                     # status: the function raised; the kernel object
 MANY = 1e12                     # cost that makes a plan use all threads
 IN_PYTHON = {}                  # thread ident -> start (monotonic seconds) of the user's function it runs in a walk
 _keys = itertools.count(1)
-_functions = WeakValues()       # key in op_params -> Function
+_functions = WeakValues()       # key in op_params -> CustomFunction
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
 # ---------------------------------------------------------------- builders
-def _map_custom1(a, fun, n_tasks=-1, userdata=None, in_place=False):
+def _map_custom1(a: Tensor, fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None, in_place: bool = False):
     """fun(dst, a, ith, nth[, userdata]) writes dst, an array of a's type and shape; see the module's text for arrays.
 
     a: any type [n0, n1, n2, n3]; dst and a come as NumPy arrays, dimensions reversed.  fun: a Python function, an @njit
@@ -64,7 +66,8 @@ def _map_custom1(a, fun, n_tasks=-1, userdata=None, in_place=False):
 map_custom1, map_custom1_inplace = in_place_pair(_map_custom1)
 
 
-def _map_custom2(a, b, fun, n_tasks=-1, userdata=None, in_place=False):
+def _map_custom2(a: Tensor, b: Tensor, fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None,
+                 in_place: bool = False):
     """fun(dst, a, b, ith, nth[, userdata]) writes dst, of a's type and shape; b any tensor.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom2.
@@ -75,7 +78,8 @@ def _map_custom2(a, b, fun, n_tasks=-1, userdata=None, in_place=False):
 map_custom2, map_custom2_inplace = in_place_pair(_map_custom2)
 
 
-def _map_custom3(a, b, c, fun, n_tasks=-1, userdata=None, in_place=False):
+def _map_custom3(a: Tensor, b: Tensor, c: Tensor, fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None,
+                 in_place: bool = False):
     """fun(dst, a, b, c, ith, nth[, userdata]) writes dst, of a's type and shape; b, c any tensors.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_map_custom3.
@@ -86,7 +90,8 @@ def _map_custom3(a, b, c, fun, n_tasks=-1, userdata=None, in_place=False):
 map_custom3, map_custom3_inplace = in_place_pair(_map_custom3)
 
 
-def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
+def custom(type: Type | str, ne: Sequence[int], args: Sequence[Tensor], fun: Callable[..., Any], n_tasks: int = -1,
+           userdata: Any = None):
     """fun(dst, *args, ith, nth[, userdata]) with a result of any `type` and shape `ne` (ggml order).
 
     args: 1 to 10 tensors.  fun, n_tasks, userdata and errors as `map_custom1`; ShapeError for no source or too many.
@@ -99,7 +104,8 @@ def custom(type, ne, args, fun, n_tasks=-1, userdata=None):
     return _build(OP.CUSTOM, type, ne, len(ne), args, fun, n_tasks, userdata)
 
 
-def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
+def custom_4d(type: Type | str, ne0: int, ne1: int, ne2: int, ne3: int, args: Sequence[Tensor],
+              fun: Callable[..., Any], n_tasks: int = -1, userdata: Any = None):
     """As `custom`, with ggml's arguments: type, ne0, ne1, ne2, ne3, args, fun, n_tasks, userdata.
 
     Source: ggml_custom_4d.
@@ -107,7 +113,8 @@ def custom_4d(type, ne0, ne1, ne2, ne3, args, fun, n_tasks=-1, userdata=None):
     return custom(type, (ne0, ne1, ne2, ne3), args, fun, n_tasks, userdata)
 
 
-def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
+def custom_inplace(a: Tensor, args: Sequence[Tensor], fun: Callable[..., Any], n_tasks: int = -1,
+                   userdata: Any = None):
     """fun(dst, a, *args, ith, nth[, userdata]) writes a; returns a view of a.  args: up to 9 further tensors.
 
     fun, n_tasks, userdata and errors as `map_custom1`.  Source: ggml_custom_inplace.
@@ -120,7 +127,7 @@ def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
 def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     require_param(is_whole(n_tasks, -1) and n_tasks != 0,
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
-    f = Function(fun, userdata)
+    f = CustomFunction(fun, userdata)
     key = next(_keys)
     t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of, ndim=ndim)
     _functions[key] = f
@@ -129,7 +136,7 @@ def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
 
 
 # ---------------------------------------------------------------- functions
-class Function:
+class CustomFunction:
     """A user's function and its kind: "python", "njit", "cfunc"."""
 
     def __init__(self, fun, userdata):
@@ -156,7 +163,7 @@ class Function:
 
 
 def function_of(t):
-    """The Function of a custom node."""
+    """The CustomFunction of a custom node."""
     lo, hi = (int(p) for p in t.op_params[:2])
     f = _functions.get(hi << 31 | lo)
     if f is None:
@@ -189,7 +196,7 @@ class CustomKernel(Kernel):
 
     memory: (arena, byte offset) of the result and the sources; the plan that places them keeps it up to date.
     """
-    function: Function = None
+    function: CustomFunction = None
     views: tuple = ()
     n_tasks: int = -1
     memory: list = dataclasses.field(default_factory=list)
@@ -384,7 +391,8 @@ def cases(op):
 
 
 def _spec(op, *builders):
-    return Spec(op=op, builders=builders, reference=reference, kernel=kernel, cases=lambda: cases(op))
+    return Spec(op=op, builders=builders, reference=reference, kernel=kernel, cases=lambda: cases(op),
+                calls_python=True)
 
 
 SPECS = (_spec(OP.MAP_CUSTOM1, map_custom1, map_custom1_inplace),

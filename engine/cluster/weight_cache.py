@@ -1,0 +1,62 @@
+"""Weights that a worker keeps on its disk, by their content: a model that is loaded again does not cross the network.
+
+    driver   HAVE key      ->   worker   it has: copies them into the arena, done
+                                         it has not: the driver sends the bytes, and then KEEP key
+
+The key is the hash of the bytes.  The worker computes it itself, before it keeps something and after it has read it: a
+damaged file is sent anew, and no driver can put false weights there for another.
+"""
+import os
+import pathlib
+
+import numpy as np
+
+from ggjit.core.content_key import content_key
+from ggjit.ops.core.whole_file import whole_file
+from ggjit.ops.native.cache_files import cache_dir
+
+
+class WeightCache:
+    """Files of one folder, at most `limit_nbytes` together: those not used for longest go."""
+
+    def __init__(self, limit_nbytes, folder=None):
+        self.limit_nbytes = limit_nbytes
+        self.folder = pathlib.Path(folder) if folder is not None else cache_dir() / "weights"
+
+    def get(self, key, nbytes):
+        """The bytes as an array, None where they are not there or damaged."""
+        file = self.folder / key.hex()
+        try:
+            if os.stat(file).st_size != nbytes:
+                return None
+            raw = np.fromfile(file, np.uint8)
+            if content_key(raw) != key:
+                return None
+            os.utime(file)
+        except OSError:                 # another worker has just deleted it, or it cannot be read
+            return None
+        return raw
+
+    def put(self, key, raw):
+        """Keep the bytes, if they are those of the key and the limit allows it.  Errors: OSError (a full disk)."""
+        if raw.size > self.limit_nbytes or content_key(raw) != key:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_room(raw.size)
+        with whole_file(self.folder / key.hex(), mode=0o600, durable=False, devices=False) as f:
+            f.write(raw)
+
+    def _make_room(self, nbytes):
+        found = []
+        for file in self.folder.iterdir():
+            try:
+                s = os.stat(file)
+            except OSError:
+                continue
+            found.append((s.st_mtime_ns, s.st_size, file))
+        held = sum(size for _, size, _ in found)
+        for _, size, file in sorted(found):
+            if held + nbytes <= self.limit_nbytes:
+                break
+            file.unlink(missing_ok=True)
+            held -= size

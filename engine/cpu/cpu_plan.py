@@ -1,0 +1,154 @@
+"""Plans on the CPU: NODE rows with the addresses of compiled kernels, which the thread pool walks.
+
+Replaying a plan enters jitted code once (engine/cpu/thread_pool.py).
+"""
+import itertools
+
+import numpy as np
+
+from ggjit.core.config import debug
+from ggjit.core.host_buffer import HostBuffer
+from ggjit.core.kernels_ahead import announce
+from ggjit.cpu.check import require_right
+from ggjit.cpu.fusion import fuse_nodes
+from ggjit.cpu.repacked import RepackBuffer, is_repacked, kernel_of, repacked_ids
+from ggjit.cpu.sharing import least_nanoseconds
+from ggjit.cpu.thread_pool import the_pool
+from ggjit.cpu.walk import BARRIER_AFTER
+from ggjit.graphs.graph_plan import Plan
+from ggjit.graphs.plan_node import plan_nodes
+from ggjit.ops.core.errors import Cancelled, NotSupported, ParamError
+from ggjit.ops.core.locks import ForkLock
+from ggjit.ops.core.record import ABORTED, N_FLAGS, N_INFO, N_TASKS, VIEW_OPS, WORD
+from ggjit.ops.core.shape import describe
+from ggjit.ops.elementwise.custom import RAISED
+from ggjit.ops.native.jit import address_of, kernel_address
+
+# A plan that would save less than so many of the least nodes worth sharing runs on thread 0 alone: the others sleep
+# (waking takes 17-90 us), or spin beside it, which takes a third of its speed where both are threads of one core.
+LEAST_SAVED = 3
+
+_work = None                    # scratch memory of all plans of the process, which run one at a time
+_growing = ForkLock()
+
+
+def shared_work(backend, nbytes):
+    """The process-wide scratch buffer, grown to `nbytes`; plans keep the one they were resolved with."""
+    global _work
+    with _growing:
+        if _work is None or _work.size < nbytes:
+            _work = HostBuffer(backend.device.buffer_type(), nbytes)
+        return _work
+
+
+def likely_parts(graph, n_threads):
+    """The PlanNodes that a plan of the graph will most likely have; none where a node has no kernel.
+
+    Runs are fused as if every node had memory of its own.
+    """
+    nodes = [t for t in graph.nodes if t.op not in VIEW_OPS and 0 not in t.ne]
+    parts = plan_nodes(nodes, lambda t: kernel_of(t, n_threads), repacked_ids(nodes))
+    if any(p.kernel is None for p in parts):
+        return []
+    return fuse_nodes(parts, graph, lambda t: (t, 0), n_threads)
+
+
+def needs(parts):
+    """(name, modules) of the kernels of PlanNodes; functions of the user's have none."""
+    return [(p.kernel.name, (p.module, *p.kernel.modules)) for p in parts if not hasattr(p.kernel, "code")]
+
+
+class CPUPlan(Plan):
+    """`compute()` runs the graph on the thread pool and returns when it is done."""
+
+    def __init__(self, backend, graph, placement, fuse=None):
+        self._marked = repacked_ids(graph.nodes)
+        super().__init__(backend, graph, placement, fuse)
+
+    # ------------------------------------------------------------ making
+    def _choose(self, t):
+        kernel = kernel_of(t, self.n_threads)
+        if kernel is None:
+            if (repacked := next((s for s in t.src if is_repacked(s)), None)) is not None:
+                raise NotSupported(f"{describe(repacked)} lies in CPU_REPACK, which only products with F32 columns "
+                                   f"(one batch, no gaps) read, not {t!r}; load the model with repack=False, or copy "
+                                   f"the values: gg.from_numpy(ctx, t.numpy())")
+            raise NotSupported(f"the CPU has no kernel for {t!r} with sources {', '.join(describe(s) for s in t.src)}; "
+                               f"`ggjit info` lists ops and types")
+        return kernel
+
+    def _fused(self, where):
+        return fuse_nodes(self._singles, self.graph, where, self.n_threads) if self.fuse else self._singles
+
+    def _codes(self):
+        announce(needs({id(p.kernel): p for p in self.parts}.values()))
+        return super()._codes()
+
+    def _code(self, part):
+        kernel = part.kernel
+        if hasattr(kernel, "code"):             # a function of the user's (ops/elementwise/custom.py)
+            return kernel.code()
+        return kernel_address(kernel.name, kernel.make, (part.module, *kernel.modules))
+
+    def _lay_out(self, places):
+        super()._lay_out(places)
+        tasks, at = np.array(self._tasks(), np.int64), np.array(self._starts[:-1], np.int64)
+        self.n_used = int(tasks.max(initial=1))
+        alone = (tasks == 1) & (np.append(tasks, 1)[1:] == 1)
+        self.rows[at + N_TASKS], self.rows[at + N_FLAGS] = tasks, np.where(alone, 0, BARRIER_AFTER)
+
+    def _tasks(self):
+        """Threads that run each node: all, or one."""
+        n = self.n_threads
+        if n == 1:
+            return [1] * len(self.kernels)
+        least = least_nanoseconds(n)
+        large = [k.cost >= least for k in self.kernels]
+        saved = sum(k.cost for k in itertools.compress(self.kernels, large)) * (1 - 1 / n)
+        return [n if x and saved >= LEAST_SAVED * least else 1 for x in large]
+
+    def _check_place(self, t, buf):
+        if (t.base.id in self._marked) != isinstance(buf, RepackBuffer):
+            raise ParamError(f"{describe(t)} moved into or out of CPU_REPACK memory; make the plan again")
+
+    def _is_particular(self, buf):
+        return isinstance(buf, RepackBuffer)
+
+    def _memory(self, buf):
+        arena = buf._arena
+        return arena, 0 if arena is None else address_of(arena)
+
+    def _work_buffer(self):
+        return shared_work(self.backend, self.work_nbytes)
+
+    def _rows_written(self, memory):
+        for t, kernel in zip(self.nodes, self.kernels, strict=True):
+            if hasattr(kernel, "memory"):       # a function of the user's: its arrays hold on to their memory
+                kernel.memory[:] = [(memory[id(b)], o) for b, o in (self.where(x) for x in (t, *t.src))]
+
+    # ------------------------------------------------------------ running
+    def _alone(self):
+        return the_pool().alone()
+
+    def _compute_in_debug(self):
+        if "check" not in debug:
+            super()._compute_in_debug()
+            return
+        if "poison" in debug and not self.graph.placed:
+            self._poison()
+        require_right(self)
+
+    def _run(self, first, last):
+        at, end = self._first + self._starts[first] * WORD, self._first + self._starts[last] * WORD
+        status, node = the_pool().run(at, end, self.n_used, self.backend.abort_callback, self, first, last)
+        if status == ABORTED:
+            raise Cancelled("the computation was cancelled by the abort callback; its outputs are invalid")
+        if status:
+            at = (node - self._first) // WORD
+            raise self._error(status, self._starts.index(at), int(self.rows[at + N_INFO]))
+
+    def _error(self, status, i, value):
+        kernel = self.kernels[i]
+        if status == RAISED and hasattr(kernel, "error"):       # a function of the user's (ops/elementwise/custom.py)
+            return kernel.error()
+        return super()._error(status, i, value)

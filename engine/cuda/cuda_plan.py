@@ -1,0 +1,276 @@
+"""Plans on a CUDA device: launches resolved once, replayed as a flat list or as one CUDA graph.
+
+    graph.nodes     mul_mat                     add            soft_max
+                    quantise   mat-vec          add            soft_max       kernels: Launches of ops/cuda
+    rows            [ NODE row              ][ NODE row ][ NODE row ][ status ]   one copy on the device
+
+A kernel's only argument is the device address of its node's row, so one compiled kernel serves all shapes, and neither
+the launches nor a captured graph change when buffers move: the rows are written anew.  Kernels that find a bad index
+leave it in the status, which is read with every run and looked at when the stream is synchronized.
+"""
+import ctypes
+import dataclasses
+import functools
+import weakref
+
+import numpy as np
+
+from ggjit.core.buffer import EmptyBuffer
+from ggjit.cuda.driver import CudaError, driver
+from ggjit.cuda.libraries import chosen
+from ggjit.graphs.graph_plan import Plan
+from ggjit.ops.core.errors import NotSupported, OutOfMemory, ParamError
+from ggjit.ops.core.record import BAD_INDEX, N_CHUNK, N_DST, N_SRC, N_WORK, V_ADDR, V_WORDS, WORD
+from ggjit.ops.core.shape import describe
+from ggjit.ops.cuda.compiler.choice import SIMULATED
+from ggjit.ops.cuda.native.launch import Gemm, Sort
+
+STATUS_WORDS = 2                # as in ops/cuda/native/views.py
+GRAPH_MIN_LAUNCHES = 2
+ALIGNED = 16                    # bytes: the widest load; makers of launches look at strides and view offsets alone
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeKernel:
+    """The launches of one node, as engine/graphs/graph_plan.py sees a kernel."""
+    name: str
+    launches: tuple
+    work_nbytes: int
+    cost: float = 0.0
+
+
+class CUDAPlan(Plan):
+    """`compute()` submits the graph to the backend's stream and returns."""
+
+    def _choose(self, t):
+        found = chosen(self.backend, t)
+        if found is None:
+            raise NotSupported(f"{self.backend.name} has no kernel for {t!r} with sources "
+                               f"{', '.join(describe(s) for s in t.src)}; a Scheduler gives it to the CPU")
+        return NodeKernel("+".join(x.name for x in found), found, max(x.work_nbytes for x in found))
+
+    def _lay_out(self, places):
+        super()._lay_out(places)
+        backend = self.backend
+        self._device_rows = backend.device.buffer_type().alloc_buffer((self.rows.size + STATUS_WORDS) * WORD)
+        self._row_base = self._device_rows.base
+        self._status_offs = self.rows.size * WORD
+        self._status = backend.device.host_buffer_type().alloc_buffer(STATUS_WORDS * WORD)
+        self.status = self._status._arena.view(np.int64)
+        self.status[:] = 0
+        self._launches, self._first_launch, self._arguments = [], [], []        # launches: functions of the stream
+        for kernel, start in zip(self.kernels, self._starts, strict=False):
+            self._first_launch.append(len(self._launches))
+            argument = _argument(self._row_base + start * WORD)
+            self._arguments.append(argument)
+            for launch in kernel.launches:
+                if isinstance(launch, Gemm | Sort):
+                    by_library = self._multiply if isinstance(launch, Gemm) else self._sort
+                    self._launches.append(functools.partial(by_library, launch, start))
+                else:
+                    shape = _function(backend.device, launch), *launch.grid, launch.block, 1, 1, 0
+                    self._launches.append(functools.partial(_launch, shape, argument[0]))
+            self.rows[start + N_CHUNK] = self._row_base + self._status_offs
+        self._first_launch.append(len(self._launches))
+        self._done_by = _repetitions(self.nodes, self.kernels)
+        self._calls_libraries = any(isinstance(x, Gemm | Sort) for k in self.kernels for x in k.launches)
+        self._captures = backend.use_graphs and len(self._launches) >= GRAPH_MIN_LAUNCHES
+        self._graph = _Graph()
+        weakref.finalize(self, _free_graph, backend.device, self._graph).atexit = False
+
+    def _check_address(self, t, buf, offs):
+        if (offs - t.view_offs) % ALIGNED:
+            raise ParamError(f"{describe(t)} lies at byte {offs - t.view_offs} of {buf!r}, which is no multiple of "
+                             f"{ALIGNED}; save the file with general.alignment 32, or load the model with "
+                             f"n_gpu_layers=-1, which places its weights anew")
+
+    def _memory(self, buf):
+        if isinstance(buf, EmptyBuffer):
+            return buf, 0
+        return buf.memory, buf.base
+
+    def _work_buffer(self):
+        return self.backend.work(self.work_nbytes)
+
+    def _rows_written(self, memory):
+        self._send_rows()
+        if self._calls_libraries:               # a captured call holds the addresses it was captured with
+            _free_graph(self.backend.device, self._graph)
+
+    def _send_rows(self):
+        """The rows, and a status of nothing wrong, after everything submitted before."""
+        raw = np.concatenate([self.rows, np.zeros(STATUS_WORDS, np.int64)])
+        self.backend.send(self._row_base, raw.view(np.uint8))
+
+    # ------------------------------------------------------------ running
+    def run_nodes(self, first, last):
+        """Submit nodes first..last-1."""
+        with self._lock, self.backend.lock:
+            self._up_to_date()
+            self.begin()
+            self.backend.device.use()
+            if first == 0 and last == len(self.nodes) and self._captures and self.runs:
+                self._replay()
+            else:
+                self._submit(first, last, self.backend.stream)
+            self.backend.ran(self)
+
+    _run = run_nodes
+
+    def _alone(self):
+        return self.backend.lock
+
+    def _submit(self, first, last, stream):
+        begin, end = self._first_launch[first], self._first_launch[last]
+        for launch, done_by in zip(self._launches[begin:end], self._done_by[begin:end], strict=True):
+            if done_by < begin:
+                launch(stream)
+        self.backend.cuda.cuMemcpyDtoHAsync(self._status.base, self._row_base + self._status_offs,
+                                            STATUS_WORDS * WORD, stream)
+
+    def _multiply(self, gemm, start, stream):
+        """A product by cuBLAS, with the addresses in the node's row."""
+        work = int(self.rows[start + N_WORK])
+        a, b = (int(self.rows[start + N_SRC + V_WORDS * i + V_ADDR]) if offs is None else work + offs
+                for i, offs in enumerate((gemm.a_offs, gemm.b_offs)))
+        self.backend.cublas.multiply(gemm, a, b, int(self.rows[start + N_DST + V_ADDR]), stream)
+
+    def _sort(self, sort, start, stream):
+        """Words sorted by CCCL in the node's scratch memory."""
+        self.backend.cccl.sort(sort, int(self.rows[start + N_WORK]), stream)
+
+    def _replay(self):
+        """The whole plan as one CUDA graph, captured at its second run."""
+        stream = self.backend.stream
+        if self._graph.exec is None:
+            try:
+                self._graph.exec = self._captured()
+            except (CudaError, OutOfMemory):    # a driver that does not capture, memory full: launches serve as well
+                self._captures = False
+                self._submit(0, len(self.nodes), stream)
+                return
+        self.backend.cuda.cuGraphLaunch(self._graph.exec, stream)
+
+    def _captured(self):
+        """On a stream of its own, which other threads' copies and waits do not reach; relaxed, so that nothing this or
+        another thread does meanwhile (torch frees memory, say) spoils it."""
+        cuda = self.backend.cuda
+        stream = cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        try:
+            cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+            try:
+                self._submit(0, len(self.nodes), stream)
+            finally:
+                graph = cuda.cuStreamEndCapture(stream)
+            made = cuda.cuGraphInstantiate(graph, 0)
+            cuda.cuGraphDestroy(graph)
+            return made
+        finally:
+            cuda.cuStreamDestroy(stream)
+
+    def failure(self):
+        """The error a kernel left behind, or None; the next run starts clean.  The stream was synchronized."""
+        node_id, value = int(self.status[0]) - 1, int(self.status[1])
+        if node_id < 0:
+            return None
+        self.status[:] = 0
+        self._send_rows()
+        return self._error(BAD_INDEX, next(i for i, t in enumerate(self.nodes) if t.id == node_id), value)
+
+    def _fill(self, buf, offs, nbytes):
+        self.backend.device.fill(buf.base + offs, 0xFF, nbytes)
+
+    # ------------------------------------------------------------ reading
+    def numpy(self, t):
+        self.backend.synchronize()
+        return super().numpy(t)
+
+    def view(self, t):
+        """As on the CPU, but a copy: the memory is the device's."""
+        self.backend.synchronize()
+        return super().view(t)
+
+    def _bytes(self, t, buf, offs):
+        raw = np.empty(t.nbytes, np.uint8)
+        if raw.size:
+            self.backend.device.copy_out(raw, buf.base + offs)
+        return raw
+
+    def timed(self):
+        """Node by node, by events of the stream: [(tensor, kernel name, nanoseconds)]."""
+        cuda, out = self.backend.cuda, []
+        self.backend.device.use()
+        start, end = cuda.cuEventCreate(0), cuda.cuEventCreate(0)
+        for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
+            cuda.cuEventRecord(start, self.backend.stream)
+            self.run_nodes(i, i + 1)
+            cuda.cuEventRecord(end, self.backend.stream)
+            cuda.cuEventSynchronize(end)
+            out.append((t, k.name, int(cuda.cuEventElapsedTime(start, end) * 1e6)))
+        cuda.cuEventDestroy(start)
+        cuda.cuEventDestroy(end)
+        return out
+
+
+def _repetitions(nodes, kernels):
+    """For each launch the number of the one that has left the same in scratch memory already, or -1.
+
+    It is still there when nothing else was written to scratch memory since, and nothing to the tensor it was made of.
+    """
+    done_by, left = [], None
+    for t, kernel in zip(nodes, kernels, strict=True):
+        for launch in kernel.launches:
+            again = bool(launch.leaves) and left is not None and left[0] == launch.leaves
+            done_by.append(left[1] if again else -1)
+            if launch.leaves and not again:
+                left = launch.leaves, len(done_by) - 1
+            elif launch.work_nbytes and not again:
+                left = None
+        if left is not None and t.base.id == left[0][0]:
+            left = None
+    return done_by
+
+
+class _Graph:
+    """An instantiated CUDA graph, or none yet; outlives the plan until its finalizer has run."""
+    exec = None
+
+
+def _free_graph(device, graph):
+    made, graph.exec = graph.exec, None
+    if made is not None:
+        device.release("cuGraphExecDestroy", made)
+
+
+def _launch(shape, argument, stream):
+    driver().cuLaunchKernel(*shape, stream, argument, 0)
+
+
+def _argument(address):
+    """What cuLaunchKernel takes for one int64 argument: (address of a list of pointers, memory to keep)."""
+    value = ctypes.c_int64(address)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+    return ctypes.addressof(pointers), pointers, value
+
+
+# ---------------------------------------------------------------- from a Python function to one that can be launched
+def _function(device, launch):
+    """The function handle of `launch` on `device`; each kernel is compiled and loaded once."""
+    found = device.functions.get(launch.name)
+    if found is None:
+        image, symbol = _image(device, launch)
+        device.use()
+        module = driver().cuModuleLoadData(image)
+        found = device.functions[launch.name] = driver().cuModuleGetFunction(module, symbol)
+        device.modules.append(module)
+    return found
+
+
+def _image(device, launch):
+    if SIMULATED:                   # the Python function itself takes the place of the machine code
+        func = launch.make()
+        func.__name__ = launch.name
+        return func, b""
+    from ggjit.ops.cuda.compiler.build import binary
+    built = binary(launch, device.compute_capability)
+    return built.cubin, built.symbol.encode()

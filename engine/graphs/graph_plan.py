@@ -1,0 +1,485 @@
+"""Plans: a graph made ready to run on one backend.  Plan once, replay many times.
+
+Making a plan chooses a kernel for every node, resolves every address and lays the NODE rows out in one int64 array.
+
+    graph.nodes      mul_mat      add      view     soft_max          (views need no code: they are addresses)
+                        |          |                   |
+    plan.rows      [ NODE row | NODE row         | NODE row ]         int64 words, layout in ops/core/record.py
+                     kernel     kernel             kernel             how a kernel is started is the device's
+                     dst, src   dst, src           dst, src           buffer's address + offset
+
+Leaves have a placement of their own, in the tensor table.  The placement of computed tensors belongs to the plan: two
+plans of one graph may put them in different places, and nothing is ever written into the user's tensors.  If a buffer
+or a leaf moved since the last run (`TABLE.placement_version`), the addresses are resolved again.
+
+Plans of a device: engine/cpu/cpu_plan.py, engine/cuda/cuda_plan.py.
+"""
+import contextlib
+import functools
+import sys
+import time
+import weakref
+from threading import get_ident
+
+import numpy as np
+
+from ggjit.core.arguments import expect, expect_slot
+from ggjit.core.buffer import USAGE_COMPUTE, Buffer, buffer_by_id, freed
+from ggjit.core.config import debug
+from ggjit.core.html_repr import HtmlRepr
+from ggjit.core.run_lock import KERNEL_THREADS, RunLock, acquire_or_raise, refuse_nesting
+from ggjit.core.table import FREED, TABLE
+from ggjit.core.versions import T_VERSION, VERSIONS, written
+from ggjit.graphs.plan_node import N_PARAM_WORDS, plan_nodes
+from ggjit.graphs.results import Results, mark_last, never_stored, ran_last
+from ggjit.ops.core import record as r
+from ggjit.ops.core.errors import GgjitError, IndexRangeError, NotAllocated, NotSupported, ParamError
+from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.shape import describe
+from ggjit.ops.core.spec import all_specs, ops_with
+from ggjit.ops.core.whole_numbers import is_whole
+from ggjit.tensors.tensor import Tensor
+
+VIEWS = (r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC)))         # of a NODE row: result, sources
+
+
+class _ResolvedPlaces:
+    """Where the tensors of a plan lie, looked up once.  version: of the table, before the first was looked up."""
+
+    def __init__(self, where, tensors):
+        self.version, self._where = TABLE.placement_version, where
+        self.tensors = list({id(x): x for x in tensors}.values())
+        self.found = {}                     # {id of a handle: (buffer, byte offset)}, in the order of the tensors
+
+    def __call__(self, t):
+        return self.found.get(id(t)) or self._where(t)
+
+    def of(self, tensors):
+        """[(buffer, byte offset)] of tensors that were looked up."""
+        return list(map(self.found.__getitem__, map(id, tensors)))
+
+    def buffers(self):
+        """{id of a buffer: buffer}"""
+        return {id(buf): buf for buf, _ in self.found.values()}
+
+
+def _user(nodes, x):
+    """The first node that reads or writes x."""
+    return next(t for t in nodes if any(x is y for y in (t, *t.src)))
+
+
+class Plan(Results, HtmlRepr):
+    """`plan.compute()` runs the graph; `plan.numpy(t)` reads a result of this plan's last run.
+
+    fuse: may runs of nodes become one kernel (engine/cpu/fusion.py)?  None: as the backend says.
+    """
+
+    _marked = frozenset()               # ids of tensors whose readers get kernels of their own
+
+    def __init__(self, backend, graph, placement, fuse=None):
+        if placement is not None:
+            expect_slot(placement, "where", "a plan takes the placement of a graph (Graph.placement)")
+        self.backend, self.graph, self.placement = backend, graph._for_plan(), placement
+        # a scheduler's part of a graph is left alone: other parts may read what is computed in between
+        self.fuse = (getattr(backend, "fuse", False) if fuse is None else fuse) and not graph.placed \
+            and "check" not in debug and not getattr(placement, "work", None)     # which is each node's alone
+        self.n_threads = backend.n_threads
+        self._output_ids = graph.output_ids
+        self.runs = 0
+        self._lock = RunLock()
+        self.started = False                # a run has begun
+        self.failed = False                 # the last run did not finish: there are no results
+        self._me = weakref.ref(self)
+        computed = [t for t in graph.nodes if t.op not in r.VIEW_OPS and min(t.ne) > 0]
+        with oom_guard(f"a plan of {len(computed)} nodes"):
+            self._singles = plan_nodes(computed, self._choose, self._marked)
+            places = self._check_places()
+            self._lay_out(places)
+            self._resolve(places)
+        if "plan" in debug:
+            print(self.dump(), file=sys.stderr)
+
+    # ------------------------------------------------------------ what a device brings
+    def _choose(self, t):
+        """The kernel of node t: `.name`, `.work_nbytes`, `.cost`.  Errors: NotSupported."""
+        raise NotSupported(f"{type(self).__name__} has no kernels")
+
+    def _fused(self, where):
+        """The PlanNodes, runs of nodes that one kernel computes put together.  where(t) -> (buffer, offset)."""
+        return self._singles
+
+    def _code(self, part):
+        """What stands in the NODE row for the kernel; asked once for each kernel."""
+        return 0
+
+    def _check_place(self, t, buf):
+        """Can `t` be used where it lies?  Asked where tensors are marked or a buffer is particular."""
+
+    def _is_particular(self, buf):
+        """May it hold some tensors only?"""
+        return False
+
+    def _memory(self, buf):
+        """(what keeps the buffer's memory alive, None if it was freed; its address)"""
+        raise NotSupported(f"{type(self).__name__} has no memory")
+
+    def _check_address(self, t, buf, offs):
+        """Can the kernels load from there?"""
+
+    def _work_buffer(self):
+        """Scratch memory of `work_nbytes` bytes."""
+        raise NotSupported(f"{type(self).__name__} has no memory")
+
+    def _rows_written(self, memory):
+        """All addresses are in the rows.  memory: {id of a buffer: what keeps its memory alive}"""
+
+    def _run(self, first, last):
+        """Run nodes first..last-1, after `begin`; the lock is held and the plan up to date."""
+        raise NotSupported(f"{type(self).__name__} does not run")
+
+    def _alone(self):
+        """A context manager: no other plan of the device runs inside it."""
+        return contextlib.nullcontext()
+
+    # ------------------------------------------------------------ making
+    def where(self, t):
+        """(buffer, byte offset) of any tensor of the graph, or None."""
+        if t._fixed_place is not None:
+            return t._fixed_place
+        base, cells = t.view_src, TABLE.cells
+        if base is None:
+            base = t
+        row = base.id * r.T_WORDS
+        buffer_id = cells[row + r.T_BUFFER]
+        if buffer_id >= 0:
+            return buffer_by_id(buffer_id, base), cells[row + r.T_OFFS] + t.view_offs
+        found = None
+        if self.placement is not None:
+            found = self.placement.where.get(t.id)
+            if found is None and t.view_src is not None:
+                found = self.placement.where.get(base.id)
+                found = found and (found[0], found[1] + t.view_offs)
+        if found is None and buffer_id == FREED:
+            raise freed(base)
+        return found
+
+    def _check_places(self):
+        """_ResolvedPlaces of the tensors that nodes read and write.  A plan that would write into mapped weights, or
+        has tensors without memory, is refused as a whole."""
+        device = self.graph.device if self.graph.placed else self.backend.device
+        nodes = [p.t for p in self._singles]
+        places = _ResolvedPlaces(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
+        sizes, ask = {}, bool(self._marked)
+        for x in places.tensors:
+            x._check()
+            where = places.found[id(x)] = self.where(x)
+            if where is None:
+                raise NotAllocated(f"{describe(x)}, needed by {_user(nodes, x)!r}, has no memory; allocate leaves with "
+                                   f"alloc_ctx_tensors and the graph with GraphAllocator(...).alloc_graph(graph)")
+            buf, offs = where
+            size = sizes.get(id(buf))
+            if size is None:
+                size, ask = buf.size, ask or self._is_particular(buf)
+                if type(buf).is_bound is Buffer.is_bound and device.supports_buft(buf.buft):
+                    sizes[id(buf)] = size               # nothing more to ask of the buffer
+                elif not buf.is_bound(x):
+                    raise NotAllocated(f"{describe(x)} has a place in {buf!r}, which has not bound it to memory yet; "
+                                       f"{_user(nodes, x)!r} needs it")
+                elif not device.supports_buft(buf.buft):
+                    self._check_place(x, buf)
+                    raise NotSupported(f"{describe(x)} lies in {buf!r}, which {device.name} cannot reach; use a "
+                                       f"Scheduler")
+            if ask:
+                self._check_place(x, buf)
+            if offs < 0 or offs + x.layout.nbytes > size:
+                raise IndexRangeError(f"{describe(x)} at {offs} does not fit {buf!r}")
+        if any(buf.read_only for buf in places.buffers().values()):
+            updating = ops_with("updates")
+            for t in nodes:
+                for x in (t, *written(t)[1:]) if t.op in updating else (t,):
+                    if places(x)[0].read_only:
+                        raise ParamError(f"{t!r} would write into read-only {places(x)[0]!r}; work on a copy (gg.dup)")
+        return places
+
+    def _lay_out(self, places):
+        """Choose fusions for the memory as it is and write the NODE rows, all but the addresses."""
+        self.parts = self._fused(places)
+        self.nodes, self.kernels = [p.t for p in self.parts], [p.kernel for p in self.parts]
+        starts = np.cumsum([0, *(r.node_words(len(p.reads)) for p in self.parts)], dtype=np.int64)
+        placed = getattr(self.placement, "work", {})
+        self._placed_work = {i: p.t.id for i, p in enumerate(self.parts)
+                             if 0 < p.kernel.work_nbytes <= placed.get(p.t.id, (None, 0, 0))[2]}
+        self.work_nbytes = max((k.work_nbytes for i, k in enumerate(self.kernels) if i not in self._placed_work),
+                               default=0)
+        store = np.zeros(starts[-1] + 8, np.int64)
+        skip = -(store.__array_interface__["data"][0] // r.WORD) % 8       # rows start at cache lines
+        self.rows = store[skip:skip + starts[-1]]
+        self._first = self.rows.__array_interface__["data"][0]
+        self._starts = starts.tolist()
+        self._write_rows(starts)
+        self._work_words = starts[:-1][self.rows[starts[:-1] + r.N_WORK_SIZE] > 0] + r.N_WORK
+
+    def _codes(self):
+        """{id of a kernel: what stands in the NODE rows for it}"""
+        return {key: self._code(p) for key, p in {id(p.kernel): p for p in self.parts}.items()}
+
+    def _write_rows(self, starts):
+        """All rows at once, column by column.  starts: of each row, then the end of the last."""
+        rows, words, at, parts = self.rows, TABLE.words, starts[:-1], self.parts
+        codes = self._codes()
+        ids = np.array([p.t.id for p in parts], np.int64)
+        rows[at + r.N_KERNEL] = [codes[id(k)] for k in self.kernels]
+        rows[at + r.N_NEXT] = np.diff(starts) * r.WORD
+        rows[at + r.N_TASKS] = 1
+        rows[at + r.N_WORK_SIZE] = [k.work_nbytes for k in self.kernels]
+        rows[at + r.N_ID] = ids
+        for k in range(N_PARAM_WORDS):
+            rows[at + r.N_PARAMS + k] = words[ids, r.T_PARAMS + k]
+        for p, start in zip(parts, self._starts, strict=False):
+            if p.params is not None:
+                rows[start + r.N_PARAMS:start + r.N_PARAMS + len(p.params)] = p.params
+        viewed = [(start + v, x) for p, start in zip(parts, self._starts, strict=False)
+                  for v, x in zip(VIEWS, (p.t, *p.reads), strict=False) if x is not None]
+        self._views = [x for _, x in viewed]
+        self._view_words = v = np.array([word for word, _ in viewed], np.int64)
+        ids = np.array([x.id for x in self._views], np.int64)
+        for k in range(4):
+            rows[v + r.V_NE + k] = words[ids, r.T_NE + k]
+            rows[v + r.V_NB + k] = words[ids, r.T_NB + k]
+        rows[v + r.V_TYPE] = words[ids, r.T_TYPE]
+
+    def _resolve(self, places):
+        """Write the address of every view; called again when something moved."""
+        views = places.of(self._views)
+        self._work_places = [(i, *self.placement.work[id_][:2]) for i, id_ in self._placed_work.items()]
+        buffers = {id(b): b for b in (*(b for b, _ in views), *(b for _, b, _ in self._work_places))}
+        # the memory itself, taken once: freeing a buffer while this plan runs must not take it away
+        memory = {k: self._memory(b) for k, b in buffers.items()}
+        if any(held is None for held, _ in memory.values()):
+            lost = next((t for t, (b, _) in zip(self._views, views, strict=True) if memory[id(b)][0] is None), None)
+            raise NotAllocated("the work memory of the graph was freed; allocate it again and make a new plan"
+                               if lost is None else f"{describe(lost)} lost its memory; allocate it again")
+        if type(self)._check_address is not Plan._check_address:
+            for t, (buf, offs) in zip(self._views, views, strict=True):
+                self._check_address(t, buf, offs)
+        first = {k: address for k, (_, address) in memory.items()}
+        self.rows[self._view_words] = [first[id(b)] + o for b, o in views]
+        self._buffers = list(buffers.values())
+        self._held = {k: held for k, (held, _) in memory.items()}
+        self._written = [b for b in self._buffers if b.usage == USAGE_COMPUTE]
+        self._work = self._work_buffer()
+        self.rows[self._work_words] = self._work.base
+        for i, buf, offs in self._work_places:
+            self.rows[self._starts[i] + r.N_WORK] = first[id(buf)] + offs
+        self._note_written()
+        self.__dict__.pop("_spans", None)
+        self._rows_written(self._held)
+        self.resolved = places.version      # last: a failure above leaves the plan to be resolved again
+
+    def _note_written(self):
+        """The leaves this plan computes into: their versions rise with a run (engine/core/versions.py)."""
+        nodes = [t for t in [p.t for p in self._singles] if t._fixed_place is None]
+        bases = [t.id if t.view_src is None else t.view_src.id for t in nodes]
+        updating = ops_with("updates")
+        bases += [x.id for t in nodes if t.op in updating for x in written(t)[1:]]
+        ids = np.unique(np.array(bases, np.int64))
+        ids = ids[TABLE.words[ids, r.T_BUFFER] >= 0]
+        self._written_ids = ids if len(ids) > 1 else None
+        self._written_cell = int(ids[0]) * r.T_WORDS + T_VERSION if len(ids) == 1 else None
+
+    @oom_guard("the addresses of a plan")
+    def _up_to_date(self):
+        if self.resolved != TABLE.placement_version:
+            places = self._check_places()
+            if not all(p.permitted(places) for p in self.parts if len(p.nodes) > 1):
+                self._lay_out(places)       # something moved to where a fused kernel would overwrite what it reads
+            self._resolve(places)
+
+    # ------------------------------------------------------------ running
+    def compute(self):
+        """Run every node.  Errors: IndexRangeError (an id out of range, with the node and the value), Cancelled,
+        StaleHandle, whatever a signal handler raises (KeyboardInterrupt).  After an error there is nothing to read."""
+        # Few calls: kernels that work on megabytes empty the caches, and then Python finds every function and object
+        # it touches far away.  After a 4 MiB copy of 375 us this takes 26 us; as ten small functions it took 37.
+        if get_ident() in KERNEL_THREADS:
+            refuse_nesting()
+        lock = self._lock
+        try:
+            if not lock.acquire(False):
+                acquire_or_raise(lock)
+            if self.resolved != TABLE.placement_version:
+                self._up_to_date()
+            self.started = self.failed = True
+            try:
+                if debug:
+                    self._compute_in_debug()
+                elif self.nodes:
+                    self._run(0, len(self.nodes))
+                self.failed = False
+                self.runs += 1
+            finally:
+                # At the end: a copy of a leaf made meanwhile has part of it at most.  After a failure too, which
+                # leaves some of it written.  No call stands before the count: a signal could come in and skip it.
+                if self._written_cell is not None:      # NumPy takes 6 us
+                    TABLE.cells[self._written_cell] += 1
+                elif self._written_ids is not None:
+                    VERSIONS[self._written_ids] += 1
+        finally:
+            try:
+                lock.release()              # no call before it: a signal could come in
+            except RuntimeError:            # one did, while this waited for the lock
+                lock = None
+        if ran_last() is not self._me and not self.graph.placed:
+            mark_last(self, self.graph.nodes)
+
+    def _compute_in_debug(self):
+        if "poison" in debug and not self.graph.placed:    # a split's memory holds what earlier splits computed
+            self._poison()
+        if self.nodes:
+            self._run(0, len(self.nodes))
+
+    def begin(self):
+        """From here on the memory this plan computes into is its own; called by `_run` when no other run is under way
+        on the device, so that readers of other plans see it before the first byte changes (`numpy`)."""
+        self.started = True
+        for buf in self._written:
+            buf.last_plan = self._me
+
+    def compute_and_read(self, *tensors):
+        """Run every node and return the values of `tensors`, one array or a tuple, as one step.
+
+        Between a `compute` and a `numpy` another thread may run a plan that uses the same memory (two graphs of one
+        GraphAllocator), and `numpy` then raises Overwritten; here the other plan waits.
+
+            y = plan.compute_and_read(logits)
+
+        Errors: those of compute and numpy.
+        """
+        with self._lock, self._alone():
+            self.compute()
+            values = tuple(self.numpy(t) for t in tensors)
+        return values[0] if len(values) == 1 else values
+
+    def run_nodes(self, first, last):
+        """Run nodes first..last-1 alone (profiles, checks, gg.explore)."""
+        if not is_whole(first, 0) or not is_whole(last, first, len(self.nodes)):
+            raise IndexRangeError(f"run_nodes: nodes {first!r} to {last!r} of {len(self.nodes)}")
+        with self._lock:
+            self._up_to_date()
+            try:
+                self._run(first, last)
+            finally:                        # as compute does: leaves it may have written are newer than their copies
+                if self._written_cell is not None:
+                    TABLE.cells[self._written_cell] += 1
+                elif self._written_ids is not None:
+                    VERSIONS[self._written_ids] += 1
+
+    def timed(self):
+        """Run node by node: [(tensor, kernel name, nanoseconds)]; each figure holds one call into jitted code."""
+        out = []
+        for i, (t, k) in enumerate(zip(self.nodes, self.kernels, strict=True)):
+            t0 = time.perf_counter_ns()
+            self.run_nodes(i, i + 1)
+            out.append((t, k.name, time.perf_counter_ns() - t0))
+        return out
+
+    def _error(self, status, i, value):
+        """The exception for a run that stopped at node i; value: what its kernel left for the message."""
+        t = self.nodes[i]
+        if status == r.BAD_INDEX:
+            indexed = all_specs()[t.op].indexed
+            return IndexRangeError(f"{t!r}: index {value} is out of range for "
+                                   f"{describe(t if indexed is None else t.src[indexed])}; sources: "
+                                   f"{', '.join(describe(s) for s in t.src)}")
+        what = "was given a combination it does not know" if status == r.BAD_ARGUMENT else \
+            f"failed with status {status}"
+        return GgjitError(f"the kernel of {t!r} {what} (value {value})")
+
+    # ------------------------------------------------------------ reading
+    def _position(self, t):
+        where = self.where(t)
+        if where is None or TABLE.words[t.base.id, r.T_BUFFER] >= 0:
+            return None
+        position = self._positions.get(t.id)
+        return None if position is None else (position, (id(where[0]), where[1], where[1] + t.nbytes))
+
+    def _lost(self, t):
+        whole = next((p.t for p in self.parts if t.id in p.left_out), None)
+        if whole is not None:
+            return never_stored(t, repr(whole))
+        if not self.started:
+            return f"{describe(t)} was not computed yet; run its plan first (plan.compute())"
+        if self.failed:
+            return f"{describe(t)} holds no result: the last run of its plan did not finish; compute it again"
+        buf = self.where(t)[0]
+        if buf.last_plan is not None and buf.last_plan() is not self:
+            return (f"the memory of {describe(t)} was used by another graph of the same GraphAllocator; read results "
+                    f"before that, or give each graph an allocator of its own")
+        return None
+
+    @functools.cached_property
+    def _positions(self):
+        """{tensor id: place in the graph's order}"""
+        return {t.id: i for i, t in enumerate(self.graph.nodes)}
+
+    @property
+    def _stored(self):
+        """Every computed tensor that has its values in memory, in order."""
+        return [t for p in self.parts for t in p.stored]
+
+    @functools.cached_property
+    def _spans(self):
+        spans = [(t, id(buf), offs, offs + t.nbytes) for t in self._stored for buf, offs in (self.where(t),)]
+        spans += [(self.nodes[i], id(buf), offs, offs + self.kernels[i].work_nbytes) for i, buf, offs in
+                  self._work_places]
+        spans.sort(key=lambda x: self._positions[x[0].id])
+        return ([self._positions[t.id] for t, *_ in spans], np.array([x[1:] for x in spans], np.int64).reshape(-1, 3),
+                [t for t, *_ in spans])
+
+    def _undefined(self):
+        for t in self.nodes:
+            where = self.where(t)
+            if t.view_src is None and not any(s is not None and self.where(s) == where for s in t.src):
+                yield *where, t.nbytes
+
+    def numpy(self, t):
+        """The values of `t` as this plan's last run left them."""
+        expect(t, Tensor, "Plan.numpy")
+        with self._lock:
+            t._check()
+            self.check_intact(t)
+            where = self.where(t)
+            if where is None:
+                raise NotAllocated(f"{describe(t)} is not part of this plan's graph")
+            with oom_guard("numpy", t):
+                values = t._decoded(self._bytes(t, *where))
+            self.check_intact(t)            # again: another plan may have begun to write while the bytes were read
+            return values
+
+    def values(self, t):
+        return self.numpy(t)
+
+    def view(self, t):
+        """The values of `t` (a scalar type) without a copy where that can be: read-only, valid until this memory is
+        used again."""
+        a = t._elements(self._bytes(t, *self.where(t))).reshape(t.shape)
+        a.flags.writeable = False
+        return a
+
+    def _bytes(self, t, buf, offs):
+        return buf.host_bytes(offs, t.nbytes)
+
+    def __repr__(self):
+        return (f"<Plan of {len(self.nodes)} nodes for {self.backend!r}, work {self.work_nbytes:,} bytes, "
+                f"{self.runs} runs>")
+
+    def dump(self):
+        """One line per kernel: number, result, kernel, threads, offset; below it the other nodes it computes."""
+        lines = [f"plan of {len(self._singles)} nodes in {len(self.parts)} kernels, {self.n_threads} threads, work "
+                 f"{self.work_nbytes:,} bytes"]
+        for i, (p, at) in enumerate(zip(self.parts, self._starts, strict=False)):
+            buf, offs = self.where(p.t)
+            lines.append(f"{i:5d}  {p.t!r}  {p.kernel.name}  tasks {int(self.rows[at + r.N_TASKS])}  buffer {buf.id} + "
+                         f"{offs}")
+            lines += [f"{'':7}fused: {t!r}{', not stored' * (t.id in p.left_out)}" for t in p.nodes[:-1]]
+        return "\n".join(lines)
