@@ -17,7 +17,7 @@ import numpy as np
 from ggjit.alloc.ggml import columns as col
 from ggjit.alloc.ggml.alias import MODERN, THROUGH_VIEWS
 from ggjit.alloc.ggml.legacy.graph_alloc_2023 import plan_2023
-from ggjit.alloc.ggml.problem import IN_PLACE_2023, IN_PLACE_OPS, Problem, check_alignment, check_time_limit, ggml_plan
+from ggjit.alloc.ggml.problem import Problem, check_alignment, check_time_limit, ggml_plan
 from ggjit.alloc.offsets.chunked import plan_chunks
 from ggjit.alloc.offsets.planners import Clock, plan_offsets
 from ggjit.ops.core.errors import ParamError, ShapeError
@@ -25,6 +25,7 @@ from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.locks import ForkLock
 from ggjit.ops.core.progress import busy
 from ggjit.ops.core.record import MAX_SRC, T_NB, T_NE, T_TYPE
+from ggjit.ops.core.spec import in_place_table
 from ggjit.ops.core.whole_numbers import is_whole
 
 PLANNERS = ("ggml", "ggml-2023", "best")
@@ -79,7 +80,7 @@ def plan_graph(table, node_ids, leaf_ids, sizes, *, alignment=32, max_size=None,
         if value is not None and not is_whole(value, 0):
             raise ParamError(f"{name} {value!r}: expected {unit}, a whole number >= 0, or None")
     if in_place is None:
-        in_place = IN_PLACE_2023 if planner == "ggml-2023" else IN_PLACE_OPS
+        in_place = in_place_table(planner != "ggml-2023")
     in_place = np.ascontiguousarray(in_place, np.uint8)
     make = functools.partial(Problem, table, node_ids, leaf_ids, sizes, alignments, node_buffers, leaf_buffers,
                              in_place, outputs=outputs)

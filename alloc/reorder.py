@@ -1,12 +1,13 @@
 """An order of a graph's nodes for `order="memory"`: one of orders/, where its plan is below the given one's."""
 import numpy as np
 
-from ggjit.alloc.ggml.problem import IN_PLACE_OPS, Problem
+from ggjit.alloc.ggml.problem import Problem
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.orders.exact_order import Bytes
 from ggjit.alloc.orders.memory_order import legal_edges, memory_order
 from ggjit.alloc.orders.order_variants import variants
 from ggjit.ops.core.host_memory import oom_guard
+from ggjit.ops.core.spec import in_place_table
 
 ALIGNMENT = 32                  # bytes; what plan_graph pads to
 PLAN_NODES = 5000               # of the search for offsets of an order; most are at their bound at once
@@ -24,7 +25,7 @@ def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=())
 
     Arguments as plan_graph's; sizes = (node sizes, leaf sizes).
     """
-    in_place = np.ascontiguousarray(IN_PLACE_OPS if in_place is None else in_place, np.uint8)
+    in_place = np.ascontiguousarray(in_place_table() if in_place is None else in_place, np.uint8)
     node_ids, node_sizes = np.asarray(node_ids, np.int64), np.asarray(sizes[0], np.int64)
     problem = Problem(table, node_ids, leaf_ids, padded(sizes), [1], None, None, in_place, outputs=outputs)
     found = memory_order(problem, beam)
