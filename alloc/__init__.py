@@ -1,6 +1,6 @@
 """Where tensors live: plans of memory, made from numbers alone; no memory is touched here.
 
-Read graph_alloc.py first.  Three rooms, which do not know it:
+Read plan_request.py and graph_alloc.py first.  Three rooms, which do not know them:
 
     ggml/               ggml's allocators, offset for offset: aliasing, free list, the checked problem; legacy/: of 2023
     offsets/            lower offsets for buffers of a lifetime and a size, by search
@@ -22,6 +22,7 @@ import sys as _sys
 from ggjit.alloc.ggml.problem import GraphError, GraphPlan
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.offsets.planners import Layout, plan_offsets
+from ggjit.alloc.plan_request import PlanOptions, PlanRequest
 from ggjit.alloc.validate import InvalidPlan, check_graph_plan, check_layout
 from ggjit.ops.core.spec import in_place_table as _in_place_table
 
