@@ -1,8 +1,9 @@
 """The nodes of a plan as a profile sees them, and what it measured of them.
 
     PlanFacts(plan, i, j)       names, kernels, bytes and operations of nodes i..j-1, without keeping their tensors
-    Record(trace_buffer, before)       the runs of these nodes while one profile was open: sums of clock ticks, the last
-    runs record.rows(hz)             a NodeTime per node
+    Record(trace_buffer, before)    the runs of these nodes while one profile was open: sums of clock ticks, the last
+                                    runs
+    record.rows(hz)                 a NodeTime per node
 """
 import dataclasses
 
@@ -119,9 +120,9 @@ class Record:
     """
 
     def __init__(self, trace_buffer, before=None):
-        """before: the trace_buffer's sums when the profile was opened."""
-        self.facts, self.nodes = trace_buffer.facts, trace_buffer.facts.nodes
-        self.backend, self.n_threads, self.title = trace_buffer.facts.backend, trace_buffer.facts.n_threads, trace_buffer.facts.title
+        """before: sums of the trace buffer when the profile was opened."""
+        facts = self.facts = trace_buffer.facts
+        self.nodes, self.backend, self.n_threads, self.title = facts.nodes, facts.backend, facts.n_threads, facts.title
         n0, wall, busy = before or (0, 0, 0)
         n, self.wall, self.busy = trace_buffer.sums()
         self.n_runs = n - n0
