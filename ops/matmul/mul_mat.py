@@ -132,7 +132,7 @@ def _direct(b):
 
 def _exact(t):
     """Are the columns used as they are, beside weights for whose type they would be rounded?"""
-    return t.op_params[0] == PREC_F32 and traits_of(t.src[0].type).dot_f32 is not None
+    return bool(t.op_params[0] == PREC_F32) and traits_of(t.src[0].type).dot_f32 is not None
 
 
 def max_dot_columns(type, exact=False):

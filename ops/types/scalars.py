@@ -96,7 +96,8 @@ F32_AHEAD_NBYTES = 512
 
 def _float_dot(elem, nbytes, prepare, ahead_nbytes=None, columns=None):
     """FMAs on float32 lanes; activations are kept in the weights' type: fewer bytes in the first-level cache are
-    worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s)."""
+    worth more than the second conversion (F16 with k = 5632, one column: 38 instead of 33 GB/s).  columns: another type
+    of theirs."""
     (load_w, tail_w), (load_y, tail_y) = _reads(elem), _reads(columns or elem)
     return Dot(step=W, w_nbytes=W * nbytes, y_nbytes=W * (4 if columns else nbytes), prepare=prepare, load_w_ir=load_w,
                tail_w_ir=tail_w, load_y_ir=load_y, tail_y_ir=tail_y, locality=NEAR, ahead_nbytes=ahead_nbytes,
