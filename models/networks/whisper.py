@@ -28,6 +28,7 @@ ENCODE, DECODE, ALIGN = "encode", "decode", "align"     # kinds of graphs
 GELUS = {"exact": gg.gelu_erf, "ggml": gg.gelu}
 KV_TYPES = {"F16": F16, "F32": F32}
 N_KEYS = 64                     # the decoder looks at multiples of so many cache rows: few graphs serve all positions
+N_TOKENS = 16                   # of several tokens, it reads multiples of so many
 EPS = 1e-5
 MAX_ROWS = 1 << 16              # of positions, tokens and windows: what a file may ask for
 
@@ -49,10 +50,12 @@ class Decode:
 class Whisper(Network):
     """`encode(mel)`, then `start` and `feed`; models/speech makes text of it.
 
-    kv_type: of the caches, "F16" or "F32"; None: F16 beside quantised weights and with gelu="ggml", else F32.  gelu: "exact", or "ggml": the tanh form,
-    and activations rounded to F16 beside F16 weights, as whisper.cpp computes.
+    kv_type: of the caches, "F16" or "F32"; None: F16 beside quantised weights and with gelu="ggml", else F32.
+    gelu: "exact", or "ggml": the tanh form, and activations rounded to F16 beside F16 weights, as whisper.cpp computes.
     """
     CAUSAL = False
+    holder = None                       # what the caches belong to, for those who share them
+    heard_frames = None                 # of the window that was heard last
 
     def __init__(self, file, backend="CPU", n_threads=None, kv_type=None, gelu="exact", **kw):
         self._gelu = one_of("gelu", gelu, GELUS)
@@ -69,14 +72,14 @@ class Whisper(Network):
         self.n_audio, self.n_mels = facts.positive("encoder.context_length"), facts.positive("encoder.mel_count")
         self.d_head = self.n_embd // self.n_head
         if self.n_embd % self.n_head or max(self.n_text, self.n_audio, self.n_mels) > MAX_ROWS:
-            raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_text} tokens, "
-                             f"{self.n_audio} frames and {self.n_mels} bands of sound are no Whisper model")
+            raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_text} "
+                             f"tokens, {self.n_audio} frames and {self.n_mels} bands of sound are no Whisper model")
         filters = self.file.arch_get("encoder.mel_filters", kind=np.ndarray)
         if filters.size % self.n_mels or filters.dtype.kind != "f":
             raise ModelError(f"{self.file.path}: {filters.size} numbers of mel filters do not make {self.n_mels} bands")
         self.mel_filters = filters.reshape(self.n_mels, -1).astype(np.float32)
-        self.alignment_heads = self._alignment_heads()
         self._load_weights()
+        self.alignment_heads = self._alignment_heads()
         rounded = self._gelu == "ggml" or any(t.type.quantized for t in self._products)
         self.kv_type = KV_TYPES[self._asked_kv or ("F16" if rounded else "F32")]
         self._allocate_cache(1, 1)
@@ -86,8 +89,8 @@ class Whisper(Network):
         flat = self.file.arch_get("alignment_heads", np.zeros(0, np.int32), np.ndarray)
         pairs = [(int(i), int(h)) for i, h in flat.reshape(-1, 2)] if flat.size % 2 == 0 else [(-1, -1)]
         if any(not (0 <= i < self.n_decoder and 0 <= h < self.n_head) for i, h in pairs):
-            raise ModelError(f"{self.file.path}: alignment heads {flat.tolist()} are outside of {self.n_decoder} layers "
-                             f"of {self.n_head} heads")
+            raise ModelError(f"{self.file.path}: alignment heads {flat.tolist()} are outside of {self.n_decoder} "
+                             f"layers of {self.n_head} heads")
         return pairs or [(i, h) for i in range(self.n_decoder // 2, self.n_decoder) for h in range(self.n_head)]
 
     def _load_weights(self):
@@ -147,6 +150,11 @@ class Whisper(Network):
         with self._lock:
             super().free()
             self._free_cache()
+
+    @property
+    def lock(self):
+        """Held while a window is heard and written: the caches hold one at a time."""
+        return self._lock
 
     @property
     def kv_nbytes(self):
@@ -235,11 +243,12 @@ class Whisper(Network):
                    for c, kept in zip(("key", "value"), pair, strict=True)]
         return inputs, x, *written
 
-    def _cross_heads(self, cache, n_audio, n_windows):
+    def _cross_heads(self, cache, n_audio, n_windows, first):
         """[64, n_audio, heads, n_windows] of a cache."""
         row = cache.nb[1]
         head = row * self.n_audio
-        return gg.view_4d(cache, self.d_head, n_audio, self.n_head, n_windows, row, head, head * self.n_head, 0)
+        return gg.view_4d(cache, self.d_head, n_audio, self.n_head, n_windows, row, head, head * self.n_head,
+                          first * head * self.n_head)
 
     def _build_decoder(self, ctx, s):
         n_seqs = s.n_windows * s.n_beams
@@ -260,22 +269,24 @@ class Whisper(Network):
         x = gg.get_rows(x, leaf["out"]) if "out" in leaf else x
         return inputs, self._logits(x)
 
-    def _build_alignment(self, ctx, n, n_audio):
-        """Logits of n tokens of one text, read from the start, and the cross attention of the layers that have
-        alignment heads."""
+    def _build_alignment(self, ctx, n, n_audio, window):
+        """Logits of n tokens of one text about that window, read from the start, and the cross attention of the layers
+        that have alignment heads."""
         inputs = {"tokens": np.zeros(n, np.int32), "positions": np.arange(n, dtype=np.int32),
                   "mask": np.triu(np.full((n, n), -np.inf), 1).astype(np.float16)}
         leaf = {name: gg.from_numpy(ctx, a, name) for name, a in inputs.items()}
         maps = dict.fromkeys(self._alignment_layers)
-        x = self._decode(leaf, 1, 1, n_audio, lambda i, k, v: (self._by_head(k), self._by_head(v)), maps)
+        x = self._decode(leaf, 1, 1, n_audio, lambda i, k, v: (self._by_head(k), self._by_head(v)), maps,
+                         window)
         return inputs, self._logits(x), *maps.values()
 
     @property
     def _alignment_layers(self):
         return sorted({i for i, _ in self.alignment_heads})
 
-    def _decode(self, leaf, n_windows, n_seqs, n_audio, keys_and_values, maps=()):
-        """The blocks of the decoder; maps: {layer: None}, which get their cross attention [n_audio, tokens, heads]."""
+    def _decode(self, leaf, n_windows, n_seqs, n_audio, keys_and_values, maps=(), first=0):
+        """The blocks of the decoder; maps: {layer: None}, which get their cross attention [n_audio, tokens, heads];
+        first: of the windows."""
         x = gg.add(gg.get_rows(self._embedding, leaf["tokens"]), gg.get_rows(self._text_positions, leaf["positions"]))
         x = gg.set_name(x, "dec_embd")
         for i, w in enumerate(self._decoder):
@@ -292,7 +303,7 @@ class Whisper(Network):
             o = self._attend(self._by_head(q, n_seqs), *keys_and_values(i, k, v), leaf["mask"], name, self._flash)
             x = gg.add(x, name(self._product(a["out"], o), "attn_out"))
             q = self._by_head(self._product(c["query"], cross_name(self._norm(x, c["norm"]), "attn_norm")), n_windows)
-            k, v = (self._cross_heads(kept, n_audio, n_windows) for kept in self._cache["cross"][i])
+            k, v = (self._cross_heads(kept, n_audio, n_windows, first) for kept in self._cache["cross"][i])
             o = self._attend(q, k, v, None, cross_name, self._flash and i not in maps)
             x = self._feed_forward(gg.add(x, cross_name(self._product(c["out"], o), "attn_out")), w, name)
         return x
@@ -314,6 +325,7 @@ class Whisper(Network):
         with self._lock:
             if window >= self.n_windows:
                 self._allocate_cache(window + 1, max(self.n_seqs, window + 1))
+            self.heard_frames = n_audio
             step = self._step((ENCODE, n_audio))
             step.inputs["mel"][...] = mel
             first = (window * self.n_head + np.arange(self.n_head)) * self.n_audio
@@ -339,6 +351,9 @@ class Whisper(Network):
                 raise ParamError(f"{n_seqs} texts of {n_windows} windows, there is room for {self.n_seqs} of "
                                  f"{self.n_windows}; call reserve(n_windows, n_seqs) first")
             out = [n - 1] if out is None else out
+            if n > 1:                   # more tokens than these change nothing: the next ones overwrite their rows
+                n = min(-(-n // N_TOKENS) * N_TOKENS, self.n_text - n_past)
+                tokens = np.pad(tokens, ((0, 0), (0, n - tokens.shape[1])))
             n_kv = min(-(-(n_past + n) // N_KEYS) * N_KEYS, self.n_text)
             step = self._step(Decode(n, n_kv, n_windows, n_seqs // n_windows, len(out), n_audio or self.n_audio))
             inputs, at = step.inputs, np.arange(n_past, n_past + n)
@@ -373,17 +388,13 @@ class Whisper(Network):
                     a = t.buffer.host_bytes(t.offs, t.nbytes).reshape(self.n_seqs, self.n_text, -1)
                     a[moved, :n_past] = a[sources[moved], :n_past]
 
-    def align(self, tokens, n_audio=None):
-        """(logits (n, n_vocab), attention (alignment heads, n, n_audio)) of tokens (n,) about window 0."""
+    def align(self, tokens, n_audio=None, window=0):
+        """(logits (n, n_vocab), attention (alignment heads, n, n_audio)) of tokens (n,) about a window."""
         tokens = self._checked_tokens(tokens, 0)[0]
+        n, n_all = len(tokens), min(-(-len(tokens) // N_TOKENS) * N_TOKENS, self.n_text)
         with self._lock:
-            step = self._step((ALIGN, len(tokens), n_audio or self.n_audio))
-            step.inputs["tokens"][:] = tokens
-            logits = step.run().reshape(len(tokens), self.n_vocab)
+            step = self._step((ALIGN, n_all, n_audio or self.n_audio, window))
+            step.inputs["tokens"][:] = np.pad(tokens, (0, n_all - n))
+            logits = step.run().reshape(n_all, self.n_vocab)[:n]
             maps = {i: step.plan.view(t) for i, t in zip(self._alignment_layers, step.more, strict=True)}
-            return logits, np.stack([maps[i].reshape(self.n_head, len(tokens), -1)[h] for i, h in self.alignment_heads])
-
-    @property
-    def max_tokens(self):
-        """Of the text of a window: half of the context, the other half holds what was said before."""
-        return self.n_text // 2 - 4
+            return logits, np.stack([maps[i].reshape(self.n_head, n_all, -1)[h, :n] for i, h in self.alignment_heads])
