@@ -22,7 +22,7 @@ from helpers import devices  # noqa: E402
 
 import ggjit as gg  # noqa: E402
 from ggjit.sched.assignment import Assignment  # noqa: E402
-from ggjit.sched.layout import Layout  # noqa: E402
+from ggjit.sched.layout import GraphLayout  # noqa: E402
 
 HEAD, N_HEAD, FF, N_TOKENS, N_CTX = 16, 4, 96, 8, 32
 
@@ -90,7 +90,7 @@ def plan_time(n_nodes, repeats):
     graph, _ = llama(sched.support.own_bufts, n_layers)
 
     def plan():
-        return Layout(Assignment(sched.support, graph, {}, {}), "ggml", sched.time_limit)
+        return GraphLayout(Assignment(sched.support, graph, {}, {}), "ggml", sched.time_limit)
     t0 = time.perf_counter()
     plan()
     return len(graph), time.perf_counter() - t0, *best(plan, repeats)

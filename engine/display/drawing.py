@@ -17,7 +17,7 @@ from ggjit.core.arguments import expect_slot
 from ggjit.core.html_repr import HtmlRepr, drawing_of, escape
 from ggjit.display.boxes import Boxes, natural
 from ggjit.display.html import folded
-from ggjit.display.layered_layout import Layout
+from ggjit.display.layered_layout import LayeredLayout
 from ggjit.graphs.graph import Graph
 from ggjit.ops.core.errors import ParamError
 from ggjit.ops.core.shape import describe
@@ -72,7 +72,7 @@ class Drawing(Boxes, HtmlRepr):
         for k, b in self.boxes.items():         # titles are bold
             width = max(1.12 * len(b.texts[0]), *map(len, b.texts))
             sizes[k] = CHAR * width + 2 * PAD, LINE * len(b.texts) + 2 * PAD - 4
-        at = Layout(sizes, self.arrows, self.leaves)
+        at = LayeredLayout(sizes, self.arrows, self.leaves)
         palette, legend = self._palette(), 24
         w, h = at.width + 20, at.height + 20 + legend
         out = [f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='-10 -10 {w:.0f} {h:.0f}' width='{w:.0f}' "

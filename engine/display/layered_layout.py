@@ -18,7 +18,7 @@ SWEEPS = 12
 MAX_LANE_POINTS = 4000          # beyond it the longest arrows are drawn straight across what lies between
 
 
-class Layout:
+class LayeredLayout:
     """x, y: centre of every box; paths: {(source, target): points from the source's foot to the target's head};
     width, height of the whole."""
 

@@ -1,4 +1,4 @@
-"""Memory for an assigned graph: what lies where, as numbers (Layout); the buffers behind it are
+"""Memory for an assigned graph: what lies where, as numbers (GraphLayout); the buffers behind it are
 engine/core/compute_buffers.py.
 
 Rows of the private table are places: tensor i of the graph is row i, copy c in instance k is row n + c * instances + k.
@@ -34,7 +34,7 @@ from ggjit.sched.records import TRANSIENT
 _placing = ForkLock()             # two schedulers may find the same leaf without memory
 
 
-class Layout:
+class GraphLayout:
     """Places of all rows: `slot` (index of the buffer type's first backend, -1: memory of its own), `chunk`, `offs`.
 
     work: {number of a node: row of its kernel's work memory}, where that lies with the rest.
@@ -84,7 +84,9 @@ class Layout:
 
     @classmethod
     def lowest(cls, assigned, planner, time_limit, work):
-        """The Layout; work: with the work memory of the kernels, where that takes fewer bytes than a buffer beside."""
+        """The GraphLayout; work: with the work memory of the kernels, where that takes fewer bytes than a buffer
+        beside.
+        """
         nbytes = _work_nbytes(assigned) if work else {}
         if not nbytes:
             return cls(assigned, planner, time_limit)

@@ -36,7 +36,7 @@ from ggjit.ops.core.record import T_BUFFER
 from ggjit.ops.core.shape import describe
 from ggjit.sched.assignment import Assignment
 from ggjit.sched.explain import Explanation, scheduler_html
-from ggjit.sched.layout import Layout, place_leaves
+from ggjit.sched.layout import GraphLayout, place_leaves
 from ggjit.sched.run import Run
 from ggjit.sched.support import Support
 from ggjit.tensors.tensor import Tensor
@@ -226,7 +226,8 @@ class Scheduler(Handle):
         return [sum(sizes[slot]) if slot == i else 0 for i, slot in enumerate(self.support.slots)]
 
     def _layout(self, assigned, planner=None, work=None):
-        return Layout.lowest(assigned, planner or self.planner, self.time_limit, self.work if work is None else work)
+        return GraphLayout.lowest(assigned, planner or self.planner, self.time_limit,
+                                  self.work if work is None else work)
 
     def alloc_graph(self, graph):
         """Split `graph` and give it memory, leaves without any included; afterwards inputs can be set."""

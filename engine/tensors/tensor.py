@@ -43,7 +43,7 @@ from ggjit.tensors.operators import Operators
 from ggjit.tensors.summary import label, op_name, state, values_text
 
 
-class Layout:
+class TensorLayout:
     """What builders look at in a tensor: type, sizes, strides, number of axes.  `layout_of` makes equal ones once.
 
     nbytes: from the first element to the last, inclusive (ggml_nbytes: by strides, gaps counted).
@@ -65,12 +65,12 @@ _MAX_LAYOUTS = 1 << 14          # then they are forgotten; tensors keep theirs
 
 
 def layout_of(*facts):
-    """The Layout of type, ne, nb, ndim."""
+    """The TensorLayout of type, ne, nb, ndim."""
     found = _layouts.get(facts)
     if found is None:
         if len(_layouts) >= _MAX_LAYOUTS:
             _layouts.clear()
-        found = _layouts.setdefault(facts, Layout(*facts))
+        found = _layouts.setdefault(facts, TensorLayout(*facts))
     return found
 
 

@@ -25,7 +25,7 @@ def rows_at_once(per_group, n_batch):
     return n if n_batch == 1 else 1 << (n - 1).bit_length()
 
 
-class Layout(Scratch):
+class DecodeScratch(Scratch):
     """A thread's scratch, and a partial result: m, l, then acc."""
 
     def __init__(self, variant, n_rows):
@@ -42,7 +42,7 @@ class Layout(Scratch):
 
 
 def work_nbytes(variant, n_rows, n_threads, n_out_rows, n_kv):
-    layout = Layout(variant, n_rows)
+    layout = DecodeScratch(variant, n_rows)
     n_chunks = -(-n_kv // CHUNK)
     return n_threads * layout.nbytes + (n_out_rows * n_chunks * layout.partial_nbytes if n_chunks > 1 else 0)
 
@@ -148,7 +148,7 @@ def _make_emit(variant, layout):
 
 def make(variant, n_rows):
     """The kernel for sets of up to `n_rows` rows.  (Few functions: each level of calls is optimised once more.)"""
-    layout = Layout(variant, n_rows)
+    layout = DecodeScratch(variant, n_rows)
     begin = fr.make_begin(variant, layout.rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, n_rows, layout)
     emit, emit_joined = _make_emit(variant, layout)

@@ -28,7 +28,7 @@ R = -(-64 // MR) * MR           # rows of an item
 PANEL = NV * W                  # keys of a panel of the transposed block
 
 
-class Layout(Scratch):
+class PrefillScratch(Scratch):
     """A thread's scratch."""
 
     def __init__(self, variant):
@@ -45,7 +45,7 @@ class Layout(Scratch):
 
 
 def work_nbytes(variant, n_threads):
-    return n_threads * Layout(variant).nbytes
+    return n_threads * PrefillScratch(variant).nbytes
 
 
 def _make_pack(variant, layout):
@@ -149,7 +149,7 @@ def _make_attend(variant, layout):
 
 def make(variant):
     """The kernel."""
-    layout = Layout(variant)
+    layout = PrefillScratch(variant)
     rows = layout.rows
     begin = fr.make_begin(variant, rows, layout.q, layout.q_stride)
     attend = _make_attend(variant, layout)

@@ -29,7 +29,7 @@ KC = 512
 SIGNED_ZERO = 128                       # signed codes are stored with their sign bit flipped
 
 
-class Layout:
+class UnitLayout:
     """Sizes and places (bytes) of one format's units."""
 
     def __init__(self, blocks):
@@ -233,7 +233,7 @@ def code_tile(type, n=NL):
 @functools.cache
 def _code_tile(blocks, spread, only):
     """spread, only: of the last vector and whether it is the only one (Tail)."""
-    layout = Layout(blocks)
+    layout = UnitLayout(blocks)
     ldw = KC // 32 * layout.w_nbytes + 64
     make, shapes = (_make_vnni_multiply, {1: 12, 2: 6}) if W == 16 else (_make_pairs_multiply, {1: 6, 2: 6})
     tail = None if spread == 1 else Tail(

@@ -13,7 +13,7 @@ import pytest
 
 import ggjit as gg
 from ggjit.display import compile_notice
-from ggjit.display.layered_layout import MAX_LANE_POINTS, Layout, _inversions
+from ggjit.display.layered_layout import MAX_LANE_POINTS, LayeredLayout, _inversions
 from ggjit.graphs.layers import layer_of_name
 from ggjit.ops.native.jit import CACHE
 from ggjit.tensors.summary import EDGE, corner, edges, preview, source_line, statistics
@@ -262,7 +262,7 @@ def test_boxes_do_not_overlap_and_arrows_point_down():
     for graph in (network(4), gg.Graph(*random_outputs())):
         d = graph.draw(expand=True, engine="own")
         sizes = {k: (80.0 + 5 * i % 40, 30.0) for i, k in enumerate(d.boxes)}
-        at = Layout(sizes, d.arrows, d.leaves)
+        at = LayeredLayout(sizes, d.arrows, d.leaves)
         boxes = [(at.x[k] - w / 2, at.x[k] + w / 2, at.y[k] - h / 2, at.y[k] + h / 2) for k, (w, h) in sizes.items()]
         for i, (l, r, t, b) in enumerate(boxes):
             assert l > -1e-6 and r < at.width + 1e-6 and t > -1e-6 and b < at.height + 1e-6
@@ -285,7 +285,7 @@ def test_arrows_over_thousands_of_ranks_share_a_bounded_number_of_lanes():
     for _ in range(700):
         y = gg.add(y, first)
     d = gg.Graph(y).draw(expand=True, engine="own")
-    at = Layout({k: (80.0, 30.0) for k in d.boxes}, d.arrows, d.leaves)
+    at = LayeredLayout({k: (80.0, 30.0) for k in d.boxes}, d.arrows, d.leaves)
     assert len(d.boxes) > 700 and 0 < sum(map(len, at.lanes.values())) <= MAX_LANE_POINTS
     assert set(at.paths) == set(d.arrows)
     Wellformed(d.html())
