@@ -87,7 +87,7 @@ def _n(count, thing):
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-class Rows:
+class GraphRows:
     """The rows of the tensor table that a graph refers to, copied, and the plan_graph call on them.
 
     ids: row here -> row of the table; table, node_ids, leaf_ids, sizes: as plan_graph takes them
@@ -110,7 +110,7 @@ class Rows:
         return np.searchsorted(self.ids, np.array(ids, np.int64))
 
     def copy(self):
-        out = object.__new__(Rows)
+        out = object.__new__(GraphRows)
         out.__dict__.update(self.__dict__, table=self.table.copy())
         return out
 
@@ -336,6 +336,6 @@ def rows(asked, plan, graph, buft, arguments, time_limit, repacked=()):
     """[WhatIf] for checked(what_if).  arguments: (arguments, options) of the plan_graph call that made `plan`; graph:
     in the order of that plan; repacked: ids of leaves that will lie in CPU_REPACK."""
     (table, node_ids, leaf_ids, sizes), options = arguments
-    usage = Usage(graph, plan, buft, Rows(table, node_ids, leaf_ids, sizes, options), repacked)
+    usage = Usage(graph, plan, buft, GraphRows(table, node_ids, leaf_ids, sizes, options), repacked)
     seconds = time_limit / max(len(asked), 1)
     return [WhatIf(name, value, *ROWS[name](usage, value, seconds)) for name, value in asked.items()]

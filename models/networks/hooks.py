@@ -295,7 +295,7 @@ class Spec(NamedTuple):
         return math.prod(self.row_shape(n_keys)) * self.dtype.itemsize
 
 
-class Rows:
+class TokenRows:
     """Values of one tensor, token by token; the first axis counts tokens here.
 
     n_expected: how many will come, where that is known; n_keys: the most columns that the axis of keys can have.
@@ -434,7 +434,7 @@ class Keeping:
 
     def __init__(self, specs, rows, flash):
         self.names, self.flash = frozenset(specs), flash
-        self.rows, self.tokens = rows, []               # {name: Rows}
+        self.rows, self.tokens = rows, []               # {name: TokenRows}
 
     n_batch = 1 << 31                   # tokens that a step may have
 

@@ -27,8 +27,8 @@ from ggjit.models.networks.hooks import (
     HookedPlan,
     Keeping,
     Replacing,
-    Rows,
     Spec,
+    TokenRows,
     Wanted,
     WholePlan,
     available_nbytes,
@@ -213,7 +213,7 @@ class Inside:
         rows = {}
         try:
             for name, spec in specs.items():
-                rows[name] = Rows(spec, n_expected, n_most, out if out is None else _path(out, name), to_file)
+                rows[name] = TokenRows(spec, n_expected, n_most, out if out is None else _path(out, name), to_file)
         except BaseException:
             for made in rows.values():
                 made.discard()

@@ -5,7 +5,7 @@ scratch and a second phase joins them in order: long contexts feed many threads 
 not depend on the number of threads, because the chunks do not.
 """
 from ggjit.ops.attention import flash_attn_rows as fr
-from ggjit.ops.attention.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
+from ggjit.ops.attention.flash_attn_softmax import Scratch, SoftmaxRows, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, make_dots, make_look_ahead, make_weighted, padded
 from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
@@ -30,7 +30,7 @@ class DecodeScratch(Scratch):
 
     def __init__(self, variant, n_rows):
         super().__init__()
-        self.rows = Rows(self, n_rows)
+        self.rows = SoftmaxRows(self, n_rows)
         self.q_stride, self.acc_stride = 4 * padded(variant.d), 4 * padded(variant.dv)
         self.q = self.area(n_rows * self.q_stride)
         self.acc = self.area(n_rows * self.acc_stride)

@@ -15,7 +15,7 @@ Under a causal mask a tile of rows works only up to the last key that one of its
 """
 from ggjit.ops.attention import flash_attn_rows as fr
 from ggjit.ops.attention.flash_attn_matrix import MR, NV, make_tile, make_transpose
-from ggjit.ops.attention.flash_attn_softmax import Rows, Scratch, clz, make_row_stages, next_run, output_factor
+from ggjit.ops.attention.flash_attn_softmax import Scratch, SoftmaxRows, clz, make_row_stages, next_run, output_factor
 from ggjit.ops.attention.flash_attn_tiles import BK, ROW_NBYTES, lanes, padded
 from ggjit.ops.core.record import OK
 from ggjit.ops.native.jit import inline
@@ -33,7 +33,7 @@ class PrefillScratch(Scratch):
 
     def __init__(self, variant):
         super().__init__()
-        self.rows = Rows(self, R)
+        self.rows = SoftmaxRows(self, R)
         self.q_stride, self.acc_stride = 4 * padded(variant.d), 4 * padded(variant.dv)
         self.k_stride = 4 * -(-variant.d // W) * W
         self.q = self.area(R * self.q_stride)

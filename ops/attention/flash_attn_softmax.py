@@ -135,7 +135,7 @@ class Scratch:
         return at
 
 
-class Rows:
+class SoftmaxRows:
     """Where the state of `n` query rows lies in a thread's scratch (byte offsets; rows rounded up to 16)."""
 
     def __init__(self, scratch, n):
@@ -186,7 +186,7 @@ def _any_nan(s, nv):
 
 
 def make_row_stages(rows):
-    """(start, see, softmax) for a Rows layout; `wk` is the thread's scratch, n the rows in use."""
+    """(start, see, softmax) for a SoftmaxRows layout; `wk` is the thread's scratch, n the rows in use."""
     return _row_stages(*rows.key())
 
 

@@ -70,7 +70,7 @@ class Format:
         return list(itertools.accumulate((width * LANES * n for width, _, n in self.runs[:-1]), initial=0))
 
 
-class Rows:
+class InterleavedRows:
     """Fields of L interleaved blocks, which begin at p; words: p once more, as LLVM must not recognise it."""
 
     def __init__(self, b, format, p, words):

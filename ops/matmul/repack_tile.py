@@ -28,7 +28,7 @@ import itertools
 
 from llvmlite import ir
 
-from ggjit.ops.matmul.repack_formats import LANES, Rows, unpacked, unpacked_words_ir
+from ggjit.ops.matmul.repack_formats import LANES, InterleavedRows, unpacked, unpacked_words_ir
 from ggjit.ops.native import isa
 from ggjit.ops.native.jit import exact, inline, ir_function
 from ggjit.ops.native.lanes import (
@@ -156,7 +156,7 @@ class _Block:
         return self.b.add(q, i64(self.at.word(len(self.columns), 0, self.at.zero_sums + part)))
 
     def rows(self, here):
-        return [Rows(self.b, self.format, x, opaque_ir(self.b, x) if self.apart else x) for x in here]
+        return [InterleavedRows(self.b, self.format, x, opaque_ir(self.b, x) if self.apart else x) for x in here]
 
     def after(self, q, totals):
         return after_ir(self.b, q, list(itertools.chain(*totals))) if self.apart else q
@@ -234,7 +234,7 @@ class _Block:
         def part(b, state):
             next_w, q, zero_sums, *here = state[:3 + n_groups]
             totals = grouped(state[3 + n_groups:])
-            self._add_part(q, zero_sums, [Rows(b, format, x, x) for x in here], 0, 0, totals)
+            self._add_part(q, zero_sums, [InterleavedRows(b, format, x, x) for x in here], 0, 0, totals)
             return [self.ask(next_w), b.add(q, i64(self.at.four(n, 0, format.n_fours))), b.add(zero_sums, i64(4 * n)),
                     *(b.add(x, i64(format.part_nbytes)) for x in here), *itertools.chain(*totals)]
         start = [(IR_I64, x) for x in (next_w, q, self.zero_sums(q, 0), *here)]
@@ -308,7 +308,7 @@ def make_unpack(format):
 
     @ir_function
     def block(b, src, dst):
-        for i, words in enumerate(unpacked_words_ir(b, format, Rows(b, format, src, src))):
+        for i, words in enumerate(unpacked_words_ir(b, format, InterleavedRows(b, format, src, src))):
             store_ir(b, words, b.add(dst, i64(4 * LANES * i)))
 
     @inline

@@ -194,7 +194,7 @@ def test_files(path, tmp_path):
 def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
     def full(self, a):
         raise OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(hooks.Rows, "_write", full)
+    monkeypatch.setattr(hooks.TokenRows, "_write", full)
     with pytest.raises(OSError, match="No space left"):
         model.capture("blk.*.l_out", IDS, out=tmp_path)
     assert not list(tmp_path.iterdir()) and not model._hooks.sessions
