@@ -36,7 +36,7 @@ class Words:
                                          "strides": None, "version": 3}
 
 
-class Stream:
+class CcclStream:
     """A stream by its handle, as cuda.compute takes them."""
 
     def __init__(self, handle):
@@ -105,9 +105,9 @@ class Cccl:
         with self._working():
             for r in range(sort.n_rows):
                 at = work + r * row_nbytes
-                self._call(self.temporary[sort.n][1], at, at + sort.n_rows * row_nbytes, sort.n, Stream(stream))
+                self._call(self.temporary[sort.n][1], at, at + sort.n_rows * row_nbytes, sort.n, CcclStream(stream))
 
 
 def cccl(device):
     """What sorts on one backend of `device`."""
-    return driver().api.Cccl() if SIMULATED else Cccl(device)
+    return driver().api.SimulatedCccl() if SIMULATED else Cccl(device)

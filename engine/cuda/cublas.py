@@ -45,4 +45,4 @@ class Cublas:
 
 def cublas(device):
     """What multiplies on one backend of `device`."""
-    return driver().api.Cublas() if SIMULATED else Cublas(device)
+    return driver().api.SimulatedCublas() if SIMULATED else Cublas(device)

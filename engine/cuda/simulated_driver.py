@@ -12,7 +12,7 @@ import types
 
 import numpy as np
 
-from ggjit.ops.cuda.compiler.simulator import Launch, check, expose, withdraw
+from ggjit.ops.cuda.compiler.simulator import SimulatedLaunch, check, expose, withdraw
 
 N_DEVICES = 2
 MEMORY_NBYTES = 1 << 30         # of each device
@@ -204,7 +204,7 @@ def cuMemsetD8Async(dstDevice, uc, N, hStream):
 
 
 # ---------------------------------------------------------------- streams and events
-class Stream:
+class SimulatedStream:
     """Work that is done, in order, when it is waited for."""
 
     def __init__(self):
@@ -222,7 +222,7 @@ class Stream:
                 return
 
 
-class Event:
+class SimulatedEvent:
     """A job of a stream that notes the time; reached once it was done."""
     stream = mark = None
     seconds = 0.0
@@ -230,7 +230,7 @@ class Event:
 
 @_call
 def cuStreamCreate(Flags):
-    return Stream()
+    return SimulatedStream()
 
 
 @_call
@@ -247,7 +247,7 @@ def cuStreamSynchronize(hStream):
 
 @_call
 def cuEventCreate(Flags):
-    return Event()
+    return SimulatedEvent()
 
 
 @_call
@@ -306,11 +306,11 @@ def cuLaunchKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockD
 
     def run():
         launched.append(f.__name__)
-        Launch(f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), node).run()
+        SimulatedLaunch(f, (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ), node).run()
     hStream.submit(run)
 
 
-class Cublas:
+class SimulatedCublas:
     """Takes the place of engine/cuda/cublas.py's: products in float64."""
 
     def multiply(self, gemm, a, b, d, stream):
@@ -322,7 +322,7 @@ class Cublas:
         stream.submit(run)
 
 
-class Cccl:
+class SimulatedCccl:
     """Takes the place of engine/cuda/cccl.py's."""
 
     def prepare(self, sort):

@@ -117,7 +117,7 @@ def reads_shared(addr):
 
 
 # ---------------------------------------------------------------- threads
-class Lane(greenlet.greenlet):
+class SimulatedLane(greenlet.greenlet):
     """A CUDA thread.  It runs from the scheduler's `switch` to its next `wait`."""
 
     def __init__(self, block, number):
@@ -139,7 +139,7 @@ class Lane(greenlet.greenlet):
 _order = random.Random(0)
 
 
-class Block:
+class SimulatedBlock:
     """Runs the threads of one block."""
 
     def __init__(self, launch, index):
@@ -158,7 +158,7 @@ class Block:
         return self.pieces[key][1]
 
     def run(self):
-        lanes = [Lane(self, number) for number in range(self.launch.block[0])]
+        lanes = [SimulatedLane(self, number) for number in range(self.launch.block[0])]
         try:
             self.schedule(lanes)
         finally:
@@ -201,7 +201,7 @@ class Block:
         return out
 
 
-class Launch:
+class SimulatedLaunch:
     """kernel(node) by every thread of every block, block after block."""
 
     def __init__(self, kernel, grid, block, node):
@@ -214,4 +214,4 @@ class Launch:
             for known in (written, *constants):
                 known.clear()
             for z, y, x in itertools.product(*map(range, reversed(self.grid))):
-                Block(self, (x, y, z)).run()
+                SimulatedBlock(self, (x, y, z)).run()

@@ -302,7 +302,7 @@ def test_the_simulator_serves_the_seam(name):
     base = x.__array_interface__["data"][0]
     simulator.expose(base, x.nbytes)
     try:
-        simulator.Launch(kernel, (1, 1, 1), (cuda_conformance.THREADS, 1, 1), base).run()
+        simulator.SimulatedLaunch(kernel, (1, 1, 1), (cuda_conformance.THREADS, 1, 1), base).run()
     finally:
         simulator.withdraw(base)
     got = x[cuda_conformance.N:].view(np.int32 if want.dtype.kind == "i" else np.float32)
@@ -319,7 +319,7 @@ def run(kernel, n_threads=64, n_blocks=1):
     """Blocks of a kernel(base) over 4 KiB of simulated memory."""
     base = int(cuda_sim.cuMemAlloc(4096)[1])
     try:
-        simulator.Launch(kernel, (n_blocks, 1, 1), (n_threads, 1, 1), base).run()
+        simulator.SimulatedLaunch(kernel, (n_blocks, 1, 1), (n_threads, 1, 1), base).run()
     finally:
         cuda_sim.cuMemFree(base)
 
