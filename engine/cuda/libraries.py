@@ -61,7 +61,7 @@ def _random(leaf):
 
 
 @dataclasses.dataclass(frozen=True)
-class Library:
+class CudaLibrary:
     """What may take the place of our own kernels.
 
     own(t)          the launches without it
@@ -81,11 +81,11 @@ class Library:
 
 
 LIBRARIES = {
-    Gemm: Library("cublas", mul_mat.own, lambda: mul_mat_dense.decided(), class_of_product,
-                  lambda t, a, b: product(a, b), _zeros, "cublas"),
-    Sort: Library("cccl", argsort.own, lambda: argsort.decided(), class_of_sort,
-                  lambda t, a: top_k(a, t.ne[0]) if t.op is OP.TOP_K else sort(a, int(t.op_params[0])), _random, "own",
-                  (OutOfMemory, MissingExtra, NotSupported))}
+    Gemm: CudaLibrary("cublas", mul_mat.own, lambda: mul_mat_dense.decided(), class_of_product,
+                      lambda t, a, b: product(a, b), _zeros, "cublas"),
+    Sort: CudaLibrary("cccl", argsort.own, lambda: argsort.decided(), class_of_sort,
+                      lambda t, a: top_k(a, t.ne[0]) if t.op is OP.TOP_K
+                      else sort(a, int(t.op_params[0])), _random, "own", (OutOfMemory, MissingExtra, NotSupported))}
 
 
 # ---------------------------------------------------------------- the choice

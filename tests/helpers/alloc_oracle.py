@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from ggjit.ops.core.record import OP, T_BUFFER, T_FLAGS, T_NB, T_NE, T_OP, T_SRC, T_TYPE, T_VIEW_OFFS, T_VIEW_SRC
-from ggjit.tools.suite.ggml import TP, InitParams, Library
+from ggjit.tools.suite.ggml import TP, GgmlLibrary, InitParams
 
 
 class Graph(C.Structure):
@@ -30,7 +30,7 @@ SIZE_FN = C.CFUNCTYPE(C.c_size_t, C.c_void_p)
 
 class Oracle:
     def __init__(self, wheel):
-        library = Library(wheel)
+        library = GgmlLibrary(wheel)
         f = library.function
         p, z = C.c_void_p, C.c_size_t
         self.init, self.free = f("ggml_init", p, InitParams), f("ggml_free", None, p)

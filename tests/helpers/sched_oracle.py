@@ -12,7 +12,7 @@ import sys
 
 from alloc_oracle import Graph
 
-from ggjit.tools.suite.ggml import TP, InitParams, Library, Tensor
+from ggjit.tools.suite.ggml import TP, GgmlLibrary, GgmlTensor, InitParams
 
 VP = C.c_void_p
 BOOL_OP = C.CFUNCTYPE(C.c_bool, VP, VP)
@@ -142,12 +142,12 @@ def run(f, job):
               "nodes": [where[get(sched, C.addressof(t))] for t in nodes],
               "copied": [[C.addressof(t.src[k].contents) not in original for k in range(len(r["src"]))]
                          for t, r in zip(nodes, job["tensors"][job["n_leafs"]:], strict=True)]}
-    assert isinstance(nodes[0], Tensor)
+    assert isinstance(nodes[0], GgmlTensor)
     return answer
 
 
 def main():
-    f = Library(sys.argv[1]).function
+    f = GgmlLibrary(sys.argv[1]).function
     with open(sys.argv[2], encoding="utf-8") as src:
         jobs = json.load(src)
     print(json.dumps([run(f, job) for job in jobs]))

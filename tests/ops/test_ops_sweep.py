@@ -11,7 +11,7 @@ from helpers import sample
 
 import ggjit as gg
 from ggjit.tools.suite import oracle
-from ggjit.tools.suite.cases.case import ALL_TYPES, F16, F32, I32, Case, padded, types
+from ggjit.tools.suite.cases.case import ALL_TYPES, F16, F32, I32, SuiteCase, padded, types
 from ggjit.tools.suite.cases.inputs import uniform
 from ggjit.tools.suite.cases.recurrent import DECAY
 from ggjit.tools.suite.runner import OK, Runner
@@ -187,7 +187,7 @@ def sweep(op, seed, n, rare):
         d = Draw(seed, (i,), rare)
         build, limit, wrong = op(d)
         name = op.__name__
-        o = runner.run(Case(name, name.upper(), ",".join(d.said), build, limit, wrong=wrong, index=i))
+        o = runner.run(SuiteCase(name, name.upper(), ",".join(d.said), build, limit, wrong=wrong, index=i))
         by_ggml += "ggml" in o.checked
         if o.status != OK:
             failed.append(f"seed {seed}: {o.case}: {o.status} {o.error}")

@@ -21,7 +21,7 @@ from ggjit.ops.core.record import OP
 from ggjit.ops.core.spec import all_specs
 from ggjit.ops.core.types import F32
 from ggjit.tools.suite import command, compare, oracle
-from ggjit.tools.suite.cases.case import Case, all_cases, vars_of
+from ggjit.tools.suite.cases.case import SuiteCase, all_cases, vars_of
 from ggjit.tools.suite.cases.inputs import hadamard, kq_mask, shuffled, subsets, triangle, uniform
 from ggjit.tools.suite.jobs import READY, spread
 from ggjit.tools.suite.report import COLUMNS, Journal, Report, verdict
@@ -183,7 +183,7 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path, text):
 
 # ---------------------------------------------------------------- the runner
 def relu_case(build=None):
-    return Case("unary", "RELU", "made here", build or (lambda m: m.relu(m.new(F32, (40, 6)))), index=0)
+    return SuiteCase("unary", "RELU", "made here", build or (lambda m: m.relu(m.new(F32, (40, 6)))), index=0)
 
 
 def broken(monkeypatch, op, **changes):
@@ -216,11 +216,11 @@ def test_a_result_that_is_a_view_is_compared_too(runner):
 
 def test_a_wrong_reference_or_kernel_is_caught(runner, monkeypatch):
     broken(monkeypatch, OP.SQR, reference=lambda t, a: a * a * 1.001)
-    o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
+    o = runner.run(SuiteCase("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
     assert o.status == FAIL and "against float64" in o.error and o.json["ok"] is False
     monkeypatch.undo()
     broken(monkeypatch, OP.SQR, kernel=other_op("sin"), reference=lambda t, a: np.sin(a))
-    o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
+    o = runner.run(SuiteCase("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
     assert o.status == FAIL and "against ggml" in o.error
 
 
@@ -244,7 +244,7 @@ def test_sentinels_catch_an_overrun(runner, monkeypatch):
 
 def test_poisoned_outputs_show_what_is_not_written(runner, monkeypatch):
     broken(monkeypatch, OP.SQR, kernel=lambda t, n: None)
-    o = runner.run(Case("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
+    o = runner.run(SuiteCase("sqr", "SQR", "", lambda m: m.sqr(m.new(F32, (64, 3))), index=1))
     assert o.status == NOT_SUPPORTED
     monkeypatch.undo()
     monkeypatch.setattr("ggjit.cpu.plan.CPUPlan.run_nodes", lambda self, first, last: None)

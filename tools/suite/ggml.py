@@ -25,16 +25,16 @@ class InitParams(C.Structure):
     _fields_ = [("mem_size", C.c_size_t), ("mem_buffer", C.c_void_p), ("no_alloc", C.c_bool)]
 
 
-class Tensor(C.Structure):
+class GgmlTensor(C.Structure):
     pass
 
 
-Tensor._fields_ = [
+GgmlTensor._fields_ = [
     ("type", C.c_int), ("buffer", C.c_void_p), ("ne", C.c_int64 * 4), ("nb", C.c_size_t * 4), ("op", C.c_int),
-    ("op_params", C.c_int32 * 16), ("flags", C.c_int32), ("src", C.POINTER(Tensor) * 10),
-    ("view_src", C.POINTER(Tensor)), ("view_offs", C.c_size_t), ("data", C.c_void_p), ("name", C.c_char * 64),
+    ("op_params", C.c_int32 * 16), ("flags", C.c_int32), ("src", C.POINTER(GgmlTensor) * 10),
+    ("view_src", C.POINTER(GgmlTensor)), ("view_offs", C.c_size_t), ("data", C.c_void_p), ("name", C.c_char * 64),
     ("extra", C.c_void_p), ("pad", C.c_char * 8)]
-TP = C.POINTER(Tensor)
+TP = C.POINTER(GgmlTensor)
 
 
 def libraries(wheel):
@@ -55,7 +55,7 @@ DTYPES = {0: np.dtype("f4"), 1: np.dtype("f2"), 24: np.dtype("i1"), 25: np.dtype
 KINDS = {bool: C.c_bool, int: C.c_int, float: C.c_float, np.int64: C.c_int64}
 
 
-class Library:
+class GgmlLibrary:
     """The functions of a ggml.  RTLD_LOCAL: a second ggml in the process would silently call into a global first."""
 
     def __init__(self, wheel):
@@ -84,7 +84,7 @@ class Library:
         return self.names("ggml_op_name", 128, LAST_OP)
 
 
-class Ggml(Library):
+class Ggml(GgmlLibrary):
     """Graphs, conversions and single ops on its CPU backend."""
 
     def __init__(self, wheel):
@@ -107,7 +107,7 @@ class Ggml(Library):
 
     def tensors(self, records, leaves):
         """(structs, their memory), or the name of an op this ggml does not have."""
-        made = (Tensor * len(records))()
+        made = (GgmlTensor * len(records))()
         places, size = [], GAP
         for r in records:
             places.append(None if r["view_src"] >= 0 else size)

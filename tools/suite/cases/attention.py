@@ -2,7 +2,7 @@
 import itertools
 import math
 
-from ggjit.tools.suite.cases.case import F16, F32, Case, grid, padded, types, vars_of
+from ggjit.tools.suite.cases.case import F16, F32, SuiteCase, grid, padded, types, vars_of
 from ggjit.tools.suite.cases.inputs import kq_mask, uniform
 
 DEFAULT, PREC_F32 = 0, 10                               # GGML_PREC_*
@@ -37,7 +37,7 @@ def flash_attn_ext(hsk, hsv, nh, nr23, kv, nb, mask, sinks, max_bias, logit_soft
     params = vars_of(hsk=hsk, hsv=hsv, nh=nh, nr23=nr23, kv=kv, nb=nb, mask=mask, sinks=sinks, max_bias=max_bias,
                      logit_softcap=logit_softcap, prec="f32" if prec else "def", type_K=type_K, type_V=type_V,
                      permute=permute, kv_view=kv_view, v_is_view_of_k=v_is_view_of_k)
-    return Case("flash_attn_ext", "FLASH_ATTN_EXT", params, build, 5e-4)
+    return SuiteCase("flash_attn_ext", "FLASH_ATTN_EXT", params, build, 5e-4)
 
 
 def cached(hsk, hsv, nh, nr23, kv, nb, type_K, type_V=None, mask=True, sinks=False, max_bias=0.0, logit_softcap=0.0,
@@ -105,8 +105,8 @@ def lightning_indexer(hsk, nh, kv, nb, ns, nm, type_K):
     def build(m):
         return m.lightning_indexer(m.new(F32, (hsk, nh, nb, ns)), m.new(type_K, (hsk, 1, kv, ns)),
                                    m.new(F32, (nh, nb, 1, ns)), m.new(F16, (kv, nb, 1, nm), kq_mask))
-    return Case("lightning_indexer", "LIGHTNING_INDEXER", vars_of(hsk=hsk, nh=nh, kv=kv, nb=nb, ns=ns, nm=nm,
-                                                                  type_K=type_K), build, 1e-6)
+    return SuiteCase("lightning_indexer", "LIGHTNING_INDEXER", vars_of(hsk=hsk, nh=nh, kv=kv, nb=nb, ns=ns, nm=nm,
+                                                                       type_K=type_K), build, 1e-6)
 
 
 def lightning_cases():

@@ -1,6 +1,6 @@
 """A case: which op, with which parameters, how its graph is built, and how far off the result may be.
 
-The families live in tools/suite/cases: each class is a function that returns a Case, each grid a generator in
+The families live in tools/suite/cases: each class is a function that returns a SuiteCase, each grid a generator in
 `FAMILIES`. Labels and parameter strings are ggml's (`op_desc` and `vars()` of test-backend-ops), so results can be laid
 side by side; labels repeat in ggml's list, so a case is known by its number.
 """
@@ -31,7 +31,7 @@ OTHER_TYPES = types("q4_1 q5_0 q5_1 q8_0 q1_0 q2_0 q2_K q3_K q5_K q6_K tq2_0 iq2
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class SuiteCase:
     """One case of the suite.
 
     family   the class of ggml's test program;  op  what `-o` selects;  params  ggml's vars()

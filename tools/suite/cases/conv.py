@@ -1,7 +1,7 @@
 """Convolutions, their unfolded forms, and pooling."""
 import itertools
 
-from ggjit.tools.suite.cases.case import BF16, F16, F32, Case, grid, vars_of
+from ggjit.tools.suite.cases.case import BF16, F16, F32, SuiteCase, grid, vars_of
 
 MAX, AVG = 0, 1                                         # GGML_OP_POOL_*
 
@@ -16,8 +16,8 @@ def pool2d_cases():
     for p in grid(pool=(AVG, MAX), k0=(1, 3), k1=(1, 3), s0=(1, 2), s1=(1, 2), p0=(0, 1), p1=(0, 1)):
         args = tuple(p.values())
         pool = "max" if p.pop("pool") == MAX else "avg"
-        yield Case("pool2d", "POOL_2D", vars_of(pool_type=pool, type_input=F32, ne_input=ne, **p),
-                   lambda m, args=args: m.pool_2d(m.new(F32, ne), *args))
+        yield SuiteCase("pool2d", "POOL_2D", vars_of(pool_type=pool, type_input=F32, ne_input=ne, **p),
+                        lambda m, args=args: m.pool_2d(m.new(F32, ne), *args))
 
 
 def pool1d_cases():
@@ -25,8 +25,8 @@ def pool1d_cases():
         args = tuple(p.values())
         pool = "max" if p.pop("pool") == MAX else "avg"
         for ne in ((10, 3, 2, 1), (11, 1, 3, 2), (128, 2, 1, 3)):
-            yield Case("pool1d", "POOL_1D", vars_of(pool_type=pool, type_input=F32, ne_input=ne, **p),
-                       lambda m, ne=ne, args=args: m.pool_1d(m.new(F32, ne), *args))
+            yield SuiteCase("pool1d", "POOL_1D", vars_of(pool_type=pool, type_input=F32, ne_input=ne, **p),
+                            lambda m, ne=ne, args=args: m.pool_1d(m.new(F32, ne), *args))
 
 
 def im2col(kernel_type, dst_type, ne_input, ne_kernel, s0=1, s1=1, p0=1, p1=1, d0=1, d1=1, is_2D=True):
@@ -35,8 +35,8 @@ def im2col(kernel_type, dst_type, ne_input, ne_kernel, s0=1, s1=1, p0=1, p1=1, d
     def build(m):
         x, kernel = m.new(F32, ne_input), m.new(kernel_type, ne_kernel)
         return m.im2col(kernel, x, *steps.values(), dst_type)
-    return Case("im2col", "IM2COL", vars_of(type_input=F32, type_kernel=kernel_type, dst_type=dst_type,
-                                            ne_input=ne_input, ne_kernel=ne_kernel, **steps), build)
+    return SuiteCase("im2col", "IM2COL", vars_of(type_input=F32, type_kernel=kernel_type, dst_type=dst_type,
+                                                 ne_input=ne_input, ne_kernel=ne_kernel, **steps), build)
 
 
 def im2col_cases():
@@ -63,8 +63,9 @@ def im2col_3d(kernel_type, dst_type, ne_input, ne_kernel, IC, steps, v):
         x, kernel = m.new(F32, ne_input), m.new(kernel_type, ne_kernel)
         x = m.window(x, tuple(n - 2 for n in ne_input)) if v else x
         return m.im2col_3d(kernel, x, IC, *steps.values(), dst_type)
-    return Case("im2col_3d", "IM2COL_3D", vars_of(type_input=F32, type_kernel=kernel_type, dst_type=dst_type,
-                                                  ne_input=ne_input, ne_kernel=ne_kernel, IC=IC, **steps, v=v), build)
+    return SuiteCase("im2col_3d", "IM2COL_3D", vars_of(type_input=F32, type_kernel=kernel_type, dst_type=dst_type,
+                                                       ne_input=ne_input, ne_kernel=ne_kernel, IC=IC, **steps,
+                                                       v=v), build)
 
 
 def im2col_3d_cases():
@@ -88,9 +89,9 @@ def _sources(m, ne_input, ne_kernel, type_kernel, cwhn):
 
 def conv_2d(ne_input, ne_kernel, type_kernel, steps, cwhn):
     names = ("stride0", "stride1", "padding0", "padding1", "dilation0", "dilation1")
-    return Case("conv_2d", "CONV_2D", vars_of(ne_input=ne_input, ne_kernel=ne_kernel, type_kernel=type_kernel,
-                                              **dict(zip(names, steps, strict=True)), cwhn=cwhn),
-                lambda m: m.conv_2d_direct(*_sources(m, ne_input, ne_kernel, type_kernel, cwhn), *steps), 5e-4)
+    return SuiteCase("conv_2d", "CONV_2D", vars_of(ne_input=ne_input, ne_kernel=ne_kernel, type_kernel=type_kernel,
+                                                   **dict(zip(names, steps, strict=True)), cwhn=cwhn),
+                     lambda m: m.conv_2d_direct(*_sources(m, ne_input, ne_kernel, type_kernel, cwhn), *steps), 5e-4)
 
 
 def conv_2d_cases():
@@ -110,8 +111,8 @@ def conv_2d_dw_cases():
             ((17, 34, 9, 1), (3, 3, 1, 9), 1, 0), ((32, 8, 64, 1), (3, 3, 1, 64), 2, 1)), (False, True)):
         def build(m, type=type, ne_x=ne_x, ne_k=ne_k, s=s, p=p, cwhn=cwhn):
             return m.conv_2d_dw_direct(*_sources(m, ne_x, ne_k, type, cwhn), s, s, p, p, 1, 1)
-        yield Case("conv_2d_dw", "CONV_2D_DW", vars_of(ne_input=ne_x, ne_kernel=ne_k, type_kernel=type, stride=s,
-                                                       padding=p, dilation=1, cwhn=cwhn), build)
+        yield SuiteCase("conv_2d_dw", "CONV_2D_DW", vars_of(ne_input=ne_x, ne_kernel=ne_k, type_kernel=type, stride=s,
+                                                            padding=p, dilation=1, cwhn=cwhn), build)
 
 
 def conv_3d(N, IC, size, OC, kernel, steps, type_kernel):
@@ -122,8 +123,8 @@ def conv_3d(N, IC, size, OC, kernel, steps, type_kernel):
         return m.conv_3d_direct(w, x, *steps, IC, N, OC)
     names = ("N", "IC", "ID", "IH", "IW", "OC", "KD", "KH", "KW", "s0", "s1", "s2", "p0", "p1", "p2", "d0", "d1", "d2")
     values = (N, IC, *size, OC, *kernel, *steps)
-    return Case("conv_3d", "CONV_3D", vars_of(**dict(zip(names, values, strict=True)), type_kernel=type_kernel),
-                build, 5e-4)
+    return SuiteCase("conv_3d", "CONV_3D", vars_of(**dict(zip(names, values, strict=True)), type_kernel=type_kernel),
+                     build, 5e-4)
 
 
 def conv_3d_cases():
@@ -141,8 +142,9 @@ def conv_transpose_1d(ne_input, ne_kernel, s0):
     def build(m):
         x, kernel = m.new(F32, ne_input), m.new(F32, ne_kernel)
         return m.conv_transpose_1d(kernel, x, s0, 0, 1)
-    return Case("conv_transpose_1d", "CONV_TRANSPOSE_1D", vars_of(ne_input=ne_input, ne_kernel=ne_kernel, s0=s0, p0=0,
-                                                                  d0=1), build)
+    return SuiteCase("conv_transpose_1d", "CONV_TRANSPOSE_1D",
+                     vars_of(ne_input=ne_input, ne_kernel=ne_kernel, s0=s0, p0=0,
+                             d0=1), build)
 
 
 def conv_transpose_cases():
@@ -158,8 +160,8 @@ def conv_transpose_cases():
             def build(m, type=type, x=x, k=k, s=s):
                 b = m.new(F32, x)
                 return m.conv_transpose_2d_p0(m.new(type, k), b, s)
-            yield Case("conv_transpose_2d", "CONV_TRANSPOSE_2D", vars_of(kernel_type=type, ne_input=x, ne_kernel=k,
-                                                                         stride=s), build, 5e-4)
+            yield SuiteCase("conv_transpose_2d", "CONV_TRANSPOSE_2D", vars_of(kernel_type=type, ne_input=x, ne_kernel=k,
+                                                                              stride=s), build, 5e-4)
 
 
 def col2im_cases():
@@ -168,8 +170,8 @@ def col2im_cases():
             (8, 4, 13, 4, 2), (4, 3, 1, 2, 0), (16, 1, 197, 8, 0), (1, 5, 13, 3, 0), (8, 2, 3, 2, 5))):
         def build(m, type=type, K=K, OC=OC, T=T, s0=s0, p0=p0):
             return m.col2im_1d(m.new(type, (K * OC, T)), s0, OC, p0)
-        yield Case("col2im_1d", "COL2IM_1D", vars_of(type=type, K=K, OC=OC, T_in=T, s0=s0, p0=p0), build,
-                   1e-7 if type is F32 else 5e-4)
+        yield SuiteCase("col2im_1d", "COL2IM_1D", vars_of(type=type, K=K, OC=OC, T_in=T, s0=s0, p0=p0), build,
+                        1e-7 if type is F32 else 5e-4)
 
 
 FAMILIES = (pool2d_cases, pool1d_cases, im2col_cases, im2col_3d_cases, conv_2d_cases, conv_2d_dw_cases, conv_3d_cases,

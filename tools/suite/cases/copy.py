@@ -10,7 +10,7 @@ from ggjit.tools.suite.cases.case import (
     I16,
     I32,
     I64,
-    Case,
+    SuiteCase,
     grid,
     n_elements,
     types,
@@ -35,8 +35,8 @@ def repeat_cases():
                          (F32, (1, 1, 1, 2)), (F16, (2, 1, 1, 1)), (I32, (2, 1, 1, 1)), (I16, (1, 1, 1, 2)),
                          (BF16, (2, 1, 1, 1))):
             ne = (10, 5, 4, ne3)
-            yield Case("repeat", "REPEAT", vars_of(type=type, ne=ne, nr=nr), lambda m, type=type, ne=ne, nr=nr:
-                       m.repeat(m.new(type, ne), m.new(type, times(ne, nr))))
+            yield SuiteCase("repeat", "REPEAT", vars_of(type=type, ne=ne, nr=nr), lambda m, type=type, ne=ne, nr=nr:
+                            m.repeat(m.new(type, ne), m.new(type, times(ne, nr))))
 
 
 def repeat_back_cases():
@@ -48,7 +48,7 @@ def repeat_back_cases():
                 if v:
                     a = m.window(a, tuple(n if r == 1 else n // 2 for n, r in zip(a.ne, nr, strict=True)))
                 return m.repeat_back(a, m.new(F32, ne))
-            yield Case("repeat_back", "REPEAT_BACK", vars_of(type=F32, ne=ne, nr=nr, v=v), build)
+            yield SuiteCase("repeat_back", "REPEAT_BACK", vars_of(type=F32, ne=ne, nr=nr, v=v), build)
 
 
 def dup_cases():
@@ -59,7 +59,7 @@ def dup_cases():
         def build(m, type=type, ne=ne, permute=permute):
             a = m.new(type, ne)
             return m.dup(m.permute(a, *permute) if permute else a)
-        yield Case("dup", "DUP", vars_of(type=type, ne=ne, **({"permute": permute} if permute else {})), build)
+        yield SuiteCase("dup", "DUP", vars_of(type=type, ne=ne, **({"permute": permute} if permute else {})), build)
 
 
 def set_cases():
@@ -70,7 +70,7 @@ def set_cases():
             src, dst = m.new(type, ne), m.new(type, ne_dst)
             offset = sum((ne_dst[i] - ne[i]) // 2 * dst.nb[i] for i in range(dim))
             return (m.set_inplace if inplace else m.set)(dst, src, *src.nb[1:], offset)
-        yield Case("set", "SET", vars_of(type_src=type, type_dst=type, ne=ne, dim=dim, inplace=inplace), build)
+        yield SuiteCase("set", "SET", vars_of(type_src=type, type_dst=type, ne=ne, dim=dim, inplace=inplace), build)
 
 
 def cpy_limit(src, dst, n):
@@ -99,7 +99,7 @@ def cpy(src_type, dst_type, ne_src, ne_dst=KEEP, permute_src=NO, permute_dst=NO,
     shown |= {} if ne_dst == KEEP else dict(ne_dst=ne_dst)
     shown |= dict(permute_src=permute_src, permute_dst=permute_dst, _src_transpose=transpose)
     shown |= dict(dst_alloc=dst_alloc) if any(dst_alloc) else {}
-    return Case("cpy", "CPY", vars_of(**shown), build, cpy_limit(src_type, dst_type, n_elements(ne_src)))
+    return SuiteCase("cpy", "CPY", vars_of(**shown), build, cpy_limit(src_type, dst_type, n_elements(ne_src)))
 
 
 def cpy_cases():
@@ -150,13 +150,13 @@ def cont_cases():
             def build(m, type=type, ne=ne, slice=slice):
                 a = m.new(type, ne)
                 return m.cont(m.window(a, (ne[0], 1, *ne[2:]), a.nb[0] * (ne[1] - 1)) if slice else m.transpose(a))
-            yield Case("cont", "CONT", vars_of(type=type, ne=ne, use_view_slice=slice, permute=NO), build)
+            yield SuiteCase("cont", "CONT", vars_of(type=type, ne=ne, use_view_slice=slice, permute=NO), build)
     for type in (F32, F16):
         for ne in ((10, 10, 10, 1), (33, 5, 7, 1), (64, 3, 65, 1), (2, 3, 5, 7), (1024, 64, 64, 1), (2304, 64, 64, 1),
                    (1000, 33, 65, 1)):
             for p in ((2, 1, 0, 3), (1, 2, 0, 3), (0, 2, 1, 3)):
-                yield Case("cont", "CONT", vars_of(type=type, ne=ne, use_view_slice=False, permute=p),
-                           lambda m, type=type, ne=ne, p=p: m.cont(m.permute(m.new(type, ne), *p)))
+                yield SuiteCase("cont", "CONT", vars_of(type=type, ne=ne, use_view_slice=False, permute=p),
+                                lambda m, type=type, ne=ne, p=p: m.cont(m.permute(m.new(type, ne), *p)))
 
 
 def concat(type, ne_a, ne_b_d, dim, v):
@@ -169,7 +169,7 @@ def concat(type, ne_a, ne_b_d, dim, v):
         ne_b = tuple(ne_b_d if i == dim else n for i, n in enumerate(ne_a))
         return m.concat(source(m, ne_a, (2, 4, 3, 1), (1, 1, 2, 4), (1, 4)),
                         source(m, ne_b, (3, 2, 4, 1), (1, 1, 3, 2), (2, 8)), dim)
-    return Case("concat", "CONCAT", vars_of(type=type, ne_a=ne_a, ne_b_d=ne_b_d, dim=dim, v=v), build)
+    return SuiteCase("concat", "CONCAT", vars_of(type=type, ne_a=ne_a, ne_b_d=ne_b_d, dim=dim, v=v), build)
 
 
 def concat_cases():
@@ -187,7 +187,7 @@ def acc_cases():
             b = m.new(F32, tuple(n + (i == d) for i, n in enumerate(ne_b)))
             b = m.window(b, ne_b, b.nb[1]) if d > 0 else b
             return m.acc(a, b, *a.nb[1:], 0)
-        yield Case("acc", "ACC", vars_of(type=F32, ne_a=ne_a, ne_b=ne_b, stride_dim=d), build)
+        yield SuiteCase("acc", "ACC", vars_of(type=F32, ne_a=ne_a, ne_b=ne_b, stride_dim=d), build)
 
 
 FAMILIES = (repeat_cases, repeat_back_cases, dup_cases, set_cases, cpy_cases, cont_cases, concat_cases, acc_cases)

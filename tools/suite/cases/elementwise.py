@@ -1,6 +1,6 @@
 """Elementwise ops: unary functions, gated units, arithmetic with broadcast."""
 from ggjit.ops.core.record import GLU, UNARY
-from ggjit.tools.suite.cases.case import F16, F32, I32, Case, grid, vars_of
+from ggjit.tools.suite.cases.case import F16, F32, I32, SuiteCase, grid, vars_of
 from ggjit.tools.suite.cases.inputs import shuffled, uniform
 
 SMALL, ODD = (128, 2, 2, 2), (5, 7, 11, 13)
@@ -12,7 +12,7 @@ def unary(op, type, ne_a, v):
 
     def build(m):
         return m.unary(m.corner(type, ne_a, (3, 2, 5, 4), init) if v else m.new(type, ne_a, init), int(op))
-    return Case("unary", op.name, vars_of(type=type, ne_a=ne_a, v=v), build)
+    return SuiteCase("unary", op.name, vars_of(type=type, ne_a=ne_a, v=v), build)
 
 
 def unary_cases():
@@ -24,7 +24,7 @@ def xielu_cases():
     for p in grid(ne=((10, 5, 4, 3), (512, 16, 1, 1)), type=(F32, F16)):
         def build(m, type=p["type"], ne=p["ne"]):
             return m.xielu(m.new(type, ne), 4.0, 20.0, 0.5, 1e-7)
-        yield Case("xielu", "XIELU", vars_of(type=p["type"], ne=p["ne"]), build)
+        yield SuiteCase("xielu", "XIELU", vars_of(type=p["type"], ne=p["ne"]), build)
 
 
 def _half(m, type, ne, v):
@@ -33,13 +33,13 @@ def _half(m, type, ne, v):
 
 
 def glu(op, type, ne_a, v, swapped):
-    return Case("glu", op.name, vars_of(type=type, ne_a=ne_a, v=v, swapped=swapped),
-                lambda m: m.glu(_half(m, type, ne_a, v), int(op), swapped))
+    return SuiteCase("glu", op.name, vars_of(type=type, ne_a=ne_a, v=v, swapped=swapped),
+                     lambda m: m.glu(_half(m, type, ne_a, v), int(op), swapped))
 
 
 def glu_split(op, type, ne_a, v):
-    return Case("glu_split", op.name, vars_of(type=type, ne_a=ne_a, v=v) + ",split",
-                lambda m: m.glu_split(_half(m, type, ne_a, v), _half(m, type, ne_a, v), int(op)))
+    return SuiteCase("glu_split", op.name, vars_of(type=type, ne_a=ne_a, v=v) + ",split",
+                     lambda m: m.glu_split(_half(m, type, ne_a, v), _half(m, type, ne_a, v), int(op)))
 
 
 def glu_cases():
@@ -55,7 +55,7 @@ def swiglu_oai_cases():
     for p in grid(v=(0, 1), alpha=(0.5, 1.702), limit=(2.0, 7.0)):
         def build(m, v=p["v"], alpha=p["alpha"], limit=p["limit"]):
             return m.swiglu_oai(_half(m, F32, SMALL, v), _half(m, F32, SMALL, v), alpha, limit)
-        yield Case("swiglu_oai", "SWIGLU_OAI", vars_of(type=F32, ne_a=SMALL, **p), build)
+        yield SuiteCase("swiglu_oai", "SWIGLU_OAI", vars_of(type=F32, ne_a=SMALL, **p), build)
 
 
 # name: (default shape, range)
@@ -74,7 +74,7 @@ def plain(name, type, ne):
     def build(m):
         return getattr(m, name)(m.new(type, ne, uniform(*PLAIN[name][1])), *args)
     label = "ne_a" if name == "leaky_relu" else "ne"
-    return Case(name, name.upper(), vars_of(**{"type": type, label: ne}, **extra), build)
+    return SuiteCase(name, name.upper(), vars_of(**{"type": type, label: ne}, **extra), build)
 
 
 def plain_cases():
@@ -105,7 +105,7 @@ def bin_bcast(op, type, ne, nr, nf=1, perm1=False, src_overlap=False):
             out = getattr(m, op)(out, b)
         return out
     params = vars_of(type=type, ne=ne, nr=nr, nf=nf, perm1=perm1, src_overlap=src_overlap)
-    return Case("bin_bcast", name.upper(), params, build, whole=nf > 1)
+    return SuiteCase("bin_bcast", name.upper(), params, build, whole=nf > 1)
 
 
 NEAR = (((1, 1, 8, 1), (1, 1, 1, 1)), ((1, 1, 1, 1), (32, 1, 1, 1)), ((1, 1, 320, 320), (1, 1, 1, 1)),
@@ -145,7 +145,7 @@ def add_id_cases():
                 ids = m.view_2d(ids, n_experts_used, n_token, ids.nb[1], 0)
             return m.add_id(a, b, ids)
         order = {k: p[k] for k in ("n_embd", "n_experts", "n_experts_used", "n_token")}
-        yield Case("add_id", "ADD_ID", vars_of(type_a=F32, type_b=F32, **order), build)
+        yield SuiteCase("add_id", "ADD_ID", vars_of(type_a=F32, type_b=F32, **order), build)
 
 
 def scale_cases():
@@ -153,19 +153,19 @@ def scale_cases():
                               ((10, 10, 10, 10), 2.0, 1.0, True), ((100, 10, 10, 10), 2.0, 1.0, False)):
         def build(m, ne=ne, s=s, b=b, inplace=inplace):
             return (m.scale_bias_inplace if inplace else m.scale_bias)(m.new(F32, ne), s, b)
-        yield Case("scale", "SCALE", vars_of(type=F32, ne=ne, scale=s, bias=b, inplace=inplace), build)
+        yield SuiteCase("scale", "SCALE", vars_of(type=F32, ne=ne, scale=s, bias=b, inplace=inplace), build)
 
 
 def fill_cases():
     for c, ne in ((0.0, (10, 10, 4, 3)), (2.0, (303, 207, 11, 3)), (-152.0, (800, 600, 4, 4)),
                   (3.5, (2048, 512, 2, 2))):
-        yield Case("fill", "FILL", vars_of(type=F32, ne=ne, c=c), lambda m, ne=ne, c=c: m.fill(m.new(F32, ne), c))
+        yield SuiteCase("fill", "FILL", vars_of(type=F32, ne=ne, c=c), lambda m, ne=ne, c=c: m.fill(m.new(F32, ne), c))
 
 
 def silu_back_cases():
     ne = (64, 5, 4, 3)
-    yield Case("silu_back", "SILU_BACK", vars_of(type=F32, ne=ne, eps=1e-6),
-               lambda m: m.silu_back(m.new(F32, ne), m.new(F32, ne)))
+    yield SuiteCase("silu_back", "SILU_BACK", vars_of(type=F32, ne=ne, eps=1e-6),
+                    lambda m: m.silu_back(m.new(F32, ne), m.new(F32, ne)))
 
 
 FAMILIES = (unary_cases, xielu_cases, glu_cases, swiglu_oai_cases, plain_cases, bin_bcast_cases, add_id_cases,

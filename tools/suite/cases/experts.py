@@ -2,7 +2,7 @@
 import itertools
 
 from ggjit.ops.core.record import GLU
-from ggjit.tools.suite.cases.case import BASE_TYPES, F16, F32, Case, grid, types, vars_of
+from ggjit.tools.suite.cases.case import BASE_TYPES, F16, F32, SuiteCase, grid, types, vars_of
 from ggjit.tools.suite.cases.mul_mat import expert_sources
 
 Q4_0, Q4_K, NVFP4 = types("q4_0 q4_K nvfp4")
@@ -18,7 +18,7 @@ def mul_mat_id_fusion(type_a, n_mats, n_used, b, m, n, k, o=1, mul=False):
         for _ in range(1, o):
             out = maker.add(out, maker.mul_mat_id(maker.new(type_a, (k, m, n_mats)), x, ids))
         return maker.mul(out, maker.new(F32, (1, *out.ne[1:]))) if mul else out
-    return Case("mul_mat_id_fusion", "MUL_MAT_ID_FUSION", vars_of(**p, o=o, mul=mul), build, 5e-4, whole=True)
+    return SuiteCase("mul_mat_id_fusion", "MUL_MAT_ID_FUSION", vars_of(**p, o=o, mul=mul), build, 5e-4, whole=True)
 
 
 def mul_mat_id_fusion_cases():
@@ -62,8 +62,8 @@ def mul_mat_vec_fusion(type, glu_op, m, use_id, b, with_bias, with_gate, with_la
     n, k = 32, 256
     p = dict(type=type, glu_op=glu_op, m=m, n=n, k=k, use_id=use_id, n_mats=16, n_used=8, b=b, with_bias=with_bias,
              with_gate=with_gate, with_lane_scale=with_lane_scale, batch_dims=batch_dims)
-    return Case("mul_mat_vec_fusion", "MUL_MAT_VEC_FUSION", vars_of(**p),
-                lambda maker: (_routed if use_id else _dense)(maker, p, k, m, n), 5e-3, whole=True)
+    return SuiteCase("mul_mat_vec_fusion", "MUL_MAT_VEC_FUSION", vars_of(**p),
+                     lambda maker: (_routed if use_id else _dense)(maker, p, k, m, n), 5e-3, whole=True)
 
 
 def mul_mat_vec_fusion_cases():
@@ -98,7 +98,7 @@ def topk_moe(ne, n_expert_used, with_norm, bias_probs, gating_func, scale_w):
         return m.scale(w, scale_w) if scale_w else w
     params = vars_of(ne=ne, n_expert_used=used, with_norm=with_norm, bias_probs=bias_probs, gating_func=gating_func,
                      scale_w=scale_w)
-    return Case("topk_moe", "TOPK_MOE", params, build, error="sorted", whole=True)
+    return SuiteCase("topk_moe", "TOPK_MOE", params, build, error="sorted", whole=True)
 
 
 def topk_moe_cases():

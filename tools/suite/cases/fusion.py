@@ -2,7 +2,7 @@
 import itertools
 
 from ggjit.ops.core.record import UNARY
-from ggjit.tools.suite.cases.case import BF16, F16, F32, I64, Case, grid, vars_of
+from ggjit.tools.suite.cases.case import BF16, F16, F32, I64, SuiteCase, grid, vars_of
 from ggjit.tools.suite.cases.elementwise import ODD, SMALL
 from ggjit.tools.suite.cases.inputs import subsets, uniform
 from ggjit.tools.suite.cases.recurrent import ssm_conv_shapes
@@ -13,8 +13,8 @@ TEN = uniform(-10.0, 10.0)
 
 def relu_sqr_cases():
     for type, ne in itertools.product((F16, F32), (SMALL, ODD)):
-        yield Case("relu_sqr", "RELU_SQR", vars_of(type=type, ne=ne),
-                   lambda m, type=type, ne=ne: m.sqr(m.relu(m.new(type, ne))), whole=True)
+        yield SuiteCase("relu_sqr", "RELU_SQR", vars_of(type=type, ne=ne),
+                        lambda m, type=type, ne=ne: m.sqr(m.relu(m.new(type, ne))), whole=True)
 
 
 def _gate_sources(m, type, ne, layout):
@@ -36,8 +36,8 @@ def unary_mul(op, type, ne, swap=False, layout="packed", tail=""):
         u = m.unary(a, int(op))
         out = m.mul(b, u) if swap and layout != "bcast" else m.mul(u, b)
         return m.add(out, u if tail == "reuse" else b) if tail else out
-    return Case("unary_mul", f"{op.name}_MUL", vars_of(type=type, ne=ne, swap=swap, layout=layout, tail=tail), build,
-                5e-5 if type is F16 else 1e-7, whole=True)
+    return SuiteCase("unary_mul", f"{op.name}_MUL", vars_of(type=type, ne=ne, swap=swap, layout=layout, tail=tail),
+                     build, 5e-5 if type is F16 else 1e-7, whole=True)
 
 
 def unary_mul_cases():
@@ -55,14 +55,14 @@ def snake_cases():
             def build(m, type=type, ne=ne):
                 x, a, b = m.new(type, ne, uniform(-3.14159, 3.14159)), m.new(F32, (1, ne[1])), m.new(F32, (1, ne[1]))
                 return m.add(x, m.mul(m.sqr(m.sin(m.mul(x, a))), b))
-            yield Case("snake_fuse", "SNAKE_FUSE", vars_of(type=type, ne=ne), build,
-                       {F32: 1e-7, F16: 5e-5, BF16: 5e-3}[type], whole=True)
+            yield SuiteCase("snake_fuse", "SNAKE_FUSE", vars_of(type=type, ne=ne), build,
+                            {F32: 1e-7, F16: 5e-5, BF16: 5e-3}[type], whole=True)
 
 
 def softcap_cases():
     ne = (10, 10, 10, 10)
-    yield Case("softcap", "SOFTCAP", vars_of(type=F32, ne=ne, softcap=50.0),
-               lambda m: m.scale(m.tanh(m.scale(m.new(F32, ne), 1.0 / 50.0)), 50.0), whole=True)
+    yield SuiteCase("softcap", "SOFTCAP", vars_of(type=F32, ne=ne, softcap=50.0),
+                    lambda m: m.scale(m.tanh(m.scale(m.new(F32, ne), 1.0 / 50.0)), 50.0), whole=True)
 
 
 def norm_mul_add(n, eps, broadcast):
@@ -72,8 +72,8 @@ def norm_mul_add(n, eps, broadcast):
         a = m.new(F32, (n, *(2 * k for k in ne[1:])) if broadcast else ne)
         w, b = m.new(F32, ne), m.new(F32, ne)
         return m.add(m.mul(m.norm(m.add(m.add(a, w), b), eps), w), b)
-    return Case("norm_mul_add", "NORM_MUL_ADD", vars_of(type=F32, ne=ne, eps=eps, broadcast=broadcast), build,
-                whole=True)
+    return SuiteCase("norm_mul_add", "NORM_MUL_ADD", vars_of(type=F32, ne=ne, eps=eps, broadcast=broadcast), build,
+                     whole=True)
 
 
 def _broadcast(ne, yes):
@@ -86,13 +86,14 @@ def rms_norm_mul_add(ne, eps, broadcast, multi_add=False):
         for _ in range(2 if multi_add else 1):
             a = m.add(m.add(a, b), c)
         return m.add(m.mul(m.rms_norm(a, eps), b), c)
-    return Case("rms_norm_mul_add", "RMS_NORM_MUL_ADD", vars_of(type=F32, ne=ne, eps=eps, broadcast=broadcast,
-                                                                multi_add=multi_add), build, whole=True)
+    return SuiteCase("rms_norm_mul_add", "RMS_NORM_MUL_ADD", vars_of(type=F32, ne=ne, eps=eps, broadcast=broadcast,
+                                                                     multi_add=multi_add), build, whole=True)
 
 
 def add_rms_norm(ne, eps, broadcast):
-    return Case("add_rms_norm", "ADD_RMS_NORM", vars_of(type=F32, ne=ne, eps=eps, broadcast=broadcast), lambda m:
-                m.rms_norm(m.add(m.new(F32, _broadcast(ne, broadcast), TEN), m.new(F32, ne, TEN)), eps), whole=True)
+    return SuiteCase("add_rms_norm", "ADD_RMS_NORM", vars_of(type=F32, ne=ne, eps=eps, broadcast=broadcast), lambda m:
+                     m.rms_norm(m.add(m.new(F32, _broadcast(ne, broadcast), TEN), m.new(F32, ne, TEN)), eps),
+                     whole=True)
 
 
 def norm_chain_cases():
@@ -105,9 +106,9 @@ def norm_chain_cases():
             yield rms_norm_mul_add((n, 1, 1, 1), 1e-6, False, multi_add)
         yield add_rms_norm((n, 1, 1, 1), 1e-6, False)
     for ne in ((64, 64, 320, 1), (9, 9, 1280, 1)):
-        yield Case("group_norm_mul_add", "GROUP_NORM_MUL_ADD", vars_of(type=F32, ne=ne, num_groups=4, eps=1e-5),
-                   lambda m, ne=ne: m.add(m.mul(m.group_norm(m.new(F32, ne), 4, 1e-5), m.new(F32, ne)),
-                                          m.new(F32, ne)), whole=True)
+        yield SuiteCase("group_norm_mul_add", "GROUP_NORM_MUL_ADD", vars_of(type=F32, ne=ne, num_groups=4, eps=1e-5),
+                        lambda m, ne=ne: m.add(m.mul(m.group_norm(m.new(F32, ne), 4, 1e-5), m.new(F32, ne)),
+                                               m.new(F32, ne)), whole=True)
 
 
 def stored(m, rope, type, type_idx, n_rows):
@@ -127,9 +128,10 @@ def rms_norm_mul_rope(ne, eps, multi_add, set_rows, broadcast, mode):
         a = m.mul(m.rms_norm(a, eps), w)
         a = rotated(m, a, positions(m, ne, mode), None, ne[0], mode, (1.0, 0.0, 1.0, 32.0, 1.0))
         return stored(m, a, F16, I64, 2 * ne[2]) if set_rows else a
-    return Case("rms_norm_mul_rope", "RMS_NORM_MUL_ROPE", vars_of(ne=ne, eps=eps, multi_add=multi_add,
-                                                                  set_rows=set_rows, broadcast=broadcast, mode=mode),
-                build, 5e-6 if ne[0] == 8192 else 1e-7, whole=True)
+    return SuiteCase("rms_norm_mul_rope", "RMS_NORM_MUL_ROPE", vars_of(ne=ne, eps=eps, multi_add=multi_add,
+                                                                       set_rows=set_rows, broadcast=broadcast,
+                                                                       mode=mode),
+                     build, 5e-6 if ne[0] == 8192 else 1e-7, whole=True)
 
 
 def rms_norm_mul_rope_cases():
@@ -153,8 +155,8 @@ def rope_set_rows_cases():
             rows = m.view_2d(rope, ne[0] * ne[1], ne[2], rope.nb[2], 0)
             cache = m.new(type, (ne[0] * ne[1], ne[2] * ne[3]))
             return m.set_rows(cache, rows, m.new(I64, (ne[2],), subsets(ne[2])))
-        yield Case("rope_set_rows", "ROPE_SET_ROWS", vars_of(type=type, type_idx=I64, ne_a=ne, mode=mode), build,
-                   whole=True)
+        yield SuiteCase("rope_set_rows", "ROPE_SET_ROWS", vars_of(type=type, type_idx=I64, ne_a=ne, mode=mode), build,
+                        whole=True)
 
 
 def ssm_conv_silu_cases():
@@ -162,8 +164,8 @@ def ssm_conv_silu_cases():
         def build(m, ne_a=ne_a, ne_b=ne_b, bias=bias):
             out = m.ssm_conv(m.new(F32, ne_a), m.new(F32, ne_b))
             return m.silu(m.add(out, m.new(F32, (out.ne[0],))) if bias else out)
-        yield Case("ssm_conv_bias_silu", "SSM_CONV_BIAS_SILU", vars_of(type=F32, ne_a=ne_a, ne_b=ne_b,
-                                                                       fuse_bias=bias), build, whole=True)
+        yield SuiteCase("ssm_conv_bias_silu", "SSM_CONV_BIAS_SILU", vars_of(type=F32, ne_a=ne_a, ne_b=ne_b,
+                                                                            fuse_bias=bias), build, whole=True)
 
 
 FAMILIES = (relu_sqr_cases, unary_mul_cases, snake_cases, softcap_cases, norm_chain_cases, rms_norm_mul_rope_cases,

@@ -9,7 +9,7 @@ from ggjit.tools.suite.cases.case import (
     F32,
     I32,
     OTHER_TYPES,
-    Case,
+    SuiteCase,
     grid,
     types,
     vars_of,
@@ -45,7 +45,7 @@ def mul_mat(type_a, type_b, m, n, k, bs=(1, 1), nr=(1, 1), per=PLAIN, k_v=0, o=1
         return out
     params = vars_of(type_a=type_a, type_b=type_b, m=m, n=n, k=k, bs=bs, nr=nr, per=per, k_v=k_v, o=o,
                      src_overlap=src_overlap)
-    return Case("mul_mat", "MUL_MAT", params, build, 5e-4, whole=o > 1)
+    return SuiteCase("mul_mat", "MUL_MAT", params, build, 5e-4, whole=o > 1)
 
 
 # (n, batch, repeats, permutation)
@@ -101,7 +101,7 @@ def hadamard_cases():
             return maker.mul_mat_set_hint(maker.mul_mat(a, b), SRC0_IS_HADAMARD)
         params = vars_of(type_a=F32, type_b=F32, m=m, n=n, k=m, bs=bs, nr=(1, 1), per=PLAIN, k_v=0, o=1,
                          src_overlap=False)
-        yield Case("mul_mat_hadamard", "MUL_MAT_HADAMARD", params, build, 5e-4)
+        yield SuiteCase("mul_mat_hadamard", "MUL_MAT_HADAMARD", params, build, 5e-4)
 
 
 def expert_sources(maker, type_a, type_b, n_mats, n_used, b, m, n, k):
@@ -114,8 +114,8 @@ def expert_sources(maker, type_a, type_b, n_mats, n_used, b, m, n, k):
 
 def mul_mat_id(type_a, type_b, n_mats, n_used, b, m, n, k):
     p = dict(type_a=type_a, type_b=type_b, n_mats=n_mats, n_used=n_used, b=b, m=m, n=n, k=k)
-    return Case("mul_mat_id", "MUL_MAT_ID", vars_of(**p),
-                lambda maker: maker.mul_mat_id(*expert_sources(maker, **p)), 5e-4)
+    return SuiteCase("mul_mat_id", "MUL_MAT_ID", vars_of(**p),
+                     lambda maker: maker.mul_mat_id(*expert_sources(maker, **p)), 5e-4)
 
 
 def mul_mat_id_cases():
@@ -138,8 +138,8 @@ def out_prod(type_a, type_b, m, n, k, bs, nr):
     def build(maker):
         a = maker.new(type_a, (m, k, *bs))
         return maker.out_prod(a, maker.new(type_b, (n, k, bs[0] * nr[0], bs[1] * nr[1])))
-    return Case("out_prod", "OUT_PROD", vars_of(type_a=type_a, type_b=type_b, m=m, n=n, k=k, bs=bs, nr=nr,
-                                                trans_b=False), build, 5e-4, ggml_cpu=type_b is F32)
+    return SuiteCase("out_prod", "OUT_PROD", vars_of(type_a=type_a, type_b=type_b, m=m, n=n, k=k, bs=bs, nr=nr,
+                                                     trans_b=False), build, 5e-4, ggml_cpu=type_b is F32)
 
 
 def out_prod_cases():

@@ -1,5 +1,5 @@
 """Ops over rows: normalisations, softmax, sums, losses, optimiser steps."""
-from ggjit.tools.suite.cases.case import F16, F32, Case, grid, vars_of
+from ggjit.tools.suite.cases.case import F16, F32, SuiteCase, grid, vars_of
 from ggjit.tools.suite.cases.inputs import shuffled, uniform
 
 EPS = (0.0, 1e-6, 1e-4, 1e-1, 10.0)
@@ -14,26 +14,26 @@ def _rows(m, type, ne, v, noncontig_rows=False, init=None):
 
 def norm(n, v, eps, noncontig_rows=False):
     ne = (n, 5, 4, 3)
-    return Case("norm", "NORM", vars_of(type=F32, ne=ne, v=v, eps=eps, noncontig_rows=noncontig_rows),
-                lambda m: m.norm(_rows(m, F32, ne, v, noncontig_rows), eps))
+    return SuiteCase("norm", "NORM", vars_of(type=F32, ne=ne, v=v, eps=eps, noncontig_rows=noncontig_rows),
+                     lambda m: m.norm(_rows(m, F32, ne, v, noncontig_rows), eps))
 
 
 def rms_norm(n, v, eps, inplace=False):
     ne = (n, 5, 4, 3)
-    return Case("rms_norm", "RMS_NORM", vars_of(type=F32, ne=ne, v=v, eps=eps, inplace=inplace),
-                lambda m: (m.rms_norm_inplace if inplace else m.rms_norm)(_rows(m, F32, ne, v, init=TEN), eps))
+    return SuiteCase("rms_norm", "RMS_NORM", vars_of(type=F32, ne=ne, v=v, eps=eps, inplace=inplace),
+                     lambda m: (m.rms_norm_inplace if inplace else m.rms_norm)(_rows(m, F32, ne, v, init=TEN), eps))
 
 
 def rms_norm_back(n, eps):
     ne = (n, 5, 4, 3)
-    return Case("rms_norm_back", "RMS_NORM_BACK", vars_of(type=F32, ne=ne, eps=eps),
-                lambda m: m.rms_norm_back(m.new(F32, ne, TEN), m.new(F32, ne, TEN), eps))
+    return SuiteCase("rms_norm_back", "RMS_NORM_BACK", vars_of(type=F32, ne=ne, eps=eps),
+                     lambda m: m.rms_norm_back(m.new(F32, ne, TEN), m.new(F32, ne, TEN), eps))
 
 
 def l2_norm(n, eps, v, noncontig_rows=False):
     ne = (n, 5, 4, 3)
-    return Case("l2_norm", "L2_NORM", vars_of(type=F32, ne=ne, eps=eps, v=v, noncontig_rows=noncontig_rows),
-                lambda m: m.l2_norm(_rows(m, F32, ne, v, noncontig_rows), eps))
+    return SuiteCase("l2_norm", "L2_NORM", vars_of(type=F32, ne=ne, eps=eps, v=v, noncontig_rows=noncontig_rows),
+                     lambda m: m.l2_norm(_rows(m, F32, ne, v, noncontig_rows), eps))
 
 
 def norm_cases():
@@ -56,8 +56,8 @@ def norm_cases():
 
 def group_norm_cases():
     for ne in ((64, 64, 320, 1), (9, 9, 1280, 1)):
-        yield Case("group_norm", "GROUP_NORM", vars_of(type=F32, ne=ne, num_groups=32, eps=1e-6),
-                   lambda m, ne=ne: m.group_norm(m.new(F32, ne), 32, 1e-6))
+        yield SuiteCase("group_norm", "GROUP_NORM", vars_of(type=F32, ne=ne, num_groups=32, eps=1e-6),
+                        lambda m, ne=ne: m.group_norm(m.new(F32, ne), 32, 1e-6))
 
 
 def soft_max(ne, mask, sinks, m_prec, nr23, scale, max_bias, inplace=False):
@@ -70,7 +70,7 @@ def soft_max(ne, mask, sinks, m_prec, nr23, scale, max_bias, inplace=False):
         return out
     params = vars_of(type=F32, ne=ne, mask=mask, sinks=sinks, m_prec=m_prec, nr23=nr23, scale=scale, max_bias=max_bias,
                      inplace=inplace)
-    return Case("soft_max", "SOFT_MAX", params, build, 1e-6)
+    return SuiteCase("soft_max", "SOFT_MAX", params, build, 1e-6)
 
 
 LONG = (((16, 2, 32, 1), True, True, F32, 0.0), ((16, 2, 32, 1), True, False, F16, 0.0),
@@ -104,8 +104,8 @@ def soft_max_back_cases():
         for ne in ((n0, n1, 1, 1), (n0 - 1, n1 - 1, 1, 1), (n0, n1, 2, 3)):
             def build(m, ne=ne, scale=scale, bias=bias):
                 return m.soft_max_ext_back(m.new(F32, ne), m.new(F32, ne), scale, bias)
-            yield Case("soft_max_back", "SOFT_MAX_BACK", vars_of(type=F32, ne=ne, scale=scale, max_bias=bias), build,
-                       ggml_cpu=bias == 0)
+            yield SuiteCase("soft_max_back", "SOFT_MAX_BACK", vars_of(type=F32, ne=ne, scale=scale, max_bias=bias),
+                            build, ggml_cpu=bias == 0)
 
 
 def sum_cases():
@@ -116,8 +116,8 @@ def sum_cases():
             a = m.new(F32, ne, SUMMED)
             return m.sum(m.permute(a, *permute) if permute else a)
         apart = permute is not None and permute[0] != 0
-        yield Case("sum", "SUM", vars_of(type=F32, ne=ne, **({"permute": permute} if permute else {})), build,
-                   wrong="rows are read as if their elements lay side by side" if apart else "")
+        yield SuiteCase("sum", "SUM", vars_of(type=F32, ne=ne, **({"permute": permute} if permute else {})), build,
+                        wrong="rows are read as if their elements lay side by side" if apart else "")
 
 
 def sum_rows(ne, permute=False, slice=False):
@@ -126,7 +126,7 @@ def sum_rows(ne, permute=False, slice=False):
         if slice:
             a = m.view_4d(a, ne[0], ne[1], ne[2] // 2, ne[3] - 1, a.nb[1], a.nb[2] * 2, a.nb[3], a.nb[3])
         return m.sum_rows(m.permute(a, 0, 2, 3, 1) if permute else a)
-    return Case("sum_rows", "SUM_ROWS", vars_of(type=F32, ne=ne, permute=permute, slice=slice), build)
+    return SuiteCase("sum_rows", "SUM_ROWS", vars_of(type=F32, ne=ne, permute=permute, slice=slice), build)
 
 
 def sum_rows_cases():
@@ -141,37 +141,37 @@ def sum_rows_cases():
 def mean_cases():
     for ne in ((10, 5, 4, 3), (33, 1, 1, 1), (33, 256, 1, 1), (32769, 1, 1, 1), (32, 1, 1, 1), (32, 256, 1, 1),
                (32768, 1, 1, 1)):
-        yield Case("mean", "MEAN", vars_of(type=F32, ne=ne), lambda m, ne=ne: m.mean(m.new(F32, ne, SUMMED)))
+        yield SuiteCase("mean", "MEAN", vars_of(type=F32, ne=ne), lambda m, ne=ne: m.mean(m.new(F32, ne, SUMMED)))
 
 
 def cumsum_cases():
     for ne in (*((n, 5, 4, 3) for n in (10, 127, 128, 255, 256, 511, 512, 1023, 1024, 2047, 2048)), (128, 128, 4, 4),
                (201 * 1204, 1, 1, 1), (312 * 1205, 1, 1, 1), (20481, 4, 1, 1)):
-        yield Case("cumsum", "CUMSUM", vars_of(type=F32, ne=ne), lambda m, ne=ne: m.cumsum(m.new(F32, ne)))
+        yield SuiteCase("cumsum", "CUMSUM", vars_of(type=F32, ne=ne), lambda m, ne=ne: m.cumsum(m.new(F32, ne)))
 
 
 def argmax_cases():
     for ne in ((32, 1, 1, 1), (32, 513, 1, 1), (100, 10, 1, 1), (1024, 10, 1, 1), (1024, 12, 1, 1), (2000, 10, 1, 1),
                (5438, 3, 1, 1)):
-        yield Case("argmax", "ARGMAX", vars_of(type=F32, ne=ne),
-                   lambda m, ne=ne: m.argmax(m.new(F32, ne, shuffled())), 0.0)
+        yield SuiteCase("argmax", "ARGMAX", vars_of(type=F32, ne=ne),
+                        lambda m, ne=ne: m.argmax(m.new(F32, ne, shuffled())), 0.0)
 
 
 def count_equal_cases():
     for ne in ((4, 500, 1, 1), (4, 5000, 1, 1)):
         def build(m, ne=ne):
             return m.count_equal(m.argmax(m.new(F32, ne, shuffled())), m.argmax(m.new(F32, ne, shuffled())))
-        yield Case("count_equal", "COUNT_EQUAL", vars_of(type=F32, ne=ne), build, 0.0)
+        yield SuiteCase("count_equal", "COUNT_EQUAL", vars_of(type=F32, ne=ne), build, 0.0)
 
 
 def loss_cases():
     logits = uniform(-100.0, 100.0)
     for ne in ((10, 5, 4, 3), (30000, 1, 1, 1)):
-        yield Case("cross_entropy_loss", "CROSS_ENTROPY_LOSS", vars_of(type=F32, ne=ne), lambda m, ne=ne:
-                   m.cross_entropy_loss(m.new(F32, ne, logits), m.soft_max(m.new(F32, ne, logits))))
+        yield SuiteCase("cross_entropy_loss", "CROSS_ENTROPY_LOSS", vars_of(type=F32, ne=ne), lambda m, ne=ne:
+                        m.cross_entropy_loss(m.new(F32, ne, logits), m.soft_max(m.new(F32, ne, logits))))
     for ne in ((10, 5, 4, 3), (30000, 1, 1, 1)):
-        yield Case("cross_entropy_loss_back", "CROSS_ENTROPY_LOSS_BACK", vars_of(type=F32, ne=ne), lambda m, ne=ne:
-                   m.cross_entropy_loss_back(m.new(F32, (1,)), m.new(F32, ne), m.soft_max(m.new(F32, ne))))
+        yield SuiteCase("cross_entropy_loss_back", "CROSS_ENTROPY_LOSS_BACK", vars_of(type=F32, ne=ne), lambda m, ne=ne:
+                        m.cross_entropy_loss_back(m.new(F32, (1,)), m.new(F32, ne), m.soft_max(m.new(F32, ne))))
 
 
 def step_cases():
@@ -182,8 +182,9 @@ def step_cases():
         m.set_param(w)
         return getattr(m, name)(w, *(m.new(F32, ne, unit) for _ in range(1 + n_moments)),
                                 m.new(F32, (n_params,), unit))
-    yield Case("opt_step_adamw", "OPT_STEP_ADAMW", vars_of(type=F32, ne=ne), lambda m: step(m, "opt_step_adamw", 2, 7))
-    yield Case("opt_step_sgd", "OPT_STEP_SGD", vars_of(type=F32, ne=ne), lambda m: step(m, "opt_step_sgd", 0, 2))
+    yield SuiteCase("opt_step_adamw", "OPT_STEP_ADAMW", vars_of(type=F32, ne=ne),
+                    lambda m: step(m, "opt_step_adamw", 2, 7))
+    yield SuiteCase("opt_step_sgd", "OPT_STEP_SGD", vars_of(type=F32, ne=ne), lambda m: step(m, "opt_step_sgd", 0, 2))
 
 
 FAMILIES = (norm_cases, group_norm_cases, soft_max_cases, soft_max_back_cases, sum_cases, sum_rows_cases, mean_cases,

@@ -1,7 +1,7 @@
 """State space models, linear attention, delta nets, hyper-connections, triangular systems."""
 import itertools
 
-from ggjit.tools.suite.cases.case import F32, I32, Case, vars_of
+from ggjit.tools.suite.cases.case import F32, I32, SuiteCase, vars_of
 from ggjit.tools.suite.cases.inputs import shuffled, triangle, uniform
 
 DECAY = uniform(-1.0, -0.5)
@@ -15,8 +15,8 @@ def ssm_conv_shapes():
 
 def ssm_conv_cases():
     for ne_a, ne_b in ssm_conv_shapes():
-        yield Case("ssm_conv", "SSM_CONV", vars_of(type=F32, ne_a=ne_a, ne_b=ne_b),
-                   lambda m, ne_a=ne_a, ne_b=ne_b: m.ssm_conv(m.new(F32, ne_a), m.new(F32, ne_b)))
+        yield SuiteCase("ssm_conv", "SSM_CONV", vars_of(type=F32, ne_a=ne_a, ne_b=ne_b),
+                        lambda m, ne_a=ne_a, ne_b=ne_b: m.ssm_conv(m.new(F32, ne_a), m.new(F32, ne_b)))
 
 
 def scan_sources(m, d_state, head_dim, n_head, n_group, n_seq_tokens, n_seqs, xbc_overlap=False):
@@ -38,8 +38,8 @@ SCAN = ("d_state", "head_dim", "n_head", "n_group", "n_seq_tokens", "n_seqs")
 
 def ssm_scan(*sizes, xbc_overlap=False, K=1):
     params = vars_of(type=F32, **dict(zip(SCAN, sizes, strict=True)), xbc_overlap=xbc_overlap, K=K)
-    return Case("ssm_scan", "SSM_SCAN", params, lambda m: m.ssm_scan(*scan_sources(m, *sizes, xbc_overlap), K),
-                2e-7 if sizes[1] > 1 else 1e-7)
+    return SuiteCase("ssm_scan", "SSM_SCAN", params, lambda m: m.ssm_scan(*scan_sources(m, *sizes, xbc_overlap), K),
+                     2e-7 if sizes[1] > 1 else 1e-7)
 
 
 def ssm_scan_cases():
@@ -76,7 +76,7 @@ def rollback_cases():
             out = diff if out is None else m.add(out, diff)
         return out
     params = vars_of(type=F32, **dict(zip(SCAN, sizes, strict=True)), K=K)
-    yield Case("ssm_scan_rollback", "SSM_SCAN_ROLLBACK", params, build, 1e-6, "largest", whole=True)
+    yield SuiteCase("ssm_scan_rollback", "SSM_SCAN_ROLLBACK", params, build, 1e-6, "largest", whole=True)
 
 
 def rwkv_cases():
@@ -101,8 +101,8 @@ def rwkv_cases():
             ("rwkv_wkv7", "RWKV_WKV7", wkv7, ((1, 1), (1, 4), (32, 1), (32, 4), (128, 4))),
             ("gla", "GATED_LINEAR_ATTN", gla, ((1, 1), (32, 1), (32, 4), (128, 4)))):
         for n, s in sizes:
-            yield Case(family, op, vars_of(type=F32, head_count=H, head_size=S, n_seq_tokens=n, n_seqs=s),
-                       lambda m, f=f, n=n, s=s: f(m, n * s, s))
+            yield SuiteCase(family, op, vars_of(type=F32, head_count=H, head_size=S, n_seq_tokens=n, n_seqs=s),
+                            lambda m, f=f, n=n, s=s: f(m, n * s, s))
 
 
 def gated_delta_net(head_count, head_size, n_seq_tokens, n_seqs, v_repeat=1, permuted=False, kda=False, K=1):
@@ -123,7 +123,7 @@ def gated_delta_net(head_count, head_size, n_seq_tokens, n_seqs, v_repeat=1, per
         return m.gated_delta_net(m.l2_norm(q, 1e-6), m.l2_norm(k, 1e-6), v, g, beta, state, K)
     params = vars_of(type=F32, head_count=H, head_size=S, n_seq_tokens=T, n_seqs=n_seqs, v_repeat=v_repeat,
                      permuted=permuted, kda=kda, K=K)
-    return Case("gated_delta_net", "GATED_DELTA_NET", params, build)
+    return SuiteCase("gated_delta_net", "GATED_DELTA_NET", params, build)
 
 
 DELTA = (
@@ -146,16 +146,17 @@ def gated_delta_net_cases():
 def hyper_connection_cases():
     hc, unit = 4, uniform(0.0, 1.0)
     for n_tokens, n_iter in ((1, 1), (17, 4), (257, 8), (17, 20)):
-        yield Case("dsv4_hc_comb", "DSV4_HC_COMB", vars_of(n_tokens=n_tokens, n_iter=n_iter, eps=1e-6),
-                   lambda m, n=n_tokens, k=n_iter: m.dsv4_hc_comb(
-                       m.new(F32, ((2 + hc) * hc, n), uniform(-2.0, 2.0)), m.new(F32, (3,), uniform(-0.5, 0.5)),
-                       m.new(F32, ((2 + hc) * hc,), uniform(-0.25, 0.25)), 1e-6, k))
+        yield SuiteCase("dsv4_hc_comb", "DSV4_HC_COMB", vars_of(n_tokens=n_tokens, n_iter=n_iter, eps=1e-6),
+                        lambda m, n=n_tokens, k=n_iter: m.dsv4_hc_comb(
+                            m.new(F32, ((2 + hc) * hc, n), uniform(-2.0, 2.0)), m.new(F32, (3,), uniform(-0.5, 0.5)),
+                            m.new(F32, ((2 + hc) * hc,), uniform(-0.25, 0.25)), 1e-6, k))
     sizes = ((1, 1), (31, 17), (128, 257), (4096, 21))
     for e, n in sizes:
-        yield Case("dsv4_hc_pre", "DSV4_HC_PRE", vars_of(n_embd=e, n_tokens=n), lambda m, e=e, n=n:
-                   m.dsv4_hc_pre(m.new(F32, (e, hc, n)), m.new(F32, (hc, n), unit)))
+        yield SuiteCase("dsv4_hc_pre", "DSV4_HC_PRE", vars_of(n_embd=e, n_tokens=n), lambda m, e=e, n=n:
+                        m.dsv4_hc_pre(m.new(F32, (e, hc, n)), m.new(F32, (hc, n), unit)))
     for e, n in sizes:
-        yield Case("dsv4_hc_post", "DSV4_HC_POST", vars_of(n_embd=e, n_tokens=n), lambda m, e=e, n=n: m.dsv4_hc_post(
+        yield SuiteCase("dsv4_hc_post", "DSV4_HC_POST", vars_of(n_embd=e, n_tokens=n),
+                        lambda m, e=e, n=n: m.dsv4_hc_post(
             m.new(F32, (e, n)), m.new(F32, (e, hc, n)), m.new(F32, (hc, n), uniform(0.0, 2.0)),
             m.new(F32, (hc, hc, n), unit)))
 
@@ -170,8 +171,8 @@ SOLVE = (((10, 4, 3), 3), ((11, 1, 1), 5), ((17, 2, 4), 9), ((30, 7, 1), 8), ((4
 def solve_tri_cases():
     for (n, *batch), k in SOLVE:
         lhs, rhs = (n, n, *batch), (k, n, *batch)
-        yield Case("solve_tri", "SOLVE_TRI", vars_of(type=F32, ne_lhs=lhs, ne_rhs=rhs), lambda m, lhs=lhs, rhs=rhs:
-                   m.solve_tri(m.new(F32, lhs, triangle(0.1, 1.0)), m.new(F32, rhs), True, True, False))
+        yield SuiteCase("solve_tri", "SOLVE_TRI", vars_of(type=F32, ne_lhs=lhs, ne_rhs=rhs), lambda m, lhs=lhs, rhs=rhs:
+                        m.solve_tri(m.new(F32, lhs, triangle(0.1, 1.0)), m.new(F32, rhs), True, True, False))
 
 
 FAMILIES = (ssm_conv_cases, ssm_scan_cases, rollback_cases, rwkv_cases, gated_delta_net_cases, hyper_connection_cases,

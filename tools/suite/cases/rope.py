@@ -1,5 +1,5 @@
 """Rotary position embedding, forward and backward."""
-from ggjit.tools.suite.cases.case import F16, F32, I32, Case, grid, vars_of
+from ggjit.tools.suite.cases.case import F16, F32, I32, SuiteCase, grid, vars_of
 from ggjit.tools.suite.cases.inputs import integers, uniform
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
@@ -38,7 +38,7 @@ def rope(type, ne_a, n_dims, mode, fs, ef, af, ff, v, forward=True, inplace=Fals
         return m.rope_set_offset(out, n_offs) if n_offs else out
     params = vars_of(type=type, ne_a=ne_a, n_dims=n_dims, mode=mode, n_ctx=N_CTX, fs=fs, ef=ef, af=af, ff=ff, v=v,
                      inplace=inplace, n_offs=n_offs)
-    return Case("rope", "ROPE" if forward else "ROPE_BACK", params, build)
+    return SuiteCase("rope", "ROPE" if forward else "ROPE_BACK", params, build)
 
 
 # (ne, n_dims, mode) of the models that use them

@@ -1,5 +1,5 @@
 """Ops that move whole rows by id, and sorting."""
-from ggjit.tools.suite.cases.case import ALL_TYPES, F16, F32, I32, I64, Case, grid, n_elements, types, vars_of
+from ggjit.tools.suite.cases.case import ALL_TYPES, F16, F32, I32, I64, SuiteCase, grid, n_elements, types, vars_of
 from ggjit.tools.suite.cases.inputs import integers, shuffled, subsets
 
 Q8_0, Q4_0, Q2_0 = types("q8_0 q4_0 q2_0")
@@ -14,7 +14,7 @@ def get_rows(type, n, m, r, be1, be2, v):
         if v:
             ids = m.view_3d(ids, r // 2, be1, be2, ids.nb[1], ids.nb[2], ids.nb[0])
         return m.get_rows(a, ids)
-    return Case("get_rows", "GET_ROWS", vars_of(type=type, n=n, m=m, r=r, be1=be1, be2=be2, v=v), build)
+    return SuiteCase("get_rows", "GET_ROWS", vars_of(type=type, n=n, m=m, r=r, be1=be1, be2=be2, v=v), build)
 
 
 def get_rows_cases():
@@ -37,8 +37,8 @@ def get_rows_back(type, n, m, r, b, v):
             ids = m.view_2d(ids, r // 2, b, ids.nb[1], 0)
         grad = m.new(type, (n, r, b), integers(rows_of) if type is I32 else None)
         return m.get_rows_back(grad, ids, forward)
-    return Case("get_rows_back", "GET_ROWS_BACK", vars_of(type=type, n=n, m=m, r=r, b=b, v=v), build,
-                ggml_cpu=type in (F32, F16))
+    return SuiteCase("get_rows_back", "GET_ROWS_BACK", vars_of(type=type, n=n, m=m, r=r, b=b, v=v), build,
+                     ggml_cpu=type in (F32, F16))
 
 
 def get_rows_back_cases():
@@ -70,7 +70,7 @@ def set_rows(type_src, type_dst, type_idx, ne, nr23, r, v):
         return m.set_rows(dst, src, ids)
     limit = one_step_off(type_src, type_dst, ne[0] * r * n_elements(deep)) if type_dst in STEPPED else 1e-7
     params = vars_of(type_src=type_src, type_dst=type_dst, type_idx=type_idx, ne=ne, nr23=nr23, r=r, v=v)
-    return Case("set_rows", "SET_ROWS", params, build, limit)
+    return SuiteCase("set_rows", "SET_ROWS", params, build, limit)
 
 
 def set_rows_cases():
@@ -93,8 +93,8 @@ def set_rows_cases():
 
 
 def argsort(ne, order=0):
-    return Case("argsort", "ARGSORT", vars_of(type=F32, ne=ne, order=order),
-                lambda m: m.argsort(m.new(F32, ne, shuffled()), order))
+    return SuiteCase("argsort", "ARGSORT", vars_of(type=F32, ne=ne, order=order),
+                     lambda m: m.argsort(m.new(F32, ne, shuffled()), order))
 
 
 def argsort_cases():
@@ -110,8 +110,8 @@ def argsort_cases():
 
 def top_k(ne, k, ties=False):
     init = shuffled(max(1, min(10, k // 2)) if ties else 1)
-    return Case("top_k", "TOP_K", vars_of(type=F32, ne=ne, k=k, ties=ties),
-                lambda m: m.top_k(m.new(F32, ne, init), k), 0.0, "picked" if ties else "set", whole=ties)
+    return SuiteCase("top_k", "TOP_K", vars_of(type=F32, ne=ne, k=k, ties=ties),
+                     lambda m: m.top_k(m.new(F32, ne, init), k), 0.0, "picked" if ties else "set", whole=ties)
 
 
 def top_k_cases():

@@ -1,13 +1,13 @@
 """Padding, rolling, triangles, generated tensors and resampling."""
-from ggjit.tools.suite.cases.case import F32, Case, grid, vars_of
+from ggjit.tools.suite.cases.case import F32, SuiteCase, grid, vars_of
 
 NEAREST, BILINEAR, BICUBIC, ALIGN_CORNERS, ANTIALIAS = 0, 1, 2, 1 << 8, 1 << 9
 BIG = (512, 512, 1, 1)
 
 
 def pad(ne_a, pad_0, pad_1, circular=False):
-    return Case("pad", "PAD", vars_of(type=F32, ne_a=ne_a, pad_0=pad_0, pad_1=pad_1, circular=circular), lambda m:
-                (m.pad_circular if circular else m.pad)(m.new(F32, ne_a), pad_0, pad_1, 0, 0))
+    return SuiteCase("pad", "PAD", vars_of(type=F32, ne_a=ne_a, pad_0=pad_0, pad_1=pad_1, circular=circular), lambda m:
+                     (m.pad_circular if circular else m.pad)(m.new(F32, ne_a), pad_0, pad_1, 0, 0))
 
 
 def pad_cases():
@@ -29,8 +29,8 @@ def pad_ext(ne_a, pads, tfrm, circular):
             a = m.permute(a, 2, 1, 0, 3)
         return (m.pad_ext_circular if circular else m.pad_ext)(a, *pads)
     names = ("lp0", "rp0", "lp1", "rp1", "lp2", "rp2", "lp3", "rp3")
-    return Case("pad_ext", "PAD", vars_of(type=F32, ne_a=ne_a, **dict(zip(names, pads, strict=True)), tfrm=tfrm,
-                                          circular=circular), build)
+    return SuiteCase("pad_ext", "PAD", vars_of(type=F32, ne_a=ne_a, **dict(zip(names, pads, strict=True)), tfrm=tfrm,
+                                               circular=circular), build)
 
 
 def pad_ext_cases():
@@ -42,8 +42,8 @@ def pad_ext_cases():
 
 def pad_reflect_cases():
     for ne in ((512, 34, 2, 1), (3000, 384, 4, 1)):     # ggml's test makes a matrix of the first two dimensions
-        yield Case("pad_reflect_1d", "PAD_REFLECT_1D", vars_of(type=F32, ne_a=ne, pad_0=10, pad_1=9),
-                   lambda m, ne=ne: m.pad_reflect_1d(m.new(F32, ne[:2]), 10, 9))
+        yield SuiteCase("pad_reflect_1d", "PAD_REFLECT_1D", vars_of(type=F32, ne_a=ne, pad_0=10, pad_1=9),
+                        lambda m, ne=ne: m.pad_reflect_1d(m.new(F32, ne[:2]), 10, 9))
 
 
 def roll_cases():
@@ -52,28 +52,28 @@ def roll_cases():
         def build(m, permute=permute):
             a = m.new(F32, (10, 5, 4, 3))
             return m.roll(m.permute(a, 0, 2, 1, 3) if permute else a, *shifts)
-        yield Case("roll", "ROLL", vars_of(shift0=3, shift1=-2, shift3=1, shift4=-1, permute=permute), build)
+        yield SuiteCase("roll", "ROLL", vars_of(shift0=3, shift1=-2, shift3=1, shift4=-1, permute=permute), build)
 
 
 def generated_cases():
     for stop in (10.0, 1048576.0):
-        yield Case("arange", "ARANGE", vars_of(type=F32, start=0.0, stop=stop, step=1.0),
-                   lambda m, stop=stop: m.arange(m.ctx, 0.0, stop, 1.0))
-    yield Case("timestep_embedding", "TIMESTEP_EMBEDDING", vars_of(type=F32, ne_a=(2, 1, 1, 1), dim=320,
-                                                                   max_period=10000),
-               lambda m: m.timestep_embedding(m.new(F32, (2,)), 320, 10000))
+        yield SuiteCase("arange", "ARANGE", vars_of(type=F32, start=0.0, stop=stop, step=1.0),
+                        lambda m, stop=stop: m.arange(m.ctx, 0.0, stop, 1.0))
+    yield SuiteCase("timestep_embedding", "TIMESTEP_EMBEDDING", vars_of(type=F32, ne_a=(2, 1, 1, 1), dim=320,
+                                                                        max_period=10000),
+                    lambda m: m.timestep_embedding(m.new(F32, (2,)), 320, 10000))
 
 
 def triangle_cases():
     ne = (10, 10, 4, 3)
     for kind in (3, 2, 1, 0):                           # LOWER, LOWER_DIAG, UPPER, UPPER_DIAG
-        yield Case("tri", "TRI", vars_of(type=F32, ne=ne, tri_type=kind),
-                   lambda m, kind=kind: m.tri(m.new(F32, ne), kind))
+        yield SuiteCase("tri", "TRI", vars_of(type=F32, ne=ne, tri_type=kind),
+                        lambda m, kind=kind: m.tri(m.new(F32, ne), kind))
     for ne_d in ((10, 1, 4, 3), (79, 1, 19, 13), (256, 1, 8, 16)):
-        yield Case("diag", "DIAG", vars_of(type=F32, ne=ne_d), lambda m, ne=ne_d: m.diag(m.new(F32, ne)))
+        yield SuiteCase("diag", "DIAG", vars_of(type=F32, ne=ne_d), lambda m, ne=ne_d: m.diag(m.new(F32, ne)))
     for ne_m in ((10, 10, 1, 1), (10, 10, 3, 1), (10, 10, 3, 2)):
-        yield Case("diag_mask_inf", "DIAG_MASK_INF", vars_of(type=F32, ne=ne_m, n_past=5),
-                   lambda m, ne=ne_m: m.diag_mask_inf(m.new(F32, ne), 5))
+        yield SuiteCase("diag_mask_inf", "DIAG_MASK_INF", vars_of(type=F32, ne=ne_m, n_past=5),
+                        lambda m, ne=ne_m: m.diag_mask_inf(m.new(F32, ne), 5))
 
 
 def mode_text(mode):
@@ -82,8 +82,8 @@ def mode_text(mode):
 
 
 def interpolate(ne, ne_tgt, mode):
-    return Case("interpolate", "UPSCALE", vars_of(type=F32, ne=ne, ne_tgt=ne_tgt, mode=mode_text(mode)),
-                lambda m: m.interpolate(m.new(F32, ne), *ne_tgt, mode))
+    return SuiteCase("interpolate", "UPSCALE", vars_of(type=F32, ne=ne, ne_tgt=ne_tgt, mode=mode_text(mode)),
+                     lambda m: m.interpolate(m.new(F32, ne), *ne_tgt, mode))
 
 
 def upscale_cases():
@@ -92,8 +92,8 @@ def upscale_cases():
             def build(m, mode=mode, transpose=transpose):
                 a = m.new(F32, (512, 512, 3, 2))
                 return m.upscale(m.transpose(a) if transpose else a, 2, mode)
-            yield Case("upscale", "UPSCALE", vars_of(type=F32, ne=(512, 512, 3, 2), scale_factor=2,
-                                                     mode=mode_text(mode), transpose=transpose), build)
+            yield SuiteCase("upscale", "UPSCALE", vars_of(type=F32, ne=(512, 512, 3, 2), scale_factor=2,
+                                                          mode=mode_text(mode), transpose=transpose), build)
         yield interpolate((2, 5, 7, 11), (5, 7, 11, 13), mode)
         yield interpolate((5, 7, 11, 13), (2, 5, 7, 11), mode)
     for mode in (BILINEAR | ALIGN_CORNERS, BICUBIC | ALIGN_CORNERS):
