@@ -107,7 +107,7 @@ def needs_importances(name, type, mixture):
 
 
 @dataclasses.dataclass
-class Choice:
+class QuantizeParams:
     """What is asked for beside the mixture."""
     tensor_types: tuple = ()            # ((compiled pattern, Type), ...): the first that matches a name decides
     output: Type | None = None

@@ -22,7 +22,7 @@ from ggjit.models.files.imatrix import Imatrix, load_imatrix
 from ggjit.models.files.mixtures import (
     LAYER,
     NEED_IMPORTANCES,
-    Choice,
+    QuantizeParams,
     choose_types,
     file_type,
     is_quantised,
@@ -130,8 +130,8 @@ def quantize_gguf(path, out, type, imatrix=None, tensor_types=None, output_type=
     matrix = load_imatrix(imatrix) if isinstance(imatrix, str) or hasattr(imatrix, "__fspath__") else imatrix
     if matrix is not None and not isinstance(matrix, Imatrix):
         raise ParamError(f"imatrix takes the path of a file or an Imatrix, got {matrix.__class__.__name__}")
-    choice = Choice(_patterns(tensor_types, file), None if output_type is None else tensor_type(output_type),
-                    None if embedding_type is None else tensor_type(embedding_type), leave_output, pure)
+    choice = QuantizeParams(_patterns(tensor_types, file), None if output_type is None else tensor_type(output_type),
+                            None if embedding_type is None else tensor_type(embedding_type), leave_output, pure)
     types = {i.name: i.type for i in by_part} if copy else choose_types(file, by_part, mixture, choice,
                                                                         matrix is not None)
     importances = {} if copy else _importances(file, by_part, types, matrix, mixture)

@@ -39,7 +39,7 @@ class SileroFile:
     tensors: dict
 
 
-class _Cursor:
+class _SileroCursor:
     def __init__(self, data, path):
         self.data, self.path, self.pos = data, path, 0
 
@@ -105,7 +105,7 @@ def _read_bytes(path):
 def read_silero(path):
     """The SileroFile at `path`.  Errors: BadFile for whatever is not such a file, whole and consistent."""
     path = os.fspath(path)
-    c = _Cursor(_read_bytes(path), path)
+    c = _SileroCursor(_read_bytes(path), path)
     if c.ints(1, "the magic number")[0] != MAGIC:
         c.fail(f"it starts with {c.data[:4]!r}, not with the magic number of ggml's files {struct.pack('<i', MAGIC)!r}")
     kind = c.string(c.count("the length of the model's kind", 1, MAX_KIND_NBYTES), "the model's kind")

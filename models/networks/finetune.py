@@ -84,7 +84,7 @@ def resident_nbytes():
     return 0
 
 
-class _Memory:
+class _FittingTraining:
     """The Training of a network's adapter that fits into `limit` bytes of the process; `.peak`: what it will take."""
 
     def __init__(self, network, make, limit):
@@ -195,7 +195,7 @@ class Finetuning:
             def make(budget):
                 return Training((loss.tokens, loss.targets), loss.loss, "mean", m.backend, AdamW(lr), params, batch,
                                 1.0, budget, evaluates=False)
-            planned = _Memory(m, make, memory)
+            planned = _FittingTraining(m, make, memory)
             self.peak, training = planned.peak, planned.training
             about = {"model": _end_of(file.path), "data": zlib.crc32(data.inputs[0]), "n_ctx": n_ctx,
                      "alpha": alpha}

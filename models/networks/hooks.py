@@ -72,7 +72,7 @@ class Hooks:
         self.sessions, self.wanted = [], None
         self.running = 0                        # ident of the thread in whose run functions replace values
         self.n_batch = None                     # of the network, while sessions lower it
-        self.specs = None                       # {name: Spec}, once it is known
+        self.specs = None                       # {name: TensorSpec}, once it is known
         self.without_flash = frozenset()        # names that are there when no single kernel computes attention
 
     def refuse_nesting(self):
@@ -197,7 +197,9 @@ class HookedPlan:
     """Runs a plan for the sessions of a network; otherwise like the plan."""
 
     def __init__(self, hooks, plan, inputs, named, wanted, specs, key_rows):
-        """named: {name: tensor} of what is wanted; specs: {name: Spec}; key_rows: a Decoder's, held weakly, or None."""
+        """named: {name: tensor} of what is wanted; specs: {name: TensorSpec}; key_rows: a Decoder's, held weakly, or
+        None.
+        """
         self._hooks, self._plan, self._inputs, self._named, self._specs = hooks, plan, inputs, named, specs
         self._key_rows = key_rows
         self._kept = sorted(wanted.kept & named.keys())
@@ -273,7 +275,7 @@ class HookedPlan:
 
 
 # ---------------------------------------------------------------- what is known of a name
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """A named tensor: `shape` in NumPy order, with "n_tokens" and "n_kv" for sizes that a step decides.
 
     token_axis: the first that counts tokens; key_axis: another that counts tokens or cache rows; None: there is none.

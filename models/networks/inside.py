@@ -27,7 +27,7 @@ from ggjit.models.networks.hooks import (
     HookedPlan,
     Keeping,
     Replacing,
-    Spec,
+    TensorSpec,
     TokenRows,
     Wanted,
     WholePlan,
@@ -64,7 +64,7 @@ class Names(tuple):
 
 
 def matched(specs, patterns, arch):
-    """{name: Spec} of what the patterns name, in the order of `specs`.  Errors: ParamError, TypeMismatch."""
+    """{name: TensorSpec} of what the patterns name, in the order of `specs`.  Errors: ParamError, TypeMismatch."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(patterns, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in patterns):
         raise TypeMismatch(f"names of tensors are a string or a list of strings, such as \"blk.*.ffn_out\", got "
@@ -106,12 +106,14 @@ class Inside:
         return Names(self._matched(pattern).values())
 
     def _matched(self, patterns):
-        """{name: Spec} of what the patterns name, in the order of the graph.  Errors: ParamError, TypeMismatch."""
+        """{name: TensorSpec} of what the patterns name, in the order of the graph.  Errors: ParamError,
+        TypeMismatch.
+        """
         return matched(self._specs, patterns, self.file.arch)
 
     @property
     def _specs(self):
-        """{name: Spec} of everything that has a name."""
+        """{name: TensorSpec} of everything that has a name."""
         hooks = self._hooks
         if hooks.specs is None:
             with self._lock:
@@ -141,8 +143,8 @@ class Inside:
         tokens, keys = np.flatnonzero(steps[0]).tolist(), np.flatnonzero(steps[1]).tolist()
         token_axis, *others = tokens or [None]
         dtype = np.dtype(np.int32 if t.type.dtype.kind == "i" else np.float32)
-        return Spec(name, op_name(t), tuple(shape), self._where_of(name), token_axis, ([*keys, *others] or [None])[0],
-                    dtype)
+        return TensorSpec(name, op_name(t), tuple(shape), self._where_of(name), token_axis,
+                          ([*keys, *others] or [None])[0], dtype)
 
     def _where_of(self, name):
         weight = {"logits": "output.weight", "result_norm": "output_norm.weight"}.get(name, name)

@@ -26,7 +26,7 @@ from ggjit.graphs.allocator import GraphAllocator
 from ggjit.graphs.graph import Graph
 from ggjit.models.core.checks import one_of
 from ggjit.models.files.silero_file import read_silero
-from ggjit.models.networks.hooks import Spec, named_nodes
+from ggjit.models.networks.hooks import TensorSpec, named_nodes
 from ggjit.models.networks.inside import Names, matched
 from ggjit.models.networks.network import Step
 from ggjit.models.networks.speech import find_segments
@@ -236,7 +236,7 @@ class SileroVad:
         with self._lock, Context():
             self._check_loaded()
             named = named_nodes(self._build())
-        return matched({name: Spec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
+        return matched({name: TensorSpec(name, op_name(t), t.shape, self.backend.name, None, None, np.dtype(np.float32))
                         for name, t in named.items()}, patterns, self.file.kind)
 
     def capture(self, patterns, samples):

@@ -38,7 +38,7 @@ class Ref(NamedTuple):
     rule: str
 
 
-class Rule:
+class GrammarRule:
     """`alternates`: lists of elements; `line`: where it is in the text; `name`: the rule of the text it belongs to."""
 
     def __init__(self, name, line):
@@ -46,7 +46,8 @@ class Rule:
 
 
 def parse(text, token_id, root="root"):
-    """{name: Rule} of a grammar, checked: it has a root, every rule is defined, can end, and is not left-recursive.
+    """{name: GrammarRule} of a grammar, checked: it has a root, every rule is defined, can end, and is not
+    left-recursive.
 
     token_id(text): the id of "<[7]>" or "<text>", None if there is none.  Errors: ParamError with line and rule.
     """
@@ -123,7 +124,7 @@ class _Parser:
         """name ::= alternates, line after line, into `rules`."""
         self.space(True)
         while self.at < len(self.text) - 1:
-            rule = Rule(self.name(), self.line())
+            rule = GrammarRule(self.name(), self.line())
             self.space(False)
             self.skip("::=", f"::= after {rule.name}")
             self.space(True)
@@ -197,9 +198,9 @@ class _Parser:
         return more
 
     def new(self, owner):
-        """A rule of its own, for a part of `owner`: (name, Rule)."""
+        """A rule of its own, for a part of `owner`: (name, GrammarRule)."""
         name = f"{owner.name}_{len(self.rules)}"
-        self.rules[name] = Rule(owner.name, self.line())
+        self.rules[name] = GrammarRule(owner.name, self.line())
         return name, self.rules[name]
 
     def element(self, owner, c):

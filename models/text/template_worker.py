@@ -25,7 +25,7 @@ class Refused(Exception):
     """The template called raise_exception."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """{% generation %} ... {% endgeneration %} marks what a model is trained on: here just its contents."""
     tags = {"generation"}
 
@@ -50,7 +50,7 @@ def strftime_now(format):
 
 def environment():
     env = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                       extensions=[loopcontrols, Generation])
+                                                       extensions=[loopcontrols, GenerationTag])
     env.filters["tojson"] = tojson
     env.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
     return env

@@ -10,7 +10,14 @@ from helpers.quantize_goldens import MODELS, digest, metadata, tensors
 
 import ggjit as gg
 from ggjit.models.files.gguf import TensorInfo
-from ggjit.models.files.mixtures import FILE_TYPES, Choice, choose_types, file_type, needs_importances, tensor_type
+from ggjit.models.files.mixtures import (
+    FILE_TYPES,
+    QuantizeParams,
+    choose_types,
+    file_type,
+    needs_importances,
+    tensor_type,
+)
 from ggjit.ops.core.types import BY_NAME, F32
 
 GOLDENS = json.loads((pathlib.Path(__file__).parent / "quantize_goldens.json").read_text())
@@ -28,7 +35,7 @@ def described(name):
 
 def chosen(name, mixture, has_importances=False, **choice):
     file, infos = described(name)
-    return {n: t.name for n, t in choose_types(file, infos, mixture, Choice(**choice), has_importances).items()}
+    return {n: t.name for n, t in choose_types(file, infos, mixture, QuantizeParams(**choice), has_importances).items()}
 
 
 @pytest.mark.parametrize("name", MODELS)
