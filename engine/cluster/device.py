@@ -146,7 +146,7 @@ class RemoteDevice(Device):
             self._last_run, self._ahead, self._pushed = None, {}, {}
 
     def flush(self, op=None, part=None, **how):
-        """Send what is queued, and one op more.  Returns its Answer; None where there is nothing to send."""
+        """Send what is queued, and one op more.  Returns its PendingReply; None where there is nothing to send."""
         with self._lock, not_lost(always):
             return self._flushed([] if op is None else [(op, part)], how)
 

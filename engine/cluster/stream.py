@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 10.0
 SLOWER = 20                     # times its last time that a graph may take
 
 
-class Answer:
+class PendingReply:
     """The answer to one message, which may not be there yet."""
     __slots__ = ("seq", "done", "into", "nbytes", "results", "payload", "error", "limit", "seen", "fills")
 
@@ -92,7 +92,7 @@ class Stream:
         take beyond those before it."""
         self.check()
         self.seq += 1
-        answer = Answer(self.seq, into, nbytes, limit)
+        answer = PendingReply(self.seq, into, nbytes, limit)
         header = wire.pack([self.seq, ops])
         self.n_messages += 1
         self.n_bytes_out += len(header) + sum(map(len, parts))
@@ -234,7 +234,7 @@ class Stream:
 
     # ------------------------------------------------------------ the end
     def _lose(self, why):
-        """Count the worker as lost; every Answer that is not there yet gets the error."""
+        """Count the worker as lost; every PendingReply that is not there yet gets the error."""
         if self.lost is None:
             self.lost = why
             self._conn.end()

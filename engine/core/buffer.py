@@ -291,14 +291,14 @@ class WriteView:
     """A writable array given to a caller: in use until it is read-only and no view of it is left.
 
     NumPy views refer to the root of their chain, not to the array they were taken from: the reference count of the
-    root tells whether any is left.  The chain ends at the first object that is no array: _Memory.
+    root tells whether any is left.  The chain ends at the first object that is no array: _ArrayInterface.
 
-        memory <- _Memory <- root <- the array
+        memory <- _ArrayInterface <- root <- the array
                                   <- views of it, and views of those
     """
 
     def __init__(self, array):
-        self.root = np.asarray(_Memory(array))
+        self.root = np.asarray(_ArrayInterface(array))
         self.n_refs = sys.getrefcount(self.root)        # without views
         self.array = None
 
@@ -314,7 +314,7 @@ class WriteView:
         return sys.getrefcount(self.root) > self.n_refs + (array is not None)
 
 
-class _Memory:
+class _ArrayInterface:
     def __init__(self, array):
         self.array, self.__array_interface__ = array, array.__array_interface__
 

@@ -60,7 +60,7 @@ class _Display:
 
             console = p.Console(file=sys.stderr)
 
-            class Description(p.ProgressColumn):
+            class DescriptionColumn(p.ProgressColumn):
                 def render(column, task):
                     numbers = max(len(_numbers(t)) for t in self._progress.tasks)
                     return text.Text(shortened(task.description, console.width - BAR_WIDTH - numbers - 3))
@@ -68,7 +68,7 @@ class _Display:
             class Numbers(p.ProgressColumn):
                 def render(self, task):
                     return text.Text(_numbers(task), no_wrap=True, overflow="crop")
-            self._progress = p.Progress(Description(), p.BarColumn(BAR_WIDTH), Numbers(), console=console,
+            self._progress = p.Progress(DescriptionColumn(), p.BarColumn(BAR_WIDTH), Numbers(), console=console,
                                         transient=True, redirect_stdout=sys.stdout is not None and sys.stdout.isatty())
             self._progress.start()
         return self._progress.add_task(printable(description), total=total)

@@ -43,7 +43,7 @@ from ggjit.tensors.tensor import Tensor
 VIEWS = (r.N_DST, *(r.N_SRC + r.V_WORDS * k for k in range(r.MAX_SRC)))         # of a NODE row: result, sources
 
 
-class _Places:
+class _ResolvedPlaces:
     """Where the tensors of a plan lie, looked up once.  version: of the table, before the first was looked up."""
 
     def __init__(self, where, tensors):
@@ -164,11 +164,11 @@ class Plan(Results, HtmlRepr):
         return found
 
     def _check_places(self):
-        """_Places of the tensors that nodes read and write.  A plan that would write into mapped weights, or has
-        tensors without memory, is refused as a whole."""
+        """_ResolvedPlaces of the tensors that nodes read and write.  A plan that would write into mapped weights, or
+        has tensors without memory, is refused as a whole."""
         device = self.graph.device if self.graph.placed else self.backend.device
         nodes = [p.t for p in self._singles]
-        places = _Places(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
+        places = _ResolvedPlaces(self.where, [x for t in nodes for x in (t, *t.src) if x is not None])
         sizes, ask = {}, bool(self._marked)
         for x in places.tensors:
             x._check()

@@ -22,7 +22,7 @@ CALLS_PYTHON = {OP.MAP_CUSTOM1, OP.MAP_CUSTOM2, OP.MAP_CUSTOM3, OP.CUSTOM}
 _builders = functools.cache(builders)
 
 
-class _Node:
+class _RecipeNode:
     """The node `t` as recipes read it: .src, .i parameters as ints, .f as floats, .ne, .type, .ctx for new leaves."""
 
     def __init__(self, t, ctx):
@@ -165,7 +165,7 @@ def check_node(t, ctx):
                            + ("use gg.map_custom1 to 3 or gg.custom" if t.op in CALLS_PYTHON else "it has no builder"))
     with ctx:
         try:
-            made = RECIPES[t.op](_Node(t, ctx))
+            made = RECIPES[t.op](_RecipeNode(t, ctx))
         except GgjitError:
             raise
         except (IndexError, AttributeError) as e:       # a source is missing

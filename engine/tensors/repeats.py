@@ -32,7 +32,7 @@ LOOK_FURTHER = frozenset((      # at flags of their tensors, or at what a node w
 _MAX_KEPT = 1024                # calls of one builder; then they are forgotten
 
 
-class _Node:
+class _CachedNode:
     """What calls with equal layouts make.
 
     pick        args -> the sources
@@ -74,7 +74,7 @@ class _Node:
 
 
 def _kept(t, args):
-    """The _Node of what a call has made, or None where it cannot be repeated."""
+    """The _CachedNode of what a call has made, or None where it cannot be repeated."""
     if t.__class__ is not Tensor or not t.src or TABLE.words[t.id, T_FLAGS] or t._holds is not None or t.name:
         return None
     tensors = [i for i, x in enumerate(args) if x.__class__ is Tensor]
@@ -85,7 +85,7 @@ def _kept(t, args):
     if None in places:
         return None
     views = [None] if t.view_src is None else [i for i in tensors if args[i].base is t.view_src]
-    return _Node(t, places, tensors[0], views[0], args) if len(views) == 1 else None
+    return _CachedNode(t, places, tensors[0], views[0], args) if len(views) == 1 else None
 
 
 def _key(kinds):
@@ -109,7 +109,7 @@ def _key_of(kinds):
 
 def repeated(builder):
     """The builder, with what its calls have made kept."""
-    of_kinds = {}               # {classes of the arguments: (args -> key, {key: _Node})}
+    of_kinds = {}               # {classes of the arguments: (args -> key, {key: _CachedNode})}
 
     @functools.wraps(builder)
     def call(*args, **kwargs):

@@ -10,7 +10,7 @@
     checkpoint      parameters, moments and place in the data, in a safetensors file
     parallel        gradients of the parts of a batch on several devices
     in_use          two threads that train one network are refused
-    network         inputs, outputs, loss: evaluation
+    evaluator       inputs, outputs, loss: evaluation
     training        a network with gradients and an optimiser
     fit             the loop
 """

@@ -25,9 +25,9 @@ from ggjit.tensors.tensor import Tensor
 from ggjit.train import checkpoint as checkpoints
 from ggjit.train import losses
 from ggjit.train.dataset import Dataset, as_dataset
+from ggjit.train.evaluator import Evaluator
 from ggjit.train.history import History
 from ggjit.train.in_use import used
-from ggjit.train.network import Network
 from ggjit.train.optimizers import AdamW
 from ggjit.train.parallel import checked_devices
 from ggjit.train.training import NotFinite, Training, uninterrupted
@@ -104,7 +104,7 @@ def evaluate(inputs, outputs, dataset, loss="cross_entropy", backend=None):
     Arguments and errors as `fit`.  Source: ggml_opt_epoch.
     """
     with used("evaluate", inputs, outputs):
-        network = Network(inputs, outputs, loss, _target(backend))
+        network = Evaluator(inputs, outputs, loss, _target(backend))
         network.place()
         return network.evaluate(as_dataset(dataset))
 
@@ -118,7 +118,7 @@ def predict(inputs, outputs, rows, backend=None):
     """
     found = []
     with used("predict", inputs, outputs):
-        network = Network(inputs, outputs, "mean", _target(backend))
+        network = Evaluator(inputs, outputs, "mean", _target(backend))
         network.place()
         rows = rows if isinstance(rows, Dataset) else Dataset(rows)
         with work("predicting", -(-len(rows) // network.batch)) as step:

@@ -30,7 +30,7 @@ from ggjit.ops.core.shape import describe, is_contiguous
 from ggjit.ops.core.spec import builders
 from ggjit.ops.core.types import F32
 from ggjit.tensors.tensor import Tensor
-from ggjit.train.network import Network
+from ggjit.train.evaluator import Evaluator
 from ggjit.train.optimizers import SGD, AdamW
 from ggjit.train.parallel import Replicas, added
 
@@ -52,8 +52,8 @@ def uninterrupted():
         signal.raise_signal(signal.SIGINT)
 
 
-class Training(Network):
-    """A Network with gradients, their sums, and an optimiser.
+class Training(Evaluator):
+    """A Evaluator with gradients, their sums, and an optimiser.
 
     `.classes`: numbers of the largest outputs, where the loss is of classes; else the loss.
     evaluates: whether there are rows to evaluate, which needs all outputs at once.

@@ -120,7 +120,7 @@ def test_a_driver_that_was_stopped_itself_loses_no_worker(cluster):
     def stands_still(patience, writing=False):
         clock[0] += 100
         answer.done = clock[0] > 250
-    answer = stream.Answer(1, None, 0, None)
+    answer = stream.PendingReply(1, None, 0, None)
     with pytest.MonkeyPatch.context() as m:
         m.setattr(stream.time, "monotonic", lambda: clock[0])
         m.setattr(s._conn, "wait", stands_still)
@@ -221,7 +221,7 @@ def test_a_forked_child_takes_no_answers_and_waits_for_no_thread(cluster):
         n_raised = 0
         threading.Timer(5, os._exit, [3]).start()
         for call in (device.init_backend().synchronize, t.numpy, device.memory, lambda: device.stream.wait(
-                stream.Answer(1, None, 0, None))):
+                stream.PendingReply(1, None, 0, None))):
             try:
                 call()
             except gg.DeviceLost as e:

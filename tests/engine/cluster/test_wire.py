@@ -185,7 +185,7 @@ def test_who_waits_for_a_lost_worker_is_told_whatever_became_of_the_answer():
         s = cluster.devices[0].stream
         s.close()
         with pytest.raises(gg.DeviceLost, match="it was closed"):
-            s.wait(stream.Answer(99, None, 0, None))
+            s.wait(stream.PendingReply(99, None, 0, None))
 
 
 def test_too_many_connections_are_ended_and_others_served(monkeypatch):

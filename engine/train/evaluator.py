@@ -50,7 +50,7 @@ class Runs:
         return self.target.numpy(t) if plan is None else plan.numpy(t)
 
 
-class Network:
+class Evaluator:
     """Inputs, outputs and loss, with what the device needs to evaluate them."""
 
     def __init__(self, inputs, outputs, loss, target):
