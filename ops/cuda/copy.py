@@ -2,7 +2,7 @@
 
 A piece is what one thread moves at a time: an element, or the 32 values of a quantised block's unit.
 
-    mover(ts, td) -> Mover or None      .move(dst, src, i): piece i of a row;  .per_piece elements a piece
+    mover(ts, td) -> CudaMover or None      .move(dst, src, i): piece i of a row;  .per_piece elements a piece
 
 Copies pair elements in flat order:
 
@@ -43,7 +43,7 @@ from ggjit.ops.cuda.rows import FLOATS, MOVE, ONE
 
 
 @dataclasses.dataclass(frozen=True)
-class Mover:
+class CudaMover:
     """move(pd, ps, i): piece i of a row at ps, of per_piece elements, to its place in the row at pd."""
     move: Callable
     per_piece: int = 1
@@ -53,18 +53,18 @@ class Mover:
 def mover(ts, td):
     """From rows of type ts to rows of td whose elements lie side by side; None where there is no conversion here."""
     if ts is td:
-        return Mover(*_same(ts))
+        return CudaMover(*_same(ts))
     if td in QUANTIZE and ts in FLOATS:
-        return Mover(_quantizing(ts, td), 32)
+        return CudaMover(_quantizing(ts, td), 32)
     if ts in BLOCKS and td in FLOATS:
-        return Mover(_unpacking(ts, td), 32)
+        return CudaMover(_unpacking(ts, td), 32)
     if ts in ONE and td in ONE:
         get, put, ss, sd = ONE[ts].get, ONE[td].put, ts.nbytes, td.nbytes
 
         @device
         def convert(dst, src, i):
             put(dst + i * sd, get(src + i * ss))
-        return Mover(convert)
+        return CudaMover(convert)
     return None
 
 

@@ -45,7 +45,7 @@ RAISED = 64                     # status: the function raised; the kernel object
 MANY = 1e12                     # cost that makes a plan use all threads
 IN_PYTHON = {}                  # thread ident -> start (monotonic seconds) of the user's function it runs in a walk
 _keys = itertools.count(1)
-_functions = WeakValues()       # key in op_params -> Function
+_functions = WeakValues()       # key in op_params -> CustomFunction
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)
 
 
@@ -120,7 +120,7 @@ def custom_inplace(a, args, fun, n_tasks=-1, userdata=None):
 def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
     require_param(is_whole(n_tasks, -1) and n_tasks != 0,
                   f"{op.name.lower()}: n_tasks is -1 (all threads) or positive, got {n_tasks!r}")
-    f = Function(fun, userdata)
+    f = CustomFunction(fun, userdata)
     key = next(_keys)
     t = src[0].ctx.node(op, type, ne, src, (key & 0x7FFFFFFF, key >> 31, n_tasks), view_of=view_of, ndim=ndim)
     _functions[key] = f
@@ -129,7 +129,7 @@ def _build(op, type, ne, ndim, src, fun, n_tasks, userdata, view_of=None):
 
 
 # ---------------------------------------------------------------- functions
-class Function:
+class CustomFunction:
     """A user's function and its kind: "python", "njit", "cfunc"."""
 
     def __init__(self, fun, userdata):
@@ -156,7 +156,7 @@ class Function:
 
 
 def function_of(t):
-    """The Function of a custom node."""
+    """The CustomFunction of a custom node."""
     lo, hi = (int(p) for p in t.op_params[:2])
     f = _functions.get(hi << 31 | lo)
     if f is None:
@@ -189,7 +189,7 @@ class CustomKernel(Kernel):
 
     memory: (arena, byte offset) of the result and the sources; the plan that places them keeps it up to date.
     """
-    function: Function = None
+    function: CustomFunction = None
     views: tuple = ()
     n_tasks: int = -1
     memory: list = dataclasses.field(default_factory=list)

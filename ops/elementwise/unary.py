@@ -25,7 +25,7 @@ from ggjit.ops.native.simd import fma_ir, suffix
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
+class UnaryFunction:
     """An elementwise function: what it is called with, in float64 and in vectors, and what it costs."""
     formula: str
     numpy: Callable                     # float64 array, then params p1.. -> float64 array
@@ -101,40 +101,41 @@ def _np_xielu(x, alpha_n, alpha_p, beta, eps):
 
 
 FUNCTIONS = {
-    "abs": Function("|x|", np.abs, _llvm("fabs")),
-    "sgn": Function("-1, 0 or 1", np.sign, _of(_sign)),
-    "neg": Function("-x", np.negative, _of(lambda b, x: b.fneg(x))),
-    "step": Function("1 if x > 0 else 0", lambda x: (x > 0) * 1.0,
+    "abs": UnaryFunction("|x|", np.abs, _llvm("fabs")),
+    "sgn": UnaryFunction("-1, 0 or 1", np.sign, _of(_sign)),
+    "neg": UnaryFunction("-x", np.negative, _of(lambda b, x: b.fneg(x))),
+    "step": UnaryFunction("1 if x > 0 else 0", lambda x: (x > 0) * 1.0,
                          _of(lambda b, x: b.select(positive(b, x), number(x, 1.0), number(x, 0.0)))),
-    "tanh": Function("tanh(x)", np.tanh, _of(mathfun.tanh_ir), 0.035),
-    "elu": Function("x if x > 0 else e^x - 1", lambda x: np.where(x > 0, x, np.expm1(x)), _of(_elu), 0.035),
-    "relu": Function("max(x, 0)", lambda x: np.maximum(x, 0),
+    "tanh": UnaryFunction("tanh(x)", np.tanh, _of(mathfun.tanh_ir), 0.035),
+    "elu": UnaryFunction("x if x > 0 else e^x - 1", lambda x: np.where(x > 0, x, np.expm1(x)), _of(_elu), 0.035),
+    "relu": UnaryFunction("max(x, 0)", lambda x: np.maximum(x, 0),
                          _of(lambda b, x: b.select(positive(b, x), x, number(x, 0.0)))),
-    "sigmoid": Function("1 / (1 + e^-x)", _np_sigmoid, _of(mathfun.sigmoid_ir), 0.03),
-    "gelu": Function("x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))", _np_gelu, _of(mathfun.gelu_ir), 0.03),
-    "gelu_quick": Function("x / (1 + e^(-1.702 x))", lambda x: x * _np_sigmoid(1.702 * x),
+    "sigmoid": UnaryFunction("1 / (1 + e^-x)", _np_sigmoid, _of(mathfun.sigmoid_ir), 0.03),
+    "gelu": UnaryFunction("x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))", _np_gelu, _of(mathfun.gelu_ir), 0.03),
+    "gelu_quick": UnaryFunction("x / (1 + e^(-1.702 x))", lambda x: x * _np_sigmoid(1.702 * x),
                                _of(mathfun.gelu_quick_ir), 0.03),
-    "silu": Function("x / (1 + e^-x)", lambda x: x * _np_sigmoid(x), _of(mathfun.silu_ir), 0.03),
-    "hardswish": Function("x min(1, max(0, (x + 3) / 6))", lambda x: x * np.clip((x + 3) / 6, 0, 1),
+    "silu": UnaryFunction("x / (1 + e^-x)", lambda x: x * _np_sigmoid(x), _of(mathfun.silu_ir), 0.03),
+    "hardswish": UnaryFunction("x min(1, max(0, (x + 3) / 6))", lambda x: x * np.clip((x + 3) / 6, 0, 1),
                               _of(lambda b, x: b.fmul(x, _hardsigmoid(b, x)))),
-    "hardsigmoid": Function("min(1, max(0, (x + 3) / 6))", lambda x: np.clip((x + 3) / 6, 0, 1),
+    "hardsigmoid": UnaryFunction("min(1, max(0, (x + 3) / 6))", lambda x: np.clip((x + 3) / 6, 0, 1),
                                 _of(_hardsigmoid)),
-    "exp": Function("e^x", np.exp, _of(mathfun.exp_ir), 0.03),
-    "expm1": Function("e^x - 1", np.expm1, _of(mathfun.expm1_ir), 0.03),
-    "softplus": Function("log(1 + e^x)", lambda x: np.logaddexp(0, x), _of(_softplus), 0.05),
-    "gelu_erf": Function("x/2 (1 + erf(x / sqrt 2))", _np_gelu_erf, _of(mathfun.gelu_erf_ir), 0.03),
-    "xielu": Function("x > 0: ap x^2 + b x; else (e^min(x, eps) - 1 - x) an + b x", _np_xielu, lift(_xielu), 0.035),
-    "floor": Function("largest integer <= x", np.floor, _llvm("floor")),
-    "ceil": Function("smallest integer >= x", np.ceil, _llvm("ceil")),
-    "round": Function("nearest integer, halves away from 0", lambda x: np.trunc(x + np.copysign(0.5, x)),
+    "exp": UnaryFunction("e^x", np.exp, _of(mathfun.exp_ir), 0.03),
+    "expm1": UnaryFunction("e^x - 1", np.expm1, _of(mathfun.expm1_ir), 0.03),
+    "softplus": UnaryFunction("log(1 + e^x)", lambda x: np.logaddexp(0, x), _of(_softplus), 0.05),
+    "gelu_erf": UnaryFunction("x/2 (1 + erf(x / sqrt 2))", _np_gelu_erf, _of(mathfun.gelu_erf_ir), 0.03),
+    "xielu": UnaryFunction("x > 0: ap x^2 + b x; else (e^min(x, eps) - 1 - x) an + b x", _np_xielu, lift(_xielu),
+                           0.035),
+    "floor": UnaryFunction("largest integer <= x", np.floor, _llvm("floor")),
+    "ceil": UnaryFunction("smallest integer >= x", np.ceil, _llvm("ceil")),
+    "round": UnaryFunction("nearest integer, halves away from 0", lambda x: np.trunc(x + np.copysign(0.5, x)),
                           _llvm("round")),
-    "trunc": Function("integer part", np.trunc, _llvm("trunc")),
-    "sqr": Function("x^2", np.square, _of(lambda b, x: b.fmul(x, x))),
-    "sqrt": Function("sqrt(x)", np.sqrt, _llvm("sqrt"), 0.03, 50.0, 100.0),
-    "log": Function("natural logarithm", np.log, _of(mathfun.log_ir), 0.035, 0.9, 1.1),
-    "sin": Function("sin(x)", np.sin, _sin, 0.035, -6.5, 6.5),
-    "cos": Function("cos(x)", np.cos, _cos, 0.035, -6.5, 6.5),
-    "leaky_relu": Function("x if x > 0 else slope x", lambda x, slope: np.where(x > 0, x, slope * x),
+    "trunc": UnaryFunction("integer part", np.trunc, _llvm("trunc")),
+    "sqr": UnaryFunction("x^2", np.square, _of(lambda b, x: b.fmul(x, x))),
+    "sqrt": UnaryFunction("sqrt(x)", np.sqrt, _llvm("sqrt"), 0.03, 50.0, 100.0),
+    "log": UnaryFunction("natural logarithm", np.log, _of(mathfun.log_ir), 0.035, 0.9, 1.1),
+    "sin": UnaryFunction("sin(x)", np.sin, _sin, 0.035, -6.5, 6.5),
+    "cos": UnaryFunction("cos(x)", np.cos, _cos, 0.035, -6.5, 6.5),
+    "leaky_relu": UnaryFunction("x if x > 0 else slope x", lambda x, slope: np.where(x > 0, x, slope * x),
                             lift(lambda b, x, p: b.select(positive(b, x), x, b.fmul(x, p[0])))),
 }
 

@@ -70,7 +70,7 @@ REPACKED = "repacked"
 LEAST_GAIN = 1.02               # of a choice over the rule's
 
 
-class Tile(NamedTuple):
+class RowTile(NamedTuple):
     """Rows of weights that a tile of one column takes, and how it asks for the next ones (ops/types/shared/dot.py).
 
     The layout's: groups of rows (repack_codes.py)."""
@@ -81,7 +81,7 @@ class Tile(NamedTuple):
         return f"{self.rows}" if self.prefetch == OWN else f"{self.rows} {self.prefetch}"
 
 
-ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = Tile(1), Tile(1, NO_PREFETCH), Tile(1, "near"), Tile(1, "ahead"), Tile(4)
+ONE_ROW, PLAIN, NEAR, AHEAD, FOUR = RowTile(1), RowTile(1, NO_PREFETCH), RowTile(1, "near"), RowTile(1, "ahead"), RowTile(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Rule:
     direct      columns of a product of super-blocks up to which these tiles are faster than the integer tile
     pairs       columns of a tile over two groups of rows, which serves more columns than one tile as above; None: none
     """
-    blocks: Tile
+    blocks: RowTile
     tiles: dict
-    layout: Tile
+    layout: RowTile
     repacked: tuple
     columns: tuple = (12, 8)
     in_turn: bool = False
@@ -130,8 +130,8 @@ _forced = contextvars.ContextVar("tile", default=None)
 class Choice:
     """tile: the fastest; layout: the layout's tile where that is faster still, else None.  seconds: {name: of one pass
     over the same weights}, a tile's name or layout_name's."""
-    tile: Tile
-    layout: Tile | None
+    tile: RowTile
+    layout: RowTile | None
     seconds: dict
 
     @property
@@ -151,7 +151,7 @@ def candidates(type):
     rows = TILE_ROWS if isa.ISA == "avx512" and not type.quantized else TILE_ROWS[:3]
     dot = traits_of(type).dot
     others = [how for how in PREFETCHES if prefetching(dot, how) != prefetching(dot, OWN)]
-    return (ONE_ROW, *(Tile(1, how) for how in others), *map(Tile, rows[1:]))
+    return (ONE_ROW, *(RowTile(1, how) for how in others), *map(RowTile, rows[1:]))
 
 
 def layout_candidates(type):
@@ -159,7 +159,7 @@ def layout_candidates(type):
     if type is F32:
         return (ONE_ROW,)
     long = type in FORMATS and FORMATS[type].n_parts > 8
-    return (ONE_ROW, NEAR) if long else (ONE_ROW, NEAR, FOUR, Tile(4, "near"))
+    return (ONE_ROW, NEAR) if long else (ONE_ROW, NEAR, FOUR, RowTile(4, "near"))
 
 
 def layout_name(tile):
@@ -185,7 +185,7 @@ def tile(type):
     if forced == "off":
         return rule(type)
     if forced:
-        return forced if isinstance(forced, Tile) else Tile(min(forced, candidates(type)[-1].rows))
+        return forced if isinstance(forced, RowTile) else RowTile(min(forced, candidates(type)[-1].rows))
     found = kept(type)
     return found.tile if found else rule(type)
 

@@ -65,7 +65,7 @@ LOCALITY = {OWN: 2, "near": 3}      # the cache it goes into
 
 
 # ---------------------------------------------------------------- activations
-class _Places:
+class _ColumnFields:
     """Where the fields of a block of n prepared columns lie (n: a number, or an int64 value of the builder's)."""
 
     def __init__(self, format):
@@ -85,12 +85,12 @@ class _Places:
 
 def column_nbytes(format):
     """Of a prepared block of one column."""
-    return _Places(format).column_nbytes
+    return _ColumnFields(format).column_nbytes
 
 
 def make_prepare(format):
     """jitted prepare(src, k, panel, j, n): a float32 row as column j of a panel of n."""
-    at, elements = _Places(format), format.type.block
+    at, elements = _ColumnFields(format), format.type.block
     per_part, super_block = elements // format.n_parts, elements == blocks_super.QK
 
     @ir_function
@@ -143,7 +143,7 @@ class _Block:
 
     def __init__(self, b, format, n_columns, in_turn, n_lines):
         self.b, self.format, self.columns, self.n_lines = b, format, range(n_columns), n_lines
-        self.at, self.in_turn = _Places(format), in_turn
+        self.at, self.in_turn = _ColumnFields(format), in_turn
         self.apart = format.n_parts > 1 and (in_turn or n_columns > 2)
 
     def splat(self, q, offs, irty):
@@ -264,7 +264,7 @@ def make_tile(format, n_columns, n_groups=1, prefetch=OWN, in_turn=False, n_line
     in_turn: one column of a part after the other, all codes in registers.  prefetch: one of LOCALITY.  n_lines: cache
     lines from next_w on that each part asks for, instead of what comes next in its own stream.
     """
-    at, n_parts, nbytes = _Places(format), format.n_parts, format.nbytes
+    at, n_parts, nbytes = _ColumnFields(format), format.n_parts, format.nbytes
     together = [[g] for g in range(n_groups)] if n_columns == 1 else [range(n_groups)]
     first = -(-AHEAD_NBYTES // (n_groups * nbytes)) * nbytes
     ahead = [] if n_lines else range(first, first + nbytes, 64)

@@ -13,7 +13,7 @@ from ggjit.cpu import sharing, tuning
 from ggjit.ops.core.settings import TILE_ROWS
 from ggjit.ops.core.traits import traits_of
 from ggjit.ops.matmul import choices, repack
-from ggjit.ops.matmul.choices import AHEAD, NEAR, ONE_ROW, PLAIN, Choice, Tile, candidates
+from ggjit.ops.matmul.choices import AHEAD, NEAR, ONE_ROW, PLAIN, Choice, RowTile, candidates
 from ggjit.ops.matmul.mul_mat import CACHED_NBYTES
 from ggjit.ops.native import isa, measured
 from ggjit.ops.types.shared.dot import NO_PREFETCH, OWN
@@ -102,13 +102,13 @@ def test_rules_differ_between_processors(folder, monkeypatch, processor, blocks,
     monkeypatch.setattr(choices, "RULE", choices._rule_of(processor))
     types = gg.Q8_0, gg.Q4_0, gg.F16, gg.F32
     assert [choices.tile(t) for t in types] == [blocks, blocks, halves, floats]
-    layouts = (NEAR, NEAR) if processor == "znver5" else (Tile(4), ONE_ROW)
+    layouts = (NEAR, NEAR) if processor == "znver5" else (RowTile(4), ONE_ROW)
     assert [choices.layout_tile(t) for t in (gg.Q4_0, gg.Q6_K)] == list(layouts) or isa.ISA == "generic"
     assert choices.layout_tile(gg.F32) == ONE_ROW
     assert choices.pays_repacked(gg.Q4_0) == (isa.ISA != "generic")
     assert choices.pays_repacked(gg.Q6_K) == (repacked and gg.Q6_K in repack.LAYOUTS)
     with choices.forced(8):                         # as many as the type's tiles have
-        assert choices.tile(gg.Q8_0) == Tile(4) and choices.tile(gg.F16) == candidates(gg.F16)[-1]
+        assert choices.tile(gg.Q8_0) == RowTile(4) and choices.tile(gg.F16) == candidates(gg.F16)[-1]
 
 
 def test_other_widths_are_not_touched():
@@ -130,15 +130,15 @@ def chosen(tile, layout=None, **seconds):
 
 
 def test_a_choice_is_kept_and_followed(folder):
-    assert choices.keep(gg.Q4_0, chosen(Tile(4), Tile(4), one=2e-3, two=1.8e-3, four=1.6e-3, repacked=0.8e-3))
-    assert choices.tile(gg.Q4_0) == Tile(4) and choices.pays_repacked(gg.Q4_0)
+    assert choices.keep(gg.Q4_0, chosen(RowTile(4), RowTile(4), one=2e-3, two=1.8e-3, four=1.6e-3, repacked=0.8e-3))
+    assert choices.tile(gg.Q4_0) == RowTile(4) and choices.pays_repacked(gg.Q4_0)
     assert choices.tile(gg.Q8_0) == choices.rule(gg.Q8_0)
     assert "4x1x4" in plan_of(product(gg.Context(), gg.Q4_0, 64, 8, 0)).dump()
     found = tuning.all_kept()[gg.Q4_0]
     assert (found.gain, found.layout_gain) == (pytest.approx(1.25), pytest.approx(2))
     assert [p.suffix for p in folder.iterdir()] == [".json"]                    # nothing temporary stays
     with choices.forced(2):
-        assert choices.tile(gg.Q4_0) == Tile(2)
+        assert choices.tile(gg.Q4_0) == RowTile(2)
     assert choices.keep(gg.Q4_0, chosen(PLAIN, one=2e-3, plain=1e-3, repacked=1.5e-3))
     assert choices.tile(gg.Q4_0) == PLAIN and not choices.pays_repacked(gg.Q4_0)
     assert choices.layout_tile(gg.Q4_0) == choices.layout_rule(gg.Q4_0)
@@ -155,19 +155,19 @@ def test_a_choice_is_kept_and_followed(folder):
     '{"tile": "1", "layout": "3", "seconds": {"1": 1, "repacked 3": 1}}',
     '{"tile": "1", "layout": null, "seconds": {"1": 0}}', b"\xff\xfe\x00"], ids=range(17))
 def test_a_damaged_file_counts_as_absent(folder, text):
-    choices.keep(gg.Q4_0, chosen(Tile(4), one=2.0, four=1.0))
+    choices.keep(gg.Q4_0, chosen(RowTile(4), one=2.0, four=1.0))
     path = next(folder.iterdir())
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     choices.kept.cache_clear()
     with pytest.warns(UserWarning, match=path.name):
         assert choices.kept(gg.Q4_0) is None
     assert choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0)
-    assert choices.keep(gg.Q4_0, chosen(Tile(2), one=2.0, two=1.0)) and choices.tile(gg.Q4_0) == Tile(2)
+    assert choices.keep(gg.Q4_0, chosen(RowTile(2), one=2.0, two=1.0)) and choices.tile(gg.Q4_0) == RowTile(2)
 
 
 def test_a_place_that_cannot_be_written_changes_nothing(folder):
     folder.write_text("a file, where the folder should be")
-    assert not choices.keep(gg.Q4_0, chosen(Tile(4), one=2.0, four=1.0))
+    assert not choices.keep(gg.Q4_0, chosen(RowTile(4), one=2.0, four=1.0))
     assert choices.tile(gg.Q4_0) == choices.rule(gg.Q4_0) and tuning.all_kept() == {}
 
 
@@ -189,13 +189,13 @@ def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch)
     assert min(seconds.values()) > 0 and others == []
     monkeypatch.setattr(choices, "RULE", choices.INTEL)
     four = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 5, 6, 6, 3, 1, 2, 2, 2, 2))
-    assert (four.tile, four.layout) == (Tile(4), None) and four.gain == 4
+    assert (four.tile, four.layout) == (RowTile(4), None) and four.gain == 4
     plain = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 2, 3, 3, 3, 5, 1.5, 1, 1.5, 1.5))
     assert (plain.tile, plain.layout) == (PLAIN, NEAR) and plain.layout_gain == 2
     near = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 3, 5, 5, 6, 6, 6, 6))
-    assert (near.tile, str(near.tile), near.layout) == (Tile(1, "near"), "1 near", None)
+    assert (near.tile, str(near.tile), near.layout) == (RowTile(1, "near"), "1 near", None)
     rule = tuning.choose(gg.Q4_0, **SMALL, now=clock(4, 3, 2, 3, 5, 5, 1, 1, 1.01, 1))
-    assert rule.layout == Tile(4)
+    assert rule.layout == RowTile(4)
     below_least_gain = clock(1.01, 1.01, 1.01, 1.01, 1.01, 1, 9, 9, 9, 9)
     assert tuning.choose(gg.Q4_0, **SMALL, now=below_least_gain).tile == ONE_ROW
 
@@ -206,15 +206,15 @@ def test_measuring_chooses_the_fastest_with_the_rules_bytes(folder, monkeypatch)
 @pytest.mark.skipif(isa.ISA != "avx512", reason=f"{isa.ISA} supports tiles of four rows at most")
 def test_the_rules_rows_stay_unless_others_are_faster(monkeypatch, seconds, others, rows):
     monkeypatch.setattr(tuning, "measure", lambda type: (seconds, others))
-    monkeypatch.setattr(choices, "rule", lambda type: Tile(8))
-    assert tuning.choose(gg.F32).tile == Tile(rows)
+    monkeypatch.setattr(choices, "rule", lambda type: RowTile(8))
+    assert tuning.choose(gg.F32).tile == RowTile(rows)
 
 
 def test_tiles_with_other_bytes_cannot_be_chosen(folder, monkeypatch):
     monkeypatch.setattr(tuning, "measure", lambda type: ({"1": 3.0, "2": 2.0, "4": 1.0}, ["4"]))
     monkeypatch.setattr(choices, "RULE", choices.INTEL)
-    assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: chosen(Tile(2), one=3.0, two=2.0)}
-    assert choices.tile(gg.Q4_0) == Tile(2)
+    assert tuning.tune([gg.Q4_0, gg.I32]) == {gg.Q4_0: chosen(RowTile(2), one=3.0, two=2.0)}
+    assert choices.tile(gg.Q4_0) == RowTile(2)
     assert tuning.tune([gg.Q4_0]) == {} and list(tuning.tune([gg.Q4_0], again=True)) == [gg.Q4_0]
 
 
@@ -230,7 +230,7 @@ def test_an_unknown_processor_is_measured_when_a_model_is_loaded(folder, monkeyp
     assert tuning.tune_unknown([gg.Q4_0]) == {} and asked == []
     monkeypatch.setattr(choices, "RULE", None)
     made = tuning.tune_unknown([gg.Q4_0, gg.Q8_0, gg.Q4_K], now=now)
-    layouts = [Tile(4), NEAR]
+    layouts = [RowTile(4), NEAR]
     assert [a[:3] for a in asked] == [(t, [ONE_ROW, PLAIN], layouts) for t in (gg.Q4_0, gg.Q8_0)]
     assert asked[0][3] == tuning.QUICK
     assert choices.tile(gg.Q4_0) == PLAIN and choices.pays_repacked(gg.Q8_0) and list(made) == [gg.Q4_0, gg.Q8_0]
@@ -238,9 +238,9 @@ def test_an_unknown_processor_is_measured_when_a_model_is_loaded(folder, monkeyp
 
 @pytest.mark.parametrize("setting", ["off", 2, 4])
 def test_the_variable_decides_alone(folder, monkeypatch, setting):
-    choices.keep(gg.Q8_0, chosen(Tile(2), Tile(4), one=2.0, two=1.0, repacked=0.5))
+    choices.keep(gg.Q8_0, chosen(RowTile(2), RowTile(4), one=2.0, two=1.0, repacked=0.5))
     monkeypatch.setattr(choices, "SETTING", setting)
-    assert choices.tile(gg.Q8_0) == (choices.rule(gg.Q8_0) if setting == "off" else Tile(setting))
+    assert choices.tile(gg.Q8_0) == (choices.rule(gg.Q8_0) if setting == "off" else RowTile(setting))
     assert tuning.all_kept() == {} and tuning.tune([gg.Q4_0]) == {}
     assert choices.pays_repacked(gg.Q8_0) == (gg.Q8_0 in (choices.RULE or choices.INTEL).repacked)
 
@@ -253,7 +253,7 @@ def test_an_unusable_value_is_a_one_line_error():
 
 
 def test_info_shows_what_was_measured(folder, capsys):
-    choices.keep(gg.Q4_0, chosen(Tile(4), Tile(4), one=2.0, four=1.6, repacked=0.8))
+    choices.keep(gg.Q4_0, chosen(RowTile(4), RowTile(4), one=2.0, four=1.6, repacked=0.8))
     assert main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tiles"] == {
         "q4_0": {"rows": 4, "prefetch": OWN, "gain": 1.25, "repacked": True, "layout_gain": 2.0}}
