@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 
 import ggjit as gg
-from ggjit.models.blocks.facts import Facts
+from ggjit.models.blocks.hparams import HParams
 from ggjit.models.core.checks import one_of
 from ggjit.models.networks.network import Network
 from ggjit.ops.core.errors import IndexRangeError, ModelError, ParamError, ShapeError
@@ -65,11 +65,11 @@ class Whisper(Network):
 
     # ------------------------------------------------------------ loading
     def _load(self):
-        facts = Facts(self.file)
-        self.n_embd, self.n_layer = facts.n_embd, facts.n_layer
-        self.n_decoder, self.n_head = facts.positive("decoder_block_count"), facts.positive("attention.head_count")
-        self.n_text, self.n_vocab = facts.positive("context_length"), facts.positive("vocab_size")
-        self.n_audio, self.n_mels = facts.positive("encoder.context_length"), facts.positive("encoder.mel_count")
+        hparams = HParams(self.file)
+        self.n_embd, self.n_layer = hparams.n_embd, hparams.n_layer
+        self.n_decoder, self.n_head = hparams.positive("decoder_block_count"), hparams.positive("attention.head_count")
+        self.n_text, self.n_vocab = hparams.positive("context_length"), hparams.positive("vocab_size")
+        self.n_audio, self.n_mels = hparams.positive("encoder.context_length"), hparams.positive("encoder.mel_count")
         self.d_head = self.n_embd // self.n_head
         if self.n_embd % self.n_head or max(self.n_text, self.n_audio, self.n_mels) > MAX_ROWS:
             raise ModelError(f"{self.file.path}: {self.n_head} heads of a width of {self.n_embd}, {self.n_text} "
