@@ -24,7 +24,7 @@ from ggjit.alloc.exact_order import Bytes, least_peak
 from ggjit.alloc.graph_alloc import plan_graph
 from ggjit.alloc.order_variants import variants
 from ggjit.alloc.problem import IN_PLACE_OPS, Problem
-from ggjit.ops.core.host_memory import asking
+from ggjit.ops.core.host_memory import oom_guard
 from ggjit.ops.core.record import MAX_SRC, T_OP, T_SRC, T_VIEW_SRC, T_WORDS, VIEW_OPS
 from ggjit.ops.native.jit import exact, i64s, native, u8s
 
@@ -352,7 +352,7 @@ def padded(sizes):
     return [-(-np.asarray(z, np.int64) // ALIGNMENT) * ALIGNMENT for z in sizes]
 
 
-@asking("an order of nodes")
+@oom_guard("an order of nodes")
 def reorder(table, node_ids, leaf_ids, sizes, beam=8, in_place=None, outputs=()):
     """node_ids in a legal order whose plan by "best" is below that of the given one, or the given one.
 
