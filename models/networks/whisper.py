@@ -54,7 +54,7 @@ class Whisper(Network):
     gelu: "exact", or "ggml": the tanh form, and activations rounded to F16 beside F16 weights, as whisper.cpp computes.
     """
     CAUSAL = False
-    holder = None                       # what the caches belong to, for those who share them
+    cache_owner = None                  # what the caches belong to, for those who share them
     heard_frames = None                 # of the window that was heard last
 
     def __init__(self, file, backend="CPU", n_threads=None, kv_type=None, gelu="exact", **kw):
